@@ -1,0 +1,1 @@
+"""Dynamic batching of tree- and graph-structured networks for PyTorch Geometric."""

@@ -1,0 +1,1 @@
+"""The algorithm: structures and programs become schedules, and an engine runs them on rows."""

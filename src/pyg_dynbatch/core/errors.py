@@ -1,0 +1,29 @@
+"""Format every complaint about user input in the same five lines."""
+
+
+def mismatch(
+    what: str, *, expected: object = "", got: object = "", where: object = "", mend: object = ""
+) -> str:
+    """Writes one error message: what is wrong, expected, got, where, and how to mend it.
+
+    Args:
+        what: The thing by name, a colon, and what is wrong with it in one clause, without a
+            full stop.
+        expected: What would have been right; left out when empty.
+        got: What was found; left out when empty.
+        where: File and line, example, level, argument or block path; left out when empty.
+        mend: The usual mend; left out when empty.
+
+    Returns:
+        The message, one line a part.
+
+    Example:
+        >>> print(mismatch("Collater: the list is empty", expected="one example or more", got=0))
+        Collater: the list is empty.
+          expected: one example or more
+          got:      0
+    """
+    lines = [f"{what}."]
+    parts = (("expected:", expected), ("got:", got), ("where:", where), ("try:", mend))
+    lines += [f"  {label:<9} {part}" for label, part in parts if str(part) != ""]
+    return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""The bridge to PyG: data classes, collater, loader and samplers."""

@@ -1,0 +1,1 @@
+"""Files become data objects, cached on disk."""

@@ -1,0 +1,1 @@
+"""One raw thing becomes one data object."""

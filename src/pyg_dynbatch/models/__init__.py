@@ -1,0 +1,1 @@
+"""Whole networks as plain modules: encode, run the schedule, predict."""

@@ -1,0 +1,1 @@
+"""Rows in, rows out: cells and layers that follow a schedule."""
