@@ -1,0 +1,58 @@
+"""The README and the guides do what they show."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+LINKED = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+
+
+def fenced(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def set_up_commands() -> list[str]:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = re.search(r"^## Set up\n(.*?)(?=^## )", readme, flags=re.MULTILINE | re.DOTALL)
+    assert section is not None, "README.md has no section '## Set up'"
+    return fenced(section.group(1), "bash")
+
+
+def test_set_up_shows_two_commands_of_one_line() -> None:
+    commands = set_up_commands()
+    assert [command.count("\n") for command in commands] == [1, 1]
+    run, test = commands
+    assert run.rstrip().endswith("pyg-dynbatch fit --config configs/listops.yaml")
+    assert "pytest" in test
+
+
+def test_ci_runs_the_test_command_of_the_readme() -> None:
+    _, test = set_up_commands()
+    script = ROOT / ".ci" / "run"
+    assert script.read_text(encoding="utf-8").splitlines()[-1] == test.rstrip("\n")
+    assert script.stat().st_mode & 0o111, ".ci/run is not executable"
+
+
+def test_the_first_example_is_short() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(fenced(readme, "python")[0].splitlines()) <= 25
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_code_on_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs the blocks of a page in order, in one namespace, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {"__name__": page.stem}
+    for block in fenced(page.read_text(encoding="utf-8"), "python"):
+        exec(compile(block, str(page), "exec"), namespace)
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: page.name)
+def test_links_inside_the_repository_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", text)
+    inside = [target for target in targets if "://" not in target]
+    assert [target for target in inside if not (page.parent / target).exists()] == []
