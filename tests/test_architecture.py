@@ -1,0 +1,210 @@
+"""The shape of the code: sizes, depth of inheritance, documentation, imports at start."""
+
+import ast
+import importlib
+import inspect
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCES = sorted((ROOT / "src" / "pyg_dynbatch").rglob("*.py"))
+ROOMS = sorted(path.parent.name for path in SOURCES if path.name == "__init__.py")
+ROOMS.remove("pyg_dynbatch")
+
+MAX_LINES_OF_FILE = 400
+MAX_LINES_OF_FUNCTION = 60
+MAX_PARAMETERS = 8
+MAX_NESTING = 4
+MAX_INHERITANCE = 2
+
+# Every exception carries its reason; an exception that is no longer needed fails.
+MORE_PARAMETERS: dict[str, str] = {}
+LONGER: dict[str, str] = {}
+NO_EXAMPLE: dict[str, str] = {}
+
+# Folders and hosts of one machine, which mean nothing on any other.
+STRANGE = re.compile(
+    r"(?<![\w.])/(?:home|root|tmp|work|Users)/|localhost:\d|artifactory|/simple/?\b|find-links"
+)
+UNFINISHED = re.compile(r"\b(?:TO" r"DO|FIX" r"ME|X" r"XX)\b")
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT / "src" / "pyg_dynbatch").as_posix()
+
+
+def functions(path: Path) -> Iterator[tuple[str, Function]]:
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, Function):
+            yield f"{name_of(path)}:{node.name}", node
+
+
+def num_lines(node: Function) -> int:
+    """Lines of the body without the docstring."""
+    body = node.body[1:] if ast.get_docstring(node) and len(node.body) > 1 else node.body
+    return (body[-1].end_lineno or 0) - body[0].lineno + 1
+
+
+def num_parameters(node: Function) -> int:
+    given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+    return len([argument for argument in given if argument.arg not in ("self", "cls")])
+
+
+def nesting(node: ast.AST) -> int:
+    """Levels of blocks inside a function; ``elif`` is no deeper than its ``if``."""
+    blocks = (ast.If, ast.For, ast.While, ast.With, ast.Try, ast.Match)
+    deepest = 0
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, Function | ast.ClassDef | ast.Lambda):
+            continue
+        is_elif = isinstance(node, ast.If) and isinstance(child, ast.If) and node.orelse == [child]
+        deepest = max(deepest, nesting(child) + (isinstance(child, blocks) and not is_elif))
+    return deepest
+
+
+def check(found: set[str], excused: dict[str, str]) -> None:
+    assert sorted(found - set(excused)) == []
+    assert sorted(set(excused) - found) == [], "these exceptions are no longer needed"
+    assert all(reason.strip() for reason in excused.values())
+
+
+def test_files_are_short() -> None:
+    lengths = {
+        name_of(path): len(path.read_text(encoding="utf-8").splitlines()) for path in SOURCES
+    }
+    assert {name: n for name, n in lengths.items() if n > MAX_LINES_OF_FILE} == {}
+
+
+def test_functions_are_short() -> None:
+    everything = [pair for path in SOURCES for pair in functions(path)]
+    check({name for name, node in everything if num_lines(node) > MAX_LINES_OF_FUNCTION}, LONGER)
+
+
+def test_functions_take_few_parameters() -> None:
+    found = set()
+    for path in SOURCES:
+        for node in ast.walk(tree_of(path)):
+            if not isinstance(node, ast.Module | ast.ClassDef):
+                continue
+            for function in node.body:
+                if isinstance(function, Function) and num_parameters(function) > MAX_PARAMETERS:
+                    owner = f"{node.name}." if isinstance(node, ast.ClassDef) else ""
+                    found.add(f"{name_of(path)}:{owner}{function.name}")
+    check(found, MORE_PARAMETERS)
+
+
+def test_functions_are_flat() -> None:
+    everything = [pair for path in SOURCES for pair in functions(path)]
+    assert {name: nesting(node) for name, node in everything if nesting(node) > MAX_NESTING} == {}
+
+
+def test_inheritance_is_shallow() -> None:
+    bases: dict[str, list[str]] = {}
+    for path in SOURCES:
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.ClassDef):
+                bases[node.name] = [base.id for base in node.bases if isinstance(base, ast.Name)]
+
+    def depth(name: str, seen: tuple[str, ...] = ()) -> int:
+        ours = [base for base in bases[name] if base in bases and base not in (name, *seen)]
+        return max((1 + depth(base, (*seen, name)) for base in ours), default=0)
+
+    assert {name: depth(name) for name in bases if depth(name) > MAX_INHERITANCE} == {}
+
+
+def test_every_file_says_why_it_exists() -> None:
+    assert [name_of(path) for path in SOURCES if not ast.get_docstring(tree_of(path))] == []
+
+
+def test_nothing_is_left_unfinished() -> None:
+    found = [name_of(path) for path in SOURCES if UNFINISHED.search(path.read_text("utf-8"))]
+    assert found == []
+
+
+def test_no_name_of_a_machine() -> None:
+    patterns = ("src/**/*", "examples/*", "configs/*", "docs/**/*", "benchmarks/*", "*.md", "*.txt")
+    texts = [
+        path
+        for pattern in patterns
+        for path in ROOT.glob(pattern)
+        if path.is_file() and path.suffix in (".py", ".md", ".yaml", ".txt", ".json", ".toml")
+    ]
+    found = {
+        path.relative_to(ROOT).as_posix(): hit.group()
+        for path in texts
+        if (hit := STRANGE.search(path.read_text(encoding="utf-8")))
+    }
+    assert found == {}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_public_names_are_documented_with_an_example(room: str) -> None:
+    module = importlib.import_module(f"pyg_dynbatch.{room}")
+    names = getattr(module, "__all__", [])
+    objects = {f"{room}.{name}": getattr(module, name) for name in names}
+    documented = {
+        name: value
+        for name, value in objects.items()
+        if inspect.isclass(value) or inspect.isfunction(value)
+    }
+    assert [name for name, value in documented.items() if not value.__doc__] == []
+    without = {name for name, value in documented.items() if ">>>" not in value.__doc__}
+    check(without, {n: why for n, why in NO_EXAMPLE.items() if n.startswith(f"{room}.")})
+
+
+def run_python(code: str) -> str:
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    return run.stdout.strip()
+
+
+def test_import_is_quick_and_light() -> None:
+    code = """
+import sys, time
+start = time.perf_counter()
+import pyg_dynbatch
+print(time.perf_counter() - start, "torch" in sys.modules)
+"""
+    seconds, has_torch = run_python(code).split()
+    assert float(seconds) < 1.0
+    assert has_torch == "False"
+
+
+def test_public_names_need_torch_and_pyg_alone() -> None:
+    code = """
+import sys
+optional = ("lightning", "pytorch_lightning", "rdkit", "matplotlib", "networkx", "nltk",
+            "jsonargparse", "torchmetrics", "sentence_transformers")
+for name in optional:
+    sys.modules[name] = None  # an import of it now fails
+import pyg_dynbatch
+for name in pyg_dynbatch.__all__:
+    getattr(pyg_dynbatch, name)
+import pyg_dynbatch.nn, pyg_dynbatch.models, pyg_dynbatch.featurizers
+"""
+    run_python(code)
+
+
+def test_the_package_says_that_it_is_typed() -> None:
+    assert (ROOT / "src" / "pyg_dynbatch" / "py.typed").is_file()
+
+
+def test_unknown_name_is_an_attribute_error() -> None:
+    import pyg_dynbatch
+
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        pyg_dynbatch.nothing  # noqa: B018
+    assert set(pyg_dynbatch.__all__) <= set(dir(pyg_dynbatch))
