@@ -1,1 +1,36 @@
-"""The algorithm: structures and programs become schedules, and an engine runs them on rows."""
+"""The algorithm: recorded calls in, batched calls out; knows torch and numpy alone."""
+
+from pyg_dynbatch.core.engine import Engine, RaggedRows
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.operation import Operation, Operations, Ragged, Signature
+from pyg_dynbatch.core.policy import DependencyGraph, agenda_policy, depth_policy
+from pyg_dynbatch.core.program import Program, Value
+from pyg_dynbatch.core.reference import run_one_by_one
+from pyg_dynbatch.core.schedule import Schedule
+from pyg_dynbatch.core.statistics import ScheduleStats
+from pyg_dynbatch.core.structure import depth_of, find_cycle, roots_of, slots_of
+from pyg_dynbatch.core.tensor_type import RowType, TensorType
+
+__all__ = [
+    "DependencyGraph",
+    "Engine",
+    "Operation",
+    "Operations",
+    "Program",
+    "Ragged",
+    "RaggedRows",
+    "RowType",
+    "Schedule",
+    "ScheduleStats",
+    "Signature",
+    "TensorType",
+    "Value",
+    "agenda_policy",
+    "depth_of",
+    "depth_policy",
+    "find_cycle",
+    "mismatch",
+    "roots_of",
+    "run_one_by_one",
+    "slots_of",
+]

@@ -1,0 +1,327 @@
+"""Run a schedule with real modules: gather, call, write, step by step."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.operation import (
+    Operation,
+    Operations,
+    Ragged,
+    Signature,
+    any_type,
+    is_open,
+    row_type_of,
+)
+from pyg_dynbatch.core.rows import checked_results, inputs_of
+from pyg_dynbatch.core.schedule import Schedule, Step, Wiring
+from pyg_dynbatch.core.state_store import Pick, Rows, StateStore, finish, new_token
+from pyg_dynbatch.core.tensor_type import RowType, TensorType, describe, parts_of
+
+
+class RaggedRows(NamedTuple):
+    """Hands a module all rows of a ragged argument.
+
+    Args:
+        rows: The rows of all calls, one call after another: a tensor ``[row, …]``, or a tuple of
+            them for a tuple type.
+        owner: The call within the step that each row belongs to, rising, ``[row]``.
+        num_calls: Number of calls in the step.
+    """
+
+    rows: Any
+    owner: Int[Tensor, " row"]
+    num_calls: int
+
+    def sum(self) -> Tensor:
+        """Adds up the rows of each call; zeros for a call without rows.
+
+        Example:
+            >>> RaggedRows(torch.ones(3, 2), torch.tensor([0, 0, 2]), 3).sum().tolist()
+            [[2.0, 2.0], [0.0, 0.0], [1.0, 1.0]]
+        """
+        total = self.rows.new_zeros((self.num_calls, *self.rows.shape[1:]))
+        return total.index_add(0, self.owner, self.rows)
+
+
+class Engine(nn.Module):
+    """Runs schedules: one batched call of a module per step, rows kept in state stores.
+
+    Args:
+        operations: The operations that programs may call. For schedules made by
+            :meth:`Schedule.from_structure` one operation called ``"node"`` is wanted, see
+            :meth:`of_cell`.
+
+    Raises:
+        TypeError: If ``operations`` is something else.
+
+    Reference:
+        Looks et al. (2017), arXiv:1702.02181, section 2. Differs: values are read from any
+        earlier step, so nothing is copied forward.
+
+    Example:
+        >>> from pyg_dynbatch.core.program import Program
+        >>> scalar, operations = TensorType(()), Operations()
+        >>> add = operations.add(torch.add, [scalar, scalar], [scalar], name="add")
+        >>> program = Program()
+        >>> program.output(program.call(add, *(program.constant(scalar, x) for x in (1.0, 2.0))))
+        >>> Engine(operations)(Schedule.from_programs([program, program]))["output"]
+        tensor([3., 3.])
+    """
+
+    def __init__(self, operations: Operations) -> None:
+        super().__init__()
+        if not isinstance(operations, Operations):
+            raise TypeError(
+                mismatch(
+                    "Engine: operations are of the wrong kind",
+                    expected="Operations",
+                    got=type(operations).__name__,
+                )
+            )
+        self.operations = operations
+        # Follows .to() and .double(): tells the working precision and the device of constants.
+        self.register_buffer("_precision", torch.empty(0), persistent=False)
+
+    @classmethod
+    def of_cell(
+        cls,
+        cell: nn.Module,
+        state: RowType,
+        arity: int | None = None,
+        input_type: RowType | None = None,
+    ) -> "Engine":
+        """Makes an engine for schedules of structures from one recurrent cell.
+
+        Args:
+            cell: Called as ``cell(x, *children)``: the input rows ``[row, …]``, then either
+                ``arity`` child states or one :class:`RaggedRows`; a missing input or child is a
+                row of zeros. It returns the new state, a tensor or a tuple of tensors.
+            state: Type of the state of one node.
+            arity: As given to :meth:`Schedule.from_structure`.
+            input_type: Type of an input row; taken from the inputs where left out.
+
+        Returns:
+            The engine; its only operation is called ``"node"``.
+
+        Example:
+            >>> class Height(nn.Module):
+            ...     def forward(self, x, left, right):
+            ...         return 1 + torch.maximum(left, right) + 0 * x
+            >>> schedule = Schedule.from_structure(torch.tensor([[0, 1], [2, 2]]), 3, arity=2)
+            >>> engine = Engine.of_cell(Height(), TensorType(()), arity=2)
+            >>> engine(schedule, {"input": torch.zeros(3)})["node"]
+            tensor([1., 1., 2.])
+        """
+        children = [Ragged(state)] if arity is None else [state] * arity
+        operations = Operations()
+        inputs = any_type("input") if input_type is None else input_type
+        operations.add(cell, [inputs, *children], [state], name="node", random=True)
+        return cls(operations)
+
+    def forward(
+        self, schedule: Schedule, inputs: Mapping[RowType | str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Runs a schedule.
+
+        Args:
+            schedule: On the device of the modules.
+            inputs: For every row type that programs read from outside (or its tag): the rows of
+                all examples, one after another, ``[row, …]``; gradients flow into them. Schedules
+                of structures read ``"input"``, in the order of ``schedule.input_node``.
+
+        Returns:
+            For every output name its rows ``[row, …]`` (a tuple of tensors for a tuple type),
+            ordered by example; ``schedule.example_of(name)`` gives each row's example.
+
+        Raises:
+            LookupError: If the schedule names an operation the engine does not have.
+            TypeError: If a signature differs, an operation returns another type than stated, or
+                input rows are of another type.
+            ValueError: If the number of input rows is not what the schedule wants.
+        """
+        run = _Run(self, schedule, inputs or {})
+        for number, step in enumerate(schedule.steps):
+            run.make(number, step)
+        return run.outputs()
+
+    def operation_of(self, signature: Signature) -> Operation:
+        """Finds the operation of a signature.
+
+        Raises:
+            LookupError: If there is none of that name.
+            TypeError: If the one of that name has other types.
+        """
+        if signature.name not in self.operations:
+            known = ", ".join(s.name for s in self.operations.signatures)
+            raise LookupError(
+                mismatch(
+                    f"Engine: no operation is called {signature.name!r}",
+                    expected=f"one of {known or 'none'}",
+                    got=str(signature),
+                    mend="record programs with signatures of this engine's operations",
+                )
+            )
+        operation = self.operations[signature.name]
+        mine = operation.signature
+        if not mine.fits(signature):
+            raise TypeError(
+                mismatch(
+                    f"Engine: operation {signature.name!r} has another signature",
+                    expected=str(mine),
+                    got=str(signature),
+                    mend="schedules of structures: give both the same arity",
+                )
+            )
+        return operation
+
+    def working_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """Turns the stated float32 into the precision the engine works in."""
+        return self._precision.dtype if dtype == torch.float32 else dtype  # type: ignore[return-value]
+
+    def __repr__(self) -> str:
+        """Lists the operations."""
+        return f"Engine({', '.join(s.name for s in self.operations.signatures)})"
+
+
+class _Run:
+    """One run of one schedule: its stores, and the token that orders reads and writes."""
+
+    def __init__(
+        self, engine: Engine, schedule: Schedule, inputs: Mapping[RowType | str, Any]
+    ) -> None:
+        self.engine, self.schedule = engine, schedule
+        self.operations = [engine.operation_of(s) for s in schedule.signatures]
+        self.token = new_token(schedule.wiring)
+        self.stores = [
+            StateStore(store.rows, store.constants if constants is None else 0)
+            for store, constants in zip(schedule.stores, schedule.constants, strict=True)
+        ]
+        row_types = self._row_types()
+        for number, constants in enumerate(schedule.constants):
+            given = inputs_of(inputs, schedule.stores[number])
+            self._open(number, parts_of(row_types[number]), constants, given)
+        if torch.is_grad_enabled() and torch.distributed.is_initialized():
+            self._touch_unused()
+
+    def _row_types(self) -> list[RowType]:
+        """Row type of every store; what the schedule leaves open the operations decide."""
+        found = [store.row_type for store in self.schedule.stores]
+        for step in self.schedule.steps[:1] if is_open(found) else ():
+            signature = self.operations[step.operation].signature
+            for wanted, wiring in zip(signature.inputs, step.arguments, strict=True):
+                found[wiring.store] = row_type_of(wanted)
+            for wanted, (store, _) in zip(signature.outputs, step.results, strict=True):
+                found[store] = wanted
+        return found
+
+    def _open(
+        self,
+        number: int,
+        parts: tuple[TensorType, ...],
+        constants: Rows | None,
+        given: Rows | None,
+    ) -> None:
+        """Allocates a store and fills in its constants and inputs."""
+        store, first = self.stores[number], self.schedule.stores[number].constants
+        if given is None and any(part.shape is None for part in parts):
+            if store.rows == 0 or not self.schedule.steps:
+                return
+            raise TypeError(
+                mismatch(
+                    f"Engine: nothing says how wide the rows of {describe(parts[0])} are",
+                    expected="input rows, or a row type with a shape",
+                    got="neither",
+                    mend="pass inputs={...} or Engine.of_cell(..., input_type=TensorType(...))",
+                )
+            )
+        device = self.schedule.device
+        like = given or tuple(torch.empty((0, *(p.shape or ())), device=device) for p in parts)
+        if given is not None and len(parts) != len(given):
+            parts = parts * len(given)
+        store.allocate(like, self._dtypes(parts, like))
+        if constants is not None:
+            store.put(0, constants)
+        if given is not None:
+            self.token = store.write(self.token, first, given)
+
+    def _dtypes(self, parts: tuple[TensorType, ...], like: Rows) -> tuple[torch.dtype, ...]:
+        """Dtype of each part as stated; where it is left open, that of the rows given."""
+        return tuple(
+            row.dtype if part.dtype is None else self.engine.working_dtype(part.dtype)
+            for part, row in zip(parts, like, strict=True)
+        )
+
+    def make(self, number: int, step: Step) -> None:
+        """Makes one step."""
+        operation = self.operations[step.operation]
+        signature = operation.signature
+        arguments = [
+            self._argument(wanted, wiring, step)
+            for wanted, wiring in zip(signature.inputs, step.arguments, strict=True)
+        ]
+        results = operation(*arguments)
+        if len(signature.outputs) == 1:
+            results = (results,)
+        checked = checked_results(signature, results, step.size, f"step {number}")
+        for (store, start), rows in zip(step.results, checked, strict=True):
+            self.token = self.stores[store].write(self.token, start, rows)
+
+    def _argument(self, wanted: RowType | Ragged, wiring: Wiring, step: Step) -> Any:
+        rows: Any = self.stores[wiring.store].read(self.token, self._pick(wiring))
+        if not isinstance(row_type_of(wanted), tuple) and len(rows) == 1:
+            rows = rows[0]
+        if isinstance(wanted, Ragged):
+            return RaggedRows(rows, self.schedule.owners_of(wiring), step.size)
+        return rows
+
+    def _pick(self, wiring: Wiring) -> Pick:
+        if wiring.start >= 0:
+            return wiring.start, wiring.length
+        return self.schedule.rows_of(wiring)
+
+    def _touch_unused(self) -> None:
+        """Calls the operations this schedule does not use on zero rows.
+
+        Distributed training waits for a gradient of every parameter on every rank.
+        """
+        used = {self.schedule.signatures[step.operation].name for step in self.schedule.steps}
+        for operation in self.engine.operations:
+            signature = operation.signature
+            if signature.name in used or is_open(signature.outputs):
+                continue
+            results = operation(*(self._no_rows(wanted) for wanted in signature.inputs))
+            results = (results,) if len(signature.outputs) == 1 else results
+            for rows in checked_results(signature, results, 0, "the call on zero rows"):
+                store = StateStore(0)
+                store.allocate(rows, tuple(part.dtype for part in rows))
+                self.token = store.write(self.token, 0, rows)
+
+    def _no_rows(self, wanted: RowType | Ragged) -> Any:
+        row_type, device = row_type_of(wanted), self.schedule.device
+        rows: Any = tuple(
+            torch.zeros(
+                (0, *(part.shape or ())),
+                dtype=self.engine.working_dtype(part.dtype or torch.float32),
+                device=device,
+            )
+            for part in parts_of(row_type)
+        )
+        rows = rows if isinstance(row_type, tuple) else rows[0]
+        if isinstance(wanted, Ragged):
+            return RaggedRows(rows, self.schedule.wiring[:0], 0)
+        return rows
+
+    def outputs(self) -> dict[str, Any]:
+        """Reads all outputs."""
+        found = self.schedule.outputs
+        picks = [(self.stores[o.wiring.store], self._pick(o.wiring)) for o in found.values()]
+        results = finish(self.token, self.stores, picks)
+        return {
+            name: rows[0] if len(rows) == 1 else rows
+            for name, rows in zip(found, results, strict=True)
+        }

@@ -1,0 +1,418 @@
+"""Merge the programs of a mini-batch into one schedule, by offsets and sorts alone."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.operation import Ragged, Signature
+from pyg_dynbatch.core.policy import DependencyGraph, Policy, order_calls
+from pyg_dynbatch.core.program import CONSTANT, INPUT, RESULT, Program
+from pyg_dynbatch.core.schedule import Output, Schedule, Step, Store, Wiring, first_rows
+from pyg_dynbatch.core.tensor_type import RowType, describe, parts_of
+
+
+@dataclass
+class _Merged:
+    """All programs side by side: the fields of Program as arrays, numbers shifted by offsets."""
+
+    signatures: list[Signature]
+    row_types: list[RowType]
+    constants: list[list[tuple[np.ndarray, ...]]]
+    num_inputs: list[int]
+    value_type: np.ndarray
+    value_kind: np.ndarray
+    value_place: np.ndarray
+    value_slot: np.ndarray
+    call_signature: np.ndarray
+    read_value: np.ndarray
+    read_call: np.ndarray
+    read_argument: np.ndarray
+    output_value: dict[str, np.ndarray]
+    output_example: dict[str, np.ndarray]
+    merged_calls: int = 0
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def schedule_programs(programs: Sequence[Program], policy: str | Policy) -> Schedule:
+    """Merges programs into a schedule; see :meth:`Schedule.from_programs`."""
+    programs = list(programs)
+    if not programs:
+        raise ValueError(
+            mismatch(
+                "Schedule.from_programs: the list of programs is empty",
+                expected="one program or more",
+                got=0,
+            )
+        )
+    merged = _concatenate(programs)
+    constant_row = _merge_equal_constants(merged)
+    value, alive = _merge_equal_calls(merged, constant_row)
+    return _lay_out(merged, value, alive, constant_row, policy, len(programs))
+
+
+def _number(table: dict[Any, int], items: list[Any], item: Any) -> int:
+    number = table.get(item)
+    if number is None:
+        number = table[item] = len(items)
+        items.append(item)
+    return number
+
+
+def _concatenate(programs: list[Program]) -> _Merged:
+    signatures: list[Signature] = []
+    row_types: list[RowType] = []
+    signature_table: dict[Any, int] = {}
+    type_table: dict[Any, int] = {}
+    constants: list[list[tuple[np.ndarray, ...]]] = []
+    num_inputs: list[int] = []
+    names = ("value_type", "value_kind", "value_place", "value_slot")
+    names += ("call_signature", "read_value", "read_call", "read_argument")
+    parts: dict[str, list[np.ndarray]] = {name: [] for name in names}
+    output_value: dict[str, list[np.ndarray]] = {}
+    output_example: dict[str, list[np.ndarray]] = {}
+    values = calls = 0
+    for number, program in enumerate(programs):
+        types = np.array(
+            [_number(type_table, row_types, t) for t in program.row_types], dtype=np.int64
+        )
+        while len(constants) < len(row_types):
+            constants.append([])
+            num_inputs.append(0)
+        kinds = [_number(signature_table, signatures, s) for s in program.signatures]
+        own = {name: np.asarray(getattr(program, name), dtype=np.int64) for name in names}
+        place, kind, local = own["value_place"].copy(), own["value_kind"], own["value_type"]
+        shift = np.array([len(constants[t]) for t in types], dtype=np.int64)
+        place[kind == CONSTANT] += shift[local[kind == CONSTANT]]
+        shift = np.array([num_inputs[t] for t in types], dtype=np.int64)
+        place[kind == INPUT] += shift[local[kind == INPUT]]
+        place[kind == RESULT] += calls
+        parts["value_type"].append(types[local])
+        parts["value_kind"].append(kind)
+        parts["value_place"].append(place)
+        parts["value_slot"].append(own["value_slot"])
+        parts["call_signature"].append(np.array(kinds, dtype=np.int64)[own["call_signature"]])
+        parts["read_value"].append(own["read_value"] + values)
+        parts["read_call"].append(own["read_call"] + calls)
+        parts["read_argument"].append(own["read_argument"])
+        for local_type, rows in enumerate(program.constants):
+            constants[types[local_type]].extend(rows)
+            num_inputs[types[local_type]] += program.num_inputs[local_type]
+        for name, marked in program.outputs.items():
+            output_value.setdefault(name, []).append(np.asarray(marked, dtype=np.int64) + values)
+            output_example.setdefault(name, []).append(np.full(len(marked), number))
+        values += len(program.value_type)
+        calls += program.num_calls
+    _refuse_one_name_twice(signatures)
+    for wanted in (wanted for signature in signatures for wanted in signature.inputs):
+        # A ragged argument may name a type of which no value exists.
+        _number(type_table, row_types, wanted.row_type if isinstance(wanted, Ragged) else wanted)
+    constants += [[] for _ in range(len(row_types) - len(constants))]
+    num_inputs += [0] * (len(row_types) - len(num_inputs))
+    joined = {name: np.concatenate(found) for name, found in parts.items()}
+    return _Merged(
+        signatures,
+        row_types,
+        constants,
+        num_inputs,
+        output_value={name: np.concatenate(found) for name, found in output_value.items()},
+        output_example={name: np.concatenate(found) for name, found in output_example.items()},
+        **joined,
+    )
+
+
+def _refuse_one_name_twice(signatures: list[Signature]) -> None:
+    first: dict[str, Signature] = {}
+    for signature in signatures:
+        known = first.setdefault(signature.name, signature)
+        if known != signature:
+            raise TypeError(
+                mismatch(
+                    f"Schedule.from_programs: two signatures are called {signature.name!r}",
+                    expected=str(known),
+                    got=str(signature),
+                    mend="take every signature from one Operations object",
+                )
+            )
+
+
+def _merge_equal_constants(merged: _Merged) -> list[np.ndarray]:
+    """Keeps one of each group of equal constants; returns the row of every constant."""
+    rows = []
+    for number, constants in enumerate(merged.constants):
+        seen: dict[tuple[bytes, ...], int] = {}
+        kept: list[tuple[np.ndarray, ...]] = []
+        row = np.empty(len(constants), dtype=np.int64)
+        for position, parts in enumerate(constants):
+            key = tuple(part.tobytes() for part in parts)
+            known = seen.get(key)
+            if known is None:
+                known = seen[key] = len(kept)
+                kept.append(parts)
+            row[position] = known
+        merged.constants[number] = kept
+        rows.append(row)
+    return rows
+
+
+def _merge_equal_calls(
+    merged: _Merged, constant_row: list[np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Finds calls that repeat another one on equal constants.
+
+    Kinds are taken in the order in which they can run; a call joins an earlier one if all its
+    arguments are (merged) values that hang on constants alone.
+
+    Returns:
+        The value that stands for each value, and which calls are still made.
+    """
+    value = np.arange(merged.value_type.size)
+    for number, rows in enumerate(constant_row):
+        mine = np.flatnonzero((merged.value_type == number) & (merged.value_kind == CONSTANT))
+        first = np.full(int(rows.max(initial=-1)) + 1, -1, dtype=np.int64)
+        row = rows[merged.value_place[mine]]
+        first[row[::-1]] = mine[::-1]
+        value[mine] = first[row]
+    alive = np.ones(merged.call_signature.size, dtype=bool)
+    fixed = merged.value_kind == CONSTANT
+    results = _results_of(merged)
+    for kind in _kinds_on_constants(merged):
+        calls = np.flatnonzero(merged.call_signature == kind)
+        table = _argument_table(merged, calls, len(merged.signatures[kind].inputs), value)
+        mergeable = fixed[table].all(1)
+        calls, table = calls[mergeable], table[mergeable]
+        _, first, group = np.unique(table, axis=0, return_index=True, return_inverse=True)
+        leader = calls[first[group.reshape(-1)]]
+        repeated = leader != calls
+        alive[calls[repeated]] = False
+        for slot_values in results[kind]:
+            value[slot_values[calls]] = slot_values[leader]
+            fixed[slot_values[calls]] = True
+    merged.merged_calls = int((~alive).sum())
+    return value[value], alive
+
+
+def _results_of(merged: _Merged) -> list[list[np.ndarray]]:
+    """For each kind and output slot: the value of every call (an array over all calls)."""
+    table: list[list[np.ndarray]] = []
+    made = np.flatnonzero(merged.value_kind == RESULT)
+    for signature in merged.signatures:
+        table.append([np.full(merged.call_signature.size, -1) for _ in signature.outputs])
+    kind = merged.call_signature[merged.value_place[made]]
+    for number, slots in enumerate(table):
+        for slot, by_call in enumerate(slots):
+            mine = made[(kind == number) & (merged.value_slot[made] == slot)]
+            by_call[merged.value_place[mine]] = mine
+    return table
+
+
+def _kinds_on_constants(merged: _Merged) -> list[int]:
+    """Kinds whose arguments can hang on constants alone, an earlier kind before a later one."""
+    source = merged.value_kind[merged.read_value] == RESULT
+    user = merged.call_signature[merged.read_call[source]]
+    made = merged.call_signature[merged.value_place[merged.read_value[source]]]
+    pairs = np.unique(user * len(merged.signatures) + made)
+    waits = [divmod(int(pair), len(merged.signatures)) for pair in pairs]
+    found: list[int] = []
+    candidates = [
+        number
+        for number, signature in enumerate(merged.signatures)
+        if signature.inputs
+        and not signature.random
+        and not any(isinstance(wanted, Ragged) for wanted in signature.inputs)
+    ]
+    changed = True
+    while changed:
+        changed = False
+        for kind in candidates:
+            needed = {m for u, m in waits if u == kind}
+            if kind not in found and needed <= set(found):
+                found.append(kind)
+                changed = True
+    return found
+
+
+def _argument_table(
+    merged: _Merged, calls: np.ndarray, arguments: int, value: np.ndarray
+) -> np.ndarray:
+    """The (merged) value of each fixed argument of each call, ``[call, argument]``."""
+    row = np.full(merged.call_signature.size, -1)
+    row[calls] = np.arange(calls.size)
+    mine = row[merged.read_call] >= 0
+    table = np.zeros((calls.size, arguments), dtype=np.int64)
+    table[row[merged.read_call[mine]], merged.read_argument[mine]] = value[merged.read_value[mine]]
+    return table
+
+
+def _lay_out(
+    merged: _Merged,
+    value: np.ndarray,
+    alive: np.ndarray,
+    constant_row: list[np.ndarray],
+    policy: str | Policy,
+    num_examples: int,
+) -> Schedule:
+    made = np.flatnonzero(alive)
+    new_number = np.cumsum(alive) - 1
+    kept = alive[merged.read_call]
+    read_value, read_argument = value[merged.read_value[kept]], merged.read_argument[kept]
+    read_call = new_number[merged.read_call[kept]]
+    inner = merged.value_kind[read_value] == RESULT
+    kind = merged.call_signature[made]
+    graph = DependencyGraph(
+        kind, new_number[merged.value_place[read_value[inner]]], read_call[inner]
+    )
+    step_of_call = order_calls(graph, policy) if made.size else np.zeros(0, dtype=np.int64)
+    order = np.argsort(step_of_call, kind="stable")
+    sizes = np.bincount(step_of_call)
+    position = np.empty(made.size, dtype=np.int64)
+    position[order] = np.arange(made.size) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    kind_of_step = np.zeros(sizes.size, dtype=np.int64)
+    kind_of_step[step_of_call] = kind
+
+    stores, results, first_row = _place_results(merged, kind_of_step, sizes)
+    row = _rows_of_values(merged, stores, constant_row)
+    results_made = np.flatnonzero(merged.value_kind == RESULT)
+    results_made = results_made[alive[merged.value_place[results_made]]]
+    call = new_number[merged.value_place[results_made]]
+    slot = merged.value_slot[results_made]
+    row[results_made] = first_row[step_of_call[call], slot] + position[call]
+    row = row[value]
+
+    flat, arguments = _wire(
+        merged, kind_of_step, row[read_value], step_of_call[read_call], read_argument,
+        position[read_call], sizes,
+    )  # fmt: skip
+    steps = tuple(
+        Step(int(kind_of_step[number]), int(size), arguments[number], results[number])
+        for number, size in enumerate(sizes)
+    )
+    outputs = _wire_outputs(merged, flat, row)
+    return Schedule(
+        signatures=tuple(merged.signatures),
+        stores=tuple(stores),
+        steps=steps,
+        wiring=torch.from_numpy(np.concatenate(flat).astype(np.int64, copy=False)),
+        constants=tuple(
+            _stacked(row_type, rows)
+            for row_type, rows in zip(merged.row_types, merged.constants, strict=True)
+        ),
+        outputs=outputs,
+        num_examples=num_examples,
+        facts={"merged_calls": merged.merged_calls},
+    )
+
+
+def _stacked(row_type: RowType, rows: list[tuple[np.ndarray, ...]]) -> tuple[Tensor, ...] | None:
+    if not rows:
+        return None
+    parts = parts_of(row_type)
+    return tuple(
+        torch.from_numpy(np.stack([row[number] for row in rows])).to(part.dtype)
+        for number, part in enumerate(parts)
+    )
+
+
+def _place_results(
+    merged: _Merged, kind_of_step: np.ndarray, sizes: np.ndarray
+) -> tuple[list[Store], list[tuple[tuple[int, int], ...]], np.ndarray]:
+    """Gives the results of every step the next free rows of their stores."""
+    number_of_type = {row_type: number for number, row_type in enumerate(merged.row_types)}
+    constants = [len(rows) for rows in merged.constants]
+    free = [c + i for c, i in zip(constants, merged.num_inputs, strict=True)]
+    slots = max((len(s.outputs) for s in merged.signatures), default=1)
+    first_row = np.zeros((sizes.size, slots), dtype=np.int64)
+    results = []
+    for step, (kind, size) in enumerate(zip(kind_of_step, sizes, strict=True)):
+        placed = []
+        for slot, row_type in enumerate(merged.signatures[kind].outputs):
+            store = number_of_type[row_type]
+            placed.append((store, free[store]))
+            first_row[step, slot] = free[store]
+            free[store] += int(size)
+        results.append(tuple(placed))
+    stores = [
+        Store(row_type, constants[number], merged.num_inputs[number], free[number])
+        for number, row_type in enumerate(merged.row_types)
+    ]
+    return stores, results, first_row
+
+
+def _rows_of_values(
+    merged: _Merged, stores: list[Store], constant_row: list[np.ndarray]
+) -> np.ndarray:
+    """The row of every constant and input in its store; 0 for results, filled in later."""
+    row = np.zeros(merged.value_type.size, dtype=np.int64)
+    for number, store in enumerate(stores):
+        mine = merged.value_type == number
+        constants = mine & (merged.value_kind == CONSTANT)
+        row[constants] = constant_row[number][merged.value_place[constants]]
+        inputs = mine & (merged.value_kind == INPUT)
+        row[inputs] = store.constants + merged.value_place[inputs]
+    return row
+
+
+def _wire(
+    merged: _Merged,
+    kind_of_step: np.ndarray,
+    rows: np.ndarray,
+    steps: np.ndarray,
+    arguments: np.ndarray,
+    positions: np.ndarray,
+    sizes: np.ndarray,
+) -> tuple[list[np.ndarray], list[tuple[Wiring, ...]]]:
+    """Sorts all reads by step, argument and call, and cuts them into wirings."""
+    order = np.lexsort((positions, arguments, steps))
+    index, owners = rows[order], positions[order]
+    most = max((len(s.inputs) for s in merged.signatures), default=0) or 1
+    lengths = np.bincount(steps * most + arguments, minlength=sizes.size * most)
+    starts = np.cumsum(lengths) - lengths
+    first = first_rows(index, starts, lengths)
+    number_of_type = {row_type: number for number, row_type in enumerate(merged.row_types)}
+    wirings = []
+    for step, kind in enumerate(kind_of_step):
+        found = []
+        for position, wanted in enumerate(merged.signatures[kind].inputs):
+            ragged = isinstance(wanted, Ragged)
+            row_type = wanted.row_type if isinstance(wanted, Ragged) else wanted
+            place = step * most + position
+            begin = int(starts[place])
+            found.append(
+                Wiring(
+                    number_of_type[row_type],
+                    begin,
+                    int(lengths[place]),
+                    int(first[place]),
+                    index.size + begin if ragged else -1,
+                )
+            )
+        wirings.append(tuple(found))
+    return [index, owners], wirings
+
+
+def _wire_outputs(merged: _Merged, flat: list[np.ndarray], row: np.ndarray) -> dict[str, Output]:
+    outputs = {}
+    offset = sum(part.size for part in flat)
+    for name, values in merged.output_value.items():
+        types = np.unique(merged.value_type[values])
+        if types.size > 1:
+            raise TypeError(
+                mismatch(
+                    f"Schedule.from_programs: output {name!r} has two types",
+                    expected=describe(merged.row_types[types[0]]),
+                    got=describe(merged.row_types[types[1]]),
+                    mend="give each type an output name of its own",
+                )
+            )
+        rows = row[values]
+        length = np.array([rows.size])
+        start = int(first_rows(rows, np.zeros(1, dtype=np.int64), length)[0])
+        wiring = Wiring(int(types[0]) if types.size else 0, offset, rows.size, start)
+        outputs[name] = Output(wiring, offset + rows.size)
+        flat += [rows, merged.output_example[name]]
+        offset += 2 * rows.size
+    return outputs

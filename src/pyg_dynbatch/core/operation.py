@@ -1,0 +1,274 @@
+"""Tie a module to the types of its rows, and give every module one name to be batched by."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.tensor_type import RowType, TensorType, describe, parts_of
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Marks an argument that takes any number of rows a call instead of exactly one.
+
+    The module receives a :class:`~pyg_dynbatch.core.engine.RaggedRows` for it.
+
+    Args:
+        row_type: Type of each of the rows.
+
+    Example:
+        >>> str(Ragged(TensorType((3,))))
+        'Ragged(float32[3])'
+    """
+
+    row_type: RowType
+
+    def __str__(self) -> str:
+        """Reads like ``Ragged(float32[3])``."""
+        return f"Ragged({describe(self.row_type)})"
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Names an operation and the types that go in and come out; holds no parameters.
+
+    Programs and schedules refer to operations by signature alone, so both are small to pickle
+    and can be made in loader workers.
+
+    Args:
+        name: Name of the operation, unique within one engine.
+        inputs: Type of each argument; ``Ragged`` for any number of rows.
+        outputs: Type of each result.
+        random: Whether every call draws random numbers of its own (dropout). Equal calls on
+            equal constants are made once, unless this is set.
+
+    Raises:
+        ValueError: If the name is empty or there is no output.
+
+    Example:
+        >>> add = Signature("add", (TensorType((3,)), TensorType((3,))), (TensorType((3,)),))
+        >>> print(add)
+        add(float32[3], float32[3]) -> float32[3]
+    """
+
+    name: str
+    inputs: tuple[RowType | Ragged, ...]
+    outputs: tuple[RowType, ...]
+    random: bool = False
+
+    def __post_init__(self) -> None:
+        """Turns lists into tuples and refuses what no program could call."""
+        object.__setattr__(self, "inputs", tuple(self.inputs))
+        object.__setattr__(self, "outputs", tuple(self.outputs))
+        if not self.name or not self.outputs:
+            raise ValueError(
+                mismatch(
+                    "Signature: a name and one output are needed",
+                    expected="Signature(name, inputs, outputs)",
+                    got=f"name {self.name!r}, {len(self.outputs)} outputs",
+                )
+            )
+
+    def fits(self, called: "Signature") -> bool:
+        """Tells whether a schedule that calls ``called`` can be run with this signature.
+
+        Types that the schedule leaves open (see :func:`any_type`) fit any type.
+        """
+        mine, theirs = (*self.inputs, *self.outputs), (*called.inputs, *called.outputs)
+        return len(self.inputs) == len(called.inputs) and len(mine) == len(theirs) and all(
+            isinstance(a, Ragged) == isinstance(b, Ragged)
+            and (row_type_of(a) == row_type_of(b) or is_open([row_type_of(b)]))
+            for a, b in zip(mine, theirs, strict=True)
+        )
+
+    def __str__(self) -> str:
+        """Reads like ``add(float32[3], float32[3]) -> float32[3]``."""
+        inputs = ", ".join(str(i) if isinstance(i, Ragged) else describe(i) for i in self.inputs)
+        return f"{self.name}({inputs}) -> {', '.join(describe(o) for o in self.outputs)}"
+
+
+def row_type_of(wanted: RowType | Ragged) -> RowType:
+    """Gives the row type of an argument, ragged or not.
+
+    Example:
+        >>> print(row_type_of(Ragged(TensorType((3,)))))
+        float32[3]
+    """
+    return wanted.row_type if isinstance(wanted, Ragged) else wanted
+
+
+def is_open(row_types: Sequence[RowType]) -> bool:
+    """Tells whether some row type leaves its shape to the engine.
+
+    Example:
+        >>> is_open([TensorType((3,)), any_type("state")])
+        True
+    """
+    return any(part.shape is None for row_type in row_types for part in parts_of(row_type))
+
+
+class Operation(nn.Module):
+    """Runs one module on many rows at once, under one signature.
+
+    Args:
+        signature: Name and types.
+        module: The computation. It is called with one tensor ``[row, …]`` (a tuple of tensors
+            for a tuple type, ``RaggedRows`` for a ragged argument) per argument and returns one
+            such result per output. A plain callable is taken too.
+
+    Raises:
+        TypeError: If ``module`` cannot be called.
+
+    Example:
+        >>> vector = TensorType((3,))
+        >>> Operation(Signature("tanh", (vector,), (vector,)), nn.Tanh()).signature.name
+        'tanh'
+    """
+
+    def __init__(self, signature: Signature, module: Callable[..., Any]) -> None:
+        super().__init__()
+        if not callable(module):
+            raise TypeError(
+                mismatch(
+                    f"Operation {signature.name!r}: module cannot be called",
+                    expected="an nn.Module or a function on batched tensors",
+                    got=type(module).__name__,
+                )
+            )
+        self.signature = signature
+        self.module = module
+
+    def forward(self, *arguments: Any) -> Any:
+        """Runs the module on batched rows; one row of every argument belongs to one call."""
+        return self.module(*arguments)
+
+
+def draws_random_numbers(module: object) -> bool:
+    """Tells whether a module holds a dropout layer that can drop anything.
+
+    Example:
+        >>> draws_random_numbers(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)))
+        True
+    """
+    if not isinstance(module, nn.Module):
+        return False
+    dropouts = (nn.modules.dropout._DropoutNd, nn.RReLU)
+    return any(isinstance(part, dropouts) and getattr(part, "p", 1) for part in module.modules())
+
+
+class Operations(nn.Module):
+    """Collects the operations of one model; the batching key is (module, input types).
+
+    Adding one module twice with the same input types gives the same signature back, so a module
+    used at two places of a model is batched together. Two modules never share a signature,
+    however alike they are.
+
+    Example:
+        >>> operations, vector = Operations(), TensorType((3,))
+        >>> shared = nn.Linear(3, 3)
+        >>> first = operations.add(shared, [vector], [vector], name="encode")
+        >>> operations.add(shared, [vector], [vector]) is first
+        True
+        >>> operations.add(nn.Linear(3, 3), [vector], [vector], name="decode") == first
+        False
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._by_name = nn.ModuleDict()
+
+    def add(
+        self,
+        module: Callable[..., Any],
+        inputs: Sequence[RowType | Ragged],
+        outputs: Sequence[RowType],
+        *,
+        name: str = "",
+        random: bool | None = None,
+    ) -> Signature:
+        """Registers a module, or finds the signature it already has.
+
+        Args:
+            module: The computation on batched rows.
+            inputs: Type of each argument.
+            outputs: Type of each result.
+            name: A name for messages and pictures; made from the class where left out.
+            random: Whether each call draws its own random numbers; found by looking for dropout
+                layers where left out.
+
+        Returns:
+            The signature that programs call.
+
+        Raises:
+            ValueError: If the name is taken by another module, or the module was added with
+                other outputs.
+        """
+        for known in self:
+            same_module = known.module is module
+            if same_module and known.signature.inputs == tuple(inputs):
+                return self._same(known.signature, outputs)
+        name = name or self._free_name(type(module).__name__.lower())
+        if name in self._by_name or "." in name:
+            raise ValueError(
+                mismatch(
+                    f"Operations: the name {name!r} cannot be used",
+                    expected="a name without a full stop that no other operation has",
+                    got=f"operations so far: {', '.join(self._by_name) or 'none'}",
+                )
+            )
+        draws = draws_random_numbers(module) if random is None else random
+        signature = Signature(name, tuple(inputs), tuple(outputs), draws)
+        self._by_name[name] = Operation(signature, module)
+        return signature
+
+    @staticmethod
+    def _same(signature: Signature, outputs: Sequence[RowType]) -> Signature:
+        if signature.outputs != tuple(outputs):
+            raise ValueError(
+                mismatch(
+                    f"Operations: {signature.name!r} was added before with other outputs",
+                    expected=", ".join(describe(o) for o in signature.outputs),
+                    got=", ".join(describe(o) for o in outputs),
+                )
+            )
+        return signature
+
+    def _free_name(self, stem: str) -> str:
+        number = 0
+        while (name := f"{stem}_{number}" if number else stem) in self._by_name:
+            number += 1
+        return name
+
+    def __getitem__(self, name: str) -> Operation:
+        """Gives the operation of a name."""
+        return self._by_name[name]  # type: ignore[return-value]
+
+    def __contains__(self, name: str) -> bool:
+        """Tells whether a name is registered."""
+        return name in self._by_name
+
+    def __iter__(self) -> Iterator[Operation]:
+        """Walks over the operations in the order they were added."""
+        return iter(self._by_name.values())  # type: ignore[arg-type]
+
+    def __len__(self) -> int:
+        """Counts the operations."""
+        return len(self._by_name)
+
+    @property
+    def signatures(self) -> tuple[Signature, ...]:
+        """All signatures, in the order the operations were added."""
+        return tuple(operation.signature for operation in self)
+
+
+def any_type(tag: str) -> TensorType:
+    """Makes a tensor type whose shape and dtype the first row written decides.
+
+    Example:
+        >>> print(any_type("state"))
+        any[…]<state>
+    """
+    return TensorType(None, None, tag)

@@ -1,0 +1,337 @@
+"""Record the calls one example needs, without running any of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.operation import Ragged, Signature
+from pyg_dynbatch.core.tensor_type import RowType, describe, parts_of
+
+CONSTANT, INPUT, RESULT = 0, 1, 2
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """One value of a program: a constant, an input row, or a result of a call.
+
+    Args:
+        program: The program it belongs to.
+        number: Its position in the program.
+        row_type: What one row of it looks like.
+        depth: Longest way from a constant or an input, counted in calls.
+    """
+
+    program: "Program"
+    number: int
+    row_type: RowType
+    depth: int
+
+    def __repr__(self) -> str:
+        """Reads like ``Value(3, float32[150], depth 2)``."""
+        return f"Value({self.number}, {describe(self.row_type)}, depth {self.depth})"
+
+    def __reduce__(self) -> Any:
+        """Refuses to be pickled alone: a value means nothing without its program."""
+        raise TypeError(
+            mismatch(
+                "Value: a value cannot be pickled or copied",
+                expected="the program that recorded it",
+                got=repr(self),
+                mend="pickle the program; mark what you need with program.output(value)",
+            )
+        )
+
+
+class Program:
+    """Records the calls of one example as integers and constants; holds no parameters.
+
+    Values are numbered in the order they are made, so a program is always acyclic. Programs are
+    cheap to pickle and to keep; many are merged into a :class:`Schedule` by adding offsets.
+
+    Example:
+        >>> from pyg_dynbatch.core.tensor_type import TensorType
+        >>> scalar = TensorType(())
+        >>> add = Signature("add", (scalar, scalar), (scalar,))
+        >>> program = Program()
+        >>> one, two = program.constant(scalar, 1.0), program.constant(scalar, 2.0)
+        >>> three = program.call(add, one, two)
+        >>> program.output(program.call(add, three, two))
+        >>> program.depth
+        2
+    """
+
+    def __init__(self) -> None:
+        self.signatures: list[Signature] = []
+        self.row_types: list[RowType] = []
+        self.constants: list[list[tuple[np.ndarray, ...]]] = []
+        self.num_inputs: list[int] = []
+        self.outputs: dict[str, list[int]] = {}
+        self._signature_number: dict[Signature, int] = {}
+        self._type_number: dict[RowType, int] = {}
+        # One entry a value: its row type, where it comes from, and its place there (the number
+        # of the constant, the input row, or the call); for results also the output slot.
+        self.value_type: list[int] = []
+        self.value_kind: list[int] = []
+        self.value_place: list[int] = []
+        self.value_slot: list[int] = []
+        self.value_depth: list[int] = []
+        self.call_signature: list[int] = []
+        # One entry an argument row: the value, its call, and which argument of the call it is.
+        self.read_value: list[int] = []
+        self.read_call: list[int] = []
+        self.read_argument: list[int] = []
+
+    @property
+    def num_calls(self) -> int:
+        """Number of calls recorded so far."""
+        return len(self.call_signature)
+
+    @property
+    def depth(self) -> int:
+        """Longest chain of calls; 0 for a program without calls."""
+        return max(self.value_depth, default=0)
+
+    def constant(self, row_type: RowType, data: Any) -> Value:
+        """Adds one constant row.
+
+        Args:
+            row_type: Type of the row; its shape and dtype must be stated.
+            data: Number, nested list, array or tensor of exactly that shape; for a tuple type a
+                tuple of them.
+
+        Returns:
+            The value, at depth 0.
+
+        Raises:
+            ValueError: If the shape is another one.
+            TypeError: If the data cannot be turned into the dtype without loss of kind.
+        """
+        parts = parts_of(row_type)
+        pieces = data if isinstance(row_type, tuple) else (data,)
+        if len(pieces) != len(parts):
+            raise ValueError(
+                mismatch(
+                    "Program.constant: wrong number of parts",
+                    expected=describe(row_type),
+                    got=f"{len(pieces)} parts",
+                )
+            )
+        rows = tuple(_constant_row(p, d) for p, d in zip(parts, pieces, strict=True))
+        kept = self.constants[self._number_of_type(row_type)]
+        kept.append(rows)
+        return self._value(row_type, CONSTANT, len(kept) - 1, 0, 0)
+
+    def input(self, row_type: RowType, row: int) -> Value:
+        """Adds a row that comes from outside, such as one row of an encoder's result.
+
+        The rows of all examples lie one after another in the tensor handed to the engine, as
+        PyG lays out ``x``; gradients flow back into it.
+
+        Args:
+            row_type: Type of the row.
+            row: Which row of this example's part of the tensor.
+
+        Returns:
+            The value, at depth 0.
+
+        Raises:
+            ValueError: If the row is negative.
+        """
+        if row < 0:
+            raise ValueError(
+                mismatch("Program.input: negative row", expected="0 or more", got=row)
+            )
+        number = self._number_of_type(row_type)
+        self.num_inputs[number] = max(self.num_inputs[number], row + 1)
+        return self._value(row_type, INPUT, row, 0, 0)
+
+    def declare_inputs(self, row_type: RowType, rows: int) -> None:
+        """States how many input rows of a type the example has, if not all of them are read.
+
+        Args:
+            row_type: Type of the rows.
+            rows: Their number.
+
+        Raises:
+            ValueError: If a row beyond that number is read already.
+        """
+        number = self._number_of_type(row_type)
+        if rows < self.num_inputs[number]:
+            raise ValueError(
+                mismatch(
+                    "Program.declare_inputs: fewer rows than are read",
+                    expected=f"{self.num_inputs[number]} or more",
+                    got=rows,
+                )
+            )
+        self.num_inputs[number] = rows
+
+    def call(self, signature: Signature, *arguments: Value | Sequence[Value]) -> Any:
+        """Records one call.
+
+        Args:
+            signature: What to call.
+            *arguments: One value per input; a sequence of values for a ragged one.
+
+        Returns:
+            The result, or a tuple of results if the signature has several outputs.
+
+        Raises:
+            TypeError: If the number or a type of the arguments differs from the signature.
+            ValueError: If a value belongs to another program.
+        """
+        if len(arguments) != len(signature.inputs):
+            raise TypeError(
+                mismatch(
+                    f"Operation {signature.name!r}: wrong number of arguments",
+                    expected=f"{len(signature.inputs)}: {signature}",
+                    got=len(arguments),
+                    where=f"call {self.num_calls}",
+                )
+            )
+        rows = [
+            self._rows(signature, position, wanted, argument)
+            for position, (wanted, argument) in enumerate(
+                zip(signature.inputs, arguments, strict=True)
+            )
+        ]
+        call, depth = self.num_calls, 0
+        for position, values in enumerate(rows):
+            for value in values:
+                self.read_value.append(value.number)
+                self.read_call.append(call)
+                self.read_argument.append(position)
+                depth = max(depth, value.depth)
+        self.call_signature.append(self._number_of_signature(signature))
+        results = tuple(
+            self._value(row_type, RESULT, call, slot, depth + 1)
+            for slot, row_type in enumerate(signature.outputs)
+        )
+        return results if len(results) > 1 else results[0]
+
+    def output(self, value: Value, name: str = "output") -> None:
+        """Marks a value as a result of the example.
+
+        Args:
+            value: The value.
+            name: Under which name the engine gives it back. Any number of values may share a
+                name; they come back as rows, example after example, in the order marked.
+
+        Raises:
+            ValueError: If the value belongs to another program.
+            TypeError: If values of two types are marked under one name.
+        """
+        self._own(value, f"output {name!r}")
+        marked = self.outputs.setdefault(name, [])
+        if marked:
+            first = self.row_types[self.value_type[marked[0]]]
+            if first != value.row_type:
+                raise TypeError(
+                    mismatch(
+                        f"Program.output: {name!r} mixes two types",
+                        expected=describe(first),
+                        got=describe(value.row_type),
+                        mend="give the second one a name of its own",
+                    )
+                )
+        marked.append(value.number)
+
+    def _rows(
+        self, signature: Signature, position: int, wanted: RowType | Ragged, argument: Any
+    ) -> list[Value]:
+        where = f"call {self.num_calls}, argument {position}"
+        ragged = isinstance(wanted, Ragged)
+        row_type = wanted.row_type if isinstance(wanted, Ragged) else wanted
+        values = list(argument) if ragged and not isinstance(argument, Value) else [argument]
+        for value in values:
+            self._own(value, where)
+            if value.row_type != row_type:
+                raise TypeError(
+                    mismatch(
+                        f"Operation {signature.name!r}: argument types differ",
+                        expected=describe(row_type),
+                        got=describe(value.row_type),
+                        where=where,
+                    )
+                )
+        return values
+
+    def _own(self, value: Any, where: str) -> None:
+        if not isinstance(value, Value):
+            raise TypeError(
+                mismatch(
+                    "Program: not a value of a program",
+                    expected="what constant(), input() or call() gave back",
+                    got=type(value).__name__,
+                    where=where,
+                    mend="wrap data with program.constant(row_type, data)",
+                )
+            )
+        if value.program is not self:
+            raise ValueError(
+                mismatch(
+                    "Program: a value of another program",
+                    expected="values of this program",
+                    got=repr(value),
+                    where=where,
+                )
+            )
+
+    def _value(self, row_type: RowType, kind: int, place: int, slot: int, depth: int) -> Value:
+        self.value_type.append(self._number_of_type(row_type))
+        self.value_kind.append(kind)
+        self.value_place.append(place)
+        self.value_slot.append(slot)
+        self.value_depth.append(depth)
+        return Value(self, len(self.value_type) - 1, row_type, depth)
+
+    def _number_of_type(self, row_type: RowType) -> int:
+        number = self._type_number.get(row_type)
+        if number is None:
+            number = self._type_number[row_type] = len(self.row_types)
+            self.row_types.append(row_type)
+            self.constants.append([])
+            self.num_inputs.append(0)
+        return number
+
+    def _number_of_signature(self, signature: Signature) -> int:
+        number = self._signature_number.get(signature)
+        if number is None:
+            number = self._signature_number[signature] = len(self.signatures)
+            self.signatures.append(signature)
+        return number
+
+    def __repr__(self) -> str:
+        """Says how large the program is."""
+        return f"Program({self.num_calls} calls, depth {self.depth}, outputs {list(self.outputs)})"
+
+
+def _constant_row(part: Any, data: Any) -> np.ndarray:
+    if part.shape is None or part.dtype is None:
+        raise TypeError(
+            mismatch(
+                "Program.constant: the type leaves shape or dtype open",
+                expected="a TensorType with shape and dtype",
+                got=str(part),
+            )
+        )
+    tensor = torch.as_tensor(data).detach().cpu()
+    shape_fits = tuple(tensor.shape) == part.shape
+    kind_fits = part.dtype.is_floating_point or part.dtype.is_complex or not (
+        tensor.dtype.is_floating_point or tensor.dtype.is_complex
+    )
+    if not shape_fits or not kind_fits:
+        raise (TypeError if shape_fits else ValueError)(
+            mismatch(
+                f"Program.constant: {'dtype' if shape_fits else 'shape'} differs",
+                expected=str(part),
+                got=f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}",
+            )
+        )
+    # bfloat16 has no numpy twin; float32 holds every bfloat16 number exactly.
+    stored = torch.float32 if part.dtype == torch.bfloat16 else part.dtype
+    return tensor.to(stored).numpy()

@@ -1,0 +1,127 @@
+"""Evaluate programs one call at a time: the slow truth that every schedule is compared with."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from pyg_dynbatch.core.engine import Engine, RaggedRows
+from pyg_dynbatch.core.operation import Ragged, row_type_of
+from pyg_dynbatch.core.program import CONSTANT, INPUT, Program
+from pyg_dynbatch.core.tensor_type import RowType, parts_of
+
+
+def run_one_by_one(
+    engine: Engine,
+    programs: Sequence[Program],
+    inputs: Mapping[RowType | str, Any] | None = None,
+) -> dict[str, Any]:
+    """Runs every call of every program by itself, on rows of batch size 1.
+
+    No schedule, no stores, no merging; plain autograd, so second derivatives are right too.
+
+    Args:
+        engine: Holds the operations.
+        programs: One program an example.
+        inputs: As for :meth:`Engine.forward`.
+
+    Returns:
+        The same as the engine gives for ``Schedule.from_programs(programs)``.
+
+    Example:
+        >>> from pyg_dynbatch.core.operation import Operations
+        >>> from pyg_dynbatch.core.tensor_type import TensorType
+        >>> scalar, operations, program = TensorType(()), Operations(), Program()
+        >>> double = operations.add(lambda x: 2 * x, [scalar], [scalar], name="double")
+        >>> program.output(program.call(double, program.constant(scalar, 4.0)))
+        >>> run_one_by_one(Engine(operations), [program])["output"]
+        tensor([8.])
+    """
+    used: dict[RowType, int] = {}
+    collected: dict[str, list[tuple[torch.Tensor, ...]]] = {}
+    for program in programs:
+        values = _run(engine, program, inputs or {}, used)
+        for name, marked in program.outputs.items():
+            collected.setdefault(name, []).extend(values[number] for number in marked)
+        for row_type, rows in zip(program.row_types, program.num_inputs, strict=True):
+            used[row_type] = used.get(row_type, 0) + rows
+    results: dict[str, Any] = {}
+    for name, rows in collected.items():
+        parts = tuple(torch.cat(part) for part in zip(*rows, strict=True)) if rows else ()
+        results[name] = parts[0] if len(parts) == 1 else parts
+    return results
+
+
+def _run(
+    engine: Engine, program: Program, inputs: Mapping[Any, Any], used: Mapping[RowType, int]
+) -> list[tuple[torch.Tensor, ...]]:
+    """The parts of every value of one program, each with a batch axis of 1."""
+    reads: list[list[list[int]]] = [
+        [[] for _ in program.signatures[kind].inputs] for kind in program.call_signature
+    ]
+    for value, call, argument in zip(
+        program.read_value, program.read_call, program.read_argument, strict=True
+    ):
+        reads[call][argument].append(value)
+    values: list[tuple[torch.Tensor, ...]] = []
+    results: dict[int, list[Any]] = {}
+    for kind, place, slot, type_number in zip(
+        program.value_kind, program.value_place, program.value_slot, program.value_type, strict=True
+    ):
+        row_type = program.row_types[type_number]
+        if kind == CONSTANT:
+            rows = program.constants[type_number][place]
+            values.append(_as_rows(engine, row_type, rows))
+        elif kind == INPUT:
+            values.append(_input_row(inputs, row_type, used.get(row_type, 0) + place))
+        else:
+            if place not in results:
+                results[place] = _call(engine, program, place, reads[place], values)
+            result = results[place][slot]
+            values.append(result if isinstance(result, tuple) else (result,))
+    return values
+
+
+def _as_rows(engine: Engine, row_type: RowType, rows: Any) -> tuple[torch.Tensor, ...]:
+    return tuple(
+        torch.as_tensor(row).to(engine.working_dtype(part.dtype))[None]
+        for part, row in zip(parts_of(row_type), rows, strict=True)
+        if part.dtype is not None
+    )
+
+
+def _input_row(inputs: Mapping[Any, Any], row_type: RowType, row: int) -> tuple[torch.Tensor, ...]:
+    parts = parts_of(row_type)
+    given = inputs[row_type] if row_type in inputs else inputs[parts[0].tag]
+    given = given if isinstance(given, tuple) else (given,)
+    return tuple(part[row : row + 1] for part in given)
+
+
+def _call(
+    engine: Engine,
+    program: Program,
+    call: int,
+    reads: list[list[int]],
+    values: list[tuple[torch.Tensor, ...]],
+) -> list[Any]:
+    signature = program.signatures[program.call_signature[call]]
+    arguments = []
+    for wanted, numbers in zip(signature.inputs, reads, strict=True):
+        row_type = row_type_of(wanted)
+        if numbers:
+            rows: Any = tuple(
+                torch.cat(p) for p in zip(*(values[n] for n in numbers), strict=True)
+            )
+        else:
+            rows = tuple(
+                torch.zeros((0, *(p.shape or ())), dtype=engine.working_dtype(p.dtype))
+                for p in parts_of(row_type)
+                if p.dtype is not None
+            )
+        rows = rows if isinstance(row_type, tuple) else rows[0]
+        if isinstance(wanted, Ragged):
+            owner = torch.zeros(len(numbers), dtype=torch.int64)
+            rows = RaggedRows(rows, owner, 1)
+        arguments.append(rows)
+    results = engine.operation_of(signature)(*arguments)
+    return [results] if len(signature.outputs) == 1 else list(results)

@@ -1,0 +1,136 @@
+"""Check the rows that come into a run from outside and from modules."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.operation import Signature
+from pyg_dynbatch.core.schedule import Store
+from pyg_dynbatch.core.tensor_type import RowType, TensorType, describe, parts_of
+
+
+def _shown(rows: tuple[Any, ...]) -> str:
+    return ", ".join(
+        f"{str(r.dtype).removeprefix('torch.')}{list(r.shape)}"
+        if isinstance(r, Tensor)
+        else type(r).__name__
+        for r in rows
+    )
+
+
+def inputs_of(inputs: Mapping[RowType | str, Any], store: Store) -> tuple[Tensor, ...] | None:
+    """Finds and checks the input rows of one store.
+
+    Args:
+        inputs: Rows by row type, or by the tag of a plain tensor type.
+        store: The store.
+
+    Returns:
+        The parts of the rows; ``None`` if the store wants none and none are given.
+
+    Raises:
+        ValueError: If rows are missing or their number is wrong.
+        TypeError: If their shape or kind of dtype is wrong.
+    """
+    parts = parts_of(store.row_type)
+    tag = parts[0].tag if len(parts) == 1 else ""
+    given = inputs.get(store.row_type, inputs.get(tag) if tag else None)
+    if given is None:
+        if not store.inputs:
+            return None
+        raise ValueError(
+            mismatch(
+                f"Engine: the inputs of type {describe(store.row_type)} are missing",
+                expected=f"{store.inputs} rows",
+                got=f"inputs for {', '.join(map(str, inputs)) or 'nothing'}",
+                mend=f"engine(schedule, inputs={{{tag or '<row type>'!r}: rows}})",
+            )
+        )
+    rows = given if isinstance(given, tuple) else (given,)
+    if any(part.size(0) != store.inputs for part in rows):
+        raise ValueError(
+            mismatch(
+                f"Engine: wrong number of input rows of type {describe(store.row_type)}",
+                expected=store.inputs,
+                got=_shown(rows),
+            )
+        )
+    _check_parts(rows, parts, f"Engine: input rows of type {describe(store.row_type)}", "")
+    return rows
+
+
+def checked_results(
+    signature: Signature, results: Any, size: int, where: str
+) -> list[tuple[Tensor, ...]]:
+    """Checks what a module returned against its signature.
+
+    Args:
+        signature: What was called.
+        results: One entry an output.
+        size: Rows each result must have.
+        where: For the message.
+
+    Returns:
+        For every output the parts of its rows.
+
+    Raises:
+        TypeError: If number, shape or kind of dtype of the results is wrong.
+    """
+    what = f"Operation {signature.name!r}: its module returned something else"
+    if not isinstance(results, tuple) or len(results) != len(signature.outputs):
+        raise TypeError(
+            mismatch(
+                what,
+                expected=f"{len(signature.outputs)} results: {signature}",
+                got=_shown(results if isinstance(results, tuple) else (results,)),
+                where=where,
+            )
+        )
+    checked = []
+    for result, row_type in zip(results, signature.outputs, strict=True):
+        rows = result if isinstance(result, tuple) else (result,)
+        parts = parts_of(row_type)
+        if len(parts) != len(rows) or any(
+            not isinstance(r, Tensor) or not r.dim() or r.size(0) != size for r in rows
+        ):
+            raise TypeError(
+                mismatch(
+                    what,
+                    expected=f"{size} rows of {describe(row_type)}",
+                    got=_shown(rows),
+                    where=where,
+                    mend="the module must keep the first axis: one row a call",
+                )
+            )
+        _check_parts(rows, parts, what, where)
+        checked.append(rows)
+    return checked
+
+
+def _check_parts(
+    rows: tuple[Tensor, ...], parts: tuple[TensorType, ...], what: str, where: str
+) -> None:
+    if len(parts) == 1 and parts[0].shape is None:
+        return
+    for row, part in zip(rows, parts, strict=False):
+        fits = part.shape is None or tuple(row.shape[1:]) == part.shape
+        if part.dtype is not None:
+            # Half, single and double precision mix (autocast, .double()); kinds do not.
+            fits &= row.dtype == part.dtype or (
+                row.dtype.is_floating_point and part.dtype.is_floating_point
+            )
+        if not fits or len(rows) != len(parts):
+            raise TypeError(
+                mismatch(
+                    what,
+                    expected=", ".join(map(str, parts)),
+                    got=", ".join(
+                        f"{str(r.dtype).removeprefix('torch.')}{list(r.shape[1:])}" for r in rows
+                    ),
+                    where=where,
+                )
+            )
+
+

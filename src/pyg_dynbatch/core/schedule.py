@@ -1,0 +1,394 @@
+"""Hold the batched plan of a mini-batch: which rows go into which operation, step by step."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.operation import Signature
+from pyg_dynbatch.core.tensor_type import RowType, describe
+
+if TYPE_CHECKING:
+    from pyg_dynbatch.core.policy import Policy
+    from pyg_dynbatch.core.program import Program
+    from pyg_dynbatch.core.statistics import ScheduleStats
+
+
+class Wiring(NamedTuple):
+    """Says which rows of one state store make up one argument (or one output).
+
+    ``start`` is the first row where the rows lie side by side, so that no gather is needed, and
+    -1 otherwise. ``owner`` is the place of the owners of ragged rows in the flat vector (the call
+    each row belongs to), and -1 for an argument of exactly one row a call. ``stride`` is the
+    distance of two entries in the flat vector: the arguments of one call may stand together.
+    """
+
+    store: int
+    offset: int
+    length: int
+    start: int
+    owner: int = -1
+    stride: int = 1
+
+
+class Step(NamedTuple):
+    """One batched call: an operation, how many calls, what it reads, where its results go.
+
+    ``results`` holds a pair (store, first row) for every output; its rows lie side by side.
+    """
+
+    operation: int
+    size: int
+    arguments: tuple[Wiring, ...]
+    results: tuple[tuple[int, int], ...]
+
+
+class Store(NamedTuple):
+    """One state store: the rows of one row type, constants first, then inputs, then results."""
+
+    row_type: RowType
+    constants: int
+    inputs: int
+    rows: int
+
+
+class Output(NamedTuple):
+    """Where the rows of one named output lie; ``example`` is the place of their example numbers."""
+
+    wiring: Wiring
+    example: int
+
+
+class Schedule:
+    """Lists the steps of a mini-batch, with every row number in one flat int64 tensor.
+
+    A schedule holds no parameters and no modules: it is made in a loader worker, moves to the
+    device in one copy, and everything the loop asks on the host is a plain Python int. It has
+    its own ``to``, ``pin_memory`` and so on, which PyG calls when a batch moves.
+
+    Made by :meth:`from_programs` (recorded calls of any kind) or by :meth:`from_structure` (the
+    one recurrent operation of a tree or graph); both end in the same class.
+
+    Args:
+        signatures: Operations that the steps name by number.
+        stores: State stores that wirings name by number.
+        steps: The batched calls in order.
+        wiring: All row numbers, int64, flat.
+        constants: Per store the constant rows, one tensor a part; ``None`` for rows of zeros.
+        outputs: Named outputs.
+        num_examples: Number of examples.
+        facts: Plain numbers about the making (duplicate calls merged, and so on).
+
+    Reference:
+        Looks et al. (2017), arXiv:1702.02181, section 2. Differs: rows are gathered from any
+        earlier step; nothing is copied forward level by level.
+
+    Example:
+        >>> schedule = Schedule.from_structure(torch.tensor([[0, 1], [2, 2]]), 3)
+        >>> [step.size for step in schedule.steps]
+        [2, 1]
+    """
+
+    __slots__ = (
+        "constants",
+        "facts",
+        "num_examples",
+        "outputs",
+        "signatures",
+        "steps",
+        "stores",
+        "wiring",
+    )
+
+    def __init__(
+        self,
+        signatures: tuple[Signature, ...],
+        stores: tuple[Store, ...],
+        steps: tuple[Step, ...],
+        wiring: Int[Tensor, " entry"],
+        constants: tuple[tuple[Tensor, ...] | None, ...],
+        outputs: dict[str, Output],
+        num_examples: int,
+        facts: dict[str, Any],
+    ) -> None:
+        self.signatures = signatures
+        self.stores = stores
+        self.steps = steps
+        self.wiring = wiring
+        self.constants = constants
+        self.outputs = outputs
+        self.num_examples = num_examples
+        self.facts = facts
+
+    @classmethod
+    def from_programs(
+        cls, programs: "Sequence[Program]", policy: "str | Policy" = "depth"
+    ) -> "Schedule":
+        """Merges the programs of a mini-batch into one schedule.
+
+        Args:
+            programs: One program an example; empty programs are allowed.
+            policy: ``"depth"``, ``"agenda"``, or a function (see :mod:`pyg_dynbatch.core.policy`).
+
+        Returns:
+            The schedule; outputs come back in the order of ``programs``.
+
+        Raises:
+            ValueError: If there is no program, or the policy is unknown.
+            TypeError: If one name stands for two signatures, or one output for two types.
+        """
+        from pyg_dynbatch.core.merge import schedule_programs
+
+        return schedule_programs(programs, policy)
+
+    @classmethod
+    def from_structure(
+        cls,
+        edge_index: Int[Tensor, "two edge"],
+        num_nodes: int,
+        *,
+        depth: Int[Tensor, " node"] | None = None,
+        child_slot: Int[Tensor, " edge"] | None = None,
+        arity: int | None = None,
+        has_input: Tensor | None = None,
+        direction: str = "bottom_up",
+    ) -> "Schedule":
+        """Makes the schedule of one recurrent operation over trees or acyclic graphs.
+
+        Args:
+            edge_index: Edges from child to parent, ``[2, edge]``.
+            num_nodes: Number of nodes of the whole mini-batch.
+            depth: Depth of every node if it is known (bottom-up only); found otherwise.
+            child_slot: Position of each edge's child among its siblings; the order of the edges
+                if left out.
+            arity: ``None`` to hand the operation any number of children (ragged); a number N
+                for N argument places, where a missing child is a row of zeros.
+            has_input: Which nodes read an input row, bool ``[node]``; all if left out.
+            direction: ``"bottom_up"`` (children before parents) or ``"top_down"``.
+
+        Returns:
+            The schedule; its output ``"node"`` lists all nodes in node order.
+
+        Raises:
+            ValueError: For a cycle, a child beyond the arity, two children in one place, or an
+                unknown direction.
+        """
+        from pyg_dynbatch.core.levels import schedule_structure
+
+        return schedule_structure(
+            edge_index,
+            num_nodes,
+            depth=depth,
+            child_slot=child_slot,
+            arity=arity,
+            has_input=has_input,
+            direction=direction,
+        )
+
+    # What a schedule made from a structure knows besides.
+
+    def _fact(self, name: str) -> Any:
+        if name not in self.facts:
+            raise AttributeError(
+                mismatch(
+                    f"Schedule: {name} is known only for schedules made from a structure",
+                    expected="Schedule.from_structure(...)",
+                    got="a schedule made from programs",
+                )
+            )
+        return self.facts[name]
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes (schedules made from a structure)."""
+        return self._fact("num_nodes")
+
+    @property
+    def num_edges(self) -> int:
+        """Number of edges (schedules made from a structure)."""
+        return self._fact("num_edges")
+
+    @property
+    def arity(self) -> int | None:
+        """Argument places per node, ``None`` if ragged (schedules made from a structure)."""
+        return self._fact("arity")
+
+    @property
+    def direction(self) -> str:
+        """``"bottom_up"`` or ``"top_down"`` (schedules made from a structure)."""
+        return self._fact("direction")
+
+    @property
+    def input_node(self) -> Int[Tensor, " input"]:
+        """Nodes that read an input row, in the order in which the input store holds them."""
+        offset, length = self._fact("input_node")
+        return self.wiring[offset : offset + length]
+
+    def rows_of(self, wiring: Wiring) -> Int[Tensor, " row"]:
+        """Gives the row numbers of a wiring."""
+        end = wiring.offset + wiring.length * wiring.stride
+        return self.wiring[wiring.offset : end : wiring.stride]
+
+    def owners_of(self, wiring: Wiring) -> Int[Tensor, " row"]:
+        """Gives, for a ragged argument, the call within the step that each row belongs to."""
+        return self.wiring[wiring.owner : wiring.owner + wiring.length]
+
+    def example_of(self, name: str) -> Int[Tensor, " row"]:
+        """Gives the example of every row of a named output."""
+        output = self.outputs[name]
+        return self.wiring[output.example : output.example + output.wiring.length]
+
+    def stats(self) -> "ScheduleStats":
+        """Counts steps, rows, the critical path, the lower bound, and what Fold would copy."""
+        from pyg_dynbatch.core.statistics import collect_stats
+
+        return collect_stats(self)
+
+    # Moving, as PyG expects it of anything stored on a batch.
+
+    def _apply(self, fn: Callable[[Tensor], Tensor]) -> Self:
+        constants = tuple(
+            None if parts is None else tuple(fn(part) for part in parts)
+            for parts in self.constants
+        )
+        return type(self)(
+            self.signatures,
+            self.stores,
+            self.steps,
+            fn(self.wiring),
+            constants,
+            self.outputs,
+            self.num_examples,
+            self.facts,
+        )
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """Moves all row numbers and constants to a device; dtypes stay as they are."""
+        device, _, non_blocking, _ = torch._C._nn._parse_to(*args, **kwargs)
+        if device is None:
+            return self
+        return self._apply(lambda t: t.to(device=device, non_blocking=non_blocking))
+
+    def cpu(self) -> Self:
+        """Moves to the CPU."""
+        return self._apply(lambda t: t.cpu())
+
+    def cuda(self, device: Any = None, non_blocking: bool = False) -> Self:
+        """Moves to a CUDA device."""
+        return self._apply(lambda t: t.cuda(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> Self:
+        """Copies into page-locked memory, from which the copy to a device is asynchronous."""
+        return self._apply(lambda t: t.pin_memory())
+
+    def share_memory_(self) -> Self:
+        """Moves into shared memory, in place."""
+        self._apply(lambda t: t.share_memory_())
+        return self
+
+    def record_stream(self, stream: Any) -> Self:
+        """Tells the CUDA allocator that a stream uses the tensors."""
+        self._apply(lambda t: (t.record_stream(stream), t)[1])
+        return self
+
+    def clone(self) -> Self:
+        """Copies the tensors."""
+        return self._apply(lambda t: t.clone())
+
+    def contiguous(self) -> Self:
+        """Gives the schedule back: its tensors are contiguous by making."""
+        return self
+
+    def detach(self) -> Self:
+        """Gives the schedule back: it never carries gradients."""
+        return self
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the row numbers."""
+        return self.wiring.device
+
+    def is_pinned(self) -> bool:
+        """Tells whether the row numbers lie in page-locked memory."""
+        return self.wiring.is_pinned()
+
+    # Pickling and comparing.
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Lists the fields."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restores the fields."""
+        for name, value in state.items():
+            setattr(self, name, value)
+
+    def _plain(self) -> tuple[Any, ...]:
+        return (self.signatures, self.stores, self.steps, self.outputs, self.num_examples)
+
+    def __eq__(self, other: object) -> bool:
+        """Compares contents: the same steps, the same row numbers, the same constants."""
+        if not isinstance(other, Schedule):
+            return NotImplemented
+        if self._plain() != other._plain() or not torch.equal(self.wiring, other.wiring):
+            return False
+        for mine, theirs in zip(self.constants, other.constants, strict=True):
+            if (mine is None) != (theirs is None):
+                return False
+            if mine is not None and theirs is not None:
+                pairs = zip(mine, theirs, strict=True)
+                if not all(torch.equal(a, b) for a, b in pairs):
+                    return False
+        return True
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        """Says how large the schedule is."""
+        rows = sum(step.size for step in self.steps)
+        return f"Schedule({self.num_examples} examples, {len(self.steps)} steps, {rows} rows)"
+
+    def __str__(self) -> str:
+        """Prints one line a step."""
+        lines = [repr(self)]
+        for number, step in enumerate(self.steps):
+            reads = ", ".join(_shown(wiring) for wiring in step.arguments)
+            writes = ", ".join(f"store {s}[{a}:{a + step.size}]" for s, a in step.results)
+            name = self.signatures[step.operation].name
+            lines.append(f"  {number:>4} {name} x {step.size}: {reads or 'nothing'} -> {writes}")
+        for number, store in enumerate(self.stores):
+            lines.append(f"  store {number}: {describe(store.row_type)}, {store.rows} rows")
+        return "\n".join(lines)
+
+
+def _shown(wiring: Wiring) -> str:
+    if wiring.start >= 0:
+        return f"store {wiring.store}[{wiring.start}:{wiring.start + wiring.length}]"
+    return f"gather {wiring.length} of store {wiring.store}"
+
+
+def first_rows(index: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Finds, for each stretch of row numbers, its first row if the rows lie side by side.
+
+    Args:
+        index: Row numbers, all stretches one after another.
+        starts: Where each stretch begins.
+        lengths: How long each stretch is.
+
+    Returns:
+        First row of each stretch, or -1 where a gather is needed; 0 for empty stretches.
+    """
+    jumps = np.zeros(index.size + 1, dtype=np.int64)
+    if index.size > 1:
+        jumps[2:] = np.cumsum(np.diff(index) != 1)
+    ends = starts + lengths
+    filled = lengths > 0
+    result = np.zeros(starts.size, dtype=np.int64)
+    # Jumps strictly inside a stretch: between its first and its last entry.
+    inside = jumps[ends[filled]] - jumps[starts[filled] + 1]
+    result[filled] = np.where(inside == 0, index[starts[filled]], -1)
+    return result

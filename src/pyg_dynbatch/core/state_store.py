@@ -1,0 +1,222 @@
+"""Keep all rows of one type in one buffer, and their gradients in one other."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from pyg_dynbatch.core.errors import mismatch
+
+Rows = tuple[Tensor, ...]
+Pick = Tensor | tuple[int, int]
+"""Which rows to read: an index vector, or (first row, number of rows) side by side."""
+
+
+class GradientStore:
+    """Adds up the gradients of one state store, in one buffer made when backward begins."""
+
+    def __init__(self) -> None:
+        self.forms: tuple[tuple[torch.Size, torch.dtype, torch.device], ...] = ()
+        self.totals: Rows = ()
+
+    def clear(self) -> None:
+        """Begins a backward pass with gradients of zero."""
+        self.totals = tuple(
+            torch.zeros(shape if dtype.is_floating_point else 0, dtype=dtype, device=device)
+            for shape, dtype, device in self.forms
+        )
+
+    def add(self, pick: Pick, gradients: tuple[Tensor | None, ...]) -> None:
+        """Adds the gradients of rows that were read."""
+        if not self.totals:
+            self.clear()
+        for total, gradient in zip(self.totals, gradients, strict=True):
+            if gradient is None or not total.is_floating_point():
+                continue
+            if isinstance(pick, tuple):
+                total[pick[0] : pick[0] + pick[1]] += gradient
+            else:
+                total.index_add_(0, pick, gradient.to(total.dtype))
+
+    def take(self, start: int, size: int, dtypes: tuple[torch.dtype, ...]) -> tuple[Any, ...]:
+        """Gives the finished gradients of rows that were written."""
+        if not self.totals:
+            self.clear()
+        return tuple(
+            total[start : start + size].to(dtype) if dtype.is_floating_point else None
+            for total, dtype in zip(self.totals, dtypes, strict=True)
+        )
+
+
+class StateStore:
+    """Holds the rows of one row type for one run, written once each and read any number of times.
+
+    Reading is a gather and writing is a copy into the buffer. Backwards, every read adds its
+    gradient into one gradient buffer, and every write takes its slice out of it; a token that
+    runs from write to write makes sure that all later reads come first. So the time and memory
+    of a run and of its backward pass grow with the rows, never with rows times steps, and inside
+    the operations ordinary autograd goes on undisturbed.
+
+    Args:
+        rows: Number of rows.
+        zero_rows: How many of the first rows are zeros that nobody writes.
+    """
+
+    def __init__(self, rows: int, zero_rows: int = 0) -> None:
+        self.rows = rows
+        self.zero_rows = zero_rows
+        self.buffers: Rows = ()
+        # Autograd keeps only this part: the buffer of the forward pass may go before backward.
+        self.gradients = GradientStore()
+
+    def allocate(self, like: Rows, dtypes: tuple[torch.dtype, ...]) -> None:
+        """Makes room for all rows; ``like`` gives the shape and device of one row."""
+        self.buffers = tuple(
+            part.new_empty((self.rows, *part.shape[1:]), dtype=dtype)
+            for part, dtype in zip(like, dtypes, strict=True)
+        )
+        for buffer in self.buffers:
+            buffer[: self.zero_rows] = 0
+        self.gradients.forms = tuple((b.shape, b.dtype, b.device) for b in self.buffers)
+
+    def put(self, start: int, rows: Rows) -> None:
+        """Copies rows into the buffer."""
+        for buffer, part in zip(self.buffers, rows, strict=True):
+            buffer[start : start + part.size(0)].copy_(part)
+
+    def take(self, pick: Pick) -> Rows:
+        """Gives rows: an alias of the buffer where they lie side by side, a gather otherwise."""
+        if isinstance(pick, tuple):
+            return tuple(_alias(buffer, *pick) for buffer in self.buffers)
+        return tuple(buffer.index_select(0, pick) for buffer in self.buffers)
+
+    def read(self, token: Tensor, pick: Pick) -> Rows:
+        """Reads rows; gradients that come back are added up in the gradient buffer."""
+        if token.requires_grad and torch.is_grad_enabled():
+            return _Read.apply(token, self, pick)
+        return self.take(pick)
+
+    def write(self, token: Tensor, start: int, rows: Rows) -> Tensor:
+        """Writes rows side by side from ``start`` on; returns the token of all that follows."""
+        if torch.is_grad_enabled() and any(part.requires_grad for part in rows):
+            return _Write.apply(token, self, start, *rows)
+        self.put(start, rows)
+        return token
+
+
+def _alias(buffer: Tensor, start: int, length: int) -> Tensor:
+    """A tensor on the same memory that is no view of it.
+
+    Rows are written before they are read and never again, so autograd must not take a later
+    write to other rows for a change of these.
+    """
+    shape = (length, *buffer.shape[1:])
+    offset = buffer.storage_offset() + start * buffer.stride(0)
+    return buffer.new_empty(0).set_(buffer.untyped_storage(), offset, shape, buffer.stride())
+
+
+def new_token(like: Tensor) -> Tensor:
+    """Makes the token that begins a run."""
+    return torch.empty(0, device=like.device)
+
+
+def refuse_second_derivative() -> None:
+    """Raises if a backward pass is itself being recorded.
+
+    Raises:
+        RuntimeError: Under ``create_graph=True``.
+    """
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            mismatch(
+                "Engine: second derivatives through a schedule are not available",
+                expected="backward() or autograd.grad() without create_graph",
+                got="create_graph=True",
+                mend="evaluate with core.reference.run_one_by_one, which plain autograd "
+                "differentiates twice",
+            )
+        )
+
+
+class _Write(Function):
+    @staticmethod
+    def forward(ctx: Any, token: Tensor, store: StateStore, start: int, *rows: Tensor) -> Tensor:
+        store.put(start, rows)
+        ctx.gradients, ctx.start, ctx.size = store.gradients, start, rows[0].size(0)
+        ctx.dtypes = tuple(part.dtype for part in rows)
+        ctx.set_materialize_grads(False)
+        return torch.empty(0, device=token.device)
+
+    @staticmethod
+    def backward(ctx: Any, token_gradient: Tensor | None) -> Any:
+        refuse_second_derivative()
+        found = ctx.gradients.take(ctx.start, ctx.size, ctx.dtypes)
+        token = token_gradient if ctx.needs_input_grad[0] else None
+        return token, None, None, *found
+
+
+class _Read(Function):
+    @staticmethod
+    def forward(ctx: Any, token: Tensor, store: StateStore, pick: Pick) -> Rows:
+        rows = store.take(pick)
+        ctx.gradients, ctx.pick, ctx.device = store.gradients, pick, token.device
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*(part for part in rows if not part.is_floating_point()))
+        return rows
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        refuse_second_derivative()
+        ctx.gradients.add(ctx.pick, gradients)
+        return torch.empty(0, device=ctx.device), None, None
+
+
+class _Finish(Function):
+    """Reads all results at once: the one door through which a backward pass enters the run."""
+
+    @staticmethod
+    def forward(ctx: Any, token: Tensor, stores: list[StateStore], picks: list[Any]) -> Rows:
+        rows = [store.take(pick) for store, pick in picks]
+        ctx.all = [store.gradients for store in stores]
+        ctx.picks = [(store.gradients, pick, len(store.buffers)) for store, pick in picks]
+        ctx.device = token.device
+        ctx.set_materialize_grads(False)
+        flat = tuple(part for parts in rows for part in parts)
+        ctx.mark_non_differentiable(*(part for part in flat if not part.is_floating_point()))
+        return flat
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        refuse_second_derivative()
+        # A second pass over a retained graph must not find what the first one left.
+        for store in ctx.all:
+            store.clear()
+        first = 0
+        for store, pick, parts in ctx.picks:
+            store.add(pick, gradients[first : first + parts])
+            first += parts
+        return torch.empty(0, device=ctx.device), None, None
+
+
+def finish(
+    token: Tensor, stores: list[StateStore], picks: list[tuple[StateStore, Pick]]
+) -> list[Rows]:
+    """Reads the results of a run.
+
+    Args:
+        token: Token after the last write.
+        stores: All stores of the run.
+        picks: For every result its store and rows.
+
+    Returns:
+        For every result its parts.
+    """
+    if not (token.requires_grad and torch.is_grad_enabled()):
+        return [store.take(pick) for store, pick in picks]
+    flat = _Finish.apply(token, stores, picks)
+    found, first = [], 0
+    for store, _ in picks:
+        found.append(flat[first : first + len(store.buffers)])
+        first += len(store.buffers)
+    return found

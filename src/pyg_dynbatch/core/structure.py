@@ -1,0 +1,186 @@
+"""Read order, depth and roots off the edges of a tree or a directed acyclic graph."""
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from pyg_dynbatch.core.errors import mismatch
+
+
+def concatenated_ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Writes ``starts[0], starts[0]+1, …`` for every range, one range after another."""
+    total = int(lengths.sum())
+    ends = np.cumsum(lengths)
+    return np.arange(total) + np.repeat(starts - (ends - lengths), lengths)
+
+
+def longest_paths(source: np.ndarray, target: np.ndarray, num_nodes: int) -> np.ndarray:
+    """Finds each node's longest way from a node without incoming edges, counted in edges.
+
+    Peels the graph level by level; all work together is linear in nodes and edges, and no
+    recursion is used.
+
+    Args:
+        source: Where each edge begins.
+        target: Where each edge ends.
+        num_nodes: Number of nodes.
+
+    Returns:
+        One number a node; -1 for nodes on a cycle or behind one.
+    """
+    depth = np.full(num_nodes, -1, dtype=np.int64)
+    waiting = np.bincount(target, minlength=num_nodes)
+    by_source = np.argsort(source, kind="stable")
+    out_edges = target[by_source]
+    out_count = np.bincount(source, minlength=num_nodes)
+    out_start = np.cumsum(out_count) - out_count
+    frontier = np.flatnonzero(waiting == 0)
+    level = 0
+    while frontier.size:
+        depth[frontier] = level
+        reached = out_edges[concatenated_ranges(out_start[frontier], out_count[frontier])]
+        np.subtract.at(waiting, reached, 1)
+        frontier = np.unique(reached[waiting[reached] == 0])
+        level += 1
+    return depth
+
+
+def _checked_edges(edge_index: Tensor, num_nodes: int, name: str) -> tuple[np.ndarray, np.ndarray]:
+    if edge_index.dim() != 2 or edge_index.size(0) != 2 or edge_index.dtype != torch.int64:
+        raise ValueError(
+            mismatch(
+                f"{name}: edge_index has the wrong form",
+                expected="int64 tensor [2, edge], row 0 the children, row 1 the parents",
+                got=f"{edge_index.dtype} tensor {list(edge_index.shape)}",
+            )
+        )
+    edges = edge_index.detach().cpu().numpy()
+    outside = np.flatnonzero((edges < 0).any(0) | (edges >= num_nodes).any(0))
+    if outside.size:
+        first = int(outside[0])
+        raise ValueError(
+            mismatch(
+                f"{name}: an edge names a node that does not exist",
+                expected=f"node numbers from 0 to {num_nodes - 1}",
+                got=f"{edges[0, first]} -> {edges[1, first]}",
+                where=f"edge {first}",
+            )
+        )
+    return edges[0], edges[1]
+
+
+def find_cycle(edge_index: Int[Tensor, "two edge"], num_nodes: int) -> list[int]:
+    """Finds one cycle, or returns an empty list where there is none.
+
+    Args:
+        edge_index: Edges, child to parent, ``[2, edge]``.
+        num_nodes: Number of nodes.
+
+    Returns:
+        The nodes of the cycle in the order of its edges.
+
+    Example:
+        >>> find_cycle(torch.tensor([[0, 1], [1, 0]]), 2)
+        [0, 1]
+    """
+    child, parent = _checked_edges(edge_index, num_nodes, "find_cycle")
+    stuck = longest_paths(child, parent, num_nodes) < 0
+    if not stuck.any():
+        return []
+    # Every stuck node has a stuck child: walking down from any of them must repeat.
+    some_child = np.full(num_nodes, -1)
+    inside = stuck[child] & stuck[parent]
+    some_child[parent[inside]] = child[inside]
+    seen: dict[int, int] = {}
+    path: list[int] = []
+    node = int(np.flatnonzero(stuck)[0])
+    while node not in seen:
+        seen[node] = len(path)
+        path.append(node)
+        node = int(some_child[node])
+    cycle = path[seen[node] :][::-1]
+    smallest = cycle.index(min(cycle))
+    return cycle[smallest:] + cycle[:smallest]
+
+
+def depth_of(edge_index: Int[Tensor, "two edge"], num_nodes: int) -> Int[Tensor, " node"]:
+    """Computes each node's depth: 0 without children, else one more than its deepest child.
+
+    Args:
+        edge_index: Edges, child to parent, ``[2, edge]``.
+        num_nodes: Number of nodes.
+
+    Returns:
+        Depth of every node, int64 ``[node]``.
+
+    Raises:
+        ValueError: If the edges form a cycle, name a node that does not exist, or are not an
+            int64 tensor ``[2, edge]``.
+
+    Example:
+        >>> depth_of(torch.tensor([[0, 1, 2], [2, 2, 3]]), 4)
+        tensor([0, 0, 1, 2])
+    """
+    child, parent = _checked_edges(edge_index, num_nodes, "depth_of")
+    depth = longest_paths(child, parent, num_nodes)
+    if (depth < 0).any():
+        cycle = find_cycle(edge_index, num_nodes)
+        shown = " -> ".join(str(node) for node in [*cycle[:10], cycle[0]])
+        raise ValueError(
+            mismatch(
+                "depth_of: edge_index has a cycle",
+                expected="edges from child to parent without a way back",
+                got=shown if len(cycle) <= 10 else f"a cycle of {len(cycle)} nodes: {shown} …",
+                mend="remove one edge of the cycle",
+            )
+        )
+    return torch.from_numpy(depth)
+
+
+def slots_of(edge_index: Int[Tensor, "two edge"], num_nodes: int) -> Int[Tensor, " edge"]:
+    """Numbers the children of every parent 0, 1, 2, … in the order of their edges.
+
+    Args:
+        edge_index: Edges, child to parent, ``[2, edge]``.
+        num_nodes: Number of nodes.
+
+    Returns:
+        Position of each edge's child among its siblings, int64 ``[edge]``.
+
+    Raises:
+        ValueError: If an edge names a node that does not exist.
+
+    Example:
+        >>> slots_of(torch.tensor([[0, 1, 2], [3, 3, 4]]), 5)
+        tensor([0, 1, 0])
+    """
+    _, parent = _checked_edges(edge_index, num_nodes, "slots_of")
+    order = np.argsort(parent, kind="stable")
+    count = np.bincount(parent, minlength=num_nodes)
+    slot = np.empty(parent.size, dtype=np.int64)
+    slot[order] = concatenated_ranges(np.zeros_like(count), count)
+    return torch.from_numpy(slot)
+
+
+def roots_of(edge_index: Int[Tensor, "two edge"], num_nodes: int) -> Int[Tensor, " root"]:
+    """Lists the nodes that are nobody's child.
+
+    Args:
+        edge_index: Edges, child to parent, ``[2, edge]``.
+        num_nodes: Number of nodes.
+
+    Returns:
+        Node numbers in rising order, int64 ``[root]``.
+
+    Raises:
+        ValueError: If an edge names a node that does not exist.
+
+    Example:
+        >>> roots_of(torch.tensor([[0, 1], [2, 2]]), 3)
+        tensor([2])
+    """
+    child, _ = _checked_edges(edge_index, num_nodes, "roots_of")
+    is_root = np.ones(num_nodes, dtype=bool)
+    is_root[child] = False
+    return torch.from_numpy(np.flatnonzero(is_root))
