@@ -1,0 +1,193 @@
+"""Keep the parsed trees of a data set on disk so that each file is parsed once."""
+
+import hashlib
+import json
+import re
+from abc import ABC
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from torch_geometric.data import InMemoryDataset
+from tqdm import tqdm
+
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.data.tree import DynTreeData
+from pyg_dynbatch.featurizers.files import load_tensors, write_atomically
+from pyg_dynbatch.featurizers.vocabulary import Vocabulary
+
+Transform = Callable[[Any], Any]
+
+# Part of every cache name: raise it when the meaning of a field changes.
+_FORMAT = "pyg_dynbatch.trees.1"
+
+
+@dataclass(frozen=True)
+class Content:
+    """Holds what a data set consists of before it is cached.
+
+    Attributes:
+        splits: The examples of each split.
+        vocabulary: The words of all of them.
+        num_classes: Number of classes.
+    """
+
+    splits: Mapping[str, Iterable[DynTreeData]]
+    vocabulary: Vocabulary
+    num_classes: int
+
+
+class TreeDataset(InMemoryDataset, ABC):
+    """Loads one split from the cache, or builds all splits and caches them.
+
+    The cache file carries a hash of all that its content depends on (raw files, options,
+    ``pre_transform``) in its name, so a change of any of them builds anew. It appears under that
+    name only when it is complete. PyG's own ``process`` is not used: it writes its markers one by
+    one and trusts them afterwards.
+
+    Args:
+        root: Folder for ``raw/`` and ``processed/``; None caches nothing.
+        transform: Applied to an example each time it is taken.
+        pre_transform: Applied to an example once, before it is cached.
+    """
+
+    def __init__(
+        self,
+        root: str | Path | None,
+        transform: Transform | None = None,
+        pre_transform: Transform | None = None,
+    ) -> None:
+        super().__init__(None if root is None else str(root), transform, pre_transform, log=False)
+        self._vocabulary = Vocabulary([])
+        self._classes = 0
+
+    def _open(
+        self, split: str, key: Mapping[str, str], build: Callable[[], Content], force: bool
+    ) -> None:
+        """Fills the data set with one split.
+
+        Args:
+            split: Its name.
+            key: All that the content depends on.
+            build: Makes the content of all splits.
+            force: Whether to build even if there is a cache.
+        """
+        key = {**key, "format": _FORMAT, "pre_transform": _name_of(self.pre_transform)}
+        digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
+        folder = None if self.root is None else Path(self.processed_dir)
+        cached = None if folder is None else folder / f"{split}.{digest}.pt"
+        if cached is not None and cached.is_file() and not force:
+            self._fill(load_tensors(cached, _FORMAT, type(self).__name__))
+            return
+        content = build()
+        for name, examples in content.splits.items():
+            packed = self._pack(name, examples, content)
+            if folder is not None:
+                write_atomically(folder / f"{name}.{digest}.pt", _saver(packed))
+            if name == split:
+                self._fill(packed)
+
+    def _pack(
+        self, split: str, examples: Iterable[DynTreeData], content: Content
+    ) -> dict[str, Any]:
+        bar = tqdm(examples, desc=f"{type(self).__name__}: {split}", unit=" trees", mininterval=0.5)
+        kept = [self.pre_transform(e) if self.pre_transform else e for e in bar]
+        data, slices = self.collate(kept)
+        return {
+            "format": _FORMAT,
+            "data": data.to_dict(),
+            "slices": None if slices is None else dict(slices),
+            "words": list(content.vocabulary.words),
+            "lower_case": content.vocabulary.lower_case,
+            "num_classes": content.num_classes,
+        }
+
+    def _fill(self, packed: Mapping[str, Any]) -> None:
+        unknown, *words = packed["words"]
+        self._vocabulary = Vocabulary(words, unknown, packed["lower_case"])
+        self._classes = packed["num_classes"]
+        self._data = DynTreeData.from_dict(packed["data"])
+        self.slices = packed["slices"]
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """Gives the words whose rows ``token`` holds."""
+        return self._vocabulary
+
+    @property
+    def num_tokens(self) -> int:
+        """Gives the number of rows of the vocabulary, row 0 for unknown words included."""
+        return len(self._vocabulary)
+
+    @property
+    def num_classes(self) -> int:
+        """Gives the number of classes, whether or not all occur in this split."""
+        return self._classes
+
+    @property
+    def node_counts(self) -> list[int]:
+        """Gives the number of nodes of every example without building any of them."""
+        starts = self._starts()
+        sizes = (starts[1:] - starts[:-1]).tolist()
+        return [sizes[i] for i in self.indices()]
+
+    def token_counts(self) -> Int[Tensor, " row"]:
+        """Counts how often each row of the vocabulary occurs.
+
+        Returns:
+            One count for each row.
+        """
+        token = self._data.token
+        if self._indices is not None:
+            starts = self._starts().tolist()
+            token = torch.cat([token[starts[i] : starts[i + 1]] for i in self.indices()])
+        return torch.bincount(token[token >= 0], minlength=self.num_tokens)
+
+    def _starts(self) -> Int[Tensor, " start"]:
+        if self.slices is None:  # PyG keeps no slices of a single example
+            return torch.tensor([0, self._data.depth.size(0)])
+        return self.slices["depth"]
+
+
+def choose_split(split: str, known: Sequence[str], aliases: Mapping[str, str], what: str) -> str:
+    """Translates the name of a split into the one the data set uses.
+
+    Args:
+        split: The name given.
+        known: The names used.
+        aliases: Other names for them.
+        what: Name of the data set, for messages.
+
+    Returns:
+        One of `known`.
+
+    Raises:
+        ValueError: If the name is unknown.
+
+    Example:
+        >>> choose_split("val", ("train", "dev", "test"), {"val": "dev"}, "SST")
+        'dev'
+    """
+    name = aliases.get(split, split)
+    if name not in known:
+        raise ValueError(
+            mismatch(f"{what}: there is no such split", expected=", ".join(known), got=split)
+        )
+    return name
+
+
+def _saver(packed: dict[str, Any]) -> Callable[[Path], None]:
+    return lambda temporary: torch.save(packed, temporary)
+
+
+def _name_of(transform: Transform | None) -> str:
+    if transform is None:
+        return ""
+    name = getattr(transform, "__qualname__", "")
+    # Addresses differ from run to run and would make every cache a stranger.
+    shown = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(transform))
+    return f"{getattr(transform, '__module__', '')}.{name}:{shown}"

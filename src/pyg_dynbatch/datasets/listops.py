@@ -1,0 +1,253 @@
+"""Generate ListOps, or read its published files: lists of digits to be evaluated."""
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.data.tree import DynTreeData
+from pyg_dynbatch.datasets.cached import Content, Transform, TreeDataset, choose_split
+from pyg_dynbatch.datasets.download import sha256_of
+from pyg_dynbatch.featurizers.files import read_lines
+from pyg_dynbatch.featurizers.listops import (
+    DIGITS,
+    END,
+    OPERATORS,
+    Form,
+    evaluate_listops,
+    listops_tree,
+    listops_vocabulary,
+    read_listops,
+)
+
+_SPLITS = ("train", "val", "test")
+_OPERATOR_SHARE = 0.25
+_CLASSES = 10
+_PATIENCE = 10_000  # draws in a row that bring nothing new
+
+
+@dataclass(frozen=True)
+class ListOpsRecipe:
+    """Says which expressions are generated.
+
+    Each place of an expression is an operator with probability 1/4 and a digit otherwise;
+    operators (minimum, maximum, median, sum modulo 10) are equally likely among themselves, and so
+    are digits, and so are 2, 3, ..., `max_args` arguments. At `max_depth` only digits are left.
+    Expressions are distinct, also between splits.
+
+    Args:
+        train: Number of training expressions.
+        val: Number of validation expressions.
+        test: Number of test expressions.
+        seed: Of all draws; the same recipe gives the same expressions on every machine.
+        max_depth: Depth below which nothing lies, 1 for a bare digit.
+        max_args: Largest number of arguments.
+        max_length: Longest expression in pieces, brackets counted; longer ones are drawn anew.
+
+    Raises:
+        ValueError: If a number is too small.
+
+    Reference:
+        Nangia and Bowman (2018), arXiv 1804.06028, section 3. Differs: the publication draws a
+        million expressions and keeps 90,000 and 10,000 without a limit on their length.
+    """
+
+    train: int = 20_000
+    val: int = 2_000
+    test: int = 2_000
+    seed: int = 0
+    max_depth: int = 20
+    max_args: int = 5
+    max_length: int = 100
+
+    def __post_init__(self) -> None:
+        least = {"train": 0, "val": 0, "test": 0, "max_depth": 1, "max_args": 2, "max_length": 1}
+        for name, lowest in least.items():
+            if getattr(self, name) < lowest:
+                raise ValueError(
+                    mismatch(
+                        f"ListOpsRecipe: {name} is too small",
+                        expected=f"{lowest} or more",
+                        got=getattr(self, name),
+                    )
+                )
+
+    def generate(self) -> dict[str, list[list[str]]]:
+        """Draws all expressions.
+
+        Returns:
+            For each split its expressions, each a list of pieces.
+
+        Raises:
+            ValueError: If there are not enough distinct expressions of this depth and length.
+
+        Example:
+            >>> recipe = ListOpsRecipe(train=2, val=1, test=1, max_depth=2, max_args=2)
+            >>> {split: len(drawn) for split, drawn in recipe.generate().items()}
+            {'train': 2, 'val': 1, 'test': 1}
+        """
+        # random() alone: it is the one draw that Python promises never to change.
+        uniform = random.Random(self.seed).random
+        wanted = self.train + self.val + self.test
+        drawn: dict[tuple[str, ...], None] = {}
+        idle = 0
+        while len(drawn) < wanted:
+            pieces = self._draw(uniform)
+            known = len(drawn)
+            if len(pieces) <= self.max_length:
+                drawn[tuple(pieces)] = None
+            idle = 0 if len(drawn) > known else idle + 1
+            if idle == _PATIENCE:
+                raise ValueError(
+                    mismatch(
+                        "ListOpsRecipe: there are not enough distinct expressions",
+                        expected=f"{wanted} expressions",
+                        got=f"{len(drawn)}, and nothing new in {_PATIENCE} draws",
+                        mend="fewer examples, or a larger max_depth, max_args or max_length",
+                    )
+                )
+        # Short expressions are met first, so the order of drawing must not decide the split.
+        order = sorted(drawn, key=lambda _: uniform())
+        ends = (self.train, self.train + self.val, wanted)
+        starts = (0, *ends[:-1])
+        return {
+            split: [list(pieces) for pieces in order[start:end]]
+            for split, start, end in zip(_SPLITS, starts, ends, strict=True)
+        }
+
+    def _draw(self, uniform: Callable[[], float]) -> list[str]:
+        pieces: list[str] = []
+        waiting = [1]  # arguments still to come in each open list
+        while waiting and len(pieces) <= self.max_length:
+            if waiting[-1] == 0:
+                waiting.pop()
+                if waiting:
+                    pieces.append(END)
+                continue
+            waiting[-1] -= 1
+            if len(waiting) < self.max_depth and uniform() < _OPERATOR_SHARE:
+                pieces.append(OPERATORS[int(uniform() * len(OPERATORS))])
+                waiting.append(2 + int(uniform() * (self.max_args - 1)))
+            else:
+                pieces.append(DIGITS[int(uniform() * len(DIGITS))])
+        return pieces
+
+
+class ListOps(TreeDataset):
+    """Holds one split of ListOps: the class of an expression is its value, 0 to 9.
+
+    Only the root is labelled. ``token`` holds the piece at a node, -1 where there is none.
+
+    Args:
+        root: Folder for ``processed/``; None generates without a cache.
+        split: ``"train"``, ``"val"`` (or ``"dev"``), ``"test"``.
+        form: ``"operator"``: operators at inner nodes, arguments as ordered children, up to
+            ``max_args`` of them. ``"binary"``: the published left-branching binary parse with all
+            pieces, closing brackets included, at the leaves.
+        recipe: What to generate; None for the defaults.
+        tsv: A file in the published format (value, tab, expression) to read instead. The split
+            is then only a name.
+        transform: Applied to an example each time it is taken.
+        pre_transform: Applied to an example once, before it is cached.
+        force_reload: Whether to build again.
+
+    Raises:
+        OSError: If the cache folder cannot be written.
+        ValueError: If a line of the file cannot be read, or its value is not that of its
+            expression; file, line and column are named.
+
+    Reference:
+        Nangia and Bowman (2018), arXiv 1804.06028.
+
+    Example:
+        >>> dataset = ListOps(None, "val", recipe=ListOpsRecipe(train=0, val=8, test=0))
+        >>> len(dataset), dataset.num_classes, dataset.num_tokens
+        (8, 10, 16)
+    """
+
+    def __init__(
+        self,
+        root: str | Path | None,
+        split: str = "train",
+        form: Form = "operator",
+        recipe: ListOpsRecipe | None = None,
+        tsv: str | Path | None = None,
+        transform: Transform | None = None,
+        pre_transform: Transform | None = None,
+        force_reload: bool = False,
+    ) -> None:
+        super().__init__(root, transform, pre_transform)
+        split = choose_split(split, _SPLITS, {"dev": "val"}, "ListOps")
+        if tsv is not None:
+            path = Path(tsv)
+            lines = read_lines(path)
+            source = {"tsv": sha256_of(path)}
+            self._open(
+                split,
+                {"form": form, **source},
+                lambda: _read(path, lines, split, form),
+                force_reload,
+            )
+            return
+        chosen = recipe or ListOpsRecipe()
+        key = {"form": form, "recipe": repr(sorted(asdict(chosen).items()))}
+        self._open(split, key, lambda: _generate(chosen, form), force_reload)
+
+
+def _generate(recipe: ListOpsRecipe, form: Form) -> Content:
+    drawn = recipe.generate()
+    splits = {split: _examples(drawn[split], form) for split in _SPLITS if drawn[split]}
+    return Content(splits, listops_vocabulary(), _CLASSES)
+
+
+def _examples(expressions: list[list[str]], form: Form) -> Iterator[DynTreeData]:
+    vocabulary = listops_vocabulary()
+    return (listops_tree(pieces, form).to_data(vocabulary) for pieces in expressions)
+
+
+def _read(path: Path, lines: list[str], split: str, form: Form) -> Content:
+    expressions = [
+        _read_line(line, f"{path}:{number}") for number, line in enumerate(lines, start=1)
+    ]
+    return Content({split: _examples(expressions, form)}, listops_vocabulary(), _CLASSES)
+
+
+def _read_line(line: str, where: str) -> list[str]:
+    label, tab, text = line.partition("\t")
+    if not tab or label not in DIGITS:
+        raise ValueError(
+            mismatch(
+                "ListOps: the line does not begin with a value",
+                expected="a digit, a tab and an expression",
+                got=repr(line[:40]),
+                where=f"{where}:1",
+            )
+        )
+    pieces = read_listops(text, where, column=len(label) + 2)
+    value = evaluate_listops(pieces)
+    if value != int(label):
+        raise ValueError(
+            mismatch(
+                "ListOps: the value is not that of the expression",
+                expected=value,
+                got=label,
+                where=f"{where}:1",
+            )
+        )
+    return pieces
+
+
+def majority_share(dataset: ListOps) -> float:
+    """Computes the share of the most frequent value, the accuracy of always guessing it.
+
+    Args:
+        dataset: A split.
+
+    Returns:
+        The share, 0 to 1.
+    """
+    labels = torch.cat([data.y[data.root_index] for data in dataset])
+    return float(torch.bincount(labels).max() / labels.numel())

@@ -1,0 +1,297 @@
+"""Turn bracketed text such as ``(3 (2 good) (1 (2 old) (2 days)))`` into trees, and back."""
+
+import re
+from typing import Literal, NoReturn, get_args
+
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.data.tree import DynTreeData
+from pyg_dynbatch.featurizers.parsed import NO_PARENT, UNLABELLED, ParsedTree
+from pyg_dynbatch.featurizers.vocabulary import Vocabulary
+
+Labels = Literal["required", "optional", "none"]
+
+# Only the ASCII space (and the tab) separates: tokens of the treebank hold no-break spaces, which
+# str.split() and \s would cut.
+_PIECES = re.compile(r"[()]|[^ \t()]+")
+_INTEGER = re.compile(r"-?[0-9]+")
+
+
+def parse_bracketed(
+    line: str, where: str = "", *, num_classes: int | None = None, labels: Labels = "required"
+) -> ParsedTree:
+    """Reads one bracketed tree without recursion.
+
+    A node is ``(label token)``, ``(label child child ...)`` or ``(label token child ...)``, each
+    child again a node in brackets. Nodes are numbered in the order in which they open, so the
+    root is node 0.
+
+    Args:
+        line: The text of one tree.
+        where: What to put before the column in messages, ``"file:line"``.
+        num_classes: Labels must be below this; None allows any label from 0.
+        labels: ``"required"``: every node begins with an integer label. ``"optional"``: a node
+            may also begin without one or with -1, and is then unlabelled; ``(7)`` is the token 7.
+            ``"none"``: there are no labels, what a node begins with is its token.
+
+    Returns:
+        The tree.
+
+    Raises:
+        ValueError: If brackets do not match, if a label is missing, not an integer or out of
+            range, if a node is empty or has two tokens; says where.
+
+    Example:
+        >>> tree = parse_bracketed("(3 (2 good) (1 fun))")
+        >>> tree.labels, tree.tokens, tree.parents, tree.depths
+        ([3, 2, 1], [None, 'good', 'fun'], [-1, 0, 0], [1, 0, 0])
+    """
+    if labels not in get_args(Labels):
+        raise ValueError(
+            mismatch(
+                "parse_bracketed: labels is unknown",
+                expected=", ".join(get_args(Labels)),
+                got=labels,
+            )
+        )
+    return _Parser(line, where, num_classes, labels).run()
+
+
+class _Parser:
+    """Walks over the pieces of one line with the open node as its only state."""
+
+    def __init__(self, line: str, where: str, num_classes: int | None, labels: Labels) -> None:
+        self.line = line
+        self.where = where
+        self.num_classes = num_classes
+        self.labels = labels
+        self.pieces = _PIECES.findall(line)
+        self.tree = ParsedTree()
+
+    def run(self) -> ParsedTree:
+        tree, pieces = self.tree, self.pieces
+        parents, slots, depths = tree.parents, tree.slots, tree.depths
+        counts: list[int] = []  # children so far, for each node
+        node = NO_PARENT
+        at, end = 0, len(pieces)
+        while at < end:
+            piece = pieces[at]
+            at += 1
+            if piece == "(":
+                if node >= 0:
+                    slots.append(counts[node])
+                    counts[node] += 1
+                elif parents:
+                    self.fail(at - 1, "there is text after the tree", "one tree a line")
+                else:
+                    slots.append(0)
+                parents.append(node)
+                counts.append(0)
+                depths.append(0)
+                node = len(parents) - 1
+                at = self.head(at)
+            elif piece == ")":
+                above = self.close(at - 1, node, counts)
+                if above >= 0 and depths[above] <= depths[node]:
+                    depths[above] = depths[node] + 1
+                node = above
+            else:
+                self.stray(at - 1, node)
+        if node >= 0 or not parents:
+            self.unfinished(node)
+        return tree
+
+    def head(self, at: int) -> int:
+        """Reads label and token behind an opening bracket; returns the place after them."""
+        label, token = UNLABELLED, None
+        pieces, tree = self.pieces, self.tree
+        if at == len(pieces):  # `unfinished` will say what is wrong
+            return at
+        piece = pieces[at]
+        if self.labels == "required" or (
+            self.labels == "optional" and _INTEGER.fullmatch(piece) and not self.is_last(at)
+        ):
+            label = self.label(at, piece)
+            at += 1
+            piece = pieces[at] if at < len(pieces) else ")"
+        if piece != "(" and piece != ")":
+            token = piece
+            at += 1
+        tree.labels.append(label)
+        tree.tokens.append(token)
+        return at
+
+    def is_last(self, at: int) -> bool:
+        return at + 1 >= len(self.pieces) or self.pieces[at + 1] == ")"
+
+    def label(self, at: int, piece: str) -> int:
+        limit = self.num_classes
+        if not _INTEGER.fullmatch(piece):
+            if piece == ")":
+                self.fail(at, "there is an empty tree", "(label token)", "()")
+            missing = piece == "(" or self.is_last(at)
+            problem = "a label is missing" if missing else "a label is not an integer"
+            self.fail(at, problem, "an integer label after the bracket", piece)
+        label = int(piece)
+        lowest = UNLABELLED if self.labels == "optional" else 0
+        if label < lowest or (limit is not None and label >= limit):
+            highest = "" if limit is None else limit - 1
+            self.fail(at, "a label is out of range", f"a label in {lowest}..{highest}", piece)
+        return label
+
+    def close(self, at: int, node: int, counts: list[int]) -> int:
+        if node < 0:
+            self.fail(at, "a bracket is closed that was never opened", "balanced brackets")
+        if counts[node] == 0 and self.tree.tokens[node] is None:
+            self.fail(at, "there is an empty tree", "a token or a child in every node")
+        return self.tree.parents[node]
+
+    def stray(self, at: int, node: int) -> NoReturn:
+        if node < 0:
+            self.fail(at, "there is text outside the brackets", "(label ...)", self.pieces[at])
+        token = self.tree.tokens[node]
+        after = f"the token {token!r}" if token is not None else "a child"
+        self.fail(
+            at,
+            f"a second token follows {after} in one node",
+            "at most one token a node, before its children",
+            self.pieces[at],
+            "a bracket around each token",
+        )
+
+    def unfinished(self, node: int) -> NoReturn:
+        if node < 0:
+            self.fail(0, "there is an empty tree", "(label ...)", repr(self.line))
+        opened = 0
+        while node >= 0:
+            opened += 1
+            node = self.tree.parents[node]
+        self.fail(
+            len(self.pieces),
+            f"{opened} bracket{'s are' if opened > 1 else ' is'} never closed",
+            "balanced brackets",
+            "the end of the line",
+        )
+
+    def fail(self, at: int, problem: str, expected: str, got: str = "", mend: str = "") -> NoReturn:
+        starts = [match.start() for match in _PIECES.finditer(self.line)]
+        column = (starts[at] if at < len(starts) else len(self.line)) + 1
+        place = f"{self.where}:{column}" if self.where else f"column {column}"
+        raise ValueError(
+            mismatch(
+                f"bracketed tree: {problem}", expected=expected, got=got, where=place, mend=mend
+            )
+        )
+
+
+class BracketedTree:
+    """Turns lines of bracketed text into data objects.
+
+    Args:
+        vocabulary: Gives each token its row.
+        num_classes: Labels must be below this; None allows any.
+        labels: See `parse_bracketed`; with ``"none"`` there is no field ``y``.
+
+    Example:
+        >>> featurize = BracketedTree(Vocabulary(["good", "fun"]), num_classes=5)
+        >>> data = featurize("(3 (2 good) (1 fun))")
+        >>> data.token.tolist(), data.y.tolist(), data.edge_index.tolist()
+        ([-1, 1, 2], [3, 2, 1], [[1, 2], [0, 0]])
+    """
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        num_classes: int | None = None,
+        labels: Labels = "required",
+    ) -> None:
+        self.vocabulary = vocabulary
+        self.num_classes = num_classes
+        self.labels: Labels = labels
+
+    def __call__(self, line: str, where: str = "") -> DynTreeData:
+        """Parses one line.
+
+        Args:
+            line: The text of one tree.
+            where: What to put before the column in messages.
+
+        Returns:
+            The tree.
+
+        Raises:
+            ValueError: See `parse_bracketed`.
+        """
+        tree = parse_bracketed(line, where, num_classes=self.num_classes, labels=self.labels)
+        return tree.to_data(self.vocabulary, labelled=self.labels != "none")
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self.vocabulary!r}, num_classes={self.num_classes}, "
+            f"labels={self.labels!r})"
+        )
+
+
+def to_bracketed(data: DynTreeData, vocabulary: Vocabulary) -> str:
+    """Writes a tree as bracketed text, the inverse of `BracketedTree`.
+
+    Args:
+        data: One tree with ``token`` and, optionally, ``y``; unlabelled nodes get the label -1,
+            which ``labels="optional"`` reads.
+        vocabulary: Gives each row its word.
+
+    Returns:
+        The text, children in the order of ``child_slot``.
+
+    Raises:
+        ValueError: If the data is no single tree, or if a word cannot stand in brackets.
+
+    Example:
+        >>> vocabulary = Vocabulary(["good", "fun"])
+        >>> text = "(3 (2 good) (1 fun))"
+        >>> to_bracketed(BracketedTree(vocabulary)(text), vocabulary) == text
+        True
+    """
+    roots = data.root_index.tolist()
+    child, parent = data.edge_index.tolist()
+    if len(roots) != 1 or len(set(child)) != len(child):
+        raise ValueError(
+            mismatch(
+                "to_bracketed: the data is no tree",
+                expected="one root, and one parent for every other node",
+                got=f"{len(roots)} roots, {len(child) - len(set(child))} shared nodes",
+                mend="write each tree of a forest by itself",
+            )
+        )
+    children: list[list[int]] = [[] for _ in range(int(data.num_nodes or 0))]
+    for edge in sorted(range(len(child)), key=data.child_slot.tolist().__getitem__):
+        children[parent[edge]].append(child[edge])
+    tokens = data.token.tolist()
+    labels = data.y.tolist() if "y" in data else None
+    parts: list[str] = []
+    waiting: list[int | None] = [roots[0]]  # None closes a bracket
+    while waiting:
+        node = waiting.pop()
+        if node is None:
+            parts.append(")")
+            continue
+        word = _writable(vocabulary[tokens[node]], node) if tokens[node] >= 0 else None
+        label = None if labels is None else str(labels[node])
+        head = " ".join(part for part in (label, word) if part is not None)
+        parts.append(f" ({head}")
+        waiting.append(None)
+        waiting.extend(reversed(children[node]))
+    return "".join(parts).strip().replace("( (", "((")
+
+
+def _writable(word: str, node: int) -> str:
+    if _PIECES.fullmatch(word) is None or word in "()":
+        raise ValueError(
+            mismatch(
+                f"to_bracketed: the word {word!r} cannot stand in brackets",
+                expected="a word without spaces and brackets",
+                got=repr(word),
+                where=f"node {node}",
+                mend="-LRB- and -RRB- for brackets",
+            )
+        )
+    return word

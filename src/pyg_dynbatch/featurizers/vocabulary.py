@@ -1,0 +1,236 @@
+"""Number the words of a data set, with row 0 for every word that is not among them."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.featurizers.files import write_atomically
+
+UNKNOWN = "<unk>"
+
+_ESCAPES = {
+    "-LRB-": "(",
+    "-RRB-": ")",
+    "-LSB-": "[",
+    "-RSB-": "]",
+    "-LCB-": "{",
+    "-RCB-": "}",
+}
+
+
+def unescape(word: str) -> str:
+    r"""Turns a Penn-Treebank token back into the text it stands for.
+
+    Brackets are written ``-LRB-``, ``-RRB-`` and so on in treebanks, slashes and asterisks carry a
+    backslash. Every other character, the no-break space included, is kept.
+
+    Args:
+        word: One token of a treebank.
+
+    Returns:
+        The text of the token.
+
+    Example:
+        >>> unescape("-LRB-"), unescape("1\\/2")
+        ('(', '1/2')
+    """
+    if word in _ESCAPES:
+        return _ESCAPES[word]
+    return word.replace("\\", "") if "\\" in word and word.strip("\\") else word
+
+
+class Vocabulary:
+    """Maps words to rows ``1, 2, ...`` and every other word to row 0.
+
+    A vocabulary never changes after it is made, so a cache, an embedding matrix and a model that
+    were built with it stay in step.
+
+    Args:
+        words: The words in row order, without the unknown word; repeats are refused.
+        unknown: What row 0 is called.
+        lower_case: Whether words are lower-cased before they are looked up (and when given).
+
+    Raises:
+        ValueError: If a word appears twice, or is the unknown word itself.
+
+    Example:
+        >>> vocabulary = Vocabulary(["a", "film"])
+        >>> vocabulary.rows(["a", "dull", "film"]), vocabulary[2], len(vocabulary)
+        ([1, 0, 2], 'film', 3)
+    """
+
+    def __init__(
+        self, words: Iterable[str], unknown: str = UNKNOWN, lower_case: bool = False
+    ) -> None:
+        given = [word.lower() for word in words] if lower_case else list(words)
+        self.words: tuple[str, ...] = (unknown, *given)
+        self.lower_case = lower_case
+        self._row = {word: row for row, word in enumerate(self.words)}
+        if len(self._row) != len(self.words):
+            first = next(w for row, w in enumerate(self.words) if self._row[w] != row)
+            raise ValueError(
+                mismatch(
+                    f"Vocabulary: the word {first!r} has two rows",
+                    expected="every word once, the unknown word not among them",
+                    got=f"rows {self.words.index(first)} and {self._row[first]}",
+                    mend="Vocabulary.from_counts, or list(dict.fromkeys(words))",
+                )
+            )
+
+    @classmethod
+    def from_words(
+        cls, words: Iterable[str], *, unknown: str = UNKNOWN, lower_case: bool = False
+    ) -> "Vocabulary":
+        """Builds a vocabulary of the distinct words, in order of first appearance.
+
+        Args:
+            words: Words, repeats allowed.
+            unknown: What row 0 is called.
+            lower_case: Whether words are lower-cased.
+
+        Returns:
+            The vocabulary.
+
+        Example:
+            >>> Vocabulary.from_words(["to", "be", "or", "not", "to", "be"]).words
+            ('<unk>', 'to', 'be', 'or', 'not')
+        """
+        cased = (word.lower() for word in words) if lower_case else words
+        distinct = dict.fromkeys(cased)
+        distinct.pop(unknown, None)
+        return cls(distinct, unknown=unknown, lower_case=lower_case)
+
+    @classmethod
+    def from_counts(
+        cls,
+        counts: Mapping[str, int],
+        *,
+        min_count: int = 1,
+        max_words: int | None = None,
+        unknown: str = UNKNOWN,
+        lower_case: bool = False,
+    ) -> "Vocabulary":
+        """Builds a vocabulary of the most frequent words, most frequent first.
+
+        Args:
+            counts: How often each word occurs.
+            min_count: Words rarer than this are left to row 0.
+            max_words: At most this many words, row 0 not counted.
+            unknown: What row 0 is called.
+            lower_case: Whether words are lower-cased; their counts are then added.
+
+        Returns:
+            The vocabulary; words that occur equally often stand in alphabetical order.
+
+        Example:
+            >>> Vocabulary.from_counts({"rare": 1, "the": 9, "a": 9}, min_count=2).words
+            ('<unk>', 'a', 'the')
+        """
+        summed: dict[str, int] = {}
+        for word, count in counts.items():
+            key = word.lower() if lower_case else word
+            summed[key] = summed.get(key, 0) + count
+        summed.pop(unknown, None)
+        kept = [word for word, count in summed.items() if count >= min_count]
+        kept.sort(key=lambda word: (-summed[word], word))
+        return cls(kept[:max_words], unknown=unknown, lower_case=lower_case)
+
+    @property
+    def unknown(self) -> str:
+        """Gives the name of row 0."""
+        return self.words[0]
+
+    def row(self, word: str) -> int:
+        """Looks one word up.
+
+        Args:
+            word: The word.
+
+        Returns:
+            Its row, or 0.
+        """
+        return self._row.get(word.lower() if self.lower_case else word, 0)
+
+    def rows(self, words: Iterable[str]) -> list[int]:
+        """Looks many words up.
+
+        Args:
+            words: The words.
+
+        Returns:
+            One row for each, 0 for unknown words.
+        """
+        return [self.row(word) for word in words]
+
+    def digest(self) -> str:
+        """Names the content in 16 hexadecimal digits, equal for equal vocabularies.
+
+        Returns:
+            The first digits of a SHA-256 over words and options.
+        """
+        return hashlib.sha256(self._to_json().encode()).hexdigest()[:16]
+
+    def save(self, path: str | Path) -> None:
+        """Writes the vocabulary to a JSON file, whole or not at all.
+
+        Args:
+            path: The file.
+
+        Raises:
+            OSError: If the folder cannot be written.
+        """
+        text = self._to_json()
+        write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Vocabulary":
+        """Reads a vocabulary that `save` wrote.
+
+        Args:
+            path: The file.
+
+        Returns:
+            The vocabulary.
+
+        Raises:
+            ValueError: If the file holds something else.
+        """
+        try:
+            content = json.loads(Path(path).read_text(encoding="utf-8"))
+            unknown, *words = content["words"]
+            return cls(words, unknown=unknown, lower_case=content["lower_case"])
+        except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise ValueError(
+                mismatch(
+                    "Vocabulary: the file is not a saved vocabulary",
+                    expected='JSON with "words" and "lower_case", as Vocabulary.save writes it',
+                    got=f"{type(error).__name__}: {error}",
+                    where=path,
+                )
+            ) from error
+
+    def _to_json(self) -> str:
+        content = {"lower_case": self.lower_case, "words": self.words}
+        return json.dumps(content, ensure_ascii=False, indent=0)
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def __getitem__(self, row: int) -> str:
+        return self.words[row]
+
+    def __contains__(self, word: object) -> bool:
+        return isinstance(word, str) and self.row(word) > 0
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Vocabulary):
+            return NotImplemented
+        return self.words == other.words and self.lower_case == other.lower_case
+
+    def __hash__(self) -> int:
+        return hash((self.words, self.lower_case))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self)} rows, row 0 = {self.unknown!r})"
