@@ -1,1 +1,39 @@
-"""The bridge to PyG: data classes, collater, loader and samplers."""
+"""This room exists to carry trees and graphs into PyG: one example, one batch, one epoch."""
+
+from pyg_dynbatch.data.attach import schedule_of
+from pyg_dynbatch.data.collate import Collater
+from pyg_dynbatch.data.convert import (
+    from_edge_index,
+    from_nested,
+    from_networkx,
+    from_nltk,
+    from_parents,
+    to_nested,
+    to_networkx,
+    to_nltk,
+    to_parents,
+)
+from pyg_dynbatch.data.epoch_sampler import EpochSampler
+from pyg_dynbatch.data.loader import DataLoader
+from pyg_dynbatch.data.packing import node_counts
+from pyg_dynbatch.data.sampler import NodeBudgetBatchSampler
+from pyg_dynbatch.data.tree import DynTreeData
+
+__all__ = [
+    "Collater",
+    "DataLoader",
+    "DynTreeData",
+    "EpochSampler",
+    "NodeBudgetBatchSampler",
+    "from_edge_index",
+    "from_nested",
+    "from_networkx",
+    "from_nltk",
+    "from_parents",
+    "node_counts",
+    "schedule_of",
+    "to_nested",
+    "to_networkx",
+    "to_nltk",
+    "to_parents",
+]

@@ -1,0 +1,210 @@
+"""Give a batch its schedule, and find the example that is to blame when there is none."""
+
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Batch
+
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.schedule import Schedule
+from pyg_dynbatch.data.check import EDGE_FIELDS, NODE_FIELDS
+from pyg_dynbatch.data.tree import DynTreeData
+
+Direction = Literal["bottom_up", "top_down"]
+Directions = Literal["bottom_up", "top_down", "both"]
+
+KEY_OF_DIRECTION: dict[str, str] = {"bottom_up": "schedule", "top_down": "schedule_down"}
+
+
+def schedule_of(
+    batch: Any, arity: int | None = None, direction: Direction = "bottom_up"
+) -> Schedule:
+    """Gives the schedule attached to a batch, or derives it once and keeps it on the batch.
+
+    This makes any batch usable, also one from a stock ``torch_geometric.loader.DataLoader`` and
+    one made by hand; the ``DataLoader`` of this package attaches the schedule in its workers.
+
+    Args:
+        batch: A ``Batch`` or a single ``Data`` with ``edge_index`` from child to parent.
+        arity: Argument places of the cell; None takes what is attached, else ragged children.
+        direction: ``"bottom_up"`` or ``"top_down"``.
+
+    Returns:
+        The schedule, on the device of ``edge_index``.
+
+    Raises:
+        ValueError: If no schedule can be made (a cycle, a child beyond the arity), or the attached
+            one was made for other nodes or edges.
+
+    Example:
+        >>> tree = DynTreeData(torch.tensor([[0, 1], [2, 2]]), num_nodes=3)
+        >>> schedule_of(tree) is schedule_of(tree)
+        True
+    """
+    key = KEY_OF_DIRECTION[_checked_direction(direction, get_args(Direction))]
+    attached = getattr(batch, key, None)
+    if attached is not None and arity not in (None, attached.arity):
+        # Another layer wants other argument places: both schedules stay.
+        key = f"{key}_{arity}"
+        attached = getattr(batch, key, None)
+    if attached is None:
+        attached = derive_schedule(batch, arity, direction, name="schedule_of")
+        setattr(batch, key, attached)
+    _check_fresh(attached, batch, key)
+    return attached
+
+
+def attach_schedules(batch: Any, arity: int | None, direction: Directions, *, name: str) -> None:
+    """Sets ``batch.schedule`` and/or ``batch.schedule_down``.
+
+    Args:
+        batch: The batch.
+        arity: Argument places of the cell; None for ragged children.
+        direction: ``"bottom_up"``, ``"top_down"`` or ``"both"``.
+        name: Who asks, for messages.
+    """
+    wanted = get_args(Direction) if direction == "both" else (direction,)
+    for each in wanted:
+        setattr(batch, KEY_OF_DIRECTION[each], derive_schedule(batch, arity, each, name=name))
+
+
+def derive_schedule(batch: Any, arity: int | None, direction: Direction, *, name: str) -> Schedule:
+    """Makes the schedule of a batch from its fields.
+
+    Args:
+        batch: A batch or a single example.
+        arity: Argument places of the cell; None for ragged children.
+        direction: ``"bottom_up"`` or ``"top_down"``.
+        name: Who asks, for messages.
+
+    Returns:
+        The schedule, on the device of ``edge_index``.
+
+    Raises:
+        ValueError: Naming the example that cannot be scheduled.
+    """
+    edge_index = getattr(batch, "edge_index", None)
+    if not isinstance(edge_index, Tensor):
+        raise ValueError(
+            mismatch(
+                f"{name}: there is no edge_index to make a schedule from",
+                expected="edge_index [2, edge] from child to parent",
+                got=f"{type(batch).__name__} with {', '.join(batch.keys())}",
+            )
+        )
+    check_bounds(batch, name=name)
+    try:
+        schedule = _schedule(batch, arity, direction)
+    except ValueError as error:
+        blamed = _blame(batch, arity, direction)
+        if blamed is None:
+            raise
+        number, reason = blamed
+        raise ValueError(f"{name}: example {number} of the batch: {reason}") from error
+    return schedule.to(edge_index.device)
+
+
+def check_bounds(batch: Any, *, name: str) -> None:
+    """Checks that every example has rows for its own nodes and edges among them.
+
+    After collation an edge out of range would silently point into the next example, and a short
+    field would shift the rows of all later ones.
+
+    Args:
+        batch: What ``Batch.from_data_list`` made; anything else is let through.
+        name: Who asks, for messages.
+
+    Raises:
+        ValueError: Naming the example.
+    """
+    slices = getattr(batch, "_slice_dict", None)
+    ptr = getattr(batch, "ptr", None)
+    if slices is None or ptr is None or "edge_index" not in slices:
+        return
+    ptr, num_edges = ptr.cpu(), slices["edge_index"].diff()
+    if isinstance(batch, DynTreeData):
+        fields = dict.fromkeys(NODE_FIELDS, ptr.diff()) | dict.fromkeys(EDGE_FIELDS, num_edges)
+        for key, wanted in fields.items():
+            if key in slices and not torch.equal(slices[key].diff(), wanted):
+                number = int((slices[key].diff() != wanted).nonzero()[0])
+                raise ValueError(
+                    mismatch(
+                        f"{name}: {key} has the wrong length",
+                        expected=f"{int(wanted[number])} rows",
+                        got=int(slices[key].diff()[number]),
+                        where=f"example {number} of the batch",
+                    )
+                )
+    edges = batch.edge_index.cpu()
+    owner = torch.repeat_interleave(num_edges)
+    outside = ((edges < ptr[owner]) | (edges >= ptr[owner + 1])).any(0)
+    if bool(outside.any()):
+        edge = int(outside.nonzero()[0])
+        number = int(owner[edge])
+        first, end = int(ptr[number]), int(ptr[number + 1])
+        raise ValueError(
+            mismatch(
+                f"{name}: an edge names a node that does not exist",
+                expected=f"node numbers from 0 to {end - first - 1}",
+                got=f"{int(edges[0, edge]) - first} -> {int(edges[1, edge]) - first}",
+                where=f"example {number} of the batch",
+            )
+        )
+
+
+def _schedule(data: Any, arity: int | None, direction: Direction) -> Schedule:
+    fields = {key: getattr(data, key, None) for key in ("depth", "child_slot")}
+    return Schedule.from_structure(
+        data.edge_index.cpu(),
+        int(data.num_nodes),
+        depth=None if fields["depth"] is None else fields["depth"].cpu(),
+        child_slot=None if fields["child_slot"] is None else fields["child_slot"].cpu(),
+        arity=arity,
+        has_input=_has_input(data),
+        direction=direction,
+    )
+
+
+def _has_input(data: Any) -> Tensor | None:
+    """Says which nodes read an input: those with a token, else those marked, else (None) all."""
+    token = getattr(data, "token", None)
+    if token is not None:
+        return (token >= 0).cpu()
+    marked = getattr(data, "has_input", None)
+    return None if marked is None else marked.cpu()
+
+
+def _blame(batch: Any, arity: int | None, direction: Direction) -> tuple[int, ValueError] | None:
+    if not isinstance(batch, Batch) or not hasattr(batch, "_slice_dict"):
+        return None
+    for number in range(batch.num_graphs):
+        try:
+            _schedule(batch.get_example(number), arity, direction)
+        except ValueError as error:
+            return number, error
+    return None
+
+
+def _check_fresh(schedule: Schedule, batch: Any, key: str) -> None:
+    made_for = (schedule.num_nodes, schedule.num_edges)
+    found = (int(batch.num_nodes), batch.edge_index.size(1))
+    if made_for != found:
+        raise ValueError(
+            mismatch(
+                f"schedule_of: batch.{key} was made for another structure",
+                expected=f"{made_for[0]} nodes and {made_for[1]} edges",
+                got=f"{found[0]} nodes and {found[1]} edges",
+                mend=f"del batch.{key} after changing nodes or edges",
+            )
+        )
+
+
+def _checked_direction(direction: str, allowed: tuple[str, ...]) -> str:
+    if direction not in allowed:
+        raise ValueError(
+            mismatch(
+                "unknown direction", expected=" or ".join(map(repr, allowed)), got=repr(direction)
+            )
+        )
+    return direction

@@ -1,0 +1,194 @@
+"""Merge examples into one batch and attach the schedule, where that costs the model no time."""
+
+from collections.abc import Sequence
+from typing import Any, get_args
+
+from torch import Tensor
+from torch_geometric.data import Batch, Data
+from torch_geometric.loader.dataloader import Collater as PyGCollater
+
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.schedule import Schedule
+from pyg_dynbatch.data.attach import Directions, attach_schedules
+
+
+class Collater(PyGCollater):
+    """Merges examples as PyG does, checks them, and attaches the schedule of the whole batch.
+
+    The batch holds ``schedule`` (bottom-up) and/or ``schedule_down`` (top-down). A node reads an
+    input row where ``token`` is not -1; without ``token`` where ``has_input`` says so; without
+    either everywhere. Tuples, lists and dicts of examples are gone through as in PyG.
+
+    Args:
+        dataset: Not used; stands first as in PyG.
+        follow_batch: Fields that get a vector of example numbers, as in PyG.
+        exclude_keys: Fields to leave out, as in PyG.
+        arity: Argument places of the cell, N for an N-ary cell; None for any number of children.
+        direction: ``"bottom_up"``, ``"top_down"``, or ``"both"``.
+
+    Raises:
+        ValueError: On calling, if there is no example, if the examples differ in their fields
+            (PyG would drop fields without a word), or if an example cannot be scheduled; the
+            number of the example in the batch is named.
+
+    Example:
+        >>> import torch
+        >>> from pyg_dynbatch.data.tree import DynTreeData
+        >>> tree = DynTreeData(torch.tensor([[0, 1], [2, 2]]), num_nodes=3)
+        >>> batch = Collater()([tree, tree])
+        >>> [step.size for step in batch.schedule.steps], batch.root_index.tolist()
+        ([4, 2], [2, 5])
+    """
+
+    def __init__(
+        self,
+        dataset: Any = None,
+        follow_batch: Sequence[str] | None = None,
+        exclude_keys: Sequence[str] | None = None,
+        *,
+        arity: int | None = None,
+        direction: Directions = "bottom_up",
+    ) -> None:
+        super().__init__(
+            dataset,
+            None if follow_batch is None else list(follow_batch),
+            None if exclude_keys is None else list(exclude_keys),
+        )
+        self.arity = _checked_arity(arity)
+        self.direction = _checked_direction(direction)
+        needed = {"edge_index"} & set(exclude_keys or ())
+        if needed:
+            raise ValueError(
+                mismatch(
+                    "Collater: exclude_keys holds what the schedule is made from",
+                    expected="edge_index to be kept",
+                    got=list(exclude_keys or ()),
+                )
+            )
+
+    def __call__(self, batch: Sequence[Any]) -> Any:
+        """Merges a list of examples.
+
+        Args:
+            batch: One example or more.
+
+        Returns:
+            A ``Batch`` with its schedules, or tuples, lists or dicts of such.
+        """
+        if not len(batch):
+            raise ValueError(
+                mismatch("Collater: the batch is empty", expected="one example or more", got=0)
+            )
+        if not isinstance(batch[0], Data):
+            return super().__call__(list(batch))
+        # A schedule kept on an example is of no use to the batch.
+        kept = (key for key, value in batch[0].stores[0].items() if isinstance(value, Schedule))
+        excluded = {*(self.exclude_keys or ()), *kept}
+        check_alike(batch, excluded)
+        merged = Batch.from_data_list(
+            list(batch), follow_batch=self.follow_batch, exclude_keys=list(excluded)
+        )
+        if "edge_index" in merged:
+            attach_schedules(merged, self.arity, self.direction, name="Collater")
+        return merged
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(arity={self.arity}, direction={self.direction!r})"
+
+
+def check_alike(examples: Sequence[Data], excluded: set[str] | None = None) -> None:
+    """Checks that all examples hold the same fields, with equal dtypes and widths.
+
+    PyG collates the fields of the first example: one that only a later example has is dropped,
+    and a mix of dtypes is cast, both without a word.
+
+    Args:
+        examples: The examples of one batch.
+        excluded: Fields that do not matter.
+
+    Raises:
+        ValueError: Naming the example and the field.
+    """
+    excluded = excluded or set()
+    first = examples[0]
+    forms: dict[str, tuple[int | None, Any]] = {}
+    for key, value in first.stores[0].items():
+        if key not in excluded:
+            axis = first.__cat_dim__(key, value) if isinstance(value, Tensor) else None
+            forms[key] = (axis, _form(value, axis))
+    for number, example in enumerate(examples):
+        found = 0
+        for key, value in example.stores[0].items():
+            if key in excluded or isinstance(value, Schedule):
+                continue
+            found += 1
+            if key not in forms:
+                raise _unlike(number, example, first, excluded)
+            axis, form = forms[key]
+            if _form(value, axis) != form:
+                raise _misshapen(number, key, value, first[key])
+        if found != len(forms):
+            raise _unlike(number, example, first, excluded)
+
+
+def _form(value: Any, axis: int | None) -> Any:
+    if not isinstance(value, Tensor):
+        return None
+    if axis is None or not value.dim():
+        return value.dtype, value.shape
+    if value.dim() == 1:
+        return value.dtype
+    axis %= value.dim()
+    return value.dtype, value.shape[:axis], value.shape[axis + 1 :]
+
+
+def _unlike(number: int, example: Data, first: Data, excluded: set[str]) -> ValueError:
+    ours, theirs = set(example.stores[0]) - excluded, set(first.stores[0]) - excluded
+    missing, more = sorted(theirs - ours), sorted(ours - theirs)
+    got = [f"{key} missing" for key in missing] + [f"{key} besides" for key in more]
+    return ValueError(
+        mismatch(
+            "Collater: an example has other fields than the first of its batch",
+            expected=", ".join(sorted(theirs)),
+            got=", ".join(got),
+            where=f"example {number} of the batch",
+            mend="give all examples the same fields, or name the field in exclude_keys",
+        )
+    )
+
+
+def _misshapen(number: int, key: str, value: Any, like: Any) -> ValueError:
+    return ValueError(
+        mismatch(
+            f"Collater: {key} has another dtype or width than in the first example",
+            expected=_described(like),
+            got=_described(value),
+            where=f"example {number} of the batch",
+        )
+    )
+
+
+def _described(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    return f"{str(value.dtype).removeprefix('torch.')} tensor {list(value.shape)}"
+
+
+def _checked_arity(arity: int | None) -> int | None:
+    if arity is not None and arity < 1:
+        raise ValueError(
+            mismatch("Collater: arity is out of range", expected="1 or more, or None", got=arity)
+        )
+    return arity
+
+
+def _checked_direction(direction: Directions) -> Directions:
+    if direction not in get_args(Directions):
+        raise ValueError(
+            mismatch(
+                "Collater: unknown direction",
+                expected=" or ".join(map(repr, get_args(Directions))),
+                got=repr(direction),
+            )
+        )
+    return direction
