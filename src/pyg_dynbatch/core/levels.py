@@ -56,8 +56,10 @@ def schedule_structure(
     flat = _Flat()
     sizes = np.bincount(level) if num_nodes else np.zeros(0, dtype=np.int64)
     reads = [_inputs(flat, filled[order], sizes)]
+    edge_order = None
     if arity is None:
-        reads.append(_ragged_children(flat, source, target, slot, row, level))
+        wirings, edge_order = _ragged_children(flat, source, target, slot, row, level)
+        reads.append(wirings)
     else:
         reads += _fixed_children(flat, source, target, slot, row, sizes, arity, num_nodes)
     input_node = flat.add(order[filled[order]]), int(filled.sum())
@@ -86,6 +88,8 @@ def schedule_structure(
             "arity": arity,
             "direction": direction,
             "input_node": input_node,
+            "level_inputs": tuple(np.bincount(level[filled], minlength=sizes.size).tolist()),
+            "edge_order": edge_order,
         },
     )
 
@@ -113,9 +117,7 @@ class _Flat:
         return torch.from_numpy(joined.astype(np.int64, copy=False))
 
 
-def _checked_depth(
-    depth: Tensor, source: np.ndarray, target: np.ndarray, num_nodes: int
-) -> Tensor:
+def _checked_depth(depth: Tensor, source: np.ndarray, target: np.ndarray, num_nodes: int) -> Tensor:
     values = depth.detach().cpu().numpy()
     if values.shape != (num_nodes,):
         raise ValueError(
@@ -189,8 +191,11 @@ def _ragged_children(
     slot: np.ndarray | None,
     row: np.ndarray,
     level: np.ndarray,
-) -> list[Wiring]:
-    """Wires all children of every node, parents in level order, children by slot."""
+) -> tuple[list[Wiring], tuple[int, int]]:
+    """Wires all children of every node, parents in level order, children by slot.
+
+    Returns the wirings, and where the edges lie in that order.
+    """
     keys = (row[target],) if slot is None else (slot, row[target])
     order = np.lexsort(keys)
     children, parents = row[source[order]], row[target[order]]
@@ -201,10 +206,11 @@ def _ragged_children(
     owners = parents - np.repeat(level_start, counts)
     first = first_rows(children, starts, counts)
     offset, owner = flat.add(children), flat.add(owners)
-    return [
+    wirings = [
         Wiring(STATE_STORE, offset + int(start), int(count), int(begin), owner + int(start))
         for start, count, begin in zip(starts, counts, first, strict=True)
     ]
+    return wirings, (flat.add(order), order.size)
 
 
 def _fixed_children(
@@ -234,7 +240,10 @@ def _fixed_children(
         wirings.append(
             [
                 Wiring(
-                    STATE_STORE, offset + int(start) * arity + place, int(size), int(begin),
+                    STATE_STORE,
+                    offset + int(start) * arity + place,
+                    int(size),
+                    int(begin),
                     stride=arity,
                 )
                 for start, size, begin in zip(starts, sizes, first, strict=True)

@@ -1,7 +1,7 @@
 """Hold the batched plan of a mini-batch: which rows go into which operation, step by step."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -228,6 +228,26 @@ class Schedule:
         offset, length = self._fact("input_node")
         return self.wiring[offset : offset + length]
 
+    @property
+    def level_inputs(self) -> tuple[int, ...]:
+        """How many nodes of each step read an input; they are the first ones of the step."""
+        return self._fact("level_inputs")
+
+    @property
+    def edge_order(self) -> Int[Tensor, " edge"]:
+        """Edges in the order in which ragged steps read them (schedules without an arity)."""
+        offset, length = self._fact("edge_order") or (0, 0)
+        return self.wiring[offset : offset + length]
+
+    def children_of(self, step: Step) -> Int[Tensor, " child"]:
+        """State rows of all children of a step's nodes, the children of one node together.
+
+        With an arity N there are N rows a node, row 0 standing for a missing child.
+        """
+        arity, first = self.arity, step.arguments[1]
+        length = first.length * (arity or 1)
+        return self.wiring[first.offset : first.offset + length]
+
     def rows_of(self, wiring: Wiring) -> Int[Tensor, " row"]:
         """Gives the row numbers of a wiring."""
         end = wiring.offset + wiring.length * wiring.stride
@@ -250,12 +270,11 @@ class Schedule:
 
     # Moving, as PyG expects it of anything stored on a batch.
 
-    def _apply(self, fn: Callable[[Tensor], Tensor]) -> Self:
+    def _apply(self, fn: Callable[[Tensor], Tensor]) -> "Schedule":
         constants = tuple(
-            None if parts is None else tuple(fn(part) for part in parts)
-            for parts in self.constants
+            None if parts is None else tuple(fn(part) for part in parts) for parts in self.constants
         )
-        return type(self)(
+        return Schedule(
             self.signatures,
             self.stores,
             self.steps,
@@ -266,44 +285,45 @@ class Schedule:
             self.facts,
         )
 
-    def to(self, *args: Any, **kwargs: Any) -> Self:
+    def to(self, *args: Any, **kwargs: Any) -> "Schedule":
         """Moves all row numbers and constants to a device; dtypes stay as they are."""
         device, _, non_blocking, _ = torch._C._nn._parse_to(*args, **kwargs)
         if device is None:
             return self
         return self._apply(lambda t: t.to(device=device, non_blocking=non_blocking))
 
-    def cpu(self) -> Self:
+    def cpu(self) -> "Schedule":
         """Moves to the CPU."""
         return self._apply(lambda t: t.cpu())
 
-    def cuda(self, device: Any = None, non_blocking: bool = False) -> Self:
+    def cuda(self, device: Any = None, non_blocking: bool = False) -> "Schedule":
         """Moves to a CUDA device."""
         return self._apply(lambda t: t.cuda(device, non_blocking=non_blocking))
 
-    def pin_memory(self) -> Self:
+    def pin_memory(self) -> "Schedule":
         """Copies into page-locked memory, from which the copy to a device is asynchronous."""
         return self._apply(lambda t: t.pin_memory())
 
-    def share_memory_(self) -> Self:
+    def share_memory_(self) -> "Schedule":
         """Moves into shared memory, in place."""
         self._apply(lambda t: t.share_memory_())
         return self
 
-    def record_stream(self, stream: Any) -> Self:
+    def record_stream(self, stream: Any) -> "Schedule":
         """Tells the CUDA allocator that a stream uses the tensors."""
-        self._apply(lambda t: (t.record_stream(stream), t)[1])
+        for tensor in (self.wiring, *(part for parts in self.constants for part in parts or ())):
+            tensor.record_stream(stream)
         return self
 
-    def clone(self) -> Self:
+    def clone(self) -> "Schedule":
         """Copies the tensors."""
         return self._apply(lambda t: t.clone())
 
-    def contiguous(self) -> Self:
+    def contiguous(self) -> "Schedule":
         """Gives the schedule back: its tensors are contiguous by making."""
         return self
 
-    def detach(self) -> Self:
+    def detach(self) -> "Schedule":
         """Gives the schedule back: it never carries gradients."""
         return self
 

@@ -1,1 +1,7 @@
-"""Whole networks as plain modules: encode, run the schedule, predict."""
+"""Whole networks over trees: plain modules that take a PyG batch and give predictions."""
+
+from pyg_dynbatch.models.encoder import TreeEncoder
+from pyg_dynbatch.models.tree_classifier import TreeClassifier
+from pyg_dynbatch.models.tree_similarity import TreeSimilarity
+
+__all__ = ["TreeClassifier", "TreeEncoder", "TreeSimilarity"]

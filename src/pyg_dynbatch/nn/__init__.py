@@ -1,1 +1,26 @@
-"""Rows in, rows out: cells and layers that follow a schedule."""
+"""Rows in, rows out: recurrent cells, and layers that carry them through trees and graphs."""
+
+from pyg_dynbatch.nn.cell import RecursiveCell
+from pyg_dynbatch.nn.recursive import (
+    ChildSumTreeLSTM,
+    NaryTreeLSTM,
+    RecursiveLayer,
+    TreeGRU,
+    TreeRNN,
+)
+from pyg_dynbatch.nn.tree_gru import TreeGRUCell
+from pyg_dynbatch.nn.tree_lstm import ChildSumTreeLSTMCell, NaryTreeLSTMCell
+from pyg_dynbatch.nn.tree_rnn import TreeRNNCell
+
+__all__ = [
+    "ChildSumTreeLSTM",
+    "ChildSumTreeLSTMCell",
+    "NaryTreeLSTM",
+    "NaryTreeLSTMCell",
+    "RecursiveCell",
+    "RecursiveLayer",
+    "TreeGRU",
+    "TreeGRUCell",
+    "TreeRNN",
+    "TreeRNNCell",
+]

@@ -1,0 +1,155 @@
+"""Embed the tokens of a batch and carry a recurrent cell through its trees."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.schedule import Schedule
+from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer, TreeGRU, TreeRNN
+
+CELLS = ("nary", "child_sum", "gru", "rnn")
+
+
+def make_layer(
+    cell: str,
+    in_channels: int,
+    out_channels: int,
+    *,
+    arity: int = 2,
+    forget_bias: float = 1.0,
+    recurrent_dropout: float = 0.0,
+) -> RecursiveLayer:
+    """Makes a recursive layer by name.
+
+    Args:
+        cell: ``"nary"`` or ``"child_sum"`` (Tree-LSTM), ``"gru"`` or ``"rnn"``.
+        in_channels: Width of an input row.
+        out_channels: Width of the hidden row.
+        arity: Number of child places (not for child-sum).
+        forget_bias: Where the bias of the forget gates starts (Tree-LSTMs).
+        recurrent_dropout: Probability of dropping an entry of the candidate (not for ``"rnn"``).
+
+    Returns:
+        The layer.
+
+    Raises:
+        ValueError: If the name is unknown, or ``"rnn"`` is given a recurrent dropout.
+
+    Example:
+        >>> make_layer("child_sum", 4, 3)
+        ChildSumTreeLSTM(4, 3)
+    """
+    if cell == "nary":
+        return NaryTreeLSTM(
+            in_channels,
+            out_channels,
+            arity,
+            forget_bias=forget_bias,
+            recurrent_dropout=recurrent_dropout,
+        )
+    if cell == "child_sum":
+        return ChildSumTreeLSTM(
+            in_channels,
+            out_channels,
+            forget_bias=forget_bias,
+            recurrent_dropout=recurrent_dropout,
+        )
+    if cell == "gru":
+        return TreeGRU(in_channels, out_channels, arity, recurrent_dropout=recurrent_dropout)
+    if cell == "rnn" and not recurrent_dropout:
+        return TreeRNN(in_channels, out_channels, arity)
+    raise ValueError(
+        mismatch(
+            f"make_layer: no layer for cell {cell!r}",
+            expected=f"one of {', '.join(map(repr, CELLS))}; 'rnn' without recurrent dropout",
+            got=f"{cell!r}, recurrent_dropout={recurrent_dropout}",
+        )
+    )
+
+
+class TreeEncoder(nn.Module):
+    """Embeds tokens, drops parts of them, and runs a recursive layer over the batch.
+
+    Args:
+        num_tokens: Rows of the embedding; 0 for batches with features ``x`` instead of tokens.
+        embedding_channels: Width of an embedding row, or of ``x``.
+        layer: The recursive layer.
+        input_dropout: Probability of dropping an entry of an input row while training.
+        sparse_embedding: Whether the embedding has sparse gradients, which Adagrad and SGD can
+            use to touch only the rows of the batch.
+
+    Shape:
+        - batch: a PyG batch with ``edge_index``, ``num_nodes``, ``token`` (or ``x``) and, from
+          this package's loader, ``schedule``
+        - returns: ``[node, layer.out_channels]``
+
+    Example:
+        >>> encoder = TreeEncoder(10, 4, make_layer("nary", 4, 3))
+        >>> encoder.embedding.weight.shape
+        torch.Size([10, 4])
+    """
+
+    def __init__(
+        self,
+        num_tokens: int,
+        embedding_channels: int,
+        layer: RecursiveLayer,
+        *,
+        input_dropout: float = 0.0,
+        sparse_embedding: bool = False,
+    ) -> None:
+        super().__init__()
+        self.embedding = (
+            nn.Embedding(num_tokens, embedding_channels, sparse=sparse_embedding)
+            if num_tokens
+            else None
+        )
+        self.layer = layer
+        self.input_dropout = nn.Dropout(input_dropout)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws all parameters anew; embeddings from U(-0.05, 0.05)."""
+        if self.embedding is not None:
+            nn.init.uniform_(self.embedding.weight, -0.05, 0.05)
+        self.layer.reset_parameters()
+
+    def forward(self, batch: Any) -> Float[Tensor, "node hidden"]:
+        """Computes the hidden rows of all nodes."""
+        schedule = schedule_for(batch, self.layer)
+        if self.embedding is not None:
+            inputs = self.embedding(batch.token.index_select(0, schedule.input_node))
+        else:
+            inputs = batch.x.index_select(0, schedule.input_node)
+        return self.layer(self.input_dropout(inputs), batch.edge_index, schedule)
+
+
+def schedule_for(batch: Any, layer: RecursiveLayer) -> Schedule:
+    """Takes the batch's schedule, or works one out for batches of a stock PyG loader.
+
+    Args:
+        batch: The batch.
+        layer: The layer it is for.
+
+    Returns:
+        The schedule; one that was worked out is kept on the batch.
+    """
+    schedule = getattr(batch, "schedule", None)
+    if isinstance(schedule, Schedule):
+        return schedule
+    token = getattr(batch, "token", None)
+    has_input = token >= 0 if token is not None else getattr(batch, "has_input", None)
+    with torch.no_grad():
+        batch.schedule = Schedule.from_structure(
+            batch.edge_index,
+            batch.num_nodes,
+            child_slot=getattr(batch, "child_slot", None),
+            depth=getattr(batch, "depth", None),
+            arity=layer.arity,
+            has_input=has_input,
+            direction=layer.direction,
+        ).to(batch.edge_index.device)
+    return batch.schedule

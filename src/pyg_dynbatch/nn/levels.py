@@ -1,0 +1,89 @@
+"""Run a recurrent cell over the schedule of a structure, level by level."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from pyg_dynbatch.core.engine import RaggedRows
+from pyg_dynbatch.core.schedule import Schedule, Step
+from pyg_dynbatch.core.state_store import StateStore, finish, new_token
+from pyg_dynbatch.nn.cell import RecursiveCell, States
+
+
+def run_levels(
+    cell: RecursiveCell, schedule: Schedule, inputs: Float[Tensor, "input feature"]
+) -> States:
+    """Runs a cell over all levels: one product with all inputs, then one step a level.
+
+    Args:
+        cell: The cell.
+        schedule: Made by ``Schedule.from_structure`` with the arity of the cell.
+        inputs: Input rows in the order of ``schedule.input_node``.
+
+    Returns:
+        The state of every node in node order, a tuple of ``[node, width]``.
+    """
+    steps, counts = schedule.steps, schedule.level_inputs
+    first = counts[0] if counts else 0
+    none = cell.no_input(inputs)
+    projected = cell.project(inputs[first:]).split(list(counts[1:]) or [0])
+    store = StateStore(schedule.num_nodes + 1, zero_rows=1)
+    states = _leaves(cell, inputs[:first], steps[0].size if steps else 0)
+    autocast = torch.is_autocast_enabled(inputs.device.type)
+    store.allocate(
+        states, tuple(torch.float32 if autocast else part.dtype for part in states)
+    )
+    token = store.write(new_token(inputs), 1, states)
+    for number, step in enumerate(steps[1:], start=1):
+        rows = _with_missing(projected[number - 1], none, step.size)
+        states = cell.step(rows, _children(cell, schedule, store, token, step))
+        token = store.write(token, step.results[0][1], states)
+    if len(steps) < 2 and torch.is_grad_enabled():
+        # A batch of single nodes: the recurrent weights still take part, with zero rows, as
+        # distributed training wants a gradient of every parameter on every rank.
+        states = cell.step(projected[0][:0], _no_children(cell, store, token, schedule))
+        token = store.write(token, 1, states)
+    output = schedule.outputs["node"].wiring
+    return finish(token, [store], [(store, schedule.rows_of(output))])[0]
+
+
+def _leaves(cell: RecursiveCell, inputs: Tensor, size: int) -> States:
+    """States of the nodes without children: those with an input first, then the others."""
+    with_input = cell.leaf(inputs)
+    missing = size - inputs.size(0)
+    if not missing:
+        return with_input
+    # Each of them has its own row, so that dropout inside the cell is drawn for each.
+    without = cell.leaf(inputs.new_zeros(missing, cell.in_channels))
+    return tuple(torch.cat(parts) for parts in zip(with_input, without, strict=True))
+
+
+def _with_missing(projected: Tensor, none: Tensor, size: int) -> Tensor:
+    """Adds the projected rows of the nodes without an input, which come last in a level."""
+    missing = size - projected.size(0)
+    if not missing:
+        return projected
+    rest = none.expand(missing, -1)
+    return rest if not projected.size(0) else torch.cat([projected, rest.to(projected.dtype)])
+
+
+def _children(
+    cell: RecursiveCell, schedule: Schedule, store: StateStore, token: Tensor, step: Step
+) -> Any:
+    rows = store.read(token, schedule.children_of(step))
+    if cell.arity is None:
+        return RaggedRows(rows, schedule.owners_of(step.arguments[1]), step.size)
+    arity = cell.arity
+    return tuple(part.unflatten(0, (step.size, arity)) for part in rows)
+
+
+def _no_children(
+    cell: RecursiveCell, store: StateStore, token: Tensor, schedule: Schedule
+) -> Any:
+    rows = store.read(token, schedule.wiring[:0])
+    if cell.arity is None:
+        return RaggedRows(rows, schedule.wiring[:0], 0)
+    arity = cell.arity
+    return tuple(part.reshape(0, arity, part.size(1)) for part in rows)

@@ -1,0 +1,314 @@
+"""Layers that carry a recurrent cell through trees and acyclic graphs."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.schedule import Schedule
+from pyg_dynbatch.nn.cell import RecursiveCell
+from pyg_dynbatch.nn.levels import run_levels
+from pyg_dynbatch.nn.tree_gru import TreeGRUCell
+from pyg_dynbatch.nn.tree_lstm import ChildSumTreeLSTMCell, NaryTreeLSTMCell
+from pyg_dynbatch.nn.tree_rnn import TreeRNNCell
+
+
+class RecursiveLayer(nn.Module):
+    """Carries a cell from the leaves to the roots (or back), all nodes of a depth at once.
+
+    Usable like a PyG layer, ``layer(x, edge_index)``; the schedule is then worked out from the
+    edges at every call. Faster: hand it the schedule that this package's loader puts on the
+    batch, ``layer(x, batch.edge_index, schedule=batch.schedule)``.
+
+    Args:
+        cell: The cell; any :class:`RecursiveCell`.
+        direction: ``"bottom_up"`` (children before parents) or ``"top_down"``, where each node's
+            one argument is its parent, in the place of its own child slot.
+
+    Shape:
+        - x: ``[node, in_channels]``; or, with a schedule, only the rows of
+          ``schedule.input_node``, in that order
+        - edge_index: ``[2, edge]``, from child to parent
+        - returns: ``[node, out_channels]``, in node order
+
+    Raises:
+        ValueError: If a schedule has another arity or direction, or another number of nodes or
+            edges than ``x`` and ``edge_index``.
+        TypeError: If ``edge_index`` is no dense int64 tensor, or ``x`` has the wrong width or no
+            floating dtype.
+
+    Example:
+        >>> layer = RecursiveLayer(TreeRNNCell(4, 3))
+        >>> layer(torch.randn(3, 4), torch.tensor([[0, 1], [2, 2]])).shape
+        torch.Size([3, 3])
+    """
+
+    def __init__(self, cell: RecursiveCell, direction: str = "bottom_up") -> None:
+        super().__init__()
+        if direction not in ("bottom_up", "top_down"):
+            raise ValueError(
+                mismatch(
+                    f"{type(self).__name__}: unknown direction",
+                    expected="'bottom_up' or 'top_down'",
+                    got=repr(direction),
+                )
+            )
+        self.cell = cell
+        self.direction = direction
+        self.in_channels, self.out_channels = cell.in_channels, cell.out_channels
+        self.arity = cell.arity
+
+    def reset_parameters(self) -> None:
+        """Draws all parameters anew."""
+        self.cell.reset_parameters()
+
+    def forward(
+        self,
+        x: Float[Tensor, "input feature"],
+        edge_index: Int[Tensor, "two edge"] | None = None,
+        schedule: Schedule | None = None,
+        *,
+        child_slot: Int[Tensor, " edge"] | None = None,
+        return_state: bool = False,
+    ) -> Any:
+        """Computes the hidden rows of all nodes.
+
+        Args:
+            x: Input rows, see the class.
+            edge_index: Edges from child to parent; may be left out with a schedule.
+            schedule: The schedule of the batch.
+            child_slot: Position of each edge's child among its siblings; only used without a
+                schedule, the order of the edges if left out.
+            return_state: Whether to give all parts of the state, not only the hidden rows.
+
+        Returns:
+            ``h`` in node order, or the tuple of the state's parts.
+        """
+        if schedule is None:
+            schedule = self._derive(x, edge_index, child_slot)
+        self._check(schedule, x, edge_index)
+        states = self._run(schedule, _input_rows(schedule, x))
+        return states if return_state else states[0]
+
+    def _run(self, schedule: Schedule, inputs: Tensor) -> tuple[Tensor, ...]:
+        fused = self.cell.run_schedule(schedule, inputs)
+        return run_levels(self.cell, schedule, inputs) if fused is None else fused
+
+    @torch.compiler.disable
+    def _derive(
+        self, x: Tensor, edge_index: Tensor | None, child_slot: Tensor | None
+    ) -> Schedule:
+        if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
+            raise TypeError(
+                mismatch(
+                    f"{type(self).__name__}: neither a schedule nor dense edges",
+                    expected="edge_index [2, edge], or schedule=batch.schedule",
+                    got=type(edge_index).__name__,
+                    mend="edge_index, _ = to_edge_index(adj_t) for a sparse adjacency",
+                )
+            )
+        return Schedule.from_structure(
+            torch.Tensor.as_subclass(edge_index, Tensor),
+            x.size(0),
+            child_slot=child_slot,
+            arity=self.arity,
+            direction=self.direction,
+        ).to(x.device)
+
+    def _check(self, schedule: Schedule, x: Tensor, edge_index: Tensor | None) -> None:
+        name = type(self).__name__
+        if x.dim() != 2 or x.size(1) != self.in_channels or not x.is_floating_point():
+            raise TypeError(
+                mismatch(
+                    f"{name}: input rows of the wrong form",
+                    expected=f"floating [row, {self.in_channels}]",
+                    got=f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}",
+                )
+            )
+        wanted, found = (self.arity, self.direction), (schedule.arity, schedule.direction)
+        if wanted != found:
+            raise ValueError(
+                mismatch(
+                    f"{name}: the schedule was made for another layer",
+                    expected="arity {}, {}".format(*wanted),
+                    got="arity {}, {}".format(*found),
+                    mend="DataLoader(..., arity={}, direction={!r})".format(*wanted),
+                )
+            )
+        if edge_index is not None and edge_index.size(1) != schedule.num_edges:
+            raise ValueError(
+                mismatch(
+                    f"{name}: the schedule belongs to another graph",
+                    expected=f"{schedule.num_edges} edges",
+                    got=edge_index.size(1),
+                    mend="make the schedule after the last change of the graph",
+                )
+            )
+        if x.size(0) not in (schedule.num_nodes, schedule.stores[0].inputs):
+            raise ValueError(
+                mismatch(
+                    f"{name}: wrong number of input rows",
+                    expected=f"{schedule.num_nodes} (all nodes) or {schedule.stores[0].inputs} "
+                    "(schedule.input_node)",
+                    got=x.size(0),
+                )
+            )
+
+    def __repr__(self) -> str:
+        """Names the widths, as PyG's layers do."""
+        arity = "" if self.arity is None else f", arity={self.arity}"
+        return f"{type(self).__name__}({self.in_channels}, {self.out_channels}{arity})"
+
+
+def _input_rows(schedule: Schedule, x: Tensor) -> Tensor:
+    inputs = schedule.stores[0].inputs
+    if x.size(0) == inputs and inputs != schedule.num_nodes:
+        return x
+    return x.index_select(0, schedule.input_node)
+
+
+class NaryTreeLSTM(RecursiveLayer):
+    """Carries an N-ary Tree-LSTM through trees with ordered children, missing ones allowed.
+
+    Args:
+        in_channels: Width of an input row.
+        out_channels: Width of the hidden row.
+        arity: Number of child places.
+        forget_bias: Where the bias of the forget gates starts.
+        recurrent_dropout: Probability of dropping an entry of the candidate while training.
+        direction: ``"bottom_up"`` or ``"top_down"``.
+
+    Shape:
+        As for :class:`RecursiveLayer`.
+
+    Reference:
+        Tai, Socher, Manning (2015), arXiv:1503.00075, equations 9-14.
+
+    Example:
+        >>> layer = NaryTreeLSTM(4, 3)
+        >>> layer
+        NaryTreeLSTM(4, 3, arity=2)
+        >>> layer(torch.randn(3, 4), torch.tensor([[0, 1], [2, 2]])).shape
+        torch.Size([3, 3])
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        arity: int = 2,
+        *,
+        forget_bias: float = 1.0,
+        recurrent_dropout: float = 0.0,
+        direction: str = "bottom_up",
+    ) -> None:
+        cell = NaryTreeLSTMCell(
+            in_channels,
+            out_channels,
+            arity,
+            forget_bias=forget_bias,
+            recurrent_dropout=recurrent_dropout,
+        )
+        super().__init__(cell, direction)
+
+
+class ChildSumTreeLSTM(RecursiveLayer):
+    """Carries a child-sum Tree-LSTM through trees and graphs with any number of children.
+
+    Args:
+        in_channels: Width of an input row.
+        out_channels: Width of the hidden row.
+        forget_bias: Where the bias of the forget gates starts.
+        recurrent_dropout: Probability of dropping an entry of the candidate while training.
+        direction: ``"bottom_up"`` or ``"top_down"``.
+
+    Shape:
+        As for :class:`RecursiveLayer`.
+
+    Reference:
+        Tai, Socher, Manning (2015), arXiv:1503.00075, equations 2-8.
+
+    Example:
+        >>> layer = ChildSumTreeLSTM(4, 3)
+        >>> layer(torch.randn(4, 4), torch.tensor([[0, 1, 2], [3, 3, 3]])).shape
+        torch.Size([4, 3])
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        forget_bias: float = 0.0,
+        recurrent_dropout: float = 0.0,
+        direction: str = "bottom_up",
+    ) -> None:
+        cell = ChildSumTreeLSTMCell(
+            in_channels,
+            out_channels,
+            forget_bias=forget_bias,
+            recurrent_dropout=recurrent_dropout,
+        )
+        super().__init__(cell, direction)
+
+
+class TreeGRU(RecursiveLayer):
+    """Carries a Tree-GRU through trees with ordered children (binary by default).
+
+    Args:
+        in_channels: Width of an input row.
+        out_channels: Width of the hidden row.
+        arity: Number of child places.
+        recurrent_dropout: Probability of dropping an entry of the candidate while training.
+        direction: ``"bottom_up"`` or ``"top_down"``.
+
+    Shape:
+        As for :class:`RecursiveLayer`.
+
+    Reference:
+        See :class:`~pyg_dynbatch.nn.TreeGRUCell`.
+
+    Example:
+        >>> TreeGRU(4, 3)(torch.randn(3, 4), torch.tensor([[0, 1], [2, 2]])).shape
+        torch.Size([3, 3])
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        arity: int = 2,
+        *,
+        recurrent_dropout: float = 0.0,
+        direction: str = "bottom_up",
+    ) -> None:
+        cell = TreeGRUCell(in_channels, out_channels, arity, recurrent_dropout=recurrent_dropout)
+        super().__init__(cell, direction)
+
+
+class TreeRNN(RecursiveLayer):
+    """Carries a single-layer recursive network through trees with ordered children.
+
+    Args:
+        in_channels: Width of an input row.
+        out_channels: Width of the hidden row.
+        arity: Number of child places.
+        direction: ``"bottom_up"`` or ``"top_down"``.
+
+    Shape:
+        As for :class:`RecursiveLayer`.
+
+    Reference:
+        See :class:`~pyg_dynbatch.nn.TreeRNNCell`.
+
+    Example:
+        >>> TreeRNN(4, 3)(torch.randn(3, 4), torch.tensor([[0, 1], [2, 2]])).shape
+        torch.Size([3, 3])
+    """
+
+    def __init__(
+        self, in_channels: int, out_channels: int, arity: int = 2, *, direction: str = "bottom_up"
+    ) -> None:
+        super().__init__(TreeRNNCell(in_channels, out_channels, arity), direction)

@@ -1,0 +1,218 @@
+"""Tree-LSTM cells: the N-ary one with ordered children, and the child-sum one without order."""
+
+import math
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from pyg_dynbatch.nn.cell import RecursiveCell, States, checked_probability, dropped
+
+
+def glorot_joint(weights: list[Tensor], fan_out: int) -> None:
+    """Fills weights as slices of one matrix with Glorot's uniform bound."""
+    bound = math.sqrt(6.0 / (sum(weight.size(1) for weight in weights) + fan_out))
+    for weight in weights:
+        nn.init.uniform_(weight, -bound, bound)
+
+
+class NaryTreeLSTMCell(RecursiveCell):
+    r"""Computes one N-ary Tree-LSTM step: every child place has weights and a forget gate.
+
+    .. math::
+        i &= \sigma(W^{(i)} x + \textstyle\sum_l U^{(i)}_l h_l + b^{(i)}), \quad
+        o = \sigma(W^{(o)} x + \sum_l U^{(o)}_l h_l + b^{(o)}) \\
+        f_k &= \sigma(W^{(f)} x + \textstyle\sum_l U^{(f)}_{kl} h_l + b^{(f)}), \quad
+        u = \tanh(W^{(u)} x + \sum_l U^{(u)}_l h_l + b^{(u)}) \\
+        c &= i \odot u + \textstyle\sum_k f_k \odot c_k, \qquad h = o \odot \tanh(c)
+
+    A missing child is a state of zeros, so nodes without children need no special case.
+
+    Args:
+        in_channels: Width of an input row.
+        out_channels: Width of the hidden and of the memory row.
+        arity: Number N of child places.
+        forget_bias: Where the bias of the forget gates starts.
+        recurrent_dropout: Probability of dropping an entry of ``u`` while training, drawn for
+            every node.
+
+    Shape:
+        - x: ``[row, in_channels]``; each child: a pair ``(h, c)`` of ``[row, out_channels]``
+        - returns: a pair ``(h, c)``, each ``[row, out_channels]``
+
+    Raises:
+        ValueError: If a width or the arity is below 1, or the probability outside [0, 1).
+
+    Reference:
+        Tai, Socher, Manning (2015), arXiv:1503.00075, equations 9-14. Recurrent dropout:
+        Semeniuta, Severyn, Barth (2016), arXiv:1603.05118, equation 8.
+
+    Example:
+        >>> cell, zeros = NaryTreeLSTMCell(4, 3), torch.zeros(2, 3)
+        >>> h, c = cell(torch.zeros(2, 4), (zeros, zeros), (zeros, zeros))
+        >>> h.shape
+        torch.Size([2, 3])
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        arity: int = 2,
+        *,
+        forget_bias: float = 1.0,
+        recurrent_dropout: float = 0.0,
+    ) -> None:
+        super().__init__(in_channels, out_channels, arity)
+        self.places = arity
+        self.state_channels = (out_channels, out_channels)
+        self.forget_bias = forget_bias
+        self.recurrent_dropout = checked_probability(
+            type(self).__name__, "recurrent_dropout", recurrent_dropout
+        )
+        # Rows in the order i, o, u, then f (one for the input, one a child for the children).
+        self.weight_input = nn.Parameter(torch.empty(4 * out_channels, in_channels))
+        self.weight_hidden = nn.Parameter(
+            torch.empty((3 + arity) * out_channels, arity * out_channels)
+        )
+        self.bias = nn.Parameter(torch.empty(4 * out_channels))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws the weights as one Glorot-uniform matrix; biases start at 0 and forget_bias."""
+        glorot_joint([self.weight_input, self.weight_hidden], self.weight_hidden.size(0))
+        with torch.no_grad():
+            self.bias.zero_()
+            self.bias[3 * self.out_channels :] = self.forget_bias
+
+    def project(self, x: Float[Tensor, "row feature"]) -> Float[Tensor, "row projected"]:
+        """Computes ``W x + b`` of the gates i, o, u, f, ``[row, 4 * out_channels]``."""
+        return nn.functional.linear(x, self.weight_input, self.bias)
+
+    def no_input(self, like: Tensor) -> Float[Tensor, "one projected"]:
+        """Gives the bias."""
+        return self.bias[None]
+
+    def leaf(self, x: Float[Tensor, "row feature"]) -> States:
+        """Computes leaves, for which the forget gates are not needed."""
+        width = 3 * self.out_channels
+        gates = nn.functional.linear(x, self.weight_input[:width], self.bias[:width])
+        return self.step(gates, None)
+
+    def step(self, projected: Float[Tensor, "row projected"], children: Any) -> States:
+        """Computes the gates and the new state; see the class."""
+        width = self.out_channels
+        gates = projected[:, : 3 * width]
+        if children is not None:
+            h, c = children
+            hidden = nn.functional.linear(h.flatten(1), self.weight_hidden)
+            gates = gates + hidden[:, : 3 * width]
+        i, o, u = gates.split(width, 1)
+        memory = torch.sigmoid(i) * dropped(u.tanh(), self.recurrent_dropout, self.training)
+        if children is not None:
+            forget = hidden[:, 3 * width :].unflatten(1, (self.places, width))
+            forget = torch.sigmoid(forget + projected[:, None, 3 * width :])
+            memory = memory + (forget * c).sum(1)
+        return torch.sigmoid(o) * memory.tanh(), memory
+
+
+class ChildSumTreeLSTMCell(RecursiveCell):
+    r"""Computes one child-sum Tree-LSTM step, for any number of unordered children.
+
+    The hidden rows of the children are added up; every child keeps a forget gate of its own:
+
+    .. math::
+        \tilde h &= \textstyle\sum_k h_k, \qquad
+        i, o, u = \sigma, \sigma, \tanh\,(W x + U \tilde h + b) \\
+        f_k &= \sigma(W^{(f)} x + U^{(f)} h_k + b^{(f)}), \quad
+        c = i \odot u + \textstyle\sum_k f_k \odot c_k, \quad h = o \odot \tanh(c)
+
+    A node without children sums over nothing, so leaves need no special case.
+
+    Args:
+        in_channels: Width of an input row.
+        out_channels: Width of the hidden and of the memory row.
+        forget_bias: Where the bias of the forget gates starts.
+        recurrent_dropout: Probability of dropping an entry of ``u`` while training, drawn for
+            every node.
+
+    Shape:
+        - x: ``[row, in_channels]``
+        - children: :class:`~pyg_dynbatch.core.RaggedRows` of pairs ``(h, c)``,
+          ``[child, out_channels]``
+        - returns: a pair ``(h, c)``, each ``[row, out_channels]``
+
+    Raises:
+        ValueError: If a width is below 1, or the probability outside [0, 1).
+
+    Reference:
+        Tai, Socher, Manning (2015), arXiv:1503.00075, equations 2-8. Recurrent dropout:
+        Semeniuta, Severyn, Barth (2016), arXiv:1603.05118, equation 8.
+
+    Example:
+        >>> from pyg_dynbatch.core import RaggedRows
+        >>> cell, rows = ChildSumTreeLSTMCell(4, 3), torch.zeros(3, 3)
+        >>> children = RaggedRows((rows, rows), torch.tensor([0, 0, 1]), 2)
+        >>> h, c = cell(torch.zeros(2, 4), children)
+        >>> h.shape
+        torch.Size([2, 3])
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        forget_bias: float = 0.0,
+        recurrent_dropout: float = 0.0,
+    ) -> None:
+        super().__init__(in_channels, out_channels, None)
+        self.state_channels = (out_channels, out_channels)
+        self.forget_bias = forget_bias
+        self.recurrent_dropout = checked_probability(
+            type(self).__name__, "recurrent_dropout", recurrent_dropout
+        )
+        # Rows in the order i, o, u, f.
+        self.weight_input = nn.Parameter(torch.empty(4 * out_channels, in_channels))
+        self.weight_hidden = nn.Parameter(torch.empty(4 * out_channels, out_channels))
+        self.bias = nn.Parameter(torch.empty(4 * out_channels))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws the weights as one Glorot-uniform matrix; biases start at 0 and forget_bias."""
+        glorot_joint([self.weight_input, self.weight_hidden], self.weight_hidden.size(0))
+        with torch.no_grad():
+            self.bias.zero_()
+            self.bias[3 * self.out_channels :] = self.forget_bias
+
+    def project(self, x: Float[Tensor, "row feature"]) -> Float[Tensor, "row projected"]:
+        """Computes ``W x + b`` of the gates i, o, u, f, ``[row, 4 * out_channels]``."""
+        return nn.functional.linear(x, self.weight_input, self.bias)
+
+    def no_input(self, like: Tensor) -> Float[Tensor, "one projected"]:
+        """Gives the bias."""
+        return self.bias[None]
+
+    def leaf(self, x: Float[Tensor, "row feature"]) -> States:
+        """Computes leaves, for which the forget gates are not needed."""
+        width = 3 * self.out_channels
+        gates = nn.functional.linear(x, self.weight_input[:width], self.bias[:width])
+        return self.step(gates, None)
+
+    def step(self, projected: Float[Tensor, "row projected"], children: Any) -> States:
+        """Computes the gates and the new state; see the class."""
+        width = self.out_channels
+        gates = projected[:, : 3 * width]
+        if children is not None:
+            (h, c), owner = children.rows, children.owner
+            total = h.new_zeros(projected.size(0), width).index_add(0, owner, h)
+            gates = gates + nn.functional.linear(total, self.weight_hidden[: 3 * width])
+        i, o, u = gates.split(width, 1)
+        memory = torch.sigmoid(i) * dropped(u.tanh(), self.recurrent_dropout, self.training)
+        if children is not None:
+            own = projected[:, 3 * width :].index_select(0, owner)
+            forget = own + nn.functional.linear(h, self.weight_hidden[3 * width :])
+            kept = torch.sigmoid(forget) * c
+            memory = memory.to(kept.dtype).index_add(0, owner, kept)
+        return torch.sigmoid(o) * memory.tanh(), memory
