@@ -78,10 +78,14 @@ class Signature:
         Types that the schedule leaves open (see :func:`any_type`) fit any type.
         """
         mine, theirs = (*self.inputs, *self.outputs), (*called.inputs, *called.outputs)
-        return len(self.inputs) == len(called.inputs) and len(mine) == len(theirs) and all(
-            isinstance(a, Ragged) == isinstance(b, Ragged)
-            and (row_type_of(a) == row_type_of(b) or is_open([row_type_of(b)]))
-            for a, b in zip(mine, theirs, strict=True)
+        return (
+            len(self.inputs) == len(called.inputs)
+            and len(mine) == len(theirs)
+            and all(
+                isinstance(a, Ragged) == isinstance(b, Ragged)
+                and (row_type_of(a) == row_type_of(b) or is_open([row_type_of(b)]))
+                for a, b in zip(mine, theirs, strict=True)
+            )
         )
 
     def __str__(self) -> str:
@@ -159,6 +163,10 @@ def draws_random_numbers(module: object) -> bool:
     return any(isinstance(part, dropouts) and getattr(part, "p", 1) for part in module.modules())
 
 
+# Keeps an operation called "double" or "train" apart from the methods of nn.Module.
+_KEY = "op_"
+
+
 class Operations(nn.Module):
     """Collects the operations of one model; the batching key is (module, input types).
 
@@ -211,17 +219,17 @@ class Operations(nn.Module):
             if same_module and known.signature.inputs == tuple(inputs):
                 return self._same(known.signature, outputs)
         name = name or self._free_name(type(module).__name__.lower())
-        if name in self._by_name or "." in name:
+        if name in self or "." in name:
             raise ValueError(
                 mismatch(
                     f"Operations: the name {name!r} cannot be used",
                     expected="a name without a full stop that no other operation has",
-                    got=f"operations so far: {', '.join(self._by_name) or 'none'}",
+                    got=f"{name!r}; so far: {', '.join(s.name for s in self.signatures) or 'none'}",
                 )
             )
         draws = draws_random_numbers(module) if random is None else random
         signature = Signature(name, tuple(inputs), tuple(outputs), draws)
-        self._by_name[name] = Operation(signature, module)
+        self._by_name[_KEY + name] = Operation(signature, module)
         return signature
 
     @staticmethod
@@ -238,17 +246,17 @@ class Operations(nn.Module):
 
     def _free_name(self, stem: str) -> str:
         number = 0
-        while (name := f"{stem}_{number}" if number else stem) in self._by_name:
+        while (name := f"{stem}_{number}" if number else stem) in self:
             number += 1
         return name
 
     def __getitem__(self, name: str) -> Operation:
         """Gives the operation of a name."""
-        return self._by_name[name]  # type: ignore[return-value]
+        return self._by_name[_KEY + name]  # type: ignore[return-value]
 
     def __contains__(self, name: str) -> bool:
         """Tells whether a name is registered."""
-        return name in self._by_name
+        return _KEY + name in self._by_name
 
     def __iter__(self) -> Iterator[Operation]:
         """Walks over the operations in the order they were added."""
