@@ -4,10 +4,10 @@ import hashlib
 import json
 import re
 from abc import ABC
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from jaxtyping import Int
@@ -21,22 +21,25 @@ from pyg_dynbatch.featurizers.files import load_tensors, write_atomically
 from pyg_dynbatch.featurizers.vocabulary import Vocabulary
 
 Transform = Callable[[Any], Any]
+Item = TypeVar("Item")
 
 # Part of every cache name: raise it when the meaning of a field changes.
 _FORMAT = "pyg_dynbatch.trees.1"
 
 
 @dataclass(frozen=True)
-class Content:
+class Content(Generic[Item]):
     """Holds what a data set consists of before it is cached.
 
     Attributes:
-        splits: The examples of each split.
+        splits: The examples of each split, as they were read.
+        featurize: Turns one of them into a data object.
         vocabulary: The words of all of them.
         num_classes: Number of classes.
     """
 
-    splits: Mapping[str, Iterable[DynTreeData]]
+    splits: Mapping[str, Sequence[Item]]
+    featurize: Callable[[Item], DynTreeData]
     vocabulary: Vocabulary
     num_classes: int
 
@@ -53,6 +56,12 @@ class TreeDataset(InMemoryDataset, ABC):
         root: Folder for ``raw/`` and ``processed/``; None caches nothing.
         transform: Applied to an example each time it is taken.
         pre_transform: Applied to an example once, before it is cached.
+
+    Example:
+        >>> from pyg_dynbatch.datasets import ListOps, ListOpsRecipe
+        >>> dataset = ListOps(None, "val", recipe=ListOpsRecipe(train=0, val=8, test=0))
+        >>> isinstance(dataset, TreeDataset), sum(dataset.node_counts) == dataset[:].y.numel()
+        (True, True)
     """
 
     def __init__(
@@ -66,7 +75,7 @@ class TreeDataset(InMemoryDataset, ABC):
         self._classes = 0
 
     def _open(
-        self, split: str, key: Mapping[str, str], build: Callable[[], Content], force: bool
+        self, split: str, key: Mapping[str, str], build: Callable[[], Content[Any]], force: bool
     ) -> None:
         """Fills the data set with one split.
 
@@ -84,19 +93,19 @@ class TreeDataset(InMemoryDataset, ABC):
             self._fill(load_tensors(cached, _FORMAT, type(self).__name__))
             return
         content = build()
-        for name, examples in content.splits.items():
-            packed = self._pack(name, examples, content)
+        for name, items in content.splits.items():
+            packed = self._pack(name, items, content)
             if folder is not None:
                 write_atomically(folder / f"{name}.{digest}.pt", _saver(packed))
             if name == split:
                 self._fill(packed)
 
-    def _pack(
-        self, split: str, examples: Iterable[DynTreeData], content: Content
-    ) -> dict[str, Any]:
-        bar = tqdm(examples, desc=f"{type(self).__name__}: {split}", unit=" trees", mininterval=0.5)
-        kept = [self.pre_transform(e) if self.pre_transform else e for e in bar]
-        data, slices = self.collate(kept)
+    def _pack(self, split: str, items: Sequence[Item], content: Content[Item]) -> dict[str, Any]:
+        bar = tqdm(items, desc=f"{type(self).__name__}: {split}", unit=" trees", mininterval=0.5)
+        examples = [content.featurize(item) for item in bar]
+        if self.pre_transform is not None:
+            examples = [self.pre_transform(example) for example in examples]
+        data, slices = self.collate(examples)
         return {
             "format": _FORMAT,
             "data": data.to_dict(),

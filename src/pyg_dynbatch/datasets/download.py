@@ -74,6 +74,15 @@ def download_verified(
         ConnectionError: If the address cannot be reached, or if it sends less than it promised.
         OSError: If the folder cannot be written.
         ValueError: If the checksum is wrong.
+
+    Example:
+        >>> import tempfile
+        >>> source = Path(tempfile.mkdtemp()) / "words.txt"
+        >>> size = source.write_text("a film")
+        >>> folder = tempfile.mkdtemp()
+        >>> path = download_verified(source.as_uri(), folder, sha256_of(source), "Words")
+        >>> path.read_text()
+        'a film'
     """
     path = Path(folder) / url.rpartition("/")[2]
     if path.is_file():

@@ -1,11 +1,9 @@
 """Generate ListOps, or read its published files: lists of digits to be evaluated."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-
-import torch
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.data.tree import DynTreeData
@@ -16,7 +14,6 @@ from pyg_dynbatch.featurizers.listops import (
     DIGITS,
     END,
     OPERATORS,
-    Form,
     evaluate_listops,
     listops_tree,
     listops_vocabulary,
@@ -53,6 +50,11 @@ class ListOpsRecipe:
     Reference:
         Nangia and Bowman (2018), arXiv 1804.06028, section 3. Differs: the publication draws a
         million expressions and keeps 90,000 and 10,000 without a limit on their length.
+
+    Example:
+        >>> recipe = ListOpsRecipe(train=1, val=1, test=0, max_depth=2, max_args=2)
+        >>> sum(len(drawn) for drawn in recipe.generate().values())
+        2
     """
 
     train: int = 20_000
@@ -172,7 +174,7 @@ class ListOps(TreeDataset):
         self,
         root: str | Path | None,
         split: str = "train",
-        form: Form = "operator",
+        form: str = "operator",
         recipe: ListOpsRecipe | None = None,
         tsv: str | Path | None = None,
         transform: Transform | None = None,
@@ -197,22 +199,23 @@ class ListOps(TreeDataset):
         self._open(split, key, lambda: _generate(chosen, form), force_reload)
 
 
-def _generate(recipe: ListOpsRecipe, form: Form) -> Content:
-    drawn = recipe.generate()
-    splits = {split: _examples(drawn[split], form) for split in _SPLITS if drawn[split]}
-    return Content(splits, listops_vocabulary(), _CLASSES)
+def _generate(recipe: ListOpsRecipe, form: str) -> Content[list[str]]:
+    drawn = {split: pieces for split, pieces in recipe.generate().items() if pieces}
+    return _content(drawn, form)
 
 
-def _examples(expressions: list[list[str]], form: Form) -> Iterator[DynTreeData]:
+def _read(path: Path, lines: list[str], split: str, form: str) -> Content[list[str]]:
+    numbered = enumerate(lines, start=1)
+    return _content({split: [_read_line(ln, f"{path}:{number}") for number, ln in numbered]}, form)
+
+
+def _content(expressions: dict[str, list[list[str]]], form: str) -> Content[list[str]]:
     vocabulary = listops_vocabulary()
-    return (listops_tree(pieces, form).to_data(vocabulary) for pieces in expressions)
 
+    def featurize(pieces: list[str]) -> DynTreeData:
+        return listops_tree(pieces, form).to_data(vocabulary)
 
-def _read(path: Path, lines: list[str], split: str, form: Form) -> Content:
-    expressions = [
-        _read_line(line, f"{path}:{number}") for number, line in enumerate(lines, start=1)
-    ]
-    return Content({split: _examples(expressions, form)}, listops_vocabulary(), _CLASSES)
+    return Content(expressions, featurize, vocabulary, _CLASSES)
 
 
 def _read_line(line: str, where: str) -> list[str]:
@@ -238,16 +241,3 @@ def _read_line(line: str, where: str) -> list[str]:
             )
         )
     return pieces
-
-
-def majority_share(dataset: ListOps) -> float:
-    """Computes the share of the most frequent value, the accuracy of always guessing it.
-
-    Args:
-        dataset: A split.
-
-    Returns:
-        The share, 0 to 1.
-    """
-    labels = torch.cat([data.y[data.root_index] for data in dataset])
-    return float(torch.bincount(labels).max() / labels.numel())

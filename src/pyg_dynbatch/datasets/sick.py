@@ -1,11 +1,9 @@
 """Load SICK relatedness: pairs of sentences with a score from 1 to 5."""
 
 import re
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float
@@ -20,7 +18,7 @@ from pyg_dynbatch.featurizers.parents import parse_parents
 from pyg_dynbatch.featurizers.parsed import ParsedTree, forest_to_data
 from pyg_dynbatch.featurizers.vocabulary import Vocabulary
 
-Trees = Literal["dependency", "constituency", "chain"]
+_TREES = ("dependency", "constituency", "chain")
 
 _SPLITS = ("train", "dev", "test")
 _CLASSES = 5
@@ -74,7 +72,7 @@ class _Pair:
 
 
 class SICK(TreeDataset):
-    """Holds one split of the SICK relatedness task.
+    r"""Holds one split of the SICK relatedness task.
 
     One example is a pair of sentences: a forest of two trees whose roots stand in ``root_index`` in
     the order of the sentences. ``score`` ``[1]`` is the relatedness, 1 to 5; ``target`` ``[1, 5]``
@@ -106,14 +104,24 @@ class SICK(TreeDataset):
     Reference:
         Marelli et al. (2014), SemEval, S14-2001; Tai, Socher and Manning (2015),
         arXiv 1503.00075, section 5.2.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> table = "sentence_A\tsentence_B\trelatedness_score\nA man sings\tHe sings\t4.5"
+        >>> for name in ("train", "trial", "test"):
+        ...     size = Path(folder, f"SICK_{name}.txt").write_text(table)
+        >>> pair = SICK(None, trees="chain", raw_dir=folder)[0]
+        >>> pair.root_index, pair.score, pair.target
+        (tensor([2, 4]), tensor([4.5000]), tensor([[0.0000, 0.0000, 0.0000, 0.5000, 0.5000]]))
     """
 
     def __init__(
         self,
         root: str | Path | None,
         split: str = "train",
-        trees: Trees = "dependency",
-        vocabulary: Literal["all", "train"] | Vocabulary = "all",
+        trees: str = "dependency",
+        vocabulary: str | Vocabulary = "all",
         raw_dir: str | Path | None = None,
         transform: Transform | None = None,
         pre_transform: Transform | None = None,
@@ -140,10 +148,8 @@ class SICK(TreeDataset):
 
 def _find_files(folder: Path, trees: str) -> dict[str, list[Path]]:
     """Finds, for each split, either one table or the files of words, parents and scores."""
-    if trees not in get_args(Trees):
-        raise ValueError(
-            mismatch("SICK: trees is unknown", expected=", ".join(get_args(Trees)), got=trees)
-        )
+    if trees not in _TREES:
+        raise ValueError(mismatch("SICK: trees is unknown", expected=", ".join(_TREES), got=trees))
     names = ["a.toks", "b.toks", "sim.txt"]
     if trees in _PARENT_FILES:
         names += [f"a.{_PARENT_FILES[trees]}", f"b.{_PARENT_FILES[trees]}"]
@@ -171,25 +177,25 @@ def _find_files(folder: Path, trees: str) -> dict[str, list[Path]]:
     )
 
 
-def _build(files: dict[str, list[Path]], vocabulary: str | Vocabulary) -> Content:
+def _build(files: dict[str, list[Path]], vocabulary: str | Vocabulary) -> Content[_Pair]:
     pairs = {
         split: _read_table(paths[0]) if len(paths) == 1 else _read_folder(paths)
         for split, paths in files.items()
     }
-    if not isinstance(vocabulary, Vocabulary):
+    if isinstance(vocabulary, Vocabulary):
+        words = vocabulary
+    else:
         counted = pairs.values() if vocabulary == "all" else [pairs["train"]]
         every = (tree for part in counted for pair in part for tree in (pair.first, pair.second))
-        vocabulary = Vocabulary.from_words(word for tree in every for word in tree.words)
-    splits = {split: _examples(part, vocabulary) for split, part in pairs.items()}
-    return Content(splits, vocabulary, _CLASSES)
+        words = Vocabulary.from_words(word for tree in every for word in tree.words)
+    return Content(pairs, lambda pair: _example(pair, words), words, _CLASSES)
 
 
-def _examples(pairs: Sequence[_Pair], vocabulary: Vocabulary) -> Iterator[DynTreeData]:
-    for pair in pairs:
-        data = forest_to_data([pair.first, pair.second], vocabulary, labelled=False)
-        data.target = score_to_target(pair.score)
-        data.score = torch.tensor([pair.score])
-        yield data
+def _example(pair: _Pair, vocabulary: Vocabulary) -> DynTreeData:
+    data = forest_to_data([pair.first, pair.second], vocabulary, labelled=False)
+    data.target = score_to_target(pair.score)
+    data.score = torch.tensor([pair.score])
+    return data
 
 
 def _read_folder(paths: list[Path]) -> list[_Pair]:

@@ -1,11 +1,8 @@
 """Load the Stanford Sentiment Treebank, five classes on every node of a binary tree."""
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.data.tree import DynTreeData
 from pyg_dynbatch.datasets.cached import Content, Transform, TreeDataset, choose_split
 from pyg_dynbatch.datasets.download import (
     check_sha256,
@@ -60,13 +57,22 @@ class SST(TreeDataset):
 
     Reference:
         Socher, Perelygin, Wu, Chuang, Manning, Ng and Potts (2013), EMNLP, D13-1170.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> for name in ("train", "dev", "test"):
+        ...     size = Path(folder, f"{name}.txt").write_text("(3 (2 good) (2 fun))")
+        >>> dataset = SST(None, "train", raw_dir=folder, verify=False)
+        >>> dataset[0].y, dataset[0].token, dataset.num_classes
+        (tensor([3, 2, 2]), tensor([-1,  1,  2]), 5)
     """
 
     def __init__(
         self,
         root: str | Path | None,
         split: str = "train",
-        vocabulary: Literal["all", "train"] | Vocabulary = "all",
+        vocabulary: str | Vocabulary = "all",
         raw_dir: str | Path | None = None,
         verify: bool = True,
         transform: Transform | None = None,
@@ -135,13 +141,14 @@ def _find_files(folder: Path | None, *, may_download: bool, verify: bool) -> dic
     return files
 
 
-def _build(files: dict[str, Path], vocabulary: str | Vocabulary) -> Content:
+def _build(files: dict[str, Path], vocabulary: str | Vocabulary) -> Content[ParsedTree]:
     parsed = {name: _parse(path) for name, path in files.items()}
-    if not isinstance(vocabulary, Vocabulary):
+    if isinstance(vocabulary, Vocabulary):
+        words = vocabulary
+    else:
         counted = parsed.values() if vocabulary == "all" else [parsed["train"]]
-        vocabulary = Vocabulary.from_words(w for trees in counted for t in trees for w in t.words)
-    splits = {name: _examples(trees, vocabulary) for name, trees in parsed.items()}
-    return Content(splits, vocabulary, _CLASSES)
+        words = Vocabulary.from_words(w for trees in counted for t in trees for w in t.words)
+    return Content(parsed, lambda tree: tree.to_data(words), words, _CLASSES)
 
 
 def _parse(path: Path) -> list[ParsedTree]:
@@ -149,7 +156,3 @@ def _parse(path: Path) -> list[ParsedTree]:
         parse_bracketed(line, f"{path}:{number}", num_classes=_CLASSES)
         for number, line in enumerate(read_lines(path), start=1)
     ]
-
-
-def _examples(trees: list[ParsedTree], vocabulary: Vocabulary) -> Iterator[DynTreeData]:
-    return (tree.to_data(vocabulary) for tree in trees)

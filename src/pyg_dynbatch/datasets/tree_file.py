@@ -5,8 +5,9 @@ from pathlib import Path
 
 from pyg_dynbatch.datasets.cached import Content, Transform, TreeDataset
 from pyg_dynbatch.datasets.download import sha256_of
-from pyg_dynbatch.featurizers.bracketed import Labels, parse_bracketed
+from pyg_dynbatch.featurizers.bracketed import parse_bracketed
 from pyg_dynbatch.featurizers.files import read_lines
+from pyg_dynbatch.featurizers.parsed import ParsedTree
 from pyg_dynbatch.featurizers.vocabulary import Vocabulary
 
 _SPLIT = "trees"
@@ -38,6 +39,14 @@ class TreeFile(TreeDataset):
         OSError: If the cache folder cannot be written.
         ValueError: If a file is empty, not UTF-8, or cannot be parsed; file, line and column are
             named.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "mine.txt"
+        >>> size = path.write_text("(3 (2 good) (1 fun))")
+        >>> trees = TreeFile(path)
+        >>> len(trees), trees.num_classes, trees.vocabulary.words
+        (1, 4, ('<unk>', 'good', 'fun'))
     """
 
     def __init__(
@@ -45,7 +54,7 @@ class TreeFile(TreeDataset):
         path: str | Path | Sequence[str | Path],
         root: str | Path | None = None,
         num_classes: int | None = None,
-        labels: Labels = "required",
+        labels: str = "required",
         vocabulary: Vocabulary | None = None,
         transform: Transform | None = None,
         pre_transform: Transform | None = None,
@@ -55,7 +64,7 @@ class TreeFile(TreeDataset):
         paths = [Path(path)] if isinstance(path, (str, Path)) else [Path(one) for one in path]
         lines = {path: read_lines(path) for path in paths}
 
-        def build() -> Content:
+        def build() -> Content[ParsedTree]:
             trees = [
                 parse_bracketed(line, f"{path}:{number}", num_classes=num_classes, labels=labels)
                 for path in paths
@@ -63,8 +72,10 @@ class TreeFile(TreeDataset):
             ]
             words = vocabulary or Vocabulary.from_words(w for tree in trees for w in tree.words)
             classes = num_classes or 1 + max(max(tree.labels) for tree in trees)
-            examples = (tree.to_data(words, labelled=labels != "none") for tree in trees)
-            return Content({_SPLIT: examples}, words, classes)
+            labelled = labels != "none"
+            return Content(
+                {_SPLIT: trees}, lambda t: t.to_data(words, labelled=labelled), words, classes
+            )
 
         key = {
             "files": " ".join(sha256_of(path) for path in paths),

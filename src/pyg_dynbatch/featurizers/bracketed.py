@@ -1,14 +1,14 @@
 """Turn bracketed text such as ``(3 (2 good) (1 (2 old) (2 days)))`` into trees, and back."""
 
 import re
-from typing import Literal, NoReturn, get_args
+from typing import NoReturn
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.data.tree import DynTreeData
 from pyg_dynbatch.featurizers.parsed import NO_PARENT, UNLABELLED, ParsedTree
 from pyg_dynbatch.featurizers.vocabulary import Vocabulary
 
-Labels = Literal["required", "optional", "none"]
+LABELS = ("required", "optional", "none")
 
 # Only the ASCII space (and the tab) separates: tokens of the treebank hold no-break spaces, which
 # str.split() and \s would cut.
@@ -17,7 +17,7 @@ _INTEGER = re.compile(r"-?[0-9]+")
 
 
 def parse_bracketed(
-    line: str, where: str = "", *, num_classes: int | None = None, labels: Labels = "required"
+    line: str, where: str = "", *, num_classes: int | None = None, labels: str = "required"
 ) -> ParsedTree:
     """Reads one bracketed tree without recursion.
 
@@ -45,11 +45,11 @@ def parse_bracketed(
         >>> tree.labels, tree.tokens, tree.parents, tree.depths
         ([3, 2, 1], [None, 'good', 'fun'], [-1, 0, 0], [1, 0, 0])
     """
-    if labels not in get_args(Labels):
+    if labels not in LABELS:
         raise ValueError(
             mismatch(
                 "parse_bracketed: labels is unknown",
-                expected=", ".join(get_args(Labels)),
+                expected=", ".join(LABELS),
                 got=labels,
             )
         )
@@ -59,7 +59,7 @@ def parse_bracketed(
 class _Parser:
     """Walks over the pieces of one line with the open node as its only state."""
 
-    def __init__(self, line: str, where: str, num_classes: int | None, labels: Labels) -> None:
+    def __init__(self, line: str, where: str, num_classes: int | None, labels: str) -> None:
         self.line = line
         self.where = where
         self.num_classes = num_classes
@@ -202,11 +202,11 @@ class BracketedTree:
         self,
         vocabulary: Vocabulary,
         num_classes: int | None = None,
-        labels: Labels = "required",
+        labels: str = "required",
     ) -> None:
         self.vocabulary = vocabulary
         self.num_classes = num_classes
-        self.labels: Labels = labels
+        self.labels = labels
 
     def __call__(self, line: str, where: str = "") -> DynTreeData:
         """Parses one line.

@@ -2,13 +2,12 @@
 
 import re
 from collections.abc import Sequence
-from typing import Literal, get_args
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.featurizers.parsed import NO_PARENT, UNLABELLED, ParsedTree
 from pyg_dynbatch.featurizers.vocabulary import Vocabulary
 
-Form = Literal["operator", "binary"]
+FORMS = ("operator", "binary")
 
 DIGITS = tuple("0123456789")
 OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
@@ -140,7 +139,7 @@ def format_listops(pieces: Sequence[str]) -> str:
     return opened[0]
 
 
-def listops_tree(pieces: Sequence[str], form: Form = "operator") -> ParsedTree:
+def listops_tree(pieces: Sequence[str], form: str = "operator") -> ParsedTree:
     """Shapes an expression as a tree whose root is labelled with the value.
 
     Args:
@@ -160,9 +159,9 @@ def listops_tree(pieces: Sequence[str], form: Form = "operator") -> ParsedTree:
         >>> tree.tokens, tree.parents, tree.labels
         (['[MIN', '3', '1'], [-1, 0, 0], [1, -1, -1])
     """
-    if form not in get_args(Form):
+    if form not in FORMS:
         raise ValueError(
-            mismatch("listops_tree: form is unknown", expected=get_args(Form), got=form)
+            mismatch("listops_tree: form is unknown", expected=", ".join(FORMS), got=form)
         )
     tree = _operator_tree(pieces) if form == "operator" else _binary_tree(pieces)
     tree.labels[tree.parents.index(NO_PARENT)] = evaluate_listops(pieces)

@@ -24,6 +24,11 @@ class ParsedTree:
         parents: Number of the parent, -1 = root.
         slots: Position among the parent's children, from 0.
         depths: 0 for a node without children, else one more than its deepest child.
+
+    Example:
+        >>> tree = ParsedTree([2, 3], [None, "good"], [-1, 0], [0, 0], [1, 0])
+        >>> len(tree), tree.words
+        (2, ['good'])
     """
 
     labels: list[int] = field(default_factory=list)
@@ -65,6 +70,11 @@ def forest_to_data(
 
     Returns:
         One example with ``token`` (-1 = none) and, if labelled, ``y``.
+
+    Example:
+        >>> leaf = ParsedTree([0], ["good"], [-1], [0], [0])
+        >>> forest_to_data([leaf, leaf], Vocabulary(["good"])).root_index
+        tensor([0, 1])
     """
     row = vocabulary.row
     child: list[int] = []

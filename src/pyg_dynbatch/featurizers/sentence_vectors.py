@@ -55,6 +55,11 @@ def sentence_vectors(
 
     Reference:
         Reimers and Gurevych (2019), arXiv 1908.10084.
+
+    Example:
+        >>> vectors = sentence_vectors(Vocabulary(["good"]), scale=6.0)  # doctest: +SKIP
+        >>> vectors.width, vectors.matrix[1].norm()  # doctest: +SKIP
+        (384, tensor(6.0000))
     """
     known = _read_cache(Path(cache), model) if cache is not None else {}
     absent = [word for word in vocabulary.words[1:] if word not in known]

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Literal, get_args
+from typing import IO
 
 import torch
 from jaxtyping import Bool, Float
@@ -15,7 +15,7 @@ from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.featurizers.vocabulary import Vocabulary, unescape
 from pyg_dynbatch.featurizers.word_vectors import WordVectors
 
-Missing = Literal["shared_uniform", "uniform", "normal", "zeros"]
+MISSING = ("shared_uniform", "uniform", "normal", "zeros")
 
 _HALF_RANGE = 0.05
 
@@ -24,12 +24,12 @@ def read_word_vectors(
     path: str | Path,
     vocabulary: Vocabulary,
     *,
-    missing: Missing = "uniform",
+    missing: str = "uniform",
     lower_case: bool = False,
     strict: bool = False,
     seed: int = 0,
 ) -> WordVectors:
-    """Reads the vectors of a vocabulary's words from GloVe text or word2vec text.
+    r"""Reads the vectors of a vocabulary's words from GloVe text or word2vec text.
 
     A word is looked up as it stands, then unescaped (``-LRB-`` as ``(``), then, if asked for,
     both in lower case. Only lines of wanted words are converted to numbers.
@@ -57,13 +57,20 @@ def read_word_vectors(
 
     Reference:
         Pennington, Socher and Manning (2014), doi 10.3115/v1/D14-1162.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "vectors.txt"
+        >>> size = path.write_text("good 0.5 1.5\n( 1.0 2.0\n")
+        >>> read_word_vectors(path, Vocabulary(["-LRB-", "dull"]), missing="zeros").matrix.tolist()
+        [[0.0, 0.0], [1.0, 2.0], [0.0, 0.0]]
     """
     path = Path(path)
-    if missing not in get_args(Missing):
+    if missing not in MISSING:
         raise ValueError(
             mismatch(
                 "read_word_vectors: missing is unknown",
-                expected=", ".join(get_args(Missing)),
+                expected=", ".join(MISSING),
                 got=missing,
             )
         )

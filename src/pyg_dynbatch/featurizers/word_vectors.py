@@ -25,6 +25,10 @@ class Coverage:
         tokens_found: Running words with a vector.
         types: Distinct words.
         types_found: Distinct words with a vector.
+
+    Example:
+        >>> print(Coverage("dev", tokens=200, tokens_found=190, types=50, types_found=45))
+        dev: 95.0% of 200 tokens, 90.0% of 50 distinct words
     """
 
     split: str
@@ -57,6 +61,12 @@ class WordVectors:
 
     Raises:
         ValueError: If rows and words differ in number.
+
+    Example:
+        >>> vocabulary = Vocabulary(["good", "film"])
+        >>> vectors = WordVectors(vocabulary, torch.ones(3, 2), torch.tensor([False, True, False]))
+        >>> print(vectors.coverage({"dev": torch.tensor([0, 3, 1])})[0])
+        dev: 75.0% of 4 tokens, 50.0% of 2 distinct words
     """
 
     def __init__(
