@@ -17,10 +17,16 @@ from pyg_dynbatch.core.operation import (
     is_open,
     row_type_of,
 )
-from pyg_dynbatch.core.rows import checked_results, inputs_of
-from pyg_dynbatch.core.schedule import Schedule, Step, Wiring
+from pyg_dynbatch.core.rows import (
+    checked_results,
+    inputs_of,
+    refuse_change_in_place,
+    versions_of,
+)
+from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.core.state_store import Pick, Rows, StateStore, finish, new_token
 from pyg_dynbatch.core.tensor_type import RowType, TensorType, describe, parts_of
+from pyg_dynbatch.core.wiring import Step, Wiring
 
 
 class RaggedRows(NamedTuple):
@@ -143,6 +149,7 @@ class Engine(nn.Module):
             TypeError: If a signature differs, an operation returns another type than stated, or
                 input rows are of another type.
             ValueError: If the number of input rows is not what the schedule wants.
+            RuntimeError: If an operation changes an argument in place.
         """
         run = _Run(self, schedule, inputs or {})
         for number, step in enumerate(schedule.steps):
@@ -179,6 +186,11 @@ class Engine(nn.Module):
             )
         return operation
 
+    @property
+    def device(self) -> torch.device:
+        """Device of the engine, as ``.to()`` left it."""
+        return self._precision.device  # type: ignore[return-value]
+
     def working_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Turns the stated float32 into the precision the engine works in."""
         return self._precision.dtype if dtype == torch.float32 else dtype  # type: ignore[return-value]
@@ -210,14 +222,14 @@ class _Run:
 
     def _row_types(self) -> list[RowType]:
         """Row type of every store; what the schedule leaves open the operations decide."""
-        found = [store.row_type for store in self.schedule.stores]
-        for step in self.schedule.steps[:1] if is_open(found) else ():
-            signature = self.operations[step.operation].signature
-            for wanted, wiring in zip(signature.inputs, step.arguments, strict=True):
-                found[wiring.store] = row_type_of(wanted)
-            for wanted, (store, _) in zip(signature.outputs, step.results, strict=True):
-                found[store] = wanted
-        return found
+        decided: dict[RowType, RowType] = {}
+        for called, operation in zip(self.schedule.signatures, self.operations, strict=True):
+            mine = operation.signature
+            pairs = zip(
+                (*called.inputs, *called.outputs), (*mine.inputs, *mine.outputs), strict=True
+            )
+            decided |= {row_type_of(theirs): row_type_of(ours) for theirs, ours in pairs}
+        return [decided.get(store.row_type, store.row_type) for store in self.schedule.stores]
 
     def _open(
         self,
@@ -264,7 +276,10 @@ class _Run:
             self._argument(wanted, wiring, step)
             for wanted, wiring in zip(signature.inputs, step.arguments, strict=True)
         ]
+        before = versions_of(arguments)
         results = operation(*arguments)
+        if versions_of(arguments) != before:
+            refuse_change_in_place(signature, f"step {number}")
         if len(signature.outputs) == 1:
             results = (results,)
         checked = checked_results(signature, results, step.size, f"step {number}")
@@ -292,11 +307,15 @@ class _Run:
         used = {self.schedule.signatures[step.operation].name for step in self.schedule.steps}
         for operation in self.engine.operations:
             signature = operation.signature
-            if signature.name in used or is_open(signature.outputs):
+            row_types = [row_type_of(wanted) for wanted in signature.inputs]
+            if signature.name in used or is_open([*row_types, *signature.outputs]):
                 continue
             results = operation(*(self._no_rows(wanted) for wanted in signature.inputs))
             results = (results,) if len(signature.outputs) == 1 else results
-            for rows in checked_results(signature, results, 0, "the call on zero rows"):
+            # Without arguments nothing tells a module that no row is wanted: it gives its one.
+            size = 0 if signature.inputs else 1
+            for rows in checked_results(signature, results, size, "the call on zero rows"):
+                rows = tuple(part[:0] for part in rows)
                 store = StateStore(0)
                 store.allocate(rows, tuple(part.dtype for part in rows))
                 self.token = store.write(self.token, 0, rows)

@@ -6,8 +6,9 @@ from torch import Tensor
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.operation import Ragged, Signature, any_type
-from pyg_dynbatch.core.schedule import Output, Schedule, Step, Store, Wiring, first_rows
+from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.core.structure import _checked_edges, depth_of
+from pyg_dynbatch.core.wiring import Output, Step, Store, Wiring, first_rows
 
 INPUT_STORE, STATE_STORE = 0, 1
 DIRECTIONS = ("bottom_up", "top_down")
@@ -38,6 +39,7 @@ def schedule_structure(
                 got=repr(direction),
             )
         )
+    _checked_arity(arity)
     source, target = _checked_edges(edge_index, num_nodes, "Schedule.from_structure")
     if direction == "top_down":
         source, target = target, source
@@ -119,12 +121,13 @@ class _Flat:
 
 def _checked_depth(depth: Tensor, source: np.ndarray, target: np.ndarray, num_nodes: int) -> Tensor:
     values = depth.detach().cpu().numpy()
-    if values.shape != (num_nodes,):
+    if values.shape != (num_nodes,) or depth.dtype != torch.int64 or (values < 0).any():
         raise ValueError(
             mismatch(
                 "Schedule.from_structure: depth has the wrong form",
-                expected=f"one int64 number a node, [{num_nodes}]",
-                got=list(values.shape),
+                expected=f"one int64 number of 0 or more a node, [{num_nodes}]",
+                got=f"{str(depth.dtype).removeprefix('torch.')}{list(values.shape)}"
+                + (f", smallest {values.min()}" if values.size else ""),
             )
         )
     wrong = np.flatnonzero(values[target] <= values[source])
@@ -140,6 +143,9 @@ def _checked_depth(depth: Tensor, source: np.ndarray, target: np.ndarray, num_no
                 mend="recompute it: depth_of(edge_index, num_nodes)",
             )
         )
+    if num_nodes and not np.bincount(values).all():
+        # Levels without a node would be steps without a row.
+        values = np.unique(values, return_inverse=True)[1]
     return torch.from_numpy(values)
 
 
@@ -155,6 +161,17 @@ def _checked_inputs(has_input: Tensor | None, num_nodes: int) -> np.ndarray:
             )
         )
     return has_input.detach().cpu().numpy()
+
+
+def _checked_arity(arity: int | None) -> None:
+    if arity is not None and arity < 0:
+        raise ValueError(
+            mismatch(
+                "Schedule.from_structure: the arity is negative",
+                expected="a number of argument places, or None for any number of children",
+                got=arity,
+            )
+        )
 
 
 def _slots(child_slot: Tensor | None, num_edges: int) -> np.ndarray | None:

@@ -1,41 +1,19 @@
 """Merge the programs of a mini-batch into one schedule, by offsets and sorts alone."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.operation import Ragged, Signature
+from pyg_dynbatch.core.operation import Ragged, row_type_of
 from pyg_dynbatch.core.policy import DependencyGraph, Policy, order_calls
 from pyg_dynbatch.core.program import CONSTANT, INPUT, RESULT, Program
-from pyg_dynbatch.core.schedule import Output, Schedule, Step, Store, Wiring, first_rows
+from pyg_dynbatch.core.schedule import Schedule
+from pyg_dynbatch.core.side_by_side import MergedPrograms, side_by_side
 from pyg_dynbatch.core.tensor_type import RowType, describe, parts_of
-
-
-@dataclass
-class _Merged:
-    """All programs side by side: the fields of Program as arrays, numbers shifted by offsets."""
-
-    signatures: list[Signature]
-    row_types: list[RowType]
-    constants: list[list[tuple[np.ndarray, ...]]]
-    num_inputs: list[int]
-    value_type: np.ndarray
-    value_kind: np.ndarray
-    value_place: np.ndarray
-    value_slot: np.ndarray
-    call_signature: np.ndarray
-    read_value: np.ndarray
-    read_call: np.ndarray
-    read_argument: np.ndarray
-    output_value: dict[str, np.ndarray]
-    output_example: dict[str, np.ndarray]
-    merged_calls: int = 0
-    facts: dict[str, Any] = field(default_factory=dict)
+from pyg_dynbatch.core.wiring import Output, Step, Store, Wiring, first_rows
 
 
 def schedule_programs(programs: Sequence[Program], policy: str | Policy) -> Schedule:
@@ -49,98 +27,13 @@ def schedule_programs(programs: Sequence[Program], policy: str | Policy) -> Sche
                 got=0,
             )
         )
-    merged = _concatenate(programs)
+    merged = side_by_side(programs)
     constant_row = _merge_equal_constants(merged)
     value, alive = _merge_equal_calls(merged, constant_row)
     return _lay_out(merged, value, alive, constant_row, policy, len(programs))
 
 
-def _number(table: dict[Any, int], items: list[Any], item: Any) -> int:
-    number = table.get(item)
-    if number is None:
-        number = table[item] = len(items)
-        items.append(item)
-    return number
-
-
-def _concatenate(programs: list[Program]) -> _Merged:
-    signatures: list[Signature] = []
-    row_types: list[RowType] = []
-    signature_table: dict[Any, int] = {}
-    type_table: dict[Any, int] = {}
-    constants: list[list[tuple[np.ndarray, ...]]] = []
-    num_inputs: list[int] = []
-    names = ("value_type", "value_kind", "value_place", "value_slot")
-    names += ("call_signature", "read_value", "read_call", "read_argument")
-    parts: dict[str, list[np.ndarray]] = {name: [] for name in names}
-    output_value: dict[str, list[np.ndarray]] = {}
-    output_example: dict[str, list[np.ndarray]] = {}
-    values = calls = 0
-    for number, program in enumerate(programs):
-        types = np.array(
-            [_number(type_table, row_types, t) for t in program.row_types], dtype=np.int64
-        )
-        while len(constants) < len(row_types):
-            constants.append([])
-            num_inputs.append(0)
-        kinds = [_number(signature_table, signatures, s) for s in program.signatures]
-        own = {name: np.asarray(getattr(program, name), dtype=np.int64) for name in names}
-        place, kind, local = own["value_place"].copy(), own["value_kind"], own["value_type"]
-        shift = np.array([len(constants[t]) for t in types], dtype=np.int64)
-        place[kind == CONSTANT] += shift[local[kind == CONSTANT]]
-        shift = np.array([num_inputs[t] for t in types], dtype=np.int64)
-        place[kind == INPUT] += shift[local[kind == INPUT]]
-        place[kind == RESULT] += calls
-        parts["value_type"].append(types[local])
-        parts["value_kind"].append(kind)
-        parts["value_place"].append(place)
-        parts["value_slot"].append(own["value_slot"])
-        parts["call_signature"].append(np.array(kinds, dtype=np.int64)[own["call_signature"]])
-        parts["read_value"].append(own["read_value"] + values)
-        parts["read_call"].append(own["read_call"] + calls)
-        parts["read_argument"].append(own["read_argument"])
-        for local_type, rows in enumerate(program.constants):
-            constants[types[local_type]].extend(rows)
-            num_inputs[types[local_type]] += program.num_inputs[local_type]
-        for name, marked in program.outputs.items():
-            output_value.setdefault(name, []).append(np.asarray(marked, dtype=np.int64) + values)
-            output_example.setdefault(name, []).append(np.full(len(marked), number))
-        values += len(program.value_type)
-        calls += program.num_calls
-    _refuse_one_name_twice(signatures)
-    for wanted in (wanted for signature in signatures for wanted in signature.inputs):
-        # A ragged argument may name a type of which no value exists.
-        _number(type_table, row_types, wanted.row_type if isinstance(wanted, Ragged) else wanted)
-    constants += [[] for _ in range(len(row_types) - len(constants))]
-    num_inputs += [0] * (len(row_types) - len(num_inputs))
-    joined = {name: np.concatenate(found) for name, found in parts.items()}
-    return _Merged(
-        signatures,
-        row_types,
-        constants,
-        num_inputs,
-        output_value={name: np.concatenate(found) for name, found in output_value.items()},
-        output_example={name: np.concatenate(found) for name, found in output_example.items()},
-        **joined,
-    )
-
-
-def _refuse_one_name_twice(signatures: list[Signature]) -> None:
-    first: dict[str, Signature] = {}
-    for signature in signatures:
-        known = first.setdefault(signature.name, signature)
-        if known != signature:
-            raise TypeError(
-                mismatch(
-                    f"Schedule.from_programs: two signatures are called {signature.name!r}",
-                    expected=str(known),
-                    got=str(signature),
-                    mend="take every signature from one Operations object",
-                )
-            )
-
-
-def _merge_equal_constants(merged: _Merged) -> list[np.ndarray]:
+def _merge_equal_constants(merged: MergedPrograms) -> list[np.ndarray]:
     """Keeps one of each group of equal constants; returns the row of every constant."""
     rows = []
     for number, constants in enumerate(merged.constants):
@@ -160,7 +53,7 @@ def _merge_equal_constants(merged: _Merged) -> list[np.ndarray]:
 
 
 def _merge_equal_calls(
-    merged: _Merged, constant_row: list[np.ndarray]
+    merged: MergedPrograms, constant_row: list[np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Finds calls that repeat another one on equal constants.
 
@@ -185,8 +78,13 @@ def _merge_equal_calls(
         table = _argument_table(merged, calls, len(merged.signatures[kind].inputs), value)
         mergeable = fixed[table].all(1)
         calls, table = calls[mergeable], table[mergeable]
-        _, first, group = np.unique(table, axis=0, return_index=True, return_inverse=True)
-        leader = calls[first[group.reshape(-1)]]
+        if not calls.size:
+            continue
+        if table.shape[1]:
+            _, first, group = np.unique(table, axis=0, return_index=True, return_inverse=True)
+            leader = calls[first[group.reshape(-1)]]
+        else:
+            leader = calls[:1].repeat(calls.size)
         repeated = leader != calls
         alive[calls[repeated]] = False
         for slot_values in results[kind]:
@@ -196,7 +94,7 @@ def _merge_equal_calls(
     return value[value], alive
 
 
-def _results_of(merged: _Merged) -> list[list[np.ndarray]]:
+def _results_of(merged: MergedPrograms) -> list[list[np.ndarray]]:
     """For each kind and output slot: the value of every call (an array over all calls)."""
     table: list[list[np.ndarray]] = []
     made = np.flatnonzero(merged.value_kind == RESULT)
@@ -210,7 +108,7 @@ def _results_of(merged: _Merged) -> list[list[np.ndarray]]:
     return table
 
 
-def _kinds_on_constants(merged: _Merged) -> list[int]:
+def _kinds_on_constants(merged: MergedPrograms) -> list[int]:
     """Kinds whose arguments can hang on constants alone, an earlier kind before a later one."""
     source = merged.value_kind[merged.read_value] == RESULT
     user = merged.call_signature[merged.read_call[source]]
@@ -221,8 +119,7 @@ def _kinds_on_constants(merged: _Merged) -> list[int]:
     candidates = [
         number
         for number, signature in enumerate(merged.signatures)
-        if signature.inputs
-        and not signature.random
+        if not signature.random
         and not any(isinstance(wanted, Ragged) for wanted in signature.inputs)
     ]
     changed = True
@@ -237,7 +134,7 @@ def _kinds_on_constants(merged: _Merged) -> list[int]:
 
 
 def _argument_table(
-    merged: _Merged, calls: np.ndarray, arguments: int, value: np.ndarray
+    merged: MergedPrograms, calls: np.ndarray, arguments: int, value: np.ndarray
 ) -> np.ndarray:
     """The (merged) value of each fixed argument of each call, ``[call, argument]``."""
     row = np.full(merged.call_signature.size, -1)
@@ -249,7 +146,7 @@ def _argument_table(
 
 
 def _lay_out(
-    merged: _Merged,
+    merged: MergedPrograms,
     value: np.ndarray,
     alive: np.ndarray,
     constant_row: list[np.ndarray],
@@ -318,7 +215,7 @@ def _stacked(row_type: RowType, rows: list[tuple[np.ndarray, ...]]) -> tuple[Ten
 
 
 def _place_results(
-    merged: _Merged, kind_of_step: np.ndarray, sizes: np.ndarray
+    merged: MergedPrograms, kind_of_step: np.ndarray, sizes: np.ndarray
 ) -> tuple[list[Store], list[tuple[tuple[int, int], ...]], np.ndarray]:
     """Gives the results of every step the next free rows of their stores."""
     number_of_type = {row_type: number for number, row_type in enumerate(merged.row_types)}
@@ -343,7 +240,7 @@ def _place_results(
 
 
 def _rows_of_values(
-    merged: _Merged, stores: list[Store], constant_row: list[np.ndarray]
+    merged: MergedPrograms, stores: list[Store], constant_row: list[np.ndarray]
 ) -> np.ndarray:
     """The row of every constant and input in its store; 0 for results, filled in later."""
     row = np.zeros(merged.value_type.size, dtype=np.int64)
@@ -357,7 +254,7 @@ def _rows_of_values(
 
 
 def _wire(
-    merged: _Merged,
+    merged: MergedPrograms,
     kind_of_step: np.ndarray,
     rows: np.ndarray,
     steps: np.ndarray,
@@ -377,24 +274,24 @@ def _wire(
     for step, kind in enumerate(kind_of_step):
         found = []
         for position, wanted in enumerate(merged.signatures[kind].inputs):
-            ragged = isinstance(wanted, Ragged)
-            row_type = wanted.row_type if isinstance(wanted, Ragged) else wanted
             place = step * most + position
             begin = int(starts[place])
             found.append(
                 Wiring(
-                    number_of_type[row_type],
+                    number_of_type[row_type_of(wanted)],
                     begin,
                     int(lengths[place]),
                     int(first[place]),
-                    index.size + begin if ragged else -1,
+                    index.size + begin if isinstance(wanted, Ragged) else -1,
                 )
             )
         wirings.append(tuple(found))
     return [index, owners], wirings
 
 
-def _wire_outputs(merged: _Merged, flat: list[np.ndarray], row: np.ndarray) -> dict[str, Output]:
+def _wire_outputs(
+    merged: MergedPrograms, flat: list[np.ndarray], row: np.ndarray
+) -> dict[str, Output]:
     outputs = {}
     offset = sum(part.size for part in flat)
     for name, values in merged.output_value.items():

@@ -40,13 +40,15 @@ class Signature:
 
     Args:
         name: Name of the operation, unique within one engine.
-        inputs: Type of each argument; ``Ragged`` for any number of rows.
+        inputs: Type of each argument; ``Ragged`` for any number of rows. Without any, the module
+            is called once a batch and returns its one row (a learned start state).
         outputs: Type of each result.
         random: Whether every call draws random numbers of its own (dropout). Equal calls on
             equal constants are made once, unless this is set.
 
     Raises:
-        ValueError: If the name is empty or there is no output.
+        ValueError: If the name is empty, there is no output, or random numbers are to be drawn
+            without an argument.
 
     Example:
         >>> add = Signature("add", (TensorType((3,)), TensorType((3,))), (TensorType((3,)),))
@@ -69,6 +71,15 @@ class Signature:
                     "Signature: a name and one output are needed",
                     expected="Signature(name, inputs, outputs)",
                     got=f"name {self.name!r}, {len(self.outputs)} outputs",
+                )
+            )
+        if self.random and not self.inputs:
+            raise ValueError(
+                mismatch(
+                    f"Signature {self.name!r}: random, but without an argument",
+                    expected="an argument, whose rows tell the module how many calls there are",
+                    got=str(self),
+                    mend="call it on a constant",
                 )
             )
 
@@ -151,7 +162,7 @@ class Operation(nn.Module):
 
 
 def draws_random_numbers(module: object) -> bool:
-    """Tells whether a module holds a dropout layer that can drop anything.
+    """Tells whether a module holds a part that drops anything, or says so (``dropout=0.1``).
 
     Example:
         >>> draws_random_numbers(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)))
@@ -160,7 +171,12 @@ def draws_random_numbers(module: object) -> bool:
     if not isinstance(module, nn.Module):
         return False
     dropouts = (nn.modules.dropout._DropoutNd, nn.RReLU)
-    return any(isinstance(part, dropouts) and getattr(part, "p", 1) for part in module.modules())
+    return any(
+        getattr(part, "p", 1)
+        if isinstance(part, dropouts)
+        else isinstance(share := getattr(part, "dropout", None), float) and share > 0
+        for part in module.modules()
+    )
 
 
 # Keeps an operation called "double" or "train" apart from the methods of nn.Module.

@@ -151,7 +151,7 @@ def order_calls(graph: DependencyGraph, policy: str | Policy) -> np.ndarray:
         Step of each call, ``[call]``.
 
     Raises:
-        ValueError: If the policy is unknown.
+        ValueError: If the policy is unknown, or a function gives steps that cannot be made.
 
     Example:
         >>> both = DependencyGraph(np.array([0, 1, 0, 1]), np.array([0, 0, 2]),
@@ -174,9 +174,37 @@ def order_calls(graph: DependencyGraph, policy: str | Policy) -> np.ndarray:
             graph.kind[calls], place[graph.source[edges]], place[graph.target[edges]]
         )
         inside = chosen(part)
+        if chosen not in POLICIES.values():
+            inside = _checked_steps(part, inside)
         step[calls] = first + inside
         first += int(inside.max()) + 1
     return step
+
+
+def _checked_steps(graph: DependencyGraph, step: object) -> np.ndarray:
+    """Checks what a policy of the user gave, and numbers its steps without holes."""
+    found = np.asarray(step)
+    problem = ""
+    if found.shape != (graph.num_calls,) or not np.issubdtype(found.dtype, np.integer):
+        problem = f"{found.dtype} array {list(found.shape)} for {graph.num_calls} calls"
+    else:
+        late = np.flatnonzero(found[graph.source] >= found[graph.target])
+        _, first, found = np.unique(found, return_index=True, return_inverse=True)
+        mixed = np.flatnonzero(graph.kind[first][found] != graph.kind)
+        if late.size:
+            source, target = graph.source[late[0]], graph.target[late[0]]
+            problem = f"call {target} in the step of call {source}, which it waits for, or before"
+        elif mixed.size:
+            problem = f"call {mixed[0]} in one step with a call of another kind"
+    if problem:
+        raise ValueError(
+            mismatch(
+                "Schedule: the policy gives steps that cannot be made",
+                expected="an integer a call; calls of one step are of one kind and independent",
+                got=problem,
+            )
+        )
+    return found
 
 
 def _groups(graph: DependencyGraph) -> np.ndarray:

@@ -142,9 +142,7 @@ class Program:
             ValueError: If the row is negative.
         """
         if row < 0:
-            raise ValueError(
-                mismatch("Program.input: negative row", expected="0 or more", got=row)
-            )
+            raise ValueError(mismatch("Program.input: negative row", expected="0 or more", got=row))
         number = self._number_of_type(row_type)
         self.num_inputs[number] = max(self.num_inputs[number], row + 1)
         return self._value(row_type, INPUT, row, 0, 0)
@@ -321,8 +319,10 @@ def _constant_row(part: Any, data: Any) -> np.ndarray:
         )
     tensor = torch.as_tensor(data).detach().cpu()
     shape_fits = tuple(tensor.shape) == part.shape
-    kind_fits = part.dtype.is_floating_point or part.dtype.is_complex or not (
-        tensor.dtype.is_floating_point or tensor.dtype.is_complex
+    kind_fits = (
+        part.dtype.is_floating_point
+        or part.dtype.is_complex
+        or not (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
     )
     if not shape_fits or not kind_fits:
         raise (TypeError if shape_fits else ValueError)(
@@ -332,6 +332,10 @@ def _constant_row(part: Any, data: Any) -> np.ndarray:
                 got=f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}",
             )
         )
+    if not isinstance(data, torch.Tensor | np.ndarray):
+        # Python's numbers are float64; torch would round them to float32 on the way.
+        tensor = torch.as_tensor(data, dtype=part.dtype)
     # bfloat16 has no numpy twin; float32 holds every bfloat16 number exactly.
     stored = torch.float32 if part.dtype == torch.bfloat16 else part.dtype
-    return tensor.to(stored).numpy()
+    # A copy: the program must not change when the caller's array does.
+    return tensor.to(stored).numpy().copy()

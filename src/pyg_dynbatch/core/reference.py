@@ -46,8 +46,8 @@ def run_one_by_one(
         for row_type, rows in zip(program.row_types, program.num_inputs, strict=True):
             used[row_type] = used.get(row_type, 0) + rows
     results: dict[str, Any] = {}
-    for name, rows in collected.items():
-        parts = tuple(torch.cat(part) for part in zip(*rows, strict=True)) if rows else ()
+    for name, found in collected.items():
+        parts = tuple(torch.cat(part) for part in zip(*found, strict=True))
         results[name] = parts[0] if len(parts) == 1 else parts
     return results
 
@@ -84,7 +84,7 @@ def _run(
 
 def _as_rows(engine: Engine, row_type: RowType, rows: Any) -> tuple[torch.Tensor, ...]:
     return tuple(
-        torch.as_tensor(row).to(engine.working_dtype(part.dtype))[None]
+        torch.as_tensor(row).to(engine.device, engine.working_dtype(part.dtype))[None]
         for part, row in zip(parts_of(row_type), rows, strict=True)
         if part.dtype is not None
     )
@@ -109,18 +109,19 @@ def _call(
     for wanted, numbers in zip(signature.inputs, reads, strict=True):
         row_type = row_type_of(wanted)
         if numbers:
-            rows: Any = tuple(
-                torch.cat(p) for p in zip(*(values[n] for n in numbers), strict=True)
-            )
+            rows: Any = tuple(torch.cat(p) for p in zip(*(values[n] for n in numbers), strict=True))
         else:
             rows = tuple(
-                torch.zeros((0, *(p.shape or ())), dtype=engine.working_dtype(p.dtype))
+                torch.zeros(
+                    (0, *(p.shape or ())),
+                    dtype=engine.working_dtype(p.dtype or torch.float32),
+                    device=engine.device,
+                )
                 for p in parts_of(row_type)
-                if p.dtype is not None
             )
         rows = rows if isinstance(row_type, tuple) else rows[0]
         if isinstance(wanted, Ragged):
-            owner = torch.zeros(len(numbers), dtype=torch.int64)
+            owner = torch.zeros(len(numbers), dtype=torch.int64, device=engine.device)
             rows = RaggedRows(rows, owner, 1)
         arguments.append(rows)
     results = engine.operation_of(signature)(*arguments)

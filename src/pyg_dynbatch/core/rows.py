@@ -1,14 +1,15 @@
 """Check the rows that come into a run from outside and from modules."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
 
+import torch
 from torch import Tensor
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.operation import Signature
-from pyg_dynbatch.core.schedule import Store
 from pyg_dynbatch.core.tensor_type import RowType, TensorType, describe, parts_of
+from pyg_dynbatch.core.wiring import Store
 
 
 def _shown(rows: tuple[Any, ...]) -> str:
@@ -32,7 +33,7 @@ def inputs_of(inputs: Mapping[RowType | str, Any], store: Store) -> tuple[Tensor
 
     Raises:
         ValueError: If rows are missing or their number is wrong.
-        TypeError: If their shape or kind of dtype is wrong.
+        TypeError: If they are no tensors, or their shape or kind of dtype is wrong.
     """
     parts = parts_of(store.row_type)
     tag = parts[0].tag if len(parts) == 1 else ""
@@ -49,6 +50,14 @@ def inputs_of(inputs: Mapping[RowType | str, Any], store: Store) -> tuple[Tensor
             )
         )
     rows = given if isinstance(given, tuple) else (given,)
+    if any(not isinstance(part, Tensor) or not part.dim() for part in rows):
+        raise TypeError(
+            mismatch(
+                f"Engine: input rows of type {describe(store.row_type)} are no tensors",
+                expected="a tensor [row, ...], or a tuple of them for a tuple type",
+                got=_shown(rows),
+            )
+        )
     if any(part.size(0) != store.inputs for part in rows):
         raise ValueError(
             mismatch(
@@ -109,6 +118,34 @@ def checked_results(
     return checked
 
 
+def versions_of(arguments: Sequence[Any]) -> list[int]:
+    """Reads autograd's counters of changes in place; nothing in inference mode, which has none."""
+    if torch.is_inference_mode_enabled():
+        return []
+    found = []
+    for argument in arguments:
+        rows = argument[0] if hasattr(argument, "owner") else argument
+        found += [part._version for part in (rows if isinstance(rows, tuple) else (rows,))]
+    return found
+
+
+def refuse_change_in_place(signature: Signature, where: str) -> NoReturn:
+    """Says that a module wrote into rows that other calls read too.
+
+    Raises:
+        RuntimeError: Always.
+    """
+    raise RuntimeError(
+        mismatch(
+            f"Operation {signature.name!r}: its module changed an argument in place",
+            expected="rows left as they are: other calls read them too",
+            got="a layer with inplace=True, or a method such as add_()",
+            where=where,
+            mend="inplace=False, or work on a clone",
+        )
+    )
+
+
 def _check_parts(
     rows: tuple[Tensor, ...], parts: tuple[TensorType, ...], what: str, where: str
 ) -> None:
@@ -132,5 +169,3 @@ def _check_parts(
                     where=where,
                 )
             )
-
-

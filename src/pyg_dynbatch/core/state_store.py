@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
+from torch.autograd import Function, Variable
 
 from pyg_dynbatch.core.errors import mismatch
 
@@ -13,26 +13,44 @@ Pick = Tensor | tuple[int, int]
 """Which rows to read: an index vector, or (first row, number of rows) side by side."""
 
 
+def has_gradient(dtype: torch.dtype) -> bool:
+    """Tells whether autograd differentiates numbers of a dtype."""
+    return dtype.is_floating_point or dtype.is_complex
+
+
 class GradientStore:
-    """Adds up the gradients of one state store, in one buffer made when backward begins."""
+    """Adds up the gradients of one state store, in one buffer a backward pass.
+
+    A graph may be left half-way (``autograd.grad`` of some inputs), entered half-way (a loss on
+    what a hook captured) and used again (``retain_graph``), so whoever comes first in a pass
+    begins with zeros, and the end of the pass lets the buffer go.
+    """
 
     def __init__(self) -> None:
         self.forms: tuple[tuple[torch.Size, torch.dtype, torch.device], ...] = ()
         self.totals: Rows = ()
+        self.backward_pass: int | None = None
 
-    def clear(self) -> None:
-        """Begins a backward pass with gradients of zero."""
+    def _begin(self) -> None:
+        current = torch._C._current_graph_task_id()
+        if current == self.backward_pass:
+            return
+        self.backward_pass = current
         self.totals = tuple(
-            torch.zeros(shape if dtype.is_floating_point else 0, dtype=dtype, device=device)
+            torch.zeros(shape if has_gradient(dtype) else 0, dtype=dtype, device=device)
             for shape, dtype, device in self.forms
         )
+        # The graph outlives the pass as long as somebody holds the loss; the buffer need not.
+        Variable._execution_engine.queue_callback(self._end)
+
+    def _end(self) -> None:
+        self.totals, self.backward_pass = (), None
 
     def add(self, pick: Pick, gradients: tuple[Tensor | None, ...]) -> None:
         """Adds the gradients of rows that were read."""
-        if not self.totals:
-            self.clear()
+        self._begin()
         for total, gradient in zip(self.totals, gradients, strict=True):
-            if gradient is None or not total.is_floating_point():
+            if gradient is None:
                 continue
             if isinstance(pick, tuple):
                 total[pick[0] : pick[0] + pick[1]] += gradient
@@ -41,10 +59,9 @@ class GradientStore:
 
     def take(self, start: int, size: int, dtypes: tuple[torch.dtype, ...]) -> tuple[Any, ...]:
         """Gives the finished gradients of rows that were written."""
-        if not self.totals:
-            self.clear()
+        self._begin()
         return tuple(
-            total[start : start + size].to(dtype) if dtype.is_floating_point else None
+            total[start : start + size].to(dtype) if has_gradient(dtype) else None
             for total, dtype in zip(self.totals, dtypes, strict=True)
         )
 
@@ -90,6 +107,11 @@ class StateStore:
         if isinstance(pick, tuple):
             return tuple(_alias(buffer, *pick) for buffer in self.buffers)
         return tuple(buffer.index_select(0, pick) for buffer in self.buffers)
+
+    def copy(self, pick: Pick) -> Rows:
+        """Gives rows of their own: they may be changed, and keep no buffer alive."""
+        rows = self.take(pick)
+        return tuple(part.clone() for part in rows) if isinstance(pick, tuple) else rows
 
     def read(self, token: Tensor, pick: Pick) -> Rows:
         """Reads rows; gradients that come back are added up in the gradient buffer."""
@@ -162,7 +184,7 @@ class _Read(Function):
         rows = store.take(pick)
         ctx.gradients, ctx.pick, ctx.device = store.gradients, pick, token.device
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*(part for part in rows if not part.is_floating_point()))
+        ctx.mark_non_differentiable(*(part for part in rows if not has_gradient(part.dtype)))
         return rows
 
     @staticmethod
@@ -173,36 +195,32 @@ class _Read(Function):
 
 
 class _Finish(Function):
-    """Reads all results at once: the one door through which a backward pass enters the run."""
+    """Reads all results at once."""
 
     @staticmethod
-    def forward(ctx: Any, token: Tensor, stores: list[StateStore], picks: list[Any]) -> Rows:
-        rows = [store.take(pick) for store, pick in picks]
-        ctx.all = [store.gradients for store in stores]
+    def forward(ctx: Any, token: Tensor, picks: list[Any]) -> Rows:
+        rows = [store.copy(pick) for store, pick in picks]
         ctx.picks = [(store.gradients, pick, len(store.buffers)) for store, pick in picks]
         ctx.device = token.device
         ctx.set_materialize_grads(False)
         flat = tuple(part for parts in rows for part in parts)
-        ctx.mark_non_differentiable(*(part for part in flat if not part.is_floating_point()))
+        ctx.mark_non_differentiable(*(part for part in flat if not has_gradient(part.dtype)))
         return flat
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
         refuse_second_derivative()
-        # A second pass over a retained graph must not find what the first one left.
-        for store in ctx.all:
-            store.clear()
         first = 0
         for store, pick, parts in ctx.picks:
             store.add(pick, gradients[first : first + parts])
             first += parts
-        return torch.empty(0, device=ctx.device), None, None
+        return torch.empty(0, device=ctx.device), None
 
 
 def finish(
     token: Tensor, stores: list[StateStore], picks: list[tuple[StateStore, Pick]]
 ) -> list[Rows]:
-    """Reads the results of a run.
+    """Reads the results of a run, as rows of their own.
 
     Args:
         token: Token after the last write.
@@ -213,8 +231,8 @@ def finish(
         For every result its parts.
     """
     if not (token.requires_grad and torch.is_grad_enabled()):
-        return [store.take(pick) for store, pick in picks]
-    flat = _Finish.apply(token, stores, picks)
+        return [store.copy(pick) for store, pick in picks]
+    flat = _Finish.apply(token, picks)
     found, first = [], 0
     for store, _ in picks:
         found.append(flat[first : first + len(store.buffers)])

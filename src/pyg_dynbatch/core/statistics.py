@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from pyg_dynbatch.core.schedule import Schedule, Step, Wiring
+from pyg_dynbatch.core.schedule import Schedule
+from pyg_dynbatch.core.wiring import Step, Wiring
 
 
 @dataclass(frozen=True)
@@ -58,9 +59,7 @@ class _Pass:
         self.flat = schedule.wiring.cpu().numpy()
         rows = [store.rows for store in schedule.stores]
         self.depth = [np.zeros(n, dtype=np.int64) for n in rows]
-        self.chains = [
-            np.zeros((n, len(schedule.signatures)), dtype=np.int64) for n in rows
-        ]
+        self.chains = [np.zeros((n, len(schedule.signatures)), dtype=np.int64) for n in rows]
         self.last_use = [np.zeros(n, dtype=np.int64) for n in rows]
         self.gathered = 0
 

@@ -1,0 +1,132 @@
+"""Put the programs of a mini-batch side by side, every number shifted by an offset."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.operation import Signature, row_type_of
+from pyg_dynbatch.core.program import CONSTANT, INPUT, RESULT, Program
+from pyg_dynbatch.core.tensor_type import RowType
+
+
+@dataclass
+class MergedPrograms:
+    """All programs side by side: the fields of Program as arrays, numbers shifted by offsets."""
+
+    signatures: list[Signature]
+    row_types: list[RowType]
+    constants: list[list[tuple[np.ndarray, ...]]]
+    num_inputs: list[int]
+    value_type: np.ndarray
+    value_kind: np.ndarray
+    value_place: np.ndarray
+    value_slot: np.ndarray
+    call_signature: np.ndarray
+    read_value: np.ndarray
+    read_call: np.ndarray
+    read_argument: np.ndarray
+    output_value: dict[str, np.ndarray]
+    output_example: dict[str, np.ndarray]
+    merged_calls: int = 0
+
+
+_ARRAYS = (
+    "value_type",
+    "value_kind",
+    "value_place",
+    "value_slot",
+    "call_signature",
+    "read_value",
+    "read_call",
+    "read_argument",
+)
+
+
+def _number(table: dict[Any, int], items: list[Any], item: Any) -> int:
+    number = table.get(item)
+    if number is None:
+        number = table[item] = len(items)
+        items.append(item)
+    return number
+
+
+def side_by_side(programs: list[Program]) -> MergedPrograms:
+    """Joins the fields of all programs, with one list of signatures and one of row types.
+
+    Raises:
+        TypeError: If one name stands for two signatures.
+    """
+    signatures: list[Signature] = []
+    row_types: list[RowType] = []
+    signature_table: dict[Any, int] = {}
+    type_table: dict[Any, int] = {}
+    constants: list[list[tuple[np.ndarray, ...]]] = []
+    num_inputs: list[int] = []
+    parts: dict[str, list[np.ndarray]] = {name: [] for name in _ARRAYS}
+    output_value: dict[str, list[np.ndarray]] = {}
+    output_example: dict[str, list[np.ndarray]] = {}
+    values = calls = 0
+    for number, program in enumerate(programs):
+        types = np.array(
+            [_number(type_table, row_types, t) for t in program.row_types], dtype=np.int64
+        )
+        while len(constants) < len(row_types):
+            constants.append([])
+            num_inputs.append(0)
+        kinds = [_number(signature_table, signatures, s) for s in program.signatures]
+        own = {name: np.asarray(getattr(program, name), dtype=np.int64) for name in _ARRAYS}
+        place, kind, local = own["value_place"].copy(), own["value_kind"], own["value_type"]
+        shift = np.array([len(constants[t]) for t in types], dtype=np.int64)
+        place[kind == CONSTANT] += shift[local[kind == CONSTANT]]
+        shift = np.array([num_inputs[t] for t in types], dtype=np.int64)
+        place[kind == INPUT] += shift[local[kind == INPUT]]
+        place[kind == RESULT] += calls
+        parts["value_type"].append(types[local])
+        parts["value_kind"].append(kind)
+        parts["value_place"].append(place)
+        parts["value_slot"].append(own["value_slot"])
+        parts["call_signature"].append(np.array(kinds, dtype=np.int64)[own["call_signature"]])
+        parts["read_value"].append(own["read_value"] + values)
+        parts["read_call"].append(own["read_call"] + calls)
+        parts["read_argument"].append(own["read_argument"])
+        for local_type, rows in enumerate(program.constants):
+            constants[types[local_type]].extend(rows)
+            num_inputs[types[local_type]] += program.num_inputs[local_type]
+        for name, marked in program.outputs.items():
+            output_value.setdefault(name, []).append(np.asarray(marked, dtype=np.int64) + values)
+            output_example.setdefault(name, []).append(np.full(len(marked), number))
+        values += len(program.value_type)
+        calls += program.num_calls
+    _refuse_one_name_twice(signatures)
+    for wanted in (wanted for signature in signatures for wanted in signature.inputs):
+        # A ragged argument may name a type of which no value exists.
+        _number(type_table, row_types, row_type_of(wanted))
+    constants += [[] for _ in range(len(row_types) - len(constants))]
+    num_inputs += [0] * (len(row_types) - len(num_inputs))
+    joined: dict[str, Any] = {name: np.concatenate(found) for name, found in parts.items()}
+    return MergedPrograms(
+        signatures,
+        row_types,
+        constants,
+        num_inputs,
+        output_value={name: np.concatenate(found) for name, found in output_value.items()},
+        output_example={name: np.concatenate(found) for name, found in output_example.items()},
+        **joined,
+    )
+
+
+def _refuse_one_name_twice(signatures: list[Signature]) -> None:
+    first: dict[str, Signature] = {}
+    for signature in signatures:
+        known = first.setdefault(signature.name, signature)
+        if known != signature:
+            raise TypeError(
+                mismatch(
+                    f"Schedule.from_programs: two signatures are called {signature.name!r}",
+                    expected=str(known),
+                    got=str(signature),
+                    mend="take every signature from one Operations object",
+                )
+            )

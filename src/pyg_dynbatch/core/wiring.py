@@ -1,0 +1,75 @@
+"""Say in plain integers which rows a step reads and where its results go."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from pyg_dynbatch.core.tensor_type import RowType
+
+
+class Wiring(NamedTuple):
+    """Says which rows of one state store make up one argument (or one output).
+
+    ``start`` is the first row where the rows lie side by side, so that no gather is needed, and
+    -1 otherwise. ``owner`` is the place of the owners of ragged rows in the flat vector (the call
+    each row belongs to), and -1 for an argument of exactly one row a call. ``stride`` is the
+    distance of two entries in the flat vector: the arguments of one call may stand together.
+    """
+
+    store: int
+    offset: int
+    length: int
+    start: int
+    owner: int = -1
+    stride: int = 1
+
+
+class Step(NamedTuple):
+    """One batched call: an operation, how many calls, what it reads, where its results go.
+
+    ``results`` holds a pair (store, first row) for every output; its rows lie side by side.
+    """
+
+    operation: int
+    size: int
+    arguments: tuple[Wiring, ...]
+    results: tuple[tuple[int, int], ...]
+
+
+class Store(NamedTuple):
+    """One state store: the rows of one row type, constants first, then inputs, then results."""
+
+    row_type: RowType
+    constants: int
+    inputs: int
+    rows: int
+
+
+class Output(NamedTuple):
+    """Where the rows of one named output lie; ``example`` is the place of their example numbers."""
+
+    wiring: Wiring
+    example: int
+
+
+def first_rows(index: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Finds, for each stretch of row numbers, its first row if the rows lie side by side.
+
+    Args:
+        index: Row numbers, all stretches one after another.
+        starts: Where each stretch begins.
+        lengths: How long each stretch is.
+
+    Returns:
+        First row of each stretch, or -1 where a gather is needed; 0 for empty stretches.
+    """
+    jumps = np.zeros(index.size + 1, dtype=np.int64)
+    if index.size > 1:
+        jumps[2:] = np.cumsum(np.diff(index) != 1)
+    ends = starts + lengths
+    filled = lengths > 0
+    result = np.zeros(starts.size, dtype=np.int64)
+    # Jumps strictly inside a stretch: between its first and its last entry.
+    inside = jumps[ends[filled]] - jumps[starts[filled] + 1]
+    result[filled] = np.where(inside == 0, index[starts[filled]], -1)
+    return result
