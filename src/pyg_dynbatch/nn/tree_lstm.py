@@ -7,7 +7,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.nn.cell import RecursiveCell, States, checked_probability, dropped
+from pyg_dynbatch.nn.fused_nary import fused_nary_tree_lstm
 
 
 def glorot_joint(weights: list[Tensor], fan_out: int) -> None:
@@ -71,7 +73,7 @@ class NaryTreeLSTMCell(RecursiveCell):
         self.recurrent_dropout = checked_probability(
             type(self).__name__, "recurrent_dropout", recurrent_dropout
         )
-        # Rows in the order i, o, u, then f (one for the input, one a child for the children).
+        # Rows in the order u, i, o, then f (one for the input, one a child for the children).
         self.weight_input = nn.Parameter(torch.empty(4 * out_channels, in_channels))
         self.weight_hidden = nn.Parameter(
             torch.empty((3 + arity) * out_channels, arity * out_channels)
@@ -87,7 +89,7 @@ class NaryTreeLSTMCell(RecursiveCell):
             self.bias[3 * self.out_channels :] = self.forget_bias
 
     def project(self, x: Float[Tensor, "row feature"]) -> Float[Tensor, "row projected"]:
-        """Computes ``W x + b`` of the gates i, o, u, f, ``[row, 4 * out_channels]``."""
+        """Computes ``W x + b`` of the gates u, i, o, f, ``[row, 4 * out_channels]``."""
         return nn.functional.linear(x, self.weight_input, self.bias)
 
     def no_input(self, like: Tensor) -> Float[Tensor, "one projected"]:
@@ -100,6 +102,18 @@ class NaryTreeLSTMCell(RecursiveCell):
         gates = nn.functional.linear(x, self.weight_input[:width], self.bias[:width])
         return self.step(gates, None)
 
+    def run_schedule(self, schedule: Schedule, inputs: Tensor) -> States | None:
+        """Runs a whole schedule in one autograd function, except under autocast."""
+        if torch.is_autocast_enabled(inputs.device.type) or not schedule.steps:
+            return None
+        keep = None
+        if self.training and self.recurrent_dropout:
+            keep = inputs.new_empty(schedule.num_nodes, self.out_channels)
+            keep.bernoulli_(1 - self.recurrent_dropout).div_(1 - self.recurrent_dropout)
+        return fused_nary_tree_lstm(
+            inputs, self.weight_input, self.weight_hidden, self.bias, schedule, keep
+        )
+
     def step(self, projected: Float[Tensor, "row projected"], children: Any) -> States:
         """Computes the gates and the new state; see the class."""
         width = self.out_channels
@@ -108,7 +122,7 @@ class NaryTreeLSTMCell(RecursiveCell):
             h, c = children
             hidden = nn.functional.linear(h.flatten(1), self.weight_hidden)
             gates = gates + hidden[:, : 3 * width]
-        i, o, u = gates.split(width, 1)
+        u, i, o = gates.split(width, 1)
         memory = torch.sigmoid(i) * dropped(u.tanh(), self.recurrent_dropout, self.training)
         if children is not None:
             forget = hidden[:, 3 * width :].unflatten(1, (self.places, width))
@@ -173,7 +187,7 @@ class ChildSumTreeLSTMCell(RecursiveCell):
         self.recurrent_dropout = checked_probability(
             type(self).__name__, "recurrent_dropout", recurrent_dropout
         )
-        # Rows in the order i, o, u, f.
+        # Rows in the order u, i, o, f.
         self.weight_input = nn.Parameter(torch.empty(4 * out_channels, in_channels))
         self.weight_hidden = nn.Parameter(torch.empty(4 * out_channels, out_channels))
         self.bias = nn.Parameter(torch.empty(4 * out_channels))
@@ -187,7 +201,7 @@ class ChildSumTreeLSTMCell(RecursiveCell):
             self.bias[3 * self.out_channels :] = self.forget_bias
 
     def project(self, x: Float[Tensor, "row feature"]) -> Float[Tensor, "row projected"]:
-        """Computes ``W x + b`` of the gates i, o, u, f, ``[row, 4 * out_channels]``."""
+        """Computes ``W x + b`` of the gates u, i, o, f, ``[row, 4 * out_channels]``."""
         return nn.functional.linear(x, self.weight_input, self.bias)
 
     def no_input(self, like: Tensor) -> Float[Tensor, "one projected"]:
@@ -208,7 +222,7 @@ class ChildSumTreeLSTMCell(RecursiveCell):
             (h, c), owner = children.rows, children.owner
             total = h.new_zeros(projected.size(0), width).index_add(0, owner, h)
             gates = gates + nn.functional.linear(total, self.weight_hidden[: 3 * width])
-        i, o, u = gates.split(width, 1)
+        u, i, o = gates.split(width, 1)
         memory = torch.sigmoid(i) * dropped(u.tanh(), self.recurrent_dropout, self.training)
         if children is not None:
             own = projected[:, 3 * width :].index_select(0, owner)
