@@ -1,6 +1,6 @@
 """Give a batch its schedule, and find the example that is to blame when there is none."""
 
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,15 +11,10 @@ from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.data.check import EDGE_FIELDS, NODE_FIELDS
 from pyg_dynbatch.data.tree import DynTreeData
 
-Direction = Literal["bottom_up", "top_down"]
-Directions = Literal["bottom_up", "top_down", "both"]
-
 KEY_OF_DIRECTION: dict[str, str] = {"bottom_up": "schedule", "top_down": "schedule_down"}
 
 
-def schedule_of(
-    batch: Any, arity: int | None = None, direction: Direction = "bottom_up"
-) -> Schedule:
+def schedule_of(batch: Any, arity: int | None = None, direction: str = "bottom_up") -> Schedule:
     """Gives the schedule attached to a batch, or derives it once and keeps it on the batch.
 
     This makes any batch usable, also one from a stock ``torch_geometric.loader.DataLoader`` and
@@ -42,7 +37,7 @@ def schedule_of(
         >>> schedule_of(tree) is schedule_of(tree)
         True
     """
-    key = KEY_OF_DIRECTION[_checked_direction(direction, get_args(Direction))]
+    key = KEY_OF_DIRECTION[checked_direction(direction, tuple(KEY_OF_DIRECTION), "schedule_of")]
     attached = getattr(batch, key, None)
     if attached is not None and arity not in (None, attached.arity):
         # Another layer wants other argument places: both schedules stay.
@@ -55,7 +50,7 @@ def schedule_of(
     return attached
 
 
-def attach_schedules(batch: Any, arity: int | None, direction: Directions, *, name: str) -> None:
+def attach_schedules(batch: Any, arity: int | None, direction: str, *, name: str) -> None:
     """Sets ``batch.schedule`` and/or ``batch.schedule_down``.
 
     Args:
@@ -64,12 +59,12 @@ def attach_schedules(batch: Any, arity: int | None, direction: Directions, *, na
         direction: ``"bottom_up"``, ``"top_down"`` or ``"both"``.
         name: Who asks, for messages.
     """
-    wanted = get_args(Direction) if direction == "both" else (direction,)
+    wanted = tuple(KEY_OF_DIRECTION) if direction == "both" else (direction,)
     for each in wanted:
         setattr(batch, KEY_OF_DIRECTION[each], derive_schedule(batch, arity, each, name=name))
 
 
-def derive_schedule(batch: Any, arity: int | None, direction: Direction, *, name: str) -> Schedule:
+def derive_schedule(batch: Any, arity: int | None, direction: str, *, name: str) -> Schedule:
     """Makes the schedule of a batch from its fields.
 
     Args:
@@ -153,7 +148,7 @@ def check_bounds(batch: Any, *, name: str) -> None:
         )
 
 
-def _schedule(data: Any, arity: int | None, direction: Direction) -> Schedule:
+def _schedule(data: Any, arity: int | None, direction: str) -> Schedule:
     fields = {key: getattr(data, key, None) for key in ("depth", "child_slot")}
     return Schedule.from_structure(
         data.edge_index.cpu(),
@@ -175,7 +170,7 @@ def _has_input(data: Any) -> Tensor | None:
     return None if marked is None else marked.cpu()
 
 
-def _blame(batch: Any, arity: int | None, direction: Direction) -> tuple[int, ValueError] | None:
+def _blame(batch: Any, arity: int | None, direction: str) -> tuple[int, ValueError] | None:
     if not isinstance(batch, Batch) or not hasattr(batch, "_slice_dict"):
         return None
     for number in range(batch.num_graphs):
@@ -200,11 +195,14 @@ def _check_fresh(schedule: Schedule, batch: Any, key: str) -> None:
         )
 
 
-def _checked_direction(direction: str, allowed: tuple[str, ...]) -> str:
+def checked_direction(direction: str, allowed: tuple[str, ...], name: str) -> str:
+    """Returns the direction unless it is none of those allowed."""
     if direction not in allowed:
         raise ValueError(
             mismatch(
-                "unknown direction", expected=" or ".join(map(repr, allowed)), got=repr(direction)
+                f"{name}: unknown direction",
+                expected=" or ".join(map(repr, allowed)),
+                got=repr(direction),
             )
         )
     return direction

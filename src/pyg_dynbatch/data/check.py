@@ -45,7 +45,8 @@ def check_structure(data: Any, demands: Demands, *, name: str, where: str = "") 
     Raises:
         ValueError: At the first thing that is wrong.
     """
-    num_nodes = int(data.num_nodes or 0)
+    # PyG guesses, with a warning, where nothing tells the number of nodes.
+    num_nodes = int(data.num_nodes or 0) if "num_nodes" in data else 0
     if num_nodes < 1:
         raise ValueError(
             mismatch(f"{name}: the tree is empty", expected="one node or more", got=0, where=where)
@@ -57,6 +58,28 @@ def check_structure(data: Any, demands: Demands, *, name: str, where: str = "") 
         _check_single_parents(data, num_nodes, name, where)
     _check_roots(data, num_nodes, demands, name, where)
     _check_values(data, demands, name, where)
+
+
+def check_edge_form(edge_index: Any, *, name: str) -> None:
+    """Checks that edges are an int64 tensor ``[2, edge]``.
+
+    Args:
+        edge_index: The edges.
+        name: Who asks, for messages.
+
+    Raises:
+        ValueError: If they are anything else.
+    """
+    is_tensor = isinstance(edge_index, Tensor)
+    if is_tensor and edge_index.dtype == torch.int64 and _fits(edge_index.shape, [2, None]):
+        return
+    raise ValueError(
+        mismatch(
+            f"{name}: edge_index has the wrong form",
+            expected="int64 tensor [2, edge], row 0 the children, row 1 the parents",
+            got=_described(edge_index),
+        )
+    )
 
 
 def _check_forms(data: Any, num_nodes: int, name: str, where: str) -> None:
@@ -84,14 +107,15 @@ def _check_forms(data: Any, num_nodes: int, name: str, where: str) -> None:
         value = getattr(data, key, None)
         if value is None and key not in required:
             continue
-        if not isinstance(value, Tensor):
-            got = "nothing" if value is None else type(value).__name__
-        elif value.dtype not in dtypes or not _fits(value.shape, shape):
-            got = f"{str(value.dtype).removeprefix('torch.')} tensor {list(value.shape)}"
-        else:
+        if isinstance(value, Tensor) and value.dtype in dtypes and _fits(value.shape, shape):
             continue
         raise ValueError(
-            mismatch(f"{name}: {key} has the wrong form", expected=expected, got=got, where=where)
+            mismatch(
+                f"{name}: {key} has the wrong form",
+                expected=expected,
+                got=_described(value),
+                where=where,
+            )
         )
     target = getattr(data, "target", None)
     if target is not None and (not isinstance(target, Tensor) or target.shape[:1] != (1,)):
@@ -105,6 +129,12 @@ def _check_forms(data: Any, num_nodes: int, name: str, where: str) -> None:
                 mend="target.unsqueeze(0)",
             )
         )
+
+
+def _described(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} tensor {list(value.shape)}"
+    return "nothing" if value is None else type(value).__name__
 
 
 def _is_edge_index(value: object) -> bool:
@@ -130,8 +160,10 @@ def _check_edges(data: Any, num_nodes: int, name: str, where: str) -> None:
                 where=where,
             )
         )
-    cycle = find_cycle(edges, num_nodes)
-    if cycle:
+    try:
+        right = depth_of(edges, num_nodes)
+    except ValueError as error:
+        cycle = find_cycle(edges, num_nodes)
         shown = " -> ".join(str(node) for node in [*cycle[:10], *cycle[:1]])
         raise ValueError(
             mismatch(
@@ -141,8 +173,7 @@ def _check_edges(data: Any, num_nodes: int, name: str, where: str) -> None:
                 where=where,
                 mend="remove one edge of the cycle",
             )
-        )
-    right = depth_of(edges, num_nodes)
+        ) from error
     wrong = (data.depth != right).nonzero().view(-1)
     if wrong.numel():
         node = int(wrong[0])

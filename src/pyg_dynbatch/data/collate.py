@@ -1,7 +1,7 @@
 """Merge examples into one batch and attach the schedule, where that costs the model no time."""
 
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import Any
 
 from torch import Tensor
 from torch_geometric.data import Batch, Data
@@ -9,7 +9,7 @@ from torch_geometric.loader.dataloader import Collater as PyGCollater
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.schedule import Schedule
-from pyg_dynbatch.data.attach import Directions, attach_schedules
+from pyg_dynbatch.data.attach import KEY_OF_DIRECTION, attach_schedules, checked_direction
 
 
 class Collater(PyGCollater):
@@ -47,7 +47,7 @@ class Collater(PyGCollater):
         exclude_keys: Sequence[str] | None = None,
         *,
         arity: int | None = None,
-        direction: Directions = "bottom_up",
+        direction: str = "bottom_up",
     ) -> None:
         super().__init__(
             dataset,
@@ -55,7 +55,7 @@ class Collater(PyGCollater):
             None if exclude_keys is None else list(exclude_keys),
         )
         self.arity = _checked_arity(arity)
-        self.direction = _checked_direction(direction)
+        self.direction = checked_direction(direction, (*KEY_OF_DIRECTION, "both"), "Collater")
         needed = {"edge_index"} & set(exclude_keys or ())
         if needed:
             raise ValueError(
@@ -180,15 +180,3 @@ def _checked_arity(arity: int | None) -> int | None:
             mismatch("Collater: arity is out of range", expected="1 or more, or None", got=arity)
         )
     return arity
-
-
-def _checked_direction(direction: Directions) -> Directions:
-    if direction not in get_args(Directions):
-        raise ValueError(
-            mismatch(
-                "Collater: unknown direction",
-                expected=" or ".join(map(repr, get_args(Directions))),
-                got=repr(direction),
-            )
-        )
-    return direction

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from types import ModuleType
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ __all__ = [
     "to_parents",
 ]
 
-Arrows = Literal["child_to_parent", "parent_to_child"]
+ARROWS = ("child_to_parent", "parent_to_child")
 
 
 def from_parents(
@@ -103,7 +103,7 @@ def from_edge_index(
     edge_index: Tensor,
     num_nodes: int | None = None,
     *,
-    arrows: Arrows = "child_to_parent",
+    arrows: str = "child_to_parent",
     **fields: Tensor,
 ) -> DynTreeData:
     """Makes an example from PyG edges and checks it completely.
@@ -111,7 +111,7 @@ def from_edge_index(
     Args:
         edge_index: Edges ``[2, edge]``; the order among a parent's edges is the children's order.
         num_nodes: Number of nodes; can be left out if a field with one row a node is given.
-        arrows: Which way the edges point.
+        arrows: Which way the edges point, ``"child_to_parent"`` or ``"parent_to_child"``.
         **fields: Further fields of ``DynTreeData``.
 
     Returns:
@@ -133,7 +133,7 @@ def from_edge_index(
 def from_networkx(
     graph: Any,
     *,
-    arrows: Arrows = "parent_to_child",
+    arrows: str = "parent_to_child",
     token: str | None = None,
     label: str | None = None,
     features: str | None = None,
@@ -194,7 +194,7 @@ def from_networkx(
     return DynTreeData(edge_index.contiguous(), child_slot, num_nodes=len(graph), **fields)
 
 
-def to_networkx(data: DynTreeData, *, arrows: Arrows = "parent_to_child") -> Any:
+def to_networkx(data: DynTreeData, *, arrows: str = "parent_to_child") -> Any:
     """Builds a ``networkx.DiGraph`` (a ``MultiDiGraph`` where a child is used twice by a node).
 
     Args:
@@ -355,11 +355,11 @@ def _check_base(base: int, name: str) -> None:
 
 
 def _check_arrows(arrows: str, name: str) -> None:
-    if arrows not in get_args(Arrows):
+    if arrows not in ARROWS:
         raise ValueError(
             mismatch(
                 f"{name}: unknown direction of arrows",
-                expected=" or ".join(map(repr, get_args(Arrows))),
+                expected=" or ".join(map(repr, ARROWS)),
                 got=repr(arrows),
             )
         )

@@ -6,7 +6,6 @@ from typing import Any
 from torch_geometric.loader import DataLoader as PyGDataLoader
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.data.attach import Directions
 from pyg_dynbatch.data.collate import Collater
 from pyg_dynbatch.data.epoch_sampler import EpochSampler
 from pyg_dynbatch.data.sampler import NodeBudgetBatchSampler
@@ -51,7 +50,7 @@ class DataLoader(PyGDataLoader):
         shuffle: bool | None = False,
         *,
         arity: int | None = None,
-        direction: Directions = "bottom_up",
+        direction: str = "bottom_up",
         seed: int | None = None,
         follow_batch: Sequence[str] | None = None,
         exclude_keys: Sequence[str] | None = None,

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.data.epoch_sampler import EpochSampler, checked_seed
 from pyg_dynbatch.data.packing import deal, make_exactly, pack_in_order, pack_tightly
 
-Oversize = Literal["raise", "alone", "skip"]
+OVERSIZE = ("raise", "alone", "skip")
 
 _TRIES = 8  # shuffles to try for few enough batches before packing by falling size
 
@@ -33,7 +33,7 @@ class NodeBudget:
     max_nodes: int
     shuffle: bool
     seed: int
-    oversize: Oversize
+    oversize: str
 
 
 class NodeBudgetBatchSampler(BatchSampler):
@@ -86,7 +86,7 @@ class NodeBudgetBatchSampler(BatchSampler):
         shuffle: bool = True,
         drop_last: bool = False,
         seed: int = 0,
-        oversize: Oversize = "raise",
+        oversize: str = "raise",
         batch_size: NodeBudget | None = None,
     ) -> None:
         if batch_size is None:
@@ -279,7 +279,7 @@ def _checked_budget(
     max_nodes: int | None,
     shuffle: bool,
     seed: int,
-    oversize: Oversize,
+    oversize: str,
 ) -> NodeBudget:
     name = "NodeBudgetBatchSampler"
     if sizes is None or max_nodes is None:
@@ -303,11 +303,11 @@ def _checked_budget(
         raise ValueError(
             mismatch(f"{name}: the budget is no budget", expected="max_nodes >= 1", got=max_nodes)
         )
-    if oversize not in get_args(Oversize):
+    if oversize not in OVERSIZE:
         raise ValueError(
             mismatch(
                 f"{name}: unknown value of oversize",
-                expected=" | ".join(get_args(Oversize)),
+                expected=" | ".join(OVERSIZE),
                 got=oversize,
             )
         )

@@ -5,10 +5,18 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
+from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
+from torch_geometric.data.storage import GlobalStorage
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.structure import depth_of, roots_of, slots_of
-from pyg_dynbatch.data.check import EDGE_FIELDS, NODE_FIELDS, Demands, check_structure
+from pyg_dynbatch.data.check import (
+    EDGE_FIELDS,
+    NODE_FIELDS,
+    Demands,
+    check_edge_form,
+    check_structure,
+)
 
 
 class DynTreeData(Data):
@@ -79,6 +87,7 @@ class DynTreeData(Data):
     ) -> None:
         super().__init__(**kwargs)
         if edge_index is not None:
+            check_edge_form(edge_index, name="DynTreeData")
             if num_nodes is None:
                 num_nodes = _count_nodes(depth, token, x, y)
             depth = depth_of(edge_index, num_nodes) if depth is None else depth
@@ -176,4 +185,4 @@ def _count_nodes(*fields: Tensor | None) -> int:
 
 
 # Without this PyG warns and falls back to an unsafe load when it reads a saved example.
-torch.serialization.add_safe_globals([DynTreeData])
+torch.serialization.add_safe_globals([DynTreeData, DataEdgeAttr, DataTensorAttr, GlobalStorage])

@@ -1,0 +1,289 @@
+import pickle
+import warnings
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import (
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+)
+from torch_geometric.data import InMemoryDataset
+
+from pyg_dynbatch.data import DynTreeData, EpochSampler, NodeBudgetBatchSampler, node_counts
+from pyg_dynbatch.data.packing import deal, make_exactly, pack_in_order, pack_tightly
+
+
+def ranked(sizes, ranks, epoch=0, **options):
+    """The batches of every rank, each rank planning by itself."""
+    plans = []
+    for rank in range(ranks):
+        inner = DistributedSampler(range(len(sizes)), num_replicas=ranks, rank=rank)
+        sampler = NodeBudgetBatchSampler(inner, sizes, **options)
+        sampler.sampler.set_epoch(epoch)
+        plans.append(list(sampler))
+        assert len(plans[-1]) == len(sampler)
+    return plans
+
+
+def flat(batches):
+    return [example for batch in batches for example in batch]
+
+
+@given(
+    sizes=st.lists(st.integers(1, 20), min_size=1, max_size=60),
+    ranks=st.integers(1, 4),
+    epoch=st.integers(0, 3),
+    shuffle=st.booleans(),
+)
+def test_every_example_comes_once_and_all_ranks_do_equally_many(sizes, ranks, epoch, shuffle):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        plans = ranked(sizes, ranks, epoch, max_nodes=25, shuffle=shuffle)
+        lengths = {len(rank) for e in range(4) for rank in ranked(sizes, ranks, e, max_nodes=25)}
+    assert len({len(plan) for plan in plans}) == 1
+    assert len(lengths) == 1, "the number of batches must not change with the epoch"
+    seen = Counter(example for plan in plans for example in flat(plan))
+    assert set(seen) == set(range(len(sizes)))
+    for batch in (batch for plan in plans for batch in plan):
+        assert batch
+        assert sum(sizes[i] for i in batch) <= 25
+    if not caught:
+        assert max(seen.values()) == 1
+
+
+def test_ranks_run_batches_of_about_one_size_in_one_step():
+    sizes = np.random.default_rng(0).integers(1, 60, 500).tolist()
+    plans = ranked(sizes, 2, max_nodes=300)
+    loads = [[sum(sizes[i] for i in batch) for batch in plan] for plan in plans]
+    differences = sorted(abs(a - b) for a, b in zip(*loads, strict=True))
+    assert differences[-2] < 30, "all steps but the one with the last, unfilled batch"
+    assert abs(sum(loads[0]) - sum(loads[1])) < 200, "of 7800 nodes each"
+
+
+def test_batches_are_well_filled():
+    sizes = np.random.default_rng(0).integers(1, 60, 1000).tolist()
+    sampler = NodeBudgetBatchSampler(None, sizes, max_nodes=100)
+    assert len(sampler) * 100 < 1.03 * sum(sizes)
+
+
+def test_steps_are_no_curriculum():
+    sizes = np.random.default_rng(0).integers(1, 60, 1000).tolist()
+    sizes += [2] * 7
+    loads = [sum(sizes[i] for i in b) for b in NodeBudgetBatchSampler(None, sizes, 95)]
+    assert loads != sorted(loads)
+    assert loads != sorted(loads, reverse=True)
+
+
+def test_without_shuffle_the_order_stays():
+    sampler = NodeBudgetBatchSampler(None, [3, 1, 4, 1, 5, 9, 2, 6], 9, shuffle=False)
+    assert list(sampler) == list(sampler) == [[0, 1, 2, 3], [4], [5], [6, 7]]
+
+
+def test_stock_sampler_traps_are_not_repeated():
+    # PyG's DynamicBatchSampler repeats samples here when it skips what is too big.
+    with pytest.warns(UserWarning, match="left out 2 of 7 examples with more than 10 nodes"):
+        sampler = NodeBudgetBatchSampler(
+            None, [2, 50, 3, 4, 60, 5, 6], 10, shuffle=False, oversize="skip"
+        )
+    assert list(sampler) == [[0, 2, 3], [5], [6]]
+    assert len(sampler) == 3
+
+
+def test_too_big_an_example_is_an_error_or_stands_alone():
+    with pytest.raises(ValueError) as caught:
+        NodeBudgetBatchSampler(None, [2, 50, 3, 60], 10)
+    assert str(caught.value) == (
+        "NodeBudgetBatchSampler: an example is bigger than the budget.\n"
+        "  expected: at most 10 nodes\n"
+        "  got:      50 nodes (2 examples are too big)\n"
+        "  where:    example 1\n"
+        "  try:      max_nodes=60, oversize='alone' or oversize='skip'"
+    )
+    for shuffle in (False, True):
+        sampler = NodeBudgetBatchSampler(
+            None, [2, 50, 3, 60], 10, shuffle=shuffle, oversize="alone"
+        )
+        batches = list(sampler)
+        assert [1] in batches
+        assert [3] in batches
+        assert sorted(flat(batches)) == [0, 1, 2, 3]
+
+
+def test_an_epoch_depends_on_seed_and_epoch_alone():
+    sizes = list(range(1, 50))
+
+    def epoch(number, seed=0):
+        sampler = NodeBudgetBatchSampler(None, sizes, 60, seed=seed)
+        sampler.set_epoch(number)
+        return list(sampler)
+
+    torch.manual_seed(1)
+    first = epoch(0)
+    torch.manual_seed(2)
+    assert epoch(0) == first
+    assert epoch(1) != first
+    assert epoch(0, seed=1) != first
+    assert epoch(1, seed=0) != epoch(0, seed=1)
+
+
+def test_full_passes_count_the_epoch_up_on_one_rank():
+    sampler = NodeBudgetBatchSampler(None, list(range(1, 50)), 60)
+    first, second = list(sampler), list(sampler)
+    assert sampler.epoch == 2
+    assert first != second
+    sampler.set_epoch(0)
+    assert list(sampler) == first
+    next(iter(sampler))
+    assert sampler.epoch == 1, "a pass broken off is no epoch"
+
+
+def test_lightning_finds_where_to_set_the_epoch():
+    alone = NodeBudgetBatchSampler(SequentialSampler(range(3)), [1, 2, 3], 5)
+    assert alone.sampler is alone
+    inner = DistributedSampler(range(3), num_replicas=2, rank=1)
+    assert NodeBudgetBatchSampler(inner, [1, 2, 3], 5).sampler is inner
+
+
+def test_resumes_at_the_next_batch():
+    sizes = list(range(1, 50))
+    sampler = NodeBudgetBatchSampler(None, sizes, 60, seed=3)
+    list(sampler)
+    rest = iter(sampler)
+    taken = [next(rest) for _ in range(5)]
+    state = sampler.state_dict()
+    assert state == {"epoch": 1, "position": 5}
+    resumed = NodeBudgetBatchSampler(None, sizes, 60, seed=3)
+    resumed.load_state_dict(state)
+    left = list(resumed)
+    assert left == list(rest)
+    assert sorted(flat(taken + left)) == list(range(49))
+    assert list(resumed) == list(sampler)
+    assert len(resumed) == len(sampler)
+
+
+def test_state_of_a_finished_epoch_and_another_epoch():
+    sizes = list(range(1, 50))
+    sampler = NodeBudgetBatchSampler(None, sizes, 60)
+    sampler.load_state_dict({"epoch": 4, "position": len(sampler)})
+    assert sampler.state_dict() == {"epoch": 5, "position": 0}
+    sampler.load_state_dict({"epoch": 4, "position": 2})
+    sampler.set_epoch(4)  # as Lightning does after loading
+    assert len(list(sampler)) == len(sampler) - 2
+    sampler.load_state_dict({"epoch": 4, "position": 2})
+    sampler.set_epoch(0)
+    assert len(list(sampler)) == len(sampler)
+
+
+def test_resumes_on_every_rank():
+    inner = DistributedSampler(range(49), num_replicas=2, rank=1)
+    sampler = NodeBudgetBatchSampler(inner, list(range(1, 50)), 60)
+    sampler.load_state_dict({"epoch": 2, "position": 3})
+    assert inner.epoch == 2
+    whole = ranked(list(range(1, 50)), 2, epoch=2, max_nodes=60)[1]
+    assert list(sampler) == whole[3:]
+
+
+def test_fewer_examples_than_ranks_do_not_hang():
+    with pytest.warns(UserWarning, match="2 examples do not go .* 2 of them come twice"):
+        plans = ranked([3, 5], 4, max_nodes=10)
+    assert [len(plan) for plan in plans] == [1] * 4
+    assert Counter(flat(flat(plans))) == {0: 2, 1: 2}
+    with pytest.raises(ValueError, match="there is not one batch for every rank"):
+        ranked([3, 5], 4, max_nodes=10, drop_last=True)
+
+
+def test_drop_last_leaves_out_the_smallest_batches():
+    sizes = [9, 8, 7, 6, 5]
+    plans = ranked(sizes, 2, max_nodes=9, drop_last=True)
+    assert [len(plan) for plan in plans] == [2, 2]
+    assert sorted(flat(flat(plans))) == [0, 1, 2, 3]
+    assert len(NodeBudgetBatchSampler(None, sizes, 9, drop_last=True)) == 5
+
+
+def test_lightning_can_build_it_again_from_batch_size():
+    sampler = NodeBudgetBatchSampler(None, [3, 4, 5], 7, shuffle=False, seed=4, oversize="alone")
+    inner = DistributedSampler(range(3), num_replicas=2, rank=0)
+    again = NodeBudgetBatchSampler(inner, batch_size=sampler.batch_size, drop_last=True)
+    assert (again.sizes, again.max_nodes, again.shuffle) == ((3, 4, 5), 7, False)
+    assert (again.seed, again.oversize, again.drop_last) == (4, "alone", True)
+    assert again.sampler is inner
+
+
+def test_sampler_pickles_and_says_what_it_is():
+    sampler = NodeBudgetBatchSampler(None, torch.tensor([3, 4, 5]), 7)
+    again = pickle.loads(pickle.dumps(sampler))
+    assert list(again) == list(sampler)
+    assert repr(again) == (
+        "NodeBudgetBatchSampler(3 examples, max_nodes=7, shuffle=True, seed=0, epoch=1)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sizes": None}, "sizes is missing"),
+        ({"max_nodes": None}, "max_nodes is missing"),
+        ({"sizes": []}, "there are no examples"),
+        ({"sizes": [1, -2]}, "a size is negative"),
+        ({"max_nodes": 0}, "the budget is no budget"),
+        ({"seed": -1}, "seed is negative"),
+        ({"sampler": SequentialSampler(range(5))}, "sizes belong to another data set"),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        NodeBudgetBatchSampler(**{"sampler": None, "sizes": [1, 2], "max_nodes": 3} | options)
+
+
+def test_samplers_that_choose_are_refused():
+    for sampler in (SubsetRandomSampler([0, 1]), RandomSampler(range(2))):
+        if isinstance(sampler, RandomSampler):
+            NodeBudgetBatchSampler(sampler, [1, 2], 3)
+            continue
+        with pytest.raises(TypeError, match="the sampler picks examples by itself") as caught:
+            NodeBudgetBatchSampler(sampler, [1, 2], 3)
+        assert "Subset(dataset, indices)" in str(caught.value)
+
+
+def test_epoch_sampler_is_repeatable():
+    sampler = EpochSampler(range(20), seed=5)
+    first, second = list(sampler), list(sampler)
+    assert sorted(first) == sorted(second) == list(range(20))
+    assert first != second
+    sampler.set_epoch(1)
+    assert list(sampler) == second
+    assert EpochSampler(range(3)).seed == torch.initial_seed() % 2**32
+    assert isinstance(sampler, RandomSampler)  # so Lightning knows that the loader shuffles
+
+
+class _Trees(InMemoryDataset):
+    def __init__(self, trees):
+        super().__init__()
+        self._data, self.slices = self.collate(trees)
+
+
+def test_node_counts_come_without_loading(monkeypatch):
+    trees = [
+        DynTreeData(torch.stack([torch.arange(1, n), torch.arange(n - 1)]), num_nodes=n)
+        for n in (1, 4, 2)
+    ]
+    dataset = _Trees(trees)
+    assert node_counts(trees) == [1, 4, 2]
+    monkeypatch.setattr(_Trees, "get", lambda self, i: pytest.fail("an example was loaded"))
+    assert node_counts(dataset) == [1, 4, 2]
+    assert node_counts(dataset[[2, 1]]) == [2, 4]
+    assert node_counts(Subset(dataset, [1])) == [4]
+
+
+def test_packing_pieces():
+    assert pack_in_order([2, 0, 1], [5, 5, 5], 10) == [[2, 0], [1]]
+    assert pack_tightly(range(5), [6, 5, 4, 3, 2], 10) == [[0, 2], [1, 3, 4]]
+    assert sorted(flat(make_exactly([[0, 1, 2, 3]], [1, 1, 1, 1], 4))) == [0, 1, 2, 3]
+    assert deal([[0], [1], [2], [3], [4], [5]], 3) == [[[0], [1], [2]], [[5], [3], [4]]]

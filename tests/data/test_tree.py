@@ -1,0 +1,246 @@
+import copy
+import pickle
+
+import pytest
+import torch
+from hypothesis import given
+from torch_geometric.data import Batch
+from torch_geometric.io import fs
+
+from pyg_dynbatch.data import DynTreeData
+from tests.strategies import SHAPES, Dag, deep, structures
+
+EDGES = torch.tensor([[0, 1], [2, 2]])
+
+
+def tree_of(dag: Dag, **fields) -> DynTreeData:
+    return DynTreeData(dag.edge_index, dag.child_slot, num_nodes=dag.num_nodes, **fields)
+
+
+@given(structures())
+def test_depth_slots_and_roots_are_computed(dag):
+    data = DynTreeData(dag.edge_index, num_nodes=dag.num_nodes)
+    assert data.depth.tolist() == dag.depth
+    assert data.root_index.tolist() == dag.roots
+    assert data.validate() is data
+    order = data.child_slot.argsort(stable=True)
+    for parent in range(dag.num_nodes):
+        mine = order[data.edge_index[1, order] == parent]
+        assert data.child_slot[mine].tolist() == list(range(mine.numel()))
+        assert mine.tolist() == sorted(mine.tolist()), "the order of the edges"
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_special_shapes(shape):
+    dag = SHAPES[shape]()
+    data = tree_of(dag).validate(require_tree=shape != "diamond")
+    assert data.depth.tolist() == dag.depth
+
+
+def test_deep_chain():
+    data = tree_of(deep(100_000)).validate(require_tree=True)
+    assert int(data.depth.max()) == 99_999
+
+
+def test_only_given_fields_are_stored():
+    data = DynTreeData(EDGES, num_nodes=3)
+    assert set(data.keys()) == {"edge_index", "child_slot", "depth", "root_index", "num_nodes"}
+    assert DynTreeData().keys() == []
+    assert DynTreeData(EDGES, y=torch.tensor([0, 1, 2])).num_nodes == 3
+    assert DynTreeData(EDGES, num_nodes=3, name="a tree").name == "a tree"
+
+
+def test_number_of_nodes_must_be_known():
+    with pytest.raises(ValueError, match="the number of nodes is unknown") as caught:
+        DynTreeData(EDGES)
+    assert "try:      pass num_nodes=…" in str(caught.value)
+
+
+def test_fields_collate_as_the_table_says():
+    first = DynTreeData(
+        EDGES,
+        token=torch.tensor([4, 5, -1]),
+        x=torch.ones(3, 2),
+        y=torch.tensor([0, 1, 2]),
+        target=torch.tensor([[0.5, 0.5]]),
+        has_input=torch.tensor([True, True, False]),
+    )
+    leaf = DynTreeData(
+        torch.empty(2, 0, dtype=torch.long),
+        token=torch.tensor([7]),
+        x=torch.zeros(1, 2),
+        y=torch.tensor([-1]),
+        target=torch.tensor([[0.0, 1.0]]),
+        has_input=torch.tensor([True]),
+    )
+    batch = Batch.from_data_list([first, leaf, first])
+    assert batch.edge_index.tolist() == [[0, 1, 4, 5], [2, 2, 6, 6]]
+    assert batch.child_slot.tolist() == [0, 1, 0, 1]
+    assert batch.depth.tolist() == [0, 0, 1, 0, 0, 0, 1]
+    assert batch.token.tolist() == [4, 5, -1, 7, 4, 5, -1]
+    assert batch.root_index.tolist() == [2, 3, 6]
+    assert batch.target.shape == (3, 2)
+    assert batch.ptr.tolist() == [0, 3, 4, 7]
+    assert batch.num_nodes == 7
+    for before, after in zip([first, leaf, first], batch.to_data_list(), strict=True):
+        assert type(after) is DynTreeData
+        assert set(after.keys()) == set(before.keys())
+        for key, value in before.to_dict().items():
+            assert torch.equal(torch.as_tensor(after[key]), torch.as_tensor(value)), key
+        after.validate()
+
+
+def test_copies_pickles_and_loads_without_a_warning(tmp_path):
+    data = DynTreeData(EDGES, num_nodes=3, y=torch.tensor([0, 1, 2]))
+    for again in (copy.copy(data), copy.deepcopy(data), pickle.loads(pickle.dumps(data))):
+        assert again.validate().to_dict().keys() == data.to_dict().keys()
+    torch.save([data], tmp_path / "trees.pt")
+    assert torch.load(tmp_path / "trees.pt", weights_only=True)[0].validate().num_nodes == 3
+    assert fs.torch_load(str(tmp_path / "trees.pt"))[0].validate().num_nodes == 3
+
+
+def test_node_and_edge_fields_are_told_apart_in_a_dag_with_as_many_of_both():
+    data = DynTreeData(torch.tensor([[0, 0, 1], [1, 2, 2]]), num_nodes=3)
+    assert data.is_node_attr("depth")
+    assert not data.is_edge_attr("depth")
+    assert data.is_edge_attr("child_slot")
+    assert not data.is_node_attr("child_slot")
+    assert not data.is_node_attr("root_index")
+
+
+LEAF = {"edge_index": torch.empty(2, 0, dtype=torch.long), "num_nodes": 1}
+TREE = {"edge_index": EDGES, "num_nodes": 3}
+BAD = {
+    "empty": (LEAF | {"num_nodes": 0}, {}, "the tree is empty"),
+    "two parents": (
+        {"edge_index": torch.tensor([[0, 0], [1, 2]]), "num_nodes": 3},
+        {"require_tree": True},
+        "node 0 has two parents",
+    ),
+    "three parents": (
+        {"edge_index": torch.tensor([[0, 0, 0], [1, 2, 3]]), "num_nodes": 4},
+        {"require_tree": True},
+        "node 0 has 3 parents",
+    ),
+    "two roots": (
+        {"edge_index": EDGES, "num_nodes": 4},
+        {"require_tree": True},
+        "wrong number of roots.\n  expected: 1\n  got:      2: nodes [2, 3]",
+    ),
+    "roots asked for": (TREE, {"roots": 2}, "wrong number of roots"),
+    "edge out of range": (
+        TREE
+        | {"depth": torch.zeros(3).long(), "child_slot": torch.tensor([0, 1])}
+        | {"edge_index": torch.tensor([[0, 5], [2, 2]]), "root_index": torch.tensor([2])},
+        {},
+        "edge 1 names a node that does not exist.\n"
+        "  expected: node numbers from 0 to 2\n  got:      5 -> 2",
+    ),
+    "cycle": (
+        TREE
+        | {"edge_index": torch.tensor([[0, 1, 2], [1, 2, 0]]), "depth": torch.zeros(3).long()}
+        | {"child_slot": torch.zeros(3).long(), "root_index": torch.tensor([0])},
+        {},
+        "edge_index has a cycle.\n  expected: edges from child to parent without a way back\n"
+        "  got:      0 -> 1 -> 2 -> 0",
+    ),
+    "wrong depth": (
+        TREE | {"depth": torch.tensor([0, 0, 2])},
+        {},
+        "depth does not belong to edge_index.\n  expected: depth 1 at node 2\n  got:      2",
+    ),
+    "wrong roots": (
+        TREE | {"root_index": torch.tensor([0])},
+        {},
+        "root_index does not belong to edge_index.\n  expected: [2]\n  got:      [0]",
+    ),
+    "slot taken twice": (
+        TREE | {"child_slot": torch.tensor([1, 1])},
+        {},
+        "two children of node 2 stand in the same slot.\n"
+        "  expected: one child a slot\n  got:      nodes [0, 1] in slot 1",
+    ),
+    "negative slot": (TREE | {"child_slot": torch.tensor([0, -1])}, {}, "child_slot is negative"),
+    "token dtype": (
+        TREE | {"token": torch.zeros(3)},
+        {},
+        "token has the wrong form.\n  expected: int64 tensor [3], one a node\n"
+        "  got:      float32 tensor [3]",
+    ),
+    "token length": (TREE | {"token": torch.zeros(2).long()}, {}, "got:      int64 tensor [2]"),
+    "token range": (
+        TREE | {"token": torch.tensor([0, 9, -1])},
+        {"num_tokens": 9},
+        "token is out of range at node 1.\n  expected: -1 (none) or 0 to 8\n  got:      9",
+    ),
+    "token below": (TREE | {"token": torch.tensor([0, -2, -1])}, {}, "-1 (none) or 0 upwards"),
+    "label range": (
+        TREE | {"y": torch.tensor([0, 1, 5])},
+        {"num_classes": 5},
+        "y is out of range at node 2",
+    ),
+    "y length": (TREE | {"y": torch.zeros(4)}, {}, "y has the wrong form"),
+    "x dtype": (TREE | {"x": torch.zeros(3, 2).long()}, {}, "x has the wrong form"),
+    "x length": (TREE | {"x": torch.zeros(4, 2)}, {}, "float32 tensor [4, 2]"),
+    "x one axis": (TREE | {"x": torch.zeros(3)}, {}, "one row a node"),
+    "x width": (
+        TREE | {"x": torch.zeros(3, 2)},
+        {"feature_width": 3},
+        "x has the wrong width.\n  expected: 3 features a node\n  got:      2",
+    ),
+    "has_input": (TREE | {"has_input": torch.ones(3)}, {}, "has_input has the wrong form"),
+    "target": (
+        TREE | {"target": torch.zeros(5)},
+        {},
+        "target has the wrong form.\n"
+        "  expected: tensor [1] or [1, value], one row an example\n  got:      [5]",
+    ),
+    "not a tensor": (TREE | {"y": [1, 2, 3]}, {}, "got:      list"),
+}
+
+
+@pytest.mark.parametrize("fault", BAD)
+def test_faults_are_named(fault):
+    fields, demands, message = BAD[fault]
+    # Set one by one: the constructor would refuse some of them itself.
+    if "depth" in fields and "root_index" in fields:
+        data = DynTreeData()
+    else:
+        data = DynTreeData(fields["edge_index"], num_nodes=max(fields["num_nodes"], 1))
+    for key, value in fields.items():
+        data[key] = value
+    with pytest.raises(ValueError) as caught:
+        data.validate(**demands, where="train.txt:12")
+    assert message in str(caught.value)
+    assert str(caught.value).startswith("DynTreeData: ")
+    assert "where:    train.txt:12" in str(caught.value)
+
+
+def test_nothing_at_all_is_an_empty_tree():
+    with pytest.raises(ValueError, match="the tree is empty"):
+        DynTreeData().validate()
+    data = DynTreeData(EDGES, num_nodes=3)
+    del data.depth
+    with pytest.raises(ValueError, match="got:      nothing"):
+        data.validate()
+
+
+def test_a_cycle_is_found_when_depth_is_computed():
+    with pytest.raises(ValueError, match="edge_index has a cycle"):
+        DynTreeData(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
+
+
+def test_good_values_pass():
+    data = DynTreeData(
+        EDGES,
+        token=torch.tensor([0, 8, -1]),
+        y=torch.tensor([0.5, float("nan"), 2.0]),
+        x=torch.zeros(3, 4, dtype=torch.float64),
+    )
+    data.validate(require_tree=True, num_tokens=9, feature_width=4, num_classes=2)
+    forest = DynTreeData(EDGES, num_nodes=4)
+    forest.validate(require_tree=True, roots=2)
+    gap = DynTreeData(EDGES, torch.tensor([0, 2]), num_nodes=3)
+    gap.validate(require_tree=True)
+    twice = DynTreeData(torch.tensor([[0, 0], [1, 1]]), num_nodes=2)
+    twice.validate()
