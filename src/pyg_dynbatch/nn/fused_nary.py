@@ -149,14 +149,13 @@ def _forward_leaves(
     with_input = gates[: plan.leaf_inputs]
     torch.addmm(own, inputs[: plan.leaf_inputs], weight_input[: 3 * width].t(), out=with_input)
     gates[plan.leaf_inputs :] = own
-    gates[:, :width].tanh_()
-    gates[:, width:].sigmoid_()
+    _activate(gates, width)
     u, i, o = gates.split(width, 1)
     state_h, state_c, squashed = (state[1 : plan.leaves + 1] for state in states)
     torch.mul(i, u, out=state_c)
     if keep is not None:
         state_c *= keep[: plan.leaves]
-    torch.tanh(state_c, out=squashed)
+    _tanh(state_c, squashed)
     torch.mul(o, squashed, out=state_h)
     return gates
 
@@ -189,8 +188,7 @@ def _forward_levels(
                 own[:, None, 3 * width :]
             )
             seen += filled
-        level[:, :width].tanh_()
-        level[:, width:].sigmoid_()
+        _activate(level, width)
         place = slice(plan.leaves + first + 1, plan.leaves + first + 1 + size)
         memory = state_c[place]
         torch.mul(level[:, width : 2 * width], level[:, :width], out=memory)
@@ -200,9 +198,22 @@ def _forward_levels(
         for child in range(arity):
             forget = level[:, (3 + child) * width : (4 + child) * width]
             memory.addcmul_(forget, before[:, child])
-        torch.tanh(memory, out=squashed[place])
+        _tanh(memory, squashed[place])
         torch.mul(level[:, 2 * width : 3 * width], squashed[place], out=state_h[place])
     return gates, children
+
+
+def _tanh(rows: Tensor, out: Tensor) -> None:
+    """Computes tanh(x) as 2 * sigmoid(2x) - 1, on CPUs several times as fast as tanh itself."""
+    torch.mul(rows, 2, out=out)
+    out.sigmoid_().mul_(2).sub_(1)
+
+
+def _activate(gates: Tensor, width: int) -> None:
+    """Squashes gates in place: the first by tanh, the others by the logistic function."""
+    gates[:, :width] *= 2
+    gates.sigmoid_()
+    gates[:, :width].mul_(2).sub_(1)
 
 
 def _into_level_order(plan: _Plan, gradient: Tensor | None, like: Tensor) -> Tensor:
