@@ -21,7 +21,8 @@ class DataLoader(PyGDataLoader):
 
     Args:
         dataset: Data set or list of ``Data``.
-        batch_size: Examples a batch; left out with ``batch_sampler``.
+        batch_size: Examples a batch; left out with ``batch_sampler``. Give it by name inside a
+            Lightning hook: Lightning cannot build any loader again that has it by position.
         shuffle: Whether to shuffle, differently in every epoch.
         arity: Argument places of the cell; None for any number of children.
         direction: ``"bottom_up"``, ``"top_down"`` or ``"both"``.

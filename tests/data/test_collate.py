@@ -1,0 +1,241 @@
+import pickle
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch_geometric.data import Batch, Data, HeteroData
+from torch_geometric.loader import DataLoader as StockLoader
+
+from pyg_dynbatch.core.schedule import Schedule
+from pyg_dynbatch.data import Collater, DynTreeData, from_nested, schedule_of
+from tests.strategies import batches, diamond
+
+TREE = from_nested((4, (5, 6)))
+LEAF = from_nested(3)
+
+
+def example(dag, token: bool = True) -> DynTreeData:
+    rows = torch.tensor([-1 if below else node for node, below in enumerate(dag.children)])
+    fields = {"token": rows} if token else {}
+    return DynTreeData(dag.edge_index, dag.child_slot, num_nodes=dag.num_nodes, **fields)
+
+
+@given(batches(), st.sampled_from([None, 3]), st.sampled_from(["bottom_up", "top_down"]))
+def test_schedule_is_that_of_all_edges_together(dags, arity, direction):
+    if direction == "top_down":
+        arity = None
+    trees = [example(dag) for dag in dags]
+    batch = Collater(arity=arity, direction=direction)(trees)
+    key = "schedule" if direction == "bottom_up" else "schedule_down"
+    expected = Schedule.from_structure(
+        batch.edge_index,
+        batch.num_nodes,
+        child_slot=batch.child_slot,
+        arity=arity,
+        has_input=batch.token >= 0,
+        direction=direction,
+    )
+    assert batch[key] == expected
+    assert batch[key].arity == arity
+    assert batch.num_graphs == len(dags)
+    for before, after in zip(trees, batch.to_data_list(), strict=True):
+        assert torch.equal(before.edge_index, after.edge_index)
+        assert torch.equal(before.root_index, after.root_index)
+        assert "schedule" not in after
+        after.validate()
+
+
+def test_which_nodes_read_an_input():
+    def inputs(data):
+        return Collater()([data, data]).schedule.input_node.sort().values.tolist()
+
+    tree = {"edge_index": torch.tensor([[0, 1], [2, 2]]), "num_nodes": 3}
+    mark = torch.tensor([False, True, True])
+    assert inputs(DynTreeData(**tree)) == [0, 1, 2, 3, 4, 5]
+    assert inputs(DynTreeData(**tree, has_input=mark)) == [1, 2, 4, 5]
+    token = torch.tensor([7, -1, -1])
+    assert inputs(DynTreeData(**tree, has_input=mark, token=token)) == [0, 3]
+
+
+def test_both_directions():
+    batch = Collater(direction="both")([TREE, LEAF])
+    assert batch.schedule.direction == "bottom_up"
+    assert batch.schedule_down.direction == "top_down"
+    only = Collater(direction="top_down")([TREE, LEAF])
+    assert "schedule" not in only
+    assert only.schedule_down == batch.schedule_down
+
+
+def test_plain_data_and_nested_collections():
+    plain = Data(x=torch.ones(3, 2), edge_index=torch.tensor([[0, 1], [2, 2]]))
+    batch = Collater()([plain, plain])
+    assert batch.schedule.num_nodes == 6
+    pair = Collater()([(TREE, 1, {"other": LEAF}), (LEAF, 2, {"other": TREE})])
+    assert pair[0].schedule.num_nodes == 6
+    assert pair[1].tolist() == [1, 2]
+    assert pair[2]["other"].schedule.num_nodes == 6
+    bare = Collater()([Data(x=torch.ones(1, 1)), Data(x=torch.ones(1, 1))])
+    assert "schedule" not in bare
+    mixed = HeteroData()
+    mixed["word"].x = torch.ones(2, 1)
+    assert Collater()([mixed, mixed])["word"].x.shape == (4, 1)
+
+
+def test_pyg_options_still_work():
+    batch = Collater(follow_batch=["root_index"], exclude_keys=["token"])([TREE, LEAF])
+    assert batch.root_index_batch.tolist() == [0, 1]
+    assert "token" not in batch
+    with pytest.raises(ValueError, match="exclude_keys holds what the schedule is made from"):
+        Collater(exclude_keys=["edge_index"])
+
+
+def test_batch_survives_moves_and_pickling():
+    batch = Collater(arity=2, direction="both")([TREE, LEAF])
+    again = pickle.loads(pickle.dumps(batch))
+    assert again.schedule == batch.schedule
+    assert again.to_data_list()[0].token.tolist() == TREE.token.tolist()
+    meta = Collater(arity=2)([TREE, LEAF]).to("meta")
+    assert meta.schedule.device.type == "meta"
+    assert meta.schedule.steps == batch.schedule.steps
+    for moved in (batch.clone(), batch.cpu(), batch.contiguous(), batch.share_memory_()):
+        assert moved.schedule == batch.schedule
+        assert isinstance(moved.schedule, Schedule)
+    assert repr(Collater(arity=2)) == "Collater(arity=2, direction='bottom_up')"
+
+
+def test_a_schedule_kept_on_an_example_does_not_get_in_the_way():
+    kept = TREE.clone()
+    schedule_of(kept)
+    schedule_of(kept, arity=2)
+    for examples in ([kept, TREE], [TREE, kept], [kept, kept]):
+        batch = Collater()(examples)
+        assert batch.schedule.num_nodes == 2 * TREE.num_nodes
+
+
+class TestScheduleOf:
+    def test_a_stock_loader_works_and_derives_once(self):
+        ours = Collater(arity=2)([TREE, LEAF])
+        (batch,) = StockLoader([TREE, LEAF], batch_size=2)
+        assert schedule_of(batch, arity=2) == ours.schedule
+        assert schedule_of(batch) is schedule_of(batch) is batch.schedule
+        assert schedule_of(ours) is ours.schedule
+        assert [d.num_nodes for d in batch.to_data_list()] == [5, 1]
+
+    def test_several_arities_and_directions_live_side_by_side(self):
+        batch = Batch.from_data_list([TREE, LEAF])
+        ragged, fixed = schedule_of(batch), schedule_of(batch, arity=2)
+        assert (ragged.arity, fixed.arity) == (None, 2)
+        assert schedule_of(batch) is ragged
+        assert schedule_of(batch, arity=2) is fixed
+        assert schedule_of(batch, direction="top_down").direction == "top_down"
+
+    def test_a_stale_schedule_is_refused(self):
+        batch = Collater()([TREE, LEAF])
+        batch.edge_index = batch.edge_index[:, :-1]
+        with pytest.raises(ValueError) as caught:
+            schedule_of(batch)
+        assert str(caught.value) == (
+            "schedule_of: batch.schedule was made for another structure.\n"
+            "  expected: 6 nodes and 4 edges\n"
+            "  got:      6 nodes and 3 edges\n"
+            "  try:      del batch.schedule after changing nodes or edges"
+        )
+
+    def test_faults(self):
+        with pytest.raises(ValueError, match="schedule_of: unknown direction"):
+            schedule_of(TREE, direction="both")
+        with pytest.raises(ValueError, match="there is no edge_index to make a schedule from"):
+            schedule_of(Data(x=torch.ones(1, 1)))
+        loop = Data(edge_index=torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
+        with pytest.raises(ValueError, match="schedule_of: example 1 of the batch: .*has a cycle"):
+            schedule_of(Batch.from_data_list([_plain(TREE), loop]))
+        with pytest.raises(ValueError, match="^depth_of: edge_index has a cycle"):
+            schedule_of(loop)
+
+
+def _plain(data) -> Data:
+    return Data(edge_index=data.edge_index, num_nodes=data.num_nodes)
+
+
+class TestFaults:
+    def broken(self, **fields) -> DynTreeData:
+        data = TREE.clone()
+        for key, value in fields.items():
+            data[key] = value
+        return data
+
+    def message(self, examples, **options) -> str:
+        with pytest.raises(ValueError) as caught:
+            Collater(**options)(examples)
+        return str(caught.value)
+
+    def test_empty_batch(self):
+        assert self.message([]) == (
+            "Collater: the batch is empty.\n  expected: one example or more\n  got:      0"
+        )
+
+    def test_fields_that_pyg_would_drop(self):
+        more = self.broken(y=torch.zeros(5).long())
+        message = self.message([TREE, TREE, more])
+        assert "an example has other fields than the first of its batch" in message
+        assert "got:      y besides" in message
+        assert "where:    example 2 of the batch" in message
+        assert "got:      y missing" in self.message([more, TREE])
+        Collater(exclude_keys=["y"])([TREE, more])
+
+    def test_dtypes_that_torch_would_cast(self):
+        other = self.broken(token=TREE.token.float())
+        assert self.message([TREE, other]) == (
+            "Collater: token has another dtype or width than in the first example.\n"
+            "  expected: int64 tensor [5]\n"
+            "  got:      float32 tensor [5]\n"
+            "  where:    example 1 of the batch"
+        )
+
+    def test_widths(self):
+        two, three = self.broken(x=torch.zeros(5, 2)), self.broken(x=torch.zeros(5, 3))
+        message = self.message([two, two, three])
+        assert "expected: float32 tensor [5, 2]\n  got:      float32 tensor [5, 3]" in message
+        assert "example 2 of the batch" in message
+
+    def test_an_edge_into_the_next_example(self):
+        edges = TREE.edge_index.clone()
+        edges[0, 2] = 5
+        assert self.message([LEAF, self.broken(edge_index=edges), TREE]) == (
+            "Collater: an edge names a node that does not exist.\n"
+            "  expected: node numbers from 0 to 4\n"
+            "  got:      5 -> 2\n"
+            "  where:    example 1 of the batch"
+        )
+
+    def test_fields_of_the_wrong_length(self):
+        message = self.message([TREE, self.broken(token=TREE.token[:3])])
+        assert message == (
+            "Collater: token has the wrong length.\n"
+            "  expected: 5 rows\n"
+            "  got:      3\n"
+            "  where:    example 1 of the batch"
+        )
+        message = self.message([LEAF, self.broken(child_slot=torch.tensor([0]))])
+        assert "child_slot has the wrong length" in message
+
+    def test_wrong_depth(self):
+        message = self.message([LEAF, self.broken(depth=torch.zeros(5).long())])
+        assert message.startswith("Collater: example 1 of the batch: ")
+        assert "depth does not fit the edges" in message
+
+    def test_too_many_children_for_the_arity(self):
+        message = self.message([LEAF, TREE, from_nested((1, 2, 3))], arity=2)
+        assert message.startswith("Collater: example 2 of the batch: ")
+
+    def test_options(self):
+        with pytest.raises(ValueError, match="Collater: arity is out of range"):
+            Collater(arity=0)
+        with pytest.raises(ValueError, match="Collater: unknown direction"):
+            Collater(direction="up")
+
+
+def test_dag_with_shared_parts():
+    batch = Collater()([example(diamond())] * 2)
+    assert [step.size for step in batch.schedule.steps] == [2, 4, 2]

@@ -1,0 +1,196 @@
+import pytest
+import torch
+from torch.utils.data import SequentialSampler, get_worker_info
+from torch_geometric.data import Data
+
+from pyg_dynbatch.core.schedule import Schedule
+from pyg_dynbatch.data import (
+    Collater,
+    DataLoader,
+    NodeBudgetBatchSampler,
+    from_parents,
+    node_counts,
+)
+
+
+def trees(count: int = 12) -> list:
+    """Chains of 1, 2, 3, … nodes; ``target`` is the number of the example."""
+    return [from_parents(range(-1, n), target=torch.tensor([n])) for n in range(count)]
+
+
+def numbers(batches) -> list[list[int]]:
+    return [batch.target.tolist() for batch in batches]
+
+
+class WhereMade:
+    """Says in each example which worker loaded it."""
+
+    def __init__(self, examples):
+        self.examples = examples
+
+    def __len__(self):
+        return len(self.examples)
+
+    def __getitem__(self, i):
+        data = self.examples[i].clone()
+        info = get_worker_info()
+        data.worker = torch.tensor([-1 if info is None else info.id])
+        return data
+
+
+def test_batches_carry_their_schedule():
+    for batch in DataLoader(trees(), batch_size=5, arity=2, direction="both"):
+        assert isinstance(batch.schedule, Schedule)
+        assert batch.schedule.arity == 2
+        assert batch.schedule.num_nodes == batch.num_nodes
+        assert batch.schedule_down.direction == "top_down"
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_schedules_come_from_the_workers(persistent):
+    loader = DataLoader(
+        WhereMade(trees()), batch_size=4, num_workers=2, persistent_workers=persistent
+    )
+    plain = list(DataLoader(trees(), batch_size=4))
+    for _ in range(2):
+        batches = list(loader)
+        assert {int(batch.worker[0]) for batch in batches} == {0, 1}
+        for batch, other in zip(batches, plain, strict=True):
+            assert batch.schedule == other.schedule
+            assert batch.schedule.wiring.is_shared()
+            assert torch.equal(batch.edge_index, other.edge_index)
+            assert len(batch.to_data_list()) == 4
+
+
+def test_spawned_workers_get_everything_by_pickle():
+    loader = DataLoader(trees(4), batch_size=2, num_workers=1, multiprocessing_context="spawn")
+    assert numbers(loader) == [[0, 1], [2, 3]]
+
+
+def test_pinning_asks_the_schedule(monkeypatch):
+    asked = []
+    monkeypatch.setattr(Schedule, "pin_memory", lambda self: asked.append(self) or self)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self, *_: self)
+    (batch,) = DataLoader(trees(3), batch_size=3)
+    from torch.utils.data._utils.pin_memory import pin_memory
+
+    pinned = pin_memory(batch)
+    assert asked == [batch.schedule]
+    assert isinstance(pinned.schedule, Schedule)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_pinned_batches_move_whole():
+    for batch in DataLoader(trees(), batch_size=4, pin_memory=True, num_workers=1):
+        assert batch.schedule.is_pinned()
+        moved = batch.to("cuda", non_blocking=True)
+        assert moved.schedule.device.type == "cuda"
+
+
+def test_shuffle_is_repeatable_and_changes_with_the_epoch():
+    loader = DataLoader(trees(), batch_size=4, shuffle=True, seed=3)
+    first, second = numbers(loader), numbers(loader)
+    assert first != second
+    assert sorted(sum(first, [])) == sorted(sum(second, [])) == list(range(12))
+    assert numbers(DataLoader(trees(), batch_size=4, shuffle=True, seed=3)) == first
+    assert numbers(DataLoader(trees(), batch_size=4, shuffle=True, seed=4)) != first
+
+
+def test_batch_sampler_is_used():
+    data = trees()
+    sampler = NodeBudgetBatchSampler(None, node_counts(data), 16, shuffle=False)
+    loader = DataLoader(data, batch_sampler=sampler)
+    assert len(loader) == len(sampler)
+    assert all(batch.num_nodes <= 16 for batch in loader)
+    assert sum(numbers(loader), []) == list(range(12))
+
+
+def loaders(workers):
+    data = trees(40)
+    budget = NodeBudgetBatchSampler(None, node_counts(data), 60, seed=1)
+    return {
+        "shuffled": lambda: DataLoader(data, 3, shuffle=True, seed=1, num_workers=workers),
+        "in order": lambda: DataLoader(data, 3, num_workers=workers),
+        "budget": lambda: DataLoader(
+            data,
+            batch_sampler=NodeBudgetBatchSampler(None, budget.sizes, 60, seed=1),
+            num_workers=workers,
+        ),
+    }
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", ["shuffled", "in order", "budget"])
+def test_goes_on_in_the_middle_of_an_epoch(kind, workers):
+    make = loaders(workers)[kind]
+    loader = make()
+    list(loader)
+    running = iter(loader)
+    taken = [next(running).target.tolist() for _ in range(4)]
+    state = loader.state_dict()
+    assert state["position"] == 4, "workers have asked for more, the training loop has not"
+    rest = numbers(running)
+    following = numbers(loader)
+    other = make()
+    other.load_state_dict(state)
+    assert len(other) == len(loader)
+    assert numbers(other) == rest
+    assert numbers(other) == following
+    assert sorted(sum(taken + rest, [])) == list(range(40))
+
+
+@pytest.mark.parametrize("kind", ["shuffled", "budget"])
+def test_state_at_the_end_of_an_epoch_begins_the_next(kind):
+    make = loaders(0)[kind]
+    loader = make()
+    list(loader)
+    other = make()
+    other.load_state_dict(loader.state_dict())
+    assert numbers(other) == numbers(loader)
+
+
+def test_another_epoch_set_after_loading_begins_at_its_front():
+    make = loaders(0)["shuffled"]
+    loader = make()
+    loader.load_state_dict({"epoch": 2, "position": 5})
+    loader.sampler.set_epoch(0)
+    assert numbers(loader) == numbers(make())
+
+
+def test_epoch_may_be_set_after_iter():
+    # Lightning calls iter() first and set_epoch() second when it resumes.
+    loader, other = (loaders(2)["shuffled"]() for _ in range(2))
+    running = iter(loader)
+    loader.sampler.set_epoch(3)
+    other.sampler.set_epoch(3)
+    assert numbers(running) == numbers(other)
+
+
+def test_options_are_kept_under_their_own_names():
+    options = {"arity": 2, "direction": "both", "seed": 5, "shuffle": True}
+    options |= {"follow_batch": ["y"], "exclude_keys": ["depth"]}
+    loader = DataLoader(trees(), **options)
+    assert {key: getattr(loader, key) for key in options} == options
+    assert isinstance(loader.collate_fn, Collater)
+
+
+def test_a_collate_function_is_refused_rather_than_dropped():
+    with pytest.raises(TypeError, match="DataLoader: collate_fn is given"):
+        DataLoader(trees(), collate_fn=list)
+    DataLoader(trees(), collate_fn=Collater())
+
+
+def test_sizes_of_another_data_set():
+    sampler = NodeBudgetBatchSampler(SequentialSampler(range(3)), [1, 2, 3], 10)
+    with pytest.raises(ValueError, match="belong to another data set") as caught:
+        DataLoader(trees(), batch_sampler=sampler)
+    assert "expected: 12 sizes, one an example\n  got:      3" in str(caught.value)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_bad_example_is_named_also_from_a_worker(workers):
+    good = Data(edge_index=torch.tensor([[0], [1]]), num_nodes=2)
+    bad = Data(edge_index=torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
+    loader = DataLoader([good, good, bad], batch_size=3, num_workers=workers)
+    with pytest.raises(ValueError, match="Collater: example 2 of the batch: .*cycle"):
+        list(loader)
