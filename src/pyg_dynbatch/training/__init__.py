@@ -1,1 +1,34 @@
-"""Lightning modules, data modules and callbacks, where data and models meet."""
+"""Lightning: the only room where the data side and the model side meet."""
+
+from pyg_dynbatch.training.checkpoints import RandomState
+from pyg_dynbatch.training.classification import TreeClassification
+from pyg_dynbatch.training.datamodule import TreeDataModule
+from pyg_dynbatch.training.datamodules import ListOpsData, SICKData, SSTData, TreeFileData
+from pyg_dynbatch.training.ensemble import AveragedNetwork, ensemble_of
+from pyg_dynbatch.training.optimizers import SplitOptimizer, build_optimizer
+from pyg_dynbatch.training.options import OptimizerOptions, RateOptions, VectorOptions
+from pyg_dynbatch.training.predictions import PredictionTable
+from pyg_dynbatch.training.relatedness import TreeRelatedness
+from pyg_dynbatch.training.report import RunReport
+from pyg_dynbatch.training.task import TreeTask
+
+__all__ = [
+    "AveragedNetwork",
+    "ListOpsData",
+    "OptimizerOptions",
+    "PredictionTable",
+    "RandomState",
+    "RateOptions",
+    "RunReport",
+    "SICKData",
+    "SSTData",
+    "SplitOptimizer",
+    "TreeClassification",
+    "TreeDataModule",
+    "TreeFileData",
+    "TreeRelatedness",
+    "TreeTask",
+    "VectorOptions",
+    "build_optimizer",
+    "ensemble_of",
+]

@@ -1,0 +1,124 @@
+"""Dispatch the sub-commands of the console script; every one of them lives elsewhere."""
+
+import argparse
+import difflib
+import os
+import sys
+from collections.abc import Sequence
+
+_COMMANDS = {
+    "fit": "train; then test and predict with the best checkpoint, and draw pictures",
+    "validate": "measure a checkpoint on the validation split",
+    "test": "measure a checkpoint on the test split, and draw labelled trees",
+    "predict": "write the predictions of a checkpoint to a table",
+    "ensemble": "test and predict with the average of several checkpoints",
+    "inspect": "show the schedule of a data set or of a file of trees, with a picture",
+    "bench": "measure speed and scaling",
+}
+
+_EPILOG = """\
+examples:
+  pyg-dynbatch fit --config configs/listops.yaml
+  pyg-dynbatch fit --config configs/sst.yaml --data.init_args.raw_dir trees --trainer.max_epochs 5
+  pyg-dynbatch test --config runs/listops/version_0/config.yaml --ckpt_path best.ckpt
+  pyg-dynbatch ensemble --config configs/sst.yaml --checkpoints a.ckpt b.ckpt
+  pyg-dynbatch inspect my_trees.txt --batch-size 100
+
+'pyg-dynbatch COMMAND --help' lists the options of a command; '--print_config' after the options
+of fit, validate, test or predict prints all settings as YAML. An error is one line and exit code
+2; set PYG_DYNBATCH_TRACEBACK=1 to see where it was raised.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command line.
+
+    Args:
+        argv: The sub-command and its options; those of the process if left out.
+
+    Returns:
+        The exit code: 0 on success, 2 for a wrong option, missing file or faulty input.
+    """
+    given = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(given)
+    except (ValueError, OSError, ImportError, LookupError) as error:
+        if os.environ.get("PYG_DYNBATCH_TRACEBACK"):
+            raise
+        return _complain(error)
+
+
+def _dispatch(argv: list[str]) -> int:
+    command, *options = argv or ["--help"]
+    if command in ("-h", "--help"):
+        _parser().print_help()
+        return 0
+    if command == "--version":
+        from pyg_dynbatch import __version__
+
+        print(__version__)
+        return 0
+    if command not in _COMMANDS:
+        raise ValueError(_unknown(command))
+    # Imported late: the help must not wait for torch and Lightning.
+    if command == "bench":
+        from pyg_dynbatch.bench import main as run_bench
+
+        return run_bench(options)
+    if command == "inspect":
+        from pyg_dynbatch.training.inspection import run_inspect
+
+        return run_inspect(options)
+    if command == "ensemble":
+        from pyg_dynbatch.training.command import run_ensemble
+
+        return run_ensemble(options)
+    from pyg_dynbatch.training.command import run_lightning
+
+    return run_lightning(argv)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="pyg-dynbatch",
+        description="Dynamic batching of tree- and graph-structured networks.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="store_true", help="print the version")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
+    for name, text in _COMMANDS.items():
+        commands.add_parser(name, help=text, add_help=False)
+    return parser
+
+
+def _unknown(command: str) -> str:
+    close = difflib.get_close_matches(command, _COMMANDS, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return f"unknown command {command!r}: expected one of {', '.join(_COMMANDS)}{hint}"
+
+
+def _complain(error: Exception) -> int:
+    print(f"pyg-dynbatch: error: {one_line(error)}", file=sys.stderr)
+    return 2
+
+
+def one_line(error: object) -> str:
+    r"""Puts a message of several lines into one.
+
+    Args:
+        error: The message or exception.
+
+    Returns:
+        The lines without their indentation, joined.
+
+    Example:
+        >>> one_line("SST: files are missing.\n  expected: train.txt\n  got:      nothing")
+        'SST: files are missing. expected: train.txt; got: nothing'
+    """
+    notes = getattr(error, "__notes__", [])
+    text = "\n".join([str(error), *notes])
+    lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    return " ".join([lines[0], "; ".join(lines[1:])]).strip()

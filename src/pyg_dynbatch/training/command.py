@@ -1,0 +1,149 @@
+"""Wire tasks, data modules and callbacks into Lightning's command line."""
+
+import argparse
+import sys
+from typing import Any, NoReturn
+
+import lightning.pytorch as pl
+from jsonargparse import lazy_instance
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.loggers import CSVLogger
+
+from pyg_dynbatch.training.checkpoints import RandomState
+from pyg_dynbatch.training.datamodule import TreeDataModule
+from pyg_dynbatch.training.ensemble import ensemble_of
+from pyg_dynbatch.training.predictions import PredictionTable
+from pyg_dynbatch.training.report import RunReport, closing_lines
+from pyg_dynbatch.training.task import TreeTask
+
+
+class OneLineParser(LightningArgumentParser):
+    """Reports a wrong option in one line and ends with exit code 2."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Prints the message on the error stream and ends the program."""
+        if not self.exit_on_error:
+            super().error(message, ex)
+        self.exit(2, f"pyg-dynbatch: error: {' '.join(message.split())}\n")
+
+
+class TreeCLI(LightningCLI):
+    """Adds the parts that every run of this package has, and reports at the end.
+
+    ``fit`` goes on with ``test`` and ``predict`` on the best checkpoint.
+    """
+
+    def __init__(self) -> None:
+        self.result: str | None = None
+        super().__init__(
+            TreeTask,
+            TreeDataModule,
+            seed_everything_default=1,
+            parser_class=OneLineParser,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            auto_configure_optimizers=False,
+            save_config_kwargs={"overwrite": True},
+            trainer_defaults={
+                "callbacks": [RandomState()],
+                "logger": lazy_instance(CSVLogger, save_dir="runs", name="default"),
+            },
+        )
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Adds the callbacks that can be configured, and what the data tells the model."""
+        parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
+        parser.add_lightning_class_args(PredictionTable, "predictions")
+        parser.add_lightning_class_args(RunReport, "report")
+        parser.set_defaults(
+            {
+                "checkpoint.monitor": "val/accuracy",
+                "checkpoint.mode": "max",
+                "checkpoint.filename": "epoch{epoch:02d}",
+                "checkpoint.auto_insert_metric_name": False,
+                "checkpoint.save_last": True,
+            }
+        )
+        for size in ("num_tokens", "num_classes"):
+            parser.link_arguments(f"data.{size}", f"model.init_args.{size}", apply_on="instantiate")
+
+    def after_fit(self) -> None:
+        """Tests and predicts with the best checkpoint, and says where everything lies."""
+        best = getattr(self.trainer.checkpoint_callback, "best_model_path", "")
+        self.test_and_predict(**({"ckpt_path": "best"} if best else {}))
+        self.after_predict()
+
+    def test_and_predict(self, **options: Any) -> None:
+        """Measures the model on the test split and writes its predictions."""
+        options["datamodule"] = self.datamodule
+        self.trainer.test(self.model, **options)
+        self.after_test()
+        self.trainer.predict(self.model, return_predictions=False, **options)
+
+    def after_test(self) -> None:
+        """Keeps the metric: predicting will wipe it off the trainer."""
+        name = f"test/{self.model.main_metric}"
+        found = self.trainer.callback_metrics.get(name)
+        self.result = None if found is None else f"{name}: {float(found):.4f}"
+        if self.subcommand == "test":
+            self.after_predict()
+
+    def after_predict(self) -> None:
+        """Prints the metric of the test split, if it is known, and where everything lies."""
+        if self.trainer.is_global_zero:
+            print(*filter(None, [self.result, *closing_lines(self.trainer)]), sep="\n")
+
+
+def run_lightning(argv: list[str]) -> int:
+    """Runs ``fit``, ``validate``, ``test`` or ``predict``.
+
+    Args:
+        argv: The sub-command and its options.
+
+    Returns:
+        The exit code, 0.
+    """
+    # Processes that Lightning starts for further devices read the options from here.
+    sys.argv[1:] = argv
+    pl.utilities.disable_possible_user_warnings()
+    TreeCLI()
+    return 0
+
+
+class EnsembleCLI(TreeCLI):
+    """Runs ``test`` and ``predict`` with the average of several checkpoints.
+
+    Args:
+        checkpoints: Their paths.
+    """
+
+    def __init__(self, checkpoints: list[str]) -> None:
+        self.checkpoints = checkpoints
+        super().__init__()
+
+    def test(self, model: TreeTask, datamodule: TreeDataModule, **_: Any) -> None:
+        """Puts the average in the place of the model, then tests and predicts."""
+        self.model = ensemble_of(model, self.checkpoints)
+        self.test_and_predict()
+
+
+def run_ensemble(argv: list[str]) -> int:
+    """Runs ``ensemble``: the options of ``test``, and ``--checkpoints``.
+
+    Args:
+        argv: The options.
+
+    Returns:
+        The exit code, 0.
+    """
+    parser = argparse.ArgumentParser(
+        prog="pyg-dynbatch ensemble",
+        description="Test and predict with the average of the probabilities of several "
+        "checkpoints. All options of 'test' are taken too, --config first of all.",
+    )
+    parser.add_argument("--checkpoints", nargs="+", required=True, metavar="CKPT")
+    own, others = parser.parse_known_args(argv)
+    sys.argv[1:] = ["test", *others]
+    EnsembleCLI(own.checkpoints)
+    return 0

@@ -1,0 +1,242 @@
+"""What all data modules share: splits, loaders, word vectors, sizes known at construction."""
+
+from abc import ABC, abstractmethod
+from functools import cached_property
+from typing import Any, Literal
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.utilities import rank_zero_info
+from torch_geometric.data import Batch, Data
+
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.data import Collater, DataLoader, NodeBudgetBatchSampler
+from pyg_dynbatch.datasets import TreeDataset
+from pyg_dynbatch.featurizers import Vocabulary, WordVectors
+from pyg_dynbatch.nn import RecursiveLayer
+from pyg_dynbatch.training.options import VectorOptions
+from pyg_dynbatch.training.vectors import coverage_lines, load_vectors
+
+SplitName = Literal["train", "val", "test"]
+SPLITS: tuple[SplitName, ...] = ("train", "val", "test")
+
+_LARGEST_SHOWN = 45
+
+
+class TreeDataModule(pl.LightningDataModule, ABC):
+    """Makes the loaders of three splits and knows the sizes that a model needs.
+
+    ``num_tokens`` and ``num_classes`` are known before training is set up, so that the command
+    line can hand them to the model; asking for them reads (and, the first time, caches) the data.
+
+    Splits that are not trained on are never shuffled, and on several devices no example is counted
+    twice: the batches are dealt, not padded.
+
+    Args:
+        batch_size: Trees in a batch.
+        max_nodes: If given, batches hold at most so many nodes, and any number of trees.
+        num_workers: Loader processes; 0 loads in the process that trains.
+        arity: Argument places of the cell's schedule; left out, what the model says it needs.
+        predict_split: Which split ``predict`` runs over.
+        vectors: Options of the word vectors.
+    """
+
+    num_classes: int
+
+    def __init__(
+        self,
+        batch_size: int = 100,
+        max_nodes: int | None = None,
+        num_workers: int = 0,
+        arity: int | None = None,
+        predict_split: SplitName = "test",
+        vectors: VectorOptions = VectorOptions(),  # noqa: B008 - frozen
+    ) -> None:
+        super().__init__()
+        if batch_size < 1:
+            raise ValueError(
+                mismatch(
+                    f"{type(self).__name__}: batch_size is out of range",
+                    expected="1 or more",
+                    got=batch_size,
+                )
+            )
+        self.batch_size = batch_size
+        self.max_nodes = max_nodes
+        self.num_workers = num_workers
+        self.arity = arity
+        self.predict_split = predict_split
+        self.vectors = vectors
+        self._loaded: dict[str, TreeDataset] = {}
+
+    @abstractmethod
+    def load(self, split: SplitName, vocabulary: Vocabulary | None) -> TreeDataset:
+        """Loads one split.
+
+        Args:
+            split: Which.
+            vocabulary: The words to use; the data set's own if left out.
+
+        Returns:
+            The split.
+        """
+
+    @cached_property
+    def word_vectors(self) -> WordVectors | None:
+        """The word vectors to start from, if any."""
+        if self.vectors.source == "none":
+            return None
+        return load_vectors(self.vectors, self.load("train", None).vocabulary)
+
+    def dataset(self, split: SplitName) -> TreeDataset:
+        """Gives one split, loaded once.
+
+        Args:
+            split: Which.
+
+        Returns:
+            The split.
+        """
+        if split not in self._loaded:
+            shared = self.vectors.missing == "shared_uniform" and self.word_vectors is not None
+            # Words without a vector are one word: the vocabulary is that of the vectors.
+            vocabulary = self.word_vectors.vocabulary if shared else None
+            self._loaded[split] = self.load(split, vocabulary)
+        return self._loaded[split]
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The words whose rows the trees hold."""
+        return self.dataset("train").vocabulary
+
+    @property
+    def num_tokens(self) -> int:
+        """Rows of the embedding."""
+        return self.dataset("train").num_tokens
+
+    def setup(self, stage: str) -> None:
+        """Loads the splits of a stage and says how many words have a vector.
+
+        Args:
+            stage: ``fit``, ``validate``, ``test`` or ``predict``.
+        """
+        needed: dict[str, tuple[SplitName, ...]] = {
+            "fit": ("train", "val"),
+            "validate": ("val",),
+            "test": ("test",),
+            "predict": (self.predict_split,),
+        }
+        for split in needed[stage]:
+            self.dataset(split)
+        if stage == "fit" and self.word_vectors is not None:
+            counts = {split: self.dataset(split).token_counts() for split in SPLITS}
+            for line in coverage_lines(self.word_vectors, counts):
+                rank_zero_info(line)
+
+    def train_dataloader(self) -> DataLoader:
+        """Shuffles the training split anew in every epoch."""
+        dataset = self.dataset("train")
+        if self.max_nodes is None:
+            return DataLoader(dataset, self.batch_size, shuffle=True, **self._loader_options())
+        return self._budgeted(dataset, dataset.node_counts, self.max_nodes, shuffle=True)
+
+    def val_dataloader(self) -> DataLoader:
+        """Goes through the validation split in order."""
+        return self._in_order("val")
+
+    def test_dataloader(self) -> DataLoader:
+        """Goes through the test split in order."""
+        return self._in_order("test")
+
+    def predict_dataloader(self) -> DataLoader:
+        """Goes through the split to predict in order."""
+        return self._in_order(self.predict_split)
+
+    def _in_order(self, split: SplitName) -> DataLoader:
+        dataset = self.dataset(split)
+        if self.max_nodes is not None:
+            return self._budgeted(dataset, dataset.node_counts, self.max_nodes, shuffle=False)
+        # A budget of trees instead of nodes. The sampler deals batches to the ranks without
+        # repeating an example, which Lightning's own would do to make the shares equal.
+        return self._budgeted(dataset, [1] * len(dataset), self.batch_size, shuffle=False)
+
+    def _budgeted(
+        self, dataset: TreeDataset, sizes: list[int], budget: int, shuffle: bool
+    ) -> DataLoader:
+        sampler = NodeBudgetBatchSampler(
+            None, sizes, budget, shuffle=shuffle, seed=_seed(), oversize="alone"
+        )
+        return DataLoader(dataset, batch_sampler=sampler, **self._loader_options())
+
+    def _loader_options(self) -> dict[str, Any]:
+        accelerator = getattr(self.trainer, "accelerator", None)
+        return {
+            "arity": self._arity(),
+            "num_workers": self.num_workers,
+            "persistent_workers": self.num_workers > 0,
+            "pin_memory": type(accelerator).__name__ == "CUDAAccelerator",
+        }
+
+    def _arity(self) -> int | None:
+        if self.arity is not None or self.trainer is None:
+            return self.arity
+        layers = (
+            m for m in self.trainer.lightning_module.modules() if isinstance(m, RecursiveLayer)
+        )
+        return next((layer.arity for layer in layers), None)
+
+    def transfer_batch_to_device(
+        self, batch: Any, device: torch.device, dataloader_idx: int
+    ) -> Any:
+        """Moves a batch without waiting for the copy, which pinned memory makes asynchronous."""
+        return batch.to(device, non_blocking=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Notes the vocabulary, so that a checkpoint is never used with another one."""
+        return {"vocabulary": self.vocabulary.digest()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Refuses to go on with another vocabulary.
+
+        Args:
+            state_dict: What the checkpoint holds.
+
+        Raises:
+            ValueError: If the rows of the embedding stand for other words.
+        """
+        own = self.vocabulary.digest()
+        if state_dict.get("vocabulary", own) != own:
+            raise ValueError(
+                mismatch(
+                    f"{type(self).__name__}: the checkpoint was made with another vocabulary",
+                    expected=f"vocabulary {own} ({len(self.vocabulary)} words)",
+                    got=f"vocabulary {state_dict['vocabulary']}",
+                    mend="use the data files and options the checkpoint was made with",
+                )
+            )
+
+    def shown_trees(self, count: int) -> tuple[Batch, list[Data], list[list[str]]]:
+        """Picks the first few test trees that fit into a picture.
+
+        Args:
+            count: How many.
+
+        Returns:
+            The trees as a batch, the trees one by one, and the text of their nodes.
+        """
+        dataset = self.dataset("test")
+        sizes = dataset.node_counts
+        chosen = [i for i, size in enumerate(sizes) if 3 <= size <= _LARGEST_SHOWN][:count]
+        trees = [dataset[i] for i in chosen or range(min(count, len(dataset)))]
+        # Words without a vector may be one word to the model; the picture still shows them.
+        named = self.load("test", None)
+        words = [_texts(named[i], named.vocabulary) for i in chosen or range(len(trees))]
+        return Collater(arity=self._arity())(trees), trees, words
+
+
+def _texts(tree: Data, vocabulary: Vocabulary) -> list[str]:
+    return [vocabulary[row] if row >= 0 else "" for row in tree.token.tolist()]
+
+
+def _seed() -> int:
+    return torch.initial_seed() % 2**32

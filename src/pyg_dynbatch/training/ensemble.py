@@ -1,0 +1,94 @@
+"""Average the probabilities of several checkpoints of one model."""
+
+import copy
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.training.task import TreeTask, check_weights
+
+
+class AveragedNetwork(nn.Module):
+    r"""Averages the probabilities that several networks give, and returns their logarithm.
+
+    .. math::
+        \log \bar p = \log \frac1K \sum_k \mathrm{softmax}(z_k)
+
+    The softmax of the result is :math:`\bar p` again, so it takes the place of one network's
+    logits, or of its log-probabilities.
+
+    Args:
+        members: The networks.
+
+    Raises:
+        ValueError: If there is no network.
+
+    Reference:
+        Looks et al. (2017), arXiv:1702.02181, table 2, last row.
+
+    Example:
+        >>> members = [nn.Linear(2, 3), nn.Linear(2, 3)]
+        >>> AveragedNetwork(members)(torch.ones(1, 2)).exp().sum().round().item()
+        1.0
+    """
+
+    def __init__(self, members: Sequence[nn.Module]) -> None:
+        super().__init__()
+        if not members:
+            raise ValueError(
+                mismatch("AveragedNetwork: no networks", expected="one or more", got=0)
+            )
+        self.members = nn.ModuleList(members)
+
+    def forward(self, batch: Any) -> Float[Tensor, "row class"]:
+        """Averages over the members.
+
+        Args:
+            batch: What the members take.
+
+        Returns:
+            Log-probabilities, one row for each row of the members' results.
+        """
+        logs = torch.stack([F.log_softmax(member(batch), dim=-1) for member in self.members])
+        return logs.logsumexp(0) - math.log(len(self.members))
+
+
+def ensemble_of(task: TreeTask, checkpoints: Sequence[str | Path]) -> TreeTask:
+    """Makes a task that predicts with the average of several checkpoints.
+
+    Args:
+        task: A task of the configuration the checkpoints were made with; it is not changed.
+        checkpoints: Paths of checkpoints.
+
+    Returns:
+        A copy of the task whose network is the average.
+
+    Raises:
+        FileNotFoundError: If there is no such checkpoint.
+        ValueError: If no checkpoint is given, or one belongs to another model.
+    """
+    members = []
+    for path in map(Path, checkpoints):
+        if not path.is_file():
+            raise FileNotFoundError(
+                mismatch("ensemble: a checkpoint is missing", expected="a file", got=path)
+            )
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        try:
+            check_weights(task, checkpoint)
+        except ValueError as error:
+            error.add_note(f"  file:     {path}")
+            raise
+        member = copy.deepcopy(task)
+        member.load_state_dict(checkpoint["state_dict"])
+        members.append(member.network)
+    averaged = copy.deepcopy(task)
+    averaged.network = AveragedNetwork(members)
+    return averaged

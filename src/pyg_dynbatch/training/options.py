@@ -1,0 +1,80 @@
+"""Group the settings of a run into small records that a YAML file can spell out."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class OptimizerOptions:
+    """Chooses the optimiser of the weights and that of the word vectors.
+
+    Args:
+        name: Optimiser of all weights but the word vectors: ``adagrad``, ``adam``, ``adamw`` or
+            ``sgd``.
+        lr: Its learning rate.
+        weight_decay: L2 penalty on these weights (decoupled for ``adamw``); word vectors have
+            none.
+        initial_accumulator: First value of Adagrad's sum of squared gradients. TensorFlow starts
+            at 0.1, PyTorch at 0.
+        eps: Added to the denominator of Adagrad and Adam; left out, 1e-10 and 1e-8.
+        embedding: Optimiser of the word vectors: ``same`` as the weights, another name, or
+            ``fixed`` to leave them as they are.
+        embedding_lr: Learning rate of the word vectors; left out, that of the weights.
+        embedding_gradient_scale: Factor on the gradients of the word vectors. Adagrad divides by
+            the size of the gradients, so there the factor acts through the initial accumulator
+            and eps alone.
+    """
+
+    name: Literal["adagrad", "adam", "adamw", "sgd"] = "adagrad"
+    lr: float = 0.05
+    weight_decay: float = 0.0
+    initial_accumulator: float = 0.0
+    eps: float | None = None
+    embedding: Literal["same", "adagrad", "adam", "adamw", "sgd", "fixed"] = "same"
+    embedding_lr: float | None = None
+    embedding_gradient_scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class RateOptions:
+    """Chooses how the learning rates change; every rate is multiplied by the same factor.
+
+    Args:
+        name: ``constant``, ``step`` (times ``gamma`` every ``every`` epochs), ``exponential``
+            (times ``gamma`` an epoch) or ``cosine`` (falls to ``final`` at the end of training).
+        gamma: Factor of ``step`` and ``exponential``.
+        every: Epochs between two falls of ``step``.
+        final: What ``cosine`` ends at, as a fraction of the first rate.
+        warmup: Number of optimiser steps in which the rate rises linearly to its full value.
+    """
+
+    name: Literal["constant", "step", "exponential", "cosine"] = "constant"
+    gamma: float = 0.99
+    every: int = 1
+    final: float = 0.0
+    warmup: int = 0
+
+
+@dataclass(frozen=True)
+class VectorOptions:
+    """Chooses the word vectors that a run starts from.
+
+    Args:
+        source: ``none`` (the model's own random vectors), ``glove`` (a text file, also ``.gz``, in
+            GloVe or word2vec form) or ``sentence`` (what a sentence-transformers model gives to
+            single words).
+        file: The file of ``glove``; for ``sentence`` the name or folder of the model.
+        cache: For ``sentence``: file that keeps the vectors, so that the model runs only once.
+        scale: Factor on every vector.
+        missing: What a word without a vector starts from: ``shared_uniform`` (all such words are
+            one word, U(-0.05, 0.05)), ``uniform`` (each its own U(-0.05, 0.05)), ``normal`` (each
+            its own, as spread as the vectors found) or ``zeros``.
+        lower_case: Whether a word without a vector may take that of its lower-case form.
+    """
+
+    source: Literal["none", "glove", "sentence"] = "none"
+    file: str | None = None
+    cache: str | None = None
+    scale: float = 1.0
+    missing: Literal["shared_uniform", "uniform", "normal", "zeros"] = "uniform"
+    lower_case: bool = True

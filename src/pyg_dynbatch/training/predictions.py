@@ -1,0 +1,190 @@
+"""Write what a model predicts to a table, in the order of the data and in one piece."""
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+from lightning.pytorch.callbacks import BasePredictionWriter
+
+from pyg_dynbatch.core.errors import mismatch
+
+Columns = dict[str, np.ndarray]
+
+
+class PredictionTable(BasePredictionWriter):
+    """Collects the rows of ``predict_step`` and writes them once, sorted as the data set is.
+
+    On several devices every rank predicts its share; the first one merges and writes. A table is
+    written under another name and then renamed, so that a broken run leaves no half table.
+
+    Columns: ``example`` (its number in the data set), ``prediction``, one ``probability_…`` a
+    class, ``target`` (empty where there is none); the table of nodes has ``node`` after
+    ``example``.
+
+    Args:
+        folder: Where to write; left out, the folder of the run.
+        name: Name of the table of trees (or pairs).
+        node_name: Name of the table of all nodes; left out, there is none.
+
+    Example:
+        >>> PredictionTable(node_name="nodes.csv").path is None
+        True
+    """
+
+    def __init__(
+        self,
+        folder: str | None = None,
+        name: str = "predictions.csv",
+        node_name: str | None = None,
+    ) -> None:
+        super().__init__("batch")
+        self.folder = folder
+        self.name = name
+        self.node_name = node_name
+        self.path: Path | None = None
+        self.node_path: Path | None = None
+        self._batches: list[Columns] = []
+
+    def on_predict_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Forgets the rows of a former pass."""
+        self._batches = []
+
+    def write_on_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        prediction: Any,
+        batch_indices: Sequence[int] | None,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int,
+    ) -> None:
+        """Keeps the rows of a batch on the host, with the examples' numbers in the data set."""
+        if batch_indices is None:
+            raise ValueError(
+                mismatch(
+                    "PredictionTable: the examples of a batch are unknown",
+                    expected="a loader that Lightning can look into",
+                    got="no batch indices",
+                    where=f"batch {batch_idx}",
+                    mend="use the data modules of pyg_dynbatch.training, or a plain DataLoader",
+                )
+            )
+        columns = {name: value.cpu().numpy() for name, value in prediction.items()}
+        columns["example"] = np.asarray(batch_indices)[columns["example"]]
+        self._batches.append(columns)
+
+    def on_predict_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Merges the shares of all ranks and writes the tables."""
+        share = merge_columns(self._batches)
+        self._batches = []
+        shares = _gather(share, trainer.world_size)
+        if not trainer.is_global_zero:
+            return
+        columns = sort_rows(merge_columns([part for part in shares if part]))
+        folder = Path(self.folder or trainer.log_dir or trainer.default_root_dir)
+        first_class = getattr(pl_module, "first_class", 0)
+        self.path = folder / self.name
+        write_table(self.path, _of_trees(columns), first_class)
+        if self.node_name is not None and "is_root" in columns:
+            self.node_path = folder / self.node_name
+            write_table(self.node_path, _of_nodes(columns), first_class)
+
+
+def _gather(share: Columns, world_size: int) -> list[Columns]:
+    if world_size == 1 or not torch.distributed.is_initialized():
+        return [share]
+    shares: list[Columns | None] = [None] * world_size
+    torch.distributed.all_gather_object(shares, share)
+    return [part for part in shares if part is not None]
+
+
+def _of_trees(columns: Columns) -> Columns:
+    if "is_root" not in columns:
+        return columns
+    is_root = columns["is_root"]
+    dropped = ("is_root", "node")
+    return {name: value[is_root] for name, value in columns.items() if name not in dropped}
+
+
+def _of_nodes(columns: Columns) -> Columns:
+    return {name: value for name, value in columns.items() if name != "is_root"}
+
+
+def merge_columns(parts: Sequence[Mapping[str, np.ndarray]]) -> Columns:
+    """Puts the rows of several parts one after another.
+
+    Args:
+        parts: Columns by name, the same names in each.
+
+    Returns:
+        The columns of all rows; nothing if there are no parts.
+
+    Example:
+        >>> merge_columns([{"a": np.array([1])}, {"a": np.array([2])}])["a"].tolist()
+        [1, 2]
+    """
+    if not parts:
+        return {}
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def sort_rows(columns: Columns) -> Columns:
+    """Sorts rows by example, then by node.
+
+    Args:
+        columns: Columns by name, ``example`` among them.
+
+    Returns:
+        The same rows in order.
+    """
+    if not columns:
+        return columns
+    example = columns["example"]
+    order = np.lexsort((columns.get("node", np.zeros_like(example)), example))
+    return {name: value[order] for name, value in columns.items()}
+
+
+def write_table(path: str | Path, columns: Columns, first_class: int = 0) -> Path:
+    """Writes columns to a CSV file, whole or not at all.
+
+    Args:
+        path: The file; its folder is made.
+        columns: Columns by name; a column of several numbers a row becomes several columns.
+        first_class: Number of the first class, for the names of these columns.
+
+    Returns:
+        The path.
+    """
+    header: list[str] = []
+    cells: list[Sequence[str]] = []
+    for name, value in columns.items():
+        if value.ndim == 1:
+            header.append(name)
+            cells.append([_cell(name, entry) for entry in value.tolist()])
+            continue
+        for number in range(value.shape[1]):
+            header.append(f"{name}_{number + first_class}")
+            cells.append([_cell(name, entry) for entry in value[:, number].tolist()])
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.name}.partial")
+    try:
+        with partial.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(header)
+            writer.writerows(zip(*cells, strict=True))
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+    return target
+
+
+def _cell(name: str, entry: float) -> str:
+    if name == "target" and entry in (-1, None):
+        return ""
+    return f"{entry:.6g}" if isinstance(entry, float) else str(entry)

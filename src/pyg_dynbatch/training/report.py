@@ -1,0 +1,179 @@
+"""Leave pictures behind at the end of a run, and say where everything was written."""
+
+import csv
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import CSVLogger
+from torch_geometric.data import Batch, Data
+
+from pyg_dynbatch.training.predictions import PredictionTable
+from pyg_dynbatch.visualize import draw_curves, draw_tree, new_figure, save_figure
+
+CURVES = "learning_curve.png"
+TREES = "predicted_trees.png"
+
+Curve = tuple[list[float], list[float]]
+
+
+class TreeSource(Protocol):
+    """What the picture of trees needs of a data module."""
+
+    num_classes: int
+
+    def shown_trees(self, count: int) -> tuple[Batch, list[Data], list[list[str]]]:
+        """Gives a few test trees as a batch and one by one, and the text of their nodes."""
+
+
+class RunReport(Callback):
+    """Draws the learning curves when training ends and a few labelled trees when testing ends.
+
+    Both pictures lie in the folder of the run. Curves need Lightning's ``CSVLogger``; trees need
+    a data module that can show some (all of this package that classify nodes).
+
+    Args:
+        trees: How many trees to draw.
+
+    Example:
+        >>> RunReport(trees=2).curves_path is None
+        True
+    """
+
+    def __init__(self, trees: int = 4) -> None:
+        self.trees = trees
+        self.curves_path: Path | None = None
+        self.trees_path: Path | None = None
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Draws the learning curves."""
+        metrics = metrics_file(trainer)
+        if not trainer.is_global_zero or metrics is None:
+            return
+        metric = getattr(pl_module, "main_metric", "accuracy")
+        figure, axes = new_figure(1, 2, 5.0, 3.5)
+        for place, name in zip(axes, ("loss", metric), strict=True):
+            curves = {
+                stage: curve
+                for stage in ("train", "val")
+                if (curve := read_curve(metrics, f"{stage}/{name}"))[0]
+            }
+            draw_curves(place, curves, "epoch", name)
+        self.curves_path = save_figure(figure, metrics.parent / CURVES)
+
+    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Draws a few trees of the test split with the classes the model gives their nodes."""
+        # The hook is duck-typed: a user's own data module may offer the same method.
+        source: Any = getattr(trainer, "datamodule", None)
+        show = getattr(source, "shown_trees", None)
+        if not trainer.is_global_zero or show is None or trainer.log_dir is None or not self.trees:
+            return
+        batch, trees, words = show(self.trees)
+        if not trees:
+            return
+        was_training = pl_module.training
+        pl_module.eval()
+        with torch.inference_mode():
+            logits = pl_module(batch.to(pl_module.device))
+        pl_module.train(was_training)
+        predicted = logits.argmax(-1).cpu().split([tree.num_nodes for tree in trees])
+        labels = [part.numpy() for part in predicted]
+        path = Path(trainer.log_dir) / TREES
+        self.trees_path = draw_trees(path, trees, labels, words, logits.size(-1))
+
+
+def draw_trees(
+    path: Path,
+    trees: Sequence[Data],
+    predicted: Sequence[np.ndarray],
+    words: Sequence[Sequence[str]],
+    num_classes: int,
+) -> Path:
+    """Draws trees side by side, two in a row.
+
+    Args:
+        path: Where to write the picture.
+        trees: The trees.
+        predicted: Predicted class of every node, one array a tree.
+        words: Text of every node, one list a tree.
+        num_classes: How many classes there are.
+
+    Returns:
+        The path.
+    """
+    columns = min(2, len(trees))
+    figure, axes = new_figure(math.ceil(len(trees) / columns), columns, 6.5, 4.5)
+    for place in axes[len(trees) :]:
+        place.set_axis_off()
+    for place, tree, classes, texts in zip(axes, trees, predicted, words, strict=False):
+        gold = tree.y.numpy() if "y" in tree else np.full(tree.num_nodes, -1)
+        edges, slots = tree.edge_index.numpy(), tree.child_slot.numpy()
+        draw_tree(place, edges, slots, tree.depth.numpy(), classes, gold, texts, num_classes)
+        known = gold >= 0
+        right = int((classes == gold)[known].sum())
+        place.set_title(f"{right} of {int(known.sum())} nodes right", fontsize="medium")
+    return save_figure(figure, path)
+
+
+def metrics_file(trainer: pl.Trainer) -> Path | None:
+    """Finds the table of metrics of a run, and brings it up to date.
+
+    Args:
+        trainer: The run.
+
+    Returns:
+        Path of ``metrics.csv``, or ``None`` if the run has no ``CSVLogger`` or has logged nothing.
+    """
+    for logger in trainer.loggers:
+        if isinstance(logger, CSVLogger):
+            logger.save()
+            path = Path(logger.log_dir) / "metrics.csv"
+            return path if path.is_file() else None
+    return None
+
+
+def read_curve(metrics: Path, name: str) -> Curve:
+    """Reads one column of a table of metrics against the epoch.
+
+    Args:
+        metrics: Path of ``metrics.csv``.
+        name: The column.
+
+    Returns:
+        Epochs and values; empty lists if the table has no such column.
+    """
+    epochs: list[float] = []
+    values: list[float] = []
+    with metrics.open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            if row.get(name):
+                epochs.append(float(row["epoch"]))
+                values.append(float(row[name]))
+    return epochs, values
+
+
+def closing_lines(trainer: pl.Trainer) -> list[str]:
+    """Says where a run wrote what.
+
+    Args:
+        trainer: The run, at its end.
+
+    Returns:
+        Lines to print, one path a line.
+    """
+    checkpoint = getattr(trainer.checkpoint_callback, "best_model_path", "")
+    written: list[tuple[str, Any]] = [("checkpoint", checkpoint)]
+    written.append(("metrics", metrics_file(trainer)))
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, PredictionTable):
+            written.append(("predictions", callback.path))
+            written.append(("node predictions", callback.node_path))
+        if isinstance(callback, RunReport):
+            written.append(("learning curve", callback.curves_path))
+            written.append(("predicted trees", callback.trees_path))
+    return [f"{f'{what}:':<17} {path}" for what, path in written if path]

@@ -1,0 +1,217 @@
+"""What all tasks share: optimiser, transfer, distributed scaling, and a check of checkpoints."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, ClassVar
+
+import lightning.pytorch as pl
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch_geometric.data import Batch
+from torchmetrics import MeanMetric, Metric
+
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.training.objective import Reduction, scaled_over_ranks
+from pyg_dynbatch.training.optimizers import build_optimizer
+from pyg_dynbatch.training.options import OptimizerOptions, RateOptions
+from pyg_dynbatch.training.rates import build_scheduler
+from pyg_dynbatch.training.vectors import set_vectors
+
+STAGES = ("train", "val", "test")
+
+
+class TreeTask(pl.LightningModule, ABC):
+    """Trains a network on batches of trees; the classes below say with which loss and metrics.
+
+    Args:
+        network: What is trained, a plain module that takes a batch.
+        optimizer: Options of the optimiser.
+        rate: Options of the learning-rate schedule.
+    """
+
+    main_metric: ClassVar[str]
+    """Name, without the stage, of the metric that a run is judged by."""
+
+    def __init__(
+        self,
+        network: nn.Module,
+        optimizer: OptimizerOptions,
+        rate: RateOptions,
+    ) -> None:
+        super().__init__()
+        self.network = network
+        self.optimizer_options = optimizer
+        self.rate_options = rate
+        # MeanMetric otherwise looks for nan values on the host at every step.
+        self.losses = nn.ModuleDict(
+            {f"{stage}_loss": MeanMetric(nan_strategy="disable") for stage in STAGES}
+        )
+
+    @abstractmethod
+    def predict_step(self, batch: Batch, batch_idx: int = 0) -> dict[str, Tensor]:
+        """Gives the columns of the table of predictions; ``example`` counts within the batch."""
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Runs the network.
+
+        Args:
+            batch: Trees, with their schedule.
+
+        Returns:
+            What the network gives.
+        """
+        return self.network(batch)
+
+    def setup(self, stage: str) -> None:
+        """Starts the embedding from the word vectors of the data module, if it has any.
+
+        A checkpoint is restored after this, so on resuming its vectors win.
+
+        Args:
+            stage: ``fit``, ``validate``, ``test`` or ``predict``.
+        """
+        vectors = getattr(getattr(self.trainer, "datamodule", None), "word_vectors", None)
+        embedding = getattr(self.network, "embedding", None)
+        if stage == "fit" and vectors is not None and embedding is not None:
+            set_vectors(embedding, vectors.matrix)
+
+    def plain_options(self) -> dict[str, Any]:
+        """Writes the option records as mappings of plain values, which a checkpoint may hold.
+
+        The instantiator, the same that the command line notes, makes records of them again.
+        """
+        return {
+            "optimizer": asdict(self.optimizer_options),
+            "rate": asdict(self.rate_options),
+            "_instantiator": "lightning.pytorch.cli.instantiate_module",
+        }
+
+    def configure_optimizers(self) -> Any:
+        """Builds the optimiser and, unless the rate is constant, its schedule."""
+        optimizer = build_optimizer(self.network, self.optimizer_options)
+        scheduler = build_scheduler(optimizer, self.rate_options, self._lengths)
+        if scheduler is None:
+            return optimizer
+        return {"optimizer": optimizer, "lr_scheduler": scheduler}
+
+    def _lengths(self) -> tuple[float, float]:
+        total = float(self.trainer.estimated_stepping_batches)
+        batches = float(self.trainer.num_training_batches)
+        return max(1.0, batches / self.trainer.accumulate_grad_batches), total
+
+    def scaled_loss(
+        self,
+        loss: Float[Tensor, ""],
+        terms: Int[Tensor, ""],
+        batch: Batch,
+        reduction: Reduction,
+    ) -> Float[Tensor, ""]:
+        """Reduces a summed loss so that the gradients do not depend on how ranks share a batch.
+
+        Args:
+            loss: Sum of the losses of this rank.
+            terms: How many losses it sums up.
+            batch: The batch, for its number of trees.
+            reduction: What the sum is divided by: nothing, the terms, or the trees.
+
+        Returns:
+            The loss to call ``backward`` on.
+        """
+        divisor: Tensor | None = terms
+        if reduction == "sum":
+            divisor = None
+        elif reduction == "per_tree":
+            # Filled on the device: a number handed over from the host would wait for it.
+            divisor = torch.full_like(terms, batch.num_graphs)
+        world = self.trainer.world_size if self._trainer is not None else 1
+        return scaled_over_ranks(loss, divisor, world, self._sum_over_ranks)
+
+    def _sum_over_ranks(self, value: Tensor) -> Tensor:
+        return self.trainer.strategy.reduce(value.clone(), reduce_op="sum")
+
+    def log_loss(self, stage: str, loss: Tensor, terms: Tensor, batch: Batch) -> None:
+        """Logs the mean loss of a labelled row over the epoch, whatever training reduces by.
+
+        Args:
+            stage: ``train``, ``val`` or ``test``.
+            loss: Sum of the losses of this batch.
+            terms: How many losses it sums up.
+            batch: The batch, for its number of trees.
+        """
+        metric = self.losses[f"{stage}_loss"]
+        assert isinstance(metric, MeanMetric)
+        metric.update(loss.detach() / terms.clamp(min=1), weight=terms)
+        self.log_metrics(stage, [("loss", metric)], batch)
+
+    def log_metrics(self, stage: str, named: list[tuple[str, Metric]], batch: Batch) -> None:
+        """Logs metric objects, which add up over ranks by themselves.
+
+        Args:
+            stage: ``train``, ``val`` or ``test``.
+            named: Metrics and their names without the stage.
+            batch: The batch, for its number of trees.
+        """
+        for name, metric in named:
+            self.log(
+                f"{stage}/{name}",
+                metric,
+                on_step=False,
+                on_epoch=True,
+                prog_bar=name == self.main_metric and stage != "train",
+                # Left to itself, Lightning takes the number of nodes for that of the examples.
+                batch_size=batch.num_graphs,
+            )
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Writes down which task the checkpoint belongs to."""
+        checkpoint["pyg_dynbatch_task"] = type(self).__name__
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuses a checkpoint whose weights do not fit this model.
+
+        Raises:
+            ValueError: If names or shapes of the weights differ.
+        """
+        check_weights(self, checkpoint)
+
+
+def check_weights(task: TreeTask, checkpoint: Mapping[str, Any]) -> None:
+    """Compares names and shapes of the weights of a checkpoint with those of a model.
+
+    Args:
+        task: The model.
+        checkpoint: What was read from the file.
+
+    Raises:
+        ValueError: If the checkpoint is of another task, or a name or shape differs.
+    """
+    name = type(task).__name__
+    other = checkpoint.get("pyg_dynbatch_task", name)
+    if other != name:
+        raise ValueError(
+            mismatch(
+                f"{name}: the checkpoint belongs to another model",
+                expected=f"a checkpoint of {name}",
+                got=f"a checkpoint of {other}",
+                mend="use the configuration the checkpoint was made with",
+            )
+        )
+    saved = {key: tuple(value.shape) for key, value in checkpoint.get("state_dict", {}).items()}
+    own = {key: tuple(value.shape) for key, value in task.state_dict().items()}
+    for key in sorted({*saved, *own}):
+        if saved.get(key) != own.get(key):
+            raise ValueError(
+                mismatch(
+                    f"{name}: the checkpoint belongs to another model",
+                    expected=_weight(key, own),
+                    got=_weight(key, saved),
+                    where=key,
+                    mend="use the configuration the checkpoint was made with",
+                )
+            )
+
+
+def _weight(key: str, shapes: Mapping[str, tuple[int, ...]]) -> str:
+    return f"a tensor of shape {list(shapes[key])}" if key in shapes else "no such weight"

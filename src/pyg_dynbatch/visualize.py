@@ -1,0 +1,303 @@
+"""Draw schedules, learning curves and labelled trees: arrays in, matplotlib axes out.
+
+No function here opens a window, loads a checkpoint or runs a model. Figures are made without
+``pyplot``, so they work without a display and leave no global state behind.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pyg_dynbatch.core.errors import mismatch
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SEQUENCE = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb")
+"""Colours that people who are colour-blind can tell apart (Tol's bright scheme)."""
+
+_GOLD = "#e0a800"
+_UNLABELLED = -1
+
+
+def new_figure(rows: int, columns: int, width: float, height: float) -> "tuple[Figure, list[Axes]]":
+    """Makes a figure with a grid of axes.
+
+    Args:
+        rows: Rows of the grid.
+        columns: Columns of the grid.
+        width: Width of one axes, in inches.
+        height: Height of one axes, in inches.
+
+    Returns:
+        The figure and its axes, row by row.
+
+    Raises:
+        ImportError: If matplotlib is not installed.
+
+    Example:
+        >>> figure, axes = new_figure(1, 2, 3.0, 2.0)
+        >>> len(axes)
+        2
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            mismatch(
+                "visualize: matplotlib is missing",
+                expected="the package matplotlib",
+                got=error,
+                mend="pip install 'pyg_dynbatch[cli]'",
+            )
+        ) from error
+    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False)
+    return figure, [axes for line in grid for axes in line]
+
+
+def save_figure(figure: "Figure", path: str | Path) -> Path:
+    """Writes a figure to a file whose name says the format, whole or not at all.
+
+    Args:
+        figure: The figure.
+        path: For instance ``schedule.png`` or ``schedule.svg``.
+
+    Returns:
+        The path.
+    """
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.stem}.partial{target.suffix}")
+    try:
+        figure.savefig(partial, dpi=150)
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+    return target
+
+
+def draw_schedule(
+    axes: "Axes", names: Sequence[str], operation: Sequence[int], rows: Sequence[int], title: str
+) -> "Axes":
+    """Draws one bar a step, as high as the step has rows, coloured by operation.
+
+    Args:
+        axes: Where to draw.
+        names: Names of the operations.
+        operation: Operation of each step, ``[step]``.
+        rows: Rows of each step, ``[step]``.
+        title: Written above.
+
+    Returns:
+        The axes.
+
+    Example:
+        >>> figure, (axes,) = new_figure(1, 1, 4.0, 3.0)
+        >>> drawn = draw_schedule(axes, ["leaf", "node"], [0, 1, 1], [8, 4, 2], "depth")
+        >>> len(drawn.patches)
+        3
+    """
+    kind, height = np.asarray(operation, dtype=int), np.asarray(rows, dtype=int)
+    if kind.shape != height.shape:
+        raise ValueError(
+            mismatch(
+                "draw_schedule: operation and rows differ in length",
+                expected="one operation and one number of rows a step",
+                got=f"{kind.size} and {height.size}",
+            )
+        )
+    for number, name in enumerate(names):
+        steps = np.flatnonzero(kind == number)
+        colour = SEQUENCE[number % len(SEQUENCE)]
+        count = "1 step" if steps.size == 1 else f"{steps.size} steps"
+        label = f"{name} ({count}, {height[steps].sum():,} rows)"
+        axes.bar(steps, height[steps], width=0.9, color=colour, label=label)
+    axes.set_xlabel("step")
+    axes.set_ylabel("rows")
+    # Leaves outnumber the last levels a hundredfold; on a plain scale the tail would vanish.
+    axes.set_yscale("symlog", linthresh=1)
+    axes.set_ylim(bottom=0)
+    axes.set_title(title)
+    if len(names):
+        axes.legend(frameon=False, fontsize="small")
+    return axes
+
+
+def draw_curves(
+    axes: "Axes",
+    curves: Mapping[str, tuple[Sequence[float | int], Sequence[float | int]]],
+    x_label: str,
+    y_label: str,
+) -> "Axes":
+    """Draws one line for each named curve.
+
+    Args:
+        axes: Where to draw.
+        curves: Abscissae and ordinates by name.
+        x_label: Written below.
+        y_label: Written at the left.
+
+    Returns:
+        The axes.
+
+    Example:
+        >>> figure, (axes,) = new_figure(1, 1, 4.0, 3.0)
+        >>> len(draw_curves(axes, {"val": ([0, 1], [0.5, 0.7])}, "epoch", "accuracy").lines)
+        1
+    """
+    for number, (name, (x, y)) in enumerate(curves.items()):
+        colour = SEQUENCE[number % len(SEQUENCE)]
+        # A single point has no line, so every point carries a mark while they are few.
+        marker = "o" if len(x) <= 30 else None
+        axes.plot(x, y, color=colour, label=name, marker=marker, markersize=3)
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    axes.grid(alpha=0.3)
+    if curves:
+        axes.legend(frameon=False, fontsize="small")
+    return axes
+
+
+def tree_layout(
+    edge_index: np.ndarray, child_slot: np.ndarray, depth: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Places the nodes of a tree: leaves side by side in order, parents above their children.
+
+    A node stands over the middle of its first and its last child, at the height of its depth. A
+    node of a DAG with several parents is placed once, below the first of them. No recursion is
+    used.
+
+    Args:
+        edge_index: Edges, child to parent, ``[2, edge]``.
+        child_slot: Position of each edge's child among its siblings, ``[edge]``.
+        depth: Depth of every node, ``[node]``, 0 for nodes without children.
+
+    Returns:
+        Horizontal and vertical place of every node, ``[node]`` each.
+
+    Example:
+        >>> x, y = tree_layout(np.array([[0, 1], [2, 2]]), np.array([0, 1]), np.array([0, 0, 1]))
+        >>> x.tolist(), y.tolist()
+        ([0.0, 1.0, 0.5], [0.0, 0.0, 1.0])
+    """
+    num_nodes = len(depth)
+    children: list[list[int]] = [[] for _ in range(num_nodes)]
+    has_parent = np.zeros(num_nodes, dtype=bool)
+    for edge in np.lexsort((child_slot, edge_index[1])):
+        child, parent = int(edge_index[0, edge]), int(edge_index[1, edge])
+        children[parent].append(child)
+        has_parent[child] = True
+    x = np.full(num_nodes, np.nan)
+    next_leaf = 0.0
+    stack = [int(root) for root in np.flatnonzero(~has_parent)[::-1]]
+    while stack:
+        node = stack[-1]
+        waiting = [child for child in children[node] if np.isnan(x[child])]
+        if waiting:
+            stack.extend(reversed(waiting))
+            continue
+        stack.pop()
+        if not np.isnan(x[node]):
+            continue
+        if children[node]:
+            x[node] = (x[children[node][0]] + x[children[node][-1]]) / 2
+        else:
+            x[node], next_leaf = next_leaf, next_leaf + 1
+    return x, np.asarray(depth, dtype=float)
+
+
+def draw_tree(
+    axes: "Axes",
+    edge_index: np.ndarray,
+    child_slot: np.ndarray,
+    depth: np.ndarray,
+    predicted: np.ndarray,
+    gold: np.ndarray,
+    words: Sequence[str],
+    num_classes: int,
+) -> "Axes":
+    """Draws a tree with the predicted class of every node, words below the leaves.
+
+    The disc is coloured by the predicted class, on a scale from red over white to blue, and
+    carries its number. A gold ring means that the prediction is right; a ring in the colour of
+    the true class, that it is wrong; a ring in its own colour, that the node has no label.
+
+    Args:
+        axes: Where to draw.
+        edge_index: Edges, child to parent, ``[2, edge]``.
+        child_slot: Position of each edge's child among its siblings, ``[edge]``.
+        depth: Depth of every node, ``[node]``.
+        predicted: Predicted class, ``[node]``.
+        gold: True class, ``[node]``, -1 where there is none.
+        words: Text of every node, ``""`` where there is none.
+        num_classes: How many classes there are.
+
+    Returns:
+        The axes.
+
+    Example:
+        >>> figure, (axes,) = new_figure(1, 1, 4.0, 3.0)
+        >>> drawn = draw_tree(
+        ...     axes, np.array([[0, 1], [2, 2]]), np.array([0, 1]), np.array([0, 0, 1]),
+        ...     np.array([2, 4, 4]), np.array([2, 3, 4]), ["a", "gem", ""], 5)
+        >>> [text.get_text() for text in drawn.texts]
+        ['2', '4', '4', 'a', 'gem']
+    """
+    from matplotlib.collections import LineCollection
+
+    x, y = tree_layout(edge_index, child_slot, depth)
+    ends = np.stack([np.stack([x, y], -1)[edge_index[0]], np.stack([x, y], -1)[edge_index[1]]], 1)
+    axes.add_collection(LineCollection(list(ends), colors="#999999", linewidths=0.8, zorder=1))
+    size = max(3.0, 12.0 - 0.12 * len(x))
+    colours = _class_colours(num_classes)
+    rings = [_ring(int(p), int(g), colours) for p, g in zip(predicted, gold, strict=True)]
+    faces = [colours[int(p)] for p in predicted]
+    # Two discs, one on the other: the outline keeps a white ring visible on white paper.
+    outline = {"edgecolors": "#555555", "linewidths": 0.4}
+    axes.scatter(x, y, s=size**2 * 2.4, c=rings, zorder=2, **outline)
+    axes.scatter(x, y, s=size**2 * 1.3, c=faces, zorder=2, **outline)
+    for node in range(len(x)):
+        ink = "white" if sum(faces[node][:3]) < 1.5 else "black"
+        style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": size * 0.75}
+        axes.text(x[node], y[node], str(int(predicted[node])), color=ink, zorder=3, **style)
+    _write_words(axes, x, y, words, size)
+    axes.margins(x=0.04, y=0.1)
+    axes.set_axis_off()
+    return axes
+
+
+def _class_colours(num_classes: int) -> list[tuple[float, float, float, float]]:
+    from matplotlib import colormaps
+
+    # The ends of the map are nearly black; four fifths of it leave room for a number.
+    places = np.linspace(0.1, 0.9, num_classes) if num_classes > 1 else np.array([0.5])
+    return [tuple(colour) for colour in colormaps["RdBu"](places)]
+
+
+def _ring(predicted: int, gold: int, colours: Sequence[tuple[float, ...]]) -> Any:
+    if gold == _UNLABELLED:
+        return colours[predicted]
+    return _GOLD if predicted == gold else colours[gold]
+
+
+def _write_words(
+    axes: "Axes", x: np.ndarray, y: np.ndarray, words: Sequence[str], size: float
+) -> None:
+    crowded = len([word for word in words if word]) > 12
+    below = 0.05 * max(1.0, float(np.max(y))) + 0.15
+    for node, word in enumerate(words):
+        if word:
+            axes.text(
+                x[node],
+                y[node] - below,
+                word,
+                ha="right" if crowded else "center",
+                va="top",
+                rotation=60 if crowded else 0,
+                rotation_mode="anchor" if crowded else "default",
+                fontsize=max(5.0, size * 0.8),
+            )

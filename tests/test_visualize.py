@@ -1,0 +1,128 @@
+"""Pictures: layouts by hand, and what the axes hold; no pixels are compared."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from pyg_dynbatch.visualize import (
+    draw_curves,
+    draw_schedule,
+    draw_tree,
+    new_figure,
+    save_figure,
+    tree_layout,
+)
+from tests.strategies import Dag, trees
+
+
+def one_axes():
+    return new_figure(1, 1, 4.0, 3.0)[1][0]
+
+
+def layout(tree: Dag) -> tuple[np.ndarray, np.ndarray]:
+    return tree_layout(tree.edge_index.numpy(), tree.child_slot.numpy(), np.array(tree.depth))
+
+
+@given(trees(max_nodes=30))
+def test_leaves_stand_side_by_side_in_order_and_parents_between_children(tree: Dag) -> None:
+    x, y = layout(tree)
+    assert y.tolist() == tree.depth
+    order: list[int] = []
+    stack = list(reversed(tree.roots))
+    while stack:
+        node = stack.pop()
+        stack.extend(reversed(tree.children[node]))
+        if not tree.children[node]:
+            order.append(node)
+    assert x[order].tolist() == list(range(len(order)))
+    for node, children in enumerate(tree.children):
+        if children:
+            assert x[node] == (x[children[0]] + x[children[-1]]) / 2
+            assert list(x[list(children)]) == sorted(x[list(children)])
+
+
+def test_layout_of_a_deep_chain_and_of_shared_nodes() -> None:
+    n = 5000
+    x, y = tree_layout(
+        np.stack([np.arange(n - 1), np.arange(1, n)]), np.zeros(n - 1, int), np.arange(n)
+    )
+    assert (x == 0).all()
+    diamond = np.array([[0, 0, 1, 2], [1, 2, 3, 3]])
+    x, y = tree_layout(diamond, np.array([0, 0, 0, 1]), np.array([0, 1, 1, 2]))
+    assert not np.isnan(x).any()
+
+
+def test_tree_shows_predictions_words_and_rings() -> None:
+    axes = draw_tree(
+        one_axes(),
+        np.array([[0, 1], [2, 2]]),
+        np.array([0, 1]),
+        np.array([0, 0, 1]),
+        np.array([0, 4, 1]),
+        np.array([0, 3, -1]),
+        ["bad", "", ""],
+        5,
+    )
+    assert [text.get_text() for text in axes.texts] == ["0", "4", "1", "bad"]
+    rings, faces = (points.get_facecolors() for points in axes.collections[1:])
+    assert rings[0].tolist() == pytest.approx([0.878, 0.659, 0.0, 1.0], abs=0.01)  # gold: right
+    assert rings[1].tolist() != faces[1].tolist()  # the colour of class 3: wrong
+    assert rings[2].tolist() == faces[2].tolist()  # its own colour: no label
+
+
+def test_single_node_and_single_class() -> None:
+    nothing = np.zeros((2, 0), int)
+    axes = draw_tree(
+        one_axes(),
+        nothing,
+        np.zeros(0, int),
+        np.zeros(1, int),
+        np.zeros(1, int),
+        np.full(1, -1),
+        ["word"],
+        1,
+    )
+    assert len(axes.texts) == 2
+
+
+def test_schedule_has_a_bar_a_step_in_the_colour_of_its_operation() -> None:
+    axes = draw_schedule(one_axes(), ["leaf", "node"], [0, 1, 1, 0], [9, 4, 2, 1], "agenda")
+    heights = {round(bar.get_x() + bar.get_width() / 2): bar.get_height() for bar in axes.patches}
+    assert heights == {0: 9, 1: 4, 2: 2, 3: 1}
+    assert len({bar.get_facecolor() for bar in axes.patches}) == 2
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert labels == ["leaf (2 steps, 10 rows)", "node (2 steps, 6 rows)"]
+
+
+def test_schedule_needs_as_many_operations_as_rows() -> None:
+    with pytest.raises(ValueError, match="operation and rows differ in length"):
+        draw_schedule(one_axes(), ["leaf"], [0, 0], [1], "depth")
+
+
+def test_curves_are_labelled() -> None:
+    axes = draw_curves(one_axes(), {"train": ([0, 1], [1, 2]), "val": ([0], [3])}, "epoch", "loss")
+    assert [line.get_label() for line in axes.lines] == ["train", "val"]
+    assert draw_curves(one_axes(), {}, "epoch", "loss").get_legend() is None
+
+
+@pytest.mark.parametrize("name", ["picture.png", "picture.svg", "deep/er/picture.pdf"])
+def test_figures_are_written_whole(tmp_path: Path, name: str) -> None:
+    figure, _ = new_figure(1, 1, 2.0, 2.0)
+    path = save_figure(figure, tmp_path / name)
+    assert path.stat().st_size > 500
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+def test_a_failed_picture_leaves_nothing(tmp_path: Path) -> None:
+    figure, _ = new_figure(1, 1, 2.0, 2.0)
+    with pytest.raises(ValueError, match="not supported"):
+        save_figure(figure, tmp_path / "picture.nothing")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_matplotlib_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match="visualize: matplotlib is missing"):
+        new_figure(1, 1, 1.0, 1.0)

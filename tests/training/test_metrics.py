@@ -1,0 +1,111 @@
+"""Metrics: against counting by hand in plain Python."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyg_dynbatch.training.metrics import HitRate, ScoreAgreement, TreeAccuracy, polarity_hits
+from pyg_dynbatch.training.objective import scaled_over_ranks, summed_cross_entropy
+
+rows = st.lists(
+    st.tuples(st.lists(st.floats(-5, 5, width=32), min_size=5, max_size=5), st.integers(-1, 4)),
+    min_size=1,
+    max_size=30,
+)
+
+
+@given(rows)
+def test_accuracies_are_those_counted_by_hand(drawn: list[tuple[list[float], int]]) -> None:
+    logits = torch.tensor([row for row, _ in drawn])
+    labels = torch.tensor([label for _, label in drawn])
+    roots = torch.arange(0, len(drawn), 3)
+    metrics = TreeAccuracy(polarity=True)
+    half = len(drawn) // 2
+    metrics.update(logits[:half], labels[:half], roots[roots < half])
+    metrics.update(logits[half:], labels[half:], roots[roots >= half] - half)
+    found = {name: metric.compute().item() for name, metric in metrics.named()}
+
+    def share(hits: list[bool]) -> float:
+        return sum(hits) / len(hits) if hits else math.nan
+
+    def binary(node: int) -> bool:
+        chance = torch.softmax(logits[node], 0).tolist()
+        return (chance[3] + chance[4] > chance[0] + chance[1]) == (int(labels[node]) > 2)
+
+    nodes = range(len(drawn))
+    known = [n for n in nodes if labels[n] >= 0]
+    polar = [n for n in known if labels[n] != 2]
+    hit = [bool(logits[n].argmax() == labels[n]) for n in nodes]
+    tops = set(roots.tolist())
+    wanted = {
+        "accuracy": share([hit[n] for n in known if n in tops]),
+        "node_accuracy": share([hit[n] for n in known]),
+        "binary_accuracy": share([binary(n) for n in polar if n in tops]),
+        "node_binary_accuracy": share([binary(n) for n in polar]),
+    }
+    assert found == pytest.approx(wanted, nan_ok=True)
+
+
+def test_hit_rate_of_nothing_is_not_a_number() -> None:
+    rate = HitRate()
+    rate.update(torch.tensor([True]), torch.tensor([False]))
+    assert math.isnan(rate.compute().item())
+
+
+def test_polarity_weighs_sides_and_not_single_classes() -> None:
+    # Class 1 is the likeliest, yet 3 and 4 together have more.
+    logits = torch.tensor([[0.01, 0.4, 0.09, 0.25, 0.25]]).log()
+    hit, counts = polarity_hits(logits, torch.tensor([4]))
+    assert hit.tolist() == [True]
+    assert counts.tolist() == [True]
+
+
+def test_score_agreement_adds_up_over_batches() -> None:
+    predicted, gold = torch.randn(40), torch.randn(40)
+    agreement = ScoreAgreement()
+    for part in torch.arange(40).split(7):
+        agreement.update(predicted[part], gold[part])
+    found = {name: metric.compute().item() for name, metric in agreement.named()}
+    rank = [x.argsort().argsort().float() for x in (predicted, gold)]
+    assert found["pearson"] == pytest.approx(
+        torch.corrcoef(torch.stack([predicted, gold]))[0, 1].item(), abs=1e-5
+    )
+    assert found["spearman"] == pytest.approx(
+        torch.corrcoef(torch.stack(rank))[0, 1].item(), abs=1e-5
+    )
+    assert found["mse"] == pytest.approx((predicted - gold).pow(2).mean().item(), abs=1e-6)
+
+
+def test_loss_is_summed_over_labelled_rows_in_full_precision() -> None:
+    logits = torch.randn(6, 3)
+    labels = torch.tensor([0, -1, 2, 1, -1, 0])
+    loss, count = summed_cross_entropy(logits, labels)
+    chance = logits.log_softmax(-1)
+    assert loss.item() == pytest.approx(
+        -sum(chance[n, c].item() for n, c in enumerate(labels.tolist()) if c >= 0), abs=1e-5
+    )
+    assert count.item() == 4
+    assert summed_cross_entropy(logits.bfloat16(), labels)[0].dtype == torch.float32
+
+
+def test_loss_of_no_labels_is_zero_and_has_a_gradient() -> None:
+    logits = torch.randn(2, 3, requires_grad=True)
+    loss, count = summed_cross_entropy(logits, torch.tensor([-1, -1]))
+    scaled_over_ranks(loss, count, 1, lambda t: t).backward()
+    assert logits.grad is not None
+    assert torch.equal(logits.grad, torch.zeros(2, 3))
+
+
+def test_average_of_scaled_losses_is_the_mean_of_the_global_batch() -> None:
+    sums, counts = torch.tensor([3.0, 10.0]), torch.tensor([1, 4])
+    total = counts.sum()
+    scaled = [
+        scaled_over_ranks(s, c, 2, lambda t: total.to(t.dtype))
+        for s, c in zip(sums, counts, strict=True)
+    ]
+    assert (sum(scaled) / 2).item() == pytest.approx(13 / 5)
+    plain = [scaled_over_ranks(s, None, 2, lambda t: t) for s in sums]
+    assert (sum(plain) / 2).item() == pytest.approx(13.0)
