@@ -1,0 +1,83 @@
+"""Small things that the tests of the core share."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jaxtyping
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pyg_dynbatch.core import Engine, Operations, Program, Signature, TensorType
+
+SCALAR = TensorType(())
+VECTOR = TensorType((3,))
+
+
+@contextmanager
+def as_users_run_it() -> Iterator[None]:
+    """Switches off the checks of annotations that only the tests have, to read our own errors."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    try:
+        yield
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", False)
+
+
+def message(error: type[Exception], call: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
+    """The text of the error that a call raises."""
+    with as_users_run_it(), pytest.raises(error) as caught:
+        call(*args, **kwargs)
+    return str(caught.value)
+
+
+class Mix(nn.Module):
+    """An operation of two vectors with parameters of its own."""
+
+    def __init__(self, width: int = 3) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(width, width), nn.Linear(width, width, bias=False)
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        return torch.tanh(self.left(left) + self.right(right))
+
+
+class Vectors:
+    """An engine with a small language on vectors: mix, squash and score."""
+
+    def __init__(self) -> None:
+        operations = Operations()
+        self.mix = operations.add(Mix(), [VECTOR, VECTOR], [VECTOR], name="mix")
+        linear = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+        self.squash = operations.add(linear, [VECTOR], [VECTOR], name="squash")
+        self.score = operations.add(nn.Linear(3, 2), [VECTOR], [TensorType((2,))], name="score")
+        self.engine = Engine(operations)
+
+
+def constants(program: Program, count: int) -> list[Any]:
+    """Different constant vectors."""
+    return [program.constant(VECTOR, [float(n), 0.5, -0.25 * n]) for n in range(count)]
+
+
+def chain_program(signature: Signature, length: int) -> Program:
+    """One call after another, each on the result of the one before and a constant."""
+    program = Program()
+    state, other = constants(program, 2)
+    for _ in range(length):
+        state = program.call(signature, state, other)
+    program.output(state)
+    return program
+
+
+def tree_program(signature: Signature, shape: Any) -> Program:
+    """A binary tree written as nested pairs; a leaf is a number."""
+    program = Program()
+
+    def build(part: Any) -> Any:
+        if isinstance(part, tuple):
+            return program.call(signature, build(part[0]), build(part[1]))
+        return program.constant(VECTOR, [float(part)] * 3)
+
+    program.output(build(shape))
+    return program

@@ -1,0 +1,133 @@
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from pyg_dynbatch.core import Engine, Operation, Operations, Ragged, Signature, TensorType
+from pyg_dynbatch.core.operation import any_type, draws_random_numbers, is_open, row_type_of
+from tests.core.helpers import SCALAR, VECTOR, as_users_run_it, message
+
+
+def test_signature_reads_well() -> None:
+    with as_users_run_it():
+        signature = Signature("sum", [Ragged((VECTOR, SCALAR)), VECTOR], [VECTOR, SCALAR])
+    assert str(signature) == (
+        "sum(Ragged((float32[3], float32[])), float32[3]) -> float32[3], float32[]"
+    )
+    assert signature == Signature("sum", (Ragged((VECTOR, SCALAR)), VECTOR), (VECTOR, SCALAR))
+    assert pickle.loads(pickle.dumps(signature)) == signature
+    assert hash(signature) == hash(copy.deepcopy(signature))
+
+
+@pytest.mark.parametrize(("name", "outputs"), [("", (VECTOR,)), ("add", ())])
+def test_signature_needs_name_and_output(name: str, outputs: tuple) -> None:
+    text = message(ValueError, Signature, name, (VECTOR,), outputs)
+    assert "a name and one output are needed" in text
+    assert repr(name) in text
+
+
+def test_signature_random_without_argument() -> None:
+    text = message(ValueError, Signature, "noise", (), (VECTOR,), random=True)
+    assert "Signature 'noise': random, but without an argument" in text
+    assert "call it on a constant" in text
+
+
+def test_signature_fits() -> None:
+    mine = Signature("node", (VECTOR, Ragged(SCALAR)), (SCALAR,))
+    assert mine.fits(mine)
+    assert mine.fits(Signature("node", (any_type("x"), Ragged(any_type("s"))), (any_type("s"),)))
+    assert not mine.fits(Signature("node", (VECTOR, SCALAR), (SCALAR,)))
+    assert not mine.fits(Signature("node", (VECTOR,), (SCALAR,)))
+    assert not mine.fits(Signature("node", (VECTOR,), (SCALAR, SCALAR)))
+    assert not mine.fits(Signature("node", (VECTOR, Ragged(VECTOR)), (SCALAR,)))
+
+
+def test_row_types_of_arguments() -> None:
+    assert row_type_of(Ragged(VECTOR)) == row_type_of(VECTOR) == VECTOR
+    assert is_open([(VECTOR, any_type("a"))])
+    assert not is_open([VECTOR, (SCALAR, VECTOR)])
+
+
+def test_operation_calls_its_module() -> None:
+    operation = Operation(Signature("twice", (SCALAR,), (SCALAR,)), lambda x: 2 * x)
+    assert operation(torch.tensor([1.0, 2.0])).tolist() == [2.0, 4.0]
+
+
+def test_operation_needs_something_to_call() -> None:
+    text = message(TypeError, Operation, Signature("add", (SCALAR,), (SCALAR,)), 3)
+    assert "Operation 'add': module cannot be called" in text
+    assert "int" in text
+
+
+@pytest.mark.parametrize(
+    ("module", "draws"),
+    [
+        (nn.Linear(2, 2), False),
+        (nn.Dropout(0.5), True),
+        (nn.Dropout(0.0), False),
+        (nn.Sequential(nn.Linear(2, 2), nn.AlphaDropout(0.1)), True),
+        (nn.RReLU(), True),
+        (nn.MultiheadAttention(2, 1, dropout=0.1), True),
+        (nn.MultiheadAttention(2, 1), False),
+        (torch.add, False),
+    ],
+)
+def test_dropout_is_found(module: object, draws: bool) -> None:
+    assert bool(draws_random_numbers(module)) is draws
+    inputs = [VECTOR]
+    assert Operations().add(module, inputs, inputs).random is draws
+    assert Operations().add(module, inputs, inputs, random=not draws).random is not draws
+
+
+def test_one_module_has_one_signature_an_input_type() -> None:
+    operations, shared = Operations(), nn.Tanh()
+    first = operations.add(shared, [VECTOR], [VECTOR], name="squash")
+    assert operations.add(shared, [VECTOR], [VECTOR], name="other") is first
+    second = operations.add(shared, [SCALAR], [SCALAR])
+    assert second.name == "tanh"
+    third = operations.add(nn.Tanh(), [SCALAR], [SCALAR])
+    assert third.name == "tanh_1"
+    assert operations.signatures == (first, second, third)
+    assert len(operations) == 3
+    assert "squash" in operations
+    assert "other" not in operations
+    assert operations["squash"].module is shared
+    assert [operation.signature.name for operation in operations] == ["squash", "tanh", "tanh_1"]
+
+
+def test_a_name_may_be_that_of_a_method() -> None:
+    operations = Operations()
+    for name in ("double", "values", "type", "forward", "training"):
+        operations.add(nn.Linear(3, 3), [VECTOR], [VECTOR], name=name)
+    assert [s.name for s in operations.signatures][:2] == ["double", "values"]
+    copied = copy.deepcopy(operations).double()
+    assert copied["double"].module.weight.dtype == torch.float64
+    assert len(pickle.loads(pickle.dumps(operations)).state_dict()) == 10
+
+
+@pytest.mark.parametrize("name", ["encode", "a.b"])
+def test_a_name_is_taken_or_bad(name: str) -> None:
+    operations = Operations()
+    operations.add(nn.Tanh(), [VECTOR], [VECTOR], name="encode")
+    text = message(ValueError, operations.add, nn.Tanh(), [VECTOR], [VECTOR], name=name)
+    assert f"Operations: the name {name!r} cannot be used" in text
+    assert "encode" in text
+    assert "without a full stop" in text
+
+
+def test_a_module_has_one_kind_of_output() -> None:
+    operations, shared = Operations(), nn.Tanh()
+    operations.add(shared, [VECTOR], [VECTOR], name="squash")
+    text = message(ValueError, operations.add, shared, [VECTOR], [SCALAR])
+    assert "'squash' was added before with other outputs" in text
+    assert "float32[3]" in text
+    assert "float32[]" in text
+
+
+def test_shared_parameters_are_counted_once() -> None:
+    operations, shared = Operations(), nn.Linear(3, 3)
+    operations.add(shared, [VECTOR], [VECTOR])
+    operations.add(shared, [TensorType((3,), tag="other")], [VECTOR])
+    assert len(list(Engine(operations).parameters())) == 2

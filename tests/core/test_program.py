@@ -1,0 +1,191 @@
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from pyg_dynbatch.core import Engine, Operations, Program, Ragged, Schedule, Signature, TensorType
+from pyg_dynbatch.core.reference import run_one_by_one
+from tests.core.helpers import SCALAR, VECTOR, message
+
+ADD = Signature("add", (SCALAR, SCALAR), (SCALAR,))
+WORD = TensorType((), torch.int64, "word")
+
+
+def constant_of(row_type: TensorType, data: object) -> np.ndarray:
+    program = Program()
+    program.constant(row_type, data)
+    return program.constants[0][0][0]
+
+
+def test_depth_and_counts() -> None:
+    program = Program()
+    assert program.depth == program.num_calls == 0
+    one = program.constant(SCALAR, 1.0)
+    two = program.call(ADD, one, one)
+    program.output(program.call(ADD, two, one), "sum")
+    assert (program.depth, program.num_calls) == (2, 2)
+    assert repr(program) == "Program(2 calls, depth 2, outputs ['sum'])"
+    assert repr(two) == "Value(1, float32[], depth 1)"
+
+
+def test_several_results_come_as_a_tuple() -> None:
+    program = Program()
+    split = Signature("split", (VECTOR,), (SCALAR, (SCALAR, VECTOR)))
+    left, right = program.call(split, program.constant(VECTOR, [1, 2, 3]))
+    assert left.row_type == SCALAR
+    assert right.row_type == (SCALAR, VECTOR)
+
+
+@pytest.mark.parametrize(
+    "data", [[1.0, 2.0, 3.0], (1, 2, 3), np.array([1.0, 2.0, 3.0]), torch.tensor([1.0, 2.0, 3.0])]
+)
+def test_constants_from_anything(data: object) -> None:
+    row = constant_of(VECTOR, data)
+    assert row.dtype == np.float32
+    assert row.tolist() == [1.0, 2.0, 3.0]
+
+
+def test_constants_keep_float64() -> None:
+    double = TensorType((), torch.float64)
+    assert constant_of(double, 0.1) == 0.1
+    assert constant_of(double, np.float64(0.1)) == 0.1
+    assert constant_of(TensorType((2,), torch.float64), [0.1, 0.2]).tolist() == [0.1, 0.2]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.bool, torch.complex64])
+def test_constants_of_many_dtypes(dtype: torch.dtype) -> None:
+    program = Program()
+    program.output(program.constant(TensorType((), dtype), 1))
+    engine = Engine(Operations())
+    found = engine(Schedule.from_programs([program, program]))["output"]
+    assert found.dtype == dtype
+    assert found.tolist() == [1, 1]
+
+
+def test_constants_do_not_follow_the_callers_array() -> None:
+    row = np.zeros(3, dtype=np.float32)
+    kept = constant_of(VECTOR, row)
+    row += 1
+    assert kept.tolist() == [0.0, 0.0, 0.0]
+    tensor = torch.zeros(3)
+    kept = constant_of(VECTOR, tensor)
+    tensor += 1
+    assert kept.tolist() == [0.0, 0.0, 0.0]
+
+
+def test_constant_of_another_shape() -> None:
+    text = message(ValueError, Program().constant, VECTOR, [1.0, 2.0])
+    assert "Program.constant: shape differs" in text
+    assert "float32[3]" in text
+    assert "float32[2]" in text
+
+
+def test_constant_of_another_kind() -> None:
+    text = message(TypeError, Program().constant, WORD, 1.5)
+    assert "Program.constant: dtype differs" in text
+    assert "int64[]<word>" in text
+
+
+def test_constant_of_an_open_type() -> None:
+    for row_type in (TensorType(None), TensorType((), None)):
+        text = message(TypeError, Program().constant, row_type, 1.5)
+        assert "the type leaves shape or dtype open" in text
+
+
+def test_constant_with_too_few_parts() -> None:
+    text = message(ValueError, Program().constant, (SCALAR, VECTOR), (1.0,))
+    assert "wrong number of parts" in text
+    assert "(float32[], float32[3])" in text
+
+
+def test_negative_input_row() -> None:
+    assert "Program.input: negative row" in message(ValueError, Program().input, SCALAR, -1)
+
+
+def test_declared_inputs() -> None:
+    program = Program()
+    program.input(SCALAR, 1)
+    assert program.num_inputs == [2]
+    program.declare_inputs(SCALAR, 5)
+    assert program.num_inputs == [5]
+    text = message(ValueError, program.declare_inputs, SCALAR, 4)
+    assert "fewer rows than are read" in text
+    assert "5 or more" in text
+
+
+def test_wrong_number_of_arguments() -> None:
+    program = Program()
+    text = message(TypeError, program.call, ADD, program.constant(SCALAR, 1.0))
+    assert "Operation 'add': wrong number of arguments" in text
+    assert "2: add(float32[], float32[]) -> float32[]" in text
+    assert "call 0" in text
+
+
+def test_wrong_type_of_argument() -> None:
+    program = Program()
+    one = program.constant(SCALAR, 1.0)
+    text = message(TypeError, program.call, ADD, one, program.constant(VECTOR, [1, 2, 3]))
+    assert "Operation 'add': argument types differ" in text
+    assert "call 0, argument 1" in text
+    assert program.num_calls == 0
+
+
+def test_data_in_place_of_a_value() -> None:
+    program = Program()
+    text = message(TypeError, program.call, ADD, 1.0, program.constant(SCALAR, 1.0))
+    assert "Program: not a value of a program" in text
+    assert "float" in text
+    assert "program.constant(row_type, data)" in text
+
+
+def test_value_of_another_program() -> None:
+    program, other = Program(), Program()
+    mine, theirs = program.constant(SCALAR, 1.0), other.constant(SCALAR, 1.0)
+    text = message(ValueError, program.call, ADD, mine, theirs)
+    assert "Program: a value of another program" in text
+    assert "Value(0, float32[], depth 0)" in text
+    assert "output 'a'" in message(ValueError, program.output, theirs, "a")
+
+
+def test_one_name_two_types() -> None:
+    program = Program()
+    program.output(program.constant(SCALAR, 1.0), "a")
+    text = message(TypeError, program.output, program.constant(VECTOR, [1, 2, 3]), "a")
+    assert "Program.output: 'a' mixes two types" in text
+    assert "give the second one a name of its own" in text
+
+
+def test_a_value_is_not_pickled_alone() -> None:
+    program = Program()
+    value = program.constant(SCALAR, 1.0)
+    for copier in (pickle.dumps, copy.deepcopy):
+        text = message(TypeError, copier, value)
+        assert "a value cannot be pickled or copied" in text
+        assert "pickle the program" in text
+
+
+def test_programs_are_pickled_and_copied() -> None:
+    program = Program()
+    one = program.constant(SCALAR, 1.0)
+    program.output(program.call(ADD, one, program.call(ADD, one, one)))
+    wanted = Schedule.from_programs([program])
+    for twin in (pickle.loads(pickle.dumps(program)), copy.deepcopy(program)):
+        assert Schedule.from_programs([twin]) == wanted
+
+
+def test_a_ragged_argument_takes_a_sequence_or_one_value() -> None:
+    total = Signature("total", (Ragged(SCALAR),), (SCALAR,))
+    operations = Operations()
+    total = operations.add(lambda x: x.sum(), [Ragged(SCALAR)], [SCALAR], name="total")
+    program = Program()
+    one, two = program.constant(SCALAR, 1.0), program.constant(SCALAR, 2.0)
+    for rows in ([one, two, two], one, [], (one, two)):
+        program.output(program.call(total, rows))
+    engine = Engine(operations)
+    wanted = [5.0, 1.0, 0.0, 3.0]
+    assert engine(Schedule.from_programs([program]))["output"].tolist() == wanted
+    assert run_one_by_one(engine, [program])["output"].tolist() == wanted
+    text = message(TypeError, program.call, total, [one, program.constant(VECTOR, [1, 2, 3])])
+    assert "argument types differ" in text

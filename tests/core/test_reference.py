@@ -1,0 +1,72 @@
+import torch
+
+from pyg_dynbatch.core import Engine, Operations, Program, Ragged, TensorType, run_one_by_one
+from tests.core.helpers import SCALAR, VECTOR, Vectors, chain_program, tree_program
+
+
+def test_rows_come_example_by_example() -> None:
+    operations = Operations()
+    double = operations.add(lambda x: 2 * x, [SCALAR], [SCALAR], name="double")
+    programs = []
+    for numbers in ([1.0], [], [2.0, 3.0]):
+        program = Program()
+        for number in numbers:
+            program.output(program.call(double, program.constant(SCALAR, number)))
+        programs.append(program)
+    assert run_one_by_one(Engine(operations), programs)["output"].tolist() == [2.0, 4.0, 6.0]
+
+
+def test_inputs_by_type_and_by_tag() -> None:
+    word = TensorType((2,), tag="word")
+    pair = (TensorType((), tag="pair"), SCALAR)
+    program = Program()
+    program.output(program.input(word, 1), "word")
+    program.output(program.input(pair, 0), "pair")
+    engine, rows = Engine(Operations()), torch.arange(8.0).view(4, 2)
+    given = {"word": rows, pair: (torch.tensor([5.0, 6.0]), torch.tensor([7.0, 8.0]))}
+    found = run_one_by_one(engine, [program, program], given)
+    assert found["word"].tolist() == [[2.0, 3.0], [6.0, 7.0]]
+    assert [part.tolist() for part in found["pair"]] == [[5.0, 6.0], [7.0, 8.0]]
+
+
+def test_no_program_and_empty_programs() -> None:
+    engine = Engine(Operations())
+    assert run_one_by_one(engine, []) == {}
+    assert run_one_by_one(engine, [Program(), Program()]) == {}
+
+
+def test_every_call_is_a_batch_of_one() -> None:
+    vectors, sizes = Vectors(), []
+    vectors.engine.operations["mix"].register_forward_hook(lambda *a: sizes.append(len(a[2])))
+    run_one_by_one(vectors.engine, [tree_program(vectors.mix, ((1, 2), (3, 4)))])
+    assert sizes == [1, 1, 1]
+
+
+def test_empty_ragged_arguments_of_open_dtype() -> None:
+    row_type = TensorType((2,), None)
+    operations = Operations()
+    total = operations.add(lambda x: x.sum(), [Ragged(row_type)], [row_type], name="total")
+    program = Program()
+    program.output(program.call(total, []))
+    assert run_one_by_one(Engine(operations), [program])["output"].tolist() == [[0.0, 0.0]]
+
+
+def test_second_derivatives_are_right() -> None:
+    vectors = Vectors()
+    vectors.engine.double()
+    program = Program()
+    row = program.input(VECTOR, 0)
+    program.output(program.call(vectors.mix, row, program.call(vectors.squash, row)))
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return run_one_by_one(vectors.engine, [program], {VECTOR: x})["output"]
+
+    x = torch.randn(1, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradgradcheck(run, x)
+
+
+def test_chains_beyond_the_recursion_limit() -> None:
+    vectors = Vectors()
+    with torch.no_grad():
+        found = run_one_by_one(vectors.engine, [chain_program(vectors.mix, 3000)])["output"]
+    assert found.isfinite().all()

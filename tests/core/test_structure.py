@@ -1,0 +1,107 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyg_dynbatch.core import depth_of, find_cycle, roots_of, slots_of
+from tests.core.helpers import message
+from tests.strategies import SHAPES, Dag, chain, dags, deep, star, structures, wide
+
+FUNCTIONS = (depth_of, slots_of, roots_of, find_cycle)
+
+
+@given(st.one_of(structures(), dags(repeats=True)))
+def test_depth_slots_and_roots_of_random_structures(dag: Dag) -> None:
+    assert depth_of(dag.edge_index, dag.num_nodes).tolist() == dag.depth
+    assert roots_of(dag.edge_index, dag.num_nodes).tolist() == dag.roots
+    assert find_cycle(dag.edge_index, dag.num_nodes) == []
+    seen: dict[int, int] = {}
+    for parent, slot in zip(
+        dag.edge_index[1].tolist(), slots_of(dag.edge_index, dag.num_nodes).tolist(), strict=True
+    ):
+        assert slot == seen.get(parent, 0)
+        seen[parent] = slot + 1
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_special_shapes(name: str) -> None:
+    dag = SHAPES[name]()
+    assert depth_of(dag.edge_index, dag.num_nodes).tolist() == dag.depth
+
+
+def test_chain_of_a_hundred_thousand_nodes() -> None:
+    dag = deep(100_000)
+    assert torch.equal(depth_of(dag.edge_index, dag.num_nodes), torch.arange(100_000))
+
+
+def test_wide_star() -> None:
+    dag = wide()
+    assert depth_of(dag.edge_index, dag.num_nodes)[0] == 1
+    assert slots_of(dag.edge_index, dag.num_nodes).tolist() == list(range(2000))
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_no_node_and_no_edge(function: object) -> None:
+    assert len(function(torch.empty(2, 0, dtype=torch.long), 0)) == 0
+
+
+def test_a_cycle_is_found_below_a_tree() -> None:
+    # 0 -> 1 -> 2 -> 0 is a cycle; 3 hangs on it, 4 and 5 do not.
+    edges = torch.tensor([[0, 1, 2, 2, 4], [1, 2, 0, 3, 5]])
+    assert find_cycle(edges, 6) == [0, 1, 2]
+    text = message(ValueError, depth_of, edges, 6)
+    assert "edge_index has a cycle" in text
+    assert "0 -> 1 -> 2 -> 0" in text
+    assert "remove one edge" in text
+
+
+def test_a_node_that_is_its_own_child() -> None:
+    assert "3 -> 3" in message(ValueError, depth_of, torch.tensor([[0, 3], [3, 3]]), 4)
+
+
+def test_a_long_cycle_is_shortened() -> None:
+    nodes = torch.arange(50)
+    text = message(ValueError, depth_of, torch.stack([nodes, (nodes + 1) % 50]), 50)
+    assert "a cycle of 50 nodes: 0 -> 1 -> 2" in text
+    assert "…" in text
+
+
+@given(st.integers(1, 12), st.integers(0, 8), st.randoms(use_true_random=False))
+def test_a_found_cycle_is_one(length: int, others: int, random: object) -> None:
+    num_nodes = length + others
+    labels = list(range(num_nodes))
+    random.shuffle(labels)
+    pairs = [(labels[i], labels[(i + 1) % length]) for i in range(length)]
+    pairs += [(labels[random.randrange(i)], labels[i]) for i in range(length, num_nodes)]
+    random.shuffle(pairs)
+    cycle = find_cycle(torch.tensor(pairs).t(), num_nodes)
+    assert sorted(cycle) == sorted(labels[:length])
+    assert all((a, b) in pairs for a, b in zip(cycle, cycle[1:] + cycle[:1], strict=True))
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_an_edge_to_nowhere(function: object) -> None:
+    text = message(ValueError, function, torch.tensor([[0, 1], [1, 7]]), 3)
+    assert f"{function.__name__}: an edge names a node that does not exist" in text
+    assert "0 to 2" in text
+    assert "1 -> 7" in text
+    assert "edge 1" in text
+    assert "-1 -> 0" in message(ValueError, function, torch.tensor([[-1], [0]]), 3)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize(
+    "edges",
+    [torch.zeros(3, 2, dtype=torch.long), torch.zeros(2, 2), torch.zeros(2, 1, dtype=torch.int32)],
+)
+def test_edges_of_the_wrong_form(function: object, edges: torch.Tensor) -> None:
+    text = message(ValueError, function, edges, 3)
+    assert f"{function.__name__}: edge_index has the wrong form" in text
+    assert "int64 tensor [2, edge]" in text
+    assert str(list(edges.shape)) in text
+
+
+def test_slots_follow_the_order_of_the_edges() -> None:
+    assert slots_of(torch.tensor([[3, 1, 2], [0, 0, 0]]), 4).tolist() == [0, 1, 2]
+    assert roots_of(star(4).edge_index, 4).tolist() == [0]
+    assert roots_of(chain(4).edge_index, 4).tolist() == [3]
