@@ -93,6 +93,14 @@ class TreeDataset(InMemoryDataset, ABC):
             self._fill(load_tensors(cached, _FORMAT, type(self).__name__))
             return
         content = build()
+        if not content.splits.get(split):
+            raise ValueError(
+                mismatch(
+                    f"{type(self).__name__}: the split {split!r} is empty",
+                    expected="one example or more",
+                    got=0,
+                )
+            )
         for name, items in content.splits.items():
             packed = self._pack(name, items, content)
             if folder is not None:
@@ -153,7 +161,8 @@ class TreeDataset(InMemoryDataset, ABC):
         token = self._data.token
         if self._indices is not None:
             starts = self._starts().tolist()
-            token = torch.cat([token[starts[i] : starts[i + 1]] for i in self.indices()])
+            parts = [token[starts[i] : starts[i + 1]] for i in self.indices()]
+            token = torch.cat([*parts, token[:0]])  # the last one for a data set of no examples
         return torch.bincount(token[token >= 0], minlength=self.num_tokens)
 
     def _starts(self) -> Int[Tensor, " start"]:
@@ -187,6 +196,36 @@ def choose_split(split: str, known: Sequence[str], aliases: Mapping[str, str], w
             mismatch(f"{what}: there is no such split", expected=", ".join(known), got=split)
         )
     return name
+
+
+def name_of_vocabulary(vocabulary: str | Vocabulary, what: str) -> str:
+    """Names the choice of a vocabulary for the cache.
+
+    Args:
+        vocabulary: ``"all"``, ``"train"`` or a vocabulary.
+        what: Name of the data set, for messages.
+
+    Returns:
+        The name.
+
+    Raises:
+        ValueError: If the choice is unknown.
+
+    Example:
+        >>> name_of_vocabulary("all", "SST")
+        'all'
+    """
+    if isinstance(vocabulary, Vocabulary):
+        return vocabulary.digest()
+    if vocabulary not in ("all", "train"):
+        raise ValueError(
+            mismatch(
+                f"{what}: vocabulary is unknown",
+                expected="'all', 'train' or a Vocabulary",
+                got=repr(vocabulary),
+            )
+        )
+    return vocabulary
 
 
 def _saver(packed: dict[str, Any]) -> Callable[[Path], None]:

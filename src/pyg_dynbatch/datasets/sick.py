@@ -11,7 +11,13 @@ from torch import Tensor
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.data.tree import DynTreeData
-from pyg_dynbatch.datasets.cached import Content, Transform, TreeDataset, choose_split
+from pyg_dynbatch.datasets.cached import (
+    Content,
+    Transform,
+    TreeDataset,
+    choose_split,
+    name_of_vocabulary,
+)
 from pyg_dynbatch.datasets.download import sha256_of
 from pyg_dynbatch.featurizers.files import read_lines
 from pyg_dynbatch.featurizers.parents import parse_parents
@@ -129,9 +135,6 @@ class SICK(TreeDataset):
     ) -> None:
         super().__init__(root, transform, pre_transform)
         split = choose_split(split, _SPLITS, {"val": "dev", "trial": "dev"}, "SICK")
-        named = vocabulary if isinstance(vocabulary, str) else vocabulary.digest()
-        if isinstance(vocabulary, str):
-            choose_split(vocabulary, ("all", "train"), {}, "SICK vocabulary")
         folder = Path(raw_dir or Path(root or ".") / "raw")
         files = _find_files(folder, trees)
         self._open(
@@ -139,7 +142,7 @@ class SICK(TreeDataset):
             {
                 **{str(p.relative_to(folder)): sha256_of(p) for p in chain(*files.values())},
                 "trees": trees,
-                "vocabulary": named,
+                "vocabulary": name_of_vocabulary(vocabulary, "SICK"),
             },
             lambda: _build(files, vocabulary),
             force_reload,

@@ -3,7 +3,13 @@
 from pathlib import Path
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.datasets.cached import Content, Transform, TreeDataset, choose_split
+from pyg_dynbatch.datasets.cached import (
+    Content,
+    Transform,
+    TreeDataset,
+    choose_split,
+    name_of_vocabulary,
+)
 from pyg_dynbatch.datasets.download import (
     check_sha256,
     download_verified,
@@ -81,7 +87,6 @@ class SST(TreeDataset):
     ) -> None:
         super().__init__(root, transform, pre_transform)
         split = choose_split(split, _SPLITS, {"val": "dev"}, "SST")
-        _check_vocabulary(vocabulary)
         given = None if raw_dir is None else Path(raw_dir)
         folder = given or (None if root is None else Path(root) / "raw")
         files = _find_files(folder, may_download=given is None, verify=verify)
@@ -89,23 +94,10 @@ class SST(TreeDataset):
             split,
             {
                 **{name: sha256_of(path) for name, path in files.items()},
-                "vocabulary": (
-                    vocabulary.digest() if isinstance(vocabulary, Vocabulary) else vocabulary
-                ),
+                "vocabulary": name_of_vocabulary(vocabulary, "SST"),
             },
             lambda: _build(files, vocabulary),
             force_reload,
-        )
-
-
-def _check_vocabulary(vocabulary: object) -> None:
-    if vocabulary not in ("all", "train") and not isinstance(vocabulary, Vocabulary):
-        raise ValueError(
-            mismatch(
-                "SST: vocabulary is unknown",
-                expected="'all', 'train' or a Vocabulary",
-                got=repr(vocabulary),
-            )
         )
 
 

@@ -2,6 +2,7 @@
 
 import gzip
 import math
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -151,7 +152,7 @@ def _read_vectors(
                 # The first of two lines for one word counts: files are sorted by frequency.
                 if word in wanted and word not in vectors and line.count(b" ") == width:
                     vectors[word] = _numbers(path, number, line, width)
-    except (EOFError, gzip.BadGzipFile) as error:
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(
             mismatch(
                 f"{path.name}: the compressed file is damaged or cut short",

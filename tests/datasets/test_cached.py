@@ -1,0 +1,197 @@
+"""The cache: whole or absent, renewed when anything changes, loaded without unpickling code."""
+
+import pickle
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch_geometric.loader import DataLoader
+
+from pyg_dynbatch.data import DynTreeData
+from pyg_dynbatch.datasets import TreeDataset, TreeFile
+from pyg_dynbatch.datasets.cached import choose_split
+from pyg_dynbatch.featurizers import Vocabulary
+
+
+@pytest.fixture
+def trees(tmp_path: Path) -> Path:
+    path = tmp_path / "trees.txt"
+    path.write_text("(3 (2 good) (1 fun))\n(0 bad)\n(1 (0 (1 a) (1 bad)) (2 film))\n")
+    return path
+
+
+def cached_files(root: Path) -> list[str]:
+    folder = root / "processed"
+    return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+
+
+def twice(data: DynTreeData) -> DynTreeData:
+    data.y = 2 * data.y
+    return data
+
+
+class Interrupt:
+    """Stops the process at the second example, as Ctrl-C would."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def __call__(self, data: DynTreeData) -> DynTreeData:
+        self.seen += 1
+        if self.seen == 2:
+            raise KeyboardInterrupt
+        return data
+
+    def __repr__(self) -> str:
+        return "Interrupt()"
+
+
+def both(a: DynTreeData, b: DynTreeData) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    keys = sorted(set(a.keys()) - {"num_nodes"})
+    return [a[key] for key in keys], [b[key] for key in keys]
+
+
+def same(one: TreeDataset, other: TreeDataset) -> bool:
+    pairs = zip(one, other, strict=True)
+    return one.vocabulary == other.vocabulary and all(
+        a.num_nodes == b.num_nodes and a.keys() == b.keys() and all(map(torch.equal, *both(a, b)))
+        for a, b in pairs
+    )
+
+
+def test_what_is_read_back_is_what_was_built(trees: Path, tmp_path: Path) -> None:
+    uncached = TreeFile(trees)
+    built = TreeFile(trees, tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loaded = TreeFile(trees, tmp_path)
+    assert len(cached_files(tmp_path)) == 1
+    assert same(uncached, built) and same(built, loaded)
+    assert loaded.num_classes == 4 and loaded.num_tokens == 6
+    assert [data.num_nodes for data in loaded] == loaded.node_counts == [3, 1, 5]
+    assert isinstance(loaded[0], DynTreeData)
+
+
+def test_the_cache_is_read_without_unpickling_code(trees: Path, tmp_path: Path) -> None:
+    TreeFile(trees, tmp_path)
+    (name,) = cached_files(tmp_path)
+    content = torch.load(tmp_path / "processed" / name, weights_only=True)
+    assert type(content) is dict and type(content["data"]) is dict
+
+
+def test_the_cache_is_used(trees: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    TreeFile(trees, tmp_path)
+    monkeypatch.setattr("pyg_dynbatch.datasets.tree_file.parse_bracketed", None)
+    assert len(TreeFile(trees, tmp_path)) == 3
+    with pytest.raises(TypeError):
+        TreeFile(trees, tmp_path, force_reload=True)
+
+
+def test_any_change_builds_anew(trees: Path, tmp_path: Path) -> None:
+    first = TreeFile(trees, tmp_path)
+    assert TreeFile(trees, tmp_path, num_classes=9).num_classes == 9
+    assert TreeFile(trees, tmp_path, vocabulary=Vocabulary(["bad"])).num_tokens == 2
+    assert TreeFile(trees, tmp_path, labels="optional")[1].y.tolist() == [0]
+    doubled = TreeFile(trees, tmp_path, pre_transform=twice)
+    assert torch.equal(doubled[0].y, 2 * first[0].y)
+    assert len(cached_files(tmp_path)) == 5
+    trees.write_text("(1 (0 new) (1 text))\n")
+    assert TreeFile(trees, tmp_path)[0].y.tolist() == [1, 0, 1]
+    assert len(cached_files(tmp_path)) == 6
+    assert TreeFile(trees, tmp_path, pre_transform=twice)[0].y.tolist() == [2, 0, 2]
+
+
+def test_an_interrupted_build_leaves_nothing(trees: Path, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        TreeFile(trees, tmp_path, pre_transform=Interrupt())
+    assert cached_files(tmp_path) == []
+    assert len(TreeFile(trees, tmp_path)) == 3
+
+
+def test_an_interrupted_write_leaves_nothing(
+    trees: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def half(content: object, path: Path) -> None:
+        path.write_bytes(b"PK half of a file")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "save", half)
+        with pytest.raises(KeyboardInterrupt):
+            TreeFile(trees, tmp_path)
+    assert cached_files(tmp_path) == []
+    assert len(TreeFile(trees, tmp_path)) == 3
+
+
+def test_what_a_killed_process_leaves_is_not_read(trees: Path, tmp_path: Path) -> None:
+    TreeFile(trees, tmp_path)
+    (name,) = cached_files(tmp_path)
+    whole = tmp_path / "processed" / name
+    half = whole.with_name(f".{name}.0123.tmp")
+    half.write_bytes(whole.read_bytes()[:200])
+    whole.unlink()
+    assert len(TreeFile(trees, tmp_path)) == 3
+
+
+def test_a_cache_damaged_later_is_refused(trees: Path, tmp_path: Path) -> None:
+    TreeFile(trees, tmp_path)
+    (name,) = cached_files(tmp_path)
+    path = tmp_path / "processed" / name
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(ValueError) as caught:
+        TreeFile(trees, tmp_path)
+    assert "TreeFile: the file cannot be read" in str(caught.value)
+    assert f"where:    {path}" in str(caught.value)
+    assert len(TreeFile(trees, tmp_path, force_reload=True)) == 3
+
+
+def test_a_cache_folder_that_cannot_be_written(trees: Path, tmp_path: Path) -> None:
+    (tmp_path / "root").write_text("a file where a folder should be")
+    with pytest.raises(OSError) as caught:
+        TreeFile(trees, tmp_path / "root")
+    assert "the file cannot be written" in str(caught.value)
+    assert "another folder, or mend its permissions" in str(caught.value)
+
+
+def test_a_cache_folder_without_permission(
+    trees: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Simulated, because a superuser may write everywhere.
+    def refuse(content: object, path: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(torch, "save", refuse)
+    with pytest.raises(OSError, match="got:      PermissionError: Permission denied"):
+        TreeFile(trees, tmp_path / "root")
+
+
+def test_parts_of_a_data_set_count_their_own(trees: Path) -> None:
+    dataset = TreeFile(trees)
+    part = dataset[torch.tensor([2, 1])]
+    assert part.node_counts == [5, 1]
+    words = dataset.vocabulary
+    counts = dict(zip(words.words, part.token_counts().tolist(), strict=True))
+    assert counts == {"<unk>": 0, "good": 0, "fun": 0, "bad": 2, "a": 1, "film": 1}
+    assert dataset.token_counts().sum() == 6
+    assert dataset[:0].node_counts == [] and dataset[:0].token_counts().sum() == 0
+
+
+def test_one_example_alone(trees: Path, tmp_path: Path) -> None:
+    trees.write_text("(3 (2 good) (1 fun))\n")
+    for _ in range(2):
+        dataset = TreeFile(trees, tmp_path)
+        assert (len(dataset), dataset.node_counts, dataset[0].num_nodes) == (1, [3], 3)
+        assert int(dataset.token_counts().sum()) == 2
+
+
+def test_pickles_and_batches(trees: Path) -> None:
+    dataset = pickle.loads(pickle.dumps(TreeFile(trees)))
+    batch = next(iter(DataLoader(dataset, batch_size=3)))
+    assert batch.root_index.tolist() == [0, 3, 4]
+    assert batch.token.numel() == batch.num_nodes == 9
+
+
+def test_splits_are_named() -> None:
+    with pytest.raises(ValueError, match=r"X: there is no such split[\s\S]*train, dev[\s\S]*all"):
+        choose_split("all", ("train", "dev"), {}, "X")

@@ -1,0 +1,139 @@
+"""SICK relatedness: two trees, one score."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch_geometric.loader import DataLoader
+
+from pyg_dynbatch.datasets import SICK, score_to_target
+from pyg_dynbatch.featurizers import Vocabulary
+
+
+@pytest.fixture
+def raw(samples: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(samples / "sick", tmp_path / "raw"))
+
+
+@given(st.floats(1, 5))
+def test_the_target_is_a_distribution_with_the_score_as_mean(score: float) -> None:
+    target = score_to_target(score)
+    assert target.shape == (1, 5)
+    assert float(target.sum()) == pytest.approx(1, abs=1e-6)
+    assert float(target.min()) >= 0 and int((target > 0).sum()) <= 2
+    assert float(target[0] @ torch.arange(1.0, 6.0)) == pytest.approx(score, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("trees", "nodes", "roots"),
+    [("dependency", [9, 5], [[2, 8], [1, 4]]), ("constituency", [18, 8], [[8, 17], [2, 7]])],
+)
+def test_two_trees_in_order(
+    raw: Path, trees: str, nodes: list[int], roots: list[list[int]]
+) -> None:
+    dataset = SICK(None, "train", trees, raw_dir=raw)
+    assert dataset.node_counts == nodes
+    assert [data.root_index.tolist() for data in dataset] == roots
+    for data in dataset:
+        data.validate(require_tree=True, roots=2, num_tokens=dataset.num_tokens)
+    data = dataset[0]
+    assert float(data.score) == pytest.approx(4.2)
+    torch.testing.assert_close(data.target, torch.tensor([[0, 0, 0, 0.8, 0.2]]))
+    words = [dataset.vocabulary[token] for token in data.token.tolist() if token >= 0]
+    second = ["A", "song", "is", "sung"] + (["."] if trees == "constituency" else [])
+    assert words == ["A", "man", "sings", "a", "song", *second]
+    if trees == "constituency":
+        assert max(torch.bincount(data.edge_index[1])) == 2
+
+
+def test_batches_keep_the_pairs(raw: Path) -> None:
+    batch = next(iter(DataLoader(SICK(None, raw_dir=raw), batch_size=2)))
+    assert batch.root_index.view(-1, 2).tolist() == [[2, 7 + 1], [10, 13]]
+    assert batch.target.shape == (2, 5) and batch.score.shape == (2,)
+
+
+def test_chains_need_words_alone(samples: Path, raw: Path) -> None:
+    for path in [*raw.rglob("*.parents"), *raw.rglob("*.cparents")]:
+        path.unlink()
+    data = SICK(None, "train", "chain", raw_dir=raw)[0]
+    assert data.depth.tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4]
+    tables = SICK(None, "trial", "chain", raw_dir=samples / "sick_tables")
+    assert [tables.vocabulary[t] for t in tables[0].token.tolist()] == (
+        ["A", "man", "sings", ",", "loudly", "A", "man", "is", "singing"]
+    )
+    assert float(tables[0].score) == pytest.approx(4.7)
+
+
+def test_vocabularies(raw: Path) -> None:
+    assert "He" in SICK(None, raw_dir=raw).vocabulary
+    assert "He" not in SICK(None, vocabulary="train", raw_dir=raw).vocabulary
+    assert SICK(None, vocabulary=Vocabulary(["He"]), raw_dir=raw).num_tokens == 2
+    with pytest.raises(ValueError, match="SICK: vocabulary is unknown"):
+        SICK(None, vocabulary="dev", raw_dir=raw)
+
+
+def test_the_cache_knows_trees_and_text(raw: Path, tmp_path: Path) -> None:
+    SICK(tmp_path, "train")
+    SICK(tmp_path, "dev", "constituency")
+    assert len(list((tmp_path / "processed").iterdir())) == 6
+    (raw / "dev" / "sim.txt").write_text("2.5\n")
+    assert float(SICK(tmp_path, "dev", "constituency")[0].score) == 2.5
+
+
+def test_missing_files_say_what_to_put_where(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as caught:
+        SICK(tmp_path)
+    message = str(caught.value)
+    assert "SICK: raw files are missing" in message
+    assert "a.toks, b.toks, sim.txt, a.parents, b.parents" in message
+    assert f"where:    {tmp_path / 'raw'}" in message
+    assert "trees='chain'" in message
+    with pytest.raises(FileNotFoundError, match="or SICK_train.txt, SICK_trial.txt"):
+        SICK(tmp_path, trees="chain")
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "problem", "place"),
+    [
+        ("train/sim.txt", "4.2\nx\n", "the relatedness is no number from 1 to 5", "sim.txt:2"),
+        ("train/sim.txt", "4.2\n5.5\n", "the relatedness is no number from 1 to 5", "sim.txt:2"),
+        ("train/sim.txt", "nan\n1\n", "the relatedness is no number from 1 to 5", "sim.txt:1"),
+        ("train/sim.txt", "4.2\n", "two files of a split differ in length", "sim.txt"),
+        ("dev/b.parents", "2 x\n", "a parent pointer is not an integer", "b.parents:1"),
+        ("dev/a.toks", " \n\n", "the file is empty", "a.toks"),
+        ("train/a.toks", "\nNobody waits\n", "a sentence is empty", "a.parents:1"),
+    ],
+)
+def test_faults_are_named_by_place(
+    raw: Path, file: str, text: str, problem: str, place: str
+) -> None:
+    (raw / file).write_text(text)
+    with pytest.raises(ValueError) as caught:
+        SICK(None, raw_dir=raw)
+    assert problem in str(caught.value)
+    assert place in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("a\tb\n1\t2\n", r"the table has no such columns[\s\S]*SICK_train.txt:1"),
+        (
+            "sentence_A\tsentence_B\trelatedness_score\nA\tB\n",
+            r"a wrong number of fields[\s\S]*SICK_train.txt:2",
+        ),
+    ],
+)
+def test_faults_of_tables(samples: Path, tmp_path: Path, text: str, problem: str) -> None:
+    folder = Path(shutil.copytree(samples / "sick_tables", tmp_path / "raw"))
+    (folder / "SICK_train.txt").write_text(text)
+    with pytest.raises(ValueError, match=problem):
+        SICK(tmp_path, trees="chain")
+
+
+def test_trees_must_be_a_known_option(raw: Path) -> None:
+    with pytest.raises(ValueError, match=r"trees is unknown[\s\S]*dependency, constituency"):
+        SICK(None, trees="round", raw_dir=raw)

@@ -1,0 +1,156 @@
+"""The Stanford Sentiment Treebank, on a small sample in its format and on the real files."""
+
+import hashlib
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from pyg_dynbatch.datasets import SST, sst
+from pyg_dynbatch.featurizers import Vocabulary, to_bracketed
+
+SPLITS = ("train", "dev", "test")
+
+
+@pytest.fixture
+def raw(samples: Path) -> Path:
+    return samples / "sst"
+
+
+@pytest.fixture
+def archive(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Makes the samples the published files, and packs them as the archive is packed."""
+    path = tmp_path / "there" / "trainDevTestTrees_PTB.zip"
+    path.parent.mkdir()
+    with zipfile.ZipFile(path, "w") as opened:
+        for split in SPLITS:
+            opened.write(raw / f"{split}.txt", f"trees/{split}.txt")
+    digests = {s: hashlib.sha256((raw / f"{s}.txt").read_bytes()).hexdigest() for s in SPLITS}
+    monkeypatch.setattr(sst, "_URL", path.as_uri())
+    monkeypatch.setattr(sst, "_ARCHIVE_SHA256", hashlib.sha256(path.read_bytes()).hexdigest())
+    monkeypatch.setattr(sst, "_SHA256", digests)
+    return path
+
+
+def test_fields(raw: Path) -> None:
+    dataset = SST(None, "train", raw_dir=raw, verify=False)
+    assert (len(dataset), dataset.num_classes, dataset.node_counts) == (3, 5, [9, 9, 3])
+    data = dataset[1]
+    data.validate(require_tree=True, num_classes=5, num_tokens=dataset.num_tokens)
+    assert data.y.tolist() == [1, 2, 0, 1, 1, 2, 2, 2, 2]
+    words = [dataset.vocabulary[t] if t >= 0 else None for t in data.token.tolist()]
+    assert words == [None, "It", None, None, "drags", "-LRB-", None, "2\u00a01\\/2", "-RRB-"]
+
+
+def test_vocabularies(raw: Path) -> None:
+    def words(vocabulary: str | Vocabulary) -> set[str]:
+        return set(SST(None, "dev", vocabulary, raw, verify=False).vocabulary.words)
+
+    assert {"The", "delight", "end"} <= words("all")
+    assert {"The"} <= words("train") and not {"delight", "end"} & words("train")
+    assert words(Vocabulary(["mess"])) == {"<unk>", "mess"}
+    dev = SST(None, "dev", "train", raw, verify=False)
+    assert dev[0].token.tolist() == [-1, 0, 0]
+    with pytest.raises(ValueError, match=r"vocabulary is unknown[\s\S]*'some'"):
+        words("some")
+
+
+def test_the_cache_knows_vocabulary_and_text(raw: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "raw"
+    shutil.copytree(raw, folder)
+    for vocabulary in ("all", "train"):
+        for split in SPLITS:
+            SST(tmp_path, split, vocabulary, verify=False)
+    assert len(list((tmp_path / "processed").iterdir())) == 6
+    (folder / "test.txt").write_text("(0 (2 New) (2 words))\n")
+    assert SST(tmp_path, "test", verify=False)[0].y.tolist() == [0, 2, 2]
+    assert "New" in SST(tmp_path, "train", verify=False).vocabulary
+
+
+def test_downloads_and_unpacks(archive: Path, raw: Path, tmp_path: Path) -> None:
+    dataset = SST(tmp_path / "root", "val")
+    assert len(dataset) == 2
+    for split in SPLITS:
+        unpacked = tmp_path / "root" / "raw" / f"{split}.txt"
+        assert unpacked.read_bytes() == (raw / f"{split}.txt").read_bytes()
+    archive.unlink()
+    assert len(SST(tmp_path / "root", "test")) == 1
+
+
+def test_unpacks_an_archive_put_in_place(archive: Path) -> None:
+    assert len(SST(None, "train", raw_dir=archive.parent)) == 3
+
+
+def test_a_truncated_archive_is_refused(archive: Path, tmp_path: Path) -> None:
+    archive.write_bytes(archive.read_bytes()[:-30])
+    with pytest.raises(ValueError, match=r"SST: .* has a wrong checksum"):
+        SST(tmp_path / "root", "train")
+    assert not list((tmp_path / "root" / "raw").iterdir())
+
+
+def test_offline_says_what_to_put_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sst, "_URL", "http://127.0.0.1:9/trainDevTestTrees_PTB.zip")
+    with pytest.raises(ConnectionError) as caught:
+        SST(tmp_path, "train")
+    message = str(caught.value)
+    assert "SST: the download failed" in message
+    assert "put train.txt, dev.txt and test.txt, or trainDevTestTrees_PTB.zip" in message
+    assert str(tmp_path / "raw") in message and "raw_dir=" in message
+
+
+def test_missing_raw_files_are_named(raw: Path, tmp_path: Path) -> None:
+    shutil.copy(raw / "train.txt", tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"SST: raw files are missing[\s\S]*no dev.txt"):
+        SST(None, "train", raw_dir=tmp_path)
+    with pytest.raises(ValueError, match=r"SST: there is no folder[\s\S]*root or raw_dir"):
+        SST(None, "train")
+
+
+def test_changed_raw_files_are_refused_unless_allowed(raw: Path) -> None:
+    with pytest.raises(ValueError, match=r"train.txt has a wrong checksum[\s\S]*verify=False"):
+        SST(None, "train", raw_dir=raw)
+
+
+def test_a_fault_in_a_file_is_named_by_place(raw: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "raw"
+    shutil.copytree(raw, folder)
+    (folder / "dev.txt").write_text("(2 (2 a) (2 b))\n(3 (5 a) (2 b))\n")
+    with pytest.raises(ValueError) as caught:
+        SST(tmp_path, "train", verify=False)
+    assert "a label is out of range" in str(caught.value)
+    assert f"where:    {folder / 'dev.txt'}:2:5" in str(caught.value)
+    (folder / "dev.txt").write_text("")
+    with pytest.raises(ValueError, match="dev.txt: the file is empty"):
+        SST(tmp_path, "train", verify=False)
+    assert not (tmp_path / "processed").exists()
+
+
+def test_splits_are_named(raw: Path) -> None:
+    with pytest.raises(ValueError, match="SST: there is no such split"):
+        SST(None, "valid", raw_dir=raw, verify=False)
+
+
+@pytest.mark.slow
+def test_the_real_files(shared_data: Callable[[str], Path], tmp_path: Path) -> None:
+    raw = shared_data("sst")
+    sets = {split: SST(tmp_path, split, raw_dir=raw) for split in SPLITS}
+    assert {split: len(one) for split, one in sets.items()} == {
+        "train": 8544,
+        "dev": 1101,
+        "test": 2210,
+    }
+    assert [sum(one.node_counts) for one in sets.values()] == [318_582, 41_447, 82_600]
+    assert [int(one.token_counts().sum()) for one in sets.values()] == [163_563, 21_274, 42_405]
+    assert {one.num_tokens for one in sets.values()} == {21_702}
+    test = sets["test"]
+    roots = torch.cat([data.y[data.root_index] for data in test])
+    assert torch.bincount(roots).tolist() == [279, 633, 389, 510, 399]
+    lines = (raw / "test.txt").read_text(encoding="utf-8").split("\n")
+    assert all(to_bracketed(test[i], test.vocabulary) == lines[i] for i in range(0, 2210, 97))
+    train = sets["train"]
+    assert int(train._data.depth.max()) == 29
+    assert sum("\u00a0" in word for word in train.vocabulary.words) == 2
+    assert int((train.token_counts() > 0).sum()) == 18_280

@@ -1,0 +1,161 @@
+"""Bracketed text to trees and back, and what is said about text that is no tree."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyg_dynbatch.featurizers import BracketedTree, Vocabulary, parse_bracketed, to_bracketed
+
+Nested = tuple[int, str | None, list["Nested"]]
+
+WORDS = ("good", "it's", "-LRB-", "8\u00a01\\/2", "7", "caf\u00e9", "\u2028", "...")
+
+
+def nested_trees() -> st.SearchStrategy[Nested]:
+    labels = st.integers(0, 4)
+    leaves = st.tuples(labels, st.sampled_from(WORDS), st.just([]))
+    return st.recursive(
+        leaves,
+        lambda below: st.tuples(
+            labels, st.none() | st.sampled_from(WORDS), st.lists(below, min_size=1, max_size=4)
+        ),
+        max_leaves=12,
+    )
+
+
+def written(tree: Nested) -> str:
+    label, token, children = tree
+    parts = [str(label), *([token] if token is not None else []), *map(written, children)]
+    return f"({' '.join(parts)})"
+
+
+def depth(tree: Nested) -> int:
+    return 1 + max(map(depth, tree[2])) if tree[2] else 0
+
+
+def preorder(tree: Nested) -> list[Nested]:
+    return [tree, *(below for child in tree[2] for below in preorder(child))]
+
+
+@given(nested_trees())
+def test_agrees_with_a_recursive_reading(tree: Nested) -> None:
+    nodes = preorder(tree)
+    parsed = parse_bracketed(written(tree), num_classes=5)
+    assert parsed.labels == [label for label, _, _ in nodes]
+    assert parsed.tokens == [token for _, token, _ in nodes]
+    assert parsed.depths == [depth(node) for node in nodes]
+    children = [
+        [i for i, p in enumerate(parsed.parents) if p == node] for node in range(len(nodes))
+    ]
+    assert [len(c) for c in children] == [len(below) for _, _, below in nodes]
+    assert all(parsed.slots[c] == slot for below in children for slot, c in enumerate(below))
+
+
+@given(nested_trees())
+def test_writing_is_the_inverse_of_reading(tree: Nested) -> None:
+    vocabulary = Vocabulary(WORDS)
+    data = BracketedTree(vocabulary, num_classes=5)(written(tree))
+    data.validate(require_tree=True, num_classes=5, num_tokens=len(vocabulary))
+    assert to_bracketed(data, vocabulary) == written(tree)
+
+
+def test_keeps_the_no_break_space_and_other_separators() -> None:
+    line = "(2 (3 8\u00a01\\/2)(1 a\u2028b))"
+    assert parse_bracketed(line).words == ["8\u00a01\\/2", "a\u2028b"]
+
+
+def test_a_deep_chain_needs_no_recursion() -> None:
+    levels = 20_000
+    text = "(1 " * levels + "(0 x)" + ")" * levels
+    vocabulary = Vocabulary(["x"])
+    data = BracketedTree(vocabulary)(text)
+    assert int(data.depth[0]) == levels
+    assert to_bracketed(data, vocabulary).replace(" (", "(") == text.replace(" (", "(")
+
+
+def test_unlabelled_nodes() -> None:
+    tree = parse_bracketed("((2 a) (b) (-1 c) (7))", labels="optional")
+    assert tree.labels == [-1, 2, -1, -1, -1]
+    assert tree.tokens == [None, "a", "b", "c", "7"]
+    vocabulary = Vocabulary(["a", "b", "c", "7"])
+    featurize = BracketedTree(vocabulary, labels="optional")
+    data = featurize("((2 a) (b) (-1 c) (7))")
+    again = featurize(to_bracketed(data, vocabulary))
+    assert torch.equal(again.y, data.y) and torch.equal(again.token, data.token)
+
+
+def test_without_labels_the_head_is_a_token() -> None:
+    vocabulary = Vocabulary(["+", "3", "4"])
+    data = BracketedTree(vocabulary, labels="none")("(+ (3) (4))")
+    assert data.token.tolist() == [1, 2, 3]
+    assert "y" not in data
+    assert to_bracketed(data, vocabulary) == "(+ (3) (4))"
+    assert to_bracketed(BracketedTree(vocabulary, labels="none")("((3) ((4)))"), vocabulary) == (
+        "((3) ((4)))"
+    )
+
+
+def test_the_featurizer_shows_itself() -> None:
+    shown = repr(BracketedTree(Vocabulary(["a"]), 5))
+    assert "num_classes=5" in shown and "2 rows" in shown
+
+
+@pytest.mark.parametrize(
+    ("line", "problem", "column"),
+    [
+        ("(3 (2 a) (2 b)", "1 bracket is never closed", 15),
+        ("(3 (2 a", "2 brackets are never closed", 8),
+        ("(3 (2 a)) )", "a bracket is closed that was never opened", 11),
+        (")", "a bracket is closed that was never opened", 1),
+        ("(3 (2 a)) (2 b)", "there is text after the tree", 11),
+        ("(2 a) b", "there is text outside the brackets", 7),
+        ("hello", "there is text outside the brackets", 1),
+        ("(3 (good) (2 b))", "a label is missing", 5),
+        ("((2 a) (2 b))", "a label is missing", 2),
+        ("(3 (x good) (2 b))", "a label is not an integer", 5),
+        ("(3.5 good)", "a label is not an integer", 2),
+        ("(3 (5 a) (2 b))", "a label is out of range", 5),
+        ("(-1 a)", "a label is out of range", 2),
+        ("", "there is an empty tree", 1),
+        ("   ", "there is an empty tree", 4),
+        ("()", "there is an empty tree", 2),
+        ("(3 (2) (2 b))", "there is an empty tree", 6),
+        ("(", "1 bracket is never closed", 2),
+        ("(3 a b)", "a second token follows the token 'a' in one node", 6),
+        ("(3 (2 a) b)", "a second token follows a child in one node", 10),
+    ],
+)
+def test_says_what_is_wrong_and_where(line: str, problem: str, column: int) -> None:
+    with pytest.raises(ValueError) as caught:
+        parse_bracketed(line, "trees.txt:7", num_classes=5)
+    message = str(caught.value)
+    assert message.startswith(f"bracketed tree: {problem}.")
+    assert f"where:    trees.txt:7:{column}" in message
+
+
+def test_names_the_column_alone_without_a_file() -> None:
+    with pytest.raises(ValueError, match="where:    column 2"):
+        parse_bracketed("(x y)")
+
+
+def test_labels_must_be_a_known_option() -> None:
+    with pytest.raises(ValueError, match=r"labels is unknown[\s\S]*required, optional, none"):
+        parse_bracketed("(1 a)", labels="maybe")
+
+
+def test_a_forest_is_not_written() -> None:
+    vocabulary = Vocabulary(["a"])
+    tree = parse_bracketed("(1 a)")
+    from pyg_dynbatch.featurizers import forest_to_data
+
+    with pytest.raises(ValueError, match=r"the data is no tree[\s\S]*2 roots, 0 shared nodes"):
+        to_bracketed(forest_to_data([tree, tree], vocabulary), vocabulary)
+
+
+def test_a_word_with_a_bracket_is_not_written() -> None:
+    vocabulary = Vocabulary(["a", "("])
+    data = BracketedTree(vocabulary)("(1 (1 a) (1 a))")
+    data.token[2] = 2
+    with pytest.raises(ValueError, match=r"cannot stand in brackets[\s\S]*node 2"):
+        to_bracketed(data, vocabulary)
