@@ -66,6 +66,7 @@ def schedule_structure(
         reads += _fixed_children(flat, source, target, slot, row, sizes, arity, num_nodes)
     input_node = flat.add(order[filled[order]]), int(filled.sum())
     output = Wiring(STATE_STORE, flat.add(row), num_nodes, -1 if num_nodes else 0)
+    example = flat.add_zeros(num_nodes)
     starts = np.cumsum(sizes) - sizes
     steps = tuple(
         Step(0, int(size), tuple(read[number] for read in reads), ((STATE_STORE, int(start) + 1),))
@@ -82,7 +83,7 @@ def schedule_structure(
         steps=steps,
         wiring=flat.tensor(),
         constants=(None, None),
-        outputs={"node": Output(output, flat.add_zeros(num_nodes))},
+        outputs={"node": Output(output, example)},
         num_examples=1,
         facts={
             "num_nodes": num_nodes,

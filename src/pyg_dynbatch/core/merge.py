@@ -57,8 +57,9 @@ def _merge_equal_calls(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Finds calls that repeat another one on equal constants.
 
-    Kinds are taken in the order in which they can run; a call joins an earlier one if all its
-    arguments are (merged) values that hang on constants alone.
+    A call joins an earlier one if all its arguments are (merged) values that hang on constants
+    alone. Kinds that hang on constants alone come first, in the order in which they can run; of
+    a recursive kind only the lowest calls are looked at, for equal parts higher up are rare.
 
     Returns:
         The value that stands for each value, and which calls are still made.
@@ -73,7 +74,7 @@ def _merge_equal_calls(
     alive = np.ones(merged.call_signature.size, dtype=bool)
     fixed = merged.value_kind == CONSTANT
     results = _results_of(merged)
-    for kind in _kinds_on_constants(merged):
+    for kind in _mergeable_kinds(merged):
         calls = np.flatnonzero(merged.call_signature == kind)
         table = _argument_table(merged, calls, len(merged.signatures[kind].inputs), value)
         mergeable = fixed[table].all(1)
@@ -108,8 +109,8 @@ def _results_of(merged: MergedPrograms) -> list[list[np.ndarray]]:
     return table
 
 
-def _kinds_on_constants(merged: MergedPrograms) -> list[int]:
-    """Kinds whose arguments can hang on constants alone, an earlier kind before a later one."""
+def _mergeable_kinds(merged: MergedPrograms) -> list[int]:
+    """Kinds whose calls may be merged, those that hang on constants alone first and in order."""
     source = merged.value_kind[merged.read_value] == RESULT
     user = merged.call_signature[merged.read_call[source]]
     made = merged.call_signature[merged.value_place[merged.read_value[source]]]
@@ -130,7 +131,7 @@ def _kinds_on_constants(merged: MergedPrograms) -> list[int]:
             if kind not in found and needed <= set(found):
                 found.append(kind)
                 changed = True
-    return found
+    return found + [kind for kind in candidates if kind not in found]
 
 
 def _argument_table(

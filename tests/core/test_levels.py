@@ -1,0 +1,179 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyg_dynbatch.core import Schedule
+from tests.core.helpers import message
+from tests.strategies import Dag, chain, diamond, forests, star, structures, trees
+
+EDGES = torch.tensor([[0, 1, 2], [2, 2, 3]])
+
+
+def made(**options: object) -> Schedule:
+    return Schedule.from_structure(EDGES, 4, **options)
+
+
+@given(structures(), st.booleans())
+def test_steps_are_the_levels(dag: Dag, with_depth: bool) -> None:
+    depth = torch.tensor(dag.depth) if with_depth else None
+    schedule = Schedule.from_structure(dag.edge_index, dag.num_nodes, depth=depth)
+    sizes = [dag.depth.count(level) for level in range(max(dag.depth) + 1)]
+    assert [step.size for step in schedule.steps] == sizes
+    assert sum(sizes) == dag.num_nodes
+    assert schedule.stats().critical_path == len(sizes)
+    order = sorted(range(dag.num_nodes), key=lambda node: (dag.depth[node], node))
+    assert schedule.input_node.tolist() == order
+
+
+@given(trees())
+def test_top_down_steps_are_the_distances_from_the_root(tree: Dag) -> None:
+    schedule = Schedule.from_structure(tree.edge_index, tree.num_nodes, direction="top_down")
+    height = [0] * tree.num_nodes
+    for node in reversed(tree.order):
+        for child in tree.children[node]:
+            height[child] = height[node] + 1
+    assert [step.size for step in schedule.steps] == [
+        height.count(level) for level in range(max(height) + 1)
+    ]
+
+
+def test_inputs_and_results_lie_side_by_side() -> None:
+    schedule = made(has_input=torch.tensor([True, True, False, True]))
+    assert [step.arguments[0].start for step in schedule.steps] == [1, 0, 3]
+    assert [step.results[0][1] for step in schedule.steps] == [1, 3, 4]
+    assert schedule.input_node.tolist() == [0, 1, 3]
+    assert schedule.level_inputs == (2, 0, 1)
+
+
+def test_nodes_without_input_come_last_in_their_level() -> None:
+    schedule = made(has_input=torch.tensor([False, True, True, True]))
+    assert schedule.input_node.tolist() == [1, 2, 3]
+    assert schedule.rows_of(schedule.steps[0].arguments[0]).tolist() == [1, 0]
+
+
+def test_depth_with_gaps_makes_no_empty_steps() -> None:
+    schedule = made(depth=torch.tensor([0, 0, 3, 9]))
+    assert schedule == made()
+
+
+def test_forests_of_mixed_depth() -> None:
+    schedule = Schedule.from_structure(EDGES, 6)
+    assert [step.size for step in schedule.steps] == [4, 1, 1]
+
+
+def test_no_nodes() -> None:
+    for arity in (None, 2):
+        schedule = Schedule.from_structure(torch.empty(2, 0, dtype=torch.long), 0, arity=arity)
+        assert schedule.steps == ()
+        assert schedule.input_node.tolist() == []
+        assert schedule.stats().steps == 0
+
+
+def test_child_slots_order_ragged_children() -> None:
+    schedule = made(child_slot=torch.tensor([1, 0, 0]))
+    assert schedule.children_of(schedule.steps[1]).tolist() == [2, 1]
+
+
+def test_child_slots_leave_places_open() -> None:
+    schedule = made(child_slot=torch.tensor([2, 0, 1]), arity=3)
+    assert schedule.children_of(schedule.steps[1]).tolist() == [2, 0, 1]
+    assert schedule.children_of(schedule.steps[2]).tolist() == [0, 3, 0]
+
+
+def test_arity_zero_takes_nodes_without_edges() -> None:
+    schedule = Schedule.from_structure(torch.empty(2, 0, dtype=torch.long), 3, arity=0)
+    assert [len(step.arguments) for step in schedule.steps] == [1]
+
+
+def test_unknown_direction() -> None:
+    text = message(ValueError, made, direction="sideways")
+    assert "Schedule: unknown direction" in text
+    assert "'bottom_up' or 'top_down'" in text
+
+
+def test_negative_arity() -> None:
+    text = message(ValueError, made, arity=-1)
+    assert "the arity is negative" in text
+
+
+def test_a_cycle() -> None:
+    edges = torch.tensor([[0, 1], [1, 0]])
+    for direction in ("bottom_up", "top_down"):
+        text = message(ValueError, Schedule.from_structure, edges, 2, direction=direction)
+        assert "edge_index has a cycle" in text
+
+
+def test_an_edge_to_nowhere() -> None:
+    text = message(ValueError, Schedule.from_structure, EDGES, 3)
+    assert "Schedule.from_structure: an edge names a node that does not exist" in text
+    assert "2 -> 3" in text
+
+
+@pytest.mark.parametrize(
+    "depth", [torch.zeros(3, dtype=torch.long), torch.zeros(4), torch.tensor([-1, 0, 1, 2])]
+)
+def test_depth_of_the_wrong_form(depth: torch.Tensor) -> None:
+    text = message(ValueError, made, depth=depth)
+    assert "depth has the wrong form" in text
+    assert "one int64 number of 0 or more a node, [4]" in text
+
+
+def test_depth_that_does_not_fit() -> None:
+    text = message(ValueError, made, depth=torch.tensor([0, 1, 1, 2]))
+    assert "depth does not fit the edges" in text
+    assert "node 1 at depth 1 is a child of node 2 at depth 1" in text
+    assert "edge 1" in text
+    assert "depth_of(edge_index, num_nodes)" in text
+
+
+@pytest.mark.parametrize("has_input", [torch.ones(4), torch.ones(3, dtype=torch.bool)])
+def test_has_input_of_the_wrong_form(has_input: torch.Tensor) -> None:
+    text = message(ValueError, made, has_input=has_input)
+    assert "has_input has the wrong form" in text
+    assert "bool tensor [4]" in text
+
+
+@pytest.mark.parametrize(
+    ("slot", "got"), [(torch.tensor([0, 1]), "[2]"), (torch.tensor([0, -1, 0]), "slot -1")]
+)
+def test_child_slot_of_the_wrong_form(slot: torch.Tensor, got: str) -> None:
+    text = message(ValueError, made, child_slot=slot)
+    assert "child_slot has the wrong form" in text
+    assert got in text
+
+
+def test_a_child_beyond_the_arity() -> None:
+    text = message(ValueError, Schedule.from_structure, star(4).edge_index, 4, arity=2)
+    assert "node 0 has a child beyond the arity" in text
+    assert "child slots below 2" in text
+    assert "slot 2" in text
+    assert "arity=3, or arity=None" in text
+
+
+def test_two_children_in_one_place() -> None:
+    text = message(ValueError, made, child_slot=torch.tensor([1, 1, 0]), arity=2)
+    assert "node 2 has two arguments in one place" in text
+    assert "slot 1 taken by nodes [0, 1]" in text
+
+
+def test_a_top_down_node_with_two_parents() -> None:
+    dag = diamond()
+    options = {"arity": 1, "direction": "top_down", "child_slot": torch.zeros(4, dtype=torch.long)}
+    text = message(ValueError, Schedule.from_structure, dag.edge_index, 4, **options)
+    assert "two arguments in one place" in text
+    assert "use arity=None" in text
+
+
+@given(forests())
+def test_ragged_owners_rise(forest: Dag) -> None:
+    schedule = Schedule.from_structure(forest.edge_index, forest.num_nodes)
+    for step in schedule.steps:
+        owner = schedule.owners_of(step.arguments[1])
+        assert (owner.diff() >= 0).all()
+        assert owner.numel() == 0 or int(owner.max()) < step.size
+
+
+def test_chain_of_ten_thousand() -> None:
+    dag = chain(10_000)
+    assert len(Schedule.from_structure(dag.edge_index, 10_000, arity=1).steps) == 10_000

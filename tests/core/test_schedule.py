@@ -1,0 +1,228 @@
+import copy
+import io
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from torch_geometric.data import Batch, Data
+
+from pyg_dynbatch.core import Program, Schedule, Signature, TensorType
+from tests.core.helpers import VECTOR, Vectors, message, tree_program
+from tests.strategies import Dag, batches, chain, structures
+
+VECTORS = Vectors()
+SHAPES = [((1, 2), (3, 4)), 5, ((1, 2), 6)]
+
+
+def program_schedule(policy: str = "depth") -> Schedule:
+    return Schedule.from_programs([tree_program(VECTORS.mix, s) for s in SHAPES], policy)
+
+
+def structure_schedule(**options: Any) -> Schedule:
+    return Schedule.from_structure(torch.tensor([[0, 1, 2], [2, 2, 4]]), 5, **options)
+
+
+def through_torch(schedule: Schedule) -> Schedule:
+    file = io.BytesIO()
+    torch.save(schedule, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+COPIERS = {
+    "pickle": lambda s: pickle.loads(pickle.dumps(s)),
+    "deepcopy": copy.deepcopy,
+    "copy": copy.copy,
+    "clone": lambda s: s.clone(),
+    "torch.save": through_torch,
+    "to": lambda s: s.to("cpu"),
+    "cpu": lambda s: s.cpu(),
+}
+
+
+@pytest.mark.parametrize("copier", COPIERS)
+@pytest.mark.parametrize("made", [program_schedule, structure_schedule])
+def test_copies_are_equal_and_run(made: Any, copier: str) -> None:
+    schedule = made()
+    twin = COPIERS[copier](schedule)
+    assert twin == schedule
+    assert twin.facts == schedule.facts
+    if copier in ("pickle", "deepcopy", "clone", "torch.save"):
+        assert twin.wiring.data_ptr() != schedule.wiring.data_ptr()
+    if made is program_schedule:
+        found, wanted = (VECTORS.engine(s)["output"] for s in (twin, schedule))
+        assert torch.equal(found, wanted)
+
+
+def test_the_same_input_gives_the_same_schedule() -> None:
+    assert program_schedule() == program_schedule()
+    assert structure_schedule() == structure_schedule()
+
+
+@given(batches())
+def test_random_structures_give_the_same_schedule_twice(dags: list[Dag]) -> None:
+    for dag in dags:
+        first, second = (Schedule.from_structure(dag.edge_index, dag.num_nodes) for _ in range(2))
+        assert first == second
+
+
+def test_what_makes_schedules_differ() -> None:
+    schedule = program_schedule()
+    assert schedule != Schedule.from_programs([tree_program(VECTORS.mix, s) for s in SHAPES[::-1]])
+    assert schedule != structure_schedule()
+    assert schedule != "schedule"
+    changed = schedule.clone()
+    changed.constants[0][0][0] += 1
+    assert changed != schedule
+    changed = schedule.clone()
+    changed.wiring[0] += 1
+    assert changed != schedule
+    program = Program()
+    program.output(program.input(VECTOR, 0))
+    other = Program()
+    other.output(other.constant(VECTOR, [0.0] * 3))
+    assert Schedule.from_programs([program]) != Schedule.from_programs([other])
+    with pytest.raises(TypeError):
+        hash(schedule)
+
+
+@pytest.mark.parametrize("schedule", [program_schedule(), structure_schedule()])
+def test_moves_whole(schedule: Schedule) -> None:
+    moved = schedule.to("meta")
+    assert moved.device.type == "meta"
+    assert schedule.device.type == "cpu"
+    tensors = [part for parts in moved.constants if parts for part in parts]
+    assert all(tensor.device.type == "meta" for tensor in tensors)
+    assert schedule.to(torch.float64) is schedule
+    assert schedule.to(torch.zeros(1, device="meta")).device.type == "meta"
+    assert schedule.to(device=torch.device("meta"), non_blocking=True).wiring.dtype == torch.int64
+    assert schedule.contiguous() is schedule
+    assert schedule.detach() is schedule
+
+
+def test_moves_with_a_pyg_batch() -> None:
+    batch = Batch.from_data_list([Data(x=torch.zeros(2, 3)), Data(x=torch.zeros(3, 3))])
+    batch.schedule = structure_schedule(arity=2)
+    assert batch.clone().to("meta").schedule.device.type == "meta"
+    schedule = batch.schedule
+    for moved in (
+        batch.clone(),
+        copy.copy(batch),
+        copy.deepcopy(batch),
+        pickle.loads(pickle.dumps(batch)),
+        batch.cpu(),
+        batch.contiguous(),
+        batch.detach(),
+    ):
+        assert moved.schedule == schedule
+    assert batch.clone().schedule.wiring.data_ptr() != schedule.wiring.data_ptr()
+    batch.share_memory_()
+    assert batch.schedule.wiring.is_shared()
+    assert "schedule" in batch.keys()  # noqa: SIM118
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="pinned memory needs a GPU")
+def test_pinned_and_on_the_gpu() -> None:
+    pinned = program_schedule().pin_memory()
+    assert pinned.is_pinned()
+    moved = pinned.cuda(non_blocking=True)
+    assert moved.device.type == "cuda"
+    moved.record_stream(torch.cuda.current_stream())
+    assert moved.cpu() == program_schedule()
+    vectors = copy.deepcopy(VECTORS.engine)
+    found = vectors.cuda()(moved)["output"].cpu()
+    assert found.allclose(VECTORS.engine(program_schedule())["output"], atol=1e-6)
+
+
+def test_is_not_pinned() -> None:
+    assert not program_schedule().is_pinned()
+
+
+def test_reads_well() -> None:
+    schedule = program_schedule()
+    assert repr(schedule) == "Schedule(3 examples, 2 steps, 4 rows)"
+    lines = str(schedule).splitlines()
+    assert lines[0] == repr(schedule)
+    assert lines[1].strip().startswith("0 mix x 2: ")
+    assert "-> store 0[" in lines[1]
+    assert "gather" in str(structure_schedule(arity=2))
+    assert lines[-1].strip() == "store 0: float32[3], 10 rows"
+    assert "nothing" not in str(schedule)
+
+
+def test_facts_of_structures() -> None:
+    schedule = structure_schedule(arity=2, direction="bottom_up")
+    assert (schedule.num_nodes, schedule.num_edges, schedule.arity) == (5, 3, 2)
+    assert schedule.direction == "bottom_up"
+    assert schedule.input_node.tolist() == [0, 1, 3, 2, 4]
+    assert schedule.level_inputs == (3, 1, 1)
+    for name in ("num_nodes", "num_edges", "arity", "direction", "input_node", "level_inputs"):
+        text = message(AttributeError, getattr, program_schedule(), name)
+        assert f"Schedule: {name} is known only for schedules made from a structure" in text
+        assert "a schedule made from programs" in text
+
+
+def test_rows_owners_and_examples() -> None:
+    schedule = structure_schedule()
+    children = schedule.steps[1].arguments[1]
+    assert schedule.rows_of(children).tolist() == [1, 2]
+    assert schedule.owners_of(children).tolist() == [0, 0]
+    assert schedule.children_of(schedule.steps[1]).tolist() == [1, 2]
+    assert schedule.example_of("node").tolist() == [0] * 5
+    assert program_schedule().example_of("output").tolist() == [0, 1, 2]
+
+
+def test_children_of_a_step_with_an_arity() -> None:
+    schedule = structure_schedule(arity=2)
+    assert schedule.children_of(schedule.steps[1]).tolist() == [1, 2]
+    assert schedule.children_of(schedule.steps[2]).tolist() == [4, 0]
+    assert schedule.rows_of(schedule.steps[2].arguments[2]).tolist() == [0]
+
+
+@given(structures())
+def test_edge_order_lists_the_edges_as_the_steps_read_them(dag: Dag) -> None:
+    schedule = Schedule.from_structure(dag.edge_index, dag.num_nodes, child_slot=dag.child_slot)
+    row_of_node = schedule.rows_of(schedule.outputs["node"].wiring)
+    children = [schedule.children_of(step) for step in schedule.steps]
+    child = dag.edge_index[0][schedule.edge_order]
+    assert torch.cat(children).tolist() == row_of_node[child].tolist()
+
+
+def test_no_programs() -> None:
+    text = message(ValueError, Schedule.from_programs, [])
+    assert "the list of programs is empty" in text
+    assert "one program or more" in text
+
+
+def test_unknown_policy() -> None:
+    programs = [tree_program(VECTORS.mix, (1, 2))]
+    assert "unknown policy" in message(ValueError, Schedule.from_programs, programs, "widest")
+
+
+def test_one_name_two_signatures() -> None:
+    program, wide = Program(), TensorType((4,))
+    program.output(
+        program.call(Signature("mix", (wide,), (wide,)), program.constant(wide, [0] * 4))
+    )
+    programs = [tree_program(VECTORS.mix, (1, 2)), program]
+    text = message(TypeError, Schedule.from_programs, programs)
+    assert "two signatures are called 'mix'" in text
+    assert "take every signature from one Operations object" in text
+
+
+def test_one_output_two_types() -> None:
+    wide, program = TensorType((4,)), Program()
+    program.output(program.constant(wide, [0] * 4))
+    programs = [tree_program(VECTORS.mix, (1, 2)), program]
+    text = message(TypeError, Schedule.from_programs, programs)
+    assert "output 'output' has two types" in text
+    assert "float32[4]" in text
+
+
+def test_long_chains_are_quick_to_print_and_compare() -> None:
+    dag = chain(2000)
+    schedule = Schedule.from_structure(dag.edge_index, dag.num_nodes)
+    assert len(str(schedule).splitlines()) == 2000 + 3
+    assert len(pickle.dumps(schedule)) < 1_000_000
