@@ -1,0 +1,212 @@
+import torch
+from torch import nn
+
+from pyg_dynbatch.core import Engine, Operations, Program, Ragged, Schedule, TensorType
+from pyg_dynbatch.core.reference import run_one_by_one
+from tests.core.helpers import SCALAR, VECTOR, Vectors, tree_program
+
+WORD = TensorType((), torch.int64, "word")
+
+
+class Words:
+    """An embedding, a random squash on top, and a learned start state without an argument."""
+
+    def __init__(self) -> None:
+        operations = Operations()
+        table = nn.Embedding(10, 3)
+        self.embed = operations.add(table, [WORD], [VECTOR], name="embed")
+        self.squash = operations.add(nn.Tanh(), [VECTOR], [VECTOR], name="squash")
+        self.drop = operations.add(nn.Dropout(0.5), [VECTOR], [VECTOR], name="drop")
+        self.start = operations.add(Start(), [], [VECTOR], name="start")
+        self.engine = Engine(operations)
+
+    def program(self, words: list[int], *path: str) -> Program:
+        program = Program()
+        for word in words:
+            value = program.call(self.embed, program.constant(WORD, word))
+            for name in path:
+                value = program.call(getattr(self, name), value)
+            program.output(value)
+        return program
+
+
+class Start(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.row = nn.Parameter(torch.ones(1, 3))
+
+    def forward(self) -> torch.Tensor:
+        return 1 * self.row
+
+
+def widths(programs: list[Program]) -> dict[str, int]:
+    stats = Schedule.from_programs(programs).stats()
+    return dict(zip(stats.operations, stats.widths, strict=True))
+
+
+def assert_agree(engine: Engine, programs: list[Program]) -> None:
+    found = engine(Schedule.from_programs(programs))["output"]
+    assert found.allclose(run_one_by_one(engine, programs)["output"], atol=1e-6)
+
+
+def test_equal_calls_on_equal_constants_are_made_once() -> None:
+    words = Words()
+    programs = [words.program([1, 2, 1], "squash"), words.program([2, 3], "squash")]
+    assert widths(programs) == {"embed": 3, "squash": 3}
+    assert Schedule.from_programs(programs).stats().merged_calls == 4
+    assert Schedule.from_programs(programs).constants[0][0].tolist() == [1, 2, 3]
+    assert_agree(words.engine, programs)
+
+
+def test_gradients_of_merged_calls_add_up() -> None:
+    words = Words()
+    programs = [words.program([1, 1, 1, 2])]
+    words.engine(Schedule.from_programs(programs))["output"].sum().backward()
+    gradient = words.engine.operations["embed"].module.weight.grad
+    assert gradient[:, 0].tolist() == [0, 3, 1, 0, 0, 0, 0, 0, 0, 0]
+
+
+def test_random_operations_are_not_merged() -> None:
+    words = Words()
+    programs = [words.program([1] * 50, "drop", "squash")]
+    assert widths(programs) == {"embed": 1, "drop": 50, "squash": 50}
+    rows = words.engine(Schedule.from_programs(programs))["output"]
+    assert len({tuple(row) for row in rows.tolist()}) > 1
+
+
+def test_calls_on_inputs_are_not_merged() -> None:
+    words, program = Words(), Program()
+    for row in (0, 0, 1):
+        program.output(program.call(words.squash, program.input(VECTOR, row)))
+    assert widths([program]) == {"squash": 3}
+
+
+def test_the_lowest_calls_of_a_recursive_operation_are_merged() -> None:
+    vectors = Vectors()
+    programs = [tree_program(vectors.mix, shape) for shape in (((1, 2), 3), ((1, 2), (1, 2)))]
+    assert widths(programs)["mix"] == 2
+    assert Schedule.from_programs(programs).stats().widths == (1, 2)
+    assert_agree(vectors.engine, programs)
+
+
+def test_the_order_of_arguments_matters() -> None:
+    vectors = Vectors()
+    assert widths([tree_program(vectors.mix, shape) for shape in ((1, 2), (2, 1))])["mix"] == 2
+
+
+def test_equal_examples() -> None:
+    vectors = Vectors()
+    programs = [tree_program(vectors.mix, ((1, 2), (3, 4)))] * 3
+    assert Schedule.from_programs(programs).stats().widths == (2, 3)
+    assert_agree(vectors.engine, programs)
+
+
+def test_an_operation_without_arguments_is_made_once() -> None:
+    words, program = Words(), Program()
+    for _ in range(3):
+        program.output(program.call(words.squash, program.call(words.start)))
+    assert widths([program, program]) == {"start": 1, "squash": 1}
+    assert_agree(words.engine, [program, program])
+    words.engine(Schedule.from_programs([program, program]))["output"].sum().backward()
+    row = words.engine.operations["start"].module.row
+    assert row.grad.allclose(6 * (1 - torch.tanh(torch.ones(1, 3)) ** 2))
+
+
+def test_constants_of_two_types_are_not_confused() -> None:
+    program = Program()
+    program.output(program.constant(SCALAR, 0.0), "float")
+    program.output(program.constant(WORD, 0), "word")
+    program.output(program.constant((SCALAR, WORD), (0.0, 0)), "pair")
+    program.output(program.constant((SCALAR, WORD), (0.0, 1)), "pair")
+    found = Engine(Operations())(Schedule.from_programs([program, program]))
+    assert found["float"].dtype == torch.float32
+    assert found["word"].dtype == torch.int64
+    assert found["pair"][1].tolist() == [0, 1, 0, 1]
+
+
+def test_programs_of_different_languages() -> None:
+    """Examples may know types, operations and outputs that others do not."""
+    vectors, operations = Vectors(), Operations()
+    double = operations.add(lambda x: 2 * x, [SCALAR], [SCALAR], name="double")
+    mix = operations.add(
+        vectors.engine.operations["mix"].module, [VECTOR] * 2, [VECTOR], name="mix"
+    )
+    numbers, empty = Program(), Program()
+    numbers.output(numbers.call(double, numbers.constant(SCALAR, 3.0)), "number")
+    programs = [empty, tree_program(mix, (1, 2)), numbers, empty, tree_program(mix, (1, 3))]
+    schedule = Schedule.from_programs(programs)
+    assert schedule.num_examples == 5
+    found = Engine(operations)(schedule)
+    assert found["number"].tolist() == [6.0]
+    assert schedule.example_of("number").tolist() == [2]
+    assert schedule.example_of("output").tolist() == [1, 4]
+    assert found["output"].shape == (2, 3)
+
+
+def test_outputs_of_varying_count() -> None:
+    vectors, programs = Vectors(), []
+    for count in (2, 0, 3):
+        program = Program()
+        for number in range(count):
+            program.output(program.constant(VECTOR, [float(number + 10 * count)] * 3))
+        programs.append(program)
+    schedule = Schedule.from_programs(programs)
+    assert vectors.engine(schedule)["output"][:, 0].tolist() == [20, 21, 30, 31, 32]
+    assert schedule.example_of("output").tolist() == [0, 0, 2, 2, 2]
+
+
+def test_one_value_marked_twice() -> None:
+    program = Program()
+    value = program.constant(SCALAR, 7.0)
+    program.output(value)
+    program.output(value)
+    program.output(value, "again")
+    found = Engine(Operations())(Schedule.from_programs([program]))
+    assert found["output"].tolist() == [7.0, 7.0]
+    assert found["again"].tolist() == [7.0]
+
+
+def test_only_empty_programs() -> None:
+    schedule = Schedule.from_programs([Program(), Program()])
+    assert schedule.num_examples == 2
+    assert Engine(Operations())(schedule) == {}
+
+
+def test_inputs_of_all_examples_stand_one_after_another() -> None:
+    programs = []
+    for rows, declared in (([1, 0], 2), ([], 3), ([0], 1)):
+        program = Program()
+        for row in rows:
+            program.output(program.input(SCALAR, row))
+        program.declare_inputs(SCALAR, declared)
+        programs.append(program)
+    found = Engine(Operations())(Schedule.from_programs(programs), {SCALAR: torch.arange(6.0)})
+    assert found["output"].tolist() == [1.0, 0.0, 5.0]
+
+
+def test_ragged_arguments_of_a_type_without_values() -> None:
+    operations = Operations()
+    total = operations.add(lambda x: x.sum(), [Ragged(VECTOR)], [VECTOR], name="total")
+    program = Program()
+    program.output(program.call(total, []))
+    found = Engine(operations)(Schedule.from_programs([program, program]))["output"]
+    assert found.tolist() == [[0.0] * 3] * 2
+
+
+def test_ragged_rows_keep_the_order_of_the_call() -> None:
+    operations = Operations()
+
+    def read(x: object) -> torch.Tensor:
+        found = [[0.0, 0.0] for _ in range(x.num_calls)]
+        for row, owner in zip(x.rows.tolist(), x.owner.tolist(), strict=True):
+            found[owner] = [found[owner][0] * 10 + row, found[owner][1] + 1]
+        return torch.tensor(found)
+
+    pair = TensorType((2,))
+    digits = operations.add(read, [Ragged(SCALAR)], [pair], name="digits")
+    program = Program()
+    values = [program.constant(SCALAR, float(n)) for n in range(5)]
+    for order in ([3, 1, 1], [], [4, 0, 2, 3]):
+        program.output(program.call(digits, [values[n] for n in order]))
+    found = Engine(operations)(Schedule.from_programs([program, program]))["output"]
+    assert found.tolist() == [[311.0, 3.0], [0.0, 0.0], [4023.0, 4.0]] * 2
