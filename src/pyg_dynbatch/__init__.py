@@ -37,7 +37,18 @@ _ROOM_OF = {
     "DynTreeData": "data",
     "NodeBudgetBatchSampler": "data",
 }
-_ROOMS = ("bench", "core", "data", "datasets", "featurizers", "models", "nn", "training")
+_ROOMS = (
+    "bench",
+    "core",
+    "data",
+    "datasets",
+    "featurizers",
+    "models",
+    "nn",
+    "testing",
+    "training",
+    "visualize",
+)
 
 __all__ = ["__version__", *_ROOM_OF]
 
