@@ -1,0 +1,287 @@
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from torch import Tensor, nn
+
+from pyg_dynbatch.core import (
+    Engine,
+    Operations,
+    Program,
+    Ragged,
+    RaggedRows,
+    Schedule,
+    Signature,
+    TensorType,
+    run_one_by_one,
+)
+from tests.core.helpers import SCALAR, VECTOR, Vectors, chain_program, message, tree_program
+from tests.strategies import Dag, structures
+
+STATE = (TensorType((3,)), TensorType((), torch.int64))
+
+
+class Cell(nn.Module):
+    """Sums its children; the state is a vector and the height."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 3)
+
+    def forward(self, x: Tensor, children: RaggedRows) -> tuple[Tensor, Tensor]:
+        rows, heights = children.rows
+        total = x.new_zeros(children.num_calls, 3).index_add(0, children.owner, rows)
+        height = torch.zeros(children.num_calls, dtype=torch.int64)
+        height = height.scatter_reduce(0, children.owner, heights + 1, "amax")
+        return torch.tanh(self.linear(x) + total), height
+
+
+@given(structures())
+def test_tuple_states_of_several_dtypes(dag: Dag) -> None:
+    engine = Engine.of_cell(Cell(), STATE).double()
+    schedule = Schedule.from_structure(dag.edge_index, dag.num_nodes)
+    x = torch.randn(dag.num_nodes, 2, dtype=torch.float64)
+    h, height = engine(schedule, {"input": x[schedule.input_node]})["node"]
+    assert height.tolist() == dag.depth
+    assert h.dtype == torch.float64
+    linear = engine.operations["node"].module.linear
+    for node in dag.order:
+        below = sum((h[child] for child in dag.children[node]), torch.zeros(3))
+        assert h[node].allclose(torch.tanh(linear(x[node]) + below), rtol=0, atol=1e-12)
+
+
+def test_matrices_as_rows() -> None:
+    matrix = TensorType((2, 3, 4))
+    operations, program = Operations(), Program()
+    twice = operations.add(lambda x: 2 * x, [matrix], [matrix], name="twice")
+    once = program.call(twice, program.input(matrix, 1))
+    program.output(program.call(twice, once))
+    rows = torch.randn(2, 2, 3, 4, requires_grad=True)
+    found = Engine(operations)(Schedule.from_programs([program]), {matrix: rows})["output"]
+    assert torch.equal(found, 4 * rows[1:])
+    found.sum().backward()
+    assert rows.grad.flatten(1).sum(1).tolist() == [0.0, 4 * 24.0]
+
+
+def test_complex_rows_carry_gradients() -> None:
+    number = TensorType((), torch.complex128)
+    operations, program = Operations(), Program()
+    square = operations.add(lambda x: x * x, [number], [number], name="square")
+    program.output(program.call(square, program.call(square, program.input(number, 0))))
+    schedule, engine = Schedule.from_programs([program]), Engine(operations)
+    z = torch.tensor([1.0 + 2.0j], dtype=torch.complex128, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda z: engine(schedule, {number: z})["output"], z)
+
+
+def test_float_and_integer_results_of_one_operation() -> None:
+    operations, program = Operations(), Program()
+    largest = operations.add(
+        lambda x: tuple(x.max(1)), [VECTOR], [SCALAR, TensorType((), torch.int64)], name="largest"
+    )
+    value, place = program.call(largest, program.input(VECTOR, 0))
+    program.output(value, "value")
+    program.output(place, "place")
+    x = torch.tensor([[1.0, 5.0, 2.0]], requires_grad=True)
+    found = Engine(operations)(Schedule.from_programs([program]), {VECTOR: x})
+    assert found["place"].tolist() == [1]
+    assert not found["place"].requires_grad
+    found["value"].sum().backward()
+    assert x.grad.tolist() == [[0.0, 1.0, 0.0]]
+
+
+def test_integer_programs() -> None:
+    whole = TensorType((), torch.int64)
+    operations, program = Operations(), Program()
+    add = operations.add(torch.add, [whole, whole], [whole], name="add")
+    state = program.constant(whole, 1)
+    for _ in range(20):
+        state = program.call(add, state, state)
+    program.output(state)
+    found = Engine(operations)(Schedule.from_programs([program]))["output"]
+    assert found.tolist() == [2**20]
+    assert not found.requires_grad
+
+
+def test_a_value_is_read_at_any_later_level() -> None:
+    vectors, program = Vectors(), Program()
+    first = program.call(vectors.squash, program.constant(VECTOR, [1.0, 2.0, 3.0]))
+    state = first
+    for _ in range(10):
+        state = program.call(vectors.mix, state, first)
+    program.output(first)
+    program.output(state)
+    found = vectors.engine(Schedule.from_programs([program]))["output"]
+    assert found.allclose(run_one_by_one(vectors.engine, [program])["output"], atol=1e-6)
+
+
+def test_outputs_may_be_changed() -> None:
+    vectors, program = Vectors(), Program()
+    state = program.call(vectors.squash, program.input(VECTOR, 0))
+    program.output(state, "state")
+    program.output(program.call(vectors.score, state), "score")
+    schedule, x = Schedule.from_programs([program]), torch.randn(1, 3)
+
+    def gradient(change: bool) -> Tensor:
+        vectors.engine.zero_grad()
+        found = vectors.engine(schedule, {VECTOR: x})
+        if change:
+            found["state"].detach().mul_(100)
+        found["score"].sum().backward()
+        return vectors.engine.operations["score"].module.weight.grad.clone()
+
+    assert torch.equal(gradient(change=True), gradient(change=False))
+
+
+def test_outputs_keep_no_buffer_alive() -> None:
+    vectors = Vectors()
+    program = Program()
+    for number in range(100):
+        value = program.call(vectors.squash, program.input(VECTOR, number))
+    program.output(value)
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad):
+            found = vectors.engine(Schedule.from_programs([program]), {VECTOR: torch.zeros(100, 3)})
+        assert found["output"].untyped_storage().nbytes() == 3 * 4
+
+
+def test_working_precision_follows_double() -> None:
+    vectors = Vectors()
+    programs = [tree_program(vectors.mix, ((1, 2), 3))]
+    schedule = Schedule.from_programs(programs)
+    assert vectors.engine(schedule)["output"].dtype == torch.float32
+    assert vectors.engine.double()(schedule)["output"].dtype == torch.float64
+    assert vectors.engine.bfloat16()(schedule)["output"].dtype == torch.bfloat16
+    assert vectors.engine.working_dtype(torch.int64) == torch.int64
+    assert "_precision" not in "".join(vectors.engine.state_dict())
+
+
+def test_float64_types_stay_float64() -> None:
+    exact = TensorType((), torch.float64)
+    operations, program = Operations(), Program()
+    third = operations.add(lambda x: x / 3, [exact], [exact], name="third")
+    program.output(program.call(third, program.constant(exact, 0.1)))
+    found = Engine(operations)(Schedule.from_programs([program]))["output"]
+    assert found.tolist() == [0.1 / 3]
+
+
+@pytest.mark.parametrize("copier", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_copied_models(copier: Any) -> None:
+    vectors = Vectors()
+    schedule = Schedule.from_programs([tree_program(vectors.mix, ((1, 2), 3))])
+    wanted = vectors.engine(schedule)["output"]
+    wanted.sum().backward()
+    twin = copier(vectors.engine)
+    assert torch.equal(twin(schedule)["output"], wanted)
+    assert repr(twin) == "Engine(mix, squash, score)"
+    twin.load_state_dict(vectors.engine.state_dict())
+    with torch.no_grad():
+        twin.operations["mix"].module.left.weight += 1
+    assert not torch.equal(twin(schedule)["output"], wanted)
+    assert torch.equal(vectors.engine(schedule)["output"], wanted)
+
+
+def test_functional_call() -> None:
+    vectors = Vectors()
+    schedule = Schedule.from_programs([tree_program(vectors.mix, ((1, 2), 3))])
+    values = {n: torch.zeros_like(p).requires_grad_() for n, p in vectors.engine.named_parameters()}
+    found = torch.func.functional_call(vectors.engine, values, (schedule,))["output"]
+    assert found.tolist() == [[0.0, 0.0, 0.0]]
+    found.sum().backward()
+    assert any(value.grad is not None for value in values.values())
+    assert all(parameter.grad is None for parameter in vectors.engine.parameters())
+
+
+def test_hooks_fire_once_a_step() -> None:
+    vectors, forward, backward = Vectors(), [], []
+    module = vectors.engine.operations["mix"].module
+    module.register_forward_hook(lambda m, args, out: forward.append(len(out)))
+    module.register_full_backward_hook(lambda m, into, out: backward.append(len(out[0])))
+    program = Program()
+    first, second = (program.input(VECTOR, row) for row in range(2))
+    state = program.call(vectors.mix, first, second)
+    program.output(program.call(vectors.mix, program.call(vectors.mix, second, state), state))
+    schedule = Schedule.from_programs([program] * 2)
+    x = torch.randn(4, 3, requires_grad=True)
+    vectors.engine(schedule, {VECTOR: x})["output"].sum().backward()
+    assert forward == [step.size for step in schedule.steps]
+    assert backward == forward[::-1] == [2, 2, 2]
+
+
+def test_engine_of_something_else() -> None:
+    text = message(TypeError, Engine, [nn.Linear(3, 3)])
+    assert "Engine: operations are of the wrong kind" in text
+    assert "list" in text
+
+
+def test_an_operation_that_is_missing() -> None:
+    schedule = Schedule.from_programs([chain_program(Vectors().mix, 2)])
+    text = message(LookupError, Engine(Operations()), schedule)
+    assert "Engine: no operation is called 'mix'" in text
+    assert "one of none" in text
+    assert "mix(float32[3], float32[3]) -> float32[3]" in text
+
+
+def test_an_operation_with_another_signature() -> None:
+    vectors, program = Vectors(), Program()
+    wide = TensorType((4,))
+    program.call(Signature("squash", (wide,), (wide,)), program.constant(wide, [0] * 4))
+    text = message(TypeError, vectors.engine, Schedule.from_programs([program]))
+    assert "Engine: operation 'squash' has another signature" in text
+    assert "squash(float32[3]) -> float32[3]" in text
+    assert "squash(float32[4]) -> float32[4]" in text
+
+
+def test_a_schedule_of_another_arity() -> None:
+    schedule = Schedule.from_structure(torch.tensor([[0], [1]]), 2, arity=2)
+    text = message(TypeError, Engine.of_cell(Cell(), STATE), schedule, {"input": torch.ones(2, 2)})
+    assert "give both the same arity" in text
+
+
+def test_nothing_says_how_wide_an_input_is() -> None:
+    schedule = Schedule.from_structure(
+        torch.tensor([[0], [1]]), 2, has_input=torch.zeros(2, dtype=torch.bool)
+    )
+    text = message(TypeError, Engine.of_cell(Cell(), STATE), schedule)
+    assert "Engine: nothing says how wide the rows of any[…]<input> are" in text
+    assert "input_type=TensorType" in text
+    typed = Engine.of_cell(Cell(), STATE, input_type=TensorType((2,), tag="input"))
+    assert typed(schedule)["node"][1].tolist() == [0, 1]
+
+
+def test_a_structure_without_nodes() -> None:
+    schedule = Schedule.from_structure(torch.empty(2, 0, dtype=torch.long), 0)
+    h, height = Engine.of_cell(Cell(), STATE)(schedule, {"input": torch.empty(0, 2)})["node"]
+    assert h.shape == (0, 3)
+    assert height.shape == (0,)
+
+
+def test_ragged_sum() -> None:
+    rows = RaggedRows(torch.arange(6.0).view(3, 2), torch.tensor([1, 1, 3]), 4)
+    assert rows.sum().tolist() == [[0, 0], [2, 4], [0, 0], [4, 5]]
+
+
+def test_a_ragged_argument_of_tuples() -> None:
+    pair = (SCALAR, TensorType((2,)))
+    operations, program = Operations(), Program()
+
+    def total(x: RaggedRows) -> tuple[Tensor, Tensor]:
+        first, second = x.rows
+        zeros = first.new_zeros(x.num_calls)
+        return (
+            zeros.index_add(0, x.owner, first),
+            zeros[:, None].expand(-1, 2).index_add(0, x.owner, second),
+        )
+
+    signature = operations.add(total, [Ragged(pair)], [pair], name="total")
+    leaves = [program.input(pair, row) for row in range(3)]
+    state = program.call(signature, [leaves[0], leaves[2]])
+    program.output(program.call(signature, [state, leaves[2], program.call(signature, [])]))
+    rows = (torch.tensor([1.0, 2.0, 3.0]), torch.eye(3, 2).requires_grad_())
+    first, second = Engine(operations)(Schedule.from_programs([program]), {pair: rows})["output"]
+    assert first.tolist() == [7.0]
+    assert second.tolist() == [[1.0, 0.0]]
+    second.sum().backward()
+    assert rows[1].grad.tolist() == [[1.0, 1.0], [0.0, 0.0], [2.0, 2.0]]

@@ -1,0 +1,78 @@
+"""Time and memory of a run and its backward pass grow with the rows, never with rows x steps."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+
+from pyg_dynbatch.core import Engine, Schedule, TensorType
+from tests.core.helpers import as_users_run_it
+from tests.strategies import chain
+
+WIDTH = 64
+
+
+class Cell(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH) / WIDTH)
+
+    def forward(self, x: Tensor, child: Tensor) -> Tensor:
+        return torch.tanh(x + self.weight * child)
+
+
+def bytes_per_node(num_nodes: int, train: bool) -> tuple[float, float]:
+    """Peak of the memory in use, and sum of all memory ever asked for, per node of a chain."""
+    dag = chain(num_nodes)
+    schedule = Schedule.from_structure(dag.edge_index, num_nodes, arity=1)
+    engine = Engine.of_cell(Cell(), TensorType((WIDTH,)), arity=1)
+    x = torch.randn(num_nodes, WIDTH, requires_grad=train)
+    engine(Schedule.from_structure(chain(2).edge_index, 2, arity=1), {"input": x[:2]})
+    with (
+        as_users_run_it(),
+        profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as found,
+    ):
+        rows = engine(schedule, {"input": x})["node"]
+        if train:
+            rows.sum().backward()
+        del rows
+    changes = [
+        event.nbytes()
+        for event in found.profiler.kineto_results.events()
+        if event.name() == "[memory]"
+    ]
+    peak = total = used = 0
+    for change in changes:
+        used += change
+        total += max(change, 0)
+        peak = max(peak, used)
+    return peak / num_nodes, total / num_nodes
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_bytes_per_node_do_not_grow_with_the_depth(train: bool) -> None:
+    (small_peak, small_total), (peak, total) = (bytes_per_node(n, train) for n in (100, 1000))
+    row = WIDTH * 4
+    assert small_peak >= row
+    assert peak < 1.1 * small_peak
+    assert total < 1.1 * small_total
+    # A buffer for every level would be 1000 rows a node.
+    assert total < 60 * row
+
+
+def test_what_autograd_keeps_is_a_few_rows_a_node() -> None:
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    dag = chain(2000)
+    schedule = Schedule.from_structure(dag.edge_index, 2000, arity=1)
+    engine = Engine.of_cell(Cell(), TensorType((WIDTH,)), arity=1)
+    x = torch.randn(2000, WIDTH, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        rows = engine(schedule, {"input": x})["node"]
+    assert sum(kept.values()) < 5 * 2000 * WIDTH * 4
+    rows.sum().backward()

@@ -1,0 +1,289 @@
+"""Gradients through a run: every way autograd can be asked for them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from pyg_dynbatch.core import Program, Schedule, run_one_by_one
+from pyg_dynbatch.core.state_store import StateStore
+from tests.core.helpers import VECTOR, Vectors, message
+
+
+def program(vectors: Vectors) -> Program:
+    """A small graph with shared parts, inputs read at two levels, and several outputs."""
+    program = Program()
+    a, b, c = (program.input(VECTOR, row) for row in range(3))
+    left = program.call(vectors.mix, a, b)
+    right = program.call(vectors.mix, b, c)
+    shared = program.call(vectors.squash, left)
+    top = program.call(vectors.mix, shared, program.call(vectors.mix, right, shared))
+    top = program.call(vectors.mix, top, a)
+    for value in (top, shared, top):
+        program.output(value)
+        program.output(program.call(vectors.score, value), "score")
+    return program
+
+
+class Case:
+    """The same numbers batched and one by one, in float64."""
+
+    def __init__(self) -> None:
+        self.vectors = Vectors()
+        self.engine = self.vectors.engine.double()
+        self.programs = [program(self.vectors) for _ in range(2)]
+        self.schedule = Schedule.from_programs(self.programs)
+        self.x = torch.randn(6, 3, dtype=torch.float64, requires_grad=True)
+        self.leaves = [self.x, *self.engine.parameters()]
+        self.weight = torch.randn(6, 3, dtype=torch.float64)
+
+    def batched(self, x: Tensor | None = None) -> dict[str, Any]:
+        return self.engine(self.schedule, {VECTOR: self.x if x is None else x})
+
+    def one_by_one(self) -> dict[str, Any]:
+        return run_one_by_one(self.engine, self.programs, {VECTOR: self.x})
+
+    def loss(self, found: dict[str, Any]) -> Tensor:
+        return (found["output"] * self.weight).sum() + found["score"].square().sum()
+
+    def wanted(self) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(self.loss(self.one_by_one()), self.leaves)
+
+
+def assert_close(found: Any, wanted: Any, tolerance: float = 1e-12) -> None:
+    for mine, right in zip(found, wanted, strict=True):
+        torch.testing.assert_close(mine, right, rtol=tolerance, atol=tolerance)
+
+
+def test_as_one_by_one() -> None:
+    case = Case()
+    assert_close(torch.autograd.grad(case.loss(case.batched()), case.leaves), case.wanted())
+
+
+def test_gradcheck() -> None:
+    case = Case()
+
+    def run(x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(case.batched(x).values())
+
+    assert torch.autograd.gradcheck(run, case.x)
+
+
+def test_a_retained_graph_twice() -> None:
+    case = Case()
+    loss, wanted = case.loss(case.batched()), case.wanted()
+    for _ in range(3):
+        assert_close(torch.autograd.grad(loss, case.leaves, retain_graph=True), wanted)
+    loss.backward(retain_graph=True)
+    loss.backward()
+    assert_close([leaf.grad for leaf in case.leaves], [2 * right for right in wanted])
+
+
+def test_a_freed_graph_is_refused() -> None:
+    case = Case()
+    loss = case.loss(case.batched())
+    loss.backward()
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        loss.backward()
+
+
+def test_two_runs_of_one_engine_in_one_loss() -> None:
+    case = Case()
+    loss = case.loss(case.batched()) + 2 * case.loss(case.batched())
+    assert_close(torch.autograd.grad(loss, case.leaves), [3 * right for right in case.wanted()])
+
+
+def test_one_output_after_the_other() -> None:
+    case = Case()
+    found, wanted = case.batched(), case.one_by_one()
+    for name in ("score", "output", "score"):
+        mine, right = (
+            torch.autograd.grad(each[name].sum(), case.leaves, retain_graph=True, allow_unused=True)
+            for each in (found, wanted)
+        )
+        zeros = [torch.zeros_like(leaf) for leaf in case.leaves]
+        assert_close(
+            [zero if m is None else m for m, zero in zip(mine, zeros, strict=True)],
+            [zero if r is None else r for r, zero in zip(right, zeros, strict=True)],
+        )
+
+
+def test_gradients_of_some_leaves_then_of_others() -> None:
+    case = Case()
+    loss, wanted = case.loss(case.batched()), case.wanted()
+    for chosen in ([0], [3, 1], [len(wanted) - 1], range(len(wanted)), [2]):
+        found = torch.autograd.grad(loss, [case.leaves[n] for n in chosen], retain_graph=True)
+        assert_close(found, [wanted[n] for n in chosen])
+
+
+def captured(case: Case, run: Callable[[], dict[str, Any]]) -> tuple[dict[str, Any], list[Tensor]]:
+    kept: list[Tensor] = []
+    module = case.engine.operations["mix"].module
+    handle = module.register_forward_hook(lambda m, args, out: kept.append(out))
+    found = run()
+    handle.remove()
+    return found, kept
+
+
+def test_an_intermediate_caught_by_a_hook_in_the_loss() -> None:
+    case = Case()
+    (found, mine), (wanted, theirs) = captured(case, case.batched), captured(case, case.one_by_one)
+    losses = [
+        [case.loss(each), sum(rows.square().sum() for rows in kept)]
+        for each, kept in ((found, mine), (wanted, theirs))
+    ]
+    # The hook's part alone never enters through an output; then both, then each again.
+    for weights in ((0, 1), (1, 1), (1, 0), (0, 1)):
+        gradients = [
+            torch.autograd.grad(
+                sum(w * part for w, part in zip(weights, parts, strict=True) if w),
+                [case.x, *case.engine.operations["mix"].parameters()],
+                retain_graph=True,
+            )
+            for parts in losses
+        ]
+        assert_close(*gradients)
+
+
+def test_the_gradient_of_an_intermediate() -> None:
+    case = Case()
+    found, kept = captured(case, case.batched)
+    (gradient,) = torch.autograd.grad(case.loss(found), kept[0], retain_graph=True)
+    (again,) = torch.autograd.grad(case.loss(found), kept[0])
+    assert gradient.abs().sum() > 0
+    assert torch.equal(gradient, again)
+
+
+def test_no_gradient_buffer_outlives_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    stores: list[StateStore] = []
+    monkeypatch.setattr(StateStore, "allocate", remembering(stores, StateStore.allocate))
+    case = Case()
+    loss = case.loss(case.batched())
+    loss.backward()
+    assert stores
+    assert all(store.gradients.totals == () for store in stores)
+
+
+def remembering(stores: list[StateStore], allocate: Callable[..., None]) -> Callable[..., None]:
+    def remember(store: StateStore, *args: Any) -> None:
+        stores.append(store)
+        allocate(store, *args)
+
+    return remember
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpoint_of_a_whole_run(use_reentrant: bool) -> None:
+    case, calls = Case(), []
+    module = case.engine.operations["mix"].module
+    module.register_forward_hook(lambda *_: calls.append(1))
+
+    def run(x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(case.batched(x).values())
+
+    output, score = checkpoint(run, case.x, use_reentrant=use_reentrant)
+    steps = len(calls)
+    case.loss({"output": output, "score": score}).backward()
+    assert len(calls) > steps
+    assert_close([leaf.grad for leaf in case.leaves], case.wanted())
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpoint_inside_an_operation(use_reentrant: bool) -> None:
+    case = Case()
+    module = case.engine.operations["mix"].module
+    wanted, plain = case.wanted(), module.forward
+    module.forward = lambda *rows: checkpoint(plain, *rows, use_reentrant=use_reentrant)
+    case.loss(case.batched()).backward()
+    assert_close([leaf.grad for leaf in case.leaves], wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast(dtype: torch.dtype) -> None:
+    case = Case()
+    case.engine.float()
+    x = case.x.detach().float().requires_grad_()
+    seen: list[torch.dtype] = []
+    module = case.engine.operations["mix"].module
+    handle = module.left.register_forward_hook(lambda m, args, out: seen.append(out.dtype))
+    with torch.autocast("cpu", dtype=dtype):
+        found = case.batched(x)
+    handle.remove()
+    assert set(seen) == {dtype}
+    assert found["output"].dtype == torch.float32
+    loss = (found["output"] * case.weight.float()).sum() + found["score"].square().sum()
+    mine = torch.autograd.grad(loss, [x, *case.engine.parameters()])
+    exact = case.batched(x)
+    loss = (exact["output"] * case.weight.float()).sum() + exact["score"].square().sum()
+    right = torch.autograd.grad(loss, [x, *case.engine.parameters()])
+    torch.testing.assert_close(found["output"], exact["output"], rtol=0.05, atol=0.05)
+    assert_close(mine, right, tolerance=0.2)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_without_gradients(mode: Any) -> None:
+    case = Case()
+    with mode():
+        found = case.batched()
+    assert not any(rows.requires_grad for rows in found.values())
+    assert found["output"].is_inference() is (mode is torch.inference_mode)
+    with torch.no_grad():
+        assert_close(found.values(), case.one_by_one().values())
+
+
+def test_frozen_parameters() -> None:
+    case = Case()
+    case.engine.requires_grad_(False)
+    assert case.batched()["output"].requires_grad
+    assert not case.batched(case.x.detach())["output"].requires_grad
+    case.engine.operations["score"].requires_grad_(True)
+    found = case.batched(case.x.detach())
+    found["score"].sum().backward()
+    assert case.engine.operations["mix"].module.left.weight.grad is None
+    assert case.engine.operations["score"].module.weight.grad.abs().sum() > 0
+
+
+def test_frozen_below_trained_above() -> None:
+    """The first steps need no gradient, so the chain of reads and writes begins in the middle."""
+    case = Case()
+    case.engine.operations["mix"].requires_grad_(False)
+    x = case.x.detach()
+    leaves = [*case.engine.operations["squash"].parameters()]
+    found = torch.autograd.grad(case.loss(case.batched(x)), leaves)
+    wanted = run_one_by_one(case.engine, case.programs, {VECTOR: x})
+    assert_close(found, torch.autograd.grad(case.loss(wanted), leaves))
+
+
+def test_second_derivatives_are_refused() -> None:
+    case = Case()
+    loss = case.loss(case.batched())
+    text = message(RuntimeError, torch.autograd.grad, loss, case.leaves, create_graph=True)
+    assert "Engine: second derivatives through a schedule are not available" in text
+    assert "create_graph=True" in text
+    assert "run_one_by_one" in text
+
+
+def test_second_derivatives_one_by_one() -> None:
+    case = Case()
+    (first,) = torch.autograd.grad(case.loss(case.one_by_one()), case.x, create_graph=True)
+    (second,) = torch.autograd.grad(first.square().sum(), case.x)
+    assert second.isfinite().all()
+    assert second.abs().sum() > 0
+
+
+def test_an_argument_that_the_module_ignores() -> None:
+    case = Case()
+    case.engine.operations["mix"].module.forward = lambda left, right: torch.tanh(left)
+    wanted = torch.autograd.grad(case.loss(case.one_by_one()), case.x)
+    assert_close(torch.autograd.grad(case.loss(case.batched()), case.x), wanted)
+
+
+def test_a_tensor_hook_may_change_the_gradient() -> None:
+    case = Case()
+    x = case.x * 1
+    x.register_hook(lambda gradient: 2 * gradient)
+    (found,) = torch.autograd.grad(case.loss(case.batched(x)), case.x)
+    assert_close([found], [2 * case.wanted()[0]])

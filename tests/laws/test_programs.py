@@ -1,0 +1,160 @@
+"""Random DAG programs: batched = one by one = a plain recursion, in values and gradients."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from pyg_dynbatch.core import Schedule, run_one_by_one
+from pyg_dynbatch.testing import (
+    assert_batching_agrees,
+    assert_gradients_agree,
+    assert_order_is_free,
+)
+from tests.laws.languages import VECTOR, Language, Sketch, meaning, recorded, rows_read, sketches
+
+LANGUAGE = Language()
+BATCHES = st.lists(sketches(), min_size=1, max_size=4)
+
+
+def inputs_of(batch: list[Sketch]) -> Tensor:
+    rows = sum(map(rows_read, batch))
+    return torch.randn(rows, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def flat(results: dict[str, Any]) -> list[Tensor]:
+    rows = [results[name] for name in sorted(results)]
+    return [part for r in rows for part in (r if isinstance(r, tuple) else (r,))]
+
+
+def gradients(run: Callable[[Tensor], dict[str, Any]], x: Tensor) -> list[Tensor]:
+    x = x.clone().requires_grad_()
+    leaves = [x, *LANGUAGE.engine.parameters()]
+    floats = [part for part in flat(run(x)) if part.is_floating_point()]
+    loss = sum((part * torch.linspace(-1, 2, part.numel()).view_as(part)).sum() for part in floats)
+    zeros = [torch.zeros_like(each) for each in leaves]
+    if not isinstance(loss, Tensor) or not loss.requires_grad:
+        return zeros
+    found = torch.autograd.grad(loss, leaves, allow_unused=True)
+    return [z if f is None else f for f, z in zip(found, zeros, strict=True)]
+
+
+def assert_equal(found: list[Tensor], wanted: list[Tensor]) -> None:
+    assert len(found) == len(wanted)
+    for mine, right in zip(found, wanted, strict=True):
+        torch.testing.assert_close(mine, right, rtol=1e-10, atol=1e-10)
+
+
+@given(BATCHES)
+def test_values_and_gradients_are_those_of_a_plain_recursion(batch: list[Sketch]) -> None:
+    programs, x = [recorded(LANGUAGE, sketch) for sketch in batch], inputs_of(batch)
+    roads: list[Callable[[Tensor], dict[str, Any]]] = [
+        lambda x: run_one_by_one(LANGUAGE.engine, programs, {VECTOR: x})
+    ]
+    for policy in ("depth", "agenda"):
+        schedule = Schedule.from_programs(programs, policy)
+        roads.append(lambda x, s=schedule: LANGUAGE.engine(s, {VECTOR: x}))
+    wanted = meaning(LANGUAGE, batch, x)
+    right = gradients(lambda x: meaning(LANGUAGE, batch, x), x)
+    for run in roads:
+        found = run(x)
+        assert sorted(found) == sorted(wanted)
+        assert_equal(flat(found), flat(wanted))
+        assert_equal(gradients(run, x), right)
+
+
+@given(BATCHES)
+def test_the_public_laws_hold(batch: list[Sketch]) -> None:
+    programs, inputs = [recorded(LANGUAGE, sketch) for sketch in batch], {VECTOR: inputs_of(batch)}
+    assert_batching_agrees(LANGUAGE.engine, programs, inputs)
+    assert_gradients_agree(LANGUAGE.engine, programs, inputs)
+    assert_order_is_free(LANGUAGE.engine, programs, inputs)
+
+
+@given(BATCHES)
+def test_agenda_makes_no_more_steps_and_none_beats_the_bound(batch: list[Sketch]) -> None:
+    programs = [recorded(LANGUAGE, sketch) for sketch in batch]
+    depth, agenda = (Schedule.from_programs(programs, p).stats() for p in ("depth", "agenda"))
+    assert agenda.steps <= depth.steps
+    assert agenda.rows == depth.rows
+    assert depth.merged_calls + depth.rows == sum(program.num_calls for program in programs)
+    for stats in (depth, agenda):
+        assert stats.lower_bound <= stats.steps == len(stats.widths)
+        assert stats.critical_path <= stats.steps
+        assert stats.steps <= stats.fold_steps
+
+
+@given(BATCHES)
+def test_the_same_programs_give_the_same_schedule(batch: list[Sketch]) -> None:
+    for policy in ("depth", "agenda"):
+        first, second = (
+            Schedule.from_programs([recorded(LANGUAGE, sketch) for sketch in batch], policy)
+            for _ in range(2)
+        )
+        assert first == second
+
+
+@settings(max_examples=10)
+@given(st.lists(sketches(max_calls=5), min_size=1, max_size=2))
+def test_gradcheck(batch: list[Sketch]) -> None:
+    programs, x = [recorded(LANGUAGE, sketch) for sketch in batch], inputs_of(batch)
+    schedule = Schedule.from_programs(programs)
+    parameters = [LANGUAGE.modules["gate"].a, LANGUAGE.modules["step"].w]
+
+    def run(x: Tensor, *_: Tensor) -> tuple[Tensor, ...]:
+        found = flat(LANGUAGE.engine(schedule, {VECTOR: x}))
+        kept = [part for part in found if part.is_floating_point()]
+        # gradcheck wants an output that depends on something, even for an empty program.
+        return (x.sum() + sum(p.sum() for p in parameters), *kept)
+
+    assert torch.autograd.gradcheck(run, (x.requires_grad_(), *parameters))
+
+
+@given(sketches(), sketches())
+def test_a_batch_of_two_restricted_to_the_first(first: Sketch, second: Sketch) -> None:
+    programs = [recorded(LANGUAGE, sketch) for sketch in (first, second)]
+    x = inputs_of([first, second])
+    both = Schedule.from_programs(programs)
+    alone = Schedule.from_programs(programs[:1])
+    results = LANGUAGE.engine(both, {VECTOR: x})
+    wanted = LANGUAGE.engine(alone, {VECTOR: x[: rows_read(first)]})
+    for name, rows in wanted.items():
+        mine = both.example_of(name) == 0
+        parts = results[name] if isinstance(rows, tuple) else (results[name],)
+        right = rows if isinstance(rows, tuple) else (rows,)
+        assert_equal([part[mine] for part in parts], list(right))
+
+
+EMPTY = Sketch([], [], [], [])
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@given(sketch=sketches())
+@example(sketch=EMPTY)
+@settings(max_examples=10)
+def test_empty_examples_change_nothing(sketch: Sketch, place: int) -> None:
+    batch = [sketch, sketch]
+    x = inputs_of(batch)
+    wanted = meaning(LANGUAGE, batch, x)
+    batch.insert(place, EMPTY)
+    schedule = Schedule.from_programs([recorded(LANGUAGE, each) for each in batch])
+    assert_equal(flat(LANGUAGE.engine(schedule, {VECTOR: x})), flat(wanted))
+
+
+@pytest.mark.parametrize("policy", ["depth", "agenda"])
+def test_ten_thousand_calls_in_a_row(policy: str) -> None:
+    calls: list[Any] = [("gate", [1, 5])]
+    calls += [("gate", [5 + number, 1]) for number in range(1, 10_000)]
+    leaves = [("constant", name, 1) for name in ("word", "vector", "scalar", "matrix", "state")]
+    sketch = Sketch([*leaves, ("input", "vector", 0)], calls, [(10_005, "top")], [])
+    x = inputs_of([sketch])
+    wanted = meaning(LANGUAGE, [sketch], x)["top"]
+    schedule = Schedule.from_programs([recorded(LANGUAGE, sketch)], policy)
+    assert len(schedule.steps) == 10_000
+    with torch.no_grad():
+        found = LANGUAGE.engine(schedule, {VECTOR: x})["top"]
+    torch.testing.assert_close(found, wanted.detach(), rtol=1e-10, atol=1e-10)
