@@ -71,6 +71,8 @@ class TreeDataset(InMemoryDataset, ABC):
         pre_transform: Transform | None = None,
     ) -> None:
         super().__init__(None if root is None else str(root), transform, pre_transform, log=False)
+        # PyG puts "???" in the place of no folder, and a cache would be written there.
+        self.root = None if root is None else str(root)
         self._vocabulary = Vocabulary([])
         self._classes = 0
 
