@@ -1,110 +1,196 @@
-"""Laws of the recurrent cells and layers: company and order of the examples change nothing."""
+"""Every cell of :data:`tests.laws.cells.CELLS` over every kind of structure."""
+
+from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
-from pyg_dynbatch.core import Schedule
-from pyg_dynbatch.nn import RecursiveLayer
-from pyg_dynbatch.testing import Structure, assert_cell_agrees
-from tests.nn.recursion import IN, KINDS, SMALL, Placed, features, make, placed, whole
-from tests.strategies import SHAPES, star
+from pyg_dynbatch.core import Engine, Schedule
+from pyg_dynbatch.nn import RecursiveCell, RecursiveLayer
+from pyg_dynbatch.testing import assert_cell_agrees
+from tests.core.helpers import as_users_run_it
+from tests.laws.cells import CELLS, IN, CellCase, parts_of, plain_recursion, structure_of
+from tests.strategies import SHAPES, Dag, chain, dags, deep, forests, star, trees, wide
 
-FEW = settings(max_examples=8, suppress_health_check=list(HealthCheck))
-
-
-def structures_of(kind: str) -> st.SearchStrategy[list[Placed]]:
-    return st.lists(placed(make(kind).arity), min_size=1, max_size=4)
+LAYERS = [name for name, case in CELLS.items() if isinstance(case.make(), RecursiveCell)]
 
 
-def check_cell(kind: str, examples: list[Placed]) -> None:
-    cell = make(kind).cell
-    state = cell.state_type if len(cell.state_type) > 1 else cell.state_type[0]
-    assert_cell_agrees(
-        cell,
-        state,
-        [Structure(e.edge_index, e.num_nodes, e.child_slot, e.filled) for e in examples],
-        in_channels=IN,
-        arity=cell.arity,
+def structures_for(case: CellCase, max_nodes: int = 10) -> st.SearchStrategy[Dag]:
+    """Trees, forests and DAGs whose nodes have no more children than the cell takes."""
+    arity = case.arity or 3
+    return st.one_of(
+        trees(max_nodes, arity), forests(3, 4, arity), dags(max_nodes, arity, repeats=True)
     )
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@FEW
+def fits(case: CellCase, dag: Dag) -> bool:
+    return case.arity is None or max(map(len, dag.children)) <= case.arity
+
+
+def check(case: CellCase, batch: list[Dag], masks: list[Tensor | None] | None = None) -> None:
+    torch.manual_seed(0)
+    chosen = masks or [None] * len(batch)
+    structures = [structure_of(dag, mask) for dag, mask in zip(batch, chosen, strict=True)]
+    assert_cell_agrees(case.make(), case.state, structures, in_channels=IN, arity=case.arity)
+
+
+@pytest.mark.parametrize("name", CELLS)
+@settings(max_examples=5)
 @given(data=st.data())
-def test_cell_batched_is_the_cell_one_by_one(kind: str, data: st.DataObject) -> None:
-    check_cell(kind, data.draw(structures_of(kind)))
+def test_structures_programs_and_single_calls_agree(name: str, data: Any) -> None:
+    case = CELLS[name]
+    batch = data.draw(st.lists(structures_for(case), min_size=1, max_size=3))
+    masks = None
+    if data.draw(st.booleans()):
+        masks = [
+            torch.tensor(
+                data.draw(st.lists(st.booleans(), min_size=d.num_nodes, max_size=d.num_nodes))
+            )
+            for d in batch
+        ]
+    check(case, batch, masks)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("kind", ("nary-4", "child-sum"))
-def test_cell_on_special_shapes(kind: str, shape: str) -> None:
-    dag = star(4) if shape == "star" else SHAPES[shape]()
-    check_cell(kind, [whole(dag, make(kind).arity)] * 2)
+@pytest.mark.parametrize("name", CELLS)
+def test_edge_cases(name: str) -> None:
+    case = CELLS[name]
+    shapes = [make() for make in SHAPES.values()]
+    fitting = [dag for dag in shapes if fits(case, dag)]
+    assert len(fitting) >= 2
+    for dag in fitting:
+        check(case, [dag])
+    # All together: mixed depth, and two examples that are equal.
+    check(case, [*fitting, fitting[-1]])
 
 
-def run(layer: RecursiveLayer, examples: list[Placed], rows: list[Tensor]) -> list[Tensor]:
-    """Runs a layer over a batch, and cuts the result into examples."""
-    sizes = [example.num_nodes for example in examples]
-    firsts = [sum(sizes[:number]) for number in range(len(sizes))]
+def run(engine: Engine, schedule: Schedule, x: Tensor) -> tuple[Tensor, ...]:
+    return parts_of(engine(schedule, {"input": x[schedule.input_node]})["node"])
+
+
+def gradients(rows: tuple[Tensor, ...], leaves: list[Tensor]) -> list[Tensor]:
+    loss = sum((part * torch.linspace(-1, 2, part.numel()).view_as(part)).sum() for part in rows)
+    found = torch.autograd.grad(loss, leaves, allow_unused=True, retain_graph=True)
+    return [
+        torch.zeros_like(leaf) if g is None else g for g, leaf in zip(found, leaves, strict=True)
+    ]
+
+
+def assert_close(found: Any, wanted: Any) -> None:
+    for mine, right in zip(found, wanted, strict=True):
+        torch.testing.assert_close(mine, right, rtol=1e-10, atol=1e-10)
+
+
+def roads(case: CellCase, cell: nn.Module, dag: Dag, x: Tensor) -> list[tuple[Tensor, ...]]:
+    """The states by the generic engine and, for cells that have one, by their layer."""
     schedule = Schedule.from_structure(
-        torch.cat([e.edge_index + f for e, f in zip(examples, firsts, strict=True)], 1),
-        sum(sizes),
-        child_slot=torch.cat([e.child_slot for e in examples]),
-        arity=layer.arity,
-        has_input=torch.cat([e.filled for e in examples]),
-        direction=layer.direction,
+        dag.edge_index, dag.num_nodes, child_slot=dag.child_slot, arity=case.arity
     )
-    return list(layer(torch.cat(rows), schedule=schedule).split(sizes))
+    engine = Engine.of_cell(cell, case.state, case.arity).double()
+    found = [run(engine, schedule, x)]
+    if isinstance(cell, RecursiveCell):
+        found.append(RecursiveLayer(cell)(x, schedule=schedule, return_state=True))
+    return found
 
 
-def gradients(layer: RecursiveLayer, results: list[Tensor]) -> list[Tensor]:
-    loss = sum((part * part.detach().cos()).sum() for part in results)
-    return list(torch.autograd.grad(loss, list(layer.parameters())))
-
-
-@pytest.mark.parametrize("direction", ("bottom_up", "top_down"))
-@pytest.mark.parametrize("kind", SMALL)
-@FEW
+@pytest.mark.parametrize("name", CELLS)
+@settings(max_examples=5)
 @given(data=st.data())
-def test_layer_batched_is_the_layer_alone(kind: str, direction: str, data: st.DataObject) -> None:
-    layer = make(kind, direction=direction)
-    only_trees = direction == "top_down" and layer.arity is not None
-    strategy = st.lists(placed(layer.arity, only_trees), min_size=1, max_size=4)
-    examples = data.draw(strategy)
-    rows = [features(e.num_nodes, seed=n) for n, e in enumerate(examples)]
-    together = run(layer, examples, rows)
-    alone = [run(layer, [e], [x])[0] for e, x in zip(examples, rows, strict=True)]
-    torch.testing.assert_close(together, alone, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(
-        gradients(layer, together), gradients(layer, alone), rtol=1e-10, atol=1e-10
-    )
-    order = data.draw(st.permutations(range(len(examples))))
-    moved = run(layer, [examples[n] for n in order], [rows[n] for n in order])
-    torch.testing.assert_close(moved, [together[n] for n in order], rtol=1e-10, atol=1e-10)
+def test_as_a_plain_recursion_in_values_and_gradients(name: str, data: Any) -> None:
+    case = CELLS[name]
+    torch.manual_seed(0)
+    cell, dag = case.make().double(), data.draw(structures_for(case))
+    x = torch.randn(dag.num_nodes, IN, dtype=torch.float64, requires_grad=True)
+    leaves = [x, *cell.parameters()]
+    wanted = plain_recursion(case, cell, dag, x)
+    right = gradients(wanted, leaves)
+    for found in roads(case, cell, dag, x):
+        assert_close(found, wanted)
+        assert_close(gradients(found, leaves), right)
 
 
-@pytest.mark.parametrize("kind", SMALL)
-@FEW
-@given(data=st.data())
-def test_numbers_of_the_nodes_do_not_matter(kind: str, data: st.DataObject) -> None:
-    layer = make(kind)
-    example = data.draw(placed(layer.arity))
-    number = torch.tensor(data.draw(st.permutations(range(example.num_nodes))), dtype=torch.long)
-    x = features(example.num_nodes)
-    h = layer(x, example.edge_index, child_slot=example.child_slot)
-    moved = torch.empty_like(x)
-    moved[number] = x
-    h_moved = layer(moved, number[example.edge_index], child_slot=example.child_slot)
-    torch.testing.assert_close(h_moved[number], h, rtol=1e-10, atol=1e-10)
+@pytest.mark.parametrize("name", CELLS)
+def test_gradcheck(name: str) -> None:
+    case = CELLS[name]
+    torch.manual_seed(0)
+    cell = case.make().double()
+    dag = Dag(((), (), (0, 1), (2,), ())) if (case.arity or 2) > 1 else chain(3)
+    x = torch.randn(dag.num_nodes, IN, dtype=torch.float64, requires_grad=True)
+
+    def outputs(x: Tensor, *_: Tensor) -> tuple[Tensor, ...]:
+        return tuple(part for found in roads(case, cell, dag, x) for part in found)
+
+    with as_users_run_it():
+        assert torch.autograd.gradcheck(outputs, (x, *cell.parameters()), fast_mode=True)
 
 
-@pytest.mark.parametrize("kind", SMALL)
-def test_the_same_input_twice_is_the_same_to_the_bit(kind: str) -> None:
-    layer = make(kind)
-    example = whole(SHAPES["balanced"](), layer.arity)
-    x = features(example.num_nodes)
-    first, second = (layer(x, schedule=example.schedule(layer)) for _ in range(2))
-    assert torch.equal(first, second)
+@pytest.mark.parametrize("name", CELLS)
+def test_the_order_of_examples_permutes_the_nodes_only(name: str) -> None:
+    case = CELLS[name]
+    torch.manual_seed(0)
+    cell, parts = case.make().double(), [chain(4), chain(1), chain(6)]
+    x = [torch.randn(part.num_nodes, IN, dtype=torch.float64) for part in parts]
+
+    def joined(order: list[int]) -> list[tuple[Tensor, ...]]:
+        children: list[tuple[int, ...]] = []
+        for number in order:
+            first = len(children)
+            children += [tuple(first + c for c in below) for below in parts[number].children]
+        found = roads(case, cell, Dag(tuple(children)), torch.cat([x[n] for n in order]))
+        sizes = [parts[n].num_nodes for n in order]
+        return [tuple(p.split(sizes)[order.index(2)] for p in each) for each in found]
+
+    for first, second in zip(joined([0, 1, 2]), joined([2, 0, 1]), strict=True):
+        assert_close(first, second)
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_far_deeper_than_the_recursion_limit(name: str) -> None:
+    case, dag = CELLS[name], deep(1500)
+    torch.manual_seed(0)
+    cell = case.make().double()
+    x = torch.randn(dag.num_nodes, IN, dtype=torch.float64)
+    with as_users_run_it(), torch.no_grad():
+        wanted = plain_recursion(case, cell, dag, x)
+        for found in roads(case, cell, dag, x):
+            assert_close(found, wanted)
+
+
+def test_ten_thousand_nodes_deep() -> None:
+    case, dag = CELLS["ragged"], deep()
+    torch.manual_seed(0)
+    cell = case.make().double()
+    x = torch.randn(dag.num_nodes, IN, dtype=torch.float64, requires_grad=True)
+    with as_users_run_it():
+        wanted = plain_recursion(case, cell, dag, x)
+        (found,) = roads(case, cell, dag, x)
+        assert_close(found, wanted)
+        leaves = [x, *cell.parameters()]
+        assert_close(gradients(found, leaves), gradients(wanted, leaves))
+
+
+@pytest.mark.parametrize("name", [name for name, case in CELLS.items() if case.arity is None])
+def test_two_thousand_children(name: str) -> None:
+    case, dag = CELLS[name], wide()
+    torch.manual_seed(0)
+    cell = case.make().double()
+    x = torch.randn(dag.num_nodes, IN, dtype=torch.float64)
+    with torch.no_grad():
+        wanted = plain_recursion(case, cell, dag, x)
+        for found in roads(case, cell, dag, x):
+            for mine, right in zip(found, wanted, strict=True):
+                torch.testing.assert_close(mine, right, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_run_without_gradients_as_with_them(name: str) -> None:
+    case = CELLS[name]
+    torch.manual_seed(0)
+    layer, dag = RecursiveLayer(case.make()), star(min((case.arity or 4) + 1, 5))
+    x = torch.randn(dag.num_nodes, IN)
+    wanted = layer(x, dag.edge_index).detach()
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            torch.testing.assert_close(layer(x, dag.edge_index), wanted)

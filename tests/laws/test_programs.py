@@ -15,6 +15,7 @@ from pyg_dynbatch.testing import (
     assert_gradients_agree,
     assert_order_is_free,
 )
+from tests.core.helpers import as_users_run_it
 from tests.laws.languages import VECTOR, Language, Sketch, meaning, recorded, rows_read, sketches
 
 LANGUAGE = Language()
@@ -49,6 +50,7 @@ def assert_equal(found: list[Tensor], wanted: list[Tensor]) -> None:
         torch.testing.assert_close(mine, right, rtol=1e-10, atol=1e-10)
 
 
+@settings(max_examples=25)
 @given(BATCHES)
 def test_values_and_gradients_are_those_of_a_plain_recursion(batch: list[Sketch]) -> None:
     programs, x = [recorded(LANGUAGE, sketch) for sketch in batch], inputs_of(batch)
@@ -67,6 +69,7 @@ def test_values_and_gradients_are_those_of_a_plain_recursion(batch: list[Sketch]
         assert_equal(gradients(run, x), right)
 
 
+@settings(max_examples=25)
 @given(BATCHES)
 def test_the_public_laws_hold(batch: list[Sketch]) -> None:
     programs, inputs = [recorded(LANGUAGE, sketch) for sketch in batch], {VECTOR: inputs_of(batch)}
@@ -75,6 +78,7 @@ def test_the_public_laws_hold(batch: list[Sketch]) -> None:
     assert_order_is_free(LANGUAGE.engine, programs, inputs)
 
 
+@settings(max_examples=25)
 @given(BATCHES)
 def test_agenda_makes_no_more_steps_and_none_beats_the_bound(batch: list[Sketch]) -> None:
     programs = [recorded(LANGUAGE, sketch) for sketch in batch]
@@ -88,6 +92,7 @@ def test_agenda_makes_no_more_steps_and_none_beats_the_bound(batch: list[Sketch]
         assert stats.steps <= stats.fold_steps
 
 
+@settings(max_examples=25)
 @given(BATCHES)
 def test_the_same_programs_give_the_same_schedule(batch: list[Sketch]) -> None:
     for policy in ("depth", "agenda"):
@@ -98,7 +103,7 @@ def test_the_same_programs_give_the_same_schedule(batch: list[Sketch]) -> None:
         assert first == second
 
 
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(st.lists(sketches(max_calls=5), min_size=1, max_size=2))
 def test_gradcheck(batch: list[Sketch]) -> None:
     programs, x = [recorded(LANGUAGE, sketch) for sketch in batch], inputs_of(batch)
@@ -155,6 +160,6 @@ def test_ten_thousand_calls_in_a_row(policy: str) -> None:
     wanted = meaning(LANGUAGE, [sketch], x)["top"]
     schedule = Schedule.from_programs([recorded(LANGUAGE, sketch)], policy)
     assert len(schedule.steps) == 10_000
-    with torch.no_grad():
+    with as_users_run_it(), torch.no_grad():
         found = LANGUAGE.engine(schedule, {VECTOR: x})["top"]
     torch.testing.assert_close(found, wanted.detach(), rtol=1e-10, atol=1e-10)

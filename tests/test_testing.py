@@ -1,0 +1,194 @@
+"""The public laws find what is wrong, and say what."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pyg_dynbatch.core import Engine, Operations, Program, Ragged, RaggedRows, Signature, TensorType
+from pyg_dynbatch.data import Collater, DynTreeData
+from pyg_dynbatch.testing import (
+    Structure,
+    assert_batching_agrees,
+    assert_cell_agrees,
+    assert_gradients_agree,
+    assert_model_agrees,
+    assert_order_is_free,
+    program_of_structure,
+)
+from tests.core.helpers import VECTOR, Vectors, tree_program
+
+TREE = Structure(torch.tensor([[0, 1], [2, 2]]), 3)
+
+
+def engine_of(module: Any) -> tuple[Engine, list[Program]]:
+    """An engine of one operation, and two programs that call it on different rows."""
+    operations, programs = Operations(), []
+    signature = operations.add(module, [VECTOR], [VECTOR], name="odd")
+    for number in (1.0, 2.0):
+        program = Program()
+        program.output(program.call(signature, program.input(VECTOR, 0)))
+        program.output(program.call(signature, program.constant(VECTOR, [number, 0.0, 1.0])))
+        programs.append(program)
+    return Engine(operations), programs
+
+
+ROWS = {VECTOR: torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])}
+
+
+class LooksAside(nn.Module):
+    """Lets the rows of one call see those of the others: the classic mistake."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(0)
+
+
+class FlatGradient(nn.Module):
+    """Right values, but a gradient that depends on the number of rows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.detach() + (x - x.detach()) / len(x)
+
+
+def test_good_operations_pass() -> None:
+    engine, programs = engine_of(nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5)))
+    for law in (assert_batching_agrees, assert_gradients_agree, assert_order_is_free):
+        law(engine, programs, ROWS)
+    assert engine.training
+    assert next(engine.parameters()).dtype == torch.float32
+
+
+def test_batching_law_is_broken() -> None:
+    engine, programs = engine_of(LooksAside())
+    with pytest.raises(AssertionError) as caught:
+        assert_batching_agrees(engine, programs, ROWS)
+    text = str(caught.value)
+    assert "Law 'batched (depth) = one by one' is broken: 'output' differs" in text
+    assert "to a tolerance of 1e-10" in text
+    assert "entry [0, 0], row first; 11 of 12 differ" in text
+
+
+def test_order_law_is_broken() -> None:
+    engine, programs = engine_of(LooksAside())
+    with pytest.raises(AssertionError, match="example 0: the same whatever the company"):
+        assert_order_is_free(engine, programs, ROWS)
+
+
+def test_gradient_law_is_broken() -> None:
+    engine, programs = engine_of(FlatGradient())
+    assert_batching_agrees(engine, programs, ROWS)
+    with pytest.raises(AssertionError, match="gradients batched .* 'input float32.* differs"):
+        assert_gradients_agree(engine, programs, ROWS)
+
+
+def test_the_tolerance_counts() -> None:
+    class Nearly(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * (1 + 1e-6 * len(x))
+
+    engine, programs = engine_of(Nearly())
+    assert_batching_agrees(engine, programs, ROWS, tolerance=1e-4)
+    with pytest.raises(AssertionError, match="tolerance of 1e-08"):
+        assert_batching_agrees(engine, programs, ROWS, tolerance=1e-8)
+
+
+def test_inputs_of_several_types_are_cut_by_example() -> None:
+    word, pair = TensorType((), torch.int64, "word"), (VECTOR, TensorType(()))
+    operations, programs = Operations(), []
+    embed = operations.add(nn.Embedding(5, 3), [word], [VECTOR], name="embed")
+    scale = operations.add(
+        lambda p, v: p[0] * p[1][:, None] + v, [pair, VECTOR], [VECTOR], name="s"
+    )
+    for words in ([0, 1], [], [2]):
+        program = Program()
+        for row in range(len(words)):
+            row_of_pair = program.input(pair, 0)
+            program.output(
+                program.call(scale, row_of_pair, program.call(embed, program.input(word, row)))
+            )
+        programs.append(program)
+    given = {"word": torch.tensor([3, 1, 4]), pair: (torch.randn(2, 3), torch.randn(2))}
+    for law in (assert_batching_agrees, assert_gradients_agree, assert_order_is_free):
+        law(Engine(operations), programs, given)
+
+
+def test_programs_of_structures() -> None:
+    node = Signature("node", (TensorType((2,), tag="input"), VECTOR, VECTOR), (VECTOR,))
+    structure = Structure(
+        TREE.edge_index, 3, torch.tensor([1, 0]), torch.tensor([True, False, True])
+    )
+    program = program_of_structure(node, structure)
+    assert program.num_calls == 3
+    assert program.num_inputs[program.row_types.index(node.inputs[0])] == 3
+    ragged = Signature("node", (VECTOR, Ragged(VECTOR)), (VECTOR,))
+    assert program_of_structure(ragged, TREE).depth == 2
+
+
+class Lopsided(nn.Module):
+    """A ragged cell that forgets which rows belong to which node."""
+
+    def forward(self, x: Tensor, children: RaggedRows) -> Tensor:
+        return torch.tanh(x + children.rows.sum(0))
+
+
+def test_cell_law_is_broken() -> None:
+    with pytest.raises(AssertionError, match="recorded programs = one by one' is broken: 'node'"):
+        assert_cell_agrees(Lopsided(), VECTOR, [TREE, TREE], in_channels=3)
+
+
+class Model(nn.Module):
+    def __init__(self, mean: bool) -> None:
+        super().__init__()
+        self.linear, self.mean = nn.Linear(3, 2), mean
+
+    def forward(self, batch: Any) -> Any:
+        rows = self.linear(batch.x[batch.root_index])
+        return {"rows": rows - rows.mean(0) if self.mean else rows, "number": batch.root_index * 0}
+
+
+def trees() -> list[DynTreeData]:
+    return [DynTreeData(torch.tensor([[0], [1]]), x=torch.randn(2, 3)) for _ in range(3)]
+
+
+def test_model_law() -> None:
+    assert_model_agrees(Model(mean=False), trees(), Collater())
+    with pytest.raises(AssertionError, match="batch = each example alone' is broken: 'rows'"):
+        assert_model_agrees(Model(mean=True), trees(), Collater())
+
+
+def test_results_of_another_shape_or_name() -> None:
+    class Shapes(nn.Module):
+        def forward(self, batch: Any) -> Tensor:
+            return batch.x.mean(0, keepdim=True)
+
+    with pytest.raises(AssertionError, match="'result' has another shape"):
+        assert_model_agrees(Shapes(), trees(), Collater())
+
+    class Names(nn.Module):
+        def forward(self, batch: Any) -> Any:
+            rows = batch.x[batch.root_index]
+            return {"one": rows} if batch.num_graphs == 1 else {"many": rows}
+
+    with pytest.raises(AssertionError, match="is broken: other results"):
+        assert_model_agrees(Names(), trees(), Collater())
+
+
+def test_steps_of_structures_and_programs_must_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = Structure(torch.tensor([[0, 1], [1, 2]]), 3)
+    monkeypatch.setattr("pyg_dynbatch.testing.models.join_structures", lambda found: other)
+    with pytest.raises(AssertionError, match="step sizes differ"):
+        assert_cell_agrees(Sum(), VECTOR, [TREE], in_channels=3)
+
+
+class Sum(nn.Module):
+    def forward(self, x: Tensor, children: RaggedRows) -> Tensor:
+        return torch.tanh(x + children.sum())
+
+
+def test_the_modules_handed_in_are_left_alone() -> None:
+    vectors = Vectors()
+    programs = [tree_program(vectors.mix, ((1, 2), 3))]
+    assert_gradients_agree(vectors.engine, programs)
+    assert all(parameter.grad is None for parameter in vectors.engine.parameters())
+    assert {parameter.dtype for parameter in vectors.engine.parameters()} == {torch.float32}
