@@ -7,7 +7,7 @@ carries the values through the whole circuit.
 
 import torch
 from torch import nn
-from torch_geometric.nn import CGConv, GINEConv, ResGatedGraphConv, Sequential
+from torch_geometric.nn import GINEConv, ResGatedGraphConv, Sequential
 
 from pyg_dynbatch import DataLoader, DynTreeData
 from pyg_dynbatch.nn import TopologicalConv
@@ -43,7 +43,6 @@ def convolutions() -> dict[str, nn.Module]:
     mlp = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU())
     return {
         "GINEConv": with_activation(GINEConv(mlp, edge_dim=2)),
-        "CGConv": with_activation(CGConv(WIDTH, dim=2)),
         "ResGatedGraphConv": with_activation(ResGatedGraphConv(WIDTH, WIDTH, edge_dim=2)),
     }
 
@@ -51,7 +50,7 @@ def convolutions() -> dict[str, nn.Module]:
 def accuracy_of(layers: list[nn.Module], topological: bool, circuits: list[DynTreeData]) -> float:
     """Trains encoder, layers and head; gives the share of right gates of the test circuits."""
     model = nn.ModuleList([nn.Linear(3, WIDTH), *layers, nn.Linear(WIDTH, 2)])
-    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 
     def logits(batch: DynTreeData) -> torch.Tensor:
         x = model[0](batch.x)
@@ -60,8 +59,8 @@ def accuracy_of(layers: list[nn.Module], topological: bool, circuits: list[DynTr
             x = layer(x, batch.edge_index, batch.edge_attr, **options)
         return model[-1](x)
 
-    for _ in range(12):
-        for batch in DataLoader(circuits[50:], batch_size=50, shuffle=True):
+    for _ in range(15):
+        for batch in DataLoader(circuits[50:], batch_size=100, shuffle=True):
             optimizer.zero_grad()
             nn.functional.cross_entropy(logits(batch), batch.y).backward()
             optimizer.step()
@@ -73,7 +72,7 @@ def accuracy_of(layers: list[nn.Module], topological: bool, circuits: list[DynTr
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    circuits = [circuit(4, 20) for _ in range(250)]
+    circuits = [circuit(4, 16) for _ in range(250)]
     for name in convolutions():
         stacked = accuracy_of([convolutions()[name] for _ in range(3)], False, circuits)
         ordered = accuracy_of([TopologicalConv(convolutions()[name])], True, circuits)
