@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -120,11 +119,47 @@ class TreeEncoder(nn.Module):
     def forward(self, batch: Any) -> Float[Tensor, "node hidden"]:
         """Computes the hidden rows of all nodes."""
         schedule = schedule_for(batch, self.layer)
-        if self.embedding is not None:
-            inputs = self.embedding(batch.token.index_select(0, schedule.input_node))
+        if self.embedding is None:
+            inputs = _input_rows(schedule, _field(batch, "x", "num_tokens=..."))
         else:
-            inputs = batch.x.index_select(0, schedule.input_node)
+            token = _field(batch, "token", "num_tokens=0 for batches with features x")
+            inputs = _embedded(self.embedding, _input_rows(schedule, token))
         return self.layer(self.input_dropout(inputs), batch.edge_index, schedule)
+
+
+def _input_rows(schedule: Schedule, rows: Tensor) -> Tensor:
+    """Takes the rows that the layer wants: all in node order, or those of some nodes only."""
+    if schedule.stores[0].inputs == schedule.num_nodes:
+        return rows
+    return rows.index_select(0, schedule.input_node)
+
+
+def _field(batch: Any, name: str, mend: str) -> Tensor:
+    value = getattr(batch, name, None)
+    if not isinstance(value, Tensor):
+        raise ValueError(
+            mismatch(
+                f"TreeEncoder: the batch has no {name}",
+                expected=f"{name}, one row a node",
+                got=", ".join(batch.keys()),
+                mend=mend,
+            )
+        )
+    return value
+
+
+def _embedded(embedding: nn.Embedding, token: Tensor) -> Tensor:
+    try:
+        return embedding(token)
+    except IndexError as error:
+        raise IndexError(
+            mismatch(
+                "TreeEncoder: a token is not in the embedding",
+                expected=f"rows from 0 to {embedding.num_embeddings - 1}",
+                got=f"tokens from {int(token.min())} to {int(token.max())}",
+                mend="num_tokens=len(vocabulary), with the vocabulary that made the tokens",
+            )
+        ) from error
 
 
 def schedule_for(batch: Any, layer: RecursiveLayer) -> Schedule:
@@ -137,19 +172,25 @@ def schedule_for(batch: Any, layer: RecursiveLayer) -> Schedule:
     Returns:
         The schedule; one that was worked out is kept on the batch.
     """
-    schedule = getattr(batch, "schedule", None)
-    if isinstance(schedule, Schedule):
-        return schedule
+    key = "schedule" if layer.direction == "bottom_up" else "schedule_down"
+    attached = getattr(batch, key, None)
+    if isinstance(attached, Schedule):
+        return attached
+    # Under a name of its own, as the next model may want another arity.
+    key = f"{key}_{'ragged' if layer.arity is None else layer.arity}"
+    kept = getattr(batch, key, None)
+    if isinstance(kept, Schedule):
+        return kept
     token = getattr(batch, "token", None)
     has_input = token >= 0 if token is not None else getattr(batch, "has_input", None)
-    with torch.no_grad():
-        batch.schedule = Schedule.from_structure(
-            batch.edge_index,
-            batch.num_nodes,
-            child_slot=getattr(batch, "child_slot", None),
-            depth=getattr(batch, "depth", None),
-            arity=layer.arity,
-            has_input=has_input,
-            direction=layer.direction,
-        ).to(batch.edge_index.device)
-    return batch.schedule
+    schedule = Schedule.from_structure(
+        batch.edge_index,
+        batch.num_nodes,
+        child_slot=getattr(batch, "child_slot", None),
+        depth=getattr(batch, "depth", None),
+        arity=layer.arity,
+        has_input=has_input,
+        direction=layer.direction,
+    ).to(batch.edge_index.device)
+    setattr(batch, key, schedule)
+    return schedule

@@ -49,6 +49,8 @@ class TreeSimilarity(nn.Module):
         torch.Size([1])
     """
 
+    grades: Tensor
+
     def __init__(
         self,
         num_tokens: int,
@@ -88,15 +90,7 @@ class TreeSimilarity(nn.Module):
     def forward(self, batch: Any) -> Float[Tensor, "example class"]:
         """Computes the log-probabilities of the grades."""
         examples = getattr(batch, "num_graphs", 1)
-        if batch.root_index.numel() != 2 * examples:
-            raise ValueError(
-                mismatch(
-                    "TreeSimilarity: not two roots an example",
-                    expected=f"{2 * examples} roots for {examples} examples",
-                    got=batch.root_index.numel(),
-                    mend="put both trees of a pair into one Data, first tree first",
-                )
-            )
+        _check_roots(batch, examples)
         roots = self.encoder(batch).index_select(0, batch.root_index)
         left, right = roots.unflatten(0, (examples, 2)).unbind(1)
         joined = torch.cat([left * right, (left - right).abs()], 1)
@@ -105,3 +99,21 @@ class TreeSimilarity(nn.Module):
     def score(self, log_probabilities: Float[Tensor, "example class"]) -> Float[Tensor, " example"]:
         """Gives the expected grade of each example."""
         return log_probabilities.exp() @ self.grades
+
+
+def _check_roots(batch: Any, examples: int) -> None:
+    """Counts the roots of every example where the batch knows them on the host."""
+    slices = getattr(batch, "_slice_dict", {}).get("root_index")
+    counts = [batch.root_index.numel()] if slices is None else slices.diff().tolist()
+    wanted = 2 * examples if slices is None else 2
+    wrong = [number for number, count in enumerate(counts) if count != wanted]
+    if wrong:
+        raise ValueError(
+            mismatch(
+                "TreeSimilarity: not two roots an example",
+                expected=f"{wanted} roots",
+                got=f"{counts[wrong[0]]} roots",
+                where="" if slices is None else f"example {wrong[0]} of the batch",
+                mend="put both trees of a pair into one Data, first tree first",
+            )
+        )

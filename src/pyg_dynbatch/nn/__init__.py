@@ -8,6 +8,7 @@ from pyg_dynbatch.nn.recursive import (
     TreeGRU,
     TreeRNN,
 )
+from pyg_dynbatch.nn.topological import TopologicalConv
 from pyg_dynbatch.nn.tree_gru import TreeGRUCell
 from pyg_dynbatch.nn.tree_lstm import ChildSumTreeLSTMCell, NaryTreeLSTMCell
 from pyg_dynbatch.nn.tree_rnn import TreeRNNCell
@@ -19,6 +20,7 @@ __all__ = [
     "NaryTreeLSTMCell",
     "RecursiveCell",
     "RecursiveLayer",
+    "TopologicalConv",
     "TreeGRU",
     "TreeGRUCell",
     "TreeRNN",

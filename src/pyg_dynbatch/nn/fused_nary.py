@@ -116,9 +116,7 @@ class _FusedNary(Function):
         inputs, weight_input, weight_hidden, leaf_gates, gates, children, state_c, squashed = (
             ctx.saved_tensors
         )
-        total_h, total_c = (
-            _into_level_order(plan, grad, state_c) for grad in (grad_h, grad_c)
-        )
+        total_h, total_c = (_into_level_order(plan, grad, state_c) for grad in (grad_h, grad_c))
         grad_gates = _backward_levels(
             plan, weight_hidden, gates, (total_h, total_c, state_c, squashed), ctx.keep
         )
@@ -184,9 +182,7 @@ def _forward_levels(
         if filled:
             own = projected[seen : seen + filled]
             level[:filled, : 3 * width] += own[:, : 3 * width]
-            level[:filled, 3 * width :].unflatten(1, (arity, width)).add_(
-                own[:, None, 3 * width :]
-            )
+            level[:filled, 3 * width :].unflatten(1, (arity, width)).add_(own[:, None, 3 * width :])
             seen += filled
         _activate(level, width)
         place = slice(plan.leaves + first + 1, plan.leaves + first + 1 + size)

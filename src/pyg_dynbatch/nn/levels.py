@@ -32,9 +32,7 @@ def run_levels(
     store = StateStore(schedule.num_nodes + 1, zero_rows=1)
     states = _leaves(cell, inputs[:first], steps[0].size if steps else 0)
     autocast = torch.is_autocast_enabled(inputs.device.type)
-    store.allocate(
-        states, tuple(torch.float32 if autocast else part.dtype for part in states)
-    )
+    store.allocate(states, tuple(torch.float32 if autocast else part.dtype for part in states))
     token = store.write(new_token(inputs), 1, states)
     for number, step in enumerate(steps[1:], start=1):
         rows = _with_missing(projected[number - 1], none, step.size)
@@ -79,9 +77,7 @@ def _children(
     return tuple(part.unflatten(0, (step.size, arity)) for part in rows)
 
 
-def _no_children(
-    cell: RecursiveCell, store: StateStore, token: Tensor, schedule: Schedule
-) -> Any:
+def _no_children(cell: RecursiveCell, store: StateStore, token: Tensor, schedule: Schedule) -> Any:
     rows = store.read(token, schedule.wiring[:0])
     if cell.arity is None:
         return RaggedRows(rows, schedule.wiring[:0], 0)

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -10,6 +9,7 @@ from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.nn.cell import RecursiveCell
 from pyg_dynbatch.nn.levels import run_levels
+from pyg_dynbatch.nn.schedules import check_schedule, checked_direction, derive_schedule
 from pyg_dynbatch.nn.tree_gru import TreeGRUCell
 from pyg_dynbatch.nn.tree_lstm import ChildSumTreeLSTMCell, NaryTreeLSTMCell
 from pyg_dynbatch.nn.tree_rnn import TreeRNNCell
@@ -28,8 +28,8 @@ class RecursiveLayer(nn.Module):
             one argument is its parent, in the place of its own child slot.
 
     Shape:
-        - x: ``[node, in_channels]``; or, with a schedule, only the rows of
-          ``schedule.input_node``, in that order
+        - x: ``[node, in_channels]``, in node order; or, with a schedule in which some nodes have
+          no input, only the rows of ``schedule.input_node``, in that order
         - edge_index: ``[2, edge]``, from child to parent
         - returns: ``[node, out_channels]``, in node order
 
@@ -47,16 +47,8 @@ class RecursiveLayer(nn.Module):
 
     def __init__(self, cell: RecursiveCell, direction: str = "bottom_up") -> None:
         super().__init__()
-        if direction not in ("bottom_up", "top_down"):
-            raise ValueError(
-                mismatch(
-                    f"{type(self).__name__}: unknown direction",
-                    expected="'bottom_up' or 'top_down'",
-                    got=repr(direction),
-                )
-            )
         self.cell = cell
-        self.direction = direction
+        self.direction = checked_direction(type(self).__name__, direction)
         self.in_channels, self.out_channels = cell.in_channels, cell.out_channels
         self.arity = cell.arity
 
@@ -87,7 +79,9 @@ class RecursiveLayer(nn.Module):
             ``h`` in node order, or the tuple of the state's parts.
         """
         if schedule is None:
-            schedule = self._derive(x, edge_index, child_slot)
+            schedule = derive_schedule(
+                type(self).__name__, x, edge_index, child_slot, self.arity, self.direction
+            )
         self._check(schedule, x, edge_index)
         states = self._run(schedule, _input_rows(schedule, x))
         return states if return_state else states[0]
@@ -95,27 +89,6 @@ class RecursiveLayer(nn.Module):
     def _run(self, schedule: Schedule, inputs: Tensor) -> tuple[Tensor, ...]:
         fused = self.cell.run_schedule(schedule, inputs)
         return run_levels(self.cell, schedule, inputs) if fused is None else fused
-
-    @torch.compiler.disable
-    def _derive(
-        self, x: Tensor, edge_index: Tensor | None, child_slot: Tensor | None
-    ) -> Schedule:
-        if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
-            raise TypeError(
-                mismatch(
-                    f"{type(self).__name__}: neither a schedule nor dense edges",
-                    expected="edge_index [2, edge], or schedule=batch.schedule",
-                    got=type(edge_index).__name__,
-                    mend="edge_index, _ = to_edge_index(adj_t) for a sparse adjacency",
-                )
-            )
-        return Schedule.from_structure(
-            torch.Tensor.as_subclass(edge_index, Tensor),
-            x.size(0),
-            child_slot=child_slot,
-            arity=self.arity,
-            direction=self.direction,
-        ).to(x.device)
 
     def _check(self, schedule: Schedule, x: Tensor, edge_index: Tensor | None) -> None:
         name = type(self).__name__
@@ -127,25 +100,7 @@ class RecursiveLayer(nn.Module):
                     got=f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}",
                 )
             )
-        wanted, found = (self.arity, self.direction), (schedule.arity, schedule.direction)
-        if wanted != found:
-            raise ValueError(
-                mismatch(
-                    f"{name}: the schedule was made for another layer",
-                    expected="arity {}, {}".format(*wanted),
-                    got="arity {}, {}".format(*found),
-                    mend="DataLoader(..., arity={}, direction={!r})".format(*wanted),
-                )
-            )
-        if edge_index is not None and edge_index.size(1) != schedule.num_edges:
-            raise ValueError(
-                mismatch(
-                    f"{name}: the schedule belongs to another graph",
-                    expected=f"{schedule.num_edges} edges",
-                    got=edge_index.size(1),
-                    mend="make the schedule after the last change of the graph",
-                )
-            )
+        check_schedule(name, schedule, edge_index, self.arity, self.direction)
         if x.size(0) not in (schedule.num_nodes, schedule.stores[0].inputs):
             raise ValueError(
                 mismatch(

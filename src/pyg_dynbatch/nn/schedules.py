@@ -1,0 +1,108 @@
+"""Work out the schedule of a layer from edges, or check the one that it is given."""
+
+import torch
+from torch import Tensor
+
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.schedule import Schedule
+
+
+def checked_direction(owner: str, direction: str) -> str:
+    """Refuses an unknown direction.
+
+    Raises:
+        ValueError: If it is neither ``"bottom_up"`` nor ``"top_down"``.
+    """
+    if direction not in ("bottom_up", "top_down"):
+        raise ValueError(
+            mismatch(
+                f"{owner}: unknown direction",
+                expected="'bottom_up' or 'top_down'",
+                got=repr(direction),
+            )
+        )
+    return direction
+
+
+@torch.compiler.disable
+def derive_schedule(
+    owner: str,
+    x: Tensor,
+    edge_index: Tensor | None,
+    child_slot: Tensor | None,
+    arity: int | None,
+    direction: str,
+) -> Schedule:
+    """Works out the schedule from the edges, on the device of the rows.
+
+    Args:
+        owner: Who asks, for messages.
+        x: One row a node.
+        edge_index: Edges from child to parent.
+        child_slot: Position of each edge's child among its siblings.
+        arity: Argument places, ``None`` for any number of children.
+        direction: ``"bottom_up"`` or ``"top_down"``.
+
+    Returns:
+        The schedule.
+
+    Raises:
+        TypeError: If the edges are no dense tensor.
+        ValueError: If no schedule can be made of them.
+    """
+    if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
+        raise TypeError(
+            mismatch(
+                f"{owner}: neither a schedule nor dense edges",
+                expected="edge_index [2, edge], or schedule=batch.schedule",
+                got=type(edge_index).__name__,
+                mend="edge_index, _ = to_edge_index(adj_t) for a sparse adjacency",
+            )
+        )
+    return Schedule.from_structure(
+        torch.Tensor.as_subclass(edge_index, Tensor),
+        x.size(0),
+        child_slot=child_slot,
+        arity=arity,
+        direction=direction,
+    ).to(x.device)
+
+
+def check_schedule(
+    owner: str,
+    schedule: Schedule,
+    edge_index: Tensor | None,
+    arity: int | None,
+    direction: str,
+) -> None:
+    """Checks that a schedule was made for this layer and this graph.
+
+    Args:
+        owner: Who asks, for messages.
+        schedule: The schedule.
+        edge_index: Edges of the graph, if they are given too.
+        arity: Argument places that the layer wants.
+        direction: Direction that the layer wants.
+
+    Raises:
+        ValueError: If it was made for another arity or direction, or another number of edges.
+    """
+    wanted, found = (arity, direction), (schedule.arity, schedule.direction)
+    if wanted != found:
+        raise ValueError(
+            mismatch(
+                f"{owner}: the schedule was made for another layer",
+                expected="arity {}, {}".format(*wanted),
+                got="arity {}, {}".format(*found),
+                mend="DataLoader(..., arity={}, direction={!r})".format(*wanted),
+            )
+        )
+    if edge_index is not None and edge_index.size(1) != schedule.num_edges:
+        raise ValueError(
+            mismatch(
+                f"{owner}: the schedule belongs to another graph",
+                expected=f"{schedule.num_edges} edges",
+                got=edge_index.size(1),
+                mend="make the schedule after the last change of the graph",
+            )
+        )

@@ -1,0 +1,324 @@
+"""Run any PyG layer over an acyclic graph in topological order, level by level."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.schedule import Schedule
+from pyg_dynbatch.core.state_store import Pick, StateStore, finish, new_token
+from pyg_dynbatch.core.wiring import Wiring
+from pyg_dynbatch.nn.schedules import check_schedule, checked_direction, derive_schedule
+
+Rows = Sequence[Tensor | None]
+_Arguments = tuple[Rows, Mapping[str, Tensor | None]]
+
+
+class TopologicalConv(nn.Module):
+    r"""Runs a PyG layer over a DAG so that every node sees the updated rows of its sources.
+
+    A stock layer updates all nodes at once, and news travels one edge a layer. Here the nodes are
+    updated in topological order, all nodes of a level in one call, and news travels all the way:
+
+    .. math::
+        h_v = \mathrm{conv}\big(x_v, \{(h_u, e_{uv}) : u \to v\}\big)
+
+    Sources bring their updated rows :math:`h_u`, the target its input row :math:`x_v`. What the
+    layer sees in one call is a graph of its own: the nodes of the level, one copy of the source
+    for every edge that arrives at them, and these edges. So every node is computed as if it were
+    called alone with its incoming edges, and:
+
+    - nodes without incoming edges are run with no edges, so that self terms, self-loops and
+      biases apply;
+    - degrees count the edges of that graph: a source has none coming in (``GCNConv`` normalises
+      by the degree of the target and by 1 for the source, self-loops apart);
+    - what a layer computes across nodes (batch normalisation inside it) is computed per level,
+      source copies included;
+    - a layer that fails on a graph without edges (LSTM aggregation) fails on the first level.
+
+    Updated rows are sources of later levels, so the layer must give rows as wide as it takes
+    them. Layers with ``in_channels=(a, b)`` are called with pairs: ``a`` is the width of the
+    updated rows (the output) and ``b`` that of the input.
+
+    Time and memory, forward and backward, are linear in nodes and edges. Wrap a
+    ``torch_geometric.nn.Sequential`` to have an activation or a norm after every update. Node and
+    edge masks of PyG's explainers work.
+
+    Args:
+        conv: Any ``MessagePassing`` layer, or any module called as ``conv(x, edge_index, ...)``.
+        direction: ``"bottom_up"`` to follow the edges from ``edge_index[0]`` to
+            ``edge_index[1]``, ``"top_down"`` to follow them backwards.
+
+    Shape:
+        - x: ``[node, in_channels]``
+        - edge_index: ``[2, edge]``, without cycles and self-loops
+        - further rows, handed to the layer by position or by name (``edge_weight``,
+          ``edge_attr``, ``edge_type``, ...): ``[edge]`` or ``[edge, feature]``
+        - returns: ``[node, out_channels]``
+
+    Raises:
+        ValueError: If the layer works against the direction of the edges
+            (``flow="target_to_source"``), keeps the graph of its first call (``cached=True``),
+            adds self-loops to pairs, or changes the width; if the edges form a cycle; or if the
+            schedule was made for another layer or graph.
+        TypeError: If an argument is no tensor of one row an edge, or the layer does not return
+            one row a node.
+
+    Reference:
+        Thost and Chen (2021), "Directed acyclic graph neural networks", arXiv:2101.07965,
+        equations 4-5. Differs: any layer takes the place of their aggregation and combination.
+
+    Example:
+        >>> from torch_geometric.nn import SAGEConv
+        >>> layer = TopologicalConv(SAGEConv(4, 4))
+        >>> layer
+        TopologicalConv(SAGEConv(4, 4, aggr=mean))
+        >>> layer(torch.randn(3, 4), torch.tensor([[0, 1], [1, 2]])).shape
+        torch.Size([3, 4])
+    """
+
+    def __init__(self, conv: nn.Module, direction: str = "bottom_up") -> None:
+        super().__init__()
+        self.direction = checked_direction(type(self).__name__, direction)
+        _check_conv(conv)
+        self.conv = conv
+        widths = getattr(conv, "in_channels", None)
+        self.pairs = isinstance(widths, tuple)
+        self.state_channels: int | None = widths[0] if isinstance(widths, tuple) else None
+
+    def reset_parameters(self) -> None:
+        """Draws all parameters of the layer anew."""
+        reset: Any = self.conv.reset_parameters
+        reset()
+
+    def forward(
+        self,
+        x: Float[Tensor, "node feature"],
+        edge_index: Int[Tensor, "two edge"] | None = None,
+        *edge_rows: Tensor | None,
+        schedule: Schedule | None = None,
+        child_slot: Int[Tensor, " edge"] | None = None,
+        **named_edge_rows: Tensor | None,
+    ) -> Float[Tensor, "node out"]:
+        """Computes the updated rows of all nodes.
+
+        Args:
+            x: Input rows.
+            edge_index: The edges; may be left out with a schedule.
+            *edge_rows: Further arguments of the layer, one row an edge.
+            schedule: ``Schedule.from_structure`` of the edges, without an arity; worked out at
+                every call where left out.
+            child_slot: Order of the edges that arrive at one node, for layers to which it
+                matters; only used without a schedule.
+            **named_edge_rows: Further arguments of the layer by name, one row an edge.
+
+        Returns:
+            The updated rows, in node order.
+        """
+        name = type(self).__name__
+        if schedule is None:
+            schedule = derive_schedule(name, x, edge_index, child_slot, None, self.direction)
+        check_schedule(name, schedule, edge_index, None, self.direction)
+        _check_rows(name, schedule, x, {**dict(enumerate(edge_rows, 2)), **named_edge_rows})
+        sizes = [step.arguments[1].length for step in schedule.steps] or [0]
+        order = schedule.edge_order
+        given = [_split(rows, order, sizes) for rows in (*edge_rows, *named_edge_rows.values())]
+        masks = _Masks(self.conv, order, sizes)
+        levels = zip(*given, strict=True) if given else [()] * len(sizes)
+        count = len(edge_rows)
+        arguments: list[_Arguments] = [
+            (level[:count], dict(zip(named_edge_rows, level[count:], strict=True)))
+            for level in levels
+        ]
+        return self._run(schedule, x, arguments, masks)
+
+    def _run(
+        self,
+        schedule: Schedule,
+        x: Tensor,
+        arguments: list[_Arguments],
+        masks: "_Masks",
+    ) -> Tensor:
+        row = schedule.rows_of(schedule.outputs["node"].wiring)
+        in_order = torch.empty_like(x).index_copy(0, row - 1, x)
+        levels = in_order.split([step.size for step in schedule.steps] or [0])
+        store, token = StateStore(schedule.num_nodes + 1, zero_rows=1), new_token(x)
+        if not schedule.steps:
+            nothing = schedule.wiring[:0]
+            return self._call(levels[0], self._no_sources(x), nothing, *arguments[0])
+        for number, (step, own) in enumerate(zip(schedule.steps, levels, strict=True)):
+            wiring = step.arguments[1]
+            sources = (
+                store.read(token, _pick(schedule, wiring))[0] if number else self._no_sources(x)
+            )
+            owners = schedule.owners_of(wiring)
+            with masks.of_level(number):
+                states = self._call(own, sources, owners, *arguments[number])
+            if not number:
+                autocast = torch.is_autocast_enabled(x.device.type)
+                store.allocate((states,), (torch.float32 if autocast else states.dtype,))
+            token = store.write(token, step.results[0][1], (states,))
+        return finish(token, [store], [(store, row)])[0][0]
+
+    def _no_sources(self, x: Tensor) -> Tensor:
+        return x.new_empty(0, x.size(1) if self.state_channels is None else self.state_channels)
+
+    def _call(
+        self,
+        own: Tensor,
+        sources: Tensor,
+        owners: Tensor,
+        edge_rows: Rows,
+        named_edge_rows: Mapping[str, Tensor | None],
+    ) -> Tensor:
+        """Calls the layer on the graph of one level."""
+        size, edges = own.size(0), sources.size(0)
+        first = 0 if self.pairs else size
+        copies = torch.arange(first, first + edges, device=owners.device)
+        edge_index = torch.stack([copies, owners])
+        # Of the rows of a plain call, those of the source copies are of no use afterwards.
+        x: Any = (sources, own) if self.pairs else torch.cat([own, sources])
+        found = self.conv(x, edge_index, *edge_rows, **named_edge_rows)
+        if (
+            not isinstance(found, Tensor)
+            or found.dim() != 2
+            or found.size(0) != first + (size if self.pairs else edges)
+        ):
+            raise TypeError(
+                mismatch(
+                    f"TopologicalConv: {type(self.conv).__name__} does not return one row a node",
+                    expected="a tensor [node, out_channels]",
+                    got=list(found.shape) if isinstance(found, Tensor) else type(found).__name__,
+                )
+            )
+        if found.size(1) != sources.size(1):
+            raise ValueError(
+                mismatch(
+                    f"TopologicalConv: {type(self.conv).__name__} changes the width of the rows",
+                    expected=f"{sources.size(1)} channels, as updated rows are sources again",
+                    got=found.size(1),
+                    mend="a linear layer before it; or in_channels=(out_channels, in_channels) "
+                    "for layers that take pairs",
+                )
+            )
+        return found[:size]
+
+    def __repr__(self) -> str:
+        """Shows the layer inside."""
+        down = "" if self.direction == "bottom_up" else f", direction={self.direction!r}"
+        return f"{type(self).__name__}({self.conv!r}{down})"
+
+
+def _check_conv(conv: nn.Module) -> None:
+    name = type(conv).__name__
+    for module in conv.modules():
+        if getattr(module, "flow", "source_to_target") != "source_to_target":
+            raise ValueError(
+                mismatch(
+                    f"TopologicalConv: {name} works against the direction of the edges",
+                    expected="flow='source_to_target'",
+                    got=f"flow={module.flow!r}",
+                    mend="leave flow alone and set direction='top_down' here",
+                )
+            )
+        if getattr(module, "cached", False):
+            raise ValueError(
+                mismatch(
+                    f"TopologicalConv: {name} keeps the graph of its first call",
+                    expected="cached=False, as every level is a graph of its own",
+                    got="cached=True",
+                )
+            )
+    widths = getattr(conv, "in_channels", None)
+    if not isinstance(widths, tuple):
+        return
+    if getattr(conv, "add_self_loops", False):
+        raise ValueError(
+            mismatch(
+                f"TopologicalConv: {name} adds self-loops, but takes pairs of rows",
+                expected="add_self_loops=False, as sources and targets are numbered apart",
+                got="add_self_loops=True",
+            )
+        )
+    if widths[0] < 1:
+        raise ValueError(
+            mismatch(
+                f"TopologicalConv: {name} does not tell the width of its sources",
+                expected="in_channels=(out_channels, in_channels), the first a plain number",
+                got=f"in_channels={widths}",
+            )
+        )
+
+
+def _check_rows(owner: str, schedule: Schedule, x: Tensor, edge_rows: Mapping[Any, Any]) -> None:
+    if x.size(0) != schedule.num_nodes:
+        raise ValueError(
+            mismatch(
+                f"{owner}: wrong number of input rows",
+                expected=f"{schedule.num_nodes} (all nodes)",
+                got=x.size(0),
+            )
+        )
+    for key, rows in edge_rows.items():
+        if rows is None:
+            continue
+        if not isinstance(rows, Tensor) or not rows.dim() or rows.size(0) != schedule.num_edges:
+            raise TypeError(
+                mismatch(
+                    f"{owner}: argument {key} is not one row an edge",
+                    expected=f"a tensor [{schedule.num_edges}, ...]",
+                    got=list(rows.shape) if isinstance(rows, Tensor) else repr(rows),
+                    mend="bind other options of the layer before wrapping it",
+                )
+            )
+
+
+def _split(rows: Tensor | None, order: Tensor, sizes: list[int]) -> Rows:
+    """Brings rows of edges into the order of the steps, and cuts them."""
+    if rows is None:
+        return [None] * len(sizes)
+    return rows.index_select(0, order).split(sizes)
+
+
+def _pick(schedule: Schedule, wiring: Wiring) -> Pick:
+    if wiring.start >= 0:
+        return wiring.start, wiring.length
+    return schedule.rows_of(wiring)
+
+
+class _Masks:
+    """Hands every level its part of the edge masks that PyG's explainers put into layers.
+
+    An explainer gives each ``MessagePassing`` module one mask for all edges of the graph, while a
+    call here has the edges of one level.
+    """
+
+    def __init__(self, conv: nn.Module, order: Tensor, sizes: list[int]) -> None:
+        self.parts: list[tuple[nn.Module, str, Rows]] = []
+        for module in conv.modules():
+            # Only MessagePassing modules have these; they cost a long import to ask for by type.
+            if getattr(module, "explain", None) is not True:
+                continue
+            for name in ("_edge_mask", "_loop_mask"):
+                rows: Any = getattr(module, name)
+                self.parts.append((module, name, _split(rows, order, sizes)))
+
+    @contextmanager
+    def of_level(self, number: int) -> Iterator[None]:
+        """Puts the parts of one level in place."""
+        # What stands in __dict__ hides a parameter of the same name without touching it.
+        before = [module.__dict__.get(name, self) for module, name, _ in self.parts]
+        try:
+            for module, name, levels in self.parts:
+                module.__dict__[name] = levels[number]
+            yield
+        finally:
+            for (module, name, _), value in zip(self.parts, before, strict=True):
+                if value is self:
+                    module.__dict__.pop(name, None)
+                else:
+                    module.__dict__[name] = value
