@@ -1,1 +1,5 @@
-"""The commands behind every performance figure."""
+"""The claims: the commands behind every performance figure, ``pyg-dynbatch bench …``."""
+
+from pyg_dynbatch.bench.command import main
+
+__all__ = ["main"]

@@ -1,0 +1,164 @@
+"""Read the options of ``pyg-dynbatch bench`` and run what they ask for."""
+
+import argparse
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+from pyg_dynbatch.core.errors import mismatch
+
+
+def main(argv: list[str]) -> int:
+    """Runs ``pyg-dynbatch bench``: prints tables, and writes records and a figure if asked to.
+
+    Args:
+        argv: The benchmark and its options, for instance ``["scaling", "--sizes", "1000"]``.
+
+    Returns:
+        The exit code, 0.
+
+    Raises:
+        OSError: If a file cannot be written or read.
+        ValueError: If a device is not there.
+        RuntimeError: If two ways to compute the same do not agree; nothing is timed then.
+
+    Example:
+        >>> main(["scaling", "--sizes", "31", "--shapes", "chain", "--modes", "fused",
+        ...       "--repeats", "1"])  # doctest: +ELLIPSIS
+        scaling...
+        0
+    """
+    options = _parser().parse_args(argv)
+    # Imported late: the help must not wait for torch.
+    from pyg_dynbatch.bench.protocol import chosen_device, thread_count
+    from pyg_dynbatch.bench.records import write_records
+
+    device = chosen_device(options.device)
+    with thread_count(options.threads):
+        bench = import_module(f"pyg_dynbatch.bench.{options.bench}")
+        records = bench.run(options, device)
+        print(bench.report(records))
+    if options.json is not None:
+        print(f"records: {write_records(records, options.json)}")
+    if options.figure is not None:
+        print(f"figure:  {bench.draw(records, options.figure)}")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="pyg-dynbatch bench",
+        description="Measure speed and memory: medians of interleaved repeats in one process.",
+    )
+    benches = parser.add_subparsers(dest="bench", required=True, metavar="BENCH")
+    _add_scaling(benches.add_parser("scaling", help="time and memory a node, 10^3 to 10^6 nodes"))
+    _add_sst(benches.add_parser("sst", help="trees a second on the Stanford Sentiment Treebank"))
+    _add_fidelity(benches.add_parser("fidelity", help="losses of a run with and without batching"))
+    return parser
+
+
+def _add_scaling(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Time and peak memory of a binary Tree-LSTM on forests of growing size, with the exponent "
+        "of growth (1 = linear). A case of n nodes is a forest of equal trees of at most "
+        "--tree-nodes nodes; a chain of 10,000 nodes is 10,000 levels deep."
+    )
+    parser.add_argument(
+        "--sizes", type=_count(1), nargs="+", default=[10**3, 10**4, 10**5, 10**6], metavar="N",
+        help="numbers of nodes (default: 1000 10000 100000 1000000)",
+    )  # fmt: skip
+    shapes = ("balanced", "random", "chain")
+    parser.add_argument("--shapes", nargs="+", choices=shapes, default=list(shapes))
+    modes = ("fused", "generic", "engine")
+    parser.add_argument(
+        "--modes", nargs="+", choices=modes, default=list(modes),
+        help="fused and generic layer on structures, engine on recorded programs",
+    )  # fmt: skip
+    parser.add_argument("--tree-nodes", type=_count(1), default=10**4, metavar="N")
+    parser.add_argument("--units", type=_count(1), default=16, help="width (default: 16)")
+    parser.add_argument(
+        "--budget", type=float, default=20.0, metavar="SECONDS",
+        help="no further repeat of a case after this time (default: 20)",
+    )  # fmt: skip
+    _add_common(parser, repeats=5)
+
+
+def _add_sst(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Trees a second of a binary Tree-LSTM classifier in training and inference, the share of "
+        "collating, and the ratios to the bare matrix products and to the loop over nodes."
+    )
+    parser.add_argument(
+        "--raw-dir", type=Path, metavar="FOLDER",
+        help="folder with train.txt, dev.txt, test.txt; random trees of like shape if left out",
+    )  # fmt: skip
+    parser.add_argument(
+        "--batch-sizes", type=_count(1), nargs="+", default=[25, 100, 256], metavar="N"
+    )
+    parser.add_argument("--units", type=_count(1), nargs="+", default=[150, 300], metavar="N")
+    modes = ("fused", "generic", "engine")
+    parser.add_argument("--modes", nargs="+", choices=modes, default=list(modes))
+    parser.add_argument("--embedding", type=_count(1), default=300, metavar="WIDTH")
+    parser.add_argument(
+        "--trees", type=_count(1), default=2048, metavar="N", help="how many random trees"
+    )
+    parser.add_argument(
+        "--batches", type=_count(1), default=4, metavar="N", help="different batches a case"
+    )
+    parser.add_argument(
+        "--loop-trees", type=_count(1), default=4, metavar="N",
+        help="trees of a batch that the loop over nodes runs (default: 4)",
+    )  # fmt: skip
+    parser.add_argument("--seed", type=int, default=0)
+    _add_common(parser, repeats=5)
+
+
+def _add_fidelity(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Train a sentiment model (Adagrad, summed loss, dropout off) batched and, from the same "
+        "start, by a loop over the nodes of each tree; compare the loss of every step and the "
+        "parameters at the end. The loop is slow: a step of 100 trees takes it seconds."
+    )
+    parser.add_argument(
+        "--raw-dir", type=Path, metavar="FOLDER",
+        help="folder with train.txt, dev.txt, test.txt; random trees of like shape if left out",
+    )  # fmt: skip
+    parser.add_argument(
+        "--vectors", type=Path, metavar="FILE",
+        help="word vectors, GloVe or word2vec text, also .gz; wants --raw-dir",
+    )  # fmt: skip
+    parser.add_argument("--steps", type=_count(1), default=50, metavar="N")
+    parser.add_argument("--batch", type=_count(1), default=100, metavar="TREES")
+    parser.add_argument("--units", type=_count(1), default=300, metavar="N")
+    parser.add_argument(
+        "--trees", type=_count(1), default=2048, metavar="N", help="how many random trees"
+    )
+    modes = ("fused", "generic", "engine")
+    parser.add_argument("--modes", nargs="+", choices=modes, default=["fused"])
+    dtypes = ("float64", "float32")
+    parser.add_argument("--dtypes", nargs="+", choices=dtypes, default=list(dtypes))
+    parser.add_argument("--seed", type=int, default=0)
+    _add_output(parser)
+
+
+def _add_common(parser: argparse.ArgumentParser, *, repeats: int) -> None:
+    parser.add_argument("--repeats", type=_count(1), default=repeats, metavar="N")
+    _add_output(parser)
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--threads", type=_count(1), metavar="N", help="threads of torch")
+    parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1 …")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all records to FILE")
+    parser.add_argument("--figure", type=Path, metavar="FILE", help="draw a picture: .png, .svg")
+
+
+def _count(least: int) -> Callable[[str], int]:
+    def count(text: str) -> int:
+        if not text.isdigit() or int(text) < least:
+            raise argparse.ArgumentTypeError(
+                mismatch("not a count", expected=f"a number of {least} or more", got=text)
+            )
+        return int(text)
+
+    return count

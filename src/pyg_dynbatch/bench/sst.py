@@ -1,0 +1,314 @@
+"""Trees a second on sentiment trees, against bare products and against the loop over nodes."""
+
+import argparse
+import random
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pyg_dynbatch.bench.products import BareProducts, Sizes
+from pyg_dynbatch.bench.protocol import (
+    Contender,
+    Rounds,
+    Stopwatch,
+    interleave,
+    join_rounds,
+    median_ratio,
+    median_seconds,
+)
+from pyg_dynbatch.bench.records import Record, find, machine, make_record, number, table
+from pyg_dynbatch.bench.shapes import sentiment_like_trees
+from pyg_dynbatch.bench.sst_ways import PlainTree, Ways
+from pyg_dynbatch.core.schedule import Schedule
+from pyg_dynbatch.data.collate import Collater
+from pyg_dynbatch.datasets.sst import SST
+from pyg_dynbatch.models.tree_classifier import TreeClassifier
+
+CLASSES = 5
+TRAIN = ("forward", "backward")
+STEP = ("forward", "backward", "optimizer")
+PHASES = {
+    "forward": ("forward",),
+    "backward": ("backward",),
+    "optimizer": ("optimizer",),
+    "train": TRAIN,
+    "step": STEP,
+    "inference": ("inference",),
+}
+"""What is reported, and the timed phases it is the sum of; train is forward and backward."""
+
+SPEEDS = ("train", "step", "inference")
+TIMES = ("forward", "backward", "optimizer", "inference")
+RATIOS = ("train", "inference")
+
+
+def run(options: argparse.Namespace, device: torch.device) -> list[Record]:
+    """Measures all cases.
+
+    Args:
+        options: Of the command line.
+        device: Where the model runs; collating is always done on the CPU, in this process.
+
+    Returns:
+        The records.
+    """
+    if options.raw_dir is None:
+        trees: Any = sentiment_like_trees(options.trees, seed=options.seed)
+        source, num_tokens = "random trees", 21_702
+    else:
+        trees = SST(None, "train", raw_dir=options.raw_dir)
+        source, num_tokens = "sst", trees.num_tokens
+    records = []
+    for units in options.units:
+        ways = _make_ways(num_tokens, options.embedding, units, device)
+        few = [trees[k] for k in range(min(options.loop_trees, len(trees)))]
+        ways.check(options.modes, few)
+        for batch in options.batch_sizes:
+            where = {
+                "bench": "sst",
+                "case": f"{units} units",
+                "batch": batch,
+                "data": source,
+                "units": units,
+                "embedding": options.embedding,
+                **machine(device),
+            }
+            drawn = _draw(len(trees), batch, options)
+            rounds, facts = _time(options, ways, trees, drawn)
+            records += _records(rounds, where, options.modes, facts)
+    return records
+
+
+def _make_ways(num_tokens: int, embedding: int, units: int, device: torch.device) -> Ways:
+    if not torch.sparse.check_sparse_tensor_invariants.is_enabled():
+        # Adagrad builds a sparse tensor; torch warns until it is told whether to check it.
+        torch.sparse.check_sparse_tensor_invariants.disable()
+    torch.manual_seed(0)
+    model = TreeClassifier(num_tokens, CLASSES, embedding, units, sparse_embedding=True)
+    model = model.to(device)
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.05, initial_accumulator_value=0.1)
+    return Ways(model, optimizer)
+
+
+def _draw(trees: int, batch: int, options: argparse.Namespace) -> list[list[int]]:
+    """Draws the members of every batch; twice the same only where there are too few trees."""
+    generator = random.Random(options.seed)
+    if batch > trees:
+        return [generator.choices(range(trees), k=batch) for _ in range(options.batches)]
+    return [generator.sample(range(trees), batch) for _ in range(options.batches)]
+
+
+def _time(
+    options: argparse.Namespace, ways: Ways, trees: Any, drawn: Sequence[Sequence[int]]
+) -> tuple[dict[str, Rounds], Record]:
+    """Times all contenders on every batch; gives the rounds, and sizes averaged over batches."""
+    device = ways.model.classifier.weight.device
+    collate = Collater(arity=2)
+    sizes = Sizes(options.embedding, ways.model.classifier.in_features, CLASSES)
+    parts, facts = [], []
+    for members in drawn:
+        batch = collate([trees[k] for k in members]).to(device)
+        few = [PlainTree.of(trees[k], device) for k in members[: options.loop_trees]]
+        bare = BareProducts(batch.schedule, sizes, device)
+        contenders: dict[str, Contender] = {
+            "bare": bare.run,
+            **{mode: partial(_both, ways, mode, batch) for mode in options.modes},
+            "one by one": partial(ways.loop, few),
+            "collate": partial(_load, trees, members, collate),
+        }
+        part = interleave(contenders, repeats=options.repeats, device=device)
+        # A few trees stand for the batch: what counts is the number of nodes.
+        scale = batch.num_nodes / sum(tree.num_nodes for tree in few)
+        part["one by one"] = [
+            {phase: seconds * scale for phase, seconds in each.items()}
+            for each in part["one by one"]
+        ]
+        parts.append(part)
+        facts.append(_facts(batch.schedule, bare) | {"scaled_by": scale})
+    means = {name: sum(fact[name] for fact in facts) / len(facts) for name in facts[0]}
+    return join_rounds(parts), {**means, "repeats": options.repeats * len(parts)}
+
+
+def _facts(schedule: Schedule, bare: BareProducts) -> Record:
+    forward, backward = bare.forward_products(), bare.backward_products()
+    return {
+        "nodes": schedule.num_nodes,
+        "steps": len(schedule.steps),
+        "flops_forward": sum(product.flops for product in forward),
+        "flops_backward": sum(product.flops for product in backward),
+        "bytes_forward": sum(4 * product.numbers for product in forward),
+        "bytes_backward": sum(4 * product.numbers for product in backward),
+    }
+
+
+def _both(ways: Ways, mode: str, batch: Any, lap: Stopwatch) -> None:
+    ways.train(mode, batch, lap)
+    ways.infer(mode, batch, lap)
+
+
+def _load(trees: Any, members: Sequence[int], collate: Collater, lap: Stopwatch) -> None:
+    lap.skip()
+    examples = [trees[k] for k in members]
+    lap("fetch")
+    collate(examples)
+    lap("collate")
+
+
+def _records(
+    rounds: dict[str, Rounds], where: Record, modes: Sequence[str], facts: Record
+) -> list[Record]:
+    shared = {name: facts[name] for name in ("nodes", "steps", "repeats")}
+    where = where | shared
+    records = _bare_records(rounds["bare"], where, facts)
+    bare = rounds["bare"]
+    for mode in modes:
+        mine = rounds[mode]
+        for phase, parts in PHASES.items():
+            seconds = median_seconds(mine, *parts)
+            if set(parts) <= set(bare[0]):
+                ratio, to = median_ratio(mine, bare, parts), "bare matrix products"
+            else:
+                ratio, to = median_seconds(mine, *parts) / median_seconds(mine, *STEP), "step"
+            records.append(make_record(where, mode, phase, seconds, ratio, to))
+    for phase in ("train", "inference"):
+        parts = PHASES[phase]
+        loop = rounds["one by one"]
+        ratio = median_ratio(loop, rounds[modes[0]], parts)
+        more = {"scaled_by": facts["scaled_by"]}
+        seconds = median_seconds(loop, *parts)
+        records.append(make_record(where, "one by one", phase, seconds, ratio, modes[0], **more))
+    for phase in ("fetch", "collate"):
+        seconds = median_seconds(rounds["collate"], phase)
+        ratio = seconds / median_seconds(rounds[modes[0]], *STEP)
+        records.append(make_record(where, "host", phase, seconds, ratio, f"step, {modes[0]}"))
+    return records
+
+
+def _bare_records(bare: Rounds, where: Record, facts: Record) -> list[Record]:
+    records = []
+    for phase, passes in (
+        ("forward", ("forward",)),
+        ("backward", ("backward",)),
+        ("train", TRAIN),
+        ("inference", ("forward",)),
+    ):
+        flops = sum(facts[f"flops_{each}"] for each in passes)
+        seconds = median_seconds(bare, *PHASES[phase])
+        moved = sum(facts[f"bytes_{each}"] for each in passes)
+        records.append(
+            make_record(
+                where, "bare", phase, seconds, flops=flops, bytes=moved,
+                gflops_per_second=flops / seconds / 1e9,
+            )
+        )  # fmt: skip
+    return records
+
+
+def report(records: Sequence[Record]) -> str:
+    """Writes the records as tables, one a case and batch size.
+
+    Args:
+        records: What :func:`run` gave.
+
+    Returns:
+        The text.
+    """
+    cases = dict.fromkeys((record["case"], record["batch"]) for record in records)
+    parts = []
+    for case, batch in cases:
+        mine = [r for r in records if (r["case"], r["batch"]) == (case, batch)]
+        parts.append(_report_case(mine))
+    return "\n\n".join(parts)
+
+
+def _report_case(records: Sequence[Record]) -> str:
+    first = records[0]
+    modes = dict.fromkeys(r["mode"] for r in records if r["mode"] != "host")
+    rows = []
+    for mode in modes:
+        found = {r["phase"]: r for r in records if r["mode"] == mode}
+        against = found["train"]["ratio_to"] == "bare matrix products"
+        rows.append(
+            [
+                mode,
+                *(number(_of(found, p, "trees_per_second"), ".0f") for p in SPEEDS),
+                *(number(_of(found, p, "median_seconds", 1e3), ".2f") for p in TIMES),
+                *(number(_of(found, p, "ratio") if against else None, ".2f") for p in RATIOS),
+            ]
+        )
+    header = [
+        "mode",
+        *(f"{phase} trees/s" for phase in SPEEDS),
+        *(f"{phase} ms" for phase in TIMES),
+        *(f"{phase} x bare" for phase in RATIOS),
+    ]
+    title = (
+        f"sst: {first['case']}, batch {first['batch']} ({first['data']}, "
+        f"{first['nodes']:.0f} nodes, {first['steps']:.0f} steps, {first['threads']} threads, "
+        f"{first['device']})"
+    )
+    return "\n".join([table(title, header, rows), *_remarks(records)])
+
+
+def _of(found: dict[str, Record], phase: str, field: str, times: float = 1.0) -> float | None:
+    value = found[phase][field] if phase in found else None
+    return None if value is None else value * times
+
+
+def _remarks(records: Sequence[Record]) -> list[str]:
+    """What a table of modes cannot show: loading, the loop over nodes, the products' size."""
+    lines = []
+    for phase in ("fetch", "collate"):
+        one = find(records, mode="host", phase=phase)
+        if one:
+            share = f"{one['ratio']:.1%} of the training step ({one['ratio_to']})"
+            lines.append(f"{phase}: {one['median_seconds'] * 1e3:.2f} ms, {share}")
+    for phase in ("train", "inference"):
+        one = find(records, mode="one by one", phase=phase)
+        if one:
+            lines.append(
+                f"one by one, {phase}: {one['ratio']:.1f} times as slow as {one['ratio_to']}"
+            )
+    bare = find(records, mode="bare", phase="train")
+    if bare:
+        lines.append(
+            f"bare products, train: {bare['flops'] / 1e9:.2f} GFLOP, {bare['bytes'] / 1e6:.0f} MB, "
+            f"{bare['gflops_per_second']:.1f} GFLOP/s"
+        )
+    return lines
+
+
+def draw(records: Sequence[Record], path: Path) -> Path:
+    """Draws trees a second and the ratio to the bare products over the batch size.
+
+    Args:
+        records: What :func:`run` gave.
+        path: File to write.
+
+    Returns:
+        The path.
+    """
+    from pyg_dynbatch.visualize import draw_curves, new_figure, save_figure
+
+    figure, axes = new_figure(1, 2, 5.0, 3.5)
+    for place, (field, label) in zip(
+        axes,
+        (("trees_per_second", "trees a second"), ("ratio", "time / bare products")),
+        strict=True,
+    ):
+        curves: dict[str, tuple[list[int], list[float]]] = {}
+        for record in records:
+            if record["phase"] != "train" or record[field] is None:
+                continue
+            if field == "ratio" and record["ratio_to"] != "bare matrix products":
+                continue
+            x, y = curves.setdefault(f"{record['mode']}, {record['case']}", ([], []))
+            x.append(record["batch"])
+            y.append(record[field])
+        draw_curves(place, curves, "batch", label)
+        place.set_title("training")
+    axes[0].set_yscale("log")
+    return save_figure(figure, path)
