@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from pyg_dynbatch.core import Program, Schedule, run_one_by_one
+from pyg_dynbatch.core import Engine, Operations, Program, Schedule, run_one_by_one
 from pyg_dynbatch.core.state_store import StateStore
+from pyg_dynbatch.testing import assert_gradients_agree
 from tests.core.helpers import VECTOR, Vectors, message
 
 
@@ -287,3 +288,13 @@ def test_a_tensor_hook_may_change_the_gradient() -> None:
     x.register_hook(lambda gradient: 2 * gradient)
     (found,) = torch.autograd.grad(case.loss(case.batched(x)), case.x)
     assert_close([found], [2 * case.wanted()[0]])
+
+
+def test_an_operation_may_hand_its_gradient_on_as_it_is() -> None:
+    """The gradient of a sum is the very slice of the buffer that the sum's row was given."""
+    operations, program = Operations(), Program()
+    add = operations.add(torch.add, [VECTOR, VECTOR], [VECTOR], name="add")
+    a, b, c, d = (program.input(VECTOR, row) for row in range(4))
+    top = program.call(add, program.call(add, d, b), program.call(add, a, c))
+    program.output(program.call(add, top, d))
+    assert_gradients_agree(Engine(operations), [program, program], {VECTOR: torch.randn(8, 3)})

@@ -55,7 +55,11 @@ class GradientStore:
             if isinstance(pick, tuple):
                 total[pick[0] : pick[0] + pick[1]] += gradient
             else:
-                total.index_add_(0, pick, gradient.to(total.dtype))
+                gradient = gradient.to(total.dtype)
+                # An addition hands on the very slice of the buffer that `take` gave it.
+                if gradient.untyped_storage().data_ptr() == total.untyped_storage().data_ptr():
+                    gradient = gradient.clone()
+                total.index_add_(0, pick, gradient)
 
     def take(self, start: int, size: int, dtypes: tuple[torch.dtype, ...]) -> tuple[Any, ...]:
         """Gives the finished gradients of rows that were written."""
