@@ -10,6 +10,7 @@ from torch_geometric.loader.dataloader import Collater as PyGCollater
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.data.attach import KEY_OF_DIRECTION, attach_schedules, checked_direction
+from pyg_dynbatch.data.merge import merge_trees
 
 
 class Collater(PyGCollater):
@@ -84,10 +85,12 @@ class Collater(PyGCollater):
         # A schedule kept on an example is of no use to the batch.
         kept = (key for key, value in batch[0].stores[0].items() if isinstance(value, Schedule))
         excluded = {*(self.exclude_keys or ()), *kept}
-        check_alike(batch, excluded)
-        merged = Batch.from_data_list(
-            list(batch), follow_batch=self.follow_batch, exclude_keys=list(excluded)
-        )
+        merged = None if self.follow_batch else merge_trees(batch, excluded)
+        if merged is None:
+            check_alike(batch, excluded)
+            merged = Batch.from_data_list(
+                list(batch), follow_batch=self.follow_batch, exclude_keys=list(excluded)
+            )
         if "edge_index" in merged:
             attach_schedules(merged, self.arity, self.direction, name="Collater")
         return merged
