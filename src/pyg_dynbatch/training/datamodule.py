@@ -15,7 +15,7 @@ from pyg_dynbatch.datasets import TreeDataset
 from pyg_dynbatch.featurizers import Vocabulary, WordVectors
 from pyg_dynbatch.nn import RecursiveLayer
 from pyg_dynbatch.training.options import VectorOptions
-from pyg_dynbatch.training.vectors import coverage_lines, load_vectors
+from pyg_dynbatch.training.vectors import load_vectors
 
 SplitName = Literal["train", "val", "test"]
 SPLITS: tuple[SplitName, ...] = ("train", "val", "test")
@@ -82,11 +82,20 @@ class TreeDataModule(pl.LightningDataModule, ABC):
         """
 
     @cached_property
-    def word_vectors(self) -> WordVectors | None:
-        """The word vectors to start from, if any."""
+    def _all_vectors(self) -> WordVectors | None:
         if self.vectors.source == "none":
             return None
         return load_vectors(self.vectors, self.load("train", None).vocabulary)
+
+    @cached_property
+    def word_vectors(self) -> WordVectors | None:
+        """The word vectors to start from, if any.
+
+        If words without a vector share one, they are one word, and the vocabulary is smaller.
+        """
+        vectors = self._all_vectors
+        shared = vectors is not None and self.vectors.missing == "shared_uniform"
+        return vectors.only_found() if vectors is not None and shared else vectors
 
     def dataset(self, split: SplitName) -> TreeDataset:
         """Gives one split, loaded once.
@@ -98,10 +107,9 @@ class TreeDataModule(pl.LightningDataModule, ABC):
             The split.
         """
         if split not in self._loaded:
-            shared = self.vectors.missing == "shared_uniform" and self.word_vectors is not None
-            # Words without a vector are one word: the vocabulary is that of the vectors.
-            vocabulary = self.word_vectors.vocabulary if shared else None
-            self._loaded[split] = self.load(split, vocabulary)
+            smaller = self.word_vectors is not self._all_vectors
+            vectors = self.word_vectors if smaller else None
+            self._loaded[split] = self.load(split, vectors.vocabulary if vectors else None)
         return self._loaded[split]
 
     @property
@@ -128,10 +136,10 @@ class TreeDataModule(pl.LightningDataModule, ABC):
         }
         for split in needed[stage]:
             self.dataset(split)
-        if stage == "fit" and self.word_vectors is not None:
-            counts = {split: self.dataset(split).token_counts() for split in SPLITS}
-            for line in coverage_lines(self.word_vectors, counts):
-                rank_zero_info(line)
+        if stage == "fit" and self._all_vectors is not None:
+            counts = {split: self.load(split, None).token_counts() for split in SPLITS}
+            for line in self._all_vectors.coverage(counts):
+                rank_zero_info(f"word vectors, {line}")
 
     def train_dataloader(self) -> DataLoader:
         """Shuffles the training split anew in every epoch."""

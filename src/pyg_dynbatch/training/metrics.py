@@ -46,6 +46,42 @@ class HitRate(Metric):
         return self.hits / self.rows
 
 
+class MeanLoss(Metric):
+    """Measures the mean loss of a labelled row; not a number if there is none.
+
+    Example:
+        >>> mean = MeanLoss()
+        >>> mean.update(torch.tensor(6.0), torch.tensor(3))
+        >>> mean.update(torch.tensor(6.0), torch.tensor(1))
+        >>> mean.compute().item()
+        3.0
+    """
+
+    full_state_update = False
+    higher_is_better = False
+    total: Tensor
+    rows: Tensor
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.add_state("total", torch.tensor(0.0), dist_reduce_fx="sum")
+        self.add_state("rows", torch.tensor(0), dist_reduce_fx="sum")
+
+    def update(self, loss: Float[Tensor, ""], rows: Int[Tensor, ""]) -> None:
+        """Adds a batch.
+
+        Args:
+            loss: Sum of its losses.
+            rows: How many losses it sums up.
+        """
+        self.total += loss.detach()
+        self.rows += rows
+
+    def compute(self) -> Float[Tensor, ""]:
+        """Divides the sum by the rows."""
+        return self.total / self.rows
+
+
 def class_hits(
     logits: Float[Tensor, "row class"], labels: Int[Tensor, " row"]
 ) -> tuple[Bool[Tensor, " row"], Bool[Tensor, " row"]]:

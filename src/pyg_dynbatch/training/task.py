@@ -10,9 +10,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch_geometric.data import Batch
-from torchmetrics import MeanMetric, Metric
+from torchmetrics import Metric
 
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.training.metrics import MeanLoss
 from pyg_dynbatch.training.objective import Reduction, scaled_over_ranks
 from pyg_dynbatch.training.optimizers import build_optimizer
 from pyg_dynbatch.training.options import OptimizerOptions, RateOptions
@@ -44,10 +45,7 @@ class TreeTask(pl.LightningModule, ABC):
         self.network = network
         self.optimizer_options = optimizer
         self.rate_options = rate
-        # MeanMetric otherwise looks for nan values on the host at every step.
-        self.losses = nn.ModuleDict(
-            {f"{stage}_loss": MeanMetric(nan_strategy="disable") for stage in STAGES}
-        )
+        self.losses = nn.ModuleDict({f"{stage}_loss": MeanLoss() for stage in STAGES})
 
     @abstractmethod
     def predict_step(self, batch: Batch, batch_idx: int = 0) -> dict[str, Tensor]:
@@ -141,8 +139,8 @@ class TreeTask(pl.LightningModule, ABC):
             batch: The batch, for its number of trees.
         """
         metric = self.losses[f"{stage}_loss"]
-        assert isinstance(metric, MeanMetric)
-        metric.update(loss.detach() / terms.clamp(min=1), weight=terms)
+        assert isinstance(metric, MeanLoss)
+        metric.update(loss, terms)
         self.log_metrics(stage, [("loss", metric)], batch)
 
     def log_metrics(self, stage: str, named: list[tuple[str, Metric]], batch: Batch) -> None:

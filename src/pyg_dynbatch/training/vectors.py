@@ -1,9 +1,7 @@
 """Find the word vectors a run starts from, and hand them to the model."""
 
-from collections.abc import Mapping
-
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from pyg_dynbatch.core.errors import mismatch
@@ -21,9 +19,7 @@ def load_vectors(options: VectorOptions, vocabulary: Vocabulary) -> WordVectors 
         vocabulary: The words of the data set.
 
     Returns:
-        The vectors, or ``None`` if the model is to use its own. With ``missing`` set to
-        ``shared_uniform`` they come with a smaller vocabulary, in which all words without a
-        vector are the unknown word.
+        The vectors, or ``None`` if the model is to use its own.
 
     Raises:
         ValueError: If no file is given, or it cannot be read.
@@ -51,22 +47,7 @@ def load_vectors(options: VectorOptions, vocabulary: Vocabulary) -> WordVectors 
         # Drawn from the seed of the run, so that runs with several seeds differ here too.
         seed=torch.initial_seed() % _SEEDS,
     )
-    if options.missing == "shared_uniform":
-        vectors = vectors.only_found()
     return vectors.scaled(options.scale)
-
-
-def coverage_lines(vectors: WordVectors, counts: Mapping[str, Int[Tensor, " row"]]) -> list[str]:
-    """Says how many words of each split have a vector.
-
-    Args:
-        vectors: The vectors.
-        counts: How often each row of the vocabulary occurs in each split.
-
-    Returns:
-        One line a split.
-    """
-    return [f"word vectors, {line}" for line in map(str, vectors.coverage(counts))]
 
 
 def set_vectors(embedding: nn.Embedding, matrix: Float[Tensor, "row feature"]) -> None:

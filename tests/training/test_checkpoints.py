@@ -1,0 +1,85 @@
+"""Resuming: the weights of a resumed run equal those of a run that was never stopped."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from pyg_dynbatch.training import OptimizerOptions, RateOptions
+from tests.training.helpers import listops, task, trainer
+
+
+def weights_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in module.state_dict().items()}
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        OptimizerOptions("adam", lr=0.01),
+        OptimizerOptions("adagrad", lr=0.05, embedding="sgd", embedding_lr=0.1),
+        OptimizerOptions("adagrad", lr=0.05, initial_accumulator=0.1, embedding_gradient_scale=0.1),
+    ],
+)
+@pytest.mark.parametrize("loading", [{}, {"max_nodes": 120}, {"num_workers": 2}])
+def test_resumed_run_equals_the_straight_one_bit_by_bit(
+    tmp_path: Path, optimizer: OptimizerOptions, loading: dict
+) -> None:
+    options = {
+        "optimizer": optimizer,
+        "rate": RateOptions("exponential", gamma=0.9),
+        "embedding_dropout": 0.2,
+        "recurrent_dropout": 0.3,
+        "output_dropout": 0.2,
+        "sparse_embedding": optimizer.name == "adagrad",
+    }
+
+    def run(folder: Path, epochs: int, seed: int, resume: str | None = None):
+        torch.manual_seed(seed)
+        data = listops(tmp_path, **loading)
+        if seed:
+            # A resumed process is another process: its random numbers stand elsewhere, but its
+            # seed is that of the configuration.
+            torch.manual_seed(0)
+            torch.rand(seed)
+        module = task(data, **options)
+        trained = trainer(folder, epochs=epochs)
+        trained.fit(module, datamodule=data, ckpt_path=resume)
+        return weights_of(module), trained.checkpoint_callback.last_model_path
+
+    straight, _ = run(tmp_path / "straight", 4, 0)
+    _, last = run(tmp_path / "first", 2, 0)
+    resumed, _ = run(tmp_path / "second", 4, 17, resume=last)
+    assert straight.keys() == resumed.keys()
+    for name, weight in straight.items():
+        assert torch.equal(weight, resumed[name]), name
+
+
+def test_dropout_would_differ_without_the_random_state(tmp_path: Path) -> None:
+    """Guards the test above: it must be able to fail."""
+    from tests.training.helpers import checkpointing
+
+    def run(folder: Path, epochs: int, resume: str | None = None):
+        torch.manual_seed(0)
+        data = listops(tmp_path)
+        module = task(data, output_dropout=0.5)
+        if resume:
+            torch.rand(99)
+        trained = trainer(folder, epochs=epochs, callbacks=[checkpointing()])
+        trained.fit(module, datamodule=data, ckpt_path=resume)
+        return weights_of(module), trained.checkpoint_callback.last_model_path
+
+    straight, _ = run(tmp_path / "straight", 2)
+    _, last = run(tmp_path / "first", 1)
+    resumed, _ = run(tmp_path / "second", 2, resume=last)
+    assert any(not torch.equal(straight[name], resumed[name]) for name in straight)
+
+
+def test_checkpoint_loads_without_running_code(tmp_path: Path) -> None:
+    data = listops(tmp_path)
+    run = trainer(tmp_path)
+    run.fit(task(data), datamodule=data)
+    for path in (tmp_path / "runs").rglob("*.ckpt"):
+        saved = torch.load(path, weights_only=True)
+        assert saved["random_state"]["cpu"].shape == (1, torch.get_rng_state().numel())
+        assert saved["pyg_dynbatch_task"] == "TreeClassification"
