@@ -40,6 +40,7 @@ class RecursiveLayer(nn.Module):
             floating dtype.
 
     Example:
+        >>> import torch
         >>> layer = RecursiveLayer(TreeRNNCell(4, 3))
         >>> layer(torch.randn(3, 4), torch.tensor([[0, 1], [2, 2]])).shape
         torch.Size([3, 3])
@@ -142,6 +143,7 @@ class NaryTreeLSTM(RecursiveLayer):
         Tai, Socher, Manning (2015), arXiv:1503.00075, equations 9-14.
 
     Example:
+        >>> import torch
         >>> layer = NaryTreeLSTM(4, 3)
         >>> layer
         NaryTreeLSTM(4, 3, arity=2)
@@ -186,6 +188,7 @@ class ChildSumTreeLSTM(RecursiveLayer):
         Tai, Socher, Manning (2015), arXiv:1503.00075, equations 2-8.
 
     Example:
+        >>> import torch
         >>> layer = ChildSumTreeLSTM(4, 3)
         >>> layer(torch.randn(4, 4), torch.tensor([[0, 1, 2], [3, 3, 3]])).shape
         torch.Size([4, 3])
@@ -226,6 +229,7 @@ class TreeGRU(RecursiveLayer):
         See :class:`~pyg_dynbatch.nn.TreeGRUCell`.
 
     Example:
+        >>> import torch
         >>> TreeGRU(4, 3)(torch.randn(3, 4), torch.tensor([[0, 1], [2, 2]])).shape
         torch.Size([3, 3])
     """
@@ -259,6 +263,7 @@ class TreeRNN(RecursiveLayer):
         See :class:`~pyg_dynbatch.nn.TreeRNNCell`.
 
     Example:
+        >>> import torch
         >>> TreeRNN(4, 3)(torch.randn(3, 4), torch.tensor([[0, 1], [2, 2]])).shape
         torch.Size([3, 3])
     """

@@ -1,0 +1,79 @@
+"""Laws of the recurrent layers: company, order and numbering change nothing."""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from pyg_dynbatch.core import Schedule
+from pyg_dynbatch.nn import RecursiveLayer
+from tests.nn.recursion import SMALL, Placed, features, make, placed, whole
+from tests.strategies import SHAPES
+
+FEW = settings(max_examples=8, suppress_health_check=list(HealthCheck))
+
+
+def run(layer: RecursiveLayer, examples: list[Placed], rows: list[Tensor]) -> list[Tensor]:
+    """Runs a layer over a batch, and cuts the result into examples."""
+    sizes = [example.num_nodes for example in examples]
+    firsts = [sum(sizes[:number]) for number in range(len(sizes))]
+    schedule = Schedule.from_structure(
+        torch.cat([e.edge_index + f for e, f in zip(examples, firsts, strict=True)], 1),
+        sum(sizes),
+        child_slot=torch.cat([e.child_slot for e in examples]),
+        arity=layer.arity,
+        has_input=torch.cat([e.filled for e in examples]),
+        direction=layer.direction,
+    )
+    return list(layer(torch.cat(rows), schedule=schedule).split(sizes))
+
+
+def gradients(layer: RecursiveLayer, results: list[Tensor]) -> list[Tensor]:
+    loss = sum((part * part.detach().cos()).sum() for part in results)
+    return list(torch.autograd.grad(loss, list(layer.parameters())))
+
+
+@pytest.mark.parametrize("direction", ("bottom_up", "top_down"))
+@pytest.mark.parametrize("kind", SMALL)
+@FEW
+@given(data=st.data())
+def test_layer_batched_is_the_layer_alone(kind: str, direction: str, data: st.DataObject) -> None:
+    layer = make(kind, direction=direction)
+    only_trees = direction == "top_down" and layer.arity is not None
+    strategy = st.lists(placed(layer.arity, only_trees), min_size=1, max_size=4)
+    examples = data.draw(strategy)
+    rows = [features(e.num_nodes, seed=n) for n, e in enumerate(examples)]
+    together = run(layer, examples, rows)
+    alone = [run(layer, [e], [x])[0] for e, x in zip(examples, rows, strict=True)]
+    torch.testing.assert_close(together, alone, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(
+        gradients(layer, together), gradients(layer, alone), rtol=1e-10, atol=1e-10
+    )
+    order = data.draw(st.permutations(range(len(examples))))
+    moved = run(layer, [examples[n] for n in order], [rows[n] for n in order])
+    torch.testing.assert_close(moved, [together[n] for n in order], rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", SMALL)
+@FEW
+@given(data=st.data())
+def test_numbers_of_the_nodes_do_not_matter(kind: str, data: st.DataObject) -> None:
+    layer = make(kind)
+    example = data.draw(placed(layer.arity))
+    number = torch.tensor(data.draw(st.permutations(range(example.num_nodes))), dtype=torch.long)
+    x = features(example.num_nodes)
+    h = layer(x, example.edge_index, child_slot=example.child_slot)
+    moved = torch.empty_like(x)
+    moved[number] = x
+    h_moved = layer(moved, number[example.edge_index], child_slot=example.child_slot)
+    torch.testing.assert_close(h_moved[number], h, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_the_same_input_twice_is_the_same_to_the_bit(kind: str) -> None:
+    layer = make(kind)
+    example = whole(SHAPES["diamond"](), layer.arity)
+    x = features(example.num_nodes)
+    first, second = (layer(x, schedule=example.schedule(layer)) for _ in range(2))
+    assert torch.equal(first, second)

@@ -1,0 +1,279 @@
+"""The tree models: batches, loaders, dropout, embeddings, checkpoints, and what they refuse."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch_geometric.data import Batch, Data
+from torch_geometric.loader import DataLoader as PyGDataLoader
+
+from pyg_dynbatch.core import Schedule
+from pyg_dynbatch.data import Collater, DataLoader, DynTreeData
+from pyg_dynbatch.models import TreeClassifier, TreeEncoder, TreeSimilarity
+from pyg_dynbatch.models.encoder import make_layer
+from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, TreeGRU, TreeRNN
+from pyg_dynbatch.testing import assert_model_agrees
+from tests.strategies import Dag, balanced, chain, full_trees, single_node, star, structures, trees
+
+FEW = settings(max_examples=8, suppress_health_check=list(HealthCheck))
+CELLS = ("nary", "child_sum", "gru", "rnn")
+ARITY = {"nary": 3, "child_sum": None, "gru": 3, "rnn": 3}
+TOKENS = 11
+
+
+def example(dag: Dag, seed: int = 0, every: int = 1, **fields: Any) -> DynTreeData:
+    """Tokens on every ``every``-th node."""
+    token = (torch.arange(dag.num_nodes) * 7 + seed) % TOKENS
+    token[torch.arange(dag.num_nodes) % every > 0] = -1
+    return DynTreeData(
+        dag.edge_index, dag.child_slot, num_nodes=dag.num_nodes, token=token, **fields
+    )
+
+
+def pair(first: Dag, second: Dag, seed: int = 0) -> DynTreeData:
+    shifted = [tuple(c + first.num_nodes for c in below) for below in second.children]
+    return example(Dag((*first.children, *shifted)), seed)
+
+
+def classifier(cell: str = "nary", **options: Any) -> TreeClassifier:
+    return TreeClassifier(TOKENS, 5, 4, 3, cell=cell, arity=3, **options)
+
+
+def similarity(cell: str = "child_sum", **options: Any) -> TreeSimilarity:
+    return TreeSimilarity(TOKENS, 5, 4, 3, similarity_channels=6, cell=cell, arity=3, **options)
+
+
+EXAMPLES = [
+    example(balanced(2)),
+    example(single_node(), 3),
+    example(chain(5), 1, every=2),
+    example(star(4), 2, every=3),
+]
+PAIRS = [pair(balanced(1), chain(3)), pair(single_node(), single_node(), 4), pair(star(3), star(4))]
+
+
+def message(action: Callable[[], Any], error: type[Exception]) -> str:
+    with pytest.raises(error) as caught:
+        action()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+@FEW
+@given(data=st.data())
+def test_classifier_on_a_batch_is_the_classifier_alone(cell: str, data: st.DataObject) -> None:
+    dags = data.draw(st.lists(structures(10, 3), min_size=1, max_size=4))
+    every = data.draw(st.integers(1, 3))
+    examples = [example(dag, seed, every) for seed, dag in enumerate(dags)]
+    assert_model_agrees(classifier(cell), examples, Collater(arity=ARITY[cell]))
+
+
+@pytest.mark.parametrize("cell", CELLS)
+@FEW
+@given(data=st.data())
+def test_similarity_on_a_batch_is_the_similarity_alone(cell: str, data: st.DataObject) -> None:
+    several = st.lists(st.tuples(trees(6, 3), full_trees(4)), min_size=1, max_size=4)
+    pairs = [pair(*dags, seed) for seed, dags in enumerate(data.draw(several))]
+    assert_model_agrees(similarity(cell), pairs, Collater(arity=ARITY[cell]))
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_stock_loader_gives_the_same(cell: str) -> None:
+    model = classifier(cell)
+    (ours,) = DataLoader(EXAMPLES, batch_size=4, arity=ARITY[cell])
+    (stock,) = PyGDataLoader(EXAMPLES, batch_size=4)
+    assert not hasattr(stock, "schedule")
+    assert torch.equal(model(ours), model(stock))
+    kept = [value for _, value in stock if isinstance(value, Schedule)]
+    assert len(kept) == 1
+    assert kept[0] == ours.schedule
+    assert torch.equal(model(ours), model(stock))
+    assert [value for _, value in stock if isinstance(value, Schedule)][0] is kept[0]
+
+
+def test_one_stock_batch_serves_models_of_different_arity() -> None:
+    stock = Batch.from_data_list(EXAMPLES)
+    for cell in CELLS:
+        model = classifier(cell)
+        assert torch.equal(model(stock), model(Collater(arity=ARITY[cell])(EXAMPLES)))
+
+
+def test_one_example_without_a_batch() -> None:
+    model = classifier()
+    plain = Data(edge_index=torch.tensor([[0, 1], [2, 2]]), num_nodes=3,
+                 token=torch.tensor([5, 6, -1]))  # fmt: skip
+    alone = DynTreeData(plain.edge_index, num_nodes=3, token=plain.token)
+    torch.testing.assert_close(model(plain), model(Collater(arity=3)([alone])))
+
+
+def test_roots_are_rows_of_the_result() -> None:
+    model, batch = classifier(), Collater(arity=3)(EXAMPLES)
+    alone = [model(Collater(arity=3)([e]))[e.root_index] for e in EXAMPLES]
+    torch.testing.assert_close(model(batch)[batch.root_index], torch.cat(alone))
+
+
+def test_features_instead_of_tokens() -> None:
+    dag = balanced(2)
+    tree = DynTreeData(dag.edge_index, num_nodes=7, x=torch.randn(7, 4))
+    model = TreeClassifier(0, 5, 4, 3)
+    assert model.embedding is None
+    assert model(Collater(arity=2)([tree, tree])).shape == (14, 5)
+    some = torch.arange(7) > 2
+    tree.has_input = some
+    stock = Batch.from_data_list([tree, tree])
+    torch.testing.assert_close(model(stock), model(Collater(arity=2)([tree, tree])))
+
+
+def test_encoder_takes_a_top_down_layer() -> None:
+    encoder = TreeEncoder(TOKENS, 4, NaryTreeLSTM(4, 3, 3, direction="top_down"))
+    batch = Collater(arity=3, direction="both")(EXAMPLES)
+    found = encoder(batch)
+    torch.testing.assert_close(encoder(Batch.from_data_list(EXAMPLES)), found)
+    token = batch.token.clamp(min=0)
+    rows = encoder.embedding(token) * (batch.token >= 0)[:, None]
+    wanted = encoder.layer(rows, batch.edge_index, child_slot=batch.child_slot)
+    torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("option", ("embedding_dropout", "recurrent_dropout", "output_dropout"))
+@pytest.mark.parametrize("cell", ("nary", "child_sum", "gru"))
+def test_dropout_only_while_training(cell: str, option: str) -> None:
+    plain = classifier(cell)
+    model = classifier(cell, **{option: 0.5})
+    model.load_state_dict(plain.state_dict())
+    batch = Collater(arity=ARITY[cell])(EXAMPLES)
+    wanted = plain(batch)
+    assert torch.equal(model.eval()(batch), wanted)
+    model.train()
+    assert not torch.allclose(model(batch), wanted)
+    assert not torch.equal(model(batch), model(batch))
+
+
+def test_output_dropout_leaves_the_state_alone() -> None:
+    model = classifier(output_dropout=0.9).train()
+    batch = Collater(arity=3)(EXAMPLES)
+    assert torch.equal(model.encoder(batch), model.encoder(batch))
+
+
+@pytest.mark.parametrize("make", (classifier, similarity))
+def test_sparse_gradients_of_the_embedding(make: Callable[..., nn.Module]) -> None:
+    dense, sparse = make(), make(sparse_embedding=True)
+    sparse.load_state_dict(dense.state_dict())
+    batch = Collater(arity=dense.encoder.layer.arity)(PAIRS)
+    for model in (dense, sparse):
+        model(batch).square().sum().backward()
+    assert sparse.embedding.weight.grad.is_sparse
+    torch.testing.assert_close(sparse.embedding.weight.grad.to_dense(), dense.embedding.weight.grad)
+    others = zip(dense.named_parameters(), sparse.named_parameters(), strict=True)
+    for (name, mine), (_, theirs) in others:
+        if "embedding" not in name:
+            torch.testing.assert_close(mine.grad, theirs.grad)
+
+
+@pytest.mark.parametrize("make", (classifier, similarity))
+def test_checkpoints(make: Callable[..., nn.Module]) -> None:
+    model, other = make(), make()
+    batch = Collater(arity=model.encoder.layer.arity)(PAIRS)
+    assert not torch.equal(model(batch), other(batch))
+    other.load_state_dict(copy.deepcopy(model.state_dict()))
+    assert torch.equal(model(batch), other(batch))
+    assert "grades" not in model.state_dict()
+    wrong = TreeClassifier(TOKENS + 1, 5, 4, 3, arity=3)
+    text = message(lambda: wrong.load_state_dict(classifier().state_dict()), RuntimeError)
+    assert "size mismatch for encoder.embedding.weight" in text
+
+
+def test_every_parameter_gets_a_gradient_from_single_nodes() -> None:
+    batch = [example(single_node(), seed) for seed in range(3)]
+    for cell in CELLS:
+        model = classifier(cell)
+        model(Collater(arity=ARITY[cell])(batch)).sum().backward()
+        assert [name for name, p in model.named_parameters() if p.grad is None] == []
+
+
+def test_reset_parameters() -> None:
+    model = similarity()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    model.reset_parameters()
+    assert all(
+        not torch.equal(before[name], value)
+        for name, value in model.state_dict().items()
+        if not name.endswith("cell.bias")
+    )
+    weight = classifier().embedding.weight
+    assert weight.abs().max() <= 0.05
+
+
+def test_similarity_by_the_equations() -> None:
+    model, batch = similarity().double(), Collater()(PAIRS)
+    hidden = model.encoder(batch)
+    weight, bias = model.compare.weight, model.compare.bias
+    rows = []
+    for left, right in batch.root_index.view(-1, 2).tolist():
+        times, plus = hidden[left] * hidden[right], (hidden[left] - hidden[right]).abs()
+        compared = torch.sigmoid(weight[:, :3] @ times + weight[:, 3:] @ plus + bias)
+        rows.append(torch.softmax(model.classifier(compared), 0))
+    wanted = torch.stack(rows)
+    found = model(batch)
+    torch.testing.assert_close(found.exp(), wanted)
+    torch.testing.assert_close(model.score(found), wanted @ torch.arange(1.0, 6.0).double())
+
+
+def test_layers_by_name() -> None:
+    kinds = {"nary": NaryTreeLSTM, "child_sum": ChildSumTreeLSTM, "gru": TreeGRU, "rnn": TreeRNN}
+    for cell, kind in kinds.items():
+        assert type(make_layer(cell, 4, 3)) is kind
+    assert make_layer("nary", 4, 3, forget_bias=0.25).cell.forget_bias == 0.25
+    text = message(lambda: make_layer("lstm", 4, 3), ValueError)
+    assert "no layer for cell 'lstm'" in text
+    assert "'nary', 'child_sum', 'gru', 'rnn'" in text
+    text = message(lambda: make_layer("rnn", 4, 3, recurrent_dropout=0.1), ValueError)
+    assert "'rnn' without recurrent dropout" in text
+
+
+def test_refuses_batches() -> None:
+    batch = Collater(arity=2)(EXAMPLES[:1])
+    text = message(lambda: classifier()(batch), ValueError)
+    assert "the schedule was made for another layer" in text
+    assert "DataLoader(..., arity=3, direction='bottom_up')" in text
+    dag = balanced(1)
+    no_token = DynTreeData(dag.edge_index, num_nodes=3, x=torch.zeros(3, 4))
+    text = message(lambda: classifier()(Collater(arity=3)([no_token])), ValueError)
+    assert "TreeEncoder: the batch has no token" in text
+    assert "num_tokens=0 for batches with features x" in text
+    text = message(lambda: TreeClassifier(0, 5, 4, 3)(Collater(arity=2)(EXAMPLES[:1])), ValueError)
+    assert "TreeEncoder: the batch has no x" in text
+    wide = DynTreeData(dag.edge_index, num_nodes=3, x=torch.zeros(3, 6))
+    text = message(lambda: TreeClassifier(0, 5, 4, 3)(Collater(arity=2)([wide])), TypeError)
+    assert "expected: floating [row, 4]" in text
+    small = TreeClassifier(3, 5, 4, 3, arity=3)
+    text = message(lambda: small(Collater(arity=3)(EXAMPLES)), IndexError)
+    assert "a token is not in the embedding" in text
+    assert "rows from 0 to 2" in text
+    assert "tokens from 0 to 10" in text
+
+
+def test_refuses_other_than_two_roots_an_example() -> None:
+    model = similarity()
+    text = message(lambda: model(Collater()(EXAMPLES[:2])), ValueError)
+    assert "TreeSimilarity: not two roots an example" in text
+    assert "got:      1 roots" in text
+    assert "example 0 of the batch" in text
+    # Four roots for two examples, but not two each.
+    three = example(Dag(((), (), ())))
+    text = message(lambda: model(Collater()([three, EXAMPLES[0]])), ValueError)
+    assert "got:      3 roots" in text
+    text = message(lambda: model(three), ValueError)
+    assert "expected: 2 roots" in text
+
+
+def test_input_gradients_reach_the_embedding_of_leaves_and_inner_nodes() -> None:
+    model, batch = classifier(), Collater(arity=3)([example(balanced(1))])
+    model.encoder(batch)[batch.root_index].sum().backward()
+    used = model.embedding.weight.grad.abs().sum(1) > 0
+    assert sorted(used.nonzero()[:, 0].tolist()) == sorted(batch.token.unique().tolist())

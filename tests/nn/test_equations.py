@@ -1,0 +1,213 @@
+"""Every layer against a plain recursion in float64: values and gradients."""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from pyg_dynbatch.nn import NaryTreeLSTM
+from pyg_dynbatch.nn.fused_nary import fused_nary_tree_lstm
+from pyg_dynbatch.nn.levels import run_levels
+from tests.nn.recursion import (
+    IN,
+    KINDS,
+    OUT,
+    SMALL,
+    Placed,
+    assert_equal,
+    features,
+    gradients,
+    make,
+    placed,
+    recurse,
+    whole,
+)
+from tests.strategies import SHAPES, balanced, chain, diamond, star
+
+FEW = settings(max_examples=12, suppress_health_check=list(HealthCheck))
+
+
+def check_against_recursion(
+    kind: str, structure: Placed, direction: str = "bottom_up", all_inputs: bool = False
+) -> None:
+    layer = make(kind, direction=direction)
+    x = features(structure.num_nodes).requires_grad_()
+    if all_inputs:
+        structure = Placed(structure.places, (True,) * structure.num_nodes)
+    wanted = recurse(layer, KINDS[kind][1], structure, x)
+    wanted_gradients = gradients(layer, x, wanted)
+    schedule = structure.schedule(layer)
+    found = layer(x, structure.edge_index, schedule, return_state=True)
+    assert_equal(found, wanted)
+    assert_equal(gradients(layer, x, found), wanted_gradients)
+    generic = run_levels(layer.cell, schedule, x.index_select(0, schedule.input_node))
+    assert_equal(generic, wanted)
+    assert_equal(gradients(layer, x, generic), wanted_gradients)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@FEW
+@given(data=st.data())
+def test_layer_is_the_recursion(kind: str, data: st.DataObject) -> None:
+    structure = data.draw(placed(make(kind).arity))
+    check_against_recursion(kind, structure)
+
+
+@pytest.mark.parametrize("kind", SMALL)
+@FEW
+@given(data=st.data())
+def test_top_down_layer_is_the_recursion(kind: str, data: st.DataObject) -> None:
+    arity = make(kind).arity
+    structure = data.draw(placed(arity, only_trees=arity is not None))
+    check_against_recursion(kind, structure, "top_down")
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", ("nary-4", "child-sum", "gru-3"))
+def test_special_shapes(kind: str, shape: str) -> None:
+    dag = star(4) if shape == "star" else SHAPES[shape]()
+    check_against_recursion(kind, whole(dag, make(kind).arity))
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_the_same_child_in_two_places(kind: str) -> None:
+    arity = make(kind).arity
+    twice = Placed(((), (0, 0)), (True, True)) if arity is None else None
+    empty = (None,) * (arity or 0)
+    structure = twice or Placed((empty, (0, 0, *empty[2:])), (True, True))
+    check_against_recursion(kind, structure)
+
+
+def test_gru_of_one_place_on_a_chain_is_torch_gru() -> None:
+    layer = make("gru-1")
+    gru = torch.nn.GRU(IN, OUT, bias=False).double()
+    cell = layer.cell
+    w_r, w_z, w_u = cell.weight_input.chunk(3)
+    u_r, u_z = cell.weight_gates.chunk(2)
+    with torch.no_grad():
+        cell.bias.zero_()
+        # torch resets after the product with the hidden row; with one unit a place it is equal
+        # only where that product is diagonal.
+        cell.weight_update.copy_(torch.diag(torch.tensor([0.3, -0.8])))
+        gru.weight_ih_l0.copy_(torch.cat([w_r, w_z, w_u]))
+        gru.weight_hh_l0.copy_(torch.cat([u_r, u_z, cell.weight_update]))
+    x = features(6)
+    torch.testing.assert_close(layer(x, chain(6).edge_index), gru(x[:, None])[0][:, 0])
+
+
+def test_nary_of_one_place_on_a_chain_is_torch_lstm() -> None:
+    layer = make("nary-1")
+    lstm = torch.nn.LSTM(IN, OUT).double()
+    cell = layer.cell
+    (w_u, w_i, w_o, w_f), (b_u, b_i, b_o, b_f) = cell.weight_input.chunk(4), cell.bias.chunk(4)
+    u_u, u_i, u_o, u_f = cell.weight_hidden.chunk(4)
+    with torch.no_grad():
+        lstm.weight_ih_l0.copy_(torch.cat([w_i, w_f, w_u, w_o]))
+        lstm.weight_hh_l0.copy_(torch.cat([u_i, u_f, u_u, u_o]))
+        lstm.bias_ih_l0.copy_(torch.cat([b_i, b_f, b_u, b_o]))
+        lstm.bias_hh_l0.zero_()
+    x = features(6)
+    torch.testing.assert_close(layer(x, chain(6).edge_index), lstm(x[:, None])[0][:, 0])
+
+
+class Masks:
+    """Stands in for dropout: hands out the rows of a given mask, in level order."""
+
+    def __init__(self, keep: Tensor) -> None:
+        self.keep, self.used = keep, 0
+
+    def __call__(self, rows: Tensor, probability: float, training: bool) -> Tensor:
+        assert (probability, training) == (0.5, True)
+        self.used += rows.size(0)
+        return rows * self.keep[self.used - rows.size(0) : self.used]
+
+
+@pytest.mark.parametrize("kind", ("nary-2", "child-sum", "gru-3"))
+@FEW
+@given(data=st.data())
+def test_recurrent_dropout_with_a_given_mask(kind: str, data: st.DataObject) -> None:
+    layer = make(kind, recurrent_dropout=0.5).train()
+    structure = data.draw(placed(layer.arity))
+    x = features(structure.num_nodes).requires_grad_()
+    schedule = structure.schedule(layer)
+    keep = torch.randint(0, 2, (structure.num_nodes, OUT)).double() * 2
+    row = schedule.rows_of(schedule.outputs["node"].wiring) - 1
+    wanted = recurse(layer, KINDS[kind][1], structure, x, keep[row])
+    inputs = x.index_select(0, schedule.input_node)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("tree_lstm", "tree_gru"):
+            patch.setattr(f"pyg_dynbatch.nn.{module}.dropped", Masks(keep))
+        found = run_levels(layer.cell, schedule, inputs)
+    assert_equal(found, wanted)
+    assert_equal(gradients(layer, x, found), gradients(layer, x, wanted))
+    if kind == "nary-2":
+        cell = layer.cell
+        inputs = x.index_select(0, schedule.input_node)
+        fused = fused_nary_tree_lstm(
+            inputs, cell.weight_input, cell.weight_hidden, cell.bias, schedule, keep
+        )
+        assert_equal(fused, wanted)
+        wanted = recurse(layer, KINDS[kind][1], structure, x, keep[row])
+        assert_equal(gradients(layer, x, fused), gradients(layer, x, wanted))
+
+
+@pytest.mark.parametrize("kind", ("nary-2", "child-sum", "gru-3"))
+def test_recurrent_dropout_is_drawn_while_training_only(kind: str) -> None:
+    layer = make(kind, recurrent_dropout=0.5)
+    plain = make(kind)
+    x = features(1).expand(4000, IN)
+    edges = torch.empty(2, 0, dtype=torch.long)
+    assert torch.equal(layer.eval()(x, edges), plain(x, edges))
+    layer.train()
+    with torch.no_grad():
+        state = layer(x, edges, return_state=True)[-1]
+        again = layer(x, edges, return_state=True)[-1]
+    assert not torch.equal(state, again)
+    whole_state = plain(x[:1], edges, return_state=True)[-1]
+    kept = state != 0
+    assert 0.47 < kept.double().mean() < 0.53
+    torch.testing.assert_close(state[kept], (2 * whole_state).expand_as(state)[kept])
+
+
+@pytest.mark.parametrize("direction", ("bottom_up", "top_down"))
+@pytest.mark.parametrize("kind", SMALL)
+def test_gradcheck(kind: str, direction: str) -> None:
+    layer = make(kind, direction=direction)
+    dag = diamond() if direction == "bottom_up" else balanced(1)
+    structure = whole(dag, layer.arity)
+    schedule = structure.schedule(layer)
+    names = [name for name, _ in layer.named_parameters()]
+
+    def run(x: Tensor, *values: Tensor) -> Tensor:
+        given = dict(zip(names, values, strict=True))
+        return torch.func.functional_call(layer, given, (x,), {"schedule": schedule})
+
+    x = features(structure.num_nodes).requires_grad_()
+    assert torch.autograd.gradcheck(run, (x, *layer.parameters()))
+
+
+@pytest.mark.parametrize("kind", ("nary-1", "child-sum"))
+def test_chain_of_ten_thousand(kind: str) -> None:
+    layer, deep = make(kind), chain(10_000)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.mul_(0.5)
+    x = features(deep.num_nodes).requires_grad_()
+    h = layer(x, deep.edge_index)
+    with torch.no_grad():
+        equation = KINDS[kind][1]
+        state = equation(layer, x[0], [None] if layer.arity else [], torch.ones(OUT).double())
+        for row in x[1:]:
+            state = equation(layer, row, [state], torch.ones(OUT).double())
+    torch.testing.assert_close(h[-1], state[0])
+    h.sum().backward()
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
+    assert (x.grad != 0).any(1).all()
+
+
+def test_forget_gates_share_the_product_with_the_input() -> None:
+    layer = NaryTreeLSTM(IN, OUT, 5)
+    assert layer.cell.weight_input.shape == (4 * OUT, IN)
+    assert layer.cell.bias.shape == (4 * OUT,)

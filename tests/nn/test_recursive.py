@@ -1,0 +1,404 @@
+"""How the recursive layers behave as torch and PyG modules, and what they refuse."""
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from torch_geometric.explain import Explainer, GNNExplainer
+from torch_geometric.nn import GCNConv, Sequential
+
+from pyg_dynbatch.core import Schedule
+from pyg_dynbatch.nn import (
+    ChildSumTreeLSTM,
+    ChildSumTreeLSTMCell,
+    NaryTreeLSTM,
+    NaryTreeLSTMCell,
+    RecursiveCell,
+    RecursiveLayer,
+    TreeGRU,
+    TreeRNN,
+)
+from tests.core.helpers import as_users_run_it
+from tests.nn.recursion import IN, OUT, SMALL, features, make, whole
+from tests.strategies import balanced, chain, diamond, single_node
+
+TREE = balanced(2)
+NO_EDGES = torch.empty(2, 0, dtype=torch.long)
+
+
+def message(action: Callable[[], Any], error: type[Exception]) -> str:
+    with pytest.raises(error) as caught:
+        action()
+    return str(caught.value)
+
+
+def grads(layer: nn.Module) -> list[Tensor]:
+    return [p.grad.clone() for p in layer.parameters() if p.grad is not None]
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_single_nodes_give_every_parameter_a_gradient(kind: str) -> None:
+    layer = make(kind)
+    layer(features(3), NO_EDGES).sum().backward()
+    assert all(p.grad is not None for p in layer.parameters())
+    recurrent = [p for name, p in layer.named_parameters() if name.startswith("cell.weight_h")]
+    assert all((p.grad == 0).all() for p in recurrent)
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_no_node_at_all(kind: str) -> None:
+    layer = make(kind)
+    x = features(0).requires_grad_()
+    h = layer(x, NO_EDGES)
+    assert h.shape == (0, OUT)
+    h.sum().backward()
+    assert all(p.grad is not None and (p.grad == 0).all() for p in layer.parameters())
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_no_node_has_an_input(kind: str) -> None:
+    layer, dag = make(kind), whole(TREE, make(kind).arity)
+    nowhere = torch.zeros(dag.num_nodes, dtype=torch.bool)
+    schedule = Schedule.from_structure(
+        dag.edge_index, dag.num_nodes, arity=layer.arity, has_input=nowhere
+    )
+    h = layer(features(0), schedule=schedule)
+    zeros = layer(torch.zeros(dag.num_nodes, IN).double(), dag.edge_index)
+    torch.testing.assert_close(h, zeros)
+    h.sum().backward()
+    assert all(p.grad is not None for p in layer.parameters())
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_rows_of_the_nodes_with_input_alone(kind: str) -> None:
+    layer, dag = make(kind), whole(TREE, make(kind).arity)
+    has_input = torch.arange(dag.num_nodes) % 2 == 0
+    schedule = Schedule.from_structure(
+        dag.edge_index, dag.num_nodes, arity=layer.arity, has_input=has_input
+    )
+    x = features(dag.num_nodes)
+    few = layer(x.index_select(0, schedule.input_node), schedule=schedule)
+    torch.testing.assert_close(layer(x, schedule=schedule), few)
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_backward_twice_and_in_part(kind: str) -> None:
+    layer, x = make(kind), features(TREE.num_nodes).requires_grad_()
+    h = layer(x, TREE.edge_index)
+    h.sum().backward(retain_graph=True)
+    first = grads(layer)
+    layer.zero_grad()
+    h.sum().backward()
+    assert all(torch.equal(a, b) for a, b in zip(first, grads(layer), strict=True))
+    root = layer(x, TREE.edge_index)[TREE.roots]
+    (only,) = torch.autograd.grad(root.sum(), layer.cell.bias, retain_graph=True)
+    (again, of_x) = torch.autograd.grad(root.sum(), (layer.cell.bias, x))
+    torch.testing.assert_close(only, again)
+    assert (of_x != 0).any(1).all()
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_frozen_parameters_let_the_gradient_through(kind: str) -> None:
+    layer, x = make(kind), features(TREE.num_nodes).requires_grad_()
+    (wanted,) = torch.autograd.grad(layer(x, TREE.edge_index).sum(), x)
+    layer.requires_grad_(False)
+    (found,) = torch.autograd.grad(layer(x, TREE.edge_index).sum(), x)
+    torch.testing.assert_close(found, wanted)
+    assert not layer(x.detach(), TREE.edge_index).requires_grad
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_memory_rows_carry_gradients_too(kind: str) -> None:
+    layer, x = make(kind), features(TREE.num_nodes).requires_grad_()
+    state = layer(x, TREE.edge_index, return_state=True)
+    (found,) = torch.autograd.grad(state[-1].sum(), x)
+    assert (found != 0).any(1).all()
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_autocast(kind: str) -> None:
+    layer, x = make(kind).float(), features(TREE.num_nodes).float()
+    wanted = layer(x, TREE.edge_index)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = layer(x, TREE.edge_index)
+        alone = layer(x[:2], NO_EDGES)
+    torch.testing.assert_close(found.float(), wanted, rtol=0.05, atol=0.05)
+    (found.sum() + alone.sum()).backward()
+    assert all(g.dtype == torch.float32 and g.isfinite().all() for g in grads(layer))
+    assert len(grads(layer)) == len(list(layer.parameters()))
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_low_precision(kind: str) -> None:
+    layer, x = make(kind).bfloat16(), features(TREE.num_nodes).bfloat16()
+    h = layer(x, TREE.edge_index)
+    assert h.dtype == torch.bfloat16
+    wanted = make(kind)(features(TREE.num_nodes), TREE.edge_index)
+    torch.testing.assert_close(h.double(), wanted, rtol=0.1, atol=0.1)
+    h.sum().backward()
+    assert all(g.isfinite().all() for g in grads(layer))
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_inference_mode_and_no_grad(kind: str) -> None:
+    layer, x = make(kind), features(TREE.num_nodes)
+    wanted = layer(x, TREE.edge_index)
+    with torch.inference_mode():
+        assert torch.equal(layer(x, TREE.edge_index), wanted)
+    with torch.no_grad():
+        assert not layer(x, TREE.edge_index).requires_grad
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_checkpointing(kind: str) -> None:
+    layer, x = make(kind), features(TREE.num_nodes).requires_grad_()
+    layer(x, TREE.edge_index).sum().backward()
+    wanted = grads(layer)
+    layer.zero_grad()
+    checkpoint(layer, x, TREE.edge_index, use_reentrant=False).sum().backward()
+    assert all(torch.equal(a, b) for a, b in zip(wanted, grads(layer), strict=True))
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_functional_call(kind: str) -> None:
+    layer, other, x = make(kind), make(kind), features(TREE.num_nodes)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(2)
+    found = torch.func.functional_call(layer, dict(other.named_parameters()), (x, TREE.edge_index))
+    assert torch.equal(found, other(x, TREE.edge_index))
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_copies_and_pickles(kind: str) -> None:
+    layer, x = make(kind), features(TREE.num_nodes)
+    wanted = layer(x, TREE.edge_index)
+    for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert torch.equal(twin(x, TREE.edge_index), wanted)
+    fresh = make(kind)
+    fresh.reset_parameters()
+    fresh.load_state_dict(layer.state_dict())
+    assert torch.equal(fresh(x, TREE.edge_index), wanted)
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_second_derivatives_are_refused(kind: str) -> None:
+    layer, x = make(kind), features(TREE.num_nodes).requires_grad_()
+    h = layer(x, TREE.edge_index)
+    text = message(lambda: torch.autograd.grad(h.sum(), x, create_graph=True), RuntimeError)
+    assert "second derivatives through a schedule are not available" in text
+    assert "create_graph=True" in text
+
+
+def test_hooks_see_the_layer() -> None:
+    layer, x = make("nary-2"), features(TREE.num_nodes).requires_grad_()
+    seen: list[str] = []
+    layer.register_forward_pre_hook(lambda *_: seen.append("before"))
+    layer.register_forward_hook(lambda *_: seen.append("after"))
+    layer.register_full_backward_hook(lambda *_: seen.append("backward"))
+    layer(x, TREE.edge_index).sum().backward()
+    assert seen == ["before", "after", "backward"]
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_anomaly_detection_finds_nothing(kind: str) -> None:
+    with pytest.warns(UserWarning, match="Anomaly"), torch.autograd.detect_anomaly():
+        layer = make(kind)
+        layer(features(TREE.num_nodes), TREE.edge_index).sum().backward()
+
+
+def test_repr() -> None:
+    assert repr(NaryTreeLSTM(4, 3, 5)) == "NaryTreeLSTM(4, 3, arity=5)"
+    assert repr(ChildSumTreeLSTM(4, 3)) == "ChildSumTreeLSTM(4, 3)"
+    assert repr(TreeGRU(4, 3)) == "TreeGRU(4, 3, arity=2)"
+    assert repr(TreeRNN(4, 3)) == "TreeRNN(4, 3, arity=2)"
+    assert repr(NaryTreeLSTMCell(4, 3, 5)) == "NaryTreeLSTMCell(4, 3, arity=5)"
+    assert repr(ChildSumTreeLSTMCell(4, 3)) == "ChildSumTreeLSTMCell(4, 3)"
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_reset_parameters(kind: str) -> None:
+    layer = make(kind)
+    before = {name: value.clone() for name, value in layer.state_dict().items()}
+    torch.manual_seed(5)
+    layer.reset_parameters()
+    first = {name: value.clone() for name, value in layer.state_dict().items()}
+    assert all(not torch.equal(before[name], value) for name, value in first.items())
+    torch.manual_seed(5)
+    layer.reset_parameters()
+    assert all(torch.equal(first[name], value) for name, value in layer.state_dict().items())
+
+
+def test_where_biases_start() -> None:
+    bias = NaryTreeLSTM(4, 3).cell.bias
+    assert bias.tolist() == [0.0] * 9 + [1.0] * 3
+    assert NaryTreeLSTM(4, 3, forget_bias=0.5).cell.bias[9:].tolist() == [0.5] * 3
+    assert ChildSumTreeLSTM(4, 3).cell.bias.tolist() == [0.0] * 12
+
+
+def test_in_sequential_of_pyg() -> None:
+    torch.manual_seed(0)
+    model = Sequential(
+        "x, edge_index",
+        [
+            (GCNConv(IN, 4), "x, edge_index -> x"),
+            nn.ReLU(),
+            (NaryTreeLSTM(4, 5), "x, edge_index -> x"),
+            (ChildSumTreeLSTM(5, 2), "x, edge_index -> x"),
+        ],
+    )
+    h = model(features(TREE.num_nodes).float(), TREE.edge_index)
+    assert h.shape == (TREE.num_nodes, 2)
+    h.sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = NaryTreeLSTM(IN, 4)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor, edge_index: Tensor, **options: Any) -> Tensor:
+        return self.head(self.layer(x, edge_index, **options))
+
+
+@pytest.mark.parametrize("with_schedule", (False, True))
+def test_explainer_with_masks_of_features(with_schedule: bool) -> None:
+    explainer = Explainer(
+        Model(),
+        algorithm=GNNExplainer(epochs=3),
+        explanation_type="model",
+        node_mask_type="attributes",
+        edge_mask_type=None,
+        model_config={"mode": "multiclass_classification", "task_level": "node",
+                      "return_type": "raw"},
+    )  # fmt: skip
+    schedule = Schedule.from_structure(TREE.edge_index, TREE.num_nodes, arity=2)
+    options = {"schedule": schedule} if with_schedule else {}
+    explanation = explainer(features(TREE.num_nodes).float(), TREE.edge_index, index=0, **options)
+    assert explanation.node_mask.shape == (TREE.num_nodes, IN)
+    assert (explanation.node_mask > 0).any()
+
+
+class Height(RecursiveCell):
+    """A cell that leaves every default of the interface alone."""
+
+    def __init__(self) -> None:
+        super().__init__(IN, 1, None)
+        self.state_channels = (1,)
+
+    def reset_parameters(self) -> None:
+        pass
+
+    def project(self, x: Tensor) -> Tensor:
+        return 0 * x[:, :1]
+
+    def step(self, projected: Tensor, children: Any) -> tuple[Tensor, ...]:
+        if children is None:
+            return (projected,)
+        (h,), owner = children.rows, children.owner
+        deepest = projected.scatter_reduce(0, owner[:, None], h, "amax")
+        return (deepest + 1,)
+
+
+def test_a_cell_of_your_own() -> None:
+    dag = diamond()
+    layer = RecursiveLayer(Height())
+    assert layer(features(4).float(), dag.edge_index)[:, 0].tolist() == dag.depth
+    schedule = Schedule.from_structure(
+        dag.edge_index, 4, has_input=torch.tensor([True, False, True, False])
+    )
+    assert layer(features(4).float(), schedule=schedule)[:, 0].tolist() == dag.depth
+    assert repr(layer) == "RecursiveLayer(3, 1)"
+    layer.reset_parameters()
+
+
+def test_schedule_of_batch_is_the_derived_one() -> None:
+    layer = make("nary-2")
+    schedule = Schedule.from_structure(TREE.edge_index, TREE.num_nodes, arity=2)
+    x = features(TREE.num_nodes)
+    assert torch.equal(layer(x, TREE.edge_index), layer(x, TREE.edge_index, schedule))
+    assert torch.equal(
+        layer(x, TREE.edge_index), layer(x, schedule=pickle.loads(pickle.dumps(schedule)))
+    )
+
+
+# What is refused, and in which words.
+
+
+def test_refuses_options() -> None:
+    assert "direction" in message(lambda: TreeRNN(2, 2, direction="up"), ValueError)
+    text = message(lambda: NaryTreeLSTM(2, 2, direction="up"), ValueError)
+    assert "NaryTreeLSTM: unknown direction" in text
+    assert "'bottom_up' or 'top_down'" in text
+    assert "got:      'up'" in text
+    assert "in_channels is too small" in message(lambda: TreeGRU(0, 2), ValueError)
+    assert "out_channels is too small" in message(lambda: ChildSumTreeLSTM(2, 0), ValueError)
+    assert "arity is too small" in message(lambda: NaryTreeLSTM(2, 2, 0), ValueError)
+    for make_one in (NaryTreeLSTM, ChildSumTreeLSTM, TreeGRU):
+        text = message(lambda m=make_one: m(2, 2, recurrent_dropout=1.0), ValueError)
+        assert "recurrent_dropout is no probability" in text
+        assert "0 <= p < 1" in text
+
+
+def test_refuses_input_rows() -> None:
+    layer = NaryTreeLSTM(IN, OUT)
+    text = message(lambda: layer(torch.zeros(3, IN + 1), NO_EDGES), TypeError)
+    assert "NaryTreeLSTM: input rows of the wrong form" in text
+    assert "expected: floating [row, 3]" in text
+    assert "got:      float32[3, 4]" in text
+    with as_users_run_it():
+        integers = torch.zeros(3, IN, dtype=torch.long)
+        text = message(lambda: layer(integers, NO_EDGES), TypeError)
+    assert "got:      int64[3, 3]" in text
+    schedule = Schedule.from_structure(TREE.edge_index, TREE.num_nodes, arity=2)
+    text = message(lambda: layer(torch.zeros(3, IN), schedule=schedule), ValueError)
+    assert "wrong number of input rows" in text
+    assert "7 (all nodes)" in text
+    assert "got:      3" in text
+
+
+def test_refuses_schedules_of_others() -> None:
+    x, layer = features(TREE.num_nodes).float(), NaryTreeLSTM(IN, OUT)
+    ragged = Schedule.from_structure(TREE.edge_index, TREE.num_nodes)
+    text = message(lambda: layer(x, TREE.edge_index, ragged), ValueError)
+    assert "NaryTreeLSTM: the schedule was made for another layer" in text
+    assert "expected: arity 2, bottom_up" in text
+    assert "got:      arity None, bottom_up" in text
+    assert "DataLoader(..., arity=2, direction='bottom_up')" in text
+    down = Schedule.from_structure(TREE.edge_index, TREE.num_nodes, arity=2, direction="top_down")
+    assert "got:      arity 2, top_down" in message(
+        lambda: layer(x, TREE.edge_index, down), ValueError
+    )
+    other = Schedule.from_structure(chain(7).edge_index[:, :5], 7, arity=2)
+    text = message(lambda: layer(x, TREE.edge_index, other), ValueError)
+    assert "the schedule belongs to another graph" in text
+    assert "expected: 5 edges" in text
+    assert "got:      6" in text
+
+
+def test_refuses_edges() -> None:
+    x, layer = features(3).float(), NaryTreeLSTM(IN, OUT)
+    assert "neither a schedule nor dense edges" in message(lambda: layer(x), TypeError)
+    cycle = torch.tensor([[0, 1], [1, 0]])
+    assert "has a cycle" in message(lambda: layer(x, cycle), ValueError)
+    three = torch.tensor([[0, 1, 2, 3], [4, 4, 4, 4]])
+    text = message(lambda: layer(features(5).float(), three), ValueError)
+    assert "a child beyond the arity" in text
+    shared = torch.tensor([[0, 0], [1, 2]])
+    down = NaryTreeLSTM(IN, OUT, direction="top_down")
+    text = message(lambda: down(x, shared, child_slot=torch.tensor([0, 0])), ValueError)
+    assert "two arguments in one place" in text
+    beyond = torch.tensor([[0], [5]])
+    assert "a node that does not exist" in message(lambda: layer(x, beyond), ValueError)
+
+
+def test_single_node_alone() -> None:
+    node = single_node()
+    assert NaryTreeLSTM(IN, OUT)(features(1).float(), node.edge_index).shape == (1, OUT)

@@ -1,0 +1,373 @@
+"""Any layer of PyG in topological order, against calls of that layer node by node."""
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch_geometric.nn as pyg
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch_geometric.explain import Explainer, GNNExplainer
+from torch_geometric.explain.algorithm.utils import clear_masks, set_masks
+
+from pyg_dynbatch.core import Schedule
+from pyg_dynbatch.nn import TopologicalConv
+from tests.strategies import SHAPES, Dag, chain, dags, diamond, structures
+
+W = 4
+FEW = settings(max_examples=6, suppress_health_check=list(HealthCheck))
+EdgeRows = dict[str, Callable[[int], Tensor]]
+FEATURES: EdgeRows = {"edge_attr": lambda edges: torch.randn(edges, 3, dtype=torch.float64)}
+WEIGHTS: EdgeRows = {"edge_weight": lambda edges: torch.rand(edges, dtype=torch.float64)}
+TYPES: EdgeRows = {"edge_type": lambda edges: torch.randint(2, (edges,))}
+
+CONVS: dict[str, tuple[Callable[[], nn.Module], EdgeRows]] = {
+    "GCNConv": (lambda: pyg.GCNConv(W, W), {}),
+    "GCNConv weighted": (lambda: pyg.GCNConv(W, W), WEIGHTS),
+    "GATConv": (lambda: pyg.GATConv(W, W), {}),
+    "GATConv heads": (lambda: pyg.GATConv(W, 2, heads=2, edge_dim=3), FEATURES),
+    "GATv2Conv pairs": (lambda: pyg.GATv2Conv((3, W), 3, add_self_loops=False), {}),
+    "SAGEConv": (lambda: pyg.SAGEConv(W, W), {}),
+    "SAGEConv max": (lambda: pyg.SAGEConv(W, W, aggr="max"), {}),
+    "SAGEConv pairs": (lambda: pyg.SAGEConv((3, W), 3), {}),
+    "GINConv": (lambda: pyg.GINConv(nn.Sequential(nn.Linear(W, W), nn.Tanh())), {}),
+    "GINEConv": (lambda: pyg.GINEConv(nn.Linear(W, W), edge_dim=3), FEATURES),
+    "TransformerConv": (lambda: pyg.TransformerConv(W, W, edge_dim=3), FEATURES),
+    "ResGatedGraphConv": (lambda: pyg.ResGatedGraphConv(W, W), {}),
+    "GatedGraphConv": (lambda: pyg.GatedGraphConv(W, num_layers=2), WEIGHTS),
+    "GraphConv": (lambda: pyg.GraphConv(W, W), WEIGHTS),
+    "RGCNConv": (lambda: pyg.RGCNConv(W, W, num_relations=2), TYPES),
+    "GENConv": (lambda: pyg.GENConv(W, W, norm=None), {}),
+    "EdgeConv": (lambda: pyg.EdgeConv(nn.Linear(2 * W, W)), {}),
+    "Sequential": (
+        lambda: pyg.Sequential(
+            "x, edge_index", [(pyg.GCNConv(W, W), "x, edge_index -> x"), nn.Tanh()]
+        ),
+        {},
+    ),
+}
+
+
+def node_by_node(
+    layer: TopologicalConv, dag: Dag, x: Tensor, edge_rows: dict[str, Tensor]
+) -> Tensor:
+    """Calls the layer on every node alone: itself, and one source for each incoming edge."""
+    source, target = dag.edge_index
+    order = dag.order
+    if layer.direction == "top_down":
+        source, target, order = target, source, order[::-1]
+    done: dict[int, Tensor] = {}
+    for node in order:
+        edges = (target == node).nonzero()[:, 0]
+        rows = [done[int(source[edge])] for edge in edges]
+        own, count = x[node : node + 1], len(rows)
+        first = 0 if layer.pairs else 1
+        star = torch.stack([torch.arange(count) + first, torch.zeros(count, dtype=torch.long)])
+        given = {name: value[edges] for name, value in edge_rows.items()}
+        if layer.pairs:
+            empty = x.new_empty(0, layer.state_channels or 0)
+            below = torch.stack(rows) if rows else empty
+            done[node] = layer.conv((below, own), star, **given)[0]
+        else:
+            both = torch.cat([own, torch.stack(rows)]) if rows else own
+            done[node] = layer.conv(both, star, **given)[0]
+    return torch.stack([done[node] for node in range(dag.num_nodes)])
+
+
+def gradients(loss_of: Tensor, leaves: list[Tensor]) -> list[Tensor]:
+    weight = torch.linspace(-1, 1, loss_of.numel(), dtype=torch.float64).reshape(loss_of.shape)
+    return list(torch.autograd.grad((loss_of * weight).sum(), leaves, materialize_grads=True))
+
+
+def check(name: str, dag: Dag, direction: str) -> None:
+    make, kinds = CONVS[name]
+    layer = TopologicalConv(make(), direction).double()
+    edge_rows = {key: draw(dag.num_edges) for key, draw in kinds.items()}
+    x = torch.randn(dag.num_nodes, W, dtype=torch.float64, requires_grad=True)
+    leaves = [x, *layer.parameters()]
+    for value in edge_rows.values():
+        if value.is_floating_point():
+            leaves.append(value.requires_grad_())
+    wanted = node_by_node(layer, dag, x, edge_rows)
+    found = layer(x, dag.edge_index, **edge_rows)
+    torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
+    pairs = zip(gradients(found, leaves), gradients(wanted, leaves), strict=True)
+    for mine, right in pairs:
+        torch.testing.assert_close(mine, right, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("direction", ("bottom_up", "top_down"))
+@pytest.mark.parametrize("name", CONVS)
+@FEW
+@given(dag=structures(10, 3))
+def test_level_by_level_is_node_by_node(name: str, direction: str, dag: Dag) -> None:
+    check(name, dag, direction)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", ("GCNConv", "SAGEConv pairs", "GATConv heads"))
+def test_special_shapes(name: str, shape: str) -> None:
+    check(name, SHAPES[shape](), "bottom_up")
+
+
+@FEW
+@given(dag=dags(10, 3, repeats=True))
+def test_repeated_edges(dag: Dag) -> None:
+    check("GraphConv", dag, "bottom_up")
+
+
+def test_news_travels_all_the_way() -> None:
+    layer = TopologicalConv(pyg.SAGEConv(W, W))
+    x = torch.randn(30, W, requires_grad=True)
+    layer(x, chain(30).edge_index)[-1].sum().backward()
+    assert x.grad is not None
+    assert (x.grad[0] != 0).any()
+
+
+@FEW
+@given(data=st.data())
+def test_company_and_order_of_the_examples(data: st.DataObject) -> None:
+    layer = TopologicalConv(pyg.GATConv(W, W)).double()
+    examples = data.draw(st.lists(structures(8, 3), min_size=1, max_size=4))
+    rows = [torch.randn(dag.num_nodes, W, dtype=torch.float64) for dag in examples]
+
+    def run(numbers: list[int]) -> list[Tensor]:
+        sizes = [examples[n].num_nodes for n in numbers]
+        firsts = [sum(sizes[:place]) for place in range(len(sizes))]
+        edges = [examples[n].edge_index + f for n, f in zip(numbers, firsts, strict=True)]
+        found = layer(torch.cat([rows[n] for n in numbers]), torch.cat(edges, 1))
+        return list(found.split(sizes))
+
+    everything = list(range(len(examples)))
+    together = run(everything)
+    alone = [run([n])[0] for n in everything]
+    torch.testing.assert_close(together, alone, rtol=1e-10, atol=1e-10)
+    order = data.draw(st.permutations(everything))
+    moved = run(order)
+    torch.testing.assert_close(moved, [together[n] for n in order], rtol=1e-10, atol=1e-10)
+
+
+def test_with_a_schedule() -> None:
+    dag, layer = diamond(), TopologicalConv(pyg.GATConv(W, W, edge_dim=3))
+    x, rows = torch.randn(4, W), torch.randn(dag.num_edges, 3)
+    wanted = layer(x, dag.edge_index, rows)
+    schedule = Schedule.from_structure(dag.edge_index, 4)
+    assert torch.equal(layer(x, dag.edge_index, rows, schedule=schedule), wanted)
+    assert torch.equal(layer(x, edge_attr=rows, schedule=schedule), wanted)
+    some = torch.tensor([True, False, False, True])
+    subset = Schedule.from_structure(dag.edge_index, 4, has_input=some)
+    torch.testing.assert_close(layer(x, dag.edge_index, rows, schedule=subset), wanted)
+    assert torch.equal(layer(x, dag.edge_index, None), layer(x, dag.edge_index))
+
+
+def test_order_of_the_edges_at_a_node() -> None:
+    # LSTM aggregation cannot do without edges, so the first level is left out of this one.
+    class Numbered(nn.Module):
+        def forward(self, x: Tensor, edge_index: Tensor, rank: Tensor) -> Tensor:
+            seen.append(rank.tolist())
+            return x
+
+    seen: list[list[int]] = []
+    edges, slot = torch.tensor([[0, 1, 2], [3, 3, 3]]), torch.tensor([2, 0, 1])
+    TopologicalConv(Numbered())(torch.zeros(4, W), edges, slot, child_slot=slot)
+    assert seen == [[], [0, 1, 2]]
+
+
+@pytest.mark.parametrize("name", CONVS)
+def test_every_parameter_gets_a_gradient(name: str) -> None:
+    make, kinds = CONVS[name]
+    layer = TopologicalConv(make()).double()
+    rows = {key: draw(0) for key, draw in kinds.items()}
+    no_edges = torch.empty(2, 0, dtype=torch.long)
+    h = layer(torch.randn(2, W, dtype=torch.float64), no_edges, **rows)
+    h.sum().backward()
+    assert [key for key, p in layer.named_parameters() if p.grad is None] == []
+    nothing = layer(torch.randn(0, W, dtype=torch.float64), no_edges, **rows)
+    assert nothing.shape == (0, h.size(1))
+
+
+def test_deep_chain() -> None:
+    layer = TopologicalConv(pyg.SAGEConv(2, 2))
+    x = torch.randn(1000, 2, requires_grad=True)
+    layer(x, chain(1000).edge_index).sum().backward()
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
+
+
+def test_as_a_module() -> None:
+    dag, layer = diamond(), TopologicalConv(pyg.GCNConv(W, W))
+    x = torch.randn(4, W)
+    wanted = layer(x, dag.edge_index)
+    for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert torch.equal(twin(x, dag.edge_index), wanted)
+    with torch.inference_mode():
+        assert torch.equal(layer(x, dag.edge_index), wanted)
+    with torch.autocast("cpu", torch.bfloat16):
+        low = layer(x, dag.edge_index)
+    torch.testing.assert_close(low.float(), wanted, rtol=0.05, atol=0.05)
+    low.sum().backward()
+    layer.reset_parameters()
+    assert not torch.equal(layer(x, dag.edge_index), wanted)
+    assert repr(layer) == "TopologicalConv(GCNConv(4, 4))"
+    down = TopologicalConv(pyg.GCNConv(W, W), "top_down")
+    assert repr(down) == "TopologicalConv(GCNConv(4, 4), direction='top_down')"
+
+
+def test_lazy_layers() -> None:
+    layer = TopologicalConv(pyg.SAGEConv(-1, W))
+    assert layer(torch.randn(4, W), diamond().edge_index).shape == (4, W)
+
+
+def test_in_sequential_of_pyg() -> None:
+    model = pyg.Sequential(
+        "x, edge_index, edge_weight",
+        [
+            (pyg.GCNConv(3, W), "x, edge_index, edge_weight -> x"),
+            nn.ReLU(),
+            (TopologicalConv(pyg.GCNConv(W, W)), "x, edge_index, edge_weight -> x"),
+            (TopologicalConv(pyg.GATConv(W, W), "top_down"), "x, edge_index -> x"),
+        ],
+    )
+    dag = diamond()
+    model(torch.randn(4, 3), dag.edge_index, torch.rand(dag.num_edges)).sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_second_derivatives_are_refused() -> None:
+    layer, x = TopologicalConv(pyg.SAGEConv(W, W)), torch.randn(4, W, requires_grad=True)
+    found = layer(x, diamond().edge_index).sum()
+    with pytest.raises(RuntimeError, match="second derivatives"):
+        torch.autograd.grad(found, x, create_graph=True)
+
+
+# Explainers.
+
+
+@pytest.mark.parametrize("parameter", (False, True))
+def test_edge_masks_are_edge_weights(parameter: bool) -> None:
+    dag, layer = SHAPES["diamond"](), TopologicalConv(pyg.GraphConv(W, W))
+    x, weight = torch.randn(4, W), torch.rand(dag.num_edges)
+    plain = layer(x, dag.edge_index)
+    wanted = layer(x, dag.edge_index, weight)
+    mask = nn.Parameter(weight) if parameter else weight
+    set_masks(layer, mask, dag.edge_index, apply_sigmoid=False)
+    found = layer(x, dag.edge_index)
+    torch.testing.assert_close(found, wanted)
+    assert layer.conv._edge_mask is mask
+    if parameter:
+        found.sum().backward()
+        assert mask.grad is not None
+        assert (mask.grad != 0).all()
+    clear_masks(layer)
+    assert torch.equal(layer(x, dag.edge_index), plain)
+
+
+class Model(nn.Module):
+    def __init__(self, conv: nn.Module) -> None:
+        super().__init__()
+        self.first = pyg.GCNConv(3, W)
+        self.layer = TopologicalConv(conv)
+        self.head = nn.Linear(W, 2)
+
+    def forward(self, x: Tensor, edge_index: Tensor, **options: Any) -> Tensor:
+        return self.head(self.layer(self.first(x, edge_index).relu(), edge_index, **options))
+
+
+@pytest.mark.parametrize("conv", ("GCNConv", "SAGEConv", "GATConv"))
+@pytest.mark.parametrize("edge_mask_type", (None, "object"))
+def test_gnn_explainer(conv: str, edge_mask_type: str | None) -> None:
+    dag = SHAPES["balanced"]()
+    model = Model(CONVS[conv][0]())
+    explainer = Explainer(
+        model,
+        algorithm=GNNExplainer(epochs=3),
+        explanation_type="model",
+        node_mask_type="attributes",
+        edge_mask_type=edge_mask_type,
+        model_config={
+            "mode": "multiclass_classification",
+            "task_level": "node",
+            "return_type": "raw",
+        },
+    )
+    x = torch.randn(dag.num_nodes, 3)
+    before = model(x, dag.edge_index)
+    schedule = Schedule.from_structure(dag.edge_index, dag.num_nodes)
+    explanation = explainer(x, dag.edge_index, index=dag.roots[0], schedule=schedule)
+    assert explanation.node_mask.shape == x.shape
+    if edge_mask_type is not None:
+        assert explanation.edge_mask.shape == (dag.num_edges,)
+        assert (explanation.edge_mask > 0).any()
+    assert torch.equal(model(x, dag.edge_index), before)
+
+
+# What is refused, and in which words.
+
+
+def message(action: Callable[[], Any], error: type[Exception]) -> str:
+    with pytest.raises(error) as caught:
+        action()
+    return str(caught.value)
+
+
+def test_refuses_layers() -> None:
+    text = message(lambda: TopologicalConv(pyg.GCNConv(W, W, flow="target_to_source")), ValueError)
+    assert "GCNConv works against the direction of the edges" in text
+    assert "direction='top_down'" in text
+    text = message(lambda: TopologicalConv(pyg.GCNConv(W, W, cached=True)), ValueError)
+    assert "keeps the graph of its first call" in text
+    assert "cached=False" in text
+    text = message(lambda: TopologicalConv(pyg.GATConv((W, W), W)), ValueError)
+    assert "adds self-loops, but takes pairs" in text
+    assert "add_self_loops=False" in text
+    text = message(lambda: TopologicalConv(pyg.SAGEConv((-1, -1), W)), ValueError)
+    assert "does not tell the width of its sources" in text
+    assert "in_channels=(-1, -1)" in text
+    assert "unknown direction" in message(
+        lambda: TopologicalConv(pyg.GCNConv(W, W), "up"), ValueError
+    )
+
+
+def test_refuses_what_a_layer_gives() -> None:
+    x, edges = torch.randn(4, W), diamond().edge_index
+    text = message(lambda: TopologicalConv(pyg.GCNConv(W, 6))(x, edges), ValueError)
+    assert "GCNConv changes the width of the rows" in text
+    assert "expected: 4 channels" in text
+    assert "got:      6" in text
+    assert "in_channels=(out_channels, in_channels)" in text
+    text = message(lambda: TopologicalConv(pyg.SAGEConv((3, W), 5))(x, edges), ValueError)
+    assert "expected: 3 channels" in text
+
+    class Pair(nn.Module):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Any:
+            return x, edge_index
+
+    text = message(lambda: TopologicalConv(Pair())(x, edges), TypeError)
+    assert "Pair does not return one row a node" in text
+    assert "got:      tuple" in text
+
+
+def test_refuses_arguments() -> None:
+    dag, layer = diamond(), TopologicalConv(pyg.GATConv(W, W, edge_dim=3))
+    x = torch.randn(4, W)
+    text = message(lambda: layer(x, dag.edge_index, torch.randn(3, 3)), TypeError)
+    assert "argument 2 is not one row an edge" in text
+    assert "a tensor [4, ...]" in text
+    assert "got:      [3, 3]" in text
+    text = message(lambda: layer(x, dag.edge_index, edge_attr=torch.tensor(1.0)), TypeError)
+    assert "argument edge_attr" in text
+    assert "neither a schedule nor dense edges" in message(lambda: layer(x), TypeError)
+    loop = torch.tensor([[0], [0]])
+    assert "has a cycle" in message(lambda: layer(x, loop), ValueError)
+    fixed = Schedule.from_structure(dag.edge_index, 4, arity=2)
+    text = message(lambda: layer(x, dag.edge_index, schedule=fixed), ValueError)
+    assert "expected: arity None, bottom_up" in text
+    ragged = Schedule.from_structure(dag.edge_index, 4)
+    text = message(lambda: layer(x[:3], schedule=ragged), ValueError)
+    assert "wrong number of input rows" in text
+    text = message(lambda: layer(x, dag.edge_index[:, :3], schedule=ragged), ValueError)
+    assert "belongs to another graph" in text
