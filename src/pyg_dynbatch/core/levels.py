@@ -31,15 +31,7 @@ def schedule_structure(
     first, then by number), and the input store holds the inputs in that order too, so that every
     step reads its inputs and writes its states side by side.
     """
-    if direction not in DIRECTIONS:
-        raise ValueError(
-            mismatch(
-                "Schedule: unknown direction",
-                expected=" or ".join(map(repr, DIRECTIONS)),
-                got=repr(direction),
-            )
-        )
-    _checked_arity(arity)
+    _check_options(arity, direction)
     source, target = _checked_edges(edge_index, num_nodes, "Schedule.from_structure")
     if direction == "top_down":
         source, target = target, source
@@ -164,7 +156,15 @@ def _checked_inputs(has_input: Tensor | None, num_nodes: int) -> np.ndarray:
     return has_input.detach().cpu().numpy()
 
 
-def _checked_arity(arity: int | None) -> None:
+def _check_options(arity: int | None, direction: str) -> None:
+    if direction not in DIRECTIONS:
+        raise ValueError(
+            mismatch(
+                "Schedule: unknown direction",
+                expected=" or ".join(map(repr, DIRECTIONS)),
+                got=repr(direction),
+            )
+        )
     if arity is not None and arity < 0:
         raise ValueError(
             mismatch(
