@@ -184,7 +184,7 @@ def write_table(path: str | Path, columns: Columns, first_class: int = 0) -> Pat
     return target
 
 
-def _cell(name: str, entry: float) -> str:
+def _cell(name: str, entry: int | float) -> str:
     if name == "target" and entry in (-1, None):
         return ""
     return f"{entry:.6g}" if isinstance(entry, float) else str(entry)
