@@ -1,0 +1,57 @@
+"""The guides do what they show, and lead to one another."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from pyg_dynbatch.cli import _COMMANDS
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+EVERY_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+def fenced(page: Path, language: str) -> list[str]:
+    text = page.read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def commands(page: Path) -> list[list[str]]:
+    lines = [line for block in fenced(page, "bash") for line in re.split(r"\n|; (?:do )?", block)]
+    return [shlex.split(line)[1:] for line in lines if line.startswith("pyg-dynbatch ")]
+
+
+@EVERY_PAGE
+@pytest.mark.filterwarnings("ignore:The `srun` command is available")
+def test_code_on_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs the blocks of a page in order, in one namespace, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {"__name__": page.stem}
+    for block in fenced(page, "python"):
+        exec(compile(block, str(page), "exec"), namespace)
+
+
+def test_the_index_leads_to_every_page() -> None:
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    linked = set(re.findall(r"\]\((\w+\.md)\)", index))
+    assert linked == {page.name for page in PAGES} - {"index.md"}
+
+
+def test_the_index_lists_every_example() -> None:
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    shown = set(re.findall(r"^\| `(\w+\.py)`", index, flags=re.MULTILINE))
+    assert shown == {path.name for path in (ROOT / "examples").glob("*.py")}
+
+
+@EVERY_PAGE
+def test_commands_and_configs_exist(page: Path) -> None:
+    for command, *_ in commands(page):
+        assert command in _COMMANDS
+    named = set(re.findall(r"configs/\w+\.yaml", page.read_text(encoding="utf-8")))
+    assert sorted(name for name in named if not (ROOT / name).is_file()) == []
+
+
+def test_commands_of_the_guides_are_found() -> None:
+    assert len(commands(ROOT / "docs" / "training.md")) >= 7
