@@ -212,6 +212,22 @@ def test_anomaly_detection_finds_nothing(kind: str) -> None:
         layer(features(TREE.num_nodes), TREE.edge_index).sum().backward()
 
 
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("kind", ("nary-2", "child-sum"))
+def test_inside_a_compiled_model(kind: str) -> None:
+    model = nn.Sequential(nn.Linear(IN, IN), nn.ReLU()).double()
+    layer = make(kind)
+
+    def run(x: Tensor) -> Tensor:
+        return layer(model(x), TREE.edge_index).relu()
+
+    x = features(TREE.num_nodes)
+    found = torch.compile(run, backend="eager")(x)
+    torch.testing.assert_close(found, run(x))
+    found.sum().backward()
+    assert all(p.grad is not None for p in layer.parameters())
+
+
 def test_repr() -> None:
     assert repr(NaryTreeLSTM(4, 3, 5)) == "NaryTreeLSTM(4, 3, arity=5)"
     assert repr(ChildSumTreeLSTM(4, 3)) == "ChildSumTreeLSTM(4, 3)"

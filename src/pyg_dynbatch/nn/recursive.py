@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -40,7 +41,6 @@ class RecursiveLayer(nn.Module):
             floating dtype.
 
     Example:
-        >>> import torch
         >>> layer = RecursiveLayer(TreeRNNCell(4, 3))
         >>> layer(torch.randn(3, 4), torch.tensor([[0, 1], [2, 2]])).shape
         torch.Size([3, 3])
@@ -57,6 +57,8 @@ class RecursiveLayer(nn.Module):
         """Draws all parameters anew."""
         self.cell.reset_parameters()
 
+    # Every batch has levels of its own: compiled code would be made anew for each.
+    @torch.compiler.disable
     def forward(
         self,
         x: Float[Tensor, "input feature"],
@@ -143,7 +145,6 @@ class NaryTreeLSTM(RecursiveLayer):
         Tai, Socher, Manning (2015), arXiv:1503.00075, equations 9-14.
 
     Example:
-        >>> import torch
         >>> layer = NaryTreeLSTM(4, 3)
         >>> layer
         NaryTreeLSTM(4, 3, arity=2)
@@ -188,7 +189,6 @@ class ChildSumTreeLSTM(RecursiveLayer):
         Tai, Socher, Manning (2015), arXiv:1503.00075, equations 2-8.
 
     Example:
-        >>> import torch
         >>> layer = ChildSumTreeLSTM(4, 3)
         >>> layer(torch.randn(4, 4), torch.tensor([[0, 1, 2], [3, 3, 3]])).shape
         torch.Size([4, 3])
@@ -229,7 +229,6 @@ class TreeGRU(RecursiveLayer):
         See :class:`~pyg_dynbatch.nn.TreeGRUCell`.
 
     Example:
-        >>> import torch
         >>> TreeGRU(4, 3)(torch.randn(3, 4), torch.tensor([[0, 1], [2, 2]])).shape
         torch.Size([3, 3])
     """
@@ -263,7 +262,6 @@ class TreeRNN(RecursiveLayer):
         See :class:`~pyg_dynbatch.nn.TreeRNNCell`.
 
     Example:
-        >>> import torch
         >>> TreeRNN(4, 3)(torch.randn(3, 4), torch.tensor([[0, 1], [2, 2]])).shape
         torch.Size([3, 3])
     """

@@ -24,7 +24,6 @@ def checked_direction(owner: str, direction: str) -> str:
     return direction
 
 
-@torch.compiler.disable
 def derive_schedule(
     owner: str,
     x: Tensor,

@@ -95,6 +95,8 @@ class TopologicalConv(nn.Module):
         reset: Any = self.conv.reset_parameters
         reset()
 
+    # Every batch has levels of its own: compiled code would be made anew for each.
+    @torch.compiler.disable
     def forward(
         self,
         x: Float[Tensor, "node feature"],
