@@ -177,3 +177,18 @@ def test_ragged_owners_rise(forest: Dag) -> None:
 def test_chain_of_ten_thousand() -> None:
     dag = chain(10_000)
     assert len(Schedule.from_structure(dag.edge_index, 10_000, arity=1).steps) == 10_000
+
+
+def test_examples_of_a_batch_are_known():
+    edges = torch.tensor([[0, 3], [1, 4]])
+    schedule = Schedule.from_structure(edges, 5, example_sizes=[2, 0, 3])
+    assert schedule.num_examples == 3
+    assert schedule.example_of("node").tolist() == [0, 0, 2, 2, 2]
+    assert schedule.stats().examples == 3
+
+
+@pytest.mark.parametrize("sizes", [[2, 2], [6, -1]])
+def test_examples_must_add_up(sizes):
+    with pytest.raises(ValueError, match="example_sizes does not fit the nodes") as error:
+        Schedule.from_structure(torch.zeros(2, 0, dtype=torch.long), 5, example_sizes=sizes)
+    assert "add up to 5" in str(error.value)

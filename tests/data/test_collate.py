@@ -34,11 +34,12 @@ def test_schedule_is_that_of_all_edges_together(dags, arity, direction):
         child_slot=batch.child_slot,
         arity=arity,
         has_input=batch.token >= 0,
+        example_sizes=[tree.num_nodes for tree in trees],
         direction=direction,
     )
     assert batch[key] == expected
     assert batch[key].arity == arity
-    assert batch.num_graphs == len(dags)
+    assert batch.num_graphs == batch[key].num_examples == len(dags)
     for before, after in zip(trees, batch.to_data_list(), strict=True):
         assert torch.equal(before.edge_index, after.edge_index)
         assert torch.equal(before.root_index, after.root_index)

@@ -1,5 +1,7 @@
 """Make the schedule of one recurrent operation over trees or graphs, without recorded calls."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -22,6 +24,7 @@ def schedule_structure(
     child_slot: Tensor | None,
     arity: int | None,
     has_input: Tensor | None,
+    example_sizes: Sequence[int] | None,
     direction: str,
 ) -> Schedule:
     """Makes the schedule; see :meth:`Schedule.from_structure`.
@@ -58,7 +61,8 @@ def schedule_structure(
         reads += _fixed_children(flat, source, target, slot, row, sizes, arity, num_nodes)
     input_node = flat.add(order[filled[order]]), int(filled.sum())
     output = Wiring(STATE_STORE, flat.add(row), num_nodes, -1 if num_nodes else 0)
-    example = flat.add_zeros(num_nodes)
+    examples = _checked_examples(example_sizes, num_nodes)
+    example = flat.add(np.repeat(np.arange(examples.size), examples))
     starts = np.cumsum(sizes) - sizes
     steps = tuple(
         Step(0, int(size), tuple(read[number] for read in reads), ((STATE_STORE, int(start) + 1),))
@@ -76,7 +80,7 @@ def schedule_structure(
         wiring=flat.tensor(),
         constants=(None, None),
         outputs={"node": Output(output, example)},
-        num_examples=1,
+        num_examples=examples.size,
         facts={
             "num_nodes": num_nodes,
             "num_edges": int(source.size),
@@ -101,10 +105,6 @@ class _Flat:
         self.parts.append(part)
         self.size += part.size
         return self.size - part.size
-
-    def add_zeros(self, length: int) -> int:
-        """Appends zeros and returns where they begin."""
-        return self.add(np.zeros(length, dtype=np.int64))
 
     def tensor(self) -> Tensor:
         """Joins what was added."""
@@ -173,6 +173,19 @@ def _check_options(arity: int | None, direction: str) -> None:
                 got=arity,
             )
         )
+
+
+def _checked_examples(example_sizes: Sequence[int] | None, num_nodes: int) -> np.ndarray:
+    sizes = np.array([num_nodes] if example_sizes is None else example_sizes, dtype=np.int64)
+    if sizes.sum() != num_nodes or (sizes < 0).any():
+        raise ValueError(
+            mismatch(
+                "Schedule.from_structure: example_sizes does not fit the nodes",
+                expected=f"numbers of 0 or more that add up to {num_nodes}",
+                got=f"{sizes.size} numbers that add up to {sizes.sum()}",
+            )
+        )
+    return sizes
 
 
 def _slots(child_slot: Tensor | None, num_edges: int) -> np.ndarray | None:

@@ -113,6 +113,7 @@ class Schedule:
         child_slot: Int[Tensor, " edge"] | None = None,
         arity: int | None = None,
         has_input: Tensor | None = None,
+        example_sizes: Sequence[int] | None = None,
         direction: str = "bottom_up",
     ) -> "Schedule":
         """Makes the schedule of one recurrent operation over trees or acyclic graphs.
@@ -126,6 +127,8 @@ class Schedule:
             arity: ``None`` to hand the operation any number of children (ragged); a number N
                 for N argument places, where a missing child is a row of zeros.
             has_input: Which nodes read an input row, bool ``[node]``; all if left out.
+            example_sizes: Number of nodes of each example, one example after another; left out,
+                all nodes are one example.
             direction: ``"bottom_up"`` (children before parents) or ``"top_down"``.
 
         Returns:
@@ -144,6 +147,7 @@ class Schedule:
             child_slot=child_slot,
             arity=arity,
             has_input=has_input,
+            example_sizes=example_sizes,
             direction=direction,
         )
 

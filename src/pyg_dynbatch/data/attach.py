@@ -157,8 +157,15 @@ def _schedule(data: Any, arity: int | None, direction: str) -> Schedule:
         child_slot=None if fields["child_slot"] is None else fields["child_slot"].cpu(),
         arity=arity,
         has_input=_has_input(data),
+        example_sizes=_example_sizes(data),
         direction=direction,
     )
+
+
+def _example_sizes(data: Any) -> list[int] | None:
+    """Number of nodes of each example of a batch; ``None`` for a single example."""
+    ptr = getattr(data, "ptr", None)
+    return None if ptr is None else ptr.diff().tolist()
 
 
 def _has_input(data: Any) -> Tensor | None:

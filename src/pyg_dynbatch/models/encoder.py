@@ -183,6 +183,7 @@ def schedule_for(batch: Any, layer: RecursiveLayer) -> Schedule:
         return kept
     token = getattr(batch, "token", None)
     has_input = token >= 0 if token is not None else getattr(batch, "has_input", None)
+    ptr = getattr(batch, "ptr", None)
     schedule = Schedule.from_structure(
         batch.edge_index,
         batch.num_nodes,
@@ -190,6 +191,7 @@ def schedule_for(batch: Any, layer: RecursiveLayer) -> Schedule:
         depth=getattr(batch, "depth", None),
         arity=layer.arity,
         has_input=has_input,
+        example_sizes=None if ptr is None else ptr.diff().tolist(),
         direction=layer.direction,
     ).to(batch.edge_index.device)
     setattr(batch, key, schedule)
