@@ -210,3 +210,25 @@ def test_ragged_rows_keep_the_order_of_the_call() -> None:
         program.output(program.call(digits, [values[n] for n in order]))
     found = Engine(operations)(Schedule.from_programs([program, program]))["output"]
     assert found.tolist() == [[311.0, 3.0], [0.0, 0.0], [4023.0, 4.0]] * 2
+
+
+def test_constants_without_entries_are_all_equal():
+    empty, operations = TensorType((0,)), Operations()
+    total = operations.add(lambda rows: rows.sum(1), [empty], [TensorType(())], name="total")
+    program = Program()
+    for _ in range(3):
+        program.output(program.call(total, program.constant(empty, [])))
+    schedule = Schedule.from_programs([program, program])
+    assert schedule.stats().rows == 1
+    assert Engine(operations)(schedule)["output"].tolist() == [0.0] * 6
+
+
+def test_a_program_that_grew_is_merged_anew():
+    scalar, operations = TensorType(()), Operations()
+    double = operations.add(lambda x: 2 * x, [scalar], [scalar], name="double")
+    program = Program()
+    value = program.call(double, program.constant(scalar, 1.0))
+    program.output(value)
+    assert Engine(operations)(Schedule.from_programs([program]))["output"].tolist() == [2.0]
+    program.output(program.call(double, value))
+    assert Engine(operations)(Schedule.from_programs([program]))["output"].tolist() == [2.0, 4.0]

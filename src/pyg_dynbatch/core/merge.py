@@ -36,19 +36,25 @@ def schedule_programs(programs: Sequence[Program], policy: str | Policy) -> Sche
 def _merge_equal_constants(merged: MergedPrograms) -> list[np.ndarray]:
     """Keeps one of each group of equal constants; returns the row of every constant."""
     rows = []
-    for number, constants in enumerate(merged.constants):
-        seen: dict[tuple[bytes, ...], int] = {}
-        kept: list[tuple[np.ndarray, ...]] = []
-        row = np.empty(len(constants), dtype=np.int64)
-        for position, parts in enumerate(constants):
-            key = tuple(part.tobytes() for part in parts)
-            known = seen.get(key)
-            if known is None:
-                known = seen[key] = len(kept)
-                kept.append(parts)
-            row[position] = known
-        merged.constants[number] = kept
-        rows.append(row)
+    for number, parts in enumerate(merged.constants):
+        if not parts:
+            rows.append(np.zeros(0, dtype=np.int64))
+            continue
+        # Compared byte by byte, so that nan equals itself and -0.0 differs from 0.0.
+        flat = [
+            np.ascontiguousarray(part).reshape(len(part), part[0].size).view(np.uint8)
+            for part in parts
+        ]
+        # One byte more, so that rows without any entry have a key too.
+        key = np.hstack([np.zeros((len(flat[0]), 1), np.uint8), *flat])
+        key = key.view(np.dtype((np.void, key.shape[1]))).reshape(-1)
+        _, first, group = np.unique(key, return_index=True, return_inverse=True)
+        # In the order of first appearance, whatever the bytes are.
+        order = np.argsort(first)
+        rank = np.empty_like(order)
+        rank[order] = np.arange(order.size)
+        merged.constants[number] = tuple(part[first[order]] for part in parts)
+        rows.append(rank[group.reshape(-1)])
     return rows
 
 
@@ -196,7 +202,7 @@ def _lay_out(
         steps=steps,
         wiring=torch.from_numpy(np.concatenate(flat).astype(np.int64, copy=False)),
         constants=tuple(
-            _stacked(row_type, rows)
+            _as_tensors(row_type, rows)
             for row_type, rows in zip(merged.row_types, merged.constants, strict=True)
         ),
         outputs=outputs,
@@ -205,13 +211,12 @@ def _lay_out(
     )
 
 
-def _stacked(row_type: RowType, rows: list[tuple[np.ndarray, ...]]) -> tuple[Tensor, ...] | None:
+def _as_tensors(row_type: RowType, rows: tuple[np.ndarray, ...]) -> tuple[Tensor, ...] | None:
     if not rows:
         return None
     parts = parts_of(row_type)
     return tuple(
-        torch.from_numpy(np.stack([row[number] for row in rows])).to(part.dtype)
-        for number, part in enumerate(parts)
+        torch.from_numpy(part).to(wanted.dtype) for part, wanted in zip(rows, parts, strict=True)
     )
 
 
@@ -220,7 +225,7 @@ def _place_results(
 ) -> tuple[list[Store], list[tuple[tuple[int, int], ...]], np.ndarray]:
     """Gives the results of every step the next free rows of their stores."""
     number_of_type = {row_type: number for number, row_type in enumerate(merged.row_types)}
-    constants = [len(rows) for rows in merged.constants]
+    constants = [len(rows[0]) if rows else 0 for rows in merged.constants]
     free = [c + i for c, i in zip(constants, merged.num_inputs, strict=True)]
     slots = max((len(s.outputs) for s in merged.signatures), default=1)
     first_row = np.zeros((sizes.size, slots), dtype=np.int64)

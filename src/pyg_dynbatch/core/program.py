@@ -1,7 +1,7 @@
 """Record the calls one example needs, without running any of them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,25 @@ class Value:
         )
 
 
+@dataclass(frozen=True, eq=False)
+class ProgramArrays:
+    """The fields of a program as arrays, made once and merged into every mini-batch it is in.
+
+    ``constants`` holds, for every row type, one array ``[constant, …]`` a part.
+    """
+
+    value_type: np.ndarray
+    value_kind: np.ndarray
+    value_place: np.ndarray
+    value_slot: np.ndarray
+    call_signature: np.ndarray
+    read_value: np.ndarray
+    read_call: np.ndarray
+    read_argument: np.ndarray
+    constants: tuple[tuple[np.ndarray, ...], ...]
+    outputs: dict[str, np.ndarray]
+
+
 class Program:
     """Records the calls of one example as integers and constants; holds no parameters.
 
@@ -84,6 +103,27 @@ class Program:
         self.read_value: list[int] = []
         self.read_call: list[int] = []
         self.read_argument: list[int] = []
+        self._arrays: tuple[tuple[int, ...], ProgramArrays] | None = None
+
+    def arrays(self) -> ProgramArrays:
+        """Gives the fields as arrays; they are kept until the program grows."""
+        marked = sum(len(values) for values in self.outputs.values())
+        size = (len(self.value_type), len(self.read_value), len(self.outputs), marked)
+        if self._arrays is None or self._arrays[0] != size:
+            self._arrays = (size, self._as_arrays())
+        return self._arrays[1]
+
+    def _as_arrays(self) -> ProgramArrays:
+        names = [field.name for field in fields(ProgramArrays)][:8]
+        return ProgramArrays(
+            *(np.asarray(getattr(self, name), dtype=np.int64) for name in names),
+            constants=tuple(
+                tuple(np.stack(part) for part in zip(*rows, strict=True)) for rows in self.constants
+            ),
+            outputs={
+                name: np.asarray(values, dtype=np.int64) for name, values in self.outputs.items()
+            },
+        )
 
     @property
     def num_calls(self) -> int:

@@ -17,7 +17,7 @@ class MergedPrograms:
 
     signatures: list[Signature]
     row_types: list[RowType]
-    constants: list[list[tuple[np.ndarray, ...]]]
+    constants: list[tuple[np.ndarray, ...]]
     num_inputs: list[int]
     value_type: np.ndarray
     value_kind: np.ndarray
@@ -62,7 +62,8 @@ def side_by_side(programs: list[Program]) -> MergedPrograms:
     row_types: list[RowType] = []
     signature_table: dict[Any, int] = {}
     type_table: dict[Any, int] = {}
-    constants: list[list[tuple[np.ndarray, ...]]] = []
+    stacks: list[list[tuple[np.ndarray, ...]]] = []
+    num_constants: list[int] = []
     num_inputs: list[int] = []
     parts: dict[str, list[np.ndarray]] = {name: [] for name in _ARRAYS}
     output_value: dict[str, list[np.ndarray]] = {}
@@ -72,13 +73,14 @@ def side_by_side(programs: list[Program]) -> MergedPrograms:
         types = np.array(
             [_number(type_table, row_types, t) for t in program.row_types], dtype=np.int64
         )
-        while len(constants) < len(row_types):
-            constants.append([])
+        while len(stacks) < len(row_types):
+            stacks.append([])
+            num_constants.append(0)
             num_inputs.append(0)
         kinds = [_number(signature_table, signatures, s) for s in program.signatures]
-        own = {name: np.asarray(getattr(program, name), dtype=np.int64) for name in _ARRAYS}
-        place, kind, local = own["value_place"].copy(), own["value_kind"], own["value_type"]
-        shift = np.array([len(constants[t]) for t in types], dtype=np.int64)
+        own = program.arrays()
+        place, kind, local = own.value_place.copy(), own.value_kind, own.value_type
+        shift = np.array([num_constants[t] for t in types], dtype=np.int64)
         place[kind == CONSTANT] += shift[local[kind == CONSTANT]]
         shift = np.array([num_inputs[t] for t in types], dtype=np.int64)
         place[kind == INPUT] += shift[local[kind == INPUT]]
@@ -86,16 +88,18 @@ def side_by_side(programs: list[Program]) -> MergedPrograms:
         parts["value_type"].append(types[local])
         parts["value_kind"].append(kind)
         parts["value_place"].append(place)
-        parts["value_slot"].append(own["value_slot"])
-        parts["call_signature"].append(np.array(kinds, dtype=np.int64)[own["call_signature"]])
-        parts["read_value"].append(own["read_value"] + values)
-        parts["read_call"].append(own["read_call"] + calls)
-        parts["read_argument"].append(own["read_argument"])
-        for local_type, rows in enumerate(program.constants):
-            constants[types[local_type]].extend(rows)
+        parts["value_slot"].append(own.value_slot)
+        parts["call_signature"].append(np.array(kinds, dtype=np.int64)[own.call_signature])
+        parts["read_value"].append(own.read_value + values)
+        parts["read_call"].append(own.read_call + calls)
+        parts["read_argument"].append(own.read_argument)
+        for local_type, stack in enumerate(own.constants):
+            if stack:
+                stacks[types[local_type]].append(stack)
+                num_constants[types[local_type]] += len(stack[0])
             num_inputs[types[local_type]] += program.num_inputs[local_type]
-        for name, marked in program.outputs.items():
-            output_value.setdefault(name, []).append(np.asarray(marked, dtype=np.int64) + values)
+        for name, marked in own.outputs.items():
+            output_value.setdefault(name, []).append(marked + values)
             output_example.setdefault(name, []).append(np.full(len(marked), number))
         values += len(program.value_type)
         calls += program.num_calls
@@ -103,13 +107,13 @@ def side_by_side(programs: list[Program]) -> MergedPrograms:
     for wanted in (wanted for signature in signatures for wanted in signature.inputs):
         # A ragged argument may name a type of which no value exists.
         _number(type_table, row_types, row_type_of(wanted))
-    constants += [[] for _ in range(len(row_types) - len(constants))]
+    stacks += [[] for _ in range(len(row_types) - len(stacks))]
     num_inputs += [0] * (len(row_types) - len(num_inputs))
     joined: dict[str, Any] = {name: np.concatenate(found) for name, found in parts.items()}
     return MergedPrograms(
         signatures,
         row_types,
-        constants,
+        [tuple(np.concatenate(part) for part in zip(*stack, strict=True)) for stack in stacks],
         num_inputs,
         output_value={name: np.concatenate(found) for name, found in output_value.items()},
         output_example={name: np.concatenate(found) for name, found in output_example.items()},
