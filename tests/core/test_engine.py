@@ -261,6 +261,8 @@ def test_a_structure_without_nodes() -> None:
 def test_ragged_sum() -> None:
     rows = RaggedRows(torch.arange(6.0).view(3, 2), torch.tensor([1, 1, 3]), 4)
     assert rows.sum().tolist() == [[0, 0], [2, 4], [0, 0], [4, 5]]
+    first, second = rows._replace(rows=(rows.rows, rows.rows[:, 0])).sum()
+    assert first.equal(rows.sum()) and second.equal(rows.sum()[:, 0])
 
 
 def test_a_ragged_argument_of_tuples() -> None:

@@ -186,6 +186,10 @@ class TestParents:
             from_parents([1, 0])
         with pytest.raises(ValueError, match="unknown base"):
             from_parents([0], base=2)
+        with pytest.raises(ValueError, match=r"the wrong form[\s\S]*got:      float32 \[2\]"):
+            from_parents(torch.tensor([-1.0, 0.5]))
+        with pytest.raises(ValueError, match=r"the wrong form[\s\S]*got:      int64 \[1, 2\]"):
+            from_parents(torch.tensor([[-1, 0]]))
         with pytest.raises(ValueError, match="node 0 has two parents"):
             to_parents(from_edge_index(torch.tensor([[0, 0], [1, 2]]), 3))
 
@@ -208,6 +212,8 @@ class TestEdgeIndex:
             from_edge_index(edges, 2)
         with pytest.raises(ValueError, match="edge_index has the wrong form"):
             from_edge_index(edges.float(), 3)
+        with pytest.raises(ValueError, match="from_edge_index: edge_index has the wrong form"):
+            from_edge_index(edges.int(), 3, arrows="parent_to_child")
 
 
 class TestNetworkx:

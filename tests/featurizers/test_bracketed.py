@@ -134,6 +134,11 @@ def test_says_what_is_wrong_and_where(line: str, problem: str, column: int) -> N
     assert f"where:    trees.txt:7:{column}" in message
 
 
+def test_a_label_must_fit_into_a_tensor_without_a_number_of_classes() -> None:
+    with pytest.raises(ValueError, match=r"a label is out of range[\s\S]*column 2"):
+        parse_bracketed("(99999999999999999999 a)")
+
+
 def test_names_the_column_alone_without_a_file() -> None:
     with pytest.raises(ValueError, match="where:    column 2"):
         parse_bracketed("(x y)")

@@ -43,13 +43,15 @@ class RaggedRows(NamedTuple):
     owner: Int[Tensor, " row"]
     num_calls: int
 
-    def sum(self) -> Tensor:
-        """Adds up the rows of each call; zeros for a call without rows.
+    def sum(self) -> Any:
+        """Adds up the rows of each call, part by part; zeros for a call without rows.
 
         Example:
             >>> RaggedRows(torch.ones(3, 2), torch.tensor([0, 0, 2]), 3).sum().tolist()
             [[2.0, 2.0], [0.0, 0.0], [1.0, 1.0]]
         """
+        if isinstance(self.rows, tuple):
+            return tuple(self._replace(rows=part).sum() for part in self.rows)
         total = self.rows.new_zeros((self.num_calls, *self.rows.shape[1:]))
         return total.index_add(0, self.owner, self.rows)
 
@@ -217,7 +219,8 @@ class _Run:
         for number, constants in enumerate(schedule.constants):
             given = inputs_of(inputs, schedule.stores[number])
             self._open(number, parts_of(row_types[number]), constants, given)
-        if torch.is_grad_enabled() and torch.distributed.is_initialized():
+        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+        if torch.is_grad_enabled() and distributed:
             self._touch_unused()
 
     def _row_types(self) -> list[RowType]:

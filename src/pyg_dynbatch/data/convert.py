@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.data.check import check_edge_form
 from pyg_dynbatch.data.nested import from_nested, node_fields, to_nested, walk
 from pyg_dynbatch.data.tree import DynTreeData
 
@@ -42,7 +43,8 @@ def from_parents(
         The tree or forest, nodes in the order of the pointers.
 
     Raises:
-        ValueError: If there are no pointers, one is out of range, or they form a cycle.
+        ValueError: If there are no pointers, one is no whole number or out of range, or they form
+            a cycle.
 
     Example:
         >>> from_parents([-1, 0, 0]).edge_index.tolist()
@@ -51,11 +53,20 @@ def from_parents(
         [[0, 1], [2, 2]]
     """
     _check_base(base, "from_parents")
-    pointers = torch.as_tensor(parents, dtype=torch.long).view(-1) - base
-    if not pointers.numel():
+    given = torch.as_tensor(parents)
+    if not given.numel():
         raise ValueError(
             mismatch("from_parents: the tree is empty", expected="one pointer or more", got=0)
         )
+    if given.dim() != 1 or given.dtype.is_floating_point or given.dtype == torch.bool:
+        raise ValueError(
+            mismatch(
+                "from_parents: the pointers have the wrong form",
+                expected="one whole number a node",
+                got=f"{str(given.dtype).removeprefix('torch.')} {list(given.shape)}",
+            )
+        )
+    pointers = given.long() - base
     wrong = ((pointers < -1) | (pointers >= pointers.numel())).nonzero().view(-1)
     if wrong.numel():
         place = int(wrong[0])
@@ -125,6 +136,7 @@ def from_edge_index(
         tensor([0])
     """
     _check_arrows(arrows, "from_edge_index")
+    check_edge_form(edge_index, name="from_edge_index")
     if arrows == "parent_to_child":
         edge_index = edge_index.flip(0)
     return DynTreeData(edge_index, num_nodes=num_nodes, **fields).validate()

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.datasets.cached import Content, Transform, TreeDataset
 from pyg_dynbatch.datasets.download import sha256_of
 from pyg_dynbatch.featurizers.bracketed import parse_bracketed
@@ -62,6 +63,10 @@ class TreeFile(TreeDataset):
     ) -> None:
         super().__init__(root, transform, pre_transform)
         paths = [Path(path)] if isinstance(path, (str, Path)) else [Path(one) for one in path]
+        if not paths:
+            raise ValueError(
+                mismatch("TreeFile: there are no files", expected="one or more", got=0)
+            )
         lines = {path: read_lines(path) for path in paths}
 
         def build() -> Content[ParsedTree]:

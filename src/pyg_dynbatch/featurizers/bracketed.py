@@ -14,6 +14,7 @@ LABELS = ("required", "optional", "none")
 # str.split() and \s would cut.
 _PIECES = re.compile(r"[()]|[^ \t()]+")
 _INTEGER = re.compile(r"-?[0-9]+")
+_LARGEST = 2**31
 
 
 def parse_bracketed(
@@ -133,7 +134,8 @@ class _Parser:
             self.fail(at, problem, "an integer label after the bracket", piece)
         label = int(piece)
         lowest = UNLABELLED if self.labels == "optional" else 0
-        if label < lowest or (limit is not None and label >= limit):
+        # Without a number of classes a label must still fit into a tensor.
+        if label < lowest or label >= (_LARGEST if limit is None else limit):
             highest = "" if limit is None else limit - 1
             self.fail(at, "a label is out of range", f"a label in {lowest}..{highest}", piece)
         return label
