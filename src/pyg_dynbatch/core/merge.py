@@ -46,8 +46,8 @@ def _merge_equal_constants(merged: MergedPrograms) -> list[np.ndarray]:
             for part in parts
         ]
         # One byte more, so that rows without any entry have a key too.
-        key = np.hstack([np.zeros((len(flat[0]), 1), np.uint8), *flat])
-        key = key.view(np.dtype((np.void, key.shape[1]))).reshape(-1)
+        joined = np.hstack([np.zeros((len(flat[0]), 1), np.uint8), *flat])
+        key = joined.view(np.dtype((np.void, joined.shape[1]))).reshape(-1)
         _, first, group = np.unique(key, return_index=True, return_inverse=True)
         # In the order of first appearance, whatever the bytes are.
         order = np.argsort(first)

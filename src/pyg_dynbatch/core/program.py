@@ -115,8 +115,11 @@ class Program:
 
     def _as_arrays(self) -> ProgramArrays:
         names = [field.name for field in fields(ProgramArrays)][:8]
+        integers: dict[str, Any] = {
+            name: np.asarray(getattr(self, name), dtype=np.int64) for name in names
+        }
         return ProgramArrays(
-            *(np.asarray(getattr(self, name), dtype=np.int64) for name in names),
+            **integers,
             constants=tuple(
                 tuple(np.stack(part) for part in zip(*rows, strict=True)) for rows in self.constants
             ),
