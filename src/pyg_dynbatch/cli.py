@@ -3,6 +3,7 @@
 import argparse
 import difflib
 import os
+import re
 import sys
 from collections.abc import Sequence
 
@@ -42,10 +43,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     try:
         return _dispatch(given)
-    except (ValueError, OSError, ImportError, LookupError) as error:
-        if os.environ.get("PYG_DYNBATCH_TRACEBACK"):
+    except Exception as error:
+        if os.environ.get("PYG_DYNBATCH_TRACEBACK") or not _is_complaint(error):
             raise
         return _complain(error)
+
+
+def _is_complaint(error: Exception) -> bool:
+    """Tells a complaint about the user's input from a fault of the program."""
+    if isinstance(error, (ValueError, OSError, ImportError, LookupError)):
+        return True
+    # Lightning's own class, known by name so that the help need not wait for its import.
+    if type(error).__name__ == "MisconfigurationException":
+        return True
+    return isinstance(error, (TypeError, RuntimeError)) and any(
+        part in str(error) for part in ("\n  expected:", "\n  got:")
+    )
 
 
 def _dispatch(argv: list[str]) -> int:
@@ -117,8 +130,17 @@ def one_line(error: object) -> str:
         'SST: files are missing. expected: train.txt; got: nothing'
     """
     notes = getattr(error, "__notes__", [])
-    text = "\n".join([str(error), *notes])
+    text = "\n".join([_reason(str(error)), *notes])
     lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
     return " ".join([lines[0], "; ".join(lines[1:])]).strip()
+
+
+def _reason(message: str) -> str:
+    """Leaves out the types that jsonargparse has tried in vain, and keeps what went wrong."""
+    if not message.lstrip().startswith("Does not validate against any of the Union subtypes"):
+        return message
+    reasons = re.split(r"\n\s*- ", message)[1:]
+    wanted = [reason for reason in reasons if "Expected a <class 'NoneType'>" not in reason]
+    return (wanted or [message])[0]

@@ -257,7 +257,7 @@ def draw_tree(
     rings = [_ring(int(p), int(g), colours) for p, g in zip(predicted, gold, strict=True)]
     faces = [colours[int(p)] for p in predicted]
     # Two discs, one on the other: the outline keeps a white ring visible on white paper.
-    outline = {"edgecolors": "#555555", "linewidths": 0.4}
+    outline: dict[str, Any] = {"edgecolors": "#555555", "linewidths": 0.4}
     axes.scatter(x, y, s=size**2 * 2.4, c=rings, zorder=2, **outline)
     axes.scatter(x, y, s=size**2 * 1.3, c=faces, zorder=2, **outline)
     for node in range(len(x)):

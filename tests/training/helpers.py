@@ -15,12 +15,11 @@ from pyg_dynbatch.training import (
     RandomState,
     TreeClassification,
     TreeFileData,
+    last_checkpoint,
 )
 
 # Lightning 2.6 rebuilds modules through a name that jsonargparse has since replaced.
-OLD_NAME = pytest.mark.filterwarnings(
-    "ignore:(?s).*(JSONARGPARSE_DEPRECATION_WARNINGS|instantiate_classes)"
-)
+OLD_NAME = pytest.mark.filterwarnings("ignore:(?s).*(jsonargparse|deprecated in v4)")
 
 RECIPE = ListOpsRecipe(train=60, val=21, test=17, max_depth=4, max_length=30)
 SIZES = {"embedding_channels": 6, "hidden_channels": 8}
@@ -65,18 +64,22 @@ def trainer(folder: Path, epochs: int = 1, **options: Any) -> pl.Trainer:
         "enable_progress_bar": False,
         "enable_model_summary": False,
         "log_every_n_steps": 1,
-        "callbacks": [RandomState(), checkpointing()],
+        "callbacks": [RandomState(), checkpointing(), last_checkpoint()],
     }
     return pl.Trainer(**{**defaults, **options})
 
 
 def checkpointing() -> ModelCheckpoint:
-    """Keeps the best and the last checkpoint."""
+    """Keeps the best checkpoint."""
     return ModelCheckpoint(
         monitor="val/accuracy",
         mode="max",
         filename="best",
         auto_insert_metric_name=False,
-        save_last=True,
         enable_version_counter=False,
     )
+
+
+def last_of(run: pl.Trainer) -> str:
+    """Path of the last checkpoint of a run."""
+    return str(Path(run.log_dir or "") / "checkpoints" / "last.ckpt")

@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from pyg_dynbatch.training import OptimizerOptions, RateOptions
-from tests.training.helpers import listops, task, trainer
+from pyg_dynbatch.training import OptimizerOptions, RateOptions, last_checkpoint
+from tests.training.helpers import last_of, listops, task, trainer
+
+pytestmark = pytest.mark.filterwarnings("ignore:The dirpath has changed")
 
 
 def weights_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -45,7 +47,7 @@ def test_resumed_run_equals_the_straight_one_bit_by_bit(
         module = task(data, **options)
         trained = trainer(folder, epochs=epochs)
         trained.fit(module, datamodule=data, ckpt_path=resume)
-        return weights_of(module), trained.checkpoint_callback.last_model_path
+        return weights_of(module), last_of(trained)
 
     straight, _ = run(tmp_path / "straight", 4, 0)
     _, last = run(tmp_path / "first", 2, 0)
@@ -57,7 +59,6 @@ def test_resumed_run_equals_the_straight_one_bit_by_bit(
 
 def test_dropout_would_differ_without_the_random_state(tmp_path: Path) -> None:
     """Guards the test above: it must be able to fail."""
-    from tests.training.helpers import checkpointing
 
     def run(folder: Path, epochs: int, resume: str | None = None):
         torch.manual_seed(0)
@@ -65,14 +66,22 @@ def test_dropout_would_differ_without_the_random_state(tmp_path: Path) -> None:
         module = task(data, output_dropout=0.5)
         if resume:
             torch.rand(99)
-        trained = trainer(folder, epochs=epochs, callbacks=[checkpointing()])
+        trained = trainer(folder, epochs=epochs, callbacks=[last_checkpoint()])
         trained.fit(module, datamodule=data, ckpt_path=resume)
-        return weights_of(module), trained.checkpoint_callback.last_model_path
+        return weights_of(module), last_of(trained)
 
     straight, _ = run(tmp_path / "straight", 2)
     _, last = run(tmp_path / "first", 1)
     resumed, _ = run(tmp_path / "second", 2, resume=last)
     assert any(not torch.equal(straight[name], resumed[name]) for name in straight)
+
+
+def test_last_checkpoint_is_of_the_last_epoch_also_without_progress(tmp_path: Path) -> None:
+    data = listops(tmp_path)
+    run = trainer(tmp_path, epochs=3)
+    run.fit(task(data, optimizer=OptimizerOptions("sgd", lr=0.0)), datamodule=data)
+    assert torch.load(last_of(run), weights_only=True)["epoch"] == 2
+    assert torch.load(run.checkpoint_callback.best_model_path, weights_only=True)["epoch"] == 0
 
 
 def test_checkpoint_loads_without_running_code(tmp_path: Path) -> None:

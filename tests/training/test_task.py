@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyg_dynbatch.data import DataLoader
 from pyg_dynbatch.training import OptimizerOptions, RateOptions, TreeClassification
-from tests.training.helpers import OLD_NAME, SIZES, listops, task, trainer, tree_files
+from tests.training.helpers import OLD_NAME, SIZES, last_of, listops, task, trainer, tree_files
 
 
 def batch_of(data, count: int = 5):
@@ -104,7 +104,7 @@ def test_hyper_parameters_are_plain_and_rebuild_the_model(tmp_path: Path) -> Non
     )
     run = trainer(tmp_path)
     run.fit(module, datamodule=data)
-    path = run.checkpoint_callback.last_model_path
+    path = last_of(run)
     saved = torch.load(path, weights_only=True)
     assert saved["hyper_parameters"]["optimizer"]["embedding"] == "sgd"
     assert saved["hyper_parameters"]["hidden_channels"] == SIZES["hidden_channels"]
@@ -121,7 +121,7 @@ def test_checkpoint_of_another_model(tmp_path: Path, change: dict) -> None:
     data = tree_files(tmp_path)
     run = trainer(tmp_path)
     run.fit(task(data), datamodule=data)
-    path = run.checkpoint_callback.last_model_path
+    path = last_of(run)
     with pytest.raises(ValueError, match="the checkpoint belongs to another model") as caught:
         trainer(tmp_path).test(task(data, **change), datamodule=data, ckpt_path=path)
     assert "where:    network." in str(caught.value)
@@ -145,7 +145,7 @@ def test_checkpoint_of_another_vocabulary(tmp_path: Path) -> None:
     (tmp_path / "b" / "train.txt").write_text(swapped)
     run = trainer(tmp_path)
     run.fit(task(data), datamodule=data)
-    path = run.checkpoint_callback.last_model_path
+    path = last_of(run)
     with pytest.raises(ValueError, match="was made with another vocabulary") as caught:
         trainer(tmp_path).test(task(other), datamodule=other, ckpt_path=path)
     assert "6 words" in str(caught.value)

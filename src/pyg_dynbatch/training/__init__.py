@@ -1,6 +1,6 @@
 """Lightning: the only room where the data side and the model side meet."""
 
-from pyg_dynbatch.training.checkpoints import RandomState
+from pyg_dynbatch.training.checkpoints import RandomState, last_checkpoint
 from pyg_dynbatch.training.classification import TreeClassification
 from pyg_dynbatch.training.datamodule import TreeDataModule
 from pyg_dynbatch.training.datamodules import ListOpsData, SICKData, SSTData, TreeFileData
@@ -31,4 +31,5 @@ __all__ = [
     "VectorOptions",
     "build_optimizer",
     "ensemble_of",
+    "last_checkpoint",
 ]

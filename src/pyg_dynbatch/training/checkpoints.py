@@ -4,7 +4,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from torch import Tensor
 
 
@@ -50,6 +50,28 @@ class RandomState(Callback):
         torch.set_rng_state(waiting["cpu"][trainer.global_rank].cpu())
         if "cuda" in waiting and pl_module.device.type == "cuda":
             torch.cuda.set_rng_state(waiting["cuda"][trainer.global_rank].cpu(), pl_module.device)
+
+
+def last_checkpoint() -> ModelCheckpoint:
+    """Makes the callback that keeps ``last.ckpt``, written at the end of every epoch.
+
+    ``ModelCheckpoint(monitor=..., save_last=True)`` writes its ``last.ckpt`` only together with a
+    new best one, so a run resumed from it would repeat epochs.
+
+    Returns:
+        A checkpoint callback without a monitored metric.
+
+    Example:
+        >>> last_checkpoint().monitor is None
+        True
+    """
+    return ModelCheckpoint(
+        filename="last",
+        monitor=None,
+        save_top_k=1,
+        save_on_train_epoch_end=True,
+        enable_version_counter=False,
+    )
 
 
 def _states(pl_module: pl.LightningModule) -> dict[str, Tensor]:

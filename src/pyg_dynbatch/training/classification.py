@@ -45,6 +45,7 @@ class TreeClassification(TreeTask):
     """
 
     main_metric = "accuracy"
+    labels_nodes = True
 
     def __init__(
         self,

@@ -1,16 +1,16 @@
 """Wire tasks, data modules and callbacks into Lightning's command line."""
 
-import argparse
 import sys
 from typing import Any, NoReturn
 
 import lightning.pytorch as pl
-from jsonargparse import lazy_instance
+from jsonargparse import lazy_instance  # type: ignore[attr-defined]
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger
 
-from pyg_dynbatch.training.checkpoints import RandomState
+from pyg_dynbatch.core.errors import OneLineArguments
+from pyg_dynbatch.training.checkpoints import RandomState, last_checkpoint
 from pyg_dynbatch.training.datamodule import TreeDataModule
 from pyg_dynbatch.training.ensemble import ensemble_of
 from pyg_dynbatch.training.predictions import PredictionTable
@@ -20,6 +20,10 @@ from pyg_dynbatch.training.task import TreeTask
 
 class OneLineParser(LightningArgumentParser):
     """Reports a wrong option in one line and ends with exit code 2."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # A shortened option is more often a mistyped one.
+        super().__init__(*args, allow_abbrev=False, **kwargs)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Prints the message on the error stream and ends the program."""
@@ -46,7 +50,7 @@ class TreeCLI(LightningCLI):
             auto_configure_optimizers=False,
             save_config_kwargs={"overwrite": True},
             trainer_defaults={
-                "callbacks": [RandomState()],
+                "callbacks": [RandomState(), last_checkpoint()],
                 "logger": lazy_instance(CSVLogger, save_dir="runs", name="default"),
             },
         )
@@ -62,7 +66,6 @@ class TreeCLI(LightningCLI):
                 "checkpoint.mode": "max",
                 "checkpoint.filename": "epoch{epoch:02d}",
                 "checkpoint.auto_insert_metric_name": False,
-                "checkpoint.save_last": True,
             }
         )
         for size in ("num_tokens", "num_classes"):
@@ -71,7 +74,7 @@ class TreeCLI(LightningCLI):
     def after_fit(self) -> None:
         """Tests and predicts with the best checkpoint, and says where everything lies."""
         best = getattr(self.trainer.checkpoint_callback, "best_model_path", "")
-        self.test_and_predict(**({"ckpt_path": "best"} if best else {}))
+        self.test_and_predict(**({"ckpt_path": best} if best else {}))
         self.after_predict()
 
     def test_and_predict(self, **options: Any) -> None:
@@ -137,9 +140,9 @@ def run_ensemble(argv: list[str]) -> int:
     Returns:
         The exit code, 0.
     """
-    parser = argparse.ArgumentParser(
-        prog="pyg-dynbatch ensemble",
-        description="Test and predict with the average of the probabilities of several "
+    parser = OneLineArguments(
+        "pyg-dynbatch ensemble",
+        "Test and predict with the average of the probabilities of several "
         "checkpoints. All options of 'test' are taken too, --config first of all.",
     )
     parser.add_argument("--checkpoints", nargs="+", required=True, metavar="CKPT")

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
 from torch_geometric.data import Batch, Data
 
 from pyg_dynbatch.core.errors import mismatch
@@ -137,7 +138,9 @@ class TreeDataModule(pl.LightningDataModule, ABC):
         for split in needed[stage]:
             self.dataset(split)
         if stage == "fit" and self._all_vectors is not None:
-            counts = {split: self.load(split, None).token_counts() for split in SPLITS}
+            counts: dict[str, Tensor] = {
+                split: self.load(split, None).token_counts() for split in SPLITS
+            }
             for line in self._all_vectors.coverage(counts):
                 rank_zero_info(f"word vectors, {line}")
 
@@ -181,6 +184,9 @@ class TreeDataModule(pl.LightningDataModule, ABC):
         return {
             "arity": self._arity(),
             "num_workers": self.num_workers,
+            # A generator of its own: seeding the workers from the global one would shift the
+            # numbers that dropout draws, differently in a resumed run.
+            "generator": torch.Generator().manual_seed(_seed()),
             "persistent_workers": self.num_workers > 0,
             "pin_memory": type(accelerator).__name__ == "CUDAAccelerator",
         }

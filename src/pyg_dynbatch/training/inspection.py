@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch_geometric.data import Data
 
-from pyg_dynbatch.core import Program, Schedule, ScheduleStats, Signature, TensorType
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core import Program, Schedule, ScheduleStats, Signature, TensorType, Value
+from pyg_dynbatch.core.errors import OneLineArguments, mismatch
 from pyg_dynbatch.data import Collater
 from pyg_dynbatch.datasets import SICK, SST, ListOps, TreeDataset, TreeFile
 from pyg_dynbatch.visualize import draw_schedule, new_figure, save_figure
@@ -51,7 +51,7 @@ def record_tree(tree: Data) -> Program:
     for edge in np.lexsort((tree.child_slot.numpy(), parent)):
         children[parent[edge]].append(int(child[edge]))
     tokens = tree.token.tolist() if "token" in tree else [-1] * len(children)
-    values = {}
+    values: dict[int, Value] = {}
     for node in np.argsort(tree.depth.numpy(), kind="stable").tolist():
         count = len(children[node])
         name = f"node with {count}" if count else "leaf"
@@ -141,9 +141,9 @@ def _dataset(options: argparse.Namespace) -> tuple[str, TreeDataset]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="pyg-dynbatch inspect",
-        description="Show the schedules of random mini-batches: what a tree layer runs, and what "
+    parser = OneLineArguments(
+        "pyg-dynbatch inspect",
+        "Show the schedules of random mini-batches: what a tree layer runs, and what "
         "the policies depth and agenda make of recorded programs in which nodes with "
         "different numbers of children are different operations.",
     )

@@ -71,9 +71,7 @@ class SplitOptimizer(Optimizer):
             first = last
 
     @torch.no_grad()
-    def step(  # type: ignore[override]
-        self, closure: Callable[[], Any] | None = None
-    ) -> Any:
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Lets every part take one step.
 
         Args:

@@ -40,6 +40,7 @@ class TreeRelatedness(TreeTask):
     """
 
     main_metric = "pearson"
+    first_class = 1
 
     def __init__(
         self,

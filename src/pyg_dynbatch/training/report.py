@@ -71,7 +71,10 @@ class RunReport(Callback):
         # The hook is duck-typed: a user's own data module may offer the same method.
         source: Any = getattr(trainer, "datamodule", None)
         show = getattr(source, "shown_trees", None)
-        if not trainer.is_global_zero or show is None or trainer.log_dir is None or not self.trees:
+        # A model of pairs has no class for each node.
+        if show is None or not getattr(pl_module, "labels_nodes", False):
+            return
+        if not trainer.is_global_zero or trainer.log_dir is None or not self.trees:
             return
         batch, trees, words = show(self.trees)
         if not trees:

@@ -35,6 +35,9 @@ class TreeTask(pl.LightningModule, ABC):
     main_metric: ClassVar[str]
     """Name, without the stage, of the metric that a run is judged by."""
 
+    first_class: ClassVar[int] = 0
+    """Number of the first class, for the columns of the table of predictions."""
+
     def __init__(
         self,
         network: nn.Module,

@@ -1,5 +1,7 @@
 """Find the word vectors a run starts from, and hand them to the model."""
 
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -28,7 +30,7 @@ def load_vectors(options: VectorOptions, vocabulary: Vocabulary) -> WordVectors 
     if options.source == "none":
         return None
     if options.source == "sentence":
-        model = {} if options.file is None else {"model": options.file}
+        model: dict[str, Any] = {} if options.file is None else {"model": options.file}
         return sentence_vectors(vocabulary, cache=options.cache, scale=options.scale, **model)
     if options.file is None:
         raise ValueError(

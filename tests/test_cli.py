@@ -1,0 +1,244 @@
+"""The console script: help, one-line complaints, and every sub-command on small data."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from pyg_dynbatch.cli import main, one_line
+
+pytestmark = [
+    # Lightning 2.6 uses names that jsonargparse has since replaced.
+    pytest.mark.filterwarnings("ignore:(?s).*(jsonargparse|deprecated in v4)"),
+    pytest.mark.filterwarnings("ignore:The dirpath has changed"),
+]
+
+CONFIG = {
+    "trainer": {
+        "accelerator": "cpu",
+        "devices": 1,
+        "max_epochs": 2,
+        "enable_model_summary": False,
+        "logger": {"class_path": "CSVLogger", "init_args": {"save_dir": "runs", "name": "small"}},
+    },
+    "model": {
+        "class_path": "TreeClassification",
+        "init_args": {
+            "embedding_channels": 6,
+            "hidden_channels": 8,
+            "cell": "child_sum",
+            "output_dropout": 0.1,
+            "optimizer": {"name": "adam", "lr": 0.01},
+        },
+    },
+    "data": {
+        "class_path": "ListOpsData",
+        "init_args": {
+            "batch_size": 16,
+            "recipe": {"train": 60, "val": 20, "test": 17, "max_depth": 4, "max_length": 30},
+        },
+    },
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to run in, with a small configuration."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["pyg-dynbatch"])
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(CONFIG), encoding="utf-8")
+    return tmp_path
+
+
+def run(*argv: str) -> int:
+    try:
+        return main(argv)
+    except SystemExit as end:
+        return int(end.code or 0)
+
+
+def complaint(capsys: pytest.CaptureFixture, *argv: str) -> str:
+    assert run(*argv) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert lines[-1].startswith("pyg-dynbatch: error: ")
+    assert len([line for line in lines if "Traceback" in line]) == 0
+    return lines[-1]
+
+
+# Help ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("argv", [[], ["-h"], ["--help"]])
+def test_help_names_every_command(argv: list[str], capsys) -> None:
+    assert run(*argv) == 0
+    said = capsys.readouterr().out
+    for command in ("fit", "validate", "test", "predict", "ensemble", "inspect", "bench"):
+        assert re.search(rf"^    {command} ", said, re.MULTILINE)
+    assert max(map(len, said.splitlines())) <= 100
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    code = """
+import sys
+from pyg_dynbatch.cli import main
+assert main(["--help"]) == 0
+assert "torch" not in sys.modules and "lightning" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_version(capsys) -> None:
+    from pyg_dynbatch import __version__
+
+    assert run("--version") == 0
+    assert capsys.readouterr().out.strip() == __version__
+
+
+@pytest.mark.parametrize("command", ["fit", "test", "ensemble", "inspect"])
+def test_help_of_a_command(folder: Path, command: str, capsys) -> None:
+    assert run(command, "--help") == 0
+    assert "--" in capsys.readouterr().out
+
+
+# Complaints ---------------------------------------------------------------------------------------
+
+
+def test_unknown_command(capsys) -> None:
+    assert "unknown command 'fti'" in complaint(capsys, "fti")
+    assert "did you mean 'fit'?" in complaint(capsys, "fti")
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (("fit", "--config", "none.yaml"), "none.yaml"),
+        (("fit", "--config", "small.yaml", "--trainer.max_epoch", "2"), "max_epoch"),
+        (("fit", "--config", "small.yaml", "--trainer.max_epochs", "two"), "two"),
+        (("fit", "--config", "small.yaml", "--model.init_args.hidden", "2"), "hidden"),
+        (("fit", "--config", "small.yaml", "--model.init_args.optimizer.name", "x"), "name"),
+        (("fit", "--config", "small.yaml", "--data.init_args.batch_size", "0"), "batch_size"),
+        (("fit",), "model"),
+        (("test", "--config", "small.yaml", "--ckpt_path", "none.ckpt"), "none.ckpt"),
+        (("inspect", "none.txt"), "none.txt"),
+        (("inspect", "listops", "--batches", "0"), "--batches"),
+    ],
+)
+def test_wrong_options_and_missing_files(folder: Path, argv, said: str, capsys) -> None:
+    assert said in complaint(capsys, *argv)
+
+
+def test_faulty_input_names_the_place(folder: Path, capsys) -> None:
+    Path("bad.txt").write_text("(3 (2 good) (4 fun))\n(3 (2 good)\n", encoding="utf-8")
+    assert "bad.txt:2" in complaint(capsys, "inspect", "bad.txt")
+
+
+def test_missing_raw_files_say_what_to_put_where(folder: Path, capsys) -> None:
+    settings = ["--data", "SSTData", "--data.raw_dir", "nowhere"]
+    model = ["--model", "TreeClassification", "--trainer.accelerator", "cpu"]
+    said = complaint(capsys, "fit", *model, *settings)
+    assert "train.txt, dev.txt and test.txt" in said
+    assert "nowhere" in said
+
+
+def test_traceback_on_request(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYG_DYNBATCH_TRACEBACK", "1")
+    with pytest.raises(ValueError, match="unknown command"):
+        main(["fti"])
+
+
+def test_one_line_joins_notes_and_names_silent_errors() -> None:
+    error = ValueError("What: wrong.\n  expected: a\n  got:      b")
+    error.add_note("  file:     c.ckpt")
+    assert one_line(error) == "What: wrong. expected: a; got: b; file: c.ckpt"
+    assert one_line(KeyError) == "<class 'KeyError'>"
+    assert one_line(ValueError()) == "ValueError"
+
+
+# Runs ---------------------------------------------------------------------------------------------
+
+
+def test_fit_tests_predicts_draws_and_says_where(folder: Path, capsys) -> None:
+    assert run("fit", "--config", "small.yaml") == 0
+    lines = capsys.readouterr().out.strip().splitlines()
+    wanted = re.compile(r"test/accuracy: 0\.\d\d+")
+    where = next(i for i, line in enumerate(lines) if wanted.fullmatch(line))
+    written = dict(re.split(r":\s+", line, maxsplit=1) for line in lines[where + 1 :])
+    assert list(written) == [
+        "checkpoint",
+        "metrics",
+        "predictions",
+        "learning curve",
+        "predicted trees",
+    ]
+    version = Path("runs/small/version_0")
+    for path in map(Path, written.values()):
+        assert path.is_file()
+        assert version in path.parents
+    assert (version / "config.yaml").is_file()
+    assert len((version / "predictions.csv").read_text().splitlines()) == 18
+
+    # The saved configuration runs again, with any sub-command.
+    saved, best = str(version / "config.yaml"), written["checkpoint"]
+    assert run("test", "--config", saved, "--ckpt_path", best) == 0
+    again = capsys.readouterr().out
+    assert lines[where] in again
+    assert run("validate", "--config", saved, "--ckpt_path", best) == 0
+    assert (
+        run("predict", "--config", saved, "--ckpt_path", best, "--predictions.folder", "out") == 0
+    )
+    assert "predictions:      out/predictions.csv" in capsys.readouterr().out
+    tables = [version / "predictions.csv", Path("out/predictions.csv")]
+    assert len({table.read_text() for table in tables}) == 1
+
+    last = str(version / "checkpoints" / "last.ckpt")
+    assert run("ensemble", "--config", "small.yaml", "--checkpoints", best, last) == 0
+    assert re.search(r"^test/accuracy: 0\.\d\d+$", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_resumed_command_equals_the_straight_one(folder: Path) -> None:
+    assert run("fit", "--config", "small.yaml", "--trainer.max_epochs", "4") == 0
+    assert run("fit", "--config", "small.yaml", "--trainer.max_epochs", "2") == 0
+    last = "runs/small/version_1/checkpoints/last.ckpt"
+    resume = ["--trainer.max_epochs", "4", "--ckpt_path", last]
+    assert run("fit", "--config", "small.yaml", *resume) == 0
+    straight, resumed = (
+        torch.load(f"runs/small/version_{k}/checkpoints/last.ckpt", weights_only=True)["state_dict"]
+        for k in (0, 2)
+    )
+    for name, weight in straight.items():
+        assert torch.equal(weight, resumed[name]), name
+
+
+def test_checkpoint_of_another_model(folder: Path, capsys) -> None:
+    assert run("fit", "--config", "small.yaml", "--trainer.max_epochs", "1") == 0
+    last = "runs/small/version_0/checkpoints/last.ckpt"
+    other = ["--config", "small.yaml", "--model.init_args.hidden_channels", "9"]
+    said = complaint(capsys, "ensemble", *other, "--checkpoints", last)
+    assert "the checkpoint belongs to another model" in said
+    assert last in said
+
+
+def test_fast_dev_run(folder: Path, capsys) -> None:
+    assert run("fit", "--config", "small.yaml", "--trainer.fast_dev_run", "true") == 0
+    assert re.search(r"^test/accuracy: \d\.\d\d+$", capsys.readouterr().out, re.MULTILINE)
+    assert not Path("runs").exists()
+
+
+def test_inspect(folder: Path, samples: Path, capsys) -> None:
+    assert run("inspect", str(samples / "sst" / "train.txt"), "--batches", "1") == 0
+    assert Path("schedule.png").stat().st_size > 5000
+    assert "agenda" in capsys.readouterr().out
+
+
+def test_bench_is_handed_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    import pyg_dynbatch.bench
+
+    seen = []
+    monkeypatch.setattr(pyg_dynbatch.bench, "main", lambda argv: seen.append(argv) or 5)
+    assert main(["bench", "sst", "--repeats", "2"]) == 5
+    assert seen == [["sst", "--repeats", "2"]]

@@ -1,0 +1,192 @@
+"""Data modules: sizes before set-up, loaders, word vectors, and what a picture shows."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from pyg_dynbatch.data import NodeBudgetBatchSampler
+from pyg_dynbatch.training import SICKData, SSTData, TreeDataModule, TreeFileData, VectorOptions
+from tests.training.helpers import RECIPE, last_of, listops, task, trainer, tree_files
+
+
+def sst(samples: Path, folder: Path, **options) -> SSTData:
+    raw = str(samples / "sst")
+    return SSTData(str(folder), raw_dir=raw, verify=False, **{"batch_size": 2, **options})
+
+
+def attached(data: TreeDataModule, folder: Path, **options) -> TreeDataModule:
+    """Hangs a data module on a trainer with a model, as fitting does."""
+    run = trainer(folder)
+    run.strategy.connect(task(data, **options))
+    data.trainer = run
+    return data
+
+
+def test_sizes_are_known_at_construction(tmp_path: Path, samples: Path) -> None:
+    sentiment = sst(samples, tmp_path / "sst")
+    assert (sentiment.num_classes, sentiment.num_tokens) == (5, len(sentiment.vocabulary))
+    assert (listops(tmp_path).num_classes, listops(tmp_path).num_tokens) == (10, 16)
+    pairs = SICKData(str(tmp_path / "sick"), raw_dir=str(samples / "sick"))
+    assert pairs.num_classes == 5
+    assert pairs.num_tokens > 5
+
+
+@pytest.mark.parametrize(("cell", "arity"), [("nary", 3), ("child_sum", None), ("gru", 5)])
+def test_loaders_ask_the_model_for_its_arity(tmp_path: Path, cell: str, arity: int | None) -> None:
+    data = attached(listops(tmp_path), tmp_path, cell=cell, arity=arity or 2)
+    assert data.train_dataloader().arity == arity
+    assert data.test_dataloader().arity == arity
+    assert listops(tmp_path, arity=4).train_dataloader().arity == 4
+    assert listops(tmp_path).train_dataloader().arity is None
+
+
+@pytest.mark.parametrize("options", [{}, {"max_nodes": 150}])
+def test_every_example_comes_once_and_only_training_is_shuffled(
+    tmp_path: Path, options: dict
+) -> None:
+    data = attached(listops(tmp_path, **options), tmp_path)
+    loaders = {
+        "train": data.train_dataloader(),
+        "val": data.val_dataloader(),
+        "test": data.test_dataloader(),
+    }
+    for split, loader in loaders.items():
+        batches = list(loader)
+        assert sum(batch.num_graphs for batch in batches) == getattr(RECIPE, split)
+        wanted = torch.cat([example.token for example in data.dataset(split)])
+        found = torch.cat([batch.token for batch in batches])
+        assert torch.equal(found, wanted) == (split != "train")
+        if options:
+            assert all(batch.num_nodes <= 150 for batch in batches)
+        else:
+            assert all(batch.num_graphs <= 16 for batch in batches)
+    assert isinstance(data.val_dataloader().batch_sampler, NodeBudgetBatchSampler)
+    assert data.train_dataloader().drop_last is False
+
+
+def test_predict_split(tmp_path: Path) -> None:
+    data = listops(tmp_path, predict_split="val")
+    assert sum(batch.num_graphs for batch in data.predict_dataloader()) == RECIPE.val
+
+
+def test_splits_of_one_run_share_words_and_classes(tmp_path: Path) -> None:
+    data = tree_files(tmp_path)
+    with (tmp_path / "test.txt").open("a", encoding="utf-8") as file:
+        file.write("(1 (2 unheard) (0 word))\n")
+    assert data.dataset("test").vocabulary == data.vocabulary
+    assert data.dataset("test")[-1].token.tolist() == [-1, 0, 0]
+    everything = TreeFileData(*data.files.values(), vocabulary="all")
+    assert everything.dataset("test")[-1].token.min() == -1
+    assert 0 not in everything.dataset("test")[-1].token
+
+
+def test_test_file_may_be_left_out(tmp_path: Path) -> None:
+    data = tree_files(tmp_path)
+    short = TreeFileData(data.files["train"], data.files["val"])
+    assert len(short.dataset("test")) == len(data.dataset("val"))
+
+
+def test_batch_size_out_of_range(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="ListOpsData: batch_size is out of range"):
+        listops(tmp_path, batch_size=0)
+
+
+def glove(samples: Path, **options) -> VectorOptions:
+    return VectorOptions("glove", str(samples / "glove.txt"), **options)
+
+
+def test_words_without_a_vector_are_one_word(tmp_path: Path, samples: Path) -> None:
+    data = sst(samples, tmp_path, vectors=glove(samples, missing="shared_uniform"))
+    assert data.word_vectors is not None
+    assert bool(data.word_vectors.found[1:].all())
+    assert set(data.vocabulary.words[1:]) == {"film", "The", "-LRB-", ".", "Café"} - {"missing"}
+    assert data.num_tokens == data.word_vectors.matrix.size(0)
+    tokens = data.dataset("train")[0].token
+    words = [data.vocabulary[row] for row in tokens[tokens >= 0].tolist()]
+    assert words == ["The", "film", "<unk>", "<unk>", "."]
+
+
+def test_words_without_a_vector_learn_apart(tmp_path: Path, samples: Path) -> None:
+    data = sst(samples, tmp_path, vectors=glove(samples, missing="uniform"))
+    assert data.word_vectors is not None
+    assert data.vocabulary == sst(samples, tmp_path).vocabulary
+    missing = data.word_vectors.matrix[~data.word_vectors.found]
+    assert missing.abs().max() <= 0.05
+    assert len(missing.unique(dim=0)) == len(missing) > 1
+
+
+def test_vectors_are_scaled_and_reach_the_model(tmp_path: Path, samples: Path, caplog) -> None:
+    data = sst(samples, tmp_path, vectors=glove(samples, missing="zeros", scale=2.0))
+    module = task(data, embedding_channels=3, cell="nary")
+    run = trainer(tmp_path, limit_train_batches=0)
+    caplog.set_level("INFO")
+    run.fit(module, datamodule=data)
+    assert module.network.embedding is not None
+    film = module.network.embedding.weight[data.vocabulary.row("film")]
+    assert film.tolist() == [2.0, 4.0, 6.0]
+    said = [record.getMessage() for record in caplog.records]
+    assert [line.split(":")[0] for line in said if line.startswith("word vectors")] == [
+        f"word vectors, {split}" for split in ("train", "val", "test")
+    ]
+
+
+def test_vectors_of_another_width(tmp_path: Path, samples: Path) -> None:
+    data = sst(samples, tmp_path, vectors=glove(samples))
+    module = task(data, embedding_channels=7, cell="nary")
+    with pytest.raises(ValueError, match="do not fit the model's embedding") as caught:
+        trainer(tmp_path).fit(module, datamodule=data)
+    assert "try:      --model.init_args.embedding_channels 3" in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+def test_resumed_vectors_are_those_of_the_checkpoint(tmp_path: Path, samples: Path) -> None:
+    data = sst(samples, tmp_path, vectors=glove(samples))
+    module = task(data, embedding_channels=3, cell="nary")
+    run = trainer(tmp_path)
+    run.fit(module, datamodule=data)
+    path = last_of(run)
+    trained = module.network.embedding.weight.detach().clone()
+    again = task(data, embedding_channels=3, cell="nary")
+    trainer(tmp_path, epochs=1).fit(again, datamodule=data, ckpt_path=path)
+    assert torch.equal(again.network.embedding.weight, trained)
+
+
+def test_glove_needs_a_file(tmp_path: Path, samples: Path) -> None:
+    data = sst(samples, tmp_path, vectors=VectorOptions("glove"))
+    with pytest.raises(ValueError, match="source 'glove' needs a file"):
+        _ = data.word_vectors
+
+
+def test_sentence_vectors_come_from_the_cache(tmp_path: Path, samples: Path) -> None:
+    words = sst(samples, tmp_path).vocabulary.words[1:]
+    cache = tmp_path / "vectors.pt"
+    content = {
+        "format": "pyg_dynbatch.sentence_vectors.1",
+        "model": "some-model",
+        "words": list(words),
+        "vectors": torch.ones(len(words), 4),
+    }
+    torch.save(content, cache)
+    options = VectorOptions("sentence", "some-model", cache=str(cache), scale=6.0)
+    data = sst(samples, tmp_path, vectors=options)
+    assert data.word_vectors is not None
+    assert data.word_vectors.matrix[1:].eq(6.0).all()
+
+
+def test_digits_have_no_vectors(tmp_path: Path, samples: Path) -> None:
+    data = listops(tmp_path, vectors=glove(samples, missing="shared_uniform"))
+    with pytest.raises(ValueError, match="pieces of this data set have no pretrained vectors"):
+        _ = data.num_tokens
+
+
+def test_picture_shows_small_trees_with_their_true_words(tmp_path: Path, samples: Path) -> None:
+    data = attached(
+        sst(samples, tmp_path, vectors=glove(samples, missing="shared_uniform")),
+        tmp_path,
+        cell="nary",
+    )
+    batch, trees, words = data.shown_trees(4)
+    assert batch.num_graphs == len(trees) == len(words) == 1
+    assert words == [["", "The", "end"]]
+    assert batch.schedule.arity == 2

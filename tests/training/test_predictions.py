@@ -1,0 +1,97 @@
+"""Tables of predictions: order, columns, and never half a file."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pyg_dynbatch.data import DataLoader
+from pyg_dynbatch.training import PredictionTable
+from pyg_dynbatch.training.predictions import merge_columns, sort_rows, write_table
+from tests.training.helpers import listops, task, trainer, tree_files
+
+
+def read(path: Path | None) -> list[dict[str, str]]:
+    assert path is not None
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("loading", [{"batch_size": 3}, {"max_nodes": 20}])
+def test_tables_keep_the_order_of_the_data(tmp_path: Path, loading: dict) -> None:
+    data = tree_files(tmp_path, **loading)
+    module = task(data)
+    table = PredictionTable(str(tmp_path / "out"), node_name="nodes.csv")
+    run = trainer(tmp_path, callbacks=[table])
+    run.predict(module, datamodule=data, return_predictions=False)
+    rows, nodes = read(table.path), read(table.node_path)
+    assert list(rows[0]) == [
+        "example",
+        "prediction",
+        *(f"probability_{k}" for k in range(5)),
+        "target",
+    ]
+    assert [int(row["example"]) for row in rows] == list(range(7))
+
+    batch = next(iter(DataLoader(data.dataset("test"), 7)))
+    module.eval()
+    with torch.no_grad():
+        chance = module(batch).softmax(-1)
+    roots = chance[batch.root_index]
+    assert [int(row["prediction"]) for row in rows] == roots.argmax(-1).tolist()
+    assert [int(row["target"]) for row in rows] == batch.y[batch.root_index].tolist()
+    found = torch.tensor([[float(row[f"probability_{k}"]) for k in range(5)] for row in rows])
+    torch.testing.assert_close(found, roots, atol=1e-5, rtol=1e-5)
+    assert len(nodes) == batch.num_nodes
+    assert [int(row["prediction"]) for row in nodes] == chance.argmax(-1).tolist()
+    assert [(int(row["example"]), int(row["node"])) for row in nodes] == [
+        (example, node) for example in range(7) for node in range(5)
+    ]
+
+
+def test_missing_labels_leave_the_target_empty(tmp_path: Path) -> None:
+    data = listops(tmp_path)
+    table = PredictionTable(str(tmp_path), node_name="nodes.csv")
+    trainer(tmp_path, callbacks=[table]).predict(task(data), datamodule=data)
+    targets = {row["target"] for row in read(table.node_path)}
+    assert "" in targets
+    assert "-1" not in targets
+
+
+def test_table_lies_in_the_folder_of_the_run_by_default(tmp_path: Path) -> None:
+    data = listops(tmp_path)
+    table = PredictionTable()
+    run = trainer(tmp_path, callbacks=[table])
+    run.predict(task(data), datamodule=data)
+    assert table.path == Path(run.log_dir) / "predictions.csv"
+    assert table.node_path is None
+
+
+def test_rows_are_merged_and_sorted() -> None:
+    first = {"example": np.array([2, 0]), "node": np.array([0, 1]), "p": np.array([[1.0], [2.0]])}
+    second = {"example": np.array([0, 1]), "node": np.array([0, 0]), "p": np.array([[3.0], [4.0]])}
+    rows = sort_rows(merge_columns([first, second]))
+    assert rows["p"].ravel().tolist() == [3.0, 2.0, 4.0, 1.0]
+    assert sort_rows(merge_columns([])) == {}
+
+
+def test_columns_of_several_numbers_are_named_by_class(tmp_path: Path) -> None:
+    path = write_table(tmp_path / "t.csv", {"p": np.array([[0.25, 0.75]])}, first_class=1)
+    assert path.read_text().splitlines() == ["p_1,p_2", "0.25,0.75"]
+
+
+def test_an_interrupted_table_leaves_the_old_one(tmp_path: Path) -> None:
+    path = write_table(tmp_path / "t.csv", {"a": np.array([1])})
+    with pytest.raises(ValueError, match="shorter|longer"):
+        write_table(path, {"a": np.array([1]), "b": np.array([1, 2])})
+    assert path.read_text().splitlines() == ["a", "1"]
+    assert [p.name for p in tmp_path.iterdir()] == ["t.csv"]
+
+
+def test_batches_of_unknown_examples_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="the examples of a batch are unknown") as caught:
+        run, module = trainer(tmp_path), task(listops(tmp_path))
+        PredictionTable().write_on_batch_end(run, module, {}, None, None, 3, 0)
+    assert "where:    batch 3" in str(caught.value)
