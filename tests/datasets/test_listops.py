@@ -1,6 +1,7 @@
 """ListOps: the generated distribution, and the published format."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -132,3 +133,12 @@ def test_recipes_are_checked() -> None:
 def test_an_empty_split_is_refused() -> None:
     with pytest.raises(ValueError, match=r"ListOps: the split 'val' is empty"):
         ListOps(None, "val", recipe=ListOpsRecipe(train=5, val=0, test=0))
+
+
+def test_a_recipe_may_label_all_nodes() -> None:
+    recipe = ListOpsRecipe(train=5, val=0, test=0, labels="all")
+    everywhere = ListOps(None, "train", recipe=recipe)
+    at_roots = ListOps(None, "train", recipe=replace(recipe, labels="root"))
+    for labelled, plain in zip(everywhere, at_roots, strict=True):
+        assert (labelled.y >= 0).all()
+        assert labelled.y[labelled.root_index] == plain.y[plain.root_index]

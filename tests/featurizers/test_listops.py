@@ -116,3 +116,15 @@ def test_says_what_is_wrong_and_where(text: str, problem: str, column: int) -> N
 def test_form_must_be_a_known_option() -> None:
     with pytest.raises(ValueError, match=r"form is unknown[\s\S]*operator, binary"):
         listops_tree(["3"], "round")
+
+
+def test_all_nodes_carry_the_value_of_their_part() -> None:
+    tree = listops_tree("[MAX 2 [SM 4 7 ] [MED 1 [MIN 9 8 ] 5 ] ]".split(), labels="all")
+    assert tree.labels == [5, 2, 1, 4, 7, 5, 1, 8, 9, 8, 5]
+
+
+@pytest.mark.parametrize(("form", "labels"), [("binary", "all"), ("operator", "leaves")])
+def test_labels_must_go_with_the_form(form: str, labels: str) -> None:
+    with pytest.raises(ValueError, match="labels do not go with the form") as caught:
+        listops_tree(["3"], form, labels)
+    assert f"got:      {labels!r} with the form {form!r}" in str(caught.value)

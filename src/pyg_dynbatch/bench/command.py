@@ -5,7 +5,7 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.errors import OneLineArguments, mismatch
 
 
 def main(argv: list[str]) -> int:
@@ -46,9 +46,9 @@ def main(argv: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="pyg-dynbatch bench",
-        description="Measure speed and memory: medians of interleaved repeats in one process.",
+    parser = OneLineArguments(
+        "pyg-dynbatch bench",
+        "Measure speed and memory: medians of interleaved repeats in one process.",
     )
     benches = parser.add_subparsers(dest="bench", required=True, metavar="BENCH")
     _add_scaling(benches.add_parser("scaling", help="time and memory a node, 10^3 to 10^6 nodes"))

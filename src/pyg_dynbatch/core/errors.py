@@ -1,4 +1,7 @@
-"""Format every complaint about user input in the same five lines."""
+"""Format every complaint about user input alike: five lines in Python, one on a command line."""
+
+import argparse
+from typing import NoReturn
 
 
 def mismatch(
@@ -27,3 +30,21 @@ def mismatch(
     parts = (("expected:", expected), ("got:", got), ("where:", where), ("try:", mend))
     lines += [f"  {label:<9} {part}" for label, part in parts if str(part) != ""]
     return "\n".join(lines)
+
+
+class OneLineArguments(argparse.ArgumentParser):
+    """Parses the options of a sub-command; a wrong one gives one line and exit code 2.
+
+    Example:
+        >>> OneLineArguments(prog="pyg-dynbatch bench").allow_abbrev
+        False
+    """
+
+    def __init__(self, prog: str, description: str = "", **options: object) -> None:
+        # A shortened option is more often a mistyped one.
+        super().__init__(prog, description=description, allow_abbrev=False, **options)  # type: ignore[arg-type]
+
+    def error(self, message: str) -> NoReturn:
+        """Prints the message on the error stream and ends the program."""
+        line = " ".join(message.split())
+        self.exit(2, f"pyg-dynbatch: error: {line}; see '{self.prog} --help'\n")

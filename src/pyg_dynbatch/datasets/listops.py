@@ -43,6 +43,8 @@ class ListOpsRecipe:
         max_depth: Depth below which nothing lies, 1 for a bare digit.
         max_args: Largest number of arguments.
         max_length: Longest expression in pieces, brackets counted; longer ones are drawn anew.
+        labels: Which nodes are labelled: the ``root`` as published, or ``all`` nodes, each with
+            the value of its part of the expression (only with the form ``operator``).
 
     Raises:
         ValueError: If a number is too small.
@@ -64,6 +66,7 @@ class ListOpsRecipe:
     max_depth: int = 20
     max_args: int = 5
     max_length: int = 100
+    labels: str = "root"
 
     def __post_init__(self) -> None:
         least = {"train": 0, "val": 0, "test": 0, "max_depth": 1, "max_args": 2, "max_length": 1}
@@ -141,7 +144,7 @@ class ListOpsRecipe:
 class ListOps(TreeDataset):
     """Holds one split of ListOps: the class of an expression is its value, 0 to 9.
 
-    Only the root is labelled. ``token`` holds the piece at a node, -1 where there is none.
+    Only the root is labelled, unless the recipe says otherwise. ``token`` holds the piece at a node, -1 where there is none.
 
     Args:
         root: Folder for ``processed/``; None generates without a cache.
@@ -201,7 +204,7 @@ class ListOps(TreeDataset):
 
 def _generate(recipe: ListOpsRecipe, form: str) -> Content[list[str]]:
     drawn = {split: pieces for split, pieces in recipe.generate().items() if pieces}
-    return _content(drawn, form)
+    return _content(drawn, form, recipe.labels)
 
 
 def _read(path: Path, lines: list[str], split: str, form: str) -> Content[list[str]]:
@@ -209,11 +212,13 @@ def _read(path: Path, lines: list[str], split: str, form: str) -> Content[list[s
     return _content({split: [_read_line(ln, f"{path}:{number}") for number, ln in numbered]}, form)
 
 
-def _content(expressions: dict[str, list[list[str]]], form: str) -> Content[list[str]]:
+def _content(
+    expressions: dict[str, list[list[str]]], form: str, labels: str = "root"
+) -> Content[list[str]]:
     vocabulary = listops_vocabulary()
 
     def featurize(pieces: list[str]) -> DynTreeData:
-        return listops_tree(pieces, form).to_data(vocabulary)
+        return listops_tree(pieces, form, labels).to_data(vocabulary)
 
     return Content(expressions, featurize, vocabulary, _CLASSES)
 

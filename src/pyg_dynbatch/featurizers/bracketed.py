@@ -245,7 +245,8 @@ def to_bracketed(data: DynTreeData, vocabulary: Vocabulary) -> str:
         The text, children in the order of ``child_slot``.
 
     Raises:
-        ValueError: If the data is no single tree, or if a word cannot stand in brackets.
+        ValueError: If the data is no single tree, if a slot of a node is empty or taken twice, or
+            if a word cannot stand in brackets.
 
     Example:
         >>> vocabulary = Vocabulary(["good", "fun"])
@@ -265,7 +266,10 @@ def to_bracketed(data: DynTreeData, vocabulary: Vocabulary) -> str:
             )
         )
     children: list[list[int]] = [[] for _ in range(int(data.num_nodes or 0))]
-    for edge in sorted(range(len(child)), key=data.child_slot.tolist().__getitem__):
+    slots = data.child_slot.tolist()
+    for edge in sorted(range(len(child)), key=slots.__getitem__):
+        if slots[edge] != len(children[parent[edge]]):
+            _refuse_slots(parent[edge], parent, slots)
         children[parent[edge]].append(child[edge])
     tokens = data.token.tolist()
     labels = data.y.tolist() if "y" in data else None
@@ -283,6 +287,19 @@ def to_bracketed(data: DynTreeData, vocabulary: Vocabulary) -> str:
         waiting.append(None)
         waiting.extend(reversed(children[node]))
     return "".join(parts).strip().replace("( (", "((")
+
+
+def _refuse_slots(node: int, parent: list[int], slots: list[int]) -> NoReturn:
+    taken = sorted(slot for slot, above in zip(slots, parent, strict=True) if above == node)
+    raise ValueError(
+        mismatch(
+            "to_bracketed: a node has an empty slot, or two children in one",
+            expected=f"slots {list(range(len(taken)))} for {len(taken)} children",
+            got=f"slots {taken}",
+            where=f"node {node}",
+            mend="child_slot counted from 0 without gaps; brackets have no sign for an empty slot",
+        )
+    )
 
 
 def _writable(word: str, node: int) -> str:

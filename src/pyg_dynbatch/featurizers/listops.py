@@ -139,7 +139,7 @@ def format_listops(pieces: Sequence[str]) -> str:
     return opened[0]
 
 
-def listops_tree(pieces: Sequence[str], form: str = "operator") -> ParsedTree:
+def listops_tree(pieces: Sequence[str], form: str = "operator", labels: str = "root") -> ParsedTree:
     """Shapes an expression as a tree whose root is labelled with the value.
 
     Args:
@@ -147,12 +147,14 @@ def listops_tree(pieces: Sequence[str], form: str = "operator") -> ParsedTree:
         form: ``"operator"``: the operator is the token of the inner node, its arguments are the
             ordered children, any number of them. ``"binary"``: the published left-branching
             parse, all tokens at the leaves, every inner node with two children.
+        labels: ``"root"``: all nodes but the root are unlabelled. ``"all"``: every node of the
+            form ``"operator"`` is labelled with the value of its part of the expression.
 
     Returns:
-        The tree; all nodes but the root are unlabelled.
+        The tree.
 
     Raises:
-        ValueError: If the form is unknown.
+        ValueError: If the form is unknown, or the labels do not go with it.
 
     Example:
         >>> tree = listops_tree("[MIN 3 1 ]".split())
@@ -163,9 +165,32 @@ def listops_tree(pieces: Sequence[str], form: str = "operator") -> ParsedTree:
         raise ValueError(
             mismatch("listops_tree: form is unknown", expected=", ".join(FORMS), got=form)
         )
+    if labels not in ("root", "all") or (labels, form) == ("all", "binary"):
+        raise ValueError(
+            mismatch(
+                "listops_tree: labels do not go with the form",
+                expected="root, or with the form 'operator' also all",
+                got=f"{labels!r} with the form {form!r}",
+            )
+        )
     tree = _operator_tree(pieces) if form == "operator" else _binary_tree(pieces)
+    if labels == "all":
+        tree.labels = _values(tree)
+        return tree
     tree.labels[tree.parents.index(NO_PARENT)] = evaluate_listops(pieces)
     return tree
+
+
+def _values(tree: ParsedTree) -> list[int]:
+    """The value of every node's part of the expression; parents come before their children."""
+    values = [0] * len(tree)
+    waiting: list[list[int]] = [[] for _ in values]
+    for node in range(len(tree) - 1, -1, -1):
+        token = tree.tokens[node] or ""
+        values[node] = _apply(token, waiting[node]) if waiting[node] else int(token)
+        if tree.parents[node] >= 0:
+            waiting[tree.parents[node]].append(values[node])
+    return values
 
 
 def _operator_tree(pieces: Sequence[str]) -> ParsedTree:

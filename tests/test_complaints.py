@@ -1,0 +1,69 @@
+"""What the console script makes of errors: one line for the user's, a traceback for its own."""
+
+import pytest
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+from pyg_dynbatch import cli
+from pyg_dynbatch.core.errors import mismatch
+
+OURS = mismatch("Layer: rows of the wrong form", expected="[row, 3]", got="[row, 4]")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        TypeError(OURS),
+        RuntimeError(OURS),
+        ValueError("a plain one"),
+        FileNotFoundError("no such file"),
+        MisconfigurationException("no GPU here"),
+    ],
+)
+def test_a_complaint_is_one_line(error: Exception, monkeypatch, capsys) -> None:
+    def fail(argv: list[str]) -> int:
+        raise error
+
+    monkeypatch.setattr(cli, "_dispatch", fail)
+    assert cli.main(["fit"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("pyg-dynbatch: error: ")
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("error", [TypeError("int + str"), RuntimeError("boom"), AssertionError()])
+def test_a_fault_of_the_program_keeps_its_traceback(error: Exception, monkeypatch) -> None:
+    def fail(argv: list[str]) -> int:
+        raise error
+
+    monkeypatch.setattr(cli, "_dispatch", fail)
+    with pytest.raises(type(error)):
+        cli.main(["fit"])
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["inspect", "file.txt", "--foo"], "unrecognized arguments: --foo"),
+        (["inspect"], "the following arguments are required: DATA"),
+        (["bench", "nope"], "invalid choice: 'nope'"),
+        (["bench", "sst", "--units", "none"], "argument --units"),
+        (["ensemble"], "the following arguments are required: --checkpoints"),
+    ],
+)
+def test_wrong_options_of_own_commands_are_one_line(argv, said: str, capsys) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(argv)
+    error = capsys.readouterr().err
+    assert caught.value.code == 2
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_types_that_were_tried_in_vain_are_left_out() -> None:
+    text = (
+        "Does not validate against any of the Union subtypes\nSubtypes: [<class 'A'>]\nErrors:\n"
+        "  - make_layer: no layer for cell 'foo'.\n      expected: one of 'nary'\n"
+        "  - Expected a <class 'NoneType'>"
+    )
+    shown = cli.one_line(ValueError(text))
+    assert shown == "make_layer: no layer for cell 'foo'. expected: one of 'nary'"
