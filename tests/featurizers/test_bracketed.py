@@ -164,3 +164,15 @@ def test_a_word_with_a_bracket_is_not_written() -> None:
     data.token[2] = 2
     with pytest.raises(ValueError, match=r"cannot stand in brackets[\s\S]*node 2"):
         to_bracketed(data, vocabulary)
+
+
+@pytest.mark.parametrize(
+    ("slots", "said"), [([0, 2], r"slots \[0, 2\]"), ([1, 1], r"slots \[1, 1\]")]
+)
+def test_an_empty_slot_is_not_written(slots: list[int], said: str) -> None:
+    vocabulary = Vocabulary(["a", "b"])
+    data = BracketedTree(vocabulary)("(1 (1 (1 a) (1 b)))")
+    data.child_slot[data.edge_index[1] == 1] = torch.tensor(slots)
+    wanted = rf"a node has an empty slot[\s\S]*slots \[0, 1\] for 2 children[\s\S]*{said}"
+    with pytest.raises(ValueError, match=wanted + r"[\s\S]*node 1"):
+        to_bracketed(data, vocabulary)

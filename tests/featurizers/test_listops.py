@@ -118,8 +118,11 @@ def test_form_must_be_a_known_option() -> None:
         listops_tree(["3"], "round")
 
 
+PIECES = ["[MAX", "2", "[SM", "4", "7", "]", "[MED", "1", "[MIN", "9", "8", "]", "5", "]", "]"]
+
+
 def test_all_nodes_carry_the_value_of_their_part() -> None:
-    tree = listops_tree("[MAX 2 [SM 4 7 ] [MED 1 [MIN 9 8 ] 5 ] ]".split(), labels="all")
+    tree = listops_tree(PIECES, labels="all")
     assert tree.labels == [5, 2, 1, 4, 7, 5, 1, 8, 9, 8, 5]
 
 

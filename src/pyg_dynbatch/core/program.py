@@ -346,6 +346,10 @@ class Program:
             self.signatures.append(signature)
         return number
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves out the arrays, which repeat the fields."""
+        return {**self.__dict__, "_arrays": None}
+
     def __repr__(self) -> str:
         """Says how large the program is."""
         return f"Program({self.num_calls} calls, depth {self.depth}, outputs {list(self.outputs)})"

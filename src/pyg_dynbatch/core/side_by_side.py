@@ -1,13 +1,13 @@
 """Put the programs of a mini-batch side by side, every number shifted by an offset."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.operation import Signature, row_type_of
-from pyg_dynbatch.core.program import CONSTANT, INPUT, RESULT, Program
+from pyg_dynbatch.core.program import CONSTANT, INPUT, RESULT, Program, ProgramArrays
 from pyg_dynbatch.core.tensor_type import RowType
 
 
@@ -32,16 +32,8 @@ class MergedPrograms:
     merged_calls: int = 0
 
 
-_ARRAYS = (
-    "value_type",
-    "value_kind",
-    "value_place",
-    "value_slot",
-    "call_signature",
-    "read_value",
-    "read_call",
-    "read_argument",
-)
+# The fields of a program that are plain arrays, in their order.
+_ARRAYS = tuple(field.name for field in fields(ProgramArrays))[:8]
 
 
 def _number(table: dict[Any, int], items: list[Any], item: Any) -> int:

@@ -144,7 +144,8 @@ class ListOpsRecipe:
 class ListOps(TreeDataset):
     """Holds one split of ListOps: the class of an expression is its value, 0 to 9.
 
-    Only the root is labelled, unless the recipe says otherwise. ``token`` holds the piece at a node, -1 where there is none.
+    Only the root is labelled, unless the recipe says otherwise. ``token`` holds the piece at a
+    node, -1 where there is none.
 
     Args:
         root: Folder for ``processed/``; None generates without a cache.

@@ -19,7 +19,55 @@ def glorot_joint(weights: list[Tensor], fan_out: int) -> None:
         nn.init.uniform_(weight, -bound, bound)
 
 
-class NaryTreeLSTMCell(RecursiveCell):
+class _TreeLSTMCell(RecursiveCell):
+    """What both Tree-LSTM cells share: the weights, and the product with the inputs.
+
+    Rows of the weights stand in the order u, i, o, f; the hidden weight may have several blocks f.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        arity: int | None,
+        hidden_shape: tuple[int, int],
+        forget_bias: float,
+        recurrent_dropout: float,
+    ) -> None:
+        super().__init__(in_channels, out_channels, arity)
+        self.state_channels = (out_channels, out_channels)
+        self.forget_bias = forget_bias
+        self.recurrent_dropout = checked_probability(
+            type(self).__name__, "recurrent_dropout", recurrent_dropout
+        )
+        self.weight_input = nn.Parameter(torch.empty(4 * out_channels, in_channels))
+        self.weight_hidden = nn.Parameter(torch.empty(hidden_shape))
+        self.bias = nn.Parameter(torch.empty(4 * out_channels))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws the weights as one Glorot-uniform matrix; biases start at 0 and forget_bias."""
+        glorot_joint([self.weight_input, self.weight_hidden], self.weight_hidden.size(0))
+        with torch.no_grad():
+            self.bias.zero_()
+            self.bias[3 * self.out_channels :] = self.forget_bias
+
+    def project(self, x: Float[Tensor, "row feature"]) -> Float[Tensor, "row projected"]:
+        """Computes ``W x + b`` of the gates u, i, o, f, ``[row, 4 * out_channels]``."""
+        return nn.functional.linear(x, self.weight_input, self.bias)
+
+    def no_input(self, like: Tensor) -> Float[Tensor, "one projected"]:
+        """Gives the bias."""
+        return self.bias[None]
+
+    def leaf(self, x: Float[Tensor, "row feature"]) -> States:
+        """Computes leaves, for which the forget gates are not needed."""
+        width = 3 * self.out_channels
+        gates = nn.functional.linear(x, self.weight_input[:width], self.bias[:width])
+        return self.step(gates, None)
+
+
+class NaryTreeLSTMCell(_TreeLSTMCell):
     r"""Computes one N-ary Tree-LSTM step: every child place has weights and a forget gate.
 
     .. math::
@@ -66,41 +114,9 @@ class NaryTreeLSTMCell(RecursiveCell):
         forget_bias: float = 1.0,
         recurrent_dropout: float = 0.0,
     ) -> None:
-        super().__init__(in_channels, out_channels, arity)
+        shape = ((3 + arity) * out_channels, arity * out_channels)
+        super().__init__(in_channels, out_channels, arity, shape, forget_bias, recurrent_dropout)
         self.places = arity
-        self.state_channels = (out_channels, out_channels)
-        self.forget_bias = forget_bias
-        self.recurrent_dropout = checked_probability(
-            type(self).__name__, "recurrent_dropout", recurrent_dropout
-        )
-        # Rows in the order u, i, o, then f (one for the input, one a child for the children).
-        self.weight_input = nn.Parameter(torch.empty(4 * out_channels, in_channels))
-        self.weight_hidden = nn.Parameter(
-            torch.empty((3 + arity) * out_channels, arity * out_channels)
-        )
-        self.bias = nn.Parameter(torch.empty(4 * out_channels))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draws the weights as one Glorot-uniform matrix; biases start at 0 and forget_bias."""
-        glorot_joint([self.weight_input, self.weight_hidden], self.weight_hidden.size(0))
-        with torch.no_grad():
-            self.bias.zero_()
-            self.bias[3 * self.out_channels :] = self.forget_bias
-
-    def project(self, x: Float[Tensor, "row feature"]) -> Float[Tensor, "row projected"]:
-        """Computes ``W x + b`` of the gates u, i, o, f, ``[row, 4 * out_channels]``."""
-        return nn.functional.linear(x, self.weight_input, self.bias)
-
-    def no_input(self, like: Tensor) -> Float[Tensor, "one projected"]:
-        """Gives the bias."""
-        return self.bias[None]
-
-    def leaf(self, x: Float[Tensor, "row feature"]) -> States:
-        """Computes leaves, for which the forget gates are not needed."""
-        width = 3 * self.out_channels
-        gates = nn.functional.linear(x, self.weight_input[:width], self.bias[:width])
-        return self.step(gates, None)
 
     def run_schedule(self, schedule: Schedule, inputs: Tensor) -> States | None:
         """Runs a whole schedule in one autograd function, except under autocast."""
@@ -131,7 +147,7 @@ class NaryTreeLSTMCell(RecursiveCell):
         return torch.sigmoid(o) * memory.tanh(), memory
 
 
-class ChildSumTreeLSTMCell(RecursiveCell):
+class ChildSumTreeLSTMCell(_TreeLSTMCell):
     r"""Computes one child-sum Tree-LSTM step, for any number of unordered children.
 
     The hidden rows of the children are added up; every child keeps a forget gate of its own:
@@ -181,38 +197,8 @@ class ChildSumTreeLSTMCell(RecursiveCell):
         forget_bias: float = 0.0,
         recurrent_dropout: float = 0.0,
     ) -> None:
-        super().__init__(in_channels, out_channels, None)
-        self.state_channels = (out_channels, out_channels)
-        self.forget_bias = forget_bias
-        self.recurrent_dropout = checked_probability(
-            type(self).__name__, "recurrent_dropout", recurrent_dropout
-        )
-        # Rows in the order u, i, o, f.
-        self.weight_input = nn.Parameter(torch.empty(4 * out_channels, in_channels))
-        self.weight_hidden = nn.Parameter(torch.empty(4 * out_channels, out_channels))
-        self.bias = nn.Parameter(torch.empty(4 * out_channels))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draws the weights as one Glorot-uniform matrix; biases start at 0 and forget_bias."""
-        glorot_joint([self.weight_input, self.weight_hidden], self.weight_hidden.size(0))
-        with torch.no_grad():
-            self.bias.zero_()
-            self.bias[3 * self.out_channels :] = self.forget_bias
-
-    def project(self, x: Float[Tensor, "row feature"]) -> Float[Tensor, "row projected"]:
-        """Computes ``W x + b`` of the gates u, i, o, f, ``[row, 4 * out_channels]``."""
-        return nn.functional.linear(x, self.weight_input, self.bias)
-
-    def no_input(self, like: Tensor) -> Float[Tensor, "one projected"]:
-        """Gives the bias."""
-        return self.bias[None]
-
-    def leaf(self, x: Float[Tensor, "row feature"]) -> States:
-        """Computes leaves, for which the forget gates are not needed."""
-        width = 3 * self.out_channels
-        gates = nn.functional.linear(x, self.weight_input[:width], self.bias[:width])
-        return self.step(gates, None)
+        shape = (4 * out_channels, out_channels)
+        super().__init__(in_channels, out_channels, None, shape, forget_bias, recurrent_dropout)
 
     def step(self, projected: Float[Tensor, "row projected"], children: Any) -> States:
         """Computes the gates and the new state; see the class."""
