@@ -54,22 +54,16 @@ def side_by_side(programs: list[Program]) -> MergedPrograms:
     row_types: list[RowType] = []
     signature_table: dict[Any, int] = {}
     type_table: dict[Any, int] = {}
-    stacks: list[list[tuple[np.ndarray, ...]]] = []
-    num_constants: list[int] = []
-    num_inputs: list[int] = []
+    _number_all(programs, signature_table, signatures, type_table, row_types)
+    stacks: list[list[tuple[np.ndarray, ...]]] = [[] for _ in row_types]
+    num_constants, num_inputs = [0] * len(row_types), [0] * len(row_types)
     parts: dict[str, list[np.ndarray]] = {name: [] for name in _ARRAYS}
     output_value: dict[str, list[np.ndarray]] = {}
     output_example: dict[str, list[np.ndarray]] = {}
     values = calls = 0
     for number, program in enumerate(programs):
-        types = np.array(
-            [_number(type_table, row_types, t) for t in program.row_types], dtype=np.int64
-        )
-        while len(stacks) < len(row_types):
-            stacks.append([])
-            num_constants.append(0)
-            num_inputs.append(0)
-        kinds = [_number(signature_table, signatures, s) for s in program.signatures]
+        types = np.array([type_table[t] for t in program.row_types], dtype=np.int64)
+        kinds = [signature_table[s] for s in program.signatures]
         own = program.arrays()
         place, kind, local = own.value_place.copy(), own.value_kind, own.value_type
         shift = np.array([num_constants[t] for t in types], dtype=np.int64)
@@ -95,12 +89,6 @@ def side_by_side(programs: list[Program]) -> MergedPrograms:
             output_example.setdefault(name, []).append(np.full(len(marked), number))
         values += len(program.value_type)
         calls += program.num_calls
-    _refuse_one_name_twice(signatures)
-    for wanted in (wanted for signature in signatures for wanted in signature.inputs):
-        # A ragged argument may name a type of which no value exists.
-        _number(type_table, row_types, row_type_of(wanted))
-    stacks += [[] for _ in range(len(row_types) - len(stacks))]
-    num_inputs += [0] * (len(row_types) - len(num_inputs))
     joined: dict[str, Any] = {name: np.concatenate(found) for name, found in parts.items()}
     return MergedPrograms(
         signatures,
@@ -111,6 +99,25 @@ def side_by_side(programs: list[Program]) -> MergedPrograms:
         output_example={name: np.concatenate(found) for name, found in output_example.items()},
         **joined,
     )
+
+
+def _number_all(
+    programs: list[Program],
+    signature_table: dict[Any, int],
+    signatures: list[Signature],
+    type_table: dict[Any, int],
+    row_types: list[RowType],
+) -> None:
+    """Numbers all signatures and row types of a mini-batch in the order they are met."""
+    for program in programs:
+        for signature in program.signatures:
+            _number(signature_table, signatures, signature)
+        for row_type in program.row_types:
+            _number(type_table, row_types, row_type)
+    _refuse_one_name_twice(signatures)
+    for wanted in (wanted for signature in signatures for wanted in signature.inputs):
+        # A ragged argument may name a type of which no value exists.
+        _number(type_table, row_types, row_type_of(wanted))
 
 
 def _refuse_one_name_twice(signatures: list[Signature]) -> None:

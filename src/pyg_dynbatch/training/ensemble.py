@@ -73,6 +73,14 @@ def ensemble_of(task: TreeTask, checkpoints: Sequence[str | Path]) -> TreeTask:
     Raises:
         FileNotFoundError: If there is no such checkpoint.
         ValueError: If no checkpoint is given, or one belongs to another model.
+
+    Example:
+        >>> from pyg_dynbatch.training import TreeClassification
+        >>> task = TreeClassification(num_tokens=5, num_classes=2, hidden_channels=4)
+        >>> torch.save({"state_dict": task.state_dict()}, getfixture("tmp_path") / "a.ckpt")
+        >>> averaged = ensemble_of(task, [getfixture("tmp_path") / "a.ckpt"])
+        >>> type(averaged.network).__name__
+        'AveragedNetwork'
     """
     members = []
     for path in map(Path, checkpoints):

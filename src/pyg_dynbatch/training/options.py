@@ -23,6 +23,10 @@ class OptimizerOptions:
         embedding_gradient_scale: Factor on the gradients of the word vectors. Adagrad divides by
             the size of the gradients, so there the factor acts through the initial accumulator
             and eps alone.
+
+    Example:
+        >>> OptimizerOptions("adagrad", lr=0.05, embedding="sgd", embedding_lr=0.1).lr
+        0.05
     """
 
     name: Literal["adagrad", "adam", "adamw", "sgd"] = "adagrad"
@@ -46,6 +50,10 @@ class RateOptions:
         every: Epochs between two falls of ``step``.
         final: What ``cosine`` ends at, as a fraction of the first rate.
         warmup: Number of optimiser steps in which the rate rises linearly to its full value.
+
+    Example:
+        >>> RateOptions("cosine", warmup=100).final
+        0.0
     """
 
     name: Literal["constant", "step", "exponential", "cosine"] = "constant"
@@ -70,6 +78,10 @@ class VectorOptions:
             one word, U(-0.05, 0.05)), ``uniform`` (each its own U(-0.05, 0.05)), ``normal`` (each
             its own, as spread as the vectors found) or ``zeros``.
         lower_case: Whether a word without a vector may take that of its lower-case form.
+
+    Example:
+        >>> VectorOptions("glove", file="glove.840B.300d.txt").missing
+        'uniform'
     """
 
     source: Literal["none", "glove", "sentence"] = "none"
