@@ -35,7 +35,7 @@ DTYPES = {"float64": torch.float64, "float32": torch.float32}
 LIMIT_FLOAT64 = 1e-10
 LIMIT_FLOAT32_ROUNDINGS = 10.0
 
-# Fold's sentiment example: Looks et al. (2017), arXiv:1702.02181, section 4.2.
+# Fold's sentiment example: Looks et al. (2017), arXiv:1702.02181, table 2.
 ADAGRAD = OptimizerOptions(
     "adagrad", lr=0.05, initial_accumulator=0.1, eps=0.0, embedding_gradient_scale=0.1
 )

@@ -159,7 +159,8 @@ class WordVectors:
             New vectors with a smaller vocabulary; row 0 is kept.
 
         Reference:
-            Looks, Herreshoff, Hutchins and Norvig (2017), arXiv 1702.02181, section 3.
+            Looks, Herreshoff, Hutchins and Norvig (2017), arXiv:1702.02181, and the sentiment
+            example of the released code.
         """
         keep = self.found.clone()
         keep[0] = True

@@ -34,7 +34,7 @@ class TreeClassifier(nn.Module):
 
     Reference:
         Tai, Socher, Manning (2015), arXiv:1503.00075, section 4.1; dropout as in the sentiment
-        example of TensorFlow Fold (Looks et al. 2017, arXiv:1702.02181, section 4.2).
+        example of TensorFlow Fold (Looks et al. 2017, arXiv:1702.02181, table 2).
 
     Example:
         >>> import torch

@@ -35,7 +35,7 @@ class TreeClassification(TreeTask):
             :class:`~pyg_dynbatch.models.TreeClassifier`.
 
     Reference:
-        Looks et al. (2017), arXiv:1702.02181, section 3.1 and table 2; Tai, Socher, Manning
+        Looks et al. (2017), arXiv:1702.02181, table 2; Tai, Socher, Manning
         (2015), arXiv:1503.00075, section 4.1.
 
     Example:
