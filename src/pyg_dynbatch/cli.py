@@ -14,7 +14,7 @@ _COMMANDS = {
     "predict": "write the predictions of a checkpoint to a table",
     "ensemble": "test and predict with the average of several checkpoints",
     "inspect": "show the schedule of a data set or of a file of trees, with a picture",
-    "bench": "measure speed and scaling",
+    "bench": "measure speed, growth and fidelity",
 }
 
 _EPILOG = """\
