@@ -190,3 +190,21 @@ def test_picture_shows_small_trees_with_their_true_words(tmp_path: Path, samples
     assert batch.num_graphs == len(trees) == len(words) == 1
     assert words == [["", "The", "end"]]
     assert batch.schedule.arity == 2
+
+
+def test_seed_is_the_global_one_else_that_of_the_first_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def seeds(data: TreeDataModule) -> set[int | None]:
+        return {data.train_dataloader().seed, data.val_dataloader().batch_sampler.seed}
+
+    monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
+    assert seeds(listops(tmp_path)) == {0}
+    data = attached(listops(tmp_path), tmp_path)
+    torch.manual_seed(12)
+    assert seeds(data) == {12}
+    monkeypatch.setattr(data.trainer.strategy, "broadcast", lambda seed: seed + 5)
+    assert seeds(data) == {17}
+    monkeypatch.setenv("PL_GLOBAL_SEED", "41")
+    assert seeds(data) == seeds(listops(tmp_path)) == {41}
+    assert data.train_dataloader().generator.initial_seed() == 41

@@ -1,5 +1,6 @@
 """What all data modules share: splits, loaders, word vectors, sizes known at construction."""
 
+import os
 from abc import ABC, abstractmethod
 from functools import cached_property
 from typing import Any, Literal
@@ -148,7 +149,9 @@ class TreeDataModule(pl.LightningDataModule, ABC):
         """Shuffles the training split anew in every epoch."""
         dataset = self.dataset("train")
         if self.max_nodes is None:
-            return DataLoader(dataset, self.batch_size, shuffle=True, **self._loader_options())
+            seed = self._seed()
+            options = self._loader_options(seed)
+            return DataLoader(dataset, self.batch_size, shuffle=True, seed=seed, **options)
         return self._budgeted(dataset, dataset.node_counts, self.max_nodes, shuffle=True)
 
     def val_dataloader(self) -> DataLoader:
@@ -174,19 +177,30 @@ class TreeDataModule(pl.LightningDataModule, ABC):
     def _budgeted(
         self, dataset: TreeDataset, sizes: list[int], budget: int, shuffle: bool
     ) -> DataLoader:
+        seed = self._seed()
         sampler = NodeBudgetBatchSampler(
-            None, sizes, budget, shuffle=shuffle, seed=_seed(), oversize="alone"
+            None, sizes, budget, shuffle=shuffle, seed=seed, oversize="alone"
         )
-        return DataLoader(dataset, batch_sampler=sampler, **self._loader_options())
+        return DataLoader(dataset, batch_sampler=sampler, **self._loader_options(seed))
 
-    def _loader_options(self) -> dict[str, Any]:
+    def _seed(self) -> int:
+        """Finds a seed that all ranks share: with one each they would plan different epochs."""
+        common = os.environ.get("PL_GLOBAL_SEED")
+        if common is not None:
+            return int(common)
+        if self.trainer is None:
+            return 0
+        # Every rank makes its loaders in the same order, so each of them gets here.
+        return int(self.trainer.strategy.broadcast(torch.initial_seed() % 2**32))
+
+    def _loader_options(self, seed: int) -> dict[str, Any]:
         accelerator = getattr(self.trainer, "accelerator", None)
         return {
             "arity": self._arity(),
             "num_workers": self.num_workers,
             # A generator of its own: seeding the workers from the global one would shift the
             # numbers that dropout draws, differently in a resumed run.
-            "generator": torch.Generator().manual_seed(_seed()),
+            "generator": torch.Generator().manual_seed(seed),
             "persistent_workers": self.num_workers > 0,
             "pin_memory": type(accelerator).__name__ == "CUDAAccelerator",
         }
@@ -250,7 +264,3 @@ class TreeDataModule(pl.LightningDataModule, ABC):
 
 def _texts(tree: Data, vocabulary: Vocabulary) -> list[str]:
     return [vocabulary[row] if row >= 0 else "" for row in tree.token.tolist()]
-
-
-def _seed() -> int:
-    return torch.initial_seed() % 2**32

@@ -172,13 +172,34 @@ class TreeFileData(TreeDataModule):
     @cached_property
     def _defining(self) -> TreeFile:
         """The trees that say which words and classes there are."""
-        files = list(self.files.values()) if self.words == "all" else [self.files["train"]]
-        return TreeFile(list(dict.fromkeys(files)), self.root, self.classes, self.labels)
+        return TreeFile(self._defining_files, self.root, self.classes, self.labels)
+
+    @property
+    def _defining_files(self) -> list[str]:
+        files = self.files.values() if self.words == "all" else [self.files["train"]]
+        return list(dict.fromkeys(files))
 
     @property
     def num_classes(self) -> int:  # type: ignore[override]
-        """Number of classes."""
-        return self.classes or self._defining.num_classes
+        """Number of classes.
+
+        Raises:
+            ValueError: If it is not given and no node of the files that define it has a label.
+        """
+        if self.classes is not None:
+            return self.classes
+        found = self._defining.num_classes
+        if found < 1:
+            raise ValueError(
+                mismatch(
+                    "TreeFileData: no node has a label",
+                    expected="a label, such as the 3 of (3 word), at one node or more",
+                    got="unlabelled nodes alone",
+                    where=", ".join(self._defining_files),
+                    mend="labels in the file, or the number of classes as the option classes",
+                )
+            )
+        return found
 
     def load(self, split: SplitName, vocabulary: Vocabulary | None) -> TreeDataset:
         """Loads one file."""

@@ -1,0 +1,196 @@
+"""Two processes train, measure and predict what one does."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+
+from pyg_dynbatch.datasets import ListOpsRecipe
+from pyg_dynbatch.training import (
+    ListOpsData,
+    OptimizerOptions,
+    PredictionTable,
+    TreeClassification,
+    TreeDataModule,
+)
+from tests.training.helpers import SIZES
+
+pytestmark = [
+    # A process that has computed gradients on a machine with a GPU must not be forked.
+    pytest.mark.skipif(torch.cuda.is_available(), reason="forks processes, on the CPU alone"),
+    pytest.mark.filterwarnings("ignore:.*num_workers"),
+    pytest.mark.filterwarnings("ignore:Using `DistributedSampler` with the dataloaders"),
+    pytest.mark.filterwarnings("ignore:.*fork"),
+]
+
+TRAIN, VAL, TEST = 24, 9, 11  # an even number to train on, odd ones to measure
+RECIPE = ListOpsRecipe(train=TRAIN, val=VAL, test=TEST, max_depth=4, max_length=30)
+# One step an epoch over all trees, in any order: by number of trees, or by number of nodes, when
+# the ranks get about as many nodes each but not as many trees.
+SHARES = {"trees": {1: {"batch_size": 24}, 2: {"batch_size": 12}}}
+SHARES["nodes"] = {ranks: {"batch_size": 4, "max_nodes": 10**6} for ranks in (1, 2)}
+
+
+class LabelledNodes(ListOpsData):
+    """Labels every third node besides the roots, so that ranks differ in their labelled rows."""
+
+    def load(self, split: Any, vocabulary: Any) -> Any:
+        dataset = super().load(split, vocabulary)
+        dataset.transform = label_some
+        return dataset
+
+
+def label_some(tree: Any) -> Any:
+    labels = tree.y.clone()
+    labels[::3] = torch.arange(tree.num_nodes)[::3] % 10
+    labels[tree.root_index] = tree.y[tree.root_index]
+    tree.y = labels
+    return tree
+
+
+class Trees(pl.Callback):
+    """Fails unless there are two steps, each over all trees."""
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        assert batch_idx == 0
+        shares = trainer.strategy.reduce(torch.tensor(batch.num_graphs), reduce_op="sum")
+        assert int(shares) == TRAIN
+
+    def on_train_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        assert trainer.global_step == 2
+
+
+def trainer(folder: Path, ranks: int, strategy: str = "ddp_fork", **options: Any) -> pl.Trainer:
+    return pl.Trainer(
+        accelerator="cpu",
+        devices=ranks,
+        strategy=strategy if ranks > 1 else "auto",
+        default_root_dir=folder,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **{"max_epochs": 2, "num_sanity_val_steps": 0, "precision": "64-true", **options},
+    )
+
+
+def classifier(data: TreeDataModule, reduction: str = "mean", **options: Any) -> TreeClassification:
+    torch.manual_seed(3)
+    given = {"cell": "nary", "arity": 5, "optimizer": OptimizerOptions("sgd", lr=0.05), **SIZES}
+    return TreeClassification(
+        data.num_tokens, data.num_classes, reduction=reduction, **given, **options
+    )
+
+
+def fitted(
+    folder: Path, ranks: int, share: dict[str, int], reduction: str, **options: Any
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Gives the weights after two steps, and the metrics of the second epoch."""
+    data = LabelledNodes(str(folder / "data"), recipe=RECIPE, **share)
+    module = classifier(data, reduction).double()  # the weights of the ranks are copied into it
+    run = trainer(folder, ranks, callbacks=[Trees()], **options)
+    run.fit(module, datamodule=data)
+    return module.state_dict(), dict(run.callback_metrics)
+
+
+def assert_same(
+    alone: tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]],
+    both: tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]],
+    start: dict[str, torch.Tensor],
+) -> None:
+    assert {"train/loss", "train/accuracy", "val/loss", "val/node_accuracy"} <= set(alone[1])
+    assert alone[1].keys() == both[1].keys()
+    for name, value in alone[1].items():
+        torch.testing.assert_close(both[1][name], value, atol=1e-6, rtol=1e-6)
+    moved = 0.0
+    for name, weight in alone[0].items():
+        torch.testing.assert_close(both[0][name], weight, atol=1e-12, rtol=1e-12)
+        moved = max(moved, float((weight - start[name]).abs().max()))
+    assert moved > 1e-3, "the steps are big enough to differ"
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean", "per_tree"])
+@pytest.mark.parametrize("share", ["trees", "nodes"])
+def test_weights_and_metrics_are_those_of_one_process(
+    tmp_path: Path, share: str, reduction: str
+) -> None:
+    alone = fitted(tmp_path, 1, SHARES[share][1], reduction)
+    both = fitted(tmp_path, 2, SHARES[share][2], reduction)
+    start = classifier(LabelledNodes(str(tmp_path / "data"), recipe=RECIPE)).double()
+    assert_same(alone, both, start.state_dict())
+
+
+@pytest.mark.slow
+def test_spawned_processes_train_alike(tmp_path: Path) -> None:
+    alone = fitted(tmp_path, 1, SHARES["nodes"][1], "mean")
+    both = fitted(tmp_path, 2, SHARES["nodes"][2], "mean", strategy="ddp_spawn")
+    start = classifier(LabelledNodes(str(tmp_path / "data"), recipe=RECIPE)).double()
+    assert_same(alone, both, start.state_dict())
+
+
+@pytest.mark.parametrize("loading", [{"batch_size": 2}, {"max_nodes": 60}], ids=["trees", "nodes"])
+def test_tests_count_every_example_once(tmp_path: Path, loading: dict[str, int]) -> None:
+    results = []
+    for ranks in (1, 2):
+        data = LabelledNodes(str(tmp_path / "data"), recipe=RECIPE, **loading)
+        run = trainer(tmp_path, ranks)
+        (result,) = run.test(classifier(data), datamodule=data, verbose=False)
+        results.append(result)
+    assert results[1] == pytest.approx(results[0], abs=1e-6)
+    assert set(results[0]) == {"test/loss", "test/accuracy", "test/node_accuracy"}
+
+
+def lines_of(path: Path) -> list[list[str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.reader(file))
+
+
+@pytest.mark.parametrize("loading", [{"batch_size": 2}, {"max_nodes": 60}], ids=["trees", "nodes"])
+def test_two_processes_write_one_table(tmp_path: Path, loading: dict[str, int]) -> None:
+    for ranks in (1, 2):
+        data = LabelledNodes(str(tmp_path / "data"), recipe=RECIPE, **loading)
+        table = PredictionTable(str(tmp_path / str(ranks)), node_name="nodes.csv")
+        run = trainer(tmp_path, ranks, callbacks=[table])
+        run.predict(classifier(data), datamodule=data, return_predictions=False)
+    files = sorted(path.name for path in (tmp_path / "2").iterdir())
+    assert files == ["nodes.csv", "predictions.csv"]
+    for name in files:
+        assert lines_of(tmp_path / "2" / name) == lines_of(tmp_path / "1" / name)
+    trees = lines_of(tmp_path / "2" / "predictions.csv")
+    assert [row[0] for row in trees[1:]] == [str(number) for number in range(TEST)]
+
+
+class OwnSeeds(pl.Callback):
+    """Seeds every rank differently before the loaders are made, and notes what they load."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def setup(self, trainer: pl.Trainer, module: pl.LightningModule, stage: str) -> None:
+        torch.manual_seed(100 + trainer.global_rank)
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        path = self.folder / f"seen_{trainer.global_rank}.txt"
+        with path.open("a", encoding="utf-8") as file:
+            file.writelines(f"{tree.token.tolist()}\n" for tree in batch.to_data_list())
+
+
+@pytest.mark.parametrize("loading", [{"batch_size": 3}, {"max_nodes": 60}], ids=["trees", "nodes"])
+def test_ranks_with_seeds_of_their_own_share_one_epoch(
+    tmp_path: Path, loading: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
+    data = ListOpsData(str(tmp_path / "data"), recipe=RECIPE, **loading)
+    run = trainer(tmp_path, 2, max_epochs=1, limit_val_batches=0, callbacks=[OwnSeeds(tmp_path)])
+    run.fit(classifier(data), datamodule=data)
+    seen = [
+        line for rank in (0, 1) for line in (tmp_path / f"seen_{rank}.txt").read_text().splitlines()
+    ]
+    assert sorted(seen) == sorted(str(tree.token.tolist()) for tree in data.dataset("train"))
