@@ -89,7 +89,7 @@ def test_threads_are_put_back() -> None:
     ("argv", "said"),
     [
         (["scaling", "--sizes", "0"], "expected: a number of 1 or more"),
-        (["sst", "--batch-sizes", "many"], "got:      many"),
+        (["sst", "--batch-sizes", "many"], "got: many"),
         (["scaling", "--shapes", "star"], "invalid choice: 'star'"),
         (["nothing"], "invalid choice: 'nothing'"),
         ([], "required"),
