@@ -66,7 +66,11 @@ def trainer(folder: Path, epochs: int = 1, **options: Any) -> pl.Trainer:
         "log_every_n_steps": 1,
         "callbacks": [RandomState(), checkpointing(), last_checkpoint()],
     }
-    return pl.Trainer(**{**defaults, **options})
+    run = pl.Trainer(**{**defaults, **options})
+    if run.logger is not None:
+        # Settles the folder here, so that forked ranks and this process agree about it.
+        _ = run.logger.version
+    return run
 
 
 def checkpointing() -> ModelCheckpoint:

@@ -8,13 +8,12 @@ import pytest
 import torch
 
 from pyg_dynbatch.data import DataLoader
-from pyg_dynbatch.training import PredictionTable
+from pyg_dynbatch.training import PredictionTable, RunReport
 from pyg_dynbatch.training.predictions import merge_columns, sort_rows, write_table
 from tests.training.helpers import listops, task, trainer, tree_files
 
 
-def read(path: Path | None) -> list[dict[str, str]]:
-    assert path is not None
+def read(path: Path) -> list[dict[str, str]]:
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
@@ -26,7 +25,7 @@ def test_tables_keep_the_order_of_the_data(tmp_path: Path, loading: dict) -> Non
     table = PredictionTable(str(tmp_path / "out"), node_name="nodes.csv")
     run = trainer(tmp_path, callbacks=[table])
     run.predict(module, datamodule=data, return_predictions=False)
-    rows, nodes = read(table.path), read(table.node_path)
+    rows, nodes = (read(path) for path in table.places(run).values())
     assert list(rows[0]) == [
         "example",
         "prediction",
@@ -54,8 +53,9 @@ def test_tables_keep_the_order_of_the_data(tmp_path: Path, loading: dict) -> Non
 def test_missing_labels_leave_the_target_empty(tmp_path: Path) -> None:
     data = listops(tmp_path)
     table = PredictionTable(str(tmp_path), node_name="nodes.csv")
-    trainer(tmp_path, callbacks=[table]).predict(task(data), datamodule=data)
-    targets = {row["target"] for row in read(table.node_path)}
+    run = trainer(tmp_path, callbacks=[table])
+    run.predict(task(data), datamodule=data)
+    targets = {row["target"] for row in read(tmp_path / "nodes.csv")}
     assert "" in targets
     assert "-1" not in targets
 
@@ -65,8 +65,19 @@ def test_table_lies_in_the_folder_of_the_run_by_default(tmp_path: Path) -> None:
     table = PredictionTable()
     run = trainer(tmp_path, callbacks=[table])
     run.predict(task(data), datamodule=data)
-    assert table.path == Path(run.log_dir) / "predictions.csv"
-    assert table.node_path is None
+    assert table.places(run) == {"predictions": Path(run.log_dir) / "predictions.csv"}
+    assert len(read(Path(run.log_dir) / "predictions.csv")) == 17
+
+
+def test_a_trial_run_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = listops(tmp_path / "data")
+    run = trainer(tmp_path, callbacks=[PredictionTable(), RunReport()], fast_dev_run=True)
+    module = task(data)
+    run.fit(module, datamodule=data)
+    run.test(module, datamodule=data, verbose=False)
+    run.predict(module, datamodule=data)
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
 def test_rows_are_merged_and_sorted() -> None:

@@ -62,8 +62,7 @@ def test_a_whole_run(tmp_path: Path, samples: Path, trees: str, options: dict) -
     )
     run.test(module, datamodule=data, verbose=False)
     run.predict(module, datamodule=data)
-    assert table.path is not None
-    with table.path.open(newline="", encoding="utf-8") as file:
+    with (tmp_path / "predictions.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == [
         "example",

@@ -13,12 +13,13 @@ def test_curves_and_trees_are_drawn_and_named(tmp_path: Path) -> None:
     report, table = RunReport(trees=3), PredictionTable()
     run = trainer(tmp_path, epochs=2, callbacks=[checkpointing(), table, report])
     run.fit(module, datamodule=data)
-    assert report.curves_path == Path(run.log_dir) / "learning_curve.png"
-    assert report.curves_path.stat().st_size > 5000
+    places = report.places(run)
+    assert places["learning curve"] == Path(run.log_dir) / "learning_curve.png"
+    assert places["learning curve"].stat().st_size > 5000
     module.train()
     run.test(module, datamodule=data, verbose=False)
-    assert report.trees_path == Path(run.log_dir) / "predicted_trees.png"
-    assert report.trees_path.stat().st_size > 5000
+    assert places["predicted trees"] == Path(run.log_dir) / "predicted_trees.png"
+    assert places["predicted trees"].stat().st_size > 5000
     run.predict(module, datamodule=data)
 
     metrics = metrics_file(run)
@@ -46,12 +47,13 @@ def test_nothing_is_drawn_without_a_folder(tmp_path: Path) -> None:
     module = task(data)
     run.fit(module, datamodule=data)
     assert metrics_file(run) is None
-    assert report.curves_path is None
+    assert report.places(run) == {}
     assert [line for line in closing_lines(run) if "tree" in line] == []
 
 
 def test_no_trees_on_request(tmp_path: Path) -> None:
     data = listops(tmp_path)
     report = RunReport(trees=0)
-    trainer(tmp_path, callbacks=[report]).test(task(data), datamodule=data, verbose=False)
-    assert report.trees_path is None
+    run = trainer(tmp_path, callbacks=[report])
+    run.test(task(data), datamodule=data, verbose=False)
+    assert not report.places(run)["predicted trees"].exists()

@@ -47,9 +47,11 @@ class RandomState(Callback):
         waiting, self._waiting = self._waiting, None
         if waiting is None or waiting["cpu"].size(0) != trainer.world_size:
             return
-        torch.set_rng_state(waiting["cpu"][trainer.global_rank].cpu())
-        if "cuda" in waiting and pl_module.device.type == "cuda":
-            torch.cuda.set_rng_state(waiting["cuda"][trainer.global_rank].cpu(), pl_module.device)
+        # Copies: torch reads a state from the start of its storage, so a row would be misread.
+        own = {name: states[trainer.global_rank].cpu().clone() for name, states in waiting.items()}
+        torch.set_rng_state(own["cpu"])
+        if "cuda" in own and pl_module.device.type == "cuda":
+            torch.cuda.set_rng_state(own["cuda"], pl_module.device)
 
 
 def last_checkpoint() -> ModelCheckpoint:
@@ -84,5 +86,7 @@ def _states(pl_module: pl.LightningModule) -> dict[str, Tensor]:
 def _of_all_ranks(state: Tensor, trainer: pl.Trainer) -> Tensor:
     if trainer.world_size == 1:
         return state[None]
-    gathered = trainer.strategy.all_gather(state.to(trainer.strategy.root_device))
-    return gathered.cpu() if isinstance(gathered, Tensor) else state[None]
+    own = state.to(trainer.strategy.root_device)
+    gathered = [torch.empty_like(own) for _ in range(trainer.world_size)]
+    torch.distributed.all_gather(gathered, own)
+    return torch.stack(gathered).cpu()

@@ -1,6 +1,8 @@
 """Wire tasks, data modules and callbacks into Lightning's command line."""
 
+import logging
 import sys
+import warnings
 from typing import Any, NoReturn
 
 import lightning.pytorch as pl
@@ -71,6 +73,11 @@ class TreeCLI(LightningCLI):
         for size in ("num_tokens", "num_classes"):
             parser.link_arguments(f"data.{size}", f"model.init_args.{size}", apply_on="instantiate")
 
+    def after_instantiate_classes(self) -> None:
+        """Settles the folder of the run, so that forked ranks and this process agree about it."""
+        for logger in self.trainer.loggers:
+            _ = logger.version
+
     def after_fit(self) -> None:
         """Tests and predicts with the best checkpoint, and says where everything lies."""
         best = getattr(self.trainer.checkpoint_callback, "best_model_path", "")
@@ -109,9 +116,20 @@ def run_lightning(argv: list[str]) -> int:
     """
     # Processes that Lightning starts for further devices read the options from here.
     sys.argv[1:] = argv
-    pl.utilities.disable_possible_user_warnings()
+    _keep_quiet()
     TreeCLI()
     return 0
+
+
+def _keep_quiet() -> None:
+    pl.utilities.disable_possible_user_warnings()
+    # Lightning 2.6 asks torch's pytree for a name that torch has deprecated.
+    warnings.filterwarnings("ignore", message="`isinstance\\(treespec, LeafSpec\\)`")
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_is_no_advertisement)
+
+
+def _is_no_advertisement(record: logging.LogRecord) -> bool:
+    return "litlogger" not in record.getMessage()
 
 
 class EnsembleCLI(TreeCLI):
@@ -148,5 +166,6 @@ def run_ensemble(argv: list[str]) -> int:
     parser.add_argument("--checkpoints", nargs="+", required=True, metavar="CKPT")
     own, others = parser.parse_known_args(argv)
     sys.argv[1:] = ["test", *others]
+    _keep_quiet()
     EnsembleCLI(own.checkpoints)
     return 0

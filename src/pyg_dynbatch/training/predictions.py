@@ -31,8 +31,8 @@ class PredictionTable(BasePredictionWriter):
         node_name: Name of the table of all nodes; left out, there is none.
 
     Example:
-        >>> PredictionTable(node_name="nodes.csv").path is None
-        True
+        >>> PredictionTable(node_name="nodes.csv").node_name
+        'nodes.csv'
     """
 
     def __init__(
@@ -45,8 +45,6 @@ class PredictionTable(BasePredictionWriter):
         self.folder = folder
         self.name = name
         self.node_name = node_name
-        self.path: Path | None = None
-        self.node_path: Path | None = None
         self._batches: list[Columns] = []
 
     def on_predict_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -86,13 +84,44 @@ class PredictionTable(BasePredictionWriter):
         if not trainer.is_global_zero:
             return
         columns = sort_rows(merge_columns([part for part in shares if part]))
-        folder = Path(self.folder or trainer.log_dir or trainer.default_root_dir)
         first_class = getattr(pl_module, "first_class", 0)
-        self.path = folder / self.name
-        write_table(self.path, _of_trees(columns), first_class)
-        if self.node_name is not None and "is_root" in columns:
-            self.node_path = folder / self.node_name
-            write_table(self.node_path, _of_nodes(columns), first_class)
+        places = self.places(trainer)
+        if "predictions" in places:
+            write_table(places["predictions"], _of_trees(columns), first_class)
+        if "node predictions" in places and "is_root" in columns:
+            write_table(places["node predictions"], _of_nodes(columns), first_class)
+
+    def places(self, trainer: pl.Trainer) -> dict[str, Path]:
+        """Says where the tables of a run lie; nowhere for a trial run without a folder.
+
+        Args:
+            trainer: The run.
+
+        Returns:
+            Paths by what lies there.
+        """
+        folder = self.folder or folder_of(trainer)
+        if folder is None:
+            return {}
+        names = {"predictions": self.name, "node predictions": self.node_name}
+        return {what: Path(folder) / name for what, name in names.items() if name is not None}
+
+
+def folder_of(trainer: pl.Trainer) -> Path | None:
+    """Finds the folder of a run.
+
+    Args:
+        trainer: The run.
+
+    Returns:
+        The folder of its logger, else its root folder; ``None`` for a trial run
+        (``fast_dev_run``), which is to leave nothing behind.
+    """
+    if getattr(trainer, "fast_dev_run", False):
+        return None
+    # Not trainer.log_dir, which waits for all ranks: the first rank alone may ask here.
+    folders = [getattr(each, "log_dir", None) or each.save_dir for each in trainer.loggers]
+    return Path(next(filter(None, folders), trainer.default_root_dir))
 
 
 def _gather(share: Columns, world_size: int) -> list[Columns]:

@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger
 from torch_geometric.data import Batch, Data
 
-from pyg_dynbatch.training.predictions import PredictionTable
+from pyg_dynbatch.training.predictions import PredictionTable, folder_of
 from pyg_dynbatch.visualize import draw_curves, draw_tree, new_figure, save_figure
 
 CURVES = "learning_curve.png"
@@ -41,19 +41,36 @@ class RunReport(Callback):
         trees: How many trees to draw.
 
     Example:
-        >>> RunReport(trees=2).curves_path is None
-        True
+        >>> RunReport(trees=2).trees
+        2
     """
 
     def __init__(self, trees: int = 4) -> None:
         self.trees = trees
-        self.curves_path: Path | None = None
-        self.trees_path: Path | None = None
+
+    def places(self, trainer: pl.Trainer) -> dict[str, Path]:
+        """Says where the pictures of a run lie; nowhere for a trial run without a folder.
+
+        Args:
+            trainer: The run.
+
+        Returns:
+            Paths by what lies there.
+        """
+        folder = folder_of(trainer)
+        if folder is None or not trainer.loggers:
+            return {}
+        return {"learning curve": folder / CURVES, "predicted trees": folder / TREES}
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Draws the learning curves."""
+        for logger in trainer.loggers:
+            # Written here rather than where the table is looked for: a logger that has logged
+            # nothing in its process would empty the table first.
+            logger.save()
         metrics = metrics_file(trainer)
-        if not trainer.is_global_zero or metrics is None:
+        places = self.places(trainer)
+        if not trainer.is_global_zero or metrics is None or not places:
             return
         metric = getattr(pl_module, "main_metric", "accuracy")
         figure, axes = new_figure(1, 2, 5.0, 3.5)
@@ -64,7 +81,7 @@ class RunReport(Callback):
                 if (curve := read_curve(metrics, f"{stage}/{name}"))[0]
             }
             draw_curves(place, curves, "epoch", name)
-        self.curves_path = save_figure(figure, metrics.parent / CURVES)
+        save_figure(figure, places["learning curve"])
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Draws a few trees of the test split with the classes the model gives their nodes."""
@@ -74,7 +91,8 @@ class RunReport(Callback):
         # A model of pairs has no class for each node.
         if show is None or not getattr(pl_module, "labels_nodes", False):
             return
-        if not trainer.is_global_zero or trainer.log_dir is None or not self.trees:
+        places = self.places(trainer)
+        if not trainer.is_global_zero or not places or not self.trees:
             return
         batch, trees, words = show(self.trees)
         if not trees:
@@ -86,8 +104,7 @@ class RunReport(Callback):
         pl_module.train(was_training)
         predicted = logits.argmax(-1).cpu().split([tree.num_nodes for tree in trees])
         labels = [part.numpy() for part in predicted]
-        path = Path(trainer.log_dir) / TREES
-        self.trees_path = draw_trees(path, trees, labels, words, logits.size(-1))
+        draw_trees(places["predicted trees"], trees, labels, words, logits.size(-1))
 
 
 def draw_trees(
@@ -124,7 +141,7 @@ def draw_trees(
 
 
 def metrics_file(trainer: pl.Trainer) -> Path | None:
-    """Finds the table of metrics of a run, and brings it up to date.
+    """Finds the table of metrics of a run.
 
     Args:
         trainer: The run.
@@ -134,7 +151,6 @@ def metrics_file(trainer: pl.Trainer) -> Path | None:
     """
     for logger in trainer.loggers:
         if isinstance(logger, CSVLogger):
-            logger.save()
             path = Path(logger.log_dir) / "metrics.csv"
             return path if path.is_file() else None
     return None
@@ -170,13 +186,12 @@ def closing_lines(trainer: pl.Trainer) -> list[str]:
         Lines to print, one path a line.
     """
     checkpoint = getattr(trainer.checkpoint_callback, "best_model_path", "")
-    written: list[tuple[str, Any]] = [("checkpoint", checkpoint)]
-    written.append(("metrics", metrics_file(trainer)))
+    written = {"checkpoint": Path(checkpoint)} if checkpoint else {}
+    metrics = metrics_file(trainer)
+    if metrics is not None:
+        written["metrics"] = metrics
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, PredictionTable):
-            written.append(("predictions", callback.path))
-            written.append(("node predictions", callback.node_path))
-        if isinstance(callback, RunReport):
-            written.append(("learning curve", callback.curves_path))
-            written.append(("predicted trees", callback.trees_path))
-    return [f"{f'{what}:':<17} {path}" for what, path in written if path]
+        if isinstance(callback, (PredictionTable, RunReport)):
+            written.update(callback.places(trainer))
+    # Looked up, not remembered: with forked or spawned ranks another process has written.
+    return [f"{f'{what}:':<17} {path}" for what, path in written.items() if path.is_file()]
