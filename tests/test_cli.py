@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import lightning.pytorch  # noqa: F401 - else its log holds on to the stream of the first test
 import pytest
 import torch
 import yaml
@@ -103,6 +104,21 @@ def test_version(capsys) -> None:
 def test_help_of_a_command(folder: Path, command: str, capsys) -> None:
     assert run(command, "--help") == 0
     assert "--" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["fit", "validate", "test", "predict"])
+def test_short_help_names_only_options_that_exist(folder: Path, command: str, capsys) -> None:
+    assert run(command, "--help") == 0
+    short = capsys.readouterr().out
+    assert len(short.splitlines()) < 50
+    assert max(map(len, short.splitlines())) <= 100
+    assert run(command, "--help_all") == 0
+    full = capsys.readouterr().out
+    named = set(re.findall(r"--[a-z_.+]+", short)) - {"--help_all"}
+    assert len(named) > 15
+    for option in named:
+        stem = re.sub(r"\.init_args.*|\.$|\+$", "", option)
+        assert stem in full, option
 
 
 # Complaints ---------------------------------------------------------------------------------------

@@ -25,9 +25,47 @@ examples:
   pyg-dynbatch ensemble --config configs/sst.yaml --checkpoints a.ckpt b.ckpt
   pyg-dynbatch inspect my_trees.txt --batch-size 100
 
-'pyg-dynbatch COMMAND --help' lists the options of a command; '--print_config' after the options
-of fit, validate, test or predict prints all settings as YAML. An error is one line and exit code
-2; set PYG_DYNBATCH_TRACEBACK=1 to see where it was raised.
+'pyg-dynbatch COMMAND --help' lists the options of a command. An error is one line and exit code 2;
+set PYG_DYNBATCH_TRACEBACK=1 to see where it was raised.
+"""
+
+
+_LIGHTNING_HELP = """\
+usage: pyg-dynbatch {command} --config FILE [options]
+
+{summary}
+
+settings:
+  --config FILE                 settings as YAML, see configs/; what stands after it wins over it
+  --print_config                print all settings as YAML and stop
+  --ckpt_path FILE              the checkpoint to resume from (fit), or to use
+  --seed_everything N           seed of weights, dropout and order (default: 1)
+
+model and data:
+  --model CLASS                 TreeClassification or TreeRelatedness
+  --model.init_args.NAME VALUE  one of its options, such as --model.init_args.optimizer.lr 0.1
+  --model.help CLASS            list its options
+  --data CLASS                  SSTData, ListOpsData, SICKData or TreeFileData
+  --data.init_args.NAME VALUE   one of its options, such as --data.init_args.batch_size 25
+  --data.help CLASS             list its options
+
+the run:
+  --trainer.max_epochs N        epochs of training
+  --trainer.accelerator NAME    cpu, gpu or auto
+  --trainer.devices N           processes on the CPU, or GPUs
+  --trainer.precision NAME      32-true, bf16-mixed, 64-true
+  --trainer.fast_dev_run true   one batch of everything, nothing is written
+  --trainer.callbacks+ CLASS    add a callback, such as EarlyStopping
+
+what it leaves behind:
+  --trainer.logger.init_args.name NAME   folder below runs/
+  --checkpoint.monitor METRIC   choose the best checkpoint by it (default: val/accuracy)
+  --checkpoint.mode MODE        max or min (default: max)
+  --predictions.folder FOLDER   where the table of predictions goes (default: that of the run)
+  --predictions.node_name FILE  write a table of all nodes too
+  --report.trees N              trees in the picture (default: 4)
+
+'pyg-dynbatch {command} --help_all' lists every option of Lightning's trainer as well.
 """
 
 
@@ -86,9 +124,12 @@ def _dispatch(argv: list[str]) -> int:
         from pyg_dynbatch.training.command import run_ensemble
 
         return run_ensemble(options)
+    if options and options[0] in ("-h", "--help"):
+        print(_LIGHTNING_HELP.format(command=command, summary=_COMMANDS[command]), end="")
+        return 0
     from pyg_dynbatch.training.command import run_lightning
 
-    return run_lightning(argv)
+    return run_lightning(["--help" if word == "--help_all" else word for word in argv])
 
 
 def _parser() -> argparse.ArgumentParser:
