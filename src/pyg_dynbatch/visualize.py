@@ -300,4 +300,7 @@ def _write_words(
                 rotation=60 if crowded else 0,
                 rotation_mode="anchor" if crowded else "default",
                 fontsize=max(5.0, size * 0.8),
+                # Words of inner nodes stand on the lines to their children.
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
+                zorder=1.5,
             )

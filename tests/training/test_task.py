@@ -167,6 +167,16 @@ def test_schedules_run_in_a_trainer(tmp_path: Path, name: str) -> None:
     assert rate == pytest.approx(wanted[name], abs=1e-12)
 
 
+def test_sparse_gradients_cannot_be_clipped(tmp_path: Path) -> None:
+    data = listops(tmp_path)
+    options = OptimizerOptions("adagrad")
+    sparse = task(data, optimizer=options, sparse_embedding=True)
+    with pytest.raises(ValueError, match="cannot clip the sparse gradients") as caught:
+        trainer(tmp_path, gradient_clip_val=1.0).fit(sparse, datamodule=data)
+    assert "sparse_embedding false" in str(caught.value)
+    trainer(tmp_path, gradient_clip_val=1.0).fit(task(data, optimizer=options), datamodule=data)
+
+
 def test_early_stopping(tmp_path: Path) -> None:
     from lightning.pytorch.callbacks import EarlyStopping
 

@@ -90,7 +90,12 @@ class TreeTask(pl.LightningModule, ABC):
         }
 
     def configure_optimizers(self) -> Any:
-        """Builds the optimiser and, unless the rate is constant, its schedule."""
+        """Builds the optimiser and, unless the rate is constant, its schedule.
+
+        Raises:
+            ValueError: If an option is out of range, or sparse gradients are to be clipped.
+        """
+        _check_clipping(self)
         optimizer = build_optimizer(self.network, self.optimizer_options)
         scheduler = build_scheduler(optimizer, self.rate_options, self._lengths)
         if scheduler is None:
@@ -176,6 +181,20 @@ class TreeTask(pl.LightningModule, ABC):
             ValueError: If names or shapes of the weights differ.
         """
         check_weights(self, checkpoint)
+
+
+def _check_clipping(task: TreeTask) -> None:
+    embeddings = (m for m in task.network.modules() if isinstance(m, nn.Embedding))
+    limit = task.trainer.gradient_clip_val if task._trainer is not None else None
+    if limit and any(embedding.sparse for embedding in embeddings):
+        raise ValueError(
+            mismatch(
+                f"{type(task).__name__}: torch cannot clip the sparse gradients of the embedding",
+                expected="an embedding that is not sparse, or no gradient_clip_val",
+                got=f"gradient_clip_val {limit}, sparse_embedding true",
+                mend="--model.init_args.sparse_embedding false",
+            )
+        )
 
 
 def check_weights(task: TreeTask, checkpoint: Mapping[str, Any]) -> None:
