@@ -51,6 +51,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder to run in, with a small configuration."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["pyg-dynbatch"])
+    (tmp_path / "small.ckpt").write_text("no checkpoint", encoding="utf-8")
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(CONFIG), encoding="utf-8")
     return tmp_path
 
@@ -140,6 +141,7 @@ def test_unknown_command(capsys) -> None:
         (("fit", "--config", "small.yaml", "--data.init_args.batch_size", "0"), "batch_size"),
         (("fit",), "model"),
         (("test", "--config", "small.yaml", "--ckpt_path", "none.ckpt"), "none.ckpt"),
+        (("test", "--config", "small.yaml", "--ckpt_path", "small.ckpt"), "no checkpoint"),
         (("inspect", "none.txt"), "none.txt"),
         (("inspect", "listops", "--batches", "0"), "--batches"),
     ],

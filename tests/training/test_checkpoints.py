@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from pyg_dynbatch.training import OptimizerOptions, RateOptions, last_checkpoint
+from pyg_dynbatch.training.checkpoints import read_checkpoint
 from tests.training.helpers import last_of, listops, task, trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:The dirpath has changed")
@@ -82,6 +83,22 @@ def test_last_checkpoint_is_of_the_last_epoch_also_without_progress(tmp_path: Pa
     run.fit(task(data, optimizer=OptimizerOptions("sgd", lr=0.0)), datamodule=data)
     assert torch.load(last_of(run), weights_only=True)["epoch"] == 2
     assert torch.load(run.checkpoint_callback.best_model_path, weights_only=True)["epoch"] == 0
+
+
+def test_a_truncated_or_foreign_file_is_no_checkpoint(tmp_path: Path) -> None:
+    data = listops(tmp_path)
+    run = trainer(tmp_path)
+    run.fit(task(data), datamodule=data)
+    whole = Path(last_of(run)).read_bytes()
+    assert read_checkpoint(last_of(run))["epoch"] == 0
+    (tmp_path / "cut.ckpt").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "text.ckpt").write_text("no checkpoint", encoding="utf-8")
+    for name in ("cut.ckpt", "text.ckpt"):
+        with pytest.raises(ValueError, match="no checkpoint, or is cut short") as caught:
+            read_checkpoint(tmp_path / name)
+        assert f"where:    {tmp_path / name}" in str(caught.value)
+    with pytest.raises(FileNotFoundError, match="the checkpoint is missing"):
+        read_checkpoint(tmp_path / "none.ckpt")
 
 
 def test_checkpoint_loads_without_running_code(tmp_path: Path) -> None:

@@ -1,11 +1,15 @@
 """Make a resumed run continue exactly where the checkpoint was taken."""
 
+import zipfile
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from torch import Tensor
+
+from pyg_dynbatch.core.errors import mismatch
 
 
 class RandomState(Callback):
@@ -74,6 +78,49 @@ def last_checkpoint() -> ModelCheckpoint:
         save_on_train_epoch_end=True,
         enable_version_counter=False,
     )
+
+
+def read_checkpoint(path: str | Path) -> dict[str, Any]:
+    """Reads a checkpoint onto the CPU without running code from it.
+
+    Args:
+        path: The file.
+
+    Returns:
+        What it holds.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If the file is no checkpoint, or is cut short.
+    """
+    check_is_checkpoint(path)
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def check_is_checkpoint(path: str | Path) -> None:
+    """Tells a checkpoint from a missing, foreign or truncated file, without reading all of it.
+
+    Args:
+        path: The file.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If the file is no checkpoint, or is cut short.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(
+            mismatch("the checkpoint is missing", expected="a file written by fit", got=path)
+        )
+    # torch writes zip archives, whose table of contents stands at the end.
+    if not zipfile.is_zipfile(path):
+        raise ValueError(
+            mismatch(
+                "the file is no checkpoint, or is cut short",
+                expected="a file written by fit, such as last.ckpt",
+                got=f"{Path(path).stat().st_size:,} bytes of something else",
+                where=path,
+            )
+        )
 
 
 def _states(pl_module: pl.LightningModule) -> dict[str, Tensor]:

@@ -3,6 +3,7 @@
 import logging
 import sys
 import warnings
+from pathlib import Path
 from typing import Any, NoReturn
 
 import lightning.pytorch as pl
@@ -12,7 +13,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger
 
 from pyg_dynbatch.core.errors import OneLineArguments
-from pyg_dynbatch.training.checkpoints import RandomState, last_checkpoint
+from pyg_dynbatch.training.checkpoints import RandomState, check_is_checkpoint, last_checkpoint
 from pyg_dynbatch.training.datamodule import TreeDataModule
 from pyg_dynbatch.training.ensemble import ensemble_of
 from pyg_dynbatch.training.predictions import PredictionTable
@@ -72,6 +73,13 @@ class TreeCLI(LightningCLI):
         )
         for size in ("num_tokens", "num_classes"):
             parser.link_arguments(f"data.{size}", f"model.init_args.{size}", apply_on="instantiate")
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parses the options, and looks at the checkpoint before Lightning reads it."""
+        super().parse_arguments(parser, args)
+        chosen = self.config.get(str(self.config.get("subcommand")), {}).get("ckpt_path")
+        if chosen is not None and Path(chosen).suffix == ".ckpt":
+            check_is_checkpoint(chosen)
 
     def after_instantiate_classes(self) -> None:
         """Settles the folder of the run, so that forked ranks and this process agree about it."""

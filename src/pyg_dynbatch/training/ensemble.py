@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.training.checkpoints import read_checkpoint
 from pyg_dynbatch.training.task import TreeTask, check_weights
 
 
@@ -72,7 +73,7 @@ def ensemble_of(task: TreeTask, checkpoints: Sequence[str | Path]) -> TreeTask:
 
     Raises:
         FileNotFoundError: If there is no such checkpoint.
-        ValueError: If no checkpoint is given, or one belongs to another model.
+        ValueError: If no checkpoint is given, one belongs to another model, or is none.
 
     Example:
         >>> from pyg_dynbatch.training import TreeClassification
@@ -84,11 +85,7 @@ def ensemble_of(task: TreeTask, checkpoints: Sequence[str | Path]) -> TreeTask:
     """
     members = []
     for path in map(Path, checkpoints):
-        if not path.is_file():
-            raise FileNotFoundError(
-                mismatch("ensemble: a checkpoint is missing", expected="a file", got=path)
-            )
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        checkpoint = read_checkpoint(path)
         try:
             check_weights(task, checkpoint)
         except ValueError as error:
