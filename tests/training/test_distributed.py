@@ -125,14 +125,6 @@ def test_weights_and_metrics_are_those_of_one_process(
     assert_same(alone, both, start.state_dict())
 
 
-@pytest.mark.slow
-def test_spawned_processes_train_alike(tmp_path: Path) -> None:
-    alone = fitted(tmp_path, 1, SHARES["nodes"][1], "mean")
-    both = fitted(tmp_path, 2, SHARES["nodes"][2], "mean", strategy="ddp_spawn")
-    start = classifier(LabelledNodes(str(tmp_path / "data"), recipe=RECIPE)).double()
-    assert_same(alone, both, start.state_dict())
-
-
 @pytest.mark.parametrize("loading", [{"batch_size": 2}, {"max_nodes": 60}], ids=["trees", "nodes"])
 def test_tests_count_every_example_once(tmp_path: Path, loading: dict[str, int]) -> None:
     results = []
