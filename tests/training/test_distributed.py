@@ -65,11 +65,11 @@ class Trees(pl.Callback):
         assert trainer.global_step == 2
 
 
-def trainer(folder: Path, ranks: int, strategy: str = "ddp_fork", **options: Any) -> pl.Trainer:
+def trainer(folder: Path, ranks: int, **options: Any) -> pl.Trainer:
     return pl.Trainer(
         accelerator="cpu",
         devices=ranks,
-        strategy=strategy if ranks > 1 else "auto",
+        strategy="ddp_fork" if ranks > 1 else "auto",
         default_root_dir=folder,
         logger=False,
         enable_checkpointing=False,

@@ -15,6 +15,7 @@ from pyg_dynbatch.data.convert import (
 )
 from pyg_dynbatch.data.epoch_sampler import EpochSampler
 from pyg_dynbatch.data.loader import DataLoader
+from pyg_dynbatch.data.molecule import MoleculeData, bonds_of
 from pyg_dynbatch.data.packing import node_counts
 from pyg_dynbatch.data.sampler import NodeBudgetBatchSampler
 from pyg_dynbatch.data.tree import DynTreeData
@@ -24,7 +25,9 @@ __all__ = [
     "DataLoader",
     "DynTreeData",
     "EpochSampler",
+    "MoleculeData",
     "NodeBudgetBatchSampler",
+    "bonds_of",
     "from_edge_index",
     "from_nested",
     "from_networkx",
