@@ -1,0 +1,315 @@
+"""Describe one molecule as a PyG ``Data``: atom rows and one byte for every pair of atoms."""
+
+from math import isqrt
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Int, UInt8
+from torch import Tensor
+from torch_geometric.data import Data
+
+from pyg_dynbatch.core.errors import mismatch
+
+_NEVER_ROWS = ("pair_code", "y", "y_mask")
+
+
+@runtime_checkable
+class Distances(Protocol):
+    """Tells how many bonds lie between the two atoms of a pair of each code."""
+
+    @property
+    def distance(self) -> Int[Tensor, " code"]:
+        """One number a code: 0 for an atom with itself, 1 for a bond."""
+
+
+class MoleculeData(Data):
+    """Stores one molecule: its atoms, a code for every pair of them, and what is known of it.
+
+    Pairs are unordered and include each atom with itself. Their codes form the upper triangle
+    row by row, (0, 0), (0, 1), …, (0, N-1), (1, 1), …; what a code means stands in a pair table,
+    once for all molecules. All pairs are stored always: which of them are used is chosen when
+    molecules are put into a batch. The order of the atoms is that of the input.
+
+    ============= ================== ======== ============================= ============
+    field         shape              dtype    meaning                       collated by
+    ============= ================== ======== ============================= ============
+    ``x``         [atom, feature]    float32  features of the atoms         dim 0
+    ``pair_code`` [N (N + 1) / 2]    uint8    row of the pair table         dim 0
+    ``y``         [1, task],         float32  targets, NaN where missing    dim 0
+                  optional
+    ``y_mask``    [1, task], with    bool     where a target is known       dim 0
+                  ``y``
+    ``smiles``    str, optional      str      as it was given               list
+    ``row``       int, optional      int      number of the record in its   [molecule]
+                                              source, from 0
+    ``num_nodes`` int                int      number of atoms, may be 0     sum
+    ============= ================== ======== ============================= ============
+
+    Fields that are None are not stored at all, and all molecules of one data set must hold the
+    same fields.
+
+    Args:
+        x: Features of the atoms.
+        pair_code: Code of every pair.
+        y: Targets.
+        y_mask: Where a target is known; found from the NaNs of `y` when left out.
+        smiles: The text the molecule was made from.
+        row: Number of the record in its source.
+        num_nodes: Number of atoms; read off `x` or `pair_code` when left out.
+        **kwargs: Further fields.
+
+    Example:
+        >>> oxygen = MoleculeData(torch.ones(2, 3), torch.tensor([0, 1, 0], dtype=torch.uint8))
+        >>> oxygen.num_nodes, oxygen.validate() is oxygen
+        (2, True)
+    """
+
+    # No argument is required: PyG calls the class without any when it takes a batch apart.
+    def __init__(
+        self,
+        x: Tensor | None = None,
+        pair_code: Tensor | None = None,
+        y: Tensor | None = None,
+        y_mask: Tensor | None = None,
+        smiles: str | None = None,
+        row: int | None = None,
+        num_nodes: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if num_nodes is None and x is not None:
+            num_nodes = x.size(0)
+        elif num_nodes is None and pair_code is not None:
+            num_nodes = atoms_of_pairs(pair_code.numel())
+        if y is not None and y_mask is None:
+            y_mask = ~torch.isnan(y)
+        given = {
+            "x": x,
+            "pair_code": pair_code,
+            "y": y,
+            "y_mask": y_mask,
+            "smiles": smiles,
+            "row": row,
+            "num_nodes": num_nodes,
+        }
+        for key, value in given.items():
+            if value is not None:
+                setattr(self, key, value)
+
+    def is_node_attr(self, key: str) -> bool:
+        """Says whether a field has one row an atom."""
+        # PyG guesses by length, and a molecule of one atom has one pair and one row of targets.
+        return key == "x" or (key not in _NEVER_ROWS and super().is_node_attr(key))
+
+    def is_edge_attr(self, key: str) -> bool:
+        """Says whether a field has one row a bond and direction."""
+        return key not in ("x", *_NEVER_ROWS) and super().is_edge_attr(key)
+
+    def with_bonds(self, table: Distances) -> "MoleculeData":
+        """Gives a copy with ``edge_index``, so that any layer of PyG can be used on it.
+
+        Args:
+            table: What the codes mean: a ``PairTable``.
+
+        Returns:
+            The copy, every bond in both directions.
+
+        Raises:
+            ValueError: If a code is not in the table.
+
+        Example:
+            >>> from types import SimpleNamespace
+            >>> oxygen = MoleculeData(torch.ones(2, 3), torch.tensor([0, 1, 0], dtype=torch.uint8))
+            >>> oxygen.with_bonds(SimpleNamespace(distance=torch.tensor([0, 1]))).edge_index
+            tensor([[0, 1],
+                    [1, 0]])
+        """
+        copied = self.clone()
+        copied.edge_index = bonds_of(self.pair_code, table)
+        return copied
+
+    def validate(self, *, num_codes: int | None = None, where: str = "") -> "MoleculeData":
+        """Checks every field and says what is wrong.
+
+        Args:
+            num_codes: Number of rows of the pair table; None for any.
+            where: File and line, or number of the molecule, to be named in a message.
+
+        Returns:
+            The molecule itself.
+
+        Raises:
+            ValueError: At the first fault: a field missing or of the wrong form, a number of
+                pairs that does not belong to the number of atoms, a feature that is not finite,
+                a code outside the table, a mask that is not where ``y`` is known.
+
+        Example:
+            >>> MoleculeData(torch.ones(2, 3), torch.zeros(2, dtype=torch.uint8)).validate()
+            Traceback (most recent call last):
+            ...
+            ValueError: MoleculeData: pair_code has the wrong form.
+              expected: uint8 [3], one for every pair of 2 atoms, each with itself included
+              got:      uint8 [2]
+        """
+        _check_atoms(self, where)
+        _check_pairs(self, num_codes, where)
+        _check_targets(self, where)
+        return self
+
+
+def pairs_of_atoms(num_atoms: int) -> int:
+    """Counts the unordered pairs of atoms, each atom with itself included.
+
+    Args:
+        num_atoms: Number of atoms.
+
+    Returns:
+        ``N (N + 1) / 2``.
+
+    Example:
+        >>> pairs_of_atoms(3)
+        6
+    """
+    return num_atoms * (num_atoms + 1) // 2
+
+
+def atoms_of_pairs(num_pairs: int) -> int:
+    """Finds the number of atoms that have so many unordered pairs.
+
+    Args:
+        num_pairs: Number of pairs, each atom with itself included.
+
+    Returns:
+        ``N`` of ``N (N + 1) / 2``.
+
+    Raises:
+        ValueError: If no number of atoms has so many pairs.
+
+    Example:
+        >>> atoms_of_pairs(6)
+        3
+    """
+    num_atoms = (isqrt(8 * num_pairs + 1) - 1) // 2
+    if pairs_of_atoms(num_atoms) != num_pairs:
+        raise ValueError(
+            mismatch(
+                "pair_code: the length belongs to no number of atoms",
+                expected="N (N + 1) / 2 pairs of N atoms: 0, 1, 3, 6, 10, …",
+                got=num_pairs,
+                mend="store all pairs, each atom with itself included",
+            )
+        )
+    return num_atoms
+
+
+def bonds_of(pair_code: UInt8[Tensor, " pair"], table: Distances) -> Int[Tensor, "two edge"]:
+    """Finds the bonds among the pairs: those whose graph distance is one.
+
+    Args:
+        pair_code: Codes of all pairs of one molecule.
+        table: What the codes mean: a ``PairTable``.
+
+    Returns:
+        Every bond in both directions, sorted by the first atom and then by the second.
+
+    Raises:
+        ValueError: If a code is not in the table, or the length is no number of pairs.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> bonds_of(torch.zeros(1, dtype=torch.uint8), SimpleNamespace(distance=torch.zeros(1)))
+        tensor([], size=(2, 0), dtype=torch.int64)
+    """
+    num_atoms = atoms_of_pairs(pair_code.numel())
+    codes = pair_code.cpu().numpy()
+    distance = table.distance.cpu().numpy()
+    if codes.size and int(codes.max()) >= len(distance):
+        raise ValueError(
+            mismatch(
+                "bonds_of: a code is not in the table",
+                expected=f"codes from 0 to {len(distance) - 1}",
+                got=int(codes.max()),
+                mend="the table of the featurizer that made the molecule",
+            )
+        )
+    first, second = np.triu_indices(num_atoms)
+    bonded = distance[codes] == 1
+    first, second = first[bonded], second[bonded]
+    both = np.stack([np.concatenate([first, second]), np.concatenate([second, first])])
+    order = np.lexsort((both[1], both[0]))
+    return torch.from_numpy(both[:, order].astype(np.int64))
+
+
+def _check_atoms(data: MoleculeData, where: str) -> None:
+    x, atoms = data.get("x"), data.get("num_nodes")
+    if not isinstance(x, Tensor) or x.dim() != 2 or x.dtype != torch.float32:
+        raise _misformed("x", "float32 [atom, feature]", x, where)
+    if atoms != x.size(0):
+        raise _misformed("num_nodes", f"{x.size(0)}, the rows of x", atoms, where)
+    if not bool(torch.isfinite(x).all()):
+        atom, feature = (int(i) for i in (~torch.isfinite(x)).nonzero()[0])
+        raise ValueError(
+            mismatch(
+                "MoleculeData: a feature is not finite",
+                expected="finite numbers",
+                got=f"{float(x[atom, feature])} at atom {atom}, feature {feature}",
+                where=where,
+            )
+        )
+
+
+def _check_pairs(data: MoleculeData, num_codes: int | None, where: str) -> None:
+    code, atoms = data.get("pair_code"), data.x.size(0)
+    wanted = pairs_of_atoms(atoms)
+    fits = isinstance(code, Tensor) and code.dtype == torch.uint8 and code.shape == (wanted,)
+    if not fits:
+        form = f"uint8 [{wanted}], one for every pair of {atoms} atoms, each with itself included"
+        raise _misformed("pair_code", form, code, where)
+    if num_codes is not None and wanted and int(code.max()) >= num_codes:
+        raise ValueError(
+            mismatch(
+                "MoleculeData: a code is not in the pair table",
+                expected=f"codes from 0 to {num_codes - 1}",
+                got=int(code.max()),
+                where=where,
+            )
+        )
+
+
+def _check_targets(data: MoleculeData, where: str) -> None:
+    y, mask = data.get("y"), data.get("y_mask")
+    if y is None and mask is None:
+        return
+    if not isinstance(y, Tensor) or y.dtype != torch.float32 or y.dim() != 2 or y.size(0) != 1:
+        raise _misformed("y", "float32 [1, task]", y, where)
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != y.shape:
+        raise _misformed("y_mask", f"bool {list(y.shape)}, the shape of y", mask, where)
+    if bool((mask & ~torch.isfinite(y)).any()):
+        task = int((mask & ~torch.isfinite(y)).nonzero()[0, 1])
+        raise ValueError(
+            mismatch(
+                "MoleculeData: a target that counts as known is not finite",
+                expected="a finite number, or False in y_mask",
+                got=f"{float(y[0, task])} for task {task}",
+                where=where,
+            )
+        )
+
+
+def _misformed(key: str, expected: str, value: Any, where: str) -> ValueError:
+    got = value
+    if isinstance(value, Tensor):
+        got = f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    return ValueError(
+        mismatch(
+            f"MoleculeData: {key} has the wrong form",
+            expected=expected,
+            got=f"no {key}" if value is None else got,
+            where=where,
+        )
+    )
+
+
+# Without this PyG warns and falls back to an unsafe load when it reads a saved example.
+torch.serialization.add_safe_globals([MoleculeData])
