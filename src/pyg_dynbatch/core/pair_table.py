@@ -1,0 +1,259 @@
+"""Say what the one-byte code of an atom pair stands for: its features and its graph distance."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from pyg_dynbatch.core.errors import mismatch
+
+MAX_CODES = 256
+FAR = 8
+DISCONNECTED = -1
+PAIR_SETS = ("all", "connected", "bonds")
+
+
+@dataclass(frozen=True, eq=False)
+class PairTable:
+    """Lists the feature row and the graph distance of every pair code.
+
+    A molecule has N² atom pairs but only some dozens of different pair features, so a pair is
+    stored as one byte and this table, one for a whole data set, gives the byte its meaning.
+    Code 0 is the pair of an atom with itself; its features are zeros.
+
+    Args:
+        features: Feature row of every code.
+        names: Name of every feature column.
+        distance: Bonds on the shortest path, by code: 0 self, 1 bonded, 2 to 7, 8 for more than
+            7, -1 for atoms of different fragments.
+
+    Shape:
+        features: ``[code, feature]``, at most 256 codes; distance: ``[code]``.
+
+    Raises:
+        ValueError: If the parts do not fit together, code 0 is not the self pair, or there are
+            too many codes.
+
+    Example:
+        >>> table = PairTable(
+        ...     torch.tensor([[0.0], [1.0], [0.0]]), ("bonded",), torch.tensor([0, 1, -1])
+        ... )
+        >>> len(table), table.kept("bonds", self_pairs=True).tolist()
+        (3, [True, True, False])
+    """
+
+    features: Float[Tensor, "code feature"]
+    names: tuple[str, ...]
+    distance: Int[Tensor, " distance"]  # as many as codes, which __post_init__ checks
+
+    def __post_init__(self) -> None:
+        """Brings the parts into one form and refuses a table that cannot be used."""
+        object.__setattr__(self, "features", self.features.detach().float().contiguous())
+        object.__setattr__(self, "distance", self.distance.detach().long().contiguous())
+        object.__setattr__(self, "names", tuple(self.names))
+        num_codes, width = self.features.shape
+        if not 1 <= num_codes <= MAX_CODES:
+            raise ValueError(
+                mismatch(
+                    "PairTable: the number of codes does not fit in one byte",
+                    expected=f"1 to {MAX_CODES} codes",
+                    got=num_codes,
+                    mend="fewer values in an extra pair feature; the code counts multiply",
+                )
+            )
+        if len(self.names) != width or len(set(self.names)) != width:
+            raise ValueError(
+                mismatch(
+                    "PairTable: names and feature columns do not match",
+                    expected=f"{width} different names, one a column",
+                    got=", ".join(self.names) or "no names",
+                )
+            )
+        if len(self.distance) != num_codes:
+            raise ValueError(
+                mismatch(
+                    "PairTable: the distances do not match the codes",
+                    expected=f"{num_codes} distances",
+                    got=len(self.distance),
+                )
+            )
+        self._check_values()
+
+    def _check_values(self) -> None:
+        outside = (self.distance < DISCONNECTED) | (self.distance > FAR)
+        if bool(outside.any()):
+            code = int(outside.nonzero()[0])
+            raise ValueError(
+                mismatch(
+                    "PairTable: a distance is out of range",
+                    expected=f"0 self, 1 to 7 bonds, {FAR} farther, {DISCONNECTED} disconnected",
+                    got=int(self.distance[code]),
+                    where=f"code {code}",
+                )
+            )
+        if bool(self.distance[0]) or bool(self.features[0].any()):
+            raise ValueError(
+                mismatch(
+                    "PairTable: code 0 is not the pair of an atom with itself",
+                    expected="distance 0 and a row of zeros for code 0",
+                    got=f"distance {int(self.distance[0])}, row {self.features[0].tolist()}",
+                )
+            )
+        if not bool(torch.isfinite(self.features).all()):
+            raise ValueError(
+                mismatch("PairTable: a feature is not finite", expected="finite numbers")
+            )
+
+    def kept(self, pairs: str | int = "all", self_pairs: bool = True) -> Bool[Tensor, " code"]:
+        """Says which codes belong to a set of pairs.
+
+        Args:
+            pairs: ``"all"``; ``"connected"``: all within one fragment; ``"bonds"``; or a number
+                from 1 to 7: at most so many bonds apart.
+            self_pairs: Whether the pair of an atom with itself is kept.
+
+        Returns:
+            True for each code that is kept.
+
+        Shape:
+            ``[code]``.
+
+        Raises:
+            ValueError: If there is no such set of pairs.
+
+        Example:
+            >>> table = PairTable(torch.zeros(4, 0), (), torch.tensor([0, 1, 2, -1]))
+            >>> table.kept(2, self_pairs=False).tolist()
+            [False, True, True, False]
+            >>> table.kept("connected").tolist()
+            [True, True, True, False]
+        """
+        known = isinstance(pairs, str) and pairs in PAIR_SETS
+        farthest = not isinstance(pairs, str | bool) and 1 <= pairs < FAR
+        if not (known or farthest):
+            raise ValueError(
+                mismatch(
+                    "PairTable: there is no such set of pairs",
+                    expected='"all", "connected", "bonds", or a number of bonds from 1 to 7',
+                    got=repr(pairs),
+                )
+            )
+        proper = self.distance != 0
+        if pairs == "bonds":
+            proper = self.distance == 1
+        elif pairs == "connected":
+            proper = self.distance > 0
+        elif not isinstance(pairs, str):
+            proper = (self.distance > 0) & (self.distance <= pairs)
+        return proper | ((self.distance == 0) & self_pairs)
+
+    def times(self, other: "PairTable") -> "PairTable":
+        """Combines two tables: each code of this one with each code of the other.
+
+        The code of a pair becomes ``code * len(other) + other_code``, its feature row both rows
+        side by side. Distances are those of this table.
+
+        Args:
+            other: The table of a further feature of the same pairs.
+
+        Returns:
+            The combined table.
+
+        Raises:
+            ValueError: If there are more than 256 codes, or a name appears twice.
+
+        Example:
+            >>> bonded = PairTable(torch.tensor([[0.0], [1.0]]), ("bonded",), torch.tensor([0, 1]))
+            >>> salt = PairTable(torch.tensor([[0.0], [1.0]]), ("salt",), torch.tensor([0, 8]))
+            >>> bonded.times(salt).features.tolist()
+            [[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]
+        """
+        ours = self.features.repeat_interleave(len(other), dim=0)
+        theirs = other.features.repeat(len(self), 1)
+        return PairTable(
+            torch.cat([ours, theirs], dim=1),
+            (*self.names, *other.names),
+            self.distance.repeat_interleave(len(other)),
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Gives the table as plain lists, for a checkpoint or a JSON file.
+
+        Returns:
+            A dictionary that `from_dict` reads.
+
+        Example:
+            >>> PairTable(torch.zeros(1, 1), ("bonded",), torch.tensor([0])).as_dict()
+            {'names': ['bonded'], 'distance': [0], 'features': [[0.0]]}
+        """
+        return {
+            "names": list(self.names),
+            "distance": self.distance.tolist(),
+            "features": self.features.tolist(),
+        }
+
+    @classmethod
+    def from_dict(cls, content: Any) -> "PairTable":
+        """Builds the table that `as_dict` has written.
+
+        Args:
+            content: The dictionary.
+
+        Returns:
+            The table.
+
+        Raises:
+            ValueError: If something is missing, or the parts do not fit together.
+
+        Example:
+            >>> table = PairTable(torch.zeros(1, 1), ("bonded",), torch.tensor([0]))
+            >>> PairTable.from_dict(table.as_dict()) == table
+            True
+        """
+        wanted = ("names", "distance", "features")
+        if not isinstance(content, Mapping) or any(key not in content for key in wanted):
+            raise ValueError(
+                mismatch(
+                    "PairTable: this is not a saved table",
+                    expected=f"a dictionary with {', '.join(wanted)}, as as_dict gives it",
+                    got=sorted(content) if isinstance(content, Mapping) else type(content).__name__,
+                )
+            )
+        names = tuple(content["names"])
+        features = torch.tensor(content["features"], dtype=torch.float32)
+        return cls(
+            features.reshape(len(content["features"]), len(names) if not features.numel() else -1),
+            names,
+            torch.tensor(content["distance"], dtype=torch.long),
+        )
+
+    def digest(self) -> str:
+        """Gives a short hash of the content, equal for equal tables on every machine.
+
+        Returns:
+            Sixteen hexadecimal digits.
+        """
+        return hashlib.sha256(json.dumps(self.as_dict()).encode()).hexdigest()[:16]
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, PairTable):
+            return NotImplemented
+        return (
+            self.names == other.names
+            and torch.equal(self.distance, other.distance)
+            and torch.equal(self.features, other.features)
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.names, self.digest()))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self)} codes, {len(self.names)} features)"

@@ -1,0 +1,130 @@
+"""The table behind one-byte pair codes."""
+
+import json
+import pickle
+import re
+
+import pytest
+import torch
+
+from pyg_dynbatch.core.pair_table import PairTable
+
+DISTANCE = torch.tensor([0, 1, 1, 2, 7, 8, -1])
+
+
+def make(width: int = 2) -> PairTable:
+    features = torch.arange(len(DISTANCE) * width).reshape(len(DISTANCE), width) / 3
+    features[0] = 0
+    return PairTable(features, tuple("abcdefgh"[:width]), DISTANCE)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "codes"),
+    [
+        ("all", [1, 2, 3, 4, 5, 6]),
+        ("connected", [1, 2, 3, 4, 5]),
+        ("bonds", [1, 2]),
+        (1, [1, 2]),
+        (2, [1, 2, 3]),
+        (6, [1, 2, 3]),
+        (7, [1, 2, 3, 4]),
+    ],
+)
+def test_sets_of_pairs(pairs: str | int, codes: list[int]) -> None:
+    table = make()
+    assert table.kept(pairs, self_pairs=False).nonzero().flatten().tolist() == codes
+    assert table.kept(pairs, self_pairs=True).nonzero().flatten().tolist() == [0, *codes]
+    assert torch.equal(table.kept(pairs), table.kept(pairs, True))
+
+
+@pytest.mark.parametrize("pairs", ["some", "", 0, 8, -1, True])
+def test_unknown_sets_are_refused(pairs: str | int) -> None:
+    message = r'expected: "all", "connected", "bonds", or a number of bonds from 1 to 7\n.*'
+    with pytest.raises(ValueError, match=message + re.escape(repr(pairs))):
+        make().kept(pairs)
+
+
+def test_round_trips() -> None:
+    for table in (make(), make(0), make(5)):
+        text = json.dumps(table.as_dict())
+        for again in (
+            PairTable.from_dict(json.loads(text)),
+            pickle.loads(pickle.dumps(table)),
+        ):
+            assert again == table
+            assert hash(again) == hash(table)
+            assert again.digest() == table.digest()
+            assert again.features.dtype == torch.float32
+            assert again.features.shape == table.features.shape
+            assert again.distance.dtype == torch.int64
+
+
+def test_lives_in_a_file_that_is_loaded_safely(tmp_path) -> None:
+    torch.save({"pairs": make().as_dict()}, tmp_path / "a.pt")
+    content = torch.load(tmp_path / "a.pt", weights_only=True)
+    assert PairTable.from_dict(content["pairs"]) == make()
+
+
+def test_differences_are_seen() -> None:
+    table = make()
+    others = [
+        PairTable(table.features + (table.distance != 0)[:, None], table.names, table.distance),
+        PairTable(table.features, ("x", "y"), table.distance),
+        PairTable(table.features, table.names, table.distance * (table.distance != 2)),
+    ]
+    assert all(other != table and other.digest() != table.digest() for other in others)
+    assert table != "something else"
+    assert len(table) == 7
+    assert repr(table) == "PairTable(7 codes, 2 features)"
+
+
+def test_products_number_the_codes_row_by_row() -> None:
+    ours, theirs = make(), PairTable(torch.tensor([[0.0], [1.0]]), ("z",), torch.tensor([0, 8]))
+    both = ours.times(theirs)
+    assert len(both) == 14 and both.names == ("a", "b", "z")
+    for code in range(7):
+        for extra in range(2):
+            row = torch.cat([ours.features[code], theirs.features[extra]])
+            assert torch.equal(both.features[code * 2 + extra], row)
+            assert both.distance[code * 2 + extra] == ours.distance[code]
+
+
+def test_256_codes_and_no_more() -> None:
+    full = PairTable(torch.zeros(256, 1), ("a",), torch.zeros(256, dtype=torch.long))
+    assert len(full) == 256
+    with pytest.raises(ValueError, match=r"does not fit in one byte[\s\S]*got: +512"):
+        full.times(PairTable(torch.zeros(2, 1), ("b",), torch.tensor([0, 1])))
+    with pytest.raises(ValueError, match="1 to 256 codes"):
+        PairTable(torch.zeros(0, 1), ("a",), torch.zeros(0, dtype=torch.long))
+
+
+@pytest.mark.parametrize(
+    ("features", "names", "distance", "message"),
+    [
+        (torch.zeros(2, 2), ("a",), [0, 1], r"2 different names[\s\S]*got: +a$"),
+        (torch.zeros(2, 2), ("a", "a"), [0, 1], "2 different names"),
+        (torch.zeros(2, 1), (), [0, 1], "no names"),
+        (torch.zeros(2, 1), ("a",), [0, 9], r"out of range[\s\S]*got: +9[\s\S]*code 1"),
+        (torch.zeros(2, 1), ("a",), [0, -2], "out of range"),
+        (torch.zeros(2, 1), ("a",), [1, 0], "code 0 is not the pair of an atom with itself"),
+        (torch.ones(2, 1), ("a",), [0, 1], "a row of zeros for code 0"),
+        (torch.tensor([[0.0], [torch.nan]]), ("a",), [0, 1], "a feature is not finite"),
+    ],
+)
+def test_misfits_are_refused(
+    features: torch.Tensor, names: tuple[str, ...], distance: list[int], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        PairTable(features, names, torch.tensor(distance))
+
+
+def test_a_short_list_of_distances_is_refused() -> None:
+    content = make().as_dict() | {"distance": [0, 1]}
+    with pytest.raises(ValueError, match=r"expected: +7 distances[\s\S]*got: +2"):
+        PairTable.from_dict(content)
+
+
+@pytest.mark.parametrize("content", [{}, {"names": []}, []])
+def test_other_content_is_refused(content: object) -> None:
+    with pytest.raises(ValueError, match="names, distance, features"):
+        PairTable.from_dict(content)
