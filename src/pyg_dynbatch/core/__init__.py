@@ -4,6 +4,7 @@ from pyg_dynbatch.core.engine import Engine, RaggedRows
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.operation import Operation, Operations, Ragged, Signature
 from pyg_dynbatch.core.pair_table import PairTable
+from pyg_dynbatch.core.pairs import Pairs
 from pyg_dynbatch.core.policy import DependencyGraph, agenda_policy, depth_policy
 from pyg_dynbatch.core.program import Program, Value
 from pyg_dynbatch.core.reference import run_one_by_one
@@ -18,6 +19,7 @@ __all__ = [
     "Operation",
     "Operations",
     "PairTable",
+    "Pairs",
     "Program",
     "Ragged",
     "RaggedRows",

@@ -1,0 +1,379 @@
+"""Hold the pairs of atoms of a mini-batch of molecules as integers, made once for all layers."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int, Integer
+from torch import Tensor
+
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.pair_plan import (
+    HalfPairs,
+    checked_codes,
+    checked_sizes,
+    filtered,
+    incidence_of,
+    of_pair_index,
+    triangles,
+)
+
+
+class _Layout(NamedTuple):
+    """Lengths of the parts of the plan, in the order in which they lie in it."""
+
+    first: int
+    second: int
+    code: int
+    column: int
+    ptr: int
+    entry: int
+    other: int
+    atom_ptr: int
+    code_count: int
+
+
+class Pairs:
+    """Lists the pairs of atoms of a mini-batch, each unordered pair once, in one int32 tensor.
+
+    A weave layer needs to know, for every pair, its two atoms, and for every atom, the pairs it
+    is in. Both are made here, in the loader's workers: a plan holds no floating-point numbers
+    and no parameters, and moves to the device in one copy. Pairs lie molecule by molecule and
+    row by row: sorted by ``first`` and then by ``second``, with ``first <= second``. An atom may
+    be paired with itself; the pairs of one atom are in rising order, so that sums over them are
+    the same to the last bit at every run.
+
+    Made by :meth:`all_pairs`, :meth:`from_codes` or :meth:`from_pair_index`.
+
+    Args:
+        plan: All numbers, int32, flat.
+        num_atoms: Number of atoms of the mini-batch.
+        num_pairs: Number of unordered pairs that are used.
+        num_molecules: Number of molecules; some may be without pairs or without atoms.
+        num_entries: Number of ordered pairs: two for each pair of two atoms, one for an atom
+            with itself.
+        num_codes: Number of different pair codes; 0 for pairs without codes.
+
+    Example:
+        >>> pairs = Pairs.all_pairs([2, 1])
+        >>> pairs.first.tolist(), pairs.second.tolist()
+        ([0, 0, 1, 2], [0, 1, 1, 2])
+        >>> pairs
+        Pairs(2 molecules, 3 atoms, 4 pairs)
+    """
+
+    __slots__ = (
+        "_layout",
+        "num_atoms",
+        "num_codes",
+        "num_entries",
+        "num_molecules",
+        "num_pairs",
+        "plan",
+    )
+
+    def __init__(
+        self,
+        plan: Int[Tensor, " number"],
+        num_atoms: int,
+        num_pairs: int,
+        num_molecules: int,
+        num_entries: int,
+        num_codes: int = 0,
+    ) -> None:
+        self.plan = plan
+        self.num_atoms, self.num_pairs, self.num_molecules = num_atoms, num_pairs, num_molecules
+        self.num_entries, self.num_codes = num_entries, num_codes
+        lengths = (
+            num_pairs,
+            num_pairs,
+            num_pairs if num_codes else 0,
+            num_pairs,
+            num_atoms + 1,
+            num_entries,
+            num_entries,
+            num_molecules + 1,
+            num_atoms * num_codes,
+        )
+        ends = np.cumsum((0, *lengths)).tolist()
+        if plan.numel() != ends[-1]:
+            raise ValueError(
+                mismatch("Pairs: the plan has another length", expected=ends[-1], got=plan.numel())
+            )
+        self._layout = tuple(zip(ends, lengths, strict=False))
+
+    # Making.
+
+    @classmethod
+    def all_pairs(cls, sizes: Sequence[int] | Tensor, self_pairs: bool = True) -> "Pairs":
+        """Pairs all atoms of each molecule with one another.
+
+        Args:
+            sizes: Number of atoms of each molecule.
+            self_pairs: Whether each atom is paired with itself too.
+
+        Returns:
+            The pairs, without codes.
+
+        Raises:
+            ValueError: If a size is negative.
+
+        Example:
+            >>> Pairs.all_pairs([3], self_pairs=False).second.tolist()
+            [1, 2, 2]
+        """
+        atoms = checked_sizes("Pairs.all_pairs", sizes)
+        half = triangles(atoms)
+        keep = None if self_pairs else half.first != half.second
+        return cls._of_half(filtered(half, keep), atoms, 0, full=self_pairs)
+
+    @classmethod
+    def from_codes(
+        cls,
+        pair_code: Integer[Tensor, " stored"],
+        sizes: Sequence[int] | Tensor,
+        kept: Bool[Tensor, " code"] | None = None,
+        num_codes: int | None = None,
+    ) -> "Pairs":
+        """Pairs atoms by the codes of all their pairs.
+
+        Args:
+            pair_code: Codes of all pairs i <= j, self pairs included, row by row of the upper
+                triangle, ``N (N + 1) / 2`` a molecule, one molecule after another.
+            sizes: Number of atoms N of each molecule.
+            kept: For every code whether its pairs are used; all are, if left out.
+            num_codes: Number of codes; the length of ``kept``, else one more than the largest.
+
+        Returns:
+            The pairs with their codes; ``column`` tells each one's place in ``pair_code``.
+
+        Raises:
+            ValueError: If the number of codes does not fit the sizes, or a code is too large.
+
+        Example:
+            >>> code = torch.tensor([0, 1, 2, 0, 1, 0])  # one molecule of three atoms
+            >>> pairs = Pairs.from_codes(code, [3], kept=torch.tensor([True, True, False]))
+            >>> pairs.code.tolist(), pairs.code_count.tolist()
+            ([0, 1, 0, 1, 0], [[1, 1, 0], [1, 2, 0], [1, 1, 0]])
+        """
+        atoms = checked_sizes("Pairs.from_codes", sizes)
+        if num_codes is None and kept is not None:
+            num_codes = kept.numel()
+        code, num_codes = checked_codes(pair_code, atoms, kept, num_codes)
+        half = triangles(atoms)._replace(code=code)
+        keep = None if kept is None or bool(kept.all()) else kept.cpu().numpy()[code]
+        return cls._of_half(filtered(half, keep), atoms, num_codes, full=keep is None)
+
+    @classmethod
+    def from_pair_index(
+        cls,
+        pair_index: Integer[Tensor, "two column"],
+        num_atoms: int,
+        sizes: Sequence[int] | Tensor | None = None,
+    ) -> "Pairs":
+        """Pairs atoms by a list of pairs, such as the ``edge_index`` of any PyG batch.
+
+        Args:
+            pair_index: Two atoms a column; each pair once, or in both directions.
+            num_atoms: Number of atoms of the mini-batch.
+            sizes: Number of atoms of each molecule; one molecule, if left out.
+
+        Returns:
+            The pairs, without codes; ``column`` tells for every pair the first column it stands
+            in, so ``edge_attr[pairs.column]`` are the rows of the pairs.
+
+        Raises:
+            ValueError: If an atom is out of range, or a pair joins two molecules.
+
+        Example:
+            >>> pairs = Pairs.from_pair_index(torch.tensor([[1, 0, 1], [0, 1, 2]]), 3)
+            >>> pairs.first.tolist(), pairs.second.tolist(), pairs.column.tolist()
+            ([0, 1], [1, 2], [0, 2])
+        """
+        atoms = checked_sizes("Pairs.from_pair_index", [num_atoms] if sizes is None else sizes)
+        half = of_pair_index(pair_index.detach().cpu().numpy(), num_atoms, atoms)
+        pairs = cls._of_half(half, atoms, 0, full=False)
+        return pairs.to(pair_index.device)
+
+    @classmethod
+    def _of_half(cls, half: HalfPairs, atoms: np.ndarray, num_codes: int, full: bool) -> "Pairs":
+        num_atoms, num_pairs = int(atoms.sum()), half.first.size
+        ptr, entry, other = incidence_of(half, atoms, full)
+        atom_ptr = np.concatenate([[0], np.cumsum(atoms)])
+        parts = [half.first, half.second, half.column, ptr, entry, other, atom_ptr]
+        if num_codes:
+            owner = np.repeat(np.arange(num_atoms), np.diff(ptr))
+            count = np.bincount(
+                owner * num_codes + half.code[entry], minlength=num_atoms * num_codes
+            )
+            parts = [*parts[:2], half.code, *parts[2:], count]
+        plan = torch.from_numpy(np.concatenate(parts, dtype=np.int32, casting="same_kind"))
+        return cls(plan, num_atoms, num_pairs, atoms.size, entry.size, num_codes)
+
+    # Reading.
+
+    def _part(self, name: str) -> Tensor:
+        start, length = self._layout[_Layout._fields.index(name)]
+        return self.plan.narrow(0, start, length)
+
+    @property
+    def first(self) -> Int[Tensor, " pair"]:
+        """The atom of each pair with the lower number."""
+        return self._part("first")
+
+    @property
+    def second(self) -> Int[Tensor, " pair"]:
+        """The atom of each pair with the higher number; the same one for a self pair."""
+        return self._part("second")
+
+    @property
+    def code(self) -> Int[Tensor, " pair"]:
+        """Code of each pair.
+
+        Raises:
+            AttributeError: If the pairs were made without codes.
+        """
+        self._want_codes("code")
+        return self._part("code")
+
+    @property
+    def column(self) -> Int[Tensor, " pair"]:
+        """Where each pair stood in what the pairs were made from."""
+        return self._part("column")
+
+    @property
+    def ptr(self) -> Int[Tensor, " atom_1"]:
+        """First entry of each atom, and the number of entries at the end."""
+        return self._part("ptr")
+
+    @property
+    def entry(self) -> Int[Tensor, " entry"]:
+        """The pairs that contain each atom, rising, atom after atom; a self pair once."""
+        return self._part("entry")
+
+    @property
+    def other(self) -> Int[Tensor, " entry"]:
+        """The other atom of each entry's pair."""
+        return self._part("other")
+
+    @property
+    def atom_ptr(self) -> Int[Tensor, " molecule_1"]:
+        """First atom of each molecule, and the number of atoms at the end."""
+        return self._part("atom_ptr")
+
+    @property
+    def code_count(self) -> Int[Tensor, "atom code"]:
+        """How many of each atom's entries have each code.
+
+        Raises:
+            AttributeError: If the pairs were made without codes.
+        """
+        self._want_codes("code_count")
+        return self._part("code_count").view(self.num_atoms, self.num_codes)
+
+    @property
+    def is_self(self) -> Bool[Tensor, " pair"]:
+        """Which pairs are of an atom with itself."""
+        return self.first == self.second
+
+    @property
+    def weight(self) -> Float[Tensor, " pair"]:
+        """How many ordered pairs each pair stands for: 2, and 1 for a self pair."""
+        return 2.0 - self.is_self.to(torch.get_default_dtype())
+
+    def _want_codes(self, name: str) -> None:
+        if not self.num_codes:
+            raise AttributeError(
+                mismatch(
+                    f"Pairs: {name} is known only for pairs made from codes",
+                    expected="Pairs.from_codes(...)",
+                    got="Pairs.all_pairs(...) or Pairs.from_pair_index(...)",
+                )
+            )
+
+    # Moving, as PyG expects it of anything stored on a batch.
+
+    def _apply(self, fn: Callable[[Tensor], Tensor]) -> "Pairs":
+        return Pairs(fn(self.plan), *self._plain())
+
+    def _plain(self) -> tuple[int, ...]:
+        return (
+            self.num_atoms,
+            self.num_pairs,
+            self.num_molecules,
+            self.num_entries,
+            self.num_codes,
+        )
+
+    def to(self, *args: Any, **kwargs: Any) -> "Pairs":
+        """Moves all numbers to a device; the dtype stays as it is."""
+        device, _, non_blocking, _ = torch._C._nn._parse_to(*args, **kwargs)
+        if device is None:
+            return self
+        return self._apply(lambda t: t.to(device=device, non_blocking=non_blocking))
+
+    def cpu(self) -> "Pairs":
+        """Moves to the CPU."""
+        return self._apply(lambda t: t.cpu())
+
+    def cuda(self, device: Any = None, non_blocking: bool = False) -> "Pairs":
+        """Moves to a CUDA device."""
+        return self._apply(lambda t: t.cuda(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> "Pairs":
+        """Copies into page-locked memory, from which the copy to a device is asynchronous."""
+        return self._apply(lambda t: t.pin_memory())
+
+    def share_memory_(self) -> "Pairs":
+        """Moves into shared memory, in place."""
+        self.plan.share_memory_()
+        return self
+
+    def record_stream(self, stream: Any) -> "Pairs":
+        """Tells the CUDA allocator that a stream uses the numbers."""
+        self.plan.record_stream(stream)
+        return self
+
+    def clone(self) -> "Pairs":
+        """Copies the numbers."""
+        return self._apply(lambda t: t.clone())
+
+    def contiguous(self) -> "Pairs":
+        """Gives the pairs back: their numbers are contiguous by making."""
+        return self
+
+    def detach(self) -> "Pairs":
+        """Gives the pairs back: they never carry gradients."""
+        return self
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the numbers."""
+        return self.plan.device
+
+    def is_pinned(self) -> bool:
+        """Tells whether the numbers lie in page-locked memory."""
+        return self.plan.is_pinned()
+
+    def __reduce__(self) -> Any:
+        """Pickles the numbers and their counts."""
+        return Pairs, (self.plan, *self._plain())
+
+    def __eq__(self, other: object) -> bool:
+        """Compares contents: the same pairs of the same molecules, in the same order."""
+        if not isinstance(other, Pairs):
+            return NotImplemented
+        return self._plain() == other._plain() and torch.equal(self.plan, other.plan)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __len__(self) -> int:
+        """Counts the pairs."""
+        return self.num_pairs
+
+    def __repr__(self) -> str:
+        """Says how large the mini-batch is."""
+        codes = f", {self.num_codes} codes" if self.num_codes else ""
+        counts = f"{self.num_molecules} molecules, {self.num_atoms} atoms, {self.num_pairs} pairs"
+        return f"Pairs({counts}{codes})"

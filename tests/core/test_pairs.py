@@ -1,0 +1,136 @@
+"""Pairs against plain loops over atoms, and what they refuse."""
+
+import copy
+import pickle
+from itertools import combinations_with_replacement
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyg_dynbatch.core.pairs import Pairs
+
+SIZES = st.lists(st.integers(0, 6), max_size=5)
+
+
+def listed(sizes: list[int]) -> list[tuple[int, int]]:
+    """All pairs i <= j of each molecule, by loops."""
+    found, start = [], 0
+    for size in sizes:
+        found += combinations_with_replacement(range(start, start + size), 2)
+        start += size
+    return found
+
+
+def check_incidence(pairs: Pairs, expected: list[tuple[int, int]]) -> None:
+    assert list(zip(pairs.first.tolist(), pairs.second.tolist(), strict=True)) == expected
+    ptr = pairs.ptr.tolist()
+    assert len(ptr) == pairs.num_atoms + 1
+    for atom in range(pairs.num_atoms):
+        mine = slice(ptr[atom], ptr[atom + 1])
+        entries = [number for number, pair in enumerate(expected) if atom in pair]
+        assert pairs.entry[mine].tolist() == entries
+        others = [sum(expected[number]) - atom for number in entries]
+        assert pairs.other[mine].tolist() == others
+    assert pairs.num_entries == ptr[-1] == int(pairs.weight.sum())
+    assert pairs.is_self.tolist() == [a == b for a, b in expected]
+
+
+@given(SIZES, st.booleans())
+def test_all_pairs_are_those_of_a_loop(sizes: list[int], self_pairs: bool) -> None:
+    pairs = Pairs.all_pairs(sizes, self_pairs)
+    check_incidence(pairs, [(a, b) for a, b in listed(sizes) if self_pairs or a != b])
+    assert pairs.num_molecules == len(sizes)
+    assert pairs.atom_ptr.diff().tolist() == sizes
+
+
+@given(SIZES, st.data())
+def test_pairs_of_kept_codes_are_those_of_a_loop(sizes: list[int], data: st.DataObject) -> None:
+    candidates = listed(sizes)
+    code = data.draw(
+        st.lists(st.integers(0, 3), min_size=len(candidates), max_size=len(candidates))
+    )
+    kept = data.draw(st.lists(st.booleans(), min_size=4, max_size=4))
+    pairs = Pairs.from_codes(
+        torch.tensor(code, dtype=torch.uint8), torch.tensor(sizes), torch.tensor(kept)
+    )
+    columns = [n for n, c in enumerate(code) if kept[c]]
+    check_incidence(pairs, [candidates[n] for n in columns])
+    assert pairs.column.tolist() == columns
+    assert pairs.code.tolist() == [code[n] for n in columns]
+    count = torch.zeros(sum(sizes), 4, dtype=torch.int32)
+    for number in columns:
+        for atom in set(candidates[number]):
+            count[atom, code[number]] += 1
+    assert torch.equal(pairs.code_count, count)
+
+
+@given(SIZES, st.data())
+def test_pairs_of_an_index_are_those_of_a_loop(sizes: list[int], data: st.DataObject) -> None:
+    chosen = [pair for pair in listed(sizes) if data.draw(st.booleans())]
+    columns = [pair if data.draw(st.booleans()) else pair[::-1] for pair in chosen]
+    columns += [pair[::-1] for pair in columns if data.draw(st.booleans())]
+    columns = data.draw(st.permutations(columns))
+    index = torch.tensor(columns, dtype=torch.long).reshape(-1, 2).t()
+    pairs = Pairs.from_pair_index(index, sum(sizes), sizes)
+    check_incidence(pairs, chosen)
+    for pair, column in zip(chosen, pairs.column.tolist(), strict=True):
+        assert sorted(columns[column]) == list(pair)
+
+
+def test_number_of_codes_is_found_where_left_out() -> None:
+    assert Pairs.from_codes(torch.tensor([0, 5, 0]), [2]).num_codes == 6
+    assert Pairs.from_codes(torch.tensor([0, 5, 0]), [2], num_codes=9).code_count.shape == (2, 9)
+
+
+def test_pairs_move_and_copy_as_a_batch_wants_it() -> None:
+    pairs = Pairs.from_codes(torch.tensor([0, 1, 0, 0]), [2, 1])
+    twins = [pickle.loads(pickle.dumps(pairs)), copy.deepcopy(pairs), pairs.clone(), pairs.cpu()]
+    twins += [pairs.to("cpu"), pairs.to(torch.float64), pairs.contiguous(), pairs.detach()]
+    assert all(twin == pairs for twin in twins)
+    assert pairs.to("meta").device.type == "meta"
+    assert pairs.share_memory_().plan.is_shared()
+    assert pairs.clone().plan.data_ptr() != pairs.plan.data_ptr()
+    assert pairs != Pairs.from_codes(torch.tensor([0, 0, 0, 0]), [2, 1], num_codes=2)
+    assert pairs != Pairs.all_pairs([2, 1])
+    assert pairs != "pairs"
+    assert not pairs.is_pinned()
+    assert len(pairs) == 4
+    assert repr(pairs) == "Pairs(2 molecules, 3 atoms, 4 pairs, 2 codes)"
+    assert pairs.plan.dtype == torch.int32
+
+
+def test_pairs_move_with_a_batch() -> None:
+    from torch_geometric.data import Batch, Data
+
+    batch = Batch.from_data_list([Data(x=torch.zeros(2, 1)), Data(x=torch.zeros(1, 1))])
+    batch.pairs = Pairs.all_pairs([2, 1])
+    assert batch.to("meta").pairs.device.type == "meta"
+
+
+def test_pairs_without_codes_say_so() -> None:
+    for name in ("code", "code_count"):
+        with pytest.raises(AttributeError, match=f"{name} is known only for pairs made from codes"):
+            getattr(Pairs.all_pairs([2]), name)
+
+
+def test_wrong_numbers_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"(?s)negative number of atoms.*got: *-1.*example 1"):
+        Pairs.all_pairs([2, -1])
+    with pytest.raises(ValueError, match=r"(?s)sizes are no plain list.*shape \[1, 1\]"):
+        Pairs.all_pairs(torch.ones(1, 1, dtype=torch.long))
+    with pytest.raises(ValueError, match=r"(?s)codes does not fit.*3 codes.*got: *2 codes"):
+        Pairs.from_codes(torch.tensor([0, 1]), [2])
+    with pytest.raises(ValueError, match=r"(?s)outside of the table.*0 to 2.*got: *7.*example 2"):
+        Pairs.from_codes(torch.tensor([0, 0, 7, 0]), [1, 0, 2], num_codes=3)
+    with pytest.raises(ValueError, match=r"(?s)outside of the table.*got: *2 in kept"):
+        Pairs.from_codes(torch.tensor([0]), [1], kept=torch.ones(2, dtype=torch.bool), num_codes=3)
+    with pytest.raises(ValueError, match=r"(?s)out of range.*atoms 0 and 3.*column 1"):
+        Pairs.from_pair_index(torch.tensor([[0, 0], [1, 3]]), 3)
+    with pytest.raises(ValueError, match=r"(?s)joins two molecules.*atoms 1 and 2.*column 0"):
+        Pairs.from_pair_index(torch.tensor([[1], [2]]), 4, [2, 2])
+    with pytest.raises(ValueError, match=r"(?s)another form.*sizes of 3 atoms"):
+        Pairs.from_pair_index(torch.tensor([[1], [2]]), 4, [2, 1])
+    with pytest.raises(ValueError, match="the plan has another length"):
+        Pairs(torch.zeros(3, dtype=torch.int32), 1, 1, 1, 1)
