@@ -36,6 +36,8 @@ NO_EXAMPLE = {
     "core.ScheduleStats": "made by Schedule.stats only",
     "core.Value": "made by the calls of a Program, whose example has some",
     "nn.RecursiveCell": "an interface; every cell is an example",
+    "training.SplitDataModule": "an interface; every data module is an example",
+    "training.Task": "an interface; every task is an example",
     "training.TreeDataModule": "an interface; every data module is an example",
     "training.TreeTask": "an interface; every task is an example",
 }

@@ -1,16 +1,19 @@
 """Lightning: the only room where the data side and the model side meet."""
 
+from pyg_dynbatch.training.averaging import AveragedNetwork
 from pyg_dynbatch.training.checkpoints import RandomState, last_checkpoint
 from pyg_dynbatch.training.classification import TreeClassification
 from pyg_dynbatch.training.datamodule import TreeDataModule
 from pyg_dynbatch.training.datamodules import ListOpsData, SICKData, SSTData, TreeFileData
-from pyg_dynbatch.training.ensemble import AveragedNetwork, ensemble_of
+from pyg_dynbatch.training.ensemble import ensemble_of
 from pyg_dynbatch.training.optimizers import SplitOptimizer, build_optimizer
 from pyg_dynbatch.training.options import OptimizerOptions, RateOptions, VectorOptions
 from pyg_dynbatch.training.predictions import PredictionTable
 from pyg_dynbatch.training.relatedness import TreeRelatedness
 from pyg_dynbatch.training.report import RunReport
-from pyg_dynbatch.training.task import TreeTask
+from pyg_dynbatch.training.split_datamodule import SplitDataModule
+from pyg_dynbatch.training.task import Task
+from pyg_dynbatch.training.tree_task import TreeTask
 
 __all__ = [
     "AveragedNetwork",
@@ -22,7 +25,9 @@ __all__ = [
     "RunReport",
     "SICKData",
     "SSTData",
+    "SplitDataModule",
     "SplitOptimizer",
+    "Task",
     "TreeClassification",
     "TreeDataModule",
     "TreeFileData",

@@ -12,7 +12,8 @@ from pyg_dynbatch.models import TreeClassifier
 from pyg_dynbatch.training.metrics import TreeAccuracy
 from pyg_dynbatch.training.objective import Reduction, summed_cross_entropy
 from pyg_dynbatch.training.options import OptimizerOptions, RateOptions
-from pyg_dynbatch.training.task import STAGES, TreeTask
+from pyg_dynbatch.training.task import STAGES
+from pyg_dynbatch.training.tree_task import TreeTask
 
 
 class TreeClassification(TreeTask):

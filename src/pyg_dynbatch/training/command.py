@@ -14,11 +14,11 @@ from lightning.pytorch.loggers import CSVLogger
 
 from pyg_dynbatch.core.errors import OneLineArguments
 from pyg_dynbatch.training.checkpoints import RandomState, check_is_checkpoint, last_checkpoint
-from pyg_dynbatch.training.datamodule import TreeDataModule
 from pyg_dynbatch.training.ensemble import ensemble_of
 from pyg_dynbatch.training.predictions import PredictionTable
 from pyg_dynbatch.training.report import RunReport, closing_lines
-from pyg_dynbatch.training.task import TreeTask
+from pyg_dynbatch.training.split_datamodule import SplitDataModule
+from pyg_dynbatch.training.task import Task
 
 
 class OneLineParser(LightningArgumentParser):
@@ -35,7 +35,7 @@ class OneLineParser(LightningArgumentParser):
         self.exit(2, f"pyg-dynbatch: error: {' '.join(message.split())}\n")
 
 
-class TreeCLI(LightningCLI):
+class TaskCLI(LightningCLI):
     """Adds the parts that every run of this package has, and reports at the end.
 
     ``fit`` goes on with ``test`` and ``predict`` on the best checkpoint.
@@ -44,8 +44,8 @@ class TreeCLI(LightningCLI):
     def __init__(self) -> None:
         self.result: str | None = None
         super().__init__(
-            TreeTask,
-            TreeDataModule,
+            Task,
+            SplitDataModule,
             seed_everything_default=1,
             parser_class=OneLineParser,
             subclass_mode_model=True,
@@ -125,7 +125,7 @@ def run_lightning(argv: list[str]) -> int:
     # Processes that Lightning starts for further devices read the options from here.
     sys.argv[1:] = argv
     _keep_quiet()
-    TreeCLI()
+    TaskCLI()
     return 0
 
 
@@ -140,7 +140,7 @@ def _is_no_advertisement(record: logging.LogRecord) -> bool:
     return "litlogger" not in record.getMessage()
 
 
-class EnsembleCLI(TreeCLI):
+class EnsembleCLI(TaskCLI):
     """Runs ``test`` and ``predict`` with the average of several checkpoints.
 
     Args:
@@ -151,7 +151,7 @@ class EnsembleCLI(TreeCLI):
         self.checkpoints = checkpoints
         super().__init__()
 
-    def test(self, model: TreeTask, datamodule: TreeDataModule, **_: Any) -> None:
+    def test(self, model: Task, datamodule: SplitDataModule, **_: Any) -> None:
         """Puts the average in the place of the model, then tests and predicts."""
         self.model = ensemble_of(model, self.checkpoints)
         self.test_and_predict()

@@ -1,31 +1,26 @@
-"""What all data modules share: splits, loaders, word vectors, sizes known at construction."""
+"""What the data modules of trees share: word vectors, sizes known at construction, pictures."""
 
-import os
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
-import lightning.pytorch as pl
-import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.data import Collater, DataLoader, NodeBudgetBatchSampler
+from pyg_dynbatch.data import Collater, DataLoader
 from pyg_dynbatch.datasets import TreeDataset
 from pyg_dynbatch.featurizers import Vocabulary, WordVectors
 from pyg_dynbatch.nn import RecursiveLayer
 from pyg_dynbatch.training.options import VectorOptions
+from pyg_dynbatch.training.split_datamodule import SPLITS, SplitDataModule, SplitName
 from pyg_dynbatch.training.vectors import load_vectors
-
-SplitName = Literal["train", "val", "test"]
-SPLITS: tuple[SplitName, ...] = ("train", "val", "test")
 
 _LARGEST_SHOWN = 45
 
 
-class TreeDataModule(pl.LightningDataModule, ABC):
+class TreeDataModule(SplitDataModule):
     """Makes the loaders of three splits and knows the sizes that a model needs.
 
     ``num_tokens`` and ``num_classes`` are known before training is set up, so that the command
@@ -54,20 +49,9 @@ class TreeDataModule(pl.LightningDataModule, ABC):
         predict_split: SplitName = "test",
         vectors: VectorOptions = VectorOptions(),  # noqa: B008 - frozen
     ) -> None:
-        super().__init__()
-        if batch_size < 1:
-            raise ValueError(
-                mismatch(
-                    f"{type(self).__name__}: batch_size is out of range",
-                    expected="1 or more",
-                    got=batch_size,
-                )
-            )
-        self.batch_size = batch_size
+        super().__init__(batch_size, max_nodes, num_workers, predict_split)
         self.max_nodes = max_nodes
-        self.num_workers = num_workers
         self.arity = arity
-        self.predict_split = predict_split
         self.vectors = vectors
         self._loaded: dict[str, TreeDataset] = {}
 
@@ -130,13 +114,7 @@ class TreeDataModule(pl.LightningDataModule, ABC):
         Args:
             stage: ``fit``, ``validate``, ``test`` or ``predict``.
         """
-        needed: dict[str, tuple[SplitName, ...]] = {
-            "fit": ("train", "val"),
-            "validate": ("val",),
-            "test": ("test",),
-            "predict": (self.predict_split,),
-        }
-        for split in needed[stage]:
+        for split in self.splits_of(stage):
             self.dataset(split)
         if stage == "fit" and self._all_vectors is not None:
             counts: dict[str, Tensor] = {
@@ -145,65 +123,13 @@ class TreeDataModule(pl.LightningDataModule, ABC):
             for line in self._all_vectors.coverage(counts):
                 rank_zero_info(f"word vectors, {line}")
 
-    def train_dataloader(self) -> DataLoader:
-        """Shuffles the training split anew in every epoch."""
-        dataset = self.dataset("train")
-        if self.max_nodes is None:
-            seed = self._seed()
-            options = self._loader_options(seed)
-            return DataLoader(dataset, self.batch_size, shuffle=True, seed=seed, **options)
-        return self._budgeted(dataset, dataset.node_counts, self.max_nodes, shuffle=True)
+    def sizes(self, split: SplitName) -> list[int]:
+        """Counts the nodes of every tree."""
+        return self.dataset(split).node_counts
 
-    def val_dataloader(self) -> DataLoader:
-        """Goes through the validation split in order."""
-        return self._in_order("val")
-
-    def test_dataloader(self) -> DataLoader:
-        """Goes through the test split in order."""
-        return self._in_order("test")
-
-    def predict_dataloader(self) -> DataLoader:
-        """Goes through the split to predict in order."""
-        return self._in_order(self.predict_split)
-
-    def _in_order(self, split: SplitName) -> DataLoader:
-        dataset = self.dataset(split)
-        if self.max_nodes is not None:
-            return self._budgeted(dataset, dataset.node_counts, self.max_nodes, shuffle=False)
-        # A budget of trees instead of nodes. The sampler deals batches to the ranks without
-        # repeating an example, which Lightning's own would do to make the shares equal.
-        return self._budgeted(dataset, [1] * len(dataset), self.batch_size, shuffle=False)
-
-    def _budgeted(
-        self, dataset: TreeDataset, sizes: list[int], budget: int, shuffle: bool
-    ) -> DataLoader:
-        seed = self._seed()
-        sampler = NodeBudgetBatchSampler(
-            None, sizes, budget, shuffle=shuffle, seed=seed, oversize="alone"
-        )
-        return DataLoader(dataset, batch_sampler=sampler, **self._loader_options(seed))
-
-    def _seed(self) -> int:
-        """Finds a seed that all ranks share: with one each they would plan different epochs."""
-        common = os.environ.get("PL_GLOBAL_SEED")
-        if common is not None:
-            return int(common)
-        if self.trainer is None:
-            return 0
-        # Every rank makes its loaders in the same order, so each of them gets here.
-        return int(self.trainer.strategy.broadcast(torch.initial_seed() % 2**32))
-
-    def _loader_options(self, seed: int) -> dict[str, Any]:
-        accelerator = getattr(self.trainer, "accelerator", None)
-        return {
-            "arity": self._arity(),
-            "num_workers": self.num_workers,
-            # A generator of its own: seeding the workers from the global one would shift the
-            # numbers that dropout draws, differently in a resumed run.
-            "generator": torch.Generator().manual_seed(seed),
-            "persistent_workers": self.num_workers > 0,
-            "pin_memory": type(accelerator).__name__ == "CUDAAccelerator",
-        }
+    def make_loader(self, dataset: TreeDataset, batch_size: int = 1, **options: Any) -> DataLoader:
+        """Makes a loader whose batches carry their schedule."""
+        return DataLoader(dataset, batch_size=batch_size, arity=self._arity(), **options)
 
     def _arity(self) -> int | None:
         if self.arity is not None or self.trainer is None:
@@ -212,12 +138,6 @@ class TreeDataModule(pl.LightningDataModule, ABC):
             m for m in self.trainer.lightning_module.modules() if isinstance(m, RecursiveLayer)
         )
         return next((layer.arity for layer in layers), None)
-
-    def transfer_batch_to_device(
-        self, batch: Any, device: torch.device, dataloader_idx: int
-    ) -> Any:
-        """Moves a batch without waiting for the copy, which pinned memory makes asynchronous."""
-        return batch.to(device, non_blocking=True)
 
     def state_dict(self) -> dict[str, Any]:
         """Notes the vocabulary, so that a checkpoint is never used with another one."""

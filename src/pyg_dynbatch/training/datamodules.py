@@ -7,7 +7,8 @@ from typing import Any, Literal
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.datasets import SICK, SST, ListOps, ListOpsRecipe, TreeDataset, TreeFile
 from pyg_dynbatch.featurizers import Vocabulary
-from pyg_dynbatch.training.datamodule import SplitName, TreeDataModule
+from pyg_dynbatch.training.datamodule import TreeDataModule
+from pyg_dynbatch.training.split_datamodule import SplitName
 
 
 class SSTData(TreeDataModule):

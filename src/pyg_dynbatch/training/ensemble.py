@@ -1,67 +1,14 @@
-"""Average the probabilities of several checkpoints of one model."""
+"""Predict with the average of several checkpoints of one model."""
 
 import copy
-import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import torch
-import torch.nn.functional as F
-from jaxtyping import Float
-from torch import Tensor, nn
-
-from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.training.checkpoints import read_checkpoint
-from pyg_dynbatch.training.task import TreeTask, check_weights
+from pyg_dynbatch.training.task import Task, check_weights
 
 
-class AveragedNetwork(nn.Module):
-    r"""Averages the probabilities that several networks give, and returns their logarithm.
-
-    .. math::
-        \log \bar p = \log \frac1K \sum_k \mathrm{softmax}(z_k)
-
-    The softmax of the result is :math:`\bar p` again, so it takes the place of one network's
-    logits, or of its log-probabilities.
-
-    Args:
-        members: The networks.
-
-    Raises:
-        ValueError: If there is no network.
-
-    Reference:
-        Looks et al. (2017), arXiv:1702.02181, table 2, last row.
-
-    Example:
-        >>> members = [nn.Linear(2, 3), nn.Linear(2, 3)]
-        >>> AveragedNetwork(members)(torch.ones(1, 2)).exp().sum().round().item()
-        1.0
-    """
-
-    def __init__(self, members: Sequence[nn.Module]) -> None:
-        super().__init__()
-        if not members:
-            raise ValueError(
-                mismatch("AveragedNetwork: no networks", expected="one or more", got=0)
-            )
-        self.members = nn.ModuleList(members)
-
-    def forward(self, batch: Any) -> Float[Tensor, "row class"]:
-        """Averages over the members.
-
-        Args:
-            batch: What the members take.
-
-        Returns:
-            Log-probabilities, one row for each row of the members' results.
-        """
-        logs = torch.stack([F.log_softmax(member(batch), dim=-1) for member in self.members])
-        return logs.logsumexp(0) - math.log(len(self.members))
-
-
-def ensemble_of(task: TreeTask, checkpoints: Sequence[str | Path]) -> TreeTask:
+def ensemble_of(task: Task, checkpoints: Sequence[str | Path]) -> Task:
     """Makes a task that predicts with the average of several checkpoints.
 
     Args:
@@ -76,6 +23,7 @@ def ensemble_of(task: TreeTask, checkpoints: Sequence[str | Path]) -> TreeTask:
         ValueError: If no checkpoint is given, one belongs to another model, or is none.
 
     Example:
+        >>> import torch
         >>> from pyg_dynbatch.training import TreeClassification
         >>> task = TreeClassification(num_tokens=5, num_classes=2, hidden_channels=4)
         >>> torch.save({"state_dict": task.state_dict()}, getfixture("tmp_path") / "a.ckpt")
@@ -83,7 +31,7 @@ def ensemble_of(task: TreeTask, checkpoints: Sequence[str | Path]) -> TreeTask:
         >>> type(averaged.network).__name__
         'AveragedNetwork'
     """
-    members = []
+    members: list[Task] = []
     for path in map(Path, checkpoints):
         checkpoint = read_checkpoint(path)
         try:
@@ -93,7 +41,7 @@ def ensemble_of(task: TreeTask, checkpoints: Sequence[str | Path]) -> TreeTask:
             raise
         member = copy.deepcopy(task)
         member.load_state_dict(checkpoint["state_dict"])
-        members.append(member.network)
+        members.append(member)
     averaged = copy.deepcopy(task)
-    averaged.network = AveragedNetwork(members)
+    averaged.network = task.averaged(members)
     return averaged

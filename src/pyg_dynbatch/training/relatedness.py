@@ -12,7 +12,8 @@ from pyg_dynbatch.models import TreeSimilarity
 from pyg_dynbatch.training.metrics import ScoreAgreement
 from pyg_dynbatch.training.objective import Reduction
 from pyg_dynbatch.training.options import OptimizerOptions, RateOptions
-from pyg_dynbatch.training.task import STAGES, TreeTask
+from pyg_dynbatch.training.task import STAGES
+from pyg_dynbatch.training.tree_task import TreeTask
 
 
 class TreeRelatedness(TreeTask):

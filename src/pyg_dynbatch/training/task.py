@@ -1,7 +1,7 @@
 """What all tasks share: optimiser, transfer, distributed scaling, and a check of checkpoints."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, ClassVar
 
@@ -18,13 +18,12 @@ from pyg_dynbatch.training.objective import Reduction, scaled_over_ranks
 from pyg_dynbatch.training.optimizers import build_optimizer
 from pyg_dynbatch.training.options import OptimizerOptions, RateOptions
 from pyg_dynbatch.training.rates import build_scheduler
-from pyg_dynbatch.training.vectors import set_vectors
 
 STAGES = ("train", "val", "test")
 
 
-class TreeTask(pl.LightningModule, ABC):
-    """Trains a network on batches of trees; the classes below say with which loss and metrics.
+class Task(pl.LightningModule, ABC):
+    """Trains a network on batches of examples; the classes below say with which loss and metrics.
 
     Args:
         network: What is trained, a plain module that takes a batch.
@@ -51,6 +50,17 @@ class TreeTask(pl.LightningModule, ABC):
         self.losses = nn.ModuleDict({f"{stage}_loss": MeanLoss() for stage in STAGES})
 
     @abstractmethod
+    def averaged(self, members: Sequence[Any]) -> nn.Module:
+        """Makes one network that predicts the mean of what several tasks predict.
+
+        Args:
+            members: Tasks like this one, each with weights of its own.
+
+        Returns:
+            A network that can take the place of this task's.
+        """
+
+    @abstractmethod
     def predict_step(self, batch: Batch, batch_idx: int = 0) -> dict[str, Tensor]:
         """Gives the columns of the table of predictions; ``example`` counts within the batch."""
 
@@ -58,25 +68,12 @@ class TreeTask(pl.LightningModule, ABC):
         """Runs the network.
 
         Args:
-            batch: Trees, with their schedule.
+            batch: Examples.
 
         Returns:
             What the network gives.
         """
         return self.network(batch)
-
-    def setup(self, stage: str) -> None:
-        """Starts the embedding from the word vectors of the data module, if it has any.
-
-        A checkpoint is restored after this, so on resuming its vectors win.
-
-        Args:
-            stage: ``fit``, ``validate``, ``test`` or ``predict``.
-        """
-        vectors = getattr(getattr(self.trainer, "datamodule", None), "word_vectors", None)
-        embedding = getattr(self.network, "embedding", None)
-        if stage == "fit" and vectors is not None and embedding is not None:
-            set_vectors(embedding, vectors.matrix)
 
     def plain_options(self) -> dict[str, Any]:
         """Writes the option records as mappings of plain values, which a checkpoint may hold.
@@ -89,13 +86,15 @@ class TreeTask(pl.LightningModule, ABC):
             "_instantiator": "lightning.pytorch.cli.instantiate_module",
         }
 
-    def configure_optimizers(self) -> Any:
+    def optimizer_and_schedule(self) -> Any:
         """Builds the optimiser and, unless the rate is constant, its schedule.
 
+        Returns:
+            What Lightning wants from ``configure_optimizers``.
+
         Raises:
-            ValueError: If an option is out of range, or sparse gradients are to be clipped.
+            ValueError: If an option is out of range.
         """
-        _check_clipping(self)
         optimizer = build_optimizer(self.network, self.optimizer_options)
         scheduler = build_scheduler(optimizer, self.rate_options, self._lengths)
         if scheduler is None:
@@ -119,8 +118,8 @@ class TreeTask(pl.LightningModule, ABC):
         Args:
             loss: Sum of the losses of this rank.
             terms: How many losses it sums up.
-            batch: The batch, for its number of trees.
-            reduction: What the sum is divided by: nothing, the terms, or the trees.
+            batch: The batch, for its number of examples.
+            reduction: What the sum is divided by: nothing, the terms, or the examples.
 
         Returns:
             The loss to call ``backward`` on.
@@ -144,7 +143,7 @@ class TreeTask(pl.LightningModule, ABC):
             stage: ``train``, ``val`` or ``test``.
             loss: Sum of the losses of this batch.
             terms: How many losses it sums up.
-            batch: The batch, for its number of trees.
+            batch: The batch, for its number of examples.
         """
         metric = self.losses[f"{stage}_loss"]
         assert isinstance(metric, MeanLoss)
@@ -157,7 +156,7 @@ class TreeTask(pl.LightningModule, ABC):
         Args:
             stage: ``train``, ``val`` or ``test``.
             named: Metrics and their names without the stage.
-            batch: The batch, for its number of trees.
+            batch: The batch, for its number of examples.
         """
         for name, metric in named:
             self.log(
@@ -183,21 +182,7 @@ class TreeTask(pl.LightningModule, ABC):
         check_weights(self, checkpoint)
 
 
-def _check_clipping(task: TreeTask) -> None:
-    embeddings = (m for m in task.network.modules() if isinstance(m, nn.Embedding))
-    limit = task.trainer.gradient_clip_val if task._trainer is not None else None
-    if limit and any(embedding.sparse for embedding in embeddings):
-        raise ValueError(
-            mismatch(
-                f"{type(task).__name__}: torch cannot clip the sparse gradients of the embedding",
-                expected="an embedding that is not sparse, or no gradient_clip_val",
-                got=f"gradient_clip_val {limit}, sparse_embedding true",
-                mend="--model.init_args.sparse_embedding false",
-            )
-        )
-
-
-def check_weights(task: TreeTask, checkpoint: Mapping[str, Any]) -> None:
+def check_weights(task: Task, checkpoint: Mapping[str, Any]) -> None:
     """Compares names and shapes of the weights of a checkpoint with those of a model.
 
     Args:
