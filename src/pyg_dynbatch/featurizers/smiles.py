@@ -1,0 +1,226 @@
+"""Turn SMILES and mol blocks into molecules; of those that are none, say why and at which atom."""
+
+import string
+from collections.abc import Callable
+
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.featurizers.rdkit_access import Mol, chem, rdkit_module
+
+_LONGEST_SHOWN = 80
+
+
+class MoleculeError(ValueError):
+    """Says why one molecule cannot be used, so that a data set can skip or report it.
+
+    Args:
+        reason: What is wrong, in one clause.
+        atom: Which atom is wrong, from 0 in the order of the input; None where it is not one atom.
+        smiles: The text at fault; None for a molecule that was not given as text.
+
+    Example:
+        >>> error = MoleculeError("it has no atoms", smiles="")
+        >>> error.reason, error.atom, error.smiles
+        ('it has no atoms', None, '')
+    """
+
+    def __init__(self, reason: str, atom: int | None = None, smiles: str | None = None) -> None:
+        shown = "the molecule" if smiles is None else repr(smiles)
+        if len(shown) > _LONGEST_SHOWN:
+            shown = f"{shown[:_LONGEST_SHOWN]}… ({len(smiles or '')} characters)"
+        super().__init__(
+            mismatch(
+                f"molecule: {shown} cannot be used",
+                expected="a molecule that RDKit accepts, within the limits of the featurizer",
+                got=reason,
+                where="" if atom is None else f"atom {atom}, counted from 0",
+            )
+        )
+        self.reason = reason
+        self.atom = atom
+        self.smiles = smiles
+
+    def __reduce__(self) -> tuple[type["MoleculeError"], tuple[str, int | None, str | None]]:
+        """Pickles by the three parts, for errors that come from worker processes."""
+        return type(self), (self.reason, self.atom, self.smiles)
+
+
+def parse_smiles(smiles: str | None) -> Mol:
+    """Reads one SMILES; blanks around it are dropped.
+
+    RDKit prints its complaints and returns None; here they are caught for the length of this
+    call and become the reason of an error. What RDKit logs elsewhere is left alone.
+
+    Args:
+        smiles: The text. What may stand after a blank (CXSMILES, a name) is read by RDKit.
+
+    Returns:
+        The sanitised molecule, its atoms in the order of the text.
+
+    Raises:
+        MoleculeError: If the text is missing, empty, not well-formed, or its chemistry is
+            refused.
+
+    Example:
+        >>> parse_smiles("CCO ").GetNumAtoms()
+        3
+        >>> parse_smiles("CC(C)(C)(C)C")
+        Traceback (most recent call last):
+        ...
+        pyg_dynbatch.featurizers.smiles.MoleculeError: molecule: 'CC(C)(C)(C)C' cannot be used.
+          expected: a molecule that RDKit accepts, within the limits of the featurizer
+          got:      Explicit valence for atom # 1 C, 5, is greater than permitted
+          where:    atom 1, counted from 0
+    """
+    if not isinstance(smiles, str):
+        raise MoleculeError(f"there is no SMILES but {smiles!r}")
+    text = smiles.strip()
+    if not text:
+        raise MoleculeError("the SMILES is empty", smiles=smiles)
+    with rdkit_module("rdBase").BlockLogs():
+        mol = None if "\0" in text else chem().MolFromSmiles(text)
+        if mol is None:
+            raise _why_not(text)
+    return mol
+
+
+def _why_not(text: str) -> MoleculeError:
+    raw = None if "\0" in text else chem().MolFromSmiles(text, sanitize=False)
+    if raw is None:
+        return MoleculeError(syntax_reason(text), smiles=text)
+    return _chemistry_error(raw, text)
+
+
+def _chemistry_error(raw: Mol, text: str | None) -> MoleculeError:
+    problems = chem().DetectChemistryProblems(raw)
+    for problem in problems:
+        if hasattr(problem, "GetAtomIdx"):
+            return MoleculeError(problem.Message(), int(problem.GetAtomIdx()), text)
+        if hasattr(problem, "GetAtomIndices"):
+            return MoleculeError(problem.Message(), int(problem.GetAtomIndices()[0]), text)
+    reason = problems[0].Message() if problems else "RDKit does not accept its chemistry"
+    return MoleculeError(reason, smiles=text)
+
+
+def syntax_reason(smiles: str) -> str:
+    """Guesses in one clause why a text is no well-formed SMILES.
+
+    Args:
+        smiles: The text, without blanks around it.
+
+    Returns:
+        The first fault found among strange characters, brackets and ring bonds.
+
+    Example:
+        >>> syntax_reason("C1CC(C")
+        "syntax: the '(' at character 5 is not closed"
+        >>> syntax_reason("C1CCC")
+        'syntax: ring bond 1 at character 2 is not closed'
+    """
+    text = smiles.split(maxsplit=1)[0]
+    faults = (_strange_character, _open_bracket, _open_ring)
+    found: str | None = next((fault for find in faults if (fault := find(text))), None)
+    return "syntax: " + (found or "this is no well-formed SMILES")
+
+
+def _strange_character(text: str) -> str | None:
+    allowed = string.ascii_letters + string.digits + "[]()=#$:-+/\\.@%*~<>{}|,&!?;"
+    for place, letter in enumerate(text, start=1):
+        if letter not in allowed:
+            return f"{letter!r} at character {place} has no meaning"
+    return None
+
+
+def _open_bracket(text: str) -> str | None:
+    closing = {")": "(", "]": "["}
+    opened: list[tuple[str, int]] = []
+    for place, letter in enumerate(text, start=1):
+        if letter in "([":
+            opened.append((letter, place))
+        elif letter in closing and (not opened or opened.pop()[0] != closing[letter]):
+            return f"the {letter!r} at character {place} closes nothing"
+    return f"the {opened[-1][0]!r} at character {opened[-1][1]} is not closed" if opened else None
+
+
+def _open_ring(text: str) -> str | None:
+    opened: dict[str, int] = {}
+    place = 0
+    while place < len(text):
+        start, label = place, text[place]
+        if label == "[":  # digits within are isotopes, hydrogens and charges
+            place = text.index("]", place)
+        elif label == "%":
+            end = text.find(")", place) + 1 if text[place + 1 : place + 2] == "(" else place + 3
+            label, place = text[place + 1 : end].strip("()"), end - 1
+        if label.isdigit() and opened.pop(label, None) is None:
+            opened[label] = start + 1
+        place += 1
+    for label, start in opened.items():
+        return f"ring bond {label} at character {start} is not closed"
+    return None
+
+
+def parse_mol_block(block: str) -> Mol:
+    """Reads one mol block, as it stands in an SDF file.
+
+    Args:
+        block: The text up to ``M  END``, V2000 or V3000.
+
+    Returns:
+        The sanitised molecule; hydrogens written out become counts, as in a SMILES.
+
+    Raises:
+        MoleculeError: If the block is not well-formed, or its chemistry is refused.
+
+    Example:
+        >>> from rdkit import Chem
+        >>> parse_mol_block(Chem.MolToMolBlock(Chem.MolFromSmiles("CCO"))).GetNumAtoms()
+        3
+    """
+    return _parse_block(block, chem().MolFromMolBlock)
+
+
+def _parse_block(block: str, read: Callable[..., Mol]) -> Mol:
+    with rdkit_module("rdBase").BlockLogs():
+        try:
+            mol = read(block)
+            if mol is not None:
+                return mol
+            raw = read(block, sanitize=False)
+        except RuntimeError as error:
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            raise MoleculeError(f"the mol block is not well-formed: {lines[-1]}") from error
+        if raw is None:
+            raise MoleculeError("the mol block is not well-formed")
+        raise _chemistry_error(raw, None)
+
+
+def sanitized_copy(mol: Mol) -> Mol:
+    """Copies a molecule and brings the copy into the form that features are read from.
+
+    The caller's molecule is never changed. A molecule that was never sanitised is sanitised;
+    rings are the symmetrised smallest ones, whatever was found before (six in cubane, not five).
+
+    Args:
+        mol: An ``rdkit.Chem.Mol``.
+
+    Returns:
+        The copy, with the same atoms in the same order.
+
+    Raises:
+        MoleculeError: If its chemistry is refused.
+
+    Example:
+        >>> from rdkit import Chem
+        >>> mol = Chem.MolFromSmiles("c1ccccc1", sanitize=False)
+        >>> sanitized_copy(mol).GetRingInfo().NumRings(), mol.NeedsUpdatePropertyCache()
+        (1, True)
+    """
+    copied = chem().Mol(mol)
+    if copied.NeedsUpdatePropertyCache():
+        with rdkit_module("rdBase").BlockLogs():
+            failed = chem().SanitizeMol(copied, catchErrors=True)
+            if failed:
+                raise _chemistry_error(chem().Mol(mol), None)
+            chem().AssignStereochemistry(copied, cleanIt=True)
+    chem().GetSymmSSSR(copied)
+    return copied
