@@ -87,7 +87,7 @@ def test_pyg_options_still_work():
     batch = Collater(follow_batch=["root_index"], exclude_keys=["token"])([TREE, LEAF])
     assert batch.root_index_batch.tolist() == [0, 1]
     assert "token" not in batch
-    with pytest.raises(ValueError, match="exclude_keys holds what the schedule is made from"):
+    with pytest.raises(ValueError, match="exclude_keys holds what the plan is made from"):
         Collater(exclude_keys=["edge_index"])
 
 

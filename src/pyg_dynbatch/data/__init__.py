@@ -16,7 +16,10 @@ from pyg_dynbatch.data.convert import (
 from pyg_dynbatch.data.epoch_sampler import EpochSampler
 from pyg_dynbatch.data.loader import DataLoader
 from pyg_dynbatch.data.molecule import MoleculeData, bonds_of
-from pyg_dynbatch.data.packing import node_counts
+from pyg_dynbatch.data.molecule_collate import MoleculeCollater
+from pyg_dynbatch.data.molecule_columns import MoleculeColumns
+from pyg_dynbatch.data.molecule_loader import MoleculeLoader
+from pyg_dynbatch.data.packing import node_counts, pair_counts
 from pyg_dynbatch.data.sampler import NodeBudgetBatchSampler
 from pyg_dynbatch.data.tree import DynTreeData
 
@@ -25,7 +28,10 @@ __all__ = [
     "DataLoader",
     "DynTreeData",
     "EpochSampler",
+    "MoleculeCollater",
+    "MoleculeColumns",
     "MoleculeData",
+    "MoleculeLoader",
     "NodeBudgetBatchSampler",
     "bonds_of",
     "from_edge_index",
@@ -34,6 +40,7 @@ __all__ = [
     "from_nltk",
     "from_parents",
     "node_counts",
+    "pair_counts",
     "schedule_of",
     "to_nested",
     "to_networkx",

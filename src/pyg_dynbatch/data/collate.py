@@ -1,5 +1,6 @@
-"""Merge examples into one batch and attach the schedule, where that costs the model no time."""
+"""Merge examples into one batch and attach its plan, where that costs the model no time."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,12 +9,91 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.loader.dataloader import Collater as PyGCollater
 
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.pairs import Pairs
 from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.data.attach import KEY_OF_DIRECTION, attach_schedules, checked_direction
 from pyg_dynbatch.data.merge import merge_trees
+from pyg_dynbatch.data.tree import DynTreeData
+
+# Plans of a whole batch; one that is kept on an example is of no use to the batch.
+_PLANS = (Schedule, Pairs)
 
 
-class Collater(PyGCollater):
+class PlanningCollater(PyGCollater, ABC):
+    """Merges examples, checks that they are alike, and lets a subclass attach its plan.
+
+    Tuples, lists and dicts of examples are gone through as in PyG.
+
+    Args:
+        dataset: Not used; stands first as in PyG.
+        follow_batch: Fields that get a vector of example numbers, as in PyG.
+        exclude_keys: Fields to leave out, as in PyG.
+        needed: Name of the field the plan is made from.
+
+    Raises:
+        ValueError: If `exclude_keys` holds what the plan is made from.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        follow_batch: Sequence[str] | None,
+        exclude_keys: Sequence[str] | None,
+        needed: str,
+    ) -> None:
+        super().__init__(
+            dataset,
+            None if follow_batch is None else list(follow_batch),
+            None if exclude_keys is None else list(exclude_keys),
+        )
+        self._needed = needed
+        if needed in (exclude_keys or ()):
+            raise ValueError(
+                mismatch(
+                    f"{type(self).__name__}: exclude_keys holds what the plan is made from",
+                    expected=f"{needed} to be kept",
+                    got=list(exclude_keys or ()),
+                )
+            )
+
+    def __call__(self, batch: Sequence[Any]) -> Any:
+        """Merges a list of examples.
+
+        Args:
+            batch: One example or more.
+
+        Returns:
+            A ``Batch`` with its plan, or tuples, lists or dicts of such.
+        """
+        name = type(self).__name__
+        if not len(batch):
+            raise ValueError(
+                mismatch(f"{name}: the batch is empty", expected="one example or more", got=0)
+            )
+        merged = None if self.follow_batch else self._merge(batch, set(self.exclude_keys or ()))
+        if merged is None:
+            if not isinstance(batch[0], Data):
+                return super().__call__(list(batch))
+            kept = (key for key, value in batch[0].stores[0].items() if isinstance(value, _PLANS))
+            excluded = {*(self.exclude_keys or ()), *kept}
+            check_alike(batch, excluded, name)
+            merged = Batch.from_data_list(
+                list(batch), follow_batch=self.follow_batch, exclude_keys=list(excluded)
+            )
+        if self._needed in merged:
+            self._attach(merged)
+        return merged
+
+    @abstractmethod
+    def _merge(self, examples: Sequence[Any], excluded: set[str]) -> Batch | None:
+        """Merges the examples in one pass; None where PyG has to be asked."""
+
+    @abstractmethod
+    def _attach(self, merged: Batch) -> None:
+        """Makes the plan of a batch and sets it as a field."""
+
+
+class Collater(PlanningCollater):
     """Merges examples as PyG does, checks them, and attaches the schedule of the whole batch.
 
     The batch holds ``schedule`` (bottom-up) and/or ``schedule_down`` (top-down). A node reads an
@@ -50,56 +130,26 @@ class Collater(PyGCollater):
         arity: int | None = None,
         direction: str = "bottom_up",
     ) -> None:
-        super().__init__(
-            dataset,
-            None if follow_batch is None else list(follow_batch),
-            None if exclude_keys is None else list(exclude_keys),
-        )
+        super().__init__(dataset, follow_batch, exclude_keys, needed="edge_index")
         self.arity = _checked_arity(arity)
         self.direction = checked_direction(direction, (*KEY_OF_DIRECTION, "both"), "Collater")
-        needed = {"edge_index"} & set(exclude_keys or ())
-        if needed:
-            raise ValueError(
-                mismatch(
-                    "Collater: exclude_keys holds what the schedule is made from",
-                    expected="edge_index to be kept",
-                    got=list(exclude_keys or ()),
-                )
-            )
 
-    def __call__(self, batch: Sequence[Any]) -> Any:
-        """Merges a list of examples.
+    def _merge(self, examples: Sequence[Any], excluded: set[str]) -> Batch | None:
+        if type(examples[0]) is not DynTreeData:
+            return None
+        kept = (k for k, value in examples[0].stores[0].items() if isinstance(value, _PLANS))
+        return merge_trees(examples, {*excluded, *kept})
 
-        Args:
-            batch: One example or more.
-
-        Returns:
-            A ``Batch`` with its schedules, or tuples, lists or dicts of such.
-        """
-        if not len(batch):
-            raise ValueError(
-                mismatch("Collater: the batch is empty", expected="one example or more", got=0)
-            )
-        if not isinstance(batch[0], Data):
-            return super().__call__(list(batch))
-        # A schedule kept on an example is of no use to the batch.
-        kept = (key for key, value in batch[0].stores[0].items() if isinstance(value, Schedule))
-        excluded = {*(self.exclude_keys or ()), *kept}
-        merged = None if self.follow_batch else merge_trees(batch, excluded)
-        if merged is None:
-            check_alike(batch, excluded)
-            merged = Batch.from_data_list(
-                list(batch), follow_batch=self.follow_batch, exclude_keys=list(excluded)
-            )
-        if "edge_index" in merged:
-            attach_schedules(merged, self.arity, self.direction, name="Collater")
-        return merged
+    def _attach(self, merged: Batch) -> None:
+        attach_schedules(merged, self.arity, self.direction, name="Collater")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(arity={self.arity}, direction={self.direction!r})"
 
 
-def check_alike(examples: Sequence[Data], excluded: set[str] | None = None) -> None:
+def check_alike(
+    examples: Sequence[Data], excluded: set[str] | None = None, name: str = "Collater"
+) -> None:
     """Checks that all examples hold the same fields, with equal dtypes and widths.
 
     PyG collates the fields of the first example: one that only a later example has is dropped,
@@ -108,6 +158,7 @@ def check_alike(examples: Sequence[Data], excluded: set[str] | None = None) -> N
     Args:
         examples: The examples of one batch.
         excluded: Fields that do not matter.
+        name: Who asks, for messages.
 
     Raises:
         ValueError: Naming the example and the field.
@@ -122,16 +173,16 @@ def check_alike(examples: Sequence[Data], excluded: set[str] | None = None) -> N
     for number, example in enumerate(examples):
         found = 0
         for key, value in example.stores[0].items():
-            if key in excluded or isinstance(value, Schedule):
+            if key in excluded or isinstance(value, _PLANS):
                 continue
             found += 1
             if key not in forms:
-                raise _unlike(number, example, first, excluded)
+                raise _unlike(name, number, example, first, excluded)
             axis, form = forms[key]
             if _form(value, axis) != form:
-                raise _misshapen(number, key, value, first[key])
+                raise _misshapen(name, number, key, value, first[key])
         if found != len(forms):
-            raise _unlike(number, example, first, excluded)
+            raise _unlike(name, number, example, first, excluded)
 
 
 def _form(value: Any, axis: int | None) -> Any:
@@ -145,13 +196,13 @@ def _form(value: Any, axis: int | None) -> Any:
     return value.dtype, value.shape[:axis], value.shape[axis + 1 :]
 
 
-def _unlike(number: int, example: Data, first: Data, excluded: set[str]) -> ValueError:
+def _unlike(name: str, number: int, example: Data, first: Data, excluded: set[str]) -> ValueError:
     ours, theirs = set(example.stores[0]) - excluded, set(first.stores[0]) - excluded
     missing, more = sorted(theirs - ours), sorted(ours - theirs)
     got = [f"{key} missing" for key in missing] + [f"{key} besides" for key in more]
     return ValueError(
         mismatch(
-            "Collater: an example has other fields than the first of its batch",
+            f"{name}: an example has other fields than the first of its batch",
             expected=", ".join(sorted(theirs)),
             got=", ".join(got),
             where=f"example {number} of the batch",
@@ -160,10 +211,10 @@ def _unlike(number: int, example: Data, first: Data, excluded: set[str]) -> Valu
     )
 
 
-def _misshapen(number: int, key: str, value: Any, like: Any) -> ValueError:
+def _misshapen(name: str, number: int, key: str, value: Any, like: Any) -> ValueError:
     return ValueError(
         mismatch(
-            f"Collater: {key} has another dtype or width than in the first example",
+            f"{name}: {key} has another dtype or width than in the first example",
             expected=_described(like),
             got=_described(value),
             where=f"example {number} of the batch",

@@ -1,10 +1,11 @@
-"""Put trees side by side as PyG does, with one pass a field instead of one a field and example."""
+"""Put examples side by side as PyG does, in one pass a field instead of one a field and example."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 
@@ -35,21 +36,67 @@ def merge_trees(examples: Sequence[Data], excluded: Collection[str]) -> Batch | 
         >>> merge_trees([tree, tree], ()).edge_index.tolist()
         [[0, 1, 3, 4], [2, 2, 5, 5]]
     """
-    rows = [each.stores[0].to_dict() for each in examples if type(each) is DynTreeData]
+    columns = columns_of(examples, DynTreeData, _FIELDS, excluded)
+    if columns is None or not all(are_alike(key, columns[key]) for key in columns):
+        return None
+    counts = columns["num_nodes"]
+    starts = torch.tensor([0, *accumulate(counts)])
+    joined = {key: _join(key, values, starts) for key, values in columns.items()}
+    return assemble(DynTreeData, joined, counts)
+
+
+class Joined(NamedTuple):
+    """Holds one field of all examples, put side by side.
+
+    Attributes:
+        value: The field of the batch.
+        starts: Where each example begins, and the end.
+        shift: By how much the values of each example were shifted; None where none could be.
+    """
+
+    value: Any
+    starts: Int[Tensor, " start"]
+    shift: Int[Tensor, " example"] | None
+
+
+def columns_of(
+    examples: Sequence[Data], kind: type[Data], fields: Collection[str], excluded: Collection[str]
+) -> dict[str, list[Any]] | None:
+    """Lists the values of each field over all examples.
+
+    Args:
+        examples: The examples of one batch, at least one.
+        kind: The class they must have.
+        fields: The fields they may have, besides ``num_nodes``, which they must have.
+        excluded: Fields to leave out.
+
+    Returns:
+        The values of each field; None if the examples are not of that kind, or differ in their
+        fields.
+    """
+    rows = [each.stores[0].to_dict() for each in examples if type(each) is kind]
     if len(rows) != len(examples) or any(row.keys() != rows[0].keys() for row in rows):
         return None
     columns = {key: [row[key] for row in rows] for key in rows[0] if key not in excluded}
     counts = columns.get("num_nodes", [None])
-    fields = columns.keys() - {"num_nodes"}
-    if not fields <= _FIELDS or any(type(count) is not int for count in counts):
+    if not columns.keys() <= {*fields, "num_nodes"} or any(type(n) is not int for n in counts):
         return None
-    if not all(_is_alike(key, columns[key]) for key in fields):
-        return None
-    return _joined(examples[0], columns, counts)
+    return columns
 
 
-def _is_alike(key: str, values: Sequence[Any]) -> bool:
-    """Tells whether all values are plain tensors of one dtype and width."""
+def are_alike(key: str, values: Sequence[Any]) -> bool:
+    """Tells whether all values are plain tensors of one dtype and width.
+
+    Args:
+        key: Name of the field; ``edge_index`` is joined along its last axis, others along the
+            first; ``num_nodes`` is no tensor and always fits.
+        values: The field of every example.
+
+    Returns:
+        Whether they can be joined as they are.
+    """
+    if key == "num_nodes":
+        return True
     if any(type(value) is not Tensor for value in values):
         return False
     if key == "edge_index":
@@ -60,31 +107,43 @@ def _is_alike(key: str, values: Sequence[Any]) -> bool:
     return len(forms) == 1 and layout == torch.strided and device.type == "cpu" and dim > 0
 
 
-def _joined(first: Data, columns: dict[str, list[Any]], counts: list[int]) -> Batch:
-    batch = Batch(_base_cls=DynTreeData)
-    batch.stores_as(first)
+def assemble(kind: type[Data], joined: Mapping[str, Joined | None], counts: list[int]) -> Batch:
+    """Builds the batch that PyG would have built of the same fields.
+
+    Args:
+        kind: Class of the examples.
+        joined: The fields, side by side; ``num_nodes`` only keeps its place among them.
+        counts: Number of nodes of each example.
+
+    Returns:
+        The batch, which can be taken apart again.
+    """
+    batch = Batch(_base_cls=kind)
     store = batch.stores[0]
-    starts = torch.tensor([0, *accumulate(counts)])
     slices: dict[str, Tensor] = {}
-    shifts: dict[str, Tensor] = {}
-    for key, values in columns.items():
-        if key == "num_nodes":
+    shifts: dict[str, Tensor | None] = {}
+    for key, field in joined.items():
+        if key == "num_nodes" or field is None:
             store._num_nodes = counts
             store.num_nodes = sum(counts)
             continue
-        axis = -1 if key == "edge_index" else 0
-        sizes = [value.size(axis) for value in values]
-        slices[key] = torch.tensor([0, *accumulate(sizes)])
-        joined = torch.cat(values, axis)
-        if key in _SHIFTED:
-            shifts[key] = starts[:-1].clone()
-            joined += torch.repeat_interleave(shifts[key], torch.tensor(sizes))
-        else:
-            shifts[key] = torch.zeros(len(values), dtype=torch.int64)
-        store[key] = joined
+        store[key], slices[key], shifts[key] = field
     store.batch = torch.repeat_interleave(torch.tensor(counts))
-    store.ptr = starts
+    store.ptr = torch.tensor([0, *accumulate(counts)])
     batch._num_graphs = len(counts)
     batch._slice_dict = slices
     batch._inc_dict = shifts
     return batch
+
+
+def _join(key: str, values: list[Any], starts: Tensor) -> Joined | None:
+    if key == "num_nodes":
+        return None
+    axis = -1 if key == "edge_index" else 0
+    sizes = [value.size(axis) for value in values]
+    joined = torch.cat(values, axis)
+    shift = torch.zeros(len(values), dtype=torch.int64)
+    if key in _SHIFTED:
+        shift = starts[:-1].clone()
+        joined += torch.repeat_interleave(shift, torch.tensor(sizes))
+    return Joined(joined, torch.tensor([0, *accumulate(sizes)]), shift)

@@ -1,7 +1,7 @@
 """Describe one molecule as a PyG ``Data``: atom rows and one byte for every pair of atoms."""
 
 from math import isqrt
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,17 +10,9 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.pair_table import PairTable
 
 _NEVER_ROWS = ("pair_code", "y", "y_mask")
-
-
-@runtime_checkable
-class Distances(Protocol):
-    """Tells how many bonds lie between the two atoms of a pair of each code."""
-
-    @property
-    def distance(self) -> Int[Tensor, " code"]:
-        """One number a code: 0 for an atom with itself, 1 for a bond."""
 
 
 class MoleculeData(Data):
@@ -106,11 +98,11 @@ class MoleculeData(Data):
         """Says whether a field has one row a bond and direction."""
         return key not in ("x", *_NEVER_ROWS) and super().is_edge_attr(key)
 
-    def with_bonds(self, table: Distances) -> "MoleculeData":
+    def with_bonds(self, table: PairTable) -> "MoleculeData":
         """Gives a copy with ``edge_index``, so that any layer of PyG can be used on it.
 
         Args:
-            table: What the codes mean: a ``PairTable``.
+            table: What the codes mean.
 
         Returns:
             The copy, every bond in both directions.
@@ -119,9 +111,9 @@ class MoleculeData(Data):
             ValueError: If a code is not in the table.
 
         Example:
-            >>> from types import SimpleNamespace
+            >>> table = PairTable(torch.tensor([[0.0], [1.0]]), ("bonded",), torch.tensor([0, 1]))
             >>> oxygen = MoleculeData(torch.ones(2, 3), torch.tensor([0, 1, 0], dtype=torch.uint8))
-            >>> oxygen.with_bonds(SimpleNamespace(distance=torch.tensor([0, 1]))).edge_index
+            >>> oxygen.with_bonds(table).edge_index
             tensor([[0, 1],
                     [1, 0]])
         """
@@ -203,12 +195,12 @@ def atoms_of_pairs(num_pairs: int) -> int:
     return num_atoms
 
 
-def bonds_of(pair_code: UInt8[Tensor, " pair"], table: Distances) -> Int[Tensor, "two edge"]:
+def bonds_of(pair_code: UInt8[Tensor, " pair"], table: PairTable) -> Int[Tensor, "two bond"]:
     """Finds the bonds among the pairs: those whose graph distance is one.
 
     Args:
         pair_code: Codes of all pairs of one molecule.
-        table: What the codes mean: a ``PairTable``.
+        table: What the codes mean.
 
     Returns:
         Every bond in both directions, sorted by the first atom and then by the second.
@@ -217,9 +209,9 @@ def bonds_of(pair_code: UInt8[Tensor, " pair"], table: Distances) -> Int[Tensor,
         ValueError: If a code is not in the table, or the length is no number of pairs.
 
     Example:
-        >>> from types import SimpleNamespace
-        >>> bonds_of(torch.zeros(1, dtype=torch.uint8), SimpleNamespace(distance=torch.zeros(1)))
-        tensor([], size=(2, 0), dtype=torch.int64)
+        >>> table = PairTable(torch.tensor([[0.0], [1.0]]), ("bonded",), torch.tensor([0, 1]))
+        >>> bonds_of(torch.tensor([0, 1, 0, 0, 1, 0], dtype=torch.uint8), table).tolist()
+        [[0, 1, 1, 2], [1, 0, 2, 1]]
     """
     num_atoms = atoms_of_pairs(pair_code.numel())
     codes = pair_code.cpu().numpy()

@@ -13,8 +13,9 @@ def node_counts(dataset: Any) -> list[int]:
     """Reads the number of nodes of every example, where possible without loading any.
 
     Args:
-        dataset: An ``InMemoryDataset`` (read off its slices), a ``Subset`` of one, or any sequence
-            of ``Data`` (each is looked at once).
+        dataset: An ``InMemoryDataset`` (read off its slices), packed molecules (read off their
+            ``num_atoms``), a ``Subset`` of these, or any sequence of ``Data`` (each is looked at
+            once).
 
     Returns:
         One number an example, in the order of the data set.
@@ -29,11 +30,33 @@ def node_counts(dataset: Any) -> list[int]:
     if isinstance(dataset, Subset):
         counts = node_counts(dataset.dataset)
         return [counts[i] for i in dataset.indices]
+    known = getattr(dataset, "num_atoms", None)
+    if known is not None:
+        return [int(count) for count in known]
     slices = getattr(dataset, "slices", None)
     if slices and "depth" in slices:
         counts = slices["depth"].diff().tolist()
         return [counts[i] for i in dataset.indices()]
     return [int(data.num_nodes) for data in dataset]
+
+
+def pair_counts(dataset: Any) -> list[int]:
+    """Counts the unordered atom pairs of every molecule, each atom with itself included.
+
+    Args:
+        dataset: Packed molecules, a ``Subset`` of them, or any sequence of ``Data``.
+
+    Returns:
+        ``N (N + 1) / 2`` for each molecule of N atoms, in the order of the data set.
+
+    Example:
+        >>> import torch
+        >>> from pyg_dynbatch.data.molecule import MoleculeData
+        >>> oxygen = MoleculeData(torch.ones(2, 3), torch.tensor([0, 1, 0], dtype=torch.uint8))
+        >>> pair_counts([oxygen])
+        [3]
+    """
+    return [count * (count + 1) // 2 for count in node_counts(dataset)]
 
 
 def pack_in_order(order: Iterable[int], sizes: Sequence[int], budget: int) -> list[Batch]:

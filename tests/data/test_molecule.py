@@ -1,0 +1,106 @@
+import pytest
+import torch
+from torch_geometric.data import Batch
+from torch_geometric.loader import DataLoader as PyGDataLoader
+from torch_geometric.nn import GCNConv
+
+from pyg_dynbatch.data import MoleculeData, bonds_of
+from pyg_dynbatch.data.molecule import atoms_of_pairs, pairs_of_atoms
+from tests.data.molecules import TABLE, molecule
+
+
+def test_only_what_is_given_is_stored():
+    assert MoleculeData().keys() == []
+    data = MoleculeData(torch.ones(2, 3), torch.zeros(3, dtype=torch.uint8))
+    assert sorted(data.keys()) == ["num_nodes", "pair_code", "x"]
+    assert MoleculeData(pair_code=torch.zeros(6, dtype=torch.uint8)).num_nodes == 3
+
+
+def test_missing_targets_are_masked():
+    data = MoleculeData(y=torch.tensor([[1.0, torch.nan]]))
+    assert data.y_mask.tolist() == [[True, False]]
+
+
+@pytest.mark.parametrize("atoms", [0, 1, 2, 7])
+def test_a_sound_molecule_is_valid(atoms):
+    data = molecule(atoms)
+    assert data.validate(num_codes=5) is data
+    assert atoms_of_pairs(pairs_of_atoms(atoms)) == atoms
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x": None}, "x has the wrong form.\n  expected: float32 [atom, feature]\n  got:      no"),
+        ({"x": torch.ones(3)}, "x has the wrong form"),
+        ({"x": torch.ones(3, 2).double()}, "got:      float64 [3, 2]"),
+        ({"num_nodes": 4}, "num_nodes has the wrong form.\n  expected: 3, the rows of x"),
+        ({"x": torch.tensor([[1.0], [torch.nan], [0.0]])}, "got:      nan at atom 1, feature 0"),
+        ({"pair_code": torch.zeros(3, dtype=torch.uint8)}, "one for every pair of 3 atoms"),
+        ({"pair_code": torch.zeros(6)}, "got:      float32 [6]"),
+        ({"pair_code": torch.full((6,), 9, dtype=torch.uint8)}, "codes from 0 to 4\n  got:      9"),
+        ({"y": torch.zeros(2)}, "y has the wrong form.\n  expected: float32 [1, task]"),
+        ({"y_mask": None}, "y_mask has the wrong form.\n  expected: bool [1, 2]"),
+        ({"y_mask": torch.ones(1, 2, dtype=torch.bool)}, "got:      nan for task 0"),
+    ],
+)
+def test_faults_are_named(change, message):
+    data = molecule(3)
+    for key, value in change.items():
+        data[key] = value
+    with pytest.raises(ValueError, match="MoleculeData: ") as caught:
+        data.validate(num_codes=5, where="mine.csv:4")
+    assert message in str(caught.value)
+    assert "where:    mine.csv:4" in str(caught.value)
+
+
+def test_a_length_of_no_molecule():
+    with pytest.raises(ValueError, match="belongs to no number of atoms"):
+        atoms_of_pairs(4)
+
+
+def test_one_atom_has_no_other_field_of_atoms():
+    # Everything has length one here, and PyG would take all of it for atoms.
+    data = molecule(1)
+    assert [key for key in data.keys() if data.is_node_attr(key)] == ["x"]  # noqa: SIM118
+    assert not any(data.is_edge_attr(key) for key in data.keys())  # noqa: SIM118
+
+
+def test_bonds_in_both_directions():
+    chain = molecule(4).with_bonds(TABLE)
+    assert chain.edge_index.tolist() == [[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]]
+    assert molecule(1).with_bonds(TABLE).edge_index.shape == (2, 0)
+    assert molecule(0).with_bonds(TABLE).edge_index.shape == (2, 0)
+
+
+def test_any_layer_of_pyg_runs_on_the_bonds():
+    data = [molecule(n).with_bonds(TABLE) for n in (3, 1, 0, 2)]
+    (batch,) = PyGDataLoader(data, batch_size=4)
+    assert batch.edge_index.tolist() == [[0, 1, 1, 2, 4, 5], [1, 0, 2, 1, 5, 4]]
+    assert GCNConv(5, 2)(batch.x, batch.edge_index).shape == (6, 2)
+
+
+def test_bonds_of_an_unknown_code():
+    with pytest.raises(ValueError, match="bonds_of: a code is not in the table") as caught:
+        bonds_of(torch.tensor([7], dtype=torch.uint8), TABLE)
+    assert "codes from 0 to 4\n  got:      7" in str(caught.value)
+
+
+def test_batches_are_taken_apart_again():
+    data = [molecule(n, row=n) for n in (2, 0, 1)]
+    batch = Batch.from_data_list(data)
+    assert batch.ptr.tolist() == [0, 2, 2, 3]
+    assert batch.y.shape == batch.y_mask.shape == (3, 2)
+    assert batch.row.tolist() == [2, 0, 1]
+    for one, other in zip(batch.to_data_list(), data, strict=True):
+        assert torch.equal(one.pair_code, other.pair_code)
+        assert one.smiles == other.smiles
+        assert one.num_nodes == other.num_nodes
+
+
+def test_saved_and_read_without_unsafe_loading(tmp_path):
+    data = molecule(3)
+    torch.save(data, tmp_path / "a.pt")
+    again = torch.load(tmp_path / "a.pt", weights_only=True)
+    assert isinstance(again, MoleculeData)
+    assert torch.equal(again.x, data.x)

@@ -1,0 +1,124 @@
+"""The molecule loader behaves as the other loader does, with pairs instead of schedules."""
+
+import lightning.pytorch as pl
+import pytest
+import torch
+
+from pyg_dynbatch.core.pairs import Pairs
+from pyg_dynbatch.data import Collater, MoleculeLoader, NodeBudgetBatchSampler, pair_counts
+from tests.data.molecules import TABLE, molecule
+
+
+def molecules(count: int = 20):
+    return [molecule(n % 6, row=n) for n in range(count)]
+
+
+def rows(batches):
+    return [batch.row.tolist() for batch in batches]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_carry_their_pairs(workers):
+    loader = MoleculeLoader(
+        molecules(), TABLE, batch_size=8, pairs=2, self_pairs=False, num_workers=workers
+    )
+    plain = list(MoleculeLoader(molecules(), TABLE, batch_size=8, pairs=2, self_pairs=False))
+    for batch, other in zip(loader, plain, strict=True):
+        assert isinstance(batch.pairs, Pairs)
+        assert batch.pairs == other.pairs
+        assert batch.pairs.num_molecules == batch.num_graphs
+
+
+def test_batches_bounded_by_pairs():
+    data = molecules()
+    sampler = NodeBudgetBatchSampler(None, pair_counts(data), 30, shuffle=False)
+    loader = MoleculeLoader(data, TABLE, batch_sampler=sampler)
+    assert all(batch.pairs.num_pairs <= 30 for batch in loader)
+    assert sorted(sum(rows(loader), [])) == list(range(20))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", ["shuffled", "budget"])
+def test_goes_on_in_the_middle_of_an_epoch(kind, workers):
+    data = molecules(40)
+
+    def make():
+        if kind == "shuffled":
+            return MoleculeLoader(
+                data, TABLE, batch_size=3, shuffle=True, seed=1, num_workers=workers
+            )
+        sampler = NodeBudgetBatchSampler(None, pair_counts(data), 40, seed=1)
+        return MoleculeLoader(data, TABLE, batch_sampler=sampler, num_workers=workers)
+
+    loader = make()
+    list(loader)
+    running = iter(loader)
+    taken = [next(running).row.tolist() for _ in range(4)]
+    state = loader.state_dict()
+    rest = rows(running)
+    other = make()
+    other.load_state_dict(state)
+    assert rows(other) == rest
+    assert sorted(sum(taken + rest, [])) == list(range(40))
+
+
+def test_options_are_kept_under_their_own_names():
+    options = {"pairs": "bonds", "self_pairs": False, "seed": 5, "shuffle": True}
+    options |= {"exclude_keys": ["smiles"], "pair_table": TABLE}
+    loader = MoleculeLoader(molecules(), **options)
+    assert {key: getattr(loader, key) for key in options} == options
+
+
+def test_a_collate_function_is_refused_rather_than_dropped():
+    with pytest.raises(TypeError, match="MoleculeLoader: collate_fn is given") as caught:
+        MoleculeLoader(molecules(), TABLE, collate_fn=Collater())
+    assert "this loader collates with MoleculeCollater" in str(caught.value)
+
+
+def test_sizes_of_another_data_set():
+    sampler = NodeBudgetBatchSampler(None, [1, 2, 3], 10)
+    with pytest.raises(
+        ValueError, match="MoleculeLoader: the sizes .* belong to another"
+    ) as caught:
+        MoleculeLoader(molecules(), TABLE, batch_sampler=sampler)
+    assert "pair_counts(dataset)" in str(caught.value)
+
+
+class Model(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.seen = []
+
+    def training_step(self, batch, batch_idx):
+        self.seen += batch.row.tolist()
+        return (self.weight * batch.pairs.num_pairs).sum()
+
+    def predict_step(self, batch, batch_idx):
+        assert batch.pairs.num_pairs == sum(n * (n - 1) // 2 for n in batch.ptr.diff().tolist())
+        return batch.row
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*num_workers")
+def test_lightning_rebuilds_the_loader_with_its_pairs(tmp_path):
+    trainer = pl.Trainer(
+        max_epochs=1,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
+        log_every_n_steps=1,
+    )
+    model = Model()
+    options = {"pair_table": TABLE, "batch_size": 4, "self_pairs": False}
+    trainer.fit(model, MoleculeLoader(molecules(), shuffle=True, seed=1, **options))
+    assert sorted(model.seen) == list(range(20))
+    assert model.seen != list(range(20))
+    # For predictions Lightning builds every loader again.
+    found = trainer.predict(model, MoleculeLoader(molecules(), **options))
+    assert torch.cat(found).tolist() == list(range(20))
