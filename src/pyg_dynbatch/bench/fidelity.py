@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from pyg_dynbatch.bench.figures import Panel, draw_panels
 from pyg_dynbatch.bench.protocol import Stopwatch
-from pyg_dynbatch.bench.records import Record, find, machine, make_record, number, table
+from pyg_dynbatch.bench.records import Record, find, grouped, machine, make_record, number, table
 from pyg_dynbatch.bench.shapes import sentiment_like_trees
 from pyg_dynbatch.bench.sst_ways import PlainTree, Ways, node_by_node
 from pyg_dynbatch.core.errors import mismatch
@@ -293,7 +294,7 @@ def report(records: Sequence[Record]) -> str:
         The text.
     """
     first = records[0]
-    keys = list(dict.fromkeys((record["case"], record["mode"]) for record in records))
+    keys = list(grouped(records, "case", "mode"))
     steps = sorted({record["step"] for record in records if record["phase"] == "loss"})
     rows = []
     for step in steps[:: math.ceil(len(steps) / 50)]:
@@ -337,16 +338,11 @@ def draw(records: Sequence[Record], path: Path) -> Path:
     Returns:
         The path.
     """
-    from pyg_dynbatch.visualize import draw_curves, new_figure, save_figure
-
-    figure, axes = new_figure(1, 1, 5.0, 3.5)
-    curves: dict[str, tuple[list[int], list[float]]] = {}
-    for record in records:
-        if record["phase"] == "loss":
-            steps, differences = curves.setdefault(f"{record['case']}, {record['mode']}", ([], []))
-            steps.append(record["step"])
-            # No difference at all has no place on a logarithmic axis.
-            differences.append(max(record["difference"], 1e-17))
-    draw_curves(axes[0], curves, "step", "relative difference of the loss")
-    axes[0].set_yscale("log")
-    return save_figure(figure, path)
+    # No difference at all has no place on a logarithmic axis.
+    losses = [
+        record | {"difference": max(record["difference"], 1e-17)}
+        for record in records
+        if record["phase"] == "loss"
+    ]
+    labels = ("step", "relative difference of the loss")
+    return draw_panels([Panel(losses, "{case}, {mode}", "step", "difference", labels, "y")], path)

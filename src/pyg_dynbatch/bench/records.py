@@ -22,11 +22,12 @@ FIELDS = (
     "mode",
     "phase",
     "median_seconds",
-    "trees_per_second",
     "ratio",
     "ratio_to",
 )
 """What every record holds; a benchmark adds fields of its own, and the machine."""
+
+TREES, MOLECULES = "trees", "molecules"
 
 
 def make_record(
@@ -41,8 +42,8 @@ def make_record(
     """Makes one flat record.
 
     Args:
-        where: The fields ``bench``, ``case``, ``batch`` (trees at once), and what all records of
-            the case have in common.
+        where: The fields ``bench``, ``case``, ``batch`` (examples at once), and what all records
+            of the case have in common; ``unit`` names the examples, trees if it is left out.
         mode: Which way it was computed.
         phase: Which part of the work was timed.
         seconds: Median time of the phase; None where the record is no time.
@@ -51,7 +52,7 @@ def make_record(
         **more: Further fields.
 
     Returns:
-        The record, with ``trees_per_second`` worked out from ``batch``.
+        The record, with ``trees_per_second`` (or whatever the unit is) worked out from ``batch``.
 
     Example:
         >>> where = {"bench": "sst", "case": "150 units", "batch": 4}
@@ -62,7 +63,7 @@ def make_record(
         "mode": mode,
         "phase": phase,
         "median_seconds": seconds,
-        "trees_per_second": where["batch"] / seconds if seconds else None,
+        f"{where.get('unit', TREES)}_per_second": where["batch"] / seconds if seconds else None,
         "ratio": ratio,
         "ratio_to": ratio_to,
     }
@@ -138,6 +139,39 @@ def find(records: Iterable[Record], **fields: Any) -> Record | None:
         if all(record.get(name) == value for name, value in fields.items()):
             return record
     return None
+
+
+def grouped(records: Iterable[Record], *fields: str) -> dict[tuple[Any, ...], list[Record]]:
+    """Puts together the records that agree in some fields, groups and records in order.
+
+    Args:
+        records: The records.
+        *fields: What they must agree in.
+
+    Returns:
+        The records of every group, by the values of the fields.
+
+    Example:
+        >>> list(grouped([{"mode": "fused"}, {"mode": "engine"}, {"mode": "fused"}], "mode"))
+        [('fused',), ('engine',)]
+    """
+    found: dict[tuple[Any, ...], list[Record]] = {}
+    for record in records:
+        found.setdefault(tuple(record[field] for field in fields), []).append(record)
+    return found
+
+
+def by_phase(records: Iterable[Record]) -> dict[str, Record]:
+    """Gives the records of one case and mode by their phases.
+
+    Args:
+        records: The records, one a phase.
+
+    Example:
+        >>> by_phase([{"phase": "forward"}])
+        {'forward': {'phase': 'forward'}}
+    """
+    return {record["phase"]: record for record in records}
 
 
 def number(value: float | None, form: str = ".3g") -> str:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from pyg_dynbatch.bench.figures import Panel, draw_panels
 from pyg_dynbatch.bench.memory import peak_bytes
 from pyg_dynbatch.bench.protocol import (
     Rounds,
@@ -18,7 +19,16 @@ from pyg_dynbatch.bench.protocol import (
     interleave,
     median_seconds,
 )
-from pyg_dynbatch.bench.records import Record, find, machine, make_record, number, table
+from pyg_dynbatch.bench.records import (
+    Record,
+    by_phase,
+    find,
+    grouped,
+    machine,
+    make_record,
+    number,
+    table,
+)
 from pyg_dynbatch.bench.shapes import forest_edges, tree_edges
 from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.operation import Signature
@@ -320,14 +330,10 @@ def report(records: Sequence[Record]) -> str:
         The text.
     """
     first = records[0]
-    cases = dict.fromkeys((r["case"], r["mode"], r["nodes"]) for r in records if "fitted" not in r)
+    measured = [r for r in records if "fitted" not in r]
     rows = []
-    for case, mode, nodes in cases:
-        found = {
-            r["phase"]: r
-            for r in records
-            if (r["case"], r["mode"], r["nodes"]) == (case, mode, nodes) and "fitted" not in r
-        }
+    for (case, mode, nodes), mine in grouped(measured, "case", "mode", "nodes").items():
+        found = by_phase(mine)
         any_one = found["forward"]
         times = [found[phase]["seconds_per_node"] * 1e6 for phase in PHASES]
         memory = found["memory"]["bytes_per_node"]
@@ -351,12 +357,10 @@ def _report_growth(records: Sequence[Record]) -> str:
     phases = ("schedule", "forward", "backward", "train", "memory")
     fitted = [r for r in records if "fitted" in r]
     rows = []
-    for case, mode, name in dict.fromkeys((r["case"], r["mode"], r["fitted"]) for r in fitted):
-        row = [case, mode, name]
-        for phase in phases:
-            one = find(fitted, case=case, mode=mode, fitted=name, phase=f"growth of {phase}")
-            row.append(number(one["ratio"] if one else None, ".3f"))
-        rows.append(row)
+    for names, mine in grouped(fitted, "case", "mode", "fitted").items():
+        found = by_phase(mine)
+        exponents = [found.get(f"growth of {phase}", {}).get("ratio") for phase in phases]
+        rows.append([*names, *(number(each, ".3f") for each in exponents)])
     return table("growth", ["shape", "mode", "fitted on", *phases], rows)
 
 
@@ -370,21 +374,15 @@ def draw(records: Sequence[Record], path: Path) -> Path:
     Returns:
         The path.
     """
-    from pyg_dynbatch.visualize import draw_curves, new_figure, save_figure
-
-    figure, axes = new_figure(1, 2, 5.0, 3.5)
     wanted = (
         ("train", "seconds_per_node", "seconds a node"),
         ("memory", "bytes_per_node", "bytes a node"),
     )
-    for place, (phase, field, label) in zip(axes, wanted, strict=True):
-        curves: dict[str, tuple[list[int], list[float]]] = {}
-        for record in records:
-            if record["phase"] == phase and record.get(field):
-                x, y = curves.setdefault(f"{record['case']}, {record['mode']}", ([], []))
-                x.append(record["nodes"])
-                y.append(record[field])
-        draw_curves(place, curves, "nodes", label)
-        place.set_xscale("log")
-        place.set_yscale("log")
-    return save_figure(figure, path)
+    panels = (
+        Panel(
+            [r for r in records if r["phase"] == phase],
+            "{case}, {mode}", "nodes", field, ("nodes", label), log="xy",
+        )
+        for phase, field, label in wanted
+    )  # fmt: skip
+    return draw_panels(panels, path)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from pyg_dynbatch.bench.figures import Panel, draw_panels
 from pyg_dynbatch.bench.products import BareProducts, Sizes
 from pyg_dynbatch.bench.protocol import (
     Contender,
@@ -19,7 +20,16 @@ from pyg_dynbatch.bench.protocol import (
     median_ratio,
     median_seconds,
 )
-from pyg_dynbatch.bench.records import Record, find, machine, make_record, number, table
+from pyg_dynbatch.bench.records import (
+    Record,
+    by_phase,
+    find,
+    grouped,
+    machine,
+    make_record,
+    number,
+    table,
+)
 from pyg_dynbatch.bench.shapes import sentiment_like_trees
 from pyg_dynbatch.bench.sst_ways import PlainTree, Ways
 from pyg_dynbatch.core.schedule import Schedule
@@ -40,6 +50,7 @@ PHASES = {
 }
 """What is reported, and the timed phases it is the sum of; train is forward and backward."""
 
+BARE = "bare matrix products"
 SPEEDS = ("train", "step", "inference")
 TIMES = ("forward", "backward", "optimizer", "inference")
 RATIOS = ("train", "inference")
@@ -169,7 +180,7 @@ def _records(
         for phase, parts in PHASES.items():
             seconds = median_seconds(mine, *parts)
             if set(parts) <= set(bare[0]):
-                ratio, to = median_ratio(mine, bare, parts), "bare matrix products"
+                ratio, to = median_ratio(mine, bare, parts), BARE
             else:
                 ratio, to = median_seconds(mine, *parts) / median_seconds(mine, *STEP), "step"
             records.append(make_record(where, mode, phase, seconds, ratio, to))
@@ -216,21 +227,18 @@ def report(records: Sequence[Record]) -> str:
     Returns:
         The text.
     """
-    cases = dict.fromkeys((record["case"], record["batch"]) for record in records)
-    parts = []
-    for case, batch in cases:
-        mine = [r for r in records if (r["case"], r["batch"]) == (case, batch)]
-        parts.append(_report_case(mine))
-    return "\n\n".join(parts)
+    cases = grouped(records, "case", "batch").values()
+    return "\n\n".join(_report_case(mine) for mine in cases)
 
 
 def _report_case(records: Sequence[Record]) -> str:
     first = records[0]
-    modes = dict.fromkeys(r["mode"] for r in records if r["mode"] != "host")
     rows = []
-    for mode in modes:
-        found = {r["phase"]: r for r in records if r["mode"] == mode}
-        against = found["train"]["ratio_to"] == "bare matrix products"
+    for (mode,), mine in grouped(records, "mode").items():
+        if mode == "host":
+            continue
+        found = by_phase(mine)
+        against = found["train"]["ratio_to"] == BARE
         rows.append(
             [
                 mode,
@@ -291,24 +299,13 @@ def draw(records: Sequence[Record], path: Path) -> Path:
     Returns:
         The path.
     """
-    from pyg_dynbatch.visualize import draw_curves, new_figure, save_figure
-
-    figure, axes = new_figure(1, 2, 5.0, 3.5)
-    for place, (field, label) in zip(
-        axes,
-        (("trees_per_second", "trees a second"), ("ratio", "time / bare products")),
-        strict=True,
-    ):
-        curves: dict[str, tuple[list[int], list[float]]] = {}
-        for record in records:
-            if record["phase"] != "train" or record[field] is None:
-                continue
-            if field == "ratio" and record["ratio_to"] != "bare matrix products":
-                continue
-            x, y = curves.setdefault(f"{record['mode']}, {record['case']}", ([], []))
-            x.append(record["batch"])
-            y.append(record[field])
-        draw_curves(place, curves, "batch", label)
-        place.set_title("training")
-    axes[0].set_yscale("log")
-    return save_figure(figure, path)
+    mine = [r for r in records if r["phase"] == "train"]
+    against = [r for r in mine if r["ratio_to"] == BARE]
+    speed = Panel(
+        mine, "{mode}, {case}", "batch", "trees_per_second", ("batch", "trees a second"),
+        log="y", title="training",
+    )  # fmt: skip
+    ratio = speed._replace(
+        records=against, y="ratio", labels=("batch", "time / bare products"), log=""
+    )
+    return draw_panels([speed, ratio], path)
