@@ -28,7 +28,7 @@ class Panel(NamedTuple):
     log: str = ""
     title: str = ""
 
-    def curves(self) -> dict[str, tuple[list[float], list[float]]]:
+    def curves(self) -> dict[str, tuple[list[float | int], list[float | int]]]:
         """Collects the points of each curve.
 
         Example:
@@ -36,7 +36,7 @@ class Panel(NamedTuple):
             >>> Panel([record], "{mode}", "batch", "median_seconds", ("", "")).curves()
             {'fused': ([1], [0.5])}
         """
-        found: dict[str, tuple[list[float], list[float]]] = {}
+        found: dict[str, tuple[list[float | int], list[float | int]]] = {}
         for record in self.records:
             if record.get(self.x) is not None and record.get(self.y):
                 x, y = found.setdefault(self.curve.format_map(record), ([], []))
