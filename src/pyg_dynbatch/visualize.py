@@ -1,4 +1,4 @@
-"""Draw schedules, learning curves and labelled trees: arrays in, matplotlib axes out.
+"""Draw schedules, learning curves, labelled trees, predictions: arrays in, matplotlib axes out.
 
 No function here opens a window, loads a checkpoint or runs a model. Figures are made without
 ``pyplot``, so they work without a display and leave no global state behind.
@@ -159,6 +159,80 @@ def draw_curves(
     axes.grid(alpha=0.3)
     if curves:
         axes.legend(frameon=False, fontsize="small")
+    return axes
+
+
+def draw_parity(axes: "Axes", target: np.ndarray, predicted: np.ndarray, title: str = "") -> "Axes":
+    """Draws predicted against true values, with the line where they are equal.
+
+    Args:
+        axes: Where to draw.
+        target: True values, ``[example]``, NaN where unknown.
+        predicted: Predicted values, ``[example]``.
+        title: Written above.
+
+    Returns:
+        The axes.
+
+    Example:
+        >>> figure, (axes,) = new_figure(1, 1, 4.0, 4.0)
+        >>> len(draw_parity(axes, np.array([1.0, 2.0]), np.array([1.1, 1.8])).collections)
+        1
+    """
+    known = ~np.isnan(target)
+    gold, guess = np.asarray(target)[known], np.asarray(predicted)[known]
+    shown: dict[str, Any] = {"s": 14, "alpha": 0.5 if gold.size < 2000 else 0.2, "linewidths": 0}
+    axes.scatter(gold, guess, color=SEQUENCE[0], **shown)
+    if gold.size:
+        ends = [min(gold.min(), guess.min()), max(gold.max(), guess.max())]
+        margin = 0.04 * (ends[1] - ends[0]) or 1.0
+        limits = (ends[0] - margin, ends[1] + margin)
+        axes.plot(limits, limits, color="#555555", linewidth=0.8)
+        axes.set(xlim=limits, ylim=limits)
+    axes.set_aspect("equal")
+    axes.set(xlabel="measured", ylabel="predicted")
+    axes.set_title(title, fontsize="medium")
+    axes.grid(alpha=0.3)
+    return axes
+
+
+def draw_calibration(
+    axes: "Axes", label: np.ndarray, probability: np.ndarray, title: str = "", bins: int = 10
+) -> "Axes":
+    """Draws how often a label is positive against how probable the model says it is.
+
+    The examples are sorted by probability and cut into bins of equally many; one point a bin,
+    with two standard errors.
+
+    Args:
+        axes: Where to draw.
+        label: 0 or 1, ``[example]``, NaN where unknown.
+        probability: Of the positive class, ``[example]``.
+        title: Written above.
+        bins: How many bins, fewer if there are few examples.
+
+    Returns:
+        The axes.
+
+    Example:
+        >>> figure, (axes,) = new_figure(1, 1, 4.0, 4.0)
+        >>> axes = draw_calibration(axes, np.array([0.0, 1.0]), np.array([0.2, 0.9]), bins=2)
+        >>> axes.get_xlabel()
+        'predicted probability'
+    """
+    known = np.flatnonzero(~np.isnan(label))
+    order = known[np.argsort(np.asarray(probability)[known], kind="stable")]
+    parts = [part for part in np.array_split(order, bins) if part.size]
+    said = [float(np.mean(probability[part])) for part in parts]
+    seen = [float(np.mean(label[part])) for part in parts]
+    error = [2 * (s * (1 - s) / part.size) ** 0.5 for s, part in zip(seen, parts, strict=True)]
+    axes.plot([0, 1], [0, 1], color="#555555", linewidth=0.8)
+    axes.errorbar(said, seen, yerr=error, color=SEQUENCE[0], marker="o", markersize=4, capsize=2)
+    axes.set_aspect("equal")
+    axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
+    axes.set(xlabel="predicted probability", ylabel="share of positives")
+    axes.set_title(title, fontsize="medium")
+    axes.grid(alpha=0.3)
     return axes
 
 

@@ -10,6 +10,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.training.molecule_losses import TargetScale
+from pyg_dynbatch.training.molecule_schema import PropertyKind
 
 
 class AveragedNetwork(nn.Module):
@@ -55,3 +57,94 @@ class AveragedNetwork(nn.Module):
         """
         logs = torch.stack([F.log_softmax(member(batch), dim=-1) for member in self.members])
         return logs.logsumexp(0) - math.log(len(self.members))
+
+
+def predicted_values(
+    output: Float[Tensor, "molecule output"],
+    scale: TargetScale,
+    kind: PropertyKind,
+    num_tasks: int,
+) -> Float[Tensor, "molecule output"]:
+    """Turns outputs of a network into values in the units of the data, or probabilities.
+
+    Args:
+        output: What the network gives.
+        scale: Scale of the targets it was trained on.
+        kind: Kind of the properties.
+        num_tasks: Number of properties.
+
+    Returns:
+        Values or probabilities, property after property.
+
+    Example:
+        >>> predicted_values(torch.zeros(1, 2), TargetScale(1), "multiclass", 1)
+        tensor([[0.5000, 0.5000]])
+    """
+    exact = output.float() if output.dtype in (torch.bfloat16, torch.float16) else output
+    if kind == "regression":
+        return scale.restored(exact)
+    if kind == "binary":
+        return exact.sigmoid()
+    return exact.view(exact.size(0), num_tasks, -1).softmax(-1).view_as(exact)
+
+
+class AveragedProperties(nn.Module):
+    """Averages the values or probabilities that several networks give for molecules.
+
+    Every member was trained on the scale of its own training split; values are averaged in the
+    units of the data, and what comes out can take the place of one network's outputs.
+
+    Args:
+        members: The networks, each with the scale of its targets.
+        scale: Scale of the result.
+        kind: Kind of the properties.
+        num_tasks: Number of properties.
+
+    Raises:
+        ValueError: If there is no network.
+
+    Example:
+        >>> scale = TargetScale(1)
+        >>> members = [(nn.Linear(2, 1), scale), (nn.Linear(2, 1), scale)]
+        >>> AveragedProperties(members, scale, "binary", 1)(torch.ones(3, 2)).shape
+        torch.Size([3, 1])
+    """
+
+    def __init__(
+        self,
+        members: Sequence[tuple[nn.Module, TargetScale]],
+        scale: TargetScale,
+        kind: PropertyKind,
+        num_tasks: int,
+    ) -> None:
+        super().__init__()
+        if not members:
+            raise ValueError(
+                mismatch("AveragedProperties: no networks", expected="one or more", got=0)
+            )
+        self.members = nn.ModuleList(network for network, _ in members)
+        self.scales = nn.ModuleList(own for _, own in members)
+        self.scale = scale
+        self.kind: PropertyKind = kind
+        self.num_tasks = num_tasks
+
+    def forward(self, batch: Any) -> Float[Tensor, "molecule output"]:
+        """Averages over the members.
+
+        Args:
+            batch: What the members take.
+
+        Returns:
+            Scaled values, logits, or log-probabilities.
+        """
+        outputs = [member(batch) for member in self.members]
+        if self.kind == "regression":
+            pairs = zip(outputs, self.scales, strict=True)
+            values = [scale.restored(output) for output, scale in pairs]
+            return self.scale.scaled(torch.stack(values).mean(0))
+        stacked = torch.stack(outputs)
+        if self.kind == "binary":
+            # log(p / (1 - p)) of the mean probability, exact also where p is nearly 0 or 1.
+            return F.logsigmoid(stacked).logsumexp(0) - F.logsigmoid(-stacked).logsumexp(0)
+        logs = stacked.view(*stacked.shape[:2], self.num_tasks, -1).log_softmax(-1)
+        return (logs.logsumexp(0) - math.log(len(outputs))).view_as(outputs[0])

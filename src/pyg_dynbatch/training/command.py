@@ -13,7 +13,12 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger
 
 from pyg_dynbatch.core.errors import OneLineArguments
-from pyg_dynbatch.training.checkpoints import RandomState, check_is_checkpoint, last_checkpoint
+from pyg_dynbatch.training.checkpoints import (
+    RandomState,
+    check_is_checkpoint,
+    last_checkpoint,
+    read_checkpoint,
+)
 from pyg_dynbatch.training.ensemble import ensemble_of
 from pyg_dynbatch.training.predictions import PredictionTable
 from pyg_dynbatch.training.report import RunReport, closing_lines
@@ -42,7 +47,7 @@ class TaskCLI(LightningCLI):
     """
 
     def __init__(self) -> None:
-        self.result: str | None = None
+        self.results: list[str] = []
         super().__init__(
             Task,
             SplitDataModule,
@@ -71,8 +76,9 @@ class TaskCLI(LightningCLI):
                 "checkpoint.auto_insert_metric_name": False,
             }
         )
-        for size in ("num_tokens", "num_classes"):
-            parser.link_arguments(f"data.{size}", f"model.init_args.{size}", apply_on="instantiate")
+        # A link is passed over where the data module or the model knows no such thing.
+        for fact in ("num_tokens", "num_classes", "schema"):
+            parser.link_arguments(f"data.{fact}", f"model.init_args.{fact}", apply_on="instantiate")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parses the options, and looks at the checkpoint before Lightning reads it."""
@@ -103,14 +109,15 @@ class TaskCLI(LightningCLI):
         """Keeps the metric: predicting will wipe it off the trainer."""
         name = f"test/{self.model.main_metric}"
         found = self.trainer.callback_metrics.get(name)
-        self.result = None if found is None else f"{name}: {float(found):.4f}"
+        measured = [] if found is None else [f"{name}: {float(found):.4f}"]
+        self.results = [*measured, *self.model.notes()]
         if self.subcommand == "test":
             self.after_predict()
 
     def after_predict(self) -> None:
         """Prints the metric of the test split, if it is known, and where everything lies."""
         if self.trainer.is_global_zero:
-            print(*filter(None, [self.result, *closing_lines(self.trainer)]), sep="\n")
+            print(*self.results, *closing_lines(self.trainer), sep="\n")
 
 
 def run_lightning(argv: list[str]) -> int:
@@ -154,11 +161,24 @@ class EnsembleCLI(TaskCLI):
     def test(self, model: Task, datamodule: SplitDataModule, **_: Any) -> None:
         """Puts the average in the place of the model, then tests and predicts."""
         self.model = ensemble_of(model, self.checkpoints)
+        for path in self.checkpoints:
+            _check_data(datamodule, path)
         self.test_and_predict()
 
 
+def _check_data(datamodule: SplitDataModule, path: str) -> None:
+    """Lets the data module look at what it has written into a checkpoint."""
+    noted = read_checkpoint(path).get(type(datamodule).__qualname__)
+    try:
+        if noted is not None:
+            datamodule.load_state_dict(noted)
+    except ValueError as error:
+        error.add_note(f"  file:     {path}")
+        raise
+
+
 def run_ensemble(argv: list[str]) -> int:
-    """Runs ``ensemble``: the options of ``test``, and ``--checkpoints``.
+    """Runs ``ensemble``: the options of ``test``, and ``--checkpoints`` or ``--members``.
 
     Args:
         argv: The options.
@@ -168,12 +188,51 @@ def run_ensemble(argv: list[str]) -> int:
     """
     parser = OneLineArguments(
         "pyg-dynbatch ensemble",
-        "Test and predict with the average of the probabilities of several "
-        "checkpoints. All options of 'test' are taken too, --config first of all.",
+        "Test and predict with the average of what several checkpoints predict. All options of "
+        "'test' are taken too, --config first of all.",
     )
-    parser.add_argument("--checkpoints", nargs="+", required=True, metavar="CKPT")
+    parser.add_argument("--checkpoints", nargs="+", metavar="CKPT", help="checkpoints of fit")
+    parser.add_argument(
+        "--members",
+        type=int,
+        metavar="N",
+        help="train so many models first, with the seeds S, S+1, ... and one split of the data",
+    )
     own, others = parser.parse_known_args(argv)
-    sys.argv[1:] = ["test", *others]
+    if (own.checkpoints is None) == (own.members is None):
+        parser.error("the following arguments are required: --checkpoints or --members, not both")
+    if own.members is not None and own.members < 1:
+        parser.error(f"argument --members: expected 1 or more, got {own.members}")
     _keep_quiet()
-    EnsembleCLI(own.checkpoints)
+    checkpoints = own.checkpoints
+    if own.members is not None:
+        checkpoints, others = _trained_members(own.members, others)
+    sys.argv[1:] = ["test", *others]
+    EnsembleCLI(checkpoints)
     return 0
+
+
+def _trained_members(count: int, options: list[str]) -> tuple[list[str], list[str]]:
+    """Trains models that differ in their seed alone.
+
+    Args:
+        count: How many.
+        options: The options of ``fit``.
+
+    Returns:
+        The best checkpoint of each, and the options that give all of them the same test split.
+    """
+    checkpoints: list[str] = []
+    first, common = 1, list(options)
+    for number in range(count):
+        seed = ["--seed_everything", str(first + number)] if number else []
+        sys.argv[1:] = ["fit", *common, *seed]
+        run = TaskCLI()
+        if number == 0:
+            first = int(run.config["fit"]["seed_everything"])
+            split = getattr(run.datamodule, "used_split_seed", None)
+            if split is not None:
+                common += ["--data.init_args.split_seed", str(split)]
+        kept: Any = run.trainer.checkpoint_callback
+        checkpoints.append(kept.best_model_path)
+    return checkpoints, common

@@ -45,22 +45,26 @@ class RateOptions:
 
     Args:
         name: ``constant``, ``step`` (times ``gamma`` every ``every`` epochs), ``exponential``
-            (times ``gamma`` an epoch) or ``cosine`` (falls to ``final`` at the end of training).
+            (times ``gamma`` an epoch), ``cosine`` (falls to ``final`` at the end of training) or
+            ``one_cycle`` (rises from a twenty-fifth, then falls to ``final``, both by half a
+            cosine).
         gamma: Factor of ``step`` and ``exponential``.
         every: Epochs between two falls of ``step``.
-        final: What ``cosine`` ends at, as a fraction of the first rate.
+        final: What ``cosine`` and ``one_cycle`` end at, as a fraction of the full rate.
         warmup: Number of optimiser steps in which the rate rises linearly to its full value.
+        rise: Share of the run in which ``one_cycle`` rises.
 
     Example:
         >>> RateOptions("cosine", warmup=100).final
         0.0
     """
 
-    name: Literal["constant", "step", "exponential", "cosine"] = "constant"
+    name: Literal["constant", "step", "exponential", "cosine", "one_cycle"] = "constant"
     gamma: float = 0.99
     every: int = 1
     final: float = 0.0
     warmup: int = 0
+    rise: float = 0.3
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,10 @@ class PredictionTable(BasePredictionWriter):
     On several devices every rank predicts its share; the first one merges and writes. A table is
     written under another name and then renamed, so that a broken run leaves no half table.
 
-    Columns: ``example`` (its number in the data set), ``prediction``, one ``probability_…`` a
-    class, ``target`` (empty where there is none); the table of nodes has ``node`` after
-    ``example``.
+    Columns: ``example`` (its number in the data set), what the data module says of each example
+    (``smiles`` of molecules), and the columns of the task: for trees ``prediction``, one
+    ``probability_…`` a class, ``target`` (empty where there is none); the table of nodes has
+    ``node`` after ``example``.
 
     Args:
         folder: Where to write; left out, the folder of the run.
@@ -87,7 +88,8 @@ class PredictionTable(BasePredictionWriter):
         first_class = getattr(pl_module, "first_class", 0)
         places = self.places(trainer)
         if "predictions" in places:
-            write_table(places["predictions"], _of_trees(columns), first_class)
+            shown = _described(_of_trees(columns), getattr(trainer, "datamodule", None))
+            write_table(places["predictions"], shown, first_class)
         if "node predictions" in places and "is_root" in columns:
             write_table(places["node predictions"], _of_nodes(columns), first_class)
 
@@ -130,6 +132,15 @@ def _gather(share: Columns, world_size: int) -> list[Columns]:
     shares: list[Columns | None] = [None] * world_size
     torch.distributed.all_gather_object(shares, share)
     return [part for part in shares if part is not None]
+
+
+def _described(columns: Columns, source: Any) -> Columns:
+    """Puts what a data module says of its examples behind their numbers."""
+    describe = getattr(source, "describe_examples", None)
+    if describe is None or "example" not in columns:
+        return columns
+    said = describe(columns["example"])
+    return {"example": columns["example"], **said, **columns}
 
 
 def _of_trees(columns: Columns) -> Columns:
@@ -213,7 +224,7 @@ def write_table(path: str | Path, columns: Columns, first_class: int = 0) -> Pat
     return target
 
 
-def _cell(name: str, entry: int | float) -> str:
-    if name == "target" and entry in (-1, None):
+def _cell(name: str, entry: int | float | str) -> str:
+    if (name == "target" and entry in (-1, None)) or entry != entry:
         return ""
     return f"{entry:.6g}" if isinstance(entry, float) else str(entry)

@@ -10,6 +10,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.training.options import RateOptions
 
+_LOWEST = 0.04  # what ``one_cycle`` starts at: a twenty-fifth of the full rate
+
 
 def rate_factor(
     options: RateOptions, steps_per_epoch: float, total_steps: float
@@ -19,13 +21,16 @@ def rate_factor(
     Args:
         options: Which schedule.
         steps_per_epoch: Optimiser steps in one epoch.
-        total_steps: Optimiser steps in the whole run; only ``cosine`` needs it.
+        total_steps: Optimiser steps in the whole run; ``cosine`` and ``one_cycle`` need it.
 
     Returns:
         The factor as a function of the step, 1 at full rate.
 
     Raises:
-        ValueError: If an option is out of its range, or ``cosine`` meets a run without an end.
+        ValueError: If an option is out of its range, or the run has no end and needs one.
+
+    Reference:
+        ``one_cycle``: Smith, Topin (2019), arXiv:1708.07120. Differs: the momentum stays as it is.
 
     Example:
         >>> factor = rate_factor(RateOptions("exponential", gamma=0.5), 10.0, 100.0)
@@ -44,11 +49,22 @@ def rate_factor(
         if options.name == "cosine":
             length = max(1.0, total_steps - options.warmup)
             done = min(1.0, max(0.0, step - options.warmup) / length)
-            fall = 0.5 * (1.0 + math.cos(math.pi * done))
-            return warm * (options.final + (1.0 - options.final) * fall)
+            return warm * _half_cosine(1.0, options.final, done)
+        if options.name == "one_cycle":
+            return warm * _one_cycle(options, step / total_steps)
         return warm
 
     return factor
+
+
+def _half_cosine(start: float, end: float, done: float) -> float:
+    return end + (start - end) * 0.5 * (1.0 + math.cos(math.pi * min(1.0, done)))
+
+
+def _one_cycle(options: RateOptions, done: float) -> float:
+    if done < options.rise:
+        return _half_cosine(_LOWEST, 1.0, done / options.rise)
+    return _half_cosine(1.0, options.final, (done - options.rise) / (1.0 - options.rise))
 
 
 def build_scheduler(
@@ -83,20 +99,21 @@ def _check(options: RateOptions, total_steps: float) -> None:
         "every": options.every >= 1,
         "final": 0 <= options.final <= 1,
         "warmup": options.warmup >= 0,
+        "rise": 0 <= options.rise < 1,
     }
     for name, fits in ranges.items():
         if not fits:
             raise ValueError(
                 mismatch(
                     f"RateOptions: {name} is out of range",
-                    expected="gamma > 0, every >= 1, 0 <= final <= 1, warmup >= 0",
+                    expected="gamma > 0, every >= 1, 0 <= final <= 1, warmup >= 0, 0 <= rise < 1",
                     got=getattr(options, name),
                 )
             )
-    if options.name == "cosine" and not math.isfinite(total_steps):
+    if options.name in ("cosine", "one_cycle") and not math.isfinite(total_steps):
         raise ValueError(
             mismatch(
-                "RateOptions: a cosine schedule needs to know the end of training",
+                f"RateOptions: a {options.name} schedule needs to know the end of training",
                 expected="a trainer with max_epochs or max_steps",
                 got="an endless run",
                 mend="--trainer.max_epochs 20",

@@ -13,6 +13,12 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger
 from torch_geometric.data import Batch, Data
 
+from pyg_dynbatch.training.molecule_pictures import (
+    CALIBRATION,
+    PARITY,
+    TASK_TABLE,
+    report_test,
+)
 from pyg_dynbatch.training.predictions import PredictionTable, folder_of
 from pyg_dynbatch.visualize import draw_curves, draw_tree, new_figure, save_figure
 
@@ -32,21 +38,25 @@ class TreeSource(Protocol):
 
 
 class RunReport(Callback):
-    """Draws the learning curves when training ends and a few labelled trees when testing ends.
+    """Draws the learning curves when training ends, and what was predicted when testing ends.
 
-    Both pictures lie in the folder of the run. Curves need Lightning's ``CSVLogger``; trees need
-    a data module that can show some (all of this package that classify nodes).
+    All lies in the folder of the run. Curves need Lightning's ``CSVLogger``. A test of trees leaves
+    a picture of a few labelled trees, if the data module can show some (all of this package that
+    classify nodes). A test of molecules leaves a table of the properties with bootstrap intervals
+    and, for values, a parity plot, for probabilities, a calibration plot.
 
     Args:
         trees: How many trees to draw.
+        resamples: Bootstrap resamples of the intervals; 0 for none.
 
     Example:
         >>> RunReport(trees=2).trees
         2
     """
 
-    def __init__(self, trees: int = 4) -> None:
+    def __init__(self, trees: int = 4, resamples: int = 1000) -> None:
         self.trees = trees
+        self.resamples = resamples
 
     def places(self, trainer: pl.Trainer) -> dict[str, Path]:
         """Says where the pictures of a run lie; nowhere for a trial run without a folder.
@@ -60,7 +70,13 @@ class RunReport(Callback):
         folder = folder_of(trainer)
         if folder is None or not trainer.loggers:
             return {}
-        return {"learning curve": folder / CURVES, "predicted trees": folder / TREES}
+        return {
+            "learning curve": folder / CURVES,
+            "predicted trees": folder / TREES,
+            "task table": folder / TASK_TABLE,
+            "parity plot": folder / PARITY,
+            "calibration plot": folder / CALIBRATION,
+        }
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Draws the learning curves."""
@@ -84,7 +100,15 @@ class RunReport(Callback):
         save_figure(figure, places["learning curve"])
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Draws a few trees of the test split with the classes the model gives their nodes."""
+        """Draws a few trees of the test split, or tables the properties of its molecules."""
+        tested, folder = getattr(pl_module, "tested", None), folder_of(trainer)
+        if tested is not None:
+            if trainer.is_global_zero and folder is not None and trainer.loggers:
+                report_test(folder, tested, self.resamples)
+            return
+        self._draw_trees(trainer, pl_module)
+
+    def _draw_trees(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         # The hook is duck-typed: a user's own data module may offer the same method.
         source: Any = getattr(trainer, "datamodule", None)
         show = getattr(source, "shown_trees", None)

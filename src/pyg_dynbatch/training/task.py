@@ -31,7 +31,7 @@ class Task(pl.LightningModule, ABC):
         rate: Options of the learning-rate schedule.
     """
 
-    main_metric: ClassVar[str]
+    main_metric: str
     """Name, without the stage, of the metric that a run is judged by."""
 
     first_class: ClassVar[int] = 0
@@ -173,6 +173,21 @@ class Task(pl.LightningModule, ABC):
         """Writes down which task the checkpoint belongs to."""
         checkpoint["pyg_dynbatch_task"] = type(self).__name__
 
+    def check_origin(self, hyper_parameters: Mapping[str, Any]) -> None:
+        """Looks at the options a checkpoint was made with; by itself it accepts all.
+
+        Args:
+            hyper_parameters: Those of the checkpoint.
+        """
+
+    def notes(self) -> list[str]:
+        """Says what else one should know of the last test.
+
+        Returns:
+            Lines to print; by itself none.
+        """
+        return []
+
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuses a checkpoint whose weights do not fit this model.
 
@@ -203,6 +218,7 @@ def check_weights(task: Task, checkpoint: Mapping[str, Any]) -> None:
                 mend="use the configuration the checkpoint was made with",
             )
         )
+    task.check_origin(checkpoint.get("hyper_parameters", {}))
     saved = {key: tuple(value.shape) for key, value in checkpoint.get("state_dict", {}).items()}
     own = {key: tuple(value.shape) for key, value in task.state_dict().items()}
     for key in sorted({*saved, *own}):

@@ -1,0 +1,298 @@
+"""Train and test a model of molecular properties, some of which are unknown."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
+from torch_geometric.data import Batch
+
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.models import WeaveNet
+from pyg_dynbatch.training.averaging import AveragedProperties, predicted_values
+from pyg_dynbatch.training.molecule_losses import (
+    RegressionLoss,
+    TargetScale,
+    balanced_positive_weight,
+    summed_property_loss,
+)
+from pyg_dynbatch.training.molecule_metrics import (
+    MAIN_METRIC,
+    CellTable,
+    mean_scores,
+    scores_by_task,
+)
+from pyg_dynbatch.training.molecule_schema import MoleculeSchema
+from pyg_dynbatch.training.molecule_task_table import TestedSplit, left_out, task_table
+from pyg_dynbatch.training.options import OptimizerOptions, RateOptions
+from pyg_dynbatch.training.task import Task
+
+
+class MoleculeProperty(Task):
+    """Trains a weave network with the mean loss of the known targets.
+
+    Regression targets are brought to mean 0 and deviation 1 of the training split; metrics and
+    predictions are in the units of the data. Logged for training: ``loss``; for validation and
+    test also ``rmse``, ``mae``, ``r2``, ``spearman`` (regression), ``roc_auc``, ``prc_auc``,
+    ``accuracy`` (binary), ``accuracy``, ``roc_auc`` (multiclass), each the mean over the
+    properties for which it is defined, and ``tasks_counted``, the number of these.
+
+    Args:
+        schema: How molecules become numbers, and what the properties are: what
+            :meth:`~pyg_dynbatch.training.molecule_schema.MoleculeSchema.as_dict` gives. On the
+            command line the data module tells it.
+        loss: Loss of a regression.
+        positive_weight: Weight of the positive labels of binary properties: ``none`` or
+            ``balanced``, negatives over positives of the training split.
+        task_weights: Weight of each property in the loss; left out, all 1.
+        optimizer: Options of the optimiser.
+        rate: Options of the learning-rate schedule.
+        **network: Everything else goes to :class:`~pyg_dynbatch.models.WeaveNet`.
+
+    Raises:
+        ValueError: If the schema cannot be used, or the weights do not fit the properties.
+
+    Example:
+        >>> from pyg_dynbatch.core.pair_table import PairTable
+        >>> table = PairTable(torch.tensor([[0.0], [1.0]]), ("bonded",), torch.tensor([0, 1]))
+        >>> schema = MoleculeSchema({}, 5, table, ("logS",)).as_dict()
+        >>> task = MoleculeProperty(schema, hidden=4, atom_out=4, head=[3])
+        >>> task.main_metric, task.hparams["positive_weight"]
+        ('rmse', 'none')
+    """
+
+    positive: Tensor
+    task_weight: Tensor
+
+    def __init__(
+        self,
+        schema: dict[str, Any],
+        loss: RegressionLoss = "mse",
+        positive_weight: Literal["none", "balanced"] = "none",
+        task_weights: list[float] | None = None,
+        optimizer: OptimizerOptions = OptimizerOptions("adamw", 1e-3),  # noqa: B008 - frozen
+        rate: RateOptions = RateOptions(),  # noqa: B008 - frozen
+        **network: Any,
+    ) -> None:
+        known = MoleculeSchema.from_dict(schema)
+        features = known.pair_table.features
+        net = WeaveNet(known.atom_channels, known.num_outputs, features, **network)
+        super().__init__(net, optimizer, rate)
+        self.save_hyperparameters(ignore=["optimizer", "rate"])
+        self.save_hyperparameters(self.plain_options())
+        self.schema = known
+        self.loss: RegressionLoss = loss
+        self.positive_weight = positive_weight
+        self.main_metric = MAIN_METRIC[known.kind]
+        self.scale = TargetScale(known.num_tasks)
+        self.register_buffer("positive", torch.ones(known.num_tasks))
+        weights = torch.tensor(_checked_weights(task_weights, known))
+        self.register_buffer("task_weight", weights, persistent=False)
+        self.val_cells = CellTable()
+        self.test_cells = CellTable()
+        self.tested: TestedSplit | None = None
+
+    def setup(self, stage: str) -> None:
+        """Fits target scaling and label weights on the training split of the data module.
+
+        A checkpoint is restored after this, so on resuming its numbers win.
+
+        Args:
+            stage: ``fit``, ``validate``, ``test`` or ``predict``.
+        """
+        targets = getattr(getattr(self.trainer, "datamodule", None), "targets", None)
+        if stage == "fit" and targets is not None:
+            self.fit_targets(targets("train"))
+
+    def fit_targets(self, targets: Float[Tensor, "molecule task"]) -> None:
+        """Fits target scaling and label weights; called by itself when there is a data module.
+
+        Args:
+            targets: Targets to train on, NaN where unknown.
+        """
+        if self.schema.kind == "regression":
+            self.scale.fit(targets)
+        elif self.schema.kind == "binary" and self.positive_weight == "balanced":
+            self.positive.copy_(balanced_positive_weight(targets))
+
+    def averaged(self, members: Sequence[Any]) -> AveragedProperties:
+        """Averages values in the units of the data, or probabilities."""
+        parts = [(member.network, member.scale) for member in members]
+        return AveragedProperties(parts, self.scale, self.schema.kind, self.schema.num_tasks)
+
+    def configure_optimizers(self) -> Any:
+        """Builds the optimiser and, unless the rate is constant, its schedule."""
+        return self.optimizer_and_schedule()
+
+    def predicted(
+        self, output: Float[Tensor, "molecule output"]
+    ) -> Float[Tensor, "molecule output"]:
+        """Turns outputs of the network into values in the units of the data, or probabilities.
+
+        Args:
+            output: What the network gives.
+
+        Returns:
+            Values or probabilities.
+        """
+        return predicted_values(output, self.scale, self.schema.kind, self.schema.num_tasks)
+
+    def _summed(
+        self, output: Float[Tensor, "molecule output"], batch: Batch
+    ) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
+        target = batch.y.to(output.device)
+        if self.schema.kind == "regression":
+            target = self.scale.scaled(target)
+        weights = (self.task_weight, self.positive)
+        return summed_property_loss(output, target, self.schema.kind, *weights, self.loss)
+
+    def _evaluate(self, batch: Batch, stage: str) -> tuple[Tensor, Tensor, Tensor]:
+        output = self(batch)
+        loss, terms = self._summed(output, batch)
+        self.log_loss(stage, loss, terms, batch)
+        return output, loss, terms
+
+    def training_step(self, batch: Batch, batch_idx: int = 0) -> Float[Tensor, ""]:
+        """Computes the loss of a batch; nothing in it waits for the device."""
+        _, loss, terms = self._evaluate(batch, "train")
+        return self.scaled_loss(loss, terms, batch, "mean")
+
+    def validation_step(self, batch: Batch, batch_idx: int = 0) -> None:
+        """Collects predictions on the validation split."""
+        self.val_cells.update(self.predicted(self._evaluate(batch, "val")[0]), batch.y)
+
+    def test_step(self, batch: Batch, batch_idx: int = 0) -> None:
+        """Collects predictions on the test split."""
+        self.test_cells.update(self.predicted(self._evaluate(batch, "test")[0]), batch.y)
+
+    def on_validation_epoch_end(self) -> None:
+        """Measures the validation split."""
+        self._log_scores("val", *self.val_cells.table(self.schema.num_tasks))
+        self.val_cells.reset()
+
+    def on_test_epoch_end(self) -> None:
+        """Measures the test split, and keeps the predictions for tables and pictures."""
+        prediction, target = self.test_cells.table(self.schema.num_tasks)
+        self._log_scores("test", prediction, target)
+        self.tested = TestedSplit(prediction, target, self.schema)
+        self.test_cells.reset()
+        for line in self.notes():
+            rank_zero_info(line)
+
+    def _log_scores(self, stage: str, prediction: Tensor, target: Tensor) -> None:
+        scores = scores_by_task(prediction, target, self.schema.kind)
+        counted = sum(each[self.main_metric] == each[self.main_metric] for each in scores)
+        means = mean_scores(scores, self.schema.kind)
+        for name, value in {**means, "tasks_counted": float(counted)}.items():
+            shown = name == self.main_metric
+            self.log(f"{stage}/{name}", value, prog_bar=shown, sync_dist=True)
+
+    def notes(self) -> list[str]:
+        """Says which properties the last test could not count, and why.
+
+        Returns:
+            Lines to print; none if all were counted.
+        """
+        if self.tested is None:
+            return []
+        found, names = self.tested, self.schema.task_names
+        missing = left_out(task_table(found.prediction, found.target, names, self.schema.kind, 0))
+        if not missing:
+            return []
+        share = f"{len(missing)} of {self.schema.num_tasks} tasks"
+        return [f"left out of test/{self.main_metric}: {share}: {', '.join(missing)}"]
+
+    def predict_step(self, batch: Batch, batch_idx: int = 0) -> dict[str, Tensor]:
+        """Gives one row a molecule.
+
+        Returns:
+            Columns ``example``; for every property ``prediction_NAME`` (the value, or the class),
+            ``probability_NAME`` (of the positive class, or one column a class) and, where the
+            molecules have targets, ``target_NAME``.
+        """
+        values = self.predicted(self(batch))
+        columns = {"example": torch.arange(values.size(0), device=values.device)}
+        columns.update(property_columns(values, self.schema))
+        if "y" in batch:
+            for task, name in enumerate(self.schema.task_names):
+                columns[f"target_{name}"] = batch.y[:, task]
+        return columns
+
+    def check_origin(self, hyper_parameters: Mapping[str, Any]) -> None:
+        """Refuses weights that were trained on molecules described in another way.
+
+        Args:
+            hyper_parameters: Those of the checkpoint.
+
+        Raises:
+            ValueError: If features, pairs or properties differ.
+        """
+        theirs, ours = hyper_parameters.get("schema"), self.schema.as_dict()
+        if theirs is None or theirs == ours:
+            return
+        part = next((name for name in ours if _kept(theirs, name) != _kept(ours, name)), None)
+        if part is None:
+            return
+        raise ValueError(
+            mismatch(
+                "MoleculeProperty: the checkpoint was trained on molecules described differently",
+                expected=f"{part}: {_short(ours[part])}",
+                got=f"{part}: {_short(theirs.get(part))}",
+                mend="use the configuration the checkpoint was made with",
+            )
+        )
+
+
+def property_columns(
+    values: Float[Tensor, "molecule output"], schema: MoleculeSchema
+) -> dict[str, Tensor]:
+    """Names the columns of a table of predictions.
+
+    Args:
+        values: Values, or probabilities.
+        schema: What they mean.
+
+    Returns:
+        Columns by name.
+    """
+    columns: dict[str, Tensor] = {}
+    each = values.view(values.size(0), schema.num_tasks, -1)
+    for task, name in enumerate(schema.task_names):
+        found = each[:, task]
+        if schema.kind == "regression":
+            columns[f"prediction_{name}"] = found[:, 0]
+        elif schema.kind == "binary":
+            columns[f"prediction_{name}"] = (found[:, 0] > 0.5).long()
+            columns[f"probability_{name}"] = found[:, 0]
+        else:
+            columns[f"prediction_{name}"] = found.argmax(1)
+            columns[f"probability_{name}"] = found
+    return columns
+
+
+def _kept(schema: Mapping[str, Any], name: str) -> object:
+    """Leaves out which versions made the features; the featurizer warns of these itself."""
+    value = schema.get(name)
+    if name == "featurizer" and isinstance(value, Mapping):
+        return {key: part for key, part in value.items() if key not in ("rdkit", "pyg_dynbatch")}
+    return value
+
+
+def _checked_weights(given: Sequence[float] | None, schema: MoleculeSchema) -> list[float]:
+    weights = [1.0] * schema.num_tasks if given is None else [float(weight) for weight in given]
+    if len(weights) != schema.num_tasks or any(weight < 0 for weight in weights):
+        raise ValueError(
+            mismatch(
+                "MoleculeProperty: task_weights do not fit the properties",
+                expected=f"{schema.num_tasks} numbers, 0 or more",
+                got=weights,
+            )
+        )
+    return weights
+
+
+def _short(value: object, length: int = 80) -> str:
+    text = str(value)
+    return text if len(text) <= length else f"{text[:length]}…"
