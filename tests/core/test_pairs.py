@@ -35,6 +35,14 @@ def check_incidence(pairs: Pairs, expected: list[tuple[int, int]]) -> None:
         assert pairs.other[mine].tolist() == others
     assert pairs.num_entries == ptr[-1] == int(pairs.weight.sum())
     assert pairs.is_self.tolist() == [a == b for a, b in expected]
+    end, end_ptr = (part.tolist() for part in pairs.ends)
+    slices = zip(end_ptr[:-1], end_ptr[1:], strict=True)
+    assert [sorted(set(pair)) for pair in expected] == [end[a:b] for a, b in slices]
+    order, order_ptr = (part.tolist() for part in pairs.orders)
+    for atom in range(pairs.num_atoms):
+        begin = [n for n, (a, _) in enumerate(expected) if a == atom]
+        begin += [n + len(expected) for n, (_, b) in enumerate(expected) if b == atom]
+        assert sorted(order[order_ptr[atom] : order_ptr[atom + 1]]) == sorted(begin)
 
 
 @given(SIZES, st.booleans())
@@ -64,6 +72,10 @@ def test_pairs_of_kept_codes_are_those_of_a_loop(sizes: list[int], data: st.Data
         for atom in set(candidates[number]):
             count[atom, code[number]] += 1
     assert torch.equal(pairs.code_count, count)
+    order, ptr = (part.tolist() for part in pairs.by_code)
+    for number in range(4):
+        mine = [n for n, c in enumerate(columns) if code[c] == number]
+        assert order[ptr[number] : ptr[number + 1]] == mine
 
 
 @given(SIZES, st.data())
@@ -77,6 +89,22 @@ def test_pairs_of_an_index_are_those_of_a_loop(sizes: list[int], data: st.DataOb
     check_incidence(pairs, chosen)
     for pair, column in zip(chosen, pairs.column.tolist(), strict=True):
         assert sorted(columns[column]) == list(pair)
+
+
+@given(SIZES, st.integers(1, 9))
+def test_blocks_have_the_pairs_in_order(sizes: list[int], max_pairs: int) -> None:
+    expected = listed(sizes)
+    code = torch.arange(len(expected)) % 3
+    pairs = Pairs.from_codes(code, sizes, num_codes=3)
+    blocks = pairs.split(max_pairs)
+    for number, block in enumerate(blocks):
+        chosen = slice(number * max_pairs, (number + 1) * max_pairs)
+        check_incidence(block, expected[chosen])
+        assert block.code.tolist() == code[chosen].tolist()
+        assert block.column.tolist() == list(range(len(expected)))[chosen]
+    assert sum(block.num_pairs for block in blocks) == len(expected)
+    if blocks:
+        assert torch.equal(sum(block.code_count for block in blocks), pairs.code_count)
 
 
 def test_number_of_codes_is_found_where_left_out() -> None:
@@ -110,7 +138,7 @@ def test_pairs_move_with_a_batch() -> None:
 
 
 def test_pairs_without_codes_say_so() -> None:
-    for name in ("code", "code_count"):
+    for name in ("code", "code_count", "by_code"):
         with pytest.raises(AttributeError, match=f"{name} is known only for pairs made from codes"):
             getattr(Pairs.all_pairs([2]), name)
 

@@ -165,6 +165,41 @@ def incidence_of(
     return np.concatenate([[0], np.cumsum(count)]), entry, other
 
 
+def ends_of(half: HalfPairs) -> tuple[np.ndarray, np.ndarray]:
+    """Lists the atoms of each pair, that of a self pair once, and where each pair begins."""
+    ptr = np.concatenate([[0], np.cumsum(2 - (half.first == half.second))])
+    end = np.empty(ptr[-1], dtype=np.int64)
+    end[ptr[:-1]] = half.first
+    end[ptr[1:] - 1] = half.second
+    return end, ptr
+
+
+def orders_of(
+    num_pairs: int, ptr: np.ndarray, entry: np.ndarray, other: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Lists for each atom the ordered pairs that begin there, both orders of a self pair."""
+    owner = np.repeat(np.arange(ptr.size - 1), np.diff(ptr))
+    alone = other == owner
+    end = np.cumsum(1 + alone)
+    order = np.repeat(entry + num_pairs * (other <= owner), 1 + alone)
+    order[end[alone] - 1] -= num_pairs
+    return order, np.concatenate([[0], end])[ptr]
+
+
+def counts_of(
+    code: np.ndarray, incidence: tuple[np.ndarray, np.ndarray, np.ndarray], num_codes: int
+) -> list[np.ndarray]:
+    """Counts codes atom by atom, and lists the pairs of each code and where each code begins."""
+    ptr, entry, _ = incidence
+    owner = np.repeat(np.arange(ptr.size - 1), np.diff(ptr))
+    cells = (ptr.size - 1) * num_codes
+    count = np.bincount(owner * num_codes + code[entry], minlength=cells)
+    # Narrow integers are sorted by counting.
+    order = np.argsort(code.astype(np.uint16), kind="stable")
+    by_code = np.cumsum(np.bincount(code, minlength=num_codes))
+    return [count, order, np.concatenate([[0], by_code])]
+
+
 def _places(atoms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Gives each atom's place in its molecule, and how many atoms come from it on."""
     size = np.repeat(atoms, atoms)

@@ -9,13 +9,17 @@ from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor
 
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.movable import MovablePlan
 from pyg_dynbatch.core.pair_plan import (
     HalfPairs,
     checked_codes,
     checked_sizes,
+    counts_of,
+    ends_of,
     filtered,
     incidence_of,
     of_pair_index,
+    orders_of,
     triangles,
 )
 
@@ -31,10 +35,16 @@ class _Layout(NamedTuple):
     entry: int
     other: int
     atom_ptr: int
+    end: int
+    end_ptr: int
+    order_entry: int
+    order_ptr: int
     code_count: int
+    code_order: int
+    code_ptr: int
 
 
-class Pairs:
+class Pairs(MovablePlan):
     """Lists the pairs of atoms of a mini-batch, each unordered pair once, in one int32 tensor.
 
     A weave layer needs to know, for every pair, its two atoms, and for every atom, the pairs it
@@ -51,8 +61,7 @@ class Pairs:
         num_atoms: Number of atoms of the mini-batch.
         num_pairs: Number of unordered pairs that are used.
         num_molecules: Number of molecules; some may be without pairs or without atoms.
-        num_entries: Number of ordered pairs: two for each pair of two atoms, one for an atom
-            with itself.
+        num_entries: Number of ordered pairs; an atom with itself is one, all others are two.
         num_codes: Number of different pair codes; 0 for pairs without codes.
 
     Example:
@@ -65,12 +74,12 @@ class Pairs:
 
     __slots__ = (
         "_layout",
+        "_remembered",
         "num_atoms",
         "num_codes",
         "num_entries",
         "num_molecules",
         "num_pairs",
-        "plan",
     )
 
     def __init__(
@@ -94,7 +103,13 @@ class Pairs:
             num_entries,
             num_entries,
             num_molecules + 1,
+            num_entries,
+            num_pairs + 1,
+            2 * num_pairs,
+            num_atoms + 1,
             num_atoms * num_codes,
+            num_pairs if num_codes else 0,
+            num_codes + 1 if num_codes else 0,
         )
         ends = np.cumsum((0, *lengths)).tolist()
         if plan.numel() != ends[-1]:
@@ -102,6 +117,7 @@ class Pairs:
                 mismatch("Pairs: the plan has another length", expected=ends[-1], got=plan.numel())
             )
         self._layout = tuple(zip(ends, lengths, strict=False))
+        self._remembered: dict[Any, Any] = {}
 
     # Making.
 
@@ -199,17 +215,44 @@ class Pairs:
     @classmethod
     def _of_half(cls, half: HalfPairs, atoms: np.ndarray, num_codes: int, full: bool) -> "Pairs":
         num_atoms, num_pairs = int(atoms.sum()), half.first.size
-        ptr, entry, other = incidence_of(half, atoms, full)
+        incidence = incidence_of(half, atoms, full)
         atom_ptr = np.concatenate([[0], np.cumsum(atoms)])
-        parts = [half.first, half.second, half.column, ptr, entry, other, atom_ptr]
+        code = [half.code] if num_codes else []
+        parts = [half.first, half.second, *code, half.column, *incidence, atom_ptr]
+        parts += [*ends_of(half), *orders_of(num_pairs, *incidence)]
         if num_codes:
-            owner = np.repeat(np.arange(num_atoms), np.diff(ptr))
-            count = np.bincount(
-                owner * num_codes + half.code[entry], minlength=num_atoms * num_codes
-            )
-            parts = [*parts[:2], half.code, *parts[2:], count]
+            parts += counts_of(half.code, incidence, num_codes)
         plan = torch.from_numpy(np.concatenate(parts, dtype=np.int32, casting="same_kind"))
-        return cls(plan, num_atoms, num_pairs, atoms.size, entry.size, num_codes)
+        return cls(plan, num_atoms, num_pairs, atoms.size, incidence[1].size, num_codes)
+
+    def split(self, max_pairs: int) -> "list[Pairs]":
+        """Cuts the pairs into blocks, each over all atoms of the mini-batch.
+
+        Sums over the pairs of an atom are the sums over the blocks, so a layer can go through a
+        very large molecule block by block.
+
+        Args:
+            max_pairs: Number of pairs of a block, 1 or more; the last block may be smaller.
+
+        Returns:
+            The blocks in order; ``column`` of a block tells the places of its pairs here.
+
+        Example:
+            >>> [block.num_pairs for block in Pairs.all_pairs([3]).split(4)]
+            [4, 2]
+        """
+        atoms = self.atom_ptr.cpu().numpy().astype(np.int64)
+        atoms = atoms[1:] - atoms[:-1]
+        names = ("first", "second", "code") if self.num_codes else ("first", "second")
+        found = [self._part(name).cpu().numpy().astype(np.int64) for name in names]
+        blocks = []
+        for start in range(0, self.num_pairs, max_pairs):
+            chosen = slice(start, min(start + max_pairs, self.num_pairs))
+            column = np.arange(chosen.start, chosen.stop)
+            half = HalfPairs(found[0][chosen], found[1][chosen], column, found[-1][chosen])
+            block = Pairs._of_half(half, atoms, self.num_codes, full=False)
+            blocks.append(block.to(self.device))
+        return blocks
 
     # Reading.
 
@@ -263,6 +306,30 @@ class Pairs:
         return self._part("atom_ptr")
 
     @property
+    def ends(self) -> tuple[Int[Tensor, " entry"], Int[Tensor, " pair_1"]]:
+        """The atoms of each pair, a self pair's once, and where those of each pair begin."""
+        return self._part("end"), self._part("end_ptr")
+
+    @property
+    def orders(self) -> tuple[Int[Tensor, " order"], Int[Tensor, " atom_1"]]:
+        """For each atom its ordered pairs, and where those of each atom begin.
+
+        Pair k of P pairs stands for the ordered pairs k (first, second) and P + k (second,
+        first), a self pair for both alike; listed are the ordered pairs that begin at the atom.
+        """
+        return self._part("order_entry"), self._part("order_ptr")
+
+    @property
+    def by_code(self) -> tuple[Int[Tensor, " pair"], Int[Tensor, " code_1"]]:
+        """The pairs of each code, rising, and where those of each code begin.
+
+        Raises:
+            AttributeError: If the pairs were made without codes.
+        """
+        self._want_codes("by_code")
+        return self._part("code_order"), self._part("code_ptr")
+
+    @property
     def code_count(self) -> Int[Tensor, "atom code"]:
         """How many of each atom's entries have each code.
 
@@ -282,6 +349,15 @@ class Pairs:
         """How many ordered pairs each pair stands for: 2, and 1 for a self pair."""
         return 2.0 - self.is_self.to(torch.get_default_dtype())
 
+    def remember(self, key: Any, make: Callable[[], Any]) -> Any:
+        """Keeps what layers make of the plan, so that it is made once a mini-batch.
+
+        It is forgotten when the pairs are moved, copied or pickled.
+        """
+        if key not in self._remembered:
+            self._remembered[key] = make()
+        return self._remembered[key]
+
     def _want_codes(self, name: str) -> None:
         if not self.num_codes:
             raise AttributeError(
@@ -292,69 +368,12 @@ class Pairs:
                 )
             )
 
-    # Moving, as PyG expects it of anything stored on a batch.
-
     def _apply(self, fn: Callable[[Tensor], Tensor]) -> "Pairs":
         return Pairs(fn(self.plan), *self._plain())
 
     def _plain(self) -> tuple[int, ...]:
-        return (
-            self.num_atoms,
-            self.num_pairs,
-            self.num_molecules,
-            self.num_entries,
-            self.num_codes,
-        )
-
-    def to(self, *args: Any, **kwargs: Any) -> "Pairs":
-        """Moves all numbers to a device; the dtype stays as it is."""
-        device, _, non_blocking, _ = torch._C._nn._parse_to(*args, **kwargs)
-        if device is None:
-            return self
-        return self._apply(lambda t: t.to(device=device, non_blocking=non_blocking))
-
-    def cpu(self) -> "Pairs":
-        """Moves to the CPU."""
-        return self._apply(lambda t: t.cpu())
-
-    def cuda(self, device: Any = None, non_blocking: bool = False) -> "Pairs":
-        """Moves to a CUDA device."""
-        return self._apply(lambda t: t.cuda(device, non_blocking=non_blocking))
-
-    def pin_memory(self) -> "Pairs":
-        """Copies into page-locked memory, from which the copy to a device is asynchronous."""
-        return self._apply(lambda t: t.pin_memory())
-
-    def share_memory_(self) -> "Pairs":
-        """Moves into shared memory, in place."""
-        self.plan.share_memory_()
-        return self
-
-    def record_stream(self, stream: Any) -> "Pairs":
-        """Tells the CUDA allocator that a stream uses the numbers."""
-        self.plan.record_stream(stream)
-        return self
-
-    def clone(self) -> "Pairs":
-        """Copies the numbers."""
-        return self._apply(lambda t: t.clone())
-
-    def contiguous(self) -> "Pairs":
-        """Gives the pairs back: their numbers are contiguous by making."""
-        return self
-
-    def detach(self) -> "Pairs":
-        """Gives the pairs back: they never carry gradients."""
-        return self
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the numbers."""
-        return self.plan.device
-
-    def is_pinned(self) -> bool:
-        """Tells whether the numbers lie in page-locked memory."""
-        return self.plan.is_pinned()
+        counts = (self.num_atoms, self.num_pairs, self.num_molecules)
+        return (*counts, self.num_entries, self.num_codes)
 
     def __reduce__(self) -> Any:
         """Pickles the numbers and their counts."""

@@ -1,0 +1,268 @@
+"""Carry rows from atoms to their pairs and back: few gathers and sums, each the other's adjoint.
+
+Every function here multiplies rows by a matrix of zeros and ones that the pairs define, and its
+backward pass multiplies by the transposed matrix, which is another function of this file. All of
+them add up in the order in which a row's parts are listed, so results are the same to the last
+bit at every run, on CPUs and on GPUs, and all can be differentiated any number of times.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.autograd import Function
+from torch.nn import functional
+
+from pyg_dynbatch.core.pairs import Pairs
+
+_NARROW = (torch.bfloat16, torch.float16)
+
+
+class Lists(NamedTuple):
+    """For every result row the rows to add up: row r adds up those of ``item[ptr[r]:ptr[r+1]]``.
+
+    Args:
+        item: Row numbers, one list after another.
+        ptr: Where each list begins, and the end.
+    """
+
+    item: Int[Tensor, " item"]
+    ptr: Int[Tensor, " list_1"]
+
+    def add(self, rows: Tensor) -> Tensor:
+        """Adds up rows, list by list; zeros for an empty list."""
+        if self.item.numel() == 0 or rows.numel() == 0:
+            return rows.new_zeros(self.ptr.numel() - 1, rows.size(1))
+        return functional.embedding_bag(
+            self.item, rows, self.ptr, mode="sum", include_last_offset=True
+        )
+
+
+class _Sum(Function):
+    """Multiplies by a matrix of ones and zeros; the transposed one does the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, lists: Lists, transposed: Lists) -> Tensor:
+        ctx.lists, ctx.transposed = lists, transposed
+        return lists.add(rows)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return _Sum.apply(gradient.contiguous(), ctx.transposed, ctx.lists), None, None
+
+
+def _add(rows: Tensor, lists: Lists, transposed: Lists) -> Tensor:
+    return _Sum.apply(rows.contiguous(), lists, transposed)
+
+
+def pair_gather(rows: Float[Tensor, "atom width"], pairs: Pairs) -> Float[Tensor, "pair width"]:
+    """Adds the rows of the two atoms of each pair; a self pair takes its atom's row once.
+
+    The adjoint of :func:`pair_sum`.
+
+    Example:
+        >>> pairs = Pairs.all_pairs([2])
+        >>> pair_gather(torch.tensor([[1.0], [10.0]]), pairs).flatten().tolist()
+        [1.0, 11.0, 10.0]
+    """
+    return _add(rows, Lists(*pairs.ends), Lists(pairs.entry, pairs.ptr))
+
+
+def pair_sum(rows: Float[Tensor, "pair width"], pairs: Pairs) -> Float[Tensor, "atom width"]:
+    """Adds up, for each atom, the rows of all pairs it is in, a self pair once.
+
+    Half precision is added up in single precision.
+
+    Example:
+        >>> pairs = Pairs.all_pairs([2])
+        >>> pair_sum(torch.tensor([[1.0], [10.0], [100.0]]), pairs).flatten().tolist()
+        [11.0, 110.0]
+    """
+    rows = rows.float() if rows.dtype in _NARROW else rows
+    return _add(rows, Lists(pairs.entry, pairs.ptr), Lists(*pairs.ends))
+
+
+def neighbour_sum(rows: Float[Tensor, "atom width"], pairs: Pairs) -> Float[Tensor, "atom width"]:
+    """Adds up, for each atom, the rows of all atoms it is paired with; its own adjoint.
+
+    Example:
+        >>> pairs = Pairs.all_pairs([2], self_pairs=False)
+        >>> neighbour_sum(torch.tensor([[1.0], [10.0]]), pairs).flatten().tolist()
+        [10.0, 1.0]
+    """
+    lists = Lists(pairs.other, pairs.ptr)
+    return _add(rows, lists, lists)
+
+
+def _forth(pairs: Pairs) -> Lists:
+    """Lists for each ordered pair its two halves of rows.
+
+    Row 2a of the halves is u of atom a, row 2a + 1 is v. Result k of P pairs is u of the first
+    plus v of the second atom of pair k; result P + k is the other way round.
+    """
+
+    def make() -> Lists:
+        first, second = 2 * pairs.first, 2 * pairs.second
+        one = torch.stack([first, second + 1], 1)
+        item = torch.cat([one, torch.stack([second, first + 1], 1)]).flatten()
+        ptr = torch.arange(0, 4 * pairs.num_pairs + 1, 2, dtype=item.dtype, device=item.device)
+        return Lists(item, ptr)
+
+    return pairs.remember("forth", make)
+
+
+def _back(pairs: Pairs) -> Lists:
+    """The transposed lists: where the halves of each atom's row have gone."""
+
+    def make() -> Lists:
+        order, ptr = pairs.orders
+        length = ptr.diff()
+        # v of an atom is in the reverses of the ordered pairs that its u is in. Both lists of an
+        # atom are equally long, so the second one lies one length further.
+        start = torch.arange(order.numel(), dtype=ptr.dtype, device=ptr.device)
+        owner = torch.repeat_interleave(length, output_size=order.numel())
+        place = start + ptr[:-1].index_select(0, owner)
+        count = pairs.num_pairs
+        reverse = torch.where(order < count, order + count, order - count)
+        item = order.new_empty(2 * order.numel())
+        item[place] = order
+        item[place + length.index_select(0, owner)] = reverse
+        twice = 2 * ptr
+        ptr = torch.stack([twice[:-1], twice[:-1] + length], 1).flatten()
+        return Lists(item, torch.cat([ptr, twice[-1:]]))
+
+    return pairs.remember("back", make)
+
+
+def _gather_orders(parts: Tensor, pairs: Pairs) -> Tensor:
+    width = parts.size(1) // 2
+    halves = parts.view(2 * pairs.num_atoms, width)
+    return _forth(pairs).add(halves).view(2, pairs.num_pairs, width)
+
+
+def _sum_orders(rows: Tensor, pairs: Pairs) -> Tensor:
+    _, count, width = rows.shape
+    return _back(pairs).add(rows.view(2 * count, width)).view(pairs.num_atoms, 2 * width)
+
+
+class _OrderGather(Function):
+    @staticmethod
+    def forward(ctx: Any, parts: Tensor, pairs: Pairs) -> Tensor:
+        ctx.pairs = pairs
+        return _gather_orders(parts, pairs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return _OrderSum.apply(gradient.contiguous(), ctx.pairs), None
+
+
+class _OrderSum(Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, pairs: Pairs) -> Tensor:
+        ctx.pairs = pairs
+        return _sum_orders(rows, pairs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return _OrderGather.apply(gradient.contiguous(), ctx.pairs), None
+
+
+def order_gather(
+    parts: Float[Tensor, "atom parts"], pairs: Pairs
+) -> Float[Tensor, "two pair width"]:
+    """Adds, for both orders of each pair, one atom's first part and the other's second part.
+
+    With a row of ``parts`` split in two halves u and v, pair (i, j) gives u_i + v_j in the first
+    block and u_j + v_i in the second one.
+
+    Example:
+        >>> parts = torch.tensor([[1.0, 2.0], [10.0, 20.0]])  # u is 1 and 10, v is 2 and 20
+        >>> order_gather(parts, Pairs.all_pairs([2])).squeeze(2).tolist()
+        [[3.0, 21.0, 30.0], [3.0, 12.0, 30.0]]
+    """
+    return _OrderGather.apply(parts.contiguous(), pairs)
+
+
+def order_sum(rows: Float[Tensor, "two pair width"], pairs: Pairs) -> Float[Tensor, "atom parts"]:
+    """Adds up rows of ordered pairs at both atoms; the adjoint of :func:`order_gather`.
+
+    Half precision is added up in single precision.
+
+    Example:
+        >>> rows = torch.tensor([[[1.0]], [[10.0]]])
+        >>> order_sum(rows, Pairs.all_pairs([2], self_pairs=False)).tolist()
+        [[1.0, 10.0], [10.0, 1.0]]
+    """
+    rows = rows.float() if rows.dtype in _NARROW else rows
+    return _OrderSum.apply(rows.contiguous(), pairs)
+
+
+class _OrderReLU(Function):
+    @staticmethod
+    def forward(ctx: Any, parts: Tensor, pairs: Pairs) -> Tensor:
+        ctx.pairs = pairs
+        both = _gather_orders(parts, pairs).relu_()
+        ctx.save_for_backward(both)
+        return both[0] + both[1]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        (both,) = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return order_sum((both > 0) * gradient, ctx.pairs), None
+        passed = torch.empty_like(both)
+        through = torch.ops.aten.threshold_backward
+        for order in range(2):
+            through.grad_input(gradient, both[order], 0, grad_input=passed[order])
+        return _sum_orders(passed, ctx.pairs), None
+
+
+def order_relu(parts: Float[Tensor, "atom parts"], pairs: Pairs) -> Float[Tensor, "pair width"]:
+    """Computes max(u_i + v_j, 0) + max(u_j + v_i, 0) for each pair.
+
+    The same as ``order_gather(parts, pairs).relu().sum(0)`` with fewer passes over the memory.
+
+    Example:
+        >>> parts = torch.tensor([[1.0, 2.0], [10.0, -20.0]])
+        >>> order_relu(parts, Pairs.all_pairs([2])).flatten().tolist()
+        [6.0, 12.0, 0.0]
+    """
+    return _OrderReLU.apply(parts.contiguous(), pairs)
+
+
+class _CodeRows(Function):
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, pairs: Pairs) -> Tensor:
+        ctx.pairs = pairs
+        return table.index_select(0, pairs.code)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return _CodeSum.apply(gradient.contiguous(), ctx.pairs), None
+
+
+class _CodeSum(Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, pairs: Pairs) -> Tensor:
+        ctx.pairs = pairs
+        if rows.is_cuda:
+            # Few long lists would keep few processors busy.
+            codes = torch.arange(pairs.num_codes, device=rows.device)
+            return (codes[:, None] == pairs.code).to(rows.dtype) @ rows
+        return Lists(*pairs.by_code).add(rows)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return _CodeRows.apply(gradient, ctx.pairs), None
+
+
+def code_rows(table: Float[Tensor, "code width"], pairs: Pairs) -> Float[Tensor, "pair width"]:
+    """Looks up each pair's code in a table.
+
+    Example:
+        >>> pairs = Pairs.from_codes(torch.tensor([0, 1, 0]), [2])
+        >>> code_rows(torch.tensor([[5.0], [6.0]]), pairs).flatten().tolist()
+        [5.0, 6.0, 5.0]
+    """
+    return _CodeRows.apply(table, pairs)
