@@ -1,0 +1,387 @@
+"""Turn one SMILES or RDKit molecule into one ``MoleculeData``: atom rows and pair codes."""
+
+import hashlib
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float32, Int, UInt8
+
+import pyg_dynbatch
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.pair_table import PairTable
+from pyg_dynbatch.data.molecule import MoleculeData
+from pyg_dynbatch.featurizers.atom_pair_features import (
+    AtomFeatures,
+    PairFeatures,
+    part_from_spec,
+    part_to_spec,
+)
+from pyg_dynbatch.featurizers.atoms import KearnesAtoms
+from pyg_dynbatch.featurizers.deepchem import DeepChemAtoms, DeepChemPairs
+from pyg_dynbatch.featurizers.feature_checks import checked_codes, checked_rows
+from pyg_dynbatch.featurizers.fragments import largest_fragment
+from pyg_dynbatch.featurizers.pairs import KearnesPairs
+from pyg_dynbatch.featurizers.rdkit_access import Mol, chem, rdkit_version
+from pyg_dynbatch.featurizers.smiles import MoleculeError, parse_smiles, sanitized_copy
+
+_FORMAT = "MoleculeFeaturizer 1"
+_SETS = ("kearnes", "deepchem")
+_FRAGMENTS = ("all", "largest")
+# Whose results need no check.
+_OWN = (KearnesAtoms, DeepChemAtoms, KearnesPairs, DeepChemPairs)
+
+
+class MoleculeFeaturizer:
+    """Turns a SMILES or an RDKit molecule into the rows and codes that networks read.
+
+    Atoms keep the order of the input, the caller's molecule is never changed, and every pair of
+    atoms gets a code: also an atom with itself (0), and two atoms of different fragments.
+
+    Args:
+        atoms: ``"kearnes"``, ``"deepchem"``, or atom features of your own.
+        pairs: ``"kearnes"``, ``"deepchem"``, or pair features of your own.
+        explicit_hydrogens: Whether hydrogens become atoms, after all others. DeepChem's atom
+            features then do not count them.
+        fragments: ``"all"``, or ``"largest"``: the fragment with most heavy atoms, then the
+            heaviest, then the first by canonical SMILES.
+        chirality: Whether stereo is described; None for what the feature set was published
+            with: Kearnes with (R, S), DeepChem without. Only for sets given by name.
+        max_atoms: A molecule with more atoms is refused: its pairs grow as the square.
+        extra_atoms: Further atom features, appended as columns.
+        extra_pairs: Further pair features; their codes multiply those of `pairs`.
+
+    Raises:
+        ValueError: If an option is unknown, a column name appears twice, or there are more than
+            256 pair codes.
+
+    Example:
+        >>> featurizer = MoleculeFeaturizer(atoms="deepchem", pairs="deepchem")
+        >>> ethanol = featurizer("CCO")
+        >>> ethanol.x.shape, ethanol.pair_code.tolist()
+        (torch.Size([3, 75]), [0, 16, 1, 0, 16, 0])
+        >>> featurizer.pair_table.distance[[0, 16, 1]].tolist()
+        [0, 1, 2]
+    """
+
+    def __init__(
+        self,
+        atoms: str | AtomFeatures = "kearnes",
+        pairs: str | PairFeatures = "kearnes",
+        *,
+        explicit_hydrogens: bool = False,
+        fragments: str = "all",
+        chirality: bool | None = None,
+        max_atoms: int = 1000,
+        extra_atoms: Sequence[AtomFeatures] = (),
+        extra_pairs: Sequence[PairFeatures] = (),
+    ) -> None:
+        _check_choice("fragments", fragments, _FRAGMENTS)
+        if max_atoms < 1:
+            raise ValueError(
+                mismatch(
+                    "MoleculeFeaturizer: max_atoms leaves no molecule",
+                    expected="1 or more",
+                    got=max_atoms,
+                )
+            )
+        if chirality is not None and not (isinstance(atoms, str) or isinstance(pairs, str)):
+            raise ValueError(
+                mismatch(
+                    "MoleculeFeaturizer: chirality has no effect on features of your own",
+                    expected='None, or a set given by name: "kearnes", "deepchem"',
+                    got=chirality,
+                    mend="give the option to the features themselves",
+                )
+            )
+        self.explicit_hydrogens = explicit_hydrogens
+        self.fragments = fragments
+        self.max_atoms = max_atoms
+        self._atoms = (
+            _named_atoms(atoms, chirality, explicit_hydrogens) if isinstance(atoms, str) else atoms,
+            *extra_atoms,
+        )
+        self._pairs = (
+            _named_pairs(pairs, chirality) if isinstance(pairs, str) else pairs,
+            *extra_pairs,
+        )
+        self.atom_names: tuple[str, ...] = sum((part.names for part in self._atoms), ())
+        self.atom_kinds: tuple[str, ...] = sum((part.kinds for part in self._atoms), ())
+        repeated = [name for name in self.atom_names if self.atom_names.count(name) > 1]
+        if repeated:
+            raise ValueError(
+                mismatch(
+                    "MoleculeFeaturizer: two atom features have the same name",
+                    expected="different names",
+                    got=repeated[0],
+                )
+            )
+        self.pair_table: PairTable = self._pairs[0].table
+        for extra in extra_pairs:
+            self.pair_table = self.pair_table.times(extra.table)
+
+    def __call__(self, molecule: str | Mol) -> MoleculeData:
+        """Describes one molecule.
+
+        Args:
+            molecule: SMILES, or an ``rdkit.Chem.Mol``, which is not changed.
+
+        Returns:
+            The molecule as data; ``smiles`` is there if it was given as text.
+
+        Raises:
+            MoleculeError: If the molecule is bad or too big.
+            ValueError: If a feature of your own gives what it must not.
+        """
+        mol = self.prepare(molecule)
+        rows, codes = self.atom_rows(mol), self.pair_codes(mol)
+        return MoleculeData(
+            x=torch.from_numpy(rows),
+            pair_code=torch.from_numpy(codes.take(_upper_triangle(len(codes)))),
+            smiles=molecule.strip() if isinstance(molecule, str) else None,
+        )
+
+    def prepare(self, molecule: str | Mol) -> Mol:
+        """Gives the molecule whose atoms are the rows: parsed, fragment chosen, hydrogens added.
+
+        Args:
+            molecule: SMILES, or an ``rdkit.Chem.Mol``, which is not changed.
+
+        Returns:
+            A new ``rdkit.Chem.Mol``. The atoms of the input keep their order and, where a
+            fragment was left out, bear the property ``input_atom``.
+
+        Raises:
+            MoleculeError: If the molecule is bad or too big.
+
+        Example:
+            >>> mol = MoleculeFeaturizer(fragments="largest").prepare("[Na+].CO")
+            >>> [atom.GetIntProp("input_atom") for atom in mol.GetAtoms()]
+            [1, 2]
+        """
+        text = molecule if isinstance(molecule, str) else None
+        if molecule is None or isinstance(molecule, str | float):
+            mol = parse_smiles(molecule)
+        else:
+            mol = sanitized_copy(_check_mol(molecule))
+        if self.fragments == "largest":
+            mol = largest_fragment(mol)
+        self._check_size(mol.GetNumAtoms(), text)
+        if self.explicit_hydrogens:
+            mol = chem().AddHs(mol)
+            self._check_size(mol.GetNumAtoms(), text)
+        return mol
+
+    def _check_size(self, atoms: int, smiles: str | None) -> None:
+        if atoms > self.max_atoms:
+            raise MoleculeError(
+                f"{atoms:,} atoms, {atoms * (atoms + 1) // 2:,} pairs: more than "
+                f"max_atoms={self.max_atoms:,}; raise it if memory allows",
+                smiles=smiles,
+            )
+
+    def atom_rows(self, mol: Mol) -> Float32[np.ndarray, "atom feature"]:
+        """Describes the atoms of a molecule that `prepare` gave.
+
+        Args:
+            mol: The molecule; may get computed properties.
+
+        Returns:
+            One row an atom.
+
+        Raises:
+            MoleculeError: If a feature is not finite.
+            ValueError: If a feature of your own has the wrong form.
+        """
+        parts = []
+        for part in self._atoms:
+            rows = part.rows(mol)
+            parts.append(rows if type(part) in _OWN else checked_rows(rows, part, mol))
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+    def pair_codes(self, mol: Mol) -> UInt8[np.ndarray, "atom atom"]:
+        """Codes the pairs of a molecule that `prepare` gave.
+
+        Args:
+            mol: The molecule.
+
+        Returns:
+            A symmetric matrix of rows of `pair_table`, with 0 on the diagonal.
+
+        Raises:
+            ValueError: If a feature of your own gives codes of the wrong form, out of range, or
+                not symmetric.
+        """
+        codes: Any = None
+        for part in self._pairs:
+            more = part.codes(mol)
+            if type(part) not in _OWN:
+                more = checked_codes(more, part, mol)
+            codes = more if codes is None else codes * np.uint8(len(part.table)) + more
+        return codes
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """All that is needed to build the featurizer again, in plain values."""
+        return {
+            "format": _FORMAT,
+            "atoms": [part_to_spec(part) for part in self._atoms],
+            "pairs": [part_to_spec(part) for part in self._pairs],
+            "options": {
+                "explicit_hydrogens": self.explicit_hydrogens,
+                "fragments": self.fragments,
+                "max_atoms": self.max_atoms,
+            },
+            "num_atom_features": len(self.atom_names),
+            "num_pair_features": len(self.pair_table.names),
+            "num_pair_codes": len(self.pair_table),
+            "rdkit": rdkit_version(),
+            "pyg_dynbatch": pyg_dynbatch.__version__,
+        }
+
+    @property
+    def digest(self) -> str:
+        """A short hash of `spec`: equal digests give equal data."""
+        text = json.dumps(self.spec, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @classmethod
+    def from_spec(cls, spec: Mapping[str, Any]) -> "MoleculeFeaturizer":
+        """Builds a featurizer from what `spec` gave, perhaps on another machine.
+
+        Classes are imported by the path that stands in the spec: read specs of people you trust.
+        Another version of RDKit may see a molecule in another way; that is a warning.
+
+        Args:
+            spec: The plain values.
+
+        Returns:
+            A featurizer with the same columns and codes.
+
+        Raises:
+            ValueError: If this is no spec, a class cannot be had, or its columns have changed.
+
+        Example:
+            >>> featurizer = MoleculeFeaturizer(fragments="largest")
+            >>> MoleculeFeaturizer.from_spec(featurizer.spec).digest == featurizer.digest
+            True
+        """
+        if not isinstance(spec, Mapping) or spec.get("format") != _FORMAT:
+            raise ValueError(
+                mismatch(
+                    "MoleculeFeaturizer: this is not the spec of a featurizer",
+                    expected=f"plain values with format {_FORMAT!r}",
+                    got=spec.get("format") if isinstance(spec, Mapping) else type(spec).__name__,
+                )
+            )
+        if spec["rdkit"] != rdkit_version():
+            warnings.warn(
+                mismatch(
+                    "MoleculeFeaturizer: another version of RDKit made the features",
+                    expected=f"RDKit {spec['rdkit']}, as when the spec was saved",
+                    got=f"RDKit {rdkit_version()}",
+                    mend="that version where figures must agree to the last digit",
+                ),
+                stacklevel=2,
+            )
+        atoms = [part_from_spec(part, AtomFeatures) for part in spec["atoms"]]
+        pairs = [part_from_spec(part, PairFeatures) for part in spec["pairs"]]
+        return cls(
+            atoms[0], pairs[0], extra_atoms=atoms[1:], extra_pairs=pairs[1:], **spec["options"]
+        )
+
+    def describe(self) -> str:
+        """Writes a table of all features with their columns, kinds and versions.
+
+        Returns:
+            Text of many lines.
+
+        Example:
+            >>> print(MoleculeFeaturizer().describe())
+            MoleculeFeaturizer (RDKit ..., pyg_dynbatch ...)
+            fragments=all, explicit_hydrogens=False, max_atoms=1000
+            atom features: 28
+              0  H  bit  KearnesAtoms
+              1  C  bit  KearnesAtoms
+            ...
+            pair features: 12, in 26 codes
+              0  single  KearnesPairs
+            ...
+        """
+        owners = [type(part).__name__ for part in self._atoms for _ in part.names]
+        lines = [
+            f"{type(self).__name__} "
+            f"(RDKit {rdkit_version()}, pyg_dynbatch {pyg_dynbatch.__version__})",
+            f"fragments={self.fragments}, explicit_hydrogens={self.explicit_hydrogens}, "
+            f"max_atoms={self.max_atoms}",
+            f"atom features: {len(self.atom_names)}",
+        ]
+        rows = zip(self.atom_names, self.atom_kinds, owners, strict=True)
+        width = max(map(len, self.atom_names), default=0)
+        lines += [
+            f"{column:>3}  {name:<{width}}  {kind:<5}  {owner}"
+            for column, (name, kind, owner) in enumerate(rows)
+        ]
+        owners = [type(part).__name__ for part in self._pairs for _ in part.table.names]
+        names = self.pair_table.names
+        width = max(map(len, names), default=0)
+        lines.append(f"pair features: {len(names)}, in {len(self.pair_table)} codes")
+        lines += [
+            f"{column:>3}  {name:<{width}}  {owner}"
+            for column, (name, owner) in enumerate(zip(names, owners, strict=True))
+        ]
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        atoms = "+".join(type(part).__name__ for part in self._atoms)
+        pairs = "+".join(type(part).__name__ for part in self._pairs)
+        return (
+            f"{type(self).__name__}({atoms}: {len(self.atom_names)} atom features, "
+            f"{pairs}: {len(self.pair_table.names)} pair features in {len(self.pair_table)} codes, "
+            f"fragments={self.fragments}, explicit_hydrogens={self.explicit_hydrogens})"
+        )
+
+
+def _check_choice(name: str, given: object, choices: Sequence[str]) -> None:
+    if given not in choices:
+        raise ValueError(
+            mismatch(
+                f"MoleculeFeaturizer: {name} is unknown",
+                expected=", ".join(map(repr, choices)),
+                got=repr(given),
+            )
+        )
+
+
+def _named_atoms(name: str, chirality: bool | None, explicit_hydrogens: bool) -> AtomFeatures:
+    _check_choice("atoms", name, _SETS)
+    if name == "kearnes":
+        return KearnesAtoms(chirality=chirality is not False)
+    return DeepChemAtoms(hydrogens=not explicit_hydrogens, chirality=bool(chirality))
+
+
+def _named_pairs(name: str, chirality: bool | None) -> PairFeatures:
+    _check_choice("pairs", name, _SETS)
+    return KearnesPairs() if name == "kearnes" else DeepChemPairs(chirality=bool(chirality))
+
+
+def _check_mol(molecule: Mol) -> Mol:
+    if not isinstance(molecule, chem().Mol):
+        raise TypeError(
+            mismatch(
+                "MoleculeFeaturizer: this is no molecule",
+                expected="a SMILES or an rdkit.Chem.Mol",
+                got=type(molecule).__name__,
+            )
+        )
+    return molecule
+
+
+@lru_cache(maxsize=256)
+def _upper_triangle(atoms: int) -> Int[np.ndarray, " pair"]:
+    first, second = np.triu_indices(atoms)
+    return first * atoms + second

@@ -1,0 +1,362 @@
+"""Read molecules and their labels from CSV, TSV, SMILES and SDF files, one record at a time."""
+
+import csv
+import math
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.featurizers.text_stream import Lines, open_lines
+
+FORMATS = {
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".tab": "tsv",
+    ".smi": "smi",
+    ".smiles": "smi",
+    ".txt": "smi",
+    ".sdf": "sdf",
+    ".sd": "sdf",
+}
+MISSING = ("", "nan", "na")
+
+
+@dataclass(frozen=True)
+class RawMolecule:
+    """Holds one record of a file as it stands there.
+
+    Args:
+        row: Number of the record in the file, from 0.
+        where: File and line of the record, for messages.
+        smiles: The SMILES without blanks around it; ``""`` where the cell is empty, None in SDF.
+        block: The mol block; None but in SDF.
+        name: Name of the molecule; None where it has none.
+        targets: The labels in the order of the columns asked for; None where one is missing.
+        extra: All other columns or data fields, as text.
+
+    Example:
+        >>> RawMolecule(0, "a.smi:1", smiles="CO").targets
+        ()
+    """
+
+    row: int
+    where: str
+    smiles: str | None = None
+    block: str | None = None
+    name: str | None = None
+    targets: tuple[float | None, ...] = ()
+    extra: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What the caller has asked for."""
+
+    smiles: str | None
+    targets: tuple[str, ...]
+    name: str | None
+    missing: frozenset[str]
+
+    def labels(self, row: dict[str, str], where: str) -> tuple[float | None, ...]:
+        return tuple(_label(row.get(name, ""), name, self.missing, where) for name in self.targets)
+
+    def rest(self, row: dict[str, str]) -> dict[str, str]:
+        used = (self.smiles, self.name, *self.targets)
+        return {name: value for name, value in row.items() if name not in used}
+
+
+def read_molecules(
+    path: str | Path,
+    *,
+    smiles_column: str | None = None,
+    target_columns: Sequence[str] | None = None,
+    name_column: str | None = None,
+    format: str | None = None,
+    missing: Collection[str] = (),
+) -> Iterator[RawMolecule]:
+    r"""Reads a file of molecules as a stream: a million records need no more memory than one.
+
+    - ``csv``, ``tsv``: a line of column names, then one record a line; quoted cells may hold
+      commas and line ends. Blank lines are no records.
+    - ``smi``: a SMILES, a blank, a name; no line of column names is needed, one that begins with
+      ``smiles`` is skipped, as are lines that begin with ``#``.
+    - ``sdf``: labels are data fields; the name is the first line of a record.
+
+    Any may be compressed (``.gz``). Text is UTF-8, with or without a byte order mark. Bad
+    molecules are records like others: the featurizer says what is wrong with them.
+
+    Args:
+        path: The file, or ``"-"`` for standard input.
+        smiles_column: Name of the column of SMILES; None for the one called smiles in whatever
+            case.
+        target_columns: Names of the columns of labels; None for no labels.
+        name_column: Name of the column of names (csv, tsv).
+        format: ``"csv"``, ``"tsv"``, ``"smi"`` or ``"sdf"``; None to go by the suffix.
+        missing: What else than an empty cell, nan and NA (in whatever case) is a missing label.
+
+    Yields:
+        One `RawMolecule` a record, in the order of the file.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If the format is unknown, the file is empty, damaged or not UTF-8, there is
+            no such column, a record has more or fewer cells than there are columns, or a label
+            is no finite number; says file and line.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "a.csv"
+        >>> _ = path.write_text("name,smiles,logP\nmethanol,CO ,-0.77\nwater,O,NA\n")
+        >>> for raw in read_molecules(path, target_columns=["logP"]):
+        ...     print(raw.row, raw.smiles, raw.targets, raw.extra)
+        0 CO (-0.77,) {'name': 'methanol'}
+        1 O (None,) {'name': 'water'}
+    """
+    if isinstance(target_columns, str):
+        raise TypeError(
+            mismatch(
+                "read_molecules: target_columns is one text, not a list of names",
+                expected="a list of column names",
+                got=repr(target_columns),
+                mend=f"target_columns=[{target_columns!r}]",
+            )
+        )
+    kind = _format_of(str(path), format)
+    wanted = _Wanted(
+        smiles_column,
+        tuple(target_columns or ()),
+        name_column,
+        frozenset((*MISSING, *(token.strip().lower() for token in missing))),
+    )
+    if kind in ("smi", "sdf") and (smiles_column or name_column):
+        raise ValueError(
+            mismatch(
+                f"read_molecules: {kind} files have no columns of SMILES or names",
+                expected="smiles_column and name_column for csv and tsv alone",
+                got=smiles_column or name_column,
+                where=path,
+            )
+        )
+    if kind == "smi" and wanted.targets:
+        raise ValueError(
+            mismatch(
+                "read_molecules: smi files have no labels",
+                expected="target_columns for csv, tsv and sdf",
+                got=", ".join(wanted.targets),
+                where=path,
+                mend="a csv file with a line of column names",
+            )
+        )
+    return _read(path, kind, wanted)
+
+
+def _read(path: str | Path, kind: str, wanted: _Wanted) -> Iterator[RawMolecule]:
+    readers = {"csv": _read_table, "tsv": _read_table, "smi": _read_smi, "sdf": _read_sdf}
+    with open_lines(path) as lines:
+        records = 0
+        for raw in readers[kind](lines, kind, wanted):
+            records += 1
+            yield raw
+        if not records:
+            raise ValueError(
+                mismatch(
+                    f"{lines.name}: there are no molecules in the file",
+                    expected=f"one {kind} record or more",
+                    got=f"{lines.number} lines",
+                    where=path,
+                )
+            )
+
+
+def _format_of(path: str, given: str | None) -> str:
+    known = sorted(set(FORMATS.values()))
+    if given is not None:
+        if given in known:
+            return given
+        problem, got = "the format is unknown", repr(given)
+    elif path == "-":
+        problem, got = "standard input has no suffix that tells its format", "no format"
+    else:
+        suffix = Path(path.lower().removesuffix(".gz")).suffix
+        if suffix in FORMATS:
+            return FORMATS[suffix]
+        problem, got = "the suffix tells no format", path
+    raise ValueError(
+        mismatch(
+            f"read_molecules: {problem}",
+            expected=f"{', '.join(known)} ({' '.join(FORMATS)}, also with .gz)",
+            got=got,
+            mend="pass format=…",
+        )
+    )
+
+
+def _label(text: str, name: str, missing: frozenset[str], where: str) -> float | None:
+    text = text.strip()
+    if text.lower() in missing:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise ValueError(
+            mismatch(
+                f"read_molecules: the label {name!r} is no finite number",
+                expected="a number, or an empty cell, nan or NA for a missing label",
+                got=repr(text),
+                where=where,
+                mend=f"missing=[{text!r}], if this means that the label is missing",
+            )
+        )
+    return value
+
+
+def _read_table(lines: Lines, kind: str, wanted: _Wanted) -> Iterator[RawMolecule]:
+    reader = csv.reader(lines, delimiter="," if kind == "csv" else "\t")
+    records = _cells(reader, lines)
+    _, header = next(records, (0, []))
+    header = [name.strip() for name in header]
+    column = _find_columns(header, wanted, f"{lines.path}:1")
+    for row, (start, cells) in enumerate(records):
+        where = f"{lines.path}:{start}"
+        if len(cells) != len(header):
+            raise ValueError(
+                mismatch(
+                    f"{lines.name}: a record has another number of cells than there are columns",
+                    expected=f"{len(header)}: {', '.join(header)}",
+                    got=f"{len(cells)}: {', '.join(cells)[:200]}",
+                    where=where,
+                    mend="quote cells that hold the separator",
+                )
+            )
+        named = dict(zip(header, cells, strict=True))
+        yield RawMolecule(
+            row,
+            where,
+            smiles=cells[column].strip(),
+            name=named[wanted.name].strip() if wanted.name else None,
+            targets=wanted.labels(named, where),
+            extra={k: v for k, v in wanted.rest(named).items() if k != header[column]},
+        )
+
+
+def _cells(reader: Iterable[list[str]], lines: Lines) -> Iterator[tuple[int, list[str]]]:
+    start = 1
+    try:
+        for cells in reader:
+            if any(cell.strip() for cell in cells):
+                yield start, cells
+            start = lines.number + 1
+    except csv.Error as error:
+        raise ValueError(
+            mismatch(
+                f"{lines.name}: the table cannot be read",
+                expected="cells between separators, quotes in pairs",
+                got=error,
+                where=f"{lines.path}:{start}",
+            )
+        ) from error
+
+
+def _find_columns(header: list[str], wanted: _Wanted, where: str) -> int:
+    if wanted.smiles is None:
+        found = [name for name in header if name.lower() == "smiles"]
+        asked = ["smiles"]
+    else:
+        found, asked = [wanted.smiles], [wanted.smiles]
+    asked += [name for name in (*wanted.targets, wanted.name) if name is not None]
+    missing = [name for name in asked[1:] if name not in header]
+    if not found or found[0] not in header:
+        missing.insert(0, asked[0])
+    if missing:
+        raise ValueError(
+            mismatch(
+                f"read_molecules: there is no column {', '.join(map(repr, missing))}",
+                expected=f"one of: {', '.join(map(repr, header)) or 'no columns'}",
+                got=", ".join(asked),
+                where=where,
+                mend="smiles_column=…, target_columns=[…]; the first line names the columns",
+            )
+        )
+    twice = [name for name in (*found, *asked[1:]) if header.count(name) > 1]
+    if twice or len(found) > 1:
+        raise ValueError(
+            mismatch(
+                "read_molecules: two columns have the same name",
+                expected="different names for the columns that are used",
+                got=", ".join(map(repr, twice or found)),
+                where=where,
+            )
+        )
+    return header.index(found[0])
+
+
+def _read_smi(lines: Lines, kind: str, wanted: _Wanted) -> Iterator[RawMolecule]:
+    row = 0
+    for line in lines:
+        text = line.strip()
+        is_header = lines.number == 1 and text[:6].lower() == "smiles" and not text[6:7].strip()
+        if not text or text.startswith("#") or is_header:
+            continue
+        smiles, _, rest = text.replace("\t", " ").partition(" ")
+        rest = rest.strip()
+        if rest.startswith("|") and "|" in rest[1:]:  # the extension of CXSMILES
+            end = rest.index("|", 1) + 1
+            smiles, rest = f"{smiles} {rest[:end]}", rest[end:].strip()
+        yield RawMolecule(row, f"{lines.path}:{lines.number}", smiles=smiles, name=rest or None)
+        row += 1
+
+
+def _read_sdf(lines: Lines, kind: str, wanted: _Wanted) -> Iterator[RawMolecule]:
+    seen: dict[str, None] = {}
+    record: list[str] = []
+    row, start = 0, 1
+    for line in chain(lines, ["$$$$"]):
+        if not line.startswith("$$$$"):
+            record.append(line.rstrip("\r\n"))
+            continue
+        if any(text.strip() for text in record):
+            fields = _fields(record)
+            seen |= dict.fromkeys(fields)
+            where = f"{lines.path}:{start}"
+            yield RawMolecule(
+                row,
+                where,
+                block=_block(record),
+                name=record[0].strip() or None,
+                targets=wanted.labels(fields, where),
+                extra=wanted.rest(fields),
+            )
+            row += 1
+        record, start = [], lines.number + 1
+    never = [name for name in wanted.targets if name not in seen]
+    if row and never:
+        raise ValueError(
+            mismatch(
+                f"read_molecules: no record has the field {', '.join(map(repr, never))}",
+                expected=f"some of: {', '.join(map(repr, seen)) or 'no fields'}",
+                got=", ".join(wanted.targets),
+                where=lines.path,
+            )
+        )
+
+
+def _block(record: list[str]) -> str:
+    ends = (place for place, line in enumerate(record) if line.startswith("M  END"))
+    return "\n".join(record[: next(ends, len(record) - 1) + 1]) + "\n"
+
+
+def _fields(record: list[str]) -> dict[str, str]:
+    fields: dict[str, list[str]] = {}
+    values: list[str] | None = None
+    for line in record:
+        if line.startswith(">") and "<" in line:
+            values = fields.setdefault(line[line.index("<") + 1 : line.rindex(">")], [])
+        elif not line.strip():
+            values = None
+        elif values is not None:
+            values.append(line)
+    return {name: "\n".join(lines) for name, lines in fields.items()}
