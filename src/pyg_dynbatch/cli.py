@@ -10,9 +10,11 @@ from collections.abc import Sequence
 _COMMANDS = {
     "fit": "train; then test and predict with the best checkpoint, and draw pictures",
     "validate": "measure a checkpoint on the validation split",
-    "test": "measure a checkpoint on the test split, and draw labelled trees",
-    "predict": "write the predictions of a checkpoint to a table",
-    "ensemble": "test and predict with the average of several checkpoints",
+    "test": "measure a checkpoint on the test split, and draw what it predicts",
+    "predict": "write predictions to a table; of a file of molecules as a stream",
+    "ensemble": "test and predict with the average of several checkpoints, trained before or now",
+    "featurize": "describe the molecules of a file once, in packed files",
+    "explain": "say which atoms and pairs of atoms predictions rest on, with pictures",
     "inspect": "show the schedule of a data set or of a file of trees, with a picture",
     "bench": "measure speed, growth and fidelity",
 }
@@ -24,6 +26,10 @@ examples:
   pyg-dynbatch test --config runs/listops/version_0/config.yaml --ckpt_path best.ckpt
   pyg-dynbatch ensemble --config configs/sst.yaml --checkpoints a.ckpt b.ckpt
   pyg-dynbatch inspect my_trees.txt --batch-size 100
+  pyg-dynbatch fit --config configs/tpsa.yaml
+  pyg-dynbatch ensemble --config configs/esol.yaml --members 5
+  pyg-dynbatch predict --checkpoint best.ckpt --input molecules.csv --output predictions.csv
+  pyg-dynbatch explain --checkpoint best.ckpt --smiles CCO "c1ccccc1O" --output explained
 
 'pyg-dynbatch COMMAND --help' lists the options of a command. An error is one line and exit code 2;
 set PYG_DYNBATCH_TRACEBACK=1 to see where it was raised.
@@ -42,10 +48,11 @@ settings:
   --seed_everything N           seed of weights, dropout and order (default: 1)
 
 model and data:
-  --model CLASS                 TreeClassification or TreeRelatedness
+  --model CLASS                 TreeClassification, TreeRelatedness or MoleculeProperty
   --model.init_args.NAME VALUE  one of its options, such as --model.init_args.optimizer.lr 0.1
   --model.help CLASS            list its options
-  --data CLASS                  SSTData, ListOpsData, SICKData or TreeFileData
+  --data CLASS                  SSTData, ListOpsData, SICKData, TreeFileData,
+                                NCIData, MoleculeNetData or MoleculeFileData
   --data.init_args.NAME VALUE   one of its options, such as --data.init_args.batch_size 25
   --data.help CLASS             list its options
 
@@ -64,8 +71,15 @@ what it leaves behind:
   --predictions.folder FOLDER   where the table of predictions goes (default: that of the run)
   --predictions.node_name FILE  write a table of all nodes too
   --report.trees N              trees in the picture (default: 4)
+  --report.resamples N          resamples behind the intervals of molecules (default: 1000)
 
 'pyg-dynbatch {command} --help_all' lists every option of Lightning's trainer as well.
+"""
+
+
+_STREAM_HELP = """
+To predict a file of molecules, or standard input, from checkpoints alone:
+  pyg-dynbatch predict --checkpoint CKPT --help
 """
 
 
@@ -124,12 +138,33 @@ def _dispatch(argv: list[str]) -> int:
         from pyg_dynbatch.training.command import run_ensemble
 
         return run_ensemble(options)
+    if command in ("featurize", "explain"):
+        return _run_molecules(command, options)
+    if command == "predict" and _is_stream(options):
+        return _run_molecules(command, options)
     if options and options[0] in ("-h", "--help"):
         print(_LIGHTNING_HELP.format(command=command, summary=_COMMANDS[command]), end="")
+        print(_STREAM_HELP if command == "predict" else "", end="")
         return 0
     from pyg_dynbatch.training.command import run_lightning
 
     return run_lightning(["--help" if word == "--help_all" else word for word in argv])
+
+
+def _is_stream(options: Sequence[str]) -> bool:
+    """Tells a prediction of a file of molecules from Lightning's, which has a configuration."""
+    words = {word.partition("=")[0] for word in options}
+    return bool(words & {"--checkpoint", "--input"})
+
+
+def _run_molecules(command: str, options: list[str]) -> int:
+    if command == "explain":
+        from pyg_dynbatch.training.molecule_explain_command import run_explain
+
+        return run_explain(options)
+    from pyg_dynbatch.training.molecule_predict import run_featurize, run_molecule_predict
+
+    return run_featurize(options) if command == "featurize" else run_molecule_predict(options)
 
 
 def _parser() -> argparse.ArgumentParser:

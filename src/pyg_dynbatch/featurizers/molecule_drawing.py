@@ -126,6 +126,29 @@ def draw_attributions(
     return content.encode() if isinstance(content, str) else content
 
 
+def atom_labels(mol: Mol) -> list[tuple[int, str]]:
+    """Tells for every atom its number in the input and its element.
+
+    Args:
+        mol: A molecule that ``MoleculeFeaturizer.prepare`` gave.
+
+    Returns:
+        One number and one element an atom; hydrogens that were added to a fragment have -1.
+
+    Example:
+        >>> from pyg_dynbatch.featurizers import MoleculeFeaturizer
+        >>> atom_labels(MoleculeFeaturizer(fragments="largest").prepare("[Na+].CO"))
+        [(1, 'C'), (2, 'O')]
+    """
+    atoms = list(mol.GetAtoms())
+    whole = not any(atom.HasProp("input_atom") for atom in atoms)
+    labels = []
+    for atom in atoms:
+        known = atom.GetIntProp("input_atom") if atom.HasProp("input_atom") else -1
+        labels.append((int(atom.GetIdx() if whole else known), str(atom.GetSymbol())))
+    return labels
+
+
 def write_picture(path: str | Path, content: bytes) -> Path:
     """Writes a picture, whole or not at all.
 

@@ -24,6 +24,7 @@ from pyg_dynbatch.visualize import draw_curves, draw_tree, new_figure, save_figu
 
 CURVES = "learning_curve.png"
 TREES = "predicted_trees.png"
+SPLIT = "split.json"
 
 Curve = tuple[list[float], list[float]]
 
@@ -71,12 +72,20 @@ class RunReport(Callback):
         if folder is None or not trainer.loggers:
             return {}
         return {
+            "split": folder / SPLIT,
             "learning curve": folder / CURVES,
             "predicted trees": folder / TREES,
             "task table": folder / TASK_TABLE,
             "parity plot": folder / PARITY,
             "calibration plot": folder / CALIBRATION,
         }
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Writes which examples are trained on, where the data module has divided them itself."""
+        write = getattr(getattr(getattr(trainer, "datamodule", None), "parts", None), "write", None)
+        folder = folder_of(trainer)
+        if write is not None and trainer.is_global_zero and folder is not None and trainer.loggers:
+            write(folder / SPLIT)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Draws the learning curves."""

@@ -1,0 +1,266 @@
+"""What the data modules of molecules share: splits, pairs, targets, what a model must know."""
+
+import os
+from abc import abstractmethod
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
+from torch.utils.data import Subset
+
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.data import MoleculeLoader, pair_counts
+from pyg_dynbatch.datasets import FeaturizeOptions, PackedMolecules, Split, find_leakage
+from pyg_dynbatch.featurizers import MoleculeFeaturizer
+from pyg_dynbatch.training.molecule_schema import MoleculeSchema, PropertyKind
+from pyg_dynbatch.training.molecule_splits import SplitOptions, make_split
+from pyg_dynbatch.training.split_datamodule import SPLITS, SplitDataModule, SplitName
+
+PairSet = Literal["all", "connected", "bonds"] | int
+
+
+class MoleculeDataModule(SplitDataModule):
+    """Splits a set of molecules and makes the loaders of the three parts.
+
+    Args:
+        split: How the molecules are divided.
+        pairs: Which pairs of atoms the model sees: ``all``, ``connected`` (within a fragment),
+            ``bonds``, or a number from 1 to 7: at most so many bonds apart.
+        self_pairs: Whether each atom is paired with itself too.
+        featurizer: Describes a molecule; left out, ``MoleculeFeaturizer()``.
+        reading: Policy for bad rows, processes that featurize.
+        batch_size: Molecules in a batch.
+        max_pairs: If given, batches hold at most so many pairs of atoms, counted before `pairs`
+            chooses among them, and any number of molecules.
+        num_workers: Loader processes; 0 loads in the process that trains.
+        predict_split: Which split ``predict`` runs over.
+    """
+
+    def __init__(
+        self,
+        split: SplitOptions = SplitOptions(),  # noqa: B008 - frozen
+        pairs: PairSet = "all",
+        self_pairs: bool = True,
+        featurizer: MoleculeFeaturizer | None = None,
+        reading: FeaturizeOptions = FeaturizeOptions(),  # noqa: B008 - frozen
+        batch_size: int = 64,
+        max_pairs: int | None = None,
+        num_workers: int = 0,
+        predict_split: SplitName = "test",
+    ) -> None:
+        super().__init__(batch_size, max_pairs, num_workers, predict_split)
+        self.max_pairs = max_pairs
+        self.split = split
+        self.pairs = pairs
+        self.self_pairs = self_pairs
+        self.featurizer = featurizer
+        self.reading = reading
+
+    @abstractmethod
+    def load(self) -> PackedMolecules:
+        """Loads all molecules."""
+
+    @property
+    @abstractmethod
+    def kind(self) -> PropertyKind:
+        """Kind of the properties."""
+
+    @property
+    def num_classes(self) -> int:
+        """Classes of a ``multiclass`` property."""
+        return 2
+
+    @cached_property
+    def molecules(self) -> PackedMolecules:
+        """All molecules, loaded once.
+
+        Raises:
+            ValueError: If a label is none of the classes.
+        """
+        molecules = self.load()
+        if self.kind != "regression":
+            classes = 2 if self.kind == "binary" else self.num_classes
+            check_labels(molecules, classes, type(self).__name__)
+        return molecules
+
+    @cached_property
+    def used_split_seed(self) -> int:
+        """The seed of the split: the one given, else that of the run."""
+        if self.split.seed is not None:
+            return self.split.seed
+        return int(os.environ.get("PL_GLOBAL_SEED", 0))
+
+    @cached_property
+    def parts(self) -> Split:
+        """Which molecules are in which split."""
+        return make_split(self.molecules, self.split, self.used_split_seed, self.column)
+
+    def column(self, name: str) -> Mapping[int, str]:
+        """Reads a column of the source, for splits that a column says.
+
+        Args:
+            name: The column.
+
+        Returns:
+            Its texts by number of the record.
+
+        Raises:
+            ValueError: If the source has no columns.
+        """
+        raise ValueError(
+            mismatch(
+                f"{type(self).__name__}: this data set has no column that splits it",
+                expected="MoleculeFileData, or another method",
+                got=f"column {name!r}",
+            )
+        )
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """What a model must know, as plain values."""
+        molecules = self.molecules
+        return MoleculeSchema(
+            featurizer=molecules.featurizer_spec,
+            atom_channels=len(molecules.atom_names),
+            pair_table=molecules.pair_table,
+            task_names=molecules.task_names,
+            kind=self.kind,
+            num_classes=self.num_classes,
+            pairs=self.pairs,
+            self_pairs=self.self_pairs,
+        ).as_dict()
+
+    def indices(self, split: SplitName) -> np.ndarray:
+        """Gives the numbers of the molecules of a split.
+
+        Args:
+            split: Which.
+
+        Returns:
+            Their numbers among :attr:`molecules`.
+        """
+        return np.asarray(getattr(self.parts, split))
+
+    def dataset(self, split: SplitName) -> Subset:
+        """Gives one split."""
+        return Subset(self.molecules, self.indices(split).tolist())
+
+    def targets(self, split: SplitName) -> Float[Tensor, "molecule task"]:
+        """Gives the targets of a split, NaN where unknown.
+
+        Args:
+            split: Which.
+
+        Returns:
+            One row a molecule.
+        """
+        return torch.from_numpy(np.array(self.molecules.targets[self.indices(split)]))
+
+    def sizes(self, split: SplitName) -> list[int]:
+        """Counts the pairs of atoms of every molecule."""
+        return pair_counts(self.dataset(split))
+
+    def make_loader(self, dataset: Any, batch_size: int = 1, **options: Any) -> MoleculeLoader:
+        """Makes a loader whose batches carry their pairs of atoms."""
+        options = {"pairs": self.pairs, "self_pairs": self.self_pairs, **options}
+        table = self.molecules.pair_table
+        return MoleculeLoader(dataset, table, batch_size=batch_size, **options)
+
+    def setup(self, stage: str) -> None:
+        """Loads and splits the molecules, and says what there is.
+
+        Args:
+            stage: ``fit``, ``validate``, ``test`` or ``predict``.
+
+        Raises:
+            ValueError: If a split that is needed is empty.
+        """
+        for split in self.splits_of(stage):
+            if not len(self.indices(split)):
+                raise ValueError(
+                    mismatch(
+                        f"{type(self).__name__}: the {split} split is empty",
+                        expected="one molecule or more",
+                        got=f"none of {len(self.molecules)}",
+                        mend="other split options",
+                    )
+                )
+        if stage == "fit":
+            counts = ", ".join(f"{len(self.indices(split)):,} {split}" for split in SPLITS)
+            rank_zero_info(f"molecules: {counts}; split {self.parts.method} {self.parts.digest}")
+            if self.molecules.errors:
+                bad = self.molecules.errors[0]
+                count = len(self.molecules.errors)
+                rank_zero_info(f"bad rows: {count:,}, the first {bad.where}: {bad.reason}")
+            if self.split.leakage:
+                smiles = [self.molecules.smiles(i) for i in range(len(self.molecules))]
+                rank_zero_info(f"leakage: {find_leakage(self.parts, smiles)}")
+
+    def describe_examples(self, numbers: np.ndarray) -> dict[str, np.ndarray]:
+        """Gives the record numbers and SMILES of molecules to be predicted.
+
+        Args:
+            numbers: Numbers of the molecules within the split.
+
+        Returns:
+            Columns ``row`` and ``smiles``.
+        """
+        chosen = self.indices(self.predict_split)[numbers]
+        texts = np.array([self.molecules.smiles(int(i)) for i in chosen], dtype=object)
+        return {"row": self.molecules.rows[chosen], "smiles": texts}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Notes the split, so that a checkpoint is never tested on molecules it has seen."""
+        return {"split": self.parts.digest, "split_seed": self.used_split_seed}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Refuses to go on with another split.
+
+        Args:
+            state_dict: What the checkpoint holds.
+
+        Raises:
+            ValueError: If the molecules are divided in another way.
+        """
+        own = self.parts.digest
+        if state_dict.get("split", own) != own:
+            raise ValueError(
+                mismatch(
+                    f"{type(self).__name__}: the checkpoint was trained on another split",
+                    expected=f"split {own}, seed {self.used_split_seed}",
+                    got=f"split {state_dict['split']}, seed {state_dict.get('split_seed')}",
+                    mend=f"--data.init_args.split.seed {state_dict.get('split_seed')}",
+                )
+            )
+
+
+def check_labels(molecules: PackedMolecules, num_classes: int, name: str) -> None:
+    """Looks for labels that are none of the classes.
+
+    Args:
+        molecules: All molecules.
+        num_classes: Number of classes, which are 0, 1, and so on.
+        name: Who asks.
+
+    Raises:
+        ValueError: If there is one.
+    """
+    targets = molecules.targets
+    known = ~np.isnan(targets)
+    wrong = known & ((targets < 0) | (targets >= num_classes) | (targets != np.round(targets)))
+    if wrong.any():
+        molecule, task = (int(part[0]) for part in np.nonzero(wrong))
+        raise ValueError(
+            mismatch(
+                f"{name}: a label is out of range",
+                expected=f"whole numbers from 0 to {num_classes - 1}, or nothing where unknown",
+                got=f"{targets[molecule, task]:g}",
+                where=f"row {int(molecules.rows[molecule])}, column {molecules.task_names[task]}",
+                mend="kind: regression for values, kind: multiclass for more classes",
+            )
+        )

@@ -1,0 +1,169 @@
+"""Serve the molecules of NCI, MoleculeNet, and a user's own file."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.datasets import NCI, MoleculeFile, MoleculeNet, PackedMolecules
+from pyg_dynbatch.featurizers import read_molecules
+from pyg_dynbatch.training.molecule_datamodule import MoleculeDataModule
+from pyg_dynbatch.training.molecule_schema import PropertyKind
+
+
+class NCIData(MoleculeDataModule):
+    """Serves 5,000 molecules that come with RDKit, with their polar surface areas.
+
+    Args:
+        root: Folder of the packed molecules; left out, they are made anew in memory.
+        **loading: Everything else goes to
+            :class:`~pyg_dynbatch.training.molecule_datamodule.MoleculeDataModule`.
+
+    Example:
+        >>> NCIData(batch_size=32, pairs=2).kind
+        'regression'
+    """
+
+    def __init__(self, root: str | None = "data/nci", **loading: Any) -> None:
+        super().__init__(**loading)
+        self.root = root
+
+    @property
+    def kind(self) -> PropertyKind:
+        """Kind of the property: a regression."""
+        return "regression"
+
+    def load(self) -> PackedMolecules:
+        """Loads all molecules."""
+        return NCI(self.root, self.featurizer, self.reading)
+
+
+class MoleculeNetData(MoleculeDataModule):
+    """Serves a data set of MoleculeNet.
+
+    Args:
+        name: ``ESOL``, ``FreeSolv``, ``Lipophilicity``, ``BBBP``, ``Tox21``, ``ToxCast``,
+            ``SIDER``, ``ClinTox``, ``HIV``, ``BACE``, ``MUV`` or ``QM8``.
+        root: Folder for downloads and packed molecules; left out, ``data/`` and the name.
+        raw_dir: Folder with the raw file; left out, ``root/raw``, where it is downloaded to.
+        verify: Whether files other than the published ones are refused.
+        **loading: Everything else goes to
+            :class:`~pyg_dynbatch.training.molecule_datamodule.MoleculeDataModule`.
+
+    Example:
+        >>> MoleculeNetData("ESOL", max_pairs=20_000).root
+        'data/esol'
+    """
+
+    def __init__(
+        self,
+        name: str,
+        root: str | None = None,
+        raw_dir: str | None = None,
+        verify: bool = True,
+        **loading: Any,
+    ) -> None:
+        super().__init__(**loading)
+        self.name = name
+        self.root = root or f"data/{name.lower()}"
+        self.raw_dir = raw_dir
+        self.verify = verify
+
+    @property
+    def kind(self) -> PropertyKind:
+        """Kind of the properties, which the data set says."""
+        return self.molecules.task_type  # type: ignore[attr-defined]
+
+    def load(self) -> PackedMolecules:
+        """Loads all molecules."""
+        options = (self.raw_dir, self.verify, self.reading)
+        return MoleculeNet(self.root, self.name, self.featurizer, *options)
+
+
+class MoleculeFileData(MoleculeDataModule):
+    """Serves the molecules of a user's own CSV, TSV, SMILES or SDF file.
+
+    Args:
+        file: The file.
+        targets: Its columns (or SDF properties) to learn.
+        kind: ``regression``, ``binary`` (labels 0 and 1) or ``multiclass`` (labels 0, 1, ...).
+        classes: Number of classes of ``multiclass``.
+        smiles_column: Column of the SMILES; left out, the one that looks like it.
+        root: Folder of the packed molecules; left out, they are made anew in memory.
+        **loading: Everything else goes to
+            :class:`~pyg_dynbatch.training.molecule_datamodule.MoleculeDataModule`.
+
+    Raises:
+        ValueError: If there is no column to learn.
+
+    Example:
+        >>> MoleculeFileData("mine.csv", ["melts"], kind="binary").kind
+        'binary'
+    """
+
+    def __init__(
+        self,
+        file: str,
+        targets: list[str],
+        kind: PropertyKind = "regression",
+        classes: int = 2,
+        smiles_column: str | None = None,
+        root: str | None = None,
+        **loading: Any,
+    ) -> None:
+        super().__init__(**loading)
+        if not targets:
+            raise ValueError(
+                mismatch(
+                    "MoleculeFileData: there is nothing to learn",
+                    expected="the name of one column or more as targets",
+                    got="none",
+                    mend="--data.init_args.targets '[solubility]'",
+                )
+            )
+        self.file = file
+        self.columns = targets
+        self._kind: PropertyKind = kind
+        self.classes = classes
+        self.smiles_column = smiles_column
+        self.root = root
+
+    @property
+    def kind(self) -> PropertyKind:
+        """Kind of the properties, as given."""
+        return self._kind
+
+    @property
+    def num_classes(self) -> int:
+        """Classes of a ``multiclass`` property, as given."""
+        return self.classes
+
+    def load(self) -> PackedMolecules:
+        """Loads all molecules."""
+        options = (self.smiles_column, self.columns, self.reading)
+        return MoleculeFile(self.file, self.root, self.featurizer, *options)
+
+    def column(self, name: str) -> Mapping[int, str]:
+        """Reads a column of the file.
+
+        Args:
+            name: The column.
+
+        Returns:
+            Its texts by number of the record.
+
+        Raises:
+            ValueError: If the file has no such column.
+        """
+        texts: dict[int, str] = {}
+        for record in read_molecules(self.file, smiles_column=self.smiles_column):
+            if name not in record.extra:
+                raise ValueError(
+                    mismatch(
+                        "MoleculeFileData: there is no such column to split by",
+                        expected=f"one of {', '.join(record.extra)}",
+                        got=repr(name),
+                        where=record.where,
+                    )
+                )
+            texts[record.row] = record.extra[name]
+        return texts

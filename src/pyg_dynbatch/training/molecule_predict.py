@@ -1,0 +1,199 @@
+"""Run ``predict`` on a file of molecules, and ``featurize``."""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from pyg_dynbatch.core.errors import OneLineArguments, mismatch
+from pyg_dynbatch.datasets import FeaturizeOptions, build_store
+from pyg_dynbatch.featurizers import MoleculeFeaturizer, RawMolecule, read_molecules
+from pyg_dynbatch.featurizers.molecule_files import FORMATS
+from pyg_dynbatch.training.molecule_predictor import MoleculePredictor
+from pyg_dynbatch.training.molecule_stream import column_names, predict_stream, write_stream
+
+
+def add_input(parser: argparse.ArgumentParser, required: bool = True) -> None:
+    """Adds the options that say which molecules are read.
+
+    Args:
+        parser: Where to add them.
+        required: Whether there must be an input.
+    """
+    add = parser.add_argument
+    formats = ", ".join(sorted(set(FORMATS.values())))
+    add("--input", required=required, metavar="FILE", help="CSV, TSV, SMILES or SDF; - for stdin")
+    add("--format", help=f"{formats} (default: by the suffix; smi for stdin)")
+    add("--smiles-column", metavar="NAME", help="column of the SMILES (default: smiles)")
+    add("--name-column", metavar="NAME", help="column of the names")
+
+
+def read_input(
+    options: argparse.Namespace, targets: list[str] | None = None
+) -> Iterator[RawMolecule]:
+    """Opens the records that the options name.
+
+    Args:
+        options: What :func:`add_input` has read.
+        targets: Columns of labels.
+
+    Returns:
+        The records, as a stream.
+    """
+    kind = options.format or ("smi" if options.input == "-" else None)
+    return read_molecules(
+        options.input,
+        smiles_column=options.smiles_column,
+        target_columns=targets,
+        name_column=options.name_column,
+        format=kind,
+    )
+
+
+def _predict_parser() -> argparse.ArgumentParser:
+    parser = OneLineArguments(
+        "pyg-dynbatch predict",
+        "Predict molecules with one or several checkpoints: one row out for every record in, in "
+        "the same order; a record that is no molecule gets an empty prediction and its reason.",
+    )
+    add = parser.add_argument
+    add("--checkpoint", nargs="+", required=True, metavar="CKPT", help="several are averaged")
+    add_input(parser)
+    add("--output", default="-", metavar="FILE", help="CSV file; - for stdout (default)")
+    add("--dropout", type=int, default=0, metavar="N", help="passes with dropout, for a deviation")
+    add("--fingerprints", metavar="FILE", help="also write fingerprints, .npy or .csv")
+    add("--workers", type=int, default=0, metavar="N", help="processes that read molecules")
+    add("--max-pairs", type=int, default=200_000, metavar="N", help="pairs of atoms in a batch")
+    add("--device", default="cpu", help="cpu, cuda, ... (default: cpu)")
+    return parser
+
+
+def run_molecule_predict(argv: list[str]) -> int:
+    """Runs ``predict`` on a stream of molecules.
+
+    Args:
+        argv: The options.
+
+    Returns:
+        The exit code, 0.
+
+    Raises:
+        FileNotFoundError: If a file is missing.
+        ValueError: If a checkpoint or the input cannot be used, or no record is a molecule; then
+            the output is written all the same.
+    """
+    parser = _predict_parser()
+    options = parser.parse_args(argv)
+    for name in ("workers", "dropout"):
+        if getattr(options, name) < 0:
+            parser.error(f"argument --{name}: expected 0 or more, got {getattr(options, name)}")
+    if options.max_pairs < 1:
+        parser.error(f"argument --max-pairs: expected 1 or more, got {options.max_pairs}")
+    predictor = MoleculePredictor(
+        options.checkpoint, _checked_device(options.device), options.dropout, options.max_pairs
+    )
+    records = read_input(options)
+    wanted = options.fingerprints is not None
+    rows = predict_stream(records, predictor, options.workers, wanted)
+    counts = write_stream(rows, column_names(predictor), options.output, options.fingerprints)
+    if counts.bad == counts.rows:
+        raise ValueError(
+            mismatch(
+                "predict: no record is a molecule that can be predicted",
+                expected="one molecule or more",
+                got=f"{counts.rows:,} bad records, the first {counts.reason}",
+                where=options.input,
+            )
+        )
+    said = f"predicted {counts.rows - counts.bad:,} of {counts.rows:,} records"
+    more = f"; the first bad one is {counts.reason}" if counts.bad else ""
+    print(f"{said}{more}", file=sys.stderr)
+    for path in (options.output, options.fingerprints):
+        if path not in (None, "-"):
+            print(f"written: {path}", file=sys.stderr)
+    return 0
+
+
+def _checked_device(name: str) -> str:
+    try:
+        torch.zeros(1, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(
+            mismatch(
+                "predict: the device cannot be used",
+                expected="cpu, or a device of this machine",
+                got=f"{name}: {str(error).splitlines()[0]}",
+            )
+        ) from error
+    return name
+
+
+def _featurize_parser() -> argparse.ArgumentParser:
+    parser = OneLineArguments(
+        "pyg-dynbatch featurize",
+        "Describe the molecules of a file once, in a folder of packed files that any number of "
+        "processes can map into memory. Stopped in between, the same command goes on.",
+    )
+    add = parser.add_argument
+    add_input(parser)
+    add("--output", required=True, metavar="FOLDER", help="where the packed molecules go")
+    add("--targets", nargs="+", default=[], metavar="NAME", help="columns of labels to keep")
+    add("--atoms", default="kearnes", help="atom features: kearnes or deepchem")
+    add("--pairs", default="kearnes", help="pair features: kearnes or deepchem")
+    add("--fragments", default="all", help="all or largest")
+    add("--explicit-hydrogens", action="store_true", help="make hydrogens atoms")
+    add("--max-atoms", type=int, default=1000, metavar="N", help="larger molecules are bad rows")
+    add("--bad", default="skip", help="bad rows: skip, blank or raise (default: skip)")
+    add("--workers", type=int, default=0, metavar="N", help="processes")
+    add("--shard-size", type=int, default=16_384, metavar="N", help="records in a file")
+    add("--force", action="store_true", help="make everything anew")
+    return parser
+
+
+def run_featurize(argv: list[str]) -> int:
+    """Runs ``featurize``.
+
+    Args:
+        argv: The options.
+
+    Returns:
+        The exit code, 0.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If the input or an option cannot be used, or no row is left.
+    """
+    options = _featurize_parser().parse_args(argv)
+    featurizer = MoleculeFeaturizer(
+        options.atoms,
+        options.pairs,
+        explicit_hydrogens=options.explicit_hydrogens,
+        fragments=options.fragments,
+        max_atoms=options.max_atoms,
+    )
+    reading = FeaturizeOptions(
+        bad=options.bad,
+        num_workers=options.workers,
+        shard_size=options.shard_size,
+        progress=sys.stderr.isatty(),
+        force=options.force,
+    )
+    store = build_store(
+        options.output,
+        read_input(options, options.targets),
+        featurizer,
+        task_names=options.targets,
+        options=reading,
+    )
+    folder = Path(options.output)
+    size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+    errors = len(store.errors())
+    each = size / max(1, len(store))
+    print(f"{len(store):,} molecules, {errors:,} bad rows, {each:,.0f} bytes each")
+    print(f"featurizer: {featurizer.digest}")
+    print(f"packed molecules: {folder}")
+    if errors and (folder / "errors.csv").is_file():
+        print(f"bad rows: {folder / 'errors.csv'}")
+    return 0

@@ -1,0 +1,106 @@
+"""Choose how molecules are divided into training, validation and test."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.datasets import (
+    PackedMolecules,
+    Split,
+    column_split,
+    kfold_splits,
+    random_split,
+    scaffold_split,
+)
+
+SplitMethod = Literal["random", "scaffold", "scaffold_balanced", "column", "kfold", "file"]
+
+
+@dataclass(frozen=True)
+class SplitOptions:
+    """Chooses how molecules are divided; the seed is not that of the weights.
+
+    Args:
+        method: ``random``; ``scaffold`` (by Murcko scaffold, rare ones to test);
+            ``scaffold_balanced`` (scaffolds dealt at random); ``column`` (of the user's file, with
+            the values train, val and test); ``kfold`` (fold number ``fold`` tests, the next one
+            validates); or ``file`` (a split that a former run has written).
+        seed: Seed of the methods that draw; left out, that of the run (``seed_everything``).
+        fractions: Shares of train, val and test.
+        folds: Number of folds.
+        fold: Which of them tests, from 0.
+        column: Name of the column.
+        file: The written split.
+        leakage: Whether to look, before training, for molecules that are in two parts.
+
+    Example:
+        >>> SplitOptions("kfold", folds=10, fold=3).seed is None
+        True
+    """
+
+    method: SplitMethod = "random"
+    seed: int | None = None
+    fractions: tuple[float, float, float] = (0.8, 0.1, 0.1)
+    folds: int = 5
+    fold: int = 0
+    column: str | None = None
+    file: str | None = None
+    leakage: bool = True
+
+
+def make_split(
+    molecules: PackedMolecules,
+    options: SplitOptions,
+    seed: int,
+    column: Callable[[str], Mapping[int, str]],
+) -> Split:
+    """Divides molecules.
+
+    Args:
+        molecules: The molecules.
+        options: How.
+        seed: Seed of the methods that draw.
+        column: Reads a column of the source: its text by number of the record.
+
+    Returns:
+        The split.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If an option is missing or out of range.
+    """
+    count, fractions = len(molecules), options.fractions
+    if options.method == "random":
+        return random_split(count, fractions, seed)
+    if options.method in ("scaffold", "scaffold_balanced"):
+        smiles = [molecules.smiles(i) for i in range(count)]
+        drawn = seed if options.method == "scaffold_balanced" else None
+        return scaffold_split(smiles, fractions, drawn)
+    if options.method == "kfold":
+        if not 0 <= options.fold < options.folds:
+            raise ValueError(
+                mismatch(
+                    "SplitOptions: there is no such fold",
+                    expected=f"0 to {options.folds - 1}",
+                    got=options.fold,
+                )
+            )
+        return kfold_splits(count, options.folds, seed)[options.fold]
+    if options.method == "column":
+        return column_split(column(_given(options, "column")), molecules.rows.tolist())
+    return Split.read(_given(options, "file"), num_examples=count)
+
+
+def _given(options: SplitOptions, name: str) -> str:
+    value = getattr(options, name)
+    if value is None:
+        raise ValueError(
+            mismatch(
+                f"SplitOptions: the method {options.method!r} needs a {name}",
+                expected=f"the option {name}",
+                got="none",
+                mend=f"--data.init_args.split.{name} NAME",
+            )
+        )
+    return str(value)
