@@ -56,14 +56,15 @@ def check_sha256(path: str | Path, sha256: str, what: str, mend: str = "") -> No
 
 
 def download_verified(
-    url: str, folder: str | Path, sha256: str, what: str, *, mend: str = ""
+    url: str, folder: str | Path, sha256: str | None, what: str, *, mend: str = ""
 ) -> Path:
     """Downloads a file unless it is there, and keeps it only if its checksum is right.
 
     Args:
         url: Where the file is.
         folder: Where it goes, under the last part of the address.
-        sha256: Its checksum.
+        sha256: Its checksum. Where it is not known, None: what was downloaded first is noted
+            beside the file, in ``<file>.sha256``, and must stay the same.
         what: Name of the data set, for messages and the progress bar.
         mend: What to do by hand when the download fails.
 
@@ -85,17 +86,25 @@ def download_verified(
         'a film'
     """
     path = Path(folder) / url.rpartition("/")[2]
+    noted = path.with_name(f"{path.name}.sha256")
+    if sha256 is None and noted.is_file():
+        sha256 = noted.read_text(encoding="utf-8").strip()
     if path.is_file():
-        check_sha256(path, sha256, what)
+        if sha256 is not None:
+            check_sha256(path, sha256, what)
         return path
 
     def fetch(temporary: Path) -> None:
         with temporary.open("wb") as handle:
             for chunk in _chunks(url, what, mend):
                 handle.write(chunk)
-        check_sha256(temporary, sha256, what, mend)
+        if sha256 is not None:
+            check_sha256(temporary, sha256, what, mend)
 
-    return write_atomically(path, fetch)
+    write_atomically(path, fetch)
+    if sha256 is None:
+        write_atomically(noted, lambda temporary: temporary.write_text(sha256_of(path) + "\n"))
+    return path
 
 
 def _chunks(url: str, what: str, mend: str) -> Iterator[bytes]:
