@@ -7,6 +7,8 @@ from pathlib import Path
 
 from pyg_dynbatch.core.errors import OneLineArguments, mismatch
 
+MODES = ("fused", "generic", "engine")
+
 
 def main(argv: list[str]) -> int:
     """Runs ``pyg-dynbatch bench``: prints tables, and writes records and a figure if asked to.
@@ -54,6 +56,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_scaling(benches.add_parser("scaling", help="time and memory a node, 10^3 to 10^6 nodes"))
     _add_sst(benches.add_parser("sst", help="trees a second on the Stanford Sentiment Treebank"))
     _add_fidelity(benches.add_parser("fidelity", help="losses of a run with and without batching"))
+    _add_featurize(benches.add_parser("featurize", help="molecules a second of the featurizers"))
+    _add_weave(benches.add_parser("weave", help="weave modules beside all ordered pairs"))
     return parser
 
 
@@ -69,9 +73,8 @@ def _add_scaling(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     shapes = ("balanced", "random", "chain")
     parser.add_argument("--shapes", nargs="+", choices=shapes, default=list(shapes))
-    modes = ("fused", "generic", "engine")
     parser.add_argument(
-        "--modes", nargs="+", choices=modes, default=list(modes),
+        "--modes", nargs="+", choices=MODES, default=list(MODES),
         help="fused and generic layer on structures, engine on recorded programs",
     )  # fmt: skip
     parser.add_argument("--tree-nodes", type=_count(1), default=10**4, metavar="N")
@@ -88,20 +91,13 @@ def _add_sst(parser: argparse.ArgumentParser) -> None:
         "Trees a second of a binary Tree-LSTM classifier in training and inference, the share of "
         "collating, and the ratios to the bare matrix products and to the loop over nodes."
     )
-    parser.add_argument(
-        "--raw-dir", type=Path, metavar="FOLDER",
-        help="folder with train.txt, dev.txt, test.txt; random trees of like shape if left out",
-    )  # fmt: skip
+    _add_trees(parser)
     parser.add_argument(
         "--batch-sizes", type=_count(1), nargs="+", default=[25, 100, 256], metavar="N"
     )
     parser.add_argument("--units", type=_count(1), nargs="+", default=[150, 300], metavar="N")
-    modes = ("fused", "generic", "engine")
-    parser.add_argument("--modes", nargs="+", choices=modes, default=list(modes))
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--embedding", type=_count(1), default=300, metavar="WIDTH")
-    parser.add_argument(
-        "--trees", type=_count(1), default=2048, metavar="N", help="how many random trees"
-    )
     parser.add_argument(
         "--batches", type=_count(1), default=4, metavar="N", help="different batches a case"
     )
@@ -109,7 +105,6 @@ def _add_sst(parser: argparse.ArgumentParser) -> None:
         "--loop-trees", type=_count(1), default=4, metavar="N",
         help="trees of a batch that the loop over nodes runs (default: 4)",
     )  # fmt: skip
-    parser.add_argument("--seed", type=int, default=0)
     _add_common(parser, repeats=5)
 
 
@@ -119,10 +114,7 @@ def _add_fidelity(parser: argparse.ArgumentParser) -> None:
         "start, by a loop over the nodes of each tree; compare the loss of every step and the "
         "parameters at the end. The loop is slow: a step of 100 trees takes it seconds."
     )
-    parser.add_argument(
-        "--raw-dir", type=Path, metavar="FOLDER",
-        help="folder with train.txt, dev.txt, test.txt; random trees of like shape if left out",
-    )  # fmt: skip
+    _add_trees(parser)
     parser.add_argument(
         "--vectors", type=Path, metavar="FILE",
         help="word vectors, GloVe or word2vec text, also .gz; wants --raw-dir",
@@ -130,15 +122,87 @@ def _add_fidelity(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=_count(1), default=50, metavar="N")
     parser.add_argument("--batch", type=_count(1), default=100, metavar="TREES")
     parser.add_argument("--units", type=_count(1), default=300, metavar="N")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=["fused"])
+    dtypes = ("float64", "float32")
+    parser.add_argument("--dtypes", nargs="+", choices=dtypes, default=list(dtypes))
+    _add_output(parser)
+
+
+def _add_featurize(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Molecules a second of the featurizers on the 5,000 molecules that come with RDKit and on "
+        "files of your own, in one process and in several, and bytes a molecule."
+    )
+    sets = ("kearnes", "deepchem")
+    parser.add_argument("--features", nargs="+", choices=sets, default=list(sets))
+    parser.add_argument(
+        "--processes", type=_count(1), nargs="+", default=[1, 2], metavar="N",
+        help="processes that featurize and pack (default: 1 2)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--compared", type=_count(1), default=500, metavar="N",
+        help="molecules whose features are compared with DeepChem's (default: 500)",
+    )  # fmt: skip
+    _add_molecules(parser)
+    _add_common(parser, repeats=5)
+
+
+def _add_weave(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Time, memory and work of two weave modules: the factored layer, a plain implementation "
+        "over all ordered pairs, the engine on recorded programs, and DeepChem's; then the growth "
+        "with the size of one molecule."
+    )
+    parser.add_argument(
+        "--batch-sizes", type=_count(1), nargs="+", default=[1, 32, 128, 512], metavar="N"
+    )
+    modes = ("fused", "plain", "engine")
+    parser.add_argument("--modes", nargs="+", choices=modes, default=list(modes))
+    parser.add_argument("--units", type=_count(1), default=50, help="width (default: 50)")
+    parser.add_argument(
+        "--batches", type=_count(1), default=3, metavar="N", help="different batches a case"
+    )
+    parser.add_argument(
+        "--sizes", type=_count(1), nargs="*", default=[10, 25, 50, 100, 200, 300, 500],
+        metavar="ATOMS", help="sizes of single molecules (default: 10 to 500); none to leave out",
+    )  # fmt: skip
+    for name, largest in (("engine", 20_000), ("deepchem", 20_000)):
+        parser.add_argument(
+            f"--{name}-pairs", type=_count(1), default=largest, metavar="N",
+            help=f"largest batch of {name}, in ordered pairs (default: {largest})",
+        )  # fmt: skip
+    parser.add_argument(
+        "--budget", type=float, default=60.0, metavar="SECONDS",
+        help="no further repeat of a batch after this time (default: 60)",
+    )  # fmt: skip
+    parser.add_argument("--seed", type=int, default=0)
+    _add_molecules(parser)
+    _add_common(parser, repeats=5)
+
+
+def _add_trees(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--raw-dir", type=Path, metavar="FOLDER",
+        help="folder with train.txt, dev.txt, test.txt; random trees of like shape if left out",
+    )  # fmt: skip
     parser.add_argument(
         "--trees", type=_count(1), default=2048, metavar="N", help="how many random trees"
     )
-    modes = ("fused", "generic", "engine")
-    parser.add_argument("--modes", nargs="+", choices=modes, default=["fused"])
-    dtypes = ("float64", "float32")
-    parser.add_argument("--dtypes", nargs="+", choices=dtypes, default=list(dtypes))
     parser.add_argument("--seed", type=int, default=0)
-    _add_output(parser)
+
+
+def _add_molecules(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--files", type=Path, nargs="+", default=[], metavar="FILE",
+        help="csv or smi files of molecules beside those of RDKit",
+    )  # fmt: skip
+    parser.add_argument(
+        "--molecules", type=_count(1), metavar="N", help="the first N of each (default: all)"
+    )
+    parser.add_argument(
+        "--deepchem-python", type=Path, metavar="PYTHON",
+        help="an interpreter with DeepChem, to be timed beside",
+    )  # fmt: skip
 
 
 def _add_common(parser: argparse.ArgumentParser, *, repeats: int) -> None:
