@@ -16,12 +16,12 @@ from pyg_dynbatch.datasets.bad_rows import BadMolecule, summary_of, write_error_
 from pyg_dynbatch.datasets.featurize import (
     Featurized,
     FeaturizeOptions,
+    Featurizer,
     Workers,
     in_chunks,
 )
 from pyg_dynbatch.datasets.shard import Shard, shard_bytes, write_shard
 from pyg_dynbatch.datasets.store import FORMAT, HEADER, MoleculeStore, shard_name, write_header
-from pyg_dynbatch.featurizers.molecule import MoleculeFeaturizer
 from pyg_dynbatch.featurizers.molecule_files import RawMolecule
 
 ERRORS = "errors.csv"
@@ -32,7 +32,7 @@ _CHUNK = 128
 def build_store(
     folder: str | Path | None,
     records: Iterable[RawMolecule],
-    featurizer: MoleculeFeaturizer,
+    featurizer: Featurizer,
     *,
     task_names: Sequence[str] = (),
     options: FeaturizeOptions = FeaturizeOptions(),  # noqa: B008 - frozen
@@ -64,6 +64,7 @@ def build_store(
         ValueError: At the first bad row under the policy ``"raise"``, or if no row is left.
 
     Example:
+        >>> from pyg_dynbatch.featurizers.molecule import MoleculeFeaturizer
         >>> records = [RawMolecule(i, f"line {i}", text) for i, text in enumerate(["CO", "C"])]
         >>> options = FeaturizeOptions(progress=False)
         >>> store = build_store(None, records, MoleculeFeaturizer(), options=options)
@@ -100,7 +101,7 @@ class _Builder:
     def __init__(
         self,
         folder: str | Path | None,
-        featurizer: MoleculeFeaturizer,
+        featurizer: Featurizer,
         task_names: tuple[str, ...],
         options: FeaturizeOptions,
         name: str,
@@ -156,7 +157,8 @@ class _Builder:
             self._shards[piece.shard] = Shard(shard_bytes(arrays, facts))
         else:
             # While shards change, the folder is no finished store.
-            (self.folder / HEADER).unlink(missing_ok=True)
+            if (self.folder / HEADER).is_file():
+                (self.folder / HEADER).unlink()
             path = write_shard(self.folder / shard_name(piece.shard), arrays, facts)
             self._shards[piece.shard] = Shard(path)
         self._waiting = []

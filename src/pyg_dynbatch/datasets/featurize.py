@@ -34,6 +34,14 @@ class Featurizer(Protocol):
     atom_kinds: tuple[str, ...]
     pair_table: PairTable
 
+    @property
+    def spec(self) -> dict[str, Any]:
+        """Plain values that tell what made a store."""
+
+    @property
+    def digest(self) -> str:
+        """A hash of them."""
+
     def __call__(self, molecule: Any) -> MoleculeData:
         """Describes one molecule, given as SMILES or RDKit molecule."""
 

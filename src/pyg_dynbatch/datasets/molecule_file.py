@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pyg_dynbatch.datasets.download import sha256_of
-from pyg_dynbatch.datasets.featurize import FeaturizeOptions
+from pyg_dynbatch.datasets.featurize import FeaturizeOptions, Featurizer
 from pyg_dynbatch.datasets.packed import PackedMolecules, Transform, open_or_build
 from pyg_dynbatch.featurizers.molecule import MoleculeFeaturizer
 from pyg_dynbatch.featurizers.molecule_files import read_molecules
@@ -47,7 +47,7 @@ class MoleculeFile(PackedMolecules):
         self,
         path: str | Path,
         root: str | Path | None = None,
-        featurizer: MoleculeFeaturizer | None = None,
+        featurizer: Featurizer | None = None,
         smiles_column: str | None = None,
         target_columns: Sequence[str] = (),
         options: FeaturizeOptions = _STRICT,

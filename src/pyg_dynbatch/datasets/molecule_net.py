@@ -12,7 +12,7 @@ from torch_geometric.datasets import MoleculeNet as PyGMoleculeNet
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.datasets.download import download_verified, sha256_of
-from pyg_dynbatch.datasets.featurize import FeaturizeOptions
+from pyg_dynbatch.datasets.featurize import FeaturizeOptions, Featurizer
 from pyg_dynbatch.datasets.packed import PackedMolecules, Transform, open_or_build
 from pyg_dynbatch.featurizers.molecule import MoleculeFeaturizer
 from pyg_dynbatch.featurizers.molecule_files import read_molecules
@@ -133,7 +133,7 @@ class MoleculeNet(PackedMolecules):
         self,
         root: str | Path | None,
         name: str,
-        featurizer: MoleculeFeaturizer | None = None,
+        featurizer: Featurizer | None = None,
         raw_dir: str | Path | None = None,
         verify: bool = True,
         options: FeaturizeOptions = FeaturizeOptions(),  # noqa: B008 - frozen

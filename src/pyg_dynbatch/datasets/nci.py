@@ -1,11 +1,11 @@
-"""Load nearly five thousand molecules of the NCI set, which come with RDKit: no download, no network."""
+"""Load 4,999 molecules of the NCI set, which come with RDKit: no download, no network."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.datasets.download import sha256_of
-from pyg_dynbatch.datasets.featurize import FeaturizeOptions
+from pyg_dynbatch.datasets.featurize import FeaturizeOptions, Featurizer
 from pyg_dynbatch.datasets.packed import PackedMolecules, Transform, open_or_build
 from pyg_dynbatch.featurizers.files import read_lines
 from pyg_dynbatch.featurizers.molecule import MoleculeFeaturizer
@@ -46,7 +46,7 @@ class NCI(PackedMolecules):
     def __init__(
         self,
         root: str | Path | None = None,
-        featurizer: MoleculeFeaturizer | None = None,
+        featurizer: Featurizer | None = None,
         options: FeaturizeOptions = FeaturizeOptions(),  # noqa: B008 - frozen
         transform: Transform | None = None,
     ) -> None:

@@ -17,9 +17,8 @@ from pyg_dynbatch.data.molecule import MoleculeData
 from pyg_dynbatch.data.molecule_columns import MoleculeColumns
 from pyg_dynbatch.datasets.bad_rows import BadMolecule
 from pyg_dynbatch.datasets.build import build_store
-from pyg_dynbatch.datasets.featurize import FeaturizeOptions
+from pyg_dynbatch.datasets.featurize import FeaturizeOptions, Featurizer
 from pyg_dynbatch.datasets.store import FORMAT, MoleculeStore
-from pyg_dynbatch.featurizers.molecule import MoleculeFeaturizer
 from pyg_dynbatch.featurizers.molecule_files import RawMolecule
 
 Transform = Callable[[MoleculeData], Any]
@@ -55,7 +54,7 @@ class PackedMolecules(Dataset[MoleculeData]):
     def __init__(
         self,
         source: str | Path | MoleculeStore,
-        featurizer: MoleculeFeaturizer | None = None,
+        featurizer: Featurizer | None = None,
         transform: Transform | None = None,
     ) -> None:
         self.store = source if isinstance(source, MoleculeStore) else MoleculeStore.open(source)
@@ -177,7 +176,7 @@ def open_or_build(
     name: str,
     key: Mapping[str, str],
     read: Callable[[], Iterable[RawMolecule]],
-    featurizer: MoleculeFeaturizer,
+    featurizer: Featurizer,
     *,
     task_names: Sequence[str],
     options: FeaturizeOptions,

@@ -1,0 +1,246 @@
+"""Stores are made shard by shard, and going on after any interruption gives the same store."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pyg_dynbatch.datasets import FeaturizeOptions, PackedMolecules, build_store
+from pyg_dynbatch.datasets.build import ERRORS
+from pyg_dynbatch.datasets.store import HEADER, MoleculeStore
+from pyg_dynbatch.featurizers.molecule_files import RawMolecule
+from tests.datasets.molecules import TASKS, Letters, assert_same, records
+
+COUNT, BAD = 50, (5, 33)
+
+
+def options(**changes) -> FeaturizeOptions:
+    return FeaturizeOptions(**({"shard_size": 20, "progress": False} | changes))
+
+
+def build(folder, count=COUNT, rows=BAD, featurizer=None, **changes) -> PackedMolecules:
+    store = build_store(
+        folder,
+        records(count, rows),
+        featurizer or Letters(),
+        task_names=TASKS,
+        options=options(**changes),
+        name="Mine",
+    )
+    return PackedMolecules(store)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def times(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_mtime_ns for path in folder.glob("shard-*")}
+
+
+def assert_equal(one: PackedMolecules, other: PackedMolecules) -> None:
+    assert len(one) == len(other)
+    for i in range(len(one)):
+        assert_same(one[i], other[i])
+
+
+def test_a_store_on_disk_is_that_in_memory(tmp_path):
+    in_memory = build(None)
+    on_disk = build(tmp_path / "store")
+    assert in_memory.folder is None and on_disk.folder == tmp_path / "store"
+    assert_equal(in_memory, on_disk)
+    assert_equal(in_memory, PackedMolecules(tmp_path / "store"))
+    assert sorted(content(tmp_path / "store")) == [
+        ERRORS,
+        "shard-000000.bin",
+        "shard-000001.bin",
+        "shard-000002.bin",
+        HEADER,
+    ]
+
+
+def test_processes_change_nothing(tmp_path):
+    build(tmp_path / "one")
+    build(tmp_path / "two", num_workers=2)
+    assert content(tmp_path / "one") == content(tmp_path / "two")
+
+
+def test_bad_rows_are_reported(tmp_path, capsys):
+    dataset = build(tmp_path)
+    assert [error.row for error in dataset.errors] == list(BAD)
+    lines = (tmp_path / ERRORS).read_text().splitlines()
+    assert lines[0] == "row,where,smiles,reason,atom"
+    assert lines[1].startswith("5,memory:7,")
+    assert len(lines) == 3
+    assert "Mine: 2 of 50 rows cannot be used; the first: row 5" in capsys.readouterr().err
+    assert dataset.rows.tolist() == [i for i in range(COUNT) if i not in BAD]
+
+
+def test_blank_keeps_places(tmp_path):
+    dataset = build(tmp_path, bad="blank")
+    assert dataset.rows.tolist() == list(range(COUNT))
+    assert dataset[33].num_nodes == 0
+    assert np.isnan(dataset.targets[33]).all()
+    assert not np.isnan(dataset.targets[32, 0])
+    assert dataset.status(33) == "an exclamation mark"
+    assert dataset.status(32) == "ok"
+
+
+def test_raise_stops_and_keeps_what_is_whole(tmp_path):
+    with pytest.raises(ValueError, match="Mine: row 33 cannot be used") as caught:
+        build_store(
+            tmp_path,
+            records(COUNT, (33,)),
+            Letters(),
+            task_names=TASKS,
+            options=options(bad="raise"),
+            name="Mine",
+        )
+    assert "an exclamation mark (atom" in str(caught.value)
+    assert "memory:35" in str(caught.value)
+    assert sorted(content(tmp_path)) == ["shard-000000.bin"]
+    before = times(tmp_path)
+    # The first shard has no bad row, so it fits every policy.
+    store = build_store(
+        tmp_path, records(COUNT, (33,)), Letters(), task_names=TASKS, options=options(bad="skip")
+    )
+    assert len(store) == COUNT - 1
+    assert times(tmp_path)["shard-000000.bin"] == before["shard-000000.bin"]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from pyg_dynbatch.datasets import FeaturizeOptions, build_store
+from tests.datasets.molecules import TASKS, Letters, records
+
+class Killed(Letters):
+    seen = 0
+    def __call__(self, text):
+        Killed.seen += 1
+        if Killed.seen == 45:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__call__(text)
+
+options = FeaturizeOptions(shard_size=20, progress=False)
+build_store(Path(sys.argv[1]), records(50, (5, 33)), Killed(), task_names=TASKS, options=options)
+"""
+
+
+def test_killed_in_the_middle(tmp_path):
+    root = Path(__file__).parents[2]
+    run = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path / "killed")],
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == -signal.SIGKILL, run.stderr
+    folder = tmp_path / "killed"
+    assert sorted(content(folder)) == ["shard-000000.bin", "shard-000001.bin"]
+    with pytest.raises(FileNotFoundError, match="there is no finished store"):
+        MoleculeStore.open(folder)
+    before = times(folder)
+    resumed = build(folder)
+    assert {name: times(folder)[name] for name in before} == before
+    build(tmp_path / "whole")
+    assert content(folder) == content(tmp_path / "whole")
+    assert_equal(resumed, build(None))
+
+
+class Counting(Letters):
+    """Counts how often it is asked."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked = 0
+
+    def __call__(self, text):
+        self.asked += 1
+        return super().__call__(text)
+
+
+def test_only_what_is_missing_is_made(tmp_path):
+    build(tmp_path)
+    whole = content(tmp_path)
+    (tmp_path / "shard-000001.bin").unlink()
+    counting = Counting()
+    build(tmp_path, featurizer=counting)
+    assert counting.asked == 20
+    assert content(tmp_path) == whole
+    build(tmp_path, featurizer=(forced := Counting()), force=True)
+    assert forced.asked == COUNT
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda c: c[:-100], lambda c: b"", lambda c: c[:-200] + b"?" + c[-199:]]
+)
+def test_a_damaged_shard_is_made_again(tmp_path, damage):
+    build(tmp_path)
+    whole = content(tmp_path)
+    path = tmp_path / "shard-000001.bin"
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(ValueError, match="a shard is damaged") as caught:
+        PackedMolecules(tmp_path).check()
+    assert "shard-000001.bin" in str(caught.value)
+    build(tmp_path, featurizer=(counting := Counting()))
+    assert counting.asked == 20
+    assert content(tmp_path) == whole
+
+
+def test_what_was_half_written_is_not_read(tmp_path):
+    (tmp_path / ".shard-000000.bin.1234.tmp").write_bytes(b"half")
+    assert_equal(build(tmp_path), build(None))
+
+
+def test_another_source_another_featurizer_another_policy(tmp_path):
+    build(tmp_path)
+    before = times(tmp_path)
+    other = build(tmp_path, rows=(5, 34))
+    assert [error.row for error in other.errors] == [5, 34]
+    after = times(tmp_path)
+    changed = {name for name in before if before[name] != after[name]}
+    assert changed == {"shard-000001.bin"}
+    build(tmp_path, featurizer=Letters("changed"))
+    assert all(times(tmp_path)[name] != after[name] for name in after)
+
+
+def test_shards_that_were_left_over_are_not_part_of_it(tmp_path):
+    build(tmp_path)
+    shorter = build(tmp_path, count=30, rows=())
+    assert len(shorter) == len(PackedMolecules(tmp_path)) == 30
+
+
+def test_nothing_at_all():
+    with pytest.raises(ValueError, match="Mine: there is no molecule") as caught:
+        build(None, count=0)
+    assert "got:      no records" in str(caught.value)
+    with pytest.raises(ValueError, match="there is no molecule") as caught:
+        build(None, count=2, rows=(0, 1))
+    assert "2 of 2 rows cannot be used" in str(caught.value)
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(OSError, match="the file cannot be written"):
+        build(tmp_path / "file" / "store")
+
+
+def test_progress_counts_records(capsys):
+    build_store(
+        None, records(30), Letters(), task_names=TASKS, options=options(progress=True), total=30
+    )
+    shown = capsys.readouterr().err
+    assert "featurize: featurizing" in shown
+    assert "30/30" in shown
+
+
+def test_targets_of_another_number(tmp_path):
+    given = [RawMolecule(0, "here", "ab", targets=(1.0,))]
+    with pytest.raises(ValueError, match="a molecule has another form"):
+        build_store(None, given, Letters(), task_names=TASKS, options=options())

@@ -1,0 +1,132 @@
+import numpy as np
+import pytest
+
+from pyg_dynbatch.data import MoleculeData
+from pyg_dynbatch.datasets import FeaturizeOptions, featurize_record, featurize_stream
+from pyg_dynbatch.datasets.atom_packing import AtomPacking
+from pyg_dynbatch.datasets.featurize import in_chunks
+from pyg_dynbatch.featurizers.molecule_files import RawMolecule
+from tests.datasets.molecules import Letters, assert_same, records, texts
+
+
+def molecules(pieces) -> list[MoleculeData]:
+    packing = AtomPacking(Letters.atom_kinds, Letters.atom_names, 2)
+    found = []
+    for piece in pieces:
+        count = len(piece.arrays["row"])
+        found += packing.unpack(piece.arrays, np.arange(count))
+    return found
+
+
+def test_a_record_becomes_a_molecule():
+    (record,) = records(1)
+    data = featurize_record(Letters(), record)
+    assert data.smiles == texts(1)[0]
+    assert data.row == 0
+    assert data.y.tolist() == [[0.0, 0.5]]
+    missing = featurize_record(Letters(), RawMolecule(5, "here", " ab ", targets=(1.0, None)))
+    assert missing.smiles == "ab"
+    assert missing.y_mask.tolist() == [[True, False]]
+    assert "y" not in featurize_record(Letters(), RawMolecule(5, "here", "ab"))
+    assert "y" not in featurize_record(Letters(), record, num_tasks=0)
+    assert featurize_record(Letters(), record, num_tasks=1).y.shape == (1, 1)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_order_is_kept_and_bad_rows_are_named(workers):
+    count, bad = 700, (0, 130, 699)
+    found = list(featurize_stream(records(count, bad), Letters(), num_tasks=2, num_workers=workers))
+    assert len(found) > 2
+    data = molecules(found)
+    assert [one.row for one in data] == list(range(count))
+    assert [one.row for one in data if one.num_nodes == 0] == list(bad)
+    for one in data:
+        if one.row in bad:
+            assert not one.y_mask.any()
+            assert one.smiles == texts(count, bad)[one.row]
+    errors = [error for piece in found for error in piece.errors]
+    assert [(error.row, error.where) for error in errors] == [(r, f"memory:{r + 2}") for r in bad]
+    assert errors[0].reason == "an exclamation mark"
+    assert errors[0].smiles[errors[0].atom] == "!"
+    good = [featurize_record(Letters(), one) for one in records(count)]
+    for one in data:
+        if one.row not in bad:
+            assert_same(good[one.row], one)
+
+
+def test_skipped_rows_are_left_out():
+    found = featurize_stream(records(10, [3]), Letters(), num_tasks=2, bad="skip")
+    assert [one.row for one in molecules(found)] == [0, 1, 2, 4, 5, 6, 7, 8, 9]
+
+
+def test_a_stream_is_not_read_to_its_end_first():
+    read = []
+
+    def endless():
+        row = 0
+        while True:
+            read.append(row)
+            yield RawMolecule(row, "", "ab", targets=(0.0, 0.0))
+            row += 1
+
+    pieces = featurize_stream(endless(), Letters(), num_tasks=2)
+    next(pieces)
+    next(pieces)
+    assert len(read) < 1000
+    pieces.close()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_fault_of_the_featurizer_names_the_row(workers):
+    given = [RawMolecule(7, "mine.csv:9", "broken", targets=(0.0, 0.0))]
+    with pytest.raises(RuntimeError, match="this featurizer has a fault") as caught:
+        list(featurize_stream(given, Letters(), num_tasks=2, num_workers=workers))
+    assert caught.value.__notes__ == ["row 7 (mine.csv:9): 'broken'"]
+
+
+class Dying(Letters):
+    """Ends its process without a word, as a fault in compiled code does."""
+
+    def __call__(self, text):
+        import os
+
+        os._exit(3)
+
+
+def test_a_process_that_dies():
+    with pytest.raises(RuntimeError, match="featurize: a process died") as caught:
+        list(featurize_stream(records(10), Dying(), num_tasks=2, num_workers=1))
+    assert "rows 0 to 9" in str(caught.value)
+    assert "num_workers=0 to see why" in str(caught.value)
+
+
+def test_chunks():
+    assert [[r.row for r in chunk] for chunk in in_chunks(records(5), 2)] == [[0, 1], [2, 3], [4]]
+    assert list(in_chunks([], 2)) == []
+
+
+def test_options_are_checked():
+    with pytest.raises(ValueError, match="there is no such policy"):
+        FeaturizeOptions(bad="drop")
+    with pytest.raises(ValueError, match="num_workers is out of range") as caught:
+        FeaturizeOptions(num_workers=-1)
+    assert "0 or more\n  got:      -1" in str(caught.value)
+    with pytest.raises(ValueError, match="shard_size is out of range"):
+        FeaturizeOptions(shard_size=0)
+    with pytest.raises(ValueError, match="featurize_stream: there is no such policy"):
+        list(featurize_stream([], Letters(), bad="drop"))
+
+
+def test_a_mol_block():
+    chem = pytest.importorskip("rdkit.Chem")
+    from pyg_dynbatch.featurizers.molecule import MoleculeFeaturizer
+    from pyg_dynbatch.featurizers.smiles import MoleculeError
+
+    block = chem.MolToMolBlock(chem.MolFromSmiles("OCC"))
+    data = featurize_record(MoleculeFeaturizer(), RawMolecule(2, "a.sdf:1", block=block))
+    assert data.smiles == "CCO"
+    assert data.num_nodes == 3
+    with pytest.raises(MoleculeError):
+        featurize_record(MoleculeFeaturizer(), RawMolecule(2, "a.sdf:1", block="no block\n"))
+    with pytest.raises(MoleculeError):
+        featurize_record(MoleculeFeaturizer(), RawMolecule(2, "a.sdf:1"))
