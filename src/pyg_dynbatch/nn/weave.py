@@ -224,12 +224,10 @@ class WeaveConv(nn.Module):
     ) -> Tensor:
         """Normalises and clips rows: of atoms, or of pairs, or of codes."""
         if self.norm == "batch":
-            counts = None
-            if pairs is not None and coded:
-                counts = pairs.code_count.sum(0).to(rows.dtype)
-            elif pairs is not None:
-                counts = pairs.weight.to(rows.dtype)
-            rows = self.norms[name](rows, counts)
+            counts = total = None
+            if pairs is not None:
+                counts, total = _counts(pairs, coded, rows.dtype), pairs.num_entries
+            rows = self.norms[name](rows, counts, total)
         elif self.norm == "layer":
             rows = self.norms[name](rows)
         return rows.relu_()
@@ -253,6 +251,16 @@ class WeaveConv(nn.Module):
         """Says how wide the rows are."""
         ins, outs = (self.atom_in, self.pair_in), (self.atom_out, self.pair_out)
         return f"{ins} -> {outs}, norm={self.norm}, residual={self.residual}"
+
+
+def _counts(pairs: Pairs, coded: bool, dtype: torch.dtype) -> Tensor:
+    """How many ordered pairs each pair, or each code, stands for."""
+
+    def make() -> Tensor:
+        counts = pairs.code_count.sum(0) if coded else pairs.weight
+        return counts.to(dtype)
+
+    return pairs.remember(("counts", coded, dtype), make)
 
 
 def _widths(hidden: int | Mapping[str, int], *named: int | None) -> dict[str, int]:

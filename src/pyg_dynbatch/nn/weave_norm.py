@@ -1,9 +1,13 @@
 """Normalise rows that stand for several rows each, without ever making those."""
 
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.autograd import Function
 
+from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.pairs import Pairs
 from pyg_dynbatch.nn.pair_sums import neighbour_sum
 
@@ -56,15 +60,29 @@ class CountedBatchNorm(nn.Module):
         nn.init.ones_(self.get_buffer("running_var"))
 
     def forward(
-        self, rows: Float[Tensor, "row width"], counts: Float[Tensor, " row"] | None = None
+        self,
+        rows: Float[Tensor, "row width"],
+        counts: Float[Tensor, " row"] | None = None,
+        total: int | None = None,
     ) -> Float[Tensor, "row width"]:
-        """Normalises rows; each counts once where ``counts`` is left out."""
-        total = rows.size(0)
-        if self.training and total:
-            scale, shift = self.scale_and_shift(_moments(rows, counts))
-        else:
+        """Normalises rows.
+
+        Args:
+            rows: The rows.
+            counts: How often each one counts; once where left out.
+            total: The sum of the counts, where it is known.
+        """
+        if not self.training or not rows.size(0):
             scale, shift = self.scale_and_shift(None)
-        return torch.addcmul(shift, rows, scale)
+            return torch.addcmul(shift, rows, scale)
+        if counts is None:
+            counts, total = rows.new_ones(rows.size(0)), rows.size(0)
+        elif total is None:
+            total = int(counts.sum())
+        share = counts.to(rows.dtype) / max(total, 1)
+        normalised, mean, var = _Normalise.apply(rows, share, self.weight, self.bias, self.eps)
+        self._observe(mean, var, total)
+        return normalised
 
     def scale_and_shift(self, moments: "Moments | None") -> tuple[Tensor, Tensor]:
         """Gives the factor and the summand of every column.
@@ -93,14 +111,42 @@ class CountedBatchNorm(nn.Module):
         return str(self.width)
 
 
-def _moments(rows: Tensor, counts: Tensor | None) -> Moments:
-    if counts is None:
-        mean = rows.mean(0)
-        return mean, (rows - mean).square().mean(0), rows.size(0)
-    total = counts.sum().clamp(min=1)
-    share = (counts / total).to(rows.dtype)
-    mean = share @ rows
-    return mean, share @ (rows - mean).square(), int(total)
+class _Normalise(Function):
+    """Writes each intermediate result once; autograd alone would keep four of them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, share: Tensor, weight: Tensor, bias: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        mean = share @ rows
+        centred = rows - mean
+        var = share @ centred.square()
+        scale = torch.rsqrt(var + eps)
+        centred *= scale
+        ctx.save_for_backward(centred, share, scale * weight)
+        ctx.mark_non_differentiable(mean, var)
+        return torch.addcmul(bias, centred, weight), mean, var
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, *_: Any) -> Any:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                mismatch(
+                    "CountedBatchNorm: second derivatives are not available while training",
+                    expected="backward() or autograd.grad() without create_graph",
+                    got="create_graph=True",
+                    mend="model.eval(), or norm='layer'",
+                )
+            )
+        normalised, share, scale = ctx.saved_tensors
+        grad_bias = gradient.sum(0)
+        grad_weight = (gradient * normalised).sum(0)
+        # g - c / n (sum of g + y times sum of g y), then the scale
+        grad_rows = torch.addcmul(grad_bias, normalised, grad_weight)
+        grad_rows *= share[:, None]
+        torch.sub(gradient, grad_rows, out=grad_rows)
+        grad_rows *= scale
+        return grad_rows, None, grad_weight, grad_bias, None
 
 
 def order_moments(parts: Float[Tensor, "atom parts"], pairs: Pairs) -> Moments:
@@ -117,7 +163,7 @@ def order_moments(parts: Float[Tensor, "atom parts"], pairs: Pairs) -> Moments:
     Returns:
         Mean, variance and number of ordered pairs.
     """
-    share = (pairs.ptr.diff() / max(pairs.num_entries, 1)).to(parts.dtype)
+    share = pairs.ptr.diff().to(parts.dtype) / max(pairs.num_entries, 1)
     mean = share @ parts
     u, v = (parts - mean).chunk(2, 1)
     cross = (u * neighbour_sum(v, pairs)).sum(0) / max(pairs.num_entries, 1)

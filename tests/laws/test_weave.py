@@ -1,0 +1,182 @@
+"""Laws of weave: equal to the equations written out, and blind to numbering and company."""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from pyg_dynbatch.core.pairs import Pairs
+from pyg_dynbatch.models.weave_program import WeaveProgram
+from pyg_dynbatch.nn.gaussian_histogram import GaussianHistogramAggregation
+from pyg_dynbatch.nn.weave import WeaveConv
+from pyg_dynbatch.nn.weave_stack import WeaveStack
+from tests.nn.plain_weave import Molecules, molecules, plain_weave
+
+FEW = settings(max_examples=12, suppress_health_check=list(HealthCheck))
+NORMS = (None, "batch", "layer")
+
+
+def close(a: object, b: object) -> None:
+    torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
+
+
+def pairs_of(mols: Molecules) -> Pairs:
+    code = torch.tensor(mols.code, dtype=torch.uint8)
+    return Pairs.from_codes(code, mols.sizes, torch.tensor(mols.kept))
+
+
+def shaken(module: torch.nn.Module) -> torch.nn.Module:
+    """Makes all parameters and running statistics different from where they start."""
+    with torch.no_grad():
+        for number, parameter in enumerate(module.parameters()):
+            parameter += 0.3 * torch.sin(torch.arange(parameter.numel()) + number).view_as(
+                parameter
+            )
+        for name, buffer in module.named_buffers():
+            if name.endswith("running_var"):
+                buffer += 0.5
+            elif name.endswith("running_mean"):
+                buffer -= 0.1
+    return module.double()
+
+
+def gradients(results: list[Tensor], wanted: list[Tensor]) -> list[Tensor]:
+    loss = sum(((part + 0.1) * (part.detach() + 1).cos()).sum() for part in results)
+    found = torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True)
+    return list(found)
+
+
+def stack_of(norm: str | None, residual: bool, modules: int = 2) -> WeaveStack:
+    return shaken(WeaveStack(3, 2, 4, modules, norm=norm, residual=residual))  # type: ignore[return-value]
+
+
+def plain_stack(stack: WeaveStack, x: Tensor, table: Tensor, mols: Molecules) -> Tensor:
+    ordered = mols.ordered()
+    pair = table[[c for _, _, c in ordered]]
+    for conv in stack.convs:
+        x, pair = plain_weave(conv, x, pair, ordered)
+    return x
+
+
+def inputs_of(mols: Molecules) -> tuple[Tensor, Tensor]:
+    x = torch.randn(sum(mols.sizes), 3, dtype=torch.double, requires_grad=True)
+    return x, torch.randn(5, 2, dtype=torch.double, requires_grad=True)
+
+
+@pytest.mark.parametrize("training", (True, False))
+@pytest.mark.parametrize("residual", (False, True))
+@pytest.mark.parametrize("norm", NORMS)
+@FEW
+@given(mols=molecules(12, 3))
+def test_stack_is_the_equations(
+    norm: str | None, residual: bool, training: bool, mols: Molecules
+) -> None:
+    stack = stack_of(norm, residual, 3).train(training)
+    x, table = inputs_of(mols)
+    wanted = [x, table, *stack.parameters()]
+    expected = plain_stack(stack, x, table, mols)
+    found = stack(x, table, pairs_of(mols))
+    close(found, expected)
+    close(gradients([found], wanted), gradients([expected], wanted))
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@FEW
+@given(mols=molecules(6, 3), widths=st.permutations((3, 4, 5, 6)))
+def test_module_with_pair_rows_is_the_equations(
+    norm: str | None, mols: Molecules, widths: list[int]
+) -> None:
+    names = dict(zip(("aa", "pa", "ap", "pp"), widths, strict=True))
+    conv = shaken(WeaveConv(3, 2, 3, 2, hidden=names, norm=norm, residual=True))
+    pairs, (x, _), ordered = pairs_of(mols), inputs_of(mols), mols.ordered()
+    rows = torch.randn(pairs.num_pairs, 2, dtype=torch.double, requires_grad=True)
+    halves = list(zip(pairs.first.tolist(), pairs.second.tolist(), strict=True))
+    place = {pair: n for n, pair in enumerate(halves)}
+    number = [place[min(i, j), max(i, j)] for i, j, _ in ordered]
+    want_x, want_pair = plain_weave(conv, x, rows[number], ordered)
+    new_x, new_pair = conv(x, rows, pairs)
+    assert want_pair is not None
+    assert new_pair is not None
+    close(new_x, want_x)
+    close(new_pair[number], want_pair)  # p' of (i, j) is p' of (j, i)
+    wanted = [x, rows, *conv.parameters()]
+    close(gradients([new_x, new_pair[number]], wanted), gradients([want_x, want_pair], wanted))
+
+
+@pytest.mark.parametrize("norm", (None, "layer"))
+@FEW
+@given(mols=molecules(5, 3))
+def test_program_is_the_fused_layer(norm: str | None, mols: Molecules) -> None:
+    stack = stack_of(norm, True, 3)
+    x, table = inputs_of(mols)
+    weave = WeaveProgram(stack, table.detach())
+    programs = [weave.program(len(codes), codes) for codes in mols.tables()]
+    if not sum(mols.sizes):
+        return
+    found, expected = weave(x, programs), stack(x, table.detach(), pairs_of(mols))
+    close(found, expected)
+    wanted = [x, *stack.parameters()]
+    close(gradients([found], wanted), gradients([expected], wanted))
+
+
+@FEW
+@given(mols=molecules(6, 3), block=st.integers(1, 9), norm=st.sampled_from((None, "layer")))
+def test_blocks_change_nothing(mols: Molecules, block: int, norm: str | None) -> None:
+    stack, (x, table), pairs = stack_of(norm, False, 3), inputs_of(mols), pairs_of(mols)
+    whole = stack(x, table, pairs)
+    wanted = [x, table, *stack.parameters()]
+    expected = gradients([whole], wanted)
+    stack.pair_block = block
+    found = stack(x, table, pairs)
+    close(found, whole)
+    close(gradients([found], wanted), expected)
+
+
+@FEW
+@given(mols=molecules(6, 1), data=st.data(), norm=st.sampled_from(NORMS))
+def test_numbers_of_the_atoms_do_not_matter(
+    mols: Molecules, data: st.DataObject, norm: str | None
+) -> None:
+    if not mols.sizes:
+        return
+    (codes,), size = mols.tables(), mols.sizes[0]
+    order = data.draw(st.permutations(range(size)))
+    upper = [(i, j) for i in range(size) for j in range(i, size)]
+    dropped = mols.kept.index(False) if False in mols.kept else 0
+
+    def code_of(i: int, j: int) -> int:
+        return dropped if (code := codes[i][j]) is None else code
+
+    moved = Molecules([size], [code_of(order[i], order[j]) for i, j in upper], mols.kept)
+    stack, (x, table) = stack_of(norm, True, 2), inputs_of(mols)
+    found = stack(x, table, pairs_of(mols))
+    close(stack(x[order], table, pairs_of(moved)), found[order])
+    read = GaussianHistogramAggregation()
+    close(read(found[order], dim_size=1), read(found, dim_size=1))
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@FEW
+@given(mols=molecules(5, 4))
+def test_company_does_not_matter(norm: str | None, mols: Molecules) -> None:
+    stack, (x, table) = stack_of(norm, True, 2).eval(), inputs_of(mols)
+    together = stack(x, table, pairs_of(mols)).split(mols.sizes)
+    codes = torch.tensor(mols.code, dtype=torch.long)
+    lengths = [n * (n + 1) // 2 for n in mols.sizes]
+    for size, code, rows, found in zip(
+        mols.sizes, codes.split(lengths), x.split(mols.sizes), together, strict=True
+    ):
+        alone = Molecules([size], code.tolist(), mols.kept)
+        close(stack(rows, table, pairs_of(alone)), found)
+
+
+def test_the_same_input_twice_is_the_same_to_the_bit() -> None:
+    mols = Molecules([9, 1, 12], [n % 5 for n in range(45 + 1 + 78)])
+    stack, pairs = WeaveStack(3, 2, 16, norm="batch"), pairs_of(mols)
+    x, table = torch.randn(22, 3), torch.randn(5, 2)
+    runs = []
+    for _ in range(2):
+        found = stack(x, table, pairs)
+        runs.append([found, *gradients([found], list(stack.parameters()))])
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))

@@ -1,0 +1,99 @@
+"""Weave over all ordered pairs as the paper writes it, in dense tables, for one molecule or many.
+
+It shares no code with the package: only names of parameters.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+
+@dataclass
+class Molecules:
+    """Molecules with one code an unordered pair; ``kept`` tells which codes are used."""
+
+    sizes: list[int]
+    code: list[int]
+    kept: list[bool] = field(default_factory=lambda: [True] * 5)
+
+    def tables(self) -> list[list[list[int | None]]]:
+        """For every molecule the code of every ordered pair, None where it is not used."""
+        found, codes = [], iter(self.code)
+        for size in self.sizes:
+            table: list[list[int | None]] = [[None] * size for _ in range(size)]
+            for i in range(size):
+                for j in range(i, size):
+                    code = next(codes)
+                    table[i][j] = table[j][i] = code if self.kept[code] else None
+            found.append(table)
+        return found
+
+    def ordered(self) -> list[tuple[int, int, int]]:
+        """All ordered pairs of the batch that are used: first atom, second atom, code."""
+        found, start = [], 0
+        for table in self.tables():
+            for i, row in enumerate(table):
+                found += [(start + i, start + j, c) for j, c in enumerate(row) if c is not None]
+            start += len(table)
+        return found
+
+
+@st.composite
+def molecules(draw: st.DrawFn, max_atoms: int = 7, max_molecules: int = 4) -> Molecules:
+    """Up to some molecules of any size, 0 and 1 included, with any codes."""
+    sizes = draw(st.lists(st.integers(0, max_atoms), max_size=max_molecules))
+    length = sum(n * (n + 1) // 2 for n in sizes)
+    code = draw(st.lists(st.integers(0, 4), min_size=length, max_size=length))
+    kept = draw(
+        st.sampled_from(
+            [[True] * 5, [False, True, True, True, True], [True, True, False, False, True]]
+        )
+    )
+    return Molecules(sizes, code, kept)
+
+
+def normalised(rows: Tensor, conv: torch.nn.Module, name: str) -> Tensor:
+    """Batch or layer normalisation of rows that are all written out."""
+    if conv.norm is None or not rows.numel():
+        return rows
+    norm = conv.norms[name]
+    if conv.norm == "layer":
+        mean = rows.mean(-1, keepdim=True)
+        var = ((rows - mean) ** 2).mean(-1, keepdim=True)
+    elif conv.training:
+        mean = rows.mean(0)
+        var = ((rows - mean) ** 2).mean(0)
+    else:
+        mean, var = norm.running_mean, norm.running_var
+    return (rows - mean) / (var + norm.eps) ** 0.5 * norm.weight + norm.bias
+
+
+def plain_weave(
+    conv: torch.nn.Module, x: Tensor, pair: Tensor, ordered: list[tuple[int, int, int]]
+) -> tuple[Tensor, Tensor | None]:
+    """One module; ``pair`` has a row for every ordered pair."""
+
+    def f(name: str, *arguments: Tensor) -> Tensor:
+        linear = getattr(conv, f"lin_{name}")
+        rows = torch.cat(arguments, 1) @ linear.weight.t() + linear.bias
+        return torch.clamp(normalised(rows, conv, name), min=0)
+
+    first = torch.tensor([i for i, _, _ in ordered], dtype=torch.long)
+    second = torch.tensor([j for _, j, _ in ordered], dtype=torch.long)
+    from_pairs = f("pa", pair)
+    sums = [from_pairs[first == i].sum(0) for i in range(x.size(0))]
+    total = torch.stack(sums) if sums else x.new_zeros(0, from_pairs.size(1))
+    new_x = f("a", f("aa", x), total)
+    if conv.residual and new_x.shape == x.shape:
+        new_x = new_x + x
+    if conv.pair_out is None:
+        return new_x, None
+    one = f("ap", x[first], x[second])
+    place = {(i, j): n for n, (i, j, _) in enumerate(ordered)}
+    reverse = torch.tensor([place[j, i] for i, j, _ in ordered], dtype=torch.long)
+    new_pair = f("p", one + one[reverse], f("pp", pair))
+    if conv.residual and new_pair.shape == pair.shape:
+        new_pair = new_pair + pair
+    return new_x, new_pair
