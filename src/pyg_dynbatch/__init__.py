@@ -39,6 +39,7 @@ _ROOM_OF = {
 }
 _ROOMS = (
     "bench",
+    "blocks",
     "core",
     "data",
     "datasets",

@@ -1,5 +1,6 @@
 """The algorithm: recorded calls in, batched calls out; knows torch and numpy alone."""
 
+from pyg_dynbatch.core.compact import CompactProgram
 from pyg_dynbatch.core.engine import Engine, RaggedRows
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.operation import Operation, Operations, Ragged, Signature
@@ -14,6 +15,7 @@ from pyg_dynbatch.core.structure import depth_of, find_cycle, roots_of, slots_of
 from pyg_dynbatch.core.tensor_type import RowType, TensorType
 
 __all__ = [
+    "CompactProgram",
     "DependencyGraph",
     "Engine",
     "Operation",

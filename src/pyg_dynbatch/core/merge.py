@@ -6,17 +6,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyg_dynbatch.core.compact import AnyProgram
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.operation import Ragged, row_type_of
 from pyg_dynbatch.core.policy import DependencyGraph, Policy, order_calls
-from pyg_dynbatch.core.program import CONSTANT, INPUT, RESULT, Program
+from pyg_dynbatch.core.program import CONSTANT, INPUT, RESULT
 from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.core.side_by_side import MergedPrograms, side_by_side
 from pyg_dynbatch.core.tensor_type import RowType, describe, parts_of
 from pyg_dynbatch.core.wiring import Output, Step, Store, Wiring, first_rows
 
 
-def schedule_programs(programs: Sequence[Program], policy: str | Policy) -> Schedule:
+def schedule_programs(
+    programs: Sequence[AnyProgram], policy: str | Policy, merge_equal: bool = True
+) -> Schedule:
     """Merges programs into a schedule; see :meth:`Schedule.from_programs`."""
     programs = list(programs)
     if not programs:
@@ -27,10 +30,20 @@ def schedule_programs(programs: Sequence[Program], policy: str | Policy) -> Sche
                 got=0,
             )
         )
-    merged = side_by_side(programs)
+    return schedule_merged(side_by_side(programs), policy, merge_equal, len(programs))
+
+
+def schedule_merged(
+    merged: MergedPrograms, policy: str | Policy, merge_equal: bool, num_examples: int
+) -> Schedule:
+    """Schedules programs that lie side by side already."""
     constant_row = _merge_equal_constants(merged)
-    value, alive = _merge_equal_calls(merged, constant_row)
-    return _lay_out(merged, value, alive, constant_row, policy, len(programs))
+    if merge_equal:
+        value, alive = _merge_equal_calls(merged, constant_row)
+    else:
+        value = np.arange(merged.value_type.size)
+        alive = np.ones(merged.call_signature.size, dtype=bool)
+    return _lay_out(merged, value, alive, constant_row, policy, num_examples)
 
 
 def _merge_equal_constants(merged: MergedPrograms) -> list[np.ndarray]:

@@ -5,15 +5,16 @@ from typing import Any
 
 import torch
 
+from pyg_dynbatch.core.compact import AnyProgram
 from pyg_dynbatch.core.engine import Engine, RaggedRows
 from pyg_dynbatch.core.operation import Ragged, row_type_of
-from pyg_dynbatch.core.program import CONSTANT, INPUT, Program
+from pyg_dynbatch.core.program import CONSTANT, INPUT
 from pyg_dynbatch.core.tensor_type import RowType, parts_of
 
 
 def run_one_by_one(
     engine: Engine,
-    programs: Sequence[Program],
+    programs: Sequence[AnyProgram],
     inputs: Mapping[RowType | str, Any] | None = None,
 ) -> dict[str, Any]:
     """Runs every call of every program by itself, on rows of batch size 1.
@@ -30,6 +31,7 @@ def run_one_by_one(
 
     Example:
         >>> from pyg_dynbatch.core.operation import Operations
+        >>> from pyg_dynbatch.core.program import Program
         >>> from pyg_dynbatch.core.tensor_type import TensorType
         >>> scalar, operations, program = TensorType(()), Operations(), Program()
         >>> double = operations.add(lambda x: 2 * x, [scalar], [scalar], name="double")
@@ -53,7 +55,7 @@ def run_one_by_one(
 
 
 def _run(
-    engine: Engine, program: Program, inputs: Mapping[Any, Any], used: Mapping[RowType, int]
+    engine: Engine, program: AnyProgram, inputs: Mapping[Any, Any], used: Mapping[RowType, int]
 ) -> list[tuple[torch.Tensor, ...]]:
     """The parts of every value of one program, each with a batch axis of 1."""
     reads: list[list[list[int]]] = [
@@ -99,7 +101,7 @@ def _input_row(inputs: Mapping[Any, Any], row_type: RowType, row: int) -> tuple[
 
 def _call(
     engine: Engine,
-    program: Program,
+    program: AnyProgram,
     call: int,
     reads: list[list[int]],
     values: list[tuple[torch.Tensor, ...]],

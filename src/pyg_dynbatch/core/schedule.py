@@ -16,8 +16,8 @@ from pyg_dynbatch.core.wiring import Store as Store
 from pyg_dynbatch.core.wiring import Wiring as Wiring
 
 if TYPE_CHECKING:
+    from pyg_dynbatch.core.compact import AnyProgram
     from pyg_dynbatch.core.policy import Policy
-    from pyg_dynbatch.core.program import Program
     from pyg_dynbatch.core.statistics import ScheduleStats
 
 
@@ -84,13 +84,18 @@ class Schedule:
 
     @classmethod
     def from_programs(
-        cls, programs: "Sequence[Program]", policy: "str | Policy" = "depth"
+        cls,
+        programs: "Sequence[AnyProgram]",
+        policy: "str | Policy" = "depth",
+        *,
+        merge_equal: bool = True,
     ) -> "Schedule":
         """Merges the programs of a mini-batch into one schedule.
 
         Args:
             programs: One program an example; empty programs are allowed.
             policy: ``"depth"``, ``"agenda"``, or a function (see :mod:`pyg_dynbatch.core.policy`).
+            merge_equal: Make equal calls on equal constants once; off only to compare.
 
         Returns:
             The schedule; outputs come back in the order of ``programs``.
@@ -101,7 +106,7 @@ class Schedule:
         """
         from pyg_dynbatch.core.merge import schedule_programs
 
-        return schedule_programs(programs, policy)
+        return schedule_programs(programs, policy, merge_equal)
 
     @classmethod
     def from_structure(

@@ -1,13 +1,15 @@
 """Put the programs of a mini-batch side by side, every number shifted by an offset."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
+from pyg_dynbatch.core.compact import AnyProgram
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.operation import Signature, row_type_of
-from pyg_dynbatch.core.program import CONSTANT, INPUT, RESULT, Program, ProgramArrays
+from pyg_dynbatch.core.program import CONSTANT, INPUT, RESULT, ProgramArrays
 from pyg_dynbatch.core.tensor_type import RowType
 
 
@@ -44,7 +46,7 @@ def _number(table: dict[Any, int], items: list[Any], item: Any) -> int:
     return number
 
 
-def side_by_side(programs: list[Program]) -> MergedPrograms:
+def side_by_side(programs: Sequence[AnyProgram]) -> MergedPrograms:
     """Joins the fields of all programs, with one list of signatures and one of row types.
 
     Raises:
@@ -102,7 +104,7 @@ def side_by_side(programs: list[Program]) -> MergedPrograms:
 
 
 def _number_all(
-    programs: list[Program],
+    programs: Sequence[AnyProgram],
     signature_table: dict[Any, int],
     signatures: list[Signature],
     type_table: dict[Any, int],

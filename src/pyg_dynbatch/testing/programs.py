@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from pyg_dynbatch.core.compact import AnyProgram
 from pyg_dynbatch.core.engine import Engine
-from pyg_dynbatch.core.program import Program
 from pyg_dynbatch.core.reference import run_one_by_one
 from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.core.tensor_type import parts_of
@@ -27,7 +27,7 @@ from pyg_dynbatch.testing.compare import (
 
 def assert_batching_agrees(
     engine: Engine,
-    programs: Sequence[Program],
+    programs: Sequence[AnyProgram],
     inputs: Inputs | None = None,
     *,
     tolerance: float = TOLERANCE,
@@ -62,7 +62,7 @@ def assert_batching_agrees(
 
 def assert_gradients_agree(
     engine: Engine,
-    programs: Sequence[Program],
+    programs: Sequence[AnyProgram],
     inputs: Inputs | None = None,
     *,
     tolerance: float = TOLERANCE,
@@ -98,7 +98,7 @@ def assert_gradients_agree(
 
 def assert_order_is_free(
     engine: Engine,
-    programs: Sequence[Program],
+    programs: Sequence[AnyProgram],
     inputs: Inputs | None = None,
     *,
     tolerance: float = TOLERANCE,
@@ -139,7 +139,7 @@ def assert_order_is_free(
             assert_same(title, wanted, others[number], tolerance)
 
 
-def _inputs_by_example(programs: Sequence[Program], inputs: Inputs) -> list[dict[Any, Any]]:
+def _inputs_by_example(programs: Sequence[AnyProgram], inputs: Inputs) -> list[dict[Any, Any]]:
     """Cuts the input rows of a batch into those of its examples."""
     used = dict.fromkeys(inputs, 0)
     shares = []
@@ -166,7 +166,7 @@ def _joined(shares: Sequence[Inputs]) -> dict[Any, Any]:
     }
 
 
-def _by_example(engine: Engine, programs: Sequence[Program], inputs: Inputs) -> list[Flat]:
+def _by_example(engine: Engine, programs: Sequence[AnyProgram], inputs: Inputs) -> list[Flat]:
     schedule = Schedule.from_programs(programs)
     results = engine(schedule, inputs)
     found: list[Flat] = [{} for _ in programs]

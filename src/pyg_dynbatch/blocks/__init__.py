@@ -1,0 +1,119 @@
+"""The language: typed blocks that are checked when they are wired and batched when they run."""
+
+from pyg_dynbatch.blocks.access import (
+    Broadcast,
+    GetItem,
+    Length,
+    NGrams,
+    Nth,
+    Slice,
+    Zip,
+    ZipWith,
+)
+from pyg_dynbatch.blocks.batch import BlockResult, TracedBatch
+from pyg_dynbatch.blocks.block import Block, convert_to_block
+from pyg_dynbatch.blocks.compile import PASSES
+from pyg_dynbatch.blocks.compiler import Collater, Compiler
+from pyg_dynbatch.blocks.composition import Composition, Pipe
+from pyg_dynbatch.blocks.control import ForwardDeclaration, Identity, Metric, OneOf, Void
+from pyg_dynbatch.blocks.decode import Traced
+from pyg_dynbatch.blocks.fractal import FractalNet
+from pyg_dynbatch.blocks.functions import Concat, FromTensor, Function, Segment, Zeros
+from pyg_dynbatch.blocks.layers import (
+    FC,
+    Embedding,
+    Layer,
+    ScopedLayer,
+    TensorToTensorLayer,
+    create_variable_scope,
+)
+from pyg_dynbatch.blocks.leaves import (
+    InputRow,
+    InputTransform,
+    OneHot,
+    OneHotFromList,
+    Optional,
+    Scalar,
+    Tensor,
+    Vector,
+)
+from pyg_dynbatch.blocks.records import AllOf, Record
+from pyg_dynbatch.blocks.result_types import (
+    BroadcastSequenceType,
+    PyObjectType,
+    ResultType,
+    SequenceType,
+    TensorType,
+    TupleType,
+    VoidType,
+    canonicalize_type,
+    convert_to_type,
+)
+from pyg_dynbatch.blocks.sequences import RNN, Fold, Map, Max, Mean, Min, Reduce, Sum
+from pyg_dynbatch.blocks.tracer import Tracer
+
+__all__ = [
+    "FC",
+    "PASSES",
+    "RNN",
+    "AllOf",
+    "Block",
+    "BlockResult",
+    "Broadcast",
+    "BroadcastSequenceType",
+    "Collater",
+    "Compiler",
+    "Composition",
+    "Concat",
+    "Embedding",
+    "Fold",
+    "ForwardDeclaration",
+    "FractalNet",
+    "FromTensor",
+    "Function",
+    "GetItem",
+    "Identity",
+    "InputRow",
+    "InputTransform",
+    "Layer",
+    "Length",
+    "Map",
+    "Max",
+    "Mean",
+    "Metric",
+    "Min",
+    "NGrams",
+    "Nth",
+    "OneHot",
+    "OneHotFromList",
+    "OneOf",
+    "Optional",
+    "Pipe",
+    "PyObjectType",
+    "Record",
+    "Reduce",
+    "ResultType",
+    "Scalar",
+    "ScopedLayer",
+    "Segment",
+    "SequenceType",
+    "Slice",
+    "Sum",
+    "Tensor",
+    "TensorToTensorLayer",
+    "TensorType",
+    "Traced",
+    "TracedBatch",
+    "Tracer",
+    "TupleType",
+    "Vector",
+    "Void",
+    "VoidType",
+    "Zeros",
+    "Zip",
+    "ZipWith",
+    "canonicalize_type",
+    "convert_to_block",
+    "convert_to_type",
+    "create_variable_scope",
+]

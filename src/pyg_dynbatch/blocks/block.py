@@ -1,0 +1,293 @@
+"""The base of all blocks: pipes, wires, children and one-off evaluation."""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+import numpy as np
+import torch
+from torch import nn
+
+from pyg_dynbatch.blocks.result_types import ResultType
+from pyg_dynbatch.blocks.typed import TypedIO, wake
+from pyg_dynbatch.core.errors import mismatch
+
+if TYPE_CHECKING:
+    from pyg_dynbatch.blocks.code import Code
+
+
+class Wire(NamedTuple):
+    """One item of what a block gives; ``block[key]``."""
+
+    source: Any
+    key: Any
+
+    def __getitem__(self, key: Any) -> "Wire":
+        return Wire(self, key)
+
+
+class Block(TypedIO):
+    """Maps an input to an output, for one example; blocks are put together into larger ones.
+
+    A block has at most one parent, so an expression is always a tree; layers are what is shared.
+
+    Args:
+        children: Blocks inside, each anything that :func:`convert_to_block` takes.
+        input_type: Type of the input, if it is known.
+        output_type: Type of the output, if it is known.
+        name: For messages and pictures.
+
+    Raises:
+        TypeError: If a child has a parent already.
+
+    Example:
+        >>> from pyg_dynbatch import blocks as td
+        >>> (td.Map(td.Scalar()) >> td.Sum()).eval([1, 2, 3])
+        tensor(6.)
+    """
+
+    # Numpy arrays on the left of ``>>`` must leave the operation to the block.
+    __array_ufunc__ = None
+    __iter__ = None
+    # Left out of paths: what only holds others in order.
+    _transparent = False
+
+    def __init__(
+        self,
+        children: Sequence[Any] = (),
+        input_type: Any = None,
+        output_type: Any = None,
+        name: Any = None,
+    ) -> None:
+        super().__init__(input_type, output_type, name)
+        self._settled = False
+        self._parent: Block | None = None
+        self._declaration: TypedIO | None = None
+        self._children: list[Block] = []
+        self._said: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+        for child in children:
+            self._adopt(convert_to_block(child))
+
+    # Structure.
+
+    @property
+    def children(self) -> list["Block"]:
+        """The blocks directly inside."""
+        return list(self._children)
+
+    @property
+    def parent(self) -> "Block | None":
+        """The block directly around, if there is one."""
+        return self._parent
+
+    def _adopt(self, child: "Block") -> None:
+        if child._parent is not None:
+            raise TypeError(
+                mismatch(
+                    f"{child._label()}: already a child of {child._parent._label()}",
+                    expected="a block without a parent",
+                    got=repr(child),
+                    where=child._path(),
+                    mend="make a second block; share weights by using one layer in both",
+                )
+            )
+        child._parent = self
+        child._listeners.append(self)
+        self._children.append(child)
+
+    def _settle(self, *said: Any, **said_by_name: Any) -> None:
+        """Ends every constructor: keeps what was said, for repr, and starts inference."""
+        self._settled = True
+        self._said = (said, {k: v for k, v in said_by_name.items() if v is not None})
+        wake(self, *self._children)
+
+    def walk(self) -> Iterator["Block"]:
+        """Lists the block and all blocks inside, parents before children."""
+        left = [self]
+        while left:
+            block = left.pop()
+            yield block
+            left += reversed(block._children)
+
+    def _path(self) -> str:
+        parts: list[str] = []
+        block = self
+        while block._parent is not None:
+            parts.append(block._parent._step_to(block))
+            block = block._parent
+        top = block._declaration._label() if block._declaration is not None else "Root"
+        return top + "".join(reversed(parts))
+
+    def _step_to(self, child: "Block") -> str:
+        """How the path goes on from here to a child."""
+        if child._transparent:
+            return self._key_of(child)
+        alike = [c for c in self._children if c._label() == child._label()]
+        number = f"#{alike.index(child) + 1}" if len(alike) > 1 else ""
+        return f"{self._key_of(child)}.{child._label()}{number}"
+
+    def _key_of(self, child: "Block") -> str:
+        """How a block with keys tells its children apart: ``['pair']``."""
+        return ""
+
+    # Putting together.
+
+    def __rshift__(self, other: Any) -> "Block":
+        from pyg_dynbatch.blocks.composition import Pipe
+
+        return Pipe(self, other)
+
+    def __rrshift__(self, other: Any) -> "Block":
+        from pyg_dynbatch.blocks.composition import Pipe
+
+        return Pipe(other, self)
+
+    def __getitem__(self, key: Any) -> Any:
+        """Gives a wire from one item of the output; of a slice, inside a scope, a block."""
+        if isinstance(key, slice):
+            from pyg_dynbatch.blocks.access import GetItem
+
+            return GetItem(key).reads(self)
+        return Wire(self, key)
+
+    def reads(self, *others: Any) -> "Block":
+        """Wires inputs, inside ``with composition.scope():``.
+
+        Args:
+            *others: Blocks, wires ``block[i]``, ``composition.input``; several become a tuple.
+
+        Returns:
+            The block itself.
+
+        Raises:
+            AssertionError: Outside a scope.
+        """
+        from pyg_dynbatch.blocks.composition import current_composition
+
+        composition = current_composition(f"{self._label()}.reads")
+        composition.connect(others[0] if len(others) == 1 else tuple(others), self)
+        return self
+
+    # What every kind of block says about itself.
+
+    def _check(self) -> None:
+        """Refuses, when the model is compiled, what could only be known at the end."""
+
+    def _emit(self, code: "Code", value: Any) -> Any:
+        """Writes the lines that compute the output from the input; see :mod:`.code`."""
+        raise NotImplementedError
+
+    def _known(self, side: str) -> ResultType:
+        """A type that must be known by now."""
+        found = self._types[side]
+        if found is None:
+            raise TypeError(
+                mismatch(
+                    f"{self._label()}: the {side} type cannot be inferred",
+                    expected=f"a type from its neighbours, or block.set_{side}_type(...)",
+                    got="nothing that says it",
+                    where=self._path(),
+                )
+            )
+        return found
+
+    def _refuse(
+        self, what: str, error: type[Exception] = TypeError, mend: str = "", **facts: Any
+    ) -> NoReturn:
+        raise error(mismatch(f"{self._label()}: {what}", where=self._path(), mend=mend, **facts))
+
+    # Running.
+
+    def eval(self, inp: Any, *, tolist: bool = False, inputs: Any = None) -> Any:
+        """Evaluates one input, without keeping anything.
+
+        Args:
+            inp: The input: a Python object.
+            tolist: Give numbers and lists instead of tensors.
+            inputs: Rows from outside by tag, see :class:`InputRow`.
+
+        Returns:
+            The output, with tensors where the type has tensors; together with a dictionary of
+            the values of each metric, if there is any.
+
+        Example:
+            >>> from pyg_dynbatch import blocks as td
+            >>> td.Vector(2).eval([1, 2], tolist=True)
+            [1.0, 2.0]
+        """
+        from pyg_dynbatch.blocks.evaluate import evaluate
+
+        return evaluate(self, inp, tolist=tolist, inputs=inputs)
+
+    def max_depth(self, inp: Any) -> int:
+        """Counts the longest chain of batched calls for an input; nothing is run.
+
+        Example:
+            >>> from pyg_dynbatch import blocks as td
+            >>> td.Map(td.Scalar()).max_depth([1, 2])
+            0
+        """
+        from pyg_dynbatch.blocks.evaluate import depth_for
+
+        return depth_for(self, inp)
+
+    def __repr__(self) -> str:
+        """Reads like the call that makes it."""
+        said, by_name = self._said
+        named = {**by_name, **({"name": self._name} if self._name else {})}
+        parts = [said_as(value) for value in said]
+        parts += [f"{key}={said_as(value)}" for key, value in named.items()]
+        return f"{type(self).__name__.lstrip('_')}({', '.join(parts)})"
+
+
+def said_as(value: Any) -> str:
+    """Writes an argument so that it can be read back where its names are known."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{k!r}: {said_as(v)}' for k, v in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(said_as, value))}]"
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+        return f"({', '.join(map(said_as, value))}{',' if len(value) == 1 else ''})"
+    if isinstance(value, torch.dtype):
+        return repr(str(value).removeprefix("torch."))
+    is_plain = callable(value) and not isinstance(value, TypedIO | nn.Module)
+    return getattr(value, "__name__", repr(value)) if is_plain else repr(value)
+
+
+def convert_to_block(block_like: Any) -> Block:
+    """Turns what stands for a block into one.
+
+    Args:
+        block_like: A block; a layer or ``nn.Module`` (becomes :class:`Function`); a tensor or
+            numpy array (:class:`FromTensor`); a dict, list or tuple (:class:`Record`).
+
+    Returns:
+        The block.
+
+    Raises:
+        TypeError: If it is none of these.
+
+    Example:
+        >>> from pyg_dynbatch import blocks as td
+        >>> convert_to_block({"a": td.Scalar()})
+        Record({'a': Scalar()})
+    """
+    from pyg_dynbatch.blocks.functions import FromTensor, Function
+    from pyg_dynbatch.blocks.records import Record
+
+    if isinstance(block_like, Block):
+        return block_like
+    if isinstance(block_like, nn.Module):
+        return Function(block_like)
+    if isinstance(block_like, torch.Tensor | np.ndarray):
+        return FromTensor(block_like)
+    if isinstance(block_like, dict | list | tuple) and not isinstance(block_like, Wire):
+        return Record(block_like)
+    raise TypeError(
+        mismatch(
+            "convert_to_block: cannot be turned into a block",
+            expected="a block, layer, module, tensor, array, dict, list or tuple",
+            got=repr(block_like),
+            mend="td.Function(f) for a function on tensors, td.InputTransform(f) for one on the "
+            "host",
+        )
+    )

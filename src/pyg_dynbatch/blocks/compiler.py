@@ -1,0 +1,370 @@
+"""Turn a block into a module that takes mini-batches of Python examples."""
+
+import multiprocessing
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from pyg_dynbatch.blocks.batch import (
+    BlockResult,
+    TracedBatch,
+    collate_traced,
+    refuse_one_example,
+    result_of,
+)
+from pyg_dynbatch.blocks.block import Block, convert_to_block
+from pyg_dynbatch.blocks.compile import MERGE_EQUAL, PASSES, checked_passes, compile_block
+from pyg_dynbatch.blocks.decode import Traced
+from pyg_dynbatch.blocks.result_types import (
+    PyObjectType,
+    ResultType,
+    SequenceType,
+    TensorType,
+    TupleType,
+    shown,
+)
+from pyg_dynbatch.blocks.tracer import Tracer
+from pyg_dynbatch.core.engine import Engine
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.operation import Operations
+from pyg_dynbatch.core.policy import Policy
+
+
+class Collater:
+    """Traces examples and merges them into a mini-batch; fits a loader's ``collate_fn``.
+
+    Args:
+        tracer: From a compiler.
+        policy: ``"depth"``, ``"agenda"``, or a function.
+        merge_equal: Make equal calls on equal constants once.
+        max_depth: Refuse deeper examples.
+
+    Example:
+        >>> from torch.utils.data import DataLoader
+        >>> from pyg_dynbatch import blocks as td
+        >>> compiler = td.Compiler.create(td.Map(td.Scalar()) >> td.Sum())
+        >>> loader = DataLoader([[1.0, 2.0], [3.0]], batch_size=2, collate_fn=compiler.collate)
+        >>> [compiler(batch).output.tolist() for batch in loader]
+        [[3.0, 3.0]]
+    """
+
+    def __init__(
+        self,
+        tracer: Tracer,
+        policy: str | Policy = "depth",
+        merge_equal: bool = True,
+        max_depth: int | None = None,
+    ) -> None:
+        self.tracer, self.policy = tracer, policy
+        self.merge_equal, self.max_depth = merge_equal, max_depth
+
+    def __call__(self, examples: Iterable[Any]) -> TracedBatch:
+        """Makes a mini-batch of examples, traced or not.
+
+        Raises:
+            AssertionError: If an example is deeper than ``max_depth``.
+        """
+        traced = [
+            one if isinstance(one, Traced) else self.tracer(one, number)
+            for number, one in enumerate(refuse_one_example(examples))
+        ]
+        if self.max_depth is not None:
+            self._check_depth(traced)
+        return collate_traced(self.tracer.recipe, traced, self.policy, self.merge_equal)
+
+    def _check_depth(self, traced: Sequence[Traced]) -> None:
+        for number, one in enumerate(traced):
+            if (depth := self.tracer.program(one).depth) > (self.max_depth or 0):
+                raise AssertionError(
+                    mismatch(
+                        "Compiler: an example is deeper than max_depth",
+                        expected=f"{self.max_depth} calls one after another at most",
+                        got=depth,
+                        where=f"example {number}",
+                    )
+                )
+
+
+class Compiler(nn.Module):
+    """Runs a block on mini-batches; holds all parameters of its layers.
+
+    ``Compiler.create(root)`` makes one. Call it on a list of examples; or let loader workers
+    call its :attr:`tracer` or :attr:`collate`, which know no parameters, and hand it their
+    batches.
+
+    Example:
+        >>> import torch
+        >>> from pyg_dynbatch import blocks as td
+        >>> cell = torch.nn.Bilinear(1, 1, 1)
+        >>> model = Compiler.create(td.Map(td.Vector(1)) >> td.Fold(cell, td.Zeros(1)))
+        >>> model([[[1.0], [2.0]], [[3.0]]]).output.shape
+        torch.Size([2, 1])
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._root: Block | None = None
+        self._tracer: Tracer | None = None
+        self._collate: Collater | None = None
+        self._pool: list[Any] = []
+        self.engine: Engine | None = None
+        self._passes: tuple[str, ...] = PASSES
+
+    @classmethod
+    def create(
+        cls,
+        root_block_like: Any,
+        max_depth: int | None = None,
+        *,
+        policy: str | Policy = "depth",
+        passes: Iterable[str] = PASSES,
+    ) -> "Compiler":
+        """Compiles a block.
+
+        Args:
+            root_block_like: What :func:`convert_to_block` takes.
+            max_depth: Refuse examples with more calls one after another.
+            policy: Order of the steps: ``"depth"``, ``"agenda"``, or a function.
+            passes: The rewrites to make, of :data:`~pyg_dynbatch.blocks.compile.PASSES`.
+
+        Returns:
+            The module.
+
+        Raises:
+            TypeError: If a type cannot be inferred, the output holds a host object or a
+                sequence, or there are neither outputs nor metrics.
+        """
+        compiler = cls()
+        compiler.compile(root_block_like, passes=passes)
+        compiler.init_loom(max_depth, policy=policy)
+        return compiler
+
+    def compile(self, root_block_like: Any, *, passes: Iterable[str] = PASSES) -> None:
+        """Compiles a block, as the first of two steps; see :meth:`create`.
+
+        Raises:
+            RuntimeError: If a block was compiled before.
+        """
+        if self._root is not None:
+            self._wrong_order("a block was compiled before", "a new Compiler()")
+        root = convert_to_block(root_block_like)
+        self._passes = checked_passes(passes)
+        operations = Operations()
+        tracer = compile_block(root, operations, self._passes)
+        _check_root(root, tracer)
+        self._root, self._tracer, self.engine = root, tracer, Engine(operations)
+
+    def init_loom(self, max_depth: int | None = None, *, policy: str | Policy = "depth") -> None:
+        """Makes ready for examples, as the second of two steps; see :meth:`create`.
+
+        Raises:
+            RuntimeError: If nothing is compiled, or this was done before.
+        """
+        if self._tracer is None:
+            self._wrong_order("nothing is compiled", "compiler.compile(block)")
+        if self._collate is not None:
+            self._wrong_order("init_loom was called before", "one call")
+        self._collate = Collater(self._tracer, policy, MERGE_EQUAL in self._passes, max_depth)
+
+    def _wrong_order(self, what: str, wanted: str) -> NoReturn:
+        raise RuntimeError(
+            mismatch(
+                f"Compiler: {what}",
+                expected=wanted,
+                got="compile, init_loom, use: in another order",
+                mend="Compiler.create(block) does both",
+            )
+        )
+
+    @property
+    def is_loom_initialized(self) -> bool:
+        """Whether examples can be taken."""
+        return self._collate is not None
+
+    @property
+    def root(self) -> Block:
+        """The block."""
+        if self._root is None:
+            self._wrong_order("nothing is compiled", "compiler.compile(block)")
+        return self._root
+
+    @property
+    def tracer(self) -> Tracer:
+        """Records the calls of one example; without parameters."""
+        if self._tracer is None:
+            self._wrong_order("nothing is compiled", "compiler.compile(block)")
+        return self._tracer
+
+    @property
+    def collate(self) -> Collater:
+        """Makes a mini-batch of examples, traced or not; without parameters."""
+        if self._collate is None:
+            self._wrong_order("used before init_loom", "compiler.init_loom()")
+        return self._collate
+
+    def forward(self, examples: Any, inputs: Any = None) -> BlockResult:
+        """Computes a mini-batch.
+
+        Args:
+            examples: Python examples (traced or not), or what :attr:`collate` made of them.
+            inputs: Rows from outside by tag, see :class:`InputRow`.
+
+        Returns:
+            Outputs and metrics, in the order of the examples.
+        """
+        batch = examples if isinstance(examples, TracedBatch) else self.collate(examples)
+        engine = self._engine()
+        batch = batch.to(engine.device)
+        found = engine(batch.schedule, inputs)
+        return result_of(self.root._known("output"), found, batch, self._empty_metric)
+
+    def _engine(self) -> Engine:
+        if self.engine is None:
+            self._wrong_order("nothing is compiled", "compiler.compile(block)")
+        return self.engine
+
+    def _empty_metric(self, name: str) -> Tensor:
+        """The values of a metric that no example has."""
+        engine = self._engine()
+        kind = self.tracer.recipe.metric_types[name]
+        assert isinstance(kind, TensorType)
+        dtype = engine.working_dtype(kind.torch_dtype)
+        return torch.zeros((0, *kind.shape), dtype=dtype, device=engine.device)
+
+    def max_depth(self, inp: Any) -> int:
+        """Counts the longest chain of calls for an input; nothing is run."""
+        return self.tracer.program(self.tracer(inp)).depth
+
+    # Tracing ahead.
+
+    @property
+    def pool(self) -> Any:
+        """The pool of worker processes in whose context we are, or None."""
+        return self._pool[-1] if self._pool else None
+
+    @contextmanager
+    def multiprocessing_pool(self, processes: int | None = None) -> Iterator[Any]:
+        """Traces in other processes inside the context; contexts may be nested.
+
+        Args:
+            processes: Their number; one a core where left out.
+
+        Raises:
+            AssertionError: If contexts are left in another order than the reverse of entering.
+        """
+        pool = multiprocessing.get_context("spawn").Pool(processes, _begin_worker, (self.tracer,))
+        self._pool.append(pool)
+        try:
+            yield pool
+        finally:
+            if not self._pool or self._pool[-1] is not pool:
+                raise AssertionError(
+                    mismatch(
+                        "Compiler.multiprocessing_pool: contexts overlap",
+                        expected="the pool opened last to be left first",
+                        got="another one",
+                    )
+                )
+            self._pool.pop()
+            pool.terminate()
+            pool.join()
+
+    def build_loom_inputs(
+        self,
+        examples: Iterable[Any],
+        metric_labels: bool = False,
+        chunk_size: int = 100,
+        ordered: bool = False,
+    ) -> Iterator[Traced]:
+        """Traces examples one by one, in the pool if there is one; keep them for all epochs.
+
+        Args:
+            examples: Any iterable of examples.
+            metric_labels: Keep the labels of metrics.
+            chunk_size: How many a worker process takes at a time.
+            ordered: Give them in the order of the examples; matters with a pool only.
+
+        Returns:
+            One traced example each.
+        """
+        if not isinstance(examples, Iterable):
+            refuse_one_example(examples)
+        if self.pool is None:
+            found: Iterator[Traced] = map(self.tracer, examples)
+        else:
+            trace = self.pool.imap if ordered else self.pool.imap_unordered
+            found = trace(_trace, examples, chunk_size)
+        return found if metric_labels else map(_without_labels, found)
+
+    def build_loom_input_batched(
+        self,
+        examples: Iterable[Any],
+        batch_size: int = 100,
+        metric_labels: bool = False,
+        ordered: bool = False,
+    ) -> Iterator[TracedBatch]:
+        """Makes mini-batches of examples, to be handed to the compiler one by one.
+
+        Args:
+            examples: Any iterable of examples.
+            batch_size: Number of examples in each.
+            metric_labels: Keep the labels of metrics.
+            ordered: Keep the order of the examples; matters with a pool only.
+
+        Returns:
+            The mini-batches.
+        """
+        found = self.build_loom_inputs(examples, metric_labels, batch_size, ordered)
+        while group := list(islice(found, batch_size)):
+            yield self.collate(group)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves pools of processes behind."""
+        return {**self.__dict__, "_pool": []}
+
+    def extra_repr(self) -> str:
+        """Shows the block."""
+        return repr(self._root)
+
+
+_worker: list[Tracer] = []
+
+
+def _begin_worker(tracer: Tracer) -> None:
+    _worker[:] = [tracer]
+
+
+def _trace(example: Any) -> Traced:
+    return _worker[0](example)
+
+
+def _without_labels(traced: Traced) -> Traced:
+    return traced._replace(labels={name: [None] * len(v) for name, v in traced.labels.items()})
+
+
+def _check_root(root: Block, tracer: Tracer) -> None:
+    """Refuses roots whose output cannot be stacked over examples."""
+    kind = root._known("output")
+    bad = _first_bad(kind)
+    if bad is not None:
+        what = "a host object" if isinstance(bad, PyObjectType) else "a sequence"
+        root._refuse(
+            f"{what} in the output of the root",
+            expected="tensors and tuples of them",
+            got=f"{shown(kind)}, {kind!r}",
+            mend="root.eval(example) gives anything; td.Metric hands out any number of values",
+        )
+    if not kind.size and not tracer.recipe.metrics:
+        root._refuse(
+            "there is nothing to compute", expected="an output or a metric", got=shown(kind)
+        )
+
+
+def _first_bad(kind: ResultType) -> ResultType | None:
+    if isinstance(kind, TupleType):
+        return next((bad for item in kind if (bad := _first_bad(item)) is not None), None)
+    return kind if isinstance(kind, PyObjectType | SequenceType) else None

@@ -1,0 +1,431 @@
+"""Blocks that put blocks together: pipes, wired graphs, records, several readers of one input."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from pyg_dynbatch.blocks.block import Block, Wire, convert_to_block, said_as
+from pyg_dynbatch.blocks.code import Code, packed
+from pyg_dynbatch.blocks.result_types import (
+    PyObjectType,
+    ResultType,
+    SequenceType,
+    TupleType,
+    VoidType,
+    canonicalize_type,
+)
+from pyg_dynbatch.core.errors import mismatch
+
+
+class _Scopes(threading.local):
+    """The compositions whose scopes are open; one list a thread."""
+
+    def __init__(self) -> None:
+        self.open: list[Composition] = []
+
+
+_scopes = _Scopes()
+
+
+def current_composition(who: str) -> "Composition":
+    """The composition whose scope is open.
+
+    Raises:
+        AssertionError: Outside a scope.
+    """
+    if not _scopes.open:
+        raise AssertionError(
+            mismatch(
+                f"{who}: used outside a scope",
+                expected="with composition.scope(): …",
+                got="no open scope",
+            )
+        )
+    return _scopes.open[-1]
+
+
+class _Pipe(Block):
+    """Feeds each of two blocks or more with what the one before gives; see :func:`Pipe`."""
+
+    _transparent = True
+
+    def __init__(self, blocks: list[Block], name: Any) -> None:
+        parts: list[Block] = []
+        for block in blocks:
+            is_pipe = isinstance(block, _Pipe) and block._name is None and block._parent is None
+            parts += block._release() if is_pipe else [block]  # type: ignore[attr-defined]
+        super().__init__(parts, name=name)
+        self._settle(*parts)
+
+    def _release(self) -> list[Block]:
+        """Gives the parts free, for a longer pipe."""
+        parts, self._children = self._children, []
+        for part in parts:
+            part._parent = None
+            part._listeners.remove(self)
+        return parts
+
+    def _infer(self) -> None:
+        if not self._children:
+            return
+        first, last = self._children[0], self._children[-1]
+        if self.input_type is not None:
+            first.set_input_type(self.input_type)
+        for one, other in zip(self._children, self._children[1:], strict=False):
+            if one.output_type is not None:
+                other.set_input_type(one.output_type)
+            if other.input_type is not None:
+                one.set_output_type(other.input_type)
+        if self.output_type is not None:
+            last.set_output_type(self.output_type)
+        if first.input_type is not None:
+            self.set_input_type(first.input_type)
+        if last.output_type is not None:
+            self.set_output_type(last.output_type)
+
+    def _emit(self, code: Code, value: Any) -> Any:
+        from pyg_dynbatch.blocks.split_linear import split
+
+        number = 0
+        while number < len(self._children):
+            found = split(code, self._children[number : number + 2], value)
+            if found is not None:
+                value = found
+                number += 2
+            else:
+                value = code.emit(self._children[number], value)
+                number += 1
+        return value
+
+
+class CompositionIO(Block):
+    """Stands for the input or the output of a composition."""
+
+    def __init__(self, composition: "Composition", side: str) -> None:
+        super().__init__(name=f"{side} of {composition._label()}")
+        self.composition, self.side = composition, side
+        self._settle()
+
+    def _path(self) -> str:
+        return f"{self.composition._path()}.{self.side}"
+
+    def __repr__(self) -> str:
+        """Reads like the attribute."""
+        return f"{self.composition._label()}.{self.side}"
+
+
+def Pipe(*blocks: Any, name: Any = None) -> Block:  # noqa: N802 - stands among classes
+    """Feeds each block with what the one before gives; ``a >> b`` makes it.
+
+    Pipes inside and identities are dissolved; a pipe of nothing is an identity, of one block
+    that block.
+
+    Args:
+        *blocks: What :func:`convert_to_block` takes.
+        name: For messages and pictures.
+
+    Returns:
+        The pipe.
+
+    Example:
+        >>> from pyg_dynbatch import blocks as td
+        >>> td.Pipe(td.InputTransform(len), td.Scalar()).eval("abc")
+        tensor(3.)
+    """
+    from pyg_dynbatch.blocks.control import Identity
+
+    found = [convert_to_block(block) for block in blocks]
+    kept = [block for block in found if type(block) is not Identity] or found[:1]
+    if not kept:
+        return Identity(name=name)
+    for number, block in enumerate(found):
+        if type(block) is Identity and block is not kept[0]:
+            # What an identity was told about its type, its neighbour must know.
+            before = [b for b in found[:number] if b in kept]
+            if before and block.input_type is not None:
+                before[-1].set_output_type(block.input_type)
+            elif not before and block.input_type is not None:
+                kept[0].set_input_type(block.input_type)
+    return kept[0] if len(kept) == 1 and name is None else _Pipe(kept, name)
+
+
+Connection = tuple[Any, Block]
+
+
+class Composition(Block):
+    """Wires blocks into an acyclic graph.
+
+    Args:
+        children: Blocks that belong to it before anything is wired.
+        name: For messages and pictures.
+        wires: Connections, as :func:`repr` writes them: ``(source, target)`` with numbers of
+            children, ``"input"`` and ``"output"``; a list ``[source, key]`` is an item.
+
+    Raises:
+        TypeError: At compiling, if the output of a child is unused, or nothing feeds the output.
+        ValueError: If the output is read, the input written, an input connected twice, a foreign
+            composition's input or output used, or the wires run in a circle.
+
+    Example:
+        >>> from pyg_dynbatch import blocks as td
+        >>> import torch
+        >>> square = td.Composition()
+        >>> with square.scope():
+        ...     x = td.Scalar().reads(square.input)
+        ...     product = td.Function(torch.mul).reads(x, x)
+        ...     square.output.reads(product)
+        Composition.output
+        >>> square.eval(3.0)
+        tensor(9.)
+    """
+
+    def __init__(self, children: Any = None, name: Any = None, *, wires: Any = ()) -> None:
+        super().__init__(list(children or ()), name=name)
+        self._connections: list[Connection] = []
+        self._input, self._output = CompositionIO(self, "input"), CompositionIO(self, "output")
+        for side in (self._input, self._output):
+            side._listeners.append(self)
+        self._settle()
+        for source, target in wires:
+            self.connect(self._meant(source), self._meant(target))
+
+    def _meant(self, said: Any) -> Any:
+        if isinstance(said, tuple):
+            return tuple(self._meant(item) for item in said)
+        if isinstance(said, list):
+            return Wire(self._meant(said[0]), said[1])
+        sides = {"input": self._input, "output": self._output}
+        return sides[said] if isinstance(said, str) else self._children[said]
+
+    @property
+    def input(self) -> Block:
+        """What the composition is given, to be read by its children."""
+        return self._input
+
+    @property
+    def output(self) -> Block:
+        """What the composition gives; it reads from one of its children."""
+        return self._output
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """Lets :meth:`Block.reads` wire inside this composition.
+
+        Raises:
+            AssertionError: If scopes are left in another order than the reverse of entering.
+        """
+        _scopes.open.append(self)
+        try:
+            yield
+        finally:
+            if not _scopes.open or _scopes.open[-1] is not self:
+                raise AssertionError(
+                    mismatch(
+                        f"{self._label()}.scope: scopes overlap",
+                        expected="the scope opened last to be left first",
+                        got="another one",
+                    )
+                )
+            _scopes.open.pop()
+
+    def connect(self, a: Any, b: Any) -> None:
+        """Feeds the input of one block with what another gives.
+
+        Args:
+            a: A block, ``block[i]``, ``composition.input``, or a tuple of such.
+            b: A block or ``composition.output``.
+
+        Raises:
+            ValueError: See the class.
+        """
+        target = b if isinstance(b, Block) else convert_to_block(b)
+        if isinstance(target, CompositionIO):
+            self._own(target, "output", "the input of a composition is written")
+        source = self._source(a)
+        if any(known is target for _, known in self._connections):
+            self._refuse(
+                f"the input of {target._label()} is connected already",
+                ValueError,
+                expected="one connection an input; several sources as a tuple",
+                got=repr(a),
+            )
+        if not isinstance(target, CompositionIO) and target._parent is not self:
+            self._adopt(target)
+        self._connections.append((source, target))
+        if self._circle():
+            self._connections.pop()
+            self._refuse("the wires run in a circle", ValueError, got=f"{a!r} -> {b!r}")
+        self._settle()
+
+    def _own(self, side: CompositionIO, wanted: str, what: str) -> None:
+        if side.composition is not self:
+            self._refuse(
+                f"the {side.side} of another composition is used",
+                ValueError,
+                expected=f"the {side.side} of {self._label()}",
+                got=repr(side),
+            )
+        if side.side != wanted:
+            self._refuse(what, ValueError, expected=f"its {wanted}", got=repr(side))
+
+    def _source(self, a: Any) -> Any:
+        if isinstance(a, Wire):
+            return Wire(self._source(a.source), a.key)
+        if isinstance(a, tuple | list):
+            return tuple(self._source(item) for item in a)
+        block = convert_to_block(a)
+        if isinstance(block, CompositionIO):
+            self._own(block, "input", "the output of a composition is read")
+        elif block._parent is not self:
+            self._adopt(block)
+        return block
+
+    def _circle(self) -> bool:
+        feeds = {id(target): _blocks_of(source) for source, target in self._connections}
+        done: set[int] = set()
+        for _ in range(len(self._connections)):
+            done |= {b for b, reads in feeds.items() if all(self._ready(r, done) for r in reads)}
+        return any(b not in done for b in feeds)
+
+    def _ready(self, block: Block, done: set[int]) -> bool:
+        fed = any(target is block for _, target in self._connections)
+        return not fed or id(block) in done
+
+    def _infer(self) -> None:
+        for side, inner in (("input", self._input), ("output", self._output)):
+            key = "output" if side == "input" else "input"
+            if self._types[side] is not None:
+                inner._learn(key, self._types[side])
+            if inner._types[key] is not None:
+                self._learn(side, inner._types[key])
+        for source, target in self._connections:
+            if (found := _type_of(source)) is not None:
+                target.set_input_type(found)
+            if target.input_type is not None:
+                _tell(source, target.input_type)
+
+    def _check(self) -> None:
+        fed = {id(target) for _, target in self._connections}
+        used = {id(block) for source, _ in self._connections for block in _blocks_of(source)}
+        if id(self._output) not in fed:
+            if self.output_type is None or self.output_type == VoidType():
+                self.set_output_type(VoidType())
+            if not any(_gives_something(child) for child in self._children):
+                if not isinstance(self.output_type, VoidType):
+                    self._refuse_no_output()
+            elif self.output_type != VoidType():
+                self._refuse_no_output()
+        for child in self._children:
+            if id(child) not in fed:
+                child.set_input_type(VoidType())
+            if id(child) not in used and child.output_type != VoidType():
+                self._refuse(
+                    f"the output of {child._label()} is unused",
+                    expected="every output to be read by something",
+                    got=repr(child),
+                    mend=">> td.Void() swallows it",
+                )
+
+    def _refuse_no_output(self) -> None:
+        self._refuse(
+            "nothing feeds the output",
+            expected="composition.output.reads(block)",
+            got=f"{len(self._connections)} wires",
+            mend="composition.set_output_type(td.VoidType()) if it gives nothing on purpose",
+        )
+
+    def _emit(self, code: Code, value: Any) -> Any:
+        values: dict[int, Any] = {id(self._input): value}
+        left = list(self._connections)
+        for child in self._children:
+            if not any(target is child for _, target in left):
+                values[id(child)] = code.emit(child, "None")
+        while left:
+            for connection in left:
+                source, target = connection
+                if all(id(block) in values for block in _blocks_of(source)):
+                    break
+            left.remove(connection)
+            given = _value_of(code, source, values)
+            is_side = isinstance(target, CompositionIO)
+            values[id(target)] = given if is_side else code.emit(target, given)
+        return values.get(id(self._output), "None")
+
+    def __repr__(self) -> str:
+        """Reads like the call that makes it."""
+        named = [f"name={self._name!r}"] if self._name else []
+        if self._connections:
+            pairs = [(self._said_of(source), self._said_of(b)) for source, b in self._connections]
+            named.append(f"wires={said_as(pairs)}")
+        return f"Composition({', '.join([said_as(self._children), *named])})"
+
+    def _said_of(self, source: Any) -> Any:
+        if isinstance(source, Wire):
+            return [self._said_of(source.source), source.key]
+        if isinstance(source, tuple):
+            return tuple(self._said_of(item) for item in source)
+        return source.side if isinstance(source, CompositionIO) else self._children.index(source)
+
+
+def _gives_something(block: Block) -> bool:
+    return block.output_type != VoidType()
+
+
+def _blocks_of(source: Any) -> list[Block]:
+    if isinstance(source, Wire):
+        return _blocks_of(source.source)
+    if isinstance(source, tuple):
+        return [block for item in source for block in _blocks_of(item)]
+    return [source]
+
+
+def _type_of(source: Any) -> ResultType | None:
+    """Type of what a source gives, if it is known."""
+    if isinstance(source, Wire):
+        whole = _type_of(source.source)
+        if isinstance(whole, TupleType):
+            return whole[source.key]
+        if isinstance(whole, SequenceType):
+            return whole.element_type
+        return whole
+    if isinstance(source, tuple):
+        items = [_type_of(item) for item in source]
+        return None if None in items else canonicalize_type(tuple(items))
+    return source.output_type
+
+
+def _tell(source: Any, wanted: ResultType) -> None:
+    """Tells the blocks of a source what is wanted of them, as far as it can be said."""
+    if isinstance(source, Block):
+        source.set_output_type(wanted)
+    elif isinstance(source, tuple) and not isinstance(source, Wire):
+        if isinstance(wanted, TupleType) and len(wanted) == len(source):
+            for item, kind in zip(source, wanted, strict=True):
+                _tell(item, kind)
+        elif isinstance(wanted, PyObjectType):
+            for item in source:
+                _tell(item, wanted)
+
+
+def _value_of(code: Code, source: Any, values: dict[int, Any]) -> Any:
+    if isinstance(source, Wire):
+        whole = _value_of(code, source.source, values)
+        if isinstance(whole, tuple):
+            return whole[source.key]
+        name = code.fresh()
+        code.line(f"{name} = {whole}[{source.key!r}]")
+        return name
+    if isinstance(source, tuple):
+        items = tuple(_value_of(code, item, values) for item in source)
+        return packed_if_object(code, items, _type_of(source))
+    return values[id(source)]
+
+
+def packed_if_object(code: Code, items: tuple[Any, ...], result_type: ResultType | None) -> Any:
+    """Makes one host object of several, where their tuple is one."""
+    if not isinstance(result_type, PyObjectType):
+        return items
+    name = code.fresh()
+    code.line(f"{name} = {packed(items)}")
+    return name

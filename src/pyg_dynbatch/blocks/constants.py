@@ -1,0 +1,89 @@
+"""Stack the host's data into constant rows, and say which of it does not fit."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from pyg_dynbatch.blocks.complaint import Complaint
+from pyg_dynbatch.blocks.site import Site
+from pyg_dynbatch.core.tensor_type import RowType, TensorType, parts_of
+
+
+def rows_of(site: Site, row_type: RowType, items: Sequence[Any]) -> np.ndarray:
+    """Stacks the constants of one site, and refuses what is not of the stated form."""
+    if site.kind == "input":
+        return _input_rows(site, items)
+    (wanted,) = parts_of(row_type)
+    if site.table is not None:
+        return site.table[np.asarray(items, dtype=np.int64)]
+    try:
+        found = _stacked(items)
+        fits = found.shape[1:] == wanted.shape and found.dtype.kind in _KINDS[_kind(wanted)]
+    except (ValueError, TypeError, RuntimeError):
+        fits = False
+    if not fits:
+        raise _misfit(site, wanted, items)
+    return found.astype(NUMPY.get(wanted.dtype or torch.float32, np.float32), copy=False)
+
+
+NUMPY = {
+    dtype: torch.empty(0, dtype=dtype).numpy().dtype
+    for dtype in (
+        torch.float16, torch.float32, torch.float64, torch.uint8, torch.int8, torch.int16,
+        torch.int32, torch.int64, torch.bool, torch.complex64, torch.complex128,
+    )
+}  # fmt: skip
+# Which kinds of numbers go into which without loss of kind.
+_KINDS = {"f": "fiub", "i": "iub", "c": "cfiub"}
+
+
+def _kind(wanted: TensorType) -> str:
+    if wanted.dtype is None or wanted.dtype.is_complex:
+        return "c"
+    return "f" if wanted.dtype.is_floating_point else "i"
+
+
+def _stacked(items: Sequence[Any]) -> np.ndarray:
+    if isinstance(items[0], torch.Tensor):
+        rows = torch.stack([torch.as_tensor(item).detach() for item in items]).cpu()
+        return (rows.float() if rows.dtype == torch.bfloat16 else rows).numpy()
+    return np.asarray(items)
+
+
+def _misfit(site: Site, wanted: TensorType, items: Sequence[Any]) -> Complaint:
+    """Finds the constant that does not fit."""
+    for item in items:
+        good_kind, good_shape, got = False, True, repr(item)
+        try:
+            row = _stacked([item])[0]
+            good_kind, good_shape = (
+                row.dtype.kind in _KINDS[_kind(wanted)],
+                row.shape == wanted.shape,
+            )
+            got = f"{row.dtype}[{', '.join(map(str, row.shape))}], {item!r}"
+        except (ValueError, TypeError, RuntimeError) as reason:
+            got = f"{item!r}: {reason}"
+        if not (good_kind and good_shape):
+            break
+    name = site.path.rpartition(".")[2]
+    what = "dtype" if good_shape else "shape"
+    got = got if len(got) < 200 else got[:200] + " …"
+    error = TypeError if good_shape else ValueError
+    return Complaint(error, f"{name}: {what} differs", expected=wanted, got=got, path=site.path)
+
+
+def _input_rows(site: Site, items: Sequence[Any]) -> np.ndarray:
+    """For each item the row it names and the number of rows its example has at least."""
+    pairs = [item if isinstance(item, tuple) else (item, item + 1) for item in items]
+    for row, rows in pairs:
+        if not 0 <= row < rows:
+            raise Complaint(
+                IndexError,
+                f"{site.path.rpartition('.')[2]}: there is no such row",
+                expected=f"a row from 0 to {rows - 1}",
+                got=row,
+                path=site.path,
+            )
+    return np.array(pairs, dtype=np.int64)

@@ -1,0 +1,410 @@
+"""Blocks that choose, repeat themselves, pass on, or hand values out."""
+
+from collections import OrderedDict
+from typing import Any
+
+from pyg_dynbatch.blocks.block import Block, convert_to_block
+from pyg_dynbatch.blocks.code import Code, packed
+from pyg_dynbatch.blocks.leaves import _complain_about_key, assign
+from pyg_dynbatch.blocks.result_types import PyObjectType, TensorType, TupleType, VoidType, shown
+from pyg_dynbatch.blocks.typed import TypedIO, wake
+from pyg_dynbatch.core.errors import mismatch
+
+
+class ForwardDeclaration(TypedIO):
+    """Stands for a block that is defined later, in terms of itself.
+
+    Args:
+        input_type: Type of its input, where nothing else says it.
+        output_type: Type of its output, where nothing else says it.
+        name: For messages and pictures.
+        memoize: Evaluate each host object once an example, however often it is reached: for
+            acyclic graphs with shared parts, and for reading a first pass again in a second.
+            Objects are told apart by identity.
+
+    Raises:
+        ValueError: If it is called or resolved after it was resolved; and, when an example is
+            evaluated with ``memoize``, if an object contains itself.
+
+    Example:
+        >>> import torch
+        >>> from pyg_dynbatch import blocks as td
+        >>> tree = td.ForwardDeclaration(td.PyObjectType(), td.TensorType(()))
+        >>> pair = td.Map(tree()) >> td.Reduce(td.Function(torch.add))
+        >>> tree.resolve_to(td.OneOf(lambda x: type(x) is list, {True: pair, False: td.Scalar()}))
+        >>> tree.target.eval([[1, 2], 3])
+        tensor(6.)
+    """
+
+    def __init__(
+        self,
+        input_type: Any = None,
+        output_type: Any = None,
+        name: Any = None,
+        *,
+        memoize: bool = False,
+    ) -> None:
+        super().__init__(input_type, output_type, name)
+        self.memoize = memoize
+        self.target: Block | None = None
+        self._resolved = False
+
+    def __call__(self) -> Block:
+        """Makes a block that stands for the declared one."""
+        if self._resolved:
+            raise ValueError(
+                mismatch(
+                    f"{self._label()}: called after it was resolved",
+                    expected="all calls before resolve_to",
+                    got=f"resolved to {type(self.target).__name__}",
+                )
+            )
+        return _Reference(self)
+
+    def resolve_to(self, target_block: Any) -> None:
+        """Says what the declaration stands for.
+
+        Args:
+            target_block: What :func:`convert_to_block` takes.
+
+        Raises:
+            ValueError: If it was said before.
+            TypeError: If its types differ from the declared ones.
+        """
+        if self._resolved:
+            raise ValueError(
+                mismatch(
+                    f"{self._label()}: resolved twice",
+                    expected="one call of resolve_to",
+                    got=f"resolved to {type(self.target).__name__}",
+                )
+            )
+        self._resolved = True
+        self.target = convert_to_block(target_block)
+        self.target._declaration = self
+        self.target._listeners.append(self)
+        self._listeners.append(self.target)
+        wake(self)
+
+    def _infer(self) -> None:
+        if self.target is not None:
+            self.set_io_types(self.target)
+            self.target.set_io_types(self)
+
+    def _path(self) -> str:
+        return self._label()
+
+    def __repr__(self) -> str:
+        """Reads like the call that makes it, with the types as they are known by now."""
+        name = f", name={self._name!r}" if self._name else ""
+        memoize = ", memoize=True" if self.memoize else ""
+        return f"ForwardDeclaration({self.input_type!r}, {self.output_type!r}{name}{memoize})"
+
+
+class _Reference(Block):
+    """Stands for the block that a forward declaration will be resolved to."""
+
+    def __init__(self, declaration: ForwardDeclaration) -> None:
+        super().__init__(name=declaration.name)
+        self._of = declaration
+        declaration._listeners.append(self)
+        self._settle()
+
+    @property
+    def target(self) -> Block | None:
+        """What it stands for."""
+        return self._of.target
+
+    def _infer(self) -> None:
+        self.set_io_types(self._of)
+        self._of.set_io_types(self)
+
+    def _check(self) -> None:
+        if self._of.target is None:
+            self._refuse(
+                "the forward declaration was never resolved",
+                expected="declaration.resolve_to(block)",
+                got=repr(self._of),
+            )
+        if self._of.memoize and self.input_type != PyObjectType():
+            self._refuse(
+                "memoize works on host objects only",
+                expected="an input of PyObjectType()",
+                got=shown(self.input_type),
+            )
+
+    def _emit(self, code: Code, value: Any) -> Any:
+        assert self._of.target is not None
+        if not self._of.memoize:
+            return code.call(self._of.target, value)
+        memo = code.model.memo_of(self._of)
+        found, result = code.fresh(), code.new(self._known("output"))
+        code.line(f"{found} = {memo}.get(id({value}))")
+        with code.inside(f"if {found} is None:"):
+            code.line(f"{memo}[id({value})] = False")
+            called = code.call(self._of.target, value)
+            # The object is kept, so that its identity is not given to another one.
+            code.line(f"{found} = {memo}[id({value})] = ({packed(called)}, {value})")
+        with code.inside(f"elif {found} is False:"):
+            code.line(f"{code.model.name_of(_complain_about_cycle)}({self._label()!r}, {value})")
+        if result != ():
+            code.line(f"{packed(result)} = {found}[0]")
+        return result
+
+    def __repr__(self) -> str:
+        """Reads like the call that makes it, where the declaration has its name."""
+        return f"{self._of.name or 'declaration'}()"
+
+
+def _complain_about_cycle(label: str, value: Any) -> None:
+    from pyg_dynbatch.blocks.complaint import Complaint
+
+    raise Complaint(
+        ValueError,
+        f"{label}: an object contains itself",
+        expected="a tree or an acyclic graph",
+        got=type(value).__name__,
+    )
+
+
+class OneOf(Block):
+    """Chooses one of several blocks by a key found on the host.
+
+    Args:
+        key_fn: A Python function of the input, or a block that gives a host object.
+        case_blocks: A dict from key to block, a list of (key, block), or a tuple of blocks for
+            the keys 0, 1, ….
+        pre_block: Applied before the cases, not before ``key_fn``.
+        name: For messages and pictures.
+
+    Raises:
+        ValueError: If there is no case.
+        TypeError: If ``key_fn`` cannot be called, or the cases are of different types.
+        KeyError: When an example's key is that of no case.
+
+    Example:
+        >>> from pyg_dynbatch import blocks as td
+        >>> td.OneOf(len, {1: td.Vector(1) >> td.Zeros(2), 2: td.Vector(2)}).eval([1, 2])
+        Traceback (most recent call last):
+        ...
+        TypeError: Zeros: the input type is another one...
+        >>> td.OneOf(len, {0: td.Zeros(2), 2: td.Vector(2)}).eval([1, 2])
+        tensor([1., 2.])
+    """
+
+    def __init__(
+        self, key_fn: Any, case_blocks: Any, pre_block: Any = None, name: Any = None
+    ) -> None:
+        cases = _keyed(case_blocks)
+        keyed = [(key, convert_to_block(block)) for key, block in cases]
+        before = [] if pre_block is None else [convert_to_block(pre_block)]
+        key_block = [key_fn] if isinstance(key_fn, Block) else []
+        super().__init__([*(block for _, block in keyed), *before, *key_block], name=name)
+        self._keys = [key for key, _ in keyed]
+        self._key_fn = key_fn
+        self._pre = before[0] if before else None
+        if not keyed:
+            self._refuse("there is no case", ValueError, expected="one case or more", got=0)
+        if not callable(key_fn) and not key_block:
+            self._refuse(
+                "key_fn cannot be called",
+                expected="a Python function, or a block that gives a host object",
+                got=repr(key_fn),
+            )
+        said = dict(keyed) if isinstance(case_blocks, dict) else keyed
+        if isinstance(case_blocks, tuple):
+            said = tuple(block for _, block in keyed)  # type: ignore[assignment]
+        self._settle(key_fn, said, *before)
+
+    @property
+    def cases(self) -> list[Block]:
+        """The blocks to choose from, in the order of their keys."""
+        return self._children[: len(self._keys)]
+
+    def _key_of(self, child: Block) -> str:
+        if child in self.cases:
+            return f"[{self._keys[self.cases.index(child)]!r}]"
+        return "[pre_block]" if child is self._pre else "[key_fn]"
+
+    def _infer(self) -> None:
+        if not isinstance(self._key_fn, Block):
+            # A Python function sees host objects alone.
+            self.set_input_type(PyObjectType())
+        else:
+            self._key_fn.set_output_type(PyObjectType())
+            _share_inputs(self, [self._key_fn])
+        cases = self.cases
+        if self._pre is not None:
+            _share_inputs(self, [self._pre])
+            if self._pre.output_type is not None:
+                _set_inputs(cases, self._pre.output_type)
+            for case in cases:
+                if case.input_type not in (None, VoidType()):
+                    self._pre.set_output_type(case.input_type)
+        else:
+            _share_inputs(self, cases)
+        _share_outputs(self, cases)
+
+    def _emit(self, code: Code, value: Any) -> Any:
+        key = code.fresh("k")
+        if isinstance(self._key_fn, Block):
+            code.line(f"{key} = {packed(code.emit(self._key_fn, value))}")
+        else:
+            code.line(f"{key} = {code.model.name_of(self._key_fn)}({value})", users_own=True)
+        table = code.model.name_of({k: n for n, k in enumerate(self._keys)})
+        code.line(f"{key}_ = {table}.get({key}, -1)")
+        bad = code.model.name_of(_complain_about_key)
+        with code.inside(f"if {key}_ < 0:"):
+            code.line(f"{bad}({self._label()!r}, {key}, {table})")
+        if self._pre is not None:
+            value = code.emit(self._pre, value)
+        result = code.new(self._known("output"))
+        for number, case in enumerate(self.cases):
+            last = number == len(self._keys) - 1
+            test = f"{key}_ == {number}"
+            with code.inside("if True:" if last and not number else _header(number, last, test)):
+                assign(code, result, code.emit(case, value))
+        return result
+
+
+def _header(number: int, last: bool, test: str) -> str:
+    if last:
+        return "else:"
+    return f"{'elif' if number else 'if'} {test}:"
+
+
+def _keyed(case_blocks: Any) -> list[tuple[Any, Any]]:
+    if isinstance(case_blocks, dict):
+        # Keys of several types have no order of their own.
+        plain = isinstance(case_blocks, OrderedDict)
+        items = list(case_blocks.items())
+        return items if plain else sorted(items, key=lambda item: (str(type(item[0])), item[0]))
+    if isinstance(case_blocks, tuple):
+        return list(enumerate(case_blocks))
+    return list(case_blocks)
+
+
+def _set_inputs(blocks: list[Block], given: Any) -> None:
+    for block in blocks:
+        if block.input_type != VoidType():
+            block.set_input_type(given)
+
+
+def _share_inputs(owner: Block, blocks: list[Block]) -> None:
+    """All blocks are given what the owner is given; those that want nothing, nothing."""
+    if owner.input_type is not None:
+        _set_inputs(blocks, owner.input_type)
+    for block in blocks:
+        if block.input_type not in (None, VoidType()):
+            owner.set_input_type(block.input_type)
+
+
+def _share_outputs(owner: Block, blocks: list[Block]) -> None:
+    """All blocks give what the owner gives."""
+    for block in blocks:
+        if block.output_type is not None:
+            owner.set_output_type(block.output_type)
+    if owner.output_type is not None:
+        for block in blocks:
+            block.set_output_type(owner.output_type)
+
+
+class Identity(Block):
+    """Gives what it is given.
+
+    Args:
+        name: For messages and pictures.
+
+    Example:
+        >>> from pyg_dynbatch import blocks as td
+        >>> td.Identity().eval("as it is")
+        'as it is'
+    """
+
+    def __init__(self, name: Any = None) -> None:
+        super().__init__(name=name)
+        self._settle()
+
+    def _infer(self) -> None:
+        if self.input_type is not None:
+            self.set_output_type(self.input_type)
+        if self.output_type is not None:
+            self.set_input_type(self.output_type)
+
+    def _emit(self, code: Code, value: Any) -> Any:
+        return value
+
+
+class Void(Block):
+    """Swallows what it is given.
+
+    Args:
+        name: For messages and pictures.
+
+    Example:
+        >>> from pyg_dynbatch import blocks as td
+        >>> td.Void().eval("anything") is None
+        True
+    """
+
+    def __init__(self, name: Any = None) -> None:
+        super().__init__(output_type=VoidType(), name=name)
+        self._settle()
+
+    def _emit(self, code: Code, value: Any) -> Any:
+        return "None"
+
+
+class Metric(Block):
+    """Hands values out of the model, any number an example, such as one loss a tree node.
+
+    Args:
+        metric_name: Under which name they come back, see :class:`Compiled`.
+        name: For messages and pictures.
+
+    Raises:
+        TypeError: If the name is no string, the input is neither a tensor nor a pair of a tensor
+            and a host object (its label), or one name is used with two types.
+
+    Example:
+        >>> from pyg_dynbatch import blocks as td
+        >>> (td.Map(td.Scalar() >> td.Metric("number")) >> td.Void()).eval([1, 2])
+        (None, {'number': [tensor(1.), tensor(2.)]})
+    """
+
+    def __init__(self, metric_name: Any, name: Any = None) -> None:
+        super().__init__(output_type=VoidType(), name=name)
+        if not isinstance(metric_name, str):
+            self._refuse("the metric's name is no string", expected="a str", got=repr(metric_name))
+        self.metric_name = metric_name
+        self.set_input_type_classes(TensorType, TupleType)
+        self._settle(metric_name)
+
+    def _infer(self) -> None:
+        kind = self.input_type
+        if not isinstance(kind, TupleType):
+            return
+        fits = len(kind) == 2 and isinstance(kind[0], TensorType)
+        if not fits or kind[1] != PyObjectType():
+            self._refuse(
+                "neither a tensor nor a pair of a tensor and a label",
+                expected="a tensor, or (tensor, object)",
+                got=f"{shown(kind)}, {kind!r}",
+            )
+
+    def _emit(self, code: Code, value: Any) -> Any:
+        kind = self._known("input")
+        tensor, label = (value[0], value[1]) if isinstance(kind, TupleType) else (value, "None")
+        wanted = kind[0] if isinstance(kind, TupleType) else kind
+        kinds: dict[str, Any] = code.model.metric_types
+        known = kinds.setdefault(self.metric_name, wanted)
+        if known != wanted:
+            self._refuse(
+                f"metric {self.metric_name!r} is used with two types",
+                expected=shown(known),
+                got=shown(wanted),
+                mend="give the second one a name of its own",
+            )
+        number = code.model.metrics.setdefault(self.metric_name, len(code.model.metrics))
+        code.line(f"m{number}({tensor}); n{number}({label})")
+        return "None"

@@ -1,0 +1,342 @@
+"""Blocks that read the host's input: tensors, one-hot vectors, functions, rows from outside."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from pyg_dynbatch.blocks.block import Block, convert_to_block
+from pyg_dynbatch.blocks.code import Code, packed
+from pyg_dynbatch.blocks.functions import refuse_no_zeros, zero_value
+from pyg_dynbatch.blocks.result_types import PyObjectType, TensorType, VoidType
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.tensor_type import TensorType as RowTensorType
+
+
+class _Leaf(Block):
+    """Turns a host object into one tensor, a constant of the example."""
+
+    def __init__(self, shape: Any, dtype: Any, name: Any) -> None:
+        super().__init__(input_type=PyObjectType(), name=name)
+        self.set_output_type(TensorType(shape, dtype))
+
+    def _emit(self, code: Code, value: Any) -> Any:
+        kind = self._known("output")
+        assert isinstance(kind, TensorType)
+        return code.record_constant(kind, value)
+
+
+def _dtype_said(dtype: Any) -> list[Any]:
+    return [] if dtype == "float32" else [dtype]
+
+
+class Tensor(_Leaf):
+    """Turns a number, nested list, array or tensor into a tensor.
+
+    Args:
+        shape: Its shape.
+        dtype: Its dtype.
+        name: For messages and pictures.
+
+    Raises:
+        ValueError: When an example's shape is another one.
+        TypeError: When its numbers would lose their kind, as 0.5 in an integer.
+
+    Example:
+        >>> from pyg_dynbatch import blocks as td
+        >>> td.Tensor([2, 1]).eval([[1], [2]], tolist=True)
+        [[1.0], [2.0]]
+    """
+
+    def __init__(self, shape: Any, dtype: Any = "float32", name: Any = None) -> None:
+        super().__init__(shape, dtype, name)
+        self._settle(shape, *_dtype_said(dtype))
+
+
+class Scalar(_Leaf):
+    """Turns a number into a scalar tensor.
+
+    Args:
+        dtype: Its dtype.
+        name: For messages and pictures.
+
+    Example:
+        >>> from pyg_dynbatch import blocks as td
+        >>> td.Scalar("int64").eval(3)
+        tensor(3)
+    """
+
+    def __init__(self, dtype: Any = "float32", name: Any = None) -> None:
+        super().__init__((), dtype, name)
+        self._settle(*_dtype_said(dtype))
+
+
+class Vector(_Leaf):
+    """Turns a list of numbers into a vector.
+
+    Args:
+        size: Its length.
+        dtype: Its dtype.
+        name: For messages and pictures.
+
+    Example:
+        >>> from pyg_dynbatch import blocks as td
+        >>> td.Vector(2).eval([1, 2])
+        tensor([1., 2.])
+    """
+
+    def __init__(self, size: Any, dtype: Any = "float32", name: Any = None) -> None:
+        super().__init__((size,), dtype, name)
+        self._settle(size, *_dtype_said(dtype))
+
+
+class InputRow(Block):
+    """Reads a row of a tensor that is given from outside, such as an encoder's result.
+
+    The input is the number of the row within the example's part of ``inputs[tag]``, or a pair of
+    it and the number of rows that part has (where the last of them may not be read). The parts
+    of all examples lie one after another; gradients flow back into them.
+
+    Args:
+        tag: Key of the tensor in the ``inputs`` of the compiler's call.
+        shape: Shape of one row.
+        dtype: Its dtype.
+        name: For messages and pictures.
+
+    Example:
+        >>> import torch
+        >>> from pyg_dynbatch import blocks as td
+        >>> td.InputRow("word", 2).eval(1, inputs={"word": torch.eye(2)})
+        tensor([0., 1.])
+    """
+
+    def __init__(self, tag: str, shape: Any, dtype: Any = "float32", name: Any = None) -> None:
+        super().__init__(input_type=PyObjectType(), name=name)
+        self._tag = tag
+        self.set_output_type(TensorType(shape, dtype))
+        self._settle(tag, shape, *_dtype_said(dtype))
+
+    def _emit(self, code: Code, value: Any) -> Any:
+        kind = self._known("output")
+        assert isinstance(kind, TensorType)
+        # Rows from outside lie in a store of their own; a cast without cost gives them its type.
+        tagged = RowTensorType(kind.shape, kind.torch_dtype, self._tag)
+        row = code.record_input(tagged, value)
+        signature = code.model.signature(_as_it_is, [tagged], [kind.row_type], None)
+        return code.record_call(signature, [row])[0]
+
+
+def _as_it_is(rows: Any) -> Any:
+    return rows
+
+
+class InputTransform(Block):
+    """Applies a Python function to a host object.
+
+    Args:
+        py_fn: The function.
+        name: For messages and pictures.
+
+    Raises:
+        TypeError: If it cannot be called.
+
+    Example:
+        >>> from pyg_dynbatch import blocks as td
+        >>> td.InputTransform(str.split).eval("a b")
+        ['a', 'b']
+    """
+
+    def __init__(self, py_fn: Any, name: Any = None) -> None:
+        super().__init__(input_type=PyObjectType(), output_type=PyObjectType(), name=name)
+        if not callable(py_fn):
+            self._refuse("py_fn cannot be called", expected="a Python function", got=repr(py_fn))
+        self._py_fn = py_fn
+        self._settle(py_fn)
+
+    @property
+    def py_fn(self) -> Callable[[Any], Any]:
+        """The function."""
+        return self._py_fn
+
+    def _emit(self, code: Code, value: Any) -> Any:
+        result = code.fresh()
+        code.line(f"{result} = {code.model.name_of(self._py_fn)}({value})", users_own=True)
+        return result
+
+
+class _Choice(Block):
+    """Turns a host object into one row of a table."""
+
+    def __init__(self, keys: list[Any], dtype: Any, strict: bool, name: Any) -> None:
+        super().__init__(input_type=PyObjectType(), name=name)
+        self._places = {key: place for place, key in enumerate(keys)}
+        self._strict = strict
+        kind = TensorType((len(keys),), dtype)
+        self.set_output_type(kind)
+        # One row more, of zeros, for what is unknown.
+        self._table = np.eye(len(keys) + 1, len(keys)).astype(_numpy_of(kind))
+
+    def _emit(self, code: Code, value: Any) -> Any:
+        kind = self._known("output")
+        assert isinstance(kind, TensorType)
+        table = code.model.name_of(self._places)
+        place = code.fresh("i")
+        code.line(f"{place} = {table}.get({value}, {len(self._places)})")
+        if self._strict:
+            bad = code.model.name_of(_complain_about_key)
+            with code.inside(f"if {place} == {len(self._places)}:"):
+                code.line(f"{bad}({self._label()!r}, {value}, {table})")
+        return code.record_constant(kind, place, table=self._table)
+
+
+def _numpy_of(kind: TensorType) -> Any:
+    from pyg_dynbatch.blocks.constants import NUMPY
+
+    return NUMPY.get(kind.torch_dtype, np.float32)
+
+
+def _complain_about_key(label: str, key: Any, known: dict[Any, Any]) -> None:
+    """Says that a key is none of the known ones."""
+    from pyg_dynbatch.blocks.complaint import Complaint, UnknownKey
+
+    shown = ", ".join(map(repr, list(known)[:20])) + (" …" if len(known) > 20 else "")
+    raise Complaint(UnknownKey, f"{label}: unknown key {key!r}", expected=shown, got=repr(key))
+
+
+class OneHot(_Choice):
+    """Turns an integer into a vector with a one in its place.
+
+    Args:
+        start: First integer; or, without ``stop``, the number of integers from 0 on.
+        stop: One more than the last integer.
+        dtype: Dtype of the vector.
+        name: For messages and pictures.
+
+    Raises:
+        IndexError: If there is no integer in the range.
+        KeyError: When an example's integer is outside.
+
+    Example:
+        >>> from pyg_dynbatch import blocks as td
+        >>> td.OneHot(1, 4).eval(2)
+        tensor([0., 1., 0.])
+    """
+
+    def __init__(
+        self, start: int, stop: Any = None, dtype: Any = "float32", name: Any = None
+    ) -> None:
+        first, last = (0, start) if stop is None else (start, stop)
+        keys = range(first, last)
+        if not keys:
+            raise IndexError(
+                mismatch(
+                    "OneHot: the range is empty",
+                    expected="stop above start",
+                    got=f"start {first}, stop {last}",
+                )
+            )
+        super().__init__(list(keys), dtype, True, name)
+        self._settle(start, *([] if stop is None else [stop]), dtype=_said(dtype))
+
+
+def _said(dtype: Any) -> Any:
+    return None if dtype == "float32" else dtype
+
+
+class OneHotFromList(_Choice):
+    """Turns one of a list of objects into a vector with a one in its place.
+
+    Args:
+        elements: The objects; they must be hashable and different.
+        dtype: Dtype of the vector.
+        strict: Refuse unknown objects; otherwise they become zeros.
+        name: For messages and pictures.
+
+    Raises:
+        AssertionError: If an object occurs twice.
+        KeyError: When an example's object is unknown, unless ``strict`` is off.
+
+    Example:
+        >>> from pyg_dynbatch import blocks as td
+        >>> td.OneHotFromList(["yes", "no"]).eval("no")
+        tensor([0., 1.])
+    """
+
+    def __init__(
+        self, elements: Any, dtype: Any = "float32", strict: bool = True, name: Any = None
+    ) -> None:
+        keys = list(elements)
+        twice = [key for key in set(keys) if keys.count(key) > 1]
+        if twice:
+            raise AssertionError(
+                mismatch(
+                    "OneHotFromList: an element occurs twice",
+                    expected="different elements",
+                    got=", ".join(map(repr, twice)),
+                )
+            )
+        super().__init__(keys, dtype, strict, name)
+        self._settle(keys, dtype=_said(dtype), strict=None if strict else False)
+
+
+class Optional(Block):
+    """Takes one of two blocks: one for ``None``, the other for everything else.
+
+    Args:
+        some_case: Block for an input that is not ``None``.
+        none_case: Block that needs no input; zeros, or an empty sequence, where left out.
+        name: For messages and pictures.
+
+    Raises:
+        TypeError: If the two give different types, or the type has no zeros.
+
+    Example:
+        >>> from pyg_dynbatch import blocks as td
+        >>> td.Optional(td.Scalar()).eval(None)
+        tensor(0.)
+    """
+
+    def __init__(self, some_case: Any, none_case: Any = None, name: Any = None) -> None:
+        cases = [convert_to_block(case) for case in (some_case, none_case) if case is not None]
+        super().__init__(cases, input_type=PyObjectType(), name=name)
+        self._settle(*cases)
+
+    def _key_of(self, child: Block) -> str:
+        return "[some]" if child is self._children[0] else "[none]"
+
+    def _infer(self) -> None:
+        some, rest = self._children[0], self._children[1:]
+        # A case without input, such as zeros, stands for both.
+        if some.input_type != VoidType():
+            some.set_input_type(PyObjectType())
+        for none in rest:
+            if none.input_type != PyObjectType():
+                none.set_input_type(VoidType())
+        for case in self._children:
+            if case.output_type is not None:
+                self.set_output_type(case.output_type)
+        if self.output_type is not None:
+            for case in self._children:
+                case.set_output_type(self.output_type)
+            if not rest:
+                refuse_no_zeros(self, self.output_type)
+
+    def _emit(self, code: Code, value: Any) -> Any:
+        kind = self._known("output")
+        result = code.new(kind)
+        with code.inside(f"if {value} is None:"):
+            none = (
+                code.emit(self._children[1], value)
+                if self._children[1:]
+                else zero_value(code, kind)
+            )
+            assign(code, result, none)
+        with code.inside("else:"):
+            assign(code, result, code.emit(self._children[0], value))
+        return result
+
+
+def assign(code: Code, target: Any, value: Any) -> None:
+    """Writes the assignment of a value to variables."""
+    if target != ():
+        code.line(f"{packed(target)} = {packed(value)}")

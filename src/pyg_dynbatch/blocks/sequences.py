@@ -1,0 +1,544 @@
+"""Blocks that walk along sequences: map, folds, recurrent cells, balanced and flat reductions."""
+
+from typing import Any
+
+import torch
+
+from pyg_dynbatch.blocks.block import Block
+from pyg_dynbatch.blocks.code import Code, packed
+from pyg_dynbatch.blocks.functions import record, refuse_no_zeros, zero_value
+from pyg_dynbatch.blocks.leaves import assign
+from pyg_dynbatch.blocks.result_types import (
+    BroadcastSequenceType,
+    PyObjectType,
+    ResultType,
+    SequenceType,
+    TensorType,
+    TupleType,
+    VoidType,
+    shown,
+)
+from pyg_dynbatch.core.engine import RaggedRows
+
+
+def refuse_endless(block: Block, kind: ResultType | None) -> None:
+    """Refuses a sequence that does not end."""
+    if isinstance(kind, BroadcastSequenceType):
+        block._refuse(
+            "the sequence never ends",
+            expected="a sequence that ends",
+            got=f"{shown(kind)}, {kind!r}",
+            mend="td.Zip() with a sequence that ends first",
+        )
+
+
+def element_type(block: Block, kind: ResultType | None) -> ResultType | None:
+    """Type of the elements of a sequence, of a tuple of equal items, or of a host object."""
+    if isinstance(kind, SequenceType):
+        return kind.element_type
+    if isinstance(kind, TupleType):
+        if any(item != kind[0] for item in kind):
+            block._refuse(
+                "the items of the tuple differ",
+                expected="items of one type",
+                got=f"{shown(kind)}, {kind!r}",
+            )
+        return kind[0] if len(kind) else None
+    if kind is not None and not isinstance(kind, PyObjectType):
+        block._refuse(
+            "the input is no sequence",
+            expected="a sequence, a tuple of equal items, or a host object",
+            got=f"{shown(kind)}, {kind!r}",
+        )
+    return kind
+
+
+class Zipped(str):
+    """A sequence of tuples that has not been built, since whoever reads it may walk its parts.
+
+    The text is an expression that builds it; ``parts`` are the sequences, ``None`` in place of
+    those without end, and ``element`` the value in which the latter have their one element.
+    """
+
+    parts: tuple[str | None, ...]
+    element: tuple[Any, ...]
+
+
+def elements(value: Any, target: Any) -> tuple[Any, str]:
+    """What to write as target and as source of a loop over a sequence.
+
+    Returns:
+        The value each element has inside the loop, and the source; the target of the loop is
+        what of the value varies.
+    """
+    if isinstance(value, Zipped) and isinstance(target, tuple):
+        walked = [part for part in value.parts if part is not None]
+        inner = tuple(
+            item if part is None else own
+            for part, item, own in zip(value.parts, value.element, target, strict=True)
+        )
+        return inner, walked[0] if len(walked) == 1 else f"zip({', '.join(walked)})"
+    return target, packed(value)
+
+
+def loop_target(value: Any, target: Any) -> Any:
+    """The target of the loop that :func:`elements` describes."""
+    if not isinstance(value, Zipped) or isinstance(target, str):
+        return target
+    varying = tuple(own for part, own in zip(value.parts, target, strict=True) if part is not None)
+    return varying[0] if len(varying) == 1 else varying
+
+
+class Map(Block):
+    """Applies a block to every element of a sequence.
+
+    Args:
+        elem_block: What :func:`convert_to_block` takes.
+        name: For messages and pictures.
+
+    Raises:
+        TypeError: If the input is no sequence, or a tuple whose items differ.
+
+    Example:
+        >>> from pyg_dynbatch import blocks as td
+        >>> td.Map(td.Scalar()).eval([1, 2], tolist=True)
+        [1.0, 2.0]
+    """
+
+    def __init__(self, elem_block: Any, name: Any = None) -> None:
+        super().__init__([elem_block], name=name)
+        self.set_output_type_classes(SequenceType, PyObjectType)
+        self._settle(*self._children)
+
+    def _infer(self) -> None:
+        (inner,) = self._children
+        element = element_type(self, self.input_type)
+        if element is not None:
+            inner.set_input_type(element)
+        elif inner.input_type == PyObjectType() and self.input_type is None:
+            self.set_input_type(PyObjectType())
+        endless = isinstance(self.input_type, BroadcastSequenceType)
+        wanted = self.output_type
+        if isinstance(wanted, SequenceType):
+            inner.set_output_type(wanted.element_type)
+        elif isinstance(wanted, PyObjectType):
+            inner.set_output_type(wanted)
+        if inner.output_type is not None and self.input_type is not None:
+            kind = BroadcastSequenceType if endless else SequenceType
+            self.set_output_type(kind(inner.output_type))
+
+    def _emit(self, code: Code, value: Any) -> Any:
+        (inner,) = self._children
+        kind = self._known("input")
+        if isinstance(kind, BroadcastSequenceType):
+            return code.emit(inner, value)
+        found = code.fresh("s")
+        code.line(f"{found} = []")
+        target = code.new(inner._known("input"), "x", varying=True)
+        element, source = elements(value, target)
+        with code.loop(loop_target(value, target), source):
+            code.line(f"{found}.append({packed(code.emit(inner, element))})")
+        return found
+
+
+class Fold(Block):
+    """Combines a start value with the elements of a sequence, from left to right.
+
+    Args:
+        combine_block: From (so far, element) to the next; as many calls one after another as
+            there are elements.
+        start_block: A block without input that gives the start value.
+        name: For messages and pictures.
+
+    Raises:
+        TypeError: If the sequence never ends, ``combine_block`` takes no pair, or
+            ``start_block`` wants an input.
+
+    Example:
+        >>> import torch
+        >>> from pyg_dynbatch import blocks as td
+        >>> add = td.Function(torch.add)
+        >>> (td.Map(td.Scalar()) >> td.Fold(add, td.Zeros([]))).eval([1, 2])
+        tensor(3.)
+    """
+
+    def __init__(self, combine_block: Any, start_block: Any, name: Any = None) -> None:
+        super().__init__([combine_block, start_block], name=name)
+        self._combine, self._start = self._children
+        self._start.set_input_type(VoidType())
+        self._settle(*self._children)
+
+    def _key_of(self, child: Block) -> str:
+        return "[combine]" if child is self._combine else "[start]"
+
+    def _infer(self) -> None:
+        refuse_endless(self, self.input_type)
+        element = element_type(self, self.input_type)
+        state = self._start.output_type or self.output_type or self._combine.output_type
+        if state is not None:
+            for block in (self._start, self._combine, self):
+                block.set_output_type(state)
+        if state is not None and element is not None:
+            self._combine.set_input_type((state, element))
+        wanted = self._combine.input_type
+        if wanted is not None and wanted != PyObjectType():
+            if not isinstance(wanted, TupleType) or len(wanted) != 2:
+                self._refuse(
+                    "combine_block takes no pair",
+                    expected="(so far, element)",
+                    got=f"{shown(wanted)}, {wanted!r}",
+                )
+            self._start.set_output_type(wanted[0])
+
+    def _emit(self, code: Code, value: Any) -> Any:
+        state = code.new(self._known("output"), "a", varying=True)
+        assign(code, state, code.emit(self._start, "None"))
+        element = element_type(self, self._known("input"))
+        target = code.new(element or PyObjectType(), "x", varying=True)
+        inner, source = elements(value, target)
+        with code.loop(loop_target(value, target), source):
+            pair: Any = (state, inner)
+            if self._combine.input_type == PyObjectType():
+                pair = f"({packed(state)}, {packed(inner)})"
+            assign(code, state, code.emit(self._combine, pair))
+        return state
+
+
+class RNN(Block):
+    """Runs a cell along a sequence; gives all its outputs and its last state.
+
+    Args:
+        cell: From (element, state) to (output, next state).
+        initial_state: A block without input; zeros where left out.
+        initial_state_from_input: Take (sequence, initial state) as input.
+        name: For messages and pictures.
+
+    Raises:
+        ValueError: If the initial state is given in both ways.
+        TypeError: If the cell maps no pair to a pair, its state changes type, the sequence never
+            ends, or nothing tells the type of the zeros to begin with.
+
+    Example:
+        >>> import torch
+        >>> from pyg_dynbatch import blocks as td
+        >>> running_sum = td.RNN(td.Function(lambda x, s: (x + s, x + s)), td.Zeros([]))
+        >>> (td.Map(td.Scalar()) >> running_sum).eval([1, 2], tolist=True)
+        ([1.0, 3.0], 3.0)
+    """
+
+    def __init__(
+        self,
+        cell: Any,
+        initial_state: Any = None,
+        initial_state_from_input: bool = False,
+        name: Any = None,
+    ) -> None:
+        start = [] if initial_state is None else [initial_state]
+        super().__init__([cell, *start], name=name)
+        if start and initial_state_from_input:
+            self._refuse(
+                "the initial state is given twice",
+                ValueError,
+                expected="initial_state or initial_state_from_input",
+                got="both",
+            )
+        self._cell, self._from_input = self._children[0], initial_state_from_input
+        self._start = self._children[1] if start else None
+        if self._start is not None:
+            self._start.set_input_type(VoidType())
+        self._settle(
+            *self._children, initial_state_from_input=True if initial_state_from_input else None
+        )
+
+    def _key_of(self, child: Block) -> str:
+        return "[cell]" if child is self._cell else "[initial_state]"
+
+    def _infer(self) -> None:
+        sequence, state = self._given()
+        refuse_endless(self, sequence)
+        element = element_type(self, sequence)
+        taken, given = self._pair("input"), self._pair("output")
+        if self._start is not None:
+            state = state or self._start.output_type
+        state = state or (taken[1] if taken else None) or (given[1] if given else None)
+        if isinstance(self.output_type, TupleType) and len(self.output_type) == 2:
+            state = state or self.output_type[1]
+        if state is None and element is not None and self._cell.output_type is None:
+            state = self._guess(element)
+        if state is None:
+            return
+        if element is not None:
+            self._cell.set_input_type((element, state))
+        if self._start is not None:
+            self._start.set_output_type(state)
+        elif not self._from_input:
+            refuse_no_zeros(self, state)
+        given = self._pair("output")
+        if given is not None:
+            if given[1] != state:
+                self._refuse(
+                    "the state changes its type",
+                    expected=f"{shown(state)} as it goes in",
+                    got=f"{shown(given[1])} as it comes out",
+                )
+            if sequence is not None:
+                self.set_output_type((SequenceType(given[0]), state))
+
+    def _guess(self, element: ResultType) -> ResultType | None:
+        """A layer may say of what type its state is; otherwise the state may be like an output."""
+        layer = getattr(self._cell, "tf_fn", None)
+        return getattr(layer, "state_type", None)
+
+    def _given(self) -> tuple[ResultType | None, ResultType | None]:
+        kind = self.input_type
+        if not self._from_input or kind is None:
+            return kind, None
+        if isinstance(kind, PyObjectType):
+            return kind, kind
+        if not isinstance(kind, TupleType) or len(kind) != 2:
+            self._refuse(
+                "the input is no pair", expected="(sequence, initial state)", got=shown(kind)
+            )
+        return kind[0], kind[1]
+
+    def _pair(self, side: str) -> TupleType | None:
+        kind = self._cell._types[side]
+        if kind is None or kind == PyObjectType():
+            return None
+        if not isinstance(kind, TupleType) or len(kind) != 2:
+            takes = "(element, state)" if side == "input" else "(output, state)"
+            self._refuse(
+                f"the cell's {side} is no pair", expected=takes, got=f"{shown(kind)}, {kind!r}"
+            )
+        return kind
+
+    def _check(self) -> None:
+        if self._cell.output_type is None and self._start is None and not self._from_input:
+            self._refuse(
+                "the type of the initial state cannot be inferred",
+                expected="initial_state=td.Zeros(type), or a cell whose types are stated",
+                got="neither",
+            )
+
+    def _emit(self, code: Code, value: Any) -> Any:
+        sequence, given = self._given()
+        kind = self._cell._known("output")
+        assert isinstance(kind, TupleType)
+        state = code.new(kind[1], "a", varying=True)
+        source_value: Any = value
+        if self._from_input:
+            is_object = not isinstance(value, tuple)
+            source_value = f"{value}[0]" if is_object else value[0]
+            assign(code, state, f"{value}[1]" if is_object else value[1])
+        elif self._start is not None:
+            assign(code, state, code.emit(self._start, "None"))
+        else:
+            assign(code, state, zero_value(code, kind[1]))
+        found = code.fresh("s")
+        code.line(f"{found} = []")
+        element = element_type(self, sequence)
+        target = code.new(element or PyObjectType(), "x", varying=True)
+        inner, source = elements(source_value, target)
+        with code.loop(loop_target(source_value, target), source):
+            output, new = code.emit(self._cell, (inner, state))
+            code.line(f"{found}.append({packed(output)})")
+            assign(code, state, new)
+        return found, state
+
+
+class Reduce(Block):
+    """Combines the elements of a sequence in pairs, pairs of pairs, and so on.
+
+    Neighbours are combined, in order; n elements take ceil(log2 n) calls one after another.
+
+    Args:
+        combine_block: From (left, right) to a value of the same type.
+        default_block: A block without input for the empty sequence; zeros where left out.
+        name: For messages and pictures.
+
+    Raises:
+        TypeError: If the sequence never ends or is a host object, or the types differ.
+
+    Example:
+        >>> import torch
+        >>> from pyg_dynbatch import blocks as td
+        >>> (td.Map(td.Scalar()) >> td.Reduce(td.Function(torch.mul))).eval([2, 3, 4])
+        tensor(24.)
+    """
+
+    def __init__(self, combine_block: Any, default_block: Any = None, name: Any = None) -> None:
+        default = [] if default_block is None else [default_block]
+        super().__init__([combine_block, *default], name=name)
+        self._combine = self._children[0]
+        self._default = self._children[1] if default else None
+        if self._default is not None:
+            self._default.set_input_type(VoidType())
+        self.set_input_type_classes(SequenceType, TupleType)
+        self._settle(*self._children)
+
+    def _key_of(self, child: Block) -> str:
+        return "[combine]" if child is self._combine else "[default]"
+
+    def _infer(self) -> None:
+        refuse_endless(self, self.input_type)
+        element = element_type(self, self.input_type) or self.output_type
+        if element is None and self._default is not None:
+            element = self._default.output_type
+        element = element or self._combine.output_type
+        if element is None:
+            return
+        self._combine.set_input_type((element, element))
+        for block in (self._combine, self._default, self):
+            if block is not None:
+                block.set_output_type(element)
+        if self._default is None:
+            refuse_no_zeros(self, element)
+
+    def _emit(self, code: Code, value: Any) -> Any:
+        kind = self._known("output")
+        left, done = code.fresh("s"), code.fresh("s")
+        a, b = code.new(kind, "x", varying=True), code.new(kind, "x", varying=True)
+        code.line(f"{left} = list({packed(value)})")
+        result = code.new(kind)
+        with code.inside(f"while len({left}) > 1:", loop=True):
+            code.line(f"{done} = []; i_ = iter({left})")
+            with code.loop((a, b), "zip(i_, i_)"):
+                code.line(f"{done}.append({packed(code.emit(self._combine, (a, b)))})")
+            # The one left over goes on to the next round as it is.
+            code.line(f"{left} = {done} + {left}[-1:] if len({left}) % 2 else {done}")
+        with code.inside(f"if {left}:"):
+            assign(code, result, f"{left}[0]")
+        with code.inside("else:"):
+            empty = (
+                zero_value(code, kind)
+                if self._default is None
+                else code.emit(self._default, "None")
+            )
+            assign(code, result, empty)
+        return result
+
+
+def _sum(ragged: RaggedRows) -> torch.Tensor:
+    return ragged.sum()
+
+
+def _mean(ragged: RaggedRows) -> torch.Tensor:
+    total = ragged.sum()
+    count = torch.bincount(ragged.owner, minlength=ragged.num_calls).clamp(min=1)
+    return total / count.to(total.dtype).view(-1, *(1,) * (total.dim() - 1))
+
+
+def _extreme(ragged: RaggedRows, kind: str) -> torch.Tensor:
+    rows = ragged.rows
+    start = rows.new_zeros((ragged.num_calls, *rows.shape[1:]))
+    owner = ragged.owner.view(-1, *(1,) * (rows.dim() - 1)).expand_as(rows)
+    return start.scatter_reduce(0, owner, rows, kind, include_self=False)
+
+
+def _min(ragged: RaggedRows) -> torch.Tensor:
+    return _extreme(ragged, "amin")
+
+
+def _max(ragged: RaggedRows) -> torch.Tensor:
+    return _extreme(ragged, "amax")
+
+
+class _Total(Block):
+    """Reduces a sequence of tensors in one call; zeros for the empty sequence."""
+
+    def __init__(self, function: Any, name: Any) -> None:
+        super().__init__(name=name)
+        self._function = function
+        self.set_input_type_classes(SequenceType, TupleType)
+        self.set_output_type_classes(TensorType)
+        self._settle()
+
+    def _infer(self) -> None:
+        refuse_endless(self, self.input_type)
+        element = element_type(self, self.input_type)
+        if element is not None and not isinstance(element, TensorType):
+            self._refuse(
+                "the elements are no tensors",
+                expected="a sequence of tensors",
+                got=f"{shown(element)}, {element!r}",
+            )
+        if element is not None:
+            self.set_output_type(element)
+
+    def _emit(self, code: Code, value: Any) -> Any:
+        kind = self._known("output")
+        rows, result = code.fresh("s"), code.fresh()
+        code.line(f"{rows} = {packed(value)}")
+        # Of one element there is nothing to reduce, of none there are zeros: no call is made.
+        with code.inside(f"if len({rows}) > 1:"):
+            found = record(code, self._function, SequenceType(kind), kind, rows)
+            assign(code, result, found)
+        with code.inside(f"elif {rows}:"):
+            code.line(f"{result} = {rows}[0]")
+        with code.inside("else:"):
+            assign(code, result, zero_value(code, kind))
+        return result
+
+
+class Sum(_Total):
+    """Adds up a sequence of tensors; zeros for the empty one.
+
+    Args:
+        name: For messages and pictures.
+
+    Example:
+        >>> from pyg_dynbatch import blocks as td
+        >>> (td.Map(td.Scalar()) >> td.Sum()).eval([1, 2, 3])
+        tensor(6.)
+    """
+
+    def __init__(self, name: Any = None) -> None:
+        super().__init__(_sum, name)
+
+
+class Mean(_Total):
+    """Averages a sequence of tensors; zeros for the empty one.
+
+    Args:
+        name: For messages and pictures.
+
+    Example:
+        >>> from pyg_dynbatch import blocks as td
+        >>> (td.Map(td.Scalar()) >> td.Mean()).eval([1, 2, 3])
+        tensor(2.)
+    """
+
+    def __init__(self, name: Any = None) -> None:
+        super().__init__(_mean, name)
+
+
+class Min(_Total):
+    """Takes the least of a sequence of tensors, entry by entry; zeros for the empty one.
+
+    Args:
+        name: For messages and pictures.
+
+    Example:
+        >>> from pyg_dynbatch import blocks as td
+        >>> (td.Map(td.Vector(2)) >> td.Min()).eval([[1, 4], [2, 3]])
+        tensor([1., 3.])
+    """
+
+    def __init__(self, name: Any = None) -> None:
+        super().__init__(_min, name)
+
+
+class Max(_Total):
+    """Takes the greatest of a sequence of tensors, entry by entry; zeros for the empty one.
+
+    Args:
+        name: For messages and pictures.
+
+    Example:
+        >>> from pyg_dynbatch import blocks as td
+        >>> (td.Map(td.Vector(2)) >> td.Max()).eval([[1, 4], [2, 3]])
+        tensor([2., 4.])
+    """
+
+    def __init__(self, name: Any = None) -> None:
+        super().__init__(_max, name)
