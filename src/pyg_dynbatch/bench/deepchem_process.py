@@ -38,7 +38,11 @@ class DeepChem:
             stderr=self._remarks,
             text=True,
         )
-        self.facts = self.ask("begin", threads=torch.get_num_threads())
+        try:
+            self.facts = self.ask("begin", threads=torch.get_num_threads())
+        except RuntimeError:
+            self.close()
+            raise
 
     def ask(self, do: str, **wanted: Any) -> dict[str, Any]:
         """Asks one question.
@@ -88,6 +92,11 @@ class DeepChem:
 
         return run
 
+    def close(self) -> None:
+        """Ends the process, which stops when nothing more can be asked."""
+        self._process.communicate(timeout=60)
+        self._remarks.close()
+
     def _last_remark(self) -> str:
         self._process.wait(timeout=60)
         self._remarks.seek(0)
@@ -103,9 +112,4 @@ class DeepChem:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        self._process.wait(timeout=60)
-        if self._process.stdout is not None:
-            self._process.stdout.close()
-        self._remarks.close()
+        self.close()

@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from pyg_dynbatch.bench.products import Product
 from pyg_dynbatch.bench.protocol import Stopwatch
@@ -100,6 +102,18 @@ def work(products: Sequence[tuple[Product, bool]]) -> dict[str, int]:
     }
 
 
+class _Part(NamedTuple):
+    """Holds the matrices of one product and of its gradients."""
+
+    x: Tensor
+    weight: Tensor
+    grad: Tensor
+    out: Tensor
+    x_grad: Tensor
+    weight_grad: Tensor
+    raw: bool
+
+
 class BareWeave:
     """Runs matrix products and nothing else, into memory that is there already.
 
@@ -112,26 +126,29 @@ class BareWeave:
         generator = torch.Generator(device).manual_seed(0)
         self._parts = []
         for (rows, inner, columns), raw in products:
-            shapes = ((rows, inner), (inner, columns), (rows, columns))
-            tensors = [torch.randn(s, device=device, generator=generator) for s in shapes]
-            self._parts.append((*tensors, *(torch.empty_like(t) for t in tensors), raw))
+            x, weight, grad = (
+                torch.randn(shape, device=device, generator=generator)
+                for shape in ((rows, inner), (inner, columns), (rows, columns))
+            )
+            results = (torch.empty_like(each) for each in (grad, x, weight))
+            self._parts.append(_Part(x, weight, grad, *results, raw))
 
     def run(self, lap: Stopwatch) -> None:
         """Runs both passes, then the forward pass alone, under a stopwatch."""
         lap.skip()
         self._forward()
         lap(FORWARD)
-        for x, weight, grad, x_grad, weight_grad, _, raw in reversed(self._parts):
-            torch.mm(x.t(), grad, out=weight_grad)
-            if not raw:
-                torch.mm(grad, weight.t(), out=x_grad)
+        for part in reversed(self._parts):
+            torch.mm(part.x.t(), part.grad, out=part.weight_grad)
+            if not part.raw:
+                torch.mm(part.grad, part.weight.t(), out=part.x_grad)
         lap(BACKWARD)
         self._forward()
         lap("inference")
 
     def _forward(self) -> None:
-        for x, weight, _, _, _, out, _ in self._parts:
-            torch.mm(x, weight, out=out)
+        for part in self._parts:
+            torch.mm(part.x, part.weight, out=part.out)
 
 
 class Machine:

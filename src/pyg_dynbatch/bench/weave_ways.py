@@ -15,6 +15,7 @@ from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.data.molecule import MoleculeData
 from pyg_dynbatch.data.molecule_collate import MoleculeCollater
 from pyg_dynbatch.models.weave_program import WeaveProgram
+from pyg_dynbatch.nn.weave import WeaveConv
 from pyg_dynbatch.nn.weave_stack import WeaveStack
 
 FUSED, PLAIN, ENGINE = "fused", "plain", "engine"
@@ -70,7 +71,7 @@ def plain_weave(
     Returns:
         The atom rows after the last module.
     """
-    for conv in stack.convs:
+    for conv in _convs(stack):
         own = conv.lin_aa(x).relu()
         received = conv.lin_pa(pair).relu()
         total = torch.zeros_like(own).index_add(0, ends.first, received)
@@ -82,6 +83,10 @@ def plain_weave(
             pair = conv.lin_p(torch.cat([there + back, kept], 1)).relu()
         x = conv.lin_a(torch.cat([own, total], 1)).relu()
     return x
+
+
+def _convs(stack: WeaveStack) -> list[WeaveConv]:
+    return list(stack.convs)  # type: ignore[arg-type]
 
 
 class WeaveBatch:
@@ -204,7 +209,7 @@ class WeaveWays:
         """
         ends = torch.stack([batch.ends.first, batch.ends.second], 1)
         found = {"x": batch.x, "pair": batch.pair, "source": batch.ends.first, "ends": ends}
-        for level, conv in enumerate(self.stack.convs):
+        for level, conv in enumerate(_convs(self.stack)):
             for name in ("aa", "pa", "a", "ap", "pp", "p"):
                 linear = getattr(conv, f"lin_{name}", None)
                 if linear is not None:
