@@ -132,12 +132,12 @@ class KearnesAtoms(AtomFeatures):
         if column is None and number not in _NO_METALS:
             column = _METAL_COLUMN
         if column is not None:
-            row[column] = 1
-        row[self._charge] = charge
+            row[column] = 1.0
+        row[self._charge] = float(charge)
         place = _hybridizations().get(hybridization)
         if place is not None:
-            row[self._hybridization + place] = 1
-        row[self._hybridization + 5] = aromatic
+            row[self._hybridization + place] = 1.0
+        row[self._hybridization + 5] = float(aromatic)
         return row
 
 

@@ -39,7 +39,8 @@ class DeepChemAtoms(AtomFeatures):
     ======= =============================== ===== ============================================
     44      43 elements, unknown            bit
     11      number of neighbours 0 to 10    bit   (more raise there; here none of the bits)
-    7       implicit valence 0 to 6         bit   more than 6 counts as 6
+    7       implicit valence 0 to 6         bit   more than 6 counts as 6; an atom written in
+                                                  brackets has 0: ``[NH3]`` is not ``N``
     1       formal charge                   count
     1       radical electrons               count
     5       sp sp2 sp3 sp3d sp3d2           bit   anything else (s in Na+ and H2, sp2d in square
@@ -177,8 +178,8 @@ class DeepChemPairs(PairFeatures):
         self.chirality = chirality
         stereo = range(len(STEREO) if chirality else 1)
         one_ring = ((False, False), (False, True), (True, True))
-        rows = [
-            [0] * (len(BONDS) + 2 + (len(STEREO) if chirality else 0)) + [ring, *_apart(distance)]
+        rows: list[list[float]] = [
+            [0.0] * (len(BONDS) + 2 + (len(STEREO) if chirality else 0)) + [ring, *_apart(distance)]
             for distance, ring in NO_BOND
         ]
         for bond, conjugated, kind, (in_ring, same) in product(

@@ -250,7 +250,7 @@ class MoleculeFeaturizer:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @classmethod
-    def from_spec(cls, spec: Mapping[str, Any]) -> "MoleculeFeaturizer":
+    def from_spec(cls, spec: Any) -> "MoleculeFeaturizer":
         """Builds a featurizer from what `spec` gave, perhaps on another machine.
 
         Classes are imported by the path that stands in the spec: read specs of people you trust.

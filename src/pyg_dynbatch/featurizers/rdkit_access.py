@@ -83,10 +83,14 @@ def rdkit_version() -> str:
     """Gives the version of RDKit that is in use.
 
     Returns:
-        Such as ``"2026.09.1"``.
+        Year, month and number, with points between.
 
     Raises:
         ImportError: If RDKit is not installed.
+
+    Example:
+        >>> len(rdkit_version().split("."))
+        3
     """
     return str(rdkit_module("rdBase").rdkitVersion)
 

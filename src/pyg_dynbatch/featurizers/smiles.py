@@ -44,14 +44,15 @@ class MoleculeError(ValueError):
         return type(self), (self.reason, self.atom, self.smiles)
 
 
-def parse_smiles(smiles: str | None) -> Mol:
+def parse_smiles(smiles: object) -> Mol:
     """Reads one SMILES; blanks around it are dropped.
 
     RDKit prints its complaints and returns None; here they are caught for the length of this
     call and become the reason of an error. What RDKit logs elsewhere is left alone.
 
     Args:
-        smiles: The text. What may stand after a blank (CXSMILES, a name) is read by RDKit.
+        smiles: The text; anything else, such as the NaN of an empty cell, is a missing SMILES.
+            What may stand after a blank (CXSMILES, a name) is read by RDKit.
 
     Returns:
         The sanitised molecule, its atoms in the order of the text.
@@ -77,14 +78,21 @@ def parse_smiles(smiles: str | None) -> Mol:
     if not text:
         raise MoleculeError("the SMILES is empty", smiles=smiles)
     with rdkit_module("rdBase").BlockLogs():
-        mol = None if "\0" in text else chem().MolFromSmiles(text)
+        mol = chem().MolFromSmiles(text) if _is_readable(text) else None
         if mol is None:
             raise _why_not(text)
     return mol
 
 
+def _is_readable(text: str) -> bool:
+    # RDKit stops at the first of these characters and takes what was before for the whole.
+    if text.isascii():
+        return "\0" not in text
+    return text.split(maxsplit=1)[0].isascii() and "\0" not in text
+
+
 def _why_not(text: str) -> MoleculeError:
-    raw = None if "\0" in text else chem().MolFromSmiles(text, sanitize=False)
+    raw = chem().MolFromSmiles(text, sanitize=False) if _is_readable(text) else None
     if raw is None:
         return MoleculeError(syntax_reason(text), smiles=text)
     return _chemistry_error(raw, text)

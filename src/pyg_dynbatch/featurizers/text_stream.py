@@ -89,7 +89,7 @@ def open_lines(path: str | Path) -> Iterator[Lines]:
         ['one\n', 'two\n']
     """
     if str(path) == "-":
-        yield Lines(sys.stdin.buffer, "-")
+        yield Lines(cast(BufferedIOBase, sys.stdin.buffer), "-")
         return
     path = Path(path)
     if not path.is_file():

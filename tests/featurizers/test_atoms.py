@@ -1,0 +1,180 @@
+"""Kearnes's 27 numbers, against a plain reading of their definition."""
+
+import csv
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rdkit import Chem, RDConfig
+from rdkit.Chem import ChemicalFeatures, rdCIPLabeler, rdPartialCharges
+
+from pyg_dynbatch.featurizers import KearnesAtoms, MoleculeError, atoms, parse_smiles
+from pyg_dynbatch.featurizers.atoms import donors_and_acceptors
+from tests.featurizers.molecules import ODD
+
+SYMBOLS = ["H", "C", "N", "O", "F", "P", "S", "Cl", "Br", "I"]
+NO_METALS = {"*", "He", "B", "Ne", "Si", "Ar", "Ge", "As", "Se", "Kr", "Sb", "Te", "Xe", "At", "Rn"}
+
+
+def naive(mol: Chem.Mol) -> list[list[float]]:
+    mol = Chem.Mol(mol)
+    rdPartialCharges.ComputeGasteigerCharges(mol)
+    rdCIPLabeler.AssignCIPLabels(mol)
+    rings = mol.GetRingInfo().AtomRings()
+    donors, acceptors = by_factory(mol)
+    rows = []
+    for atom in mol.GetAtoms():
+        place, symbol = atom.GetIdx(), atom.GetSymbol()
+        label = atom.GetProp("_CIPCode") if atom.HasProp("_CIPCode") else ""
+        charge = float(atom.GetProp("_GasteigerCharge"))
+        row = [symbol == other for other in SYMBOLS]
+        row += [symbol not in SYMBOLS and symbol not in NO_METALS]
+        row += [label in ("R", "r"), label in ("S", "s")]
+        row += [atom.GetFormalCharge(), charge if math.isfinite(charge) else 0]
+        row += [sum(len(ring) == n and place in ring for ring in rings) for n in range(3, 9)]
+        row += [str(atom.GetHybridization()) == kind for kind in ("SP", "SP2", "SP3")]
+        row += [place in donors, place in acceptors, atom.GetIsAromatic()]
+        rows.append([float(value) for value in row] + [float(not math.isfinite(charge))])
+    return rows
+
+
+def by_factory(mol: Chem.Mol) -> tuple[set[int], set[int]]:
+    path = str(Path(RDConfig.RDDataDir) / "BaseFeatures.fdef")
+    factory = ChemicalFeatures.BuildFeatureFactory(path)
+    donors, acceptors = (
+        {
+            atom
+            for feature in factory.GetFeaturesForMol(mol, includeOnly=family)
+            for atom in feature.GetAtomIds()
+        }
+        for family in ("Donor", "Acceptor")
+    )
+    return donors, acceptors
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_molecules_as_defined(name: str) -> None:
+    mol = parse_smiles(ODD[name])
+    wanted = np.array(naive(mol))
+    rows = KearnesAtoms().rows(mol)
+    np.testing.assert_allclose(rows, wanted, rtol=0, atol=1e-6)
+    assert rows.dtype == np.float32 and np.isfinite(rows).all()
+    np.testing.assert_array_equal(KearnesAtoms(missing_bit=False).rows(mol), rows[:, :27])
+    without = np.delete(rows, [11, 12], axis=1)
+    np.testing.assert_array_equal(KearnesAtoms(chirality=False).rows(mol), without)
+
+
+@pytest.mark.parametrize("name", ["esol", "tox21", "bbbp"])
+def test_real_molecules_as_defined(name: str, shared_data: Callable[[str], Path]) -> None:
+    with shared_data(f"molecules/{name}.csv").open(encoding="utf-8") as file:
+        some = [row["smiles"] for row in csv.DictReader(file)][:: 40 if name == "esol" else 250]
+    for smiles in some:
+        mol = parse_smiles(smiles)
+        np.testing.assert_allclose(KearnesAtoms().rows(mol), naive(mol), rtol=0, atol=1e-6)
+
+
+def test_names_and_kinds() -> None:
+    every = KearnesAtoms()
+    assert (len(every.names), len(KearnesAtoms(missing_bit=False).names)) == (28, 27)
+    assert len(KearnesAtoms(chirality=False, missing_bit=False).names) == 25
+    kinds = dict(zip(every.names, every.kinds, strict=True))
+    assert [name for name, kind in kinds.items() if kind == "real"] == ["partial_charge"]
+    counts = [name for name, kind in kinds.items() if kind == "count"]
+    assert counts == ["formal_charge", *(f"rings_of_{n}" for n in range(3, 9))]
+    rows = np.concatenate([every.rows(parse_smiles(smiles)) for smiles in ODD.values()])
+    for column, kind in enumerate(every.kinds):
+        values = set(rows[:, column].tolist())
+        assert kind != "bit" or values <= {0, 1}
+        assert kind == "real" or all(value == int(value) for value in values)
+    assert (rows != 0).any(0).sum() >= 27, "the molecules show all columns but iodine perhaps"
+
+
+def columns(smiles: str, atom: int) -> set[str]:
+    every = KearnesAtoms()
+    row = every.rows(parse_smiles(smiles))[atom]
+    return {name for name, value in zip(every.names, row, strict=True) if value}
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("C[C@H](N)O", "N[C@@H](C)O"),
+        ("C[C@H](N)C(=O)O", "OC(=O)[C@@H](N)C"),
+        ("C[C@H]1CC[C@@H](C)CC1", "C1C[C@@H](C)CC[C@H]1C"),
+    ],
+)
+def test_stereo_does_not_depend_on_how_it_is_written(one: str, other: str) -> None:
+    first, second = Chem.MolFromSmiles(one), Chem.MolFromSmiles(other)
+    assert Chem.MolToSmiles(first) == Chem.MolToSmiles(second)
+    rows, others = KearnesAtoms().rows(first), KearnesAtoms().rows(second)
+    match = second.GetSubstructMatch(first, useChirality=True)
+    np.testing.assert_array_equal(rows[:, 11:13], others[list(match), 11:13])
+    assert rows[:, 11:13].sum() > 0
+
+
+def test_the_tags_of_rdkit_would_depend_on_it() -> None:
+    tags = [
+        Chem.MolFromSmiles(s).GetAtomWithIdx(1).GetChiralTag()
+        for s in ("C[C@H](N)O", "N[C@@H](C)O")
+    ]
+    assert tags[0] != tags[1]
+
+
+def test_mirror_images_differ() -> None:
+    assert {"cip_R", "cip_S"} & columns("C[C@H](N)O", 1) == {"cip_R"}
+    assert {"cip_R", "cip_S"} & columns("C[C@@H](N)O", 1) == {"cip_S"}
+    assert {"cip_R", "cip_S"} & columns("CC(N)O", 1) == set()
+
+
+def test_a_label_that_takes_too_long_is_an_error(monkeypatch) -> None:
+    monkeypatch.setattr(atoms, "_MOST_LABEL_STEPS", 1)
+    with pytest.raises(MoleculeError, match="chirality=False does without"):
+        KearnesAtoms().rows(parse_smiles(ODD["steroid"]))
+    assert len(KearnesAtoms(chirality=False).rows(parse_smiles(ODD["steroid"]))) == 21
+
+
+def test_missing_charges_are_zero_and_marked() -> None:
+    missing = columns("CC[Pt](Cl)Cl", 0) & {"partial_charge", "partial_charge_missing"}
+    assert missing == {"partial_charge_missing"}
+    assert "partial_charge_missing" not in columns("CCO", 0)
+    assert "partial_charge" in columns("CCO", 0)
+
+
+def test_elements_that_are_not_in_the_list() -> None:
+    elements = {*SYMBOLS, "metal"}
+    assert columns("[Na+]", 0) & elements == {"metal"}
+    assert columns("N[Pt](N)(Cl)Cl", 1) & elements == {"metal"}
+    assert columns("[U]", 0) & elements == {"metal"}
+    for smiles in ("B", "[SiH4]", "[SeH2]", "[AsH3]", "[He]", "*", "[TeH2]"):
+        assert columns(smiles, 0) & elements == set(), smiles
+
+
+def test_square_planar_platinum_has_no_bit_of_hybridization() -> None:
+    planar = parse_smiles(ODD["square planar"])
+    assert str(planar.GetAtomWithIdx(1).GetHybridization()) == "SP2D"
+    assert columns(ODD["square planar"], 1) & {"sp", "sp2", "sp3"} == set()
+
+
+def test_every_atom_of_cubane_is_in_three_rings() -> None:
+    rows = KearnesAtoms().rows(parse_smiles(ODD["cubane"]))
+    column = KearnesAtoms().names.index("rings_of_4")
+    assert rows[:, column].tolist() == [3] * 8
+
+
+def test_rings_of_more_than_eight_are_not_counted() -> None:
+    assert not {name for name in columns(ODD["macrocycle"], 0) if name.startswith("rings")}
+    assert "rings_of_8" in columns("C1CCCCCCC1", 0)
+    assert not {name for name in columns("C1CCCCCCCC1", 0) if name.startswith("rings")}
+
+
+def test_many_donors_are_all_found() -> None:
+    # A search that stops at a thousand matches would lose the last ones.
+    chain = parse_smiles("NC" * 1100)
+    donors, acceptors = donors_and_acceptors(chain)
+    assert len(donors) == 1100 and donors == list(range(0, 2200, 2))
+
+
+def test_no_atoms() -> None:
+    assert KearnesAtoms().rows(Chem.Mol()).shape == (0, 28)

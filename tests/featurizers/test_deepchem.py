@@ -1,0 +1,192 @@
+"""DeepChem's 75 and 14 numbers, against a plain reading of their definition."""
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rdkit import Chem
+
+from pyg_dynbatch.featurizers import DeepChemAtoms, DeepChemPairs, parse_smiles
+from tests.featurizers.molecules import ODD, distances
+
+SYMBOLS = [
+    "C",
+    "N",
+    "O",
+    "S",
+    "F",
+    "Si",
+    "P",
+    "Cl",
+    "Br",
+    "Mg",
+    "Na",
+    "Ca",
+    "Fe",
+    "As",
+    "Al",
+    "I",
+    "B",
+    "V",
+    "K",
+    "Tl",
+    "Yb",
+    "Sb",
+    "Sn",
+    "Ag",
+    "Pd",
+    "Co",
+    "Se",
+    "Ti",
+    "Zn",
+    "H",
+    "Li",
+    "Ge",
+    "Cu",
+    "Au",
+    "Ni",
+    "Cd",
+    "In",
+    "Mn",
+    "Zr",
+    "Cr",
+    "Pt",
+    "Hg",
+    "Pb",
+    "Unknown",
+]
+
+
+def one_hot(value: object, allowed: list) -> list[bool]:
+    """What is not allowed counts as the last that is."""
+    return (
+        [value == other for other in allowed] if value in allowed else one_hot(allowed[-1], allowed)
+    )
+
+
+def naive_atom(atom: Chem.Atom, hydrogens: bool = True, chirality: bool = False) -> list:
+    row = one_hot(atom.GetSymbol(), SYMBOLS)
+    row += [atom.GetDegree() == degree for degree in range(11)]
+    row += one_hot(atom.GetValence(Chem.ValenceType.IMPLICIT), list(range(7)))
+    row += [atom.GetFormalCharge(), atom.GetNumRadicalElectrons()]
+    row += one_hot(str(atom.GetHybridization()), ["SP", "SP2", "SP3", "SP3D", "SP3D2"])
+    row += [atom.GetIsAromatic()]
+    row += one_hot(atom.GetTotalNumHs(), list(range(5))) if hydrogens else []
+    if chirality:
+        label = atom.GetProp("_CIPCode") if atom.HasProp("_CIPCode") else None
+        row += one_hot(label, ["R", "S"]) if label else [False, False]
+        row += [atom.HasProp("_ChiralityPossible")]
+    return row
+
+
+def naive_pair(mol: Chem.Mol, first: int, second: int, steps: int, chirality: bool) -> list:
+    bond = mol.GetBondBetweenAtoms(first, second) if first != second else None
+    row: list = [0] * (10 if chirality else 6)
+    if bond is not None:
+        row = [
+            str(bond.GetBondType()) == name for name in ["SINGLE", "DOUBLE", "TRIPLE", "AROMATIC"]
+        ]
+        row += [bond.GetIsConjugated(), bond.IsInRing()]
+        kinds = ["STEREONONE", "STEREOANY", "STEREOZ", "STEREOE"]
+        row += one_hot(str(bond.GetStereo()), kinds) if chirality else []
+    rings = mol.GetRingInfo().AtomRings()
+    row += [first != second and any(first in ring and second in ring for ring in rings)]
+    return row + [steps == distance for distance in range(1, 8)]
+
+
+def check_pairs(mol: Chem.Mol, chirality: bool) -> None:
+    pairs = DeepChemPairs(chirality)
+    codes = pairs.codes(mol)
+    found = pairs.table.features.numpy()[codes]
+    distance = pairs.table.distance.numpy()[codes]
+    steps = distances(mol)
+    atoms = range(mol.GetNumAtoms())
+    for first, second in ((i, j) for i in atoms for j in atoms):
+        if (first, second) in steps:
+            apart = steps[first, second]
+            wanted = naive_pair(mol, first, second, apart, chirality)
+            assert distance[first, second] == min(apart, 8)
+        else:
+            wanted = [0] * len(pairs.table.names)
+            assert distance[first, second] == -1
+        assert found[first, second].tolist() == wanted, (first, second)
+
+
+@pytest.mark.parametrize("chirality", [False, True])
+@pytest.mark.parametrize("name", ODD)
+def test_odd_molecules_as_defined(name: str, chirality: bool) -> None:
+    mol = parse_smiles(ODD[name])
+    atoms = DeepChemAtoms(chirality=chirality)
+    wanted = [naive_atom(atom, chirality=chirality) for atom in mol.GetAtoms()]
+    assert atoms.rows(mol).tolist() == wanted
+    check_pairs(mol, chirality)
+
+
+def test_added_hydrogens_as_defined() -> None:
+    for smiles in ODD.values():
+        mol = Chem.AddHs(parse_smiles(smiles))
+        wanted = [naive_atom(atom, hydrogens=False) for atom in mol.GetAtoms()]
+        assert DeepChemAtoms(hydrogens=False).rows(mol).tolist() == wanted
+        check_pairs(mol, False)
+
+
+@pytest.mark.parametrize("name", ["esol", "tox21", "bbbp"])
+def test_real_molecules_as_defined(name: str, shared_data: Callable[[str], Path]) -> None:
+    with shared_data(f"molecules/{name}.csv").open(encoding="utf-8") as file:
+        some = [row["smiles"] for row in csv.DictReader(file)][:: 40 if name == "esol" else 250]
+    for smiles in some:
+        mol = parse_smiles(smiles)
+        wanted = [naive_atom(atom, chirality=True) for atom in mol.GetAtoms()]
+        assert DeepChemAtoms(chirality=True).rows(mol).tolist() == wanted
+        check_pairs(mol, True)
+
+
+def test_widths_are_those_of_deepchem() -> None:
+    assert len(DeepChemAtoms().names) == 75
+    assert len(DeepChemAtoms(chirality=True).names) == 78
+    assert len(DeepChemAtoms(hydrogens=False).names) == 70
+    assert len(DeepChemPairs().table.names) == 14
+    assert len(DeepChemPairs(chirality=True).table.names) == 18
+    assert len(DeepChemPairs().table) == 46
+    assert len(DeepChemPairs(chirality=True).table) == 136
+
+
+def test_kinds() -> None:
+    atoms = DeepChemAtoms(chirality=True)
+    counts = [name for name, kind in zip(atoms.names, atoms.kinds, strict=True) if kind != "bit"]
+    assert counts == ["formal_charge", "radical_electrons"]
+    assert atoms.kinds.count("count") == 2
+
+
+def columns(smiles: str, atom: int) -> set[str]:
+    atoms = DeepChemAtoms()
+    row = atoms.rows(parse_smiles(smiles))[atom]
+    return {name for name, value in zip(atoms.names, row, strict=True) if value}
+
+
+def test_unknown_hybridization_is_the_last_class() -> None:
+    assert "sp3d2" in columns("[Na+]", 0)
+    assert "sp3d2" in columns("[H][H]", 0)
+    assert "sp3d2" in columns("Cl[Pt@SP1](Br)(N)C", 1)
+    assert "sp3d2" not in columns("C", 0)
+
+
+def test_values_beyond_a_vocabulary() -> None:
+    assert "unknown" in columns("O=[U+2]=O", 1) and "unknown" in columns("C*", 1)
+    crowded = parse_smiles("[U]" + "(F)" * 12)  # DeepChem refuses more than ten neighbours
+    assert crowded.GetAtomWithIdx(0).GetDegree() == 12
+    assert not {name for name in columns("[U]" + "(F)" * 12, 0) if name.startswith("degree")}
+    assert "hydrogens_4" in columns("[UH6]", 0)
+
+
+def test_no_pair_of_a_big_molecule_is_lost() -> None:
+    # Powers of the adjacency matrix of 100 atoms overflow; the last ones lose pairs in DeepChem.
+    peptide = parse_smiles("NCC(=O)" * 24 + "O")
+    codes = DeepChemPairs().codes(peptide)
+    assert DeepChemPairs().table.kept("connected").numpy()[codes].all()
+    adjacency = Chem.GetAdjacencyMatrix(peptide)
+    with np.errstate(over="ignore"):
+        powers = [np.linalg.matrix_power(adjacency, k) for k in range(1, len(adjacency) + 1)]
+    assert any((power < 0).any() for power in powers), "this molecule shows the overflow"

@@ -1,0 +1,399 @@
+"""From a molecule to its data."""
+
+import json
+import math
+import pickle
+import re
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from rdkit import Chem
+
+from pyg_dynbatch.featurizers import (
+    DeepChemAtoms,
+    DoubleBondStereo,
+    KearnesAtoms,
+    KearnesPairs,
+    MoleculeError,
+    MoleculeFeaturizer,
+    rdkit_version,
+)
+from tests.featurizers.molecules import ODD, fingerprint, reordered
+from tests.featurizers.own_features import BothHetero, Given, GivenRows, Mass
+
+KEARNES = MoleculeFeaturizer()
+DEEPCHEM = MoleculeFeaturizer("deepchem", "deepchem")
+SETS = {"kearnes": KEARNES, "deepchem": DEEPCHEM}
+
+
+@pytest.mark.parametrize("which", SETS)
+@pytest.mark.parametrize("name", ODD)
+def test_every_molecule_becomes_valid_data(name: str, which: str) -> None:
+    featurizer = SETS[which]
+    data = featurizer(f" {ODD[name]} ")
+    data.validate(num_codes=len(featurizer.pair_table))
+    assert data.smiles == ODD[name]
+    assert data.num_nodes == Chem.MolFromSmiles(ODD[name]).GetNumAtoms()
+    assert data.x.shape[1] == len(featurizer.atom_names) == len(featurizer.atom_kinds)
+    codes = featurizer.pair_codes(featurizer.prepare(ODD[name]))
+    upper = codes[np.triu_indices(len(codes))]
+    assert data.pair_code.tolist() == upper.tolist()
+    assert "y" not in data and "row" not in data
+
+
+@given(name=st.sampled_from(sorted(ODD)), which=st.sampled_from(sorted(SETS)), random=st.randoms())
+def test_features_follow_the_atoms(name: str, which: str, random: Any) -> None:
+    featurizer = SETS[which]
+    mol = Chem.MolFromSmiles(ODD[name])
+    order = list(range(mol.GetNumAtoms()))
+    random.shuffle(order)
+    text, order = reordered(mol, order)
+    one, other = featurizer.prepare(ODD[name]), featurizer.prepare(text)
+    rows, others = featurizer.atom_rows(one), featurizer.atom_rows(other)
+    # An oddity of DeepChem's: the implicit valence depends on the brackets around an atom.
+    kept = ["implicit_valence" not in name for name in featurizer.atom_names]
+    rows, others = rows[:, kept], others[:, kept]
+    np.testing.assert_allclose(others, rows[order], rtol=0, atol=2e-5, err_msg=text)
+    codes, other_codes = featurizer.pair_codes(one), featurizer.pair_codes(other)
+    np.testing.assert_array_equal(other_codes, codes[np.ix_(order, order)], err_msg=text)
+
+
+def test_atoms_keep_the_order_of_the_input() -> None:
+    for smiles, symbols in (("OCN", "OCN"), ("NCO", "NCO"), ("C(O)N", "CON")):
+        data = KEARNES(smiles)
+        found = [KEARNES.atom_names[int(row[:11].argmax())] for row in data.x]
+        assert "".join(found) == symbols
+
+
+@pytest.mark.parametrize("options", [{}, {"explicit_hydrogens": True}, {"fragments": "largest"}])
+@pytest.mark.parametrize("name", ["salt", "stereo", "steroid", "cisplatin", "cubane"])
+def test_the_molecule_of_the_caller_is_never_changed(name: str, options: dict[str, Any]) -> None:
+    for sets in ("kearnes", "deepchem"):
+        mol = Chem.MolFromSmiles(ODD[name])
+        before = fingerprint(mol)
+        data = MoleculeFeaturizer(sets, sets, **options)(mol)
+        assert fingerprint(mol) == before
+        assert not mol.GetAtomWithIdx(0).HasProp("_GasteigerCharge")
+        assert not mol.GetAtomWithIdx(0).HasProp("input_atom")
+        assert torch.equal(data.x, MoleculeFeaturizer(sets, sets, **options)(ODD[name]).x)
+        assert "smiles" not in data
+
+
+def test_a_molecule_that_was_never_sanitised() -> None:
+    for name in ("stereo", "caffeine", "salt"):
+        raw = Chem.MolFromSmiles(ODD[name], sanitize=False)
+        for featurizer in SETS.values():
+            data, wanted = featurizer(raw), featurizer(ODD[name])
+            assert torch.equal(data.x, wanted.x)
+            assert torch.equal(data.pair_code, wanted.pair_code)
+        assert raw.NeedsUpdatePropertyCache()
+
+
+def test_a_molecule_without_atoms_is_empty_data() -> None:
+    for featurizer in (
+        *SETS.values(),
+        MoleculeFeaturizer(extra_atoms=[Mass()], extra_pairs=[BothHetero()]),
+    ):
+        data = featurizer(Chem.Mol())
+        assert data.x.shape == (0, len(featurizer.atom_names))
+        assert data.pair_code.shape == (0,) and data.num_nodes == 0
+        data.validate()
+
+
+@pytest.mark.parametrize("bad", ["", "CC(C)(C)(C)C", "C1CC", None, math.nan])
+def test_bad_molecules_are_refused(bad: object) -> None:
+    with pytest.raises(MoleculeError, match="cannot be used"):
+        KEARNES(bad)
+
+
+@pytest.mark.parametrize("other", [3, b"CCO", ["CCO"]])
+def test_other_things_are_no_molecules(other: object) -> None:
+    with pytest.raises(TypeError, match="this is no molecule") as caught:
+        KEARNES(other)
+    assert type(other).__name__ in str(caught.value)
+
+
+def test_hydrogens_become_atoms_after_the_others() -> None:
+    featurizer = MoleculeFeaturizer("deepchem", "deepchem", explicit_hydrogens=True)
+    assert len(featurizer.atom_names) == 70
+    data = featurizer("CO")
+    assert data.num_nodes == 6
+    symbols = [featurizer.atom_names[int(row[:44].argmax())] for row in data.x]
+    assert symbols == ["C", "O", "H", "H", "H", "H"]
+    kearnes = MoleculeFeaturizer(explicit_hydrogens=True)("C[C@H](N)O")
+    assert kearnes.num_nodes == 11 and kearnes.x.shape[1] == 28
+    assert torch.equal(kearnes.x[:4, :13], KEARNES("C[C@H](N)O").x[:, :13])
+
+
+def test_fragments() -> None:
+    salt = "[Na+].[Cl-].CCO"
+    assert KEARNES(salt).num_nodes == 5
+    largest = MoleculeFeaturizer(fragments="largest")
+    assert torch.equal(largest(salt).pair_code, KEARNES("CCO").pair_code)
+    torch.testing.assert_close(largest(salt).x, KEARNES("CCO").x)
+    assert largest(salt).smiles == salt
+    places = [atom.GetIntProp("input_atom") for atom in largest.prepare(salt).GetAtoms()]
+    assert places == [2, 3, 4]
+    ring = largest("[Na+].C1CC1[C@H](N)O")
+    torch.testing.assert_close(ring.x, KEARNES("C1CC1[C@H](N)O").x)
+    assert torch.equal(ring.pair_code, KEARNES("C1CC1[C@H](N)O").pair_code)
+
+
+def test_disconnected_pairs_have_their_code() -> None:
+    table = KEARNES.pair_table
+    distance = table.distance[KEARNES("[Na+].[Cl-].CCO").pair_code.long()]
+    assert distance.tolist() == [0, -1, -1, -1, -1, 0, -1, -1, -1, 0, 1, 2, 0, 1, 0]
+
+
+def test_chirality_on_and_off() -> None:
+    widths = {
+        ("kearnes", None): (28, 12),
+        ("kearnes", True): (28, 12),
+        ("kearnes", False): (26, 12),
+        ("deepchem", None): (75, 14),
+        ("deepchem", True): (78, 18),
+        ("deepchem", False): (75, 14),
+    }
+    for (sets, chirality), (atoms, pairs) in widths.items():
+        featurizer = MoleculeFeaturizer(sets, sets, chirality=chirality)
+        assert (len(featurizer.atom_names), len(featurizer.pair_table.names)) == (atoms, pairs)
+    with pytest.raises(ValueError, match="chirality has no effect on features of your own"):
+        MoleculeFeaturizer(KearnesAtoms(), KearnesPairs(), chirality=True)
+
+
+def test_too_many_atoms() -> None:
+    featurizer = MoleculeFeaturizer(max_atoms=10)
+    assert featurizer("C" * 10).num_nodes == 10
+    for bad in ("C" * 11, Chem.MolFromSmiles("C" * 11)):
+        with pytest.raises(MoleculeError, match="11 atoms, 66 pairs: more than max_atoms=10"):
+            featurizer(bad)
+    with pytest.raises(MoleculeError, match="14 atoms, 105 pairs"):
+        MoleculeFeaturizer(max_atoms=10, explicit_hydrogens=True)("CCCC")
+    assert MoleculeFeaturizer(max_atoms=3, fragments="largest")("C.CCC").num_nodes == 3
+    with pytest.raises(ValueError, match="max_atoms leaves no molecule"):
+        MoleculeFeaturizer(max_atoms=0)
+
+
+def test_492_atoms() -> None:
+    peptide = "NCC(=O)" * 123
+    data = DEEPCHEM(peptide)
+    assert data.num_nodes == 492
+    assert data.pair_code.shape == (492 * 493 // 2,)
+    assert (DEEPCHEM.pair_table.distance[data.pair_code.long()] >= 0).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"atoms": "weave"}, r"atoms is unknown[\s\S]*'kearnes', 'deepchem'[\s\S]*'weave'"),
+        ({"pairs": "weave"}, "pairs is unknown"),
+        ({"fragments": "some"}, r"fragments is unknown[\s\S]*'all', 'largest'"),
+        ({"extra_atoms": [KearnesAtoms()]}, r"two atom features have the same name[\s\S]*got: +H"),
+        ({"extra_pairs": [Given(None, 10)]}, "does not fit in one byte"),
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        MoleculeFeaturizer(**options)
+
+
+def test_features_of_ones_own() -> None:
+    featurizer = MoleculeFeaturizer(extra_atoms=[Mass(12.0)], extra_pairs=[BothHetero()])
+    data, plain = featurizer("OCN"), KEARNES("OCN")
+    assert featurizer.atom_names == (*KEARNES.atom_names, "mass")
+    assert featurizer.atom_kinds[-1] == "real"
+    assert torch.equal(data.x[:, :-1], plain.x)
+    torch.testing.assert_close(data.x[:, -1], torch.tensor([15.999, 12.011, 14.007]) / 12)
+    table = featurizer.pair_table
+    assert table.names == (*KEARNES.pair_table.names, "both_hetero") and len(table) == 52
+    features = table.features[data.pair_code.long()]
+    assert torch.equal(features[:, :-1], KEARNES.pair_table.features[plain.pair_code.long()])
+    # What the class says of an atom with itself does not count.
+    assert features[:, -1].tolist() == [0, 0, 1, 0, 0, 0]
+    distance = KEARNES.pair_table.distance[plain.pair_code.long()]
+    assert torch.equal(table.distance[data.pair_code.long()], distance)
+
+
+def test_only_features_of_ones_own() -> None:
+    featurizer = MoleculeFeaturizer(Mass(), BothHetero())
+    assert featurizer("OCN").pair_code.tolist() == [0, 0, 1, 0, 0, 0]
+    assert featurizer("OCN").x.shape == (3, 1)
+    stereo = MoleculeFeaturizer(extra_pairs=[DoubleBondStereo()])
+    names = stereo.pair_table.names
+    features = stereo.pair_table.features[stereo("F/C=C\\F").pair_code.long()]
+    assert features[:, names.index("bond_Z")].sum() == 1
+    assert features[:, names.index("bond_E")].sum() == 0
+
+
+@pytest.mark.parametrize(
+    ("codes", "message"),
+    [
+        (
+            np.array([[0, 1], [0, 0]]),
+            r"Given: codes\(\) is not symmetric[\s\S]*1 for \(0, 1\), 0 for \(1, 0\)",
+        ),
+        (np.array([[0, 2], [2, 0]]), r"not in its table[\s\S]*0 to 1[\s\S]*2 for atoms \(0, 1\)"),
+        (np.array([[0, -1], [-1, 0]]), "-1 for atoms"),
+        (np.zeros((2, 2)), r"wrong form[\s\S]*whole numbers \[2, 2\][\s\S]*float64 \[2, 2\]"),
+        (np.zeros((3, 3), int), r"int64 \[3, 3\]"),
+        ([[0, 0], [0, 0]], r"got: +list"),
+    ],
+)
+def test_wrong_codes_are_refused(codes: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        MoleculeFeaturizer(pairs=Given(codes))("CO")
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (np.zeros((2, 2)), r"GivenRows: rows\(\) has the wrong form[\s\S]*\[2, 1\][\s\S]*\[2, 2\]"),
+        (np.zeros((3, 1)), r"float64 \[3, 1\]"),
+        (np.array([["a"], ["b"]]), r"<U1 \[2, 1\]"),
+        ([[0.0], [0.0]], r"got: +list"),
+    ],
+)
+def test_wrong_rows_are_refused(rows: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        MoleculeFeaturizer(atoms=GivenRows(rows))("CO")
+
+
+def test_rows_that_are_not_finite_make_the_molecule_bad() -> None:
+    with pytest.raises(MoleculeError, match="'given_0' is nan, not finite") as caught:
+        MoleculeFeaturizer(atoms=GivenRows(np.array([[0.0], [np.nan]])))("CO")
+    assert caught.value.atom == 1
+
+
+def test_rows_of_whole_numbers_are_taken() -> None:
+    assert MoleculeFeaturizer(atoms=GivenRows(np.array([[1], [2]])))("CO").x.tolist() == [[1], [2]]
+
+
+MANY = (
+    MoleculeFeaturizer(),
+    MoleculeFeaturizer("deepchem", "deepchem", chirality=True, explicit_hydrogens=True),
+    MoleculeFeaturizer(KearnesAtoms(missing_bit=False), fragments="largest", max_atoms=50),
+    MoleculeFeaturizer("deepchem", extra_atoms=[Mass(2.0, ("m", "n"))], extra_pairs=[BothHetero()]),
+)
+
+
+@pytest.mark.parametrize("featurizer", MANY, ids=repr)
+def test_is_rebuilt_from_its_spec(featurizer: MoleculeFeaturizer) -> None:
+    text = json.dumps(featurizer.spec)
+    for again in (
+        MoleculeFeaturizer.from_spec(json.loads(text)),
+        pickle.loads(pickle.dumps(featurizer)),
+    ):
+        assert again.spec == featurizer.spec == json.loads(text)
+        assert again.digest == featurizer.digest
+        assert again.atom_names == featurizer.atom_names
+        assert again.pair_table == featurizer.pair_table
+        for smiles in ("C[C@H](N)O", "[Na+].c1ccccc1[O-]"):
+            assert torch.equal(again(smiles).x, featurizer(smiles).x)
+            assert torch.equal(again(smiles).pair_code, featurizer(smiles).pair_code)
+            assert again.prepare(smiles).GetNumAtoms() == featurizer(smiles).num_nodes
+
+
+def test_digests_differ() -> None:
+    assert len({featurizer.digest for featurizer in (*MANY, DEEPCHEM)}) == 5
+
+
+def test_another_rdkit_is_a_warning() -> None:
+    spec = KEARNES.spec | {"rdkit": "1999.01.1"}
+    with pytest.warns(UserWarning, match=r"another version of RDKit[\s\S]*1999\.01\.1[\s\S]*got"):
+        again = MoleculeFeaturizer.from_spec(spec)
+    assert again.digest == KEARNES.digest
+
+
+@pytest.mark.parametrize("key", ["names", "kinds"])
+def test_other_columns_are_an_error(key: str) -> None:
+    spec = json.loads(json.dumps(KEARNES.spec))
+    spec["atoms"][0][key][3] = "something"
+    message = rf"KearnesAtoms gives other {key} than[\s\S]*28 columns, 'something' in column 3"
+    with pytest.raises(ValueError, match=message):
+        MoleculeFeaturizer.from_spec(spec)
+    spec["atoms"][0][key] = KEARNES.spec["atoms"][0][key][:20]
+    with pytest.raises(
+        ValueError, match=r"expected: +20 columns[\s\S]*28 columns, '\w+' in column 20"
+    ):
+        MoleculeFeaturizer.from_spec(spec)
+
+
+def test_another_pair_table_is_an_error() -> None:
+    spec = KEARNES.spec
+    spec["pairs"][0]["table"] = "0" * 16
+    with pytest.raises(ValueError, match="KearnesPairs gives other table"):
+        MoleculeFeaturizer.from_spec(spec)
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("no_such_module:Mass", "No module named 'no_such_module'"),
+        ("tests.featurizers.own_features:Volume", "has no attribute 'Volume'"),
+        ("tests.featurizers.own_features:BothHetero", "importable subclass of AtomFeatures"),
+        ("json:dumps", "importable subclass of AtomFeatures"),
+        ("tests.a:f.<locals>.Mass", "a class made within a function"),
+    ],
+)
+def test_classes_that_cannot_be_had(path: str, message: str) -> None:
+    spec = KEARNES.spec
+    spec["atoms"][0]["class"] = path
+    with pytest.raises(ValueError, match=rf"{re.escape(repr(path))} cannot be had[\s\S]*{message}"):
+        MoleculeFeaturizer.from_spec(spec)
+
+
+@pytest.mark.parametrize("content", [{}, {"format": "something"}, [], None])
+def test_other_content_is_no_spec(content: Any) -> None:
+    with pytest.raises(ValueError, match="this is not the spec of a featurizer"):
+        MoleculeFeaturizer.from_spec(content)
+
+
+def test_describes_itself() -> None:
+    text = MANY[3].describe()
+    assert f"RDKit {rdkit_version()}" in text
+    assert "atom features: 77" in text and "pair features: 13, in 52 codes" in text
+    assert re.search(r"^ 44  degree_0 +bit +DeepChemAtoms$", text, re.M)
+    assert re.search(r"^ 76  n +real +Mass$", text, re.M)
+    assert re.search(r"^ 12  both_hetero +BothHetero$", text, re.M)
+    assert "DeepChemAtoms+Mass: 77 atom features" in repr(MANY[3])
+
+
+def test_features_must_say_what_they_are() -> None:
+    with pytest.raises(ValueError, match="Twice: names and kinds do not match"):
+        type(
+            "Twice", (GivenRows,), {"__init__": lambda self: _init(self, ["a", "a"], ["bit"] * 2)}
+        )()
+    with pytest.raises(
+        ValueError, match=r"no such kind of feature[\s\S]*bit, count, real[\s\S]*bits"
+    ):
+        _init(DeepChemAtoms(), ["a"], ["bits"])
+    with pytest.raises(ValueError, match=r"an option cannot be written down[\s\S]*not JSON"):
+        _init(DeepChemAtoms(), ["a"], ["bit"], {"table": torch.zeros(1)})
+
+
+def _init(features: Any, *arguments: Any) -> None:
+    from pyg_dynbatch.featurizers import AtomFeatures
+
+    AtomFeatures.__init__(features, *arguments)
+
+
+def test_without_rdkit_one_clear_message() -> None:
+    code = """
+import sys
+sys.modules["rdkit"] = None
+from pyg_dynbatch.featurizers import MoleculeFeaturizer, read_molecules
+try:
+    MoleculeFeaturizer()("CCO")
+except ImportError as error:
+    print(error)
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert "RDKit cannot be imported" in run.stdout
+    assert 'pip install "pyg_dynbatch[chem]"' in run.stdout

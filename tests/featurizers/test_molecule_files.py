@@ -1,0 +1,271 @@
+"""Files of molecules, read as a stream."""
+
+import gzip
+import io
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from rdkit import Chem
+
+from pyg_dynbatch.featurizers import (
+    MoleculeFeaturizer,
+    RawMolecule,
+    parse_mol_block,
+    rdkit_data_folder,
+    read_molecules,
+)
+
+TABLE = """name,SMILES, logP,kind
+methanol,CO ,-0.77,alcohol
+"water, pure", O,1.5e1,
+salt,[Na+].[Cl-],,x
+none,C,NaN,x
+"two
+lines",N,NA,x
+
+bad,,nan,x
+"""
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    raw = text.encode()
+    path.write_bytes(gzip.compress(raw) if name.endswith(".gz") else raw)
+    return path
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.CSV", "a.csv.gz", "a.tsv", "a.tab.gz"])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_tables(tmp_path: Path, name: str, mark: str) -> None:
+    text = (
+        TABLE
+        if "csv" in name.lower()
+        else TABLE.replace('"water, pure"', "water; pure").replace(",", "\t")
+    )
+    path = write(tmp_path, name, mark + text)
+    found = list(read_molecules(path, target_columns=["logP"], name_column="name"))
+    assert [raw.smiles for raw in found] == ["CO", "O", "[Na+].[Cl-]", "C", "N", ""]
+    assert [raw.targets for raw in found] == [(-0.77,), (15.0,), (None,), (None,), (None,), (None,)]
+    assert [raw.row for raw in found] == [0, 1, 2, 3, 4, 5]
+    assert [raw.where for raw in found] == [f"{path}:{line}" for line in (2, 3, 4, 5, 6, 9)]
+    assert found[1].name in ("water, pure", "water; pure") and found[4].name == "two\nlines"
+    assert found[0].extra == {"kind": "alcohol"} and found[1].extra == {"kind": ""}
+    assert all(raw.block is None for raw in found)
+
+
+def test_line_ends_of_other_systems(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(TABLE.replace("\n", "\r\n").encode())
+    found = list(read_molecules(path, target_columns=["logP"]))
+    assert [raw.smiles for raw in found] == ["CO", "O", "[Na+].[Cl-]", "C", "N", ""]
+    assert found[0].extra["kind"] == "alcohol"
+
+
+def test_a_named_column_of_smiles(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.csv", "mol,Class,pIC50\nCC,1,0.5\n")
+    (raw,) = read_molecules(path, smiles_column="mol", target_columns=["pIC50", "Class"])
+    assert raw == RawMolecule(0, f"{path}:2", smiles="CC", targets=(0.5, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("options", "wrong"),
+    [
+        ({}, "'smiles'"),
+        ({"smiles_column": "SMILES"}, "'SMILES'"),
+        ({"smiles_column": "mol", "target_columns": ["y", "z", "p"]}, "'z', 'p'"),
+        ({"smiles_column": "mol", "name_column": "id"}, "'id'"),
+    ],
+)
+def test_a_missing_column_is_named_with_those_there_are(
+    tmp_path: Path, options: dict, wrong: str
+) -> None:
+    path = write(tmp_path, "a.csv", "mol,y\nCC,1\n")
+    message = rf"there is no column {wrong}\.\n +expected: one of: 'mol', 'y'\n[\s\S]*a\.csv:1"
+    with pytest.raises(ValueError, match=message):
+        list(read_molecules(path, **options))
+
+
+def test_repeated_columns_are_refused_where_they_are_used(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.csv", "smiles,y,y,z\nCC,1,2,3\n")
+    assert len(list(read_molecules(path, target_columns=["z"]))) == 1
+    with pytest.raises(ValueError, match=r"two columns have the same name[\s\S]*got: +'y'"):
+        list(read_molecules(path, target_columns=["y"]))
+    path = write(tmp_path, "b.csv", "smiles,Smiles\nCC,1\n")
+    with pytest.raises(ValueError, match=r"the same name[\s\S]*'smiles', 'Smiles'"):
+        list(read_molecules(path))
+
+
+@pytest.mark.parametrize("text", ["high", "1,5", "1.2.3", "inf", "-inf", "?", "1 2"])
+def test_labels_that_are_no_numbers(tmp_path: Path, text: str) -> None:
+    path = write(tmp_path, "a.csv", f'smiles,y\nCC,1\nCO,"{text}"\n')
+    with pytest.raises(ValueError) as caught:
+        list(read_molecules(path, target_columns=["y"]))
+    message = str(caught.value)
+    assert "the label 'y' is no finite number" in message
+    assert f"got:      {text!r}" in message and "a.csv:3" in message
+    (_, raw) = read_molecules(path, target_columns=["y"], missing=[text.upper()])
+    assert raw.targets == (None,)
+
+
+def test_a_record_of_another_length(tmp_path: Path) -> None:
+    for record, number in (("CC", 1), ("CC,1,2", 3)):
+        path = write(tmp_path, "a.csv", f"smiles,y\nCO,1\n{record}\n")
+        with pytest.raises(ValueError, match=rf"2: smiles, y\n +got: +{number}: CC[\s\S]*a\.csv:3"):
+            list(read_molecules(path))
+
+
+def test_a_quote_that_is_never_closed(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.csv", 'smiles,y\nCO,1\nCC,"1\n' + "CC,1\n" * 40_000)
+    with pytest.raises(ValueError, match=r"the table cannot be read[\s\S]*quotes[\s\S]*a\.csv:3"):
+        list(read_molecules(path))
+
+
+def test_empty_files(tmp_path: Path) -> None:
+    for name in ("a.smi", "a.sdf"):
+        for text in ("", "\n\n"):
+            path = write(tmp_path, name, text)
+            with pytest.raises(ValueError, match=r"no molecules in the file[\s\S]*one \w+ record"):
+                list(read_molecules(path))
+    with pytest.raises(ValueError, match="no molecules in the file"):
+        list(read_molecules(write(tmp_path, "a.csv", "smiles,y\n")))
+    with pytest.raises(ValueError, match=r"there is no column 'smiles'[\s\S]*no columns"):
+        list(read_molecules(write(tmp_path, "b.csv", "")))
+    with pytest.raises(FileNotFoundError, match="no such file"):
+        list(read_molecules(tmp_path / "c.csv"))
+
+
+def test_lists_of_smiles(tmp_path: Path) -> None:
+    text = "\ufeffCCO ethanol, pure\n\n# a comment\nC\tmethane\nCO\nN |$a$| ammonia |x\n  O  \n"
+    path = write(tmp_path, "a.smi", text)
+    found = [(raw.row, raw.smiles, raw.name, raw.where) for raw in read_molecules(path)]
+    assert found == [
+        (0, "CCO", "ethanol, pure", f"{path}:1"),
+        (1, "C", "methane", f"{path}:4"),
+        (2, "CO", None, f"{path}:5"),
+        (3, "N |$a$|", "ammonia |x", f"{path}:6"),
+        (4, "O", None, f"{path}:7"),
+    ]
+
+
+@pytest.mark.parametrize("header", ["smiles", "SMILES name", "smiles\tid"])
+def test_a_line_of_column_names_is_no_molecule(tmp_path: Path, header: str) -> None:
+    path = write(tmp_path, "a.txt.gz", f"{header}\nCO a\n")
+    assert [raw.smiles for raw in read_molecules(path)] == ["CO"]
+
+
+def sdf() -> str:
+    records = []
+    for smiles, fields in (
+        ("CCO", {"logP": "-0.3", "note": "two\nlines"}),
+        ("[Na+].[Cl-]", {"logP": "NA"}),
+        ("c1ccccc1", {"other": "1"}),
+    ):
+        mol = Chem.MolFromSmiles(smiles)
+        mol.SetProp("_Name", f"name of {smiles}")
+        data = "".join(f">  <{name}>  (1)\n{value}\n\n" for name, value in fields.items())
+        records.append(Chem.MolToMolBlock(mol) + data)
+    return "$$$$\n".join(records)
+
+
+@pytest.mark.parametrize("end", ["", "$$$$", "$$$$\n", "$$$$\n\n"])
+@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+def test_sdf(tmp_path: Path, end: str, line_end: str) -> None:
+    path = write(tmp_path, "a.sdf.gz", (sdf() + end).replace("\n", line_end))
+    found = list(read_molecules(path, target_columns=["logP"]))
+    smiles = [Chem.MolToSmiles(parse_mol_block(raw.block)) for raw in found]
+    assert smiles == ["CCO", "[Cl-].[Na+]", "c1ccccc1"]
+    assert [raw.targets for raw in found] == [(-0.3,), (None,), (None,)]
+    assert [raw.name for raw in found] == [
+        f"name of {s}" for s in ("CCO", "[Na+].[Cl-]", "c1ccccc1")
+    ]
+    assert [raw.extra for raw in found] == [{"note": "two\nlines"}, {}, {"other": "1"}]
+    assert all(raw.smiles is None for raw in found)
+    first = sdf().splitlines().index("$$$$") + 2
+    assert [raw.where for raw in found][:2] == [f"{path}:1", f"{path}:{first}"]
+
+
+def test_a_field_that_no_record_has(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.sdf", sdf())
+    with pytest.raises(
+        ValueError, match=r"no record has the field 'y'[\s\S]*'logP', 'note', 'other'"
+    ):
+        list(read_molecules(path, target_columns=["y", "logP"]))
+
+
+def test_a_bad_record_is_one_like_others(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.sdf", "nonsense\n$$$$\n" + sdf())
+    found = list(read_molecules(path))
+    assert len(found) == 4 and found[0].name == "nonsense"
+    assert found[0].block is not None
+    path = write(tmp_path, "a.smi", "CX(\nCO\n")
+    assert [raw.smiles for raw in read_molecules(path)] == ["CX(", "CO"]
+
+
+def test_standard_input_is_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.BytesIO(b"smiles,y\n" + b"CO,1\n" * 1000)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=stream))
+    records = read_molecules("-", format="csv", target_columns=["y"])
+    assert stream.tell() == 0
+    assert next(records) == RawMolecule(0, "standard input:2", smiles="CO", targets=(1.0,))
+    assert stream.tell() < 100
+    assert sum(1 for _ in records) == 999
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "message"),
+    [
+        ("-", {}, r"standard input has no suffix[\s\S]*pass format="),
+        ("a.xlsx", {}, r"the suffix tells no format[\s\S]*csv, sdf, smi, tsv[\s\S]*a\.xlsx"),
+        ("a.csv", {"format": "mol2"}, r"the format is unknown[\s\S]*'mol2'"),
+        ("a.smi", {"target_columns": ["y"]}, r"smi files have no labels[\s\S]*got: +y"),
+        ("a.smi", {"smiles_column": "y"}, "smi files have no columns of SMILES"),
+        ("a.sdf", {"name_column": "y"}, "sdf files have no columns of SMILES"),
+    ],
+)
+def test_wrong_questions_are_refused_at_once(path: str, options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_molecules(path, **options)
+
+
+def test_one_text_is_no_list_of_columns() -> None:
+    with pytest.raises(TypeError, match=r"one text, not a list[\s\S]*target_columns=\['logP'\]"):
+        read_molecules("a.csv", target_columns="logP")
+
+
+def test_the_molecules_that_come_with_rdkit() -> None:
+    path = rdkit_data_folder() / "NCI" / "first_200.props.sdf"
+    found = list(read_molecules(path, target_columns=["AMW"]))
+    assert len(found) == 200
+    assert all(raw.targets[0] is not None for raw in found)
+    smiles = rdkit_data_folder() / "NCI" / "first_5K.smi"
+    named = [bool(raw.smiles and raw.name) for raw in read_molecules(smiles)]
+    assert len(named) > 4900 and all(named)
+
+
+@pytest.mark.parametrize(
+    ("name", "targets", "rows"),
+    [
+        ("esol", ["measured log solubility in mols per litre"], 1128),
+        ("freesolv", ["expt"], 642),
+        ("bbbp", ["p_np"], 2050),
+        ("tox21", ["NR-AR", "SR-p53"], 7831),
+    ],
+)
+def test_real_tables(
+    name: str, targets: list[str], rows: int, shared_data: Callable[[str], Path]
+) -> None:
+    path = shared_data(f"molecules/{name}.csv")
+    found = list(read_molecules(path, target_columns=targets))
+    assert len(found) == rows
+    assert found[-1].row == rows - 1
+    assert all(raw.smiles == raw.smiles.strip() != "" for raw in found)
+    missing = sum(target is None for raw in found for target in raw.targets)
+    assert (missing > 0) == (name == "tox21")
+    few = found[:: max(1, rows // 40)]
+    featurizer = MoleculeFeaturizer("deepchem", "deepchem")
+    for raw in few:
+        if raw.smiles and Chem.MolFromSmiles(raw.smiles):
+            featurizer(raw.smiles).validate(where=raw.where)

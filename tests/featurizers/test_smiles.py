@@ -1,0 +1,141 @@
+"""Molecules from text, and why some texts are none."""
+
+import math
+import pickle
+import subprocess
+import sys
+
+import pytest
+from rdkit import Chem
+
+from pyg_dynbatch.featurizers import MoleculeError, parse_mol_block, parse_smiles
+from pyg_dynbatch.featurizers.smiles import sanitized_copy
+from tests.featurizers.molecules import ODD, fingerprint
+
+
+@pytest.mark.parametrize(
+    "text", ["CCO", " CCO", "CCO ", "\tCCO\r\n", "CCO ethanol", "CCO |$a;;$|", "CCO é"]
+)
+def test_blanks_names_and_extensions(text: str) -> None:
+    assert parse_smiles(text).GetNumAtoms() == 3
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_molecules(name: str) -> None:
+    assert parse_smiles(ODD[name]).GetNumAtoms() >= 1
+
+
+@pytest.mark.parametrize(
+    ("smiles", "reason", "atom"),
+    [
+        ("", "the SMILES is empty", None),
+        (" \t", "the SMILES is empty", None),
+        (None, "there is no SMILES but None", None),
+        (math.nan, "there is no SMILES but nan", None),
+        ("CC(C)(C)(C)C", "Explicit valence for atom # 1 C, 5, is greater than permitted", 1),
+        ("CN(=O)(=O)=O", "Explicit valence for atom # 1 N, 7, is greater than permitted", 1),
+        ("Cc1cccc1", "Can't kekulize mol.  Unkekulized atoms: 1 2 3 4 5", 1),
+        ("Ccc", "non-ring atom 1 marked aromatic", 1),
+        ("C1CC(C", "syntax: the '(' at character 5 is not closed", None),
+        ("CC)C", "syntax: the ')' at character 3 closes nothing", None),
+        ("C[NH", "syntax: the '[' at character 2 is not closed", None),
+        ("C1CCC", "syntax: ring bond 1 at character 2 is not closed", None),
+        ("C[13CH2]1CC", "syntax: ring bond 1 at character 9 is not closed", None),
+        ("C1CC%12C1", "syntax: ring bond 12 at character 5 is not closed", None),
+        ("C%(100)CC", "syntax: ring bond 100 at character 2 is not closed", None),
+        ("CC©", "syntax: '©' at character 3 has no meaning", None),
+        ("C\u200b name", "syntax: '\\u200b' at character 2 has no meaning", None),
+        ("C\0C", "syntax: '\\x00' at character 2 has no meaning", None),
+        ("CXx", "syntax: this is no well-formed SMILES", None),
+        ("not a molecule", "syntax: this is no well-formed SMILES", None),
+    ],
+)
+def test_bad_ones_say_why(smiles: object, reason: str, atom: int | None) -> None:
+    with pytest.raises(MoleculeError) as caught:
+        parse_smiles(smiles)
+    error = caught.value
+    assert error.reason == reason
+    assert error.atom == atom
+    assert error.smiles == (smiles if isinstance(smiles, str) else None)
+    assert reason in str(error)
+    assert (f"atom {atom}, counted from 0" in str(error)) == (atom is not None)
+    again = pickle.loads(pickle.dumps(error))
+    assert (again.reason, again.atom, again.smiles) == (reason, atom, error.smiles)
+    assert str(again) == str(error)
+
+
+def test_a_long_text_is_cut_in_the_message() -> None:
+    with pytest.raises(MoleculeError, match=r"C…\ \(5001 characters\) cannot be used") as caught:
+        parse_smiles("C" * 5000 + "(")
+    assert len(str(caught.value)) < 400
+
+
+def test_closed_rings_are_not_blamed() -> None:
+    with pytest.raises(MoleculeError, match="well-formed"):
+        parse_smiles("C1CC1C%10CC%10[C@H]2CC2Xx")
+
+
+def test_logging_of_rdkit_stays_as_it_was() -> None:
+    # In a process of its own: the log goes to the stream of the process.
+    code = """
+from rdkit import Chem
+from pyg_dynbatch.featurizers import MoleculeError, parse_smiles
+for smiles in ("CCO", "C(C)(C)(C)(C)C", "C1CC("):
+    try:
+        parse_smiles(smiles)
+    except MoleculeError:
+        print("refused")
+Chem.MolFromSmiles("N(C)(C)(C)(C)C")
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.stdout.split() == ["refused", "refused"], run.stderr
+    assert "atom # 0 N, 5" in run.stderr  # what the user does is still logged
+    assert "atom # 0 C" not in run.stderr and "C1CC(" not in run.stderr
+
+
+def test_mol_blocks() -> None:
+    for smiles in ("CCO", "C[C@H](N)O", "[Na+].[Cl-]"):
+        mol = Chem.MolFromSmiles(smiles)
+        for text in (Chem.MolToMolBlock(mol), Chem.MolToV3KMolBlock(mol)):
+            assert Chem.MolToSmiles(parse_mol_block(text)) == Chem.MolToSmiles(mol)
+
+
+def test_bad_mol_blocks_say_why() -> None:
+    raw = Chem.MolFromSmiles("CC(C)(C)(C)C", sanitize=False)
+    block = Chem.MolToMolBlock(raw, kekulize=False)
+    with pytest.raises(MoleculeError, match="the molecule cannot be used") as caught:
+        parse_mol_block(block)
+    assert caught.value.atom == 1
+    assert caught.value.reason.startswith("Explicit valence for atom # 1 C, 5")
+    assert caught.value.smiles is None
+    for text in ("", "nonsense", "\n\n\n  9  9  0  0  0 V2000\nM  END\n", block[:90]):
+        with pytest.raises(MoleculeError, match="the mol block is not well-formed"):
+            parse_mol_block(text)
+
+
+@pytest.mark.parametrize("sanitize", [True, False])
+@pytest.mark.parametrize("name", ["salt", "stereo", "caffeine", "cubane", "ferrocene", "nitro"])
+def test_a_copy_is_ready_and_the_original_untouched(name: str, sanitize: bool) -> None:
+    mol = Chem.MolFromSmiles(ODD[name], sanitize=sanitize)
+    before = fingerprint(mol)
+    copied = sanitized_copy(mol)
+    assert fingerprint(mol) == before
+    wanted = Chem.MolFromSmiles(ODD[name])
+    assert Chem.MolToSmiles(copied) == Chem.MolToSmiles(wanted)
+    rings = [sorted(map(sorted, m.GetRingInfo().AtomRings())) for m in (copied, wanted)]
+    assert rings[0] == rings[1]
+
+
+def test_rings_of_a_plain_smallest_set_are_symmetrised() -> None:
+    mol = Chem.MolFromSmiles(ODD["cubane"])
+    Chem.GetSSSR(mol)
+    assert mol.GetRingInfo().NumRings() == 5
+    assert sanitized_copy(mol).GetRingInfo().NumRings() == 6
+    assert mol.GetRingInfo().NumRings() == 5
+
+
+def test_a_bad_molecule_says_why() -> None:
+    raw = Chem.MolFromSmiles("C(C)(C)(C)(C)C", sanitize=False)
+    with pytest.raises(MoleculeError, match="Explicit valence for atom # 0 C, 5") as caught:
+        sanitized_copy(raw)
+    assert caught.value.atom == 0
