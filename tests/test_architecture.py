@@ -28,6 +28,7 @@ MORE_PARAMETERS = {
     "data/tree.py:DynTreeData.__init__": "one argument a field, all optional, as in PyG's Data",
     "models/tree_classifier.py:TreeClassifier.__init__": "every argument is a key of the configs",
     "models/tree_similarity.py:TreeSimilarity.__init__": "every argument is a key of the configs",
+    "models/weave_net.py:WeaveNet.__init__": "every argument is a key of the configs",
 }
 LONGER: dict[str, str] = {}
 NO_EXAMPLE = {
@@ -36,6 +37,7 @@ NO_EXAMPLE = {
     "core.ScheduleStats": "made by Schedule.stats only",
     "core.Value": "made by the calls of a Program, whose example has some",
     "nn.RecursiveCell": "an interface; every cell is an example",
+    "training.MoleculeDataModule": "an interface; every data module is an example",
     "training.SplitDataModule": "an interface; every data module is an example",
     "training.Task": "an interface; every task is an example",
     "training.TreeDataModule": "an interface; every data module is an example",

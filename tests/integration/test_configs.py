@@ -16,12 +16,47 @@ pytestmark = [
 ]
 
 SMALL = ["--trainer.max_epochs", "1", "--trainer.enable_progress_bar", "false"]
-SMALL += ["--model.init_args.hidden_channels", "6", "--model.init_args.embedding_channels", "5"]
+SMALL_TREES = ["--model.init_args.hidden_channels", "6"]
+SMALL_TREES += ["--model.init_args.embedding_channels", "5"]
+SMALL_MOLECULES = ["--model.init_args.hidden", "6", "--model.init_args.head", "[8]"]
+SMALL_MOLECULES += ["--report.resamples", "20"]
+
+# Name, columns and number of targets of the files of molecules.
+MOLECULES = {
+    "esol": ("esol", ["measured log solubility in mols per litre"]),
+    "freesolv": ("freesolv", ["expt"]),
+    "lipophilicity": ("lipo", ["exp"]),
+    "bbbp": ("bbbp", ["p_np"]),
+    "tox21": ("tox21", [f"assay {number}" for number in range(12)]),
+}
+METRICS = {"sick": "pearson", "tpsa": "rmse", "esol": "rmse", "freesolv": "rmse"}
+METRICS |= {"lipophilicity": "rmse", "bbbp": "roc_auc", "tox21": "roc_auc"}
 
 
-def small_data(config: Path, samples: Path) -> list[str]:
+def molecule_file(folder: Path, name: str, tasks: list[str]) -> None:
+    """Writes a file in the form of MoleculeNet: rings and chains, labels 0 and 1."""
+    smiles = ["C" * n + ring for n in range(1, 11) for ring in ("O", "C1CC1", "c1ccccc1", "N")]
+    lines = [",".join([*tasks, "mol_id", "smiles"])]
+    for number, text in enumerate(smiles):
+        labels = [str((number + task) % 2) for task in range(len(tasks))]
+        lines.append(",".join([*labels, f"M{number}", text]))
+    folder.mkdir()
+    (folder / f"{name}.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def small_data(config: Path, samples: Path, folder: Path) -> list[str]:
     """Options that put small data in the place of that of a configuration."""
     data = "--data.init_args."
+    if config.stem == "tpsa":
+        return [*SMALL_MOLECULES, "--trainer.limit_train_batches", "3"]
+    if config.stem in MOLECULES:
+        molecule_file(folder / "raw", *MOLECULES[config.stem])
+        return [*SMALL_MOLECULES, f"{data}raw_dir", str(folder / "raw"), f"{data}verify", "false"]
+    return [*SMALL_TREES, *small_trees(config, samples, data)]
+
+
+def small_trees(config: Path, samples: Path, data: str) -> list[str]:
+    """Options that put small trees in the place of those of a configuration."""
     if config.stem.startswith("listops"):
         recipe = [f"{data}recipe.{split}" for split in ("train", "val", "test")]
         return [recipe[0], "60", recipe[1], "20", recipe[2], "20"]
@@ -42,11 +77,10 @@ def test_a_configuration_runs_on_small_data(
     config: Path, samples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    argv = ["fit", "--config", str(config), *SMALL, *small_data(config, samples)]
+    argv = ["fit", "--config", str(config), *SMALL, *small_data(config, samples, tmp_path)]
     assert main([*argv, "--data.init_args.root", str(tmp_path / "data")]) == 0
     said = capsys.readouterr().out
-    metric = "test/pearson: " if config.stem == "sick" else "test/accuracy: "
-    assert metric in said
+    assert f"test/{METRICS.get(config.stem, 'accuracy')}: " in said
     table = next(tmp_path.glob("runs/*/version_0/predictions.csv"))
     with table.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))

@@ -85,7 +85,7 @@ def predicted_values(
         return scale.restored(exact)
     if kind == "binary":
         return exact.sigmoid()
-    return exact.view(exact.size(0), num_tasks, -1).softmax(-1).view_as(exact)
+    return exact.unflatten(1, (num_tasks, -1)).softmax(-1).view_as(exact)
 
 
 class AveragedProperties(nn.Module):
@@ -146,5 +146,5 @@ class AveragedProperties(nn.Module):
         if self.kind == "binary":
             # log(p / (1 - p)) of the mean probability, exact also where p is nearly 0 or 1.
             return F.logsigmoid(stacked).logsumexp(0) - F.logsigmoid(-stacked).logsumexp(0)
-        logs = stacked.view(*stacked.shape[:2], self.num_tasks, -1).log_softmax(-1)
+        logs = stacked.unflatten(2, (self.num_tasks, -1)).log_softmax(-1)
         return (logs.logsumexp(0) - math.log(len(outputs))).view_as(outputs[0])

@@ -71,7 +71,7 @@ class MoleculeDataModule(SplitDataModule):
         """Kind of the properties."""
 
     @property
-    def num_classes(self) -> int:
+    def num_labels(self) -> int:
         """Classes of a ``multiclass`` property."""
         return 2
 
@@ -84,7 +84,7 @@ class MoleculeDataModule(SplitDataModule):
         """
         molecules = self.load()
         if self.kind != "regression":
-            classes = 2 if self.kind == "binary" else self.num_classes
+            classes = 2 if self.kind == "binary" else self.num_labels
             check_labels(molecules, classes, type(self).__name__)
         return molecules
 
@@ -130,7 +130,7 @@ class MoleculeDataModule(SplitDataModule):
             pair_table=molecules.pair_table,
             task_names=molecules.task_names,
             kind=self.kind,
-            num_classes=self.num_classes,
+            num_classes=self.num_labels,
             pairs=self.pairs,
             self_pairs=self.self_pairs,
         ).as_dict()

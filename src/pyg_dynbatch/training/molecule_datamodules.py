@@ -133,7 +133,7 @@ class MoleculeFileData(MoleculeDataModule):
         return self._kind
 
     @property
-    def num_classes(self) -> int:
+    def num_labels(self) -> int:
         """Classes of a ``multiclass`` property, as given."""
         return self.classes
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.data import MoleculeData
-from pyg_dynbatch.nn import WeaveStack
+from pyg_dynbatch.nn.weave_stack import WeaveStack
 from pyg_dynbatch.training.molecule_predictor import MoleculePredictor
 from pyg_dynbatch.training.molecule_property import MoleculeProperty
 
@@ -73,6 +73,19 @@ def explain(
 
     Raises:
         ValueError: If there is no such property or class.
+
+    Reference:
+        Gradient times input: Shrikumar et al. (2017), arXiv:1605.01713.
+
+    Example:
+        >>> from pyg_dynbatch.featurizers import MoleculeFeaturizer
+        >>> from pyg_dynbatch.training import MoleculeProperty, MoleculeSchema
+        >>> made = MoleculeFeaturizer()
+        >>> schema = MoleculeSchema(made.spec, len(made.atom_names), made.pair_table, ("logS",))
+        >>> task = MoleculeProperty(schema.as_dict(), hidden=4, atom_out=4, readout="sum", head=[])
+        >>> found = explain(MoleculePredictor([task]), made("CCO"))
+        >>> len(found.leave_one_out), found.pair_index.tolist()
+        (3, [[0, 0, 1], [1, 2, 2]])
     """
     output = _output_of(predictor, task, label)
     lacking = [without_atom(molecule, atom) for atom in range(int(molecule.num_nodes))]

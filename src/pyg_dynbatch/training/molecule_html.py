@@ -3,7 +3,7 @@
 import html
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import IO
+from io import TextIOBase
 
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem;
@@ -63,7 +63,7 @@ class HtmlReport:
 
     def __init__(
         self,
-        file: IO[str],
+        file: TextIOBase,
         title: str,
         facts: Sequence[tuple[str, str]],
         atom_columns: Sequence[str],

@@ -118,7 +118,7 @@ def summed_property_loss(
             reduction="none",
         )
     else:
-        by_class = exact.view(*target.shape, -1).movedim(-1, 1)
+        by_class = exact.unflatten(1, (target.size(1), -1)).movedim(-1, 1)
         cells = F.cross_entropy(by_class, filled.long(), reduction="none")
     weighted = torch.where(known, cells * weight.to(cells.dtype), torch.zeros_like(cells))
     return weighted.sum(), known.sum()

@@ -188,7 +188,7 @@ def scores_by_task(
     Returns:
         Metrics by name, one mapping a property.
     """
-    each = prediction.view(target.size(0), target.size(1), -1)
+    each = prediction.unflatten(1, (target.size(1), -1))
     return [property_scores(each[:, t], target[:, t], kind) for t in range(target.size(1))]
 
 

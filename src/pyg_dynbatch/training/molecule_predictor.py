@@ -82,7 +82,7 @@ class MoleculePredictor:
     each with its dropout switched on.
 
     Args:
-        checkpoints: Paths of checkpoints that describe molecules and properties alike.
+        checkpoints: Paths of checkpoints, or models, that describe molecules and properties alike.
         device: Where to compute.
         dropout: Passes with dropout; 0 for one pass without.
         max_pairs: Most pairs of atoms in a batch; a larger molecule is a batch of its own.
@@ -93,17 +93,18 @@ class MoleculePredictor:
             there is no dropout to switch on.
 
     Example:
-        >>> MoleculePredictor([])
-        Traceback (most recent call last):
-        ...
-        ValueError: MoleculePredictor: no checkpoints.
-          expected: one or more
-          got:      0
+        >>> from pyg_dynbatch.training import MoleculeProperty, MoleculeSchema
+        >>> made = MoleculeFeaturizer()
+        >>> schema = MoleculeSchema(made.spec, len(made.atom_names), made.pair_table, ("logS",))
+        >>> task = MoleculeProperty(schema.as_dict(), hidden=4, atom_out=4, readout="sum", head=[])
+        >>> predictor = MoleculePredictor([task])
+        >>> predictor.predict([predictor.featurizer("CCO"), predictor.featurizer("C")]).values.shape
+        (2, 1)
     """
 
     def __init__(
         self,
-        checkpoints: Sequence[str | Path],
+        checkpoints: Sequence[str | Path | MoleculeProperty],
         device: str = "cpu",
         dropout: int = 0,
         max_pairs: int = _MOST_PAIRS,
@@ -113,7 +114,11 @@ class MoleculePredictor:
                 mismatch("MoleculePredictor: no checkpoints", expected="one or more", got=0)
             )
         self.device = torch.device(device)
-        self.tasks = [load_property_task(path).to(self.device) for path in checkpoints]
+        loaded = [
+            one.eval() if isinstance(one, MoleculeProperty) else load_property_task(one)
+            for one in checkpoints
+        ]
+        self.tasks = [task.to(self.device) for task in loaded]
         self.schema: MoleculeSchema = self.tasks[0].schema
         for task, path in zip(self.tasks[1:], checkpoints[1:], strict=True):
             _check_alike(self.tasks[0], task, path)
@@ -242,7 +247,7 @@ def _dropouts(task: MoleculeProperty) -> list[nn.Module]:
     return [layer for layer in layers if isinstance(layer, nn.Dropout) and layer.p > 0]
 
 
-def _check_alike(first: MoleculeProperty, other: MoleculeProperty, path: str | Path) -> None:
+def _check_alike(first: MoleculeProperty, other: MoleculeProperty, path: object) -> None:
     try:
         first.check_origin({"schema": other.schema.as_dict()})
     except ValueError as error:

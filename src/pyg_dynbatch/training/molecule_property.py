@@ -10,7 +10,7 @@ from torch import Tensor
 from torch_geometric.data import Batch
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.models import WeaveNet
+from pyg_dynbatch.models.weave_net import WeaveNet
 from pyg_dynbatch.training.averaging import AveragedProperties, predicted_values
 from pyg_dynbatch.training.molecule_losses import (
     RegressionLoss,
@@ -258,7 +258,7 @@ def property_columns(
         Columns by name.
     """
     columns: dict[str, Tensor] = {}
-    each = values.view(values.size(0), schema.num_tasks, -1)
+    each = values.unflatten(1, (schema.num_tasks, -1))
     for task, name in enumerate(schema.task_names):
         found = each[:, task]
         if schema.kind == "regression":

@@ -5,6 +5,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from io import BufferedIOBase
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -109,7 +110,7 @@ def column_names(predictor: MoleculePredictor) -> list[str]:
         Names of the columns behind ``row``, ``name``, ``smiles`` and ``status``.
     """
     several = len(predictor.tasks) > 1 or predictor.dropout > 0
-    values = torch.zeros(0, predictor.schema.num_outputs)
+    values = torch.zeros(1, predictor.schema.num_outputs)
     return [
         name for name, _ in named_columns(values, values if several else None, predictor.schema)
     ]
@@ -158,7 +159,7 @@ def write_stream(
 class _Npy:
     """Writes rows of an array whose number is known only at the end."""
 
-    def __init__(self, file: IO[bytes]) -> None:
+    def __init__(self, file: BufferedIOBase) -> None:
         self.file, self.rows, self.width = file, 0, 0
         file.write(b"\0" * _NPY_HEADER)
 
@@ -178,7 +179,7 @@ class _Npy:
 class _Csv:
     """Writes rows as text."""
 
-    def __init__(self, file: IO[bytes]) -> None:
+    def __init__(self, file: BufferedIOBase) -> None:
         self.file, self.rows = file, 0
 
     def add(self, row: np.ndarray) -> None:
@@ -269,10 +270,10 @@ def named_columns(
             continue
         named += [(f"{name}_{number}", part.tolist()) for number, part in enumerate(column.t())]
     if deviation is not None:
-        each = deviation.view(deviation.size(0), schema.num_tasks, -1)
+        each = deviation.unflatten(1, (schema.num_tasks, -1))
         for task, name in enumerate(schema.task_names):
             # Of several classes the least certain one speaks for the property.
-            worst = each[:, task].amax(1) if len(each) else each[:, task, 0]
+            worst = each[:, task].amax(1)
             named.append((f"deviation_{name}", worst.tolist()))
     return named
 

@@ -1,0 +1,78 @@
+"""Small molecules and quiet trainers for the tests of molecular properties."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from pyg_dynbatch.datasets import FeaturizeOptions
+from pyg_dynbatch.training import (
+    MoleculeFileData,
+    MoleculeProperty,
+    OptimizerOptions,
+    RandomState,
+    SplitOptions,
+    last_checkpoint,
+)
+from tests.training.helpers import trainer
+
+SMILES = ["C" * n + end for n in range(1, 9) for end in ("O", "C1CC1", "c1ccccc1", "[NH3+]")]
+SMALL = {"hidden": 6, "atom_out": 8, "readout": "sum", "head": [8]}
+QUIET = FeaturizeOptions(progress=False)
+
+
+def molecule_csv(folder: Path, kind: str = "regression", smiles: list[str] | None = None) -> Path:
+    """Writes a file with two properties, of which every fifth is unknown."""
+    lines = ["smiles,first,second,part"]
+    for number, text in enumerate(SMILES if smiles is None else smiles):
+        values = [len(text) / 4, number % 7] if kind == "regression" else [number % 2, number // 16]
+        if kind == "multiclass":
+            values = [number % 3, number % 2]
+        cells = ["" if number % 5 == 4 + task else str(v) for task, v in enumerate(values)]
+        part = ("train", "train", "val", "test")[number % 4]
+        lines.append(",".join([text, *cells, part]))
+    path = folder / f"{kind}.csv"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def molecule_data(folder: Path, kind: Any = "regression", **options: Any) -> MoleculeFileData:
+    """A data module of that file."""
+    given = {
+        "split": SplitOptions(fractions=(0.5, 0.25, 0.25), leakage=False),
+        "classes": 3,
+        "batch_size": 8,
+        "reading": QUIET,
+        **options,
+    }
+    path = molecule_csv(folder, kind)
+    return MoleculeFileData(str(path), ["first", "second"], kind, **given)
+
+
+def property_task(data: MoleculeFileData, **options: Any) -> MoleculeProperty:
+    """A small model for a data module."""
+    given = {"optimizer": OptimizerOptions("adam", lr=0.01), **SMALL, **options}
+    return MoleculeProperty(data.schema, **given)
+
+
+def molecule_trainer(folder: Path, epochs: int = 1, **options: Any) -> pl.Trainer:
+    """A trainer that keeps the last checkpoint."""
+    callbacks = [RandomState(), last_checkpoint(), *options.pop("callbacks", [])]
+    return trainer(folder, epochs, callbacks=callbacks, **options)
+
+
+def best_by(metric: str, mode: str) -> ModelCheckpoint:
+    """Keeps the best checkpoint."""
+    return ModelCheckpoint(monitor=f"val/{metric}", mode=mode, filename="best")
+
+
+def trained(folder: Path, kind: str = "regression", seed: int = 1, **options: Any) -> str:
+    """Trains a small model for an epoch and gives its checkpoint."""
+    folder.mkdir(exist_ok=True)
+    data = molecule_data(folder, kind)
+    torch.manual_seed(seed)
+    run = molecule_trainer(folder / f"seed{seed}", limit_val_batches=0)
+    run.fit(property_task(data, **options), datamodule=data)
+    return str(Path(run.log_dir or "") / "checkpoints" / "last.ckpt")
