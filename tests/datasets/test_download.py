@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pyg_dynbatch.datasets.download import download_verified, extract_member
+from pyg_dynbatch.datasets.download import download_verified, extract_member, sha256_of
 
 CONTENT = b"a film " * 20_000
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -114,3 +114,28 @@ def test_a_damaged_archive_is_refused(tmp_path: Path, damage: str) -> None:
     with pytest.raises(ValueError, match=r"Words: the archive is damaged or cut short"):
         extract_member(archive, "a.txt", tmp_path / "a.txt", "Words")
     assert not (tmp_path / "a.txt").exists()
+
+
+def test_an_unknown_checksum_is_noted_and_then_holds(tmp_path):
+    source = tmp_path / "words.txt"
+    source.write_text("a film")
+    folder = tmp_path / "raw"
+    path = download_verified(source.as_uri(), folder, None, "Words")
+    noted = folder / "words.txt.sha256"
+    assert noted.read_text().strip() == sha256_of(source)
+    assert download_verified(source.as_uri(), folder, None, "Words") == path
+    path.write_text("another film")
+    with pytest.raises(ValueError, match="words.txt has a wrong checksum"):
+        download_verified(source.as_uri(), folder, None, "Words")
+    path.unlink()
+    source.write_text("something else")
+    with pytest.raises(ValueError, match="words.txt.* has a wrong checksum"):
+        download_verified(source.as_uri(), folder, None, "Words")
+    noted.unlink()
+    assert download_verified(source.as_uri(), folder, None, "Words").read_text() == "something else"
+
+
+def test_a_file_put_in_place_needs_no_noted_checksum(tmp_path):
+    (tmp_path / "words.txt").write_text("mine")
+    path = download_verified("https://nowhere.invalid/words.txt", tmp_path, None, "Words")
+    assert path.read_text() == "mine"

@@ -5,8 +5,8 @@ import gzip
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from io import BufferedIOBase
 from pathlib import Path
-from typing import IO
 
 from torch_geometric.datasets import MoleculeNet as PyGMoleculeNet
 
@@ -201,7 +201,7 @@ def _find(key: str, member: Member, root: str | Path | None, raw_dir: str | Path
     return download_verified(url, folders[0], None, f"MoleculeNet {member.title}", mend=advice)
 
 
-def _open(path: Path) -> IO[bytes]:
+def _open(path: Path) -> BufferedIOBase:
     return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
 
 
@@ -243,6 +243,6 @@ def _tasks_of(path: Path, member: Member) -> tuple[str, ...]:
     return tasks
 
 
-def _text(handle: IO[bytes]) -> Iterator[str]:
+def _text(handle: BufferedIOBase) -> Iterator[str]:
     for number, line in enumerate(handle):
         yield line.decode("utf-8-sig" if number == 0 else "utf-8")

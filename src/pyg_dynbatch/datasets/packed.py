@@ -25,7 +25,7 @@ Transform = Callable[[MoleculeData], Any]
 
 
 class PackedMolecules(Dataset[MoleculeData]):
-    """Reads molecules out of a folder that was written by ``pyg-dynbatch featurize`` or a data set.
+    r"""Reads molecules out of a folder that was written by ``pyg-dynbatch featurize`` or a data set.
 
     The files are mapped into memory by each process that reads them, so a million molecules need
     no more memory than a thousand, and loader workers share what the system keeps of the files.
@@ -43,12 +43,13 @@ class PackedMolecules(Dataset[MoleculeData]):
 
     Example:
         >>> import tempfile
-        >>> from pyg_dynbatch.datasets import NCI
-        >>> root = tempfile.mkdtemp()
-        >>> folder = NCI(root).folder
+        >>> from pyg_dynbatch.datasets import MoleculeFile
+        >>> root = Path(tempfile.mkdtemp())
+        >>> size = (root / "mine.csv").write_text("smiles,melts\nCO,-97.6\nCCO,-114\n")
+        >>> folder = MoleculeFile(root / "mine.csv", root, target_columns=["melts"]).folder
         >>> molecules = PackedMolecules(folder)
-        >>> len(molecules), molecules.task_names, molecules[0].smiles
-        (4991, ('TPSA',), 'CC1=CC(=O)C=CC1=O')
+        >>> len(molecules), molecules.task_names, molecules[1].smiles
+        (2, ('melts',), 'CCO')
     """
 
     def __init__(

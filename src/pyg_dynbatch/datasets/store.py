@@ -20,7 +20,7 @@ HEADER = "store.json"
 
 
 class MoleculeStore:
-    """Finds packed molecules in their shards.
+    r"""Finds packed molecules in their shards.
 
     Args:
         header: The facts: ``format``, ``featurizer``, ``featurizer_digest``, ``atom_names``,
@@ -29,10 +29,13 @@ class MoleculeStore:
         shards: The shards, in order.
 
     Example:
-        >>> from pyg_dynbatch.datasets import NCI
-        >>> store = NCI().store
-        >>> store.columns([4, 2]).fields["row"].tolist()
-        [4, 2]
+        >>> import tempfile
+        >>> from pyg_dynbatch.datasets import MoleculeFile
+        >>> path = Path(tempfile.mkdtemp()) / "mine.smi"
+        >>> size = path.write_text("C\nCO\nCCO\n")
+        >>> store = MoleculeFile(path).store
+        >>> store.columns([2, 0]).fields["smiles"], store.smiles(1)
+        (['CCO', 'C'], 'CO')
     """
 
     def __init__(self, header: Mapping[str, Any], shards: Sequence[Shard]) -> None:

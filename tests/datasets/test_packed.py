@@ -1,0 +1,268 @@
+"""Packed molecules are read one by one, in batches, and by loader workers, without being loaded."""
+
+import json
+import pickle
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Subset
+from torch_geometric.loader import DataLoader as PyGDataLoader
+
+from pyg_dynbatch.core.pair_table import PairTable
+from pyg_dynbatch.data import (
+    MoleculeColumns,
+    MoleculeLoader,
+    NodeBudgetBatchSampler,
+    node_counts,
+    pair_counts,
+)
+from pyg_dynbatch.datasets import FeaturizeOptions, PackedMolecules, build_store, featurize_record
+from pyg_dynbatch.datasets.atom_packing import AtomPacking
+from pyg_dynbatch.datasets.packed import open_or_build
+from pyg_dynbatch.datasets.shard import write_shard
+from pyg_dynbatch.datasets.store import FORMAT, HEADER, shard_name, write_header
+from tests.datasets.molecules import TASKS, Letters, assert_same, records
+
+OPTIONS = FeaturizeOptions(shard_size=20, progress=False)
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    return PackedMolecules(
+        build_store(tmp_path, records(50, [5]), Letters(), task_names=TASKS, options=OPTIONS)
+    )
+
+
+def wanted():
+    return [featurize_record(Letters(), record) for record in records(50) if record.row != 5]
+
+
+def test_items(dataset):
+    assert len(dataset) == 49
+    for i, data in enumerate(wanted()):
+        assert_same(dataset[i], data)
+    assert_same(dataset[-1], wanted()[-1])
+    for i in (49, -50):
+        with pytest.raises(IndexError, match="numbers from 0 to 48"):
+            dataset[i]
+
+
+def test_facts(dataset):
+    assert dataset.task_names == TASKS
+    assert dataset.atom_names == Letters.atom_names
+    assert dataset.featurizer_spec == {"option": "plain"}
+    assert dataset.pair_table == Letters().pair_table
+    assert dataset.num_atoms.tolist() == [data.num_nodes for data in wanted()]
+    assert dataset.targets.dtype == np.float32
+    assert np.array_equal(
+        dataset.targets, torch.cat([data.y for data in wanted()]).numpy(), equal_nan=True
+    )
+    assert [dataset.smiles(i) for i in range(49)] == [data.smiles for data in wanted()]
+    assert repr(dataset) == "PackedMolecules(49 molecules, 2 tasks)"
+    assert {dataset.status(i) for i in range(49)} == {"ok"}
+
+
+def test_batches_come_as_columns(dataset):
+    chosen = [45, 3, 21, 3, 0]
+    columns = dataset.__getitems__(chosen)
+    assert isinstance(columns, MoleculeColumns)
+    for one, i in zip(columns, chosen, strict=True):
+        assert_same(one, dataset[i])
+    assert len(dataset.__getitems__([])) == 0
+
+
+def test_counts_without_reading_molecules(dataset, monkeypatch):
+    monkeypatch.setattr(AtomPacking, "unpack", None)
+    sizes = [data.num_nodes for data in wanted()]
+    assert node_counts(dataset) == sizes
+    assert pair_counts(dataset) == [n * (n + 1) // 2 for n in sizes]
+    assert pair_counts(Subset(dataset, [7, 2])) == [n * (n + 1) // 2 for n in (sizes[7], sizes[2])]
+
+
+@pytest.mark.parametrize("method", [None, "fork", "spawn"])
+def test_loaders(dataset, method):
+    workers = 0 if method is None else 1
+    plain = list(MoleculeLoader(wanted(), dataset.pair_table, batch_size=20))
+    loader = MoleculeLoader(
+        dataset,
+        dataset.pair_table,
+        batch_size=20,
+        num_workers=workers,
+        multiprocessing_context=method,
+    )
+    for batch, other in zip(loader, plain, strict=True):
+        assert batch.pairs == other.pairs
+        assert torch.equal(batch.x, other.x)
+        assert batch.smiles == other.smiles
+        assert torch.equal(batch.y_mask, other.y_mask)
+
+
+def test_subsets_and_budgets(dataset):
+    part = Subset(dataset, range(10, 30))
+    sampler = NodeBudgetBatchSampler(None, pair_counts(part), 60, shuffle=False)
+    loader = MoleculeLoader(part, dataset.pair_table, batch_sampler=sampler)
+    rows = [row for batch in loader for row in batch.row.tolist()]
+    assert sorted(rows) == dataset.rows[10:30].tolist()
+
+
+def test_the_stock_loader_of_pyg(dataset):
+    (batch,) = PyGDataLoader(dataset, batch_size=49)
+    assert batch.num_graphs == 49
+    assert batch.row.tolist() == dataset.rows.tolist()
+
+
+def test_transform(dataset):
+    def mark(data):
+        data.mark = torch.tensor([data.row])
+        return data
+
+    marked = PackedMolecules(dataset.folder, transform=mark)
+    assert marked[3].mark.tolist() == [3]
+    (batch,) = MoleculeLoader(marked, marked.pair_table, batch_size=49)
+    assert batch.mark.tolist() == batch.row.tolist()
+
+
+def test_only_names_travel_to_workers(dataset):
+    dataset.check()
+    assert len(pickle.dumps(PackedMolecules(dataset.folder))) < 5000
+
+
+def test_another_featurizer_is_refused(dataset):
+    assert len(PackedMolecules(dataset.folder, Letters())) == 49
+    with pytest.raises(ValueError, match="another featurizer made them") as caught:
+        PackedMolecules(dataset.folder, Letters("changed"))
+    message = str(caught.value)
+    assert Letters("changed").digest in message and Letters().digest in message
+    assert '{"option": "plain"}' in message
+    assert str(dataset.folder) in message
+
+
+def test_no_store(tmp_path):
+    with pytest.raises(FileNotFoundError, match="there is no finished store") as caught:
+        PackedMolecules(tmp_path)
+    assert HEADER in str(caught.value)
+
+
+def test_a_missing_shard(dataset):
+    (dataset.folder / shard_name(1)).unlink()
+    with pytest.raises(FileNotFoundError, match="a shard is missing") as caught:
+        PackedMolecules(dataset.folder)
+    assert "no shard-000001.bin" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: text[:-5], "JSONDecodeError"),
+        (lambda text: "[]", "TypeError"),
+        (lambda text: "{}", "KeyError"),
+        (lambda text: text.replace("first", "worst"), "another content than was written"),
+    ],
+)
+def test_a_damaged_header(dataset, change, message):
+    path = dataset.folder / HEADER
+    path.write_text(change(path.read_text()))
+    with pytest.raises(ValueError, match="the header cannot be used") as caught:
+        PackedMolecules(dataset.folder)
+    assert message in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_a_header_of_another_format(dataset):
+    write_header(dataset.folder, {"format": "other", "shards": []})
+    with pytest.raises(ValueError, match="the header cannot be used") as caught:
+        PackedMolecules(dataset.folder)
+    assert "format other" in str(caught.value)
+
+
+def opened(root, featurizer=None, key="a", **changes):
+    def read():
+        calls.append(key)
+        return records(50, [5])
+
+    calls = []
+    options = FeaturizeOptions(**({"shard_size": 20, "progress": False} | changes))
+    store = open_or_build(
+        root,
+        "Mine",
+        {"file": key},
+        read,
+        featurizer or Letters(),
+        task_names=TASKS,
+        options=options,
+    )
+    return PackedMolecules(store), len(calls)
+
+
+def test_made_once_and_then_opened(tmp_path):
+    first, made = opened(tmp_path)
+    again, remade = opened(tmp_path)
+    assert (made, remade) == (1, 0)
+    assert first.folder == again.folder
+    assert first.folder.parent == tmp_path / "processed"
+    assert first.folder.name.startswith("mine.")
+
+
+def test_every_change_makes_another(tmp_path):
+    folder = opened(tmp_path)[0].folder
+    assert opened(tmp_path, key="b")[0].folder != folder
+    assert opened(tmp_path, featurizer=Letters("changed"))[0].folder != folder
+    blank, made = opened(tmp_path, bad="blank")
+    assert (len(blank), made) == (50, 1)
+    assert opened(tmp_path, force=True)[1] == 1
+    assert opened(tmp_path)[1] == 0
+    assert opened(None)[0].folder is None
+
+
+def test_a_damaged_header_is_made_again(tmp_path):
+    folder = opened(tmp_path)[0].folder
+    (folder / HEADER).write_text("{")
+    again, made = opened(tmp_path)
+    assert (len(again), made) == (49, 1)
+
+
+def test_a_large_store_is_opened_without_being_read(tmp_path):
+    """Four shards of 25 MB: opening one, and reading ten molecules, needs a fraction of that."""
+    count, atoms = 40_000, 33
+    shape = {
+        "bits": np.zeros((count * atoms, 1), np.uint8),
+        "counts": np.zeros((count * atoms, 1), np.int8),
+        "reals": np.zeros((count * atoms, 1), np.float32),
+        "codes": np.zeros(count * atoms * (atoms + 1) // 2, np.uint8),
+        "text": np.full(count, ord("C"), np.uint8),
+        "y": np.zeros((count, 0), np.float32),
+        "row": np.arange(count),
+        "atom_start": np.arange(count + 1) * atoms,
+        "pair_start": np.arange(count + 1) * (atoms * (atoms + 1) // 2),
+        "text_start": np.arange(count + 1),
+    }
+    for number in range(4):
+        write_shard(tmp_path / shard_name(number), shape, {"errors": [], "molecules": count})
+    table = PairTable(torch.zeros(1, 1), ("a",), torch.tensor([0]))
+    header = {
+        "format": FORMAT,
+        "featurizer": {},
+        "featurizer_digest": "",
+        "atom_names": ["a", "b", "c"],
+        "atom_kinds": ["bit", "count", "real"],
+        "pair_table": table.as_dict(),
+        "task_names": [],
+        "shards": [count] * 4,
+    }
+    write_header(tmp_path, json.loads(json.dumps(header)))
+    size = sum(path.stat().st_size for path in tmp_path.iterdir())
+    del shape
+    tracemalloc.start()
+    try:
+        dataset = PackedMolecules(tmp_path)
+        data = dataset[count * 2 + 5]
+        dataset.__getitems__([0, count, count * 3, 7])
+        used = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(dataset) == 4 * count
+    assert (data.num_nodes, data.row, data.smiles) == (atoms, 5, "C")
+    assert size > 100_000_000
+    assert used < 1_000_000

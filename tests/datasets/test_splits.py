@@ -1,0 +1,229 @@
+"""Splits share nothing, keep their promise of sizes, and are the same wherever they are made."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyg_dynbatch.datasets import (
+    Split,
+    column_split,
+    kfold_splits,
+    random_split,
+    scaffold_split,
+    stratified_split,
+)
+
+
+def covers(split: Split, count: int) -> bool:
+    return sorted(i for _, part in split.parts() for i in part.tolist()) == list(range(count))
+
+
+@given(st.integers(1, 60), st.integers(0, 5))
+def test_random(count, seed):
+    split = random_split(count, (0.5, 0.3, 0.2), seed)
+    assert covers(split, count)
+    assert split.sizes[:2] == (count // 2, int(0.3 * count + 1e-6))
+    assert split == random_split(count, (0.5, 0.3, 0.2), seed)
+    assert (split.method, split.seed) == ("random", seed)
+
+
+def test_seeds_differ_and_digests_are_those_of_every_machine():
+    assert random_split(100, seed=1) != random_split(100, seed=2)
+    assert random_split(1128).sizes == (902, 112, 114)
+    assert random_split(10, seed=0).digest == "6d0c903ce3398402"
+
+
+@pytest.mark.parametrize("fractions", [(0.8, 0.1, 0.2), (1.1, -0.1, 0.0)])
+def test_fractions_are_shares(fractions):
+    with pytest.raises(ValueError, match="the fractions are no shares of a whole") as caught:
+        random_split(10, fractions)
+    assert f"got:      {list(fractions)}" in str(caught.value)
+
+
+@given(st.lists(st.sampled_from([0.0, 1.0, float("nan")]), min_size=1, max_size=80))
+def test_stratified(labels):
+    split = stratified_split(labels, (0.5, 0.25, 0.25), seed=3)
+    assert covers(split, len(labels))
+    values = np.array(labels)
+    for value in (0.0, 1.0, np.nan):
+        same = np.isnan(values) if np.isnan(value) else values == value
+        for share, (_, part) in zip((0.5, 0.25, 0.25), split.parts(), strict=True):
+            assert abs(same[part].sum() - share * same.sum()) <= 2
+
+
+def test_stratified_by_ranges():
+    values = np.random.default_rng(0).normal(size=200)
+    split = stratified_split(values, seed=1, bins=10)
+    assert split.sizes == (160, 20, 20)
+    assert abs(values[split.train].mean() - values[split.test].mean()) < 0.25
+    assert sorted(np.argsort(np.argsort(values))[split.test] // 20) == sorted(list(range(10)) * 2)
+
+
+@given(st.integers(5, 40), st.integers(3, 5), st.integers(1, 3))
+def test_folds(count, folds, repeats):
+    splits = kfold_splits(count, folds, seed=2, repeats=repeats)
+    assert len(splits) == folds * repeats
+    for first in range(0, len(splits), folds):
+        tests = np.concatenate([split.test for split in splits[first : first + folds]])
+        assert sorted(tests.tolist()) == list(range(count))
+    assert all(covers(split, count) for split in splits)
+    assert splits[0].method == f"fold 1 of {folds}"
+    assert {split.seed for split in splits} == {2 + repeat for repeat in range(repeats)}
+
+
+def test_folds_without_validation():
+    splits = kfold_splits(6, 2, val=False)
+    assert [split.sizes for split in splits] == [(3, 0, 3)] * 2
+    with pytest.raises(ValueError, match="the number of folds is out of range") as caught:
+        kfold_splits(6, 2)
+    assert "3 to 6, the number of examples\n  got:      2" in str(caught.value)
+
+
+RINGS = {
+    "C1CC1": ["C1CC1", "CC1CC1", "OC1CC1", "NC1CC1"],
+    "c1ccccc1": ["c1ccccc1", "Cc1ccccc1", "Oc1ccccc1"],
+    "C1CCC1": ["C1CCC1", "CC1CCC1"],
+    "C1CCCC1": ["C1CCCC1", "CC1CCCC1"],
+    "": ["CCO"],
+}
+
+
+def test_scaffolds_by_size():
+    pytest.importorskip("rdkit")
+    smiles = [text for group in RINGS.values() for text in group]
+    split = scaffold_split(smiles, (0.6, 0.2, 0.2))
+    # 12 molecules: 4 and 3 fit into the 7.2 of train; of the two sets of two molecules that
+    # which begins later comes first, and fits into the 9.6 of train and val.
+    assert split.train.tolist() == [0, 1, 2, 3, 4, 5, 6]
+    assert split.val.tolist() == [9, 10]
+    assert split.test.tolist() == [7, 8, 11]
+    assert (split.method, split.seed) == ("scaffold", None)
+
+
+def groups_of(split: Split, smiles: list[str]) -> list[set[str]]:
+    ring = {text: name for name, group in RINGS.items() for text in group}
+    return [{ring[smiles[i]] for i in part} for _, part in split.parts()]
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1, 2])
+def test_no_scaffold_is_in_two_parts(seed):
+    pytest.importorskip("rdkit")
+    smiles = [text for group in RINGS.values() for text in group]
+    np.random.default_rng(5).shuffle(smiles)
+    split = scaffold_split(smiles, (0.5, 0.25, 0.25), seed)
+    assert covers(split, len(smiles))
+    one, two, three = groups_of(split, smiles)
+    assert not (one & two or one & three or two & three)
+    assert split == scaffold_split(smiles, (0.5, 0.25, 0.25), seed)
+
+
+def test_balanced_scaffolds():
+    pytest.importorskip("rdkit")
+    rings = [f"C1{'C' * n}1" for n in range(2, 40)]
+    smiles = ["Cc1ccccc1"] * 40 + rings
+    splits = [scaffold_split(smiles, (0.8, 0.1, 0.1), seed) for seed in range(3)]
+    assert len(set(splits)) == 3
+    for split in splits:
+        # The big set is dealt first, so the small ones can fill every part to its size.
+        assert split.sizes == (62, 7, 9)
+        assert set(range(40)) <= set(split.train.tolist())
+    assert (splits[1].method, splits[1].seed) == ("scaffold balanced", 1)
+
+
+def test_scaffolds_of_bad_rows_and_of_no_atoms():
+    pytest.importorskip("rdkit")
+    split = scaffold_split(["c1ccccc1", "", "C(", "[Na+].[Cl-]", "CC(C)(C)(C)C"], (0.8, 0.2, 0.0))
+    assert split.train.tolist() == [1, 2, 3, 4]
+    assert split.val.tolist() == [0]
+
+
+def test_column():
+    values = ["Train", "dev", "unused", " TEST ", "", "validation"]
+    split = column_split(values, rows=[0, 1, 3, 4, 5])
+    assert [part.tolist() for _, part in split.parts()] == [[0], [1, 4], [2]]
+    assert column_split({7: "train"}, rows=[7]).sizes == (1, 0, 0)
+    with pytest.raises(ValueError, match="a value names no part") as caught:
+        column_split(["train", "holdout"], rows=[0, 1])
+    assert "train, val, test\n  got:      'holdout'\n  where:    record 1" in str(caught.value)
+    with pytest.raises(ValueError, match="there is no value for a record") as caught:
+        column_split(["train"], rows=[0, 3])
+    assert "1 values, none for record 3" in str(caught.value)
+
+
+def test_a_column_of_a_file(samples):
+    pytest.importorskip("rdkit")
+    from pyg_dynbatch.datasets import FeaturizeOptions, MoleculeFile
+    from pyg_dynbatch.featurizers.molecule_files import read_molecules
+
+    path = samples / "molecules" / "mixed.csv"
+    dataset = MoleculeFile(path, options=FeaturizeOptions(bad="skip", progress=False))
+    column = [record.extra["split"] for record in read_molecules(path)]
+    split = column_split(column, dataset.rows)
+    names = {name: [dataset.smiles(i) for i in part] for name, part in split.parts()}
+    assert names["val"] == ["[Na+].[Cl-]"]
+    assert names["test"] == ["C", "[2H]O[2H]"]
+    assert "Cc1ccccc1" not in sum(names.values(), [])
+
+
+SPLIT = Split(np.array([4, 0]), np.array([1]), np.array([3]), "mine", 7, num_examples=5)
+
+
+@pytest.mark.parametrize("name", ["split.json", "split.csv"])
+def test_written_and_read(tmp_path, name):
+    path = SPLIT.write(tmp_path / name)
+    again = Split.read(path, num_examples=5)
+    assert again == SPLIT
+    assert (again.method, again.seed, again.num_examples) == ("mine", 7, 5)
+    assert again.train.dtype == np.int64
+    with pytest.raises(ValueError, match="the split belongs to another data set") as caught:
+        Split.read(path, num_examples=6)
+    assert "a split of 6 examples\n  got:      one of 5" in str(caught.value)
+    assert [file.name for file in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("a.json", lambda t: t.replace("[0, 4]", "[0, 2]"), "hash"),
+        ("a.json", lambda t: t[:-3], "JSONDecodeError"),
+        ("a.json", lambda t: "{}", "KeyError"),
+        ("a.csv", lambda t: t.replace("4,train", "4,test"), "hash"),
+        ("a.csv", lambda t: t.replace("4,train", "3,train"), "ValueError"),
+        ("a.csv", lambda t: t.replace("4,train", "4,holdout"), "KeyError"),
+    ],
+)
+def test_a_changed_file_is_refused(tmp_path, name, change, message):
+    path = SPLIT.write(tmp_path / name)
+    path.write_text(change(path.read_text()))
+    with pytest.raises(ValueError, match="the file is no unchanged split") as caught:
+        Split.read(path)
+    assert message in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_no_file(tmp_path):
+    with pytest.raises(FileNotFoundError, match="Split: there is no such file"):
+        Split.read(tmp_path / "none.json")
+
+
+def test_json_is_readable(tmp_path):
+    content = json.loads(SPLIT.write(tmp_path / "a.json").read_text())
+    assert content["train"] == [0, 4]
+    assert content["digest"] == SPLIT.digest
+
+
+def test_parts_are_sorted_and_share_nothing():
+    assert SPLIT.train.tolist() == [0, 4]
+    none = np.array([], dtype=np.int64)
+    with pytest.raises(ValueError, match="an example is in two places") as caught:
+        Split(np.array([0, 1]), np.array([1]), none, num_examples=3)
+    assert "example 1 (1 such examples)" in str(caught.value)
+    with pytest.raises(ValueError, match="there is no such example") as caught:
+        Split(np.array([0, 3]), none, none, num_examples=3)
+    assert "numbers from 0 to 2\n  got:      3" in str(caught.value)
+    assert repr(SPLIT) == f"Split(mine, seed=7: train=2, val=1, test=1, digest={SPLIT.digest})"
+    assert Split(np.array([4]), np.array([1]), np.array([3]), num_examples=5) != SPLIT
+    assert SPLIT != "split"
