@@ -25,7 +25,7 @@ Transform = Callable[[MoleculeData], Any]
 
 
 class PackedMolecules(Dataset[MoleculeData]):
-    r"""Reads molecules out of a folder that was written by ``pyg-dynbatch featurize`` or a data set.
+    r"""Reads molecules out of a folder that a data set or ``build_store`` has written.
 
     The files are mapped into memory by each process that reads them, so a million molecules need
     no more memory than a thousand, and loader workers share what the system keeps of the files.
@@ -123,7 +123,7 @@ class PackedMolecules(Dataset[MoleculeData]):
     def _reasons(self) -> dict[int, str]:
         return {error.row: error.reason for error in self.errors}
 
-    def smiles(self, i: int) -> str:
+    def smiles(self, i: int | np.integer) -> str:
         """Reads the SMILES of one molecule.
 
         Args:
@@ -132,9 +132,9 @@ class PackedMolecules(Dataset[MoleculeData]):
         Returns:
             The text as it was given.
         """
-        return self.store.smiles(i)
+        return self.store.smiles(int(i))
 
-    def status(self, i: int) -> str:
+    def status(self, i: int | np.integer) -> str:
         """Tells whether a molecule is one, or stands in the place of a bad record.
 
         Args:
@@ -156,12 +156,12 @@ class PackedMolecules(Dataset[MoleculeData]):
     def __len__(self) -> int:
         return len(self.store)
 
-    def __getitem__(self, i: int) -> Any:
+    def __getitem__(self, i: int | np.integer) -> Any:
         """Reads one molecule."""
-        data = self.store.columns([i])[0]
+        data = self.store.columns([int(i)])[0]
         return data if self.transform is None else self.transform(data)
 
-    def __getitems__(self, chosen: Sequence[int]) -> MoleculeColumns | list[Any]:
+    def __getitems__(self, chosen: Sequence[int] | np.ndarray) -> MoleculeColumns | list[Any]:
         """Reads the molecules of a batch at once, which loaders ask for."""
         columns = self.store.columns(chosen)
         if self.transform is None:

@@ -139,7 +139,7 @@ class Shard:
         body = whole[self._start :]
         checksum = 0
         for first in range(0, len(body), _CHECKED_AT_ONCE):
-            checksum = zlib.crc32(body[first : first + _CHECKED_AT_ONCE], checksum)
+            checksum = zlib.crc32(body[first : first + _CHECKED_AT_ONCE].data, checksum)
         if checksum != header["checksum"]:
             got = f"checksum {checksum:08x}"
             raise self._damaged(f"checksum {header['checksum']:08x}", got)

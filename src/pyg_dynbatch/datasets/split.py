@@ -149,7 +149,9 @@ class Split:
         try:
             facts, parts = _read(path)
             split = cls(
-                *(np.array(parts[name], dtype=np.int64) for name in PARTS),
+                np.array(parts["train"], dtype=np.int64),
+                np.array(parts["val"], dtype=np.int64),
+                np.array(parts["test"], dtype=np.int64),
                 method=facts["method"],
                 seed=facts["seed"],
                 num_examples=facts["num_examples"],
@@ -187,7 +189,7 @@ def _read(path: Path) -> tuple[Mapping[str, Any], Mapping[str, Sequence[int]]]:
     text = path.read_text(encoding="utf-8")
     if path.suffix != ".csv":
         content = json.loads(text)
-        return content, content
+        return content, {name: content[name] for name in PARTS}
     first, _, table = text.partition("\n")
     parts: dict[str, list[int]] = {name: [] for name in PARTS}
     for line in csv.DictReader(table.splitlines()):

@@ -285,5 +285,5 @@ def _cut(order: np.ndarray, sizes: tuple[int, int, int], method: str, seed: int 
 
 
 def _split(parts: Sequence[Any], method: str, seed: int | None, total: int) -> Split:
-    arrays = [np.array(part, dtype=np.int64) for part in parts]
-    return Split(*arrays, method, seed, num_examples=total)
+    train, val, test = (np.array(part, dtype=np.int64) for part in parts)
+    return Split(train, val, test, method, seed, num_examples=total)
