@@ -110,7 +110,7 @@ def test_module_with_pair_rows_is_the_equations(
 def test_program_is_the_fused_layer(norm: str | None, mols: Molecules) -> None:
     stack = stack_of(norm, True, 3)
     x, table = inputs_of(mols)
-    weave = WeaveProgram(stack, table.detach())
+    weave = WeaveProgram(stack, table.detach()).double()
     programs = [weave.program(len(codes), codes) for codes in mols.tables()]
     if not sum(mols.sizes):
         return

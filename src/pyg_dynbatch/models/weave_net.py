@@ -126,9 +126,11 @@ class WeaveNet(nn.Module):
     def fingerprint(self, batch: Any) -> Float[Tensor, "molecule channel"]:
         """Computes the row of every molecule that the head sees."""
         x = self.encode(batch)
-        owner, count = batch.batch, batch.num_graphs
+        owner, count = batch.batch, 1
         if owner is None:
             owner = torch.zeros(x.size(0), dtype=torch.long, device=x.device)
+        else:
+            count = batch.num_graphs
         read = [part(x, owner, dim_size=count) for part in self.readouts]
         return torch.cat(read, 1) if len(read) > 1 else read[0]
 

@@ -1,6 +1,8 @@
-"""Rows in, rows out: recurrent cells, and layers that carry them through trees and graphs."""
+"""Rows in, rows out: cells and layers for trees and graphs, and weave for pairs of atoms."""
 
 from pyg_dynbatch.nn.cell import RecursiveCell
+from pyg_dynbatch.nn.gaussian_histogram import GaussianHistogramAggregation
+from pyg_dynbatch.nn.pair_sums import pair_gather, pair_sum
 from pyg_dynbatch.nn.recursive import (
     ChildSumTreeLSTM,
     NaryTreeLSTM,
@@ -12,10 +14,15 @@ from pyg_dynbatch.nn.topological import TopologicalConv
 from pyg_dynbatch.nn.tree_gru import TreeGRUCell
 from pyg_dynbatch.nn.tree_lstm import ChildSumTreeLSTMCell, NaryTreeLSTMCell
 from pyg_dynbatch.nn.tree_rnn import TreeRNNCell
+from pyg_dynbatch.nn.weave import WeaveConv
+from pyg_dynbatch.nn.weave_norm import CountedBatchNorm
+from pyg_dynbatch.nn.weave_stack import WeaveStack
 
 __all__ = [
     "ChildSumTreeLSTM",
     "ChildSumTreeLSTMCell",
+    "CountedBatchNorm",
+    "GaussianHistogramAggregation",
     "NaryTreeLSTM",
     "NaryTreeLSTMCell",
     "RecursiveCell",
@@ -25,4 +32,8 @@ __all__ = [
     "TreeGRUCell",
     "TreeRNN",
     "TreeRNNCell",
+    "WeaveConv",
+    "WeaveStack",
+    "pair_gather",
+    "pair_sum",
 ]

@@ -1,0 +1,151 @@
+"""The whole network: options, batches of every kind, and that it learns."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch_geometric.data import Batch, Data
+
+from pyg_dynbatch.core.pairs import Pairs
+from pyg_dynbatch.models.weave_net import WeaveNet
+
+TABLE = [[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]]
+
+
+def batch_of(*sizes: int) -> Batch:
+    generator = torch.Generator().manual_seed(0)
+    graphs = []
+    for size in sizes:
+        length = size * (size + 1) // 2
+        graphs.append(
+            Data(
+                x=torch.randn(size, 4, generator=generator),
+                pair_code=torch.randint(0, 3, (length,), generator=generator, dtype=torch.uint8),
+                num_nodes=size,
+            )
+        )
+    return Batch.from_data_list(graphs)
+
+
+def small(**options: object) -> WeaveNet:
+    return WeaveNet(4, 2, TABLE, **{"hidden": 8, "atom_out": 6, "head": (10,)} | options)
+
+
+@pytest.mark.parametrize(
+    "readout", ("histogram", "sum", "mean", "max", "attention", ["sum", "max"])
+)
+@pytest.mark.parametrize("norm", (None, "batch", "layer"))
+def test_every_readout_learns_from_every_batch(readout: str | list[str], norm: str | None) -> None:
+    net = small(readout=readout, norm=norm, atom_norm=norm, residual=True, num_modules=3)
+    batch = batch_of(3, 0, 1, 5)
+    net(batch).square().sum().backward()
+    # A column of zeros behind a ReLU may leave single weights without gradient, never a layer.
+    assert all(p.grad is not None for p in net.parameters())
+    assert all(torch.isfinite(p.grad).all() for p in net.parameters() if p.grad is not None)
+    assert net(batch).shape == (4, 2)
+    assert net.fingerprint(batch).shape == (4, net.fingerprint_channels)
+    assert net.encode(batch).shape == (9, 6)
+
+
+@pytest.mark.parametrize("sizes", ((1,), (0,), (0, 0), (1, 1)))
+@pytest.mark.parametrize("training", (True, False))
+def test_molecules_without_proper_pairs(sizes: tuple[int, ...], training: bool) -> None:
+    net = small(norm="batch").train(training)
+    found = net(batch_of(*sizes))
+    assert found.shape == (len(sizes), 2)
+    assert torch.isfinite(found).all()
+
+
+def test_single_atoms_without_self_pairs() -> None:
+    batch = batch_of(1, 2)
+    batch.pairs = Pairs.from_codes(
+        torch.tensor([0, 0, 1, 0]), [1, 2], torch.tensor([False, True, True])
+    )
+    assert batch.pairs.num_pairs == 1
+    assert torch.isfinite(small(norm="batch")(batch)).all()
+
+
+def test_pairs_of_the_collater_come_first() -> None:
+    net, batch = small().eval(), batch_of(3, 2)
+    expected = net(batch)
+    batch.pairs = Pairs.from_codes(batch.pair_code, [3, 2], num_codes=3)
+    torch.testing.assert_close(net(batch), expected)
+    batch.pairs = Pairs.from_codes(batch.pair_code, [3, 2], torch.tensor([True, False, False]))
+    assert not torch.allclose(net(batch), expected)
+    torch.testing.assert_close(net(batch_of(3).get_example(0)), net(batch_of(3)))
+
+
+def test_result_does_not_depend_on_company() -> None:
+    net, batch = small(norm="batch", pair_block=4).eval(), batch_of(3, 0, 6, 1)
+    alone = [net(Batch.from_data_list([batch.get_example(n)])) for n in range(4)]
+    torch.testing.assert_close(net(batch), torch.cat(alone))
+
+
+def test_network_learns_to_count_bonds() -> None:
+    """Fails for a network whose weave weights stay where they started."""
+    batch = batch_of(*range(1, 9))
+    pairs = Pairs.from_codes(batch.pair_code, batch.ptr.diff(), num_codes=3)
+    bonds = pairs.code_count[:, 1].float()
+    y = torch.zeros(8).index_add(0, batch.batch, bonds)
+    y = (y - y.mean()) / y.std()
+    net = small(readout="sum", atom_norm=None)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    before = copy.deepcopy(net.state_dict())
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss = (net(batch)[:, 0] - y).square().mean()
+        loss.backward()
+        optimizer.step()
+    assert loss < 0.05
+    unmoved = [n for n, p in net.named_parameters() if torch.equal(p, before[n])]
+    assert unmoved == []
+
+
+def test_network_is_saved_copied_and_moved() -> None:
+    net, batch = small(norm="batch"), batch_of(4, 3)
+    net(batch)
+    net.eval()
+    expected = net(batch)
+    twins = [copy.deepcopy(net), pickle.loads(pickle.dumps(net))]
+    twins.append(WeaveNet(4, 2, torch.zeros(3, 2), hidden=8, atom_out=6, head=(10,), norm="batch"))
+    twins[-1].load_state_dict(net.state_dict())
+    twins[-1].eval()
+    for twin in twins:
+        assert torch.equal(twin(batch), expected)
+    assert "pair_table" in net.state_dict()
+    with torch.inference_mode():
+        assert torch.equal(net(batch), expected)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(net(batch).float(), expected, rtol=0.1, atol=0.1)
+    assert {p.device.type for p in net.to("meta").state_dict().values()} == {"meta"}
+    twins[0].reset_parameters()
+    assert not torch.equal(twins[0](batch), expected)
+
+
+def test_gradients_reach_the_atoms() -> None:
+    batch = batch_of(4, 3)
+    batch.x.requires_grad_()
+    (gradient,) = torch.autograd.grad(small().eval()(batch)[0, 0], batch.x)
+    assert gradient[:4].abs().sum() > 0
+    assert gradient[4:].eq(0).all()
+
+
+def test_head_may_be_of_any_depth() -> None:
+    assert len(small(head=()).head) == 1
+    assert len(small(head=(5, 6, 7)).head) == 10
+
+
+def test_wrong_options_and_batches_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"(?s)pair_table or atom_norm.*a table \[0\]"):
+        WeaveNet(4, 2, [])
+    with pytest.raises(ValueError, match=r"(?s)readout 'nothing' cannot be used.*'histogram'"):
+        small(readout="nothing")
+    with pytest.raises(ValueError, match=r"(?s)readout 'quantile' cannot be used"):
+        small(readout="quantile")
+    with pytest.raises(ValueError, match=r"(?s)no pairs that fit the table.*got: *neither"):
+        small()(Batch.from_data_list([Data(x=torch.zeros(2, 4))]))
+    batch = batch_of(2)
+    batch.pairs = Pairs.from_codes(batch.pair_code, [2], num_codes=9)
+    with pytest.raises(ValueError, match=r"(?s)3 codes.*got: *9 codes"):
+        small()(batch)

@@ -1,0 +1,225 @@
+"""Weave modules: primitives, options, memory, precision, and what is refused."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from pyg_dynbatch.core.pairs import Pairs
+from pyg_dynbatch.nn import pair_sums
+from pyg_dynbatch.nn.weave import WeaveConv
+from pyg_dynbatch.nn.weave_norm import CountedBatchNorm, order_moments
+from pyg_dynbatch.nn.weave_stack import WeaveStack
+
+
+def some_pairs() -> Pairs:
+    code = torch.tensor([0, 1, 2, 0, 1, 0, 0, 0, 2, 0])
+    return Pairs.from_codes(code, [3, 0, 1, 2], num_codes=4)
+
+
+def rows(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.double, requires_grad=True)
+
+
+LINEAR = {
+    "pair_gather": (6, 3),
+    "pair_sum": (10, 3),
+    "neighbour_sum": (6, 3),
+    "order_gather": (6, 4),
+    "order_sum": (2, 10, 2),
+    "code_rows": (4, 3),
+}
+
+
+@pytest.mark.parametrize("name", [*LINEAR, "order_relu"])
+def test_primitives_have_right_derivatives(name: str) -> None:
+    function = getattr(pair_sums, name)
+    given = rows(*LINEAR.get(name, (6, 4)))
+    pairs = some_pairs()
+    assert torch.autograd.gradcheck(lambda x: function(x, pairs), [given])
+    assert torch.autograd.gradgradcheck(lambda x: function(x, pairs), [given])
+
+
+@pytest.mark.parametrize(
+    ("forth", "back", "wide", "out"),
+    [
+        ("pair_gather", "pair_sum", (6, 3), (10, 3)),
+        ("order_gather", "order_sum", (6, 4), (2, 10, 2)),
+        ("neighbour_sum", "neighbour_sum", (6, 3), (6, 3)),
+    ],
+)
+def test_primitives_are_adjoint(forth: str, back: str, wide: tuple, out: tuple) -> None:
+    a, b, pairs = rows(*wide), rows(*out), some_pairs()
+    one = (getattr(pair_sums, forth)(a, pairs) * b).sum()
+    other = (a * getattr(pair_sums, back)(b, pairs)).sum()
+    torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_half_precision_is_added_up_in_single_precision() -> None:
+    pairs = Pairs.all_pairs([400])
+    total = pair_sums.pair_sum(torch.ones(pairs.num_pairs, 1, dtype=torch.bfloat16), pairs)
+    assert total.dtype == torch.float32
+    assert total.eq(400).all()
+
+
+def test_moments_of_ordered_pairs_are_those_of_all_rows() -> None:
+    pairs, parts = some_pairs(), rows(6, 4)
+    both = pair_sums.order_gather(parts, pairs)
+    written_out = torch.cat([both[0], both[1][~pairs.is_self]])
+    mean, var, total = order_moments(parts, pairs)
+    torch.testing.assert_close(mean, written_out.mean(0))
+    torch.testing.assert_close(var, written_out.var(0, unbiased=False))
+    assert total == len(written_out)
+
+
+@pytest.mark.parametrize("training", (True, False))
+def test_counted_norm_is_batch_norm_of_repeated_rows(training: bool) -> None:
+    ours, torchs = CountedBatchNorm(3).double(), torch.nn.BatchNorm1d(3).double()
+    x, counts = rows(5, 3), torch.tensor([2, 1, 2, 3, 1])
+    repeated = x.detach().repeat_interleave(counts, 0).requires_grad_()
+    for norm in (ours, torchs):
+        torch.nn.init.uniform_(norm.weight, generator=torch.Generator().manual_seed(0))
+    for _ in range(2):
+        found, expected = ours(x, counts.double()), torchs(repeated)
+    ours.train(training)
+    torchs.train(training)
+    found, expected = ours(x, counts.double()), torchs(repeated)
+    torch.testing.assert_close(found.repeat_interleave(counts, 0), expected)
+    torch.testing.assert_close(ours.running_mean, torchs.running_mean)
+    torch.testing.assert_close(ours.running_var, torchs.running_var)
+    weight = torch.randn(9, 3, dtype=torch.double)
+    (expected * weight).sum().backward()
+    (found.repeat_interleave(counts, 0) * weight).sum().backward()
+    owner = torch.arange(5).repeat_interleave(counts)
+    summed = torch.zeros(5, 3, dtype=torch.double).index_add(0, owner, repeated.grad)
+    torch.testing.assert_close(x.grad, summed)
+    torch.testing.assert_close(ours.weight.grad, torchs.weight.grad)
+    torch.testing.assert_close(ours.bias.grad, torchs.bias.grad)
+
+
+def test_counted_norm_takes_one_row_and_none() -> None:
+    norm = CountedBatchNorm(2)
+    assert norm(torch.ones(1, 2)).eq(0).all()
+    assert norm(torch.ones(0, 2)).shape == (0, 2)
+    assert torch.isfinite(norm.running_var).all()
+    norm.reset_parameters()
+    assert norm.running_mean.eq(0).all()
+    assert "2" in repr(norm)
+
+
+def test_second_derivatives_of_batch_norm_are_refused() -> None:
+    norm, x = CountedBatchNorm(2), torch.randn(3, 2, requires_grad=True)
+    with pytest.raises(RuntimeError, match=r"(?s)second derivatives.*create_graph.*eval\(\)"):
+        torch.autograd.grad(norm(x).square().sum(), x, create_graph=True)
+
+
+@pytest.mark.parametrize("norm", (None, "layer"))
+def test_layer_has_right_second_derivatives(norm: str | None) -> None:
+    pairs, conv = some_pairs(), WeaveConv(3, 2, 4, 4, hidden=4, norm=norm).double()
+    inputs = [rows(6, 3), rows(10, 2)]
+    assert torch.autograd.gradgradcheck(lambda x, p: conv(x, p, pairs), inputs, atol=1e-4)
+
+
+def test_coded_rows_are_rows_of_the_table() -> None:
+    pairs, conv = some_pairs(), WeaveConv(3, 2, 4, 2, norm="batch", residual=True)
+    twin = copy.deepcopy(conv)
+    x, table = torch.randn(6, 3), torch.randn(4, 2)
+    found, expected = conv.forward_coded(x, table, pairs), twin(x, table[pairs.code], pairs)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(conv.state_dict(), twin.state_dict())
+
+
+def test_all_weights_learn_and_travel_with_the_module() -> None:
+    """Fails for a layer whose weights are no parameters."""
+    conv, pairs = WeaveConv(3, 2, 4, 4, norm="batch"), some_pairs()
+    x, pair = conv(torch.randn(6, 3), torch.randn(10, 2), pairs)
+    (x.square().sum() + pair.square().sum()).backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in conv.lin_ap.parameters())
+    assert all(p.grad is not None for p in conv.parameters())
+    assert sum(p.numel() for p in conv.parameters()) > 500
+    for twin in (copy.deepcopy(conv), pickle.loads(pickle.dumps(conv))):
+        torch.testing.assert_close(twin.state_dict(), conv.state_dict())
+    before = conv.lin_ap.weight.clone()
+    conv.reset_parameters()
+    assert not torch.equal(conv.lin_ap.weight, before)
+    assert all(p.device.type == "meta" for p in copy.deepcopy(conv).to("meta").parameters())
+
+
+def test_last_module_has_no_weights_for_pairs() -> None:
+    conv = WeaveConv(3, 2, 4, None)
+    assert not hasattr(conv, "lin_p")
+    assert conv(torch.randn(6, 3), torch.randn(10, 2), some_pairs())[1] is None
+
+
+def test_dropout_drops_only_while_training() -> None:
+    conv, pairs = WeaveConv(3, 2, 400, None, dropout=0.5), some_pairs()
+    x, pair = torch.randn(6, 3), torch.randn(10, 2)
+    assert not torch.equal(conv(x, pair, pairs)[0], conv(x, pair, pairs)[0])
+    conv.eval()
+    assert torch.equal(conv(x, pair, pairs)[0], conv(x, pair, pairs)[0])
+
+
+def test_bfloat16_is_near() -> None:
+    stack, pairs = WeaveStack(3, 2, 16), some_pairs()
+    x, table = torch.randn(6, 3), torch.randn(4, 2)
+    expected = stack(x, table, pairs)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = stack(x, table, pairs)
+        found.float().sum().backward()
+    torch.testing.assert_close(found.float(), expected, rtol=0.1, atol=0.1)
+    with torch.inference_mode():
+        assert torch.equal(stack(x, table, pairs), expected)
+
+
+def saved_bytes(stack: WeaveStack, pairs: Pairs) -> tuple[int, Tensor, list[Tensor]]:
+    """Bytes kept for the backward pass, each storage once."""
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    x = torch.linspace(-1, 1, pairs.num_atoms * 3).view(-1, 3).requires_grad_()
+    table = torch.linspace(-1, 1, 50).view(25, 2)
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        found = stack(x, table, pairs)
+    found.square().mean().backward()
+    gradients = [p.grad.clone() for p in stack.parameters() if p.grad is not None]
+    stack.zero_grad()
+    return sum(kept.values()), found.detach(), gradients
+
+
+def test_492_atoms_fit_into_little_memory_by_blocks() -> None:
+    """The largest molecule of SIDER: 242,064 ordered pairs."""
+    size = 492
+    code = torch.arange(size * (size + 1) // 2) % 25
+    pairs, stack = Pairs.from_codes(code, [size], num_codes=25), WeaveStack(3, 2, 50)
+    whole, expected, expected_gradients = saved_bytes(stack, pairs)
+    stack.pair_block = 16384
+    blocked, found, gradients = saved_bytes(stack, pairs)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(gradients, expected_gradients, rtol=1e-3, atol=1e-5)
+    assert blocked < 50e6 < whole
+    assert blocked < 10e6  # atoms and indices alone
+
+
+def test_wrong_options_and_rows_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"(?s)unknown norm.*'batch', 'layer' or None.*'group'"):
+        WeaveConv(3, 2, norm="group")
+    with pytest.raises(ValueError, match=r"(?s)a width cannot be used.*got: *xx=3"):
+        WeaveConv(3, 2, hidden={"xx": 3})
+    with pytest.raises(ValueError, match=r"got: *atom_out=0"):
+        WeaveConv(3, 2, 0)
+    with pytest.raises(ValueError, match=r"num_modules=0"):
+        WeaveStack(3, 2, num_modules=0)
+    conv, pairs = WeaveConv(3, 2), some_pairs()
+    with pytest.raises(ValueError, match=r"(?s)x is of another shape.*\[6, 3\].*\[5, 3\]"):
+        conv(torch.zeros(5, 3), torch.zeros(10, 2), pairs)
+    with pytest.raises(ValueError, match=r"(?s)pair is of another shape.*one pair row a pair"):
+        conv(torch.zeros(6, 3), torch.zeros(4, 2), pairs)
+    with pytest.raises(ValueError, match=r"(?s)table is of another shape.*one table row a code"):
+        conv.forward_coded(torch.zeros(6, 3), torch.zeros(10, 2), pairs)
+    assert "(3, 2) -> (50, 50), norm=None" in repr(conv)
