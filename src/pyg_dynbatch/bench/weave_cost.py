@@ -29,7 +29,7 @@ class WeaveSizes:
     Example:
         >>> sizes = WeaveSizes(25, 325, 625, 46, 75, 14, 50)
         >>> sum(product.flops for product, _ in sizes.plain()) / 1e6
-        30.66
+        30.6875
     """
 
     atoms: int
@@ -130,8 +130,8 @@ class BareWeave:
                 torch.randn(shape, device=device, generator=generator)
                 for shape in ((rows, inner), (inner, columns), (rows, columns))
             )
-            results = (torch.empty_like(each) for each in (grad, x, weight))
-            self._parts.append(_Part(x, weight, grad, *results, raw))
+            out, x_grad, weight_grad = (torch.empty_like(each) for each in (grad, x, weight))
+            self._parts.append(_Part(x, weight, grad, out, x_grad, weight_grad, raw))
 
     def run(self, lap: Stopwatch) -> None:
         """Runs both passes, then the forward pass alone, under a stopwatch."""
@@ -176,7 +176,7 @@ class Machine:
         self._target.copy_(self._source)
         lap("copy")
 
-    def limit(self, seconds: dict[str, float], flops: float, moved: float) -> float:
+    def limit(self, seconds: dict[str, float], flops: float | int, moved: float | int) -> float:
         """Gives the least time for some work at the speeds measured.
 
         Args:
