@@ -78,7 +78,7 @@ def complaint(capsys: pytest.CaptureFixture, *argv: str) -> str:
 def test_help_names_every_command(argv: list[str], capsys) -> None:
     assert run(*argv) == 0
     said = capsys.readouterr().out
-    for command in ("fit", "validate", "test", "predict", "ensemble", "inspect", "bench"):
+    for command in ("fit", "predict", "ensemble", "featurize", "explain", "inspect", "bench"):
         assert re.search(rf"^    {command} ", said, re.MULTILINE)
     assert max(map(len, said.splitlines())) <= 100
 

@@ -76,13 +76,18 @@ class MoleculeDataModule(SplitDataModule):
         return 2
 
     @cached_property
+    def loaded(self) -> PackedMolecules:
+        """All molecules, as they were loaded."""
+        return self.load()
+
+    @cached_property
     def molecules(self) -> PackedMolecules:
-        """All molecules, loaded once.
+        """All molecules, with labels that fit their kind.
 
         Raises:
             ValueError: If a label is none of the classes.
         """
-        molecules = self.load()
+        molecules = self.loaded
         if self.kind != "regression":
             classes = 2 if self.kind == "binary" else self.num_labels
             check_labels(molecules, classes, type(self).__name__)

@@ -71,7 +71,7 @@ class MoleculeNetData(MoleculeDataModule):
     @property
     def kind(self) -> PropertyKind:
         """Kind of the properties, which the data set says."""
-        return self.molecules.task_type  # type: ignore[attr-defined]
+        return self.loaded.task_type  # type: ignore[attr-defined]
 
     def load(self) -> PackedMolecules:
         """Loads all molecules."""

@@ -1,0 +1,95 @@
+"""Pictures of molecules with numbers: colours, sizes, the caller's molecule untouched."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+Chem = pytest.importorskip("rdkit.Chem")
+
+from pyg_dynbatch.featurizers import MoleculeFeaturizer  # noqa: E402
+from pyg_dynbatch.featurizers.molecule_drawing import (  # noqa: E402
+    HIGH,
+    LOW,
+    atom_labels,
+    draw_attributions,
+    largest_size,
+    scale_colour,
+    write_picture,
+)
+
+
+def test_scale_goes_over_white() -> None:
+    assert scale_colour(0) == (1.0, 1.0, 1.0)
+    assert scale_colour(2) == pytest.approx(HIGH)
+    assert scale_colour(-2) == pytest.approx(LOW)
+    lightness = [sum(scale_colour(k / 10)) for k in range(11)]
+    assert lightness == sorted(lightness, reverse=True)
+
+
+def test_strongest_atoms_have_the_colours_of_the_ends() -> None:
+    picture = draw_attributions(Chem.MolFromSmiles("CCO"), [1.0, -1.0, 0.0]).decode()
+    for end in (HIGH, LOW):
+        colour = "#" + "".join(f"{int(part * 255):02X}" for part in end)
+        assert colour in picture.upper()
+
+
+def test_pairs_are_lines_as_wide_as_strong() -> None:
+    mol = Chem.MolFromSmiles("CCO")
+    plain = draw_attributions(mol, [0.0, 0.0, 0.0], limit=1.0).decode()
+    lined = draw_attributions(mol, [0.0] * 3, {(0, 2): 1.0, (0, 1): -0.1}, limit=1.0).decode()
+    assert lined.count("<path") == plain.count("<path") + 2
+    widths = [float(width) for width in re.findall(r"stroke-width:([\d.]+)px", lined)]
+    assert max(widths) >= 5
+
+
+@pytest.mark.parametrize("smiles", ["C", "[Na+].[Cl-]", "c1ccccc1", "[Fe]", "C[C@H](N)C(=O)O"])
+@pytest.mark.parametrize("format", ["svg", "png"])
+def test_every_kind_of_molecule_is_drawn_and_left_alone(smiles: str, format) -> None:
+    mol = Chem.MolFromSmiles(smiles)
+    before = mol.ToBinary()
+    picture = draw_attributions(mol, [0.5] * mol.GetNumAtoms(), caption="log S", format=format)
+    start = b"<?xml" if format == "svg" else b"\x89PNG"
+    assert picture.startswith(start)
+    assert mol.ToBinary() == before
+    assert mol.GetNumConformers() == 0
+
+
+def test_molecule_without_a_kekule_form() -> None:
+    mol = Chem.MolFromSmiles("c1ccncc1", sanitize=False)
+    mol.UpdatePropertyCache(strict=False)
+    assert draw_attributions(mol, [0.0] * 6).startswith(b"<?xml")
+
+
+def test_long_captions_take_more_lines() -> None:
+    mol = Chem.MolFromSmiles("CO")
+    heights = [
+        int(re.search(r"height='(\d+)px'", draw_attributions(mol, [0, 1], caption=c).decode())[1])
+        for c in ("", "short", "measured log solubility in mols per litre")
+    ]
+    assert heights[0] < heights[1] < heights[2]
+
+
+def test_input_numbers_of_atoms() -> None:
+    featurizer = MoleculeFeaturizer(fragments="largest", explicit_hydrogens=True)
+    assert atom_labels(featurizer.prepare("[Na+].CO"))[:3] == [(1, "C"), (2, "O"), (-1, "H")]
+    assert atom_labels(MoleculeFeaturizer().prepare("OC")) == [(0, "O"), (1, "C")]
+
+
+def test_size_of_the_scale() -> None:
+    assert largest_size([0.0], []) == 1.0
+    assert largest_size([0.5], [-3.0]) == 3.0
+
+
+def test_picture_is_written_whole(tmp_path: Path) -> None:
+    assert write_picture(tmp_path / "a" / "b.svg", b"<svg/>").read_bytes() == b"<svg/>"
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["b.svg"]
+
+
+def test_complaints() -> None:
+    mol = Chem.MolFromSmiles("CO")
+    with pytest.raises(ValueError, match="do not fit the atoms") as caught:
+        draw_attributions(mol, [1.0])
+    assert "2 numbers, one an atom" in str(caught.value)
+    with pytest.raises(ValueError, match="unknown format"):
+        draw_attributions.__wrapped__(mol, [1.0, 2.0], format="gif")

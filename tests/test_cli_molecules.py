@@ -1,0 +1,287 @@
+"""The console script on molecules: train, average, predict, featurize, explain, complain."""
+
+import csv
+import io
+import re
+import sys
+from pathlib import Path
+
+import lightning.pytorch  # noqa: F401 - else its log holds on to the stream of the first test
+import pytest
+import torch
+import yaml
+
+from pyg_dynbatch.cli import main
+from tests.training.molecules import molecule_csv, trained
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:(?s).*(jsonargparse|deprecated in v4)"),
+    pytest.mark.filterwarnings("ignore:The dirpath has changed"),
+    pytest.mark.filterwarnings("ignore:The variance of predictions or target is close to zero"),
+]
+
+CONFIG = {
+    "trainer": {
+        "accelerator": "cpu",
+        "devices": 1,
+        "max_epochs": 1,
+        "enable_model_summary": False,
+        "enable_progress_bar": False,
+        "logger": {"class_path": "CSVLogger", "init_args": {"save_dir": "runs", "name": "small"}},
+    },
+    "checkpoint": {"monitor": "val/rmse", "mode": "min"},
+    "report": {"resamples": 10},
+    "model": {
+        "class_path": "MoleculeProperty",
+        "init_args": {"hidden": 6, "atom_out": 8, "readout": "sum", "head": [8], "dropout": 0.2},
+    },
+    "data": {
+        "class_path": "MoleculeFileData",
+        "init_args": {
+            "file": "regression.csv",
+            "targets": ["first", "second"],
+            "split": {"fractions": [0.5, 0.25, 0.25]},
+            "featurizer": {"atoms": "deepchem"},
+            "batch_size": 8,
+        },
+    },
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to run in, with a configuration, data and a list of molecules."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["pyg-dynbatch"])
+    molecule_csv(tmp_path)
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(CONFIG), encoding="utf-8")
+    text = "smiles,name\nCCO,ethanol\nC1CC,broken\nCC(=O)O,acid\n"
+    (tmp_path / "some.csv").write_text(text, encoding="utf-8")
+    (tmp_path / "bad.csv").write_text("smiles\nC1CC\n\nxyz\n", encoding="utf-8")
+    (tmp_path / "no_smiles.csv").write_text("structure,name\nCCO,ethanol\n", encoding="utf-8")
+    (tmp_path / "empty.csv").write_text("smiles\n", encoding="utf-8")
+    torch.save({"state_dict": {}}, tmp_path / "foreign.ckpt")
+    (tmp_path / "broken.ckpt").write_text("no checkpoint", encoding="utf-8")
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return trained(tmp_path_factory.mktemp("trained"))
+
+
+def run(*argv: str) -> int:
+    try:
+        return main(argv)
+    except SystemExit as end:
+        return int(end.code or 0)
+
+
+def complaint(capsys: pytest.CaptureFixture, *argv: str) -> str:
+    assert run(*argv) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert lines[-1].startswith("pyg-dynbatch: error: ")
+    assert len([line for line in lines if "Traceback" in line]) == 0
+    return lines[-1]
+
+
+def rows_of(path: str) -> list[dict[str, str]]:
+    with Path(path).open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_fit_then_both_ways_to_predict(folder: Path, capsys) -> None:
+    assert run("fit", "--config", "small.yaml") == 0
+    said = capsys.readouterr().out
+    assert re.search(r"^test/rmse: \d+\.\d{4}$", said, re.MULTILINE)
+    written = dict(re.findall(r"^([a-z ]+): +(runs/\S+)$", said, re.MULTILINE))
+    assert list(written) == [
+        *("checkpoint", "metrics", "predictions", "split"),
+        *("learning curve", "task table", "parity plot"),
+    ]
+    assert all(Path(path).is_file() for path in written.values())
+
+    # Lightning's own way, with the saved configuration.
+    best, saved = written["checkpoint"], "runs/small/version_0/config.yaml"
+    again = ["predict", "--config", saved, "--ckpt_path", best, "--predictions.folder", "again"]
+    assert run(*again) == 0
+    tables = [Path(written["predictions"]), Path("again/predictions.csv")]
+    assert len({table.read_text() for table in tables}) == 1
+
+    # From the checkpoint alone: the same molecules, the same numbers.
+    assert (
+        run("predict", "--checkpoint", best, "--input", "regression.csv", "--output", "o.csv") == 0
+    )
+    streamed = {row["row"]: row for row in rows_of("o.csv")}
+    for row in rows_of("again/predictions.csv"):
+        for task in ("first", "second"):
+            found = float(streamed[row["row"]][f"prediction_{task}"])
+            assert found == pytest.approx(float(row[f"prediction_{task}"]), rel=1e-3, abs=1e-4)
+
+
+def test_members_share_a_split_and_are_averaged(folder: Path, capsys) -> None:
+    assert (
+        run("ensemble", "--config", "small.yaml", "--members", "2", "--seed_everything", "3") == 0
+    )
+    figures = re.findall(r"^test/rmse: (\S+)$", capsys.readouterr().out, re.MULTILINE)
+    assert len(figures) == 3
+    assert len(set(figures)) == 3
+    splits = {Path(f"runs/small/version_{k}/split.json").read_text() for k in (0, 1)}
+    assert len(splits) == 1
+    single = [rows_of(f"runs/small/version_{k}/predictions.csv") for k in (0, 1)]
+    both = rows_of("runs/small/version_2/predictions.csv")
+    for one, other, mean in zip(*single, both, strict=True):
+        expected = (float(one["prediction_first"]) + float(other["prediction_first"])) / 2
+        assert float(mean["prediction_first"]) == pytest.approx(expected, rel=1e-3, abs=1e-4)
+
+
+def test_ensemble_of_other_splits_is_refused(folder: Path, capsys) -> None:
+    assert run("fit", "--config", "small.yaml") == 0
+    best = "runs/small/version_0/checkpoints/last.ckpt"
+    other = ["--seed_everything", "2", "--checkpoints", best]
+    said = complaint(capsys, "ensemble", "--config", "small.yaml", *other)
+    assert "trained on another split" in said
+    assert best in said
+
+
+def test_predict_reads_and_writes_standard_streams(
+    folder: Path, checkpoint: str, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stdin = io.TextIOWrapper(io.BytesIO(b"CCO ethanol\nC1CC broken\n"), encoding="utf-8")
+    monkeypatch.setattr(sys, "stdin", stdin)
+    assert run("predict", "--checkpoint", checkpoint, checkpoint, "--input", "-") == 0
+    said = capsys.readouterr()
+    rows = list(csv.DictReader(io.StringIO(said.out)))
+    assert [row["name"] for row in rows] == ["ethanol", "broken"]
+    assert float(rows[0]["deviation_first"]) == pytest.approx(0.0, abs=1e-5)
+    assert rows[1]["prediction_first"] == ""
+    assert "predicted 1 of 2 records; the first bad one is row 1: syntax" in said.err
+
+
+def test_no_molecule_at_all_still_writes_the_reasons(folder: Path, checkpoint: str, capsys) -> None:
+    argv = ["--checkpoint", checkpoint, "--input", "bad.csv", "--output", "out.csv"]
+    said = complaint(capsys, "predict", *argv)
+    assert "no record is a molecule that can be predicted" in said
+    assert all(row["status"].startswith("syntax") for row in rows_of("out.csv"))
+
+
+def test_featurize_and_go_on(folder: Path, capsys) -> None:
+    argv = ["featurize", "--input", "regression.csv", "--output", "packed", "--shard-size", "8"]
+    assert run(*argv, "--targets", "first") == 0
+    said = capsys.readouterr().out
+    assert re.search(r"^32 molecules, 0 bad rows, \d+ bytes each$", said, re.MULTILINE)
+    times = {path.name: path.stat().st_mtime_ns for path in Path("packed").glob("shard-*")}
+    assert len(times) == 4
+    (Path("packed") / "shard-000003.bin").unlink()
+    assert run(*argv, "--targets", "first") == 0
+    again = {path.name: path.stat().st_mtime_ns for path in Path("packed").glob("shard-*")}
+    assert {name for name in times if again[name] == times[name]} == set(sorted(times)[:3])
+
+    from pyg_dynbatch.datasets import PackedMolecules
+
+    assert PackedMolecules("packed").task_names == ("first",)
+    assert run("featurize", "--input", "some.csv", "--output", "some") == 0
+    assert "bad rows: some/errors.csv" in capsys.readouterr().out
+
+
+def test_explain_leaves_pictures_tables_and_one_page(folder: Path, checkpoint: str, capsys) -> None:
+    argv = ["--input", "some.csv", "--output", "out", "--name-column", "name"]
+    assert run("explain", "--checkpoint", checkpoint, *argv, "--task", "second") == 0
+    assert "explained 2 molecules, 1 bad records" in capsys.readouterr().out
+    names = {path.name for path in Path("out").iterdir()}
+    assert names == {
+        *("report.html", "atoms.csv", "pairs.csv"),
+        *("row_000000.svg", "row_000002.svg"),
+    }
+    atoms = rows_of("out/atoms.csv")
+    assert [(row["row"], row["element"]) for row in atoms][:4] == [
+        *(("0", "C"), ("0", "C"), ("0", "O")),
+        ("2", "C"),
+    ]
+    page = Path("out/report.html").read_text(encoding="utf-8")
+    assert page.count("<svg") == 2
+    assert "broken" in page
+    assert "ring bond 1" in page
+    # Nothing is fetched: every address is the name of a format.
+    assert set(re.findall(r"https?://[^\s'\"<]+", page)) <= {
+        "http://www.w3.org/2000/svg",
+        "http://www.w3.org/1999/xlink",
+        "http://www.rdkit.org/xml",
+    }
+    assert not re.search(r"<(?:script|link|img)\b", page)
+
+
+def test_explain_given_smiles_as_png(folder: Path, checkpoint: str, capsys) -> None:
+    argv = ["--smiles", "CCO", "CCN", "CCC", "--output", "out", "--method", "gradient"]
+    assert run("explain", "--checkpoint", checkpoint, *argv, "--picture", "png", "--most", "2") == 0
+    assert "stopped after 2 records" in capsys.readouterr().out
+    assert Path("out/row_000001.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("command", ["featurize", "explain", "predict"])
+def test_help(command: str, capsys) -> None:
+    argv = ["--checkpoint", "x"] if command == "predict" else []
+    assert run(command, *argv, "--help") == 0
+    assert "--input" in capsys.readouterr().out
+
+
+# Complaints ---------------------------------------------------------------------------------------
+
+PREDICT = ("predict", "--checkpoint", "CKPT", "--input")
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ((*PREDICT, "none.csv"), "none.csv"),
+        ((*PREDICT, "no_smiles.csv"), "smiles"),
+        ((*PREDICT, "empty.csv"), "there are no molecules in the file"),
+        ((*PREDICT, "some.xyz"), "the suffix tells no format"),
+        ((*PREDICT, "some.csv", "--smiles-column", "nope"), "nope"),
+        ((*PREDICT, "some.csv", "--workers", "-1"), "--workers"),
+        ((*PREDICT, "some.csv", "--max-pairs", "0"), "--max-pairs"),
+        ((*PREDICT, "some.csv", "--dropout", "5"), "no dropout to switch on"),
+        ((*PREDICT, "some.csv", "--device", "nowhere"), "the device cannot be used"),
+        ((*PREDICT, "some.csv", "--fingerprints", "a.txt"), "the kind of file is not known"),
+        (("predict", "--checkpoint", "none.ckpt", "--input", "some.csv"), "none.ckpt"),
+        (("predict", "--checkpoint", "broken.ckpt", "--input", "some.csv"), "no checkpoint"),
+        (("predict", "--checkpoint", "foreign.ckpt", "--input", "some.csv"), "another program"),
+        (("predict", "--input", "some.csv"), "required: --checkpoint"),
+        (("explain", "--checkpoint", "CKPT", "--output", "out"), "--input or --smiles"),
+        (("explain", "--checkpoint", "CKPT", "--smiles", "C(", "--output", "o"), "no record is a"),
+        (
+            ("explain", "--checkpoint", "CKPT", "--smiles", "C", "--output", "o", "--task", "x"),
+            "does not predict this property",
+        ),
+        (
+            ("explain", "--checkpoint", "CKPT", "--smiles", "C", "--output", "o", "--most", "0"),
+            "--most",
+        ),
+        (("featurize", "--input", "some.csv", "--output", "o", "--atoms", "x"), "x"),
+        (("featurize", "--input", "some.csv", "--output", "o", "--bad", "x"), "x"),
+        (("featurize", "--input", "some.csv", "--output", "o", "--bad", "raise"), "some.csv:3"),
+        (("featurize", "--input", "bad.csv", "--output", "o"), "bad"),
+        (("featurize", "--input", "some.csv", "--output", "o", "--targets", "y"), "y"),
+        (("ensemble", "--config", "small.yaml"), "--checkpoints or --members"),
+        (("ensemble", "--config", "small.yaml", "--members", "0"), "--members"),
+    ],
+)
+def test_wrong_options_and_input(folder: Path, checkpoint: str, argv, said: str, capsys) -> None:
+    given = [checkpoint if word == "CKPT" else word for word in argv]
+    assert said in complaint(capsys, *given)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--data.init_args.targets", "[nope]"], "nope"),
+        (["--data.init_args.file", "none.csv"], "none.csv"),
+        (["--data.init_args.kind", "binary"], "a label is out of range"),
+        (["--data.init_args.pairs", "9"], "pairs"),
+        (["--data.init_args.split.method", "nope"], "method"),
+        (["--model.init_args.readout", "nope"], "readout"),
+        (["--model.init_args.optimizer.name", "nope"], "name"),
+    ],
+)
+def test_wrong_settings_of_a_run(folder: Path, options: list[str], said: str, capsys) -> None:
+    assert said in complaint(capsys, "fit", "--config", "small.yaml", *options)

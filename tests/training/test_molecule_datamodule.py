@@ -1,0 +1,144 @@
+"""Data modules of molecules: splits and their seeds, labels, pairs, complaints."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pyg_dynbatch.training import (
+    MoleculeFileData,
+    MoleculeNetData,
+    NCIData,
+    SplitOptions,
+    molecule_datamodule,
+)
+from tests.training.molecules import QUIET, molecule_csv, molecule_data
+
+EVEN = (0.5, 0.25, 0.25)
+
+
+def test_split_has_a_seed_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def digest(run: int, seed: int | None) -> str:
+        monkeypatch.setenv("PL_GLOBAL_SEED", str(run))
+        options = SplitOptions(fractions=EVEN, seed=seed)
+        return molecule_data(tmp_path, split=options).parts.digest
+
+    assert digest(1, 7) == digest(2, 7)
+    assert digest(1, None) != digest(2, None)
+    assert digest(7, None) == digest(1, 7)
+
+
+@pytest.mark.parametrize("method", ["random", "scaffold", "scaffold_balanced", "kfold", "column"])
+def test_every_method_divides_all_molecules(tmp_path: Path, method) -> None:
+    options = SplitOptions(method, seed=0, fractions=EVEN, column="part")
+    data = molecule_data(tmp_path, split=options)
+    parts = [set(data.indices(split).tolist()) for split in ("train", "val", "test")]
+    assert set.union(*parts) == set(range(len(data.molecules)))
+    assert sum(map(len, parts)) == len(data.molecules)
+    if method == "column":
+        assert parts[1] == set(range(2, 32, 4))
+
+
+def test_folds_test_every_molecule_once(tmp_path: Path) -> None:
+    tested = []
+    for fold in range(4):
+        options = SplitOptions("kfold", seed=0, folds=4, fold=fold)
+        tested += molecule_data(tmp_path, split=options).indices("test").tolist()
+    assert sorted(tested) == list(range(32))
+
+
+def test_written_split_is_read_again(tmp_path: Path) -> None:
+    data = molecule_data(tmp_path)
+    path = data.parts.write(tmp_path / "split.json")
+    again = molecule_data(tmp_path, split=SplitOptions("file", file=str(path)))
+    assert again.parts.digest == data.parts.digest
+
+
+def test_batches_by_pairs_and_pair_sets(tmp_path: Path) -> None:
+    data = molecule_data(tmp_path, max_pairs=150, pairs="bonds", self_pairs=False)
+    batches = list(data.test_dataloader())
+    assert sum(batch.num_graphs for batch in batches) == len(data.indices("test"))
+    assert all(batch.pair_code.numel() <= 150 or batch.num_graphs == 1 for batch in batches)
+    table = data.molecules.pair_table
+    assert all(set(table.distance[b.pairs.code.long()].tolist()) == {1} for b in batches)
+    targets = torch.cat([batch.y for batch in batches])
+    torch.testing.assert_close(targets, data.targets("test"), equal_nan=True)
+
+
+def test_setup_says_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(molecule_datamodule, "rank_zero_info", lines.append)
+    path = molecule_csv(tmp_path, smiles=["CO", "OC", "C1CC", "CCO", "CCC"] * 3)
+    options = SplitOptions(seed=0, fractions=(0.4, 0.3, 0.3))
+    data = MoleculeFileData(str(path), ["first"], split=options, reading=QUIET)
+    data.setup("fit")
+    said = "\n".join(lines)
+    assert f"split random {data.parts.digest}" in said
+    assert "bad rows: 3, the first regression.csv:4: syntax" in said
+    assert "leakage: " in said
+
+
+# Complaints ---------------------------------------------------------------------------------------
+
+
+def test_another_split_than_that_of_the_checkpoint(tmp_path: Path) -> None:
+    data = molecule_data(tmp_path, split=SplitOptions(fractions=EVEN, seed=1))
+    other = molecule_data(tmp_path, split=SplitOptions(fractions=EVEN, seed=2))
+    data.load_state_dict(data.state_dict())
+    with pytest.raises(ValueError, match="trained on another split") as caught:
+        other.load_state_dict(data.state_dict())
+    assert "split.seed 1" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "label", "said"),
+    [("binary", "2", "from 0 to 1"), ("binary", "0.5", "0.5"), ("multiclass", "3", "from 0 to 2")],
+)
+def test_label_out_of_range(tmp_path: Path, kind, label: str, said: str) -> None:
+    path = tmp_path / "labels.csv"
+    path.write_text(f"smiles,active\nCO,0\nCCO,1\nCC,{label}\n", encoding="utf-8")
+    data = MoleculeFileData(str(path), ["active"], kind, classes=3, reading=QUIET)
+    with pytest.raises(ValueError, match="a label is out of range") as caught:
+        data.setup("fit")
+    assert said in str(caught.value)
+    assert "row 2, column active" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (SplitOptions("column"), "the method 'column' needs a column"),
+        (SplitOptions("column", column="nope"), "there is no such column to split by"),
+        (SplitOptions("file"), "the method 'file' needs a file"),
+        (SplitOptions("kfold", folds=4, fold=4), "there is no such fold"),
+        (SplitOptions(fractions=(1.0, 0.0, 0.0)), "the test split is empty"),
+        (SplitOptions(fractions=(0.9, 0.9, 0.0)), "no shares of a whole"),
+    ],
+)
+def test_split_options_that_cannot_be_used(tmp_path: Path, options, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        molecule_data(tmp_path, split=options).setup("test")
+
+
+def test_data_sets_without_columns() -> None:
+    with pytest.raises(ValueError, match="has no column that splits it"):
+        NCIData().column("part")
+
+
+def test_nothing_to_learn() -> None:
+    with pytest.raises(ValueError, match="there is nothing to learn"):
+        MoleculeFileData("mine.csv", [])
+
+
+def test_batch_size_out_of_range() -> None:
+    with pytest.raises(ValueError, match="batch_size is out of range"):
+        NCIData(batch_size=0)
+
+
+def test_real_file(shared_data, tmp_path: Path) -> None:
+    folder = str(shared_data("molecules/freesolv.csv").parent)
+    data = MoleculeNetData("FreeSolv", str(tmp_path), folder, reading=QUIET)
+    assert data.kind == "regression"
+    assert data.schema["task_names"] == ["expt"]
+    assert np.isfinite(data.targets("train").numpy()).all()

@@ -1,0 +1,124 @@
+"""Explanations: gradients against finite differences, removal against doing it one by one."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pyg_dynbatch.data import MoleculeData
+from pyg_dynbatch.training import MoleculePredictor, explain
+from pyg_dynbatch.training.molecule_explain import pair_rows, without_atom
+from tests.training.helpers import OLD_NAME
+from tests.training.molecules import molecule_data, property_task, trained
+
+pytestmark = OLD_NAME
+
+
+@pytest.fixture(scope="module", params=["regression", "binary", "multiclass"])
+def predictor(request, tmp_path_factory: pytest.TempPathFactory) -> MoleculePredictor:
+    folder = tmp_path_factory.mktemp(request.param)
+    return MoleculePredictor([trained(folder, request.param, seed) for seed in (1, 2)])
+
+
+def explained_value(predictor: MoleculePredictor, molecule: MoleculeData, column: int) -> float:
+    """What is explained, straight from the networks."""
+    batch = predictor.collater([molecule])
+    values = []
+    for task in predictor.tasks:
+        raw = task(batch)
+        found = task.predicted(raw) if task.schema.kind == "regression" else raw
+        values.append(float(found.detach()[0, column]))
+    return float(np.mean(values))
+
+
+def test_leaving_out_is_predicting_without(predictor: MoleculePredictor) -> None:
+    molecule = predictor.featurizer("CC(=O)Nc1ccccc1.[Na+]")
+    found = explain(predictor, molecule, "second", label=2)
+    column = 1 if predictor.schema.kind != "multiclass" else 3 + 2
+    whole = explained_value(predictor, molecule, column)
+    assert found.value == pytest.approx(whole, rel=1e-4, abs=1e-5)
+    for atom in range(molecule.num_nodes):
+        rest = explained_value(predictor, without_atom(molecule, atom), column)
+        assert found.leave_one_out[atom] == pytest.approx(whole - rest, rel=1e-3, abs=1e-4)
+
+
+def test_gradient_times_input_is_the_slope(predictor: MoleculePredictor) -> None:
+    for task in predictor.tasks:
+        task.double()
+    molecule = predictor.featurizer("CC(=O)Nc1ccccc1")
+    molecule.x = molecule.x.double()
+    found = explain(predictor, molecule, "first", label=0)
+    step = 1e-6
+    for atom in range(molecule.num_nodes):
+        ends = []
+        for sign in (1, -1):
+            moved = molecule.clone()
+            moved.x = molecule.x.clone()
+            moved.x[atom] *= 1 + sign * step
+            ends.append(explained_value(predictor, moved, 0))
+        slope = (ends[0] - ends[1]) / (2 * step)
+        assert found.gradient[atom] == pytest.approx(slope, rel=1e-3, abs=1e-6)
+    for task in predictor.tasks:
+        task.float()
+
+
+def test_rows_of_pairs_change_no_prediction(predictor: MoleculePredictor) -> None:
+    batch = predictor.collater([predictor.featurizer(text) for text in ("CCO", "c1ccccc1O")])
+    task = predictor.tasks[0]
+    plain = task(batch)
+    with pair_rows(task) as rows:
+        torch.testing.assert_close(task(batch), plain)
+    assert rows[0].shape == (batch.pairs.num_pairs, len(predictor.schema.pair_table.names))
+    assert torch.equal(task(batch), plain)
+
+
+def test_gradients_of_pairs_add_up_to_those_of_codes(predictor: MoleculePredictor) -> None:
+    """The pairs of one code share a row of the table, whose gradient is the sum of theirs."""
+    molecule = predictor.featurizer("CC(=O)Nc1ccccc1")
+    found = explain(predictor, molecule, "first", label=0)
+    sums = []
+    for task in predictor.tasks:
+        table = task.network.pair_table
+        table.requires_grad_()
+        batch = predictor.collater([molecule])
+        raw = task(batch)
+        value = (task.predicted(raw) if task.schema.kind == "regression" else raw)[0, 0]
+        (gradient,) = torch.autograd.grad(value, table)
+        sums.append((gradient * table.detach()).sum().item())
+        table.requires_grad_(False)
+    assert found.pair_gradient.sum() == pytest.approx(np.mean(sums), rel=1e-3, abs=1e-5)
+
+
+def test_pairs_have_their_distance(predictor: MoleculePredictor) -> None:
+    found = explain(predictor, predictor.featurizer("CCO.N"))
+    ends = found.pair_index.T.tolist()
+    bonds = dict(zip(map(tuple, ends), found.pair_bonds.tolist(), strict=True))
+    assert bonds == {(0, 1): 1, (0, 2): 2, (0, 3): -1, (1, 2): 1, (1, 3): -1, (2, 3): -1}
+    strongest = found.strongest_pairs(2)
+    assert len(strongest) == 2
+    assert min(map(abs, strongest.values())) == sorted(np.abs(found.pair_gradient))[-2]
+
+
+def test_single_atom(predictor: MoleculePredictor) -> None:
+    found = explain(predictor, predictor.featurizer("C"))
+    assert found.pair_index.shape == (2, 0)
+    assert np.isfinite(found.leave_one_out).all()
+
+
+def test_one_module_has_no_further_pairs(tmp_path: Path) -> None:
+    task = property_task(molecule_data(tmp_path, pairs="bonds"), num_modules=1)
+    predictor = MoleculePredictor([task])
+    found = explain(predictor, predictor.featurizer("CCO"))
+    assert found.pair_index.tolist() == [[0, 1], [1, 2]]
+    assert (found.pair_gradient != 0).any()
+
+
+def test_unknown_property_and_class(predictor: MoleculePredictor) -> None:
+    molecule = predictor.featurizer("C")
+    with pytest.raises(ValueError, match="does not predict this property") as caught:
+        explain(predictor, molecule, "third")
+    assert "expected: first, second" in str(caught.value)
+    if predictor.schema.kind == "multiclass":
+        with pytest.raises(ValueError, match="there is no such class"):
+            explain(predictor, molecule, "first", label=3)

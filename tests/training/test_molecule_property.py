@@ -1,0 +1,208 @@
+"""Training on molecules: checkpoints, resuming, averages of weights and of models."""
+
+import csv
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import EMAWeightAveraging
+
+from pyg_dynbatch.training import (
+    AveragedProperties,
+    MoleculeProperty,
+    MoleculeSchema,
+    PredictionTable,
+    RateOptions,
+    RunReport,
+    ensemble_of,
+)
+from pyg_dynbatch.training.molecule_predictor import load_property_task
+from tests.training.helpers import OLD_NAME, last_of
+from tests.training.molecules import (
+    best_by,
+    molecule_data,
+    molecule_trainer,
+    property_task,
+    trained,
+)
+
+pytestmark = [
+    OLD_NAME,
+    pytest.mark.filterwarnings("ignore:The dirpath has changed"),
+    pytest.mark.filterwarnings("ignore:The variance of predictions or target is close to zero"),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "metric", "picture"),
+    [
+        ("regression", "rmse", "parity plot"),
+        ("binary", "roc_auc", "calibration plot"),
+        ("multiclass", "accuracy", None),
+    ],
+)
+def test_fit_test_and_predict(tmp_path: Path, kind: str, metric: str, picture: str | None) -> None:
+    data = molecule_data(tmp_path, kind)
+    task = property_task(data, positive_weight="balanced")
+    report, table = RunReport(resamples=20), PredictionTable()
+    mode = "min" if metric == "rmse" else "max"
+    run = molecule_trainer(tmp_path, 2, callbacks=[best_by(metric, mode), table, report])
+    run.fit(task, datamodule=data)
+    (result,) = run.test(task, datamodule=data, verbose=False)
+    assert task.main_metric == metric
+    assert result[f"test/{metric}"] == result[f"test/{metric}"]
+    run.predict(task, datamodule=data, return_predictions=False)
+
+    places = {name: path for name, path in report.places(run).items() if path.is_file()}
+    expected = {"split", "learning curve", "task table", picture} - {None}
+    assert set(places) == expected
+    with table.places(run)["predictions"].open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    chosen = data.indices("test").tolist()
+    assert [int(row["example"]) for row in rows] == list(range(len(chosen)))
+    assert [row["smiles"] for row in rows] == [data.molecules.smiles(i) for i in chosen]
+    for row, target in zip(rows, data.targets("test").tolist(), strict=True):
+        written = [row["target_first"], row["target_second"]]
+        assert [float(cell) if cell else None for cell in written] == [
+            None if value != value else pytest.approx(value, rel=1e-5) for value in target
+        ]
+    if kind == "regression":
+        errors = [(float(r["prediction_first"]), r["target_first"]) for r in rows]
+        known = [(guess - float(gold)) ** 2 for guess, gold in errors if gold]
+        with places["task table"].open(newline="", encoding="utf-8") as file:
+            first = next(csv.DictReader(file))
+        assert float(first["rmse"]) == pytest.approx((sum(known) / len(known)) ** 0.5, rel=1e-3)
+
+
+def test_checkpoint_holds_all_that_predicting_needs(tmp_path: Path) -> None:
+    saved = torch.load(trained(tmp_path), weights_only=True)
+    schema = saved["hyper_parameters"]["schema"]
+    assert schema["task_names"] == ["first", "second"]
+    assert schema["featurizer"]["format"].startswith("MoleculeFeaturizer")
+    assert MoleculeSchema.from_dict(schema).pair_table.distance[0] == 0
+    data = molecule_data(tmp_path)
+    assert saved["MoleculeFileData"]["split"] == data.parts.digest
+    mean = data.targets("train").nanmean(0)
+    torch.testing.assert_close(saved["state_dict"]["scale.mean"], mean)
+
+
+def test_resumed_run_equals_the_straight_one(tmp_path: Path) -> None:
+    def run_of(epochs: int, path: str | None = None) -> str:
+        torch.manual_seed(5)
+        data = molecule_data(tmp_path)
+        task = property_task(data, dropout=0.2, rate=RateOptions("exponential", gamma=0.9))
+        run = molecule_trainer(tmp_path, epochs)
+        run.fit(task, datamodule=data, ckpt_path=path)
+        return last_of(run)
+
+    straight = torch.load(run_of(4), weights_only=True)
+    resumed = torch.load(run_of(4, run_of(2)), weights_only=True)
+    assert straight["epoch"] == resumed["epoch"] == 3
+    for name, weight in straight["state_dict"].items():
+        assert torch.equal(weight, resumed["state_dict"][name]), name
+
+
+def test_averaged_weights(tmp_path: Path) -> None:
+    data = molecule_data(tmp_path)
+    task = property_task(data)
+    average = EMAWeightAveraging(decay=0.5)
+    run = molecule_trainer(tmp_path, 2, callbacks=[average])
+    run.fit(task, datamodule=data)
+    saved = torch.load(last_of(run), weights_only=True)
+    name = "network.lin_atom.weight"
+    assert not torch.equal(saved["state_dict"][name], saved["current_model_state"][name])
+    torch.testing.assert_close(saved["state_dict"]["scale.mean"], data.targets("train").nanmean(0))
+
+
+@pytest.mark.parametrize("kind", ["regression", "binary", "multiclass"])
+def test_ensemble_averages_in_the_units_of_the_data(tmp_path: Path, kind: str) -> None:
+    paths = [trained(tmp_path, kind, seed) for seed in (1, 2)]
+    data = molecule_data(tmp_path, kind)
+    members = [load_property_task(path) for path in paths]
+    # A member that was trained on another scale.
+    members[1].scale.mean.add_(3.0)
+    task = property_task(data)
+    task.network = task.averaged(members)
+    batch = next(iter(data.make_loader(data.dataset("test"), 20)))
+    with torch.no_grad():
+        each = [member.predicted(member(batch)) for member in members]
+        found = task.eval().predicted(task(batch))
+    torch.testing.assert_close(found, (each[0] + each[1]) / 2)
+    assert isinstance(ensemble_of(property_task(data), paths).network, AveragedProperties)
+
+
+def test_nothing_to_average() -> None:
+    from pyg_dynbatch.training.molecule_losses import TargetScale
+
+    with pytest.raises(ValueError, match="AveragedProperties: no networks"):
+        AveragedProperties([], TargetScale(1), "binary", 1)
+
+
+def test_checkpoint_of_other_molecules(tmp_path: Path) -> None:
+    path = trained(tmp_path)
+    other = molecule_data(tmp_path, pairs=2)
+    with pytest.raises(ValueError, match="described differently") as caught:
+        ensemble_of(property_task(other), [path])
+    assert "expected: pairs: 2" in str(caught.value)
+    assert "got:      pairs: all" in str(caught.value)
+
+
+def test_another_version_of_rdkit_is_no_other_description(tmp_path: Path) -> None:
+    data = molecule_data(tmp_path)
+    schema = data.schema
+    schema["featurizer"] = {**schema["featurizer"], "rdkit": "1999.1"}
+    property_task(data).check_origin({"schema": schema})
+
+
+@pytest.mark.parametrize("weights", [[1.0], [1.0, -1.0]])
+def test_task_weights_fit_the_properties(tmp_path: Path, weights: list[float]) -> None:
+    with pytest.raises(ValueError, match="task_weights do not fit") as caught:
+        property_task(molecule_data(tmp_path), task_weights=weights)
+    assert "2 numbers, 0 or more" in str(caught.value)
+
+
+def test_properties_that_are_not_counted_are_noted(tmp_path: Path) -> None:
+    data = molecule_data(tmp_path, "binary", batch_size=2)
+    task = property_task(data)
+    assert task.notes() == []
+    run = molecule_trainer(tmp_path, callbacks=[RunReport(resamples=5)])
+    data.split = data.split.__class__("file", file=_split_of(tmp_path, data))
+    data.__dict__.pop("parts", None)
+    run.test(task, datamodule=data, verbose=False)
+    (line,) = task.notes()
+    assert line.startswith("left out of test/roc_auc: 1 of 2 tasks: second (single class)")
+
+
+def _split_of(folder: Path, data) -> str:
+    """A split whose test part has one class of the second property."""
+    from pyg_dynbatch.datasets import Split
+
+    numbers = torch.arange(len(data.molecules)).numpy()
+    split = Split(numbers[16:24], numbers[24:], numbers[:16], num_examples=len(numbers))
+    return str(split.write(folder / "split.json"))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"task_names": []}, "the names of the properties cannot be used"),
+        ({"task_names": ["a", "a"]}, "the names of the properties cannot be used"),
+        ({"kind": "multiclass", "num_classes": 1}, "too few classes"),
+    ],
+)
+def test_schema_that_cannot_be_used(tmp_path: Path, change: dict, said: str) -> None:
+    schema = molecule_data(tmp_path).schema | change
+    with pytest.raises(ValueError, match=said):
+        MoleculeProperty(schema)
+
+
+def test_kind_that_is_unknown(tmp_path: Path) -> None:
+    schema = molecule_data(tmp_path).schema | {"kind": "other"}
+    with pytest.raises((ValueError, TypeError), match="kind"):
+        MoleculeProperty(schema)
+
+
+def test_something_else_than_a_schema() -> None:
+    with pytest.raises(ValueError, match="this does not describe molecules") as caught:
+        MoleculeProperty({"kind": "binary"})
+    assert "got:      ['kind']" in str(caught.value)

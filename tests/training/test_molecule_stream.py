@@ -1,0 +1,192 @@
+"""Predicting a stream of molecules: every record has its row, good or bad."""
+
+import csv
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pyg_dynbatch.core.pair_table import PairTable
+from pyg_dynbatch.featurizers import RawMolecule
+from pyg_dynbatch.training import MoleculePredictor
+from pyg_dynbatch.training.molecule_predictor import load_property_task
+from pyg_dynbatch.training.molecule_stream import (
+    column_names,
+    fingerprint_file,
+    predict_stream,
+    write_stream,
+)
+from tests.training.helpers import OLD_NAME
+from tests.training.molecules import molecule_data, property_task, trained
+
+pytestmark = OLD_NAME
+
+RECORDS = [
+    RawMolecule(number, f"a.smi:{number + 1}", smiles=text, name=f"m{number}")
+    for number, text in enumerate(["CCO", "C1CC", "", "c1ccccc1O", "C(C)(C)(C)(C)C", "[Na+].[Cl-]"])
+]
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("trained")
+    return [trained(folder, seed=seed, dropout=0.3) for seed in (1, 2)]
+
+
+def test_order_is_kept_and_bad_rows_have_a_reason(checkpoints: list[str], tmp_path: Path) -> None:
+    predictor = MoleculePredictor(checkpoints[:1])
+    rows = list(predict_stream(iter(RECORDS), predictor))
+    assert [row.record for row in rows] == RECORDS
+    assert [row.status == "ok" for row in rows] == [True, False, False, True, False, True]
+    assert "ring bond 1" in rows[1].status
+    assert rows[4].status.endswith("(atom 1)") or rows[4].status.endswith("(atom 0)")
+    featurizer = predictor.featurizer
+    good = [row for row in rows if row.status == "ok"]
+    alone = [predictor.predict([featurizer(row.record.smiles)]).values[0] for row in good]
+    found = np.array([[float(cell) for cell in row.cells] for row in good])
+    np.testing.assert_allclose(found, alone, rtol=1e-4)
+    assert [row.cells for row in rows if row.status != "ok"] == [["", ""]] * 3
+
+    counts = write_stream(rows, column_names(predictor), str(tmp_path / "out.csv"))
+    assert counts[:2] == (6, 3)
+    assert counts.reason.startswith("row 1: ")
+    with (tmp_path / "out.csv").open(newline="", encoding="utf-8") as file:
+        written = list(csv.DictReader(file))
+    assert [row["name"] for row in written] == [f"m{number}" for number in range(6)]
+    assert list(written[0]) == [
+        *("row", "name", "smiles", "status"),
+        *("prediction_first", "prediction_second"),
+    ]
+
+
+def test_memory_does_not_grow_with_the_stream(checkpoints: list[str]) -> None:
+    read = 0
+
+    def endless():
+        nonlocal read
+        while True:
+            yield RawMolecule(read, "", smiles="CCO")
+            read += 1
+
+    rows = predict_stream(endless(), MoleculePredictor(checkpoints[:1]))
+    assert [next(rows).record.row for _ in range(300)] == list(range(300))
+    assert read < 1000
+
+
+def test_several_checkpoints_give_mean_and_deviation(checkpoints: list[str]) -> None:
+    both = MoleculePredictor(checkpoints)
+    molecules = [both.featurizer("CCO"), both.featurizer("CCN")]
+    single = [MoleculePredictor([path]).predict(molecules).values for path in checkpoints]
+    found = both.predict(molecules)
+    np.testing.assert_allclose(found.values, np.mean(single, axis=0), rtol=1e-5)
+    assert found.deviation is not None
+    np.testing.assert_allclose(found.deviation, np.std(single, axis=0, ddof=1), rtol=1e-4)
+    assert column_names(both)[2:] == ["deviation_first", "deviation_second"]
+
+
+def test_passes_with_dropout_repeat_and_leave_no_trace(checkpoints: list[str]) -> None:
+    predictor = MoleculePredictor(checkpoints[:1], dropout=20)
+    molecule = predictor.featurizer("c1ccccc1O")
+    state = torch.get_rng_state()
+    first, again = (predictor.predict([molecule]) for _ in range(2))
+    assert torch.equal(state, torch.get_rng_state())
+    assert first.deviation is not None
+    assert (first.deviation > 0).all()
+    np.testing.assert_array_equal(first.values, again.values)
+    assert not any(module.training for module in predictor.tasks[0].modules())
+
+
+def test_batches_are_bounded_and_change_nothing(checkpoints: list[str]) -> None:
+    small, large = MoleculePredictor(checkpoints[:1], max_pairs=12), MoleculePredictor(checkpoints)
+    molecules = [small.featurizer("C" * n) for n in (1, 2, 3, 9, 2)]
+    assert [len(batch) for batch in small.batches(molecules)] == [3, 1, 1]
+    whole = MoleculePredictor(checkpoints[:1]).predict(molecules)
+    np.testing.assert_allclose(small.predict(molecules).values, whole.values, rtol=1e-4)
+    assert large.predict([]).values.shape == (0, 2)
+
+
+@pytest.mark.parametrize("suffix", ["npy", "csv"])
+def test_fingerprints(checkpoints: list[str], tmp_path: Path, suffix: str) -> None:
+    predictor = MoleculePredictor(checkpoints[:1])
+    path = tmp_path / f"prints.{suffix}"
+    rows = predict_stream(iter(RECORDS), predictor, fingerprints=True)
+    write_stream(rows, column_names(predictor), str(tmp_path / "out.csv"), str(path))
+    if suffix == "npy":
+        found = np.load(path)
+    else:
+        found = np.genfromtxt(path, delimiter=",", skip_header=1)[:, 1:]
+    assert found.shape == (6, 8)
+    assert np.isnan(found).any(axis=1).tolist() == [False, True, True, False, True, False]
+    alone = predictor.predict([predictor.featurizer("CCO")], fingerprints=True).fingerprint
+    np.testing.assert_allclose(found[0], alone[0], rtol=1e-4)
+    assert {file.name for file in tmp_path.iterdir()} == {"out.csv", path.name}
+
+
+def test_broken_stream_leaves_no_file(checkpoints: list[str], tmp_path: Path) -> None:
+    def breaking():
+        yield RECORDS[0]
+        raise OSError("the disk is gone")
+
+    predictor = MoleculePredictor(checkpoints[:1])
+    rows = predict_stream(breaking(), predictor)
+    with pytest.raises(OSError, match="the disk is gone"):
+        write_stream(rows, column_names(predictor), str(tmp_path / "out.csv"))
+    assert list(tmp_path.iterdir()) == []
+
+
+# Complaints ---------------------------------------------------------------------------------------
+
+
+def test_fingerprints_of_an_unknown_kind() -> None:
+    with (
+        pytest.raises(ValueError, match="the kind of file is not known"),
+        fingerprint_file("a.txt"),
+    ):
+        pass
+
+
+def test_no_checkpoints() -> None:
+    with pytest.raises(ValueError, match="MoleculePredictor: no checkpoints"):
+        MoleculePredictor([])
+
+
+def test_checkpoint_of_another_task(tmp_path: Path) -> None:
+    for noted, said in (("TreeClassification", "a checkpoint of TreeC"), (None, "another program")):
+        torch.save({"pyg_dynbatch_task": noted}, tmp_path / "tree.ckpt")
+        with pytest.raises(ValueError, match="not one of molecular properties") as caught:
+            load_property_task(tmp_path / "tree.ckpt")
+        assert said in str(caught.value)
+
+
+def test_checkpoints_that_predict_different_things(checkpoints: list[str], tmp_path: Path) -> None:
+    other = trained(tmp_path, "binary")
+    with pytest.raises(ValueError, match="described differently") as caught:
+        MoleculePredictor([checkpoints[0], other])
+    assert caught.value.__notes__ == [f"  file:     {other}"]
+
+
+def test_dropout_that_is_not_there(checkpoints: list[str], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="a deviation needs several passes"):
+        MoleculePredictor(checkpoints, dropout=1)
+    plain = property_task(molecule_data(tmp_path))
+    with pytest.raises(ValueError, match="no dropout to switch on"):
+        MoleculePredictor([plain], dropout=5)
+
+
+def test_featurizer_that_is_not_known(tmp_path: Path) -> None:
+    task = property_task(molecule_data(tmp_path))
+    task.schema = dataclasses.replace(task.schema, featurizer={})
+    with pytest.raises(ValueError, match="does not say how molecules were described"):
+        list(predict_stream(iter(RECORDS), MoleculePredictor([task])))
+
+
+def test_featurizer_that_makes_other_codes(tmp_path: Path) -> None:
+    task = property_task(molecule_data(tmp_path))
+    table = task.schema.pair_table
+    changed = PairTable(table.features * 2, table.names, table.distance)
+    task.schema = dataclasses.replace(task.schema, pair_table=changed)
+    with pytest.raises(ValueError, match="makes other pair codes") as caught:
+        list(predict_stream(iter(RECORDS), MoleculePredictor([task])))
+    assert f"expected: pair table {changed.digest()}" in str(caught.value)
