@@ -148,6 +148,15 @@ def test_all_weights_learn_and_travel_with_the_module() -> None:
     assert all(p.device.type == "meta" for p in copy.deepcopy(conv).to("meta").parameters())
 
 
+def test_pairs_seen_in_inference_mode_train_afterwards() -> None:
+    stack, pairs = WeaveStack(3, 2, 4, norm="batch"), some_pairs()
+    x, table = torch.randn(6, 3), torch.randn(4, 2)
+    with torch.inference_mode():
+        stack(x, table, pairs)
+    stack(x, table, pairs).sum().backward()
+    assert stack.convs[0].lin_ap.weight.grad is not None
+
+
 def test_last_module_has_no_weights_for_pairs() -> None:
     conv = WeaveConv(3, 2, 4, None)
     assert not hasattr(conv, "lin_p")

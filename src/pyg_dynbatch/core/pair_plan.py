@@ -121,7 +121,7 @@ def of_pair_index(pair_index: np.ndarray, num_atoms: int, atoms: np.ndarray) -> 
                 got=f"pair_index {list(pair_index.shape)}, sizes of {int(atoms.sum())} atoms",
             )
         )
-    outside = ((pair_index < 0) | (pair_index >= num_atoms)).any(0)
+    outside = np.any((pair_index < 0) | (pair_index >= num_atoms), axis=0)
     _complain("an atom is out of range", f"atoms 0 to {num_atoms - 1}", pair_index, outside)
     molecule = np.repeat(np.arange(atoms.size), atoms)[pair_index]
     strange = molecule[0] != molecule[1]
@@ -211,7 +211,7 @@ def _row_starts(left: np.ndarray) -> np.ndarray:
     return np.cumsum(left) - left
 
 
-def _complain(what: str, expected: str, pair_index: np.ndarray, wrong: np.ndarray) -> Any:
+def _complain(what: str, expected: str, pair_index: np.ndarray, wrong: Any) -> None:
     if wrong.any():
         column = int(np.argmax(wrong))
         raise ValueError(

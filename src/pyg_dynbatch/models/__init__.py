@@ -1,4 +1,4 @@
-"""Whole networks over trees: plain modules that take a PyG batch and give predictions."""
+"""Whole networks over trees and molecules: a PyG batch goes in, predictions come out."""
 
 from pyg_dynbatch.models.encoder import TreeEncoder
 from pyg_dynbatch.models.tree_classifier import TreeClassifier

@@ -111,8 +111,9 @@ class WeaveNet(nn.Module):
     def reset_parameters(self) -> None:
         """Draws all parameters anew."""
         for module in self.modules():
-            if module is not self and hasattr(module, "reset_parameters"):
-                module.reset_parameters()
+            reset = getattr(module, "reset_parameters", None)
+            if module is not self and callable(reset):
+                reset()
 
     def forward(self, batch: Any) -> Float[Tensor, "molecule output"]:
         """Predicts."""
