@@ -25,6 +25,7 @@ MAX_INHERITANCE = 2
 
 # Every exception carries its reason; an exception that is no longer needed fails.
 MORE_PARAMETERS = {
+    "blocks/fractal.py:FractalNet.__init__": "the arguments of Fold's layer",
     "data/tree.py:DynTreeData.__init__": "one argument a field, all optional, as in PyG's Data",
     "models/tree_classifier.py:TreeClassifier.__init__": "every argument is a key of the configs",
     "models/tree_similarity.py:TreeSimilarity.__init__": "every argument is a key of the configs",
@@ -32,6 +33,8 @@ MORE_PARAMETERS = {
 }
 LONGER: dict[str, str] = {}
 NO_EXAMPLE = {
+    "blocks.ExplainedCall": "Compiler.explain writes some",
+    "blocks.ResultType": "an interface; every type is an example",
     "core.DependencyGraph": "the policies show it",
     "core.RaggedRows": "made by the engine, handed to modules",
     "core.ScheduleStats": "made by Schedule.stats only",

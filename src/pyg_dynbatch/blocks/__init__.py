@@ -12,16 +12,18 @@ from pyg_dynbatch.blocks.access import (
 )
 from pyg_dynbatch.blocks.batch import BlockResult, TracedBatch
 from pyg_dynbatch.blocks.block import Block, convert_to_block
+from pyg_dynbatch.blocks.cache import TracedExamples
 from pyg_dynbatch.blocks.compile import PASSES
 from pyg_dynbatch.blocks.compiler import Collater, Compiler
-from pyg_dynbatch.blocks.composition import Composition, Pipe
-from pyg_dynbatch.blocks.control import ForwardDeclaration, Identity, Metric, OneOf, Void
+from pyg_dynbatch.blocks.composition import Composition
+from pyg_dynbatch.blocks.control import Identity, Metric, OneOf, Void
 from pyg_dynbatch.blocks.decode import Traced
+from pyg_dynbatch.blocks.dense import FC, Embedding
+from pyg_dynbatch.blocks.draw import BlockDrawing, ExplainedCall, drawing_of, schedule_text
 from pyg_dynbatch.blocks.fractal import FractalNet
-from pyg_dynbatch.blocks.functions import Concat, FromTensor, Function, Segment, Zeros
+from pyg_dynbatch.blocks.functions import Function, Segment
+from pyg_dynbatch.blocks.iterators import EdibleIterator, epochs, group_by_batches
 from pyg_dynbatch.blocks.layers import (
-    FC,
-    Embedding,
     Layer,
     ScopedLayer,
     TensorToTensorLayer,
@@ -37,7 +39,9 @@ from pyg_dynbatch.blocks.leaves import (
     Tensor,
     Vector,
 )
+from pyg_dynbatch.blocks.pipe import Pipe
 from pyg_dynbatch.blocks.records import AllOf, Record
+from pyg_dynbatch.blocks.recursion import ForwardDeclaration
 from pyg_dynbatch.blocks.result_types import (
     BroadcastSequenceType,
     PyObjectType,
@@ -49,10 +53,21 @@ from pyg_dynbatch.blocks.result_types import (
     canonicalize_type,
     convert_to_type,
 )
-from pyg_dynbatch.blocks.sequences import RNN, Fold, Map, Max, Mean, Min, Reduce, Sum
+from pyg_dynbatch.blocks.rnn import RNN
+from pyg_dynbatch.blocks.sequences import Fold, Map, Reduce
+from pyg_dynbatch.blocks.tensors import Concat, FromTensor, Zeros
+from pyg_dynbatch.blocks.totals import Max, Mean, Min, Sum
 from pyg_dynbatch.blocks.tracer import Tracer
 
 __all__ = [
+    "group_by_batches",
+    "epochs",
+    "EdibleIterator",
+    "schedule_text",
+    "drawing_of",
+    "ExplainedCall",
+    "BlockDrawing",
+    "TracedExamples",
     "FC",
     "PASSES",
     "RNN",

@@ -4,7 +4,7 @@ from typing import Any
 
 from pyg_dynbatch.blocks.block import Block
 from pyg_dynbatch.blocks.code import Code, packed
-from pyg_dynbatch.blocks.composition import Pipe
+from pyg_dynbatch.blocks.pipe import Pipe
 from pyg_dynbatch.blocks.result_types import (
     BroadcastSequenceType,
     PyObjectType,

@@ -132,12 +132,12 @@ class Block(TypedIO):
     # Putting together.
 
     def __rshift__(self, other: Any) -> "Block":
-        from pyg_dynbatch.blocks.composition import Pipe
+        from pyg_dynbatch.blocks.pipe import Pipe
 
         return Pipe(self, other)
 
     def __rrshift__(self, other: Any) -> "Block":
-        from pyg_dynbatch.blocks.composition import Pipe
+        from pyg_dynbatch.blocks.pipe import Pipe
 
         return Pipe(other, self)
 
@@ -271,8 +271,9 @@ def convert_to_block(block_like: Any) -> Block:
         >>> convert_to_block({"a": td.Scalar()})
         Record({'a': Scalar()})
     """
-    from pyg_dynbatch.blocks.functions import FromTensor, Function
+    from pyg_dynbatch.blocks.functions import Function
     from pyg_dynbatch.blocks.records import Record
+    from pyg_dynbatch.blocks.tensors import FromTensor
 
     if isinstance(block_like, Block):
         return block_like

@@ -19,6 +19,7 @@ from pyg_dynbatch.blocks.batch import (
 from pyg_dynbatch.blocks.block import Block, convert_to_block
 from pyg_dynbatch.blocks.compile import MERGE_EQUAL, PASSES, checked_passes, compile_block
 from pyg_dynbatch.blocks.decode import Traced
+from pyg_dynbatch.blocks.draw import explained, schedule_text
 from pyg_dynbatch.blocks.result_types import (
     PyObjectType,
     ResultType,
@@ -239,6 +240,20 @@ class Compiler(nn.Module):
         """Counts the longest chain of calls for an input; nothing is run."""
         return self.tracer.program(self.tracer(inp)).depth
 
+    def explain(self, example: Any) -> str:
+        """Lists the calls that an example makes, one a line, each with its block.
+
+        Example:
+            >>> from pyg_dynbatch import blocks as td
+            >>> print(Compiler.create(td.Map(td.Scalar()) >> td.Sum()).explain([1.0, 2.0]))
+            call 0: _sum([1.0, 2.0])  Root.Sum
+        """
+        return "\n".join(map(str, explained(self.tracer.recipe, self.tracer(example))))
+
+    def draw_schedule(self, examples: Iterable[Any]) -> str:
+        """Draws the schedule of a mini-batch: one line a step, as long as the step has rows."""
+        return schedule_text(self.collate(examples).schedule)
+
     # Tracing ahead.
 
     @property
@@ -338,8 +353,8 @@ def _begin_worker(tracer: Tracer) -> None:
     _worker[:] = [tracer]
 
 
-def _trace(example: Any) -> Traced:
-    return _worker[0](example)
+def _trace(example: Any, number: int | None = None) -> Traced:
+    return _worker[0](example, number)
 
 
 def _without_labels(traced: Traced) -> Traced:

@@ -57,12 +57,12 @@ def _misfit(site: Site, wanted: TensorType, items: Sequence[Any]) -> Complaint:
     for item in items:
         good_kind, good_shape, got = False, True, repr(item)
         try:
-            row = _stacked([item])[0]
+            row = _stacked([item])
             good_kind, good_shape = (
                 row.dtype.kind in _KINDS[_kind(wanted)],
-                row.shape == wanted.shape,
+                row.shape[1:] == wanted.shape,
             )
-            got = f"{row.dtype}[{', '.join(map(str, row.shape))}], {item!r}"
+            got = f"{row.dtype}[{', '.join(map(str, row.shape[1:]))}], {item!r}"
         except (ValueError, TypeError, RuntimeError) as reason:
             got = f"{item!r}: {reason}"
         if not (good_kind and good_shape):

@@ -7,30 +7,23 @@ import numpy as np
 
 from pyg_dynbatch.blocks.block import Block, convert_to_block
 from pyg_dynbatch.blocks.code import Code, packed
-from pyg_dynbatch.blocks.functions import refuse_no_zeros, zero_value
 from pyg_dynbatch.blocks.result_types import PyObjectType, TensorType, VoidType
+from pyg_dynbatch.blocks.tensors import refuse_no_zeros, zero_value
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.tensor_type import TensorType as RowTensorType
 
 
-class _Leaf(Block):
-    """Turns a host object into one tensor, a constant of the example."""
-
-    def __init__(self, shape: Any, dtype: Any, name: Any) -> None:
-        super().__init__(input_type=PyObjectType(), name=name)
-        self.set_output_type(TensorType(shape, dtype))
-
-    def _emit(self, code: Code, value: Any) -> Any:
-        kind = self._known("output")
-        assert isinstance(kind, TensorType)
-        return code.record_constant(kind, value)
+def _emit_leaf(block: Block, code: Code, value: Any) -> Any:
+    kind = block._known("output")
+    assert isinstance(kind, TensorType)
+    return code.record_constant(kind, value)
 
 
 def _dtype_said(dtype: Any) -> list[Any]:
     return [] if dtype == "float32" else [dtype]
 
 
-class Tensor(_Leaf):
+class Tensor(Block):
     """Turns a number, nested list, array or tensor into a tensor.
 
     Args:
@@ -49,11 +42,15 @@ class Tensor(_Leaf):
     """
 
     def __init__(self, shape: Any, dtype: Any = "float32", name: Any = None) -> None:
-        super().__init__(shape, dtype, name)
+        super().__init__(input_type=PyObjectType(), name=name)
+        self.set_output_type(TensorType(shape, dtype))
         self._settle(shape, *_dtype_said(dtype))
 
+    def _emit(self, code: Code, value: Any) -> Any:
+        return _emit_leaf(self, code, value)
 
-class Scalar(_Leaf):
+
+class Scalar(Block):
     """Turns a number into a scalar tensor.
 
     Args:
@@ -67,11 +64,15 @@ class Scalar(_Leaf):
     """
 
     def __init__(self, dtype: Any = "float32", name: Any = None) -> None:
-        super().__init__((), dtype, name)
+        super().__init__(input_type=PyObjectType(), name=name)
+        self.set_output_type(TensorType((), dtype))
         self._settle(*_dtype_said(dtype))
 
+    def _emit(self, code: Code, value: Any) -> Any:
+        return _emit_leaf(self, code, value)
 
-class Vector(_Leaf):
+
+class Vector(Block):
     """Turns a list of numbers into a vector.
 
     Args:
@@ -86,8 +87,12 @@ class Vector(_Leaf):
     """
 
     def __init__(self, size: Any, dtype: Any = "float32", name: Any = None) -> None:
-        super().__init__((size,), dtype, name)
+        super().__init__(input_type=PyObjectType(), name=name)
+        self.set_output_type(TensorType((size,), dtype))
         self._settle(size, *_dtype_said(dtype))
+
+    def _emit(self, code: Code, value: Any) -> Any:
+        return _emit_leaf(self, code, value)
 
 
 class InputRow(Block):
@@ -164,29 +169,25 @@ class InputTransform(Block):
         return result
 
 
-class _Choice(Block):
-    """Turns a host object into one row of a table."""
+class _Choice:
+    """Turns a key into one row of a table."""
 
-    def __init__(self, keys: list[Any], dtype: Any, strict: bool, name: Any) -> None:
-        super().__init__(input_type=PyObjectType(), name=name)
+    def __init__(self, label: str, keys: list[Any], kind: TensorType, strict: bool) -> None:
+        self._label, self._kind, self._strict = label, kind, strict
         self._places = {key: place for place, key in enumerate(keys)}
-        self._strict = strict
-        kind = TensorType((len(keys),), dtype)
-        self.set_output_type(kind)
         # One row more, of zeros, for what is unknown.
         self._table = np.eye(len(keys) + 1, len(keys)).astype(_numpy_of(kind))
 
-    def _emit(self, code: Code, value: Any) -> Any:
-        kind = self._known("output")
-        assert isinstance(kind, TensorType)
+    def emit(self, code: Code, value: Any) -> Any:
+        """Writes the look-up."""
         table = code.model.name_of(self._places)
         place = code.fresh("i")
         code.line(f"{place} = {table}.get({value}, {len(self._places)})")
         if self._strict:
             bad = code.model.name_of(_complain_about_key)
             with code.inside(f"if {place} == {len(self._places)}:"):
-                code.line(f"{bad}({self._label()!r}, {value}, {table})")
-        return code.record_constant(kind, place, table=self._table)
+                code.line(f"{bad}({self._label!r}, {value}, {table})")
+        return code.record_constant(self._kind, place, table=self._table)
 
 
 def _numpy_of(kind: TensorType) -> Any:
@@ -203,7 +204,7 @@ def _complain_about_key(label: str, key: Any, known: dict[Any, Any]) -> None:
     raise Complaint(UnknownKey, f"{label}: unknown key {key!r}", expected=shown, got=repr(key))
 
 
-class OneHot(_Choice):
+class OneHot(Block):
     """Turns an integer into a vector with a one in its place.
 
     Args:
@@ -235,15 +236,21 @@ class OneHot(_Choice):
                     got=f"start {first}, stop {last}",
                 )
             )
-        super().__init__(list(keys), dtype, True, name)
+        super().__init__(input_type=PyObjectType(), name=name)
+        kind = TensorType((len(keys),), dtype)
+        self.set_output_type(kind)
+        self._choice = _Choice(self._label(), list(keys), kind, True)
         self._settle(start, *([] if stop is None else [stop]), dtype=_said(dtype))
+
+    def _emit(self, code: Code, value: Any) -> Any:
+        return self._choice.emit(code, value)
 
 
 def _said(dtype: Any) -> Any:
     return None if dtype == "float32" else dtype
 
 
-class OneHotFromList(_Choice):
+class OneHotFromList(Block):
     """Turns one of a list of objects into a vector with a one in its place.
 
     Args:
@@ -275,8 +282,14 @@ class OneHotFromList(_Choice):
                     got=", ".join(map(repr, twice)),
                 )
             )
-        super().__init__(keys, dtype, strict, name)
+        super().__init__(input_type=PyObjectType(), name=name)
+        kind = TensorType((len(keys),), dtype)
+        self.set_output_type(kind)
+        self._choice = _Choice(self._label(), keys, kind, strict)
         self._settle(keys, dtype=_said(dtype), strict=None if strict else False)
+
+    def _emit(self, code: Code, value: Any) -> Any:
+        return self._choice.emit(code, value)
 
 
 class Optional(Block):

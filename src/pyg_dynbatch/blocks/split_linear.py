@@ -7,8 +7,9 @@ from torch import Tensor, nn
 
 from pyg_dynbatch.blocks.block import Block
 from pyg_dynbatch.blocks.code import Code
-from pyg_dynbatch.blocks.functions import Concat, Function, record
+from pyg_dynbatch.blocks.functions import Function, record
 from pyg_dynbatch.blocks.result_types import TensorType, TupleType
+from pyg_dynbatch.blocks.tensors import Concat
 
 
 class LinearPart(nn.Module):

@@ -58,6 +58,7 @@ class TypedIO:
                 )
             )
         self._name = name
+        self._kind = type(self).__name__.lstrip("_")
         # Nobody looks at types before the constructor is through.
         self._settled = True
         self._types: dict[str, ResultType | None] = {"input": None, "output": None}
@@ -152,7 +153,7 @@ class TypedIO:
 
     def _label(self) -> str:
         """What messages and paths call it."""
-        return self._name or type(self).__name__.lstrip("_")
+        return self._name or self._kind
 
     def _path(self) -> str:
         """Where it stands in the whole model."""

@@ -70,12 +70,15 @@ class CompactProgram:
     @property
     def constants(self) -> list[list[tuple[np.ndarray, ...]]]:
         """The constant rows of each row type, one tuple of parts a row."""
-        return [list(zip(*parts, strict=True)) for parts in self.fields.constants]
+        return [
+            [tuple(map(np.asarray, row)) for row in zip(*parts, strict=True)]
+            for parts in self.fields.constants
+        ]
 
     def __getattr__(self, name: str) -> Any:
-        """Gives an array of the fields, as :class:`Program` gives a list."""
+        """Gives one of the fields as a list, as :class:`Program` has it."""
         if name.startswith(("value_", "read_", "call_")) and name in ProgramArrays.__annotations__:
-            return getattr(self.fields, name)
+            return getattr(self.fields, name).tolist()
         raise AttributeError(f"'CompactProgram' object has no attribute {name!r}")
 
     def __repr__(self) -> str:

@@ -1,0 +1,79 @@
+"""Keep traced examples in memory or on a disk, for all epochs and all runs."""
+
+import pickle
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pyg_dynbatch.blocks.decode import Traced
+from pyg_dynbatch.blocks.tracer import Tracer
+
+
+class TracedExamples:
+    """Is a data set of traced examples, for a loader whose ``collate_fn`` is a compiler's.
+
+    Args:
+        tracer: Of a compiler.
+        examples: The examples.
+        path: A file that keeps them. It is used again as long as the tracer's code and the number
+            of examples are the same; other examples need another file.
+        pool: A pool of processes, from :meth:`Compiler.multiprocessing_pool`.
+
+    Example:
+        >>> from torch.utils.data import DataLoader
+        >>> from pyg_dynbatch import blocks as td
+        >>> compiler = td.Compiler.create(td.Map(td.Scalar()) >> td.Sum())
+        >>> kept = td.TracedExamples(compiler.tracer, [[1.0, 2.0], [3.0]])
+        >>> loader = DataLoader(kept, batch_size=2, collate_fn=compiler.collate)
+        >>> [compiler(batch).output.tolist() for batch in loader]
+        [[3.0, 3.0]]
+    """
+
+    def __init__(
+        self,
+        tracer: Tracer,
+        examples: Sequence[Any],
+        path: str | Path | None = None,
+        pool: Any = None,
+    ) -> None:
+        key = (tracer.recipe.fingerprint(), len(examples))
+        file = None if path is None else Path(path)
+        found = _read(file, key) if file is not None else None
+        self._traced = _trace_all(tracer, examples, pool) if found is None else found
+        if file is not None and found is None:
+            _write(file, key, self._traced)
+
+    def __len__(self) -> int:
+        return len(self._traced)
+
+    def __getitem__(self, number: int) -> Traced:
+        """Gives one traced example."""
+        return self._traced[number]
+
+
+def _trace_all(tracer: Tracer, examples: Iterable[Any], pool: Any) -> list[Traced]:
+    if pool is None:
+        return [tracer(example, number) for number, example in enumerate(examples)]
+    from pyg_dynbatch.blocks.compiler import _trace
+
+    return pool.starmap(_trace, [(example, n) for n, example in enumerate(examples)], 64)
+
+
+def _read(file: Path, key: tuple[str, int]) -> list[Traced] | None:
+    if not file.exists():
+        return None
+    with file.open("rb") as stream:
+        found_key, found = pickle.load(stream)  # noqa: S301 - the user's own file
+    return found if found_key == key else None
+
+
+def _write(file: Path, key: tuple[str, int], traced: list[Traced]) -> None:
+    """Writes the file whole or not at all."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_name(f".{file.name}.partial")
+    try:
+        with partial.open("wb") as stream:
+            pickle.dump((key, traced), stream, protocol=pickle.HIGHEST_PROTOCOL)
+        partial.replace(file)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,98 @@
+"""Run a block three ways: call by call, scheduled, and scheduled among other examples."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jaxtyping
+import pytest
+import torch
+
+from pyg_dynbatch import blocks as td
+from pyg_dynbatch.blocks.compile import PASSES, compile_block
+from pyg_dynbatch.blocks.decode import merge_traced
+from pyg_dynbatch.core import Engine, Operations, Schedule, run_one_by_one
+from pyg_dynbatch.core.merge import schedule_merged
+from pyg_dynbatch.testing.compare import assert_same, flattened, gradients_of, prepared
+
+TOLERANCE = 1e-10
+
+
+def three_ways(block: td.Block, examples: Sequence[Any], passes: Any = PASSES) -> None:
+    """Call by call = scheduled alone = scheduled in a mixed batch: values and gradients."""
+    operations = Operations()
+    tracer = compile_block(block, operations, passes)
+    engine = prepared(Engine(operations))
+    traced = [tracer(example) for example in examples]
+    programs = [tracer.program(one) for one in traced]
+
+    def reference(_: Any) -> dict[str, Any]:
+        return run_one_by_one(engine, programs)
+
+    def mixed(_: Any) -> dict[str, Any]:
+        merged, _ = merge_traced(tracer.recipe, traced)
+        return engine(schedule_merged(merged, "depth", "merge_equal" in passes, len(traced)))
+
+    wanted = flattened(reference({}))
+    for policy in ("depth", "agenda"):
+        found = flattened(engine(Schedule.from_programs(programs, policy)))
+        assert_same(f"scheduled ({policy}) = call by call", wanted, found, TOLERANCE)
+    assert_same("mixed = call by call", wanted, flattened(mixed({})), TOLERANCE)
+    for one, program in zip(traced, programs, strict=True):
+        alone = flattened(run_one_by_one(engine, [program]))
+        merged, _ = merge_traced(tracer.recipe, [one])
+        found = flattened(engine(schedule_merged(merged, "depth", True, 1)))
+        assert_same("alone = call by call", alone, found, TOLERANCE)
+    gradients = gradients_of(engine, {}, reference)
+    assert_same("gradients", gradients, gradients_of(engine, {}, mixed), TOLERANCE)
+
+
+def builds(block: td.Block, cases: Sequence[tuple[Any, Any]], depth: int | None = None) -> None:
+    """The block gives what is expected of each input, three ways, at the stated depth."""
+    for given, expected in cases:
+        found = block.eval(given, tolist=True)
+        assert close(found, expected), f"{block!r}: {given!r} -> {found!r}, not {expected!r}"
+    if depth is not None:
+        assert block.max_depth(cases[0][0]) == depth
+    three_ways(block, [given for given, _ in [*cases, cases[0]]])
+
+
+def close(found: Any, expected: Any) -> bool:
+    """Equal, with numbers up to rounding; lists and tuples are told apart."""
+    if isinstance(expected, float | int) and not isinstance(expected, bool):
+        return isinstance(found, float | int) and found == pytest.approx(expected, abs=1e-5)
+    if isinstance(expected, list | tuple):
+        return (
+            type(found) is type(expected)
+            and len(found) == len(expected)
+            and all(close(a, b) for a, b in zip(found, expected, strict=True))
+        )
+    return found == expected
+
+
+def refused(error: type[Exception], call: Any, *args: Any, **kwargs: Any) -> str:
+    """The text of the error that a call raises, without the checks that only tests have."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    try:
+        with pytest.raises(error) as caught:
+            call(*args, **kwargs)
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", False)
+    assert type(caught.value) is error or issubclass(type(caught.value), error)
+    return str(caught.value) + "".join(f"\n{n}" for n in getattr(caught.value, "__notes__", ()))
+
+
+def read_back(block: td.Block, **names: Any) -> td.Block:
+    """The block that the text of a block makes; it must have the same text."""
+    known = {name: getattr(td, name) for name in td.__all__}
+    known |= {"torch": torch, "tensor": torch.tensor, **names}
+    made = eval(repr(block), known)  # noqa: S307 - the text of our own objects
+    assert repr(made) == repr(block)
+    return made
+
+
+def add() -> td.Block:
+    return td.Function(torch.add)
+
+
+def numbers() -> td.Block:
+    return td.Map(td.Scalar())

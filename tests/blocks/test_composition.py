@@ -1,0 +1,250 @@
+"""Wired graphs, pipes, and what is wrong with wires."""
+
+import copy
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from pyg_dynbatch import blocks as td
+from tests.blocks.harness import add, builds, numbers, read_back, refused
+
+
+def diamond() -> td.Composition:
+    made = td.Composition(name="diamond")
+    with made.scope():
+        x = td.Scalar().reads(made.input)
+        left, right = td.Function(torch.neg).reads(x), td.Function(torch.exp).reads(x)
+        made.output.reads(add().reads(left, right))
+    return made
+
+
+def test_diamond() -> None:
+    builds(diamond(), [(0.0, 1.0), (1.0, 1.7182818)], depth=2)
+
+
+def test_nested_scopes() -> None:
+    outer, inner = td.Composition(), td.Composition()
+    with outer.scope():
+        x = td.Scalar().reads(outer.input)
+        with inner.scope():
+            inner.output.reads(add().reads(inner.input[0], inner.input[1]))
+        inner.reads(x, x)
+        outer.output.reads(td.Function(torch.neg).reads(inner))
+    builds(outer, [(2.0, -4.0)], depth=2)
+
+
+def test_children_are_sorted_by_what_they_need() -> None:
+    made = td.Composition()
+    b, a = add(), td.Scalar()
+    made.connect((a, a), b)
+    made.connect(b, made.output)
+    made.connect(made.input, a)
+    builds(made, [(3.0, 6.0)], depth=1)
+
+
+def test_several_outputs_and_items() -> None:
+    made = td.Composition()
+    with made.scope():
+        pair = td.Record((td.Scalar(), td.Scalar("int64"))).reads(made.input)
+        made.output.reads(pair[1], pair[0], pair)
+    builds(made, [((1, 2), (2, 1.0, (1.0, 2)))])
+
+
+def test_slices() -> None:
+    made = td.Composition()
+    with made.scope():
+        three = td.AllOf(td.Scalar(), td.Scalar(), td.Scalar("int64")).reads(made.input)
+        made.output.reads(three[:2])
+    builds(made, [(4, (4.0, 4.0))])
+    assert "outside a scope" in refused(AssertionError, lambda: td.AllOf(td.Scalar())[:1])
+
+
+def test_items_of_host_objects_and_sequences() -> None:
+    made = td.Composition()
+    with made.scope():
+        found = numbers().reads(made.input["x"])
+        made.output.reads(found[1])
+    builds(made, [({"x": [5, 6]}, 6.0)])
+
+
+def test_void_and_constants_inside() -> None:
+    made = td.Composition()
+    with made.scope():
+        td.Metric("given").reads(x := td.Scalar().reads(made.input))
+        made.output.reads(add().reads(x, td.FromTensor(torch.tensor(2.0))))
+    assert made.eval(1.0) == (3.0, {"given": [1.0]})
+
+
+def test_no_output() -> None:
+    made = td.Composition()
+    with made.scope():
+        td.Metric("m").reads(td.Scalar().reads(made.input))
+    result, metrics = made.eval(1.0)
+    assert result is None and made.output_type == td.VoidType()
+    assert metrics == {"m": [1.0]}
+
+
+def test_no_output_must_be_meant() -> None:
+    made = td.Composition()
+    with made.scope():
+        x = td.Scalar().reads(made.input)
+        td.Void().reads(x)
+    made.set_output_type("float32")
+    assert "nothing feeds the output" in refused(TypeError, made.eval, 1.0)
+
+
+def test_unused_output() -> None:
+    made = td.Composition()
+    with made.scope():
+        x = td.Scalar().reads(made.input)
+        td.Function(torch.neg).reads(x)
+        made.output.reads(x)
+    text = refused(TypeError, made.eval, 1.0)
+    assert "the output of Function is unused" in text and "where:    Root" in text
+
+
+def test_circle() -> None:
+    made = td.Composition()
+    a, b = td.Identity(), td.Identity()
+    made.connect(a, b)
+    assert "in a circle" in refused(ValueError, made.connect, b, a)
+
+
+def test_connected_twice() -> None:
+    made = td.Composition()
+    a = td.Scalar()
+    made.connect(made.input, a)
+    text = refused(ValueError, made.connect, made.input, a)
+    assert "the input of Scalar is connected already" in text
+
+
+def test_foreign_input_and_output() -> None:
+    one, other = td.Composition(), td.Composition()
+    foreign = "of another composition is used"
+    assert foreign in refused(ValueError, one.connect, other.input, one.output)
+    assert foreign in refused(ValueError, one.connect, one.input, other.output)
+
+
+def test_output_read_and_input_written() -> None:
+    made = td.Composition()
+    assert "is read" in refused(ValueError, made.connect, made.output, td.Identity())
+    assert "is written" in refused(ValueError, made.connect, td.Scalar(), made.input)
+
+
+def test_reads_outside_a_scope() -> None:
+    text = refused(AssertionError, td.Scalar().reads, td.Scalar())
+    assert "Scalar.reads: used outside a scope" in text
+
+
+def test_scopes_must_not_overlap() -> None:
+    one, other = td.Composition().scope(), td.Composition().scope()
+    one.__enter__()
+    other.__enter__()
+    assert "scopes overlap" in refused(AssertionError, one.__exit__, None, None, None)
+    other.__exit__(None, None, None)
+    from pyg_dynbatch.blocks.composition import _scopes
+
+    _scopes.open.clear()
+
+
+def test_wrong_number_of_inputs() -> None:
+    made = td.Composition()
+    with made.scope():
+        x = td.Scalar().reads(made.input)
+        text = refused(TypeError, add().reads, x, x, x)
+    assert "cannot be called with (float32[], float32[], float32[])" in text
+
+
+def test_wrong_number_of_outputs() -> None:
+    made = td.Composition()
+    made.set_output_type((2, 2))
+    with made.scope():
+        text = refused(TypeError, made.output.reads, td.Vector(2).reads(made.input))
+    assert "another one" in text
+
+
+def test_types_run_backwards() -> None:
+    made = td.Composition()
+    with made.scope():
+        x, y = td.Identity().reads(made.input), td.Identity()
+        y.reads(x)
+        made.output.reads(y)
+    made.set_output_type(3)
+    assert made.input_type == x.input_type == td.TensorType((3,))
+
+
+def test_mismatch_when_wired_and_where() -> None:
+    inner = td.Vector(3) >> td.Function(torch.neg)
+    model = {"a": td.Map(inner, name="each")}
+    text = refused(
+        TypeError,
+        lambda: (
+            td.convert_to_block(model)
+            >> td.Record([("a", td.Sum())])
+            >> td.Record([("a", td.Function(torch.exp).set_input_type(2))])
+        ),
+    )
+    assert "expected: (float32[2],)" in text and "got:      (float32[3],)" in text
+    assert "where:    Root.Record#3" in text
+
+
+def test_pipes() -> None:
+    assert isinstance(td.Pipe(), td.Identity)
+    block = td.Scalar()
+    assert td.Pipe(block) is block
+    assert td.Pipe(td.Identity(), block, td.Identity()) is block
+    whole = td.Pipe(td.Scalar(), td.Function(torch.neg)) >> td.Function(torch.exp)
+    assert [type(part).__name__ for part in whole.children] == ["Scalar", "Function", "Function"]
+    builds(whole, [(0.0, 1.0)], depth=2)
+    typed = td.Identity().set_input_type(3) >> td.Function(torch.neg)
+    assert typed.input_type == td.TensorType((3,))
+
+
+def test_lifting() -> None:
+    linear = nn.Linear(2, 1)
+    for block_like, kind in [
+        ({"a": td.Scalar()}, td.Record),
+        ([("a", td.Scalar())], td.Record),
+        ((td.Scalar(), td.Scalar()), td.Record),
+        (linear, td.Function),
+        (td.FC(2), td.Function),
+        (torch.ones(2), td.FromTensor),
+        (np.ones(2), td.FromTensor),
+    ]:
+        assert type(td.convert_to_block(block_like)) is kind
+    assert "cannot be turned into a block" in refused(TypeError, td.convert_to_block, 3)
+    assert "cannot be turned" in refused(TypeError, lambda: td.Scalar() >> len)
+    builds({"a": td.Scalar()} >> td.GetItem(0), [({"a": 1}, 1.0)])
+    assert (np.ones(2) >> td.Function(torch.neg)).eval(None, tolist=True) == [-1, -1]
+    assert (torch.ones(2) >> td.Function(torch.neg)).eval(None, tolist=True) == [-1, -1]
+    assert (td.Vector(2) >> linear).eval([0, 0]).shape == (1,)
+
+
+def test_one_parent() -> None:
+    block = td.Scalar(name="mine")
+    td.Map(block)
+    text = refused(TypeError, td.Map, block)
+    assert "mine: already a child of Map" in text and "sharing" not in text
+    assert "Root.mine" in text
+
+
+def test_blocks_are_no_iterables() -> None:
+    with pytest.raises(TypeError):
+        iter(td.Scalar())  # type: ignore[call-overload]
+
+
+def test_text_can_be_read_back() -> None:
+    made: Any = read_back(diamond(), neg=torch.neg, exp=torch.exp, add=torch.add)
+    assert made.eval(1.0) == pytest.approx(1.7182818)
+    two = td.Composition([td.Scalar()], wires=[("input", 0), ((0, [0, 1]), "output")])
+    assert "[0, 1]" in repr(two) and repr(td.Scalar() >> td.Void()) == "Pipe(Scalar(), Void())"
+
+
+def test_copies() -> None:
+    model = diamond() >> td.Function(nn.Identity())
+    for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert again.eval(1.0) == model.eval(1.0)

@@ -1,0 +1,118 @@
+"""Functions on tensors: inference by calling, nested tuples, and eight ways to be no function."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pyg_dynbatch import blocks as td
+from pyg_dynbatch.core import RaggedRows
+from tests.blocks.harness import builds, numbers, read_back, refused
+
+
+def swap(pair: tuple[Tensor, Tensor], z: Tensor) -> tuple[Tensor, list[Tensor]]:
+    return z, [pair[1], pair[0] * 2]
+
+
+def test_tensor_to_tensor() -> None:
+    block = td.Vector(2) >> td.Function(torch.neg)
+    assert block.output_type == td.TensorType((2,))
+    builds(block, [([1, 2], [-1.0, -2.0])], depth=1)
+
+
+def test_nested_tuples_in_and_out() -> None:
+    block = ((td.Scalar(), td.Vector(1)), td.Scalar("int64")) >> td.Function(swap)
+    assert block.output_type == td.TupleType("int64", (1, []))
+    builds(block, [(((1, [2]), 3), (3, ([2.0], 2.0)))], depth=1)
+
+
+def test_one_tuple_is_spread() -> None:
+    block = td.AllOf(td.Scalar()) >> td.Function(torch.neg)
+    builds(block, [(1, -1.0)], depth=1)
+
+
+def test_modules_with_parameters() -> None:
+    builds_with = td.Vector(3) >> nn.Linear(3, 2) >> nn.Tanh()
+    from tests.blocks.harness import three_ways
+
+    three_ways(builds_with, [[1, 2, 3], [0, 0, 1], [1, 2, 3]])
+
+
+def test_stated_output_type() -> None:
+    block = td.Vector(2) >> td.Function(torch.neg, infer_output_type=False).set_output_type(2)
+    builds(block, [([1, 2], [-1.0, -2.0])])
+    unknown = td.Vector(2) >> td.Function(torch.neg, infer_output_type=False)
+    assert "the output type cannot be inferred" in refused(TypeError, unknown.eval, [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("function", "got"),
+    [
+        (lambda x: 3, "int, which is no tensor"),
+        (lambda x: x.sum(), "a scalar, without a batch axis"),
+        (lambda x: x[:1], "1 and 1 rows for 2 and 3 rows"),
+        (lambda x: x.new_zeros(2, 4), "2 and 2 rows for 2 and 3 rows"),
+        (lambda x: (), "nothing, where tensors were expected"),
+        (lambda x: x @ torch.zeros(5, 5), "RuntimeError"),
+        (lambda x: x.new_zeros(x.size(0), x.size(0)), "rows of [2] and of [3]"),
+    ],
+)
+def test_what_comes_out(function: Any, got: str) -> None:
+    text = refused(TypeError, lambda: td.Vector(2) >> td.Function(function, name="mine"))
+    assert "mine: its function cannot be called with float32[2]" in text
+    assert got in text and "where:    Root.mine" in text
+
+
+def test_what_goes_in() -> None:
+    assert "tf_fn cannot be called" in refused(TypeError, td.Function, 3)
+    for source in (
+        td.InputTransform(len),
+        numbers(),
+        td.AllOf(td.Scalar(), td.InputTransform(len)),
+    ):
+        text = refused(TypeError, lambda s=source: s >> td.Function(torch.neg))
+        assert "the input is not made of tensors" in text
+    empty = lambda: td.Record(()) >> td.Function(torch.neg)  # noqa: E731
+    assert "no tensor goes in" in refused(TypeError, empty)
+
+
+def test_inference_leaves_the_module_as_it_was() -> None:
+    norm, drop = nn.BatchNorm1d(2), nn.Dropout(0.5)
+    state = torch.get_rng_state()
+    td.Vector(2) >> norm >> drop
+    assert norm.training and drop.training
+    assert norm.num_batches_tracked == 0 and torch.equal(norm.running_mean, torch.zeros(2))
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_double_precision_before_wiring() -> None:
+    block = td.Vector(2) >> nn.Linear(2, 3).double()
+    assert block.output_type == td.TensorType((3,))
+
+
+def test_segment() -> None:
+    def mean_of_pairs(scale: Tensor, pairs: RaggedRows) -> Tensor:
+        first, second = pairs.rows
+        return pairs._replace(rows=first * second).sum() * scale
+
+    pairs = td.Map((td.Scalar(), td.Scalar()))
+    block = {"k": td.Scalar(), "s": pairs} >> td.Segment(mean_of_pairs)
+    cases = [
+        ({"k": 2, "s": [(1, 2), (3, 4)]}, 28.0),
+        ({"k": 1, "s": []}, 0.0),
+        ({"k": 1, "s": [(1, 1)]}, 1.0),
+    ]
+    builds(block, cases, depth=1)
+    two = lambda: td.AllOf(numbers(), numbers()) >> td.Segment(mean_of_pairs)  # noqa: E731
+    assert "two sequences go in" in refused(TypeError, two)
+    assert "tf_fn cannot be called" in refused(TypeError, td.Segment, 3)
+
+
+def test_text_can_be_read_back() -> None:
+    for block in (
+        td.Function(torch.add, name="plus"),
+        td.Function(torch.add, infer_output_type=False),
+        td.Segment(torch.add),
+    ):
+        read_back(block, add=torch.add)

@@ -1,0 +1,167 @@
+"""What reads the host's input, and what it refuses."""
+
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pyg_dynbatch import blocks as td
+from tests.blocks.harness import builds, numbers, read_back, refused
+
+
+@pytest.mark.parametrize("make", [list, np.array, torch.tensor])
+def test_tensors_of_anything(make: Any) -> None:
+    builds(td.Vector(2), [([1.5, 2.0], [1.5, 2.0])], depth=0)
+    assert td.Vector(2).eval(make([1.5, 2.0]), tolist=True) == [1.5, 2.0]
+    assert td.Map(td.Vector(1)).eval(make([[1.5], [2.0]]), tolist=True) == [[1.5], [2.0]]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int8", "uint8", "int32", "bool", "float16"])
+def test_dtypes(dtype: str) -> None:
+    found = td.Scalar(dtype).eval(1)
+    assert found.dtype is getattr(torch, dtype) and found == 1
+
+
+def test_bfloat16() -> None:
+    assert td.Scalar("bfloat16").eval(torch.tensor(1.5, dtype=torch.bfloat16)) == 1.5
+
+
+def test_wrong_shape_and_dtype() -> None:
+    text = refused(ValueError, td.Vector(2).eval, [1.0])
+    assert "Root: shape differs" in text and "float32[2]" in text
+    text = refused(TypeError, (td.Map(td.Scalar("int64")) >> td.Sum()).eval, [1, 0.5])
+    assert "Scalar: dtype differs" in text and "got:      float64[], 0.5" in text
+    assert "where:    block Root.Map.Scalar" in text
+    assert "'a'" in refused(TypeError, td.Scalar().eval, "a")
+    model = td.Compiler.create(numbers() >> td.Sum())
+    assert "where:    example 1, block Root.Map.Scalar" in refused(TypeError, model, [[1], [None]])
+
+
+def test_input_transform() -> None:
+    builds(td.InputTransform(len) >> td.Scalar(), [("abc", 3.0)], depth=0)
+    assert "py_fn cannot be called" in refused(TypeError, td.InputTransform, 3)
+
+    def fails(value: Any) -> Any:
+        raise KeyError(value)
+
+    model = td.Compiler.create({"a": td.InputTransform(fails) >> td.Scalar()} >> td.GetItem(0))
+    text = refused(KeyError, model, [{"a": 1}])
+    assert "where:    example 0, block Root.Record['a'].InputTransform" in text
+
+
+def test_one_hot() -> None:
+    builds(td.OneHot(3), [(1, [0.0, 1.0, 0.0]), (0, [1.0, 0.0, 0.0])], depth=0)
+    builds(td.OneHot(-2, 0), [(-2, [1.0, 0.0])])
+    builds(td.OneHot(1, 3, dtype="int64"), [(2, [0, 1])])
+    for bad in ((0,), (3, 3), (3, 1)):
+        assert "the range is empty" in refused(IndexError, td.OneHot, *bad)
+    text = refused(KeyError, (td.Map(td.OneHot(2)) >> td.Sum()).eval, [0, 2])
+    assert "OneHot: unknown key 2" in text and "Root.Map.OneHot" in text
+
+
+def test_one_hot_from_list() -> None:
+    builds(td.OneHotFromList(["a", "b"]), [("b", [0.0, 1.0])], depth=0)
+    builds(td.OneHotFromList(["a", "b"], strict=False), [("c", [0.0, 0.0]), ("a", [1.0, 0.0])])
+    assert "unknown key 'c'" in refused(KeyError, td.OneHotFromList(["a"]).eval, "c")
+    assert "occurs twice" in refused(AssertionError, td.OneHotFromList, ["a", "a"])
+
+
+def test_optional() -> None:
+    builds(td.Optional(td.Vector(2)), [([1, 2], [1.0, 2.0]), (None, [0.0, 0.0])], depth=0)
+    builds(td.Optional(numbers()), [([1], [1.0]), (None, [])])
+    one = td.Optional(td.Scalar(), td.FromTensor(torch.tensor(7.0)))
+    builds(one, [(None, 7.0), (1, 1.0)])
+    twice = td.Optional({"a": td.Scalar(), "b": numbers()})
+    builds(twice, [(None, (0.0, [])), ({"a": 1, "b": [2]}, (1.0, [2.0]))])
+
+
+def test_optional_errors() -> None:
+    text = refused(TypeError, td.Optional, td.Scalar(), td.Zeros(3))
+    assert "Optional: the output type is another one" in text and "got:      float32[3]" in text
+    assert "no zeros of this type" in refused(TypeError, td.Optional, td.Identity())
+
+
+def test_rows_from_outside() -> None:
+    x = torch.arange(8.0).view(4, 2).requires_grad_()
+    row = td.Map(td.InputRow("x", 2)) >> td.Sum()
+    model = td.Compiler.create(row)
+    found = model([[0, (0, 2)], [1]], inputs={"x": x}).output
+    assert found.tolist() == [[0.0, 2.0], [6.0, 7.0]]
+    found.sum().backward()
+    assert x.grad is not None and x.grad.sum(1).tolist() == [4.0, 0.0, 0.0, 2.0]
+    assert "there is no such row" in refused(IndexError, model, [[-1]], {"x": x})
+
+
+def test_records() -> None:
+    one = td.Record({"a": td.Scalar()})
+    builds(one, [({"a": 1}, (1.0,))])
+    ordered = td.Record(OrderedDict([("b", td.Scalar()), ("a", td.Scalar())]))
+    builds(ordered, [({"a": 1, "b": 2}, (2.0, 1.0))])
+    builds(
+        td.Record([(slice(1, 3), numbers())]),
+        [([1, 2, 3, 4], ([2.0, 3.0],))],
+    )
+    builds(
+        (td.Scalar(), td.Scalar()) >> td.Record((td.Function(torch.neg), td.Identity())),
+        [((1, 2), (-1.0, 2.0))],
+    )
+    builds(td.Record(()), [("anything", ())])
+    builds(td.Record({"a": td.Identity(), "b": td.Identity()}), [({"a": 1, "b": "x"}, (1, "x"))])
+
+
+def test_record_wires_by_key() -> None:
+    made = td.Composition()
+    with made.scope():
+        fields = td.Record({"b": td.Scalar(), "a": td.Scalar("int64")}).reads(made.input)
+        made.output.reads(fields["b"], fields["a"])
+    builds(made, [({"a": 1, "b": 2}, (2.0, 1))])
+
+
+def test_record_errors() -> None:
+    pair = lambda: td.AllOf(td.Scalar(), td.Scalar())  # noqa: E731
+    unordered = lambda: pair() >> {"a": td.Identity(), "b": td.Identity()}  # noqa: E731
+    assert "without order" in refused(RuntimeError, unordered)
+    short = lambda: pair() >> (td.Identity(),)  # noqa: E731
+    assert "wrong number of inputs" in refused(TypeError, short)
+    long = lambda: td.Record((td.Scalar(),)).set_output_type((3, 3))  # noqa: E731
+    assert "another one" in refused(TypeError, long)
+    text = refused(KeyError, td.Record({"a": td.Scalar()}).eval, {})
+    assert "got:      KeyError: 'a'" in text and "where:    block Root" in text
+    assert "a wrong kind of input" in refused(
+        TypeError, lambda: td.Scalar() >> {"a": td.Identity()}
+    )
+
+
+def test_all_of() -> None:
+    assert td.AllOf().eval("anything") is None
+    builds(td.AllOf(td.Scalar()), [(1, (1.0,))])
+    builds(
+        td.AllOf(td.Scalar(), td.Scalar("int64"), td.Scalar()),
+        [(1, (1.0, 1, 1.0))],
+    )
+    shapes = td.AllOf(numbers(), td.Vector(2), td.Zeros(3), td.Void())
+    builds(shapes, [([1, 2], ([1.0, 2.0], [1.0, 2.0], [0.0] * 3, None))])
+    assert td.AllOf(td.Identity(), td.Identity()).eval(1) == (1, 1)
+
+
+def test_text_can_be_read_back() -> None:
+    for block in (
+        td.Tensor([2, 1], "int32"),
+        td.Scalar(),
+        td.Scalar("int64", name="age"),
+        td.Vector(3),
+        td.InputRow("x", 2),
+        td.InputTransform(len),
+        td.OneHot(3),
+        td.OneHot(1, 3, dtype="int64"),
+        td.OneHotFromList(["a", "b"], strict=False),
+        td.Optional(td.Scalar()),
+        td.Optional(td.Scalar(), td.Zeros("float32")),
+        td.Record({"b": td.Scalar(), "a": td.Scalar()}),
+        td.Record([("b", td.Scalar())]),
+        td.Record((td.Scalar(),)),
+        td.AllOf(td.Scalar(), td.Void(), name="both"),
+    ):
+        read_back(block)

@@ -1,0 +1,125 @@
+"""Types: short forms, flattening, hashing, sizes."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pyg_dynbatch import blocks as td
+from pyg_dynbatch.blocks.result_types import dtype_of, shown
+from tests.blocks.harness import refused
+
+OBJECT = td.PyObjectType()
+
+
+@pytest.mark.parametrize(
+    ("short", "long"),
+    [
+        (3, td.TensorType((3,))),
+        ([], td.TensorType(())),
+        ([2, 3], td.TensorType((2, 3))),
+        ([2, 3, "int32"], td.TensorType((2, 3), "int32")),
+        ("int64", td.TensorType((), "int64")),
+        (torch.int64, td.TensorType((), "int64")),
+        ((), td.TupleType()),
+        ((3, "int64"), td.TupleType(td.TensorType((3,)), td.TensorType((), "int64"))),
+        (OBJECT, OBJECT),
+    ],
+)
+def test_short_forms(short: Any, long: td.ResultType) -> None:
+    assert td.convert_to_type(short) == long
+
+
+@pytest.mark.parametrize("bad", [None, 1.5, object(), {"a": 1}, True])
+def test_other_things_are_no_types(bad: Any) -> None:
+    text = refused(TypeError, td.convert_to_type, bad)
+    assert "not a type" in text and repr(bad) in text
+
+
+def test_dtypes() -> None:
+    assert dtype_of(np.float32) is torch.float32
+    assert td.TensorType((), np.int64) == td.TensorType((), torch.int64)
+    assert td.TensorType((), "float64").torch_dtype is torch.float64
+    assert "unknown dtype" in refused(TypeError, td.TensorType, (), "string")
+    assert "fully known" in refused(TypeError, td.TensorType, (None,))
+    assert "negative dimension" in refused(ValueError, td.TensorType, (-1,))
+
+
+def test_equality_and_hash() -> None:
+    types = {td.TensorType([3]), td.TensorType((3,), torch.float32), td.TensorType((3,), "int32")}
+    assert len(types) == 2
+    assert td.TupleType(3) == td.TupleType([3]) != td.TupleType(3, 3)
+    assert td.SequenceType(3) != td.BroadcastSequenceType(3)
+    assert len({td.PyObjectType(), td.PyObjectType(), td.VoidType()}) == 2
+    assert td.TensorType((2, 3)).ndim == 2
+
+
+def test_tuple_type_is_a_sequence() -> None:
+    pair = td.TupleType(3, "int64", ())
+    assert len(pair) == 3 and list(pair)[2] == td.TupleType()
+    assert pair[:2] == td.TupleType(3, "int64") and pair[-1] == td.TupleType()
+
+
+def test_canonical_types() -> None:
+    canonical = td.canonicalize_type
+    assert canonical((OBJECT, OBJECT)) == OBJECT
+    assert canonical(td.SequenceType((OBJECT, td.SequenceType(OBJECT)))) == OBJECT
+    assert canonical((OBJECT, 3)) == td.TupleType(OBJECT, 3)
+    assert canonical(()) == td.TupleType()
+    assert canonical(td.BroadcastSequenceType(OBJECT)) == td.BroadcastSequenceType(OBJECT)
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "terminals", "instance", "flat"),
+    [
+        (td.TensorType((2,)), 1, 1, "a", ["a"]),
+        (OBJECT, 1, 1, "a", ["a"]),
+        (td.VoidType(), 0, 0, None, []),
+        (td.TupleType(), 0, 0, (), []),
+        (td.TupleType(3, (OBJECT, 3)), 3, 3, ("a", ("b", "c")), ["a", "b", "c"]),
+        (td.SequenceType(3), None, 1, ["a", "b"], ["a", "b"]),
+        (
+            td.TupleType(td.SequenceType((3, 3)), 3),
+            None,
+            3,
+            ([("a", "b"), ("c", "d")], "e"),
+            list("abcde"),
+        ),
+        (td.BroadcastSequenceType((3, 3)), 2, 2, ("a", "b"), ["a", "b"]),
+    ],
+)
+def test_flatten(
+    kind: td.ResultType, size: int | None, terminals: int, instance: Any, flat: list[Any]
+) -> None:
+    assert kind.size == size
+    assert len(kind.terminal_types()) == terminals
+    assert kind.flatten(instance) == flat
+    assert kind.unflatten(iter(flat), instance) == instance
+    seen: list[Any] = []
+    kind.for_each_terminal(lambda _, value: seen.append(value), instance)
+    assert seen == flat
+
+
+def test_not_an_instance() -> None:
+    text = refused(TypeError, td.TupleType(3, 3).flatten, (1,))
+    assert "not an instance" in text and "a tuple of 2" in text
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        td.TensorType((2, 3), "int32"),
+        td.TupleType(3, td.SequenceType(OBJECT), td.VoidType()),
+        td.BroadcastSequenceType(()),
+    ],
+)
+def test_text_can_be_read_back(kind: td.ResultType) -> None:
+    names = {name: getattr(td, name) for name in td.__all__}
+    assert eval(repr(kind), names) == kind
+
+
+def test_types_on_wires() -> None:
+    assert shown(td.TupleType(3)) == "(float32[3],)"
+    assert shown(td.BroadcastSequenceType("int64")) == "[int64[], …]"
+    assert shown(None) == "?" and shown(td.VoidType()) == "nothing"

@@ -1,0 +1,212 @@
+"""Map, folds, recurrent cells, reductions: values, empty sequences, depth, and errors."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pyg_dynbatch import blocks as td
+from tests.blocks.harness import add, builds, numbers, read_back, refused, three_ways
+
+
+def endless() -> td.Block:
+    return td.Scalar() >> td.Broadcast()
+
+
+def pair_sum() -> td.Block:
+    return td.Map((td.Scalar(), td.Scalar())) >> td.Map(add())
+
+
+# Map
+
+
+def test_map() -> None:
+    builds(numbers(), [([1, 2], [1.0, 2.0]), ([], [])], depth=0)
+    builds(numbers() >> td.Map(td.Function(torch.neg)), [([1, 2], [-1.0, -2.0]), ([], [])], 1)
+    builds(pair_sum(), [([(1, 2), (3, 4)], [3.0, 7.0])], depth=1)
+
+
+def test_map_of_constants_and_nothing() -> None:
+    builds(td.Map(td.Void() >> td.FromTensor(torch.tensor(2.0))), [([1, 1], [2.0, 2.0])])
+    assert td.Map(td.Void()).eval([1, 2]) == [None, None]
+
+
+def test_map_ragged() -> None:
+    block = td.Map(numbers()) >> td.Map(td.Map(td.Function(torch.neg)))
+    builds(block, [([[1], [], [2, 3]], [[-1.0], [], [-2.0, -3.0]]), ([], [])], depth=1)
+
+
+def test_map_over_tuples() -> None:
+    same = td.AllOf(td.Scalar(), td.Scalar()) >> td.Map(td.Function(torch.neg))
+    builds(same, [(1, [-1.0, -1.0])], depth=1)
+    differ = lambda: td.AllOf(td.Scalar(), td.Vector(1)) >> td.Map(td.Identity())  # noqa: E731
+    assert "the items of the tuple differ" in refused(TypeError, differ)
+    assert "the input is no sequence" in refused(TypeError, lambda: td.Scalar() >> td.Map(add()))
+
+
+def test_map_infers_host_objects() -> None:
+    assert td.Map(td.Scalar()).input_type == td.PyObjectType()
+    assert td.Map(td.InputTransform(len)).eval(["a", "bc"]) == [1, 2]
+
+
+def test_map_of_an_endless_sequence() -> None:
+    block = {"s": numbers(), "b": endless() >> td.Map(td.Function(torch.neg))}
+    builds(block >> td.ZipWith(add()), [({"s": [1, 2], "b": 3}, [-2.0, -1.0])], depth=2)
+
+
+# Fold
+
+
+def test_fold() -> None:
+    fold = numbers() >> td.Fold(add(), td.FromTensor(torch.tensor(10.0)))
+    builds(fold, [([1, 2, 3], 16.0), ([], 10.0)], depth=3)
+
+
+def test_fold_over_host_objects_and_tuples() -> None:
+    combine = (td.Identity(), td.Scalar()) >> add()
+    builds(td.Fold(combine, td.Zeros([])), [([1, 2], 3.0), ([], 0.0)], depth=2)
+    both = td.AllOf(td.Scalar(), td.Scalar()) >> td.Fold(add(), td.Zeros("float32"))
+    builds(both, [(3, 6.0)])
+    state = td.Fold(
+        (td.Identity(), td.Scalar()) >> td.Function(lambda s, x: (s[1], s[0] + x)),
+        td.Zeros(([], [])),
+    )
+    builds(state, [([1, 2, 3], (2.0, 4.0))])
+
+
+def test_fold_errors() -> None:
+    assert "never ends" in refused(TypeError, lambda: endless() >> td.Fold(add(), td.Zeros([])))
+    three = td.Function(lambda a, b, c: a).set_input_type((1, 1, 1))
+    assert "takes no pair" in refused(TypeError, td.Fold, three, td.Zeros(1))
+    assert "got:      nothing" in refused(TypeError, td.Fold, add(), td.Scalar())
+    vectors = lambda: numbers() >> td.Fold(td.Function(lambda a, b: b), td.Zeros(2))  # noqa: E731
+    assert "the output type is another one" in refused(TypeError, vectors)
+
+
+# RNN
+
+
+def running(x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    return x * state, x + state
+
+
+def test_rnn() -> None:
+    block = numbers() >> td.RNN(td.Function(running), td.FromTensor(torch.tensor(1.0)))
+    builds(block, [([2, 3], ([2.0, 9.0], 6.0)), ([], ([], 1.0))], depth=2)
+
+
+def test_rnn_state_from_input() -> None:
+    block = (numbers(), td.Scalar()) >> td.RNN(td.Function(running), initial_state_from_input=True)
+    builds(block, [(([2, 3], 1), ([2.0, 9.0], 6.0)), (([], 5), ([], 5.0))], depth=2)
+
+
+def test_rnn_of_torch_cells() -> None:
+    for cell in (nn.LSTMCell(1, 2), nn.GRUCell(1, 2), nn.RNNCell(1, 2)):
+        layer = td.ScopedLayer(cell)
+        block = td.Map(td.Vector(1)) >> td.RNN(layer)
+        three_ways(block >> td.GetItem(1), [[[1.0], [2.0]], [], [[3.0]]])
+        outputs, state = block.eval([[1.0], [2.0]])
+        x = torch.tensor([[1.0]])
+        again = cell(torch.tensor([[2.0]]), cell(x))
+        last = again[0] if isinstance(again, tuple) else again
+        torch.testing.assert_close(outputs[-1], last[0])
+
+
+def test_hierarchical_rnn() -> None:
+    words, sentence = td.ScopedLayer(nn.GRUCell(1, 2)), td.ScopedLayer(nn.GRUCell(2, 2))
+    word = td.Map(td.Vector(1)) >> td.RNN(words) >> td.GetItem(1)
+    block = td.Map(word) >> td.RNN(sentence) >> td.GetItem(1)
+    three_ways(block, [[[[1.0], [2.0]], [[3.0]]], [], [[], [[4.0]]]])
+    assert block.max_depth([[[1.0], [2.0]], [[3.0]]]) == 4
+
+
+def test_lstm_cell_as_a_composition() -> None:
+    cell = td.Composition()
+    with cell.scope():
+        x, state = cell.input[0], cell.input[1]
+        new = td.Function(torch.tanh).reads(add().reads(x, state))
+        cell.output.reads(new, new)
+    block = numbers() >> td.RNN(cell, td.Zeros([])) >> td.GetItem(1)
+    builds(block, [([0, 0], 0.0), ([], 0.0)], depth=4)
+
+
+def test_rnn_errors() -> None:
+    both = lambda: td.RNN(add(), td.Zeros([]), True)  # noqa: E731
+    assert "given twice" in refused(ValueError, both)
+    never = lambda: endless() >> td.RNN(td.Function(running), td.Zeros([]))  # noqa: E731
+    assert "never ends" in refused(TypeError, never)
+    no_pair = lambda: numbers() >> td.RNN(add(), td.Zeros([]))  # noqa: E731
+    assert "the cell's output is no pair" in refused(TypeError, no_pair)
+    changed = td.Function(lambda x, s: (x, torch.stack([s, s], 1)))
+    changing = lambda: numbers() >> td.RNN(changed, td.Zeros([]))  # noqa: E731
+    assert "the state changes its type" in refused(TypeError, changing)
+    unknown = (numbers() >> td.RNN(td.Function(running))).eval
+    assert "initial state cannot be inferred" in refused(TypeError, unknown, [1])
+    single = lambda: numbers() >> td.RNN(td.Function(running), None, True)  # noqa: E731
+    assert "the input is no pair" in refused(TypeError, single)
+
+
+# Reduce, Sum, Mean, Min, Max
+
+
+@pytest.mark.parametrize(("n", "depth"), [(0, 0), (1, 0), (2, 1), (3, 2), (4, 2), (5, 3), (9, 4)])
+def test_reduce_is_balanced_and_in_order(n: int, depth: int) -> None:
+    def join(a: Tensor, b: Tensor) -> Tensor:
+        return 10 ** (torch.floor(torch.log10(b)) + 1) * a + b
+
+    block = td.Map(td.Scalar("float64")) >> td.Reduce(td.Function(join))
+    digits = list(range(1, n + 1))
+    expected = float("".join(map(str, digits))) if n else 0.0
+    builds(block, [(digits, expected)], depth)
+
+
+def test_reduce_default_and_errors() -> None:
+    block = numbers() >> td.Reduce(add(), default_block=td.FromTensor(torch.tensor(-1.0)))
+    builds(block, [([], -1.0), ([1, 2], 3.0)])
+    assert "never ends" in refused(TypeError, lambda: endless() >> td.Reduce(add()))
+    objects = lambda: td.InputTransform(list) >> td.Reduce(add())  # noqa: E731
+    assert "a wrong kind of input" in refused(TypeError, objects)
+    other = lambda: numbers() >> td.Reduce(td.Function(lambda a, b: torch.stack([a, b], 1)))  # noqa: E731
+    assert "the output type is another one" in refused(TypeError, other)
+    pairs = td.Map((td.Scalar(), td.Scalar())) >> td.Reduce(td.Function(lambda a, b: (a[1], b[0])))
+    builds(pairs, [([(1, 2), (3, 4)], (2.0, 3.0)), ([], (0.0, 0.0))])
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [(td.Sum, [4.0, 9.0]), (td.Mean, [4 / 3, 3.0]), (td.Min, [-1.0, 2.0]), (td.Max, [4.0, 4.0])],
+)
+def test_totals(make: Any, expected: list[float]) -> None:
+    rows = [[1, 2], [4, 3], [-1, 4]]
+    block = td.Map(td.Vector(2)) >> make()
+    builds(block, [(rows, expected), ([], [0.0, 0.0]), ([[5, 6]], [5.0, 6.0])], depth=1)
+    matrices = td.Map(td.Tensor([2, 1])) >> make()
+    columns = [[[a], [b]] for a, b in rows]
+    builds(matrices, [(columns, [[value] for value in expected])], depth=1)
+    both = td.AllOf(td.Scalar(), td.Scalar()) >> make()
+    assert both.eval(2.0) == (4.0 if make is td.Sum else 2.0)
+    assert "never ends" in refused(TypeError, lambda: endless() >> make())
+    tuples = lambda: td.Map((td.Scalar(), td.Scalar())) >> make()  # noqa: E731
+    assert "the elements are no tensors" in refused(TypeError, tuples)
+
+
+def test_totals_of_integers() -> None:
+    block = td.Map(td.Scalar("int64"))
+    assert (block >> td.Sum()).eval([1, 2]) == 3
+
+
+def test_text_can_be_read_back() -> None:
+    for block in (
+        td.Map(td.Scalar()),
+        td.Fold(add(), td.Zeros("float32"), name="f"),
+        td.RNN(add(), td.Zeros("float32")),
+        td.RNN(add(), initial_state_from_input=True),
+        td.Reduce(add()),
+        td.Reduce(add(), td.Zeros("float32")),
+        td.Sum(),
+        td.Mean(name="m"),
+        td.Min(),
+        td.Max(),
+    ):
+        read_back(block, add=torch.add)
