@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 
 from pyg_dynbatch.visualize import (
+    draw_calibration,
     draw_curves,
+    draw_parity,
     draw_schedule,
     draw_tree,
     new_figure,
@@ -126,3 +128,38 @@ def test_missing_matplotlib_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match="visualize: matplotlib is missing"):
         new_figure(1, 1, 1.0, 1.0)
+
+
+def test_parity_shows_known_values_on_equal_axes() -> None:
+    figure, (axes,) = new_figure(1, 1, 4.0, 4.0)
+    target = np.array([1.0, np.nan, 3.0])
+    draw_parity(axes, target, np.array([0.5, 9.0, 4.0]), "logS")
+    assert axes.collections[0].get_offsets().tolist() == [[1.0, 0.5], [3.0, 4.0]]
+    assert axes.get_xlim() == axes.get_ylim()
+    assert axes.get_xlim()[0] < 0.5 < 4.0 < axes.get_xlim()[1]
+    assert axes.get_title() == "logS"
+
+
+def test_parity_of_nothing_and_of_one_value() -> None:
+    figure, axes = new_figure(1, 2, 4.0, 4.0)
+    assert len(draw_parity(axes[0], np.array([np.nan]), np.array([1.0])).lines) == 0
+    draw_parity(axes[1], np.array([2.0]), np.array([2.0]))
+    low, high = axes[1].get_xlim()
+    assert low < 2.0 < high
+
+
+def test_calibration_has_one_point_for_equally_many_molecules() -> None:
+    figure, (axes,) = new_figure(1, 1, 4.0, 4.0)
+    probability = np.linspace(0, 1, 20)
+    label = np.where(np.arange(20) == 7, np.nan, (np.arange(20) >= 10).astype(float))
+    draw_calibration(axes, label, probability, bins=2)
+    said, seen = axes.lines[1].get_data()
+    assert len(said) == 2
+    assert seen.tolist() == [0.1, 1.0]
+    assert 0 < said[0] < 0.5 < said[1] < 1
+
+
+def test_calibration_of_a_few_molecules() -> None:
+    figure, (axes,) = new_figure(1, 1, 4.0, 4.0)
+    draw_calibration(axes, np.array([1.0, 0.0]), np.array([0.9, 0.2]), bins=10)
+    assert axes.lines[1].get_xdata().tolist() == [0.2, 0.9]

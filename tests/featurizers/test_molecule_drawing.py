@@ -20,9 +20,9 @@ from pyg_dynbatch.featurizers.molecule_drawing import (  # noqa: E402
 
 
 def test_scale_goes_over_white() -> None:
-    assert scale_colour(0) == (1.0, 1.0, 1.0)
-    assert scale_colour(2) == pytest.approx(HIGH)
-    assert scale_colour(-2) == pytest.approx(LOW)
+    assert scale_colour(0.0) == (1.0, 1.0, 1.0)
+    assert scale_colour(2.0) == pytest.approx(HIGH)
+    assert scale_colour(-2.0) == pytest.approx(LOW)
     lightness = [sum(scale_colour(k / 10)) for k in range(11)]
     assert lightness == sorted(lightness, reverse=True)
 

@@ -19,6 +19,8 @@ LEAST = {
     "own_cell": {r"batching agrees: Schedule\(": 5},
     "python_ast": {"test accuracy": 0.7, "positive": 0.5},
     "weave_in_pyg_model": {r"three SAGEConv: test error": 0.5},
+    "molecule_pair_feature": {"without the feature:": 0.6},
+    "molecule_predict_and_draw": {"pictures:": 10, "atom is polar in": 8},
     "weave_with_engine": {"": 100, "ms, layer": 0},
 }
 
@@ -62,3 +64,9 @@ def test_the_layers_of_the_library_make_the_difference() -> None:
     assert all(float(ordered) > float(stacked) for stacked, ordered in lines)
     far, woven = re.findall(r"test error (\d\.\d+)", printed_by("weave_in_pyg_model"))
     assert float(woven) < 0.5 * float(far)
+
+
+def test_a_feature_of_your_own_makes_the_difference() -> None:
+    found = re.search(r"feature: (\d\.\d+), with it (\d\.\d+)", printed_by("molecule_pair_feature"))
+    assert found is not None
+    assert float(found.group(2)) < float(found.group(1)) / 2

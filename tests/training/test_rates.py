@@ -90,3 +90,21 @@ def test_options_out_of_range(options: RateOptions, name: str) -> None:
 def test_cosine_needs_an_end() -> None:
     with pytest.raises(ValueError, match="needs to know the end of training"):
         rate_factor(RateOptions("cosine"), 1.0, math.inf)
+
+
+def test_one_cycle_rises_and_falls() -> None:
+    factor = rate_factor(RateOptions("one_cycle", rise=0.25, final=0.1), 5.0, 40.0)
+    found = [factor(step) for step in range(41)]
+    assert found[0] == pytest.approx(0.04)
+    assert found[10] == pytest.approx(1.0)
+    assert found[:11] == sorted(found[:11])
+    assert found[10:] == sorted(found[10:], reverse=True)
+    assert found[40] == pytest.approx(0.1)
+    assert rate_factor(RateOptions("one_cycle", rise=0.0), 5.0, 40.0)(0) == 1.0
+
+
+def test_one_cycle_needs_an_end() -> None:
+    with pytest.raises(ValueError, match="a one_cycle schedule needs to know the end"):
+        rate_factor(RateOptions("one_cycle"), 1.0, math.inf)
+    with pytest.raises(ValueError, match="rise is out of range"):
+        rate_factor(RateOptions("one_cycle", rise=1.0), 1.0, 10.0)

@@ -39,7 +39,7 @@ def scale_colour(share: float) -> tuple[float, float, float]:
     return (mixed[0], mixed[1], mixed[2])
 
 
-def largest_size(*values: Sequence[float] | Float[np.ndarray, " number"]) -> float:
+def largest_size(*values: Sequence[float | int] | Float[np.ndarray, " number"]) -> float:
     """Finds the end of a scale on which all numbers have a place.
 
     Args:
@@ -58,8 +58,8 @@ def largest_size(*values: Sequence[float] | Float[np.ndarray, " number"]) -> flo
 
 def draw_attributions(
     mol: Mol,
-    atom_values: Sequence[float] | Float[np.ndarray, " atom"],
-    pair_values: Mapping[tuple[int, int], float] | None = None,
+    atom_values: Sequence[float | int] | Float[np.ndarray, " atom"],
+    pair_values: Mapping[tuple[int, int], float | int] | None = None,
     *,
     limit: float | None = None,
     caption: str = "",

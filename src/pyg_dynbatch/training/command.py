@@ -232,7 +232,7 @@ def _trained_members(count: int, options: list[str]) -> tuple[list[str], list[st
             first = int(run.config["fit"]["seed_everything"])
             split = getattr(run.datamodule, "used_split_seed", None)
             if split is not None:
-                common += ["--data.init_args.split_seed", str(split)]
+                common += ["--data.init_args.split.seed", str(split)]
         kept: Any = run.trainer.checkpoint_callback
         checkpoints.append(kept.best_model_path)
     return checkpoints, common
