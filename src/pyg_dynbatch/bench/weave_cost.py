@@ -60,7 +60,7 @@ class WeaveSizes:
             (Product(atoms, self.atom_in, 3 * d), True),
             (Product(codes, self.pair_in, 2 * d), True),
             (Product(codes, d, d), False),
-            (Product(atoms, codes, d), False),
+            (Product(atoms, codes, d), True),
             (Product(atoms, 2 * d, d), False),
             (Product(self.pairs, d, d), False),
             *self._last(self.pairs),
