@@ -29,6 +29,7 @@ MORE_PARAMETERS = {
     "data/tree.py:DynTreeData.__init__": "one argument a field, all optional, as in PyG's Data",
     "models/tree_classifier.py:TreeClassifier.__init__": "every argument is a key of the configs",
     "models/tree_similarity.py:TreeSimilarity.__init__": "every argument is a key of the configs",
+    "training/molecule_datamodule.py:MoleculeDataModule.__init__": "keys of the configs",
     "models/weave_net.py:WeaveNet.__init__": "every argument is a key of the configs",
 }
 LONGER: dict[str, str] = {}

@@ -139,7 +139,8 @@ class AveragedProperties(nn.Module):
         """
         outputs = [member(batch) for member in self.members]
         if self.kind == "regression":
-            pairs = zip(outputs, self.scales, strict=True)
+            scales: list[TargetScale] = list(self.scales)  # type: ignore[arg-type]
+            pairs = zip(outputs, scales, strict=True)
             values = [scale.restored(output) for output, scale in pairs]
             return self.scale.scaled(torch.stack(values).mean(0))
         stacked = torch.stack(outputs)

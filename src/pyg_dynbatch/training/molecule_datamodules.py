@@ -63,7 +63,7 @@ class MoleculeNetData(MoleculeDataModule):
         **loading: Any,
     ) -> None:
         super().__init__(**loading)
-        self.name = name
+        self.member = name
         self.root = root or f"data/{name.lower()}"
         self.raw_dir = raw_dir
         self.verify = verify
@@ -75,8 +75,9 @@ class MoleculeNetData(MoleculeDataModule):
 
     def load(self) -> PackedMolecules:
         """Loads all molecules."""
-        options = (self.raw_dir, self.verify, self.reading)
-        return MoleculeNet(self.root, self.name, self.featurizer, *options)
+        return MoleculeNet(
+            self.root, self.member, self.featurizer, self.raw_dir, self.verify, self.reading
+        )
 
 
 class MoleculeFileData(MoleculeDataModule):
@@ -139,8 +140,8 @@ class MoleculeFileData(MoleculeDataModule):
 
     def load(self) -> PackedMolecules:
         """Loads all molecules."""
-        options = (self.smiles_column, self.columns, self.reading)
-        return MoleculeFile(self.file, self.root, self.featurizer, *options)
+        columns = (self.smiles_column, self.columns)
+        return MoleculeFile(self.file, self.root, self.featurizer, *columns, self.reading)
 
     def column(self, name: str) -> Mapping[int, str]:
         """Reads a column of the file.

@@ -207,7 +207,7 @@ def fingerprint_file(path: str) -> Iterator[Any]:
     Raises:
         ValueError: If the file is of another kind.
     """
-    kinds = {".npy": _Npy, ".csv": _Csv}
+    kinds: dict[str, type[_Npy] | type[_Csv]] = {".npy": _Npy, ".csv": _Csv}
     kind = kinds.get(Path(path).suffix)
     if kind is None:
         raise ValueError(
@@ -234,7 +234,7 @@ def _opened(output: str) -> Iterator[IO[str]]:
 
 
 @contextmanager
-def _whole(path: Path, mode: str, **options: Any) -> Iterator[IO[Any]]:
+def _whole(path: Path, mode: str, **options: Any) -> Iterator[Any]:
     """Opens a file under another name, and gives it its own when all is written."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
