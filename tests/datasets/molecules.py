@@ -60,7 +60,7 @@ def records(count: int, bad: Iterable[int] = ()) -> Iterator[RawMolecule]:
 
 
 def assert_same(one: MoleculeData, other: MoleculeData) -> None:
-    assert one.keys() == other.keys()
+    assert set(one.keys()) == set(other.keys())
     for key in one.keys():  # noqa: SIM118 - no dict
         if isinstance(one[key], torch.Tensor):
             assert one[key].dtype == other[key].dtype

@@ -19,6 +19,7 @@ from pyg_dynbatch.featurizers.rdkit_access import rdkit_data_folder
 QUIET = FeaturizeOptions(progress=False)
 
 
+@pytest.mark.slow
 def test_nci_needs_no_network(tmp_path, monkeypatch):
     monkeypatch.setattr(urllib.request, "urlopen", None)
     dataset = NCI(tmp_path, options=QUIET)

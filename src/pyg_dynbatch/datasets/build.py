@@ -64,7 +64,7 @@ def build_store(
         ValueError: At the first bad row under the policy ``"raise"``, or if no row is left.
 
     Example:
-        >>> from pyg_dynbatch.featurizers.molecule import MoleculeFeaturizer
+        >>> from pyg_dynbatch.featurizers import MoleculeFeaturizer
         >>> records = [RawMolecule(i, f"line {i}", text) for i, text in enumerate(["CO", "C"])]
         >>> options = FeaturizeOptions(progress=False)
         >>> store = build_store(None, records, MoleculeFeaturizer(), options=options)

@@ -144,7 +144,7 @@ def featurize_record(
         MoleculeError: If the record gives no molecule.
 
     Example:
-        >>> from pyg_dynbatch.featurizers.molecule import MoleculeFeaturizer
+        >>> from pyg_dynbatch.featurizers import MoleculeFeaturizer
         >>> record = RawMolecule(7, "mine.csv:9", "CO", targets=(0.5, None))
         >>> data = featurize_record(MoleculeFeaturizer(), record)
         >>> data.num_nodes, data.row, data.y_mask.tolist()
@@ -193,7 +193,7 @@ def featurize_stream(
         ValueError: If there is no such policy.
 
     Example:
-        >>> from pyg_dynbatch.featurizers.molecule import MoleculeFeaturizer
+        >>> from pyg_dynbatch.featurizers import MoleculeFeaturizer
         >>> records = [RawMolecule(i, f"line {i}", text) for i, text in enumerate(["CO", "C("])]
         >>> (piece,) = featurize_stream(records, MoleculeFeaturizer())
         >>> [error.row for error in piece.errors], piece.arrays["row"].tolist()
