@@ -39,6 +39,8 @@ def test_pairs_are_lines_as_wide_as_strong() -> None:
     plain = draw_attributions(mol, [0.0, 0.0, 0.0], limit=1.0).decode()
     lined = draw_attributions(mol, [0.0] * 3, {(0, 2): 1.0, (0, 1): -0.1}, limit=1.0).decode()
     assert lined.count("<path") == plain.count("<path") + 2
+    faint = draw_attributions(mol, [0.0] * 3, {(0, 2): 0.01}, limit=1.0).decode()
+    assert faint.count("<path") == plain.count("<path")
     widths = [float(width) for width in re.findall(r"stroke-width:([\d.]+)px", lined)]
     assert max(widths) >= 5
 
@@ -65,7 +67,7 @@ def test_long_captions_take_more_lines() -> None:
     mol = Chem.MolFromSmiles("CO")
     heights = [
         int(re.search(r"height='(\d+)px'", draw_attributions(mol, [0, 1], caption=c).decode())[1])
-        for c in ("", "short", "measured log solubility in mols per litre")
+        for c in ("", "short", "measured log solubility in mols per litre of water at 25 degrees")
     ]
     assert heights[0] < heights[1] < heights[2]
 

@@ -16,8 +16,10 @@ LOW, MIDDLE, HIGH = (0.13, 0.40, 0.67), (1.0, 1.0, 1.0), (0.70, 0.35, 0.02)
 
 _LEGEND, _LINE = 32, 15
 _STEPS = 40
-_CAPTION = 28  # RDKit breaks longer strings, and lets the rest run off the picture
+_CAPTION = 60  # characters of a line
+_MIDDLE = 0  # RDKit's word for centred; without it a string is broken like the label of an atom
 _FORMATS = ("svg", "png")
+_FAINT = 0.05  # share of the scale below which a line would only hide the bond under it
 
 
 def scale_colour(share: float) -> tuple[float, float, float]:
@@ -75,7 +77,8 @@ def draw_attributions(
     Args:
         mol: The molecule, which is not changed.
         atom_values: One number an atom.
-        pair_values: Numbers of pairs of atoms, bonded or not; the pairs to show, no others.
+        pair_values: Numbers of pairs of atoms, bonded or not; the pairs to show, no others. A
+            line that would be nearly white is left out.
         limit: Number at the ends of the scale; left out, the largest of all numbers.
         caption: Written below the scale.
         format: ``svg`` or ``png``.
@@ -201,6 +204,8 @@ def _draw_pairs(drawer: Any, pairs: Mapping[tuple[int, int], float], end: float)
     # The weakest first, so that the strongest lie on top.
     for (first, second), value in sorted(pairs.items(), key=lambda item: abs(item[1])):
         share = value / end
+        if abs(share) < _FAINT:
+            continue
         drawer.SetColour(scale_colour(share))
         drawer.SetLineWidth(1 + round(5 * min(1.0, abs(share))))
         here, there = drawer.GetDrawCoords(first), drawer.GetDrawCoords(second)
@@ -226,6 +231,6 @@ def _draw_scale(drawer: Any, end: float, lines: Sequence[str], width: int, heigh
     middle = (left + right) / 2
     labels = ((left, f"{-end:.3g}"), (middle, "0"), (right, f"{end:+.3g}"))
     for place, text in labels:
-        drawer.DrawString(text, point(place, height + 23.0), rawCoords=True)
+        drawer.DrawString(text, point(place, height + 23.0), _MIDDLE, rawCoords=True)
     for number, line in enumerate(lines):
-        drawer.DrawString(line, point(middle, height + 38.0 + _LINE * number), rawCoords=True)
+        drawer.DrawString(line, point(middle, height + 38.0 + _LINE * number), _MIDDLE, True)
