@@ -35,7 +35,8 @@ METRICS |= {"lipophilicity": "rmse", "bbbp": "roc_auc", "tox21": "roc_auc"}
 
 def molecule_file(folder: Path, name: str, tasks: list[str]) -> None:
     """Writes a file in the form of MoleculeNet: rings and chains, labels 0 and 1."""
-    smiles = ["C" * n + ring for n in range(1, 11) for ring in ("O", "C1CC1", "c1ccccc1", "N")]
+    rings = [f"C1{'C' * n}1" for n in range(2, 12)]
+    smiles = ["C" * n + ring for ring in rings for n in range(1, 5)]
     lines = [",".join([*tasks, "mol_id", "smiles"])]
     for number, text in enumerate(smiles):
         labels = [str((number + task) % 2) for task in range(len(tasks))]
