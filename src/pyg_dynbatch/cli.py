@@ -167,22 +167,15 @@ def _run_molecules(command: str, options: list[str]) -> int:
     return run_featurize(options) if command == "featurize" else run_molecule_predict(options)
 
 
-class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """Leaves room for the longest name of a command."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=28)
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="pyg-dynbatch",
         description="Dynamic batching of tree- and graph-structured networks.",
         epilog=_EPILOG,
-        formatter_class=_Formatter,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="store_true", help="print the version")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND [options]", dest="command")
     for name, text in _COMMANDS.items():
         commands.add_parser(name, help=text, add_help=False)
     return parser
