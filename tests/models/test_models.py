@@ -82,6 +82,36 @@ def test_similarity_on_a_batch_is_the_similarity_alone(cell: str, data: st.DataO
     assert_model_agrees(similarity(cell), pairs, Collater(arity=ARITY[cell]))
 
 
+@pytest.mark.parametrize("cell", ("nary", "child_sum"))
+def test_equal_words_are_computed_once(cell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = classifier(cell).double()
+    batch = Collater(arity=ARITY[cell])([EXAMPLES[0]] * 3 + EXAMPLES)
+    rows: list[int] = []
+    model.encoder.input_dropout.register_forward_hook(lambda *call: rows.append(len(call[2])))
+
+    def results() -> list[torch.Tensor]:
+        logits = model(batch)
+        return [logits, *torch.autograd.grad(logits.cos().sum(), list(model.parameters()))]
+
+    shared = results()
+    assert rows.pop() < batch.schedule.stores[0].inputs
+    monkeypatch.setattr("pyg_dynbatch.models.encoder._WORTH_SHARING", -1.0)
+    torch.testing.assert_close(results(), shared, rtol=1e-10, atol=1e-10)
+    assert rows.pop() == batch.schedule.stores[0].inputs
+
+
+@pytest.mark.parametrize("option", ("embedding_dropout", "recurrent_dropout"))
+def test_leaves_with_dropout_of_their_own_are_computed_each(option: str) -> None:
+    model = classifier(**{option: 0.5})
+    batch = Collater(arity=3)([EXAMPLES[0]] * 3)
+    rows: list[int] = []
+    model.encoder.input_dropout.register_forward_hook(lambda *call: rows.append(len(call[2])))
+    model(batch)
+    model.eval()(batch)
+    dropping, evaluating = rows
+    assert evaluating < dropping == batch.num_nodes
+
+
 @pytest.mark.parametrize("cell", CELLS)
 def test_stock_loader_gives_the_same(cell: str) -> None:
     model = classifier(cell)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pyg_dynbatch.nn import NaryTreeLSTM
-from pyg_dynbatch.nn.fused_nary import fused_nary_tree_lstm
+from pyg_dynbatch.nn.fused_plan import FusedRun
 from pyg_dynbatch.nn.levels import run_levels
 from tests.nn.recursion import (
     IN,
@@ -141,12 +141,9 @@ def test_recurrent_dropout_with_a_given_mask(kind: str, data: st.DataObject) -> 
         found = run_levels(layer.cell, schedule, inputs)
     assert_equal(found, wanted)
     assert_equal(gradients(layer, x, found), gradients(layer, x, wanted))
-    if kind == "nary-2":
-        cell = layer.cell
+    if kind != "gru-3":
         inputs = x.index_select(0, schedule.input_node)
-        fused = fused_nary_tree_lstm(
-            inputs, cell.weight_input, cell.weight_hidden, cell.bias, schedule, keep
-        )
+        fused = layer.cell.run_fused(inputs, FusedRun(schedule, keep))
         assert_equal(fused, wanted)
         wanted = recurse(layer, KINDS[kind][1], structure, x, keep[row])
         assert_equal(gradients(layer, x, fused), gradients(layer, x, wanted))

@@ -39,12 +39,7 @@ def schedule_structure(
     if direction == "top_down":
         source, target = target, source
         depth = None
-    levels = (
-        depth_of(torch.from_numpy(np.stack([source, target])), num_nodes)
-        if depth is None
-        else _checked_depth(depth, source, target, num_nodes)
-    )
-    level = levels.cpu().numpy()
+    level = _level_of(depth, source, target, num_nodes)
     filled = _checked_inputs(has_input, num_nodes)
     order = np.lexsort((~filled, level))
     row = np.empty(num_nodes, dtype=np.int64)
@@ -53,8 +48,11 @@ def schedule_structure(
     flat = _Flat()
     sizes = np.bincount(level) if num_nodes else np.zeros(0, dtype=np.int64)
     reads = [_inputs(flat, filled[order], sizes)]
-    edge_order = None
+    edge_order = child_start = None
     if arity is None:
+        # Where the children of each node begin among all of them, in level order.
+        counts = np.bincount(row[target] - 1, minlength=num_nodes)
+        child_start = flat.add(np.cumsum(counts) - counts)
         wirings, edge_order = _ragged_children(flat, source, target, slot, row, level)
         reads.append(wirings)
     else:
@@ -89,6 +87,8 @@ def schedule_structure(
             "input_node": input_node,
             "level_inputs": tuple(np.bincount(level[filled], minlength=sizes.size).tolist()),
             "edge_order": edge_order,
+            "child_start": child_start,
+            "single_parent": bool(np.bincount(source, minlength=1).max() <= 1),
         },
     )
 
@@ -110,6 +110,14 @@ class _Flat:
         """Joins what was added."""
         joined = np.concatenate(self.parts) if self.parts else np.zeros(0)
         return torch.from_numpy(joined.astype(np.int64, copy=False))
+
+
+def _level_of(
+    depth: Tensor | None, source: np.ndarray, target: np.ndarray, num_nodes: int
+) -> np.ndarray:
+    if depth is not None:
+        return _checked_depth(depth, source, target, num_nodes).cpu().numpy()
+    return depth_of(torch.from_numpy(np.stack([source, target])), num_nodes).cpu().numpy()
 
 
 def _checked_depth(depth: Tensor, source: np.ndarray, target: np.ndarray, num_nodes: int) -> Tensor:

@@ -2,12 +2,16 @@
 
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer, TreeGRU, TreeRNN
+
+# Share of different tokens among leaves up to which gathering costs less than computing all.
+_WORTH_SHARING = 0.85
 
 CELLS = ("nary", "child_sum", "gru", "rnn")
 
@@ -116,15 +120,63 @@ class TreeEncoder(nn.Module):
             nn.init.uniform_(self.embedding.weight, -0.05, 0.05)
         self.layer.reset_parameters()
 
-    def forward(self, batch: Any) -> Float[Tensor, "node hidden"]:
-        """Computes the hidden rows of all nodes."""
-        schedule = schedule_for(batch, self.layer)
+    def forward(self, batch: Any, level_order: bool = False) -> Float[Tensor, "node hidden"]:
+        """Computes the hidden rows of all nodes.
+
+        Args:
+            batch: The batch.
+            level_order: Whether to give them in the order of the schedule's levels, as the layer
+                does; what is made of them is then put into node order by
+                ``level_row(schedule_for(batch, layer))``.
+        """
+        schedule, leaf_row = schedule_for(batch, self.layer), None
         if self.embedding is None:
             inputs = _input_rows(schedule, _field(batch, "x", "num_tokens=..."))
         else:
             token = _field(batch, "token", "num_tokens=0 for batches with features x")
-            inputs = _embedded(self.embedding, _input_rows(schedule, token))
-        return self.layer(self.input_dropout(inputs), batch.edge_index, schedule)
+            shared = distinct_leaves(token, schedule) if self._shares_leaves(schedule) else None
+            token, leaf_row = shared or (_input_rows(schedule, token), None)
+            inputs = _embedded(self.embedding, token)
+        return self.layer(
+            self.input_dropout(inputs),
+            batch.edge_index,
+            schedule,
+            leaf_row=leaf_row,
+            level_order=level_order,
+        )
+
+    def _shares_leaves(self, schedule: Schedule) -> bool:
+        """Whether equal leaves may be computed once; not where each has dropout of its own."""
+        dropping = self.training and self.input_dropout.p > 0
+        # Elsewhere than on a CPU the host would have to wait for the number of words.
+        on_cpu = schedule.device.type == "cpu"
+        return on_cpu and not dropping and self.layer.cell.shares_leaves
+
+
+def distinct_leaves(token: Tensor, schedule: Schedule) -> tuple[Tensor, Tensor] | None:
+    """Finds the different tokens of leaves, if there are few enough to be worth it.
+
+    Args:
+        token: Tokens in node order.
+        schedule: The schedule.
+
+    Returns:
+        The different tokens of leaves followed by those of the other nodes with an input, and
+        which of them each leaf has; None if nearly all of them differ.
+
+    Example:
+        >>> schedule = Schedule.from_structure(torch.tensor([[0, 1, 2], [3, 3, 3]]), 4)
+        >>> distinct_leaves(torch.tensor([7, 5, 7, 9]), schedule)
+        (tensor([5, 7, 9]), tensor([1, 0, 1]))
+    """
+    if not schedule.level_inputs or token.size(0) != schedule.num_nodes:
+        return None
+    leaves = schedule.level_inputs[0]
+    ordered = token.index_select(0, schedule.input_node)
+    distinct, leaf_row = ordered[:leaves].unique(return_inverse=True)
+    if distinct.size(0) > _WORTH_SHARING * leaves:
+        return None
+    return torch.cat([distinct, ordered[leaves:]]), leaf_row
 
 
 def _input_rows(schedule: Schedule, rows: Tensor) -> Tensor:

@@ -5,7 +5,8 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from pyg_dynbatch.models.encoder import TreeEncoder, make_layer
+from pyg_dynbatch.models.encoder import TreeEncoder, make_layer, schedule_for
+from pyg_dynbatch.nn.recursive import level_row
 
 
 class TreeClassifier(nn.Module):
@@ -93,4 +94,7 @@ class TreeClassifier(nn.Module):
 
     def forward(self, batch: Any) -> Float[Tensor, "node class"]:
         """Computes the logits of all nodes."""
-        return self.classifier(self.output_dropout(self.encoder(batch)))
+        schedule = schedule_for(batch, self.encoder.layer)
+        rows = self.output_dropout(self.encoder(batch, level_order=True))
+        # The logits are narrower than the hidden rows, so they are brought into node order.
+        return self.classifier(rows).index_select(0, level_row(schedule))

@@ -85,15 +85,29 @@ class RecursiveCell(nn.Module, ABC):
         """Gives the projected row of a node without input: that of a row of zeros."""
         return self.project(like.new_zeros(1, self.in_channels))
 
-    def run_schedule(self, schedule: Schedule, inputs: Tensor) -> States | None:
+    @property
+    def shares_leaves(self) -> bool:
+        """Tells whether :meth:`run_schedule` computes equal leaves once, as things stand."""
+        return False
+
+    def run_schedule(
+        self,
+        schedule: Schedule,
+        inputs: Tensor,
+        leaf_row: Tensor | None = None,
+        level_order: bool = False,
+    ) -> States | None:
         """Runs a whole schedule in one go, where a cell has a faster way than level by level.
 
         Args:
             schedule: Made by ``Schedule.from_structure`` with the arity of the cell.
-            inputs: Input rows in the order of ``schedule.input_node``.
+            inputs: Input rows in the order of ``schedule.input_node``; with ``leaf_row`` the
+                different rows of leaves first, then those of all other nodes.
+            leaf_row: Which of the first input rows each leaf with an input reads.
+            level_order: Whether to give the states in level order.
 
         Returns:
-            The states of all nodes in node order; ``None`` to be run level by level.
+            The states of all nodes; ``None`` to be run level by level.
         """
         return None
 
@@ -122,6 +136,23 @@ class RecursiveCell(nn.Module, ABC):
         """Names the widths."""
         arity = "" if self.arity is None else f", arity={self.arity}"
         return f"{self.in_channels}, {self.out_channels}{arity}"
+
+
+def spread_rows(inputs: Tensor, leaf_row: Tensor | None, schedule: Schedule) -> Tensor:
+    """Gives every leaf its own input row again, where equal leaves share one.
+
+    Args:
+        inputs: The different rows of leaves first, then those of all other nodes.
+        leaf_row: Which of the first rows each leaf reads; nothing to do where left out.
+        schedule: Says how many other nodes have an input.
+
+    Returns:
+        Input rows in the order of ``schedule.input_node``.
+    """
+    if leaf_row is None:
+        return inputs
+    shared = inputs.size(0) - sum(schedule.level_inputs[1:])
+    return torch.cat([inputs.index_select(0, leaf_row), inputs[shared:]])
 
 
 def dropped(rows: Tensor, probability: float, training: bool) -> Tensor:

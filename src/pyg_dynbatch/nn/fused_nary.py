@@ -1,28 +1,33 @@
 """Run the N-ary Tree-LSTM over a whole schedule in one autograd function.
 
-The generic path leaves every product of every level to autograd. Here the products with the
-inputs are made once for all levels, the gates of a level are computed in place in one buffer,
-and the gradients of the weights are one product over all levels after the loop.
+The generic path leaves every product of every level to autograd. Here the gates of a block of
+nodes are computed in place while they are in the cache, and the gradients of the weights are one
+product over all levels after the loop.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.core.state_store import refuse_second_derivative
+from pyg_dynbatch.nn.fused_gates import (
+    gate_gradients,
+    new_states,
+    through_activations,
+)
+from pyg_dynbatch.nn.fused_inputs import InnerInputs, inner_input_gradients, with_input
+from pyg_dynbatch.nn.fused_leaves import backward_leaves, forward_leaves
+from pyg_dynbatch.nn.fused_plan import Downward, FusedPlan, FusedRun
+from pyg_dynbatch.nn.fused_products import RowProduct, sum_rows, weight_gradient
+
+Weights = Sequence[Tensor]
 
 
 def fused_nary_tree_lstm(
-    inputs: Tensor,
-    weight_input: Tensor,
-    weight_hidden: Tensor,
-    bias: Tensor,
-    schedule: Schedule,
-    keep: Tensor | None = None,
+    inputs: Tensor, weight_input: Tensor, weight_hidden: Tensor, bias: Tensor, run: FusedRun
 ) -> tuple[Tensor, Tensor]:
     """Runs an N-ary Tree-LSTM over all levels of a schedule.
 
@@ -32,50 +37,15 @@ def fused_nary_tree_lstm(
         weight_hidden: Rows in the order u, i, o, f of the first child, f of the second, …,
             ``[(3 + arity) * out_channels, arity * out_channels]``.
         bias: In the order of ``weight_input``, ``[4 * out_channels]``.
-        schedule: Made by ``Schedule.from_structure`` with an arity, with one step or more.
-        keep: Factors of the candidate u in level order, ``[node, out_channels]`` (recurrent
-            dropout); none where left out.
+        run: The schedule, made with an arity, and what else is asked for.
 
     Returns:
-        Hidden and memory rows in node order, each ``[node, out_channels]``.
+        Hidden and memory rows, each ``[node, out_channels]``.
 
     Reference:
         Tai, Socher, Manning (2015), arXiv:1503.00075, equations 9-14.
     """
-    return _FusedNary.apply(inputs, weight_input, weight_hidden, bias, schedule, keep)
-
-
-@dataclass
-class _Plan:
-    """Sizes of the levels as plain numbers, and the index vectors on the device."""
-
-    schedule: Schedule
-    width: int
-    arity: int
-
-    def __post_init__(self) -> None:
-        steps = self.schedule.steps
-        self.leaves = steps[0].size
-        self.leaf_inputs = self.schedule.level_inputs[0]
-        self.inner = self.schedule.num_nodes - self.leaves
-        self.row_of_node = self.schedule.rows_of(self.schedule.outputs["node"].wiring)
-        # First row of each inner level among the inner nodes, its nodes, its inputs, children.
-        self.levels = [
-            (
-                step.results[0][1] - 1 - self.leaves,
-                step.size,
-                inputs,
-                self.schedule.children_of(step),
-            )
-            for step, inputs in zip(steps[1:], self.schedule.level_inputs[1:], strict=True)
-        ]
-
-    def with_input(self, rows: Tensor) -> Tensor:
-        """The rows of inner nodes that have an input."""
-        if all(size == inputs for _, size, inputs, _ in self.levels):
-            return rows
-        parts = [rows[first : first + inputs] for first, _, inputs, _ in self.levels if inputs]
-        return torch.cat(parts) if parts else rows[:0]
+    return _FusedNary.apply(inputs, weight_input, weight_hidden, bias, run)
 
 
 class _FusedNary(Function):
@@ -86,238 +56,132 @@ class _FusedNary(Function):
         weight_input: Tensor,
         weight_hidden: Tensor,
         bias: Tensor,
-        schedule: Schedule,
-        keep: Tensor | None,
+        run: FusedRun,
     ) -> tuple[Tensor, Tensor]:
-        width = bias.size(0) // 4
-        plan = _Plan(schedule, width, schedule.arity or 1)
-        state_h, state_c, squashed = (
-            inputs.new_empty(schedule.num_nodes + 1, width) for _ in range(3)
-        )
-        state_h[0], state_c[0] = 0, 0
-        leaf_gates = _forward_leaves(
-            plan, inputs, weight_input, bias, (state_h, state_c, squashed), keep
-        )
-        gates, children = _forward_levels(
-            plan, inputs, (weight_input, weight_hidden, bias), (state_h, state_c, squashed), keep
-        )
-        ctx.plan, ctx.keep = plan, keep
-        ctx.save_for_backward(
-            inputs, weight_input, weight_hidden, leaf_gates, gates, children, state_c, squashed
-        )
-        ctx.set_materialize_grads(False)
-        rows = plan.row_of_node
-        return state_h.index_select(0, rows), state_c.index_select(0, rows)
+        with torch.autocast(inputs.device.type, enabled=False):
+            width = bias.size(0) // 4
+            plan = FusedPlan(run, inputs.size(0), inputs.device)
+            inputs = inputs.contiguous()
+            states = tuple(bias.new_empty(plan.nodes + 1, width) for _ in range(3))
+            states[0][0], states[1][0] = 0, 0
+            own = slice(0, 3 * width)
+            leaves, leaf_squashed = forward_leaves(
+                plan, inputs, weight_input[own], bias[own], states
+            )
+            gates, children = _forward_blocks(
+                plan, inputs, (weight_input, weight_hidden, bias), states
+            )
+            ctx.plan, ctx.num_leaf_blocks = plan, len(leaves)
+            ctx.save_for_backward(
+                inputs, weight_input, weight_hidden, children, states[1], states[2],
+                leaf_squashed, *leaves, *gates,
+            )  # fmt: skip
+            ctx.set_materialize_grads(False)
+            return plan.in_order(states[0]), plan.in_order(states[1])
 
     @staticmethod
     def backward(ctx: Any, grad_h: Tensor | None, grad_c: Tensor | None) -> Any:
         refuse_second_derivative()
-        plan: _Plan = ctx.plan
-        inputs, weight_input, weight_hidden, leaf_gates, gates, children, state_c, squashed = (
+        plan: FusedPlan = ctx.plan
+        inputs, weight_input, weight_hidden, children, state_c, squashed, leaf_squashed, *blocks = (
             ctx.saved_tensors
         )
-        total_h, total_c = (_into_level_order(plan, grad, state_c) for grad in (grad_h, grad_c))
-        grad_gates = _backward_levels(
-            plan, weight_hidden, gates, (total_h, total_c, state_c, squashed), ctx.keep
-        )
-        grad_leaves = _backward_leaves(plan, leaf_gates, (total_h, total_c, squashed), ctx.keep)
-        needs = ctx.needs_input_grad
-        grad_hidden = grad_gates.t() @ children if needs[2] else None
-        folded = _fold_forget(plan, grad_gates)
-        grad_input, grad_weight = _input_gradients(
-            plan, inputs, weight_input, grad_leaves, plan.with_input(folded), needs
-        )
-        grad_bias = folded.sum(0)
-        grad_bias[: 3 * plan.width] += grad_leaves.sum(0)
-        return grad_input, grad_weight, grad_hidden, grad_bias, None, None
+        leaves, gates = blocks[: ctx.num_leaf_blocks], blocks[ctx.num_leaf_blocks :]
+        with torch.autocast(inputs.device.type, enabled=False):
+            width = state_c.size(1)
+            down = Downward(plan, plan.in_level_order(grad_h), plan.in_level_order(grad_c), state_c)
+            grads = _backward_blocks(plan, weight_hidden, gates, down, (state_c, squashed))
+            needs = ctx.needs_input_grad
+            grad_inputs = torch.empty_like(inputs) if needs[0] else None
+            of_leaves, leaf_bias = backward_leaves(
+                plan, leaves, leaf_squashed, down, inputs, weight_input[: 3 * width], grad_inputs
+            )
+            folded = _fold_forget(with_input(plan, grads), width)
+            grad_weight = inner_input_gradients(plan, folded, inputs, weight_input, grad_inputs)
+            grad_weight[: 3 * width] += of_leaves
+            grad_hidden = weight_gradient(grads, children, plan.run.precision) if needs[2] else None
+            grad_bias = _fold_forget(sum_rows(grads)[None], width)[0]
+            grad_bias[: 3 * width] += leaf_bias
+            return grad_inputs, grad_weight, grad_hidden, grad_bias, None
 
 
-def _forward_leaves(
-    plan: _Plan,
-    inputs: Tensor,
-    weight_input: Tensor,
-    bias: Tensor,
-    states: tuple[Tensor, Tensor, Tensor],
-    keep: Tensor | None,
-) -> Tensor:
-    """Computes all nodes without children; returns their activated gates u, i, o."""
-    width = plan.width
-    gates = inputs.new_empty(plan.leaves, 3 * width)
-    own = bias[: 3 * width]
-    with_input = gates[: plan.leaf_inputs]
-    torch.addmm(own, inputs[: plan.leaf_inputs], weight_input[: 3 * width].t(), out=with_input)
-    gates[plan.leaf_inputs :] = own
-    _activate(gates, width)
-    u, i, o = gates.split(width, 1)
-    state_h, state_c, squashed = (state[1 : plan.leaves + 1] for state in states)
-    torch.mul(i, u, out=state_c)
-    if keep is not None:
-        state_c *= keep[: plan.leaves]
-    _tanh(state_c, squashed)
-    torch.mul(o, squashed, out=state_h)
-    return gates
-
-
-def _forward_levels(
-    plan: _Plan,
-    inputs: Tensor,
-    weights: tuple[Tensor, Tensor, Tensor],
-    states: tuple[Tensor, Tensor, Tensor],
-    keep: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """Computes all other nodes; returns activated gates and the hidden rows of the children."""
+def _forward_blocks(
+    plan: FusedPlan, inputs: Tensor, weights: Weights, states: Weights
+) -> tuple[list[Tensor], Tensor]:
+    """Computes all inner nodes; returns activated gates and the hidden rows of the children."""
     weight_input, weight_hidden, bias = weights
-    width, arity = plan.width, plan.arity
+    width, arity = bias.size(0) // 4, plan.arity or 0
     state_h, state_c, squashed = states
-    gates = inputs.new_empty(plan.inner, weight_hidden.size(0))
-    children = inputs.new_empty(plan.inner, arity * width)
-    projected = inputs[plan.leaf_inputs :] @ weight_input.t()
-    wide_bias = torch.cat([bias[: 3 * width], bias[3 * width :].repeat(arity)])
-    hidden_t, seen = weight_hidden.t(), 0
-    for first, size, filled, index in plan.levels:
-        level = gates[first : first + size]
+    # Zeros, as products read a few rows beyond those that are filled already.
+    children = state_h.new_zeros(plan.inner, arity * width)
+    bias = torch.cat([bias[: 3 * width], bias[3 * width :].repeat(arity)])
+    product = RowProduct(
+        weight_hidden, bias, candidate=width, precision=plan.run.precision, rows=plan.inner
+    )
+    given = InnerInputs(plan, inputs, weight_input)
+    found = []
+    for block in plan.blocks:
+        first, size = block.first, block.size
+        index = plan.children[block.edge : block.edge + block.edges]
         gathered = children[first : first + size]
-        torch.index_select(state_h, 0, index, out=gathered.view(size * arity, width))
-        torch.addmm(wide_bias, gathered, hidden_t, out=level)
-        if filled:
-            own = projected[seen : seen + filled]
-            level[:filled, : 3 * width] += own[:, : 3 * width]
-            level[:filled, 3 * width :].unflatten(1, (arity, width)).add_(own[:, None, 3 * width :])
-            seen += filled
-        _activate(level, width)
+        torch.index_select(state_h, 0, index, out=gathered.view(block.edges, width))
+        own = given.of(block, width if product.doubled else 0)
+        gates = product(children, first, size, squash=own is None)
+        if own is not None:
+            gates[: block.filled, : 3 * width] += own[:, : 3 * width]
+            forget = gates[: block.filled, 3 * width :].unflatten(1, (arity, width))
+            forget += own[:, None, 3 * width :]
+            product.squash(gates)
+        parts = gates.chunk(3 + arity, 1)
         place = slice(plan.leaves + first + 1, plan.leaves + first + 1 + size)
         memory = state_c[place]
-        torch.mul(level[:, width : 2 * width], level[:, :width], out=memory)
+        before = torch.index_select(state_c, 0, index).view(size, arity * width).chunk(arity, 1)
+        torch.mul(parts[3], before[0], out=memory)
+        for forget, kept in zip(parts[4:], before[1:], strict=True):
+            memory.addcmul_(forget, kept)
+        keep = plan.run.keep
         if keep is not None:
-            memory *= keep[plan.leaves + first : plan.leaves + first + size]
-        before = state_c.index_select(0, index).view(size, arity, width)
-        for child in range(arity):
-            forget = level[:, (3 + child) * width : (4 + child) * width]
-            memory.addcmul_(forget, before[:, child])
-        _tanh(memory, squashed[place])
-        torch.mul(level[:, 2 * width : 3 * width], squashed[place], out=state_h[place])
-    return gates, children
+            keep = keep[plan.leaves + first : plan.leaves + first + size]
+        new_states(parts[:3], memory, squashed[place], state_h[place], keep, carried=True)
+        found.append(gates)
+    return found, children
 
 
-def _tanh(rows: Tensor, out: Tensor) -> None:
-    """Computes tanh(x) as 2 * sigmoid(2x) - 1, on CPUs several times as fast as tanh itself."""
-    torch.mul(rows, 2, out=out)
-    out.sigmoid_().mul_(2).sub_(1)
-
-
-def _activate(gates: Tensor, width: int) -> None:
-    """Squashes gates in place: the first by tanh, the others by the logistic function."""
-    gates[:, :width] *= 2
-    gates.sigmoid_()
-    gates[:, :width].mul_(2).sub_(1)
-
-
-def _into_level_order(plan: _Plan, gradient: Tensor | None, like: Tensor) -> Tensor:
-    total = torch.zeros_like(like)
-    if gradient is not None:
-        total.index_copy_(0, plan.row_of_node, gradient)
-    return total
-
-
-def _backward_gates(
-    gates: Tensor,
-    grads: Tensor,
-    totals: tuple[Tensor, Tensor, Tensor],
-    keep: Tensor | None,
-    width: int,
-) -> Tensor:
-    """Writes the gradients of u, i, o before activation; returns the gradient of the memory."""
-    total_h, total_c, squashed = totals
-    u, i, o = gates[:, :width], gates[:, width : 2 * width], gates[:, 2 * width : 3 * width]
-    grad_o = grads[:, 2 * width : 3 * width]
-    torch.mul(total_h, squashed, out=grad_o)
-    _through_sigmoid(grad_o, o)
-    # dc += dh * o * (1 - tanh(c)^2)
-    through = total_h * o
-    total_c += through
-    total_c.addcmul_(through.mul_(squashed), squashed, value=-1)
-    candidate = total_c if keep is None else total_c * keep
-    grad_u, grad_i = grads[:, :width], grads[:, width : 2 * width]
-    torch.mul(candidate, u, out=grad_i)
-    _through_sigmoid(grad_i, i)
-    torch.mul(candidate, i, out=grad_u)
-    _through_tanh(grad_u, u)
-    return total_c
-
-
-def _through_sigmoid(gradient: Tensor, activated: Tensor) -> None:
-    torch.ops.aten.sigmoid_backward.grad_input(gradient, activated, grad_input=gradient)
-
-
-def _through_tanh(gradient: Tensor, activated: Tensor) -> None:
-    torch.ops.aten.tanh_backward.grad_input(gradient, activated, grad_input=gradient)
-
-
-def _backward_levels(
-    plan: _Plan,
+def _backward_blocks(
+    plan: FusedPlan,
     weight_hidden: Tensor,
-    gates: Tensor,
-    totals: tuple[Tensor, Tensor, Tensor, Tensor],
-    keep: Tensor | None,
+    gates: Sequence[Tensor],
+    down: Downward,
+    states: tuple[Tensor, Tensor],
 ) -> Tensor:
     """Goes down from the roots; returns the gradients of all gates before activation."""
-    width, arity = plan.width, plan.arity
-    total_h, total_c, state_c, squashed = totals
-    grad_gates = torch.empty_like(gates)
-    for first, size, _, index in reversed(plan.levels):
-        level, grads = gates[first : first + size], grad_gates[first : first + size]
-        place = slice(plan.leaves + first + 1, plan.leaves + first + 1 + size)
-        dropped = None if keep is None else keep[plan.leaves + first : plan.leaves + first + size]
-        here = (total_h[place], total_c[place], squashed[place])
-        memory = _backward_gates(level, grads, here, dropped, width)
-        forget = level[:, 3 * width :].unflatten(1, (arity, width))
-        grad_forget = grads[:, 3 * width :].unflatten(1, (arity, width))
-        before = state_c.index_select(0, index).view(size, arity, width)
-        torch.mul(memory[:, None], before, out=grad_forget)
-        _through_sigmoid(grad_forget, forget)
-        down = (memory[:, None] * forget).view(size * arity, width)
-        total_c.index_add_(0, index, down)
-        total_h.index_add_(0, index, (grads @ weight_hidden).view(size * arity, width))
-    return grad_gates
+    state_c, squashed = states
+    width, arity = state_c.size(1), plan.arity or 0
+    all_grads = state_c.new_empty(plan.inner, weight_hidden.size(0))
+    product = RowProduct(weight_hidden.t(), precision=plan.run.precision, rows=plan.inner)
+    for block, activated in zip(reversed(plan.blocks), reversed(gates), strict=True):
+        first, size = block.first, block.size
+        grads = all_grads[first : first + size]
+        row = plan.leaves + first
+        keep = None if plan.run.keep is None else plan.run.keep[row : row + size]
+        totals = down.take(row, size)
+        parts = activated.chunk(3 + arity, 1)[:3]
+        memory = gate_gradients(parts, grads, totals, squashed[row + 1 : row + 1 + size], keep)
+        index = plan.children[block.edge : block.edge + block.edges]
+        before = torch.index_select(state_c, 0, index).view(size, arity, width)
+        forget = activated[:, 3 * width :].unflatten(1, (arity, width))
+        torch.mul(memory[:, None], before, out=grads[:, 3 * width :].unflatten(1, (arity, width)))
+        through_activations(activated, grads, width)
+        to_hidden, to_memory = down.room(block.edge, block.edges)
+        torch.mul(memory[:, None], forget, out=to_memory.view(size, arity, width))
+        product.into(to_hidden.view(size, arity * width), all_grads, first, size)
+        down.give(block.edge, to_hidden, to_memory)
+    return all_grads
 
 
-def _backward_leaves(
-    plan: _Plan,
-    leaf_gates: Tensor,
-    totals: tuple[Tensor, Tensor, Tensor],
-    keep: Tensor | None,
-) -> Tensor:
-    grads = torch.empty_like(leaf_gates)
-    total_h, total_c, squashed = (total[1 : plan.leaves + 1] for total in totals)
-    dropped = None if keep is None else keep[: plan.leaves]
-    _backward_gates(leaf_gates, grads, (total_h, total_c, squashed), dropped, plan.width)
-    return grads
-
-
-def _fold_forget(plan: _Plan, grad_gates: Tensor) -> Tensor:
+def _fold_forget(grads: Tensor, width: int) -> Tensor:
     """Adds up the forget gates of all children, which share one product with the input."""
-    width = plan.width
-    forget = grad_gates[:, 3 * width :].unflatten(1, (plan.arity, width)).sum(1)
-    return torch.cat([grad_gates[:, : 3 * width], forget], 1)
-
-
-def _input_gradients(
-    plan: _Plan,
-    inputs: Tensor,
-    weight_input: Tensor,
-    grad_leaves: Tensor,
-    grad_inner: Tensor,
-    needs: tuple[bool, ...],
-) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of the inputs and of their weight, one product each for leaves and the rest."""
-    rows, width = plan.leaf_inputs, 3 * plan.width
-    grad_leaves = grad_leaves[:rows]
-    grad_input = grad_weight = None
-    if needs[0]:
-        grad_input = torch.empty_like(inputs)
-        torch.mm(grad_leaves, weight_input[:width], out=grad_input[:rows])
-        torch.mm(grad_inner, weight_input, out=grad_input[rows:])
-    if needs[1]:
-        grad_weight = grad_inner.t() @ inputs[rows:]
-        grad_weight[:width].addmm_(grad_leaves.t(), inputs[:rows])
-    return grad_input, grad_weight
+    if not grads.size(0):
+        return grads[:, : 4 * width]
+    forget = grads[:, 3 * width :].unflatten(1, (-1, width)).sum(1)
+    return torch.cat([grads[:, : 3 * width], forget], 1)

@@ -13,7 +13,10 @@ from pyg_dynbatch.nn.cell import RecursiveCell, States
 
 
 def run_levels(
-    cell: RecursiveCell, schedule: Schedule, inputs: Float[Tensor, "input feature"]
+    cell: RecursiveCell,
+    schedule: Schedule,
+    inputs: Float[Tensor, "input feature"],
+    level_order: bool = False,
 ) -> States:
     """Runs a cell over all levels: one product with all inputs, then one step a level.
 
@@ -21,6 +24,7 @@ def run_levels(
         cell: The cell.
         schedule: Made by ``Schedule.from_structure`` with the arity of the cell.
         inputs: Input rows in the order of ``schedule.input_node``.
+        level_order: Whether to give the states in the order of the levels, which saves a gather.
 
     Returns:
         The state of every node in node order, a tuple of ``[node, width]``.
@@ -43,8 +47,8 @@ def run_levels(
         # distributed training wants a gradient of every parameter on every rank.
         states = cell.step(projected[0][:0], _no_children(cell, store, token, schedule))
         token = store.write(token, 1, states)
-    output = schedule.outputs["node"].wiring
-    return finish(token, [store], [(store, schedule.rows_of(output))])[0]
+    output = schedule.rows_of(schedule.outputs["node"].wiring)
+    return finish(token, [store], [(store, (1, schedule.num_nodes) if level_order else output)])[0]
 
 
 def _leaves(cell: RecursiveCell, inputs: Tensor, size: int) -> States:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.schedule import Schedule
-from pyg_dynbatch.nn.cell import RecursiveCell
+from pyg_dynbatch.nn.cell import RecursiveCell, spread_rows
 from pyg_dynbatch.nn.levels import run_levels
 from pyg_dynbatch.nn.schedules import check_schedule, checked_direction, derive_schedule
 from pyg_dynbatch.nn.tree_gru import TreeGRUCell
@@ -66,6 +66,8 @@ class RecursiveLayer(nn.Module):
         schedule: Schedule | None = None,
         *,
         child_slot: Int[Tensor, " edge"] | None = None,
+        leaf_row: Int[Tensor, " leaf"] | None = None,
+        level_order: bool = False,
         return_state: bool = False,
     ) -> Any:
         """Computes the hidden rows of all nodes.
@@ -76,6 +78,13 @@ class RecursiveLayer(nn.Module):
             schedule: The schedule of the batch.
             child_slot: Position of each edge's child among its siblings; only used without a
                 schedule, the order of the edges if left out.
+            leaf_row: Which row of ``x`` each leaf with an input reads, leaves in the order of
+                ``schedule.input_node``. Then ``x`` holds the different rows of leaves, followed
+                by those of all other nodes with an input, and Tree-LSTMs without recurrent
+                dropout compute equal leaves once. Only with a schedule.
+            level_order: Whether to give the rows in the order of the schedule's levels, which
+                saves a copy: row ``k`` of the result in node order is then row
+                ``level_row(schedule)[k]``.
             return_state: Whether to give all parts of the state, not only the hidden rows.
 
         Returns:
@@ -85,15 +94,21 @@ class RecursiveLayer(nn.Module):
             schedule = derive_schedule(
                 type(self).__name__, x, edge_index, child_slot, self.arity, self.direction
             )
-        self._check(schedule, x, edge_index)
-        states = self._run(schedule, _input_rows(schedule, x))
+        self._check(schedule, x, edge_index, leaf_row)
+        inputs = x if leaf_row is not None else _input_rows(schedule, x)
+        states = self.cell.run_schedule(schedule, inputs, leaf_row, level_order)
+        if states is None:
+            inputs = spread_rows(inputs, leaf_row, schedule)
+            states = run_levels(self.cell, schedule, inputs, level_order)
         return states if return_state else states[0]
 
-    def _run(self, schedule: Schedule, inputs: Tensor) -> tuple[Tensor, ...]:
-        fused = self.cell.run_schedule(schedule, inputs)
-        return run_levels(self.cell, schedule, inputs) if fused is None else fused
-
-    def _check(self, schedule: Schedule, x: Tensor, edge_index: Tensor | None) -> None:
+    def _check(
+        self,
+        schedule: Schedule,
+        x: Tensor,
+        edge_index: Tensor | None,
+        leaf_row: Tensor | None,
+    ) -> None:
         name = type(self).__name__
         if x.dim() != 2 or x.size(1) != self.in_channels or not x.is_floating_point():
             raise TypeError(
@@ -104,7 +119,9 @@ class RecursiveLayer(nn.Module):
                 )
             )
         check_schedule(name, schedule, edge_index, self.arity, self.direction)
-        if x.size(0) not in (schedule.num_nodes, schedule.stores[0].inputs):
+        if leaf_row is not None:
+            _check_leaf_row(name, schedule, x, leaf_row)
+        elif x.size(0) not in (schedule.num_nodes, schedule.stores[0].inputs):
             raise ValueError(
                 mismatch(
                     f"{name}: wrong number of input rows",
@@ -118,6 +135,31 @@ class RecursiveLayer(nn.Module):
         """Names the widths, as PyG's layers do."""
         arity = "" if self.arity is None else f", arity={self.arity}"
         return f"{type(self).__name__}({self.in_channels}, {self.out_channels}{arity})"
+
+
+def _check_leaf_row(name: str, schedule: Schedule, x: Tensor, leaf_row: Tensor) -> None:
+    leaves, *others = schedule.level_inputs or (0,)
+    if leaf_row.size(0) != leaves or x.size(0) < sum(others):
+        raise ValueError(
+            mismatch(
+                f"{name}: leaf_row does not fit the schedule",
+                expected=f"{leaves} leaves with an input, and {sum(others)} rows or more in x",
+                got=f"{leaf_row.size(0)} in leaf_row, {x.size(0)} rows in x",
+            )
+        )
+
+
+def level_row(schedule: Schedule) -> Int[Tensor, " node"]:
+    """Gives the place of every node in the order of the levels.
+
+    Args:
+        schedule: Made by ``Schedule.from_structure``.
+
+    Example:
+        >>> level_row(Schedule.from_structure(torch.tensor([[2, 1], [0, 0]]), 3))
+        tensor([2, 0, 1])
+    """
+    return schedule.rows_of(schedule.outputs["node"].wiring) - 1
 
 
 def _input_rows(schedule: Schedule, x: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Tree-LSTM cells: the N-ary one with ordered children, and the child-sum one without order."""
 
 import math
+from abc import abstractmethod
 from typing import Any
 
 import torch
@@ -8,8 +9,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from pyg_dynbatch.core.schedule import Schedule
-from pyg_dynbatch.nn.cell import RecursiveCell, States, checked_probability, dropped
+from pyg_dynbatch.nn.cell import RecursiveCell, States, checked_probability, dropped, spread_rows
+from pyg_dynbatch.nn.fused_child_sum import fused_child_sum_tree_lstm
 from pyg_dynbatch.nn.fused_nary import fused_nary_tree_lstm
+from pyg_dynbatch.nn.fused_plan import FusedRun
 
 
 def glorot_joint(weights: list[Tensor], fan_out: int) -> None:
@@ -59,6 +62,36 @@ class _TreeLSTMCell(RecursiveCell):
     def no_input(self, like: Tensor) -> Float[Tensor, "one projected"]:
         """Gives the bias."""
         return self.bias[None]
+
+    @property
+    def shares_leaves(self) -> bool:
+        """Tells whether equal leaves are computed once: unless each draws its own dropout."""
+        return not (self.training and self.recurrent_dropout)
+
+    def run_schedule(
+        self,
+        schedule: Schedule,
+        inputs: Tensor,
+        leaf_row: Tensor | None = None,
+        level_order: bool = False,
+    ) -> States | None:
+        """Runs a whole schedule in one autograd function; under autocast its products only."""
+        if not schedule.steps:
+            return None
+        keep = precision = None
+        if not self.shares_leaves:
+            keep = self.bias.new_empty(schedule.num_nodes, self.out_channels)
+            keep.bernoulli_(1 - self.recurrent_dropout).div_(1 - self.recurrent_dropout)
+            # Every leaf draws factors of its own, so that equal ones differ.
+            inputs, leaf_row = spread_rows(inputs, leaf_row, schedule), None
+        device = inputs.device.type
+        if torch.is_autocast_enabled(device) and self.bias.dtype != torch.float64:
+            precision = torch.get_autocast_dtype(device)
+        return self.run_fused(inputs, FusedRun(schedule, keep, leaf_row, level_order, precision))
+
+    @abstractmethod
+    def run_fused(self, inputs: Tensor, run: FusedRun) -> States:
+        """Runs a whole schedule in one autograd function; see :meth:`run_schedule`."""
 
     def leaf(self, x: Float[Tensor, "row feature"]) -> States:
         """Computes leaves, for which the forget gates are not needed."""
@@ -118,17 +151,9 @@ class NaryTreeLSTMCell(_TreeLSTMCell):
         super().__init__(in_channels, out_channels, arity, shape, forget_bias, recurrent_dropout)
         self.places = arity
 
-    def run_schedule(self, schedule: Schedule, inputs: Tensor) -> States | None:
-        """Runs a whole schedule in one autograd function, except under autocast."""
-        if torch.is_autocast_enabled(inputs.device.type) or not schedule.steps:
-            return None
-        keep = None
-        if self.training and self.recurrent_dropout:
-            keep = inputs.new_empty(schedule.num_nodes, self.out_channels)
-            keep.bernoulli_(1 - self.recurrent_dropout).div_(1 - self.recurrent_dropout)
-        return fused_nary_tree_lstm(
-            inputs, self.weight_input, self.weight_hidden, self.bias, schedule, keep
-        )
+    def run_fused(self, inputs: Tensor, run: FusedRun) -> States:
+        """Runs a whole schedule in one autograd function."""
+        return fused_nary_tree_lstm(inputs, self.weight_input, self.weight_hidden, self.bias, run)
 
     def step(self, projected: Float[Tensor, "row projected"], children: Any) -> States:
         """Computes the gates and the new state; see the class."""
@@ -199,6 +224,11 @@ class ChildSumTreeLSTMCell(_TreeLSTMCell):
     ) -> None:
         shape = (4 * out_channels, out_channels)
         super().__init__(in_channels, out_channels, None, shape, forget_bias, recurrent_dropout)
+
+    def run_fused(self, inputs: Tensor, run: FusedRun) -> States:
+        """Runs a whole schedule in one autograd function."""
+        weights = (self.weight_input, self.weight_hidden, self.bias)
+        return fused_child_sum_tree_lstm(inputs, *weights, run)
 
     def step(self, projected: Float[Tensor, "row projected"], children: Any) -> States:
         """Computes the gates and the new state; see the class."""

@@ -1,0 +1,238 @@
+"""Run the child-sum Tree-LSTM over a whole schedule in one autograd function.
+
+Children of one node stand side by side, so sums over them are sums over stretches of rows; each
+child row is gathered once, for the sum and for its own forget gate.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from pyg_dynbatch.core.state_store import refuse_second_derivative
+from pyg_dynbatch.nn.fused_gates import (
+    gate_gradients,
+    new_states,
+    through_activations,
+    through_logistic,
+)
+from pyg_dynbatch.nn.fused_inputs import InnerInputs, inner_input_gradients, with_input
+from pyg_dynbatch.nn.fused_leaves import backward_leaves, forward_leaves
+from pyg_dynbatch.nn.fused_plan import Block, Downward, FusedPlan, FusedRun
+from pyg_dynbatch.nn.fused_products import RowProduct, sum_rows, weight_gradient
+
+Rows = Sequence[Tensor]
+
+
+def fused_child_sum_tree_lstm(
+    inputs: Tensor, weight_input: Tensor, weight_hidden: Tensor, bias: Tensor, run: FusedRun
+) -> tuple[Tensor, Tensor]:
+    """Runs a child-sum Tree-LSTM over all levels of a schedule.
+
+    Args:
+        inputs: Input rows in the order of ``schedule.input_node``, ``[input, in_channels]``.
+        weight_input: Rows in the order u, i, o, f, ``[4 * out_channels, in_channels]``.
+        weight_hidden: In the same order, ``[4 * out_channels, out_channels]``.
+        bias: In the same order, ``[4 * out_channels]``.
+        run: The schedule, made without an arity, and what else is asked for.
+
+    Returns:
+        Hidden and memory rows, each ``[node, out_channels]``.
+
+    Reference:
+        Tai, Socher, Manning (2015), arXiv:1503.00075, equations 2-8.
+    """
+    return _FusedChildSum.apply(inputs, weight_input, weight_hidden, bias, run)
+
+
+class _FusedChildSum(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        inputs: Tensor,
+        weight_input: Tensor,
+        weight_hidden: Tensor,
+        bias: Tensor,
+        run: FusedRun,
+    ) -> tuple[Tensor, Tensor]:
+        with torch.autocast(inputs.device.type, enabled=False):
+            width = bias.size(0) // 4
+            plan = FusedPlan(run, inputs.size(0), inputs.device)
+            inputs = inputs.contiguous()
+            states = tuple(bias.new_empty(plan.nodes + 1, width) for _ in range(3))
+            states[0][0], states[1][0] = 0, 0
+            own = slice(0, 3 * width)
+            leaves, leaf_squashed = forward_leaves(
+                plan, inputs, weight_input[own], bias[own], states
+            )
+            level = _Forward(plan, inputs, (weight_input, weight_hidden, bias), states)
+            gates = [gates for block in plan.blocks for gates in level.run(block)]
+            ctx.plan, ctx.num_leaf_blocks = plan, len(leaves)
+            ctx.save_for_backward(
+                inputs, weight_input, weight_hidden, level.children, level.sums, states[1],
+                states[2], leaf_squashed, *leaves, *gates,
+            )  # fmt: skip
+            ctx.set_materialize_grads(False)
+            return plan.in_order(states[0]), plan.in_order(states[1])
+
+    @staticmethod
+    def backward(ctx: Any, grad_h: Tensor | None, grad_c: Tensor | None) -> Any:
+        refuse_second_derivative()
+        plan: FusedPlan = ctx.plan
+        inputs, weight_input, weight_hidden, children, sums, *rest = ctx.saved_tensors
+        state_c, squashed, leaf_squashed, *blocks = rest
+        leaves, gates = blocks[: ctx.num_leaf_blocks], blocks[ctx.num_leaf_blocks :]
+        precision = plan.run.precision
+        with torch.autocast(inputs.device.type, enabled=False):
+            width = state_c.size(1)
+            down = Downward(plan, plan.in_level_order(grad_h), plan.in_level_order(grad_c), state_c)
+            grads, forgets = _backward_blocks(plan, weight_hidden, gates, down, (state_c, squashed))
+            needs = ctx.needs_input_grad
+            grad_inputs = torch.empty_like(inputs) if needs[0] else None
+            of_leaves, leaf_bias = backward_leaves(
+                plan, leaves, leaf_squashed, down, inputs, weight_input[: 3 * width], grad_inputs
+            )
+            grad_bias = torch.cat([sum_rows(grads) + leaf_bias, sum_rows(forgets)])
+            grad_weight = _input_gradients(
+                plan, (grads, forgets), inputs, weight_input, grad_inputs
+            )
+            grad_weight[: 3 * width] += of_leaves
+            grad_hidden = None
+            if needs[2]:
+                parts = (grads, sums), (forgets, children)
+                grad_hidden = torch.cat([weight_gradient(*part, precision) for part in parts])
+            return grad_inputs, grad_weight, grad_hidden, grad_bias, None
+
+
+def _bags(plan: FusedPlan, block: Block) -> Tensor:
+    """Where the children of each node of a block begin, from the block's first child on."""
+    return plan.child_start[block.first : block.first + block.size] - block.edge
+
+
+def _sum_children(rows: Tensor, index: Tensor, starts: Tensor) -> Tensor:
+    """Sums ``rows[index]`` over stretches of the index, always in the same order."""
+    return torch.embedding_bag(rows, index, starts, False, 0)[0]
+
+
+class _Forward:
+    """Computes inner nodes block by block.
+
+    Args:
+        plan: The plan.
+        inputs: Input rows.
+        weights: Of inputs, of children, and the bias.
+        states: Where h, c and tanh(c) go.
+    """
+
+    def __init__(self, plan: FusedPlan, inputs: Tensor, weights: Rows, states: Rows) -> None:
+        weight_input, weight_hidden, bias = weights
+        width = self.width = bias.size(0) // 4
+        self.plan, self.states = plan, states
+        # Zeros, as products read a few rows beyond those that are filled already.
+        self.children = states[0].new_zeros(plan.places, width)
+        self.sums = states[0].new_zeros(plan.inner, width)
+        self.numbers = torch.arange(plan.places, device=inputs.device)
+        precision, own = plan.run.precision, slice(0, 3 * width)
+        self.of_sums = RowProduct(
+            weight_hidden[own],
+            bias[own],
+            candidate=width,
+            precision=precision,
+            rows=plan.inner,
+        )
+        self.of_children = RowProduct(
+            weight_hidden[3 * width :], bias[3 * width :], precision=precision, rows=plan.places
+        )
+        self.given = InnerInputs(plan, inputs, weight_input)
+
+    def run(self, block: Block) -> tuple[Tensor, Tensor]:
+        """Computes one block; returns the activated gates u, i, o, and f of every child."""
+        plan, width = self.plan, self.width
+        state_h, state_c, squashed = self.states
+        edges = slice(block.edge, block.edge + block.edges)
+        nodes = slice(block.first, block.first + block.size)
+        index, starts = plan.children[edges], _bags(plan, block)
+        torch.index_select(state_h, 0, index, out=self.children[edges])
+        numbers = self.numbers[: block.edges]
+        self.sums[nodes] = _sum_children(self.children[edges], numbers, starts)
+        own = self.given.of(block, width if self.of_sums.doubled else 0)
+        gates = self.of_sums(self.sums, block.first, block.size, squash=own is None)
+        forget = self.of_children(self.children, block.edge, block.edges, squash=own is None)
+        if own is not None:
+            gates[: block.filled] += own[:, : 3 * width]
+            if block.filled < block.size:
+                # Nodes without an input come last; their children take a row of zeros.
+                own = torch.cat([own, own.new_zeros(1, own.size(1))])
+            owner = _owners(plan, block).clamp(max=block.filled)
+            forget += own[:, 3 * width :].index_select(0, owner)
+            self.of_sums.squash(gates)
+            forget.sigmoid_()
+        place = slice(plan.leaves + block.first + 1, plan.leaves + block.first + 1 + block.size)
+        memory = state_c[place]
+        kept = torch.index_select(state_c, 0, index).mul_(forget)
+        memory.copy_(_sum_children(kept, numbers, starts))
+        keep = plan.run.keep
+        if keep is not None:
+            keep = keep[plan.leaves + block.first : plan.leaves + block.first + block.size]
+        new_states(gates.chunk(3, 1), memory, squashed[place], state_h[place], keep, carried=True)
+        return gates, forget
+
+
+def _owners(plan: FusedPlan, block: Block) -> Tensor:
+    """The node within a block that each child of the block belongs to."""
+    within_level = plan.owners[block.edge : block.edge + block.edges]
+    return within_level if not block.start else within_level - block.start
+
+
+def _backward_blocks(
+    plan: FusedPlan,
+    weight_hidden: Tensor,
+    gates: Sequence[Tensor],
+    down: Downward,
+    states: tuple[Tensor, Tensor],
+) -> tuple[Tensor, Tensor]:
+    """Goes down from the roots; returns the gradients of u, i, o, and of f, before activation."""
+    state_c, squashed = states
+    width, precision = state_c.size(1), plan.run.precision
+    all_grads = state_c.new_empty(plan.inner, 3 * width)
+    all_forgets = state_c.new_empty(plan.places, width)
+    to_sums = RowProduct(weight_hidden[: 3 * width].t(), precision=precision, rows=plan.inner)
+    to_children = RowProduct(weight_hidden[3 * width :].t(), precision=precision, rows=plan.places)
+    pairs = zip(reversed(gates[::2]), reversed(gates[1::2]), strict=True)
+    for block, (activated, forget) in zip(reversed(plan.blocks), pairs, strict=True):
+        first, size, edge = block.first, block.size, slice(block.edge, block.edge + block.edges)
+        row = plan.leaves + first
+        grads, forgets = all_grads[first : first + size], all_forgets[edge]
+        keep = None if plan.run.keep is None else plan.run.keep[row : row + size]
+        here = squashed[row + 1 : row + 1 + size]
+        memory = gate_gradients(activated.chunk(3, 1), grads, down.take(row, size), here, keep)
+        through_activations(activated, grads, width)
+        owner = _owners(plan, block)
+        memory = torch.index_select(memory, 0, owner)
+        to_hidden, to_memory = down.room(block.edge, block.edges)
+        torch.mul(memory, forget, out=to_memory)
+        torch.mul(memory, torch.index_select(state_c, 0, plan.children[edge]), out=forgets)
+        through_logistic(forget, forgets)
+        sums = torch.index_select(to_sums(all_grads, first, size), 0, owner)
+        torch.add(sums, to_children(all_forgets, block.edge, block.edges), out=to_hidden)
+        down.give(block.edge, to_hidden, to_memory)
+    return all_grads, all_forgets
+
+
+def _input_gradients(
+    plan: FusedPlan,
+    grads: tuple[Tensor, Tensor],
+    inputs: Tensor,
+    weight: Tensor,
+    grad_inputs: Tensor | None,
+) -> Tensor:
+    """Gradients of the inputs of inner nodes, and of the input weights over them."""
+    if inputs.size(0) == plan.leaf_inputs:
+        return torch.zeros_like(weight)
+    # The forget gates of all children of a node share one product with the node's input.
+    numbers = torch.arange(plan.places, device=inputs.device)
+    forgets = _sum_children(grads[1], numbers, plan.child_start)
+    together = with_input(plan, torch.cat([grads[0], forgets], 1))
+    return inner_input_gradients(plan, together, inputs, weight, grad_inputs)

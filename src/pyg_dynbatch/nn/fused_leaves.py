@@ -1,0 +1,136 @@
+"""The nodes without children of a fused run, forwards and backwards; equal ones once."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pyg_dynbatch.nn.fused_gates import (
+    gate_gradients,
+    new_states,
+    through_activations,
+)
+from pyg_dynbatch.nn.fused_plan import Downward, FusedPlan
+from pyg_dynbatch.nn.fused_products import RowProduct, sum_rows, weight_gradient
+
+
+def forward_leaves(
+    plan: FusedPlan,
+    inputs: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    states: Sequence[Tensor],
+) -> tuple[list[Tensor], Tensor]:
+    """Computes the states of all leaves.
+
+    Args:
+        plan: The plan.
+        inputs: Input rows, those of leaves first.
+        weight: Input weights of u, i, o.
+        bias: Bias of u, i, o.
+        states: Where h, c and tanh(c) of all nodes go, leaves from row 1 on.
+
+    Returns:
+        The activated gates, block by block, and tanh(c) of every leaf that was computed.
+    """
+    width = bias.size(0) // 3
+    spread = plan.run.leaf_row is not None
+    if spread:
+        hidden, memory, squashed = (s.new_empty(plan.leaf_cells, width) for s in states)
+    else:
+        hidden, memory, squashed = (s[1 : plan.leaves + 1] for s in states)
+    blocks = _gates(plan, inputs, weight, bias)
+    first = 0
+    for gates in blocks:
+        rows = slice(first, first + gates.size(0))
+        keep = None if plan.run.keep is None else plan.run.keep[rows]
+        new_states(
+            gates.chunk(3, 1), memory[rows], squashed[rows], hidden[rows], keep, carried=False
+        )
+        first += gates.size(0)
+    if spread:
+        index = plan.spread_leaves()
+        for computed, state in zip((hidden, memory), states, strict=False):
+            torch.index_select(computed, 0, index, out=state[1 : plan.leaves + 1])
+    return blocks, squashed
+
+
+def _gates(plan: FusedPlan, inputs: Tensor, weight: Tensor, bias: Tensor) -> list[Tensor]:
+    """The gates of all leaves, squashed by the logistic function."""
+    width = bias.size(0) // 3
+    product = RowProduct(
+        weight, bias, candidate=width, precision=plan.run.precision, rows=plan.leaf_inputs
+    )
+    found = [
+        product(inputs, first, size, squash=True)
+        for first, size in plan.leaf_blocks(plan.leaf_inputs)
+    ]
+    missing = plan.leaf_cells - plan.leaf_inputs
+    if missing:
+        # No input is an input of zeros.
+        found.append(product(inputs.new_zeros(missing, weight.size(1)), 0, missing, squash=True))
+    return found
+
+
+def backward_leaves(
+    plan: FusedPlan,
+    blocks: Sequence[Tensor],
+    squashed: Tensor,
+    down: Downward,
+    inputs: Tensor,
+    weight: Tensor,
+    grad_inputs: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Computes the gradients of all that leaves depend on.
+
+    Args:
+        plan: The plan.
+        blocks: The activated gates.
+        squashed: tanh(c) of every leaf that was computed.
+        down: The gradients that come from parents and from outside.
+        inputs: Input rows.
+        weight: Input weights of u, i, o.
+        grad_inputs: Where the gradients of the input rows go, if they are wanted.
+
+    Returns:
+        What leaves add to the gradient of the weight, and to that of the bias.
+    """
+    width, precision = weight.size(0) // 3, plan.run.precision
+    grads = squashed.new_empty(plan.leaf_cells, 3 * width)
+    totals = _summed(plan, down)
+    first = 0
+    for gates in blocks:
+        size = gates.size(0)
+        rows = slice(first, first + size)
+        here = down.take(first, size) if totals is None else (totals[0][rows], totals[1][rows])
+        keep = None if plan.run.keep is None else plan.run.keep[rows]
+        gate_gradients(gates.chunk(3, 1), grads[rows], here, squashed[rows], keep)
+        through_activations(gates, grads[rows], width)
+        first += size
+    if grad_inputs is not None:
+        _input_gradient(plan, grads, weight, grad_inputs)
+    given = inputs[: plan.leaf_inputs]
+    return weight_gradient(grads[: plan.leaf_inputs], given, precision), sum_rows(grads)
+
+
+def _summed(plan: FusedPlan, down: Downward) -> tuple[Tensor, Tensor] | None:
+    """Adds up the gradients of equal leaves, if equal leaves were computed once."""
+    if plan.run.leaf_row is None:
+        return None
+    hidden, memory = down.take(0, plan.leaves)
+    index = plan.spread_leaves()
+    # By sorting, as adding rows to rows in any order would not be the same twice on GPUs.
+    order = index.argsort(stable=True)
+    counts = index.bincount(minlength=plan.leaf_cells)
+    starts = counts.cumsum(0) - counts
+    first, second = (
+        torch.embedding_bag(rows, order, starts, False, 0)[0] for rows in (hidden, memory)
+    )
+    return first, second
+
+
+def _input_gradient(plan: FusedPlan, grads: Tensor, weight: Tensor, out: Tensor) -> None:
+    rows = plan.leaf_inputs
+    product = RowProduct(weight.t(), precision=plan.run.precision, rows=rows)
+    for first, size in plan.leaf_blocks(rows):
+        product.into(out[first : first + size], grads, first, size)

@@ -1,0 +1,220 @@
+"""What fused runs know beforehand: the blocks of every level, and the way back to the children."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyg_dynbatch.core.schedule import Schedule
+from pyg_dynbatch.nn.fused_products import BLOCK
+
+
+@dataclass(frozen=True)
+class FusedRun:
+    """What a fused Tree-LSTM is told besides its weights.
+
+    Args:
+        schedule: Made by ``Schedule.from_structure``, with one step or more.
+        keep: Factors of the candidate u in level order, ``[node, out_channels]`` (recurrent
+            dropout); none where left out.
+        leaf_row: Which of the first input rows each leaf with an input reads. The input rows
+            then begin with the different rows of leaves instead of one row a leaf; not together
+            with ``keep``.
+        level_order: Whether to give the states in level order, which saves a copy, instead of
+            node order.
+        precision: Type in which to multiply (autocast).
+    """
+
+    schedule: Schedule
+    keep: Tensor | None = None
+    leaf_row: Tensor | None = None
+    level_order: bool = False
+    precision: torch.dtype | None = None
+
+
+class Block(NamedTuple):
+    """Some nodes of one level, side by side in level order.
+
+    ``first`` counts from the first inner node, ``input`` from the first input row of an inner
+    node, ``edge`` from the first child, ``start`` from the first node of the level; the first
+    ``filled`` nodes have an input.
+    """
+
+    first: int
+    size: int
+    input: int
+    filled: int
+    edge: int
+    edges: int
+    start: int
+
+
+class FusedPlan:
+    """Sizes as plain numbers, and index vectors on the device.
+
+    Args:
+        run: The run.
+        num_inputs: Number of input rows.
+        device: On CPUs levels are cut into blocks that stay in the cache.
+    """
+
+    def __init__(self, run: FusedRun, num_inputs: int, device: torch.device) -> None:
+        self.run = run
+        schedule = self.schedule = run.schedule
+        steps = schedule.steps
+        self.arity = schedule.arity
+        self.nodes = schedule.num_nodes
+        self.leaves = steps[0].size
+        self.inner = self.nodes - self.leaves
+        # Leaves with an input are computed once for each of these rows, the others one by one.
+        self.leaf_inputs = num_inputs - sum(schedule.level_inputs[1:])
+        self.leaf_cells = self.leaf_inputs + self.leaves - schedule.level_inputs[0]
+        self.single_parent: bool = schedule.facts["single_parent"]
+        self.block = BLOCK if device.type == "cpu" else max(self.nodes, 1)
+        children = steps[0].arguments[1]
+        skipped = self.leaves * (self.arity or 0)
+        self.places = schedule.num_edges if self.arity is None else self.inner * self.arity
+        start = children.offset + skipped
+        self.children = schedule.wiring[start : start + self.places]
+        if self.arity is None:
+            self.owners = schedule.wiring[children.owner : children.owner + self.places]
+            begin = schedule.facts["child_start"]
+            self.child_start = schedule.wiring[begin + self.leaves : begin + self.nodes]
+        self.blocks = list(self._blocks())
+
+    def _blocks(self) -> Iterator[Block]:
+        first = seen = edge = 0
+        steps, inputs = self.schedule.steps[1:], self.schedule.level_inputs[1:]
+        for step, filled in zip(steps, inputs, strict=True):
+            stops = [*range(0, step.size, self.block), step.size]
+            edges = self._edges(step, first, stops)
+            for start, stop, (edge_start, edge_stop) in zip(stops, stops[1:], edges, strict=False):
+                mine = min(max(filled - start, 0), stop - start)
+                yield Block(
+                    first + start,
+                    stop - start,
+                    seen,
+                    mine,
+                    edge + edge_start,
+                    edge_stop - edge_start,
+                    start,
+                )
+                seen += mine
+            first += step.size
+            edge += edges[-1][1]
+
+    def _edges(self, step: object, first: int, stops: list[int]) -> list[tuple[int, int]]:
+        """Where the children of the blocks of one level lie, from the level's first child on."""
+        if self.arity is not None:
+            bounds = [stop * self.arity for stop in stops]
+        else:
+            total = step.arguments[1].length  # type: ignore[attr-defined]
+            inside = [first + stop for stop in stops[:-1]]
+            # Only CPUs have more than one block a level, so this waits for no other device.
+            found = self.child_start[inside].tolist() if len(inside) > 1 else [0]
+            bounds = [each - found[0] for each in found] + [total]
+        return list(zip(bounds, bounds[1:], strict=False))
+
+    def leaf_blocks(self, cells: int) -> Iterator[tuple[int, int]]:
+        """Cuts leaves into blocks (first, size)."""
+        for first in range(0, cells, self.block):
+            yield first, min(self.block, cells - first)
+
+    def spread_leaves(self) -> Tensor:
+        """Which of the computed rows each leaf takes, where equal leaves are computed once."""
+        leaf_row = self.run.leaf_row
+        if leaf_row is None:
+            return torch.arange(self.leaves, device=self.children.device)
+        others = torch.arange(self.leaf_inputs, self.leaf_cells, device=leaf_row.device)
+        return torch.cat([leaf_row, others])
+
+    def in_order(self, rows: Tensor) -> Tensor:
+        """Brings state rows into the order that is asked for."""
+        if self.run.level_order:
+            return rows[1:]
+        return rows.index_select(0, self._row_of_node())
+
+    def in_level_order(self, rows: Tensor | None) -> Tensor | None:
+        """Brings the gradients of the results into level order."""
+        if rows is None or self.run.level_order:
+            return rows
+        row = self._row_of_node()
+        node = torch.empty_like(row).index_copy_(
+            0, row - 1, torch.arange(self.nodes, device=row.device)
+        )
+        return rows.index_select(0, node)
+
+    def _row_of_node(self) -> Tensor:
+        return self.schedule.rows_of(self.schedule.outputs["node"].wiring)
+
+    def place_of_row(self) -> Tensor:
+        """For every state row the argument place that reads it, from 1 on; 0 for none.
+
+        Only where every node has one parent at most.
+        """
+        place = self.children.new_zeros(self.nodes + 1)
+        numbers = torch.arange(1, self.places + 1, device=place.device)
+        # Row 0, the missing child, gets any of its many places; nobody asks for it.
+        return place.index_copy_(0, self.children, numbers)[1:]
+
+
+class Downward:
+    """Hands the gradients of states down, from the argument places of parents to the children.
+
+    Where every node has one parent at most, each place has a row of its own, written once and
+    gathered by the child: nothing is added up, and nothing has to be filled with zeros before.
+    Otherwise the rows of a child are added up, in the order of its parents.
+
+    Args:
+        plan: The plan.
+        hidden: Gradients of the resulting h in level order.
+        memory: Gradients of the resulting c in level order.
+        like: A state row, for dtype and device.
+    """
+
+    def __init__(
+        self, plan: FusedPlan, hidden: Tensor | None, memory: Tensor | None, like: Tensor
+    ) -> None:
+        self.plan, self.outside = plan, (hidden, memory)
+        self.single = plan.single_parent
+        rows = 1 + (plan.places if self.single else plan.nodes)
+        shape = (rows, like.size(1))
+        if self.single:
+            self.hidden, self.memory = like.new_empty(shape), like.new_empty(shape)
+            self.hidden[0], self.memory[0] = 0, 0
+            self.place = plan.place_of_row()
+            return
+        self.hidden, self.memory = like.new_zeros(shape), like.new_zeros(shape)
+        for total, given in zip((self.hidden, self.memory), self.outside, strict=True):
+            if given is not None:
+                total[1:] += given
+
+    def take(self, first: int, size: int) -> tuple[Tensor, Tensor]:
+        """Gives the gradients of h and c of nodes whose parents are done; may be changed."""
+        if not self.single:
+            rows = slice(1 + first, 1 + first + size)
+            return self.hidden[rows], self.memory[rows]
+        place = self.place[first : first + size]
+        hidden = torch.index_select(self.hidden, 0, place)
+        found = hidden, torch.index_select(self.memory, 0, place)
+        for part, given in zip(found, self.outside, strict=True):
+            if given is not None:
+                part += given[first : first + size]
+        return found
+
+    def room(self, edge: int, edges: int) -> tuple[Tensor, Tensor]:
+        """Gives room for the gradients that go to some argument places."""
+        if self.single:
+            rows = slice(1 + edge, 1 + edge + edges)
+            return self.hidden[rows], self.memory[rows]
+        shape = (edges, self.hidden.size(1))
+        return self.hidden.new_empty(shape), self.memory.new_empty(shape)
+
+    def give(self, edge: int, hidden: Tensor, memory: Tensor) -> None:
+        """Hands on what was written into the room."""
+        if not self.single:
+            index = self.plan.children[edge : edge + hidden.size(0)]
+            self.hidden.index_add_(0, index, hidden)
+            self.memory.index_add_(0, index, memory)

@@ -1,0 +1,161 @@
+"""Fused runs give what the level-by-level runs give, whatever way they take inside."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from pyg_dynbatch.core import Schedule
+from pyg_dynbatch.nn import (
+    ChildSumTreeLSTM,
+    NaryTreeLSTM,
+    RecursiveLayer,
+    fused_plan,
+    fused_products,
+)
+from pyg_dynbatch.nn.fused_products import RowProduct
+from pyg_dynbatch.nn.levels import run_levels
+from pyg_dynbatch.nn.recursive import level_row
+from tests.nn.recursion import IN, assert_equal, features, gradients, make, placed
+
+FUSED = ("nary-2", "child-sum")
+FEW = settings(max_examples=12, suppress_health_check=list(HealthCheck))
+
+
+@pytest.fixture
+def small_blocks() -> Iterator[None]:
+    """Cuts levels into blocks of two nodes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fused_plan, "BLOCK", 2)
+        yield
+
+
+@pytest.fixture
+def pack_all() -> Iterator[None]:
+    """Packs matrices of any size."""
+    if not fused_products._has_onednn():
+        pytest.skip("this torch has no oneDNN")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fused_products, "_LARGE_MATRIX", 0)
+        patch.setattr(fused_products, "_MANY_ROWS", 0)
+        yield
+
+
+@pytest.mark.parametrize("kind", FUSED)
+@FEW
+@given(data=st.data())
+@pytest.mark.usefixtures("small_blocks")
+def test_blocks_within_a_level(kind: str, data: st.DataObject) -> None:
+    layer = make(kind)
+    structures = data.draw(st.lists(placed(layer.arity), min_size=1, max_size=5))
+    sizes = [each.num_nodes for each in structures]
+    firsts = [sum(sizes[:k]) for k in range(len(sizes))]
+    schedule = Schedule.from_structure(
+        torch.cat([s.edge_index + f for s, f in zip(structures, firsts, strict=True)], 1),
+        sum(sizes),
+        child_slot=torch.cat([s.child_slot for s in structures]),
+        arity=layer.arity,
+        has_input=torch.cat([s.filled for s in structures]),
+    )
+    x = features(sum(sizes)).requires_grad_()
+    wanted = run_levels(layer.cell, schedule, x.index_select(0, schedule.input_node))
+    found = layer(x, schedule=schedule, return_state=True)
+    assert_equal(found, wanted)
+    assert_equal(gradients(layer, x, found), gradients(layer, x, wanted))
+
+
+@pytest.mark.parametrize("kind", (*FUSED, "gru-3"))
+@FEW
+@given(data=st.data())
+def test_equal_leaves_once_and_level_order(kind: str, data: st.DataObject) -> None:
+    layer = make(kind)
+    structure = data.draw(placed(layer.arity))
+    schedule = structure.schedule(layer)
+    leaves, others = schedule.level_inputs[0], sum(schedule.level_inputs[1:])
+    distinct = data.draw(st.integers(1, 3))
+    rows = st.lists(st.integers(0, distinct - 1), min_size=leaves, max_size=leaves)
+    leaf_row = torch.tensor(data.draw(rows), dtype=torch.long)
+    x = features(distinct + others).requires_grad_()
+    spread = torch.cat([x[leaf_row], x[distinct:]])
+    wanted = run_levels(layer.cell, schedule, spread)
+    found = layer(x, schedule=schedule, leaf_row=leaf_row, level_order=True, return_state=True)
+    found = tuple(part.index_select(0, level_row(schedule)) for part in found)
+    assert_equal(found, wanted)
+    assert_equal(gradients(layer, x, found), gradients(layer, x, wanted))
+
+
+def test_leaf_rows_that_do_not_fit_are_refused() -> None:
+    layer = make("nary-2")
+    schedule = Schedule.from_structure(torch.tensor([[0, 1], [2, 2]]), 3, arity=2)
+    with pytest.raises(ValueError, match="leaf_row does not fit the schedule") as caught:
+        layer(features(2), schedule=schedule, leaf_row=torch.tensor([0]))
+    assert "2 leaves with an input" in str(caught.value)
+
+
+def forest(layer: RecursiveLayer, trees: int = 90) -> Schedule:
+    """Trees of five nodes, the last of which have no input."""
+    edges = torch.tensor([[0, 1, 2, 3], [2, 2, 4, 4]])
+    every = torch.cat([edges + 5 * k for k in range(trees)], 1)
+    has_input = torch.arange(5 * trees) < 5 * trees - 30
+    return Schedule.from_structure(every, 5 * trees, arity=layer.arity, has_input=has_input)
+
+
+def states_and_gradients(layer: RecursiveLayer, schedule: Schedule, x: Tensor) -> list[Tensor]:
+    found = layer(x, schedule=schedule, return_state=True)
+    weights = torch.linspace(-1, 2, found[0].numel()).view_as(found[0])
+    loss = sum((part * weights.to(part.dtype)).sum() for part in found)
+    return [*found, *torch.autograd.grad(loss, [*layer.parameters(), x])]
+
+
+@pytest.mark.parametrize("make_layer", (NaryTreeLSTM, ChildSumTreeLSTM))
+@pytest.mark.usefixtures("pack_all")
+def test_packed_products_in_single_precision(make_layer: type[RecursiveLayer]) -> None:
+    torch.manual_seed(0)
+    layer = make_layer(9, 11)
+    with torch.no_grad():
+        layer.cell.bias.normal_()
+    schedule = forest(layer)
+    x = torch.randn(schedule.num_nodes, 9, requires_grad=True)
+    packed = states_and_gradients(layer, schedule, x)
+    exact = states_and_gradients(layer.double(), schedule, x.detach().double().requires_grad_())
+    for mine, right in zip(packed, exact, strict=True):
+        assert 0 < (mine - right).norm() / right.norm() < 1e-5
+
+
+@pytest.mark.parametrize("make_layer", (NaryTreeLSTM, ChildSumTreeLSTM))
+def test_autocast_keeps_states_and_gradients_single(make_layer: type[RecursiveLayer]) -> None:
+    torch.manual_seed(0)
+    layer = make_layer(9, 11)
+    schedule = forest(layer)
+    x = torch.randn(schedule.num_nodes, 9, requires_grad=True)
+    wanted = states_and_gradients(layer, schedule, x)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = states_and_gradients(layer, schedule, x)
+    for mine, right in zip(found, wanted, strict=True):
+        assert mine.dtype == torch.float32
+        difference = (mine - right).norm() / right.norm()
+        # Eight bits of mantissa, so equal to the last bit would mean that nothing was rounded.
+        assert 0 < difference < 0.02
+
+
+@pytest.mark.usefixtures("pack_all")
+def test_products_of_every_height() -> None:
+    rows, weight, bias = torch.randn(150, 5), torch.randn(7, 5), torch.randn(7)
+    product = RowProduct(weight, bias, candidate=3)
+    right = rows @ weight.t() + bias
+    for size in range(1, 141):
+        torch.testing.assert_close(product(rows, 2, size)[:, 3:], right[2 : 2 + size, 3:])
+        squashed = product(rows, 2, size, squash=True)
+        torch.testing.assert_close(squashed[:, :3], right[2 : 2 + size, :3].tanh())
+        torch.testing.assert_close(squashed[:, 3:], right[2 : 2 + size, 3:].sigmoid())
+        assert squashed.shape == (size, 7)
+
+
+def test_onednn_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_products, "_LARGE_MATRIX", 0)
+    monkeypatch.setattr(fused_products, "_MANY_ROWS", 0)
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+    assert RowProduct(torch.ones(3, IN)).packed is None
