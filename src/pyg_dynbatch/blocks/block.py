@@ -98,7 +98,7 @@ class Block(TypedIO):
         """Ends every constructor: keeps what was said, for repr, and starts inference."""
         self._settled = True
         self._said = (said, {k: v for k, v in said_by_name.items() if v is not None})
-        wake(self, *self._children)
+        wake(self)
 
     def walk(self) -> Iterator["Block"]:
         """Lists the block and all blocks inside, parents before children."""

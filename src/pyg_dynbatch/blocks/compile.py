@@ -16,6 +16,7 @@ from pyg_dynbatch.blocks.result_types import (
 )
 from pyg_dynbatch.blocks.site import Recipe
 from pyg_dynbatch.blocks.tracer import Tracer
+from pyg_dynbatch.blocks.typed import wake
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.operation import Operations
 
@@ -72,6 +73,7 @@ def compile_block(
     if root.input_type is None:
         root.set_input_type(PyObjectType())
     reached = _reached(root)
+    wake(*reached)
     for block in reached:
         block._check()
     for block in reached:

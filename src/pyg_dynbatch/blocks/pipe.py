@@ -25,6 +25,8 @@ class _Pipe(Block):
         """Gives its parts to a longer pipe; it can still be evaluated, but not be used again."""
         for part in self._children:
             part._parent = None
+            # The longer pipe passes types on from now; this one asks again when it is compiled.
+            part._listeners.remove(self)
         return self._children
 
     def _infer(self) -> None:
@@ -34,10 +36,13 @@ class _Pipe(Block):
         if self.input_type is not None:
             first.set_input_type(self.input_type)
         for one, other in zip(self._children, self._children[1:], strict=False):
-            if one.output_type is not None:
-                other.set_input_type(one.output_type)
-            if other.input_type is not None:
-                one.set_output_type(other.input_type)
+            given, wanted = one._types["output"], other._types["input"]
+            if given is wanted:
+                continue
+            if given is not None:
+                other.set_input_type(given)
+            elif wanted is not None:
+                one.set_output_type(wanted)
         if self.output_type is not None:
             last.set_output_type(self.output_type)
         if first.input_type is not None:

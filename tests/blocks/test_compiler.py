@@ -1,0 +1,279 @@
+"""Compiled blocks: as modules, in loaders, with pools, on disks, in pictures."""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+from torch_geometric.data import Data
+
+from pyg_dynbatch import blocks as td
+from pyg_dynbatch.blocks import draw
+from tests.blocks.harness import add, numbers, refused, three_ways
+
+
+def is_list(value: Any) -> bool:
+    return isinstance(value, list)
+
+
+def first(value: Any) -> Any:
+    return value[0]
+
+
+def sentence() -> td.Block:
+    """A recursive model whose functions can be pickled."""
+    tree = td.ForwardDeclaration(td.PyObjectType(), 4, name="tree")
+    join = td.Concat() >> td.FC(4, torch.tanh)
+    pair = td.Record((tree(), tree())) >> join
+    leaf = td.Scalar("int64") >> td.Embedding(10, 4)
+    tree.resolve_to(td.OneOf(is_list, {True: pair, False: leaf}))
+    score = td.FC(3, activation=None) >> td.AllOf(td.Identity(), td.Metric("scores"))
+    return tree.target >> score >> td.GetItem(0)
+
+
+TREES: list[Any] = [[1, [2, 3]], 4, [[1, 1], [2, [3, 4]]], [5, 6]]
+
+
+def test_module() -> None:
+    model = td.Compiler.create(sentence())
+    result = model(TREES)
+    assert result.output.shape == (4, 3) and result.output_tensors[0] is result.output
+    assert torch.equal(result.metric_tensors["scores"], result.output)
+    names = [name for name, _ in model.named_parameters()]
+    assert len(names) == len(set(names)) == 5
+    again = td.Compiler.create(sentence())
+    again.load_state_dict(model.state_dict())
+    assert torch.equal(again(TREES).output, result.output)
+    assert model.double()(TREES).output.dtype is torch.float64
+    assert "OneOf" in repr(model) and model.root.output_type == td.TensorType((3,))
+
+
+def test_it_learns() -> None:
+    model, labels = td.Compiler.create(sentence()), torch.tensor([0, 1, 2, 0])
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    losses = []
+    for _ in range(30):
+        loss = nn.functional.cross_entropy(model(TREES).output, labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.1 < losses[0]
+
+
+def test_order_and_company_change_nothing() -> None:
+    model = td.Compiler.create(sentence()).double()
+    whole = model(TREES).output
+    torch.testing.assert_close(model(TREES[::-1]).output, whole.flip(0))
+    for number, tree in enumerate(TREES):
+        torch.testing.assert_close(model([tree]).output[0], whole[number])
+    agenda = td.Compiler.create(sentence(), policy="agenda").double()
+    agenda.load_state_dict(model.state_dict())
+    torch.testing.assert_close(agenda(TREES).output, whole)
+    three_ways(sentence(), TREES)
+
+
+def test_two_steps() -> None:
+    model = td.Compiler()
+    for use in (lambda: model.collate, lambda: model([1])):
+        assert "used before init_loom" in refused(RuntimeError, use)
+    for use in (lambda: model.tracer, lambda: model.root, model.init_loom):
+        assert "nothing is compiled" in refused(RuntimeError, use)
+    assert not model.is_loom_initialized
+    model.compile(td.Scalar())
+    assert "compiled before" in refused(RuntimeError, model.compile, td.Scalar())
+    model.init_loom()
+    assert model.is_loom_initialized and model([1, 2]).output.tolist() == [1, 2]
+    assert "init_loom was called before" in refused(RuntimeError, model.init_loom)
+
+
+@pytest.mark.parametrize(
+    ("root", "what"),
+    [
+        (td.Identity, "a host object in the output"),
+        (lambda: td.AllOf(td.Scalar(), td.InputTransform(len)), "a host object in the output"),
+        (numbers, "a sequence in the output"),
+        (td.Void, "there is nothing to compute"),
+        (lambda: td.Record(()), "there is nothing to compute"),
+    ],
+)
+def test_what_a_root_may_be(root: Any, what: str) -> None:
+    assert what in refused(TypeError, td.Compiler.create, root())
+
+
+def test_bad_examples() -> None:
+    model = td.Compiler.create(td.Scalar())
+    text = refused(TypeError, model, 3)
+    assert "cannot be iterated over" in text and "[example]" in text
+    assert "cannot be iterated over" in refused(TypeError, model.build_loom_inputs, 3)
+    assert "there is no example" in refused(ValueError, model, [])
+    assert "unknown pass 'fast'" in refused(
+        ValueError, td.Compiler.create, td.Scalar(), passes=["fast"]
+    )
+
+
+def test_max_depth() -> None:
+    model = td.Compiler.create(sentence(), max_depth=5)
+    assert model.max_depth(TREES[0]) == 6
+    text = refused(AssertionError, model, [4, TREES[0]])
+    assert "deeper than max_depth" in text and "example 1" in text
+    assert td.Compiler.create(td.Scalar()).max_depth(1) == 0
+
+
+def test_loaders() -> None:
+    model = td.Compiler.create(sentence())
+    wanted = model(TREES).output
+    for workers in (0, 2):
+        loader = DataLoader(TREES, batch_size=2, collate_fn=model.collate, num_workers=workers)
+        batches = list(loader)
+        assert [len(batch) for batch in batches] == [2, 2]
+        found = torch.cat([model(batch).output for batch in batches])
+        torch.testing.assert_close(found, wanted)
+
+
+def test_tracer_knows_no_parameters() -> None:
+    tracer = td.Compiler.create(sentence()).tracer
+    text = pickle.dumps(tracer)
+    assert b"Parameter" not in text and b"torch.nn" not in text
+    again = pickle.loads(text)
+    assert again(TREES[0]).code.tolist() == tracer(TREES[0]).code.tolist()
+    assert again.recipe.fingerprint() == tracer.recipe.fingerprint()
+    assert "operations" in repr(tracer)
+
+
+def test_batches_move_whole() -> None:
+    model = td.Compiler.create(sentence())
+    batch = model.collate(TREES)
+    assert batch.to("cpu").num_examples == 4 and "4 examples" in repr(batch)
+    again = pickle.loads(pickle.dumps(batch))
+    assert torch.equal(model(again).output, model(batch).output)
+
+
+def test_traced_ahead() -> None:
+    model = td.Compiler.create(sentence())
+    wanted = model(TREES).output
+    traced = list(model.build_loom_inputs(iter(TREES)))
+    assert torch.equal(model(traced[::-1]).output, wanted.flip(0))
+    batches = list(model.build_loom_input_batched(TREES, batch_size=3))
+    assert [len(batch) for batch in batches] == [3, 1]
+    labelled = td.Compiler.create((td.Scalar(), td.Identity()) >> td.Metric("m"))
+    for keep, labels in ((True, ["a"]), (False, [None])):
+        (batch,) = labelled.build_loom_input_batched([(1, "a")], metric_labels=keep)
+        assert labelled(batch).metric_labels == {"m": labels}
+
+
+def test_pools() -> None:
+    model = td.Compiler.create(sentence())
+    wanted = model(TREES).output
+    assert model.pool is None
+    with model.multiprocessing_pool(1) as outer:
+        with model.multiprocessing_pool(1) as inner:
+            assert model.pool is inner
+            found = list(model.build_loom_inputs(TREES, chunk_size=2, ordered=True))
+            torch.testing.assert_close(model(found).output, wanted)
+        assert model.pool is outer
+        loose = [model(batch).output for batch in model.build_loom_input_batched(TREES, 2)]
+        torch.testing.assert_close(torch.cat(loose).sum(), wanted.sum())
+        kept = td.TracedExamples(model.tracer, TREES, pool=outer)
+        torch.testing.assert_close(model([kept[0], kept[3]]).output, wanted[[0, 3]])
+        one, other = model.multiprocessing_pool(1), model.multiprocessing_pool(1)
+        one.__enter__()
+        other.__enter__()
+        assert "contexts overlap" in refused(AssertionError, one.__exit__, None, None, None)
+        other.__exit__(None, None, None)
+        model._pool.pop().terminate()
+    assert model.pool is None
+
+
+def test_kept_on_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = td.Compiler.create(sentence())
+    file = tmp_path / "deep" / "train.traced"
+    first_time = td.TracedExamples(model.tracer, TREES, file)
+    assert len(first_time) == 4 and file.exists()
+    calls = []
+    monkeypatch.setattr(
+        "pyg_dynbatch.blocks.cache._trace_all", lambda *_: calls.append(1) or list(first_time)
+    )
+    again = td.TracedExamples(td.Compiler.create(sentence()).tracer, TREES, file)
+    assert not calls and torch.equal(model(list(again)).output, model(TREES).output)
+    other = td.Compiler.create(sentence() >> td.Function(torch.neg))
+    td.TracedExamples(other.tracer, TREES, file)
+    td.TracedExamples(other.tracer, TREES[:2], file)
+    assert len(calls) == 2, "another model and other examples are traced anew"
+    assert [path.name for path in file.parent.iterdir()] == ["train.traced"]
+
+
+def test_graphs_as_leaves() -> None:
+    block = td.GetItem("x") >> td.Map(td.Vector(2)) >> td.Sum()
+    data = [Data(x=torch.tensor([[1.0, 2.0], [3.0, 4.0]])), Data(x=torch.zeros(0, 2))]
+    assert td.Compiler.create(block)(data).output.tolist() == [[4.0, 6.0], [0.0, 0.0]]
+    assert td.Compiler.create(td.Vector(2))([np.ones(2), torch.ones(2)]).output.sum() == 4
+
+
+def test_explain() -> None:
+    model = td.Compiler.create(
+        (numbers(), td.Scalar() >> td.Broadcast()) >> td.ZipWith(add()) >> td.Sum()
+    )
+    assert model.explain(([1, 2], 3)).splitlines() == [
+        "call 0: add(1.0, 3.0)  Root.Map.Function",
+        "call 1: add(2.0, 3.0)  Root.Map.Function",
+        "call 2: _sum([call 0, call 1])  Root.Sum",
+    ]
+    split = (
+        td.Vector(4) >> td.Function(lambda x: x.chunk(2, 1)) >> td.GetItem(1) >> td.FC(1, name="fc")
+    )
+    text = td.Compiler.create(split).explain([1.5, 2.25, 3.125, 4.0625])
+    assert "[1.5, 2.25, 3.125..." in text or "[1.5, 2.25, 3.1" in text
+    assert "fc(call 0.1)" in text
+    rows = td.Compiler.create(td.InputRow("x", 2)).explain(3)
+    assert "(row 3)" in rows
+
+
+def test_drawings() -> None:
+    text = str(td.drawing_of(sentence()))
+    assert "Pipe: object -> float32[3]" in text
+    assert "├─ OneOf = tree: object -> float32[4]" in text
+    assert "[True] Pipe: object -> float32[4]" in text
+    assert "tree: object -> float32[4]" in text
+    model = td.Compiler.create(sentence())
+    lines = model.draw_schedule(TREES).splitlines()
+    assert lines[0].startswith("step 0  embedding") and lines[0].endswith("6")
+    assert len(lines) == len(model.collate(TREES).schedule.steps)
+    assert draw.schedule_text(model.collate([4]).schedule).count("\n") == 1
+
+
+def test_eval_takes_any_input_type() -> None:
+    block = td.Function(torch.neg).set_input_type(2)
+    assert block.eval([1, 2], tolist=True) == [-1, -2]
+    pairs = td.Map(add()).set_input_type(td.SequenceType(([], [])))
+    assert pairs.eval([(1, 2), (3, 4)], tolist=True) == [3, 7]
+    endless = td.Map(td.Function(torch.neg)).set_input_type(td.BroadcastSequenceType([]))
+    assert endless.eval(1.0) == -1
+    assert td.Identity().set_input_type(((), td.VoidType())).eval(((), None)) == ((), None)
+
+
+def test_iterators() -> None:
+    eaten = td.EdibleIterator()
+    assert list(eaten) == []
+    eaten.eat(iter("ab"))
+    eaten.eat([])
+    eaten.eat("c")
+    assert next(eaten) == "a" and list(eaten) == ["b", "c"]
+    assert list(td.group_by_batches(range(5), 2, truncate=True)) == [[0, 1], [2, 3]]
+    assert "no batch" in refused(ValueError, td.group_by_batches, [], 0)
+    source = iter(range(20))
+    once = list(td.epochs(source, n=1))
+    assert once == [source]
+    import random
+
+    first_epoch, *others = (list(e) for e in td.epochs(range(20), 3, prng=random.Random(0)))
+    assert first_epoch == list(range(20)) != others[0] != others[1]
+    assert all(sorted(epoch) == first_epoch for epoch in others)
+    halves = td.epochs(range(4), 2, shuffle=False)
+    assert next(iter(next(halves))) == 0
+    assert list(next(halves)) == [0, 1, 2, 3]
+    assert "no epoch" in refused(ValueError, td.epochs, [], 0)

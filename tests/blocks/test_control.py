@@ -1,0 +1,158 @@
+"""Choices, pass-through blocks, and metrics."""
+
+from collections import OrderedDict
+from typing import Any
+
+import pytest
+import torch
+
+from pyg_dynbatch import blocks as td
+from tests.blocks.harness import add, builds, numbers, read_back, refused
+
+
+def test_one_of_forms() -> None:
+    neg = td.Scalar() >> td.Function(torch.neg)
+    by_name = td.OneOf(lambda x: x < 0, {True: neg, False: td.Scalar()})
+    builds(by_name, [(-2.0, 2.0), (3.0, 3.0)])
+    pairs = td.OneOf(len, [(1, td.GetItem(0) >> td.Scalar()), (2, td.Length())])
+    builds(pairs, [([5], 5.0), ([5, 6], 2.0)])
+    counted = td.OneOf(lambda x: int(x > 0), (td.Scalar(), td.Zeros([])))
+    builds(counted, [(-1.0, -1.0), (1.0, 0.0)])
+    single = td.OneOf(len, OrderedDict([(1, td.Length())]))
+    builds(single, [("a", 1.0)])
+
+
+def test_one_of_key_blocks_and_pre_block() -> None:
+    key = td.GetItem("kind")
+    block = td.OneOf(
+        key,
+        {"neg": td.Function(torch.neg), "exp": td.Function(torch.exp)},
+        pre_block=td.GetItem("x") >> td.Scalar(),
+    )
+    builds(block, [({"kind": "neg", "x": 2}, -2.0), ({"kind": "exp", "x": 0}, 1.0)], depth=1)
+    assert [type(case).__name__ for case in block.cases] == ["Function", "Function"]
+
+
+def test_one_of_on_tuples() -> None:
+    block = td.OneOf(
+        td.GetItem(0), {"a": td.GetItem(1), "b": td.GetItem(1) >> td.Function(torch.neg)}
+    )
+    given = (td.Identity(), td.Scalar()) >> block
+    builds(given, [(("a", 1), 1.0), (("b", 1), -1.0)])
+
+
+def test_one_of_errors() -> None:
+    assert "there is no case" in refused(ValueError, td.OneOf, len, {})
+    assert "key_fn cannot be called" in refused(TypeError, td.OneOf, 3, {1: td.Scalar()})
+    differ = refused(TypeError, td.OneOf, len, {1: td.Scalar(), 2: td.Vector(2)})
+    assert "another one" in differ and "expected: float32[]" in differ
+    text = refused(TypeError, lambda: td.Scalar() >> td.OneOf(len, {1: td.Identity()}))
+    assert "expected: object" in text
+
+
+def test_unknown_key() -> None:
+    inner = td.OneOf(lambda x: x, {"pair": td.Length(), "leaf": td.Length()})
+    model = td.Compiler.create(td.Map(inner) >> td.Sum())
+    text = refused(KeyError, model, [["pair"], ["other"]])
+    assert text.startswith("OneOf: unknown key 'other'.\n")
+    assert "expected: 'leaf', 'pair'" in text
+    assert "where:    example 1, block Root.Map.OneOf" in text
+
+
+def test_path_names_the_case() -> None:
+    inner = td.OneOf(len, {2: td.GetItem(5) >> td.Scalar(), 1: td.Length()})
+    text = refused(IndexError, (td.Map(inner) >> td.Sum()).eval, ["ab"])
+    assert "Root.Map.OneOf[2].GetItem" in text
+
+
+def test_key_function_fails() -> None:
+    def bad(value: Any) -> Any:
+        raise ZeroDivisionError("mine")
+
+    text = refused(ZeroDivisionError, td.Map(td.OneOf(bad, {1: td.Length()})).eval, ["a"])
+    assert "mine" in text and "where:    block Root.OneOf" in text
+
+
+def test_identity_and_void() -> None:
+    assert td.Identity().eval({"a": 1}) == {"a": 1}
+    assert td.Identity().set_output_type(3).input_type == td.TensorType((3,))
+    assert td.Void().eval(1) is None
+    assert (td.Scalar() >> td.Void()).eval(1) is None
+
+
+def test_empty_results() -> None:
+    assert td.Record(()).eval("x") == ()
+    assert td.Record(()).max_depth("x") == td.Void().max_depth(1) == td.Identity().max_depth(1) == 0
+
+
+# Metrics
+
+
+def test_metrics_of_different_lengths() -> None:
+    block = numbers() >> td.Map(td.Metric("each")) >> td.Void()
+    assert block.eval([1, 2]) == (None, {"each": [1.0, 2.0]})
+    model = td.Compiler.create({"a": block, "b": td.Vector(2) >> td.Metric("b")} >> td.Void())
+    found = model([{"a": [1, 2], "b": [0, 1]}, {"a": [], "b": [2, 3]}, {"a": [3], "b": [4, 5]}])
+    assert found.metric_tensors["each"].tolist() == [1.0, 2.0, 3.0]
+    assert found.metric_examples["each"].tolist() == [0, 0, 2]
+    assert found.metric_tensors["b"].tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert found.output is None and found.output_tensors == []
+
+
+def test_metric_labels() -> None:
+    block = td.Map((td.Scalar(), td.Identity()) >> td.Metric("m")) >> td.Void()
+    assert block.eval([(1, "a"), (2, {"b": 1})], tolist=True)[1] == {
+        "m": [(1.0, "a"), (2.0, {"b": 1})]
+    }
+    model = td.Compiler.create(block)
+    found = model([[(1, "a")], [], [(2, "b"), (3, None)]])
+    assert found.metric_labels == {"m": ["a", "b", None]}
+    assert found.metric_tensors["m"].tolist() == [1.0, 2.0, 3.0]
+
+
+def test_metric_without_any_value() -> None:
+    model = td.Compiler.create(td.Map(td.Vector(2, "int64") >> td.Metric("m")) >> td.Void())
+    found = model([[], []])
+    assert found.metric_tensors["m"].shape == (0, 2)
+    assert (
+        found.metric_tensors["m"].dtype is torch.int64 and found.metric_examples["m"].numel() == 0
+    )
+
+
+def test_one_metric_in_two_places() -> None:
+    block = td.AllOf(td.Scalar() >> td.Metric("m"), td.Scalar() >> add_one() >> td.Metric("m"))
+    assert block.eval(1.0) == ((None, None), {"m": [1.0, 2.0]})
+
+
+def add_one() -> td.Block:
+    return td.Function(lambda x: x + 1)
+
+
+def test_metric_errors() -> None:
+    assert "name is no string" in refused(TypeError, td.Metric, 3)
+    for kind in ((3, 3), (3, td.PyObjectType(), 3), (td.PyObjectType(), 3)):
+        text = refused(TypeError, td.Metric("m").set_input_type, kind)
+        assert "neither a tensor nor a pair" in text
+    assert "a wrong kind of input" in refused(TypeError, lambda: numbers() >> td.Metric("m"))
+    two = td.AllOf(td.Scalar() >> td.Metric("m"), td.Scalar("int64") >> td.Metric("m"))
+    assert "metric 'm' is used with two types" in refused(TypeError, two.eval, 1)
+
+
+def test_text_can_be_read_back() -> None:
+    for block in (
+        td.OneOf(len, {1: td.Scalar(), 2: td.Length()}),
+        td.OneOf(len, [("b", td.Scalar()), ("a", td.Length())], name="choose"),
+        td.OneOf(td.GetItem(0), (td.Length(),), td.GetItem(1)),
+        td.Identity(),
+        td.Void(name="away"),
+        td.Metric("m"),
+    ):
+        read_back(block)
+
+
+def test_gradients_stop_nowhere() -> None:
+    x = torch.nn.Parameter(torch.tensor(2.0))
+    block = td.AllOf(td.Scalar(), td.FromTensor(x)) >> add()
+    result = td.Compiler.create(block >> td.AllOf(td.Identity(), td.Metric("m")))([1.0, 2.0])
+    (result.output[0].sum() + result.metric_tensors["m"].sum()).backward()
+    assert x.grad == pytest.approx(4.0)

@@ -1,0 +1,177 @@
+"""Layers: values, errors, sharing, copies."""
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pyg_dynbatch import blocks as td
+from tests.blocks.harness import builds, refused, three_ways
+
+
+def test_fc() -> None:
+    layer = td.FC(2, initializer=nn.init.ones_)
+    builds(td.Vector(3) >> layer, [([1, 2, 3], [6.0, 6.0]), ([-1, -2, -3], [0.0, 0.0])], depth=1)
+    linear = td.FC(2, activation=None, initializer=nn.init.ones_)
+    builds(td.Vector(3) >> linear, [([-1, -2, -3], [-6.0, -6.0])])
+    assert layer.output_size == 2 and layer.weights.shape == (2, 3) and layer.bias.shape == (2,)
+    three_ways(td.Map(td.Vector(3) >> td.FC(4, torch.tanh)) >> td.Sum(), [[[1, 2, 3]], []])
+
+
+def test_fc_initial_weights() -> None:
+    for activation, scale in ((torch.relu, 1.43), (torch.tanh, 1.15), (None, 1.0)):
+        layer = td.FC(400, activation)
+        layer.build(300)
+        bound = scale * (3 / 300) ** 0.5
+        assert layer.weights.abs().max() <= bound
+        assert layer.weights.std().item() == pytest.approx(scale / 300**0.5, rel=0.02)
+    other = td.FC(100, torch.sigmoid)
+    other.build(100)
+    assert other.weights.abs().max() <= 0.02 and torch.equal(other.bias, torch.zeros(100))
+
+
+def test_fc_weight_norm_and_normalisation() -> None:
+    layer = td.FC(2, activation=None, weight_norm=True)
+    three_ways(td.Vector(3) >> layer, [[1, 2, 3], [0, 1, 0]])
+    torch.testing.assert_close(layer.weights.norm(dim=1), layer.scales)
+    normal = td.FC(2, activation=None, initializer=nn.init.ones_, normalization_fn=torch.neg)
+    builds(td.Vector(1) >> normal, [([1], [-1.0, -1.0])])
+
+
+def test_fc_dropout() -> None:
+    layer = td.FC(50, activation=None, initializer=nn.init.ones_, output_keep_prob=0.5)
+    model = td.Compiler.create(td.Vector(1) >> layer)
+    batch = model.collate([[1.0]] * 3)
+    assert batch.schedule.steps[0].size == 3, "equal calls draw numbers of their own"
+    assert set(model(batch).output.unique().tolist()) == {0.0, 2.0}
+    model.eval()
+    assert set(model(batch).output.unique().tolist()) == {1.0}
+    entrance = td.FC(1, activation=None, initializer=nn.init.ones_, input_keep_prob=0.5)
+    found = td.Compiler.create(td.Vector(64) >> entrance)([[1.0] * 64]).output
+    assert 0 < found < 128
+    for bad in (0, 1.5, "half"):
+        assert "is no probability" in refused(ValueError, td.FC, 1, input_keep_prob=bad)
+
+
+def test_fc_errors() -> None:
+    for block in (td.Scalar(), td.Tensor([2, 2]), td.Vector(2, "int64")):
+        text = refused(TypeError, lambda b=block: b >> td.FC(2))
+        assert "FC: a wrong input type" in text and "a float32 vector" in text
+    shared = td.FC(2, name="shared")
+    td.Vector(3) >> shared
+    text = refused(TypeError, lambda: td.Vector(4) >> shared)
+    assert "the input type is another one" in text and "float32[3]" in text
+    assert "a wrong kind of input" in refused(TypeError, td.FC(2).set_input_type, td.PyObjectType())
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "int64"])
+def test_embedding(dtype: str) -> None:
+    table = [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]
+    layer = td.Embedding(3, 2, initializer=torch.tensor(table))
+    builds(td.Scalar(dtype) >> layer, [(1, [3.0, 4.0]), (5, [5.0, 6.0])], depth=1)
+    if dtype != "uint8":
+        again = td.Scalar(dtype) >> td.Embedding(3, 2, initializer=torch.tensor(table))
+        assert again.eval(-4, tolist=True) == [3.0, 4.0]
+
+
+def test_embedding_options() -> None:
+    fixed = td.Embedding(3, 2, trainable=False)
+    assert not fixed.weights.requires_grad
+    assert td.Embedding(3, 2, nn.init.ones_).weights.unique().tolist() == [1.0]
+    strict = td.Scalar("int64") >> td.Embedding(3, 2, mod_inputs=False)
+    assert strict.eval(2).shape == (2,)
+    assert "out of range" in refused(IndexError, strict.eval, 3)
+    assert "another shape" in refused(ValueError, td.Embedding, 3, 2, torch.ones(2, 2))
+    for block in (td.Scalar(), td.Vector(1, "int64")):
+        text = refused(TypeError, lambda b=block: b >> td.Embedding(3, 2))
+        assert "an integer scalar" in text
+
+
+def test_equal_words_are_looked_up_once() -> None:
+    model = td.Compiler.create(td.Map(td.Scalar("int64") >> td.Embedding(9, 2)) >> td.Sum())
+    first = model.collate([[1, 1, 2], [2, 1]]).schedule.steps[0]
+    assert first.size == 2
+
+
+def test_a_shared_layer_batches_together() -> None:
+    layer = td.FC(3, name="shared")
+    block = {"a": td.Vector(3) >> layer, "b": td.Vector(3) >> td.Function(torch.neg) >> layer}
+    model = td.Compiler.create(block)
+    stats = model.collate([{"a": [1, 2, 3], "b": [4, 5, 6]}] * 2).schedule.stats()
+    assert sorted(model.engine.operations[n].signature.name for n in set(stats.operations)) == [
+        "neg",
+        "shared",
+    ]
+    assert len(list(model.parameters())) == 2
+    one = torch.tanh
+    both = td.AllOf(td.Scalar() >> td.Function(one), td.Scalar() >> td.Function(one))
+    assert td.Compiler.create(both).collate([1.0, 2.0]).schedule.stats().steps == 1
+
+
+def test_scoped_layer() -> None:
+    assert td.ScopedLayer(nn.GRUCell(2, 3)).state_size == 3
+    assert td.ScopedLayer(nn.GRUCell(2, 3)).output_size == 3
+    plain = td.ScopedLayer(torch.neg)
+    assert plain.state_size is None and plain.output_size is None and plain.state_type is None
+    builds(td.Scalar() >> plain, [(1, -1.0)])
+    assert "layer_fn cannot be called" in refused(TypeError, td.ScopedLayer, 3)
+
+
+@pytest.mark.parametrize("drop_path", [False, True])
+def test_fractal_net(drop_path: bool) -> None:
+    net = td.FractalNet(2, 3, lambda: td.FC(2), drop_path=drop_path)
+    model = td.Compiler.create(td.Vector(2) >> net)
+    assert model([[1.0, 2.0], [3.0, 4.0]]).output.shape == (2, 2)
+    assert len(list(net.parameters())) == 2 * (2**3 - 1) * 2
+    torch.manual_seed(0)
+    seen = {tuple(model([[1.0, 2.0]]).output[0].tolist()) for _ in range(30)}
+    assert len(seen) > 1 if drop_path else len(seen) == 1
+    net.eval()
+    assert len({tuple(model([[1.0, 2.0]]).output[0].tolist()) for _ in range(5)}) == 1
+    three_ways(td.Vector(2) >> td.FractalNet(1, 2, lambda: td.FC(2)), [[1, 2]])
+
+
+def test_layers_lift() -> None:
+    layer = td.FC(2)
+    block: Any = layer >> td.FC(1)
+    assert [type(part).__name__ for part in block.children] == ["Function", "Function"]
+    assert isinstance(td.Vector(3) >> td.FC(2), td.Block)
+
+
+def test_called_directly() -> None:
+    layer = td.FC(2)
+    assert layer(torch.ones(4, 3)).shape == (4, 2)
+    assert layer.input_type == td.TensorType((3,))
+
+
+def test_names() -> None:
+    assert td.create_variable_scope("scope") == "scope"
+    assert td.create_variable_scope("scope") == "scope_1"
+    assert td.FC(2, name="mine").name == "mine"
+    assert "the name is no string" in refused(TypeError, td.FC, 2, name=3)
+
+
+def test_text_can_be_read_back() -> None:
+    names = {name: getattr(td, name) for name in td.__all__} | {"tanh": torch.tanh}
+    for layer in (
+        td.FC(2),
+        td.FC(2, activation=None, weight_norm=True, name="fc"),
+        td.FC(2, activation=torch.tanh, input_keep_prob=0.5),
+        td.Embedding(3, 2, trainable=False, mod_inputs=False),
+        td.ScopedLayer(torch.tanh),
+    ):
+        assert repr(eval(repr(layer), names)) == repr(layer)
+
+
+def test_copies() -> None:
+    model = td.Compiler.create(td.Map(td.Vector(2) >> td.FC(3)) >> td.Sum())
+    examples = [[[1.0, 2.0]], [[3.0, 4.0], [5.0, 6.0]]]
+    for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(again(examples).output, model(examples).output)
+        assert [p is q for p, q in zip(again.parameters(), model.parameters(), strict=True)] == [
+            False,
+            False,
+        ]

@@ -1,0 +1,94 @@
+"""The rewrites: on = off, and what they save."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pyg_dynbatch import blocks as td
+from tests.blocks.harness import three_ways
+
+
+def attention(layer: Any) -> td.Block:
+    """Scores of all elements against one query, which is broadcast."""
+    keys, query = td.Map(td.Vector(2)), td.Vector(3) >> td.Broadcast()
+    return {"a": query, "k": keys} >> td.ZipWith(td.Concat() >> layer) >> td.Sum()
+
+
+def pairs(layer: Any) -> td.Block:
+    """A function of all pairs of two sequences, as in a weave module."""
+    made = td.Composition()
+    with made.scope():
+        rows = td.Map(td.Vector(2)).reads(made.input)
+        inner = td.Composition()
+        with inner.scope():
+            again = td.Zip().reads(td.Broadcast().reads(inner.input[0]), inner.input[1])
+            mixed = td.Map(td.Concat() >> layer).reads(again)
+            inner.output.reads(td.Sum().reads(mixed))
+        all_pairs = td.Zip().reads(rows, td.Broadcast().reads(rows))
+        made.output.reads((td.Map(inner) >> td.Sum()).reads(all_pairs))
+    return made
+
+
+LAYERS: dict[str, Callable[[int], Any]] = {
+    "linear": lambda size: nn.Linear(size, 3),
+    "no bias": lambda size: nn.Linear(size, 3, bias=False),
+    "sequential": lambda size: nn.Sequential(nn.Linear(size, 3), nn.Tanh(), nn.Linear(3, 2)),
+    "fc": lambda size: td.FC(3),
+    "weight norm": lambda size: td.FC(3, torch.tanh, weight_norm=True),
+}
+QUERIES = [
+    {"a": [1, 2, 3], "k": [[1, 2], [3, 4], [5, 6]]},
+    {"a": [3, 2, 1], "k": []},
+    {"a": [0, 1, 0], "k": [[7, 8]]},
+]
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_on_equals_off(kind: str) -> None:
+    for make, size, examples in (
+        (attention, 5, QUERIES),
+        (pairs, 4, [[[1, 2], [3, 4], [5, 6]], [], [[1, 0]]]),
+    ):
+        root = make(LAYERS[kind](size))
+        results = []
+        for passes in ((), ("split_linear",), ("merge_equal",), td.PASSES):
+            three_ways(root, examples, passes)
+            model = td.Compiler.create(root, passes=passes).double()
+            output = model(examples).output
+            grads = torch.autograd.grad(output.square().sum(), list(model.parameters()))
+            results.append([output, *sorted(grads, key=lambda g: (g.shape, g.sum().item()))])
+        for found in results[1:]:
+            for wanted, mine in zip(results[0], found, strict=True):
+                torch.testing.assert_close(mine, wanted)
+
+
+def test_what_is_broadcast_is_multiplied_once() -> None:
+    model = td.Compiler.create(attention(nn.Linear(5, 3)))
+    stats = model.collate(QUERIES[:1]).schedule.stats()
+    rows = dict(zip(stats.operations, stats.widths, strict=True))
+    assert sorted(rows.values()) == [1, 1, 3, 3], rows
+    atoms = td.Compiler.create(pairs(nn.Linear(4, 3)))
+    many = [[[i, 1] for i in range(8)]]
+    widths = sorted(atoms.collate(many).schedule.stats().widths)
+    assert widths.count(64) == 1 and widths.count(8) >= 2, "8 products a side in place of 64"
+
+
+def test_nothing_is_split_without_need() -> None:
+    both = (td.Vector(2), td.Vector(3)) >> td.Concat() >> nn.Linear(5, 3)
+    model = td.Compiler.create(both)
+    assert model.collate([([1, 2], [1, 2, 3])]).schedule.stats().steps == 2
+    dropping = attention(td.FC(3, input_keep_prob=0.5))
+    names = td.Compiler.create(dropping).collate(QUERIES).schedule.stats().operations
+    assert "concat" in names
+
+
+def test_equal_leaves_are_computed_once() -> None:
+    leaves = td.Map(td.OneHot(3) >> nn.Linear(3, 2)) >> td.Sum()
+    on, off = (td.Compiler.create(leaves, passes=p) for p in (("merge_equal",), ()))
+    examples = [[0, 1, 0, 0], [1, 1, 2]]
+    assert on.collate(examples).schedule.steps[0].size == 3
+    assert off.collate(examples).schedule.steps[0].size == 7
+    torch.testing.assert_close(on(examples).output, off(examples).output)
