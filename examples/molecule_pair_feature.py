@@ -65,7 +65,7 @@ def error_of(featurizer: MoleculeFeaturizer) -> float:
     test = MoleculeLoader(molecules[200:], featurizer.pair_table, batch_size=100)
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     trainer = pl.Trainer(max_epochs=12, accelerator="cpu", enable_model_summary=False, **quiet)
-    trainer.fit(task, train)
+    trainer.fit(task, train, test)
     return trainer.test(task, test, verbose=False)[0]["test/mae"]
 
 

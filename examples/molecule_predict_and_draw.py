@@ -32,8 +32,9 @@ nci = NCI(options=FeaturizeOptions(progress=False))
 schema = MoleculeSchema(
     nci.featurizer_spec, len(nci.atom_names), nci.pair_table, nci.task_names, pairs=2
 )
-train = Subset(nci, range(1000))
+train, val = Subset(nci, range(1000)), Subset(nci, range(1000, 1200))
 loader = MoleculeLoader(train, nci.pair_table, batch_size=50, shuffle=True, pairs=2)
+val_loader = MoleculeLoader(val, nci.pair_table, batch_size=200, pairs=2)
 
 # 2. Model and training.
 task = MoleculeProperty(
@@ -49,7 +50,7 @@ task = MoleculeProperty(
 task.fit_targets(torch.from_numpy(nci.targets[:1000].copy()))
 quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
 trainer = pl.Trainer(max_epochs=8, accelerator="cpu", enable_model_summary=False, **quiet)
-trainer.fit(task, loader)
+trainer.fit(task, loader, val_loader)
 
 # 3. Ten molecules it has not seen: prediction, the most important atom, a picture.
 predictor = MoleculePredictor([task])
@@ -67,6 +68,7 @@ with tempfile.TemporaryDirectory() as folder:
         picture = draw_attributions(mol, found.leave_one_out, pairs, caption=caption)
         write_picture(Path(folder) / f"{number}.svg", picture)
         true = float(nci.targets[number, 0])
-        print(f"{true:6.1f} {found.value:6.1f}  most: {atom.GetSymbol()}{atom.GetIdx():<3} {smiles}")
+        name = f"{atom.GetSymbol()}{atom.GetIdx()}"
+        print(f"{true:6.1f} {found.value:6.1f}  most: {name:<4} {smiles}")
     pictures = sorted(Path(folder).glob("*.svg"))
     print(f"pictures: {len(pictures)}, the most important atom is polar in {polar} of 10")
