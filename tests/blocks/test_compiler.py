@@ -65,6 +65,39 @@ def test_it_learns() -> None:
     assert losses[-1] < 0.1 < losses[0]
 
 
+def test_it_trains_under_lightning() -> None:
+    import lightning
+
+    class Task(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = td.Compiler.create(sentence())
+            self.seen: list[int] = []
+
+        def training_step(self, batch: td.TracedBatch, number: int) -> torch.Tensor:
+            result = self.model(batch)
+            self.seen.append(len(batch))
+            return result.metric_tensors["scores"].square().mean()
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    task = Task()
+    before = task.model(TREES).output.square().mean().item()
+    loader = DataLoader(TREES, batch_size=2, collate_fn=task.model.collate)
+    trainer = lightning.Trainer(
+        max_epochs=3,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(task, loader)
+    assert task.seen == [2] * 6
+    assert task.model(TREES).output.square().mean().item() < before
+
+
 def test_order_and_company_change_nothing() -> None:
     model = td.Compiler.create(sentence()).double()
     whole = model(TREES).output

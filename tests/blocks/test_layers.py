@@ -111,6 +111,13 @@ def test_a_shared_layer_batches_together() -> None:
     assert td.Compiler.create(both).collate([1.0, 2.0]).schedule.stats().steps == 1
 
 
+def test_operations_are_named_after_what_is_called() -> None:
+    block = td.Vector(2) >> td.ScopedLayer(nn.Linear(2, 2)) >> td.FC(2) >> nn.Tanh()
+    model = td.Compiler.create(block >> td.Function(torch.neg, name="minus"))
+    names = [s.name for s in model.engine.operations.signatures]
+    assert names == ["linear", "fc", "tanh", "minus"]
+
+
 def test_scoped_layer() -> None:
     assert td.ScopedLayer(nn.GRUCell(2, 3)).state_size == 3
     assert td.ScopedLayer(nn.GRUCell(2, 3)).output_size == 3

@@ -282,6 +282,9 @@ class Code:
 
 def _name_of(module: Any) -> str:
     module = getattr(module, "called", module)
+    if not getattr(module, "name", None):
+        # A layer made of a module is known by the module.
+        module = getattr(module, "layer_fn", module)
     name = getattr(module, "name", None) or getattr(module, "__name__", None)
     name = name if isinstance(name, str) and name.isidentifier() else type(module).__name__
     return name.lower()
