@@ -254,7 +254,7 @@ def test_explain() -> None:
     assert model.explain(([1, 2], 3)).splitlines() == [
         "call 0: add(1.0, 3.0)  Root.Map.Function",
         "call 1: add(2.0, 3.0)  Root.Map.Function",
-        "call 2: _sum([call 0, call 1])  Root.Sum",
+        "call 2: sum([call 0, call 1])  Root.Sum",
     ]
     split = (
         td.Vector(4) >> td.Function(lambda x: x.chunk(2, 1)) >> td.GetItem(1) >> td.FC(1, name="fc")

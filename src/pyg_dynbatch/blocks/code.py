@@ -287,7 +287,7 @@ def _name_of(module: Any) -> str:
         module = getattr(module, "layer_fn", module)
     name = getattr(module, "name", None) or getattr(module, "__name__", None)
     name = name if isinstance(name, str) and name.isidentifier() else type(module).__name__
-    return name.lower()
+    return name.lower().strip("_")
 
 
 def packed(value: Any) -> str:

@@ -246,7 +246,7 @@ class Compiler(nn.Module):
         Example:
             >>> from pyg_dynbatch import blocks as td
             >>> print(Compiler.create(td.Map(td.Scalar()) >> td.Sum()).explain([1.0, 2.0]))
-            call 0: _sum([1.0, 2.0])  Root.Sum
+            call 0: sum([1.0, 2.0])  Root.Sum
         """
         return "\n".join(map(str, explained(self.tracer.recipe, self.tracer(example))))
 

@@ -151,7 +151,7 @@ def schedule_text(schedule: Schedule, width: int = 40) -> str:
         >>> from pyg_dynbatch import blocks as td
         >>> compiler = td.Compiler.create(td.Map(td.Scalar()) >> td.Sum())
         >>> print(schedule_text(compiler.collate([[1.0, 2.0], [3.0, 4.0]]).schedule))
-        step 0  _sum  ████████████████████████████████████████ 2
+        step 0  sum  ████████████████████████████████████████ 2
     """
     names = [schedule.signatures[step.operation].name for step in schedule.steps]
     sizes: Sequence[int] = [step.size for step in schedule.steps]
