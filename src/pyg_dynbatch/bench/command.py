@@ -58,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_fidelity(benches.add_parser("fidelity", help="losses of a run with and without batching"))
     _add_featurize(benches.add_parser("featurize", help="molecules a second of the featurizers"))
     _add_weave(benches.add_parser("weave", help="weave modules beside all ordered pairs"))
+    _add_blocks(benches.add_parser("blocks", help="a model in blocks beside the fused layers"))
     return parser
 
 
@@ -177,6 +178,30 @@ def _add_weave(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--seed", type=int, default=0)
     _add_molecules(parser)
+    _add_common(parser, repeats=5)
+
+
+def _add_blocks(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Training of the sentiment model written in blocks beside the fused layers with the same "
+        "weights, the cost of tracing, and the steps and time of both policies on a calculator "
+        "and a reader of letters and words."
+    )
+    _add_trees(parser)
+    parser.add_argument("--batch-sizes", type=_count(1), nargs="+", default=[100, 256], metavar="N")
+    parser.add_argument("--units", type=_count(1), nargs="+", default=[150, 300], metavar="N")
+    parser.add_argument("--embedding", type=_count(1), default=300, metavar="WIDTH")
+    parser.add_argument(
+        "--batches", type=_count(1), default=3, metavar="N", help="different batches a case"
+    )
+    models = ("calculator", "language")
+    parser.add_argument(
+        "--models", nargs="*", choices=models, default=list(models),
+        help="models on which policies are compared; none to leave that out",
+    )  # fmt: skip
+    parser.add_argument(
+        "--width", type=_count(1), default=32, metavar="N", help="width of these (default: 32)"
+    )
     _add_common(parser, repeats=5)
 
 
