@@ -123,6 +123,20 @@ def test_a_quote_that_is_never_closed(tmp_path: Path) -> None:
         list(read_molecules(path))
 
 
+def test_a_quote_that_is_never_closed_swallows_no_records(tmp_path: Path) -> None:
+    for text in ('smiles,y,z\nCO,1,"a\nCC,1,b\nCC,1,c\n', 'smiles,y,z\nCO,1,"a'):
+        path = write(tmp_path, "a.csv", text)
+        with pytest.raises(ValueError, match=r"cannot be read[\s\S]*never closed[\s\S]*a\.csv:2"):
+            list(read_molecules(path))
+    path = write(tmp_path, "a.csv", 'smiles,y,z\nCO,1,"a\nb"\nCC,1,"c"')
+    assert [raw.extra["z"] for raw in read_molecules(path)] == ["a\nb", "c"]
+
+
+def test_names_of_columns_in_a_smi_file_after_a_comment(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.smi", "# from a vendor\n\nSMILES ID\nCO a\nsmiles b\n")
+    assert [(raw.row, raw.smiles) for raw in read_molecules(path)] == [(0, "CO"), (1, "smiles")]
+
+
 def test_empty_files(tmp_path: Path) -> None:
     for name in ("a.smi", "a.sdf"):
         for text in ("", "\n\n"):

@@ -2,7 +2,7 @@
 
 import csv
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -215,8 +215,7 @@ def _label(text: str, name: str, missing: frozenset[str], where: str) -> float |
 
 
 def _read_table(lines: Lines, kind: str, wanted: _Wanted) -> Iterator[RawMolecule]:
-    reader = csv.reader(lines, delimiter="," if kind == "csv" else "\t")
-    records = _cells(reader, lines)
+    records = _cells(lines, "," if kind == "csv" else "\t")
     _, header = next(records, (0, []))
     header = [name.strip() for name in header]
     column = _find_columns(header, wanted, f"{lines.path}:1")
@@ -243,22 +242,35 @@ def _read_table(lines: Lines, kind: str, wanted: _Wanted) -> Iterator[RawMolecul
         )
 
 
-def _cells(reader: Iterable[list[str]], lines: Lines) -> Iterator[tuple[int, list[str]]]:
-    start = 1
+def _cells(lines: Lines, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    start, ended = 1, False
+
+    def watched() -> Iterator[str]:
+        nonlocal ended
+        yield from lines
+        ended = True
+
+    problem: object = None
     try:
-        for cells in reader:
+        for cells in csv.reader(watched(), delimiter=delimiter):
+            # The reader asks for a line after the last one only within a quoted cell.
+            if ended:
+                problem = "a quote that is opened here and never closed"
+                break
             if any(cell.strip() for cell in cells):
                 yield start, cells
             start = lines.number + 1
     except csv.Error as error:
+        problem = error
+    if problem is not None:
         raise ValueError(
             mismatch(
                 f"{lines.name}: the table cannot be read",
                 expected="cells between separators, quotes in pairs",
-                got=error,
+                got=problem,
                 where=f"{lines.path}:{start}",
             )
-        ) from error
+        )
 
 
 def _find_columns(header: list[str], wanted: _Wanted, where: str) -> int:
@@ -295,11 +307,13 @@ def _find_columns(header: list[str], wanted: _Wanted, where: str) -> int:
 
 
 def _read_smi(lines: Lines, kind: str, wanted: _Wanted) -> Iterator[RawMolecule]:
-    row = 0
+    row, header = 0, False
     for line in lines:
         text = line.strip()
-        is_header = lines.number == 1 and text[:6].lower() == "smiles" and not text[6:7].strip()
-        if not text or text.startswith("#") or is_header:
+        if not text or text.startswith("#"):
+            continue
+        if not (row or header) and text[:6].lower() == "smiles" and not text[6:7].strip():
+            header = True
             continue
         smiles, _, rest = text.replace("\t", " ").partition(" ")
         rest = rest.strip()
