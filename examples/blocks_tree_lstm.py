@@ -1,0 +1,134 @@
+"""Train a binary Tree-LSTM on the sentiment of phrases, from bracketed text to an epoch.
+
+The model is that of Tai, Socher and Manning (2015), arXiv:1503.00075, equations 9-14: a loss at
+every node, and accuracies of all nodes and of the roots. Put the lines of your own file of trees,
+such as the Stanford Sentiment Treebank, in the place of those made up here.
+"""
+
+import random
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from pyg_dynbatch import blocks as td
+
+WORDS = {"awful": -2, "bad": -1, "dull": -1, "plain": 0, "nice": 1, "good": 1, "superb": 2}
+State = tuple[Tensor, Tensor]
+
+# Functional unit: trees, model, loss, metrics, one epoch.
+
+
+def read_tree(line: str) -> list:
+    """Reads ``(3 (2 not) (1 bad))`` as ``[3, [2, "not"], [1, "bad"]]``."""
+    nodes: list[list] = [[]]
+    for piece in line.replace("(", " ( ").replace(")", " ) ").split(" "):
+        if piece == "(":
+            nodes.append([])
+        elif piece == ")":
+            nodes[-2].append(nodes.pop())
+        elif piece:
+            nodes[-1].append(piece if nodes[-1] else int(piece))
+    return nodes[0][0]
+
+
+class BinaryTreeLSTM(nn.Module):
+    """Computes the state of a node from its word and the states of its two children."""
+
+    def __init__(self, width_in: int, width: int) -> None:
+        super().__init__()
+        self.gates = nn.Linear(width_in + 2 * width, 5 * width)
+
+    def forward(self, x: Tensor, left: State, right: State) -> State:
+        """Works on all nodes of a level at once."""
+        (h0, c0), (h1, c1) = left, right
+        u, i, o, f0, f1 = self.gates(torch.cat([x, h0, h1], 1)).chunk(5, 1)
+        c = i.sigmoid() * u.tanh() + f0.sigmoid() * c0 + f1.sigmoid() * c1
+        return o.sigmoid() * c.tanh(), c
+
+
+def tree_lstm(word: td.Block, cell: nn.Module, scores: nn.Module, width: int) -> td.Block:
+    """Gives the state of the root; every node is measured on the way."""
+    state = td.TupleType(width, width)
+    tree = td.ForwardDeclaration(td.PyObjectType(), state, name="tree")
+    leaf = td.AllOf(td.GetItem(1) >> word, td.Zeros(state), td.Zeros(state))
+    no_word = td.Zeros(word.output_type)
+    inner = td.AllOf(no_word, td.GetItem(1) >> tree(), td.GetItem(2) >> tree())
+    states = td.OneOf(len, {2: leaf >> td.Function(cell), 3: inner >> td.Function(cell)})
+
+    def measured(block: td.Block, name: str) -> td.Block:
+        loss = td.Function(lambda s, y: cross_entropy(s, y, reduction="none"))
+        hit = td.Function(lambda s, y: (s.argmax(1) == y).float())
+        metrics = td.AllOf(loss >> td.Metric(f"{name}_loss"), hit >> td.Metric(f"{name}_hit"))
+        label = td.GetItem(0) >> td.Scalar("int64")
+        measure = (td.GetItem(0) >> scores, td.Identity()) >> metrics
+        return td.AllOf(block, label) >> td.AllOf(td.GetItem(0), measure) >> td.GetItem(0)
+
+    tree.resolve_to(measured(states, "node"))
+    return measured(tree.target, "root")
+
+
+def sentiment(words: Sequence[str], width_in: int, width: int) -> td.Compiler:
+    """Puts the model together; unknown words share a vector."""
+    number = {word: n + 1 for n, word in enumerate(words)}
+    index = td.InputTransform(lambda word: number.get(word, 0)) >> td.Scalar("int64")
+    word = index >> td.Embedding(len(words) + 1, width_in)
+    scores = nn.Sequential(nn.Dropout(0.5), nn.Linear(width, 5))
+    return td.Compiler.create(tree_lstm(word, BinaryTreeLSTM(width_in, width), scores, width))
+
+
+def run_epoch(
+    model: td.Compiler, examples: list, optimizer: torch.optim.Optimizer | None = None
+) -> dict[str, float]:
+    """Trains on all examples once, or tests without an optimizer; averages the metrics."""
+    model.train(optimizer is not None)
+    values: dict[str, list[Tensor]] = {}
+    for batch in td.group_by_batches(examples, 25):
+        with torch.set_grad_enabled(model.training):
+            found = model(batch).metric_tensors
+        if optimizer is not None:
+            optimizer.zero_grad()
+            (found["node_loss"].sum() / len(batch)).backward()
+            optimizer.step()
+        for name, value in found.items():
+            values.setdefault(name, []).append(value.detach())
+    return {name: torch.cat(value).mean().item() for name, value in values.items()}
+
+
+# End of the functional unit.
+
+
+def phrase(rng: random.Random, depth: int) -> tuple[str, int]:
+    """Draws a bracketed phrase with a label 0-4 at every node, and its value from -2 to 2."""
+    rule = rng.choice(["word", "not", "very", "but"]) if depth else "word"
+    if rule == "word":
+        word, value = rng.choice(list(WORDS.items()))
+        return f"({value + 2} {word})", value
+    inner, value = phrase(rng, depth - 1)
+    if rule == "but":  # "X but Y" means Y
+        other, _ = phrase(rng, depth - 1)
+        return f"({value + 2} {other} ({value + 2} (2 but) {inner}))", value
+    value = -value if rule == "not" else max(-2, min(2, 2 * value))
+    return f"({value + 2} (2 {rule}) {inner})", value
+
+
+def main() -> None:
+    """Trains for a few epochs and tests."""
+    torch.manual_seed(0)
+    rng = random.Random(0)
+    trees = [read_tree(phrase(rng, depth=4)[0]) for _ in range(700)]
+    model = sentiment([*WORDS, "not", "very", "but"], width_in=16, width=32)
+    traced = list(model.build_loom_inputs(trees))
+    train, test = traced[:500], traced[500:]
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.05, weight_decay=1e-4)
+    for epoch in range(6):
+        rng.shuffle(train)
+        found = run_epoch(model, train, optimizer)
+        print(f"epoch {epoch}: " + ", ".join(f"{k} {v:.3f}" for k, v in found.items()))
+    found = run_epoch(model, test)
+    print(f"test accuracy: nodes {found['node_hit']:.3f}, roots {found['root_hit']:.3f}")
+
+
+if __name__ == "__main__":
+    main()
