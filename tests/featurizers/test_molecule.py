@@ -397,3 +397,8 @@ except ImportError as error:
     assert run.returncode == 0, run.stderr
     assert "RDKit cannot be imported" in run.stdout
     assert 'pip install "pyg_dynbatch[chem]"' in run.stdout
+
+
+def test_a_fragment_keeps_the_numbers_of_the_text() -> None:
+    mol = MoleculeFeaturizer(fragments="largest").prepare("[Na+].[H]OC([H])([H])C")
+    assert [atom.GetIntProp("input_atom") for atom in mol.GetAtoms()] == [2, 3, 6]

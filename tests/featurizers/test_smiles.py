@@ -139,3 +139,35 @@ def test_a_bad_molecule_says_why() -> None:
     with pytest.raises(MoleculeError, match="Explicit valence for atom # 0 C, 5") as caught:
         sanitized_copy(raw)
     assert caught.value.atom == 0
+
+
+WRITTEN_HYDROGENS = {
+    "[H]C([H])([H])O[H]": [1, 4],
+    "[H]/C(F)=C(F)/[H]": [1, 2, 3, 4],
+    "[H][C@](F)(Cl)Br.[2H]O[H]": [1, 2, 3, 4, 5, 6],
+    "[Na+].[H]O |$a;b;c$|": [0, 2],
+    "[H:1]C": [1],
+}
+
+
+@pytest.mark.parametrize("smiles", WRITTEN_HYDROGENS)
+def test_atoms_are_numbered_as_in_the_text_though_hydrogens_are_none(smiles: str) -> None:
+    mol = parse_smiles(smiles)
+    places = [atom.GetIntProp("input_atom") for atom in mol.GetAtoms()]
+    assert places == WRITTEN_HYDROGENS[smiles]
+    assert Chem.MolToSmiles(mol) == Chem.MolToSmiles(Chem.MolFromSmiles(smiles))
+    again = sanitized_copy(mol)
+    assert [atom.GetIntProp("input_atom") for atom in again.GetAtoms()] == places
+
+
+@pytest.mark.parametrize("smiles", ["[H][H]", "[H+]", "CCO", "[2H]C"])
+def test_atoms_that_are_all_there_need_no_number(smiles: str) -> None:
+    assert not any(atom.HasProp("input_atom") for atom in parse_smiles(smiles).GetAtoms())
+
+
+def test_atoms_are_numbered_as_in_the_mol_block() -> None:
+    options = Chem.SmilesParserParams()
+    options.removeHs = False
+    whole = Chem.MolFromSmiles("[H]OC([H])([H])[H].[Na+]", options)
+    mol = parse_mol_block(Chem.MolToMolBlock(whole))
+    assert [atom.GetIntProp("input_atom") for atom in mol.GetAtoms()] == [1, 2, 6]

@@ -1,6 +1,7 @@
 """Choose one fragment of a salt or mixture, the same however its SMILES is written."""
 
 from pyg_dynbatch.featurizers.rdkit_access import Mol, atoms_of, chem
+from pyg_dynbatch.featurizers.smiles import INPUT_ATOM
 
 
 def largest_fragment(mol: Mol) -> Mol:
@@ -10,8 +11,8 @@ def largest_fragment(mol: Mol) -> Mol:
         mol: A sanitised ``rdkit.Chem.Mol``.
 
     Returns:
-        A new molecule whose atoms bear the property ``input_atom``, their number in `mol`; or
-        `mol` itself, unchanged, if it is one fragment or has no atoms.
+        A new molecule whose atoms bear the property ``input_atom``, their number in `mol` or
+        the one they had before; or `mol` itself, unchanged, if it is one fragment or has no atoms.
 
     Example:
         >>> from rdkit import Chem
@@ -32,6 +33,7 @@ def largest_fragment(mol: Mol) -> Mol:
     best = min(range(len(parts)), key=rank)
     chosen = parts[best]
     for atom, place in zip(atoms_of(chosen), places[best], strict=True):
-        atom.SetIntProp("input_atom", place)
+        if not atom.HasProp(INPUT_ATOM):
+            atom.SetIntProp(INPUT_ATOM, place)
     chem().GetSymmSSSR(chosen)  # a part has no ring information of its own
     return chosen

@@ -153,7 +153,7 @@ class MoleculeFeaturizer:
 
         Returns:
             A new ``rdkit.Chem.Mol``. The atoms of the input keep their order and, where a
-            fragment was left out, bear the property ``input_atom``.
+            fragment or hydrogens of the text were left out, bear the property ``input_atom``.
 
         Raises:
             MoleculeError: If the molecule is bad or too big.

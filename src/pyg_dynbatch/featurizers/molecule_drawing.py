@@ -10,6 +10,7 @@ from jaxtyping import Float
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.featurizers.rdkit_access import Mol, chem, rdkit_module
+from pyg_dynbatch.featurizers.smiles import INPUT_ATOM
 
 LOW, MIDDLE, HIGH = (0.13, 0.40, 0.67), (1.0, 1.0, 1.0), (0.70, 0.35, 0.02)
 """Ends and middle of the scale: blue and brown, which all kinds of colour vision tell apart."""
@@ -136,7 +137,8 @@ def atom_labels(mol: Mol) -> list[tuple[int, str]]:
         mol: A molecule that ``MoleculeFeaturizer.prepare`` gave.
 
     Returns:
-        One number and one element an atom; hydrogens that were added to a fragment have -1.
+        One number and one element an atom; hydrogens that were added have -1 where the other
+        atoms have not the numbers of the input.
 
     Example:
         >>> from pyg_dynbatch.featurizers import MoleculeFeaturizer
@@ -144,10 +146,10 @@ def atom_labels(mol: Mol) -> list[tuple[int, str]]:
         [(1, 'C'), (2, 'O')]
     """
     atoms = list(mol.GetAtoms())
-    whole = not any(atom.HasProp("input_atom") for atom in atoms)
+    whole = not any(atom.HasProp(INPUT_ATOM) for atom in atoms)
     labels = []
     for atom in atoms:
-        known = atom.GetIntProp("input_atom") if atom.HasProp("input_atom") else -1
+        known = atom.GetIntProp(INPUT_ATOM) if atom.HasProp(INPUT_ATOM) else -1
         labels.append((int(atom.GetIdx() if whole else known), str(atom.GetSymbol())))
     return labels
 

@@ -4,7 +4,10 @@ import string
 from collections.abc import Callable
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.featurizers.rdkit_access import Mol, chem, rdkit_module
+from pyg_dynbatch.featurizers.rdkit_access import Mol, atoms_of, chem, rdkit_module
+
+INPUT_ATOM = "input_atom"
+"""Property of atoms: their number in the input, where it is not their number in the molecule."""
 
 _LONGEST_SHOWN = 80
 
@@ -55,7 +58,8 @@ def parse_smiles(smiles: object) -> Mol:
             What may stand after a blank (CXSMILES, a name) is read by RDKit.
 
     Returns:
-        The sanitised molecule, its atoms in the order of the text.
+        The sanitised molecule, its atoms in the order of the text. Hydrogens written as atoms
+        become counts; then the atoms bear the property ``input_atom``, their number in the text.
 
     Raises:
         MoleculeError: If the text is missing, empty, not well-formed, or its chemistry is
@@ -81,7 +85,22 @@ def parse_smiles(smiles: object) -> Mol:
         mol = chem().MolFromSmiles(text) if _is_readable(text) else None
         if mol is None:
             raise _why_not(text)
+        if "[H" in text:
+            options = chem().SmilesParserParams()
+            options.removeHs = False
+            _note_places(mol, chem().MolFromSmiles(text, options))
     return mol
+
+
+def _note_places(mol: Mol, whole: Mol) -> None:
+    """Notes on every atom where it stands in the input, if hydrogens have left gaps there."""
+    for atom in atoms_of(whole):
+        atom.SetIntProp(INPUT_ATOM, atom.GetIdx())
+    kept = atoms_of(chem().RemoveHs(whole))
+    if len(kept) == whole.GetNumAtoms():
+        return
+    for atom, noted in zip(atoms_of(mol), kept, strict=True):
+        atom.SetIntProp(INPUT_ATOM, noted.GetIntProp(INPUT_ATOM))
 
 
 def _is_readable(text: str) -> bool:
@@ -174,7 +193,8 @@ def parse_mol_block(block: str) -> Mol:
         block: The text up to ``M  END``, V2000 or V3000.
 
     Returns:
-        The sanitised molecule; hydrogens written out become counts, as in a SMILES.
+        The sanitised molecule; hydrogens written out become counts, as in a SMILES, and the
+        property ``input_atom`` is the number in the block.
 
     Raises:
         MoleculeError: If the block is not well-formed, or its chemistry is refused.
@@ -191,6 +211,8 @@ def _parse_block(block: str, read: Callable[..., Mol]) -> Mol:
     with rdkit_module("rdBase").BlockLogs():
         try:
             mol = read(block)
+            if mol is not None and " H " in block:
+                _note_places(mol, read(block, removeHs=False))
             if mol is not None:
                 return mol
             raw = read(block, sanitize=False)
