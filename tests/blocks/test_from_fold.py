@@ -1,0 +1,103 @@
+"""The porting guide names everything: all public names here, and all names of Fold."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import pyg_dynbatch
+from pyg_dynbatch import blocks as td
+
+PAGE = Path(__file__).parents[2] / "docs" / "from_fold.md"
+
+FOLD = {
+    "Types": "TensorType TupleType SequenceType BroadcastSequenceType PyObjectType VoidType "
+    "ResultType convert_to_type canonicalize_type IOBase",
+    "Blocks": "Block convert_to_block Tensor Scalar Vector InputTransform SerializedMessageToTree "
+    "OneHot OneHotFromList Optional Composition Pipe Record AllOf FromTensor Function Concat Zeros "
+    "Map Fold RNN Reduce Sum Min Max Mean Broadcast Zip ZipWith NGrams Nth GetItem Slice Length "
+    "ForwardDeclaration OneOf Identity Void Metric",
+    "Layers": "Layer TensorToTensorLayer FC Embedding FractalNet ScopedLayer create_variable_scope",
+    "Running": "Compiler EdibleIterator group_by_batches epochs Compiler.create Compiler.compile "
+    "Compiler.init_loom Compiler.is_loom_initialized Compiler.build_feed_dict "
+    "Compiler.build_loom_input_batched Compiler.build_loom_inputs Compiler.multiprocessing_pool "
+    "Compiler.pool Compiler.input_tensor Compiler.output_tensors Compiler.metric_tensors "
+    "Compiler.loom_input_tensor Compiler.max_depth Compiler.root",
+    "Loom": "Loom Weaver TypeShape LoomOp PassThroughLoomOp WeaverOpBase DeserializingWeaver",
+    "Plans": "Plan TrainPlan EvalPlan InferPlan define_plan_flags plan_default_params parse_spec",
+}
+"""Public names by the part of the library; those of options and inner members are left out."""
+OPTIONS = (
+    "mode debug logdir_base plan_name run_id save_summaries_secs num_multiprocess_processes "
+    "truncate_examples master task ps_tasks worker_replicas num_dequeuers queue_capacity epochs "
+    "batch_size batches_per_epoch save_model_secs eval_interval_secs save_best infer_from "
+    "optimizer_spec learning_rate_decay_spec"
+)
+NAMED = [name for names in FOLD.values() for name in names.split()]
+
+
+def rows(section: str) -> list[list[str]]:
+    """The cells of all tables of a section, without their heads."""
+    text = PAGE.read_text(encoding="utf-8")
+    part = re.search(rf"^## {section}\n(.*?)(?=^## |\Z)", text, flags=re.MULTILINE | re.DOTALL)
+    assert part is not None
+    lines = re.findall(r"^\| *`.*\|$", part[1], flags=re.MULTILINE)
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def name(cell: str) -> str:
+    return re.findall(r"`([^`]+)`", cell)[0]
+
+
+PORTED = [row for section in ("Types", "Blocks", "Layers", "Running") for row in rows(section)]
+LEFT_OUT = [row for row in rows("Left out on purpose") if len(row) == 3]
+
+
+def stands_for(path: str) -> object:
+    """What a dotted name is; a field of a data class is its annotation."""
+    first, *rest = path.split(".")
+    found = getattr(td, first)
+    for part in rest:
+        fields = getattr(found, "__dataclass_fields__", {})
+        found = fields[part] if part in fields else getattr(found, part)
+    return found
+
+
+def test_every_name_of_fold_stands_once() -> None:
+    named = [name(row[0]) for row in PORTED + LEFT_OUT]
+    assert sorted(named) == sorted(NAMED)
+
+
+@pytest.mark.parametrize("row", PORTED, ids=lambda row: name(row[0]))
+def test_what_is_ported_is_there(row: list[str]) -> None:
+    fold, here = name(row[0]), name(row[1])
+    assert stands_for(here) is not None
+    public = here.partition(".")[0]
+    assert public in td.__all__
+    assert fold == here or public == "BlockResult"
+
+
+@pytest.mark.parametrize("row", LEFT_OUT, ids=lambda row: name(row[0]))
+def test_what_is_left_out_is_not_there(row: list[str]) -> None:
+    first, *rest = name(row[0]).split(".")
+    owner = getattr(td, first) if rest else td
+    assert not hasattr(owner, (rest or [first])[0])
+    assert row[1], "says what to use instead"
+
+
+def test_every_public_name_stands_on_the_page() -> None:
+    named = {name(row[1]).partition(".")[0] for row in PORTED}
+    beyond = {name(row[0]) for row in rows("Beyond Fold")}
+    assert sorted(td.__all__) == sorted(named | beyond)
+    assert not named - {"BlockResult"} & beyond
+
+
+def test_every_option_of_a_plan_stands_on_the_page() -> None:
+    cells = [row[0] for row in rows("Left out on purpose") if len(row) == 2]
+    assert sorted(re.findall(r"`(\w+)`", " ".join(cells))) == sorted(OPTIONS.split())
+
+
+def test_what_stands_for_the_loom_is_public() -> None:
+    for shown in ("Engine", "Program", "TensorType", "Operations", "Schedule"):
+        assert f"`{shown}" in PAGE.read_text("utf-8") or f".{shown}`" in PAGE.read_text("utf-8")
+        assert shown in pyg_dynbatch.__all__
