@@ -12,6 +12,7 @@ import torch
 import yaml
 
 from pyg_dynbatch.cli import main
+from pyg_dynbatch.datasets import PackedMolecules
 from tests.training.molecules import molecule_csv, trained
 
 pytestmark = [
@@ -216,6 +217,14 @@ def test_explain_given_smiles_as_png(folder: Path, checkpoint: str, capsys) -> N
     assert run("explain", "--checkpoint", checkpoint, *argv, "--picture", "png", "--most", "2") == 0
     assert "stopped after 2 records" in capsys.readouterr().out
     assert Path("out/row_000001.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_featurize_with_texts_that_mean_a_missing_label(folder: Path) -> None:
+    (folder / "marked.csv").write_text("smiles,y\nCO,?\nC,1\n", encoding="utf-8")
+    argv = ["featurize", "--input", "marked.csv", "--output", "packed", "--targets", "y"]
+    assert run(*argv) == 2
+    assert run(*argv, "--missing", "?", "-999") == 0
+    assert PackedMolecules("packed").targets[1].tolist() == [1.0]
 
 
 @pytest.mark.parametrize("command", ["featurize", "explain", "predict"])

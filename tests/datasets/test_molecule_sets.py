@@ -157,6 +157,15 @@ def test_without_network(tmp_path, monkeypatch):
     assert "put muv.csv.gz (or muv.csv) into a folder and pass raw_dir=" in str(caught.value)
 
 
+def test_qm8_has_some_columns_twice(tmp_path):
+    names = MEMBERS["qm8"].tasks
+    header = ["smiles", *names[:8], *names[4:8], *names[8:]]
+    row = ["CO", *map(str, range(16))]
+    write(tmp_path, ",".join(header) + "\n" + ",".join(row) + "\n", "qm8.csv")
+    dataset = net(name="QM8", raw_dir=tmp_path)
+    assert dataset.targets[0].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 12, 13, 14, 15]
+
+
 @pytest.mark.parametrize("key", sorted(MEMBERS))
 def test_the_columns_of_every_member(tmp_path, key):
     member = MEMBERS[key]
@@ -227,3 +236,17 @@ def test_a_molecule_that_is_too_big(tmp_path):
     with pytest.raises(ValueError, match="row 1 cannot be used") as caught:
         MoleculeFile(tmp_path / "a.smi", featurizer=MoleculeFeaturizer(max_atoms=20))
     assert "30 atoms, 465 pairs: more than max_atoms=20" in str(caught.value)
+
+
+def test_texts_that_mean_a_missing_target(tmp_path):
+    path = tmp_path / "mine.csv"
+    path.write_text("smiles,y\nCO,?\nC,-999\nCC,-9\n")
+    given = {"target_columns": ["y"], "options": FeaturizeOptions(bad="raise", progress=False)}
+    with pytest.raises(ValueError, match=r"no finite number[\s\S]*missing=\['\?'\]"):
+        MoleculeFile(path, tmp_path, **given)
+    one = MoleculeFile(path, tmp_path, **given, missing=["?"])
+    both = MoleculeFile(path, tmp_path, **given, missing=["?", "-999"])
+    assert one.targets.ravel().tolist() == pytest.approx([float("nan"), -999, -9], nan_ok=True)
+    assert np.isnan(both.targets).ravel().tolist() == [True, True, False]
+    again = MoleculeFile(path, tmp_path, **given, missing=["-999", "?"])
+    assert again.folder == both.folder != one.folder

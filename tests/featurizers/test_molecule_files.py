@@ -98,6 +98,12 @@ def test_repeated_columns_are_refused_where_they_are_used(tmp_path: Path) -> Non
         list(read_molecules(path))
 
 
+def test_the_first_of_repeated_columns_on_request(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.csv", "smiles,y,y,z\nCC,1,2,3\n")
+    (raw,) = read_molecules(path, target_columns=["z", "y"], first_of_repeated=True)
+    assert raw.targets == (3.0, 1.0)
+
+
 @pytest.mark.parametrize("text", ["high", "1,5", "1.2.3", "inf", "-inf", "?", "1 2"])
 def test_labels_that_are_no_numbers(tmp_path: Path, text: str) -> None:
     path = write(tmp_path, "a.csv", f'smiles,y\nCC,1\nCO,"{text}"\n')

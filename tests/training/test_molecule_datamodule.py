@@ -122,6 +122,13 @@ def test_split_options_that_cannot_be_used(tmp_path: Path, options, said: str) -
         molecule_data(tmp_path, split=options).setup("test")
 
 
+def test_texts_that_mean_a_missing_target(tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text("smiles,y\nCO,?\nC,1\n", encoding="utf-8")
+    data = MoleculeFileData(str(path), ["y"], missing=["?"], reading=QUIET)
+    assert torch.isnan(torch.from_numpy(data.molecules.targets)).tolist() == [[True], [False]]
+
+
 def test_data_sets_without_columns() -> None:
     with pytest.raises(ValueError, match="has no column that splits it"):
         NCIData().column("part")

@@ -1,6 +1,7 @@
 """Load a user's own file of molecules."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from pyg_dynbatch.datasets.download import sha256_of
@@ -26,6 +27,7 @@ class MoleculeFile(PackedMolecules):
         target_columns: Columns, or SDF properties, of the targets; none for a file to predict.
         options: What to do with bad rows (by default stop at the first), processes.
         transform: Applied to a molecule each time it is taken.
+        missing: What else than an empty cell, nan and NA is a missing target, such as ``"?"``.
 
     Raises:
         FileNotFoundError: If there is no such file.
@@ -52,15 +54,21 @@ class MoleculeFile(PackedMolecules):
         target_columns: Sequence[str] = (),
         options: FeaturizeOptions = _STRICT,
         transform: Transform | None = None,
+        missing: Collection[str] = (),
     ) -> None:
         path = Path(path)
         tasks = tuple(target_columns)
         # Read first: its messages about a file that cannot be used are the better ones.
-        records = read_molecules(path, smiles_column=smiles_column, target_columns=list(tasks))
+        records = read_molecules(
+            path, smiles_column=smiles_column, target_columns=list(tasks), missing=missing
+        )
+        key = {"file": sha256_of(path), "smiles_column": str(smiles_column)}
+        if missing:
+            key["missing"] = json.dumps(sorted(missing))
         store = open_or_build(
             root,
             path.name.partition(".")[0],
-            {"file": sha256_of(path), "smiles_column": str(smiles_column)},
+            key,
             lambda: records,
             featurizer or MoleculeFeaturizer(),
             task_names=tasks,

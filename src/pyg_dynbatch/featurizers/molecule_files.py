@@ -58,6 +58,7 @@ class _Wanted:
     targets: tuple[str, ...]
     name: str | None
     missing: frozenset[str]
+    first_of_repeated: bool
 
     def labels(self, row: dict[str, str], where: str) -> tuple[float | None, ...]:
         return tuple(_label(row.get(name, ""), name, self.missing, where) for name in self.targets)
@@ -75,6 +76,7 @@ def read_molecules(
     name_column: str | None = None,
     format: str | None = None,
     missing: Collection[str] = (),
+    first_of_repeated: bool = False,
 ) -> Iterator[RawMolecule]:
     r"""Reads a file of molecules as a stream: a million records need no more memory than one.
 
@@ -95,6 +97,8 @@ def read_molecules(
         name_column: Name of the column of names (csv, tsv).
         format: ``"csv"``, ``"tsv"``, ``"smi"`` or ``"sdf"``; None to go by the suffix.
         missing: What else than an empty cell, nan and NA (in whatever case) is a missing label.
+        first_of_repeated: Whether of several columns of one name the first is taken; else they
+            are refused where they are used.
 
     Yields:
         One `RawMolecule` a record, in the order of the file.
@@ -129,6 +133,7 @@ def read_molecules(
         tuple(target_columns or ()),
         name_column,
         frozenset((*MISSING, *(token.strip().lower() for token in missing))),
+        first_of_repeated,
     )
     if kind in ("smi", "sdf") and (smiles_column or name_column):
         raise ValueError(
@@ -208,7 +213,7 @@ def _label(text: str, name: str, missing: frozenset[str], where: str) -> float |
                 expected="a number, or an empty cell, nan or NA for a missing label",
                 got=repr(text),
                 where=where,
-                mend=f"missing=[{text!r}], if this means that the label is missing",
+                mend=f"missing=[{text!r}] (featurize: --missing), if that is a missing label",
             )
         )
     return value
@@ -219,6 +224,7 @@ def _read_table(lines: Lines, kind: str, wanted: _Wanted) -> Iterator[RawMolecul
     _, header = next(records, (0, []))
     header = [name.strip() for name in header]
     column = _find_columns(header, wanted, f"{lines.path}:1")
+    places = {name: header.index(name) for name in header}
     for row, (start, cells) in enumerate(records):
         where = f"{lines.path}:{start}"
         if len(cells) != len(header):
@@ -231,7 +237,7 @@ def _read_table(lines: Lines, kind: str, wanted: _Wanted) -> Iterator[RawMolecul
                     mend="quote cells that hold the separator",
                 )
             )
-        named = dict(zip(header, cells, strict=True))
+        named = {name: cells[place] for name, place in places.items()}
         yield RawMolecule(
             row,
             where,
@@ -294,7 +300,7 @@ def _find_columns(header: list[str], wanted: _Wanted, where: str) -> int:
             )
         )
     twice = [name for name in (*found, *asked[1:]) if header.count(name) > 1]
-    if twice or len(found) > 1:
+    if (twice or len(found) > 1) and not wanted.first_of_repeated:
         raise ValueError(
             mismatch(
                 "read_molecules: two columns have the same name",

@@ -90,6 +90,7 @@ class MoleculeFileData(MoleculeDataModule):
         classes: Number of classes of ``multiclass``.
         smiles_column: Column of the SMILES; left out, the one that looks like it.
         root: Folder of the packed molecules; left out, they are made anew in memory.
+        missing: Texts of missing targets, beside empty cells, nan and NA.
         **loading: Everything else goes to
             :class:`~pyg_dynbatch.training.molecule_datamodule.MoleculeDataModule`.
 
@@ -109,6 +110,7 @@ class MoleculeFileData(MoleculeDataModule):
         classes: int = 2,
         smiles_column: str | None = None,
         root: str | None = None,
+        missing: list[str] | None = None,
         **loading: Any,
     ) -> None:
         super().__init__(**loading)
@@ -127,6 +129,7 @@ class MoleculeFileData(MoleculeDataModule):
         self.classes = classes
         self.smiles_column = smiles_column
         self.root = root
+        self.missing = missing or []
 
     @property
     def kind(self) -> PropertyKind:
@@ -141,7 +144,9 @@ class MoleculeFileData(MoleculeDataModule):
     def load(self) -> PackedMolecules:
         """Loads all molecules."""
         columns = (self.smiles_column, self.columns)
-        return MoleculeFile(self.file, self.root, self.featurizer, *columns, self.reading)
+        return MoleculeFile(
+            self.file, self.root, self.featurizer, *columns, self.reading, missing=self.missing
+        )
 
     def column(self, name: str) -> Mapping[int, str]:
         """Reads a column of the file.

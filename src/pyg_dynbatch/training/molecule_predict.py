@@ -49,6 +49,7 @@ def read_input(
         target_columns=targets,
         name_column=options.name_column,
         format=kind,
+        missing=getattr(options, "missing", ()),
     )
 
 
@@ -140,6 +141,7 @@ def _featurize_parser() -> argparse.ArgumentParser:
     add_input(parser)
     add("--output", required=True, metavar="FOLDER", help="where the packed molecules go")
     add("--targets", nargs="+", default=[], metavar="NAME", help="columns of labels to keep")
+    add("--missing", nargs="+", default=[], metavar="TEXT", help="cells that are missing labels")
     add("--atoms", default="kearnes", help="atom features: kearnes or deepchem")
     add("--pairs", default="kearnes", help="pair features: kearnes or deepchem")
     add("--fragments", default="all", help="all or largest")
