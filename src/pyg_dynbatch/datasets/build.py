@@ -157,8 +157,7 @@ class _Builder:
             self._shards[piece.shard] = Shard(shard_bytes(arrays, facts))
         else:
             # While shards change, the folder is no finished store.
-            if (self.folder / HEADER).is_file():
-                (self.folder / HEADER).unlink()
+            (self.folder / HEADER).unlink(missing_ok=True)
             path = write_shard(self.folder / shard_name(piece.shard), arrays, facts)
             self._shards[piece.shard] = Shard(path)
         self._waiting = []
