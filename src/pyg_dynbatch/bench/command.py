@@ -55,6 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     benches = parser.add_subparsers(dest="bench", required=True, metavar="BENCH")
     _add_scaling(benches.add_parser("scaling", help="time and memory a node, 10^3 to 10^6 nodes"))
     _add_sst(benches.add_parser("sst", help="trees a second on the Stanford Sentiment Treebank"))
+    _add_table1(benches.add_parser("table1", help="batching by hand and dynamically, as in Fold"))
     _add_fidelity(benches.add_parser("fidelity", help="losses of a run with and without batching"))
     _add_featurize(benches.add_parser("featurize", help="molecules a second of the featurizers"))
     _add_weave(benches.add_parser("weave", help="weave modules beside all ordered pairs"))
@@ -106,6 +107,37 @@ def _add_sst(parser: argparse.ArgumentParser) -> None:
         "--loop-trees", type=_count(1), default=4, metavar="N",
         help="trees of a batch that the loop over nodes runs (default: 4)",
     )  # fmt: skip
+    _add_common(parser, repeats=5)
+
+
+def _add_table1(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Table 1 of Fold's paper: trees of one shape batched by hand, the same dynamically, and "
+        "trees of different shapes dynamically; inference and training, with the schedule ready "
+        "and end to end. A batch of 1,024 takes a processor minutes and 5 GB."
+    )
+    parser.add_argument(
+        "--batch-sizes", type=_count(1), nargs="+", metavar="N",
+        default=[1, 32, 64, 128, 256, 512, 1024],
+    )  # fmt: skip
+    parser.add_argument(
+        "--cells", nargs="+", choices=("fold", "tai"), default=["fold"],
+        help="the cell of the paper, the N-ary Tree-LSTM (default: fold)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--shapes", nargs="+", choices=("random", "balanced", "sequence"), default=["random"],
+        help="(default: random)",
+    )  # fmt: skip
+    parser.add_argument("--leaves", type=_count(2), default=128, help="of a tree (default: 128)")
+    parser.add_argument("--units", type=_count(1), default=1024, help="width (default: 1024)")
+    parser.add_argument(
+        "--batches", type=_count(1), default=1, metavar="N", help="different batches a case"
+    )
+    parser.add_argument(
+        "--budget", type=float, default=300.0, metavar="SECONDS",
+        help="no further repeat of a batch after this time (default: 300)",
+    )  # fmt: skip
+    parser.add_argument("--seed", type=int, default=0)
     _add_common(parser, repeats=5)
 
 
