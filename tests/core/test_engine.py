@@ -19,7 +19,7 @@ from pyg_dynbatch.core import (
     run_one_by_one,
 )
 from tests.core.helpers import SCALAR, VECTOR, Vectors, chain_program, message, tree_program
-from tests.strategies import Dag, structures
+from tests.strategies import Dag, dags, structures
 
 STATE = (TensorType((3,)), TensorType((), torch.int64))
 
@@ -287,3 +287,47 @@ def test_a_ragged_argument_of_tuples() -> None:
     assert second.tolist() == [[1.0, 0.0]]
     second.sum().backward()
     assert rows[1].grad.tolist() == [[1.0, 1.0], [0.0, 0.0], [2.0, 2.0]]
+
+
+class Join(nn.Module):
+    """Two ordered children; counts the rows it is called on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+        self.rows = 0
+
+    def forward(self, x: Tensor, left: Tensor, right: Tensor) -> Tensor:
+        self.rows += x.size(0)
+        return torch.tanh(self.linear(torch.cat([x, left + 2 * right], 1)))
+
+
+class Leaf(nn.Module):
+    """What Join gives without children."""
+
+    def __init__(self, join: Join) -> None:
+        super().__init__()
+        self.linear = join.linear
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(nn.functional.linear(x, self.linear.weight[:, :3], self.linear.bias))
+
+
+@given(dags(max_arity=2))
+def test_a_leaf_module_saves_the_cell_on_the_first_level(dag: Dag) -> None:
+    join = Join().double()
+    plain = Engine.of_cell(join, VECTOR, 2).double()
+    quick = Engine.of_cell(join, VECTOR, 2, leaf=Leaf(join)).double()
+    schedule = Schedule.from_structure(dag.edge_index, dag.num_nodes, arity=2)
+    x = torch.randn(dag.num_nodes, 3, dtype=torch.float64, requires_grad=True)
+    leaves = [x, *join.parameters()]
+    found = []
+    for engine in (plain, quick):
+        join.rows = 0
+        h = engine(schedule, {"input": x})["node"]
+        grads = torch.autograd.grad(h.square().sum(), leaves, materialize_grads=True)
+        found.append((h, *grads))
+        wanted = dag.num_nodes if engine is plain else sum(map(bool, dag.children))
+        assert join.rows == wanted
+    for mine, right in zip(*found, strict=True):
+        torch.testing.assert_close(mine, right, rtol=1e-12, atol=1e-12)

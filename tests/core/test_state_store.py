@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from pyg_dynbatch.core import Engine, Operations, Program, Schedule, run_one_by_one
-from pyg_dynbatch.core.state_store import StateStore
+from pyg_dynbatch.core.state_store import Read, StateStore, new_token, read_rows
 from pyg_dynbatch.testing import assert_gradients_agree
 from tests.core.helpers import VECTOR, Vectors, message
 
@@ -298,3 +298,27 @@ def test_an_operation_may_hand_its_gradient_on_as_it_is() -> None:
     top = program.call(add, program.call(add, d, b), program.call(add, a, c))
     program.output(program.call(add, top, d))
     assert_gradients_agree(Engine(operations), [program, program], {VECTOR: torch.randn(8, 3)})
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("index", [[], [0, 3, 3, 1, 2, 0]])
+def test_several_arguments_in_one_gather(index: list[int], stacked: bool) -> None:
+    rows = torch.randn(4, 2, dtype=torch.float64, requires_grad=True)
+    height = torch.arange(4)
+    store = StateStore(4)
+    store.allocate((rows, height), (torch.float64, torch.int64))
+    token = store.write(new_token(rows), 0, (rows, height))
+    pick = torch.tensor(index, dtype=torch.long)
+    found = read_rows(token, [Read(store, pick, 2, stacked), Read(store, (1, 2))])
+    two = (pick[0::2], pick[1::2]) if stacked else (pick[: len(pick) // 2], pick[len(pick) // 2 :])
+    for place, part in enumerate((*two, torch.tensor([1, 2]))):
+        assert found[place][0].equal(rows[part])
+        assert found[place][1].equal(height[part])
+    weights = [torch.randn_like(each[0]) for each in found]
+    mine = sum((each[0] * w).sum() for each, w in zip(found, weights, strict=True))
+    right = sum(
+        (rows[part] * w).sum()
+        for part, w in zip((*two, torch.tensor([1, 2])), weights, strict=True)
+    )
+    (wanted,) = torch.autograd.grad(right, rows)
+    assert_close(torch.autograd.grad(mine, rows), [wanted])

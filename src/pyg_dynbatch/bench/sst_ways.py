@@ -20,7 +20,8 @@ class Ways:
     """Runs the same weights in several ways.
 
     ``fused`` is the model as it stands; ``generic`` runs its cell level by level with ordinary
-    autograd; ``engine`` hands the cell to the engine as a module it knows nothing about.
+    autograd; ``engine`` hands the engine two modules it knows nothing about, one for words and
+    one that joins two states, as one would write them without this package's layers.
 
     Args:
         model: A classifier with a binary Tree-LSTM, without dropout.
@@ -39,7 +40,8 @@ class Ways:
         self.model, self.optimizer = model, optimizer
         cell = model.encoder.layer.cell
         row = TensorType((cell.in_channels,), tag="input")
-        self.engine = Engine.of_cell(cell, cell.state_type, cell.arity, row)
+        join, leaf = JoinCell(cell), LeafCell(cell)
+        self.engine = Engine.of_cell(join, cell.state_type, cell.arity, row, leaf)
         self.loss = nn.CrossEntropyLoss(ignore_index=-1, reduction="sum")
 
     def logits(self, mode: str, batch: Any) -> Tensor:
@@ -114,6 +116,59 @@ class Ways:
         found = [g.to_dense() if g.is_sparse else g.clone() for g in grads]
         self.model.zero_grad()
         return found
+
+
+class LeafCell(nn.Module):
+    """Computes the states of words, with the weights of a Tree-LSTM cell.
+
+    Args:
+        cell: The cell.
+
+    Reference:
+        Tai, Socher, Manning (2015), arXiv:1503.00075, equations 9-14 without children.
+    """
+
+    def __init__(self, cell: NaryTreeLSTMCell) -> None:
+        super().__init__()
+        self.cell = cell
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Computes hidden and memory rows of ``x``, ``[row, in_channels]``."""
+        width = self.cell.out_channels
+        weight, bias = self.cell.weight_input[: 3 * width], self.cell.bias[: 3 * width]
+        candidate, gates = nn.functional.linear(x, weight, bias).split([width, 2 * width], 1)
+        write, show = gates.sigmoid().split(width, 1)
+        memory = write * candidate.tanh()
+        return show * memory.tanh(), memory
+
+
+class JoinCell(nn.Module):
+    """Computes the states of nodes from two children, without looking at the input.
+
+    Args:
+        cell: A binary Tree-LSTM cell, whose weights are used.
+
+    Reference:
+        Tai, Socher, Manning (2015), arXiv:1503.00075, equations 9-14 without input.
+    """
+
+    def __init__(self, cell: NaryTreeLSTMCell) -> None:
+        super().__init__()
+        self.cell = cell
+
+    def forward(
+        self, x: Tensor, left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Computes hidden and memory rows from those of two children."""
+        width, bias = self.cell.out_channels, self.cell.bias
+        both = torch.cat([left[0], right[0]], 1)
+        # The bias of the forget gate is that of both children.
+        bias = torch.cat([bias, bias[3 * width :]])
+        gates = nn.functional.linear(both, self.cell.weight_hidden, bias)
+        candidate, gates = gates.split([width, 4 * width], 1)
+        write, show, keep_left, keep_right = gates.sigmoid().split(width, 1)
+        memory = write * candidate.tanh() + keep_left * left[1] + keep_right * right[1]
+        return show * memory.tanh(), memory
 
 
 class PlainTree(NamedTuple):

@@ -1,6 +1,6 @@
 """Run a schedule with real modules: gather, call, write, step by step."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -24,9 +24,18 @@ from pyg_dynbatch.core.rows import (
     versions_of,
 )
 from pyg_dynbatch.core.schedule import Schedule
-from pyg_dynbatch.core.state_store import Pick, Rows, StateStore, finish, new_token
+from pyg_dynbatch.core.state_store import (
+    Pick,
+    Read,
+    Rows,
+    StateStore,
+    finish,
+    new_token,
+    read_rows,
+    write_rows,
+)
 from pyg_dynbatch.core.tensor_type import RowType, TensorType, describe, parts_of
-from pyg_dynbatch.core.wiring import Step, Wiring
+from pyg_dynbatch.core.wiring import Step, Wiring, packed
 
 
 class RaggedRows(NamedTuple):
@@ -92,6 +101,7 @@ class Engine(nn.Module):
                 )
             )
         self.operations = operations
+        self.has_leaf = False
         # Follows .to() and .double(): tells the working precision and the device of constants.
         self.register_buffer("_precision", torch.empty(0), persistent=False)
 
@@ -102,6 +112,7 @@ class Engine(nn.Module):
         state: RowType,
         arity: int | None = None,
         input_type: RowType | None = None,
+        leaf: nn.Module | None = None,
     ) -> "Engine":
         """Makes an engine for schedules of structures from one recurrent cell.
 
@@ -112,9 +123,12 @@ class Engine(nn.Module):
             state: Type of the state of one node.
             arity: As given to :meth:`Schedule.from_structure`.
             input_type: Type of an input row; taken from the inputs where left out.
+            leaf: Called as ``leaf(x)`` in place of the cell for all nodes of the first level,
+                which have no children: no work on rows of zeros. In sentiment trees, where only
+                leaves have words, it is half of the work, and the cell need not look at ``x``.
 
         Returns:
-            The engine; its only operation is called ``"node"``.
+            The engine; its operations are called ``"node"`` and, with a leaf module, ``"leaf"``.
 
         Example:
             >>> class Height(nn.Module):
@@ -129,7 +143,11 @@ class Engine(nn.Module):
         operations = Operations()
         inputs = any_type("input") if input_type is None else input_type
         operations.add(cell, [inputs, *children], [state], name="node", random=True)
-        return cls(operations)
+        if leaf is not None:
+            operations.add(leaf, [inputs], [state], name="leaf", random=True)
+        engine = cls(operations)
+        engine.has_leaf = leaf is not None
+        return engine
 
     def forward(
         self, schedule: Schedule, inputs: Mapping[RowType | str, Any] | None = None
@@ -210,6 +228,8 @@ class _Run:
     ) -> None:
         self.engine, self.schedule = engine, schedule
         self.operations = [engine.operation_of(s) for s in schedule.signatures]
+        # Only schedules of structures say how many nodes of a level read an input.
+        self.has_leaf = engine.has_leaf and "level_inputs" in schedule.facts
         self.token = new_token(schedule.wiring)
         self.stores = [
             StateStore(store.rows, store.constants if constants is None else 0)
@@ -273,12 +293,9 @@ class _Run:
 
     def make(self, number: int, step: Step) -> None:
         """Makes one step."""
-        operation = self.operations[step.operation]
+        operation = self._operation(number, step)
         signature = operation.signature
-        arguments = [
-            self._argument(wanted, wiring, step)
-            for wanted, wiring in zip(signature.inputs, step.arguments, strict=True)
-        ]
+        arguments = self._arguments(signature.inputs, step)
         before = versions_of(arguments)
         results = operation(*arguments)
         if versions_of(arguments) != before:
@@ -286,16 +303,42 @@ class _Run:
         if len(signature.outputs) == 1:
             results = (results,)
         checked = checked_results(signature, results, step.size, f"step {number}")
-        for (store, start), rows in zip(step.results, checked, strict=True):
-            self.token = self.stores[store].write(self.token, start, rows)
+        places = [(self.stores[store], start) for store, start in step.results]
+        self.token = write_rows(self.token, places, checked)
 
-    def _argument(self, wanted: RowType | Ragged, wiring: Wiring, step: Step) -> Any:
-        rows: Any = self.stores[wiring.store].read(self.token, self._pick(wiring))
-        if not isinstance(row_type_of(wanted), tuple) and len(rows) == 1:
-            rows = rows[0]
-        if isinstance(wanted, Ragged):
-            return RaggedRows(rows, self.schedule.owners_of(wiring), step.size)
-        return rows
+    def _operation(self, number: int, step: Step) -> Operation:
+        if self.has_leaf and number == 0:
+            return self.engine.operations["leaf"]
+        return self.operations[step.operation]
+
+    def _arguments(self, inputs: Sequence[RowType | Ragged], step: Step) -> list[Any]:
+        """Reads all arguments of a step at once."""
+        found: list[Any] = []
+        # A leaf module takes the first of them alone.
+        wirings = step.arguments[: len(inputs)]
+        rows_of_all = read_rows(self.token, self._reads(wirings))
+        for wanted, wiring, rows in zip(inputs, wirings, rows_of_all, strict=True):
+            one = not isinstance(row_type_of(wanted), tuple) and len(rows) == 1
+            argument: Any = rows[0] if one else rows
+            if isinstance(wanted, Ragged):
+                argument = RaggedRows(argument, self.schedule.owners_of(wiring), step.size)
+            found.append(argument)
+        return found
+
+    def _reads(self, wirings: Sequence[Wiring]) -> list[Read]:
+        """Says what to read; arguments whose row numbers lie side by side share a gather."""
+        reads, flat = [], self.schedule.wiring
+        number = 0
+        while number < len(wirings):
+            first = wirings[number]
+            store, places = self.stores[first.store], packed(wirings, number)
+            if places == 1:
+                reads.append(Read(store, self._pick(first)))
+            else:
+                index = flat[first.offset : first.offset + places * first.length]
+                reads.append(Read(store, index, places, first.stride > 1))
+            number += places
+        return reads
 
     def _pick(self, wiring: Wiring) -> Pick:
         if wiring.start >= 0:
@@ -307,7 +350,10 @@ class _Run:
 
         Distributed training waits for a gradient of every parameter on every rank.
         """
-        used = {self.schedule.signatures[step.operation].name for step in self.schedule.steps}
+        used = {
+            self._operation(number, step).signature.name
+            for number, step in enumerate(self.schedule.steps)
+        }
         for operation in self.engine.operations:
             signature = operation.signature
             row_types = [row_type_of(wanted) for wanted in signature.inputs]

@@ -1,6 +1,7 @@
 """Keep all rows of one type in one buffer, and their gradients in one other."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -119,16 +120,91 @@ class StateStore:
 
     def read(self, token: Tensor, pick: Pick) -> Rows:
         """Reads rows; gradients that come back are added up in the gradient buffer."""
-        if token.requires_grad and torch.is_grad_enabled():
-            return _Read.apply(token, self, pick)
-        return self.take(pick)
+        return read_rows(token, [Read(self, pick)])[0]
 
     def write(self, token: Tensor, start: int, rows: Rows) -> Tensor:
         """Writes rows side by side from ``start`` on; returns the token of all that follows."""
-        if torch.is_grad_enabled() and any(part.requires_grad for part in rows):
-            return _Write.apply(token, self, start, *rows)
-        self.put(start, rows)
-        return token
+        return write_rows(token, [(self, start)], [rows])
+
+
+class Read(NamedTuple):
+    """Says which rows of a store to read, for one argument or for several in one gather.
+
+    Args:
+        store: The store.
+        pick: The rows.
+        places: How many arguments the rows are for, as many rows each.
+        stacked: Whether the rows of all arguments of one call stand together; otherwise those of
+            one argument do.
+    """
+
+    store: StateStore
+    pick: Pick
+    places: int = 1
+    stacked: bool = False
+
+    def taken(self, own: bool) -> list[Tensor]:
+        """Takes the rows: the parts of the first argument, then those of the next."""
+        rows = self.store.copy(self.pick) if own else self.store.take(self.pick)
+        if self.places == 1:
+            return list(rows)
+        split = [self._split(part) for part in rows]
+        return [parts[place] for place in range(self.places) for parts in split]
+
+    def _split(self, rows: Tensor) -> tuple[Tensor, ...]:
+        if self.stacked:
+            return rows.unflatten(0, (-1, self.places)).unbind(1)
+        return rows.chunk(self.places) if rows.size(0) else (rows,) * self.places
+
+    def picks(self) -> Sequence[Pick]:
+        """Tells which rows each argument reads."""
+        if isinstance(self.pick, tuple) or self.places == 1:
+            return (self.pick,)
+        return self._split(self.pick)
+
+
+def read_rows(token: Tensor, reads: Sequence[Read], own: bool = False) -> list[Rows]:
+    """Reads the rows of several arguments in one call of autograd.
+
+    Args:
+        token: Token after the last write.
+        reads: What to read.
+        own: Whether the rows may be changed and must keep no buffer alive.
+
+    Returns:
+        For every argument its parts.
+    """
+    if token.requires_grad and torch.is_grad_enabled() and reads:
+        flat = _Read.apply(token, reads, own)
+    else:
+        flat = tuple(part for read in reads for part in read.taken(own))
+    found, first = [], 0
+    for read in reads:
+        parts = len(read.store.buffers)
+        for _ in range(read.places):
+            found.append(flat[first : first + parts])
+            first += parts
+    return found
+
+
+def write_rows(
+    token: Tensor, places: Sequence[tuple[StateStore, int]], rows: Sequence[Rows]
+) -> Tensor:
+    """Writes the rows of several results in one call of autograd.
+
+    Args:
+        token: Token after the last write.
+        places: For every result its store and the first row there.
+        rows: For every result its parts.
+
+    Returns:
+        The token of all that follows.
+    """
+    if torch.is_grad_enabled() and any(part.requires_grad for parts in rows for part in parts):
+        return _Write.apply(token, places, *(part for parts in rows for part in parts))
+    for (store, start), parts in zip(places, rows, strict=True):
+        store.put(start, parts)
+    return token
 
 
 def _alias(buffer: Tensor, start: int, length: int) -> Tensor:
@@ -167,26 +243,34 @@ def refuse_second_derivative() -> None:
 
 class _Write(Function):
     @staticmethod
-    def forward(ctx: Any, token: Tensor, store: StateStore, start: int, *rows: Tensor) -> Tensor:
-        store.put(start, rows)
-        ctx.gradients, ctx.start, ctx.size = store.gradients, start, rows[0].size(0)
-        ctx.dtypes = tuple(part.dtype for part in rows)
+    def forward(
+        ctx: Any, token: Tensor, places: Sequence[tuple[StateStore, int]], *rows: Tensor
+    ) -> Tensor:
+        first, ctx.written = 0, []
+        for store, start in places:
+            parts = rows[first : first + len(store.buffers)]
+            first += len(parts)
+            store.put(start, parts)
+            dtypes = tuple(part.dtype for part in parts)
+            ctx.written.append((store.gradients, start, parts[0].size(0), dtypes))
         ctx.set_materialize_grads(False)
         return torch.empty(0, device=token.device)
 
     @staticmethod
     def backward(ctx: Any, token_gradient: Tensor | None) -> Any:
         refuse_second_derivative()
-        found = ctx.gradients.take(ctx.start, ctx.size, ctx.dtypes)
+        found = [part for gradients, *what in ctx.written for part in gradients.take(*what)]
         token = token_gradient if ctx.needs_input_grad[0] else None
-        return token, None, None, *found
+        return token, None, *found
 
 
 class _Read(Function):
     @staticmethod
-    def forward(ctx: Any, token: Tensor, store: StateStore, pick: Pick) -> Rows:
-        rows = store.take(pick)
-        ctx.gradients, ctx.pick, ctx.device = store.gradients, pick, token.device
+    def forward(ctx: Any, token: Tensor, reads: Sequence[Read], own: bool) -> Rows:
+        rows = tuple(part for read in reads for part in read.taken(own))
+        ctx.reads = [(read.store.gradients, read._replace(store=None)) for read in reads]
+        ctx.parts = [len(read.store.buffers) for read in reads]
+        ctx.device = token.device
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*(part for part in rows if not has_gradient(part.dtype)))
         return rows
@@ -194,31 +278,12 @@ class _Read(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
         refuse_second_derivative()
-        ctx.gradients.add(ctx.pick, gradients)
-        return torch.empty(0, device=ctx.device), None, None
-
-
-class _Finish(Function):
-    """Reads all results at once."""
-
-    @staticmethod
-    def forward(ctx: Any, token: Tensor, picks: list[Any]) -> Rows:
-        rows = [store.copy(pick) for store, pick in picks]
-        ctx.picks = [(store.gradients, pick, len(store.buffers)) for store, pick in picks]
-        ctx.device = token.device
-        ctx.set_materialize_grads(False)
-        flat = tuple(part for parts in rows for part in parts)
-        ctx.mark_non_differentiable(*(part for part in flat if not has_gradient(part.dtype)))
-        return flat
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-        refuse_second_derivative()
         first = 0
-        for store, pick, parts in ctx.picks:
-            store.add(pick, gradients[first : first + parts])
-            first += parts
-        return torch.empty(0, device=ctx.device), None
+        for (store, read), parts in zip(ctx.reads, ctx.parts, strict=True):
+            for pick in read.picks():
+                store.add(pick, gradients[first : first + parts])
+                first += parts
+        return torch.empty(0, device=ctx.device), None, None
 
 
 def finish(
@@ -234,11 +299,4 @@ def finish(
     Returns:
         For every result its parts.
     """
-    if not (token.requires_grad and torch.is_grad_enabled()):
-        return [store.copy(pick) for store, pick in picks]
-    flat = _Finish.apply(token, picks)
-    found, first = [], 0
-    for store, _ in picks:
-        found.append(flat[first : first + len(store.buffers)])
-        first += len(store.buffers)
-    return found
+    return read_rows(token, [Read(store, pick) for store, pick in picks], own=True)

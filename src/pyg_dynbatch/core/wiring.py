@@ -1,5 +1,6 @@
 """Say in plain integers which rows a step reads and where its results go."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -50,6 +51,40 @@ class Output(NamedTuple):
 
     wiring: Wiring
     example: int
+
+
+def packed(wirings: Sequence[Wiring], number: int) -> int:
+    """Counts the arguments, from one on, that one gather can read.
+
+    Their row numbers lie side by side in the flat vector: argument after argument, or, with a
+    stride, those of all arguments of one call together.
+
+    Args:
+        wirings: The arguments of a step.
+        number: The first of them.
+
+    Returns:
+        How many; 1 for an argument that goes alone.
+
+    Example:
+        >>> packed([Wiring(0, 10, 5, -1), Wiring(0, 15, 5, -1), Wiring(0, 20, 5, 3)], 0)
+        2
+        >>> packed([Wiring(0, 10, 5, -1, stride=2), Wiring(0, 11, 5, -1, stride=2)], 0)
+        2
+    """
+    store, offset, length, start, owner, stride = wirings[number]
+    if start >= 0 or owner >= 0:
+        return 1
+    jump = length if stride == 1 else 1
+    count, last = 1, len(wirings) - number
+    if stride > 1:
+        last = min(last, stride)
+    while count < last and wirings[number + count] == (
+        store, offset + count * jump, length, -1, -1, stride,
+    ):  # fmt: skip
+        count += 1
+    # A stride is that of all arguments together, or of none.
+    return count if stride in (1, count) else 1
 
 
 def first_rows(index: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
