@@ -8,6 +8,7 @@ import random
 
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 
 from pyg_dynbatch import blocks as td
 
@@ -25,10 +26,10 @@ def calculator(width: int) -> td.Block:
         operands = td.Record({"left": value(), "right": value()})
         cases[sign] = operands >> td.Concat() >> mixer(2 * width, width)
     value.resolve_to(td.OneOf(lambda e: e["op"] if isinstance(e, dict) else None, cases))
-    scores = value.target >> td.FC(3, activation=None)
-    fields = td.Record([("expression", scores), ("sign", td.Scalar("int64"))])
-    loss = td.Function(lambda s, y: nn.functional.cross_entropy(s, y, reduction="none"))
-    return fields >> td.AllOf(loss, td.GetItem(0))
+    scores = td.GetItem("expression") >> value.target >> td.FC(3, activation=None)
+    sign = td.GetItem("sign") >> td.Scalar("int64")
+    loss = td.Function(lambda s, y: cross_entropy(s, y, reduction="none"))
+    return td.AllOf(scores, sign) >> td.AllOf(loss, td.GetItem(0))
 
 
 def mixer(width_in: int, width: int) -> nn.Module:
@@ -73,8 +74,8 @@ def main() -> None:
     with torch.no_grad():
         found = model(traced[2000:]).output[1].argmax(1)
     sign = torch.tensor([example["sign"] for example in examples[2000:]])
-    share, hits = (sign == 2).float().mean(), (found == sign).float().mean()
-    print(f"test accuracy {hits:.3f}, always saying positive {share:.3f}")
+    shares = [(guess == sign).float().mean() for guess in (found, torch.tensor(2))]
+    print("test accuracy {:.3f}, always saying positive {:.3f}".format(*shares))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from torch import nn
 
 from pyg_dynbatch import blocks as td
 
-WIDTH, FARTHEST = 16, 8
+WIDTH, FARTHEST, FUNCTIONS = 16, 8, ("a", "aa", "pa", "p", "pp", "ap")
 
 # Functional unit: one weave module.
 
@@ -38,11 +38,6 @@ def weave_module(f: Mapping[str, nn.Module]) -> td.Block:
 # End of the functional unit.
 
 
-def fully_connected(width: int) -> dict[str, td.FC]:
-    """Gives the six functions, each one layer."""
-    return {name: td.FC(width, name=name) for name in ("a", "aa", "pa", "p", "pp", "ap")}
-
-
 def molecule(rng: random.Random, num_atoms: int) -> dict[str, list]:
     """Draws a tree of atoms; a pair is marked by its number of bonds in between."""
     far = [[0] * num_atoms for _ in range(num_atoms)]
@@ -60,10 +55,10 @@ def main() -> None:
     torch.manual_seed(0)
     rng = random.Random(0)
     distance = td.InputTransform(lambda d: min(d, FARTHEST - 1)) >> td.OneHot(FARTHEST)
-    molecules = [("atoms", td.Map(td.Vector(1))), ("pairs", td.Map(td.Map(distance)))]
-    weave = td.Record(molecules) >> weave_module(fully_connected(WIDTH))
-    weave = weave >> weave_module(fully_connected(WIDTH)) >> td.GetItem(0)
-    found = weave >> td.Sum() >> td.FC(WIDTH) >> td.FC(1, activation=None)
+    weave = td.Record([("atoms", td.Map(td.Vector(1))), ("pairs", td.Map(td.Map(distance)))])
+    for _ in range(2):
+        weave = weave >> weave_module({name: td.FC(WIDTH) for name in FUNCTIONS})
+    found = weave >> td.GetItem(0) >> td.Sum() >> td.FC(WIDTH) >> td.FC(1, activation=None)
     model = td.Compiler.create(td.AllOf(found, td.GetItem("longest") >> td.Vector(1)))
     examples = [molecule(rng, rng.randint(1, 8)) for _ in range(500)]
     train, test = (list(model.build_loom_inputs(e)) for e in (examples[:400], examples[400:]))

@@ -1,0 +1,14 @@
+"""What the files of examples define, for tests that use more of them than they print."""
+
+import runpy
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parents[1] / "examples"
+
+
+@cache
+def defined_in(name: str) -> dict[str, Any]:
+    """Runs an example without its ``main``, and gives all its names."""
+    return runpy.run_path(str(FOLDER / f"{name}.py"), run_name=name)

@@ -1,0 +1,247 @@
+"""Models written in blocks are the fused layers: same weights, same values, same gradients.
+
+The blocks are those of the examples, so that what is shown there is what is proved here.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, linear
+
+from pyg_dynbatch import blocks as td
+from pyg_dynbatch.blocks.compile import PASSES
+from pyg_dynbatch.core import Schedule
+from pyg_dynbatch.core.pairs import Pairs
+from pyg_dynbatch.nn import NaryTreeLSTM, WeaveConv
+from tests.example_files import defined_in
+from tests.nn.plain_weave import Molecules, molecules
+
+FEW = settings(max_examples=12, suppress_health_check=list(HealthCheck))
+BOTH_PASSES = pytest.mark.parametrize("passes", (PASSES, ()), ids=("rewritten", "as written"))
+IN, OUT, WORDS = 3, 4, 6
+Tree = list[Any]
+
+
+def close(found: object, expected: object) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+def gradients(results: list[Tensor], wanted: list[Tensor]) -> list[Tensor]:
+    """Gradients of a loss in which every number of the results has a weight of its own."""
+    parts = [(r * torch.arange(r.numel()).add(1).cos().view_as(r)).sum() for r in results]
+    loss = torch.stack(parts).sum()
+    return list(torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True))
+
+
+# Tree-LSTM.
+
+
+class Joint(nn.Module):
+    """Multiplies [x, h of the left, h of the right] by the weights of a cell of ``nn``.
+
+    Args:
+        cell: Its gates stand in the order u, i, o, f; its hidden part has an f for each child.
+        order: Which of u, i, o, f0, f1 comes where.
+        less_forget: What the user of the product adds to the forget gates by itself.
+    """
+
+    def __init__(self, cell: nn.Module, order: tuple[int, ...], less_forget: float) -> None:
+        super().__init__()
+        self.cell, self.order, self.less_forget = cell, order, less_forget
+
+    def forward(self, rows: Tensor) -> Tensor:
+        x = self.cell.weight_input.split(OUT)
+        hidden, bias = self.cell.weight_hidden.split(OUT), self.cell.bias.split(OUT)
+        weight = [torch.cat([x[min(n, 3)], hidden[n]], 1) for n in range(5)]
+        shift = [bias[min(n, 3)] - self.less_forget * (n > 2) for n in range(5)]
+        gates = (
+            torch.cat([weight[n] for n in self.order]),
+            torch.cat([shift[n] for n in self.order]),
+        )
+        return linear(rows, *gates)
+
+
+def plain_tree_lstm(layer: NaryTreeLSTM, words: nn.Module, scores: nn.Module) -> td.Block:
+    example = defined_in("blocks_tree_lstm")
+    cell = example["BinaryTreeLSTM"](IN, OUT)
+    cell.gates = Joint(layer.cell, (0, 1, 2, 3, 4), 0)
+    word = td.Scalar("int64") >> td.Function(words)
+    return example["tree_lstm"](word, cell, scores, OUT) >> td.Void()
+
+
+def sentiment_of_fold(layer: NaryTreeLSTM, words: nn.Module, scores: nn.Module) -> td.Block:
+    example = defined_in("blocks_sentiment")
+    cell = example["DropoutTreeLSTM"](IN, OUT, keep=0.75)
+    cell.gates = Joint(layer.cell, (1, 0, 3, 4, 2), 1)
+    word = td.Scalar("int64") >> td.Function(words)
+    return example["sentiment"](word, cell, scores, OUT)
+
+
+def trees() -> st.SearchStrategy[list[Tree]]:
+    label = st.integers(0, 4)
+    leaf = st.tuples(label, st.integers(0, WORDS - 1)).map(list)
+    tree = st.recursive(leaf, lambda t: st.tuples(label, t, t).map(list), max_leaves=12)
+    return st.lists(tree, min_size=1, max_size=5)
+
+
+class Nodes:
+    """All nodes of some trees, children first, as the tensors that the fused layer takes."""
+
+    def __init__(self, trees: list[Tree]) -> None:
+        self.edges: list[tuple[int, int, int]] = []
+        self.words: list[int] = []
+        self.labels: list[int] = []
+        self.roots = [self._add(tree) for tree in trees]
+
+    def _add(self, tree: Tree) -> int:
+        children = [self._add(child) for child in tree[1:]] if len(tree) == 3 else []
+        number = len(self.words)
+        self.words.append(-1 if children else tree[1])
+        self.labels.append(tree[0])
+        self.edges += [(child, number, slot) for slot, child in enumerate(children)]
+        return number
+
+    def schedule(self) -> Schedule:
+        edges = torch.tensor(self.edges, dtype=torch.long).reshape(-1, 3).t()
+        return Schedule.from_structure(
+            edges[:2],
+            len(self.words),
+            child_slot=edges[2],
+            arity=2,
+            has_input=torch.tensor(self.words) >= 0,
+        )
+
+
+def setting() -> tuple[NaryTreeLSTM, nn.Module, nn.Module]:
+    layer, words, scores = (
+        NaryTreeLSTM(IN, OUT, arity=2),
+        nn.Embedding(WORDS, IN),
+        nn.Linear(OUT, 5),
+    )
+    with torch.no_grad():
+        layer.cell.bias.normal_()
+    return layer, words, scores
+
+
+@BOTH_PASSES
+@pytest.mark.parametrize(
+    ("write", "metrics"),
+    [
+        (plain_tree_lstm, {"node_loss": False, "root_loss": True}),
+        (sentiment_of_fold, {"all_loss": False, "root_loss": True}),
+    ],
+)
+@FEW
+@given(given_trees=trees())
+def test_tree_lstm_in_blocks_is_the_fused_layer(
+    write: Callable[..., td.Block],
+    metrics: dict[str, bool],
+    passes: tuple[str, ...],
+    given_trees: list[Tree],
+) -> None:
+    layer, words, scores = setting()
+    model = td.Compiler.create(write(layer, words, scores), passes=passes).double().eval()
+    found = model(given_trees).metric_tensors
+    nodes = Nodes(given_trees)
+    number = torch.tensor(nodes.words)
+    x = torch.where(number[:, None] >= 0, words(number.clamp(min=0)), 0.0)
+    rows = scores(layer(x, schedule=nodes.schedule()))
+    loss = cross_entropy(rows, torch.tensor(nodes.labels), reduction="none")
+    hit = rows.argmax(1) == torch.tensor(nodes.labels)
+    expected = {name: loss[nodes.roots] if root else loss for name, root in metrics.items()}
+    close({name: found[name] for name in metrics}, expected)
+    hits = next(value for name, value in found.items() if name in ("node_hit", "all_hits"))
+    assert torch.equal(hits.bool(), hit)
+    wanted = [*layer.parameters(), *words.parameters(), *scores.parameters()]
+    assert {id(p) for p in wanted} == {id(p) for p in model.parameters()}
+    in_order = [found[name] for name in metrics]
+    close(gradients(in_order, wanted), gradients(list(expected.values()), wanted))
+
+
+@given(given_trees=trees())
+@FEW
+def test_metrics_of_fold_are_counted_as_fold_counts(given_trees: list[Tree]) -> None:
+    layer, words, scores = setting()
+    model = td.Compiler.create(sentiment_of_fold(layer, words, scores)).eval()
+    found = model(given_trees).metric_tensors
+    nodes = Nodes(given_trees)
+    number = torch.tensor(nodes.words)
+    x = torch.where(number[:, None] >= 0, words(number.clamp(min=0)), 0.0)
+    share = scores(layer(x, schedule=nodes.schedule())).softmax(1)
+    label = torch.tensor(nodes.labels)
+    side = (share[:, 3] + share[:, 4] > share[:, 0] + share[:, 1]) == (label > 2)
+    root = torch.zeros(len(label), dtype=torch.bool).index_fill(0, torch.tensor(nodes.roots), True)
+    assert torch.equal(found["all_binary_hits"].bool(), side[label != 2])
+    assert torch.equal(found["root_binary_hits"].bool(), side[(label != 2) & root])
+    hit = share.argmax(1) == label
+    assert torch.equal(found["root_hits"].bool(), hit[root])
+
+
+# Weave.
+
+
+def in_blocks(convs: list[WeaveConv], table: nn.Module) -> td.Block:
+    """Modules of blocks one after another, on the layers of the fused modules."""
+    atoms = td.Map(td.InputRow("x", convs[0].atom_in))
+    pairs = td.Map(td.Map(td.Scalar("int64") >> td.Function(table)))
+    model: td.Block = td.Record([("atoms", atoms), ("codes", pairs)])
+    for conv in convs:
+        names = ("a", "aa", "pa", "p", "pp", "ap")
+        layers = {name: nn.Sequential(getattr(conv, f"lin_{name}"), nn.ReLU()) for name in names}
+        model = model >> defined_in("blocks_weave")["weave_module"](layers)
+    rows = (td.Map(td.Metric("atom")), td.Map(td.Map(td.Metric("pair"))))
+    return model >> rows >> td.Void()
+
+
+def shaken(module: nn.Module) -> nn.Module:
+    with torch.no_grad():
+        for number, parameter in enumerate(module.parameters()):
+            parameter += 0.3 * torch.sin(torch.arange(parameter.numel()) + number).view_as(
+                parameter
+            )
+    return module.double()
+
+
+@BOTH_PASSES
+@FEW
+@given(
+    mols=molecules(5, 3).map(lambda m: Molecules(m.sizes, m.code)),
+    widths=st.permutations((3, 4, 5, 6)),
+)
+def test_weave_in_blocks_is_the_fused_layer(
+    passes: tuple[str, ...], mols: Molecules, widths: list[int]
+) -> None:
+    names = dict(zip(("aa", "pa", "ap", "pp"), widths, strict=True))
+    convs = [WeaveConv(3, 2, 4, 5, hidden=names), WeaveConv(4, 5, 2, 3, hidden=names)]
+    table = nn.Embedding(5, 2)
+    block = in_blocks(convs, table)
+    model = td.Compiler.create(block, passes=passes).double()
+    for part in (*convs, table):
+        shaken(part)
+    if not sum(mols.sizes):
+        return
+    x = torch.randn(sum(mols.sizes), 3, dtype=torch.double, requires_grad=True)
+    examples = [
+        {"atoms": [(n, size) for n in range(size)], "codes": codes}
+        for size, codes in zip(mols.sizes, mols.tables(), strict=True)
+    ]
+    found = model(examples, {"x": x}).metric_tensors
+
+    code = torch.tensor(mols.code, dtype=torch.uint8)
+    pairs = Pairs.from_codes(code, mols.sizes, torch.ones(5, dtype=torch.bool))
+    place = {
+        p: n for n, p in enumerate(zip(pairs.first.tolist(), pairs.second.tolist(), strict=True))
+    }
+    both_ways = [place[min(i, j), max(i, j)] for i, j, _ in mols.ordered()]
+    rows, pair = x, table(pairs.code.long())
+    for conv in convs:
+        rows, pair = conv(rows, pair, pairs)
+    expected = [rows, pair[both_ways]]
+    close([found["atom"], found["pair"]], expected)
+    wanted = [x, *(p for part in (*convs, table) for p in part.parameters())]
+    close(gradients([found["atom"], found["pair"]], wanted), gradients(expected, wanted))
