@@ -13,6 +13,7 @@ from copy import deepcopy
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, dropout
+from torch.optim import Adagrad, Optimizer
 
 from pyg_dynbatch import blocks as td
 
@@ -99,22 +100,18 @@ def model_of(words: Sequence[str], width_in: int, width: int, keep: float = 0.75
     return td.Compiler.create(sentiment(index >> embedding, cell, nn.Linear(width, 5), width))
 
 
-def run_epoch(
-    model: td.Compiler, examples: list, optimizer: torch.optim.Optimizer | None = None
-) -> dict[str, float]:
+def run_epoch(model: td.Compiler, examples: list, optimizer: Optimizer | None = None) -> dict:
     """Trains on all examples once, or tests without an optimizer; averages the metrics."""
     model.train(optimizer is not None)
-    values: dict[str, list[Tensor]] = {}
+    seen = []
     for batch in td.group_by_batches(examples, 100):
-        with torch.set_grad_enabled(model.training):
-            found = model(batch).metric_tensors
+        found = model(batch).metric_tensors
         if optimizer is not None:
             optimizer.zero_grad()
             found["all_loss"].sum().backward()
             optimizer.step()
-        for name, value in found.items():
-            values.setdefault(name, []).append(value.detach())
-    return {name: torch.cat(value).mean().item() for name, value in values.items()}
+        seen.append({name: value.detach() for name, value in found.items()})
+    return {k: torch.cat([one[k] for one in seen]).mean().item() for k in seen[0]}
 
 
 # End of the functional unit.
@@ -142,17 +139,19 @@ def main() -> None:
     model = model_of([*WORDS, "not", "very", "but"], width_in=32, width=64)
     traced = list(model.build_loom_inputs(trees))
     train, dev, test = traced[:800], traced[800:1000], traced[1000:]
-    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.05, initial_accumulator_value=0.1)
+    optimizer = Adagrad(model.parameters(), lr=0.05, initial_accumulator_value=0.1)
     best, kept = 0.0, model.state_dict()
     for epoch in range(12):
         rng.shuffle(train)
         error = run_epoch(model, train, optimizer)["all_loss"]
-        share = run_epoch(model, dev)["root_hits"]
+        with torch.no_grad():
+            share = run_epoch(model, dev)["root_hits"]
         print(f"epoch {epoch}: loss {error:.3f}, right roots of other trees {share:.3f}")
         if share > best:
             best, kept = share, deepcopy(model.state_dict())
     model.load_state_dict(kept)
-    found = run_epoch(model, test)
+    with torch.no_grad():
+        found = run_epoch(model, test)
     print("test " + ", ".join(f"{name} {value:.3f}" for name, value in found.items()))
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.optim import Adagrad, Optimizer
 
 from pyg_dynbatch import blocks as td
 
@@ -78,22 +79,18 @@ def sentiment(words: Sequence[str], width_in: int, width: int) -> td.Compiler:
     return td.Compiler.create(tree_lstm(word, BinaryTreeLSTM(width_in, width), scores, width))
 
 
-def run_epoch(
-    model: td.Compiler, examples: list, optimizer: torch.optim.Optimizer | None = None
-) -> dict[str, float]:
+def run_epoch(model: td.Compiler, examples: list, optimizer: Optimizer | None = None) -> dict:
     """Trains on all examples once, or tests without an optimizer; averages the metrics."""
     model.train(optimizer is not None)
-    values: dict[str, list[Tensor]] = {}
+    seen = []
     for batch in td.group_by_batches(examples, 25):
-        with torch.set_grad_enabled(model.training):
-            found = model(batch).metric_tensors
+        found = model(batch).metric_tensors
         if optimizer is not None:
             optimizer.zero_grad()
             (found["node_loss"].sum() / len(batch)).backward()
             optimizer.step()
-        for name, value in found.items():
-            values.setdefault(name, []).append(value.detach())
-    return {name: torch.cat(value).mean().item() for name, value in values.items()}
+        seen.append({name: value.detach() for name, value in found.items()})
+    return {k: torch.cat([one[k] for one in seen]).mean().item() for k in seen[0]}
 
 
 # End of the functional unit.
@@ -121,12 +118,13 @@ def main() -> None:
     model = sentiment([*WORDS, "not", "very", "but"], width_in=16, width=32)
     traced = list(model.build_loom_inputs(trees))
     train, test = traced[:500], traced[500:]
-    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.05, weight_decay=1e-4)
+    optimizer = Adagrad(model.parameters(), lr=0.05, weight_decay=1e-4)
     for epoch in range(6):
         rng.shuffle(train)
         found = run_epoch(model, train, optimizer)
         print(f"epoch {epoch}: " + ", ".join(f"{k} {v:.3f}" for k, v in found.items()))
-    found = run_epoch(model, test)
+    with torch.no_grad():
+        found = run_epoch(model, test)
     print(f"test accuracy: nodes {found['node_hit']:.3f}, roots {found['root_hit']:.3f}")
 
 

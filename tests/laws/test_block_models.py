@@ -21,7 +21,7 @@ from pyg_dynbatch.nn import NaryTreeLSTM, WeaveConv
 from tests.example_files import defined_in
 from tests.nn.plain_weave import Molecules, molecules
 
-FEW = settings(max_examples=12, suppress_health_check=list(HealthCheck))
+FEW = settings(max_examples=8, suppress_health_check=list(HealthCheck))
 BOTH_PASSES = pytest.mark.parametrize("passes", (PASSES, ()), ids=("rewritten", "as written"))
 IN, OUT, WORDS = 3, 4, 6
 Tree = list[Any]
@@ -210,7 +210,7 @@ def shaken(module: nn.Module) -> nn.Module:
 @BOTH_PASSES
 @FEW
 @given(
-    mols=molecules(5, 3).map(lambda m: Molecules(m.sizes, m.code)),
+    mols=molecules(4, 3).map(lambda m: Molecules(m.sizes, m.code)),
     widths=st.permutations((3, 4, 5, 6)),
 )
 def test_weave_in_blocks_is_the_fused_layer(
