@@ -8,6 +8,10 @@ from pathlib import Path
 from pyg_dynbatch.core.errors import OneLineArguments, mismatch
 
 MODES = ("fused", "generic", "engine")
+PEERS = (
+    "pyg_dynbatch, every leaf", "recursive loop", "PyG level loop", "padded",
+    "DGL", "torchfold", "DyNet",
+)  # fmt: skip
 
 
 def main(argv: list[str]) -> int:
@@ -56,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_scaling(benches.add_parser("scaling", help="time and memory a node, 10^3 to 10^6 nodes"))
     _add_sst(benches.add_parser("sst", help="trees a second on the Stanford Sentiment Treebank"))
     _add_table1(benches.add_parser("table1", help="batching by hand and dynamically, as in Fold"))
+    _add_peers(benches.add_parser("peers", help="the same trees through other packages"))
     _add_fidelity(benches.add_parser("fidelity", help="losses of a run with and without batching"))
     _add_featurize(benches.add_parser("featurize", help="molecules a second of the featurizers"))
     _add_weave(benches.add_parser("weave", help="weave modules beside all ordered pairs"))
@@ -136,6 +141,36 @@ def _add_table1(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--budget", type=float, default=300.0, metavar="SECONDS",
         help="no further repeat of a batch after this time (default: 300)",
+    )  # fmt: skip
+    parser.add_argument("--seed", type=int, default=0)
+    _add_common(parser, repeats=5)
+
+
+def _add_peers(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "One binary Tree-LSTM on random trees through what a user would otherwise write or "
+        "install: a recursive loop over nodes, a loop over levels in PyG, padding, and DGL, "
+        "torchfold and DyNet where they can be imported. Roots and gradients are compared first."
+    )
+    parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS), metavar="PEER")
+    parser.add_argument(
+        "--batch-sizes", type=_count(1), nargs="+", default=[1, 32, 128, 256], metavar="N"
+    )
+    parser.add_argument(
+        "--leaves", type=_count(2), nargs="+", default=[20, 128], metavar="N", help="of a tree"
+    )
+    parser.add_argument("--units", type=_count(1), nargs="+", default=[150, 300], metavar="N")
+    parser.add_argument("--words", type=_count(2), default=21_702, help="(default: 21702)")
+    parser.add_argument(
+        "--batches", type=_count(1), default=1, metavar="N", help="different batches a case"
+    )
+    parser.add_argument(
+        "--loop-trees", type=_count(1), default=8, metavar="N",
+        help="trees of a batch that the recursive loop runs (default: 8)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--budget", type=float, default=120.0, metavar="SECONDS",
+        help="no further repeat of a batch after this time (default: 120)",
     )  # fmt: skip
     parser.add_argument("--seed", type=int, default=0)
     _add_common(parser, repeats=5)
