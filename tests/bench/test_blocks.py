@@ -61,7 +61,15 @@ def test_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_files_of_the_treebank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "SST", partial(blocks.SST, verify=False))
-    options = ["--models", "--batch-sizes", "5", "--batches", "2"]
+    options = [
+        "--figure",
+        str(tmp_path / "two.svg"),
+        "--models",
+        "--batch-sizes",
+        "5",
+        "--batches",
+        "2",
+    ]
     records = run(tmp_path, "--raw-dir", str(SST), *options)
     assert {r["batch"] for r in records} == {5}, "more trees wanted than there are"
     assert {r["data"] for r in records} == {"sst"}

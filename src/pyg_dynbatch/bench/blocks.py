@@ -318,4 +318,4 @@ def draw(records: Sequence[Record], path: Path) -> Path:
     steps = Panel(
         trained, "{case}, {mode}", "batch", "steps", ("batch", "steps"), title="policies"
     )  # fmt: skip
-    return draw_panels([speed, ratio, steps], path)
+    return draw_panels([speed, ratio, *([steps] if trained else [])], path)
