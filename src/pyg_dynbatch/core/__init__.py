@@ -3,6 +3,7 @@
 from pyg_dynbatch.core.compact import CompactProgram
 from pyg_dynbatch.core.engine import Engine, RaggedRows
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.learned_policy import LearnedPolicy
 from pyg_dynbatch.core.operation import Operation, Operations, Ragged, Signature
 from pyg_dynbatch.core.pair_table import PairTable
 from pyg_dynbatch.core.pairs import Pairs
@@ -18,6 +19,7 @@ __all__ = [
     "CompactProgram",
     "DependencyGraph",
     "Engine",
+    "LearnedPolicy",
     "Operation",
     "Operations",
     "PairTable",

@@ -94,7 +94,8 @@ class Schedule:
 
         Args:
             programs: One program an example; empty programs are allowed.
-            policy: ``"depth"``, ``"agenda"``, or a function (see :mod:`pyg_dynbatch.core.policy`).
+            policy: ``"depth"``, ``"agenda"``, a :class:`LearnedPolicy`, or a function (see
+                :mod:`pyg_dynbatch.core.policy`).
             merge_equal: Make equal calls on equal constants once; off only to compare.
 
         Returns:
@@ -104,9 +105,11 @@ class Schedule:
             ValueError: If there is no program, or the policy is unknown.
             TypeError: If one name stands for two signatures, or one output for two types.
         """
+        from pyg_dynbatch.core.learned_policy import named_policy, operation_names
         from pyg_dynbatch.core.merge import schedule_programs
 
-        return schedule_programs(programs, policy, merge_equal)
+        named = named_policy(policy, lambda: operation_names(programs))
+        return schedule_programs(programs, named, merge_equal)
 
     @classmethod
     def from_structure(

@@ -1,0 +1,372 @@
+"""Learn, on the first mini-batches of a model, in which order its kinds of calls run best."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.policy import DependencyGraph, agenda_policy, depth_policy
+from pyg_dynbatch.core.structure import concatenated_ranges, longest_paths
+
+if TYPE_CHECKING:
+    from pyg_dynbatch.core.compact import AnyProgram
+
+Frontier = tuple[tuple[str, ...], tuple[str, ...]]
+"""Kinds with a ready call: those whose turn it may be, and the others; names, sorted."""
+
+Choose = Callable[["_Walk", list[int], list[int]], int]
+
+RULES: dict[str, Callable[["_Walk", int], float]] = {
+    "*shallowest": lambda walk, kind: -walk.depth_left[kind] / walk.calls_left[kind],
+    "*nearest": lambda walk, kind: walk.heads_ready(kind),
+    "*longest": lambda walk, kind: walk.longest[kind],
+    "*fullest": lambda walk, kind: walk.ready[kind].sum() / walk.calls_left[kind],
+}
+"""What a rule makes as large as possible: minus the average depth of the waiting calls of a kind
+(agenda); the ready share of the calls that begin one of its longest chains; the length of these
+chains; the ready share of all its waiting calls."""
+
+
+class LearnedPolicy:
+    """Runs, again and again, all ready calls of the kind that a small table names.
+
+    The lower bound on steps is the sum over kinds of the longest chain of calls of that kind. A
+    step is free if it makes this sum smaller: if every call at the head of one of the longest
+    remaining chains of its kind is ready. Among the kinds whose step is free (all kinds on the
+    frontier, where none is) the table chooses, by the set of kinds on the frontier: it names a
+    kind or a rule. :meth:`fit` fills it by search. For a frontier that it does not hold there is
+    one rule for all. Where depth or agenda makes fewer steps, their order is taken.
+
+    A policy may be used before it is fitted; it may be pickled, and saved as a plain dictionary.
+
+    Args:
+        table: What :meth:`to_dict` gave; empty if left out.
+
+    Reference:
+        Chen et al. (2023), arXiv:2302.03851 (the set of kinds on the frontier as the state, the
+        bound). Differs: free steps come first; the table is found by descent over whole orders.
+
+    Example:
+        >>> from pyg_dynbatch.core import Operations, Program, Schedule, TensorType
+        >>> vector, operations = TensorType((2,)), Operations()
+        >>> one = operations.add(lambda x: x, [vector], [vector], name="one")
+        >>> two = operations.add(lambda x: 2 * x, [vector], [vector], name="two")
+        >>> def record(kinds):
+        ...     program = Program()
+        ...     value = program.constant(vector, [1.0, 2.0])
+        ...     for kind in kinds:
+        ...         value = program.call(kind, value)
+        ...     program.output(value)
+        ...     return program
+        >>> programs = [record([one, two] * 3), record([two, one] * 3)]
+        >>> policy = LearnedPolicy().fit([programs])
+        >>> [len(Schedule.from_programs(programs, p).steps) for p in ("depth", policy)]
+        [12, 7]
+    """
+
+    def __init__(self, table: Mapping[str, Any] | None = None) -> None:
+        self.table: dict[Frontier, str] = {}
+        self.rule = next(iter(RULES))
+        if table is not None:
+            self.table, self.rule = _read_table(table)
+
+    def fit(
+        self, batches: "Sequence[Sequence[AnyProgram]]", *, evaluations: int = 200
+    ) -> "LearnedPolicy":
+        """Fills the table: one entry after another is changed, and kept if it saves steps.
+
+        Args:
+            batches: A few mini-batches, each a list of programs.
+            evaluations: How many tables are tried at most on each group of operations.
+
+        Returns:
+            The policy itself.
+
+        Raises:
+            ValueError: If there is no batch.
+        """
+        if not len(batches):
+            raise ValueError(
+                mismatch("LearnedPolicy.fit: there is no batch", expected="one or more", got=0)
+            )
+        self.table = {}
+        walks: dict[tuple[str, ...], list[_Walk]] = {}
+        for programs in batches:
+            for graph, names in _graphs_of(programs):
+                if np.unique(graph.kind).size > 1:
+                    walk = _Walk(graph, names)
+                    walks.setdefault(tuple(sorted(walk.names)), []).append(walk)
+        self._choose_rule([walk for mine in walks.values() for walk in mine])
+        for mine in walks.values():
+            self._descend(mine, evaluations)
+        return self
+
+    def _choose_rule(self, walks: "list[_Walk]") -> None:
+        steps = {}
+        for rule in RULES:
+            self.rule = rule
+            steps[rule] = self._measure(walks)[0]
+        self.rule = min(steps, key=lambda rule: steps[rule])
+
+    def _descend(self, walks: "list[_Walk]", evaluations: int) -> None:
+        """Changes one entry at a time, until none saves steps or the bound is reached."""
+        bound = sum(walk.bound for walk in walks)
+        best, seen = self._measure(walks)
+        moves = _moves(seen)
+        while best > bound and evaluations > 0:
+            frontier, choice = next(moves, (None, ""))
+            if frontier is None:
+                break
+            former = self.table.get(frontier, self.rule)
+            if choice == former:
+                continue
+            evaluations -= 1
+            self.table[frontier] = choice
+            steps, now_seen = self._measure(walks)
+            # A rule holds for other batches too; a kind must earn its place on each of these.
+            if best - steps >= (1 if choice in RULES else len(walks)):
+                best, seen = steps, now_seen
+                # Other entries may matter now: all of them are tried again.
+                moves = _moves(seen)
+            else:
+                self.table[frontier] = former
+        for frontier in seen:
+            self.table.setdefault(frontier, self.rule)
+
+    def _measure(self, walks: "list[_Walk]") -> "tuple[int, list[Frontier]]":
+        """Counts the steps, and collects the frontiers met that leave a choice."""
+        seen: dict[Frontier, None] = {}
+        steps = 0
+
+        def choose(walk: "_Walk", free: list[int], others: list[int]) -> int:
+            if len(free) > 1:
+                seen.setdefault(walk.frontier(free, others))
+            return self._choose(walk, free, others)
+
+        for walk in walks:
+            steps += int(walk.run(choose).max()) + 1
+        return steps, list(seen)
+
+    def _choose(self, walk: "_Walk", free: list[int], others: list[int]) -> int:
+        if len(free) == 1:
+            return free[0]
+        choice = self.table.get(walk.frontier(free, others), self.rule)
+        if choice not in RULES:
+            return walk.number[choice]
+        figure = RULES[choice]
+        # Ties go by name, so that the order is the same in every process.
+        return min(free, key=lambda kind: (-figure(walk, kind), walk.names[kind]))
+
+    def for_operations(self, names: Sequence[str]) -> Callable[[DependencyGraph], np.ndarray]:
+        """Gives the policy for graphs whose kinds are numbers into a list of names.
+
+        Args:
+            names: Name of each kind: entries of the table are found by names, as the numbers
+                differ from batch to batch.
+        """
+
+        def named(graph: DependencyGraph) -> np.ndarray:
+            return self._order(graph, names)
+
+        return named
+
+    def __call__(self, graph: DependencyGraph) -> np.ndarray:
+        """Orders the calls of a graph whose kinds have no names: as if nothing were learned.
+
+        Args:
+            graph: Calls and what they wait for.
+
+        Returns:
+            Step of each call, ``[call]``.
+        """
+        return self._order(graph, None)
+
+    def _order(self, graph: DependencyGraph, names: Sequence[str] | None) -> np.ndarray:
+        if graph.num_calls == 0 or np.unique(graph.kind).size == 1:
+            return depth_policy(graph)
+        walk = _Walk(graph, names)
+        step = walk.run(self._choose)
+        if int(step.max()) + 1 == walk.bound:
+            return step
+        # Agenda is never worse than depth.
+        return min(step, agenda_policy(graph), key=lambda found: int(found.max()))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Gives the table as plain lists and strings, to be saved as JSON or in a checkpoint.
+
+        Example:
+            >>> LearnedPolicy().to_dict()
+            {'table': [], 'rule': '*shallowest'}
+        """
+        entries = [[list(free), list(rest), kind] for (free, rest), kind in self.table.items()]
+        return {"table": sorted(entries), "rule": self.rule}
+
+    def __eq__(self, other: object) -> bool:
+        """Compares tables."""
+        if not isinstance(other, LearnedPolicy):
+            return NotImplemented
+        return self.to_dict() == other.to_dict()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        """Says how much was learned."""
+        return f"LearnedPolicy({len(self.table)} frontiers)"
+
+
+def named_policy(policy: Any, names: Callable[[], Sequence[str]]) -> Any:
+    """Tells a policy the names of the kinds, if it asks for them.
+
+    Args:
+        policy: Name, function, or a policy with a method ``for_operations``.
+        names: Gives the name of each kind.
+
+    Example:
+        >>> named_policy("depth", lambda: ["add"])
+        'depth'
+    """
+    return policy.for_operations(names()) if hasattr(policy, "for_operations") else policy
+
+
+def operation_names(programs: "Sequence[AnyProgram]") -> list[str]:
+    """Lists the names of the operations of programs, as merging them numbers the kinds.
+
+    Args:
+        programs: The programs of a mini-batch.
+    """
+    return list(dict.fromkeys(s.name for program in programs for s in program.signatures))
+
+
+def _moves(frontiers: Sequence[Frontier]) -> Iterator[tuple[Frontier, str]]:
+    for frontier in frontiers:
+        for choice in (*RULES, *frontier[0]):
+            yield frontier, choice
+
+
+def _graphs_of(
+    programs: "Sequence[AnyProgram]",
+) -> list[tuple[DependencyGraph, list[str]]]:
+    """The groups of operations that call each other in turn, one graph each."""
+    from pyg_dynbatch.core.merge import schedule_programs
+
+    found: list[tuple[DependencyGraph, list[str]]] = []
+    names = operation_names(programs)
+
+    def record(graph: DependencyGraph) -> np.ndarray:
+        found.append((graph, names))
+        return depth_policy(graph)
+
+    schedule_programs(programs, record)
+    return found
+
+
+def _read_table(saved: Mapping[str, Any]) -> tuple[dict[Frontier, str], str]:
+    try:
+        table = {(tuple(free), tuple(rest)): str(kind) for free, rest, kind in saved["table"]}
+        rule = str(saved["rule"])
+        known = all(kind in free or kind in RULES for (free, _), kind in table.items())
+        if known and rule in RULES:
+            return table, rule
+        problem = "a choice that is no rule and no kind of its frontier"
+    except (KeyError, TypeError, ValueError) as error:
+        problem = f"{type(error).__name__}: {error}"
+    raise ValueError(
+        mismatch(
+            "LearnedPolicy: this is no saved table",
+            expected="what LearnedPolicy.to_dict() gives",
+            got=problem,
+        )
+    )
+
+
+class _Walk:
+    """Makes the steps of one graph, one kind at a time."""
+
+    def __init__(self, graph: DependencyGraph, names: Sequence[str] | None) -> None:
+        self.graph = graph
+        kinds, self.kind = np.unique(graph.kind, return_inverse=True)
+        # Kinds without names match no entry.
+        self.names = [f"\0{kind}" if names is None else names[kind] for kind in kinds]
+        self.number = {name: number for number, name in enumerate(self.names)}
+        calls = graph.num_calls
+        self.depth = longest_paths(graph.source, graph.target, calls)
+        order = np.argsort(graph.source, kind="stable")
+        self.users = graph.target[order]
+        self.count = np.bincount(graph.source, minlength=calls)
+        self.start = np.cumsum(self.count) - self.count
+        self.waiting = np.bincount(graph.target, minlength=calls)
+        self.chain = self._chains()
+        self.chains = [int(self.chain[self.kind == k].max()) for k in range(len(kinds))]
+        self.bound = sum(self.chains)
+
+    def _chains(self) -> np.ndarray:
+        """Length of the longest chain of its own kind that begins with each call, ``[call]``."""
+        calls, kinds = self.graph.num_calls, len(self.names)
+        chains = np.zeros((calls, kinds), dtype=np.int64)
+        order = np.argsort(self.depth, kind="stable")
+        sizes = np.bincount(self.depth)
+        ends = np.cumsum(sizes)
+        for size, end in zip(sizes[::-1], ends[::-1], strict=True):
+            mine = order[end - size : end]
+            used = mine[self.count[mine] > 0]
+            if used.size:
+                counts = self.count[used]
+                below = self.users[concatenated_ranges(self.start[used], counts)]
+                chains[used] = np.maximum.reduceat(chains[below], np.cumsum(counts) - counts)
+            chains[mine, self.kind[mine]] += 1
+        return chains[np.arange(calls), self.kind]
+
+    def frontier(self, free: list[int], others: list[int]) -> Frontier:
+        """Names the kinds on the frontier."""
+        first, rest = (tuple(sorted(self.names[k] for k in kinds)) for kinds in (free, others))
+        return first, rest
+
+    def heads_ready(self, kind: int) -> float:
+        """The share of the calls at the head of the longest chains of a kind that are ready."""
+        longest = self.longest[kind]
+        return float(self.ready[kind, longest] / self.left[kind, longest])
+
+    def run(self, choose: Choose) -> np.ndarray:
+        """Makes all steps; gives the step of each call."""
+        self._begin()
+        waiting, step = self.waiting.copy(), np.full(self.graph.num_calls, -1, dtype=np.int64)
+        ready: list[list[np.ndarray]] = [[] for _ in self.names]
+        new, number = np.flatnonzero(waiting == 0), 0
+        while True:
+            np.add.at(self.ready.reshape(-1), self.cell[new], 1)
+            mine = self.kind[new]
+            for kind in np.unique(mine):
+                ready[kind].append(new[mine == kind])
+            there = [kind for kind, calls in enumerate(ready) if calls]
+            if not there:
+                return step
+            free = [kind for kind in there if self.heads_ready(kind) == 1] or there
+            kind = choose(self, free, [kind for kind in there if kind not in free])
+            chosen, ready[kind] = np.concatenate(ready[kind]), []
+            step[chosen] = number
+            number += 1
+            self._made(kind, chosen)
+            reached = self.users[concatenated_ranges(self.start[chosen], self.count[chosen])]
+            np.subtract.at(waiting, reached, 1)
+            new = np.unique(reached[waiting[reached] == 0])
+
+    def _begin(self) -> None:
+        """Counts the calls not yet made, and those of them that are ready: none so far."""
+        kinds, width = len(self.names), max(self.chains) + 1
+        self.calls_left = np.bincount(self.kind, minlength=kinds)
+        self.depth_left = np.bincount(self.kind, weights=self.depth, minlength=kinds)
+        self.longest = list(self.chains)
+        # One cell a kind and length of chain.
+        self.cell = self.kind * width + self.chain
+        self.left = np.bincount(self.cell, minlength=kinds * width).reshape(kinds, width)
+        self.ready = np.zeros_like(self.left)
+
+    def _made(self, kind: int, calls: np.ndarray) -> None:
+        """Counts the ready calls of a kind as made."""
+        self.left[kind] -= self.ready[kind]
+        self.ready[kind] = 0
+        while self.longest[kind] and not self.left[kind, self.longest[kind]]:
+            self.longest[kind] -= 1
+        self.calls_left[kind] -= calls.size
+        self.depth_left[kind] -= self.depth[calls].sum()
