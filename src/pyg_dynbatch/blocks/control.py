@@ -6,6 +6,7 @@ from typing import Any
 from pyg_dynbatch.blocks.block import Block, convert_to_block
 from pyg_dynbatch.blocks.code import Code, packed
 from pyg_dynbatch.blocks.leaves import _complain_about_key, assign
+from pyg_dynbatch.blocks.records import sorted_pairs
 from pyg_dynbatch.blocks.result_types import PyObjectType, TensorType, TupleType, VoidType, shown
 
 
@@ -117,10 +118,8 @@ def _header(number: int, last: bool, test: str) -> str:
 
 def _keyed(case_blocks: Any) -> list[tuple[Any, Any]]:
     if isinstance(case_blocks, dict):
-        # Keys of several types have no order of their own.
-        plain = isinstance(case_blocks, OrderedDict)
-        items = list(case_blocks.items())
-        return items if plain else sorted(items, key=lambda item: (str(type(item[0])), item[0]))
+        in_order = isinstance(case_blocks, OrderedDict)
+        return list(case_blocks.items()) if in_order else sorted_pairs(case_blocks)
     if isinstance(case_blocks, tuple):
         return list(enumerate(case_blocks))
     return list(case_blocks)

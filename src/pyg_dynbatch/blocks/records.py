@@ -39,8 +39,8 @@ class Record(Block):
     """Applies a block to each field of an object, and gives the tuple of the results.
 
     Args:
-        named_children: A dict (sorted by key; the fields of a tuple have no order then), a list
-            of pairs or an ``OrderedDict`` (in their order), or a tuple (keys 0, 1, …). A slice is
+        named_children: A dict (sorted by key, where keys have an order; the fields of a tuple
+            have no order then), a list of pairs or an ``OrderedDict`` (in their order), or a tuple (keys 0, 1, …). A slice is
             a key too.
         name: For messages and pictures.
 
@@ -131,12 +131,27 @@ def _key_text(code: Code, key: Any) -> str:
     return repr(key) if plain else code.model.name_of(key)
 
 
+def sorted_pairs(named: dict[Any, Any]) -> list[tuple[Any, Any]]:
+    """The items of a dict by their keys; as they were put in where keys have no order.
+
+    Example:
+        >>> sorted_pairs({"b": 1, "a": 2, 3: 3}), sorted_pairs({str: 1, int: 2})
+        ([(3, 3), ('a', 2), ('b', 1)], [(<class 'str'>, 1), (<class 'int'>, 2)])
+    """
+    items = list(named.items())
+    try:
+        # Keys of several types have no order of their own.
+        return sorted(items, key=lambda item: (str(type(item[0])), item[0]))
+    except TypeError:
+        return items
+
+
 def _pairs_of(named: Any) -> tuple[list[tuple[Any, Any]], bool]:
     """The fields in their order, and whether that order is the user's."""
     if isinstance(named, OrderedDict):
         return list(named.items()), True
     if isinstance(named, dict):
-        return sorted(named.items(), key=lambda item: (str(type(item[0])), item[0])), False
+        return sorted_pairs(named), False
     if isinstance(named, tuple):
         return list(enumerate(named)), True
     return [(key, child) for key, child in named], True
