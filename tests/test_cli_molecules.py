@@ -159,6 +159,17 @@ def test_predict_reads_and_writes_standard_streams(
     assert "predicted 1 of 2 records; the first bad one is row 1: syntax" in said.err
 
 
+def test_the_largest_molecule_can_be_chosen_again(folder: Path, checkpoint: str) -> None:
+    argv = ["predict", "--checkpoint", checkpoint, "--input", "some.csv", "--output", "out.csv"]
+    assert run(*argv, "--max-atoms", "3") == 0
+    assert "4 atoms, 10 pairs: more than max_atoms=3" in rows_of("out.csv")[2]["status"]
+    assert run(*argv, "--max-atoms", "4") == 0
+    assert rows_of("out.csv")[2]["status"] == "ok"
+    argv = ["explain", "--checkpoint", checkpoint, "--smiles", "CCO", "CC(=O)O", "--output", "o"]
+    assert run(*argv, "--max-atoms", "3") == 0
+    assert "more than max_atoms=3" in Path("o/report.html").read_text(encoding="utf-8")
+
+
 def test_no_molecule_at_all_still_writes_the_reasons(folder: Path, checkpoint: str, capsys) -> None:
     argv = ["--checkpoint", checkpoint, "--input", "bad.csv", "--output", "out.csv"]
     said = complaint(capsys, "predict", *argv)
@@ -265,6 +276,10 @@ PREDICT = ("predict", "--checkpoint", "CKPT", "--input")
         (
             ("explain", "--checkpoint", "CKPT", "--smiles", "C", "--output", "o", "--most", "0"),
             "--most",
+        ),
+        (
+            ("explain", "--checkpoint", "CKPT", "--smiles", "C", "--output", "o", "--device", "x"),
+            "the device cannot be used",
         ),
         (("featurize", "--input", "some.csv", "--output", "o", "--atoms", "x"), "x"),
         (("featurize", "--input", "some.csv", "--output", "o", "--bad", "x"), "x"),

@@ -44,6 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--pairs", type=int, default=5, metavar="N", help="strongest pairs to draw (default: 5)")
     add("--picture", choices=("svg", "png"), default="svg", help="kind of the pictures")
     add("--most", type=int, default=100, metavar="N", help="records to explain (default: 100)")
+    add("--max-atoms", type=int, metavar="N", help="larger molecules are bad (default: as trained)")
     add("--device", default="cpu", help="cpu, cuda, ... (default: cpu)")
     return parser
 
@@ -68,7 +69,7 @@ def run_explain(argv: list[str]) -> int:
         parser.error("the following arguments are required: --input or --smiles, not both")
     if options.most < 1 or options.pairs < 0:
         parser.error("expected 1 or more for --most and 0 or more for --pairs")
-    predictor = MoleculePredictor(options.checkpoint, options.device)
+    predictor = MoleculePredictor(options.checkpoint, options.device, max_atoms=options.max_atoms)
     records = _given(options.smiles) if options.smiles else read_input(options)
     writer = _Writer(predictor, options)
     explained, bad = writer.run(islice(records, options.most))

@@ -5,8 +5,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
-
 from pyg_dynbatch.core.errors import OneLineArguments, mismatch
 from pyg_dynbatch.datasets import FeaturizeOptions, build_store
 from pyg_dynbatch.featurizers import MoleculeFeaturizer, RawMolecule, read_molecules
@@ -67,6 +65,7 @@ def _predict_parser() -> argparse.ArgumentParser:
     add("--fingerprints", metavar="FILE", help="also write fingerprints, .npy or .csv")
     add("--workers", type=int, default=0, metavar="N", help="processes that read molecules")
     add("--max-pairs", type=int, default=200_000, metavar="N", help="pairs of atoms in a batch")
+    add("--max-atoms", type=int, metavar="N", help="larger molecules are bad (default: as trained)")
     add("--device", default="cpu", help="cpu, cuda, ... (default: cpu)")
     return parser
 
@@ -93,7 +92,11 @@ def run_molecule_predict(argv: list[str]) -> int:
     if options.max_pairs < 1:
         parser.error(f"argument --max-pairs: expected 1 or more, got {options.max_pairs}")
     predictor = MoleculePredictor(
-        options.checkpoint, _checked_device(options.device), options.dropout, options.max_pairs
+        options.checkpoint,
+        options.device,
+        options.dropout,
+        options.max_pairs,
+        options.max_atoms,
     )
     records = read_input(options)
     wanted = options.fingerprints is not None
@@ -115,20 +118,6 @@ def run_molecule_predict(argv: list[str]) -> int:
         if path not in (None, "-"):
             print(f"written: {path}", file=sys.stderr)
     return 0
-
-
-def _checked_device(name: str) -> str:
-    try:
-        torch.zeros(1, device=name)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(
-            mismatch(
-                "predict: the device cannot be used",
-                expected="cpu, or a device of this machine",
-                got=f"{name}: {str(error).splitlines()[0]}",
-            )
-        ) from error
-    return name
 
 
 def _featurize_parser() -> argparse.ArgumentParser:

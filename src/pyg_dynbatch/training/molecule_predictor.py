@@ -86,11 +86,12 @@ class MoleculePredictor:
         device: Where to compute.
         dropout: Passes with dropout; 0 for one pass without.
         max_pairs: Most pairs of atoms in a batch; a larger molecule is a batch of its own.
+        max_atoms: Most atoms of a molecule; left out, as many as in training.
 
     Raises:
         FileNotFoundError: If there is no such checkpoint.
         ValueError: If a checkpoint is of another kind, they differ in what they predict, or
-            there is no dropout to switch on.
+            there is no dropout to switch on; or the device cannot be used.
 
     Example:
         >>> from pyg_dynbatch.training import MoleculeProperty, MoleculeSchema
@@ -108,12 +109,13 @@ class MoleculePredictor:
         device: str = "cpu",
         dropout: int = 0,
         max_pairs: int = _MOST_PAIRS,
+        max_atoms: int | None = None,
     ) -> None:
         if not checkpoints:
             raise ValueError(
                 mismatch("MoleculePredictor: no checkpoints", expected="one or more", got=0)
             )
-        self.device = torch.device(device)
+        self.device = _checked_device(device)
         loaded = [
             one.eval() if isinstance(one, MoleculeProperty) else load_property_task(one)
             for one in checkpoints
@@ -124,6 +126,7 @@ class MoleculePredictor:
             _check_alike(self.tasks[0], task, path)
         self.dropout = dropout
         self.max_pairs = max_pairs
+        self.max_atoms = max_atoms
         if dropout:
             self._check_dropout()
         schema = self.schema
@@ -144,7 +147,10 @@ class MoleculePredictor:
                     got="none",
                 )
             )
-        return MoleculeFeaturizer.from_spec(self.schema.featurizer)
+        spec = dict(self.schema.featurizer)
+        if self.max_atoms is not None:
+            spec["options"] = {**spec["options"], "max_atoms": self.max_atoms}
+        return MoleculeFeaturizer.from_spec(spec)
 
     def predict(self, molecules: Sequence[MoleculeData], fingerprints: bool = False) -> Predicted:
         """Predicts molecules.
@@ -240,6 +246,20 @@ class MoleculePredictor:
                     mend="several checkpoints, whose predictions differ",
                 )
             )
+
+
+def _checked_device(name: str) -> torch.device:
+    try:
+        torch.zeros(1, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(
+            mismatch(
+                "MoleculePredictor: the device cannot be used",
+                expected="cpu, or a device of this machine",
+                got=f"{name}: {str(error).splitlines()[0]}",
+            )
+        ) from error
+    return torch.device(name)
 
 
 def _dropouts(task: MoleculeProperty) -> list[nn.Module]:
