@@ -78,6 +78,7 @@ def test_setup_says_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert f"split random {data.parts.digest}" in said
     assert re.search(r"bad rows: 3, the first .*regression.csv:4: syntax", said)
     assert "leakage: " in said
+    assert "duplicates: 3 molecules occur 12 times; 0 of them with different targets" in said
 
 
 # Complaints ---------------------------------------------------------------------------------------

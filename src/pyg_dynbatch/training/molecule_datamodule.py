@@ -15,7 +15,13 @@ from torch.utils.data import Subset
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.data import MoleculeLoader, pair_counts
-from pyg_dynbatch.datasets import FeaturizeOptions, PackedMolecules, Split, find_leakage
+from pyg_dynbatch.datasets import (
+    FeaturizeOptions,
+    PackedMolecules,
+    Split,
+    find_duplicates,
+    find_leakage,
+)
 from pyg_dynbatch.featurizers import MoleculeFeaturizer
 from pyg_dynbatch.training.molecule_schema import MoleculeSchema, PropertyKind
 from pyg_dynbatch.training.molecule_splits import SplitOptions, make_split
@@ -205,6 +211,9 @@ class MoleculeDataModule(SplitDataModule):
             if self.split.leakage:
                 smiles = [self.molecules.smiles(i) for i in range(len(self.molecules))]
                 rank_zero_info(f"leakage: {find_leakage(self.parts, smiles)}")
+                found = find_duplicates(smiles, self.molecules.targets)
+                if found.groups:
+                    rank_zero_info(f"duplicates: {found}")
 
     def describe_examples(self, numbers: np.ndarray) -> dict[str, np.ndarray]:
         """Gives the record numbers and SMILES of molecules to be predicted.

@@ -32,7 +32,8 @@ class SplitOptions:
         fold: Which of them tests, from 0.
         column: Name of the column.
         file: The written split.
-        leakage: Whether to look, before training, for molecules that are in two parts.
+        leakage: Whether to look, before training, for molecules that are in two parts, and for
+            those that occur more than once, perhaps with different targets.
 
     Example:
         >>> SplitOptions("kfold", folds=10, fold=3).seed is None
