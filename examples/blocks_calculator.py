@@ -1,6 +1,6 @@
 """Tell the sign of arithmetic expressions without computing them: one small module an operator.
 
-``OneOf`` picks the block of an operator; a forward declaration lets blocks contain one another.
+``OneOf`` picks the block of an operator; a forward declaration lets it contain itself.
 """
 
 import operator
@@ -26,10 +26,9 @@ def calculator(width: int) -> td.Block:
         operands = td.Record({"left": value(), "right": value()})
         cases[sign] = operands >> td.Concat() >> mixer(2 * width, width)
     value.resolve_to(td.OneOf(lambda e: e["op"] if isinstance(e, dict) else None, cases))
-    scores = td.GetItem("expression") >> value.target >> td.FC(3, activation=None)
-    sign = td.GetItem("sign") >> td.Scalar("int64")
+    scores = value.target >> td.FC(3, activation=None)
     loss = td.Function(lambda s, y: cross_entropy(s, y, reduction="none"))
-    return td.AllOf(scores, sign) >> td.AllOf(loss, td.GetItem(0))
+    return (scores, td.Scalar("int64")) >> td.AllOf(loss, td.GetItem(0))
 
 
 def mixer(width_in: int, width: int) -> nn.Module:
@@ -56,11 +55,10 @@ def draw(rng: random.Random, depth: int) -> tuple[dict | int, int]:
 def main() -> None:
     """Trains on expressions up to five operators deep, then tests on new ones."""
     torch.manual_seed(0)
-    rng = random.Random(0)
-    drawn = [draw(rng, rng.randint(1, 5)) for _ in range(2500)]
-    examples = [{"expression": e, "sign": (v > 0) - (v < 0) + 1} for e, v in drawn]
+    drawn = [draw(random.Random(n), depth=1 + n % 5) for n in range(2500)]
+    examples = [(e, (v > 0) - (v < 0) + 1) for e, v in drawn]
     model = td.Compiler.create(calculator(width=24))
-    traced = list(model.build_loom_inputs(examples))
+    traced = [model.tracer(example) for example in examples]
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
     for _ in range(12):
         for batch in td.group_by_batches(traced[:2000], 100):
@@ -73,7 +71,7 @@ def main() -> None:
         print(f"500 expressions run as {len(steps)} batched calls by {policy}")
     with torch.no_grad():
         found = model(traced[2000:]).output[1].argmax(1)
-    sign = torch.tensor([example["sign"] for example in examples[2000:]])
+    sign = torch.tensor(list(zip(*examples[2000:], strict=True))[1])
     shares = [(guess == sign).float().mean() for guess in (found, torch.tensor(2))]
     print("test accuracy {:.3f}, always saying positive {:.3f}".format(*shares))
 

@@ -34,7 +34,8 @@ def printed_by(name: str) -> str:
 
 
 def test_every_example_is_tested() -> None:
-    assert sorted(path.stem for path in FOLDER.glob("*.py")) == sorted(LEAST)
+    others = [path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("blocks_")]
+    assert sorted(others) == sorted(LEAST)
 
 
 @pytest.mark.parametrize("name", LEAST)
