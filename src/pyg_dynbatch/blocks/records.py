@@ -40,8 +40,8 @@ class Record(Block):
 
     Args:
         named_children: A dict (sorted by key, where keys have an order; the fields of a tuple
-            have no order then), a list of pairs or an ``OrderedDict`` (in their order), or a tuple (keys 0, 1, …). A slice is
-            a key too.
+            have no order then), a list of pairs or an ``OrderedDict`` (in their order), or a
+            tuple (keys 0, 1, …). A slice is a key too.
         name: For messages and pictures.
 
     Raises:
