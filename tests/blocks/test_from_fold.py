@@ -4,9 +4,11 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 import pyg_dynbatch
 from pyg_dynbatch import blocks as td
+from tests.blocks.harness import refused
 
 PAGE = Path(__file__).parents[2] / "docs" / "from_fold.md"
 
@@ -75,6 +77,27 @@ def test_what_is_ported_is_there(row: list[str]) -> None:
     public = here.partition(".")[0]
     assert public in td.__all__
     assert fold == here or public == "BlockResult"
+
+
+def test_whatever_has_types_is_an_io_base() -> None:
+    sides = ("input_type", "output_type")
+    changes = [f"set_{side}{more}" for side in sides for more in ("", "_classes")]
+    members = ["name", *sides, *changes, "set_io_types"]
+    for make in (td.Identity, td.ForwardDeclaration, lambda: td.Layer(), td.IOBase):
+        one = make()
+        assert isinstance(one, td.IOBase) and all(hasattr(one, member) for member in members)
+        assert one.name is None and one.input_type is None and one.output_type is None
+    layer, other = td.Layer(name_or_scope="mine"), td.FC(2).set_input_type(3)
+    assert layer.set_io_types(other) is layer and layer.name == "mine"
+    assert (layer.input_type, layer.output_type) == (td.TensorType((3,)), td.TensorType((2,)))
+    block = td.Function(torch.nn.Linear(3, 2)).set_io_types(layer)
+    assert td.IOBase().set_io_types(block).output_type == layer.output_type
+    text = refused(TypeError, layer.set_io_types, td.FC(5))
+    assert "mine: the output type is another one" in text
+    kinds = td.Layer().set_input_type_classes(td.TupleType).set_output_type_classes(td.VoidType)
+    assert "a wrong kind of input" in refused(TypeError, kinds.set_input_type, 3)
+    assert "a wrong kind of output" in refused(TypeError, kinds.set_output_type, 3)
+    assert not isinstance(torch.nn.Linear(3, 2), td.IOBase)
 
 
 @pytest.mark.parametrize("row", LEFT_OUT, ids=lambda row: name(row[0]))

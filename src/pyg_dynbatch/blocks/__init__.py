@@ -58,6 +58,7 @@ from pyg_dynbatch.blocks.sequences import Fold, Map, Reduce
 from pyg_dynbatch.blocks.tensors import Concat, FromTensor, Zeros
 from pyg_dynbatch.blocks.totals import Max, Mean, Min, Sum
 from pyg_dynbatch.blocks.tracer import Tracer
+from pyg_dynbatch.blocks.typed import IOBase
 
 __all__ = [
     "group_by_batches",
@@ -69,6 +70,7 @@ __all__ = [
     "BlockDrawing",
     "TracedExamples",
     "FC",
+    "IOBase",
     "PASSES",
     "RNN",
     "AllOf",

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from pyg_dynbatch.blocks.result_types import ResultType
-from pyg_dynbatch.blocks.typed import TypedIO, wake
+from pyg_dynbatch.blocks.typed import IOBase, wake
 from pyg_dynbatch.core.errors import mismatch
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class Wire(NamedTuple):
         return Wire(self, key)
 
 
-class Block(TypedIO):
+class Block(IOBase):
     """Maps an input to an output, for one example; blocks are put together into larger ones.
 
     A block has at most one parent, so an expression is always a tree; layers are what is shared.
@@ -61,7 +61,7 @@ class Block(TypedIO):
         super().__init__(input_type, output_type, name)
         self._settled = False
         self._parent: Block | None = None
-        self._declaration: TypedIO | None = None
+        self._declaration: IOBase | None = None
         self._children: list[Block] = []
         self._said: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
         for child in children:
@@ -249,7 +249,7 @@ def said_as(value: Any) -> str:
         return f"({', '.join(map(said_as, value))}{',' if len(value) == 1 else ''})"
     if isinstance(value, torch.dtype):
         return repr(str(value).removeprefix("torch."))
-    is_plain = callable(value) and not isinstance(value, TypedIO | nn.Module)
+    is_plain = callable(value) and not isinstance(value, IOBase | nn.Module)
     return getattr(value, "__name__", repr(value)) if is_plain else repr(value)
 
 

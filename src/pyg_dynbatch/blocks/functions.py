@@ -16,7 +16,7 @@ from pyg_dynbatch.blocks.result_types import (
     TupleType,
     shown,
 )
-from pyg_dynbatch.blocks.typed import TypedIO
+from pyg_dynbatch.blocks.typed import IOBase
 from pyg_dynbatch.core.engine import RaggedRows
 from pyg_dynbatch.core.operation import Ragged
 
@@ -128,10 +128,10 @@ def _named(output_type: ResultType, names: Any) -> Any:
     return next(names)
 
 
-def io_of(tf_fn: Any) -> TypedIO | None:
+def io_of(tf_fn: Any) -> IOBase | None:
     """The types of a layer; None for a plain function."""
     io = getattr(tf_fn, "io", None)
-    return io if isinstance(io, TypedIO) else None
+    return io if isinstance(io, IOBase) else None
 
 
 def _refuse_uncallable(block: Block, tf_fn: Any) -> None:

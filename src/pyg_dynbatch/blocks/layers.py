@@ -13,7 +13,7 @@ from pyg_dynbatch.blocks.result_types import (
     convert_to_type,
     shown,
 )
-from pyg_dynbatch.blocks.typed import TypedIO
+from pyg_dynbatch.blocks.typed import IOBase
 from pyg_dynbatch.core.errors import mismatch
 
 
@@ -40,7 +40,7 @@ class Layer(nn.Module):
     ) -> None:
         super().__init__()
         #: Types and name; blocks that use the layer listen to it.
-        self.io = TypedIO(input_type, output_type, name_or_scope)
+        self.io = IOBase(input_type, output_type, name_or_scope)
         if name_or_scope is None:
             self.io._kind = type(self).__name__
         self._is_built = False
@@ -77,6 +77,21 @@ class Layer(nn.Module):
             TypeError: If it is known to be another one, or of a kind that does not fit.
         """
         self.io.set_output_type(output_type)
+        return self
+
+    def set_input_type_classes(self, *classes: type[ResultType]) -> "Layer":
+        """States of which kinds the input type may be."""
+        self.io.set_input_type_classes(*classes)
+        return self
+
+    def set_output_type_classes(self, *classes: type[ResultType]) -> "Layer":
+        """States of which kinds the output type may be."""
+        self.io.set_output_type_classes(*classes)
+        return self
+
+    def set_io_types(self, other: IOBase) -> "Layer":
+        """Takes over both types of another layer or block, as far as they are known."""
+        self.io.set_io_types(other)
         return self
 
     def build(self, input_type: Any) -> None:
@@ -134,6 +149,10 @@ class Layer(nn.Module):
         )
 
 
+# A module has attributes of its own by these names, so a layer holds its types apart.
+IOBase.register(Layer)
+
+
 def _type_of_rows(rows: tuple[Any, ...]) -> ResultType:
     def one(value: Any) -> ResultType:
         if isinstance(value, tuple | list):
@@ -161,8 +180,8 @@ class TensorToTensorLayer(Layer):
         self, input_type: Any = None, output_type: Any = None, name_or_scope: Any = None
     ) -> None:
         super().__init__(input_type, output_type, name_or_scope)
-        self.io.set_input_type_classes(TensorType)
-        self.io.set_output_type_classes(TensorType)
+        self.set_input_type_classes(TensorType)
+        self.set_output_type_classes(TensorType)
 
 
 class ScopedLayer(Layer):

@@ -6,11 +6,11 @@ from pyg_dynbatch.blocks.block import Block, convert_to_block
 from pyg_dynbatch.blocks.code import Code, packed
 from pyg_dynbatch.blocks.complaint import Complaint
 from pyg_dynbatch.blocks.result_types import PyObjectType, shown
-from pyg_dynbatch.blocks.typed import TypedIO, wake
+from pyg_dynbatch.blocks.typed import IOBase, wake
 from pyg_dynbatch.core.errors import mismatch
 
 
-class ForwardDeclaration(TypedIO):
+class ForwardDeclaration(IOBase):
     """Stands for a block that is defined later, in terms of itself.
 
     Args:

@@ -1,26 +1,27 @@
 """Learn input and output types in both directions, as soon as anything is known."""
 
 import threading
+from abc import ABC
 from typing import Any, TypeVar
 
 from pyg_dynbatch.blocks.result_types import ResultType, canonicalize_type, convert_to_type, shown
 from pyg_dynbatch.core.errors import mismatch
 
-_IO = TypeVar("_IO", bound="TypedIO")
+_IO = TypeVar("_IO", bound="IOBase")
 
 
 class _Queue(threading.local):
     """Whoever has to look again at its types; one queue a thread."""
 
     def __init__(self) -> None:
-        self.waiting: list[TypedIO] = []
+        self.waiting: list[IOBase] = []
         self.running = False
 
 
 _queue = _Queue()
 
 
-def wake(*parts: "TypedIO | None") -> None:
+def wake(*parts: "IOBase | None") -> None:
     """Lets parts derive what they can from the types they now know, until nobody learns more.
 
     Types only ever go from unknown to known, so this ends; a queue stands in for recursion.
@@ -39,13 +40,26 @@ def wake(*parts: "TypedIO | None") -> None:
         _queue.running = False
 
 
-class TypedIO:
+class IOBase(ABC):  # noqa: B024 - layers count as such without inheriting
     """Has a name, an input type and an output type, each unknown (``None``) at first.
+
+    Blocks and forward declarations are such; layers have one, and count as such too.
 
     Args:
         input_type: What :func:`convert_to_type` takes, if it is known already.
         output_type: The same for the output.
         name: For messages and pictures.
+
+    Raises:
+        TypeError: If the name is no string.
+
+    Example:
+        >>> from pyg_dynbatch import blocks as td
+        >>> io = td.IOBase(input_type=3).set_io_types(td.FC(2))
+        >>> io.input_type, io.output_type
+        (TensorType((3,), 'float32'), TensorType((2,), 'float32'))
+        >>> isinstance(td.Scalar(), td.IOBase), isinstance(td.FC(2), td.IOBase)
+        (True, True)
     """
 
     def __init__(self, input_type: Any = None, output_type: Any = None, name: Any = None) -> None:
@@ -63,7 +77,7 @@ class TypedIO:
         self._settled = True
         self._types: dict[str, ResultType | None] = {"input": None, "output": None}
         self._classes: dict[str, tuple[type[ResultType], ...]] = {}
-        self._listeners: list[TypedIO] = []
+        self._listeners: list[IOBase] = []
         for side, given in (("input", input_type), ("output", output_type)):
             if given is not None:
                 self._types[side] = canonicalize_type(convert_to_type(given))
@@ -107,11 +121,11 @@ class TypedIO:
         """States of which kinds the output type may be."""
         return self._restrict("output", classes)
 
-    def set_io_types(self: _IO, other: "TypedIO") -> _IO:
+    def set_io_types(self: _IO, other: "IOBase") -> _IO:
         """Takes over both types of another block or layer, as far as they are known."""
-        for side in ("input", "output"):
-            if other._types[side] is not None:
-                self._learn(side, other._types[side])
+        for side, known in (("input", other.input_type), ("output", other.output_type)):
+            if known is not None:
+                self._learn(side, known)
         return self
 
     def _learn(self: _IO, side: str, given: Any) -> _IO:
@@ -159,5 +173,5 @@ class TypedIO:
         """Where it stands in the whole model."""
         return self._label()
 
-    def _infer(self) -> None:
+    def _infer(self) -> None:  # noqa: B027 - some have nothing to derive
         """Derives types from types; called whenever one became known."""
