@@ -12,6 +12,7 @@ from pyg_dynbatch.bench.records import FIELDS
 
 SCALING = ["scaling", "--sizes", "31", "62", "--tree-nodes", "31", "--units", "3", "--repeats", "2"]
 SST = ["sst", "--batch-sizes", "3", "--units", "4", "--embedding", "5", "--trees", "6"]
+SST_MODES, BARE = ("fused", "unshared", "generic", "engine"), ("bare", "bare, packed")
 SST += ["--batches", "2", "--repeats", "2", "--loop-trees", "2"]
 
 
@@ -57,13 +58,19 @@ def test_sst(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     by_key = {(r["mode"], r["phase"]): r for r in records}
     phases = ("forward", "backward", "optimizer", "train", "step", "inference")
     assert set(by_key) == {
-        *((mode, phase) for mode in ("fused", "generic", "engine") for phase in phases),
-        *(("bare", phase) for phase in ("forward", "backward", "train", "inference")),
+        *((mode, phase) for mode in SST_MODES for phase in phases),
+        *(
+            (bare, phase)
+            for bare in BARE
+            for phase in ("forward", "backward", "train", "inference")
+        ),
         *(("one by one", phase) for phase in ("train", "inference")),
         *(("host", phase) for phase in ("fetch", "collate")),
     }
-    for mode in ("fused", "generic", "engine"):
+    for mode in SST_MODES:
         assert by_key[mode, "train"]["ratio_to"] == "bare matrix products"
+        assert by_key[mode, "train"]["ratio_to_packed"] > 0
+        assert "ratio_to_packed" not in by_key[mode, "step"]
         assert by_key[mode, "step"]["median_seconds"] > by_key[mode, "train"]["median_seconds"]
     train = by_key["fused", "train"]
     assert train["trees_per_second"] == pytest.approx(3 / train["median_seconds"])
@@ -72,6 +79,27 @@ def test_sst(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert by_key["bare", "train"]["flops"] > by_key["bare", "forward"]["flops"] > 0
     shown = capsys.readouterr().out
     assert "collate" in shown and "of the training step" in shown and "GFLOP" in shown
+    assert "train x packed" in shown
+
+
+def test_scaling_with_several_numbers_of_threads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, before = tmp_path / "records.json", torch.get_num_threads()
+    argv = [*SCALING, "--shapes", "chain", "--modes", "fused", "--thread-counts", "1", "2"]
+    assert main([*argv, "--json", str(file), "--figure", str(tmp_path / "figure.svg")]) == 0
+    assert torch.get_num_threads() == before
+    records = json.loads(file.read_text(encoding="utf-8"))
+    by_key = {(r["threads"], r["nodes"], r["phase"]): r for r in records if "fitted" not in r}
+    one, two = (by_key[threads, 62, "train"] for threads in (1, 2))
+    assert two["gain"] == one["median_seconds"] / two["median_seconds"]
+    assert two["gain_over_threads"] == 1 and "gain" not in one
+    assert two["ratio"] == pytest.approx(
+        two["median_seconds"] / 62 / (by_key[2, 31, "train"]["median_seconds"] / 31)
+    )
+    shown = capsys.readouterr().out
+    assert "1 threads" in shown and "2 threads" in shown
+    assert shown.count("train gain of threads") == 1
 
 
 def test_more_trees_wanted_than_there_are(tmp_path: Path) -> None:

@@ -1,12 +1,13 @@
 """The protocol: order of rounds, medians, ratios, agreement, memory."""
 
 import math
+import time
 
 import pytest
 import torch
 
 from pyg_dynbatch.bench.memory import peak_bytes
-from pyg_dynbatch.bench.products import BareProducts, Sizes
+from pyg_dynbatch.bench.products import BareProducts, PackedProducts, Sizes
 from pyg_dynbatch.bench.protocol import (
     Stopwatch,
     assert_agreement,
@@ -17,7 +18,9 @@ from pyg_dynbatch.bench.protocol import (
 from pyg_dynbatch.bench.records import number, table
 from pyg_dynbatch.bench.scaling import growth_exponent
 from pyg_dynbatch.bench.shapes import forest_edges, sentiment_like_trees, tree_edges
+from pyg_dynbatch.bench.table1_trees import schedule_of
 from pyg_dynbatch.core import Schedule, depth_of, roots_of
+from pyg_dynbatch.nn.fused_products import RowProduct
 
 CPU = torch.device("cpu")
 
@@ -135,6 +138,37 @@ def test_products_are_counted() -> None:
     assert set(watch.seconds) == {"forward", "backward", "inference"}
     assert torch.allclose(bare.results[1], bare.children @ bare.weights[1].t(), atol=1e-4)
     assert torch.allclose(bare.input_grads[1], bare.gates @ bare.weights[1], atol=1e-4)
+
+
+def test_packed_products_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PackedProducts, "_race", lambda self, *given: True)
+    trees = sentiment_like_trees(90, seed=3)
+    schedule = schedule_of(trees)
+    with monkeypatch.context() as patch:
+        products: list[tuple[torch.Tensor, ...]] = []
+        multiply = RowProduct.__call__
+
+        def kept(self: RowProduct, rows: torch.Tensor, first: int, size: int) -> torch.Tensor:
+            found = multiply(self, rows, first, size)
+            products.append((rows[first : first + size] @ self.weight.t(), found))
+            return found
+
+        patch.setattr(RowProduct, "__call__", kept)
+        packed = PackedProducts(schedule, Sizes(300, 150, 5), CPU)
+    assert len(packed.faster) == 6
+    rows = 2 * sum(packed.levels) + 2 * packed.nodes
+    assert sum(len(found) for _, found in products) == rows
+    for wanted, found in products:
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-3)
+
+
+def test_a_race_takes_the_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyg_dynbatch.bench.products._packed", lambda *given: time.sleep(0.02))
+    tree = sentiment_like_trees(1, seed=3)[0]
+    packed = PackedProducts(schedule_of([tree]), Sizes(7, 3, 5), CPU)
+    assert not any(packed.faster.values())
+    packed.run(Stopwatch(CPU))
+    assert torch.allclose(packed.results[1], packed.children @ packed.weights[1].t(), atol=1e-4)
 
 
 def test_products_of_a_single_leaf() -> None:

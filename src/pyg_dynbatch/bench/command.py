@@ -65,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_featurize(benches.add_parser("featurize", help="molecules a second of the featurizers"))
     _add_weave(benches.add_parser("weave", help="weave modules beside all ordered pairs"))
     _add_blocks(benches.add_parser("blocks", help="a model in blocks beside the fused layers"))
+    _add_policies(benches.add_parser("policies", help="steps of every policy and fewest steps"))
     return parser
 
 
@@ -90,6 +91,10 @@ def _add_scaling(parser: argparse.ArgumentParser) -> None:
         "--budget", type=float, default=20.0, metavar="SECONDS",
         help="no further repeat of a case after this time (default: 20)",
     )  # fmt: skip
+    parser.add_argument(
+        "--thread-counts", type=_count(1), nargs="+", metavar="N",
+        help="run all of it with each number of threads, for instance 1 2; instead of --threads",
+    )  # fmt: skip
     _add_common(parser, repeats=5)
 
 
@@ -103,7 +108,11 @@ def _add_sst(parser: argparse.ArgumentParser) -> None:
         "--batch-sizes", type=_count(1), nargs="+", default=[25, 100, 256], metavar="N"
     )
     parser.add_argument("--units", type=_count(1), nargs="+", default=[150, 300], metavar="N")
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
+    modes = ("fused", "unshared", "generic", "engine")
+    parser.add_argument(
+        "--modes", nargs="+", choices=modes, default=list(modes),
+        help="unshared is fused with every leaf computed, equal words or not",
+    )  # fmt: skip
     parser.add_argument("--embedding", type=_count(1), default=300, metavar="WIDTH")
     parser.add_argument(
         "--batches", type=_count(1), default=4, metavar="N", help="different batches a case"
@@ -270,6 +279,24 @@ def _add_blocks(parser: argparse.ArgumentParser) -> None:
         "--width", type=_count(1), default=32, metavar="N", help="width of these (default: 32)"
     )
     _add_common(parser, repeats=5)
+
+
+def _add_policies(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Steps that depth, agenda and a learned policy make of chains, trees, lattices and typed "
+        "trees, over the lower bound, on mini-batches the learned one has not seen."
+    )
+    shapes = ("chain", "tree", "lattice", "turns", "typed tree", "typed tree 4")
+    parser.add_argument("--shapes", nargs="+", choices=shapes, default=list(shapes))
+    parser.add_argument("--batch-sizes", type=_count(1), nargs="+", default=[1, 8, 64], metavar="N")
+    parser.add_argument(
+        "--fit", type=_count(1), default=4, metavar="N", help="mini-batches to learn from"
+    )
+    parser.add_argument(
+        "--batches", type=_count(1), default=8, metavar="N", help="mini-batches to measure"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    _add_common(parser, repeats=3)
 
 
 def _add_trees(parser: argparse.ArgumentParser) -> None:

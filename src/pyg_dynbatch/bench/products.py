@@ -1,5 +1,7 @@
 """The bare matrix products that a binary Tree-LSTM classifier cannot do without."""
 
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -8,6 +10,7 @@ from torch import Tensor
 
 from pyg_dynbatch.bench.protocol import Stopwatch
 from pyg_dynbatch.core.schedule import Schedule
+from pyg_dynbatch.nn.fused_products import BLOCK, RowProduct
 
 
 class Product(NamedTuple):
@@ -125,23 +128,26 @@ class BareProducts:
     def forward(self) -> None:
         """Runs the products of the forward pass."""
         leaf, hidden, head = self.weights
-        torch.mm(self.inputs, leaf.t(), out=self.results[0])
-        gates = self.results[1]
-        for start, stop in self.stretches:
-            torch.mm(self.children[start:stop], hidden.t(), out=gates[start:stop])
-        torch.mm(self.hidden, head.t(), out=self.results[2])
+        self._multiply(self.inputs, leaf, self.results[0], [(0, self.levels[0])])
+        self._multiply(self.children, hidden, self.results[1], self.stretches)
+        self._multiply(self.hidden, head, self.results[2], [(0, self.nodes)])
 
     def backward(self) -> None:
         """Runs the products of the backward pass."""
         leaf, hidden, head = self.weights
-        torch.mm(self.logits, head, out=self.input_grads[2])
+        self._multiply(self.logits, head.t(), self.input_grads[2], [(0, self.nodes)])
         torch.mm(self.logits.t(), self.hidden, out=self.weight_grads[2])
-        children = self.input_grads[1]
-        for start, stop in reversed(self.stretches):
-            torch.mm(self.gates[start:stop], hidden, out=children[start:stop])
+        self._multiply(self.gates, hidden.t(), self.input_grads[1], self.stretches[::-1])
         torch.mm(self.gates.t(), self.children, out=self.weight_grads[1])
-        torch.mm(self.leaf_gates, leaf, out=self.input_grads[0])
+        self._multiply(self.leaf_gates, leaf.t(), self.input_grads[0], [(0, self.levels[0])])
         torch.mm(self.leaf_gates.t(), self.inputs, out=self.weight_grads[0])
+
+    def _multiply(
+        self, rows: Tensor, weight: Tensor, out: Tensor, stretches: Sequence[tuple[int, int]]
+    ) -> None:
+        """Multiplies stretches of rows with a matrix ``[column, inner]``."""
+        for start, stop in stretches:
+            torch.mm(rows[start:stop], weight.t(), out=out[start:stop])
 
     def run(self, lap: Stopwatch) -> None:
         """Runs both passes, then the forward pass alone, under a stopwatch."""
@@ -152,3 +158,63 @@ class BareProducts:
         lap("backward")
         self.forward()
         lap("inference")
+
+
+class PackedProducts(BareProducts):
+    """Runs the same products, those with oneDNN that are faster so, in blocks of rows.
+
+    A matrix is packed anew in every pass, as a training step changes it. Which of the products
+    are faster is found out by a race when this is made; those for the gradients of weights stay
+    as they are.
+
+    Args:
+        schedule: Of the mini-batch, bottom-up with an arity.
+        sizes: Widths of the model.
+        device: Where to run; there is nothing to pack but on CPUs.
+
+    Example:
+        >>> schedule = Schedule.from_structure(torch.tensor([[0, 1], [2, 2]]), 3, arity=2)
+        >>> packed = PackedProducts(schedule, Sizes(4, 2, 5), torch.device("cpu"))
+        >>> len(packed.faster)
+        6
+    """
+
+    def __init__(self, schedule: Schedule, sizes: Sizes, device: torch.device) -> None:
+        super().__init__(schedule, sizes, device)
+        self.faster: dict[int, bool] = {}
+        """Whether oneDNN won, by where the product of a matrix is written to."""
+        self.forward()
+        self.backward()
+
+    def _multiply(
+        self, rows: Tensor, weight: Tensor, out: Tensor, stretches: Sequence[tuple[int, int]]
+    ) -> None:
+        key = out.data_ptr()
+        if key not in self.faster:
+            self.faster[key] = self._race(rows, weight, out, stretches)
+        if self.faster[key]:
+            _packed(rows, weight, stretches)
+        else:
+            super()._multiply(rows, weight, out, stretches)
+
+    def _race(
+        self, rows: Tensor, weight: Tensor, out: Tensor, stretches: Sequence[tuple[int, int]]
+    ) -> bool:
+        """Runs both ways in turn and compares the best times."""
+        best = [float("inf")] * 2
+        for _ in range(4):
+            for number in range(2):
+                start = time.perf_counter()
+                if number:
+                    _packed(rows, weight, stretches)
+                else:
+                    super()._multiply(rows, weight, out, stretches)
+                best[number] = min(best[number], time.perf_counter() - start)
+        return best[1] < best[0]
+
+
+def _packed(rows: Tensor, weight: Tensor, stretches: Sequence[tuple[int, int]]) -> None:
+    product = RowProduct(weight, rows=rows.size(0))
+    for start, stop in stretches:
+        for first in range(start, stop, BLOCK):
+            product(rows, first, min(BLOCK, stop - first))

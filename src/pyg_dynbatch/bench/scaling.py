@@ -2,22 +2,20 @@
 
 import argparse
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from pyg_dynbatch.bench.figures import Panel, draw_panels
 from pyg_dynbatch.bench.memory import peak_bytes
 from pyg_dynbatch.bench.protocol import (
     Rounds,
-    Stopwatch,
     assert_agreement,
     interleave,
     median_seconds,
+    thread_count,
 )
 from pyg_dynbatch.bench.records import (
     Record,
@@ -29,14 +27,7 @@ from pyg_dynbatch.bench.records import (
     number,
     table,
 )
-from pyg_dynbatch.bench.shapes import forest_edges, tree_edges
-from pyg_dynbatch.core.engine import Engine
-from pyg_dynbatch.core.operation import Signature
-from pyg_dynbatch.core.program import Program, Value
-from pyg_dynbatch.core.schedule import Schedule
-from pyg_dynbatch.core.structure import slots_of
-from pyg_dynbatch.core.tensor_type import TensorType
-from pyg_dynbatch.nn.levels import run_levels
+from pyg_dynbatch.bench.scaling_ways import Forest, Ways
 from pyg_dynbatch.nn.recursive import NaryTreeLSTM
 
 PHASES = {
@@ -50,149 +41,6 @@ PHASES = {
 ALL_SIZES, LARGEST = "all sizes", "the two largest"
 
 
-class Forest(NamedTuple):
-    """Copies of one tree.
-
-    Args:
-        shape: Name of the shape.
-        edges: Of one tree, ``[2, edge]``.
-        tree_nodes: Nodes of one tree.
-        trees: Number of copies.
-    """
-
-    shape: str
-    edges: Tensor
-    tree_nodes: int
-    trees: int
-
-    @property
-    def nodes(self) -> int:
-        """Number of nodes of the forest."""
-        return self.tree_nodes * self.trees
-
-    @classmethod
-    def of(cls, shape: str, nodes: int, largest_tree: int) -> "Forest":
-        """Makes a forest of about so many nodes.
-
-        Args:
-            shape: ``"balanced"``, ``"random"`` or ``"chain"``.
-            nodes: Number of nodes wanted.
-            largest_tree: Nodes of one tree at most.
-
-        Example:
-            >>> Forest.of("chain", 100, 10).trees
-            10
-        """
-        tree_nodes = min(nodes, largest_tree)
-        return cls(shape, tree_edges(shape, tree_nodes), tree_nodes, max(1, nodes // tree_nodes))
-
-
-Run = Callable[[], Tensor]
-
-
-class Ways:
-    """Runs one Tree-LSTM layer over a forest in several ways.
-
-    Args:
-        layer: The layer.
-        forest: The forest; every node reads an input row.
-        device: Where to run.
-    """
-
-    def __init__(self, layer: NaryTreeLSTM, forest: Forest, device: torch.device) -> None:
-        self.layer, self.forest, self.device = layer, forest, device
-        row = TensorType((layer.in_channels,), tag="input")
-        self.engine = Engine.of_cell(layer.cell, layer.cell.state_type, layer.arity, row)
-        self.edges = forest_edges(forest.edges, forest.tree_nodes, forest.trees)
-        generator = torch.Generator().manual_seed(0)
-        shape = (forest.nodes, layer.in_channels)
-        self.x = torch.randn(shape, generator=generator).to(device).requires_grad_()
-        self.grad = torch.randn(forest.nodes, layer.out_channels, generator=generator).to(device)
-        self.programs: list[Program] = []
-
-    def schedule(self, mode: str) -> Schedule:
-        """Makes the schedule, for the engine from programs recorded before."""
-        if mode != "engine":
-            return Schedule.from_structure(self.edges, self.forest.nodes, arity=self.layer.arity)
-        if not self.programs:
-            signature = self.engine.operations["node"].signature
-            program = record_tree(signature, self.forest.edges, self.forest.tree_nodes)
-            self.programs = [program] * self.forest.trees
-        return Schedule.from_programs(self.programs)
-
-    def forward(self, mode: str, schedule: Schedule) -> Tensor:
-        """Computes the hidden rows of all nodes, ``[node, unit]``."""
-        if mode == "fused":
-            return self.layer(self.x, self.edges, schedule)
-        if mode == "generic":
-            inputs = self.x.index_select(0, schedule.input_node)
-            return run_levels(self.layer.cell, schedule, inputs)[0]
-        return self.engine(schedule, {"input": self.x})["node"][0]
-
-    def clear(self) -> None:
-        """Forgets the gradients."""
-        self.x.grad = None
-        self.layer.zero_grad()
-
-    def train(self, mode: str, schedule: Schedule) -> Tensor:
-        """Runs both passes; gives the hidden rows."""
-        self.clear()
-        hidden = self.forward(mode, schedule)
-        hidden.backward(self.grad)
-        return hidden.detach()
-
-    def timed(self, mode: str, schedule: Schedule, lap: Stopwatch) -> None:
-        """Makes the schedule once more and runs both passes under a stopwatch."""
-        self.clear()
-        lap.skip()
-        self.schedule(mode)
-        lap("schedule")
-        hidden = self.forward(mode, schedule)
-        lap("forward")
-        hidden.backward(self.grad)
-        lap("backward")
-
-    def results(self, mode: str, schedule: Schedule) -> list[Tensor]:
-        """Gives the hidden rows and all gradients."""
-        hidden = self.train(mode, schedule)
-        grads = [p.grad for p in (self.x, *self.layer.parameters())]
-        return [hidden, *(grad.clone() for grad in grads if grad is not None)]
-
-
-def record_tree(signature: Signature, edges: Tensor, num_nodes: int) -> Program:
-    """Records one binary tree, every missing child the same zero state.
-
-    Args:
-        signature: Of the cell: an input row and two states.
-        edges: Child to parent, children before parents in number.
-        num_nodes: Number of nodes.
-
-    Returns:
-        The program; its output ``"node"`` lists all nodes in node order.
-    """
-    input_type, *places = signature.inputs
-    state = signature.outputs[0]
-    program = Program()
-    parts = state if isinstance(state, tuple) else (state,)
-    zeros = tuple(torch.zeros(part.shape or ()) for part in parts)
-    missing = program.constant(state, zeros if isinstance(state, tuple) else zeros[0])
-    below: list[dict[int, int]] = [{} for _ in range(num_nodes)]
-    slots = slots_of(edges, num_nodes).tolist()
-    for child, parent, slot in zip(*edges.tolist(), slots, strict=True):
-        below[parent][slot] = child
-    states: list[Value] = []
-    for node in range(num_nodes):
-        children = (
-            states[below[node][place]] if place in below[node] else missing
-            for place in range(len(places))
-        )
-        x: Any = program.input(input_type, node)  # type: ignore[arg-type]
-        states.append(program.call(signature, x, *children))
-    for value in states:
-        program.output(value, "node")
-    return program
-
-
 def run(options: argparse.Namespace, device: torch.device) -> list[Record]:
     """Measures all cases.
 
@@ -204,15 +52,35 @@ def run(options: argparse.Namespace, device: torch.device) -> list[Record]:
         The records: one a phase, one for the peak memory, and the growth of all of them.
     """
     records: list[Record] = []
-    for shape in options.shapes:
-        mine: list[Record] = []
-        for size in sorted(set(options.sizes)):
-            forest = Forest.of(shape, size, options.tree_nodes)
-            torch.manual_seed(0)
-            layer = NaryTreeLSTM(options.units, options.units).to(device)
-            mine += _measure(options, Ways(layer, forest, device), machine(device))
-        records += _relative(mine) + _growth(mine, options.modes)
-    return records
+    for threads in options.thread_counts or [None]:
+        with thread_count(threads):
+            for shape in options.shapes:
+                records += _run_shape(options, shape, device)
+    return _with_gain(records)
+
+
+def _run_shape(options: argparse.Namespace, shape: str, device: torch.device) -> list[Record]:
+    found: list[Record] = []
+    for size in sorted(set(options.sizes)):
+        forest = Forest.of(shape, size, options.tree_nodes)
+        torch.manual_seed(0)
+        layer = NaryTreeLSTM(options.units, options.units).to(device)
+        found += _measure(options, Ways(layer, forest, device), machine(device))
+    return _relative(found) + _growth(found, options.modes)
+
+
+def _with_gain(records: Sequence[Record]) -> list[Record]:
+    """Adds to the times of more threads how many times as fast they are as the first number."""
+    done = []
+    for record in records:
+        if record["median_seconds"] is not None:
+            same = {name: record[name] for name in ("case", "mode", "phase", "nodes")}
+            first = find(records, **same)
+            if first is not None and first["threads"] != record["threads"]:
+                gain = first["median_seconds"] / record["median_seconds"]
+                record = record | {"gain": gain, "gain_over_threads": first["threads"]}
+        done.append(record)
+    return done
 
 
 def _measure(options: argparse.Namespace, ways: Ways, facts: Record) -> list[Record]:
@@ -329,8 +197,13 @@ def report(records: Sequence[Record]) -> str:
     Returns:
         The text.
     """
+    return "\n\n".join(_report_threads(mine) for mine in grouped(records, "threads").values())
+
+
+def _report_threads(records: Sequence[Record]) -> str:
     first = records[0]
     measured = [r for r in records if "fitted" not in r]
+    gain = any("gain" in record for record in measured)
     rows = []
     for (case, mode, nodes), mine in grouped(measured, "case", "mode", "nodes").items():
         found = by_phase(mine)
@@ -342,10 +215,12 @@ def report(records: Sequence[Record]) -> str:
                 case, mode, f"{nodes}", f"{any_one['batch']}", f"{any_one['steps']}",
                 *(number(time, ".2f") for time in times),
                 number(None if memory is None else memory / 1024, ".2f"),
+                *([number(found["train"]["gain"], ".2f")] if gain else []),
             ]
         )  # fmt: skip
     header = ["shape", "mode", "nodes", "trees", "steps"]
     header += [f"{phase} us/node" for phase in PHASES] + ["peak KiB/node"]
+    header += ["train gain of threads"] if gain else []
     title = (
         f"scaling: binary Tree-LSTM, {first['units']} units, {first['threads']} threads, "
         f"{first['device']}; us and KiB a node, growth as exponent of the nodes (1 = linear)"
@@ -378,10 +253,11 @@ def draw(records: Sequence[Record], path: Path) -> Path:
         ("train", "seconds_per_node", "seconds a node"),
         ("memory", "bytes_per_node", "bytes a node"),
     )
+    several = ", {threads} threads" if len(grouped(records, "threads")) > 1 else ""
     panels = (
         Panel(
             [r for r in records if r["phase"] == phase],
-            "{case}, {mode}", "nodes", field, ("nodes", label), log="xy",
+            "{case}, {mode}" + several, "nodes", field, ("nodes", label), log="xy",
         )
         for phase, field, label in wanted
     )  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from pyg_dynbatch.bench.figures import Panel, draw_panels
-from pyg_dynbatch.bench.products import BareProducts, Sizes
+from pyg_dynbatch.bench.products import BareProducts, PackedProducts, Sizes
 from pyg_dynbatch.bench.protocol import (
     Contender,
     Rounds,
@@ -50,7 +50,7 @@ PHASES = {
 }
 """What is reported, and the timed phases it is the sum of; train is forward and backward."""
 
-BARE = "bare matrix products"
+BARE, PACKED = "bare matrix products", "bare, packed"
 SPEEDS = ("train", "step", "inference")
 TIMES = ("forward", "backward", "optimizer", "inference")
 RATIOS = ("train", "inference")
@@ -124,8 +124,10 @@ def _time(
         batch = collate([trees[k] for k in members]).to(device)
         few = [PlainTree.of(trees[k], device) for k in members[: options.loop_trees]]
         bare = BareProducts(batch.schedule, sizes, device)
+        packed = {} if device.type != "cpu" else {PACKED: _packed(batch.schedule, sizes, device)}
         contenders: dict[str, Contender] = {
             "bare": bare.run,
+            **packed,
             **{mode: partial(_both, ways, mode, batch) for mode in options.modes},
             "one by one": partial(ways.loop, few),
             "collate": partial(_load, trees, members, collate),
@@ -141,6 +143,10 @@ def _time(
         facts.append(_facts(batch.schedule, bare) | {"scaled_by": scale})
     means = {name: sum(fact[name] for fact in facts) / len(facts) for name in facts[0]}
     return join_rounds(parts), {**means, "repeats": options.repeats * len(parts)}
+
+
+def _packed(schedule: Schedule, sizes: Sizes, device: torch.device) -> Contender:
+    return PackedProducts(schedule, sizes, device).run
 
 
 def _facts(schedule: Schedule, bare: BareProducts) -> Record:
@@ -173,17 +179,22 @@ def _records(
 ) -> list[Record]:
     shared = {name: facts[name] for name in ("nodes", "steps", "repeats")}
     where = where | shared
-    records = _bare_records(rounds["bare"], where, facts)
-    bare = rounds["bare"]
+    bare, packed = rounds["bare"], rounds.get(PACKED)
+    records = _bare_records("bare", bare, where, facts)
+    if packed is not None:
+        records += _bare_records(PACKED, packed, where, facts)
     for mode in modes:
         mine = rounds[mode]
         for phase, parts in PHASES.items():
             seconds = median_seconds(mine, *parts)
+            more: Record = {}
             if set(parts) <= set(bare[0]):
                 ratio, to = median_ratio(mine, bare, parts), BARE
+                if packed is not None:
+                    more["ratio_to_packed"] = median_ratio(mine, packed, parts)
             else:
                 ratio, to = median_seconds(mine, *parts) / median_seconds(mine, *STEP), "step"
-            records.append(make_record(where, mode, phase, seconds, ratio, to))
+            records.append(make_record(where, mode, phase, seconds, ratio, to, **more))
     for phase in ("train", "inference"):
         parts = PHASES[phase]
         loop = rounds["one by one"]
@@ -198,7 +209,7 @@ def _records(
     return records
 
 
-def _bare_records(bare: Rounds, where: Record, facts: Record) -> list[Record]:
+def _bare_records(name: str, bare: Rounds, where: Record, facts: Record) -> list[Record]:
     records = []
     for phase, passes in (
         ("forward", ("forward",)),
@@ -211,7 +222,7 @@ def _bare_records(bare: Rounds, where: Record, facts: Record) -> list[Record]:
         moved = sum(facts[f"bytes_{each}"] for each in passes)
         records.append(
             make_record(
-                where, "bare", phase, seconds, flops=flops, bytes=moved,
+                where, name, phase, seconds, flops=flops, bytes=moved,
                 gflops_per_second=flops / seconds / 1e9,
             )
         )  # fmt: skip
@@ -245,6 +256,7 @@ def _report_case(records: Sequence[Record]) -> str:
                 *(number(_of(found, p, "trees_per_second"), ".0f") for p in SPEEDS),
                 *(number(_of(found, p, "median_seconds", 1e3), ".2f") for p in TIMES),
                 *(number(_of(found, p, "ratio") if against else None, ".2f") for p in RATIOS),
+                *(number(found[p].get("ratio_to_packed"), ".2f") for p in RATIOS),
             ]
         )
     header = [
@@ -252,6 +264,7 @@ def _report_case(records: Sequence[Record]) -> str:
         *(f"{phase} trees/s" for phase in SPEEDS),
         *(f"{phase} ms" for phase in TIMES),
         *(f"{phase} x bare" for phase in RATIOS),
+        *(f"{phase} x packed" for phase in RATIOS),
     ]
     title = (
         f"sst: {first['case']}, batch {first['batch']} ({first['data']}, "

@@ -13,13 +13,15 @@ from pyg_dynbatch.data.collate import Collater
 from pyg_dynbatch.data.tree import DynTreeData
 from pyg_dynbatch.models.tree_classifier import TreeClassifier
 from pyg_dynbatch.nn.levels import run_levels
+from pyg_dynbatch.nn.recursive import level_row
 from pyg_dynbatch.nn.tree_lstm import NaryTreeLSTMCell
 
 
 class Ways:
     """Runs the same weights in several ways.
 
-    ``fused`` is the model as it stands; ``generic`` runs its cell level by level with ordinary
+    ``fused`` is the model as it stands, which computes equal leaves once; ``unshared`` the same
+    with every leaf on its own; ``generic`` runs its cell level by level with ordinary
     autograd; ``engine`` hands the engine two modules it knows nothing about, one for words and
     one that joins two states, as one would write them without this package's layers.
 
@@ -38,7 +40,7 @@ class Ways:
 
     def __init__(self, model: TreeClassifier, optimizer: torch.optim.Optimizer) -> None:
         self.model, self.optimizer = model, optimizer
-        cell = model.encoder.layer.cell
+        cell: Any = model.encoder.layer.cell
         row = TensorType((cell.in_channels,), tag="input")
         join, leaf = JoinCell(cell), LeafCell(cell)
         self.engine = Engine.of_cell(join, cell.state_type, cell.arity, row, leaf)
@@ -50,6 +52,9 @@ class Ways:
         if mode == "fused" or model.embedding is None:
             return model(batch)
         inputs = model.embedding(batch.token.index_select(0, schedule.input_node))
+        if mode == "unshared":
+            rows = model.encoder.layer(inputs, batch.edge_index, schedule, level_order=True)
+            return model.classifier(rows).index_select(0, level_row(schedule))
         if mode == "generic":
             hidden = run_levels(model.encoder.layer.cell, schedule, inputs)[0]
         else:
@@ -160,10 +165,10 @@ class JoinCell(nn.Module):
         self, x: Tensor, left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor]:
         """Computes hidden and memory rows from those of two children."""
-        width, bias = self.cell.out_channels, self.cell.bias
+        width, own = self.cell.out_channels, self.cell.bias
         both = torch.cat([left[0], right[0]], 1)
         # The bias of the forget gate is that of both children.
-        bias = torch.cat([bias, bias[3 * width :]])
+        bias = torch.cat([own, own[3 * width :]])
         gates = nn.functional.linear(both, self.cell.weight_hidden, bias)
         candidate, gates = gates.split([width, 4 * width], 1)
         write, show, keep_left, keep_right = gates.sigmoid().split(width, 1)
