@@ -158,3 +158,22 @@ def test_text_can_be_read_back() -> None:
         td.NGrams(3, name="trigrams"),
     ):
         read_back(block, add=torch.add)
+
+
+def test_broadcast_host_objects_are_read_behind_it() -> None:
+    def both(endless: Any) -> td.Block:
+        return (numbers(), endless) >> td.ZipWith(add())
+
+    builds(both(td.Broadcast() >> numbers()), [(([1, 2], 3), [4.0, 5.0])], depth=1)
+    negative = td.Broadcast() >> numbers() >> td.Map(td.Function(torch.neg))
+    builds(both(negative), [(([1, 2], 3), [-2.0, -1.0]), (([], 3), [])])
+    wired = td.Composition()
+    with wired.scope():
+        endless = numbers().reads(td.Broadcast().reads(wired.input[1]))
+        wired.output.reads(td.Zip().reads(numbers().reads(wired.input[0]), endless))
+    builds(wired, [(([1, 2], 3), [(1.0, 3.0), (2.0, 3.0)])])
+    text = refused(TypeError, lambda: td.Broadcast() >> numbers() >> td.Sum())
+    assert text.startswith("Sum: the sequence never ends")
+    said = numbers().set_input_type(td.PyObjectType())
+    endless_type = td.BroadcastSequenceType(td.PyObjectType())
+    assert "another one" in refused(TypeError, said.set_input_type, endless_type)

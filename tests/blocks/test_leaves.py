@@ -1,5 +1,6 @@
 """What reads the host's input, and what it refuses."""
 
+import pickle
 from collections import OrderedDict
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from pyg_dynbatch import blocks as td
+from pyg_dynbatch.cli import one_line
 from tests.blocks.harness import builds, numbers, read_back, refused
 
 
@@ -165,3 +167,28 @@ def test_text_can_be_read_back() -> None:
         td.AllOf(td.Scalar(), td.Void(), name="both"),
     ):
         read_back(block)
+
+
+class OwnError(KeyError):
+    """An error of the user's, with a text of its own."""
+
+    def __str__(self) -> str:
+        return f"no {self.args[0]} here"
+
+
+def test_error_in_a_host_function_keeps_its_class_and_says_where() -> None:
+    def look_up(value: Any) -> Any:
+        if value == "bad":
+            raise OwnError(value)
+        return 1.0
+
+    inside = td.Map(td.InputTransform(look_up, name="look") >> td.Scalar()) >> td.Sum()
+    model = td.Compiler.create(inside)
+    for call in (model, model.collate):
+        with pytest.raises(OwnError) as caught:
+            call([["good"], ["good", "bad"]])
+        assert caught.value.__notes__ == ["  where:    example 1, block Root.Map.look"]
+        assert one_line(caught.value) == "no bad here where: example 1, block Root.Map.look"
+        assert caught.traceback[-1].name == "look_up"
+    kept = pickle.loads(pickle.dumps(caught.value))
+    assert one_line(kept) == one_line(caught.value), "it comes back whole from loader workers"

@@ -232,6 +232,11 @@ class Broadcast(Block):
         if isinstance(self.output_type, BroadcastSequenceType):
             self.set_input_type(self.output_type.element_type)
 
+    def _told(self, wanted: ResultType) -> None:
+        # A map of what reads host objects expects one host object; here it gets them one by one.
+        is_object = isinstance(wanted, PyObjectType)
+        self.set_output_type(BroadcastSequenceType(wanted) if is_object else wanted)
+
     def _emit(self, code: Code, value: Any) -> Any:
         return value
 

@@ -169,6 +169,10 @@ class Block(IOBase):
 
     # What every kind of block says about itself.
 
+    def _told(self, wanted: ResultType) -> None:
+        """Takes up what the block behind it in a pipe expects to be given."""
+        self.set_output_type(wanted)
+
     def _check(self) -> None:
         """Refuses, when the model is compiled, what could only be known at the end."""
 

@@ -309,7 +309,7 @@ def _type_of(source: Any) -> ResultType | None:
 def _tell(source: Any, wanted: ResultType) -> None:
     """Tells the blocks of a source what is wanted of them, as far as it can be said."""
     if isinstance(source, Block):
-        source.set_output_type(wanted)
+        source._told(wanted)
     elif isinstance(source, tuple) and not isinstance(source, Wire):
         if isinstance(wanted, TupleType) and len(wanted) == len(source):
             for item, kind in zip(source, wanted, strict=True):

@@ -39,10 +39,11 @@ class _Pipe(Block):
             given, wanted = one._types["output"], other._types["input"]
             if given is wanted:
                 continue
+            if given is None and wanted is not None:
+                one._told(wanted)
+                given = one._types["output"]
             if given is not None:
                 other.set_input_type(given)
-            elif wanted is not None:
-                one.set_output_type(wanted)
         if self.output_type is not None:
             last.set_output_type(self.output_type)
         if first.input_type is not None:

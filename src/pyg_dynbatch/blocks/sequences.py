@@ -104,7 +104,16 @@ class Map(Block):
     def __init__(self, elem_block: Any, name: Any = None) -> None:
         super().__init__([elem_block], name=name)
         self.set_output_type_classes(SequenceType, PyObjectType)
+        # Whether it was only concluded from the elements that the input is a host object.
+        self._guessed = False
         self._settle(*self._children)
+
+    def _learn(self, side: str, given: Any) -> "Map":
+        if side == "input":
+            if self._guessed and isinstance(given, BroadcastSequenceType):
+                self._types["input"] = self._types["output"] = None
+            self._guessed = False
+        return super()._learn(side, given)
 
     def _infer(self) -> None:
         (inner,) = self._children
@@ -113,6 +122,7 @@ class Map(Block):
             inner.set_input_type(element)
         elif inner.input_type == PyObjectType() and self.input_type is None:
             self.set_input_type(PyObjectType())
+            self._guessed = True
         endless = isinstance(self.input_type, BroadcastSequenceType)
         wanted = self.output_type
         if isinstance(wanted, SequenceType):
