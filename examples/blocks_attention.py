@@ -55,14 +55,14 @@ def main() -> None:
     model = adder(width=32)
     traced = list(model.build_loom_inputs(draw(rng) for _ in range(3000)))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
-    for epoch in range(15):
+    for epoch in range(12):
         rng.shuffle(traced)
         for batch in td.group_by_batches(traced, 100):
             loss, _ = model(batch).output
             optimizer.zero_grad()
             loss.mean().backward()
             optimizer.step()
-        if epoch % 5 == 4:
+        if epoch % 4 == 3:
             print(f"epoch {epoch + 1}: squared error {loss.mean().item():.5f}")
     with torch.no_grad():
         _, solved = model([draw(rng) for _ in range(500)]).output

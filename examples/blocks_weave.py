@@ -51,7 +51,7 @@ def molecule(rng: random.Random, num_atoms: int) -> dict[str, list]:
 
 
 def main() -> None:
-    """Trains on molecules of up to eight atoms, and tests on others."""
+    """Trains on molecules of up to seven atoms, and tests on others."""
     torch.manual_seed(0)
     rng = random.Random(0)
     distance = td.InputTransform(lambda d: min(d, FARTHEST - 1)) >> td.OneHot(FARTHEST)
@@ -60,12 +60,12 @@ def main() -> None:
         weave = weave >> weave_module({name: td.FC(WIDTH) for name in FUNCTIONS})
     found = weave >> td.GetItem(0) >> td.Sum() >> td.FC(WIDTH) >> td.FC(1, activation=None)
     model = td.Compiler.create(td.AllOf(found, td.GetItem("longest") >> td.Vector(1)))
-    examples = [molecule(rng, rng.randint(1, 8)) for _ in range(500)]
-    train, test = (list(model.build_loom_inputs(e)) for e in (examples[:400], examples[400:]))
+    examples = [molecule(rng, rng.randint(1, 7)) for _ in range(400)]
+    train, test = (list(model.build_loom_inputs(e)) for e in (examples[:300], examples[300:]))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
-    for _ in range(20):
+    for _ in range(15):
         rng.shuffle(train)
-        for batch in td.group_by_batches(train, 40):
+        for batch in td.group_by_batches(train, 30):
             error = nn.functional.l1_loss(*model(batch).output)
             optimizer.zero_grad()
             error.backward()
