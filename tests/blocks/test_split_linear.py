@@ -32,6 +32,28 @@ def pairs(layer: Any) -> td.Block:
     return made
 
 
+def wired(layer: Any) -> td.Block:
+    """Scores as in :func:`attention`, with wires in place of pipes."""
+    score = td.Composition()
+    with score.scope():
+        both = td.Concat().reads(score.input[0], score.input[1])
+        score.output.reads(td.Function(layer).reads(both))
+    keys, query = td.Map(td.Vector(2)), td.Vector(3) >> td.Broadcast()
+    return {"a": query, "k": keys} >> td.ZipWith(score) >> td.Sum()
+
+
+def read_thrice(layer: Any) -> td.Block:
+    """A concatenation that two linear layers read, and a third block that needs it whole."""
+    made = td.Composition()
+    with made.scope():
+        both = td.Concat().reads(made.input[0], made.input[1])
+        one, other = (td.Function(module).reads(both) for module in (layer, nn.Linear(5, 3)))
+        whole = td.Function(torch.neg).reads(both)
+        made.output.reads(td.Concat().reads(one, other, whole))
+    keys, query = td.Map(td.Vector(2)), td.Vector(3) >> td.Broadcast()
+    return {"a": query, "k": keys} >> td.ZipWith(made) >> td.Sum()
+
+
 LAYERS: dict[str, Callable[[int], Any]] = {
     "linear": lambda size: nn.Linear(size, 3),
     "no bias": lambda size: nn.Linear(size, 3, bias=False),
@@ -50,6 +72,8 @@ QUERIES = [
 def test_on_equals_off(kind: str) -> None:
     for make, size, examples in (
         (attention, 5, QUERIES),
+        (wired, 5, QUERIES),
+        (read_thrice, 5, QUERIES),
         (pairs, 4, [[[1, 2], [3, 4], [5, 6]], [], [[1, 0]]]),
     ):
         root = make(LAYERS[kind](size))
@@ -66,10 +90,17 @@ def test_on_equals_off(kind: str) -> None:
 
 
 def test_what_is_broadcast_is_multiplied_once() -> None:
-    model = td.Compiler.create(attention(nn.Linear(5, 3)))
-    stats = model.collate(QUERIES[:1]).schedule.stats()
-    rows = dict(zip(stats.operations, stats.widths, strict=True))
-    assert sorted(rows.values()) == [1, 1, 3, 3], rows
+    for make in (attention, wired):
+        model = td.Compiler.create(make(nn.Linear(5, 3)))
+        stats = model.collate(QUERIES[:1]).schedule.stats()
+        rows = dict(zip(stats.operations, stats.widths, strict=True))
+        assert sorted(rows.values()) == [1, 1, 3, 3], rows
+        assert "concat" not in rows
+    thrice = td.Compiler.create(read_thrice(nn.Linear(5, 3)))
+    stats = thrice.collate(QUERIES[:1]).schedule.stats()
+    parts = [n for name, n in zip(stats.operations, stats.widths, strict=True) if "part" in name]
+    assert sorted(parts) == [1, 1, 3, 3], "both layers are split, though the whole is made too"
+    assert "neg" in stats.operations
     atoms = td.Compiler.create(pairs(nn.Linear(4, 3)))
     many = [[[i, 1] for i in range(8)]]
     widths = sorted(atoms.collate(many).schedule.stats().widths)

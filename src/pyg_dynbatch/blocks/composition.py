@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from heapq import heappop, heappush
 from typing import Any
 
 from pyg_dynbatch.blocks.block import Block, Wire, convert_to_block, said_as
@@ -94,6 +95,9 @@ class Composition(Block):
     def __init__(self, children: Any = None, name: Any = None, *, wires: Any = ()) -> None:
         super().__init__(list(children or ()), name=name)
         self._connections: list[Connection] = []
+        # What feeds a block, and the numbers of the connections that read it.
+        self._feeds: dict[Block, Any] = {}
+        self._readers: dict[Block, list[int]] = {}
         self._input, self._output = CompositionIO(self, "input"), CompositionIO(self, "output")
         for side in (self._input, self._output):
             side._listeners.append(self)
@@ -154,7 +158,7 @@ class Composition(Block):
         if isinstance(target, CompositionIO):
             self._own(target, "output", "the input of a composition is written")
         source = self._source(a)
-        if any(known is target for _, known in self._connections):
+        if target in self._feeds:
             self._refuse(
                 f"the input of {target._label()} is connected already",
                 ValueError,
@@ -163,10 +167,12 @@ class Composition(Block):
             )
         if not isinstance(target, CompositionIO) and target._parent is not self:
             self._adopt(target)
-        self._connections.append((source, target))
-        if self._circle():
-            self._connections.pop()
+        if self._leads_to(source, target):
             self._refuse("the wires run in a circle", ValueError, got=f"{a!r} -> {b!r}")
+        self._feeds[target] = source
+        for block in set(_blocks_of(source)):
+            self._readers.setdefault(block, []).append(len(self._connections))
+        self._connections.append((source, target))
         self._settle()
 
     def _own(self, side: CompositionIO, wanted: str, what: str) -> None:
@@ -192,16 +198,17 @@ class Composition(Block):
             self._adopt(block)
         return block
 
-    def _circle(self) -> bool:
-        feeds = {id(target): _blocks_of(source) for source, target in self._connections}
-        done: set[int] = set()
-        for _ in range(len(self._connections)):
-            done |= {b for b, reads in feeds.items() if all(self._ready(r, done) for r in reads)}
-        return any(b not in done for b in feeds)
-
-    def _ready(self, block: Block, done: set[int]) -> bool:
-        fed = any(target is block for _, target in self._connections)
-        return not fed or id(block) in done
+    def _leads_to(self, source: Any, target: Block) -> bool:
+        """Whether a source is made, in however many steps, of what a block gives."""
+        left, seen = _blocks_of(source), set[Block]()
+        while left:
+            block = left.pop()
+            if block is target:
+                return True
+            if block not in seen:
+                seen.add(block)
+                left += _blocks_of(self._feeds.get(block, ()))
+        return False
 
     def _infer(self) -> None:
         for side, inner in (("input", self._input), ("output", self._output)):
@@ -217,9 +224,8 @@ class Composition(Block):
                 _tell(source, target.input_type)
 
     def _check(self) -> None:
-        fed = {id(target) for _, target in self._connections}
         used = {id(block) for source, _ in self._connections for block in _blocks_of(source)}
-        if id(self._output) not in fed:
+        if self._output not in self._feeds:
             if self.output_type is None or self.output_type == VoidType():
                 self.set_output_type(VoidType())
             if not any(_gives_something(child) for child in self._children):
@@ -228,7 +234,7 @@ class Composition(Block):
             elif self.output_type != VoidType():
                 self._refuse_no_output()
         for child in self._children:
-            if id(child) not in fed:
+            if child not in self._feeds:
                 child.set_input_type(VoidType())
             if id(child) not in used and child.output_type != VoidType():
                 self._refuse(
@@ -248,20 +254,50 @@ class Composition(Block):
 
     def _emit(self, code: Code, value: Any) -> Any:
         values: dict[int, Any] = {id(self._input): value}
-        left = list(self._connections)
         for child in self._children:
-            if not any(target is child for _, target in left):
+            if child not in self._feeds:
                 values[id(child)] = code.emit(child, "None")
-        while left:
-            for connection in left:
-                source, target = connection
-                if all(id(block) in values for block in _blocks_of(source)):
-                    break
-            left.remove(connection)
+        for source, target in self._in_order():
+            if id(target) in values:
+                continue
             given = _value_of(code, source, values)
-            is_side = isinstance(target, CompositionIO)
-            values[id(target)] = given if is_side else code.emit(target, given)
+            if isinstance(target, CompositionIO):
+                values[id(target)] = given
+            elif not self._split(code, target, given, values):
+                values[id(target)] = code.emit(target, given)
         return values.get(id(self._output), "None")
+
+    def _in_order(self) -> Iterator[Connection]:
+        """The connections as they were made, but none before what it reads is there."""
+        missing = [
+            len(set(_blocks_of(source)) & self._feeds.keys()) for source, _ in self._connections
+        ]
+        ready = [number for number, count in enumerate(missing) if not count]
+        while ready:
+            number = heappop(ready)
+            connection = self._connections[number]
+            yield connection
+            for reader in self._readers.get(connection[1], ()):
+                missing[reader] -= 1
+                if not missing[reader]:
+                    heappush(ready, reader)
+
+    def _split(self, code: Code, concat: Block, given: Any, values: dict[int, Any]) -> bool:
+        """Writes the linear layers that read a concatenation; False if it is needed itself."""
+        from pyg_dynbatch.blocks.split_linear import split
+
+        readers = self._readers.get(concat, [])
+        needed = not readers
+        for number in readers:
+            source, reader = self._connections[number]
+            found = split(code, [concat, reader], given) if source is concat else None
+            if found is not None:
+                values[id(reader)] = found
+            needed = needed or found is None
+        if not needed:
+            # Nobody reads it, so it is not made.
+            values[id(concat)] = given
+        return not needed
 
     def __repr__(self) -> str:
         """Reads like the call that makes it."""
