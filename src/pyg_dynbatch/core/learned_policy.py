@@ -299,6 +299,7 @@ class _Walk:
         self.chain = self._chains()
         self.chains = [int(self.chain[self.kind == k].max()) for k in range(len(kinds))]
         self.bound = sum(self.chains)
+        self._begin()
 
     def _chains(self) -> np.ndarray:
         """Length of the longest chain of its own kind that begins with each call, ``[call]``."""
@@ -354,13 +355,13 @@ class _Walk:
     def _begin(self) -> None:
         """Counts the calls not yet made, and those of them that are ready: none so far."""
         kinds, width = len(self.names), max(self.chains) + 1
-        self.calls_left = np.bincount(self.kind, minlength=kinds)
-        self.depth_left = np.bincount(self.kind, weights=self.depth, minlength=kinds)
-        self.longest = list(self.chains)
+        self.calls_left: np.ndarray = np.bincount(self.kind, minlength=kinds)
+        self.depth_left: np.ndarray = np.bincount(self.kind, weights=self.depth, minlength=kinds)
+        self.longest: list[int] = list(self.chains)
         # One cell a kind and length of chain.
         self.cell = self.kind * width + self.chain
         self.left = np.bincount(self.cell, minlength=kinds * width).reshape(kinds, width)
-        self.ready = np.zeros_like(self.left)
+        self.ready: np.ndarray = np.zeros_like(self.left)
 
     def _made(self, kind: int, calls: np.ndarray) -> None:
         """Counts the ready calls of a kind as made."""

@@ -152,15 +152,14 @@ class Read(NamedTuple):
         return [parts[place] for place in range(self.places) for parts in split]
 
     def _split(self, rows: Tensor) -> tuple[Tensor, ...]:
-        if self.stacked:
-            return rows.unflatten(0, (-1, self.places)).unbind(1)
-        return rows.chunk(self.places) if rows.size(0) else (rows,) * self.places
+        return _split(rows, self.places, self.stacked)
 
-    def picks(self) -> Sequence[Pick]:
-        """Tells which rows each argument reads."""
-        if isinstance(self.pick, tuple) or self.places == 1:
-            return (self.pick,)
-        return self._split(self.pick)
+
+def _split(rows: Tensor, places: int, stacked: bool) -> tuple[Tensor, ...]:
+    """Gives each argument its rows, or its row numbers."""
+    if stacked:
+        return rows.unflatten(0, (-1, places)).unbind(1)
+    return rows.chunk(places) if rows.size(0) else (rows,) * places
 
 
 def read_rows(token: Tensor, reads: Sequence[Read], own: bool = False) -> list[Rows]:
@@ -268,8 +267,8 @@ class _Read(Function):
     @staticmethod
     def forward(ctx: Any, token: Tensor, reads: Sequence[Read], own: bool) -> Rows:
         rows = tuple(part for read in reads for part in read.taken(own))
-        ctx.reads = [(read.store.gradients, read._replace(store=None)) for read in reads]
-        ctx.parts = [len(read.store.buffers) for read in reads]
+        # Not the stores: their buffers may go before the backward pass.
+        ctx.reads = [(read.store.gradients, len(read.store.buffers), *read[1:]) for read in reads]
         ctx.device = token.device
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*(part for part in rows if not has_gradient(part.dtype)))
@@ -279,9 +278,9 @@ class _Read(Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
         refuse_second_derivative()
         first = 0
-        for (store, read), parts in zip(ctx.reads, ctx.parts, strict=True):
-            for pick in read.picks():
-                store.add(pick, gradients[first : first + parts])
+        for store, parts, pick, places, stacked in ctx.reads:
+            for mine in (pick,) if places == 1 else _split(pick, places, stacked):
+                store.add(mine, gradients[first : first + parts])
                 first += parts
         return torch.empty(0, device=ctx.device), None, None
 
