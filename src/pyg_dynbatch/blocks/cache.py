@@ -15,9 +15,14 @@ class TracedExamples:
     Args:
         tracer: Of a compiler.
         examples: The examples.
-        path: A file that keeps them. It is used again as long as the tracer's code and the number
-            of examples are the same; other examples need another file.
+        path: A file that keeps them. It is used again as long as the model, the host functions
+            with all globals and closures they read, and the number of examples are the same;
+            other examples need another file, and so does what functions read from files.
         pool: A pool of processes, from :meth:`Compiler.multiprocessing_pool`.
+
+    Raises:
+        TypeError: If there is a path, and a host function reads an object whose content cannot be
+            told from run to run, such as an open file.
 
     Example:
         >>> from torch.utils.data import DataLoader
@@ -36,11 +41,14 @@ class TracedExamples:
         path: str | Path | None = None,
         pool: Any = None,
     ) -> None:
-        key = (tracer.recipe.fingerprint(), len(examples))
-        file = None if path is None else Path(path)
-        found = _read(file, key) if file is not None else None
+        if path is None:
+            self._traced = _trace_all(tracer, examples, pool)
+            return
+        # Before tracing, in which a function may change what it reads.
+        file, key = Path(path), (tracer.recipe.fingerprint(), len(examples))
+        found = _read(file, key)
         self._traced = _trace_all(tracer, examples, pool) if found is None else found
-        if file is not None and found is None:
+        if found is None:
             _write(file, key, self._traced)
 
     def __len__(self) -> int:

@@ -1,13 +1,12 @@
 """Know the places in a model that make values, and the written code around them."""
 
 from dataclasses import dataclass, field
-from hashlib import sha256
-from types import CodeType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from pyg_dynbatch.blocks.result_types import ResultType
+from pyg_dynbatch.blocks.stable_text import stable_text
 from pyg_dynbatch.core.operation import Signature
 from pyg_dynbatch.core.program import CONSTANT, INPUT, RESULT
 from pyg_dynbatch.core.tensor_type import RowType
@@ -93,27 +92,11 @@ class Recipe:
         return [self.row_types.index(t) for t in self.signatures[site.number].outputs]
 
     def fingerprint(self) -> str:
-        """Names the code, so that programs kept on a disk are not taken for those of another."""
-        # Host objects count by their code, for their addresses differ from run to run.
-        parts = [self.source, str(self.signatures), str(self.row_types)]
-        parts += [_stable(value) for value in self.names.values()]
-        return sha256("\n".join(parts).encode()).hexdigest()[:16]
+        """Names the code and all it reads, so that kept programs are not taken for another's.
 
-
-def _stable(value: Any) -> str:
-    if isinstance(found := getattr(value, "__code__", None), CodeType):
-        # Closures and defaults belong to what a function does.
-        cells = [c.cell_contents for c in getattr(value, "__closure__", None) or ()]
-        inner = [c for c in found.co_consts if isinstance(c, CodeType)]
-        consts = [repr(c) for c in found.co_consts if not isinstance(c, CodeType)]
-        held = [*map(_plain, cells), *map(_plain, getattr(value, "__defaults__", None) or ())]
-        nested = [c.co_code.hex() for c in inner]
-        return f"{found.co_code.hex()} {consts} {found.co_names} {held} {nested}"
-    return _plain(value)
-
-
-def _plain(value: Any) -> str:
-    is_plain = isinstance(
-        value, str | int | float | bool | bytes | tuple | list | dict | type(None)
-    )
-    return repr(value) if is_plain else type(value).__qualname__
+        Raises:
+            TypeError: If a host function reads what cannot be told from run to run.
+        """
+        told = [str(self.signatures), str(self.row_types), str(self.result_type)]
+        tables = [site.table for site in self.sites]
+        return stable_text([self.source, *told, tables, self.names])[:16]
