@@ -275,12 +275,13 @@ def convert_to_block(block_like: Any) -> Block:
         >>> convert_to_block({"a": td.Scalar()})
         Record({'a': Scalar()})
     """
+    if isinstance(block_like, Block):
+        # Before the imports, which would make long pipes slow to wire.
+        return block_like
     from pyg_dynbatch.blocks.functions import Function
     from pyg_dynbatch.blocks.records import Record
     from pyg_dynbatch.blocks.tensors import FromTensor
 
-    if isinstance(block_like, Block):
-        return block_like
     if isinstance(block_like, nn.Module):
         return Function(block_like)
     if isinstance(block_like, torch.Tensor | np.ndarray):
