@@ -176,14 +176,14 @@ def _named(value: Any, code: CodeType) -> Iterator[Any]:
     left, seen = [value], {id(value)}
     while left:
         module = left.pop()
-        if isinstance(module, ModuleType) and not _is_library(module.__name__):
-            for name in code.co_names:
-                if name in vars(module):
-                    found = vars(module)[name]
-                    yield from (name, found)
-                    if id(found) not in seen:
-                        seen.add(id(found))
-                        left.append(found)
+        if not isinstance(module, ModuleType) or _is_library(module.__name__):
+            continue
+        for name in [name for name in code.co_names if name in vars(module)]:
+            found = vars(module)[name]
+            yield from (name, found)
+            if id(found) not in seen:
+                seen.add(id(found))
+                left.append(found)
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
