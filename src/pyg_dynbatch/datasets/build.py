@@ -4,6 +4,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -156,8 +157,10 @@ class _Builder:
         if self.folder is None:
             self._shards[piece.shard] = Shard(shard_bytes(arrays, facts))
         else:
-            # While shards change, the folder is no finished store.
-            (self.folder / HEADER).unlink(missing_ok=True)
+            # While shards change, the folder is no finished store. Where there is no folder to
+            # write to, writing the shard says so.
+            with suppress(FileNotFoundError, NotADirectoryError):
+                (self.folder / HEADER).unlink()
             path = write_shard(self.folder / shard_name(piece.shard), arrays, facts)
             self._shards[piece.shard] = Shard(path)
         self._waiting = []
