@@ -20,6 +20,7 @@ from types import (
     ModuleType,
 )
 from typing import Any
+from weakref import ReferenceType
 
 import numpy as np
 import torch
@@ -102,6 +103,8 @@ def _parts(value: Any) -> Iterator[Any]:
         return iter((str(value.dtype), value.shape, value.tobytes()))
     if isinstance(value, torch.Tensor):
         return iter((str(value.dtype), value.detach().cpu().tolist()))
+    if isinstance(value, ReferenceType):
+        return iter((value(),))
     # The state of a function with a cache around it is but a name.
     return iter((type(value), getattr(value, "__wrapped__", None), *_state(value)))
 

@@ -45,7 +45,7 @@ def assert_batching_agrees(
 
     Example:
         >>> from torch import nn
-        >>> from pyg_dynbatch.core import Operations, TensorType
+        >>> from pyg_dynbatch.core import Operations, Program, TensorType
         >>> vector, operations, program = TensorType((3,)), Operations(), Program()
         >>> squash = operations.add(nn.Linear(3, 3), [vector], [vector], name="squash")
         >>> first = program.call(squash, program.constant(vector, [1.0, 2.0, 3.0]))
@@ -82,7 +82,7 @@ def assert_gradients_agree(
 
     Example:
         >>> from torch import nn
-        >>> from pyg_dynbatch.core import Operations, TensorType
+        >>> from pyg_dynbatch.core import Operations, Program, TensorType
         >>> word, operations, program = TensorType((3,), tag="word"), Operations(), Program()
         >>> add = operations.add(nn.Bilinear(3, 3, 3), [word, word], [word], name="add")
         >>> program.output(program.call(add, program.input(word, 0), program.input(word, 1)))
@@ -117,7 +117,7 @@ def assert_order_is_free(
         AssertionError: If some output differs.
 
     Example:
-        >>> from pyg_dynbatch.core import Operations, TensorType
+        >>> from pyg_dynbatch.core import Operations, Program, TensorType
         >>> scalar, operations, programs = TensorType(()), Operations(), [Program(), Program()]
         >>> double = operations.add(lambda x: 2 * x, [scalar], [scalar], name="double")
         >>> for number, program in enumerate(programs):
