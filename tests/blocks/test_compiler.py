@@ -13,6 +13,8 @@ from torch_geometric.data import Data
 
 from pyg_dynbatch import blocks as td
 from pyg_dynbatch.blocks import draw
+from pyg_dynbatch.core import LearnedPolicy
+from pyg_dynbatch.core.policy import depth_policy
 from tests.blocks.harness import add, numbers, refused, three_ways
 
 
@@ -108,6 +110,20 @@ def test_order_and_company_change_nothing() -> None:
     agenda.load_state_dict(model.state_dict())
     torch.testing.assert_close(agenda(TREES).output, whole)
     three_ways(sentence(), TREES)
+
+
+def test_a_learned_policy_is_told_the_names_of_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    def ask(self: LearnedPolicy, names: list[str]) -> Any:
+        told.extend(names)
+        return depth_policy
+
+    monkeypatch.setattr(LearnedPolicy, "for_operations", ask)
+    assert td.Compiler.create(sentence(), policy=LearnedPolicy())(TREES).output.size(0) == len(
+        TREES
+    )
+    assert len(told) > 1
 
 
 def test_two_steps() -> None:

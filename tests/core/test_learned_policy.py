@@ -171,5 +171,5 @@ def test_names_are_numbered_as_merging_numbers_them() -> None:
     assert operation_names(programs) == ["squash", "mix"]
     schedule = Schedule.from_programs(programs)
     assert [s.name for s in schedule.signatures] == operation_names(programs)
-    assert named_policy(depth_policy, lambda: []) is depth_policy
+    assert named_policy(depth_policy, []) is depth_policy
     assert VECTOR in schedule.signatures[0].inputs

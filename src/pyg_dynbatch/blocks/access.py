@@ -1,6 +1,6 @@
 """Blocks that take sequences apart and put them together: items, slices, lengths, zips, windows."""
 
-from typing import Any
+from typing import Any, cast
 
 from pyg_dynbatch.blocks.block import Block
 from pyg_dynbatch.blocks.code import Code, packed
@@ -156,8 +156,7 @@ class Length(Block):
         refuse_endless(self, self.input_type)
 
     def _emit(self, code: Code, value: Any) -> Any:
-        kind = self._known("output")
-        assert isinstance(kind, TensorType)
+        kind = cast("TensorType", self._known("output"))
         # Of a tuple only the number of items is known to be written; they may be of any type.
         is_tuple = isinstance(self._known("input"), TupleType)
         length = str(len(value)) if is_tuple else f"len({packed(value)})"
@@ -285,7 +284,7 @@ class Zip(Block):
             result = code.fresh("s")
             code.line(f"{result} = list(zip(*{value}))")
             return result
-        assert isinstance(kind, TupleType)
+        kind = cast("TupleType", kind)
         if all(isinstance(item, BroadcastSequenceType) for item in kind):
             return value
         endless = [isinstance(item, BroadcastSequenceType) for item in kind]

@@ -4,7 +4,7 @@ import multiprocessing
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +40,7 @@ class Collater:
 
     Args:
         tracer: From a compiler.
-        policy: ``"depth"``, ``"agenda"``, or a function.
+        policy: ``"depth"``, ``"agenda"``, ``LearnedPolicy``, a function.
         merge_equal: Make equal calls on equal constants once.
         max_depth: Refuse deeper examples.
 
@@ -129,7 +129,7 @@ class Compiler(nn.Module):
         Args:
             root_block_like: What :func:`convert_to_block` takes.
             max_depth: Refuse examples with more calls one after another.
-            policy: Order of the steps: ``"depth"``, ``"agenda"``, or a function.
+            policy: Order of the steps: ``"depth"``, ``"agenda"``, ``LearnedPolicy``, a function.
             passes: The rewrites to make, of :data:`~pyg_dynbatch.blocks.compile.PASSES`.
 
         Returns:
@@ -231,8 +231,7 @@ class Compiler(nn.Module):
     def _empty_metric(self, name: str) -> Tensor:
         """The values of a metric that no example has."""
         engine = self._engine()
-        kind = self.tracer.recipe.metric_types[name]
-        assert isinstance(kind, TensorType)
+        kind = cast("TensorType", self.tracer.recipe.metric_types[name])
         dtype = engine.working_dtype(kind.torch_dtype)
         return torch.zeros((0, *kind.shape), dtype=dtype, device=engine.device)
 

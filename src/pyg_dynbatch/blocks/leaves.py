@@ -1,7 +1,7 @@
 """Blocks that read the host's input: tensors, one-hot vectors, functions, rows from outside."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -14,8 +14,7 @@ from pyg_dynbatch.core.tensor_type import TensorType as RowTensorType
 
 
 def _emit_leaf(block: Block, code: Code, value: Any) -> Any:
-    kind = block._known("output")
-    assert isinstance(kind, TensorType)
+    kind = cast("TensorType", block._known("output"))
     return code.record_constant(kind, value)
 
 
@@ -122,8 +121,7 @@ class InputRow(Block):
         self._settle(tag, shape, *_dtype_said(dtype))
 
     def _emit(self, code: Code, value: Any) -> Any:
-        kind = self._known("output")
-        assert isinstance(kind, TensorType)
+        kind = cast("TensorType", self._known("output"))
         # Rows from outside lie in a store of their own; a cast without cost gives them its type.
         tagged = RowTensorType(kind.shape, kind.torch_dtype, self._tag)
         row = code.record_input(tagged, value)

@@ -1,6 +1,6 @@
 """Let a block be made of itself."""
 
-from typing import Any
+from typing import Any, cast
 
 from pyg_dynbatch.blocks.block import Block, convert_to_block
 from pyg_dynbatch.blocks.code import Code, packed
@@ -133,15 +133,16 @@ class _Reference(Block):
             )
 
     def _emit(self, code: Code, value: Any) -> Any:
-        assert self._of.target is not None
+        # That the declaration is resolved was checked before.
+        target = cast("Block", self._of.target)
         if not self._of.memoize:
-            return code.call(self._of.target, value)
+            return code.call(target, value)
         memo = code.model.memo_of(self._of)
         found, result = code.fresh(), code.new(self._known("output"))
         code.line(f"{found} = {memo}.get(id({value}))")
         with code.inside(f"if {found} is None:"):
             code.line(f"{memo}[id({value})] = False")
-            called = code.call(self._of.target, value)
+            called = code.call(target, value)
             # The object is kept, so that its identity is not given to another one.
             code.line(f"{found} = {memo}[id({value})] = ({packed(called)}, {value})")
         with code.inside(f"elif {found} is False:"):

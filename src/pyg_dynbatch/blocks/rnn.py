@@ -1,6 +1,6 @@
 """Run a recurrent cell along a sequence."""
 
-from typing import Any
+from typing import Any, cast
 
 from pyg_dynbatch.blocks.block import Block
 from pyg_dynbatch.blocks.code import Code, packed
@@ -135,8 +135,7 @@ class RNN(Block):
 
     def _emit(self, code: Code, value: Any) -> Any:
         sequence, given = self._given()
-        kind = self._cell._known("output")
-        assert isinstance(kind, TupleType)
+        kind = cast("TupleType", self._cell._known("output"))
         state = code.new(kind[1], "a", varying=True)
         source_value: Any = value
         if self._from_input:

@@ -215,18 +215,18 @@ class LearnedPolicy:
         return f"LearnedPolicy({len(self.table)} frontiers)"
 
 
-def named_policy(policy: Any, names: Callable[[], Sequence[str]]) -> Any:
+def named_policy(policy: Any, names: Sequence[str]) -> Any:
     """Tells a policy the names of the kinds, if it asks for them.
 
     Args:
         policy: Name, function, or a policy with a method ``for_operations``.
-        names: Gives the name of each kind.
+        names: The name of each kind.
 
     Example:
-        >>> named_policy("depth", lambda: ["add"])
+        >>> named_policy("depth", ["add"])
         'depth'
     """
-    return policy.for_operations(names()) if hasattr(policy, "for_operations") else policy
+    return policy.for_operations(names) if hasattr(policy, "for_operations") else policy
 
 
 def operation_names(programs: "Sequence[AnyProgram]") -> list[str]:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from pyg_dynbatch.core.compact import AnyProgram
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.learned_policy import named_policy
 from pyg_dynbatch.core.operation import Ragged, row_type_of
 from pyg_dynbatch.core.policy import DependencyGraph, Policy, order_calls
 from pyg_dynbatch.core.program import CONSTANT, INPUT, RESULT
@@ -37,6 +38,7 @@ def schedule_merged(
     merged: MergedPrograms, policy: str | Policy, merge_equal: bool, num_examples: int
 ) -> Schedule:
     """Schedules programs that lie side by side already."""
+    policy = named_policy(policy, [signature.name for signature in merged.signatures])
     constant_row = _merge_equal_constants(merged)
     if merge_equal:
         value, alive = _merge_equal_calls(merged, constant_row)

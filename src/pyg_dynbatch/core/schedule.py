@@ -105,11 +105,9 @@ class Schedule:
             ValueError: If there is no program, or the policy is unknown.
             TypeError: If one name stands for two signatures, or one output for two types.
         """
-        from pyg_dynbatch.core.learned_policy import named_policy, operation_names
         from pyg_dynbatch.core.merge import schedule_programs
 
-        named = named_policy(policy, lambda: operation_names(programs))
-        return schedule_programs(programs, named, merge_equal)
+        return schedule_programs(programs, policy, merge_equal)
 
     @classmethod
     def from_structure(

@@ -1,6 +1,6 @@
 """Train and test a classifier of trees and of all their nodes."""
 
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -97,8 +97,7 @@ class TreeClassification(TreeTask):
         logits = self(batch)
         loss, terms = self.summed_loss(logits, batch)
         self.log_loss(stage, loss, terms, batch)
-        scores = self.scores[f"{stage}_scores"]
-        assert isinstance(scores, TreeAccuracy)
+        scores = cast("TreeAccuracy", self.scores[f"{stage}_scores"])
         scores.update(logits.detach(), batch.y, batch.root_index)
         self.log_metrics(stage, scores.named(), batch)
         return loss, terms

@@ -1,6 +1,6 @@
 """Train and test a model of how closely the two sentences of a pair are related."""
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -64,8 +64,7 @@ class TreeRelatedness(TreeTask):
         loss = F.kl_div(log_chance.float(), batch.target.float(), reduction="sum")
         terms = torch.full((), batch.num_graphs, dtype=torch.long, device=loss.device)
         self.log_loss(stage, loss, terms, batch)
-        scores = self.scores[f"{stage}_scores"]
-        assert isinstance(scores, ScoreAgreement)
+        scores = cast("ScoreAgreement", self.scores[f"{stage}_scores"])
         scores.update(mean_score(log_chance.detach().exp()), mean_score(batch.target))
         self.log_metrics(stage, scores.named(), batch)
         return loss, terms

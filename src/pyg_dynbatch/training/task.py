@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import lightning.pytorch as pl
 import torch
@@ -145,8 +145,7 @@ class Task(pl.LightningModule, ABC):
             terms: How many losses it sums up.
             batch: The batch, for its number of examples.
         """
-        metric = self.losses[f"{stage}_loss"]
-        assert isinstance(metric, MeanLoss)
+        metric = cast("MeanLoss", self.losses[f"{stage}_loss"])
         metric.update(loss, terms)
         self.log_metrics(stage, [("loss", metric)], batch)
 
