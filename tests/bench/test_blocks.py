@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pyg_dynbatch import blocks as td
-from pyg_dynbatch.bench import blocks, blocks_models, main
+from pyg_dynbatch.bench import blocks_models, main, sentiment
 from pyg_dynbatch.bench.blocks import Sentiment
 from pyg_dynbatch.bench.blocks_models import LOSS, MODELS, nested_tree
 from pyg_dynbatch.bench.records import FIELDS
@@ -60,7 +60,7 @@ def test_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_files_of_the_treebank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "SST", partial(blocks.SST, verify=False))
+    monkeypatch.setattr(sentiment, "SST", partial(sentiment.SST, verify=False))
     options = [
         "--figure",
         str(tmp_path / "two.svg"),

@@ -59,13 +59,13 @@ def test_a_wrong_gradient_is_seen(
 def test_real_files_with_vectors(
     tmp_path: Path, samples: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pyg_dynbatch.bench import fidelity
+    from pyg_dynbatch.bench import sentiment
 
     def unverified(root: None, split: str, vocabulary: object = "all", raw_dir: Path | None = None):
         return SST(root, split, vocabulary, raw_dir, verify=False)
 
-    SST = fidelity.SST
-    monkeypatch.setattr(fidelity, "SST", unverified)
+    SST = sentiment.SST
+    monkeypatch.setattr(sentiment, "SST", unverified)
     options = ["--raw-dir", str(samples / "sst"), "--vectors", str(samples / "glove.txt")]
     records = run(tmp_path, *options, "--dtypes", "float64")
     assert {r["data"] for r in records} == {"sst"}

@@ -35,11 +35,10 @@ from pyg_dynbatch.bench.records import (
     number,
     table,
 )
-from pyg_dynbatch.bench.shapes import sentiment_like_trees
+from pyg_dynbatch.bench.sentiment import sentiment_trees
 from pyg_dynbatch.bench.sst import CLASSES
 from pyg_dynbatch.bench.sst_ways import Ways
 from pyg_dynbatch.data.collate import Collater
-from pyg_dynbatch.datasets.sst import SST
 from pyg_dynbatch.models.tree_classifier import TreeClassifier
 
 FUSED, BLOCKS = "fused", "blocks"
@@ -71,7 +70,7 @@ class Sentiment:
         device: Where the models run.
 
     Example:
-        >>> from pyg_dynbatch.bench.shapes import sentiment_like_trees
+        >>> from pyg_dynbatch.bench.sentiment import sentiment_trees
         >>> both = Sentiment(30, 4, 3, torch.device("cpu"))
         >>> both.check(sentiment_like_trees(2, num_tokens=30))
     """
@@ -164,12 +163,7 @@ def run(options: argparse.Namespace, device: torch.device) -> list[Record]:
     Returns:
         The records.
     """
-    if options.raw_dir is None:
-        trees: Any = sentiment_like_trees(options.trees, seed=options.seed)
-        source, num_tokens = "random trees", 21_702
-    else:
-        trees = SST(None, "train", raw_dir=options.raw_dir)
-        source, num_tokens = "sst", trees.num_tokens
+    trees, source, num_tokens = sentiment_trees(options.raw_dir, options.trees, options.seed)
     records = []
     for units in options.units:
         both = Sentiment(num_tokens, options.embedding, units, device)

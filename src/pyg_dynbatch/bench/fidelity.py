@@ -16,11 +16,10 @@ from tqdm import tqdm
 from pyg_dynbatch.bench.figures import Panel, draw_panels
 from pyg_dynbatch.bench.protocol import Stopwatch
 from pyg_dynbatch.bench.records import Record, find, grouped, machine, make_record, number, table
-from pyg_dynbatch.bench.shapes import sentiment_like_trees
+from pyg_dynbatch.bench.sentiment import sentiment_trees
 from pyg_dynbatch.bench.sst_ways import PlainTree, Ways, node_by_node
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.data.collate import Collater
-from pyg_dynbatch.datasets.sst import SST
 from pyg_dynbatch.featurizers import read_word_vectors
 from pyg_dynbatch.models.tree_classifier import TreeClassifier
 from pyg_dynbatch.training.optimizers import build_optimizer
@@ -150,18 +149,14 @@ def _prepare(options: argparse.Namespace) -> tuple[Any, str, TreeClassifier]:
                 got=f"--vectors {options.vectors}",
             )
         )
-    if options.raw_dir is None:
-        trees: Any = sentiment_like_trees(options.trees, seed=options.seed)
-        source, num_tokens = "random trees", 21_702
-    else:
-        trees = SST(None, "train", raw_dir=options.raw_dir)
-        if options.vectors is not None:
-            # Fold's protocol: words without a vector are one word.
-            vectors = read_word_vectors(
-                options.vectors, trees.vocabulary, missing="shared_uniform", seed=options.seed
-            ).only_found()
-            trees = SST(None, "train", vectors.vocabulary, options.raw_dir)
-        source, num_tokens = "sst", trees.num_tokens
+    given = options.raw_dir, options.trees, options.seed
+    trees, source, num_tokens = sentiment_trees(*given)
+    if options.vectors is not None:
+        # Fold's protocol: words without a vector are one word.
+        vectors = read_word_vectors(
+            options.vectors, trees.vocabulary, missing="shared_uniform", seed=options.seed
+        ).only_found()
+        trees, source, num_tokens = sentiment_trees(*given, vectors.vocabulary)
     width = WIDTH if vectors is None else vectors.width
     start = TreeClassifier(num_tokens, CLASSES, width, options.units, sparse_embedding=True)
     if vectors is not None and start.embedding is not None:

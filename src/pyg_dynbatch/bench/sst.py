@@ -30,11 +30,10 @@ from pyg_dynbatch.bench.records import (
     number,
     table,
 )
-from pyg_dynbatch.bench.shapes import sentiment_like_trees
+from pyg_dynbatch.bench.sentiment import sentiment_trees
 from pyg_dynbatch.bench.sst_ways import PlainTree, Ways
 from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.data.collate import Collater
-from pyg_dynbatch.datasets.sst import SST
 from pyg_dynbatch.models.tree_classifier import TreeClassifier
 
 CLASSES = 5
@@ -66,12 +65,7 @@ def run(options: argparse.Namespace, device: torch.device) -> list[Record]:
     Returns:
         The records.
     """
-    if options.raw_dir is None:
-        trees: Any = sentiment_like_trees(options.trees, seed=options.seed)
-        source, num_tokens = "random trees", 21_702
-    else:
-        trees = SST(None, "train", raw_dir=options.raw_dir)
-        source, num_tokens = "sst", trees.num_tokens
+    trees, source, num_tokens = sentiment_trees(options.raw_dir, options.trees, options.seed)
     records = []
     for units in options.units:
         ways = _make_ways(num_tokens, options.embedding, units, device)
