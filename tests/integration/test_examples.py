@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import logging
 import re
 import runpy
 from functools import cache
@@ -27,9 +28,11 @@ LEAST = {
 
 @cache
 def printed_by(name: str) -> str:
-    out = io.StringIO()
+    out, log = io.StringIO(), logging.getLogger("lightning.pytorch")
+    level = log.level
     with contextlib.redirect_stdout(out):
         runpy.run_path(str(FOLDER / f"{name}.py"), run_name="__main__")
+    log.setLevel(level)
     return out.getvalue()
 
 

@@ -7,6 +7,7 @@ import torch
 
 from pyg_dynbatch.data import NodeBudgetBatchSampler
 from pyg_dynbatch.training import SICKData, SSTData, TreeDataModule, TreeFileData, VectorOptions
+from pyg_dynbatch.training import datamodule as datamodule_file
 from tests.training.helpers import RECIPE, last_of, listops, task, trainer, tree_files
 
 
@@ -116,17 +117,19 @@ def test_words_without_a_vector_learn_apart(tmp_path: Path, samples: Path) -> No
     assert len(missing.unique(dim=0)) == len(missing) > 1
 
 
-def test_vectors_are_scaled_and_reach_the_model(tmp_path: Path, samples: Path, caplog) -> None:
+def test_vectors_are_scaled_and_reach_the_model(
+    tmp_path: Path, samples: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = sst(samples, tmp_path, vectors=glove(samples, missing="zeros", scale=2.0))
     module = task(data, embedding_channels=3, cell="nary")
     run = trainer(tmp_path, limit_train_batches=0)
-    caplog.set_level("INFO")
+    lines: list[str] = []
+    monkeypatch.setattr(datamodule_file, "rank_zero_info", lines.append)
     run.fit(module, datamodule=data)
     assert module.network.embedding is not None
     film = module.network.embedding.weight[data.vocabulary.row("film")]
     assert film.tolist() == [2.0, 4.0, 6.0]
-    said = [record.getMessage() for record in caplog.records]
-    assert [line.split(":")[0] for line in said if line.startswith("word vectors")] == [
+    assert [line.split(":")[0] for line in lines] == [
         f"word vectors, {split}" for split in ("train", "val", "test")
     ]
 
