@@ -70,7 +70,7 @@ class Sentiment:
         device: Where the models run.
 
     Example:
-        >>> from pyg_dynbatch.bench.sentiment import sentiment_trees
+        >>> from pyg_dynbatch.bench.shapes import sentiment_like_trees
         >>> both = Sentiment(30, 4, 3, torch.device("cpu"))
         >>> both.check(sentiment_like_trees(2, num_tokens=30))
     """

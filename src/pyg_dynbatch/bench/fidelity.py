@@ -52,6 +52,7 @@ class Training:
         device: Where it works.
 
     Example:
+        >>> from pyg_dynbatch.bench.shapes import sentiment_like_trees
         >>> start = TreeClassifier(10, 5, embedding_channels=4, hidden_channels=3)
         >>> training = Training(start, "fused", torch.float64, torch.device("cpu"))
         >>> training.step(Collater(arity=2)(sentiment_like_trees(2, num_tokens=10)), [])
