@@ -165,18 +165,19 @@ def _constants(
     stacks: list[list[np.ndarray]] = [[] for _ in recipe.row_types]
     counts, num_inputs = [0] * len(recipe.row_types), [0] * len(recipe.row_types)
     place = np.zeros(site.size, dtype=np.int64)
+    rows_of_type = _rows_by_type(recipe, traced)
     for number, where in enumerate(recipe.sites):
         if where.kind not in ("constant", "input"):
             continue
         found = [one.data[number] for one in traced if number in one.data]
         if where.kind == "input" and found:
-            place[site == number] = _input_rows(recipe, traced, number)
+            place[site == number] = _input_rows(traced, number, rows_of_type[where.number])
         elif found:
             stack = np.concatenate(found)
             place[site == number] = counts[where.number] + np.arange(len(stack))
             counts[where.number] += len(stack)
             stacks[where.number].append(stack)
-    for number, rows in enumerate(_rows_by_type(recipe, traced)):
+    for number, rows in enumerate(rows_of_type):
         num_inputs[number] = int(rows.sum())
     joined: list[tuple[np.ndarray, ...]] = [
         (np.concatenate(stack),) if stack else () for stack in stacks
@@ -196,9 +197,8 @@ def _rows_by_type(recipe: Recipe, traced: Sequence[Traced]) -> np.ndarray:
     return rows
 
 
-def _input_rows(recipe: Recipe, traced: Sequence[Traced], number: int) -> np.ndarray:
-    """The rows that one place reads, counted over all examples."""
-    rows = _rows_by_type(recipe, traced)[recipe.sites[number].number]
+def _input_rows(traced: Sequence[Traced], number: int, rows: np.ndarray) -> np.ndarray:
+    """The rows that one place reads, counted over all examples, of ``rows`` each."""
     before = np.cumsum(rows) - rows
     found = [
         one.data[number][:, 0] + before[place]
