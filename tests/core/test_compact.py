@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from pyg_dynbatch.core import CompactProgram, Program, Schedule, run_one_by_one
+from pyg_dynbatch.core.program import ProgramArrays
 from tests.core.helpers import VECTOR, Vectors, constants
 
 
@@ -39,15 +40,29 @@ def test_schedules_and_reference_take_either() -> None:
     assert Schedule.from_programs(small) == Schedule.from_programs(programs)
 
 
+def test_the_reference_reads_the_fields_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long a program is; reading them for every call made long ones quadratic."""
+    language, read = Vectors(), []
+    small, arrays = compact(recorded(language, 20)), CompactProgram.arrays
+
+    def counted(program: CompactProgram) -> ProgramArrays:
+        read.append(program)
+        return arrays(program)
+
+    monkeypatch.setattr(CompactProgram, "arrays", counted)
+    run_one_by_one(language.engine, [small])
+    assert read == [small]
+    rows = ProgramArrays.__annotations__
+    assert not any(hasattr(small, name) for name in [*rows, "constants"] if name != "outputs")
+
+
 def test_depth_and_size() -> None:
     language = Vectors()
     program = recorded(language, 4)
     small = pickle.loads(pickle.dumps(compact(program)))
     assert (small.depth, small.num_calls) == (program.depth, program.num_calls) == (5, 5)
-    assert small.value_place == program.value_place
+    assert small.arrays().value_place.tolist() == program.value_place
     assert repr(small) == "CompactProgram(5 calls, depth 5, outputs ['output'])"
-    with pytest.raises(AttributeError, match="no attribute 'value_colour'"):
-        small.value_colour  # noqa: B018
 
 
 def test_calls_without_arguments_add_no_depth() -> None:
@@ -55,10 +70,10 @@ def test_calls_without_arguments_add_no_depth() -> None:
     start = language.engine.operations.add(lambda: torch.ones(1, 3), [], [VECTOR], name="start")
     first = program.call(start)
     program.output(program.call(language.squash, first))
-    assert program.depth == 2 and compact(program).depth == 1
+    assert program.depth == compact(program).depth == 1
     only = Program()
     only.output(only.call(start))
-    assert compact(only).depth == 0
+    assert only.depth == compact(only).depth == 0
 
 
 def test_equal_calls_are_merged_unless_told_otherwise() -> None:

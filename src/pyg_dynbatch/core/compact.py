@@ -1,7 +1,6 @@
 """Keep the finished program of one example as small integer arrays."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -66,20 +65,6 @@ class CompactProgram:
     def outputs(self) -> dict[str, np.ndarray]:
         """Values of each named output."""
         return self.fields.outputs
-
-    @property
-    def constants(self) -> list[list[tuple[np.ndarray, ...]]]:
-        """The constant rows of each row type, one tuple of parts a row."""
-        return [
-            [tuple(map(np.asarray, row)) for row in zip(*parts, strict=True)]
-            for parts in self.fields.constants
-        ]
-
-    def __getattr__(self, name: str) -> Any:
-        """Gives one of the fields as a list, as :class:`Program` has it."""
-        if name.startswith(("value_", "read_", "call_")) and name in ProgramArrays.__annotations__:
-            return getattr(self.fields, name).tolist()
-        raise AttributeError(f"'CompactProgram' object has no attribute {name!r}")
 
     def __repr__(self) -> str:
         """Says how large the program is."""

@@ -22,7 +22,7 @@ class Value:
         program: The program it belongs to.
         number: Its position in the program.
         row_type: What one row of it looks like.
-        depth: Longest way from a constant or an input, counted in calls.
+        depth: Longest way to it, counted in calls that read something.
     """
 
     program: "Program"
@@ -135,7 +135,7 @@ class Program:
 
     @property
     def depth(self) -> int:
-        """Longest chain of calls; 0 for a program without calls."""
+        """Longest chain of calls that read something; 0 for a program without calls."""
         return max(self.value_depth, default=0)
 
     def constant(self, row_type: RowType, data: Any) -> Value:
@@ -240,16 +240,17 @@ class Program:
                 zip(signature.inputs, arguments, strict=True)
             )
         ]
+        # A call that reads nothing (a learned start state) waits for nothing and counts nothing.
         call, depth = self.num_calls, 0
         for position, values in enumerate(rows):
             for value in values:
                 self.read_value.append(value.number)
                 self.read_call.append(call)
                 self.read_argument.append(position)
-                depth = max(depth, value.depth)
+                depth = max(depth, value.depth + 1)
         self.call_signature.append(self._number_of_signature(signature))
         results = tuple(
-            self._value(row_type, RESULT, call, slot, depth + 1)
+            self._value(row_type, RESULT, call, slot, depth)
             for slot, row_type in enumerate(signature.outputs)
         )
         return results if len(results) > 1 else results[0]

@@ -7,7 +7,7 @@ import torch
 
 from pyg_dynbatch.core.compact import AnyProgram
 from pyg_dynbatch.core.engine import Engine, RaggedRows
-from pyg_dynbatch.core.operation import Ragged, row_type_of
+from pyg_dynbatch.core.operation import Ragged, Signature, row_type_of
 from pyg_dynbatch.core.program import CONSTANT, INPUT
 from pyg_dynbatch.core.tensor_type import RowType, parts_of
 
@@ -58,27 +58,36 @@ def _run(
     engine: Engine, program: AnyProgram, inputs: Mapping[Any, Any], used: Mapping[RowType, int]
 ) -> list[tuple[torch.Tensor, ...]]:
     """The parts of every value of one program, each with a batch axis of 1."""
-    reads: list[list[list[int]]] = [
-        [[] for _ in program.signatures[kind].inputs] for kind in program.call_signature
-    ]
+    fields = program.arrays()
+    kinds = fields.call_signature.tolist()
+    reads: list[list[list[int]]] = [[[] for _ in program.signatures[kind].inputs] for kind in kinds]
     for value, call, argument in zip(
-        program.read_value, program.read_call, program.read_argument, strict=True
+        fields.read_value.tolist(),
+        fields.read_call.tolist(),
+        fields.read_argument.tolist(),
+        strict=True,
     ):
         reads[call][argument].append(value)
     values: list[tuple[torch.Tensor, ...]] = []
     results: dict[int, list[Any]] = {}
     for kind, place, slot, type_number in zip(
-        program.value_kind, program.value_place, program.value_slot, program.value_type, strict=True
+        fields.value_kind.tolist(),
+        fields.value_place.tolist(),
+        fields.value_slot.tolist(),
+        fields.value_type.tolist(),
+        strict=True,
     ):
         row_type = program.row_types[type_number]
         if kind == CONSTANT:
-            rows = program.constants[type_number][place]
+            rows = [part[place, ...] for part in fields.constants[type_number]]
             values.append(_as_rows(engine, row_type, rows))
         elif kind == INPUT:
             values.append(_input_row(inputs, row_type, used.get(row_type, 0) + place))
         else:
             if place not in results:
-                results[place] = _call(engine, program, place, reads[place], values)
+                results[place] = _call(
+                    engine, program.signatures[kinds[place]], reads[place], values
+                )
             result = results[place][slot]
             values.append(result if isinstance(result, tuple) else (result,))
     return values
@@ -101,12 +110,10 @@ def _input_row(inputs: Mapping[Any, Any], row_type: RowType, row: int) -> tuple[
 
 def _call(
     engine: Engine,
-    program: AnyProgram,
-    call: int,
+    signature: Signature,
     reads: list[list[int]],
     values: list[tuple[torch.Tensor, ...]],
 ) -> list[Any]:
-    signature = program.signatures[program.call_signature[call]]
     arguments = []
     for wanted, numbers in zip(signature.inputs, reads, strict=True):
         row_type = row_type_of(wanted)

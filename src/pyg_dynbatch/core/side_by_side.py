@@ -89,8 +89,8 @@ def side_by_side(programs: Sequence[AnyProgram]) -> MergedPrograms:
         for name, marked in own.outputs.items():
             output_value.setdefault(name, []).append(marked + values)
             output_example.setdefault(name, []).append(np.full(len(marked), number))
-        values += len(program.value_type)
-        calls += program.num_calls
+        values += own.value_type.size
+        calls += own.call_signature.size
     joined: dict[str, Any] = {name: np.concatenate(found) for name, found in parts.items()}
     return MergedPrograms(
         signatures,
