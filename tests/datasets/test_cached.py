@@ -102,6 +102,35 @@ def test_any_change_builds_anew(trees: Path, tmp_path: Path) -> None:
     assert TreeFile(trees, tmp_path, pre_transform=twice)[0].y.tolist() == [2, 0, 2]
 
 
+class Times:
+    """A transform with an option that its text hides, as those of PyG do."""
+
+    def __init__(self, factor: int) -> None:
+        self.factor = factor
+
+    def __call__(self, data: DynTreeData) -> DynTreeData:
+        data.y = self.factor * data.y
+        return data
+
+    def __repr__(self) -> str:
+        return "Times()"
+
+
+def test_a_transform_with_another_option_builds_anew(trees: Path, tmp_path: Path) -> None:
+    for factor in (10, 50, 10):
+        dataset = TreeFile(trees, tmp_path, pre_transform=Times(factor))
+        assert dataset[1].y.tolist() == [0] and dataset[0].y[0] == 3 * factor
+    assert len(cached_files(tmp_path)) == 2
+
+
+def test_a_transform_that_cannot_name_a_cache(trees: Path, tmp_path: Path) -> None:
+    doubled = TreeFile(trees, pre_transform=lambda data: twice(data))
+    assert doubled[0].y.tolist()[0] == 6
+    with pytest.raises(ValueError, match="tells this pre_transform from another") as caught:
+        TreeFile(trees, tmp_path, pre_transform=lambda data: twice(data))
+    assert "a top-level function or object, or root=None" in str(caught.value)
+
+
 def test_an_interrupted_build_leaves_nothing(trees: Path, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         TreeFile(trees, tmp_path, pre_transform=Interrupt())

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-import re
+import pickle
 from abc import ABC
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -52,10 +52,17 @@ class TreeDataset(InMemoryDataset, ABC):
     name only when it is complete. PyG's own ``process`` is not used: it writes its markers one by
     one and trusts them afterwards.
 
+    Of ``pre_transform`` its pickle counts: a function's name, an object's class and state. That a
+    function's body was edited is not noticed; delete ``processed/`` or force a reload then.
+
     Args:
         root: Folder for ``raw/`` and ``processed/``; None caches nothing.
         transform: Applied to an example each time it is taken.
-        pre_transform: Applied to an example once, before it is cached.
+        pre_transform: Applied to an example once, before it is cached; with a root it must be one
+            that can be pickled.
+
+    Raises:
+        ValueError: If there is a root, and ``pre_transform`` cannot be pickled.
 
     Example:
         >>> from pyg_dynbatch.datasets import ListOps, ListOpsRecipe
@@ -87,10 +94,13 @@ class TreeDataset(InMemoryDataset, ABC):
             build: Makes the content of all splits.
             force: Whether to build even if there is a cache.
         """
-        key = {**key, "format": _FORMAT, "pre_transform": _name_of(self.pre_transform)}
-        digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
+        cached, digest = None, ""
         folder = None if self.root is None else Path(self.processed_dir)
-        cached = None if folder is None else folder / f"{split}.{digest}.pt"
+        if folder is not None:
+            name = _name_of(self.pre_transform, type(self).__name__)
+            key = {**key, "format": _FORMAT, "pre_transform": name}
+            digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
+            cached = folder / f"{split}.{digest}.pt"
         if cached is not None and cached.is_file() and not force:
             self._fill(load_tensors(cached, _FORMAT, type(self).__name__))
             return
@@ -234,10 +244,19 @@ def _saver(packed: dict[str, Any]) -> Callable[[Path], None]:
     return lambda temporary: torch.save(packed, temporary)
 
 
-def _name_of(transform: Transform | None) -> str:
+def _name_of(transform: Transform | None, what: str) -> str:
     if transform is None:
         return ""
-    name = getattr(transform, "__qualname__", "")
-    # Addresses differ from run to run and would make every cache a stranger.
-    shown = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(transform))
-    return f"{getattr(transform, '__module__', '')}.{name}:{shown}"
+    try:
+        # Not its repr, which hides options (PyG's transforms) or is the same for all lambdas.
+        pickled = pickle.dumps(transform, protocol=4)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ValueError(
+            mismatch(
+                f"{what}: nothing tells this pre_transform from another one",
+                expected="one that can be pickled, to name the cache by",
+                got=f"{transform!r} ({error})",
+                mend="a top-level function or object, or root=None",
+            )
+        ) from error
+    return hashlib.sha256(pickled).hexdigest()
