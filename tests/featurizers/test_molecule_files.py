@@ -64,6 +64,25 @@ def test_line_ends_of_other_systems(tmp_path: Path) -> None:
     assert found[0].extra["kind"] == "alcohol"
 
 
+@pytest.mark.parametrize(("name", "empty"), [("a.csv", ","), ("a.csv", '" ",""'), ("a.tsv", "\t")])
+def test_a_line_of_empty_cells_is_a_record(tmp_path: Path, name: str, empty: str) -> None:
+    text = "smiles,y\nCC,1\n\nE\nCO,2\n".replace(",", "," if name == "a.csv" else "\t")
+    path = write(tmp_path, name, text.replace("E", empty))
+    found = list(read_molecules(path, target_columns=["y"]))
+    assert [(raw.row, raw.smiles, raw.targets) for raw in found] == [
+        (0, "CC", (1.0,)),
+        (1, "", (None,)),
+        (2, "CO", (2.0,)),
+    ]
+
+
+def test_many_columns_of_labels_leave_the_others(tmp_path: Path) -> None:
+    labels = [f"y{i}" for i in range(50)]
+    path = write(tmp_path, "a.csv", ",".join(["b", "smiles", *labels, "a"]) + "\n0" + ",C" * 52)
+    (raw,) = read_molecules(path, name_column="y3", target_columns=labels, missing=["c"])
+    assert list(raw.extra.items()) == [("b", "0"), ("a", "C")]
+
+
 def test_a_named_column_of_smiles(tmp_path: Path) -> None:
     path = write(tmp_path, "a.csv", "mol,Class,pIC50\nCC,1,0.5\n")
     (raw,) = read_molecules(path, smiles_column="mol", target_columns=["pIC50", "Class"])
@@ -205,6 +224,13 @@ def test_sdf(tmp_path: Path, end: str, line_end: str) -> None:
     assert all(raw.smiles is None for raw in found)
     first = sdf().splitlines().index("$$$$") + 2
     assert [raw.where for raw in found][:2] == [f"{path}:1", f"{path}:{first}"]
+
+
+def test_values_that_look_like_the_head_of_a_field(tmp_path: Path) -> None:
+    fields = ">  <MIC>  (1)\n>5 <100\n\n> 25 <IC50 (>10)> DT12\n<7>\n\n> <y>\n2\n\n"
+    path = write(tmp_path, "a.sdf", Chem.MolToMolBlock(Chem.MolFromSmiles("CO")) + fields)
+    (raw,) = read_molecules(path, target_columns=["y"])
+    assert raw.extra == {"MIC": ">5 <100", "IC50 (>10)": "<7>"} and raw.targets == (2.0,)
 
 
 def test_a_field_that_no_record_has(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import math
+import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -21,6 +22,9 @@ FORMATS = {
     ".sd": "sdf",
 }
 MISSING = ("", "nan", "na")
+
+# Without the second bracket, a line such as ">5 <100" is a value and no header of a field.
+_FIELD = re.compile(r">[^<]*<(.*)>")
 
 
 @dataclass(frozen=True)
@@ -63,9 +67,8 @@ class _Wanted:
     def labels(self, row: dict[str, str], where: str) -> tuple[float | None, ...]:
         return tuple(_label(row.get(name, ""), name, self.missing, where) for name in self.targets)
 
-    def rest(self, row: dict[str, str]) -> dict[str, str]:
-        used = (self.smiles, self.name, *self.targets)
-        return {name: value for name, value in row.items() if name not in used}
+    def used(self) -> frozenset[str | None]:
+        return frozenset((self.smiles, self.name, *self.targets))
 
 
 def read_molecules(
@@ -81,7 +84,7 @@ def read_molecules(
     r"""Reads a file of molecules as a stream: a million records need no more memory than one.
 
     - ``csv``, ``tsv``: a line of column names, then one record a line; quoted cells may hold
-      commas and line ends. Blank lines are no records.
+      commas and line ends. Blank lines are no records; a line of empty cells is one.
     - ``smi``: a SMILES, a blank, a name; no line of column names is needed, one that begins with
       ``smiles`` is skipped, as are lines that begin with ``#``.
     - ``sdf``: labels are data fields; the name is the first line of a record.
@@ -225,6 +228,7 @@ def _read_table(lines: Lines, kind: str, wanted: _Wanted) -> Iterator[RawMolecul
     header = [name.strip() for name in header]
     column = _find_columns(header, wanted, f"{lines.path}:1")
     places = {name: header.index(name) for name in header}
+    spare = sorted(places.keys() - wanted.used() - {header[column]}, key=places.__getitem__)
     for row, (start, cells) in enumerate(records):
         where = f"{lines.path}:{start}"
         if len(cells) != len(header):
@@ -244,7 +248,7 @@ def _read_table(lines: Lines, kind: str, wanted: _Wanted) -> Iterator[RawMolecul
             smiles=cells[column].strip(),
             name=named[wanted.name].strip() if wanted.name else None,
             targets=wanted.labels(named, where),
-            extra={k: v for k, v in wanted.rest(named).items() if k != header[column]},
+            extra={name: named[name] for name in spare},
         )
 
 
@@ -263,7 +267,8 @@ def _cells(lines: Lines, delimiter: str) -> Iterator[tuple[int, list[str]]]:
             if ended:
                 problem = "a quote that is opened here and never closed"
                 break
-            if any(cell.strip() for cell in cells):
+            # A line of separators is a record, and without it all numbers after it would be off.
+            if len(cells) > 1 or any(cell.strip() for cell in cells):
                 yield start, cells
             start = lines.number + 1
     except csv.Error as error:
@@ -332,6 +337,7 @@ def _read_smi(lines: Lines, kind: str, wanted: _Wanted) -> Iterator[RawMolecule]
 
 def _read_sdf(lines: Lines, kind: str, wanted: _Wanted) -> Iterator[RawMolecule]:
     seen: dict[str, None] = {}
+    used = wanted.used()
     record: list[str] = []
     row, start = 0, 1
     for line in chain(lines, ["$$$$"]):
@@ -348,7 +354,7 @@ def _read_sdf(lines: Lines, kind: str, wanted: _Wanted) -> Iterator[RawMolecule]
                 block=_block(record),
                 name=record[0].strip() or None,
                 targets=wanted.labels(fields, where),
-                extra=wanted.rest(fields),
+                extra={name: text for name, text in fields.items() if name not in used},
             )
             row += 1
         record, start = [], lines.number + 1
@@ -373,8 +379,9 @@ def _fields(record: list[str]) -> dict[str, str]:
     fields: dict[str, list[str]] = {}
     values: list[str] | None = None
     for line in record:
-        if line.startswith(">") and "<" in line:
-            values = fields.setdefault(line[line.index("<") + 1 : line.rindex(">")], [])
+        header = _FIELD.match(line)
+        if header:
+            values = fields.setdefault(header.group(1), [])
         elif not line.strip():
             values = None
         elif values is not None:
