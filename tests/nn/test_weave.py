@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from pyg_dynbatch.core.pairs import Pairs
@@ -181,6 +181,33 @@ def test_bfloat16_is_near() -> None:
     torch.testing.assert_close(found.float(), expected, rtol=0.1, atol=0.1)
     with torch.inference_mode():
         assert torch.equal(stack(x, table, pairs), expected)
+
+
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
+def test_batch_normalisation_of_half_precision_is_exact(precision: torch.dtype) -> None:
+    given = (torch.randn(800, 4) + 10).to(precision)
+    counts = torch.randint(1, 100, (800,))
+    counted, expected = CountedBatchNorm(4), nn.BatchNorm1d(4).double()
+    with torch.autocast("cpu", dtype=precision):
+        found = counted(given, counts.float())
+    repeated = expected(given.double().repeat_interleave(counts, 0))[counts.cumsum(0) - counts]
+    torch.testing.assert_close(found.double(), repeated, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(counted.running_var.double(), expected.running_var)
+
+
+@pytest.mark.parametrize("autocast", [True, False])
+def test_more_pairs_of_one_code_than_float16_counts(autocast: bool) -> None:
+    """Beyond 65504 a count is infinite in float16, and all that is divided by it is lost."""
+    pairs = Pairs.from_codes(torch.ones(19 * 1830, dtype=torch.int64), [60] * 19, num_codes=2)
+    stack, x, table = WeaveStack(3, 2, 4, norm="batch"), torch.randn(1140, 3), torch.eye(2)
+    expected = copy.deepcopy(stack)(x, table, pairs)
+    if autocast:
+        with torch.autocast("cpu", dtype=torch.float16):
+            found = stack(x, table, pairs)
+    else:
+        found = stack.half()(x.half(), table.half(), pairs)
+        assert found.dtype == torch.float16
+    torch.testing.assert_close(found.float(), expected, rtol=0.2, atol=0.1)
 
 
 def saved_bytes(stack: WeaveStack, pairs: Pairs) -> tuple[int, Tensor, list[Tensor]]:

@@ -255,7 +255,11 @@ class WeaveConv(nn.Module):
 
 
 def _counts(pairs: Pairs, coded: bool, dtype: torch.dtype) -> Tensor:
-    """How many ordered pairs each pair, or each code, stands for."""
+    """How many ordered pairs each pair, or each code, stands for, in single precision or more.
+
+    float16 ends at 65504, and bfloat16 is exact up to 256.
+    """
+    dtype = torch.promote_types(dtype, torch.float32)
 
     def make() -> Tensor:
         counts = pairs.code_count.sum(0) if coded else pairs.weight

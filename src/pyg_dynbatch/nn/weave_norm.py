@@ -23,8 +23,9 @@ class CountedBatchNorm(nn.Module):
         \mu = \frac{\sum_r c_r x_r}{\sum_r c_r}, \quad
         \sigma^2 = \frac{\sum_r c_r (x_r - \mu)^2}{\sum_r c_r}
 
-    The same as ``BatchNorm1d`` on rows that are really repeated c times. A mini-batch of one row
-    is not refused: its variance is zero.
+    The same as ``BatchNorm1d`` on rows that are really repeated c times, and like it computed in
+    single precision where the rows are of half precision. A mini-batch of one row is not refused:
+    its variance is zero.
 
     Args:
         width: Number of columns.
@@ -75,14 +76,17 @@ class CountedBatchNorm(nn.Module):
         if not self.training or not rows.size(0):
             scale, shift = self.scale_and_shift(None)
             return torch.addcmul(shift, rows, scale)
-        if counts is None:
-            counts, total = rows.new_ones(rows.size(0)), rows.size(0)
-        elif total is None:
-            total = int(counts.sum())
-        share = counts.to(rows.dtype) / max(total, 1)
-        normalised, mean, var = _Normalise.apply(rows, share, self.weight, self.bias, self.eps)
+        result_dtype = torch.promote_types(rows.dtype, self.weight.dtype)
+        with torch.autocast(rows.device.type, enabled=False):
+            rows = _in_single(rows)
+            if counts is None:
+                counts, total = rows.new_ones(rows.size(0)), rows.size(0)
+            elif total is None:
+                total = int(counts.sum(dtype=torch.float64))
+            share = counts.to(rows.dtype) / max(total, 1)
+            normalised, mean, var = _Normalise.apply(rows, share, self.weight, self.bias, self.eps)
         self._observe(mean, var, total)
-        return normalised
+        return normalised.to(result_dtype)
 
     def scale_and_shift(self, moments: "Moments | None") -> tuple[Tensor, Tensor]:
         """Gives the factor and the summand of every column.
@@ -97,7 +101,8 @@ class CountedBatchNorm(nn.Module):
             mean, var, total = moments
             self._observe(mean, var, total)
         scale = self.weight * torch.rsqrt(var + self.eps)
-        return scale, self.bias - mean * scale
+        shift = self.bias - mean * scale
+        return scale.to(self.weight.dtype), shift.to(self.weight.dtype)
 
     @torch.no_grad()
     def _observe(self, mean: Tensor, var: Tensor, total: int) -> None:
@@ -109,6 +114,11 @@ class CountedBatchNorm(nn.Module):
     def extra_repr(self) -> str:
         """Says how wide the rows are."""
         return str(self.width)
+
+
+def _in_single(rows: Tensor) -> Tensor:
+    """Rows of half precision in single precision: sums over thousands of rows need it."""
+    return rows if rows.dtype == torch.float64 else rows.float()
 
 
 class _Normalise(Function):
@@ -163,9 +173,11 @@ def order_moments(parts: Float[Tensor, "atom parts"], pairs: Pairs) -> Moments:
     Returns:
         Mean, variance and number of ordered pairs.
     """
-    share = pairs.ptr.diff().to(parts.dtype) / max(pairs.num_entries, 1)
-    mean = share @ parts
-    u, v = (parts - mean).chunk(2, 1)
-    cross = (u * neighbour_sum(v, pairs)).sum(0) / max(pairs.num_entries, 1)
-    var = share @ (u.square() + v.square()) + 2 * cross
+    with torch.autocast(parts.device.type, enabled=False):
+        parts = _in_single(parts)
+        share = pairs.ptr.diff().to(parts.dtype) / max(pairs.num_entries, 1)
+        mean = share @ parts
+        u, v = (parts - mean).chunk(2, 1)
+        cross = (u * neighbour_sum(v, pairs)).sum(0) / max(pairs.num_entries, 1)
+        var = share @ (u.square() + v.square()) + 2 * cross
     return mean[: u.size(1)] + mean[u.size(1) :], var.clamp(min=0), pairs.num_entries
