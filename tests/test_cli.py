@@ -215,7 +215,11 @@ def test_fit_tests_predicts_draws_and_says_where(folder: Path, capsys) -> None:
 
     last = str(version / "checkpoints" / "last.ckpt")
     assert run("ensemble", "--config", "small.yaml", "--checkpoints", best, last) == 0
-    assert re.search(r"^test/accuracy: 0\.\d\d+$", capsys.readouterr().out, re.MULTILINE)
+    closing = capsys.readouterr().out.splitlines()
+    assert len([line for line in closing if wanted.fullmatch(line)]) == 1
+    told = [re.split(r":\s+", line, maxsplit=1)[0] for line in closing]
+    assert told[-4:] == ["test/accuracy", "metrics", "predictions", "predicted trees"]
+    assert told.count("metrics") == 1
 
 
 def test_resumed_command_equals_the_straight_one(folder: Path) -> None:

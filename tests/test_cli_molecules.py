@@ -120,6 +120,15 @@ def test_fit_then_both_ways_to_predict(folder: Path, capsys) -> None:
             assert found == pytest.approx(float(row[f"prediction_{task}"]), rel=1e-3, abs=1e-4)
 
 
+def test_the_best_is_chosen_by_a_metric_that_is_logged(folder: Path, capsys) -> None:
+    settings = {name: part for name, part in CONFIG.items() if name != "checkpoint"}
+    (folder / "plain.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
+    said = complaint(capsys, "fit", "--config", "plain.yaml")
+    assert "expected: val/rmse" in said
+    assert "try: --checkpoint.monitor val/rmse --checkpoint.mode min" in said
+    assert not Path("runs/small/version_0/checkpoints").exists()
+
+
 def test_members_share_a_split_and_are_averaged(folder: Path, capsys) -> None:
     assert (
         run("ensemble", "--config", "small.yaml", "--members", "2", "--seed_everything", "3") == 0

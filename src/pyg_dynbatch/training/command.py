@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger
 
-from pyg_dynbatch.core.errors import OneLineArguments
+from pyg_dynbatch.core.errors import OneLineArguments, mismatch
 from pyg_dynbatch.training.checkpoints import (
     RandomState,
     check_is_checkpoint,
@@ -24,6 +24,10 @@ from pyg_dynbatch.training.predictions import PredictionTable
 from pyg_dynbatch.training.report import RunReport, closing_lines
 from pyg_dynbatch.training.split_datamodule import SplitDataModule
 from pyg_dynbatch.training.task import Task
+
+# What the best checkpoint is chosen by, unless an option says otherwise.
+_SUPPOSED = "val/accuracy"
+_SMALLER_IS_BETTER = ("loss", "rmse", "mae", "mse")
 
 
 class OneLineParser(LightningArgumentParser):
@@ -70,7 +74,7 @@ class TaskCLI(LightningCLI):
         parser.add_lightning_class_args(RunReport, "report")
         parser.set_defaults(
             {
-                "checkpoint.monitor": "val/accuracy",
+                "checkpoint.monitor": _SUPPOSED,
                 "checkpoint.mode": "max",
                 "checkpoint.filename": "epoch{epoch:02d}",
                 "checkpoint.auto_insert_metric_name": False,
@@ -92,6 +96,12 @@ class TaskCLI(LightningCLI):
         for logger in self.trainer.loggers:
             _ = logger.version
 
+    def before_fit(self) -> None:
+        """Looks at what the best checkpoint is chosen by, before any time goes into training."""
+        watched = getattr(self.trainer.checkpoint_callback, "monitor", None)
+        if watched is not None:
+            check_monitor(watched, self.trainer.checkpoint_callback.mode, self.model)
+
     def after_fit(self) -> None:
         """Tests and predicts with the best checkpoint, and says where everything lies."""
         best = getattr(self.trainer.checkpoint_callback, "best_model_path", "")
@@ -102,22 +112,56 @@ class TaskCLI(LightningCLI):
         """Measures the model on the test split and writes its predictions."""
         options["datamodule"] = self.datamodule
         self.trainer.test(self.model, **options)
-        self.after_test()
+        self.keep_results()
         self.trainer.predict(self.model, return_predictions=False, **options)
 
-    def after_test(self) -> None:
-        """Keeps the metric: predicting will wipe it off the trainer."""
+    def keep_results(self) -> None:
+        """Keeps the metric, if it is there: predicting wipes it off the trainer."""
         name = f"test/{self.model.main_metric}"
         found = self.trainer.callback_metrics.get(name)
-        measured = [] if found is None else [f"{name}: {float(found):.4f}"]
-        self.results = [*measured, *self.model.notes()]
-        if self.subcommand == "test":
-            self.after_predict()
+        if found is not None:
+            self.results = [f"{name}: {float(found):.4f}", *self.model.notes()]
+
+    def after_test(self) -> None:
+        """Prints what the test has found."""
+        self.keep_results()
+        self.after_predict()
 
     def after_predict(self) -> None:
         """Prints the metric of the test split, if it is known, and where everything lies."""
         if self.trainer.is_global_zero:
             print(*self.results, *closing_lines(self.trainer), sep="\n")
+
+
+def check_monitor(monitor: str, mode: str, model: Task) -> None:
+    """Refuses a metric that would not choose the best checkpoint.
+
+    Args:
+        monitor: The metric to choose by, for instance ``val/loss``.
+        mode: ``min`` or ``max``.
+        model: What is trained.
+
+    Raises:
+        ValueError: If the metric is the one the command line supposes, but the model is judged by
+            another, or if its largest value is the worst.
+
+    Example:
+        >>> from pyg_dynbatch.training import TreeClassification
+        >>> check_monitor("val/accuracy", "max", TreeClassification(4, 3, hidden_channels=2))
+    """
+    main = f"val/{model.main_metric}"
+    chosen = main if monitor == _SUPPOSED else monitor
+    best = "min" if chosen.removeprefix("val/") in _SMALLER_IS_BETTER else "max"
+    if monitor == chosen and (mode == best or best == "max"):
+        return
+    raise ValueError(
+        mismatch(
+            "the best checkpoint cannot be chosen by this metric",
+            expected=f"{main}, by which {type(model).__name__} is judged, or another it logs",
+            got=f"checkpoint.monitor {monitor}, checkpoint.mode {mode}",
+            mend=f"--checkpoint.monitor {chosen} --checkpoint.mode {best}",
+        )
+    )
 
 
 def run_lightning(argv: list[str]) -> int:

@@ -1,0 +1,37 @@
+"""The command line: the metric that chooses the best checkpoint."""
+
+import pytest
+
+from pyg_dynbatch.training import TreeClassification, TreeRelatedness
+from pyg_dynbatch.training.command import check_monitor
+from tests.training.helpers import SIZES
+
+
+@pytest.mark.parametrize(
+    ("monitor", "mode"),
+    [
+        ("val/pearson", "max"),
+        ("val/mse", "min"),
+        ("val/loss", "min"),
+        ("train/loss", "min"),
+        ("val/own_error", "min"),
+    ],
+)
+def test_metrics_that_can_choose(monitor: str, mode: str) -> None:
+    check_monitor(monitor, mode, TreeRelatedness(num_tokens=4, **SIZES))
+    check_monitor(monitor, mode, TreeClassification(num_tokens=4, num_classes=3, **SIZES))
+
+
+@pytest.mark.parametrize(
+    ("monitor", "mend"),
+    [
+        ("val/accuracy", "--checkpoint.monitor val/pearson --checkpoint.mode max"),
+        ("val/loss", "--checkpoint.monitor val/loss --checkpoint.mode min"),
+        ("val/mse", "--checkpoint.monitor val/mse --checkpoint.mode min"),
+    ],
+)
+def test_metrics_that_would_choose_wrongly(monitor: str, mend: str) -> None:
+    with pytest.raises(ValueError, match="cannot be chosen by this metric") as caught:
+        check_monitor(monitor, "max", TreeRelatedness(num_tokens=4, **SIZES))
+    assert f"got:      checkpoint.monitor {monitor}, checkpoint.mode max" in str(caught.value)
+    assert f"try:      {mend}" in str(caught.value)
