@@ -25,6 +25,7 @@ MAX_INHERITANCE = 2
 
 # Every exception carries its reason; an exception that is no longer needed fails.
 MORE_PARAMETERS = {
+    "featurizers/molecule.py:MoleculeFeaturizer.__init__": "every argument is a key of the configs",
     "blocks/fractal.py:FractalNet.__init__": "the arguments of Fold's layer",
     "data/tree.py:DynTreeData.__init__": "one argument a field, all optional, as in PyG's Data",
     "models/tree_classifier.py:TreeClassifier.__init__": "every argument is a key of the configs",

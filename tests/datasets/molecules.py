@@ -21,18 +21,22 @@ class Letters:
     atom_names = ("vowel", "letter", "share")
     atom_kinds = ("bit", "count", "real")
 
-    def __init__(self, option: str = "plain", seconds: float = 0.0):
+    def __init__(self, option: str = "plain", seconds: float = 0.0, descriptors: bool = False):
         self.option = option
+        self.descriptor_names = ("length", "unknown") if descriptors else ()
         self.seconds = seconds
         self.pair_table = PairTable(torch.eye(4)[:, 1:], ("a", "b", "c"), torch.arange(4))
 
     @property
     def spec(self):
-        return {"option": self.option}
+        return {"option": self.option} | (
+            {"descriptors": {"names": list(self.descriptor_names)}} if self.descriptor_names else {}
+        )
 
     @property
     def digest(self):
-        return hashlib.sha256(self.option.encode()).hexdigest()[:16]
+        text = self.option + "".join(self.descriptor_names)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def __call__(self, text):
         time.sleep(self.seconds)
@@ -43,7 +47,9 @@ class Letters:
         rows = [[float(c in "aeiou"), ord(c) - 110.0, 1 / len(text)] for c in text]
         first, second = torch.triu_indices(len(text), len(text))
         return MoleculeData(
-            torch.tensor(rows).reshape(-1, 3), (second - first).clamp(max=3).to(torch.uint8)
+            torch.tensor(rows).reshape(-1, 3),
+            (second - first).clamp(max=3).to(torch.uint8),
+            descriptor=torch.tensor([[len(text), torch.nan]]) if self.descriptor_names else None,
         )
 
 

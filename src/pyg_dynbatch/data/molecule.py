@@ -12,7 +12,7 @@ from torch_geometric.data import Data
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.pair_table import PairTable
 
-_NEVER_ROWS = ("pair_code", "y", "y_mask")
+_NEVER_ROWS = ("pair_code", "descriptor", "y", "y_mask")
 
 
 class MoleculeData(Data):
@@ -23,20 +23,22 @@ class MoleculeData(Data):
     once for all molecules. All pairs are stored always: which of them are used is chosen when
     molecules are put into a batch. The order of the atoms is that of the input.
 
-    ============= ================== ======== ============================= ============
-    field         shape              dtype    meaning                       collated by
-    ============= ================== ======== ============================= ============
-    ``x``         [atom, feature]    float32  features of the atoms         dim 0
-    ``pair_code`` [N (N + 1) / 2]    uint8    row of the pair table         dim 0
-    ``y``         [1, task],         float32  targets, NaN where missing    dim 0
-                  optional
-    ``y_mask``    [1, task], with    bool     where a target is known       dim 0
-                  ``y``
-    ``smiles``    str, optional      str      as it was given               list
-    ``row``       int, optional      int      number of the record in its   [molecule]
-                                              source, from 0
-    ``num_nodes`` int                int      number of atoms, may be 0     sum
-    ============= ================== ======== ============================= ============
+    ============== ================== ======== ============================= ============
+    field          shape              dtype    meaning                       collated by
+    ============== ================== ======== ============================= ============
+    ``x``          [atom, feature]    float32  features of the atoms         dim 0
+    ``pair_code``  [N (N + 1) / 2]    uint8    row of the pair table         dim 0
+    ``descriptor`` [1, descriptor],   float32  numbers of the whole          dim 0
+                   optional                    molecule, NaN where unknown
+    ``y``          [1, task],         float32  targets, NaN where missing    dim 0
+                   optional
+    ``y_mask``     [1, task], with    bool     where a target is known       dim 0
+                   ``y``
+    ``smiles``     str, optional      str      as it was given               list
+    ``row``        int, optional      int      number of the record in its   [molecule]
+                                               source, from 0
+    ``num_nodes``  int                int      number of atoms, may be 0     sum
+    ============== ================== ======== ============================= ============
 
     Fields that are None are not stored at all, and all molecules of one data set must hold the
     same fields.
@@ -49,6 +51,7 @@ class MoleculeData(Data):
         smiles: The text the molecule was made from.
         row: Number of the record in its source.
         num_nodes: Number of atoms; read off `x` or `pair_code` when left out.
+        descriptor: Descriptors of the whole molecule.
         **kwargs: Further fields.
 
     Example:
@@ -67,6 +70,7 @@ class MoleculeData(Data):
         smiles: str | None = None,
         row: int | None = None,
         num_nodes: int | None = None,
+        descriptor: Tensor | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -79,6 +83,7 @@ class MoleculeData(Data):
         given = {
             "x": x,
             "pair_code": pair_code,
+            "descriptor": descriptor,
             "y": y,
             "y_mask": y_mask,
             "smiles": smiles,
@@ -134,7 +139,8 @@ class MoleculeData(Data):
         Raises:
             ValueError: At the first fault: a field missing or of the wrong form, a number of
                 pairs that does not belong to the number of atoms, a feature that is not finite,
-                a code outside the table, a mask that is not where ``y`` is known.
+                a code outside the table, an infinite descriptor, a mask that is not where ``y``
+                is known.
 
         Example:
             >>> MoleculeData(torch.ones(2, 3), torch.zeros(2, dtype=torch.uint8)).validate()
@@ -146,6 +152,7 @@ class MoleculeData(Data):
         """
         _check_atoms(self, where)
         _check_pairs(self, num_codes, where)
+        _check_descriptor(self, where)
         _check_targets(self, where)
         return self
 
@@ -264,6 +271,25 @@ def _check_pairs(data: MoleculeData, num_codes: int | None, where: str) -> None:
                 "MoleculeData: a code is not in the pair table",
                 expected=f"codes from 0 to {num_codes - 1}",
                 got=int(code.max()),
+                where=where,
+            )
+        )
+
+
+def _check_descriptor(data: MoleculeData, where: str) -> None:
+    row = data.get("descriptor")
+    if row is None:
+        return
+    fits = isinstance(row, Tensor) and row.dtype == torch.float32 and row.dim() == 2
+    if not fits or row.size(0) != 1:
+        raise _misformed("descriptor", "float32 [1, descriptor]", row, where)
+    if bool(torch.isinf(row).any()):
+        number = int(torch.isinf(row).nonzero()[0, 1])
+        raise ValueError(
+            mismatch(
+                "MoleculeData: a descriptor is infinite",
+                expected="finite numbers, or NaN where unknown",
+                got=f"{float(row[0, number])} for descriptor {number}",
                 where=where,
             )
         )

@@ -12,7 +12,7 @@ from torch_geometric.data import Batch, Data
 from pyg_dynbatch.data.merge import Joined, are_alike, assemble, columns_of
 from pyg_dynbatch.data.molecule import MoleculeData
 
-_FIELDS = ("x", "pair_code", "y", "y_mask", "smiles", "row")
+_FIELDS = ("x", "pair_code", "descriptor", "y", "y_mask", "smiles", "row")
 
 
 class MoleculeColumns(Sequence[MoleculeData]):

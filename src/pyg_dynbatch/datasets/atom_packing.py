@@ -17,7 +17,7 @@ Arrays = dict[str, np.ndarray]
 
 _KINDS = ("bit", "count", "real")
 # What is joined end to end when packs are joined; the rest are where each molecule begins.
-_LONG = ("bits", "counts", "reals", "codes", "text", "y", "row")
+_LONG = ("bits", "counts", "reals", "codes", "descriptor", "text", "y", "row")
 _STARTS = ("atom_start", "pair_start", "text_start")
 
 
@@ -31,6 +31,7 @@ class AtomPacking:
         kinds: Kind of every atom feature.
         names: Their names, for messages.
         num_tasks: Number of targets; 0 for none.
+        num_descriptors: Number of descriptors of a molecule; with 0 nothing is stored of them.
 
     Raises:
         ValueError: If a kind is unknown.
@@ -45,7 +46,13 @@ class AtomPacking:
         tensor([[ 1., -2.]])
     """
 
-    def __init__(self, kinds: Sequence[str], names: Sequence[str], num_tasks: int) -> None:
+    def __init__(
+        self,
+        kinds: Sequence[str],
+        names: Sequence[str],
+        num_tasks: int,
+        num_descriptors: int = 0,
+    ) -> None:
         unknown = sorted(set(kinds) - set(_KINDS))
         if unknown:
             raise ValueError(
@@ -57,6 +64,7 @@ class AtomPacking:
             )
         self.names = tuple(names)
         self.num_tasks = num_tasks
+        self.num_descriptors = num_descriptors
         self.width = len(kinds)
         self._columns = {
             kind: np.array([i for i, one in enumerate(kinds) if one == kind], dtype=np.int64)
@@ -74,7 +82,7 @@ class AtomPacking:
 
         Raises:
             ValueError: If a feature does not fit its kind, or a molecule has another number of
-                features or targets.
+                features, descriptors or targets.
         """
         for number, molecule in enumerate(molecules):
             self._check_form(molecule, number)
@@ -88,7 +96,7 @@ class AtomPacking:
         for number, one in enumerate(molecules):
             if self.num_tasks and getattr(one, "y", None) is not None:
                 targets[number] = np.where(one.y_mask.numpy(), one.y.numpy(), np.nan)
-        return {
+        arrays = {
             "bits": np.packbits(self._whole(x, "bit", 0, 1).astype(np.uint8), axis=1),
             "counts": self._whole(x, "count", -128, 127).astype(np.int8),
             "reals": x[:, self._columns["real"]],
@@ -100,6 +108,11 @@ class AtomPacking:
             "pair_start": _starts(atoms * (atoms + 1) // 2),
             "text_start": _starts(np.array([len(text) for text in texts], dtype=np.int64)),
         }
+        if self.num_descriptors:
+            none = np.empty((0, self.num_descriptors), np.float32)
+            rows = [one.descriptor.numpy() for one in molecules]
+            arrays["descriptor"] = np.concatenate([none, *rows])
+        return arrays
 
     def unpack(self, arrays: Arrays | Shard, chosen: np.ndarray) -> MoleculeColumns:
         """Takes molecules out, reading nothing but them.
@@ -118,6 +131,8 @@ class AtomPacking:
                 arrays["codes"][_ranges(arrays["pair_start"], chosen)[1]]
             ),
         }
+        if self.num_descriptors:
+            fields["descriptor"] = torch.from_numpy(arrays["descriptor"][chosen])
         if self.num_tasks:
             y = torch.from_numpy(arrays["y"][chosen])
             fields |= {"y": y, "y_mask": ~torch.isnan(y)}
@@ -156,13 +171,16 @@ class AtomPacking:
         atoms, width = molecule.x.shape
         pairs, wanted = molecule.pair_code.numel(), pairs_of_atoms(atoms)
         tasks = 0 if "y" not in molecule else molecule.y.size(1)
-        if (width, pairs) != (self.width, wanted) or tasks not in (0, self.num_tasks):
+        whole = 0 if "descriptor" not in molecule else molecule.descriptor.size(1)
+        sizes = (self.width, wanted, self.num_descriptors)
+        if (width, pairs, whole) != sizes or tasks not in (0, self.num_tasks):
             raise ValueError(
                 mismatch(
                     "packed molecules: a molecule has another form",
                     expected=f"{self.width} atom features, {self.num_tasks} targets, {wanted} "
-                    f"pairs of {atoms} atoms",
-                    got=f"{width} atom features, {tasks} targets, {pairs} pairs",
+                    f"pairs of {atoms} atoms, {self.num_descriptors} descriptors",
+                    got=f"{width} atom features, {tasks} targets, {pairs} pairs, "
+                    f"{whole} descriptors",
                     where=f"row {getattr(molecule, 'row', number)}",
                 )
             )
@@ -177,7 +195,8 @@ def join_packs(packs: Sequence[Arrays]) -> Arrays:
     Returns:
         One such pack.
     """
-    joined = {name: np.concatenate([pack[name] for pack in packs]) for name in _LONG}
+    there = [name for name in _LONG if name in packs[0]]
+    joined = {name: np.concatenate([pack[name] for pack in packs]) for name in there}
     for name in _STARTS:
         joined[name] = _starts(np.concatenate([np.diff(pack[name]) for pack in packs]))
     return joined

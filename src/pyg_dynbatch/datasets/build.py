@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 import pyg_dynbatch
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.datasets.atom_packing import AtomPacking, join_packs
+from pyg_dynbatch.datasets.atom_packing import join_packs
 from pyg_dynbatch.datasets.bad_rows import BadMolecule, summary_of, write_error_report
 from pyg_dynbatch.datasets.featurize import (
     Featurized,
@@ -20,6 +20,7 @@ from pyg_dynbatch.datasets.featurize import (
     Featurizer,
     Workers,
     in_chunks,
+    packing_of,
 )
 from pyg_dynbatch.datasets.shard import Shard, shard_bytes, write_shard
 from pyg_dynbatch.datasets.store import FORMAT, HEADER, MoleculeStore, shard_name, write_header
@@ -110,13 +111,14 @@ class _Builder:
         self.folder = None if folder is None else Path(folder)
         self.options = options
         self.name = name
-        self.packing = AtomPacking(featurizer.atom_kinds, featurizer.atom_names, len(task_names))
+        self.packing = packing_of(featurizer, len(task_names))
         self._header = {
             "format": FORMAT,
             "featurizer": featurizer.spec,
             "featurizer_digest": featurizer.digest,
             "atom_names": list(featurizer.atom_names),
             "atom_kinds": list(featurizer.atom_kinds),
+            "descriptor_names": list(featurizer.descriptor_names),
             "pair_table": featurizer.pair_table.as_dict(),
             "task_names": list(task_names),
             "bad": options.bad,

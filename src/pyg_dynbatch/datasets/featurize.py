@@ -33,6 +33,7 @@ class Featurizer(Protocol):
     atom_names: tuple[str, ...]
     atom_kinds: tuple[str, ...]
     pair_table: PairTable
+    descriptor_names: tuple[str, ...]
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -200,11 +201,29 @@ def featurize_stream(
         ([1], [0, 1])
     """
     check_policy(bad, "featurize_stream")
-    packing = AtomPacking(featurizer.atom_kinds, featurizer.atom_names, num_tasks)
+    packing = packing_of(featurizer, num_tasks)
     chunks = ((None, chunk) for chunk in in_chunks(records, _CHUNK))
     with Workers(featurizer, packing, bad, num_workers) as workers:
         for _, piece in workers.run(chunks):
             yield piece
+
+
+def packing_of(featurizer: Featurizer, num_tasks: int) -> AtomPacking:
+    """Says how the molecules of a featurizer are packed.
+
+    Args:
+        featurizer: Describes one molecule.
+        num_tasks: Number of targets to keep.
+
+    Returns:
+        The packing.
+    """
+    return AtomPacking(
+        featurizer.atom_kinds,
+        featurizer.atom_names,
+        num_tasks,
+        len(featurizer.descriptor_names),
+    )
 
 
 def in_chunks(records: Iterable[RawMolecule], size: int) -> Iterator[list[RawMolecule]]:
@@ -316,10 +335,12 @@ def _bad_molecule(record: RawMolecule, error: MoleculeError) -> BadMolecule:
 
 def _blank(record: RawMolecule, packing: AtomPacking) -> MoleculeData:
     targets = torch.full((1, packing.num_tasks), torch.nan)
+    whole = torch.full((1, packing.num_descriptors), torch.nan)
     return MoleculeData(
         torch.zeros(0, packing.width),
         torch.zeros(0, dtype=torch.uint8),
         y=targets if packing.num_tasks else None,
+        descriptor=whole if packing.num_descriptors else None,
         smiles=(record.smiles or "").strip(),
         row=record.row,
     )

@@ -99,6 +99,18 @@ class PackedMolecules(Dataset[MoleculeData]):
         """Names of the targets."""
         return tuple(self.store.header["task_names"])
 
+    @property
+    def descriptor_names(self) -> tuple[str, ...]:
+        """Names of the descriptors of whole molecules, if there are any."""
+        return tuple(self.store.header.get("descriptor_names", ()))
+
+    @cached_property
+    def descriptors(self) -> Float32[np.ndarray, "molecule descriptor"]:
+        """All descriptors of whole molecules, NaN where one is unknown."""
+        if not self.descriptor_names:
+            return np.empty((len(self), 0), np.float32)
+        return self.store.gathered("descriptor")
+
     @cached_property
     def targets(self) -> Float32[np.ndarray, "molecule task"]:
         """All targets, NaN where one is missing."""

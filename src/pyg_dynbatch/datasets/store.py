@@ -25,7 +25,7 @@ class MoleculeStore:
     Args:
         header: The facts: ``format``, ``featurizer``, ``featurizer_digest``, ``atom_names``,
             ``atom_kinds``, ``pair_table``, ``task_names``, ``shards`` (number of molecules of
-            each) and ``errors``.
+            each), ``errors`` and, in stores that know of descriptors, ``descriptor_names``.
         shards: The shards, in order.
 
     Example:
@@ -43,7 +43,10 @@ class MoleculeStore:
         self.shards = list(shards)
         self._ends = np.cumsum([int(count) for count in header["shards"]], dtype=np.int64)
         self._packing = AtomPacking(
-            header["atom_kinds"], header["atom_names"], len(header["task_names"])
+            header["atom_kinds"],
+            header["atom_names"],
+            len(header["task_names"]),
+            len(header.get("descriptor_names", ())),
         )
 
     @classmethod
@@ -123,7 +126,7 @@ class MoleculeStore:
         """Reads one array of all shards.
 
         Args:
-            name: ``"y"`` or ``"row"``.
+            name: ``"y"``, ``"row"``, or ``"descriptor"`` where there are some.
 
         Returns:
             One row a molecule.

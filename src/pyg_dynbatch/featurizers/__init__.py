@@ -4,6 +4,7 @@ from pyg_dynbatch.featurizers.atom_pair_features import AtomFeatures, PairFeatur
 from pyg_dynbatch.featurizers.atoms import KearnesAtoms
 from pyg_dynbatch.featurizers.bracketed import BracketedTree, parse_bracketed, to_bracketed
 from pyg_dynbatch.featurizers.deepchem import DeepChemAtoms, DeepChemPairs
+from pyg_dynbatch.featurizers.descriptors import MoleculeDescriptors, RDKitDescriptors
 from pyg_dynbatch.featurizers.molecule import MoleculeFeaturizer
 from pyg_dynbatch.featurizers.molecule_files import RawMolecule, read_molecules
 from pyg_dynbatch.featurizers.pairs import DoubleBondStereo, KearnesPairs
@@ -26,10 +27,12 @@ __all__ = [
     "DoubleBondStereo",
     "KearnesAtoms",
     "KearnesPairs",
+    "MoleculeDescriptors",
     "MoleculeError",
     "MoleculeFeaturizer",
     "PairFeatures",
     "ParsedTree",
+    "RDKitDescriptors",
     "RawMolecule",
     "Vocabulary",
     "WordVectors",

@@ -16,7 +16,26 @@ from pyg_dynbatch.featurizers.rdkit_access import Mol
 KINDS = ("bit", "count", "real")
 
 
-class AtomFeatures(ABC):
+class FeaturePart(ABC):
+    """Keeps what makes a part of a featurizer again: its options, and what must not change.
+
+    Args:
+        options: The arguments of the subclass, plain values by name; they go into the spec.
+
+    Raises:
+        ValueError: If an option is no plain value.
+    """
+
+    def __init__(self, options: Mapping[str, object] | None = None) -> None:
+        self.options = _plain(options, type(self).__name__)
+
+    @property
+    @abstractmethod
+    def columns(self) -> dict[str, Any]:
+        """Plain values that must be the same when the part is made again from its options."""
+
+
+class AtomFeatures(FeaturePart):
     """Gives every atom of a molecule one row of numbers; subclass it for features of your own.
 
     A subclass lives at the top level of an importable module, so that a checkpoint can name it.
@@ -48,9 +67,9 @@ class AtomFeatures(ABC):
         kinds: Sequence[str],
         options: Mapping[str, object] | None = None,
     ) -> None:
+        super().__init__(options)
         self.names = tuple(names)
         self.kinds = tuple(kinds)
-        self.options = _plain(options, type(self).__name__)
         if len(set(self.names)) != len(self.names) or len(self.kinds) != len(self.names):
             raise ValueError(
                 mismatch(
@@ -68,6 +87,11 @@ class AtomFeatures(ABC):
                 )
             )
 
+    @property
+    def columns(self) -> dict[str, Any]:
+        """Names and kinds of the columns."""
+        return {"names": list(self.names), "kinds": list(self.kinds)}
+
     @abstractmethod
     def rows(self, mol: Mol) -> Float[np.ndarray, "atom feature"]:
         """Gives the features of every atom.
@@ -80,7 +104,7 @@ class AtomFeatures(ABC):
         """
 
 
-class PairFeatures(ABC):
+class PairFeatures(FeaturePart):
     """Gives every pair of atoms a code, whose features stand in a table; subclass it for your own.
 
     Pairs are unordered, so the codes must be symmetric. A feature with a direction, such as a
@@ -110,8 +134,14 @@ class PairFeatures(ABC):
     """
 
     def __init__(self, table: PairTable, options: Mapping[str, object] | None = None) -> None:
+        super().__init__(options)
         self.table = table
-        self.options = _plain(options, type(self).__name__)
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """Names of the features, number of the codes, and a hash of what they mean."""
+        table = self.table
+        return {"names": list(table.names), "codes": len(table), "table": table.digest()}
 
     @abstractmethod
     def codes(self, mol: Mol) -> Integer[np.ndarray, "atom atom"]:
@@ -141,24 +171,18 @@ def _plain(options: Mapping[str, object] | None, owner: str) -> dict[str, Any]:
     return dict(plain)
 
 
-def part_to_spec(part: AtomFeatures | PairFeatures) -> dict[str, Any]:
+def part_to_spec(part: FeaturePart) -> dict[str, Any]:
     """Writes down which class with which options made a part, and what columns it has.
 
     Args:
-        part: Atom or pair features.
+        part: Atom features, pair features or descriptors.
 
     Returns:
         Plain values that `part_from_spec` reads.
     """
     cls = type(part)
-    spec: dict[str, Any] = {
-        "class": f"{cls.__module__}:{cls.__qualname__}",
-        "options": dict(part.options),
-    }
-    if isinstance(part, AtomFeatures):
-        return spec | {"names": list(part.names), "kinds": list(part.kinds)}
-    names = list(part.table.names)
-    return spec | {"names": names, "codes": len(part.table), "table": part.table.digest()}
+    made = {"class": f"{cls.__module__}:{cls.__qualname__}", "options": dict(part.options)}
+    return made | part.columns
 
 
 def part_from_spec(spec: Mapping[str, Any], base: type) -> Any:
@@ -166,7 +190,7 @@ def part_from_spec(spec: Mapping[str, Any], base: type) -> Any:
 
     Args:
         spec: What `part_to_spec` wrote.
-        base: ``AtomFeatures`` or ``PairFeatures``.
+        base: ``AtomFeatures``, ``PairFeatures`` or ``MoleculeDescriptors``.
 
     Returns:
         The part.

@@ -1,4 +1,4 @@
-"""Refuse what a user's own atom or pair features must not give, naming atom and feature."""
+"""Refuse what a user's own features or descriptors must not give, naming atom and feature."""
 
 from typing import Any
 
@@ -7,6 +7,7 @@ from jaxtyping import Float32, UInt8
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.featurizers.atom_pair_features import AtomFeatures, PairFeatures
+from pyg_dynbatch.featurizers.descriptors import MoleculeDescriptors, finite_or_nan
 from pyg_dynbatch.featurizers.rdkit_access import Mol
 from pyg_dynbatch.featurizers.smiles import MoleculeError
 
@@ -95,6 +96,32 @@ def checked_codes(codes: Any, part: PairFeatures, mol: Mol) -> UInt8[np.ndarray,
             )
         )
     return codes.astype(np.uint8)
+
+
+def checked_descriptors(row: Any, part: MoleculeDescriptors) -> Float32[np.ndarray, " descriptor"]:
+    """Checks what the `row` of descriptors has given.
+
+    Args:
+        row: The result.
+        part: The descriptors.
+
+    Returns:
+        The row as float32, NaN also for what is infinite there.
+
+    Raises:
+        ValueError: If it is not one number a name.
+    """
+    wanted = (len(part.names),)
+    if not isinstance(row, np.ndarray) or row.dtype.kind not in "fiub" or row.shape != wanted:
+        raise ValueError(
+            mismatch(
+                f"{type(part).__name__}: row() has the wrong form",
+                expected=f"an array of numbers {list(wanted)}, one a name",
+                got=_form(row),
+                mend="np.array(…, dtype=np.float32), with NaN where a descriptor is undefined",
+            )
+        )
+    return finite_or_nan(row)
 
 
 def _form(value: Any) -> str:

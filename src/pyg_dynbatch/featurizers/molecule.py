@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float32, Int, UInt8
+from torch import Tensor
 
 import pyg_dynbatch
 from pyg_dynbatch.core.errors import mismatch
@@ -23,14 +24,26 @@ from pyg_dynbatch.featurizers.atom_pair_features import (
 )
 from pyg_dynbatch.featurizers.atoms import KearnesAtoms
 from pyg_dynbatch.featurizers.deepchem import DeepChemAtoms, DeepChemPairs
-from pyg_dynbatch.featurizers.feature_checks import checked_codes, checked_rows
+from pyg_dynbatch.featurizers.descriptors import MoleculeDescriptors
+from pyg_dynbatch.featurizers.feature_checks import (
+    checked_codes,
+    checked_descriptors,
+    checked_rows,
+)
 from pyg_dynbatch.featurizers.fragments import largest_fragment
+from pyg_dynbatch.featurizers.named_parts import (
+    check_chirality,
+    check_choice,
+    listed,
+    named_atoms,
+    named_descriptors,
+    named_pairs,
+)
 from pyg_dynbatch.featurizers.pairs import KearnesPairs
 from pyg_dynbatch.featurizers.rdkit_access import Mol, chem, rdkit_version
 from pyg_dynbatch.featurizers.smiles import MoleculeError, parse_smiles, sanitized_copy
 
 _FORMAT = "MoleculeFeaturizer 1"
-_SETS = ("kearnes", "deepchem")
 _FRAGMENTS = ("all", "largest")
 # Whose results need no check.
 _OWN = (KearnesAtoms, DeepChemAtoms, KearnesPairs, DeepChemPairs)
@@ -54,6 +67,8 @@ class MoleculeFeaturizer:
         max_atoms: A molecule with more atoms is refused: its pairs grow as the square.
         extra_atoms: Further atom features, appended as columns.
         extra_pairs: Further pair features; their codes multiply those of `pairs`.
+        descriptors: ``"rdkit"``, or descriptors of your own, of the whole molecule: of the chosen
+            fragment, before hydrogens become atoms. None for none.
 
     Raises:
         ValueError: If an option is unknown, a column name appears twice, or there are more than
@@ -79,8 +94,9 @@ class MoleculeFeaturizer:
         max_atoms: int = 1000,
         extra_atoms: Sequence[AtomFeatures] = (),
         extra_pairs: Sequence[PairFeatures] = (),
+        descriptors: str | MoleculeDescriptors | None = None,
     ) -> None:
-        _check_choice("fragments", fragments, _FRAGMENTS)
+        check_choice("fragments", fragments, _FRAGMENTS)
         if max_atoms < 1:
             raise ValueError(
                 mismatch(
@@ -89,24 +105,16 @@ class MoleculeFeaturizer:
                     got=max_atoms,
                 )
             )
-        if chirality is not None and not (isinstance(atoms, str) or isinstance(pairs, str)):
-            raise ValueError(
-                mismatch(
-                    "MoleculeFeaturizer: chirality has no effect on features of your own",
-                    expected='None, or a set given by name: "kearnes", "deepchem"',
-                    got=chirality,
-                    mend="give the option to the features themselves",
-                )
-            )
+        check_chirality(chirality, atoms, pairs)
         self.explicit_hydrogens = explicit_hydrogens
         self.fragments = fragments
         self.max_atoms = max_atoms
         self._atoms = (
-            _named_atoms(atoms, chirality, explicit_hydrogens) if isinstance(atoms, str) else atoms,
+            named_atoms(atoms, chirality, explicit_hydrogens) if isinstance(atoms, str) else atoms,
             *extra_atoms,
         )
         self._pairs = (
-            _named_pairs(pairs, chirality) if isinstance(pairs, str) else pairs,
+            named_pairs(pairs, chirality) if isinstance(pairs, str) else pairs,
             *extra_pairs,
         )
         self.atom_names: tuple[str, ...] = sum((part.names for part in self._atoms), ())
@@ -123,6 +131,10 @@ class MoleculeFeaturizer:
         self.pair_table: PairTable = self._pairs[0].table
         for extra in extra_pairs:
             self.pair_table = self.pair_table.times(extra.table)
+        self._descriptors = (
+            named_descriptors(descriptors) if isinstance(descriptors, str) else descriptors
+        )
+        self.descriptor_names: tuple[str, ...] = getattr(self._descriptors, "names", ())
 
     def __call__(self, molecule: str | Mol) -> MoleculeData:
         """Describes one molecule.
@@ -137,13 +149,23 @@ class MoleculeFeaturizer:
             MoleculeError: If the molecule is bad or too big.
             ValueError: If a feature of your own gives what it must not.
         """
-        mol = self.prepare(molecule)
+        plain = self._without_hydrogens(molecule)
+        # A copy, for features may leave properties on the molecule that descriptors read.
+        described = chem().Mol(plain) if self._descriptors is not None else None
+        mol = self._with_hydrogens(plain, molecule)
         rows, codes = self.atom_rows(mol), self.pair_codes(mol)
         return MoleculeData(
             x=torch.from_numpy(rows),
             pair_code=torch.from_numpy(codes.take(_upper_triangle(len(codes)))),
+            descriptor=self._descriptor_row(described),
             smiles=molecule.strip() if isinstance(molecule, str) else None,
         )
+
+    def _descriptor_row(self, mol: Mol) -> Tensor | None:
+        if self._descriptors is None:
+            return None
+        row = checked_descriptors(self._descriptors.row(mol), self._descriptors)
+        return torch.from_numpy(row)[None]
 
     def prepare(self, molecule: str | Mol) -> Mol:
         """Gives the molecule whose atoms are the rows: parsed, fragment chosen, hydrogens added.
@@ -163,25 +185,30 @@ class MoleculeFeaturizer:
             >>> [atom.GetIntProp("input_atom") for atom in mol.GetAtoms()]
             [1, 2]
         """
-        text = molecule if isinstance(molecule, str) else None
+        return self._with_hydrogens(self._without_hydrogens(molecule), molecule)
+
+    def _without_hydrogens(self, molecule: str | Mol) -> Mol:
         if molecule is None or isinstance(molecule, str | float):
             mol = parse_smiles(molecule)
         else:
             mol = sanitized_copy(_check_mol(molecule))
         if self.fragments == "largest":
             mol = largest_fragment(mol)
-        self._check_size(mol.GetNumAtoms(), text)
-        if self.explicit_hydrogens:
-            mol = chem().AddHs(mol)
-            self._check_size(mol.GetNumAtoms(), text)
+        self._check_size(mol.GetNumAtoms(), molecule)
         return mol
 
-    def _check_size(self, atoms: int, smiles: str | None) -> None:
+    def _with_hydrogens(self, mol: Mol, given: str | Mol) -> Mol:
+        if self.explicit_hydrogens:
+            mol = chem().AddHs(mol)
+            self._check_size(mol.GetNumAtoms(), given)
+        return mol
+
+    def _check_size(self, atoms: int, given: str | Mol) -> None:
         if atoms > self.max_atoms:
             raise MoleculeError(
                 f"{atoms:,} atoms, {atoms * (atoms + 1) // 2:,} pairs: more than "
                 f"max_atoms={self.max_atoms:,}; raise it if memory allows",
-                smiles=smiles,
+                smiles=given if isinstance(given, str) else None,
             )
 
     def atom_rows(self, mol: Mol) -> Float32[np.ndarray, "atom feature"]:
@@ -227,10 +254,15 @@ class MoleculeFeaturizer:
     @property
     def spec(self) -> dict[str, Any]:
         """All that is needed to build the featurizer again, in plain values."""
+        # Without descriptors there is no entry: the digests of older versions stay what they were.
+        whole = (
+            {} if self._descriptors is None else {"descriptors": part_to_spec(self._descriptors)}
+        )
         return {
             "format": _FORMAT,
             "atoms": [part_to_spec(part) for part in self._atoms],
             "pairs": [part_to_spec(part) for part in self._pairs],
+            **whole,
             "options": {
                 "explicit_hydrogens": self.explicit_hydrogens,
                 "fragments": self.fragments,
@@ -290,8 +322,14 @@ class MoleculeFeaturizer:
             )
         atoms = [part_from_spec(part, AtomFeatures) for part in spec["atoms"]]
         pairs = [part_from_spec(part, PairFeatures) for part in spec["pairs"]]
+        whole = spec.get("descriptors")
         return cls(
-            atoms[0], pairs[0], extra_atoms=atoms[1:], extra_pairs=pairs[1:], **spec["options"]
+            atoms[0],
+            pairs[0],
+            extra_atoms=atoms[1:],
+            extra_pairs=pairs[1:],
+            descriptors=None if whole is None else part_from_spec(whole, MoleculeDescriptors),
+            **spec["options"],
         )
 
     def describe(self) -> str:
@@ -312,61 +350,36 @@ class MoleculeFeaturizer:
               0  single  KearnesPairs
             ...
         """
-        owners = [type(part).__name__ for part in self._atoms for _ in part.names]
+        of_atoms = [part for part in self._atoms for _ in part.names]
+        of_pairs = [part for part in self._pairs for _ in part.table.names]
+        names = self.pair_table.names
         lines = [
             f"{type(self).__name__} "
             f"(RDKit {rdkit_version()}, pyg_dynbatch {pyg_dynbatch.__version__})",
             f"fragments={self.fragments}, explicit_hydrogens={self.explicit_hydrogens}, "
             f"max_atoms={self.max_atoms}",
             f"atom features: {len(self.atom_names)}",
+            *listed(self.atom_names, of_atoms, self.atom_kinds),
+            f"pair features: {len(names)}, in {len(self.pair_table)} codes",
+            *listed(names, of_pairs),
         ]
-        rows = zip(self.atom_names, self.atom_kinds, owners, strict=True)
-        width = max(map(len, self.atom_names), default=0)
-        lines += [
-            f"{column:>3}  {name:<{width}}  {kind:<5}  {owner}"
-            for column, (name, kind, owner) in enumerate(rows)
-        ]
-        owners = [type(part).__name__ for part in self._pairs for _ in part.table.names]
-        names = self.pair_table.names
-        width = max(map(len, names), default=0)
-        lines.append(f"pair features: {len(names)}, in {len(self.pair_table)} codes")
-        lines += [
-            f"{column:>3}  {name:<{width}}  {owner}"
-            for column, (name, owner) in enumerate(zip(names, owners, strict=True))
-        ]
+        if self._descriptors is not None:
+            lines.append(f"descriptors: {len(self.descriptor_names)}")
+            lines += listed(self.descriptor_names, [self._descriptors] * len(self.descriptor_names))
         return "\n".join(lines)
 
     def __repr__(self) -> str:
         atoms = "+".join(type(part).__name__ for part in self._atoms)
         pairs = "+".join(type(part).__name__ for part in self._pairs)
+        whole = ""
+        if self._descriptors is not None:
+            owner = type(self._descriptors).__name__
+            whole = f"{owner}: {len(self.descriptor_names)} descriptors, "
         return (
             f"{type(self).__name__}({atoms}: {len(self.atom_names)} atom features, "
             f"{pairs}: {len(self.pair_table.names)} pair features in {len(self.pair_table)} codes, "
-            f"fragments={self.fragments}, explicit_hydrogens={self.explicit_hydrogens})"
+            f"{whole}fragments={self.fragments}, explicit_hydrogens={self.explicit_hydrogens})"
         )
-
-
-def _check_choice(name: str, given: object, choices: Sequence[str]) -> None:
-    if given not in choices:
-        raise ValueError(
-            mismatch(
-                f"MoleculeFeaturizer: {name} is unknown",
-                expected=", ".join(map(repr, choices)),
-                got=repr(given),
-            )
-        )
-
-
-def _named_atoms(name: str, chirality: bool | None, explicit_hydrogens: bool) -> AtomFeatures:
-    _check_choice("atoms", name, _SETS)
-    if name == "kearnes":
-        return KearnesAtoms(chirality=chirality is not False)
-    return DeepChemAtoms(hydrogens=not explicit_hydrogens, chirality=bool(chirality))
-
-
-def _named_pairs(name: str, chirality: bool | None) -> PairFeatures:
-    _check_choice("pairs", name, _SETS)
-    return KearnesPairs() if name == "kearnes" else DeepChemPairs(chirality=bool(chirality))
 
 
 def _check_mol(molecule: Mol) -> Mol:

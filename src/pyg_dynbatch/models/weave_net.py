@@ -12,6 +12,7 @@ from torch_geometric.nn.resolver import aggregation_resolver
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.pairs import Pairs
 from pyg_dynbatch.nn.gaussian_histogram import GaussianHistogramAggregation
+from pyg_dynbatch.nn.standardized_inputs import StandardizedInputs
 from pyg_dynbatch.nn.weave_norm import CountedBatchNorm
 from pyg_dynbatch.nn.weave_stack import WeaveStack
 
@@ -39,10 +40,14 @@ class WeaveNet(nn.Module):
         residual: Whether weave modules add rows to their updates.
         weave_dropout: Probability of dropping an entry of an atom's row between weave modules.
         pair_block: See :class:`~pyg_dynbatch.nn.WeaveStack`.
+        num_descriptors: Width of ``batch.descriptor``: numbers of the whole molecule, which the
+            head reads beside what was read out, standardised by ``net.descriptors`` (to be
+            fitted: :meth:`~pyg_dynbatch.nn.StandardizedInputs.fit`). 0 for none.
 
     Shape:
         - batch: a PyG batch with ``x`` ``[atom, atom_channels]``, ``batch``, and ``pairs`` (made
-          by the collater) or ``pair_code`` (all pairs are used then)
+          by the collater) or ``pair_code`` (all pairs are used then); with descriptors also
+          ``descriptor`` ``[molecule, num_descriptors]``, NaN where unknown
         - returns: ``[molecule, num_outputs]``
 
     Raises:
@@ -77,6 +82,7 @@ class WeaveNet(nn.Module):
         residual: bool = False,
         weave_dropout: float = 0.0,
         pair_block: int | None = None,
+        num_descriptors: int = 0,
     ) -> None:
         super().__init__()
         table = torch.as_tensor(pair_table, dtype=torch.float32).detach().clone()
@@ -106,7 +112,9 @@ class WeaveNet(nn.Module):
         self.readouts = nn.ModuleList(_readout(name, atom_out) for name in names)
         bins = [atom_out * getattr(part, "num_bins", 1) for part in self.readouts]
         self.fingerprint_channels = sum(bins)
-        self.head = _head([self.fingerprint_channels, *head, num_outputs], dropout)
+        self.descriptors = StandardizedInputs(num_descriptors) if num_descriptors else None
+        width = self.fingerprint_channels + num_descriptors
+        self.head = _head([width, *head, num_outputs], dropout)
 
     def reset_parameters(self) -> None:
         """Draws all parameters anew."""
@@ -117,7 +125,21 @@ class WeaveNet(nn.Module):
 
     def forward(self, batch: Any) -> Float[Tensor, "molecule output"]:
         """Predicts."""
-        return self.head(self.fingerprint(batch))
+        read = self.fingerprint(batch)
+        if self.descriptors is None:
+            return self.head(read)
+        row = getattr(batch, "descriptor", None)
+        wanted = (read.size(0), self.descriptors.num_inputs)
+        if row is None or row.shape != wanted:
+            raise ValueError(
+                mismatch(
+                    "WeaveNet: the batch has no descriptors that fit",
+                    expected=f"batch.descriptor [{wanted[0]}, {wanted[1]}]",
+                    got="none" if row is None else list(row.shape),
+                    mend="featurize with the descriptors that the network was made for",
+                )
+            )
+        return self.head(torch.cat([read, self.descriptors(row).to(read.dtype)], 1))
 
     def encode(self, batch: Any) -> Float[Tensor, "atom channel"]:
         """Computes the rows of all atoms that the readout sees, in the order of ``batch.x``."""
@@ -125,7 +147,7 @@ class WeaveNet(nn.Module):
         return self.norm_atom(torch.tanh(self.lin_atom(x)))
 
     def fingerprint(self, batch: Any) -> Float[Tensor, "molecule channel"]:
-        """Computes the row of every molecule that the head sees."""
+        """Computes the row of every molecule that is read out of its atoms."""
         x = self.encode(batch)
         owner, count = batch.batch, 1
         if owner is None:

@@ -10,6 +10,7 @@ from pyg_dynbatch.nn.recursive import (
     TreeGRU,
     TreeRNN,
 )
+from pyg_dynbatch.nn.standardized_inputs import StandardizedInputs
 from pyg_dynbatch.nn.topological import TopologicalConv
 from pyg_dynbatch.nn.tree_gru import TreeGRUCell
 from pyg_dynbatch.nn.tree_lstm import ChildSumTreeLSTMCell, NaryTreeLSTMCell
@@ -27,6 +28,7 @@ __all__ = [
     "NaryTreeLSTMCell",
     "RecursiveCell",
     "RecursiveLayer",
+    "StandardizedInputs",
     "TopologicalConv",
     "TreeGRU",
     "TreeGRUCell",

@@ -172,6 +172,17 @@ class MoleculeDataModule(SplitDataModule):
         """
         return torch.from_numpy(np.array(self.molecules.targets[self.indices(split)]))
 
+    def descriptors(self, split: SplitName) -> Float[Tensor, "molecule descriptor"]:
+        """Gives the descriptors of whole molecules of a split, NaN where unknown.
+
+        Args:
+            split: Which.
+
+        Returns:
+            One row a molecule, without columns if the featurizer gives no descriptors.
+        """
+        return torch.from_numpy(np.array(self.molecules.descriptors[self.indices(split)]))
+
     def sizes(self, split: SplitName) -> list[int]:
         """Counts the pairs of atoms of every molecule."""
         return pair_counts(self.dataset(split))

@@ -62,6 +62,9 @@ def explain(
     - leave one out: :math:`f(\text{all}) - f(\text{without } i)`, the pairs of the other atoms
       as they were. All molecules that lack an atom run together, in batches of bounded size.
 
+    Descriptors of the whole molecule, if the checkpoints read some, are not explained: they stay
+    those of the whole molecule in both, so that the numbers say what atoms and pairs add to them.
+
     Args:
         predictor: Who predicts.
         molecule: The molecule, described by the featurizer of the checkpoints.
@@ -107,7 +110,7 @@ def explain(
 
 
 def without_atom(molecule: MoleculeData, atom: int) -> MoleculeData:
-    """Takes an atom out of a molecule; all other atoms and their pairs stay as they are.
+    """Takes an atom out of a molecule; other atoms, their pairs and descriptors stay as they are.
 
     Args:
         molecule: The molecule.
@@ -124,7 +127,11 @@ def without_atom(molecule: MoleculeData, atom: int) -> MoleculeData:
     count = int(molecule.num_nodes)
     first, second = torch.triu_indices(count, count)
     kept = torch.arange(count) != atom
-    return MoleculeData(molecule.x[kept], molecule.pair_code[(first != atom) & (second != atom)])
+    return MoleculeData(
+        molecule.x[kept],
+        molecule.pair_code[(first != atom) & (second != atom)],
+        descriptor=molecule.get("descriptor"),
+    )
 
 
 def _output_of(predictor: MoleculePredictor, task: str | None, label: int) -> int:

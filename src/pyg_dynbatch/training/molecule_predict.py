@@ -133,6 +133,7 @@ def _featurize_parser() -> argparse.ArgumentParser:
     add("--missing", nargs="+", default=[], metavar="TEXT", help="cells that are missing labels")
     add("--atoms", default="kearnes", help="atom features: kearnes or deepchem")
     add("--pairs", default="kearnes", help="pair features: kearnes or deepchem")
+    add("--descriptors", help="descriptors of whole molecules: rdkit (default: none)")
     add("--fragments", default="all", help="all or largest")
     add("--explicit-hydrogens", action="store_true", help="make hydrogens atoms")
     add("--max-atoms", type=int, default=1000, metavar="N", help="larger molecules are bad rows")
@@ -163,6 +164,7 @@ def run_featurize(argv: list[str]) -> int:
         explicit_hydrogens=options.explicit_hydrogens,
         fragments=options.fragments,
         max_atoms=options.max_atoms,
+        descriptors=options.descriptors,
     )
     reading = FeaturizeOptions(
         bad=options.bad,

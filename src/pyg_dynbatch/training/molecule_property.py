@@ -39,6 +39,9 @@ class MoleculeProperty(Task):
     ``accuracy`` (binary), ``accuracy``, ``roc_auc`` (multiclass), each the mean over the
     properties for which it is defined, and ``tasks_counted``, the number of these.
 
+    If the featurizer gives descriptors of whole molecules, the head reads them too, standardised
+    by mean and deviation of the training split.
+
     Args:
         schema: How molecules become numbers, and what the properties are: what
             :meth:`~pyg_dynbatch.training.molecule_schema.MoleculeSchema.as_dict` gives. On the
@@ -78,7 +81,13 @@ class MoleculeProperty(Task):
     ) -> None:
         known = MoleculeSchema.from_dict(schema)
         features = known.pair_table.features
-        net = WeaveNet(known.atom_channels, known.num_outputs, features, **network)
+        net = WeaveNet(
+            known.atom_channels,
+            known.num_outputs,
+            features,
+            num_descriptors=len(known.descriptor_names),
+            **network,
+        )
         super().__init__(net, optimizer, rate)
         self.save_hyperparameters(ignore=["optimizer", "rate"])
         self.save_hyperparameters(self.plain_options())
@@ -95,16 +104,19 @@ class MoleculeProperty(Task):
         self.tested: TestedSplit | None = None
 
     def setup(self, stage: str) -> None:
-        """Fits target scaling and label weights on the training split of the data module.
+        """Fits the scales of targets and descriptors, and label weights, on the training split.
 
         A checkpoint is restored after this, so on resuming its numbers win.
 
         Args:
             stage: ``fit``, ``validate``, ``test`` or ``predict``.
         """
-        targets = getattr(getattr(self.trainer, "datamodule", None), "targets", None)
-        if stage == "fit" and targets is not None:
-            self.fit_targets(targets("train"))
+        data = getattr(self.trainer, "datamodule", None)
+        if stage != "fit" or not hasattr(data, "targets"):
+            return
+        self.fit_targets(data.targets("train"))
+        if self.schema.descriptor_names:
+            self.fit_descriptors(data.descriptors("train"))
 
     def fit_targets(self, targets: Float[Tensor, "molecule task"]) -> None:
         """Fits target scaling and label weights; called by itself when there is a data module.
@@ -116,6 +128,14 @@ class MoleculeProperty(Task):
             self.scale.fit(targets)
         elif self.schema.kind == "binary" and self.positive_weight == "balanced":
             self.positive.copy_(balanced_positive_weight(targets))
+
+    def fit_descriptors(self, descriptors: Float[Tensor, "molecule descriptor"]) -> None:
+        """Fits the scale of descriptors; called by itself when there is a data module.
+
+        Args:
+            descriptors: Those of the molecules to train on, NaN where unknown.
+        """
+        self.network.descriptors.fit(descriptors)
 
     def averaged(self, members: Sequence[Any]) -> AveragedProperties:
         """Averages values in the units of the data, or probabilities."""

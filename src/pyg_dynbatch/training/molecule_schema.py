@@ -92,6 +92,11 @@ class MoleculeSchema:
         return len(self.task_names)
 
     @property
+    def descriptor_names(self) -> tuple[str, ...]:
+        """Names of the descriptors of whole molecules, which the featurizer says; often none."""
+        return tuple((self.featurizer.get("descriptors") or {}).get("names", ()))
+
+    @property
     def num_outputs(self) -> int:
         """Numbers that a model gives for one molecule."""
         return self.num_tasks * (self.num_classes if self.kind == "multiclass" else 1)

@@ -15,7 +15,7 @@ from jaxtyping import Float
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.datasets import featurize_stream
-from pyg_dynbatch.datasets.atom_packing import AtomPacking
+from pyg_dynbatch.datasets.featurize import packing_of
 from pyg_dynbatch.featurizers import MoleculeFeaturizer, RawMolecule
 from pyg_dynbatch.training.molecule_predictor import MoleculePredictor, Predicted
 from pyg_dynbatch.training.molecule_property import property_columns
@@ -74,7 +74,7 @@ def predict_stream(
     """
     featurizer = predictor.featurizer
     _check_pair_table(featurizer, predictor.schema)
-    packing = AtomPacking(featurizer.atom_kinds, featurizer.atom_names, 0)
+    packing = packing_of(featurizer, 0)
     # Workers read ahead: what they have read waits here for its result.
     waiting: deque[RawMolecule] = deque()
 
