@@ -116,6 +116,37 @@ def test_nothing_is_split_without_need() -> None:
     assert "concat" in names
 
 
+def doubled(module: nn.Module, arguments: Any, output: Any) -> Any:
+    return 2 * output
+
+
+def hooked(layer: nn.Module) -> nn.Module:
+    layer.register_forward_hook(doubled)
+    return layer
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: hooked(nn.Linear(5, 3)),
+        lambda: hooked(nn.Sequential(nn.Linear(5, 3), nn.Tanh())),
+        lambda: nn.Sequential(hooked(nn.Linear(5, 3)), nn.Tanh()),
+        lambda: hooked(td.FC(3)),
+        lambda: torch.nn.utils.spectral_norm(nn.Linear(5, 3)),
+        lambda: torch.nn.utils.parametrizations.spectral_norm(nn.Linear(5, 3)),
+    ],
+)
+def test_layers_with_hooks_are_called_whole(make: Callable[[], nn.Module]) -> None:
+    layer = make()
+    on, off = (td.Compiler.create(attention(layer), passes=p) for p in (("split_linear",), ()))
+    for _ in range(2):
+        on.eval(), off.eval()
+        torch.testing.assert_close(on(QUERIES).output, off(QUERIES).output)
+        with torch.no_grad():
+            for parameter in layer.parameters():
+                parameter.copy_(torch.randn(parameter.shape))
+
+
 def test_equal_leaves_are_computed_once() -> None:
     leaves = td.Map(td.OneHot(3) >> nn.Linear(3, 2)) >> td.Sum()
     on, off = (td.Compiler.create(leaves, passes=p) for p in (("merge_equal",), ()))

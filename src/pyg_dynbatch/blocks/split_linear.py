@@ -59,18 +59,31 @@ def _weight(layer: nn.Module) -> Tensor:
     return given() if given else layer.weight  # type: ignore[return-value]
 
 
+def _has_hooks(called: Any) -> bool:
+    """Whether calling does more than ``forward``, as with ``spectral_norm`` and user's hooks."""
+    return any(getattr(called, name, None) for name in _HOOKS)
+
+
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
+
 def _parts_of(called: Any) -> tuple[nn.Module, list[nn.Module]] | None:
     """The linear layer at the beginning of a module, and what follows; None if there is none."""
     rest: list[nn.Module] = []
+    if _has_hooks(called):
+        return None
     if type(called) is nn.Sequential and len(called):
         called, *rest = list(called)
     splits = getattr(called, "can_split", None)
     is_linear = type(called) is nn.Linear or (splits is not None and splits())
+    is_linear = is_linear and not _has_hooks(called)
     return (called, rest) if is_linear else None
 
 
 def split(code: Code, blocks: list[Block], value: Any) -> Any:
     """Writes ``Concat >> linear`` as a sum of products, if an item is broadcast.
+
+    A layer that has hooks by now is called whole.
 
     Args:
         code: What is being written.
