@@ -1,5 +1,6 @@
 """Functions on tensors: inference by calling, nested tuples, and eight ways to be no function."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -89,6 +90,31 @@ def test_inference_leaves_the_module_as_it_was() -> None:
 def test_double_precision_before_wiring() -> None:
     block = td.Vector(2) >> nn.Linear(2, 3).double()
     assert block.output_type == td.TensorType((3,))
+
+
+class Encoder(nn.Module):
+    """Two ways in, neither of which is ``forward``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm, self.drop = nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Dropout(0.5)
+
+    def encode(self, x: Tensor) -> Tensor:
+        return self.drop(self.norm(self.linear(x)))
+
+    def encode_two(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.linear(x + y)
+
+
+def test_methods_train_and_move_their_module() -> None:
+    encoder = Encoder()
+    one, two = td.Function(encoder.encode), td.Function(partial(encoder.encode_two))
+    model = td.Compiler.create(td.AllOf(td.Vector(2) >> one, (td.Vector(2), td.Vector(2)) >> two))
+    assert encoder.norm.num_batches_tracked == 0, "types are inferred in evaluation mode"
+    assert set(model.parameters()) == set(encoder.parameters())
+    assert all(operation.signature.random for operation in model.engine.operations)
+    assert not model.eval().double().training and not encoder.drop.training
+    assert model([([1, 2], [3, 4])]).output[0].dtype == torch.float64
 
 
 def test_segment() -> None:

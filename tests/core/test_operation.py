@@ -1,13 +1,33 @@
 import copy
 import pickle
+from functools import partial
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from pyg_dynbatch.core import Engine, Operation, Operations, Ragged, Signature, TensorType
+from pyg_dynbatch.core import (
+    Engine,
+    Operation,
+    Operations,
+    Program,
+    Ragged,
+    Schedule,
+    Signature,
+    TensorType,
+)
 from pyg_dynbatch.core.operation import any_type, draws_random_numbers, is_open, row_type_of
+from pyg_dynbatch.nn import NaryTreeLSTMCell
 from tests.core.helpers import SCALAR, VECTOR, as_users_run_it, message
+
+
+class Noise(nn.Module):
+    """Says itself that it draws random numbers."""
+
+    random = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.randn_like(x)
 
 
 def test_signature_reads_well() -> None:
@@ -72,6 +92,12 @@ def test_operation_needs_something_to_call() -> None:
         (nn.MultiheadAttention(2, 1, dropout=0.1), True),
         (nn.MultiheadAttention(2, 1), False),
         (torch.add, False),
+        (NaryTreeLSTMCell(3, 3, 2, recurrent_dropout=0.5), True),
+        (NaryTreeLSTMCell(3, 3, 2), False),
+        (nn.Sequential(Noise()), True),
+        (Noise().forward, True),
+        (partial(nn.Dropout(0.5), inplace=False), True),
+        (nn.Linear(2, 2).forward, False),
     ],
 )
 def test_dropout_is_found(module: object, draws: bool) -> None:
@@ -95,6 +121,29 @@ def test_one_module_has_one_signature_an_input_type() -> None:
     assert "other" not in operations
     assert operations["squash"].module is shared
     assert [operation.signature.name for operation in operations] == ["squash", "tanh", "tanh_1"]
+
+
+def test_a_method_brings_its_module() -> None:
+    operations, layer = Operations(), nn.Linear(3, 3)
+    first = operations.add(layer.forward, [VECTOR], [VECTOR], name="layer")
+    assert operations.add(layer.forward, [VECTOR], [VECTOR]) is first
+    operations.add(partial(layer.forward), [VECTOR], [VECTOR], name="part")
+    assert {id(p) for p in operations.parameters()} == {id(layer.weight), id(layer.bias)}
+    copied = copy.deepcopy(operations).double()
+    assert copied["layer"](torch.zeros(1, 3, dtype=torch.float64)).dtype == torch.float64
+    assert layer.weight.dtype == torch.float32
+
+
+def test_random_leaves_of_a_cell_are_not_merged() -> None:
+    cell = NaryTreeLSTMCell(2, 8, 2, recurrent_dropout=0.5)
+    operations, state, vector = Operations(), cell.state_type, TensorType((2,))
+    node = operations.add(cell, [vector, state, state], [state], name="node")
+    program = Program()
+    zeros = program.constant(state, (torch.zeros(8), torch.zeros(8)))
+    for _ in range(2):
+        program.output(program.call(node, program.constant(vector, [1.0, 2.0]), zeros, zeros))
+    _, c = Engine(operations)(Schedule.from_programs([program]))["output"]
+    assert not torch.equal(c[0], c[1])
 
 
 def test_a_name_may_be_that_of_a_method() -> None:

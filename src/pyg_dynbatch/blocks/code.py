@@ -89,8 +89,7 @@ class Model:
         clean = "" if clean in self.operations else clean
         if not clean:
             clean = self._free_name(_name_of(module))
-        random = True if getattr(module, "random", False) else None
-        found = self.operations.add(module, inputs, outputs, name=clean, random=random)
+        found = self.operations.add(module, inputs, outputs, name=clean)
         if found not in self.signatures:
             self.signatures.append(found)
             for row_type in outputs:

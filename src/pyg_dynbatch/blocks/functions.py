@@ -1,4 +1,4 @@
-"""Blocks on tensors: batched functions, constants and parameters, concatenation, zeros."""
+"""Blocks that call batched functions on tensors and on sequences of them."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from pyg_dynbatch.blocks.result_types import (
 )
 from pyg_dynbatch.blocks.typed import IOBase
 from pyg_dynbatch.core.engine import RaggedRows
-from pyg_dynbatch.core.operation import Ragged
+from pyg_dynbatch.core.operation import Ragged, module_of
 
 if TYPE_CHECKING:
     from pyg_dynbatch.core.tensor_type import TensorType as RowTensorType
@@ -36,6 +36,9 @@ class Called(nn.Module):
         super().__init__()
         self.called = called
         self.input_type = input_type
+        if (owner := module_of(called)) is not called:
+            # Of a method, the module it belongs to is trained and moved.
+            self.owner = owner
 
     @property
     def random(self) -> bool:
@@ -172,7 +175,8 @@ class Function(Block):
 
     Args:
         tf_fn: A function or module on batched tensors, one row an example: a tensor in, or a
-            tuple spread over its arguments; a tensor or a tuple of them out.
+            tuple spread over its arguments; a tensor or a tuple of them out. Of a module's method
+            the module is trained and moved; what a closure holds is not seen.
         name: For messages and pictures.
         infer_output_type: Find the output type by calling it on a few rows of zeros.
 

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pyg_dynbatch.blocks.result_types import (
     ResultType,
@@ -15,6 +15,7 @@ from pyg_dynbatch.blocks.result_types import (
     shown,
 )
 from pyg_dynbatch.core.engine import RaggedRows
+from pyg_dynbatch.core.operation import module_of
 
 if TYPE_CHECKING:
     from pyg_dynbatch.blocks.block import Block
@@ -97,13 +98,15 @@ def _complaint(block: "Block", input_type: ResultType, got: str) -> str:
 
 def _like(called: Any) -> Tensor:
     """A tensor on the device and in the precision in which a function works."""
-    parameters = called.parameters() if isinstance(called, nn.Module) else iter(())
+    owner = module_of(called)
+    parameters = iter(()) if owner is None else owner.parameters()
     return next((p for p in parameters if p.is_floating_point()), torch.empty(0))
 
 
 @contextmanager
 def _undisturbed(called: Any) -> Iterator[None]:
-    modules = list(called.modules()) if isinstance(called, nn.Module) else []
+    owner = module_of(called)
+    modules = [] if owner is None else list(owner.modules())
     training = [module.training for module in modules]
     for module in modules:
         module.training = False

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from types import MethodType
 from typing import Any
 
 from torch import nn
@@ -132,7 +134,8 @@ class Operation(nn.Module):
         signature: Name and types.
         module: The computation. It is called with one tensor ``[row, …]`` (a tuple of tensors
             for a tuple type, ``RaggedRows`` for a ragged argument) per argument and returns one
-            such result per output. A plain callable is taken too.
+            such result per output. A plain callable is taken too; of a method, the module it
+            belongs to is trained and moved.
 
     Raises:
         TypeError: If ``module`` cannot be called.
@@ -155,28 +158,52 @@ class Operation(nn.Module):
             )
         self.signature = signature
         self.module = module
+        if (owner := module_of(module)) is not module:
+            self.owner = owner
 
     def forward(self, *arguments: Any) -> Any:
         """Runs the module on batched rows; one row of every argument belongs to one call."""
         return self.module(*arguments)
 
 
+def module_of(called: object) -> nn.Module | None:
+    """Finds the module behind a callable: itself, or that of a method or of a ``partial``.
+
+    Example:
+        >>> layer = nn.Linear(2, 2)
+        >>> module_of(layer.forward) is layer, module_of(len)
+        (True, None)
+    """
+    while isinstance(called, partial):
+        called = called.func
+    owner = called if isinstance(called, nn.Module) else getattr(called, "__self__", None)
+    return owner if isinstance(owner, nn.Module) else None
+
+
+# Names under which modules keep a probability of dropping something.
+_DROPOUTS = ("dropout", "recurrent_dropout")
+
+
 def draws_random_numbers(module: object) -> bool:
-    """Tells whether a module holds a part that drops anything, or says so (``dropout=0.1``).
+    """Tells whether a module holds a part that drops anything, or says so.
+
+    A part says so by ``dropout=0.1``, ``recurrent_dropout=0.1`` or ``random=True``.
 
     Example:
         >>> draws_random_numbers(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)))
         True
     """
-    if not isinstance(module, nn.Module):
-        return False
-    dropouts = (nn.modules.dropout._DropoutNd, nn.RReLU)
-    return any(
-        getattr(part, "p", 1)
-        if isinstance(part, dropouts)
-        else isinstance(share := getattr(part, "dropout", None), float) and share > 0
-        for part in module.modules()
-    )
+    owner = module_of(module)
+    parts = [] if owner is None else list(owner.modules())
+    return getattr(module, "random", False) is True or any(map(_drops, parts))
+
+
+def _drops(part: nn.Module) -> bool:
+    if isinstance(part, nn.modules.dropout._DropoutNd | nn.RReLU):
+        return bool(getattr(part, "p", 1))
+    shares = [getattr(part, name, None) for name in _DROPOUTS]
+    says = getattr(part, "random", False) is True
+    return says or any(isinstance(share, float) and share > 0 for share in shares)
 
 
 # Keeps an operation called "double" or "train" apart from the methods of nn.Module.
@@ -221,7 +248,7 @@ class Operations(nn.Module):
             outputs: Type of each result.
             name: A name for messages and pictures; made from the class where left out.
             random: Whether each call draws its own random numbers; found by looking for dropout
-                layers where left out.
+                layers where left out (see :func:`draws_random_numbers`).
 
         Returns:
             The signature that programs call.
@@ -231,7 +258,9 @@ class Operations(nn.Module):
                 other outputs.
         """
         for known in self:
-            same_module = known.module is module
+            # Every look at a method makes another object of it.
+            method = isinstance(module, MethodType) and known.module == module
+            same_module = known.module is module or method
             if same_module and known.signature.inputs == tuple(inputs):
                 return self._same(known.signature, outputs)
         name = name or self._free_name(type(module).__name__.lower())
