@@ -2,11 +2,13 @@
 
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
-from pyg_dynbatch.cli import _COMMANDS
+from pyg_dynbatch.cli import _COMMANDS, main
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -19,8 +21,16 @@ def fenced(page: Path, language: str) -> list[str]:
 
 
 def commands(page: Path) -> list[list[str]]:
-    lines = [line for block in fenced(page, "bash") for line in re.split(r"\n|; (?:do )?", block)]
-    return [shlex.split(line)[1:] for line in lines if line.startswith("pyg-dynbatch ")]
+    blocks = [block.replace("\\\n", " ") for block in fenced(page, "bash")]
+    lines = [line for block in blocks for line in re.split(r"\n|; (?:do )?| && ", block)]
+    ours = [line.removeprefix(".venv/bin/") for line in lines]
+    return [shlex.split(line)[1:] for line in ours if line.startswith("pyg-dynbatch ")]
+
+
+def trainings() -> list[list[str]]:
+    """Every different ``fit`` that a page shows."""
+    shown = [tuple(words) for page in [ROOT / "README.md", *PAGES] for words in commands(page)]
+    return [list(words) for words in dict.fromkeys(shown) if words[0] == "fit"]
 
 
 @EVERY_PAGE
@@ -55,3 +65,21 @@ def test_commands_and_configs_exist(page: Path) -> None:
 
 def test_commands_of_the_guides_are_found() -> None:
     assert len(commands(ROOT / "docs" / "training.md")) >= 7
+    assert len(trainings()) >= 9
+
+
+@pytest.mark.filterwarnings("ignore:(?s).*(jsonargparse|deprecated in v4)")
+@pytest.mark.parametrize("words", trainings(), ids=" ".join)
+def test_options_of_a_training_are_understood(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """Reads the options alone: no data is loaded, nothing is trained or written."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", ["pyg-dynbatch"])
+    given = [word.replace("$seed", "1") for word in words if word != "--print_config"]
+    with pytest.raises(SystemExit) as end:
+        main([*given, "--print_config"])
+    assert not end.value.code
+    settings = yaml.safe_load(capsys.readouterr().out)
+    assert settings["model"]["class_path"]
+    assert settings["data"]["init_args"]

@@ -29,6 +29,7 @@ MOLECULES = {
     "bbbp": ("bbbp", ["p_np"]),
     "tox21": ("tox21", [f"assay {number}" for number in range(12)]),
 }
+TREE_FILES = [("train", "train.txt"), ("val", "dev.txt"), ("test", "test.txt")]
 METRICS = {"sick": "pearson", "tpsa": "rmse", "esol": "rmse", "freesolv": "rmse"}
 METRICS |= {"lipophilicity": "rmse", "bbbp": "roc_auc", "tox21": "roc_auc"}
 
@@ -61,6 +62,9 @@ def small_trees(config: Path, samples: Path, data: str) -> list[str]:
     if config.stem.startswith("listops"):
         recipe = [f"{data}recipe.{split}" for split in ("train", "val", "test")]
         return [recipe[0], "60", recipe[1], "20", recipe[2], "20"]
+    if config.stem == "tree_file":
+        files = [(f"{data}{split}_file", samples / "sst" / name) for split, name in TREE_FILES]
+        return [str(word) for pair in files for word in pair]
     kind = "sick" if config.stem == "sick" else "sst"
     options = [f"{data}raw_dir", str(samples / kind), f"{data}vectors.source", "none"]
     return options if kind == "sick" else [*options, f"{data}verify", "false"]
