@@ -1,9 +1,12 @@
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pyg_dynbatch.core import Schedule
+from pyg_dynbatch.core.structure import slots_of
 from tests.core.helpers import message
 from tests.strategies import Dag, chain, diamond, forests, star, structures, trees
 
@@ -81,6 +84,20 @@ def test_child_slots_leave_places_open() -> None:
     assert schedule.children_of(schedule.steps[2]).tolist() == [0, 3, 0]
 
 
+@given(trees(), st.sampled_from(["bottom_up", "top_down"]))
+def test_slots_left_out_are_those_of_the_edges_in_their_order(tree: Dag, direction: str) -> None:
+    made_of = partial(Schedule.from_structure, tree.edge_index, tree.num_nodes)
+    slots = slots_of(tree.edge_index, tree.num_nodes)
+    for arity in (3, None):
+        options = {"arity": arity, "direction": direction}
+        assert made_of(**options) == made_of(child_slot=slots, **options)
+
+
+def test_top_down_parents_stand_in_the_place_of_the_child() -> None:
+    schedule = made(arity=2, direction="top_down")
+    assert schedule.children_of(schedule.steps[2]).tolist() == [2, 0, 0, 2]
+
+
 def test_arity_zero_takes_nodes_without_edges() -> None:
     schedule = Schedule.from_structure(torch.empty(2, 0, dtype=torch.long), 3, arity=0)
     assert [len(step.arguments) for step in schedule.steps] == [1]
@@ -135,11 +152,18 @@ def test_has_input_of_the_wrong_form(has_input: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize(
-    ("slot", "got"), [(torch.tensor([0, 1]), "[2]"), (torch.tensor([0, -1, 0]), "slot -1")]
+    ("slot", "got"),
+    [
+        (torch.tensor([0, 1]), "int64[2]"),
+        (torch.tensor([0, -1, 0]), "smallest -1"),
+        (torch.tensor([0.0, 1.0, 0.0]), "float32[3]"),
+        (torch.tensor([0, 1, 0], dtype=torch.int32), "int32[3]"),
+    ],
 )
 def test_child_slot_of_the_wrong_form(slot: torch.Tensor, got: str) -> None:
     text = message(ValueError, made, child_slot=slot)
-    assert "child_slot has the wrong form" in text
+    assert "child_slot has the wrong form" in text and "one int64 number" in text
+    assert message(ValueError, made, child_slot=slot, arity=2) == text
     assert got in text
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.operation import Ragged, Signature, any_type
 from pyg_dynbatch.core.schedule import Schedule
-from pyg_dynbatch.core.structure import _checked_edges, depth_of
+from pyg_dynbatch.core.structure import _checked_edges, depth_of, numbers_among_equals
 from pyg_dynbatch.core.wiring import Output, Step, Store, Wiring, first_rows
 
 INPUT_STORE, STATE_STORE = 0, 1
@@ -36,6 +36,10 @@ def schedule_structure(
     """
     _check_options(arity, direction)
     source, target = _checked_edges(edge_index, num_nodes, "Schedule.from_structure")
+    slot = _slots(child_slot, source.size)
+    if arity is not None and slot is None:
+        # Before the edges are turned round: a place is a child's among its siblings.
+        slot = numbers_among_equals(target, num_nodes)
     if direction == "top_down":
         source, target = target, source
         depth = None
@@ -44,12 +48,11 @@ def schedule_structure(
     order = np.lexsort((~filled, level))
     row = np.empty(num_nodes, dtype=np.int64)
     row[order] = np.arange(1, num_nodes + 1)
-    slot = _slots(child_slot, source.size)
     flat = _Flat()
     sizes = np.bincount(level) if num_nodes else np.zeros(0, dtype=np.int64)
     reads = [_inputs(flat, filled[order], sizes)]
     edge_order = child_start = None
-    if arity is None:
+    if arity is None or slot is None:
         # Where the children of each node begin among all of them, in level order.
         counts = np.bincount(row[target] - 1, minlength=num_nodes)
         child_start = flat.add(np.cumsum(counts) - counts)
@@ -200,12 +203,14 @@ def _slots(child_slot: Tensor | None, num_edges: int) -> np.ndarray | None:
     if child_slot is None:
         return None
     slot = child_slot.detach().cpu().numpy()
-    if slot.shape != (num_edges,) or (slot < 0).any():
+    is_int64 = child_slot.dtype == torch.int64
+    if not is_int64 or slot.shape != (num_edges,) or (slot < 0).any():
         raise ValueError(
             mismatch(
                 "Schedule.from_structure: child_slot has the wrong form",
-                expected=f"one number of 0 or more an edge, [{num_edges}]",
-                got=list(slot.shape) if slot.shape != (num_edges,) else f"slot {slot.min()}",
+                expected=f"one int64 number of 0 or more an edge, [{num_edges}]",
+                got=f"{str(child_slot.dtype).removeprefix('torch.')}{list(slot.shape)}"
+                + (f", smallest {slot.min()}" if slot.size else ""),
             )
         )
     return slot
@@ -256,18 +261,13 @@ def _fixed_children(
     flat: _Flat,
     source: np.ndarray,
     target: np.ndarray,
-    slot: np.ndarray | None,
+    slot: np.ndarray,
     row: np.ndarray,
     sizes: np.ndarray,
     arity: int,
     num_nodes: int,
 ) -> list[list[Wiring]]:
     """Wires N argument places a node; the N rows of one node stand together in the flat vector."""
-    if slot is None:
-        by_parent = np.argsort(target, kind="stable")
-        counts = np.bincount(target, minlength=num_nodes)
-        slot = np.empty(source.size, dtype=np.int64)
-        slot[by_parent] = np.arange(source.size) - np.repeat(np.cumsum(counts) - counts, counts)
     _check_places(source, target, slot, arity)
     places = np.zeros((num_nodes, arity), dtype=np.int64)
     places[row[target] - 1, slot] = row[source]

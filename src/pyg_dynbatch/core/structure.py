@@ -156,11 +156,21 @@ def slots_of(edge_index: Int[Tensor, "two edge"], num_nodes: int) -> Int[Tensor,
         tensor([0, 1, 0])
     """
     _, parent = _checked_edges(edge_index, num_nodes, "slots_of")
+    return torch.from_numpy(numbers_among_equals(parent, num_nodes))
+
+
+def numbers_among_equals(parent: np.ndarray, num_nodes: int) -> np.ndarray:
+    """Numbers the edges of every parent 0, 1, 2, … in their order.
+
+    Example:
+        >>> numbers_among_equals(np.array([3, 3, 4]), 5)
+        array([0, 1, 0])
+    """
     order = np.argsort(parent, kind="stable")
     count = np.bincount(parent, minlength=num_nodes)
     slot = np.empty(parent.size, dtype=np.int64)
     slot[order] = concatenated_ranges(np.zeros_like(count), count)
-    return torch.from_numpy(slot)
+    return slot
 
 
 def roots_of(edge_index: Int[Tensor, "two edge"], num_nodes: int) -> Int[Tensor, " root"]:
