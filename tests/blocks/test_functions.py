@@ -109,12 +109,12 @@ class Encoder(nn.Module):
 def test_methods_train_and_move_their_module() -> None:
     encoder = Encoder()
     one, two = td.Function(encoder.encode), td.Function(partial(encoder.encode_two))
-    model = td.Compiler.create(td.AllOf(td.Vector(2) >> one, (td.Vector(2), td.Vector(2)) >> two))
+    model = td.Compiler.create((td.Vector(2) >> one, (td.Vector(2), td.Vector(2)) >> two))
     assert encoder.norm.num_batches_tracked == 0, "types are inferred in evaluation mode"
     assert set(model.parameters()) == set(encoder.parameters())
     assert all(operation.signature.random for operation in model.engine.operations)
     assert not model.eval().double().training and not encoder.drop.training
-    assert model([([1, 2], [3, 4])]).output[0].dtype == torch.float64
+    assert model([([1, 2], ([3, 4], [5, 6]))]).output[0].dtype == torch.float64
 
 
 def test_segment() -> None:
