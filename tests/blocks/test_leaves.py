@@ -42,6 +42,19 @@ def test_wrong_shape_and_dtype() -> None:
     assert "where:    example 1, block Root.Map.Scalar" in refused(TypeError, model, [[1], [None]])
 
 
+@pytest.mark.parametrize(
+    ("dtype", "data"),
+    [("uint8", 300), ("uint8", -1), ("int32", 2**40), ("int16", np.int64(40000))],
+)
+def test_integers_beyond_the_dtype(dtype: str, data: Any) -> None:
+    model = td.Compiler.create(td.Map(td.Scalar(dtype)) >> td.Sum())
+    text = refused(ValueError, model, [[1, data]])
+    assert "Scalar: an integer is beyond the range of its dtype" in text
+    assert f"expected: {dtype}[], from " in text and f"got:      {data}" in text
+    assert "where:    example 0, block Root.Map.Scalar" in text
+    assert td.Scalar("uint8").eval(255) == 255 and td.Scalar("bool").eval(2)
+
+
 def test_input_transform() -> None:
     builds(td.InputTransform(len) >> td.Scalar(), [("abc", 3.0)], depth=0)
     assert "py_fn cannot be called" in refused(TypeError, td.InputTransform, 3)

@@ -88,6 +88,17 @@ def test_constant_of_another_kind() -> None:
     assert "int64[]<word>" in text
 
 
+@pytest.mark.parametrize("data", [300, [-1], np.array(300), torch.tensor([1, 256])])
+def test_integers_beyond_the_dtype(data: object) -> None:
+    row_type = TensorType(tuple(np.shape(data)), torch.uint8)
+    text = message(ValueError, Program().constant, row_type, data)
+    assert "Program.constant: an integer is beyond the range of its dtype" in text
+    assert "uint8" in text and "from 0 to 255" in text
+    assert constant_of(TensorType((2,), torch.uint8), np.array([0, 255])).tolist() == [0, 255]
+    assert constant_of(TensorType((0,), torch.uint8), np.zeros(0, dtype=int)).tolist() == []
+    assert constant_of(TensorType((), torch.bool), 2)
+
+
 def test_constant_of_an_open_type() -> None:
     for row_type in (TensorType(None), TensorType((), None)):
         text = message(TypeError, Program().constant, row_type, 1.5)

@@ -8,6 +8,7 @@ import torch
 
 from pyg_dynbatch.blocks.complaint import Complaint
 from pyg_dynbatch.blocks.site import Site
+from pyg_dynbatch.core.constant import beyond, range_of
 from pyg_dynbatch.core.tensor_type import RowType, TensorType, parts_of
 
 
@@ -25,7 +26,13 @@ def rows_of(site: Site, row_type: RowType, items: Sequence[Any]) -> np.ndarray:
         fits = False
     if not fits:
         raise _misfit(site, wanted, items)
-    return found.astype(NUMPY.get(wanted.dtype or torch.float32, np.float32), copy=False)
+    dtype = wanted.dtype or torch.float32
+    if (wrong := beyond(found, dtype)) is not None:
+        name = site.path.rpartition(".")[2]
+        expected = f"{wanted}, {range_of(dtype)}"
+        what = f"{name}: an integer is beyond the range of its dtype"
+        raise Complaint(ValueError, what, expected=expected, got=wrong, path=site.path)
+    return found.astype(NUMPY.get(dtype, np.float32), copy=False)
 
 
 NUMPY = {

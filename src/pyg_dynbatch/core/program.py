@@ -5,8 +5,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
-import torch
 
+from pyg_dynbatch.core.constant import constant_row
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.operation import Ragged, Signature
 from pyg_dynbatch.core.tensor_type import RowType, describe, parts_of
@@ -150,7 +150,7 @@ class Program:
             The value, at depth 0.
 
         Raises:
-            ValueError: If the shape is another one.
+            ValueError: If the shape is another one, or an integer is beyond the range of the dtype.
             TypeError: If the data cannot be turned into the dtype without loss of kind.
         """
         parts = parts_of(row_type)
@@ -163,7 +163,7 @@ class Program:
                     got=f"{len(pieces)} parts",
                 )
             )
-        rows = tuple(_constant_row(p, d) for p, d in zip(parts, pieces, strict=True))
+        rows = tuple(constant_row(p, d) for p, d in zip(parts, pieces, strict=True))
         kept = self.constants[self._number_of_type(row_type)]
         kept.append(rows)
         return self._value(row_type, CONSTANT, len(kept) - 1, 0, 0)
@@ -354,36 +354,3 @@ class Program:
     def __repr__(self) -> str:
         """Says how large the program is."""
         return f"Program({self.num_calls} calls, depth {self.depth}, outputs {list(self.outputs)})"
-
-
-def _constant_row(part: Any, data: Any) -> np.ndarray:
-    if part.shape is None or part.dtype is None:
-        raise TypeError(
-            mismatch(
-                "Program.constant: the type leaves shape or dtype open",
-                expected="a TensorType with shape and dtype",
-                got=str(part),
-            )
-        )
-    tensor = torch.as_tensor(data).detach().cpu()
-    shape_fits = tuple(tensor.shape) == part.shape
-    kind_fits = (
-        part.dtype.is_floating_point
-        or part.dtype.is_complex
-        or not (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
-    )
-    if not shape_fits or not kind_fits:
-        raise (TypeError if shape_fits else ValueError)(
-            mismatch(
-                f"Program.constant: {'dtype' if shape_fits else 'shape'} differs",
-                expected=str(part),
-                got=f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}",
-            )
-        )
-    if not isinstance(data, torch.Tensor | np.ndarray):
-        # Python's numbers are float64; torch would round them to float32 on the way.
-        tensor = torch.as_tensor(data, dtype=part.dtype)
-    # bfloat16 has no numpy twin; float32 holds every bfloat16 number exactly.
-    stored = torch.float32 if part.dtype == torch.bfloat16 else part.dtype
-    # A copy: the program must not change when the caller's array does.
-    return tensor.to(stored).numpy().copy()
