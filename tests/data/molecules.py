@@ -17,4 +17,5 @@ def molecule(atoms: int, row: int | None = 0, **fields) -> MoleculeData:
     y[0, (row or 0) % TASKS] = torch.nan
     x = torch.randn(atoms, FEATURES)
     given = {"x": x, "pair_code": code, "y": y, "smiles": "C" * atoms, "row": row}
+    given["descriptor"] = torch.tensor([[float(atoms), torch.nan, 1e30]])
     return MoleculeData(**(given | fields))

@@ -39,6 +39,13 @@ def test_a_sound_molecule_is_valid(atoms):
         ({"pair_code": torch.zeros(3, dtype=torch.uint8)}, "one for every pair of 3 atoms"),
         ({"pair_code": torch.zeros(6)}, "got:      float32 [6]"),
         ({"pair_code": torch.full((6,), 9, dtype=torch.uint8)}, "codes from 0 to 4\n  got:      9"),
+        (
+            {"descriptor": torch.zeros(3)},
+            "expected: float32 [1, descriptor]\n  got:      float32 [3]",
+        ),
+        ({"descriptor": torch.zeros(2, 3)}, "descriptor has the wrong form"),
+        ({"descriptor": torch.zeros(1, 3).double()}, "got:      float64 [1, 3]"),
+        ({"descriptor": torch.tensor([[0.0, torch.inf]])}, "got:      inf for descriptor 1"),
         ({"y": torch.zeros(2)}, "y has the wrong form.\n  expected: float32 [1, task]"),
         ({"y_mask": None}, "y_mask has the wrong form.\n  expected: bool [1, 2]"),
         ({"y_mask": torch.ones(1, 2, dtype=torch.bool)}, "got:      nan for task 0"),
@@ -91,9 +98,11 @@ def test_batches_are_taken_apart_again():
     batch = Batch.from_data_list(data)
     assert batch.ptr.tolist() == [0, 2, 2, 3]
     assert batch.y.shape == batch.y_mask.shape == (3, 2)
+    assert batch.descriptor.shape == (3, 3)
     assert batch.row.tolist() == [2, 0, 1]
     for one, other in zip(batch.to_data_list(), data, strict=True):
         assert torch.equal(one.pair_code, other.pair_code)
+        assert torch.equal(one.descriptor.nan_to_num(), other.descriptor.nan_to_num())
         assert one.smiles == other.smiles
         assert one.num_nodes == other.num_nodes
 

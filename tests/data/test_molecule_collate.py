@@ -53,11 +53,21 @@ def assert_same_molecule(wanted: MoleculeData, found: MoleculeData) -> None:
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=5), st.booleans())
 def test_same_as_pyg(sizes, rich):
-    bare = {} if rich else {"y": None, "smiles": None, "row": None}
+    bare = {} if rich else {"y": None, "smiles": None, "row": None, "descriptor": None}
     data = [molecule(n, **({"row": i} | bare)) for i, n in enumerate(sizes)]
     columns = MoleculeColumns.of(data, ())
     assert columns is not None
     assert_same_batch(Batch.from_data_list(data), columns.merged())
+
+
+def test_descriptors_are_one_row_a_molecule():
+    for data in ([molecule(n) for n in (3, 0, 1)], MoleculeColumns.of([molecule(2)] * 3, ())):
+        batch = MoleculeCollater(TABLE)(data)
+        assert batch.descriptor.shape == (3, 3)
+        assert batch.descriptor[:, 0].tolist() == batch.ptr.diff().tolist()
+        assert torch.isnan(batch.descriptor[:, 1]).all()
+    wider = molecule(2, descriptor=torch.zeros(1, 5))
+    assert MoleculeColumns.of([molecule(2), wider], ()) is None
 
 
 def test_columns_are_a_list_of_the_same_molecules():

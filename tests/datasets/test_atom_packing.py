@@ -9,7 +9,7 @@ from pyg_dynbatch.datasets.atom_packing import AtomPacking, join_columns, join_p
 from tests.datasets.molecules import assert_same
 
 KINDS = ("bit", "real", "count", "bit", "count")
-PACKING = AtomPacking(KINDS, ("a", "b", "c", "d", "e"), 2)
+PACKING = AtomPacking(KINDS, ("a", "b", "c", "d", "e"), 2, 3)
 
 
 def molecule(atoms: int, row: int) -> MoleculeData:
@@ -19,7 +19,9 @@ def molecule(atoms: int, row: int) -> MoleculeData:
     x[:, 2] = torch.randint(-128, 128, (atoms,), generator=generator)
     code = torch.randint(0, 256, (atoms * (atoms + 1) // 2,), generator=generator)
     y = torch.tensor([[row + 0.25, float("nan")]])
-    return MoleculeData(x, code.to(torch.uint8), y=y, smiles="é" * atoms, row=row)
+    whole = torch.tensor([[row / 3, float("nan"), 1e30]])
+    fields = {"y": y, "smiles": "é" * atoms, "row": row, "descriptor": whole}
+    return MoleculeData(x, code.to(torch.uint8), **fields)
 
 
 @given(st.lists(st.integers(0, 6), max_size=8), st.randoms(use_true_random=False))
@@ -42,7 +44,10 @@ def test_packs_are_joined(groups):
     joined = join_packs([PACKING.pack(group) for group in made])
     whole = PACKING.pack(sum(made, []))
     assert joined.keys() == whole.keys()
-    assert all(np.array_equal(joined[key], whole[key], equal_nan=key == "y") for key in whole)
+    assert all(
+        np.array_equal(joined[key], whole[key], equal_nan=key in ("y", "descriptor"))
+        for key in whole
+    )
 
 
 def test_columns_in_any_order():
@@ -82,6 +87,7 @@ def test_without_targets():
     data = MoleculeData(torch.zeros(2, 5), torch.zeros(3, dtype=torch.uint8))
     found = packing.unpack(packing.pack([data]), np.array([0]))
     assert isinstance(found, MoleculeColumns)
+    assert "descriptor" not in packing.pack([data])  # shards stay as they were, to the byte
     assert sorted(found[0].keys()) == ["num_nodes", "pair_code", "row", "smiles", "x"]
 
 
@@ -113,6 +119,8 @@ def test_values_that_do_not_fit_their_kind(column, value, message):
         {"x": torch.zeros(3, 4)},
         {"pair_code": torch.zeros(5, dtype=torch.uint8)},
         {"y": torch.zeros(1, 3)},
+        {"descriptor": torch.zeros(1, 2)},
+        {"descriptor": None},
     ],
 )
 def test_molecules_of_another_form(change):
@@ -121,7 +129,7 @@ def test_molecules_of_another_form(change):
         data[key] = value
     with pytest.raises(ValueError, match="a molecule has another form") as caught:
         PACKING.pack([data])
-    assert "5 atom features, 2 targets, 6 pairs of 3 atoms" in str(caught.value)
+    assert "5 atom features, 2 targets, 6 pairs of 3 atoms, 3 descriptors" in str(caught.value)
     assert "where:    row 7" in str(caught.value)
 
 

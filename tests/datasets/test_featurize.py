@@ -4,7 +4,7 @@ import pytest
 from pyg_dynbatch.data import MoleculeData
 from pyg_dynbatch.datasets import FeaturizeOptions, featurize_record, featurize_stream
 from pyg_dynbatch.datasets.atom_packing import AtomPacking
-from pyg_dynbatch.datasets.featurize import in_chunks
+from pyg_dynbatch.datasets.featurize import in_chunks, packing_of
 from pyg_dynbatch.featurizers.molecule_files import RawMolecule
 from tests.datasets.molecules import Letters, assert_same, records, texts
 
@@ -52,6 +52,19 @@ def test_order_is_kept_and_bad_rows_are_named(workers):
     for one in data:
         if one.row not in bad:
             assert_same(good[one.row], one)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_blank_has_no_known_descriptor(workers):
+    letters = Letters(descriptors=True)
+    pieces = featurize_stream(records(5, [3]), letters, num_workers=workers)
+    (piece,) = pieces
+    columns = packing_of(letters, 0).unpack(piece.arrays, np.arange(5))
+    lengths = [len(text) for text in texts(5)]
+    for one, length in zip(columns, lengths, strict=True):
+        first, second = one.descriptor[0].tolist()
+        assert second != second
+        assert first != first if one.row == 3 else first == length
 
 
 def test_skipped_rows_are_left_out():

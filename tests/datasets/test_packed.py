@@ -73,6 +73,45 @@ def test_batches_come_as_columns(dataset):
     assert len(dataset.__getitems__([])) == 0
 
 
+def test_descriptors(tmp_path):
+    letters = Letters(descriptors=True)
+    given = [featurize_record(letters, record) for record in records(50) if record.row != 5]
+    store = build_store(tmp_path, records(50, [5]), letters, task_names=TASKS, options=OPTIONS)
+    for found in (PackedMolecules(store), PackedMolecules(tmp_path, letters)):
+        assert found.descriptor_names == ("length", "unknown")
+        expected = torch.cat([data.descriptor for data in given])
+        assert np.array_equal(found.descriptors, expected.numpy(), equal_nan=True)
+        assert found.descriptors.dtype == np.float32
+        for number in (0, 21, 48):
+            assert_same(found[number], given[number])
+        chosen = [45, 3, 21]
+        for one, i in zip(found.__getitems__(chosen), chosen, strict=True):
+            assert_same(one, given[i])
+    with pytest.raises(ValueError, match="another featurizer made them"):
+        PackedMolecules(tmp_path, Letters())
+
+
+def test_folders_made_before_there_were_descriptors(dataset):
+    """Their headers do not know the word, and their shards have no such array."""
+    header = {k: v for k, v in dataset.store.header.items() if k != "descriptor_names"}
+    write_header(dataset.folder, header)
+    old = PackedMolecules(dataset.folder, Letters())
+    assert old.descriptor_names == ()
+    assert old.descriptors.shape == (49, 0)
+    with pytest.raises(KeyError):
+        old.store.shards[0]["descriptor"]
+    for number, data in enumerate(wanted()):
+        assert_same(old[number], data)
+    assert opened_again(dataset.folder, Letters())
+
+
+def opened_again(folder, featurizer):
+    """Whether whole shards of a folder are kept when it is made again."""
+    times = [path.stat().st_mtime_ns for path in sorted(folder.glob("shard-*"))]
+    build_store(folder, records(50, [5]), featurizer, task_names=TASKS, options=OPTIONS)
+    return times == [path.stat().st_mtime_ns for path in sorted(folder.glob("shard-*"))]
+
+
 def test_counts_without_reading_molecules(dataset, monkeypatch):
     monkeypatch.setattr(AtomPacking, "unpack", None)
     sizes = [data.num_nodes for data in wanted()]

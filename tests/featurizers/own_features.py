@@ -5,7 +5,7 @@ import torch
 from rdkit import Chem
 
 from pyg_dynbatch.core import PairTable
-from pyg_dynbatch.featurizers import AtomFeatures, PairFeatures
+from pyg_dynbatch.featurizers import AtomFeatures, MoleculeDescriptors, PairFeatures
 
 
 class Mass(AtomFeatures):
@@ -52,3 +52,23 @@ class GivenRows(AtomFeatures):
 
     def rows(self, mol: Chem.Mol) -> np.ndarray:
         return self.given  # type: ignore[return-value]
+
+
+class GivenRow(MoleculeDescriptors):
+    """Gives the descriptor it was made with."""
+
+    def __init__(self, row: object) -> None:
+        super().__init__(["given"])
+        self.given = row
+
+    def row(self, mol: Chem.Mol) -> np.ndarray:
+        return self.given  # type: ignore[return-value]
+
+
+class MarkedCharge(Mass):
+    """Leaves a property on every atom, as the partial charges of RDKit do."""
+
+    def rows(self, mol: Chem.Mol) -> np.ndarray:
+        for atom in mol.GetAtoms():
+            atom.SetDoubleProp("mark", 1.0)
+        return super().rows(mol)

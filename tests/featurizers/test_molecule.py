@@ -22,6 +22,7 @@ from pyg_dynbatch.featurizers import (
     KearnesPairs,
     MoleculeError,
     MoleculeFeaturizer,
+    RDKitDescriptors,
     rdkit_version,
 )
 from tests.featurizers.molecules import ODD, fingerprint, reordered
@@ -98,9 +99,11 @@ def test_a_molecule_that_was_never_sanitised() -> None:
 def test_a_molecule_without_atoms_is_empty_data() -> None:
     for featurizer in (
         *SETS.values(),
-        MoleculeFeaturizer(extra_atoms=[Mass()], extra_pairs=[BothHetero()]),
+        MoleculeFeaturizer(extra_atoms=[Mass()], extra_pairs=[BothHetero()], descriptors="rdkit"),
     ):
         data = featurizer(Chem.Mol())
+        width = len(featurizer.descriptor_names)
+        assert width == 0 or data.descriptor.shape == (1, width) and data.descriptor.isnan().all()
         assert data.x.shape == (0, len(featurizer.atom_names))
         assert data.pair_code.shape == (0,) and data.num_nodes == 0
         data.validate()
@@ -279,6 +282,7 @@ MANY = (
     MoleculeFeaturizer("deepchem", "deepchem", chirality=True, explicit_hydrogens=True),
     MoleculeFeaturizer(KearnesAtoms(missing_bit=False), fragments="largest", max_atoms=50),
     MoleculeFeaturizer("deepchem", extra_atoms=[Mass(2.0, ("m", "n"))], extra_pairs=[BothHetero()]),
+    MoleculeFeaturizer(descriptors=RDKitDescriptors(["TPSA", "MolWt"]), explicit_hydrogens=True),
 )
 
 
@@ -296,11 +300,13 @@ def test_is_rebuilt_from_its_spec(featurizer: MoleculeFeaturizer) -> None:
         for smiles in ("C[C@H](N)O", "[Na+].c1ccccc1[O-]"):
             assert torch.equal(again(smiles).x, featurizer(smiles).x)
             assert torch.equal(again(smiles).pair_code, featurizer(smiles).pair_code)
+            wanted = featurizer(smiles).get("descriptor", torch.zeros(0))
+            assert torch.equal(again(smiles).get("descriptor", torch.zeros(0)), wanted)
             assert again.prepare(smiles).GetNumAtoms() == featurizer(smiles).num_nodes
 
 
 def test_digests_differ() -> None:
-    assert len({featurizer.digest for featurizer in (*MANY, DEEPCHEM)}) == 5
+    assert len({featurizer.digest for featurizer in (*MANY, DEEPCHEM)}) == 6
 
 
 def test_another_rdkit_is_a_warning() -> None:

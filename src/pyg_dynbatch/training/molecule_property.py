@@ -135,7 +135,8 @@ class MoleculeProperty(Task):
         Args:
             descriptors: Those of the molecules to train on, NaN where unknown.
         """
-        self.network.descriptors.fit(descriptors)
+        network: Any = self.network
+        network.descriptors.fit(descriptors)
 
     def averaged(self, members: Sequence[Any]) -> AveragedProperties:
         """Averages values in the units of the data, or probabilities."""

@@ -1,0 +1,224 @@
+"""Descriptors of whole molecules: RDKit's own values, NaN where there is none, and nothing said."""
+
+import json
+import pickle
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rdkit import Chem, rdBase
+from rdkit.Chem import Descriptors
+
+from pyg_dynbatch.featurizers import MoleculeFeaturizer, RDKitDescriptors, descriptors
+from tests.featurizers.molecules import ODD, fingerprint
+from tests.featurizers.own_features import GivenRow, MarkedCharge
+
+FEW = ("MolWt", "TPSA", "MaxPartialCharge", "NumAtomStereoCenters", "HeavyAtomCount")
+
+
+def own_value(name: str, smiles: str) -> float:
+    """Asks RDKit about a molecule that nothing else has touched."""
+    function = dict(Descriptors.descList)[name]
+    with rdBase.BlockLogs(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            value = float(function(Chem.MolFromSmiles(smiles)))
+        except (ValueError, ZeroDivisionError):
+            return float("nan")
+    return value if abs(value) < 3e38 else float("nan")
+
+
+@pytest.mark.parametrize("name", ["steroid", "salt", "cisplatin", "dummy", "single ion", "nitro"])
+def test_values_are_those_of_rdkit(name: str) -> None:
+    featurizer = MoleculeFeaturizer(descriptors="rdkit")
+    assert featurizer.descriptor_names == tuple(name for name, _ in Descriptors.descList)
+    row = featurizer(ODD[name]).descriptor
+    assert row.shape == (1, len(Descriptors.descList)) and row.dtype == torch.float32
+    expected = [own_value(each, ODD[name]) for each in featurizer.descriptor_names]
+    np.testing.assert_allclose(row[0].numpy(), np.array(expected), rtol=1e-4, atol=1e-6)
+    assert np.isfinite(expected).sum() > 150
+
+
+def test_chosen_ones_in_the_order_asked_for() -> None:
+    row = RDKitDescriptors(FEW).row(Chem.MolFromSmiles("CCO"))
+    np.testing.assert_allclose(row, [own_value(name, "CCO") for name in FEW], rtol=1e-6)
+    (number,) = RDKitDescriptors(FEW[-1:]).row(Chem.MolFromSmiles("CCO")).tolist()
+    assert number == 3.0
+
+
+def test_undefined_and_too_large_is_nan() -> None:
+    partial = RDKitDescriptors(["MaxPartialCharge", "MolWt"]).row(Chem.MolFromSmiles("[Na+]C"))
+    assert np.isnan(partial[0]) and partial[1] > 30
+    chain = Chem.MolFromSmiles("C" * 200)
+    assert dict(Descriptors.descList)["Ipc"](chain) > 1e40
+    found = RDKitDescriptors(["Ipc", "HeavyAtomCount"]).row(chain)
+    assert np.isnan(found[0]) and found[1] == 200
+    spaceless = RDKitDescriptors(["SPS", "MolWt"]).row(Chem.MolFromSmiles("*"))
+    with pytest.raises(ZeroDivisionError):
+        dict(Descriptors.descList)["SPS"](Chem.MolFromSmiles("*"))
+    assert np.isnan(spaceless[0]) and not np.isnan(spaceless[1])
+
+
+def raising(kind: type[Exception]) -> Any:
+    def fail(mol: Chem.Mol) -> float:
+        raise kind("no")
+
+    return fail
+
+
+@pytest.fixture
+def functions(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Descriptors of one's own making in the place of RDKit's."""
+    found: dict[str, Any] = {}
+    monkeypatch.setattr(descriptors, "_functions", lambda: found)
+    return found
+
+
+def test_only_what_rdkit_throws_is_caught(functions: dict[str, Any]) -> None:
+    caught = (ValueError, ZeroDivisionError, OverflowError, RuntimeError, np.linalg.LinAlgError)
+    functions.update({kind.__name__: raising(kind) for kind in caught})
+    functions |= {"inf": lambda mol: -np.inf, "large": lambda mol: 10**400, "one": lambda mol: 1}
+    row = RDKitDescriptors().row(Chem.MolFromSmiles("C"))
+    assert np.isnan(row[:-1]).all() and row[-1] == 1
+    for kind in (TypeError, AttributeError, KeyError, KeyboardInterrupt):
+        functions["broken"] = raising(kind)  # type: ignore[arg-type]
+        with pytest.raises(kind):
+            RDKitDescriptors().row(Chem.MolFromSmiles("C"))
+
+
+def test_nothing_is_said(functions: dict[str, Any], capfd: pytest.CaptureFixture) -> None:
+    def loud(mol: Chem.Mol) -> float:
+        warnings.warn("one warning a descriptor", stacklevel=1)
+        rdBase.LogErrorMsg("one line a descriptor")
+        return float(np.log(np.zeros(1))[0])
+
+    functions["loud"] = loud
+    assert np.isnan(RDKitDescriptors().row(Chem.MolFromSmiles("C"))).all()
+    assert capfd.readouterr() == ("", "")
+    rdBase.LogErrorMsg("heard again")
+    assert "heard again" in capfd.readouterr().err
+
+
+def test_unknown_and_repeated_names() -> None:
+    with pytest.raises(ValueError, match="RDKitDescriptors: there is no such descriptor") as caught:
+        RDKitDescriptors(["TPSA", "molwt"])
+    assert "got:      'molwt'" in str(caught.value)
+    assert "MolWt" in str(caught.value) and "HeavyAtomMolWt" in str(caught.value)
+    with pytest.raises(ValueError, match=r"RDKitDescriptors\(\)\.names lists them"):
+        RDKitDescriptors(["~~~~~~~~~~"])
+    with pytest.raises(ValueError, match="'TPSA' twice"):
+        RDKitDescriptors(["TPSA", "TPSA"])
+    with pytest.raises(ValueError, match=r"one name or more, all different\n  got: +none"):
+        RDKitDescriptors([])
+    with pytest.raises(ValueError, match=r"descriptors is unknown[\s\S]*'rdkit'[\s\S]*'mordred'"):
+        MoleculeFeaturizer(descriptors="mordred")
+
+
+@pytest.mark.parametrize("smiles", [ODD["stereo"], "[Na+].[O-]C(=O)C[C@H](N)O", "[H]OC([H])C"])
+def test_hydrogens_that_become_atoms_change_nothing(smiles: str) -> None:
+    for mol in (smiles, Chem.MolFromSmiles(smiles)):
+        rows = [
+            MoleculeFeaturizer(
+                descriptors=RDKitDescriptors(FEW), explicit_hydrogens=explicit, fragments="largest"
+            )(mol)
+            for explicit in (False, True)
+        ]
+        assert rows[0].num_nodes < rows[1].num_nodes
+        assert torch.equal(rows[0].descriptor, rows[1].descriptor)
+
+
+def test_the_chosen_fragment_is_described() -> None:
+    part = MoleculeFeaturizer(descriptors="rdkit", fragments="largest")
+    alone = MoleculeFeaturizer(descriptors="rdkit")
+    acid = "O=C(O)c1ccc(CC(C)C)cc1"
+    found, wanted = part(f"[Na+].[Cl-].{acid}").descriptor, alone(acid).descriptor
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5, equal_nan=True)
+    assert not torch.allclose(alone(f"[Na+].{acid}").descriptor.nan_to_num(), wanted.nan_to_num())
+
+
+def test_molecules_are_not_changed_and_features_do_not_interfere() -> None:
+    """Descriptors read no property that atom features have left on the molecule."""
+    mol = Chem.MolFromSmiles(ODD["steroid"])
+    before = fingerprint(mol)
+    plain = MoleculeFeaturizer(descriptors="rdkit")(mol)
+    assert fingerprint(mol) == before
+    own = [MarkedCharge()]
+    marked = MoleculeFeaturizer(extra_atoms=own, descriptors=MarkedDescriptor())
+    assert marked("CCO").descriptor.tolist() == [[0.0]]
+    assert torch.equal(plain.x, MoleculeFeaturizer()(mol).x)
+    assert "descriptor" not in MoleculeFeaturizer()(mol)
+
+
+class MarkedDescriptor(GivenRow):
+    """Counts the atoms that some feature has marked."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+
+    def row(self, mol: Chem.Mol) -> np.ndarray:
+        return np.array([sum(atom.HasProp("mark") for atom in mol.GetAtoms())])
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (np.zeros((1, 1)), r"GivenRow: row\(\) has the wrong form[\s\S]*\[1\][\s\S]*\[1, 1\]"),
+        (np.zeros(2), r"float64 \[2\]"),
+        (np.array(["a"]), r"<U1 \[1\]"),
+        ([0.0], r"got: +list"),
+    ],
+)
+def test_wrong_rows_of_ones_own_are_refused(row: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        MoleculeFeaturizer(descriptors=GivenRow(row))("CO")
+
+
+def test_rows_of_ones_own_are_brought_to_float32() -> None:
+    for given, found in (
+        (np.array([7]), 7.0),
+        (np.array([1e39]), None),
+        (np.array([-np.inf]), None),
+    ):
+        row = MoleculeFeaturizer(descriptors=GivenRow(given))("CO").descriptor
+        assert row.dtype == torch.float32
+        assert row.tolist() == [[found]] if found is not None else bool(row.isnan().all())
+
+
+def test_specs_with_and_without() -> None:
+    plain = MoleculeFeaturizer()
+    assert "descriptors" not in plain.spec  # else every folder packed before would be stale
+    assert plain.descriptor_names == ()
+    few = MoleculeFeaturizer(descriptors=RDKitDescriptors(FEW))
+    spec = json.loads(json.dumps(few.spec))
+    assert spec["descriptors"]["names"] == list(FEW)
+    again = MoleculeFeaturizer.from_spec(spec)
+    assert again.descriptor_names == FEW and again.digest == few.digest != plain.digest
+    assert torch.equal(again("CCO").descriptor, few("CCO").descriptor)
+    del spec["descriptors"]
+    assert MoleculeFeaturizer.from_spec(spec).digest == plain.digest
+    # All of them are written out by name, so that a later RDKit with more gives the same.
+    whole = MoleculeFeaturizer(descriptors="rdkit").spec["descriptors"]
+    assert whole["options"]["names"] == whole["names"] == list(RDKitDescriptors().names)
+    pickled = pickle.loads(pickle.dumps(MoleculeFeaturizer(descriptors="rdkit")))
+    assert pickled.descriptor_names == RDKitDescriptors().names
+
+
+def test_a_spec_of_other_descriptors_is_an_error() -> None:
+    spec = json.loads(json.dumps(MoleculeFeaturizer(descriptors=RDKitDescriptors(FEW)).spec))
+    spec["descriptors"]["names"][0] = "something"
+    with pytest.raises(ValueError, match="RDKitDescriptors gives other names than"):
+        MoleculeFeaturizer.from_spec(spec)
+    spec["descriptors"]["class"] = "tests.featurizers.own_features:Mass"
+    with pytest.raises(ValueError, match="importable subclass of MoleculeDescriptors"):
+        MoleculeFeaturizer.from_spec(spec)
+
+
+def test_describes_its_descriptors() -> None:
+    featurizer = MoleculeFeaturizer(descriptors=RDKitDescriptors(FEW))
+    lines = featurizer.describe().splitlines()
+    assert lines[-6] == "descriptors: 5"
+    assert lines[-5].split() == ["0", "MolWt", "RDKitDescriptors"]
+    assert "RDKitDescriptors: 5 descriptors" in repr(featurizer)
+    assert "descriptors" not in MoleculeFeaturizer().describe()
