@@ -107,6 +107,13 @@ def test_blocks_have_the_pairs_in_order(sizes: list[int], max_pairs: int) -> Non
         assert torch.equal(sum(block.code_count for block in blocks), pairs.code_count)
 
 
+@pytest.mark.parametrize("num_codes", [2**16, 2**16 + 1, 70_000])
+def test_many_codes_are_told_apart(num_codes: int) -> None:
+    codes = torch.tensor([num_codes - 1, 1, num_codes - 2])
+    order, ptr = Pairs.from_codes(codes, [2], num_codes=num_codes).by_code
+    assert [order[ptr[c] : ptr[c + 1]].tolist() for c in codes] == [[0], [1], [2]]
+
+
 def test_number_of_codes_is_found_where_left_out() -> None:
     assert Pairs.from_codes(torch.tensor([0, 5, 0]), [2]).num_codes == 6
     assert Pairs.from_codes(torch.tensor([0, 5, 0]), [2], num_codes=9).code_count.shape == (2, 9)

@@ -195,7 +195,7 @@ def counts_of(
     cells = (ptr.size - 1) * num_codes
     count = np.bincount(owner * num_codes + code[entry], minlength=cells)
     # Narrow integers are sorted by counting.
-    order = np.argsort(code.astype(np.uint16), kind="stable")
+    order = np.argsort(code.astype(np.uint16) if num_codes <= 2**16 else code, kind="stable")
     by_code = np.cumsum(np.bincount(code, minlength=num_codes))
     return [count, order, np.concatenate([[0], by_code])]
 
