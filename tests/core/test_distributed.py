@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from pyg_dynbatch.core import Operations, Schedule
+from pyg_dynbatch.core import Engine, Operations, Schedule
 from tests.core.helpers import VECTOR, Vectors, chain_program
 from tests.core.test_merge import Words
 
@@ -89,6 +89,25 @@ def test_unused_operations_of_every_kind_of_argument() -> None:
     assert start.grad.tolist() == [[0.0, 0.0, 0.0]]
     with torch.no_grad():
         assert model(schedule)["output"].shape == (1, 3)
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("nodes", [3, 0])
+def test_a_cell_without_a_step_whose_inputs_are_of_an_open_type(nodes: int) -> None:
+    """All nodes are leaves, which have a module of their own; the rows given say how wide."""
+
+    class Join(torch.nn.Linear):
+        def forward(self, x: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) + left + right
+
+    engine = Engine.of_cell(Join(2, 3), VECTOR, 2, leaf=torch.nn.Linear(2, 3))
+    model = DistributedDataParallel(engine)
+    schedule = Schedule.from_structure(torch.empty(2, 0, dtype=torch.long), nodes, arity=2)
+    for _ in range(2):
+        model.zero_grad()
+        model(schedule, {"input": torch.ones(nodes, 2)})["node"].sum().backward()
+    assert {p.grad is not None for p in engine.parameters()} == {True}
+    assert not engine.operations["node"].module.weight.grad.any()
 
 
 def test_without_a_process_group_unused_operations_are_left_alone() -> None:

@@ -18,6 +18,7 @@ from pyg_dynbatch.core import (
     TensorType,
     run_one_by_one,
 )
+from pyg_dynbatch.core.operation import any_type
 from tests.core.helpers import SCALAR, VECTOR, Vectors, chain_program, message, tree_program
 from tests.strategies import Dag, dags, structures
 
@@ -256,6 +257,17 @@ def test_a_structure_without_nodes() -> None:
     h, height = Engine.of_cell(Cell(), STATE)(schedule, {"input": torch.empty(0, 2)})["node"]
     assert h.shape == (0, 3)
     assert height.shape == (0,)
+
+
+@pytest.mark.parametrize("arity", [None, 2])
+def test_a_structure_without_nodes_and_an_open_state(arity: int | None) -> None:
+    """The cell is never called, so nothing says how wide its states are: there are none."""
+    schedule = Schedule.from_structure(torch.empty(2, 0, dtype=torch.long), 0, arity=arity)
+    for inputs in ({"input": torch.empty(0, 2)}, None):
+        rows = Engine.of_cell(Cell(), any_type("state"), arity)(schedule, inputs)["node"]
+        assert rows.shape == (0,)
+    pair = (any_type("h"), any_type("height"))
+    assert [p.shape for p in Engine.of_cell(Cell(), pair, arity)(schedule)["node"]] == [(0,), (0,)]
 
 
 def test_ragged_sum() -> None:

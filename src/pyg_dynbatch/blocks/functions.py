@@ -17,8 +17,8 @@ from pyg_dynbatch.blocks.result_types import (
     shown,
 )
 from pyg_dynbatch.blocks.typed import IOBase
-from pyg_dynbatch.core.engine import RaggedRows
 from pyg_dynbatch.core.operation import Ragged, module_of
+from pyg_dynbatch.core.ragged import RaggedRows
 
 if TYPE_CHECKING:
     from pyg_dynbatch.core.tensor_type import TensorType as RowTensorType
@@ -234,7 +234,7 @@ class Segment(Block):
     """Calls a function once on all elements of a sequence: child-sum, attention, pooling.
 
     The sequence, alone or as one item of a tuple, reaches the function as
-    :class:`~pyg_dynbatch.core.engine.RaggedRows`; sequences of tuples as one whose ``rows`` are a
+    :class:`~pyg_dynbatch.core.ragged.RaggedRows`; sequences of tuples as one whose ``rows`` are a
     tuple. However long the sequence is, this is a single call.
 
     Args:

@@ -14,8 +14,8 @@ from pyg_dynbatch.blocks.result_types import (
     TupleType,
     shown,
 )
-from pyg_dynbatch.core.engine import RaggedRows
 from pyg_dynbatch.core.operation import module_of
+from pyg_dynbatch.core.ragged import RaggedRows
 
 if TYPE_CHECKING:
     from pyg_dynbatch.blocks.block import Block

@@ -11,7 +11,7 @@ from pyg_dynbatch.blocks.leaves import assign
 from pyg_dynbatch.blocks.result_types import SequenceType, TensorType, TupleType, shown
 from pyg_dynbatch.blocks.sequences import element_type, refuse_endless
 from pyg_dynbatch.blocks.tensors import zero_value
-from pyg_dynbatch.core.engine import RaggedRows
+from pyg_dynbatch.core.ragged import RaggedRows
 
 
 def _sum(ragged: RaggedRows) -> torch.Tensor:

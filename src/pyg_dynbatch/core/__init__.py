@@ -1,7 +1,7 @@
 """The algorithm: recorded calls in, batched calls out; knows torch and numpy alone."""
 
 from pyg_dynbatch.core.compact import CompactProgram
-from pyg_dynbatch.core.engine import Engine, RaggedRows
+from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.learned_policy import LearnedPolicy
 from pyg_dynbatch.core.operation import Operation, Operations, Ragged, Signature
@@ -9,6 +9,7 @@ from pyg_dynbatch.core.pair_table import PairTable
 from pyg_dynbatch.core.pairs import Pairs
 from pyg_dynbatch.core.policy import DependencyGraph, agenda_policy, depth_policy
 from pyg_dynbatch.core.program import Program, Value
+from pyg_dynbatch.core.ragged import RaggedRows
 from pyg_dynbatch.core.reference import run_one_by_one
 from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.core.statistics import ScheduleStats

@@ -1,11 +1,10 @@
 """Run a schedule with real modules: gather, call, write, step by step."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from jaxtyping import Int
-from torch import Tensor, nn
+from torch import nn
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.operation import (
@@ -14,9 +13,9 @@ from pyg_dynbatch.core.operation import (
     Ragged,
     Signature,
     any_type,
-    is_open,
     row_type_of,
 )
+from pyg_dynbatch.core.ragged import RaggedRows as RaggedRows
 from pyg_dynbatch.core.rows import (
     checked_results,
     inputs_of,
@@ -35,34 +34,8 @@ from pyg_dynbatch.core.state_store import (
     write_rows,
 )
 from pyg_dynbatch.core.tensor_type import RowType, TensorType, describe, parts_of
+from pyg_dynbatch.core.unused import call_on_no_rows
 from pyg_dynbatch.core.wiring import Step, Wiring, packed
-
-
-class RaggedRows(NamedTuple):
-    """Hands a module all rows of a ragged argument.
-
-    Args:
-        rows: The rows of all calls, one call after another: a tensor ``[row, …]``, or a tuple of
-            them for a tuple type.
-        owner: The call within the step that each row belongs to, rising, ``[row]``.
-        num_calls: Number of calls in the step.
-    """
-
-    rows: Any
-    owner: Int[Tensor, " row"]
-    num_calls: int
-
-    def sum(self) -> Any:
-        """Adds up the rows of each call, part by part; zeros for a call without rows.
-
-        Example:
-            >>> RaggedRows(torch.ones(3, 2), torch.tensor([0, 0, 2]), 3).sum().tolist()
-            [[2.0, 2.0], [0.0, 0.0], [1.0, 1.0]]
-        """
-        if isinstance(self.rows, tuple):
-            return tuple(self._replace(rows=part).sum() for part in self.rows)
-        total = self.rows.new_zeros((self.num_calls, *self.rows.shape[1:]))
-        return total.index_add(0, self.owner, self.rows)
 
 
 class Engine(nn.Module):
@@ -235,13 +208,15 @@ class _Run:
             StateStore(store.rows, store.constants if constants is None else 0)
             for store, constants in zip(schedule.stores, schedule.constants, strict=True)
         ]
-        row_types = self._row_types()
+        row_types, known = self._row_types(), dict[RowType, Rows]()
         for number, constants in enumerate(schedule.constants):
             given = inputs_of(inputs, schedule.stores[number])
             self._open(number, parts_of(row_types[number]), constants, given)
+            if given is not None:
+                known[schedule.stores[number].row_type] = self.stores[number].buffers
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
         if torch.is_grad_enabled() and distributed:
-            self._touch_unused()
+            self._touch_unused(known)
 
     def _row_types(self) -> list[RowType]:
         """Row type of every store; what the schedule leaves open the operations decide."""
@@ -263,9 +238,9 @@ class _Run:
     ) -> None:
         """Allocates a store and fills in its constants and inputs."""
         store, first = self.stores[number], self.schedule.stores[number].constants
-        if given is None and any(part.shape is None for part in parts):
-            if store.rows == 0 or not self.schedule.steps:
-                return
+        # Without a step nobody asks how wide rows are, and there are none to give back.
+        wanted = store.rows > 0 and len(self.schedule.steps) > 0
+        if wanted and given is None and any(part.shape is None for part in parts):
             raise TypeError(
                 mismatch(
                     f"Engine: nothing says how wide the rows of {describe(parts[0])} are",
@@ -345,44 +320,15 @@ class _Run:
             return wiring.start, wiring.length
         return self.schedule.rows_of(wiring)
 
-    def _touch_unused(self) -> None:
-        """Calls the operations this schedule does not use on zero rows.
-
-        Distributed training waits for a gradient of every parameter on every rank.
-        """
+    def _touch_unused(self, given: Mapping[RowType, Rows]) -> None:
+        """Calls the operations that no step uses on zero rows; ``given`` tells open types."""
         used = {
             self._operation(number, step).signature.name
             for number, step in enumerate(self.schedule.steps)
         }
-        for operation in self.engine.operations:
-            signature = operation.signature
-            row_types = [row_type_of(wanted) for wanted in signature.inputs]
-            if signature.name in used or is_open([*row_types, *signature.outputs]):
-                continue
-            results = operation(*(self._no_rows(wanted) for wanted in signature.inputs))
-            results = (results,) if len(signature.outputs) == 1 else results
-            # Without arguments nothing tells a module that no row is wanted: it gives its one.
-            size = 0 if signature.inputs else 1
-            for rows in checked_results(signature, results, size, "the call on zero rows"):
-                rows = tuple(part[:0] for part in rows)
-                store = StateStore(0)
-                store.allocate(rows, tuple(part.dtype for part in rows))
-                self.token = store.write(self.token, 0, rows)
-
-    def _no_rows(self, wanted: RowType | Ragged) -> Any:
-        row_type, device = row_type_of(wanted), self.schedule.device
-        rows: Any = tuple(
-            torch.zeros(
-                (0, *(part.shape or ())),
-                dtype=self.engine.working_dtype(part.dtype or torch.float32),
-                device=device,
-            )
-            for part in parts_of(row_type)
-        )
-        rows = rows if isinstance(row_type, tuple) else rows[0]
-        if isinstance(wanted, Ragged):
-            return RaggedRows(rows, self.schedule.wiring[:0], 0)
-        return rows
+        unused = [o for o in self.engine.operations if o.signature.name not in used]
+        no_row = self.schedule.wiring[:0]
+        self.token = call_on_no_rows(unused, self.engine.working_dtype, given, self.token, no_row)
 
     def outputs(self) -> dict[str, Any]:
         """Reads all outputs."""

@@ -16,7 +16,7 @@ from pyg_dynbatch.core.tensor_type import RowType, TensorType, describe, parts_o
 class Ragged:
     """Marks an argument that takes any number of rows a call instead of exactly one.
 
-    The module receives a :class:`~pyg_dynbatch.core.engine.RaggedRows` for it.
+    The module receives a :class:`~pyg_dynbatch.core.ragged.RaggedRows` for it.
 
     Args:
         row_type: Type of each of the rows.

@@ -6,9 +6,10 @@ from typing import Any
 import torch
 
 from pyg_dynbatch.core.compact import AnyProgram
-from pyg_dynbatch.core.engine import Engine, RaggedRows
+from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.operation import Ragged, Signature, row_type_of
 from pyg_dynbatch.core.program import CONSTANT, INPUT
+from pyg_dynbatch.core.ragged import RaggedRows
 from pyg_dynbatch.core.tensor_type import RowType, parts_of
 
 

@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from pyg_dynbatch.core.engine import RaggedRows
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.ragged import RaggedRows
 from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.core.tensor_type import TensorType
 

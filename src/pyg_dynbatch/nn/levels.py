@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pyg_dynbatch.core.engine import RaggedRows
+from pyg_dynbatch.core.ragged import RaggedRows
 from pyg_dynbatch.core.schedule import Schedule, Step
 from pyg_dynbatch.core.state_store import StateStore, finish, new_token
 from pyg_dynbatch.nn.cell import RecursiveCell, States
