@@ -37,3 +37,5 @@ def test_duplicates_and_conflicts():
     unknown = np.full((7, 1), nan)
     assert find_duplicates(SMILES, unknown).conflicts == ()
     assert str(found) == "2 molecules occur 4 times; 2 of them with different targets"
+    one = find_duplicates(["CO", "CC", "OC"])
+    assert str(one) == "1 molecule occurs 2 times; 0 of them with different targets"

@@ -62,6 +62,19 @@ def test_stratified_by_ranges():
     assert sorted(np.argsort(np.argsort(values))[split.test] // 20) == sorted(list(range(10)) * 2)
 
 
+def test_unknown_values_are_no_range():
+    values = np.full(200, np.nan)
+    values[::3][:60] = np.random.default_rng(0).permutation(60)
+    split = stratified_split(values, (0.5, 0.25, 0.25), seed=1, bins=10)
+    for share, (_, part) in zip((3, 1.5, 1.5), split.parts(), strict=True):
+        known = values[part][~np.isnan(values[part])]
+        counts = np.bincount((known // 6).astype(int), minlength=10)
+        assert np.abs(counts - share).max() <= 1
+    assert covers(stratified_split([np.nan] * 5, bins=3), 5)
+    with pytest.raises(ValueError, match="stratified_split: bins is out of range"):
+        stratified_split(values, bins=0)
+
+
 @given(st.integers(5, 40), st.integers(3, 5), st.integers(1, 3))
 def test_folds(count, folds, repeats):
     splits = kfold_splits(count, folds, seed=2, repeats=repeats)
@@ -145,6 +158,8 @@ def test_column():
     split = column_split(values, rows=[0, 1, 3, 4, 5])
     assert [part.tolist() for _, part in split.parts()] == [[0], [1, 4], [2]]
     assert column_split({7: "train"}, rows=[7]).sizes == (1, 0, 0)
+    pandas = column_split(["train", float("nan"), None, "test"], rows=[0, 1, 2, 3])
+    assert pandas.sizes == (1, 0, 1)
     with pytest.raises(ValueError, match="a value names no part") as caught:
         column_split(["train", "holdout"], rows=[0, 1])
     assert "train, val, test\n  got:      'holdout'\n  where:    record 1" in str(caught.value)
@@ -213,6 +228,13 @@ def test_json_is_readable(tmp_path):
     content = json.loads(SPLIT.write(tmp_path / "a.json").read_text())
     assert content["train"] == [0, 4]
     assert content["digest"] == SPLIT.digest
+
+
+def test_the_digest_is_computed_once(monkeypatch):
+    split = random_split(10)
+    digest = split.digest
+    monkeypatch.setattr("pyg_dynbatch.datasets.split.json", None)
+    assert split.digest == digest and hash(split) == hash(digest)
 
 
 def test_parts_are_sorted_and_share_nothing():

@@ -6,7 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from rdkit import Chem
 
+from pyg_dynbatch.datasets import duplicates
 from pyg_dynbatch.training import (
     MoleculeFileData,
     MoleculeNetData,
@@ -30,9 +32,11 @@ def test_split_has_a_seed_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert digest(7, None) == digest(1, 7)
 
 
-@pytest.mark.parametrize("method", ["random", "scaffold", "scaffold_balanced", "kfold", "column"])
+@pytest.mark.parametrize(
+    "method", ["random", "stratified", "scaffold", "scaffold_balanced", "kfold", "column"]
+)
 def test_every_method_divides_all_molecules(tmp_path: Path, method) -> None:
-    options = SplitOptions(method, seed=0, fractions=EVEN, column="part")
+    options = SplitOptions(method, seed=0, fractions=EVEN, column="part", target="first")
     data = molecule_data(tmp_path, split=options)
     parts = [set(data.indices(split).tolist()) for split in ("train", "val", "test")]
     assert set.union(*parts) == set(range(len(data.molecules)))
@@ -81,6 +85,55 @@ def test_setup_says_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "duplicates: 3 molecules occur 12 times; 0 of them with different targets" in said
 
 
+def test_setup_writes_every_molecule_in_canonical_form_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    def counted(text: str) -> str:
+        seen.append(text)
+        return text
+
+    monkeypatch.setattr(duplicates, "canonical_smiles", counted)
+    data = molecule_data(tmp_path, split=SplitOptions(fractions=EVEN, leakage=True))
+    data.setup("fit")
+    assert len(seen) == len(data.molecules)
+
+
+def test_a_column_that_only_some_records_have(tmp_path: Path) -> None:
+    blocks = [Chem.MolToMolBlock(Chem.MolFromSmiles(text)) for text in ("CO", "CCO", "CCC", "CC")]
+    parts = ["train", "", "val", "test"]
+    fields = [f"> <part>\n{part}\n\n" if part else "" for part in parts]
+    path = tmp_path / "mine.sdf"
+    path.write_text(
+        "".join(f"{b}> <y>\n1\n\n{f}$$$$\n" for b, f in zip(blocks, fields, strict=True)),
+        encoding="utf-8",
+    )
+    options = SplitOptions("column", column="part")
+    data = MoleculeFileData(str(path), ["y"], split=options, reading=QUIET)
+    assert [data.indices(split).tolist() for split in ("train", "val", "test")] == [[0], [2], [3]]
+    with pytest.raises(ValueError, match="no such column to split by") as caught:
+        data.column("nope")
+    assert "one of y, part" in str(caught.value) and str(path) in str(caught.value)
+
+
+def test_strata_are_classes_or_ranges_of_a_target(tmp_path: Path) -> None:
+    options = SplitOptions("stratified", seed=0, fractions=EVEN, target="second")
+    data = molecule_data(tmp_path, "binary", split=options)
+    labels = data.molecules.targets[:, 1]
+    shares = [np.nanmean(labels[data.indices(split)]) for split in ("train", "val", "test")]
+    assert np.allclose(shares, np.nanmean(labels), atol=0.1)
+    options = SplitOptions("stratified", seed=0, fractions=EVEN, target="first", bins=4)
+    by_range = molecule_data(tmp_path, split=options)
+    assert by_range.parts.method == "stratified" and by_range.parts.seed == 0
+    means = [np.nanmean(by_range.targets(split)[:, 0]) for split in ("train", "val", "test")]
+    assert max(means) - min(means) < 0.5
+    other = SplitOptions("stratified", seed=1, fractions=EVEN, target="first")
+    one = SplitOptions("stratified", seed=0, fractions=EVEN, target="first")
+    digests = {molecule_data(tmp_path, split=which).parts.digest for which in (one, other)}
+    assert len(digests) == 2  # values are cut into ranges, else nothing was left to chance
+
+
 # Complaints ---------------------------------------------------------------------------------------
 
 
@@ -114,6 +167,9 @@ def test_label_out_of_range(tmp_path: Path, kind, label: str, said: str) -> None
         (SplitOptions("column", column="nope"), "there is no such column to split by"),
         (SplitOptions("file"), "the method 'file' needs a file"),
         (SplitOptions("kfold", folds=4, fold=4), "there is no such fold"),
+        (SplitOptions("stratified"), "which target shall be spread"),
+        (SplitOptions("stratified", target="third"), "which target shall be spread"),
+        (SplitOptions("stratified", target="first", bins=0), "bins is out of range"),
         (SplitOptions(fractions=(1.0, 0.0, 0.0)), "the test split is empty"),
         (SplitOptions(fractions=(0.9, 0.9, 0.0)), "no shares of a whole"),
     ],
@@ -128,6 +184,14 @@ def test_texts_that_mean_a_missing_target(tmp_path: Path) -> None:
     path.write_text("smiles,y\nCO,?\nC,1\n", encoding="utf-8")
     data = MoleculeFileData(str(path), ["y"], missing=["?"], reading=QUIET)
     assert torch.isnan(torch.from_numpy(data.molecules.targets)).tolist() == [[True], [False]]
+
+
+def test_only_one_target_needs_no_name(tmp_path: Path) -> None:
+    path = molecule_csv(tmp_path, "multiclass")
+    options = SplitOptions("stratified", seed=0, fractions=EVEN)
+    data = MoleculeFileData(str(path), ["first"], "multiclass", 3, split=options, reading=QUIET)
+    counts = [np.bincount(data.targets(s)[:, 0].nan_to_num(3).int()) for s in ("train", "val")]
+    assert np.abs(counts[0] - 2 * counts[1]).max() <= 2
 
 
 def test_data_sets_without_columns() -> None:

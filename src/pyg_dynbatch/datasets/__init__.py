@@ -4,7 +4,11 @@ from pyg_dynbatch.datasets.bad_rows import BadMolecule, write_error_report
 from pyg_dynbatch.datasets.build import build_store
 from pyg_dynbatch.datasets.cached import TreeDataset
 from pyg_dynbatch.datasets.download import download_verified
-from pyg_dynbatch.datasets.duplicates import find_duplicates, find_leakage
+from pyg_dynbatch.datasets.duplicates import (
+    canonical_texts,
+    find_duplicates,
+    find_leakage,
+)
 from pyg_dynbatch.datasets.featurize import (
     FeaturizeOptions,
     featurize_record,
@@ -42,6 +46,7 @@ __all__ = [
     "TreeDataset",
     "TreeFile",
     "build_store",
+    "canonical_texts",
     "column_split",
     "download_verified",
     "featurize_record",

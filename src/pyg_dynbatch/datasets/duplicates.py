@@ -64,8 +64,9 @@ class Duplicates:
 
     def __str__(self) -> str:
         times = sum(map(len, self.groups))
+        count = len(self.groups)
         return (
-            f"{len(self.groups)} molecules occur {times} times; "
+            f"{count} molecule{' occurs' if count == 1 else 's occur'} {times} times; "
             f"{len(self.conflicts)} of them with different targets"
         )
 
@@ -95,12 +96,15 @@ def canonical_texts(smiles: Sequence[str]) -> list[str | None]:
     return found
 
 
-def find_leakage(split: Split, smiles: Sequence[str]) -> Leakage:
+def find_leakage(
+    split: Split, smiles: Sequence[str], texts: Sequence[str | None] | None = None
+) -> Leakage:
     """Looks for molecules that are in two parts of a split, however they are written.
 
     Args:
         split: The split.
         smiles: One text an example.
+        texts: `canonical_texts` of them, if they are at hand; None makes them.
 
     Returns:
         What was found.
@@ -113,7 +117,7 @@ def find_leakage(split: Split, smiles: Sequence[str]) -> Leakage:
         >>> find_leakage(split, ["CO", "CC", "CCC", "OC"]).counts
         {'train/val': 0, 'train/test': 1, 'val/test': 0}
     """
-    texts = canonical_texts(smiles)
+    texts = canonical_texts(smiles) if texts is None else texts
     parts = {name: {texts[i] for i in numbers} - {None} for name, numbers in split.parts()}
     pairs = [("train", "val"), ("train", "test"), ("val", "test")]
     common = {f"{one}/{other}": parts[one] & parts[other] for one, other in pairs}
@@ -123,7 +127,10 @@ def find_leakage(split: Split, smiles: Sequence[str]) -> Leakage:
 
 
 def find_duplicates(
-    smiles: Sequence[str], targets: Any = None, tolerance: float = 0.0
+    smiles: Sequence[str],
+    targets: Any = None,
+    tolerance: float = 0.0,
+    texts: Sequence[str | None] | None = None,
 ) -> Duplicates:
     """Looks for molecules that occur more than once, and for those whose targets disagree.
 
@@ -131,6 +138,7 @@ def find_duplicates(
         smiles: One text an example.
         targets: ``[molecule, task]``, NaN where missing; None to look at the molecules alone.
         tolerance: Targets that differ by no more than this agree.
+        texts: `canonical_texts` of the SMILES, if they are at hand; None makes them.
 
     Returns:
         What was found.
@@ -143,7 +151,7 @@ def find_duplicates(
         ((0, 2),)
     """
     places: defaultdict[str, list[int]] = defaultdict(list)
-    for number, text in enumerate(canonical_texts(smiles)):
+    for number, text in enumerate(canonical_texts(smiles) if texts is None else texts):
         if text is not None:
             places[text].append(number)
     groups = tuple(tuple(group) for group in places.values() if len(group) > 1)

@@ -51,7 +51,8 @@ def stratified_split(
     """Splits so that every part has each class, or each range of a value, in about equal share.
 
     Examples are sorted by label (by bin of equal counts, if there are bins), at random among
-    equals, and dealt to the parts in turn. Examples without a label (NaN) are a class too.
+    equals, and dealt to the parts in turn. Examples without a label (NaN) are a class too, and
+    no part of any range.
 
     Args:
         labels: One label an example.
@@ -63,7 +64,7 @@ def stratified_split(
         The split.
 
     Raises:
-        ValueError: If the fractions are no shares of a whole.
+        ValueError: If the fractions are no shares of a whole, or there is no range.
 
     Example:
         >>> labels = [0] * 80 + [1] * 20
@@ -71,11 +72,16 @@ def stratified_split(
         >>> [int(np.take(labels, numbers).sum()) for _, numbers in split.parts()]
         [16, 2, 2]
     """
-    values = np.asarray(labels, dtype=np.float64)
+    values = np.array(labels, dtype=np.float64)
     sizes = np.array(_sizes(len(values), fractions))
     if bins is not None:
-        ranks = np.argsort(np.argsort(values, kind="stable"), kind="stable")
-        values = np.where(np.isnan(values), np.nan, ranks * bins // max(len(values), 1))
+        if bins < 1:
+            raise ValueError(
+                mismatch("stratified_split: bins is out of range", expected="1 or more", got=bins)
+            )
+        known = ~np.isnan(values)
+        ranks = np.argsort(np.argsort(values[known], kind="stable"), kind="stable")
+        values[known] = ranks * bins // max(int(known.sum()), 1)
     chance = np.random.default_rng(seed).permutation(len(values))
     order = np.lexsort((chance, values))
     parts: list[list[int]] = [[], [], []]
@@ -196,13 +202,14 @@ def scaffold_split(
 
 
 def column_split(
-    values: Sequence[str] | Mapping[int, str], rows: Sequence[int] | np.ndarray
+    values: Sequence[Any] | Mapping[int, Any], rows: Sequence[int] | np.ndarray
 ) -> Split:
     """Splits as a column of the source says.
 
     Args:
         values: For each record of the source ``"train"``, ``"val"`` (or ``"valid"``,
-            ``"validation"``, ``"dev"``) or ``"test"``, in any case; empty for no part.
+            ``"validation"``, ``"dev"``) or ``"test"``, in any case; empty, None or NaN (what
+            pandas makes of an empty cell) for no part.
         rows: For each example the number of its record: ``dataset.rows``.
 
     Returns:
@@ -227,7 +234,8 @@ def column_split(
                     got=f"{len(values)} values, none for record {row}",
                 )
             ) from error
-        name = str(given or "").strip().lower()
+        missing = given is None or given != given  # NaN alone is unequal to itself
+        name = "" if missing else str(given).strip().lower()
         name = _NAMES.get(name, name)
         if name and name not in parts:
             raise ValueError(

@@ -19,6 +19,7 @@ from pyg_dynbatch.datasets import (
     FeaturizeOptions,
     PackedMolecules,
     Split,
+    canonical_texts,
     find_duplicates,
     find_leakage,
 )
@@ -109,7 +110,8 @@ class MoleculeDataModule(SplitDataModule):
     @cached_property
     def parts(self) -> Split:
         """Which molecules are in which split."""
-        return make_split(self.molecules, self.split, self.used_split_seed, self.column)
+        seed = self.used_split_seed
+        return make_split(self.molecules, self.split, seed, self.kind, self.column)
 
     def column(self, name: str) -> Mapping[int, str]:
         """Reads a column of the source, for splits that a column says.
@@ -221,8 +223,9 @@ class MoleculeDataModule(SplitDataModule):
                 rank_zero_info(f"bad rows: {count:,}, the first {bad.where}: {bad.reason}")
             if self.split.leakage:
                 smiles = [self.molecules.smiles(i) for i in range(len(self.molecules))]
-                rank_zero_info(f"leakage: {find_leakage(self.parts, smiles)}")
-                found = find_duplicates(smiles, self.molecules.targets)
+                texts = canonical_texts(smiles)
+                rank_zero_info(f"leakage: {find_leakage(self.parts, smiles, texts)}")
+                found = find_duplicates(smiles, self.molecules.targets, texts=texts)
                 if found.groups:
                     rank_zero_info(f"duplicates: {found}")
 

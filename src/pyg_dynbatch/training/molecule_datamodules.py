@@ -155,21 +155,24 @@ class MoleculeFileData(MoleculeDataModule):
             name: The column.
 
         Returns:
-            Its texts by number of the record.
+            Its texts by number of the record, empty where an SDF record has no such field.
 
         Raises:
             ValueError: If the file has no such column.
         """
         texts: dict[int, str] = {}
+        seen: dict[str, None] = {}
         for record in read_molecules(self.file, smiles_column=self.smiles_column):
-            if name not in record.extra:
-                raise ValueError(
-                    mismatch(
-                        "MoleculeFileData: there is no such column to split by",
-                        expected=f"one of {', '.join(record.extra)}",
-                        got=repr(name),
-                        where=record.where,
-                    )
+            seen |= dict.fromkeys(record.extra)
+            # A record of an SDF file holds only the fields it has a value for.
+            texts[record.row] = record.extra.get(name, "")
+        if name not in seen:
+            raise ValueError(
+                mismatch(
+                    "MoleculeFileData: there is no such column to split by",
+                    expected=f"one of {', '.join(seen)}",
+                    got=repr(name),
+                    where=self.file,
                 )
-            texts[record.row] = record.extra[name]
+            )
         return texts

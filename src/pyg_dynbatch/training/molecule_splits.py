@@ -4,6 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+from jaxtyping import Float32
+
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.datasets import (
     PackedMolecules,
@@ -12,9 +15,15 @@ from pyg_dynbatch.datasets import (
     kfold_splits,
     random_split,
     scaffold_split,
+    stratified_split,
 )
+from pyg_dynbatch.training.molecule_schema import PropertyKind
 
-SplitMethod = Literal["random", "scaffold", "scaffold_balanced", "column", "kfold", "file"]
+SplitMethod = Literal[
+    "random", "stratified", "scaffold", "scaffold_balanced", "column", "kfold", "file"
+]
+
+_BINS = 10
 
 
 @dataclass(frozen=True)
@@ -22,14 +31,18 @@ class SplitOptions:
     """Chooses how molecules are divided; the seed is not that of the weights.
 
     Args:
-        method: ``random``; ``scaffold`` (by Murcko scaffold, rare ones to test);
-            ``scaffold_balanced`` (scaffolds dealt at random); ``column`` (of the user's file, with
-            the values train, val and test); ``kfold`` (fold number ``fold`` tests, the next one
-            validates); or ``file`` (a split that a former run has written).
+        method: ``random``; ``stratified`` (each class, or each range of a value, of one target in
+            equal shares, the molecules without a value too); ``scaffold`` (by Murcko scaffold, rare
+            ones to test); ``scaffold_balanced`` (scaffolds dealt at random); ``column`` (of the
+            user's file, with the values train, val and test); ``kfold`` (fold number ``fold``
+            tests, the next one validates; another seed is another repeat); or ``file`` (a split
+            that a former run has written).
         seed: Seed of the methods that draw; left out, that of the run (``seed_everything``).
         fractions: Shares of train, val and test.
         folds: Number of folds.
         fold: Which of them tests, from 0.
+        target: Name of the target of ``stratified``; can be left out if there is only one.
+        bins: Number of ranges of a value for ``stratified``; left out, 10, and none for classes.
         column: Name of the column.
         file: The written split.
         leakage: Whether to look, before training, for molecules that are in two parts, and for
@@ -45,6 +58,8 @@ class SplitOptions:
     fractions: tuple[float, float, float] = (0.8, 0.1, 0.1)
     folds: int = 5
     fold: int = 0
+    target: str | None = None
+    bins: int | None = None
     column: str | None = None
     file: str | None = None
     leakage: bool = True
@@ -54,6 +69,7 @@ def make_split(
     molecules: PackedMolecules,
     options: SplitOptions,
     seed: int,
+    kind: PropertyKind,
     column: Callable[[str], Mapping[int, str]],
 ) -> Split:
     """Divides molecules.
@@ -62,6 +78,7 @@ def make_split(
         molecules: The molecules.
         options: How.
         seed: Seed of the methods that draw.
+        kind: Kind of the targets.
         column: Reads a column of the source: its text by number of the record.
 
     Returns:
@@ -74,6 +91,9 @@ def make_split(
     count, fractions = len(molecules), options.fractions
     if options.method == "random":
         return random_split(count, fractions, seed)
+    if options.method == "stratified":
+        bins = _BINS if options.bins is None and kind == "regression" else options.bins
+        return stratified_split(_labels(molecules, options.target), fractions, seed, bins)
     if options.method in ("scaffold", "scaffold_balanced"):
         smiles = [molecules.smiles(i) for i in range(count)]
         drawn = seed if options.method == "scaffold_balanced" else None
@@ -91,6 +111,22 @@ def make_split(
     if options.method == "column":
         return column_split(column(_given(options, "column")), molecules.rows.tolist())
     return Split.read(_given(options, "file"), num_examples=count)
+
+
+def _labels(molecules: PackedMolecules, target: str | None) -> Float32[np.ndarray, " molecule"]:
+    names = molecules.task_names
+    if target is None and len(names) == 1:
+        target = names[0]
+    if target not in names:
+        raise ValueError(
+            mismatch(
+                "SplitOptions: which target shall be spread evenly?",
+                expected=f"one of {', '.join(names)}",
+                got="none" if target is None else repr(target),
+                mend="--data.init_args.split.target NAME",
+            )
+        )
+    return molecules.targets[:, names.index(target)]
 
 
 def _given(options: SplitOptions, name: str) -> str:
