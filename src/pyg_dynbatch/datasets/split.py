@@ -5,6 +5,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,7 @@ class Split:
         """Number of examples of each part."""
         return len(self.train), len(self.val), len(self.test)
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Sixteen hexadecimal digits, equal for equal parts on every machine."""
         content = {name: numbers.tolist() for name, numbers in self.parts()}
