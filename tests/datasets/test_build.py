@@ -214,6 +214,7 @@ def test_shards_that_were_left_over_are_not_part_of_it(tmp_path):
     build(tmp_path)
     shorter = build(tmp_path, count=30, rows=())
     assert len(shorter) == len(PackedMolecules(tmp_path)) == 30
+    assert sorted(times(tmp_path)) == ["shard-000000.bin", "shard-000001.bin"]
 
 
 def test_nothing_at_all():

@@ -185,6 +185,11 @@ class _Builder:
         header = {**self._header, "shards": counts, "records": self._records}
         header["num_errors"] = len(errors)
         if self.folder is not None:
+            # Of an earlier, longer run; nobody reads them, but they count in the folder's size.
+            kept = {shard_name(number) for number in self._shards}
+            for path in self.folder.glob("shard-*.bin"):
+                if path.name not in kept:
+                    path.unlink()
             write_error_report(self.folder / ERRORS, errors)
             write_header(self.folder, header)
         return MoleculeStore(header, shards)
