@@ -248,6 +248,10 @@ class TestNetworkx:
         assert torch.equal(again.has_input, data.has_input)
         assert again.y.isnan().tolist() == [True, False]
 
+    def test_a_float_label_of_minus_one_is_a_label(self):
+        data = from_parents([-1, 0], y=torch.tensor([-1.0, float("nan")]))
+        assert dict(to_networkx(data).nodes(data="y")) == {0: -1.0, 1: None}
+
     def test_one_node_without_edges(self):
         graph = networkx.DiGraph()
         graph.add_node("only")
@@ -288,6 +292,12 @@ class TestNLTK:
         assert data.y.tolist() == [0, -1, 1, -1, -1]
         again = to_nltk(data, self.WORDS.__getitem__, names.__getitem__)
         assert again == parsed
+
+    def test_float_labels(self):
+        y = torch.tensor([-0.5, float("nan"), 1.5])
+        data = from_parents([-1, 0, 0], token=torch.tensor([-1, 0, 1]), y=y)
+        tree = to_nltk(data, self.WORDS.__getitem__)
+        assert tree == nltk.Tree("-0.5", ["It", nltk.Tree("1.5", ["really"])])
 
     def test_deep(self):
         tree = nltk.Tree("0", ["word"])

@@ -166,6 +166,17 @@ def test_a_word_with_a_bracket_is_not_written() -> None:
         to_bracketed(data, vocabulary)
 
 
+def test_what_cannot_be_read_back_is_not_written() -> None:
+    vocabulary = Vocabulary(["a", "b"])
+    data = BracketedTree(vocabulary)("(1 (1 a) (1 b))")
+    data.y = torch.tensor([0.5, float("nan"), 1.0])
+    with pytest.raises(ValueError, match=r"labels are no whole numbers[\s\S]*got: +float32"):
+        to_bracketed(data, vocabulary)
+    del data.y, data.token
+    with pytest.raises(ValueError, match=r"no field token[\s\S]*got: +child_slot"):
+        to_bracketed(data, vocabulary)
+
+
 @pytest.mark.parametrize(
     ("slots", "said"), [([0, 2], r"slots \[0, 2\]"), ([1, 1], r"slots \[1, 1\]")]
 )

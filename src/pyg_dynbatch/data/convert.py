@@ -234,7 +234,7 @@ def to_networkx(data: DynTreeData, *, arrows: str = "parent_to_child") -> Any:
         attributes = {key: values[node] for key, values in columns.items()}
         if attributes.get("token", 0) < 0:
             del attributes["token"]
-        if attributes.get("y", 0) == -1 or attributes.get("y") != attributes.get("y"):
+        if "y" in attributes and _is_unlabelled(attributes["y"]):
             del attributes["y"]
         if has_input is not None and not has_input[node]:
             attributes.pop("x", None)
@@ -321,12 +321,17 @@ def to_nltk(
 
     def make(node: int, parts: tuple[Any, ...]) -> Any:
         below = [part for part in parts if part is not None]
-        text = label(labels[node]) if labels[node] >= 0 else ""
+        text = "" if _is_unlabelled(labels[node]) else label(labels[node])
         if tokens[node] < 0 or below:
             return nltk.Tree(text, below)
         return nltk.Tree(text, [word(tokens[node])]) if text else word(tokens[node])
 
     return to_nested(data, make)
+
+
+def _is_unlabelled(label: Any) -> bool:
+    # -1 is a label like others among floats, where NaN is none.
+    return bool(label != label) if isinstance(label, float) else bool(label == -1)
 
 
 def _is_labelled_word(value: Any) -> bool:

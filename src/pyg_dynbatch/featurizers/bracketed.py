@@ -245,8 +245,8 @@ def to_bracketed(data: DynTreeData, vocabulary: Vocabulary) -> str:
         The text, children in the order of ``child_slot``.
 
     Raises:
-        ValueError: If the data is no single tree, if a slot of a node is empty or taken twice, or
-            if a word cannot stand in brackets.
+        ValueError: If the data is no single tree or has no ``token``, if a slot of a node is empty
+            or taken twice, if labels are no whole numbers, or a word cannot stand in brackets.
 
     Example:
         >>> vocabulary = Vocabulary(["good", "fun"])
@@ -254,6 +254,7 @@ def to_bracketed(data: DynTreeData, vocabulary: Vocabulary) -> str:
         >>> to_bracketed(BracketedTree(vocabulary)(text), vocabulary) == text
         True
     """
+    _check_fields(data)
     roots = data.root_index.tolist()
     child, parent = data.edge_index.tolist()
     if len(roots) != 1 or len(set(child)) != len(child):
@@ -287,6 +288,26 @@ def to_bracketed(data: DynTreeData, vocabulary: Vocabulary) -> str:
         waiting.append(None)
         waiting.extend(reversed(children[node]))
     return "".join(parts).strip().replace("( (", "((")
+
+
+def _check_fields(data: DynTreeData) -> None:
+    if "token" not in data:
+        raise ValueError(
+            mismatch(
+                "to_bracketed: the data has no field token",
+                expected="the row of the vocabulary for every node, -1 for none",
+                got=", ".join(sorted(data.keys())),
+            )
+        )
+    if "y" in data and data.y.dtype.is_floating_point:
+        raise ValueError(
+            mismatch(
+                "to_bracketed: the labels are no whole numbers",
+                expected="classes, which parse_bracketed can read; -1 for none",
+                got=f"{str(data.y.dtype).removeprefix('torch.')} {list(data.y.shape)}",
+                mend="data.y of type int64, or no field y",
+            )
+        )
 
 
 def _refuse_slots(node: int, parent: list[int], slots: list[int]) -> NoReturn:
