@@ -254,6 +254,52 @@ def test_help(command: str, capsys) -> None:
     assert "--input" in capsys.readouterr().out
 
 
+def test_descriptors_from_the_command_line(folder: Path, capsys) -> None:
+    """Fit, go on, predict a stream, pack and explain; the YAML may choose descriptors too."""
+    base = yaml.safe_load(Path("small.yaml").read_text(encoding="utf-8"))
+    base["data"]["init_args"]["reading"] = {"bad": "blank"}
+    del base["data"]["init_args"]["featurizer"]
+    Path("plain.yaml").write_text(yaml.safe_dump(base), encoding="utf-8")
+    featurizer = "--data.init_args.featurizer"
+    words = [featurizer, "MoleculeFeaturizer", f"{featurizer}.init_args.descriptors", "rdkit"]
+    assert run("fit", "--config", "plain.yaml", *words) == 0
+    said = capsys.readouterr()
+    assert "nan" not in said.out.lower()
+    best = re.findall(r"^checkpoint: +(\S+)$", said.out, re.MULTILINE)[0]
+    saved = "runs/small/version_0/config.yaml"
+    chosen = yaml.safe_load(Path(saved).read_text(encoding="utf-8"))["data"]["init_args"]
+    assert chosen["featurizer"]["init_args"]["descriptors"] == "rdkit"
+    weights = torch.load(best, weights_only=True)["state_dict"]
+    assert len(weights["network.descriptors.mean"]) > 200
+
+    argv = ["predict", "--checkpoint", best, "--input"]
+    assert run(*argv, "some.csv", "--output", "o.csv", "--fingerprints", "f.npy") == 0
+    rows = rows_of("o.csv")
+    assert [row["status"] == "ok" for row in rows] == [True, False, True]
+    assert all(float(rows[k]["prediction_first"]) < 1e6 for k in (0, 2))
+    assert run("explain", "--checkpoint", best, "--smiles", "CCO", "--output", "e") == 0
+
+    more = ["--ckpt_path", "runs/small/version_0/checkpoints/last.ckpt"]
+    assert run("fit", "--config", saved, *more, "--trainer.max_epochs", "2") == 0
+
+    base["data"]["init_args"]["featurizer"] = {
+        "class_path": "MoleculeFeaturizer",
+        "init_args": {
+            "descriptors": {"class_path": "RDKitDescriptors", "init_args": {"names": ["TPSA"]}}
+        },
+    }
+    Path("chosen.yaml").write_text(yaml.safe_dump(base), encoding="utf-8")
+    assert run("fit", "--config", "chosen.yaml") == 0
+    capsys.readouterr()
+    argv = ["featurize", "--input", "some.csv", "--output", "packed", "--bad", "blank"]
+    assert run(*argv, "--descriptors", "rdkit") == 0
+    packed = PackedMolecules("packed")
+    assert packed.descriptors.shape == (3, len(packed.descriptor_names))
+    known = ~torch.from_numpy(packed.descriptors).isnan()
+    assert known.any(1).tolist() == [True, False, True]
+    assert run(*argv, "--descriptors", "mordred") == 2
+
+
 # Complaints ---------------------------------------------------------------------------------------
 
 PREDICT = ("predict", "--checkpoint", "CKPT", "--input")

@@ -5,8 +5,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch_geometric.data import Batch, Data
 
 from pyg_dynbatch.core.pairs import Pairs
+from pyg_dynbatch.models.weave_net import WeaveNet
 from pyg_dynbatch.models.weave_program import WeaveProgram
 from pyg_dynbatch.nn.gaussian_histogram import GaussianHistogramAggregation
 from pyg_dynbatch.nn.weave import WeaveConv
@@ -169,6 +171,47 @@ def test_company_does_not_matter(norm: str | None, mols: Molecules) -> None:
     ):
         alone = Molecules([size], code.tolist(), mols.kept)
         close(stack(rows, table, pairs_of(alone)), found)
+
+
+@pytest.mark.parametrize("num_descriptors", (0, 3))
+@FEW
+@given(mols=molecules(5, 4))
+def test_network_on_a_batch_is_the_network_on_each(num_descriptors: int, mols: Molecules) -> None:
+    """Values, and gradients of all weights and atoms, one molecule after another."""
+    if not mols.sizes:
+        return
+    data = [
+        Data(x=rows, pair_code=code, num_nodes=len(rows), descriptor=row)
+        for rows, code, row in zip(*parts_of(mols, num_descriptors), strict=True)
+    ]
+    net = WeaveNet(
+        3, 2, torch.randn(5, 2), hidden=4, atom_out=5, head=[6], num_descriptors=num_descriptors
+    )
+    shaken(net).eval()
+    if net.descriptors is not None:
+        net.descriptors.fit(torch.cat([one.descriptor for one in data]))
+    whole = Batch.from_data_list(data)
+    whole.x.requires_grad_()
+    together = net(whole)
+    alone = [Batch.from_data_list([one]) for one in data]
+    for one in alone:
+        one.x.requires_grad_()
+    each = [net(one) for one in alone]
+    close(together, torch.cat(each))
+    weights = list(net.parameters())
+    of_whole = gradients([together], [whole.x, *weights])
+    of_each = gradients(each, [*(one.x for one in alone), *weights])
+    close(of_whole[0], torch.cat(of_each[: len(data)]))
+    close(of_whole[1:], of_each[len(data) :])
+
+
+def parts_of(mols: Molecules, width: int) -> tuple[tuple[Tensor, ...], ...]:
+    """Atoms, codes and descriptors of each molecule; of the descriptors some are unknown."""
+    x = torch.randn(sum(mols.sizes), 3, dtype=torch.double)
+    code = torch.tensor(mols.code, dtype=torch.uint8)
+    rows = torch.randn(len(mols.sizes), width, dtype=torch.double)
+    rows = torch.where(torch.rand(rows.shape) < 0.3, torch.nan, rows)
+    return x.split(mols.sizes), code.split([n * (n + 1) // 2 for n in mols.sizes]), rows.split(1)
 
 
 def test_the_same_input_twice_is_the_same_to_the_bit() -> None:

@@ -136,6 +136,59 @@ def test_head_may_be_of_any_depth() -> None:
     assert len(small(head=(5, 6, 7)).head) == 10
 
 
+def described(batch: Batch, width: int = 3) -> Batch:
+    """Adds descriptors, some unknown and some huge."""
+    rows = torch.linspace(-4, 4, batch.num_graphs * width).view(-1, width)
+    rows[::2, 0] = torch.nan
+    rows[:, -1] *= 1e30
+    batch.descriptor = rows
+    batch._slice_dict["descriptor"] = torch.arange(batch.num_graphs + 1)
+    batch._inc_dict["descriptor"] = torch.zeros(batch.num_graphs)
+    return batch
+
+
+def test_descriptors_stand_beside_the_readout() -> None:
+    net, batch = small(num_descriptors=3).eval(), described(batch_of(3, 0, 4, 1))
+    net.descriptors.fit(batch.descriptor)
+    assert net.head[0].in_features == net.fingerprint_channels + 3
+    read = net.fingerprint(batch)
+    assert read.shape == (4, net.fingerprint_channels)
+    found = net(batch)
+    torch.testing.assert_close(
+        found, net.head(torch.cat([read, net.descriptors(batch.descriptor)], 1))
+    )
+    batch.descriptor = batch.descriptor.flip(0)
+    assert torch.equal(net.fingerprint(batch), read)
+    assert not torch.allclose(net(batch), found)
+    expected = net(batch)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(net(batch).float(), expected, rtol=0.1, atol=0.1)
+    one = batch.get_example(1)
+    torch.testing.assert_close(net(one), net(batch)[1:2])
+
+
+def test_without_descriptors_nothing_is_kept_of_them() -> None:
+    """So that weights from before there were any still fit."""
+    assert not [name for name in small().state_dict() if "descriptor" in name]
+    assert {name for name in small(num_descriptors=3).state_dict() if "descriptor" in name} == {
+        "descriptors.mean",
+        "descriptors.deviation",
+    }
+    batch = batch_of(2)
+    expected = small().eval()
+    torch.testing.assert_close(expected(batch), expected(described(batch)))
+
+
+def test_batches_without_the_descriptors_are_refused() -> None:
+    net, message = small(num_descriptors=3), "WeaveNet: the batch has no descriptors that fit"
+    with pytest.raises(ValueError, match=message) as caught:
+        net(batch_of(2, 3))
+    assert "expected: batch.descriptor [2, 3]\n  got:      none" in str(caught.value)
+    with pytest.raises(ValueError, match=message) as caught:
+        net(described(batch_of(2, 3), 5))
+    assert "got:      [2, 5]" in str(caught.value)
+
+
 def test_wrong_options_and_batches_are_refused() -> None:
     with pytest.raises(ValueError, match=r"(?s)pair_table or atom_norm.*a table \[0\]"):
         WeaveNet(4, 2, [])

@@ -8,6 +8,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from pyg_dynbatch.datasets import FeaturizeOptions
+from pyg_dynbatch.featurizers import MoleculeFeaturizer, RDKitDescriptors
 from pyg_dynbatch.training import (
     MoleculeFileData,
     MoleculeProperty,
@@ -19,6 +20,8 @@ from pyg_dynbatch.training import (
 from tests.training.helpers import trainer
 
 SMILES = ["C" * n + end for n in range(1, 9) for end in ("O", "C1CC1", "c1ccccc1", "[NH3+]")]
+# MaxPartialCharge is unknown for some, Ipc huge, NumRadicalElectrons the same for all.
+DESCRIPTORS = ["MolWt", "TPSA", "Ipc", "MaxPartialCharge", "NumRadicalElectrons"]
 SMALL = {"hidden": 6, "atom_out": 8, "readout": "sum", "head": [8]}
 QUIET = FeaturizeOptions(progress=False)
 
@@ -51,6 +54,12 @@ def molecule_data(folder: Path, kind: Any = "regression", **options: Any) -> Mol
     return MoleculeFileData(str(path), ["first", "second"], kind, **given)
 
 
+def described(folder: Path, kind: Any = "regression", **options: Any) -> MoleculeFileData:
+    """The same with descriptors of whole molecules."""
+    featurizer = MoleculeFeaturizer(descriptors=RDKitDescriptors(DESCRIPTORS))
+    return molecule_data(folder, kind, featurizer=featurizer, **options)
+
+
 def property_task(data: MoleculeFileData, **options: Any) -> MoleculeProperty:
     """A small model for a data module."""
     given = {"optimizer": OptimizerOptions("adam", lr=0.01), **SMALL, **options}
@@ -68,10 +77,12 @@ def best_by(metric: str, mode: str) -> ModelCheckpoint:
     return ModelCheckpoint(monitor=f"val/{metric}", mode=mode, filename="best")
 
 
-def trained(folder: Path, kind: str = "regression", seed: int = 1, **options: Any) -> str:
+def trained(
+    folder: Path, kind: str = "regression", seed: int = 1, make: Any = molecule_data, **options: Any
+) -> str:
     """Trains a small model for an epoch and gives its checkpoint."""
     folder.mkdir(exist_ok=True)
-    data = molecule_data(folder, kind)
+    data = make(folder, kind)
     torch.manual_seed(seed)
     run = molecule_trainer(folder / f"seed{seed}", limit_val_batches=0)
     run.fit(property_task(data, **options), datamodule=data)

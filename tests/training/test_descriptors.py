@@ -1,0 +1,168 @@
+"""Descriptors of whole molecules from the file to the checkpoint, and from there to predictions."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.callbacks import EMAWeightAveraging
+
+from pyg_dynbatch.featurizers import MoleculeFeaturizer
+from pyg_dynbatch.training import (
+    MoleculePredictor,
+    MoleculeProperty,
+    MoleculeSchema,
+    ensemble_of,
+    explain,
+)
+from pyg_dynbatch.training.molecule_explain import without_atom
+from pyg_dynbatch.training.molecule_predictor import load_property_task
+from tests.training.helpers import OLD_NAME, last_of
+from tests.training.molecules import (
+    DESCRIPTORS,
+    described,
+    molecule_data,
+    molecule_trainer,
+    property_task,
+    trained,
+)
+
+pytestmark = [OLD_NAME, pytest.mark.filterwarnings("ignore:The dirpath has changed")]
+
+MEAN, DEVIATION = "network.descriptors.mean", "network.descriptors.deviation"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return trained(tmp_path_factory.mktemp("described"), make=described)
+
+
+def test_data_module_and_schema_say_which(tmp_path: Path) -> None:
+    data = described(tmp_path)
+    schema = MoleculeSchema.from_dict(data.schema)
+    assert schema.descriptor_names == data.molecules.descriptor_names == tuple(DESCRIPTORS)
+    rows = data.descriptors("train")
+    assert rows.shape == (len(data.indices("train")), 5)
+    first = int(data.indices("train")[0])
+    assert torch.equal(rows[0].nan_to_num(), data.molecules[first].descriptor[0].nan_to_num())
+    assert property_task(data).network.descriptors.num_inputs == 5
+
+
+def test_without_descriptors_all_is_as_before(tmp_path: Path) -> None:
+    """What older checkpoints hold is what checkpoints without descriptors hold now."""
+    saved = torch.load(trained(tmp_path), weights_only=True)
+    assert [name for name in saved["state_dict"] if "descriptor" in name] == []
+    assert "num_descriptors" not in saved["hyper_parameters"]
+    schema = saved["hyper_parameters"]["schema"]
+    assert "descriptors" not in schema["featurizer"]
+    assert set(schema) == {
+        *("featurizer", "atom_channels", "pair_table", "task_names", "kind", "num_classes"),
+        *("pairs", "self_pairs"),
+    }
+    assert MoleculeSchema.from_dict(schema).descriptor_names == ()
+    # Molecules that were described elsewhere have no featurizer at all.
+    assert MoleculeProperty(schema | {"featurizer": {}}).network.descriptors is None
+    assert molecule_data(tmp_path).descriptors("train").size(1) == 0
+
+
+def test_the_scale_is_that_of_the_training_split(checkpoint: str, tmp_path: Path) -> None:
+    weights = torch.load(checkpoint, weights_only=True)["state_dict"]
+    rows = described(tmp_path).descriptors("train").double()
+    torch.testing.assert_close(weights[MEAN], rows.nanmean(0).float())
+    spread = (rows - rows.nanmean(0)).square().nanmean(0).sqrt().float()
+    assert spread[-1] == 0
+    torch.testing.assert_close(weights[DEVIATION], spread)
+    assert weights[MEAN].isfinite().all()
+
+
+def test_the_scale_is_not_fitted_again(checkpoint: str, tmp_path: Path) -> None:
+    """Neither on testing nor on resuming, whatever the molecules at hand."""
+    data = described(tmp_path)
+    task = load_property_task(checkpoint)
+    task.network.descriptors.mean += 1
+    marked = task.network.descriptors.mean.clone()
+    run = molecule_trainer(tmp_path)
+    run.test(task, datamodule=data, verbose=False)
+    run.predict(task, datamodule=data, return_predictions=False)
+    assert torch.equal(task.network.descriptors.mean, marked)
+
+    saved = torch.load(checkpoint, weights_only=True)
+    saved["state_dict"][MEAN] += 1
+    changed = str(tmp_path / "changed.ckpt")
+    torch.save(saved, changed)
+    run = molecule_trainer(tmp_path, 2)
+    run.fit(property_task(data), datamodule=data, ckpt_path=changed)
+    assert torch.equal(torch.load(last_of(run), weights_only=True)["state_dict"][MEAN], marked)
+
+
+def test_resumed_run_equals_the_straight_one(tmp_path: Path) -> None:
+    def run_of(epochs: int, path: str | None = None) -> str:
+        torch.manual_seed(5)
+        data = described(tmp_path)
+        run = molecule_trainer(tmp_path, epochs)
+        run.fit(property_task(data, dropout=0.2), datamodule=data, ckpt_path=path)
+        return last_of(run)
+
+    straight = torch.load(run_of(2), weights_only=True)["state_dict"]
+    resumed = torch.load(run_of(2, run_of(1)), weights_only=True)["state_dict"]
+    assert MEAN in straight
+    assert all(torch.equal(weight, resumed[name]) for name, weight in straight.items())
+
+
+def test_averaged_weights_keep_the_scale(tmp_path: Path) -> None:
+    data = described(tmp_path)
+    run = molecule_trainer(tmp_path, 2, callbacks=[EMAWeightAveraging(decay=0.5)])
+    run.fit(property_task(data), datamodule=data)
+    weights = torch.load(last_of(run), weights_only=True)["state_dict"]
+    torch.testing.assert_close(weights[MEAN], data.descriptors("train").double().nanmean(0).float())
+    assert weights[DEVIATION][-1] == 0
+
+
+def test_prediction_rests_on_the_descriptors(checkpoint: str, tmp_path: Path) -> None:
+    predictor = MoleculePredictor([checkpoint])
+    assert predictor.featurizer.descriptor_names == tuple(DESCRIPTORS)
+    data = described(tmp_path)
+    molecules = [data.molecules[number] for number in range(8)]
+    whole = predictor.predict(molecules).values
+    each = [predictor.predict([predictor.featurizer(one.smiles)]).values for one in molecules]
+    np.testing.assert_allclose(np.concatenate(each), whole, rtol=1e-4, atol=1e-5)
+    molecule = predictor.featurizer("CCO")
+    before = predictor.predict([molecule], fingerprints=True)
+    molecule.descriptor = molecule.descriptor * 100
+    after = predictor.predict([molecule], fingerprints=True)
+    assert not np.allclose(before.values, after.values)
+    assert before.fingerprint is not None and after.fingerprint is not None
+    assert np.array_equal(before.fingerprint, after.fingerprint)
+    with pytest.raises(ValueError, match="the batch has no descriptors that fit"):
+        predictor.predict([MoleculeFeaturizer()("CCO")])
+
+
+def test_explanations_keep_the_descriptors(checkpoint: str) -> None:
+    predictor = MoleculePredictor([checkpoint])
+    molecule = predictor.featurizer("CC(=O)Nc1ccccc1")
+    found = explain(predictor, molecule, "first")
+    for atom in (0, 4):
+        less = without_atom(molecule, atom)
+        assert torch.equal(less.descriptor, molecule.descriptor)
+        rest = found.value - predictor.predict([less]).values[0, 0]
+        assert found.leave_one_out[atom] == pytest.approx(rest, rel=1e-3, abs=1e-5)
+    assert np.abs(found.gradient).sum() > 0
+
+
+def test_members_keep_each_its_own_scale(checkpoint: str, tmp_path: Path) -> None:
+    other = trained(tmp_path / "other", seed=2, make=described)
+    data = described(tmp_path)
+    averaged = ensemble_of(property_task(data), [checkpoint, other]).eval()
+    batch = next(iter(data.make_loader(data.dataset("test"), 20)))
+    with torch.no_grad():
+        each = [
+            member.predicted(member(batch))
+            for member in map(load_property_task, (checkpoint, other))
+        ]
+        found = averaged.predicted(averaged(batch))
+    torch.testing.assert_close(found, (each[0] + each[1]) / 2)
+
+
+def test_checkpoints_with_and_without_do_not_mix(checkpoint: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="described differently"):
+        ensemble_of(property_task(molecule_data(tmp_path)), [checkpoint])
