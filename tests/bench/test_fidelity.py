@@ -12,9 +12,9 @@ from pyg_dynbatch.bench.fidelity import agreement, relative, report, rounding
 SMALL = ["--steps", "3", "--batch", "4", "--units", "6", "--trees", "10", "--threads", "1"]
 
 
-def run(tmp_path: Path, *more: str) -> list[dict]:
+def run(tmp_path: Path, *more: str, code: int = 0) -> list[dict]:
     path = tmp_path / "records.json"
-    assert main(["fidelity", *SMALL, *more, "--json", str(path)]) == 0
+    assert main(["fidelity", *SMALL, *more, "--json", str(path)]) == code
     return json.loads(path.read_text(encoding="utf-8"))
 
 
@@ -50,7 +50,7 @@ def test_a_wrong_gradient_is_seen(
         return loss
 
     monkeypatch.setattr(Training, "_at_once", slightly_wrong)
-    records = run(tmp_path, "--dtypes", "float64")
+    records = run(tmp_path, "--dtypes", "float64", code=1)
     assert "fused and one by one DO NOT AGREE" in capsys.readouterr().out
     first, *others = [r["difference"] for r in records if r["phase"] == "loss"]
     assert first < 1e-12 < max(others)

@@ -280,6 +280,19 @@ def agreement(records: Sequence[Record], summary: Record) -> tuple[bool | None, 
     return summary["difference"] <= limit, words
 
 
+def agrees(records: Sequence[Record]) -> bool:
+    """Tells whether all runs are within the limits for their precision.
+
+    Args:
+        records: What :func:`run` gave.
+
+    Returns:
+        False if one is not; a run without a limit is no reason.
+    """
+    summaries = [record for record in records if record["phase"] == "summary"]
+    return all(agreement(records, summary)[0] is not False for summary in summaries)
+
+
 def report(records: Sequence[Record]) -> str:
     """Writes a table of losses and one line a precision and mode.
 
