@@ -98,6 +98,21 @@ def test_a_large_batch_is_not_for_the_engine(tmp_path: Path) -> None:
     assert {r["mode"] for r in run(tmp_path, *options)} == {"bare", "fused", "plain"}
 
 
+def test_a_case_without_any_way_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--batch-sizes", "1", "--batches", "1", "--modes", "engine", "--engine-pairs", "4"]
+    figure = ["--figure", str(tmp_path / "figure.svg")]
+    records = run(tmp_path, *options, "--sizes", "2", "3", *figure)
+    left_out = [(r["case"], r["mode"]) for r in records if r["phase"] == "left out"]
+    assert left_out == [("nci", "engine"), ("one molecule", "engine")]
+    assert {r["atoms"] for r in records if r["phase"] == "train"} == {2}
+    shown = capsys.readouterr().out
+    assert "one molecule, batch 1 is left out: 9 ordered pairs, more than --engine-pairs" in shown
+    run(tmp_path, *options, "--sizes", *figure)
+    assert "nci, batch 1 is left out" in capsys.readouterr().out
+
+
 def test_a_way_that_differs_is_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right = weave_ways.plain_weave
     monkeypatch.setattr(weave_ways, "plain_weave", lambda *a: right(*a) * 1.01)

@@ -54,6 +54,7 @@ PHASES = {
 
 BARE, SPEED = "bare", "machine"
 SINGLE = "one molecule"
+LEFT_OUT = "left out"
 TIMES = ("forward", "train", "inference")
 
 
@@ -105,6 +106,11 @@ class Bench:
         batches = [WeaveBatch(molecules, self.collate, self.device) for molecules in drawn]
         ordered = max(batch.ends.first.numel() for batch in batches)
         modes = [m for m in self.options.modes if m != ENGINE or self._fits(ENGINE, ordered)]
+        if not modes:
+            where = {"bench": "weave", "case": case, "batch": len(drawn[0]), "unit": MOLECULES}
+            where |= {"units": self.options.units, **machine(self.device)}
+            reason = f"{ordered} ordered pairs, more than --engine-pairs"
+            return [make_record(where, ENGINE, LEFT_OUT, reason=reason)]
         with_other = self.other is not None and self._fits("deepchem", ordered)
         parts, works = [], []
         for batch in batches:
@@ -270,10 +276,16 @@ def report(records: Sequence[Record]) -> str:
     Returns:
         The text.
     """
-    measured = [r for r in records if not r["phase"].startswith("growth")]
+    measured = [r for r in records if r["phase"] != LEFT_OUT and "growth" not in r["phase"]]
     parts = [_report_case(each) for each in grouped(measured, "case", "batch", "atoms").values()]
-    first, *others = dict.fromkeys(r["mode"] for r in measured if r["mode"] != BARE)
-    parts.append(f"x: time of {first} over that of {BARE}; of {', '.join(others)} over {first}")
+    if measured:
+        first, *others = dict.fromkeys(r["mode"] for r in measured if r["mode"] != BARE)
+        parts.append(f"x: time of {first} over that of {BARE}; of {', '.join(others)} over {first}")
+    parts += [
+        f"{r['case']}, batch {r['batch']} is left out: {r['reason']}"
+        for r in records
+        if r["phase"] == LEFT_OUT
+    ]
     growth = [r for r in records if r["phase"].startswith("growth")]
     if growth:
         rows = [[r["mode"], r["phase"], number(r["ratio"], ".2f"), r["ratio_to"]] for r in growth]
@@ -351,4 +363,4 @@ def draw(records: Sequence[Record], path: Path) -> Path:
         Panel(alone, "{mode}", "atoms", "median_seconds", ("atoms", "seconds"), "xy", SINGLE),
         Panel(memory, "{mode}", "atoms", "peak_bytes", ("atoms", "peak bytes"), "xy", SINGLE),
     ]  # fmt: skip
-    return draw_panels([panel for panel in panels if panel.curves()], path)
+    return draw_panels([panel for panel in panels if panel.curves()] or panels[:1], path)
