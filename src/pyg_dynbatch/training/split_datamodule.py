@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.accelerators import CUDAAccelerator
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.data import NodeBudgetBatchSampler
@@ -133,7 +134,7 @@ class SplitDataModule(pl.LightningDataModule, ABC):
             # numbers that dropout draws, differently in a resumed run.
             "generator": torch.Generator().manual_seed(seed),
             "persistent_workers": self.num_workers > 0,
-            "pin_memory": type(accelerator).__name__ == "CUDAAccelerator",
+            "pin_memory": isinstance(accelerator, CUDAAccelerator),
         }
 
     def transfer_batch_to_device(

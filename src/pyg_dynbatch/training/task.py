@@ -8,7 +8,7 @@ from typing import Any, ClassVar, cast
 import lightning.pytorch as pl
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch_geometric.data import Batch
 from torchmetrics import Metric
 
@@ -86,6 +86,10 @@ class Task(pl.LightningModule, ABC):
             "_instantiator": "lightning.pytorch.cli.instantiate_module",
         }
 
+    def configure_optimizers(self) -> Any:
+        """Builds the optimiser and, unless the rate is constant, its schedule."""
+        return self.optimizer_and_schedule()
+
     def optimizer_and_schedule(self) -> Any:
         """Builds the optimiser and, unless the rate is constant, its schedule.
 
@@ -130,7 +134,7 @@ class Task(pl.LightningModule, ABC):
         elif reduction == "per_tree":
             # Filled on the device: a number handed over from the host would wait for it.
             divisor = torch.full_like(terms, batch.num_graphs)
-        world = self.trainer.world_size if self._trainer is not None else 1
+        world = distributed.get_world_size() if distributed.is_initialized() else 1
         return scaled_over_ranks(loss, divisor, world, self._sum_over_ranks)
 
     def _sum_over_ranks(self, value: Tensor) -> Tensor:

@@ -23,11 +23,18 @@ class TreeTask(Task):
     def setup(self, stage: str) -> None:
         """Starts the embedding from the word vectors of the data module, if it has any.
 
+        Gradients of a sparse embedding that are to be clipped are refused.
+
         A checkpoint is restored after this, so on resuming its vectors win.
 
         Args:
             stage: ``fit``, ``validate``, ``test`` or ``predict``.
+
+        Raises:
+            ValueError: If sparse gradients are to be clipped, or the vectors do not fit.
         """
+        if stage == "fit":
+            _check_clipping(self)
         vectors = getattr(getattr(self.trainer, "datamodule", None), "word_vectors", None)
         embedding = getattr(self.network, "embedding", None)
         if stage == "fit" and vectors is not None and embedding is not None:
@@ -37,19 +44,10 @@ class TreeTask(Task):
         """Averages the probabilities of classes."""
         return AveragedNetwork([member.network for member in members])
 
-    def configure_optimizers(self) -> Any:
-        """Builds the optimiser and, unless the rate is constant, its schedule.
-
-        Raises:
-            ValueError: If an option is out of range, or sparse gradients are to be clipped.
-        """
-        _check_clipping(self)
-        return self.optimizer_and_schedule()
-
 
 def _check_clipping(task: TreeTask) -> None:
     embeddings = (m for m in task.network.modules() if isinstance(m, nn.Embedding))
-    limit = task.trainer.gradient_clip_val if task._trainer is not None else None
+    limit = task.trainer.gradient_clip_val
     if limit and any(embedding.sparse for embedding in embeddings):
         raise ValueError(
             mismatch(
