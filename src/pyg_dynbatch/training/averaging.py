@@ -80,7 +80,7 @@ def predicted_values(
         >>> predicted_values(torch.zeros(1, 2), TargetScale(1), "multiclass", 1)
         tensor([[0.5000, 0.5000]])
     """
-    exact = output.float() if output.dtype in (torch.bfloat16, torch.float16) else output
+    exact = output.to(torch.promote_types(output.dtype, torch.float32))
     if kind == "regression":
         return scale.restored(exact)
     if kind == "binary":

@@ -107,7 +107,7 @@ def summed_property_loss(
     known = known_cells(target)
     # Put a number in the place of every NaN first: 0 * NaN is NaN, in the gradients too.
     filled = torch.where(known, target, torch.zeros_like(target))
-    exact = output.float() if output.dtype in (torch.bfloat16, torch.float16) else output
+    exact = output.to(torch.promote_types(output.dtype, torch.float32))
     if kind == "regression":
         cells = _OF_REGRESSION[regression](exact, filled.to(exact.dtype), reduction="none")
     elif kind == "binary":

@@ -30,7 +30,7 @@ def summed_cross_entropy(
         >>> round(loss.item(), 4), count.item()
         (1.3863, 2)
     """
-    exact = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+    exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
     loss = F.cross_entropy(exact, labels, ignore_index=UNLABELLED, reduction="sum")
     return loss, (labels != UNLABELLED).sum()
 
