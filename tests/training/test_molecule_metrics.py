@@ -64,6 +64,15 @@ def test_single_class_is_left_out_of_the_mean_and_named() -> None:
     assert np.isnan(mean_scores([scores[1]], "binary")["roc_auc"])
 
 
+def test_a_single_class_of_several_has_an_accuracy_and_is_counted() -> None:
+    prediction = torch.tensor([[0.8, 0.2, 0.1, 0.9], [0.6, 0.4, 0.7, 0.3]])
+    target = torch.tensor([[0.0, 1.0], [0.0, 0.0]])
+    rows = task_table(prediction, target, ["a", "b"], "multiclass", resamples=10)
+    assert [row.status for row in rows] == ["counted"] * 3
+    assert rows[0].scores["accuracy"] == 1.0
+    assert left_out(rows) == []
+
+
 def test_several_classes() -> None:
     chance = torch.tensor([[0.8, 0.1, 0.1], [0.2, 0.5, 0.3], [0.4, 0.5, 0.1]])
     found = property_scores(chance, torch.tensor([0.0, 1.0, 0.0]), "multiclass")

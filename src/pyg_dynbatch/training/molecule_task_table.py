@@ -97,7 +97,7 @@ def task_table(
         status = "counted"
         if known.numel() == 0:
             status = "no target"
-        elif kind != "regression" and known.unique().numel() == 1:
+        elif kind == "binary" and known.unique().numel() == 1:
             status = "single class"
         interval = _interval(draws[:, task])
         rows.append(TaskRow(name, known.numel(), positives, status, scores[task], interval))
