@@ -167,6 +167,30 @@ def test_checkpoints_that_predict_different_things(checkpoints: list[str], tmp_p
     assert caught.value.__notes__ == [f"  file:     {other}"]
 
 
+def test_passes_with_dropout_leave_the_generators_of_gpus_alone(
+    checkpoints: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeded: list[int] = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
+    predictor = MoleculePredictor(checkpoints[:1], dropout=2)
+    predictor.predict([predictor.featurizer("CCO")])
+    assert seeded == []
+
+
+def test_an_error_leaves_no_dropout_on(
+    checkpoints: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    predictor = MoleculePredictor(checkpoints[:1], dropout=2)
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("no memory left")
+
+    monkeypatch.setattr(predictor.tasks[0], "predicted", fails)
+    with pytest.raises(RuntimeError, match="no memory left"):
+        predictor.predict([predictor.featurizer("CCO")])
+    assert not any(module.training for module in predictor.tasks[0].modules())
+
+
 def test_dropout_that_is_not_there(checkpoints: list[str], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="a deviation needs several passes"):
         MoleculePredictor(checkpoints, dropout=1)

@@ -218,15 +218,22 @@ class MoleculePredictor:
             yield task.predicted(task(batch)).float()
             return
         layers = _dropouts(task)
-        for layer in layers:
-            layer.train()
-        # The caller's random numbers stay as they are, and the same file gives the same figures.
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            for _ in range(self.dropout):
-                yield task.predicted(task(batch)).float()
-        for layer in layers:
-            layer.eval()
+        own = [self.device] if self.device.type == "cuda" else []
+        try:
+            for layer in layers:
+                layer.train()
+            # The caller's random numbers stay as they are, and the same file gives the same
+            # figures. torch.manual_seed would seed the generators of all other GPUs as well.
+            with torch.random.fork_rng(devices=own):
+                torch.default_generator.manual_seed(0)
+                for device in own:
+                    with torch.cuda.device(device):
+                        torch.cuda.manual_seed(0)
+                for _ in range(self.dropout):
+                    yield task.predicted(task(batch)).float()
+        finally:
+            for layer in layers:
+                layer.eval()
 
     def _check_dropout(self) -> None:
         if self.dropout < 2:
