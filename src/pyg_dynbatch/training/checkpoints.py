@@ -37,8 +37,7 @@ class RandomState(Callback):
     ) -> None:
         """Adds the states of all ranks to the checkpoint."""
         checkpoint["random_state"] = {
-            name: pl_module.all_gather(state).reshape(trainer.world_size, -1).cpu()
-            for name, state in _states(pl_module).items()
+            name: _of_all_ranks(state, trainer) for name, state in _states(pl_module).items()
         }
 
     def on_load_checkpoint(
@@ -129,3 +128,12 @@ def _states(pl_module: pl.LightningModule) -> dict[str, Tensor]:
     if pl_module.device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(pl_module.device)
     return states
+
+
+def _of_all_ranks(state: Tensor, trainer: pl.Trainer) -> Tensor:
+    if trainer.world_size == 1:
+        return state[None]
+    own = state.to(trainer.strategy.root_device)
+    gathered = [torch.empty_like(own) for _ in range(trainer.world_size)]
+    torch.distributed.all_gather(gathered, own)
+    return torch.stack(gathered).cpu()
