@@ -85,7 +85,7 @@ class RDKitDescriptors(MoleculeDescriptors):
     is too large for float32: ``Ipc`` grows with two to the number of atoms. A molecule without
     atoms has none of them: its row is all NaN. What RDKit prints meanwhile is kept back. Some
     descriptors take time that grows as a high power of the number of atoms: 500 atoms may take
-    ten seconds, most of them for ``Ipc`` and ``BertzCT``.
+    ten seconds, most of them for ``Ipc`` and ``AvgIpc``.
 
     Args:
         names: Which descriptors, in this order; left out, all that this RDKit has.

@@ -111,7 +111,7 @@ class MoleculeProperty(Task):
         Args:
             stage: ``fit``, ``validate``, ``test`` or ``predict``.
         """
-        data = getattr(self.trainer, "datamodule", None)
+        data: Any = getattr(self.trainer, "datamodule", None)
         if stage != "fit" or not hasattr(data, "targets"):
             return
         self.fit_targets(data.targets("train"))
