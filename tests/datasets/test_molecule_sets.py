@@ -224,8 +224,9 @@ def test_a_file_without_targets(samples):
 
 
 def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match="none.csv: there is no such file") as caught:
         MoleculeFile(tmp_path / "none.csv")
+    assert "a csv file of molecules" in str(caught.value)
     with pytest.raises(ValueError, match="there is no column 'wrong'"):
         (tmp_path / "a.csv").write_text("smiles,y\nCO,1\n")
         MoleculeFile(tmp_path / "a.csv", target_columns=["wrong"])

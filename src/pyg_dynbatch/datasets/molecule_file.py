@@ -58,7 +58,7 @@ class MoleculeFile(PackedMolecules):
     ) -> None:
         path = Path(path)
         tasks = tuple(target_columns)
-        # Read first: its messages about a file that cannot be used are the better ones.
+        # First, as it says best why a file cannot be used; no record is read as yet.
         records = read_molecules(
             path, smiles_column=smiles_column, target_columns=list(tasks), missing=missing
         )

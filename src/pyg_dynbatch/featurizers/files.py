@@ -66,6 +66,35 @@ def _remove_quietly(path: Path) -> None:
         path.unlink()
 
 
+def existing(path: str | Path, what: str) -> Path:
+    """Refuses a path where there is no file.
+
+    Args:
+        path: The path.
+        what: What is looked for, for the message.
+
+    Returns:
+        The path.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+
+    Example:
+        >>> existing("nowhere.txt", "a text file")
+        Traceback (most recent call last):
+        ...
+        FileNotFoundError: nowhere.txt: there is no such file.
+          expected: a text file
+          where:    nowhere.txt
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(
+            mismatch(f"{path.name}: there is no such file", expected=what, where=path)
+        )
+    return path
+
+
 def read_lines(path: str | Path) -> list[str]:
     r"""Reads the lines of a UTF-8 text file.
 
@@ -83,11 +112,7 @@ def read_lines(path: str | Path) -> list[str]:
         FileNotFoundError: If there is no such file.
         ValueError: If the file is empty or not UTF-8; says where.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(
-            mismatch(f"{path.name}: there is no such file", expected="a text file", where=path)
-        )
+    path = existing(path, "a text file")
     raw = path.read_bytes()
     try:
         text = raw.decode("utf-8-sig")

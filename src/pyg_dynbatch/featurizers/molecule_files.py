@@ -9,6 +9,7 @@ from itertools import chain
 from pathlib import Path
 
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.featurizers.files import existing
 from pyg_dynbatch.featurizers.text_stream import Lines, open_lines
 
 FORMATS = {
@@ -157,6 +158,8 @@ def read_molecules(
                 mend="a csv file with a line of column names",
             )
         )
+    if str(path) != "-":
+        existing(path, f"a {kind} file of molecules")
     return _read(path, kind, wanted)
 
 

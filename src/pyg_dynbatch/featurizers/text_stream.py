@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import cast
 
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.featurizers.files import existing
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -91,11 +92,7 @@ def open_lines(path: str | Path) -> Iterator[Lines]:
     if str(path) == "-":
         yield Lines(cast(BufferedIOBase, sys.stdin.buffer), "-")
         return
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(
-            mismatch(f"{path.name}: there is no such file", expected="a file", where=path)
-        )
+    path = existing(path, "a file")
     is_gzip = path.suffix.lower() == ".gz"
     with gzip.open(path, "rb") if is_gzip else path.open("rb") as stream:
         yield Lines(cast(BufferedIOBase, stream), str(path))

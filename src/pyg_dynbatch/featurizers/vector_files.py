@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.featurizers.files import existing
 from pyg_dynbatch.featurizers.vocabulary import Vocabulary, unescape
 from pyg_dynbatch.featurizers.word_vectors import WordVectors
 
@@ -116,14 +117,7 @@ def _fill_missing(
 
 @contextmanager
 def _opened(path: Path) -> Iterator[IO[bytes] | gzip.GzipFile]:
-    if not path.is_file():
-        raise FileNotFoundError(
-            mismatch(
-                f"{path.name}: there is no such file",
-                expected="word vectors as text, or as text compressed to .gz",
-                where=path,
-            )
-        )
+    existing(path, "word vectors as text, or as text compressed to .gz")
     with path.open("rb") as plain:
         if plain.read(2) == b"\x1f\x8b":
             with gzip.open(path, "rb") as unpacked:
