@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from pyg_dynbatch.core.pair_table import PairTable
+from pyg_dynbatch.core.pair_table import PairTable, check_pair_set
 
 DISTANCE = torch.tensor([0, 1, 1, 2, 7, 8, -1])
 
@@ -42,6 +42,13 @@ def test_unknown_sets_are_refused(pairs: str | int) -> None:
     message = r'expected: "all", "connected", "bonds", or a number of bonds from 1 to 7\n.*'
     with pytest.raises(ValueError, match=message + re.escape(repr(pairs))):
         make().kept(pairs)
+
+
+@pytest.mark.parametrize("pairs", [2.5, None, 7.0, [1]])
+def test_what_is_no_set_at_all_is_refused(pairs: object) -> None:
+    with pytest.raises(ValueError, match="no such set of pairs") as caught:
+        check_pair_set(pairs)
+    assert f"got:      {pairs!r}" in str(caught.value)
 
 
 def test_round_trips() -> None:

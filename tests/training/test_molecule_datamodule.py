@@ -209,6 +209,11 @@ def test_batch_size_out_of_range() -> None:
         NCIData(batch_size=0)
 
 
+def test_a_set_of_pairs_is_refused_before_any_molecule_is_read() -> None:
+    with pytest.raises(ValueError, match="there is no such set of pairs"):
+        MoleculeFileData("nowhere.csv", ["y"], pairs=9)
+
+
 def test_real_file(shared_data, tmp_path: Path) -> None:
     folder = str(shared_data("molecules/freesolv.csv").parent)
     data = MoleculeNetData("FreeSolv", str(tmp_path), folder, reading=QUIET)

@@ -18,6 +18,31 @@ DISCONNECTED = -1
 PAIR_SETS = ("all", "connected", "bonds")
 
 
+def check_pair_set(pairs: object) -> None:
+    """Refuses what names no set of pairs; `PairTable.kept` lists those there are.
+
+    Args:
+        pairs: What was given.
+
+    Raises:
+        ValueError: If there is no such set of pairs.
+
+    Example:
+        >>> check_pair_set("bonds")
+        >>> check_pair_set(7)
+    """
+    known = isinstance(pairs, str) and pairs in PAIR_SETS
+    farthest = isinstance(pairs, int) and not isinstance(pairs, bool) and 1 <= pairs < FAR
+    if not (known or farthest):
+        raise ValueError(
+            mismatch(
+                "PairTable: there is no such set of pairs",
+                expected='"all", "connected", "bonds", or a number of bonds from 1 to 7',
+                got=repr(pairs),
+            )
+        )
+
+
 @dataclass(frozen=True, eq=False)
 class PairTable:
     """Lists the feature row and the graph distance of every pair code.
@@ -133,16 +158,7 @@ class PairTable:
             >>> table.kept("connected").tolist()
             [True, True, True, False]
         """
-        known = isinstance(pairs, str) and pairs in PAIR_SETS
-        farthest = not isinstance(pairs, str | bool) and 1 <= pairs < FAR
-        if not (known or farthest):
-            raise ValueError(
-                mismatch(
-                    "PairTable: there is no such set of pairs",
-                    expected='"all", "connected", "bonds", or a number of bonds from 1 to 7',
-                    got=repr(pairs),
-                )
-            )
+        check_pair_set(pairs)
         proper = self.distance != 0
         if pairs == "bonds":
             proper = self.distance == 1

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import Subset
 
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.pair_table import check_pair_set
 from pyg_dynbatch.data import MoleculeLoader, pair_counts
 from pyg_dynbatch.datasets import (
     FeaturizeOptions,
@@ -46,6 +47,9 @@ class MoleculeDataModule(SplitDataModule):
             chooses among them, and any number of molecules.
         num_workers: Loader processes; 0 loads in the process that trains.
         predict_split: Which split ``predict`` runs over.
+
+    Raises:
+        ValueError: If there is no such set of pairs, or an option is out of range.
     """
 
     def __init__(
@@ -61,6 +65,7 @@ class MoleculeDataModule(SplitDataModule):
         predict_split: SplitName = "test",
     ) -> None:
         super().__init__(batch_size, max_pairs, num_workers, predict_split)
+        check_pair_set(pairs)  # here, as hours may pass until the first batch is made
         self.max_pairs = max_pairs
         self.split = split
         self.pairs = pairs
