@@ -4,11 +4,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch_geometric.data import Batch, Data, HeteroData
-from torch_geometric.loader import DataLoader as StockLoader
+from torch_geometric.data import Data, HeteroData
 
 from pyg_dynbatch.core.schedule import Schedule
-from pyg_dynbatch.data import Collater, DynTreeData, from_nested, schedule_of
+from pyg_dynbatch.data import Collater, DynTreeData, from_nested
 from tests.strategies import batches, diamond
 
 TREE = from_nested((4, (5, 6)))
@@ -107,56 +106,10 @@ def test_batch_survives_moves_and_pickling():
 
 def test_a_schedule_kept_on_an_example_does_not_get_in_the_way():
     kept = TREE.clone()
-    schedule_of(kept)
-    schedule_of(kept, arity=2)
+    kept.schedule = Collater()([TREE, LEAF]).schedule
     for examples in ([kept, TREE], [TREE, kept], [kept, kept]):
         batch = Collater()(examples)
         assert batch.schedule.num_nodes == 2 * TREE.num_nodes
-
-
-class TestScheduleOf:
-    def test_a_stock_loader_works_and_derives_once(self):
-        ours = Collater(arity=2)([TREE, LEAF])
-        (batch,) = StockLoader([TREE, LEAF], batch_size=2)
-        assert schedule_of(batch, arity=2) == ours.schedule
-        assert schedule_of(batch) is schedule_of(batch) is batch.schedule
-        assert schedule_of(ours) is ours.schedule
-        assert [d.num_nodes for d in batch.to_data_list()] == [5, 1]
-
-    def test_several_arities_and_directions_live_side_by_side(self):
-        batch = Batch.from_data_list([TREE, LEAF])
-        ragged, fixed = schedule_of(batch), schedule_of(batch, arity=2)
-        assert (ragged.arity, fixed.arity) == (None, 2)
-        assert schedule_of(batch) is ragged
-        assert schedule_of(batch, arity=2) is fixed
-        assert schedule_of(batch, direction="top_down").direction == "top_down"
-
-    def test_a_stale_schedule_is_refused(self):
-        batch = Collater()([TREE, LEAF])
-        batch.edge_index = batch.edge_index[:, :-1]
-        with pytest.raises(ValueError) as caught:
-            schedule_of(batch)
-        assert str(caught.value) == (
-            "schedule_of: batch.schedule was made for another structure.\n"
-            "  expected: 6 nodes and 4 edges\n"
-            "  got:      6 nodes and 3 edges\n"
-            "  try:      del batch.schedule after changing nodes or edges"
-        )
-
-    def test_faults(self):
-        with pytest.raises(ValueError, match="schedule_of: unknown direction"):
-            schedule_of(TREE, direction="both")
-        with pytest.raises(ValueError, match="there is no edge_index to make a schedule from"):
-            schedule_of(Data(x=torch.ones(1, 1)))
-        loop = Data(edge_index=torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
-        with pytest.raises(ValueError, match="schedule_of: example 1 of the batch: .*has a cycle"):
-            schedule_of(Batch.from_data_list([_plain(TREE), loop]))
-        with pytest.raises(ValueError, match="^depth_of: edge_index has a cycle"):
-            schedule_of(loop)
-
-
-def _plain(data) -> Data:
-    return Data(edge_index=data.edge_index, num_nodes=data.num_nodes)
 
 
 class TestFaults:

@@ -133,6 +133,17 @@ def test_one_stock_batch_serves_models_of_different_arity() -> None:
         assert torch.equal(model(stock), model(Collater(arity=ARITY[cell])(EXAMPLES)))
 
 
+def test_a_stock_batch_that_cannot_be_scheduled_names_the_example() -> None:
+    four = DynTreeData(torch.tensor([[0, 1, 2, 3], [4] * 4]), token=torch.arange(5))
+    (stock,) = PyGDataLoader([EXAMPLES[0], four, EXAMPLES[1]], batch_size=3)
+    text = message(lambda: classifier()(stock), ValueError)
+    assert text.startswith("TreeEncoder: example 1 of the batch: ")
+    loop = Data(edge_index=torch.tensor([[0, 1], [1, 0]]), token=torch.ones(2).long())
+    good = Data(edge_index=torch.tensor([[0], [1]]), token=torch.ones(2).long())
+    text = message(lambda: classifier()(Batch.from_data_list([good, good, loop])), ValueError)
+    assert "example 2 of the batch: " in text and "has a cycle" in text
+
+
 def test_one_example_without_a_batch() -> None:
     model = classifier()
     plain = Data(edge_index=torch.tensor([[0, 1], [2, 2]]), num_nodes=3,

@@ -1,6 +1,5 @@
 """This room exists to carry trees and graphs into PyG: one example, one batch, one epoch."""
 
-from pyg_dynbatch.data.attach import schedule_of
 from pyg_dynbatch.data.collate import Collater
 from pyg_dynbatch.data.convert import (
     from_edge_index,
@@ -41,7 +40,6 @@ __all__ = [
     "from_parents",
     "node_counts",
     "pair_counts",
-    "schedule_of",
     "to_nested",
     "to_networkx",
     "to_nltk",

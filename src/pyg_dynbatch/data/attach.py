@@ -14,42 +14,6 @@ from pyg_dynbatch.data.tree import DynTreeData
 KEY_OF_DIRECTION: dict[str, str] = {"bottom_up": "schedule", "top_down": "schedule_down"}
 
 
-def schedule_of(batch: Any, arity: int | None = None, direction: str = "bottom_up") -> Schedule:
-    """Gives the schedule attached to a batch, or derives it once and keeps it on the batch.
-
-    This makes any batch usable, also one from a stock ``torch_geometric.loader.DataLoader`` and
-    one made by hand; the ``DataLoader`` of this package attaches the schedule in its workers.
-
-    Args:
-        batch: A ``Batch`` or a single ``Data`` with ``edge_index`` from child to parent.
-        arity: Argument places of the cell; None takes what is attached, else ragged children.
-        direction: ``"bottom_up"`` or ``"top_down"``.
-
-    Returns:
-        The schedule, on the device of ``edge_index``.
-
-    Raises:
-        ValueError: If no schedule can be made (a cycle, a child beyond the arity), or the attached
-            one was made for other nodes or edges.
-
-    Example:
-        >>> tree = DynTreeData(torch.tensor([[0, 1], [2, 2]]), num_nodes=3)
-        >>> schedule_of(tree) is schedule_of(tree)
-        True
-    """
-    key = KEY_OF_DIRECTION[checked_direction(direction, tuple(KEY_OF_DIRECTION), "schedule_of")]
-    attached = getattr(batch, key, None)
-    if attached is not None and arity not in (None, attached.arity):
-        # Another layer wants other argument places: both schedules stay.
-        key = f"{key}_{arity}"
-        attached = getattr(batch, key, None)
-    if attached is None:
-        attached = derive_schedule(batch, arity, direction, name="schedule_of")
-        setattr(batch, key, attached)
-    _check_fresh(attached, batch, key)
-    return attached
-
-
 def attach_schedules(batch: Any, arity: int | None, direction: str, *, name: str) -> None:
     """Sets ``batch.schedule`` and/or ``batch.schedule_down``.
 
@@ -186,20 +150,6 @@ def _blame(batch: Any, arity: int | None, direction: str) -> tuple[int, ValueErr
         except ValueError as error:
             return number, error
     return None
-
-
-def _check_fresh(schedule: Schedule, batch: Any, key: str) -> None:
-    made_for = (schedule.num_nodes, schedule.num_edges)
-    found = (int(batch.num_nodes), batch.edge_index.size(1))
-    if made_for != found:
-        raise ValueError(
-            mismatch(
-                f"schedule_of: batch.{key} was made for another structure",
-                expected=f"{made_for[0]} nodes and {made_for[1]} edges",
-                got=f"{found[0]} nodes and {found[1]} edges",
-                mend=f"del batch.{key} after changing nodes or edges",
-            )
-        )
 
 
 def checked_direction(direction: str, allowed: tuple[str, ...], name: str) -> str:

@@ -1,5 +1,6 @@
 """Embed the tokens of a batch and carry a recurrent cell through its trees."""
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -222,7 +223,13 @@ def schedule_for(batch: Any, layer: RecursiveLayer) -> Schedule:
         layer: The layer it is for.
 
     Returns:
-        The schedule; one that was worked out is kept on the batch.
+        The schedule; one that was worked out is kept on the batch. It is not looked at again when
+        fields of the batch change: ``del`` it (``schedule_ragged``, ``schedule_2``, …), or make a
+        new batch, where edges or the nodes that have an input are others than before.
+
+    Raises:
+        ValueError: If no schedule can be made (a cycle, a child beyond the arity); says in which
+            example.
     """
     key = "schedule" if layer.direction == "bottom_up" else "schedule_down"
     attached = getattr(batch, key, None)
@@ -236,15 +243,38 @@ def schedule_for(batch: Any, layer: RecursiveLayer) -> Schedule:
     token = getattr(batch, "token", None)
     has_input = token >= 0 if token is not None else getattr(batch, "has_input", None)
     ptr = getattr(batch, "ptr", None)
-    schedule = Schedule.from_structure(
-        batch.edge_index,
-        batch.num_nodes,
-        child_slot=getattr(batch, "child_slot", None),
-        depth=getattr(batch, "depth", None),
-        arity=layer.arity,
-        has_input=has_input,
-        example_sizes=None if ptr is None else ptr.diff().tolist(),
-        direction=layer.direction,
-    ).to(batch.edge_index.device)
+    options = {"arity": layer.arity, "direction": layer.direction}
+    try:
+        schedule = Schedule.from_structure(
+            batch.edge_index,
+            batch.num_nodes,
+            child_slot=getattr(batch, "child_slot", None),
+            depth=getattr(batch, "depth", None),
+            has_input=has_input,
+            example_sizes=None if ptr is None else ptr.diff().tolist(),
+            **options,
+        ).to(batch.edge_index.device)
+    except ValueError as error:
+        blamed = None if ptr is None else _blamed(batch, ptr.tolist(), options)
+        if blamed is None:
+            raise
+        number, reason = blamed
+        raise ValueError(f"TreeEncoder: example {number} of the batch: {reason}") from error
     setattr(batch, key, schedule)
     return schedule
+
+
+def _blamed(
+    batch: Any, bounds: list[int], options: dict[str, Any]
+) -> tuple[int, ValueError] | None:
+    """Finds the first example that has no schedule by itself, and says why."""
+    slots = getattr(batch, "child_slot", None)
+    for number, (first, end) in enumerate(pairwise(bounds)):
+        own = (batch.edge_index[1] >= first) & (batch.edge_index[1] < end)
+        edges = batch.edge_index[:, own] - first
+        slot = None if slots is None else slots[own]
+        try:
+            Schedule.from_structure(edges, end - first, child_slot=slot, **options)
+        except ValueError as error:
+            return number, error
+    return None
