@@ -39,7 +39,6 @@ def build_store(
     task_names: Sequence[str] = (),
     options: FeaturizeOptions = FeaturizeOptions(),  # noqa: B008 - frozen
     name: str = "featurize",
-    total: int | None = None,
 ) -> MoleculeStore:
     """Featurizes a stream of records into a folder of shards.
 
@@ -55,7 +54,6 @@ def build_store(
         task_names: Names of the targets of every record.
         options: Policy for bad rows, processes, size of the shards.
         name: Who asks, for messages and the progress bar.
-        total: Number of records for the progress bar, if it is known.
 
     Returns:
         The store. Its folder also holds ``errors.csv`` with the rows that could not be used.
@@ -77,7 +75,6 @@ def build_store(
     bar = tqdm(
         desc=f"{name}: featurizing",
         unit=" molecules",
-        total=total,
         mininterval=0.5,
         disable=not options.progress,
     )

@@ -16,6 +16,7 @@ from torch_geometric.data import InMemoryDataset
 from tqdm import tqdm
 
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.data.packing import node_counts
 from pyg_dynbatch.data.tree import DynTreeData
 from pyg_dynbatch.featurizers.files import load_tensors, write_atomically
 from pyg_dynbatch.featurizers.vocabulary import Vocabulary
@@ -160,9 +161,7 @@ class TreeDataset(InMemoryDataset, ABC):
     @property
     def node_counts(self) -> list[int]:
         """Gives the number of nodes of every example without building any of them."""
-        starts = self._starts()
-        sizes = (starts[1:] - starts[:-1]).tolist()
-        return [sizes[i] for i in self.indices()]
+        return node_counts(self)
 
     def token_counts(self) -> Int[Tensor, " row"]:
         """Counts how often each row of the vocabulary occurs.

@@ -193,7 +193,6 @@ def open_or_build(
     *,
     task_names: Sequence[str],
     options: FeaturizeOptions,
-    total: int | None = None,
 ) -> MoleculeStore:
     """Opens the store of a source, or makes it.
 
@@ -208,7 +207,6 @@ def open_or_build(
         featurizer: Describes one molecule.
         task_names: Names of the targets.
         options: How to featurize.
-        total: Number of records, if known.
 
     Returns:
         The store.
@@ -234,7 +232,6 @@ def open_or_build(
         task_names=task_names,
         options=options,
         name=name,
-        total=total,
     )
 
 

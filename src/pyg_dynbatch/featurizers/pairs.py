@@ -15,7 +15,6 @@ LONGEST = FAR - 1
 BONDS = ("single", "double", "triple", "aromatic")
 # Codes: 0 an atom with itself; 2k - 3 and 2k - 2 for a distance of k = 2, …, 8 bonds without and
 # with a common ring (8 means farther than 7); 15 two fragments; from 16 on the bonds.
-_FIRST = 1
 _DISCONNECTED_CODE = 15
 FIRST_BOND = 16
 NO_BOND = [

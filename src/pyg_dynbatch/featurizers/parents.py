@@ -6,7 +6,6 @@ from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.featurizers.parsed import NO_PARENT, UNLABELLED, ParsedTree
 
 _OUTSIDE = -1  # a token that belongs to no tree, such as punctuation in collapsed dependencies
-_ROOT = 0
 
 
 def parse_parents(line: str, words: Sequence[str], where: str = "") -> ParsedTree:
