@@ -134,6 +134,15 @@ def test_autocast(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", SMALL)
+def test_autocast_leaves_double_precision_alone(kind: str) -> None:
+    layer, x = make(kind), features(TREE.num_nodes)
+    wanted = layer(x, TREE.edge_index)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = layer(x, TREE.edge_index)
+    torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("kind", SMALL)
 def test_low_precision(kind: str) -> None:
     layer, x = make(kind).bfloat16(), features(TREE.num_nodes).bfloat16()
     h = layer(x, TREE.edge_index)

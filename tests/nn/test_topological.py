@@ -210,6 +210,10 @@ def test_as_a_module() -> None:
         low = layer(x, dag.edge_index)
     torch.testing.assert_close(low.float(), wanted, rtol=0.05, atol=0.05)
     low.sum().backward()
+    double = copy.deepcopy(layer).double()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(double(x.double(), dag.edge_index), double(x.double(), dag.edge_index))
+        assert double(x.double(), dag.edge_index).dtype == torch.float64
     layer.reset_parameters()
     assert not torch.equal(layer(x, dag.edge_index), wanted)
     assert repr(layer) == "TopologicalConv(GCNConv(4, 4))"

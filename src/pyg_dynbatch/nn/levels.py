@@ -35,8 +35,7 @@ def run_levels(
     projected = cell.project(inputs[first:]).split(list(counts[1:]) or [0])
     store = StateStore(schedule.num_nodes + 1, zero_rows=1)
     states = _leaves(cell, inputs[:first], steps[0].size if steps else 0)
-    autocast = torch.is_autocast_enabled(inputs.device.type)
-    store.allocate(states, tuple(torch.float32 if autocast else part.dtype for part in states))
+    store.allocate(states, stored_dtypes(states))
     token = store.write(new_token(inputs), 1, states)
     for number, step in enumerate(steps[1:], start=1):
         rows = _with_missing(projected[number - 1], none, step.size)
@@ -49,6 +48,19 @@ def run_levels(
         token = store.write(token, 1, states)
     output = schedule.rows_of(schedule.outputs["node"].wiring)
     return finish(token, [store], [(store, (1, schedule.num_nodes) if level_order else output)])[0]
+
+
+def stored_dtypes(states: States) -> tuple[torch.dtype, ...]:
+    """In what to keep states: as they are; under autocast in single precision or better.
+
+    Example:
+        >>> with torch.autocast("cpu", torch.bfloat16):
+        ...     stored_dtypes((torch.zeros(1, 1).bfloat16(), torch.zeros(1, 1).double()))
+        (torch.float32, torch.float64)
+    """
+    autocast = torch.is_autocast_enabled(states[0].device.type)
+    least = [torch.promote_types(part.dtype, torch.float32) for part in states]
+    return tuple(least) if autocast else tuple(part.dtype for part in states)
 
 
 def _leaves(cell: RecursiveCell, inputs: Tensor, size: int) -> States:

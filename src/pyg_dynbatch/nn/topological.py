@@ -12,6 +12,7 @@ from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.core.state_store import Pick, StateStore, finish, new_token
 from pyg_dynbatch.core.wiring import Wiring
+from pyg_dynbatch.nn.levels import stored_dtypes
 from pyg_dynbatch.nn.schedules import check_schedule, checked_direction, derive_schedule
 
 Rows = Sequence[Tensor | None]
@@ -161,8 +162,7 @@ class TopologicalConv(nn.Module):
             with masks.of_level(number):
                 states = self._call(own, sources, owners, *arguments[number])
             if not number:
-                autocast = torch.is_autocast_enabled(x.device.type)
-                store.allocate((states,), (torch.float32 if autocast else states.dtype,))
+                store.allocate((states,), stored_dtypes((states,)))
             token = store.write(token, step.results[0][1], (states,))
         return finish(token, [store], [(store, row)])[0][0]
 

@@ -56,7 +56,6 @@ class TreeGRUCell(RecursiveCell):
         recurrent_dropout: float = 0.0,
     ) -> None:
         super().__init__(in_channels, out_channels, arity)
-        self.places = arity
         self.state_channels = (out_channels,)
         self.recurrent_dropout = checked_probability(
             type(self).__name__, "recurrent_dropout", recurrent_dropout
@@ -87,7 +86,7 @@ class TreeGRUCell(RecursiveCell):
 
     def step(self, projected: Float[Tensor, "row projected"], children: Any) -> States:
         """Computes the gates and the new state; see the class."""
-        width, places = self.out_channels, self.places
+        width = self.out_channels
         own_r, own_z, candidate = projected.split(width, 1)
         if children is None:
             # Without children the sums over z do not vanish: z depends on the input too.
@@ -96,7 +95,7 @@ class TreeGRUCell(RecursiveCell):
             return ((1 - share) * u,)
         (h,) = children
         gates = nn.functional.linear(h.flatten(1), self.weight_gates)
-        r, z = gates.unflatten(1, (2, places, width)).unbind(1)
+        r, z = gates.unflatten(1, (2, h.size(1), width)).unbind(1)
         r, z = torch.sigmoid(r + own_r[:, None]), torch.sigmoid(z + own_z[:, None])
         candidate = candidate + nn.functional.linear((r * h).flatten(1), self.weight_update)
         u = dropped(candidate.tanh(), self.recurrent_dropout, self.training)

@@ -149,7 +149,6 @@ class NaryTreeLSTMCell(_TreeLSTMCell):
     ) -> None:
         shape = ((3 + arity) * out_channels, arity * out_channels)
         super().__init__(in_channels, out_channels, arity, shape, forget_bias, recurrent_dropout)
-        self.places = arity
 
     def run_fused(self, inputs: Tensor, run: FusedRun) -> States:
         """Runs a whole schedule in one autograd function."""
@@ -166,7 +165,7 @@ class NaryTreeLSTMCell(_TreeLSTMCell):
         u, i, o = gates.split(width, 1)
         memory = torch.sigmoid(i) * dropped(u.tanh(), self.recurrent_dropout, self.training)
         if children is not None:
-            forget = hidden[:, 3 * width :].unflatten(1, (self.places, width))
+            forget = hidden[:, 3 * width :].unflatten(1, (h.size(1), width))
             forget = torch.sigmoid(forget + projected[:, None, 3 * width :])
             memory = memory + (forget * c).sum(1)
         return torch.sigmoid(o) * memory.tanh(), memory
