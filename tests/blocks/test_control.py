@@ -52,6 +52,20 @@ def test_one_of_on_tuples() -> None:
     builds(given, [(("a", 1), 1.0), (("b", 1), -1.0)])
 
 
+@pytest.mark.parametrize("cases", [1, 2, 64, 66])
+def test_one_of_many_cases(cases: int) -> None:
+    blocks = {n: td.GetItem(n) >> td.Scalar() for n in range(cases)}
+    model = td.Compiler.create(td.OneOf(lambda x: x["key"], blocks, pre_block=td.GetItem("rows")))
+    keys, rows = sorted({0, min(63, cases - 1), cases // 2, cases - 1}), list(range(cases))
+    assert model([{"key": key, "rows": rows} for key in keys]).output.tolist() == keys
+    assert "unknown key" in refused(KeyError, model, [{"key": cases, "rows": rows}])
+
+
+def test_one_of_more_cases_than_python_reads_in_one_chain() -> None:
+    model = td.Compiler.create(td.OneOf(lambda x: x, {n: td.Zeros(1) for n in range(2000)}))
+    assert model([0, 1999]).output.tolist() == [[0.0], [0.0]]
+
+
 def test_one_of_errors() -> None:
     assert "there is no case" in refused(ValueError, td.OneOf, len, {})
     assert "key_fn cannot be called" in refused(TypeError, td.OneOf, 3, {1: td.Scalar()})

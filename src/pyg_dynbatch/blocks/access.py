@@ -3,7 +3,7 @@
 from typing import Any, cast
 
 from pyg_dynbatch.blocks.block import Block
-from pyg_dynbatch.blocks.code import Code, packed
+from pyg_dynbatch.blocks.code import Code, key_text, packed
 from pyg_dynbatch.blocks.pipe import Pipe
 from pyg_dynbatch.blocks.result_types import (
     BroadcastSequenceType,
@@ -70,9 +70,7 @@ class GetItem(Block):
         if isinstance(self._known("input"), TupleType):
             return value[self._key]
         result = code.new(self._known("output"))
-        plain = isinstance(self._key, str | int)
-        key = repr(self._key) if plain else code.model.name_of(self._key)
-        code.line(f"{packed(result)} = {packed(value)}[{key}]")
+        code.line(f"{packed(result)} = {packed(value)}[{key_text(code, self._key)}]")
         return result
 
 

@@ -301,6 +301,12 @@ def packed(value: Any) -> str:
     return f"({', '.join(map(packed, value))}{',' if len(value) == 1 else ''})"
 
 
+def key_text(code: Code, key: Any) -> str:
+    """Writes the key of an item: as it is, or where that cannot be read back, by a name."""
+    # Not of a subclass, such as an enumeration of strings, which is written in its own way.
+    return repr(key) if type(key) in (str, int, bool, type(None)) else code.model.name_of(key)
+
+
 def terminals(value: Any) -> list[str]:
     """Lists the variables of a value.
 

@@ -1,4 +1,4 @@
-"""Blocks that choose, repeat themselves, pass on, or hand values out."""
+"""Blocks that choose, pass on, swallow, or hand values out."""
 
 from collections import OrderedDict
 from typing import Any
@@ -102,17 +102,32 @@ class OneOf(Block):
         if self._pre is not None:
             value = code.emit(self._pre, value)
         result = code.new(self._known("output"))
-        for number, case in enumerate(self.cases):
-            last = number == len(self._keys) - 1
-            test = f"{key}_ == {number}"
-            with code.inside("if True:" if last and not number else _header(number, last, test)):
-                assign(code, result, code.emit(case, value))
+        starts = range(0, len(self._keys), _CHAIN)
+        if len(starts) == 1:
+            self._emit_chain(code, f"{key}_", 0, value, result)
+            return result
+        for start in starts:
+            # Python reads no chain of thousands, and goes through a chain one by one.
+            test = f"{key}_ < {start + _CHAIN}"
+            with code.inside(_header(start, start == starts[-1], test)):
+                self._emit_chain(code, f"{key}_", start, value, result)
         return result
+
+    def _emit_chain(self, code: Code, key: str, start: int, value: Any, result: Any) -> None:
+        cases = self.cases[start : start + _CHAIN]
+        for number, case in enumerate(cases):
+            test = f"{key} == {start + number}"
+            with code.inside(_header(number, number == len(cases) - 1, test)):
+                assign(code, result, code.emit(case, value))
+
+
+# How many cases are told apart by one chain of ``elif``.
+_CHAIN = 64
 
 
 def _header(number: int, last: bool, test: str) -> str:
     if last:
-        return "else:"
+        return "else:" if number else "if True:"
     return f"{'elif' if number else 'if'} {test}:"
 
 
@@ -200,7 +215,7 @@ class Metric(Block):
     """Hands values out of the model, any number an example, such as one loss a tree node.
 
     Args:
-        metric_name: Under which name they come back, see :class:`Compiled`.
+        metric_name: Under which name they come back, see :class:`BlockResult`.
         name: For messages and pictures.
 
     Raises:

@@ -4,7 +4,7 @@ from collections import OrderedDict
 from typing import Any
 
 from pyg_dynbatch.blocks.block import Block, Wire, convert_to_block
-from pyg_dynbatch.blocks.code import Code
+from pyg_dynbatch.blocks.code import Code, key_text
 from pyg_dynbatch.blocks.composition import packed_if_object
 from pyg_dynbatch.blocks.result_types import (
     PyObjectType,
@@ -121,14 +121,9 @@ class Record(Block):
                 given = "None"
             else:
                 given = code.fresh()
-                code.line(f"{given} = {value}[{_key_text(code, key)}]")
+                code.line(f"{given} = {value}[{key_text(code, key)}]")
             items.append(code.emit(child, given))
         return packed_if_object(code, tuple(items), self.output_type)
-
-
-def _key_text(code: Code, key: Any) -> str:
-    plain = isinstance(key, str | int | type(None))
-    return repr(key) if plain else code.model.name_of(key)
 
 
 def sorted_pairs(named: dict[Any, Any]) -> list[tuple[Any, Any]]:
