@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from enum import Enum, IntEnum, StrEnum
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from pyg_dynbatch import blocks as td
+from pyg_dynbatch.blocks import composition
 from tests.blocks.harness import add, builds, numbers, read_back, refused
 
 
@@ -63,6 +65,28 @@ def test_slices() -> None:
     assert "outside a scope" in refused(AssertionError, lambda: td.AllOf(td.Scalar())[:1])
 
 
+class Plain(Enum):
+    KEY = 1
+
+
+class Text(StrEnum):
+    KEY = "key"
+
+
+class Number(IntEnum):
+    KEY = 1
+
+
+@pytest.mark.parametrize("key", [Plain.KEY, Text.KEY, Number.KEY, None, True, "a", (1, 2), 1.5])
+def test_keys_of_any_kind(key: Any) -> None:
+    made = td.Composition()
+    with made.scope():
+        made.output.reads(td.Scalar().reads(td.Identity().reads(made.input)[key]))
+    for block in (made, td.GetItem(key) >> td.Scalar(), td.Record({key: td.Scalar()})):
+        found = td.Compiler.create(block)([{key: 3.0}]).output
+        assert found[0] == 3.0
+
+
 def test_items_of_host_objects_and_sequences() -> None:
     made = td.Composition()
     with made.scope():
@@ -107,11 +131,46 @@ def test_unused_output() -> None:
     assert "the output of Function is unused" in text and "where:    Root" in text
 
 
+def test_nothing_many_times_over_is_used() -> None:
+    made = td.Composition()
+    with made.scope():
+        x = td.Scalar().reads(made.input)
+        td.AllOf(td.Metric("m"), td.AllOf(td.Void(), td.Void())).reads(x)
+        made.output.reads(x)
+    assert made.eval(1.0) == (1.0, {"m": [1.0]})
+
+
 def test_circle() -> None:
     made = td.Composition()
-    a, b = td.Identity(), td.Identity()
+    a, b, c = td.Identity(), td.Identity(), td.Identity()
+    assert "in a circle" in refused(ValueError, made.connect, a, a)
     made.connect(a, b)
+    made.connect((b, made.input), c)
     assert "in a circle" in refused(ValueError, made.connect, b, a)
+    assert "in a circle" in refused(ValueError, made.connect, c[0], a)
+
+
+def test_long_chains_are_wired_in_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a composition looks at while it is wired grows with the wires, not their square."""
+    looks = 0
+
+    def counting(function: Any) -> Any:
+        def counted(*given: Any) -> Any:
+            nonlocal looks
+            looks += 1
+            return function(*given)
+
+        return counted
+
+    for name in ("_type_of", "_blocks_of"):
+        monkeypatch.setattr(composition, name, counting(getattr(composition, name)))
+    made, stages = td.Composition(), 30
+    with made.scope():
+        x = td.Scalar().reads(made.input)
+        for _ in range(stages):
+            x = td.Function(torch.neg).reads(x)
+        made.output.reads(x)
+    assert looks < 10 * stages
 
 
 def test_connected_twice() -> None:

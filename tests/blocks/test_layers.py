@@ -21,6 +21,15 @@ def test_fc() -> None:
     three_ways(td.Map(td.Vector(3) >> td.FC(4, torch.tanh)) >> td.Sum(), [[[1, 2, 3]], []])
 
 
+def test_a_layer_reads() -> None:
+    made, layer = td.Composition(), td.FC(2)
+    with made.scope():
+        one, two = (layer.reads(td.Vector(3).reads(made.input)) for _ in range(2))
+        made.output.reads(one, two)
+    first, second = made.eval([1, 2, 3])
+    assert torch.equal(first, second) and first.shape == (2,)
+
+
 def test_fc_initial_weights() -> None:
     for activation, scale in ((torch.relu, 1.43), (torch.tanh, 1.15), (None, 1.0)):
         layer = td.FC(400, activation)

@@ -1,4 +1,4 @@
-"""Blocks that put blocks together: pipes, wired graphs, records, several readers of one input."""
+"""Blocks wired into an acyclic graph."""
 
 import threading
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from heapq import heappop, heappush
 from typing import Any
 
 from pyg_dynbatch.blocks.block import Block, Wire, convert_to_block, said_as
-from pyg_dynbatch.blocks.code import Code, packed
+from pyg_dynbatch.blocks.code import Code, key_text, packed
 from pyg_dynbatch.blocks.result_types import (
     PyObjectType,
     ResultType,
@@ -75,7 +75,8 @@ class Composition(Block):
             children, ``"input"`` and ``"output"``; a list ``[source, key]`` is an item.
 
     Raises:
-        TypeError: At compiling, if the output of a child is unused, or nothing feeds the output.
+        TypeError: At compiling, if the output of a child is unused, or nothing feeds an output of
+            a stated type; left open, it is nothing.
         ValueError: If the output is read, the input written, an input connected twice, a foreign
             composition's input or output used, or the wires run in a circle.
 
@@ -95,6 +96,8 @@ class Composition(Block):
     def __init__(self, children: Any = None, name: Any = None, *, wires: Any = ()) -> None:
         super().__init__(list(children or ()), name=name)
         self._connections: list[Connection] = []
+        # Those along which types may still pass.
+        self._untyped: list[Connection] = []
         # What feeds a block, and the numbers of the connections that read it.
         self._feeds: dict[Block, Any] = {}
         self._readers: dict[Block, list[int]] = {}
@@ -165,14 +168,17 @@ class Composition(Block):
                 expected="one connection an input; several sources as a tuple",
                 got=repr(a),
             )
+        found = set(_blocks_of(source))
         if not isinstance(target, CompositionIO) and target._parent is not self:
             self._adopt(target)
-        if self._leads_to(source, target):
+        # Whom nobody reads leads nowhere; to look would make long chains slow to wire.
+        if (target in self._readers or target in found) and self._leads_to(source, target):
             self._refuse("the wires run in a circle", ValueError, got=f"{a!r} -> {b!r}")
         self._feeds[target] = source
-        for block in set(_blocks_of(source)):
+        for block in found:
             self._readers.setdefault(block, []).append(len(self._connections))
         self._connections.append((source, target))
+        self._untyped.append((source, target))
         self._settle()
 
     def _own(self, side: CompositionIO, wanted: str, what: str) -> None:
@@ -217,26 +223,32 @@ class Composition(Block):
                 inner._learn(key, self._types[side])
             if inner._types[key] is not None:
                 self._learn(side, inner._types[key])
-        for source, target in self._connections:
+        self._untyped = self._pass_on(self._untyped)
+
+    def _pass_on(self, connections: list[Connection]) -> list[Connection]:
+        """Passes types along connections, both ways; gives those that may yet learn more."""
+        left = []
+        for source, target in connections:
             if (found := _type_of(source)) is not None:
                 target.set_input_type(found)
             if target.input_type is not None:
                 _tell(source, target.input_type)
+            if found is None or target.input_type is None:
+                left.append((source, target))
+        return left
 
     def _check(self) -> None:
         used = {id(block) for source, _ in self._connections for block in _blocks_of(source)}
+        self._pass_on(self._connections)
         if self._output not in self._feeds:
-            if self.output_type is None or self.output_type == VoidType():
+            if self.output_type is None:
                 self.set_output_type(VoidType())
-            if not any(_gives_something(child) for child in self._children):
-                if not isinstance(self.output_type, VoidType):
-                    self._refuse_no_output()
-            elif self.output_type != VoidType():
+            if self.output_type != VoidType():
                 self._refuse_no_output()
         for child in self._children:
             if child not in self._feeds:
                 child.set_input_type(VoidType())
-            if id(child) not in used and child.output_type != VoidType():
+            if id(child) not in used and not _is_nothing(child.output_type):
                 self._refuse(
                     f"the output of {child._label()} is unused",
                     expected="every output to be read by something",
@@ -315,8 +327,8 @@ class Composition(Block):
         return source.side if isinstance(source, CompositionIO) else self._children.index(source)
 
 
-def _gives_something(block: Block) -> bool:
-    return block.output_type != VoidType()
+def _is_nothing(kind: ResultType | None) -> bool:
+    return kind == VoidType() or (isinstance(kind, TupleType) and all(map(_is_nothing, kind)))
 
 
 def _blocks_of(source: Any) -> list[Block]:
@@ -361,7 +373,7 @@ def _value_of(code: Code, source: Any, values: dict[int, Any]) -> Any:
         if isinstance(whole, tuple):
             return whole[source.key]
         name = code.fresh()
-        code.line(f"{name} = {whole}[{source.key!r}]")
+        code.line(f"{name} = {whole}[{key_text(code, source.key)}]")
         return name
     if isinstance(source, tuple):
         items = tuple(_value_of(code, item, values) for item in source)

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from pyg_dynbatch.blocks.block import Block, said_as
+from pyg_dynbatch.blocks.block import Block, convert_to_block, said_as
 from pyg_dynbatch.blocks.result_types import (
     ResultType,
     TensorType,
@@ -127,6 +127,10 @@ class Layer(nn.Module):
         from pyg_dynbatch.blocks.pipe import Pipe
 
         return Pipe(other, self)
+
+    def reads(self, *others: Any) -> Block:
+        """Makes a block of the layer and wires its inputs, see :meth:`Block.reads`."""
+        return convert_to_block(self).reads(*others)
 
     def __repr__(self) -> str:
         """Reads like the call that makes it."""

@@ -77,7 +77,7 @@ class RNN(Block):
         if isinstance(self.output_type, TupleType) and len(self.output_type) == 2:
             state = state or self.output_type[1]
         if state is None and element is not None and self._cell.output_type is None:
-            state = self._guess(element)
+            state = self._stated()
         if state is None:
             return
         if element is not None:
@@ -97,8 +97,8 @@ class RNN(Block):
             if sequence is not None:
                 self.set_output_type((SequenceType(given[0]), state))
 
-    def _guess(self, element: ResultType) -> ResultType | None:
-        """A layer may say of what type its state is; otherwise the state may be like an output."""
+    def _stated(self) -> ResultType | None:
+        """A layer may say of what type its state is."""
         layer = getattr(self._cell, "tf_fn", None)
         return getattr(layer, "state_type", None)
 

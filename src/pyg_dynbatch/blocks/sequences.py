@@ -1,4 +1,4 @@
-"""Blocks that walk along sequences: map, folds, recurrent cells, balanced and flat reductions."""
+"""Blocks that walk along sequences: map, folds, and balanced reductions."""
 
 from typing import Any
 
