@@ -20,8 +20,12 @@ def _sum(ragged: RaggedRows) -> torch.Tensor:
 
 def _mean(ragged: RaggedRows) -> torch.Tensor:
     total = ragged.sum()
-    count = torch.bincount(ragged.owner, minlength=ragged.num_calls).clamp(min=1)
-    return total / count.to(total.dtype).view(-1, *(1,) * (total.dim() - 1))
+    # Not by bincount, for which the host waits on a GPU; in single precision, which counts on
+    # where half precision stops.
+    ones = torch.ones(ragged.owner.size(0), device=total.device)
+    count = torch.zeros(ragged.num_calls, device=total.device).index_add(0, ragged.owner, ones)
+    count = count.clamp(min=1).to(total.dtype)
+    return total / count.view(-1, *(1,) * (total.dim() - 1))
 
 
 def _extreme(ragged: RaggedRows, kind: str) -> torch.Tensor:
