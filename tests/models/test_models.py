@@ -138,8 +138,8 @@ def test_a_stock_batch_that_cannot_be_scheduled_names_the_example() -> None:
     (stock,) = PyGDataLoader([EXAMPLES[0], four, EXAMPLES[1]], batch_size=3)
     text = message(lambda: classifier()(stock), ValueError)
     assert text.startswith("TreeEncoder: example 1 of the batch: ")
-    loop = Data(edge_index=torch.tensor([[0, 1], [1, 0]]), token=torch.ones(2).long())
-    good = Data(edge_index=torch.tensor([[0], [1]]), token=torch.ones(2).long())
+    loop = Data(edge_index=torch.tensor([[0, 1], [1, 0]]), token=torch.ones(2).long(), num_nodes=2)
+    good = Data(edge_index=torch.tensor([[0], [1]]), token=torch.ones(2).long(), num_nodes=2)
     text = message(lambda: classifier()(Batch.from_data_list([good, good, loop])), ValueError)
     assert "example 2 of the batch: " in text and "has a cycle" in text
 
