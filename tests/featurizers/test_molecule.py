@@ -305,6 +305,16 @@ def test_is_rebuilt_from_its_spec(featurizer: MoleculeFeaturizer) -> None:
             assert again.prepare(smiles).GetNumAtoms() == featurizer(smiles).num_nodes
 
 
+def test_a_release_that_changes_no_feature_leaves_the_digest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = KEARNES.digest
+    monkeypatch.setattr("pyg_dynbatch.__version__", "99.0")
+    assert KEARNES.digest == before and KEARNES.spec["pyg_dynbatch"] == "99.0"
+    monkeypatch.setattr("pyg_dynbatch.featurizers.molecule._FORMAT", "MoleculeFeaturizer 99")
+    assert KEARNES.digest != before
+
+
 def test_digests_differ() -> None:
     assert len({featurizer.digest for featurizer in (*MANY, DEEPCHEM)}) == 6
 

@@ -4,12 +4,11 @@ import hashlib
 import json
 import warnings
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float32, Int, UInt8
+from jaxtyping import Float32, UInt8
 from torch import Tensor
 
 import pyg_dynbatch
@@ -39,10 +38,12 @@ from pyg_dynbatch.featurizers.named_parts import (
     named_descriptors,
     named_pairs,
 )
+from pyg_dynbatch.featurizers.pair_places import upper_triangle
 from pyg_dynbatch.featurizers.pairs import KearnesPairs
 from pyg_dynbatch.featurizers.rdkit_access import Mol, chem, rdkit_version
 from pyg_dynbatch.featurizers.smiles import MoleculeError, parse_smiles, sanitized_copy
 
+# Raise it when a release changes what any of the features is: stores are then made anew.
 _FORMAT = "MoleculeFeaturizer 1"
 _FRAGMENTS = ("all", "largest")
 # Whose results need no check.
@@ -156,7 +157,7 @@ class MoleculeFeaturizer:
         rows, codes = self.atom_rows(mol), self.pair_codes(mol)
         return MoleculeData(
             x=torch.from_numpy(rows),
-            pair_code=torch.from_numpy(codes.take(_upper_triangle(len(codes)))),
+            pair_code=torch.from_numpy(codes.take(upper_triangle(len(codes)))),
             descriptor=self._descriptor_row(described),
             smiles=molecule.strip() if isinstance(molecule, str) else None,
         )
@@ -277,8 +278,10 @@ class MoleculeFeaturizer:
 
     @property
     def digest(self) -> str:
-        """A short hash of `spec`: equal digests give equal data."""
-        text = json.dumps(self.spec, sort_keys=True)
+        """A short hash of `spec` but for this package's version: equal digests, equal data."""
+        # What a release changes in the features raises _FORMAT; else stores are good as they are.
+        facts = {name: value for name, value in self.spec.items() if name != "pyg_dynbatch"}
+        text = json.dumps(facts, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @classmethod
@@ -392,9 +395,3 @@ def _check_mol(molecule: Mol) -> Mol:
             )
         )
     return molecule
-
-
-@lru_cache(maxsize=256)
-def _upper_triangle(atoms: int) -> Int[np.ndarray, " pair"]:
-    first, second = np.triu_indices(atoms)
-    return first * atoms + second
