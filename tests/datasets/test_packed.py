@@ -49,6 +49,32 @@ def test_items(dataset):
             dataset[i]
 
 
+@pytest.mark.parametrize(
+    "index",
+    [slice(3, 9, 2), [0, 48, -1], np.array([4, 2]), torch.tensor([7, 1]), [], range(3), slice(0)],
+)
+def test_several_items_are_a_subset(dataset, index):
+    part = dataset[index]
+    chosen = np.arange(49)[index.numpy() if isinstance(index, torch.Tensor) else index]
+    assert isinstance(part, Subset) and part.indices == chosen.tolist()
+    assert node_counts(part) == dataset.num_atoms[chosen].tolist()
+    for data, number in zip(part, chosen, strict=True):
+        assert_same(data, dataset[number])
+
+
+def test_masks_and_single_tensors(dataset):
+    mask = torch.arange(49) % 7 == 0
+    assert dataset[mask].indices == mask.nonzero().flatten().tolist()
+    assert_same(dataset[torch.tensor(3)], dataset[3])
+    assert_same(dataset[np.int64(-1)], dataset[48])
+    with pytest.raises(IndexError):
+        dataset[[49]]
+
+
+def test_all_texts_at_once(dataset):
+    assert dataset.store.texts() == [dataset.smiles(i) for i in range(49)]
+
+
 def test_facts(dataset):
     assert dataset.task_names == TASKS
     assert dataset.atom_names == Letters.atom_names

@@ -25,6 +25,11 @@ def test_what_is_written_is_read(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["a.bin"]
 
 
+def test_arrays_are_plain_ones(tmp_path):
+    path = write_shard(tmp_path / "a.bin", {"row": np.arange(3)}, {})
+    assert type(Shard(path)["row"]) is type(Shard(path)["row"][1:]) is np.ndarray
+
+
 def test_in_memory():
     shard = Shard(shard_bytes(ARRAYS, {}))
     assert np.array_equal(shard["y"], ARRAYS["y"])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from rdkit import Chem
 
-from pyg_dynbatch.datasets import duplicates
+from pyg_dynbatch.datasets import PackedMolecules, duplicates
 from pyg_dynbatch.training import (
     MoleculeFileData,
     MoleculeNetData,
@@ -16,7 +16,7 @@ from pyg_dynbatch.training import (
     SplitOptions,
     molecule_datamodule,
 )
-from tests.training.molecules import QUIET, molecule_csv, molecule_data
+from tests.training.molecules import QUIET, SMILES, molecule_csv, molecule_data
 
 EVEN = (0.5, 0.25, 0.25)
 
@@ -83,6 +83,16 @@ def test_setup_says_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert re.search(r"bad rows: 3, the first .*regression.csv:4: syntax", said)
     assert "leakage: " in said
     assert "duplicates: 3 molecules occur 12 times; 0 of them with different targets" in said
+
+
+def test_texts_are_read_all_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PackedMolecules, "smiles", None)
+    data = molecule_data(tmp_path, split=SplitOptions("scaffold", fractions=EVEN))
+    data.setup("fit")
+    numbers = np.array([3, 0])
+    found = data.describe_examples(numbers)
+    assert found["smiles"].tolist() == [SMILES[row] for row in found["row"].tolist()]
+    assert found["row"].tolist() == data.indices("test")[numbers].tolist()
 
 
 def test_setup_writes_every_molecule_in_canonical_form_once(

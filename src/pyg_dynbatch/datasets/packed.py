@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float32, Int64
-from torch.utils.data import Dataset
+from torch import Tensor
+from torch.utils.data import Dataset, Subset
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.pair_table import PairTable
@@ -48,8 +49,8 @@ class PackedMolecules(Dataset[MoleculeData]):
         >>> size = (root / "mine.csv").write_text("smiles,melts\nCO,-97.6\nCCO,-114\n")
         >>> folder = MoleculeFile(root / "mine.csv", root, target_columns=["melts"]).folder
         >>> molecules = PackedMolecules(folder)
-        >>> len(molecules), molecules.task_names, molecules[1].smiles
-        (2, ('melts',), 'CCO')
+        >>> len(molecules), molecules.task_names, molecules[1].smiles, len(molecules[:1])
+        (2, ('melts',), 'CCO', 1)
     """
 
     def __init__(
@@ -168,8 +169,13 @@ class PackedMolecules(Dataset[MoleculeData]):
     def __len__(self) -> int:
         return len(self.store)
 
-    def __getitem__(self, i: int | np.integer) -> Any:
-        """Reads one molecule."""
+    def __getitem__(self, i: Any) -> Any:
+        """Reads one molecule; of a slice, a mask or several numbers makes a ``Subset``."""
+        if not isinstance(i, int | np.integer):
+            chosen = np.arange(len(self))[i.cpu().numpy() if isinstance(i, Tensor) else i]
+            if chosen.ndim:
+                return Subset(self, chosen.tolist())
+            i = int(chosen)
         data = self.store.columns([int(i)])[0]
         return data if self.transform is None else self.transform(data)
 

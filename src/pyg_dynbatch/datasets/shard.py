@@ -135,7 +135,8 @@ class Shard:
         if isinstance(self.source, bytes):
             whole = np.frombuffer(self.source, np.uint8)
         else:
-            whole = np.memmap(self.source, np.uint8, mode="r")
+            # As a plain array: each slice of a memmap costs several times as much.
+            whole = np.asarray(np.memmap(self.source, np.uint8, mode="r"))
         body = whole[self._start :]
         checksum = 0
         for first in range(0, len(body), _CHECKED_AT_ONCE):

@@ -25,7 +25,8 @@ class MoleculeStore:
     Args:
         header: The facts: ``format``, ``featurizer``, ``featurizer_digest``, ``atom_names``,
             ``atom_kinds``, ``pair_table``, ``task_names``, ``shards`` (number of molecules of
-            each), ``errors`` and, in stores that know of descriptors, ``descriptor_names``.
+            each), ``records`` (number of those read), ``num_errors`` and ``bad`` (the policy for
+            them) and, in stores that know of descriptors, ``descriptor_names``.
         shards: The shards, in order.
 
     Example:
@@ -121,6 +122,12 @@ class MoleculeStore:
         number = int(np.searchsorted(self._ends, place, side="right"))
         inside = np.array([place - self._begin(number)])
         return texts_of(self.shards[number], inside)[0]
+
+    def texts(self) -> list[str]:
+        """Reads the SMILES of all molecules, many times as fast as one by one."""
+        return [
+            text for shard in self.shards for text in texts_of(shard, np.arange(len(shard["row"])))
+        ]
 
     def gathered(self, name: str) -> np.ndarray:
         """Reads one array of all shards.

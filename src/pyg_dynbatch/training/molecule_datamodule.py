@@ -227,7 +227,7 @@ class MoleculeDataModule(SplitDataModule):
                 count = len(self.molecules.errors)
                 rank_zero_info(f"bad rows: {count:,}, the first {bad.where}: {bad.reason}")
             if self.split.leakage:
-                smiles = [self.molecules.smiles(i) for i in range(len(self.molecules))]
+                smiles = self.molecules.store.texts()
                 texts = canonical_texts(smiles)
                 rank_zero_info(f"leakage: {find_leakage(self.parts, smiles, texts)}")
                 found = find_duplicates(smiles, self.molecules.targets, texts=texts)
@@ -244,8 +244,8 @@ class MoleculeDataModule(SplitDataModule):
             Columns ``row`` and ``smiles``.
         """
         chosen = self.indices(self.predict_split)[numbers]
-        texts = np.array([self.molecules.smiles(int(i)) for i in chosen], dtype=object)
-        return {"row": self.molecules.rows[chosen], "smiles": texts}
+        texts = np.array(self.molecules.store.texts(), dtype=object)
+        return {"row": self.molecules.rows[chosen], "smiles": texts[chosen]}
 
     def state_dict(self) -> dict[str, Any]:
         """Notes the split, so that a checkpoint is never tested on molecules it has seen."""

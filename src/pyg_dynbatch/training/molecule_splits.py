@@ -95,7 +95,7 @@ def make_split(
         bins = _BINS if options.bins is None and kind == "regression" else options.bins
         return stratified_split(_labels(molecules, options.target), fractions, seed, bins)
     if options.method in ("scaffold", "scaffold_balanced"):
-        smiles = [molecules.smiles(i) for i in range(count)]
+        smiles = molecules.store.texts()
         drawn = seed if options.method == "scaffold_balanced" else None
         return scaffold_split(smiles, fractions, drawn)
     if options.method == "kfold":
