@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -65,6 +67,18 @@ def test_a_blank_has_no_known_descriptor(workers):
         first, second = one.descriptor[0].tolist()
         assert second != second
         assert first != first if one.row == 3 else first == length
+
+
+class Unsent(str):
+    def __reduce__(self):
+        raise TypeError("other columns were sent to a process")
+
+
+def test_other_columns_stay_in_this_process():
+    given = [replace(record, extra={"note": Unsent("long")}) for record in records(3)]
+    found = molecules(featurize_stream(given, Letters(), num_tasks=2, num_workers=1))
+    assert [one.row for one in found] == [0, 1, 2]
+    assert given[0].extra == {"note": "long"}
 
 
 def test_skipped_rows_are_left_out():

@@ -15,6 +15,7 @@ from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.datasets.atom_packing import join_packs
 from pyg_dynbatch.datasets.bad_rows import BadMolecule, summary_of, write_error_report
 from pyg_dynbatch.datasets.featurize import (
+    CHUNK,
     Featurized,
     FeaturizeOptions,
     Featurizer,
@@ -27,8 +28,6 @@ from pyg_dynbatch.datasets.store import FORMAT, HEADER, MoleculeStore, shard_nam
 from pyg_dynbatch.featurizers.molecule_files import RawMolecule
 
 ERRORS = "errors.csv"
-
-_CHUNK = 128
 
 
 def build_store(
@@ -137,9 +136,9 @@ class _Builder:
                 self._shards[number] = kept
                 bar.update(len(block))
                 continue
-            for first in range(0, len(block), _CHUNK):
-                part = block[first : first + _CHUNK]
-                yield _Piece(number, digest, len(part), first + _CHUNK >= len(block)), part
+            for first in range(0, len(block), CHUNK):
+                part = block[first : first + CHUNK]
+                yield _Piece(number, digest, len(part), first + CHUNK >= len(block)), part
 
     def take(self, piece: _Piece, result: Featurized) -> None:
         """Takes the next result; writes the shard when it is complete."""

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -21,7 +21,9 @@ from pyg_dynbatch.featurizers.molecule_files import RawMolecule
 from pyg_dynbatch.featurizers.scaffold import canonical_smiles
 from pyg_dynbatch.featurizers.smiles import MoleculeError, parse_mol_block
 
-_CHUNK = 128
+CHUNK = 128
+"""Number of records that are featurized at a time."""
+
 # Chunks that wait for each process: enough that none is idle, few enough to need no memory.
 _WAITING = 4
 
@@ -202,7 +204,7 @@ def featurize_stream(
     """
     check_policy(bad, "featurize_stream")
     packing = packing_of(featurizer, num_tasks)
-    chunks = ((None, chunk) for chunk in in_chunks(records, _CHUNK))
+    chunks = ((None, chunk) for chunk in in_chunks(records, CHUNK))
     with Workers(featurizer, packing, bad, num_workers) as workers:
         for _, piece in workers.run(chunks):
             yield piece
@@ -291,7 +293,9 @@ class Workers:
             self._pool = ProcessPoolExecutor(
                 self._num_workers, multiprocessing.get_context("spawn"), _begin, (self._job,)
             )
-        return self._pool.submit(_featurize_chunk, records)
+        # No process looks at the other columns of a file, of which there may be hundreds.
+        sent = [replace(record, extra={}) if record.extra else record for record in records]
+        return self._pool.submit(_featurize_chunk, sent)
 
     def __enter__(self) -> "Workers":
         return self
