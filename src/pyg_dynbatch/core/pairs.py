@@ -73,14 +73,9 @@ class Pairs(MovablePlan):
     """
 
     __slots__ = (
-        "_layout",
-        "_remembered",
-        "num_atoms",
-        "num_codes",
-        "num_entries",
-        "num_molecules",
-        "num_pairs",
-    )
+        "_layout", "_remembered", "num_atoms", "num_codes", "num_entries", "num_molecules",
+        "num_pairs", "plan",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -367,6 +362,9 @@ class Pairs(MovablePlan):
                     got="Pairs.all_pairs(...) or Pairs.from_pair_index(...)",
                 )
             )
+
+    def _tensors(self) -> tuple[Tensor, ...]:
+        return (self.plan,)
 
     def _apply(self, fn: Callable[[Tensor], Tensor]) -> "Pairs":
         return Pairs(fn(self.plan), *self._plain())

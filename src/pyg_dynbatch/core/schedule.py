@@ -8,6 +8,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.movable import MovablePlan
 from pyg_dynbatch.core.operation import Signature
 from pyg_dynbatch.core.tensor_type import describe
 from pyg_dynbatch.core.wiring import Output as Output
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from pyg_dynbatch.core.statistics import ScheduleStats
 
 
-class Schedule:
+class Schedule(MovablePlan):
     """Lists the steps of a mini-batch, with every row number in one flat int64 tensor.
 
     A schedule holds no parameters and no modules: it is made in a loader worker, moves to the
@@ -238,6 +239,9 @@ class Schedule:
 
     # Moving, as PyG expects it of anything stored on a batch.
 
+    def _tensors(self) -> tuple[Tensor, ...]:
+        return (self.wiring, *(part for parts in self.constants for part in parts or ()))
+
     def _apply(self, fn: Callable[[Tensor], Tensor]) -> "Schedule":
         constants = tuple(
             None if parts is None else tuple(fn(part) for part in parts) for parts in self.constants
@@ -252,57 +256,6 @@ class Schedule:
             self.num_examples,
             self.facts,
         )
-
-    def to(self, *args: Any, **kwargs: Any) -> "Schedule":
-        """Moves all row numbers and constants to a device; dtypes stay as they are."""
-        device, _, non_blocking, _ = torch._C._nn._parse_to(*args, **kwargs)
-        if device is None:
-            return self
-        return self._apply(lambda t: t.to(device=device, non_blocking=non_blocking))
-
-    def cpu(self) -> "Schedule":
-        """Moves to the CPU."""
-        return self._apply(lambda t: t.cpu())
-
-    def cuda(self, device: Any = None, non_blocking: bool = False) -> "Schedule":
-        """Moves to a CUDA device."""
-        return self._apply(lambda t: t.cuda(device, non_blocking=non_blocking))
-
-    def pin_memory(self) -> "Schedule":
-        """Copies into page-locked memory, from which the copy to a device is asynchronous."""
-        return self._apply(lambda t: t.pin_memory())
-
-    def share_memory_(self) -> "Schedule":
-        """Moves into shared memory, in place."""
-        self._apply(lambda t: t.share_memory_())
-        return self
-
-    def record_stream(self, stream: Any) -> "Schedule":
-        """Tells the CUDA allocator that a stream uses the tensors."""
-        for tensor in (self.wiring, *(part for parts in self.constants for part in parts or ())):
-            tensor.record_stream(stream)
-        return self
-
-    def clone(self) -> "Schedule":
-        """Copies the tensors."""
-        return self._apply(lambda t: t.clone())
-
-    def contiguous(self) -> "Schedule":
-        """Gives the schedule back: its tensors are contiguous by making."""
-        return self
-
-    def detach(self) -> "Schedule":
-        """Gives the schedule back: it never carries gradients."""
-        return self
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the row numbers."""
-        return self.wiring.device
-
-    def is_pinned(self) -> bool:
-        """Tells whether the row numbers lie in page-locked memory."""
-        return self.wiring.is_pinned()
 
     # Pickling and comparing.
 
