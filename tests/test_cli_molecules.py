@@ -186,6 +186,38 @@ def test_no_molecule_at_all_still_writes_the_reasons(folder: Path, checkpoint: s
     assert all(row["status"].startswith("syntax") for row in rows_of("out.csv"))
 
 
+def test_processes_change_no_row(folder: Path, checkpoint: str) -> None:
+    for workers in ("0", "2"):
+        given = ["--input", "some.csv", "--workers", workers]
+        argv = ["predict", "--checkpoint", checkpoint, *given, "--output", f"{workers}.csv"]
+        assert run(*argv) == 0
+        given = ["--input", "regression.csv", "--workers", workers, "--targets", "first"]
+        assert run("featurize", *given, "--shard-size", "8", "--output", f"packed{workers}") == 0
+    assert Path("0.csv").read_bytes() == Path("2.csv").read_bytes()
+    contents = [
+        {path.name: path.read_bytes() for path in Path(f"packed{workers}").iterdir()}
+        for workers in ("0", "2")
+    ]
+    assert contents[0] == contents[1] and len(contents[0]) == 6
+
+
+def test_fit_from_a_packed_folder_alone(folder: Path, capsys) -> None:
+    argv = ["featurize", "--input", "regression.csv", "--output", "packed"]
+    assert run(*argv, "--targets", "first", "second") == 0
+    Path("regression.csv").unlink()
+    data = {"root": "packed", "split": {"fractions": [0.5, 0.25, 0.25]}, "batch_size": 8}
+    settings = {**CONFIG, "data": {"class_path": "PackedMoleculeData", "init_args": data}}
+    Path("packed.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
+    capsys.readouterr()
+    assert run("fit", "--config", "packed.yaml") == 0
+    said = capsys.readouterr().out
+    assert re.search(r"^test/rmse: \d+\.\d{4}$", said, re.MULTILINE)
+    best = re.findall(r"^checkpoint: +(\S+)$", said, re.MULTILINE)[0]
+    argv = ["predict", "--checkpoint", best, "--input", "some.csv", "--output", "o.csv"]
+    assert run(*argv) == 0
+    assert [row["status"][:6] for row in rows_of("o.csv")] == ["ok", "syntax", "ok"]
+
+
 def test_featurize_and_go_on(folder: Path, capsys) -> None:
     argv = ["featurize", "--input", "regression.csv", "--output", "packed", "--shard-size", "8"]
     assert run(*argv, "--targets", "first") == 0

@@ -8,11 +8,13 @@ import pytest
 import torch
 from rdkit import Chem
 
-from pyg_dynbatch.datasets import PackedMolecules, duplicates
+from pyg_dynbatch.datasets import PackedMolecules, build_store, duplicates
+from pyg_dynbatch.featurizers import MoleculeFeaturizer, RawMolecule, read_molecules
 from pyg_dynbatch.training import (
     MoleculeFileData,
     MoleculeNetData,
     NCIData,
+    PackedMoleculeData,
     SplitOptions,
     molecule_datamodule,
 )
@@ -80,9 +82,49 @@ def test_setup_says_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     data.setup("fit")
     said = "\n".join(lines)
     assert f"split random {data.parts.digest}" in said
-    assert re.search(r"bad rows: 3, the first .*regression.csv:4: syntax", said)
+    bad = re.search(r"bad rows: 3, the first .*regression.csv:4: syntax.*; (all of them: .*)", said)
+    assert bad is not None and bad[1] == "all of them: given a root, a file lists them"
     assert "leakage: " in said
     assert "duplicates: 3 molecules occur 12 times; 0 of them with different targets" in said
+
+
+def test_setup_says_where_all_bad_rows_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(molecule_datamodule, "rank_zero_info", lines.append)
+    path = molecule_csv(tmp_path, smiles=["CO", "C1CC", "CCO", "CCC"] * 3)
+    options = SplitOptions(seed=0, fractions=(0.4, 0.3, 0.3), leakage=False)
+    root = str(tmp_path / "root")
+    MoleculeFileData(str(path), ["first"], root=root, split=options, reading=QUIET).setup("fit")
+    (said,) = [line for line in lines if line.startswith("bad rows: 3")]
+    report = Path(said.rpartition("all of them: ")[2])
+    assert len(report.read_text().splitlines()) == 4
+
+
+def test_a_packed_folder_is_the_file_it_was_made_from(tmp_path: Path) -> None:
+    given = molecule_data(tmp_path, "multiclass")
+    records = read_molecules(given.file, target_columns=["first", "second"])
+    tasks = ("first", "second")
+    build_store(tmp_path / "packed", records, MoleculeFeaturizer(), task_names=tasks, options=QUIET)
+    packed = PackedMoleculeData(
+        str(tmp_path / "packed"), "multiclass", 3, split=given.split, batch_size=8
+    )
+    assert packed.schema == given.schema
+    assert packed.parts.digest == given.parts.digest
+    wanted, found = list(given.test_dataloader()), list(packed.test_dataloader())
+    assert len(wanted) == len(found)
+    for one, other in zip(wanted, found, strict=True):
+        assert torch.equal(one.x, other.x) and torch.equal(one.pairs.code, other.pairs.code)
+        torch.testing.assert_close(one.y, other.y, equal_nan=True)
+    with pytest.raises(ValueError, match="another featurizer made them"):
+        PackedMoleculeData(packed.root, featurizer=MoleculeFeaturizer("deepchem")).load()
+
+
+def test_a_packed_folder_without_targets(tmp_path: Path) -> None:
+    records = [RawMolecule(0, "here", "CO")]
+    build_store(tmp_path, records, MoleculeFeaturizer(), options=QUIET)
+    with pytest.raises(ValueError, match="PackedMoleculeData: there is nothing to learn") as caught:
+        PackedMoleculeData(str(tmp_path)).setup("fit")
+    assert "featurize --targets NAME" in str(caught.value)
 
 
 def test_texts_are_read_all_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from pyg_dynbatch.training.molecule_datamodules import (
     MoleculeFileData,
     MoleculeNetData,
     NCIData,
+    PackedMoleculeData,
 )
 from pyg_dynbatch.training.molecule_explain import explain
 from pyg_dynbatch.training.molecule_predictor import MoleculePredictor
@@ -38,6 +39,7 @@ __all__ = [
     "MoleculeSchema",
     "NCIData",
     "OptimizerOptions",
+    "PackedMoleculeData",
     "PredictionTable",
     "RandomState",
     "RateOptions",

@@ -24,6 +24,7 @@ from pyg_dynbatch.datasets import (
     find_duplicates,
     find_leakage,
 )
+from pyg_dynbatch.datasets.build import ERRORS
 from pyg_dynbatch.featurizers import MoleculeFeaturizer
 from pyg_dynbatch.training.molecule_schema import MoleculeSchema, PropertyKind
 from pyg_dynbatch.training.molecule_splits import SplitOptions, make_split
@@ -225,7 +226,10 @@ class MoleculeDataModule(SplitDataModule):
             if self.molecules.errors:
                 bad = self.molecules.errors[0]
                 count = len(self.molecules.errors)
-                rank_zero_info(f"bad rows: {count:,}, the first {bad.where}: {bad.reason}")
+                folder = self.molecules.folder
+                report = "given a root, a file lists them" if folder is None else folder / ERRORS
+                first = f"the first {bad.where}: {bad.reason}"
+                rank_zero_info(f"bad rows: {count:,}, {first}; all of them: {report}")
             if self.split.leakage:
                 smiles = self.molecules.store.texts()
                 texts = canonical_texts(smiles)

@@ -1,4 +1,4 @@
-"""Serve the molecules of NCI, MoleculeNet, and a user's own file."""
+"""Serve the molecules of NCI, MoleculeNet, a user's own file, and a packed folder."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -176,3 +176,61 @@ class MoleculeFileData(MoleculeDataModule):
                 )
             )
         return texts
+
+
+class PackedMoleculeData(MoleculeDataModule):
+    """Serves the molecules of a folder that ``pyg-dynbatch featurize`` has packed.
+
+    Neither the file they come from nor RDKit is needed, but for splits by scaffold and for the
+    look at leakage. What describes them is written in the folder: a featurizer is only compared
+    with it, and ``reading`` is of no use here.
+
+    Args:
+        root: The folder.
+        kind: ``regression``, ``binary`` (labels 0 and 1) or ``multiclass`` (labels 0, 1, ...).
+        classes: Number of classes of ``multiclass``.
+        **loading: Everything else goes to
+            :class:`~pyg_dynbatch.training.molecule_datamodule.MoleculeDataModule`.
+
+    Example:
+        >>> PackedMoleculeData("packed", "binary", pairs="bonds").root
+        'packed'
+    """
+
+    def __init__(
+        self, root: str, kind: PropertyKind = "regression", classes: int = 2, **loading: Any
+    ) -> None:
+        super().__init__(**loading)
+        self.root = root
+        self._kind: PropertyKind = kind
+        self.classes = classes
+
+    @property
+    def kind(self) -> PropertyKind:
+        """Kind of the properties, as given."""
+        return self._kind
+
+    @property
+    def num_labels(self) -> int:
+        """Classes of a ``multiclass`` property, as given."""
+        return self.classes
+
+    def load(self) -> PackedMolecules:
+        """Opens the folder.
+
+        Raises:
+            FileNotFoundError: If it holds no finished store.
+            ValueError: If the store is damaged, has no targets, or another featurizer made it.
+        """
+        molecules = PackedMolecules(self.root, self.featurizer)
+        if not molecules.task_names:
+            raise ValueError(
+                mismatch(
+                    "PackedMoleculeData: there is nothing to learn",
+                    expected="packed molecules with one target or more",
+                    got="none",
+                    where=self.root,
+                    mend="pyg-dynbatch featurize --targets NAME into another folder",
+                )
+            )
+        return molecules
