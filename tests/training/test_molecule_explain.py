@@ -1,13 +1,14 @@
 """Explanations: gradients against finite differences, removal against doing it one by one."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from pyg_dynbatch.data import MoleculeData
-from pyg_dynbatch.training import MoleculePredictor, explain
+from pyg_dynbatch.training import MoleculePredictor, MoleculeProperty, explain
 from pyg_dynbatch.training.molecule_explain import pair_rows, without_atom
 from tests.training.helpers import OLD_NAME
 from tests.training.molecules import molecule_data, property_task, trained
@@ -26,10 +27,14 @@ def explained_value(predictor: MoleculePredictor, molecule: MoleculeData, column
     batch = predictor.collater([molecule])
     values = []
     for task in predictor.tasks:
-        raw = task(batch)
-        found = task.predicted(raw) if task.schema.kind == "regression" else raw
-        values.append(float(found.detach()[0, column]))
+        values.append(float(explained(task, task(batch)).detach()[0, column]))
     return float(np.mean(values))
+
+
+def explained(task: MoleculeProperty, raw: torch.Tensor) -> torch.Tensor:
+    """Values, or the log-odds of their probabilities."""
+    found = task.predicted(raw)
+    return found if task.schema.kind == "regression" else found.logit()
 
 
 def test_leaving_out_is_predicting_without(predictor: MoleculePredictor) -> None:
@@ -82,8 +87,7 @@ def test_gradients_of_pairs_add_up_to_those_of_codes(predictor: MoleculePredicto
         table = task.network.pair_table
         table.requires_grad_()
         batch = predictor.collater([molecule])
-        raw = task(batch)
-        value = (task.predicted(raw) if task.schema.kind == "regression" else raw)[0, 0]
+        value = explained(task, task(batch))[0, 0]
         (gradient,) = torch.autograd.grad(value, table)
         sums.append((gradient * table.detach()).sum().item())
         table.requires_grad_(False)
@@ -98,6 +102,26 @@ def test_pairs_have_their_distance(predictor: MoleculePredictor) -> None:
     strongest = found.strongest_pairs(2)
     assert len(strongest) == 2
     assert min(map(abs, strongest.values())) == sorted(np.abs(found.pair_gradient))[-2]
+
+
+def test_a_number_added_to_all_logits_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = property_task(molecule_data(tmp_path, "multiclass"))
+    predictor = MoleculePredictor([task])
+    molecule = predictor.featurizer("CC(=O)Nc1ccccc1")
+    wanted = explain(predictor, molecule, "second", label=1)
+    plain = MoleculeProperty.forward
+
+    def shifted(self: MoleculeProperty, batch: Any) -> torch.Tensor:
+        # Another number for every molecule.
+        sums = torch.zeros(batch.num_graphs, dtype=batch.x.dtype)
+        return plain(self, batch) + sums.index_add(0, batch.batch, batch.x.sum(1))[:, None]
+
+    monkeypatch.setattr(MoleculeProperty, "forward", shifted)
+    found = explain(predictor, molecule, "second", label=1)
+    for name in ("value", "gradient", "leave_one_out", "pair_gradient"):
+        np.testing.assert_allclose(getattr(found, name), getattr(wanted, name), atol=1e-4)
 
 
 def test_single_atom(predictor: MoleculePredictor) -> None:

@@ -160,8 +160,16 @@ def _output_of(predictor: MoleculePredictor, task: str | None, label: int) -> in
 
 
 def _explained(task: MoleculeProperty, batch: Any, output: int) -> Float[Tensor, " molecule"]:
-    raw = task(batch)
-    return task.predicted(raw)[:, output] if task.schema.kind == "regression" else raw[:, output]
+    raw, schema = task(batch), task.schema
+    if schema.kind == "regression":
+        return task.predicted(raw)[:, output]
+    if schema.kind == "binary":
+        return raw[:, output]
+    # A logit alone means nothing: the same number added to those of all classes changes no chance.
+    number, label = divmod(output, schema.num_classes)
+    logits = raw.unflatten(1, (schema.num_tasks, -1))[:, number]
+    others = torch.cat([logits[:, :label], logits[:, label + 1 :]], 1)
+    return logits[:, label] - others.logsumexp(1)
 
 
 @torch.no_grad()
