@@ -57,10 +57,12 @@ def test_single_class_is_left_out_of_the_mean_and_named() -> None:
     assert scores[1]["accuracy"] == 0.5
     assert mean_scores(scores, "binary")["roc_auc"] == 1.0
     rows = task_table(prediction, target, ["a", "b"], "binary", resamples=10)
-    assert left_out(rows) == ["b (single class)"]
+    assert [row.status for row in rows] == ["counted", "single class", "counted"]
+    assert left_out(target, ["a", "b"], "binary") == ["b (single class)"]
     unknown = torch.tensor([[1.0, NAN], [0.0, NAN]])
     rows = task_table(prediction, unknown, ["a", "b"], "binary", resamples=10)
-    assert left_out(rows) == ["b (no target)"]
+    assert [row.status for row in rows] == ["counted", "no target", "counted"]
+    assert left_out(unknown, ["a", "b"], "binary") == ["b (no target)"]
     assert np.isnan(mean_scores([scores[1]], "binary")["roc_auc"])
 
 
@@ -70,7 +72,7 @@ def test_a_single_class_of_several_has_an_accuracy_and_is_counted() -> None:
     rows = task_table(prediction, target, ["a", "b"], "multiclass", resamples=10)
     assert [row.status for row in rows] == ["counted"] * 3
     assert rows[0].scores["accuracy"] == 1.0
-    assert left_out(rows) == []
+    assert left_out(target, ["a", "b"], "multiclass") == []
 
 
 def test_several_classes() -> None:

@@ -161,7 +161,9 @@ def test_task_weights_fit_the_properties(tmp_path: Path, weights: list[float]) -
     assert "2 numbers, 0 or more" in str(caught.value)
 
 
-def test_properties_that_are_not_counted_are_noted(tmp_path: Path) -> None:
+def test_properties_that_are_not_counted_are_noted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     data = molecule_data(tmp_path, "binary", batch_size=2)
     task = property_task(data)
     assert task.notes() == []
@@ -171,6 +173,7 @@ def test_properties_that_are_not_counted_are_noted(tmp_path: Path) -> None:
     run.test(task, datamodule=data, verbose=False)
     (line,) = task.notes()
     assert line.startswith("left out of test/roc_auc: 1 of 2 tasks: second (single class)")
+    assert "left out" not in caplog.text  # the command line prints it, once
 
 
 def _split_of(folder: Path, data) -> str:

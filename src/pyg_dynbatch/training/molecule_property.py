@@ -5,7 +5,6 @@ from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
-from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch_geometric.data import Batch
 
@@ -25,7 +24,7 @@ from pyg_dynbatch.training.molecule_metrics import (
     scores_by_task,
 )
 from pyg_dynbatch.training.molecule_schema import MoleculeSchema
-from pyg_dynbatch.training.molecule_task_table import TestedSplit, left_out, task_table
+from pyg_dynbatch.training.molecule_task_table import TestedSplit, left_out
 from pyg_dynbatch.training.options import OptimizerOptions, RateOptions
 from pyg_dynbatch.training.task import Task
 
@@ -143,10 +142,6 @@ class MoleculeProperty(Task):
         parts = [(member.network, member.scale) for member in members]
         return AveragedProperties(parts, self.scale, self.schema.kind, self.schema.num_tasks)
 
-    def configure_optimizers(self) -> Any:
-        """Builds the optimiser and, unless the rate is constant, its schedule."""
-        return self.optimizer_and_schedule()
-
     def predicted(
         self, output: Float[Tensor, "molecule output"]
     ) -> Float[Tensor, "molecule output"]:
@@ -199,8 +194,6 @@ class MoleculeProperty(Task):
         self._log_scores("test", prediction, target)
         self.tested = TestedSplit(prediction, target, self.schema)
         self.test_cells.reset()
-        for line in self.notes():
-            rank_zero_info(line)
 
     def _log_scores(self, stage: str, prediction: Tensor, target: Tensor) -> None:
         scores = scores_by_task(prediction, target, self.schema.kind)
@@ -219,7 +212,7 @@ class MoleculeProperty(Task):
         if self.tested is None:
             return []
         found, names = self.tested, self.schema.task_names
-        missing = left_out(task_table(found.prediction, found.target, names, self.schema.kind, 0))
+        missing = left_out(found.target, names, self.schema.kind)
         if not missing:
             return []
         share = f"{len(missing)} of {self.schema.num_tasks} tasks"

@@ -94,12 +94,8 @@ def task_table(
     for task, name in enumerate(names):
         known = target[:, task][~target[:, task].isnan()]
         positives = int((known == 1).sum()) if kind == "binary" else None
-        status = "counted"
-        if known.numel() == 0:
-            status = "no target"
-        elif kind == "binary" and known.unique().numel() == 1:
-            status = "single class"
         interval = _interval(draws[:, task])
+        status = _status(known, kind)
         rows.append(TaskRow(name, known.numel(), positives, status, scores[task], interval))
     if len(names) > 1:
         counted = sum(row.molecules for row in rows)
@@ -108,20 +104,33 @@ def task_table(
     return rows
 
 
-def left_out(rows: Sequence[TaskRow]) -> list[str]:
-    """Names the properties that are not in the mean, and why.
+def _status(known: Tensor, kind: PropertyKind) -> str:
+    if known.numel() == 0:
+        return "no target"
+    return "single class" if kind == "binary" and known.unique().numel() == 1 else "counted"
+
+
+def left_out(
+    target: Float[Tensor, "molecule task"], names: Sequence[str], kind: PropertyKind
+) -> list[str]:
+    """Names the properties that are not in the mean, and why; their targets alone tell.
 
     Args:
-        rows: The table.
+        target: Targets, NaN where unknown.
+        names: Names of the properties.
+        kind: Kind of the properties.
 
     Returns:
         One text a property.
 
     Example:
-        >>> left_out([TaskRow("SR-p53", 3, 0, "single class", {}, (0.0, 0.0))])
+        >>> import torch
+        >>> left_out(torch.tensor([[0.0, 1.0], [1.0, 1.0]]), ["SR-ARE", "SR-p53"], "binary")
         ['SR-p53 (single class)']
     """
-    return [f"{row.name} ({row.status})" for row in rows if row.status != "counted"]
+    columns = (column[~column.isnan()] for column in target.unbind(1))
+    found = [(name, _status(known, kind)) for name, known in zip(names, columns, strict=True)]
+    return [f"{name} ({status})" for name, status in found if status != "counted"]
 
 
 def write_task_table(path: Path, rows: Sequence[TaskRow], kind: PropertyKind) -> Path:

@@ -87,14 +87,10 @@ class Task(pl.LightningModule, ABC):
         }
 
     def configure_optimizers(self) -> Any:
-        """Builds the optimiser and, unless the rate is constant, its schedule."""
-        return self.optimizer_and_schedule()
-
-    def optimizer_and_schedule(self) -> Any:
         """Builds the optimiser and, unless the rate is constant, its schedule.
 
         Returns:
-            What Lightning wants from ``configure_optimizers``.
+            What Lightning wants.
 
         Raises:
             ValueError: If an option is out of range.
