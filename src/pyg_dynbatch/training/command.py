@@ -98,9 +98,9 @@ class TaskCLI(LightningCLI):
 
     def before_fit(self) -> None:
         """Looks at what the best checkpoint is chosen by, before any time goes into training."""
-        watched = getattr(self.trainer.checkpoint_callback, "monitor", None)
-        if watched is not None:
-            check_monitor(watched, self.trainer.checkpoint_callback.mode, self.model)
+        keeper = self.trainer.checkpoint_callback
+        if isinstance(keeper, ModelCheckpoint) and keeper.monitor is not None:
+            check_monitor(keeper.monitor, keeper.mode, self.model)
 
     def after_fit(self) -> None:
         """Tests and predicts with the best checkpoint, and says where everything lies."""
