@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -69,15 +70,8 @@ def save_figure(figure: "Figure", path: str | Path) -> Path:
     Returns:
         The path.
     """
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.stem}.partial{target.suffix}")
-    try:
-        figure.savefig(partial, dpi=150)
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
-    return target
+    form = Path(path).suffix.removeprefix(".")
+    return write_atomically(path, lambda file: figure.savefig(file, dpi=150, format=form or None))
 
 
 def draw_schedule(

@@ -1,11 +1,11 @@
-"""Lines of text, files written whole."""
+"""Lines of text, files of tensors."""
 
 from pathlib import Path
 
 import pytest
 import torch
 
-from pyg_dynbatch.featurizers.files import load_tensors, read_lines, write_atomically
+from pyg_dynbatch.featurizers.files import load_tensors, read_lines
 
 
 def test_only_line_feeds_end_lines(tmp_path: Path) -> None:
@@ -35,28 +35,6 @@ def test_another_encoding_is_named_by_place(tmp_path: Path) -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="none.txt: there is no such file"):
         read_lines(tmp_path / "none.txt")
-
-
-def test_nothing_is_left_of_an_interrupted_writer(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_text("old")
-
-    def interrupted(temporary: Path) -> None:
-        temporary.write_text("ha")
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write_atomically(path, interrupted)
-    assert [p.name for p in tmp_path.iterdir()] == ["file"]
-    assert path.read_text() == "old"
-
-
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
-    (tmp_path / "occupied").write_text("a file where a folder should be")
-    with pytest.raises(OSError) as caught:
-        write_atomically(tmp_path / "occupied" / "file", lambda p: p.write_text("x"))
-    assert "file: the file cannot be written" in str(caught.value)
-    assert f"where:    {tmp_path / 'occupied'}" in str(caught.value)
 
 
 def test_loading_refuses_damage_and_other_kinds(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from pyg_dynbatch import __version__
-from pyg_dynbatch.featurizers.files import write_atomically
+from pyg_dynbatch.bench.protocol import Rounds, median_ratio, median_seconds
+from pyg_dynbatch.core.files import write_atomically
 
 Record = dict[str, Any]
 
@@ -68,6 +69,45 @@ def make_record(
         "ratio_to": ratio_to,
     }
     return {**where, **measured, **more}
+
+
+def phase_records(
+    where: Record,
+    mode: str,
+    mine: Rounds,
+    phases: Mapping[str, Sequence[str]],
+    base: Rounds | None = None,
+    to: str | None = None,
+    **more: Any,
+) -> list[Record]:
+    """Makes one record a phase of a contender; phases that it has not timed are passed over.
+
+    Args:
+        where: As in :func:`make_record`.
+        mode: Which way it was computed.
+        mine: The rounds of the contender.
+        phases: What is reported, and the timed phases it is the sum of.
+        base: Rounds of what it is compared with, in the phases that both have timed.
+        to: What that is.
+        **more: Further fields.
+
+    Example:
+        >>> where, rounds = {"bench": "sst", "batch": 4}, [{"run": 0.5}]
+        >>> record, = phase_records(where, "fused", rounds, {"train": ["run"]}, rounds, "itself")
+        >>> record["trees_per_second"], record["ratio"], record["ratio_to"]
+        (8.0, 1.0, 'itself')
+    """
+    found = []
+    for phase, parts in phases.items():
+        if not set(parts) <= set(mine[0]):
+            continue
+        # A contender without a certain part of the work has no time for it, and no speed.
+        seconds = median_seconds(mine, *parts) or None
+        compared = base is not None and set(parts) <= set(base[0])
+        ratio = median_ratio(mine, base, parts) if base is not None and compared else None
+        record = make_record(where, mode, phase, seconds, ratio, to if compared else None, **more)
+        found.append(record)
+    return found
 
 
 def machine(device: torch.device) -> Record:

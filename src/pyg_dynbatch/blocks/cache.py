@@ -7,6 +7,7 @@ from typing import Any
 
 from pyg_dynbatch.blocks.decode import Traced
 from pyg_dynbatch.blocks.tracer import Tracer
+from pyg_dynbatch.core.files import whole_file
 
 
 class TracedExamples:
@@ -77,11 +78,5 @@ def _read(file: Path, key: tuple[str, int]) -> list[Traced] | None:
 
 def _write(file: Path, key: tuple[str, int], traced: list[Traced]) -> None:
     """Writes the file whole or not at all."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(f".{file.name}.partial")
-    try:
-        with partial.open("wb") as stream:
-            pickle.dump((key, traced), stream, protocol=pickle.HIGHEST_PROTOCOL)
-        partial.replace(file)
-    finally:
-        partial.unlink(missing_ok=True)
+    with whole_file(file, "wb") as stream:
+        pickle.dump((key, traced), stream, protocol=pickle.HIGHEST_PROTOCOL)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.featurizers.files import write_atomically
+from pyg_dynbatch.core.files import write_atomically
 
 POLICIES = ("raise", "skip", "blank")
 

@@ -16,9 +16,10 @@ from torch_geometric.data import InMemoryDataset
 from tqdm import tqdm
 
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.files import write_atomically
 from pyg_dynbatch.data.packing import node_counts
 from pyg_dynbatch.data.tree import DynTreeData
-from pyg_dynbatch.featurizers.files import load_tensors, write_atomically
+from pyg_dynbatch.featurizers.files import load_tensors
 from pyg_dynbatch.featurizers.vocabulary import Vocabulary
 
 Transform = Callable[[Any], Any]

@@ -11,7 +11,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.featurizers.files import write_atomically
+from pyg_dynbatch.core.files import write_atomically
 
 _CHUNK = 1 << 16
 _TIMEOUT = 30.0  # seconds without a byte

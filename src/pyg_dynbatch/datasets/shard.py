@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.featurizers.files import write_atomically
+from pyg_dynbatch.core.files import write_atomically
 
 _MAGIC = b"PYGDBMOL"
 _VERSION = 1

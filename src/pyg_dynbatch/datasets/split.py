@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.featurizers.files import write_atomically
+from pyg_dynbatch.core.files import write_atomically
 
 PARTS = ("train", "val", "test")
 

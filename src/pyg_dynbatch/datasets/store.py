@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.files import write_atomically
 from pyg_dynbatch.data.molecule_columns import MoleculeColumns
 from pyg_dynbatch.datasets.atom_packing import AtomPacking, join_columns, texts_of
 from pyg_dynbatch.datasets.bad_rows import BadMolecule
 from pyg_dynbatch.datasets.shard import Shard
-from pyg_dynbatch.featurizers.files import write_atomically
 
 FORMAT = "pyg_dynbatch.molecules.1"
 HEADER = "store.json"

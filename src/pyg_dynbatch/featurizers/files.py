@@ -1,69 +1,11 @@
-"""Read text and write files so that a fault is named by place and nothing is left half-done."""
+"""Read text and tensors so that a fault is named by place."""
 
-import os
-import uuid
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from pyg_dynbatch.core.errors import mismatch
-
-
-def write_atomically(path: str | Path, write: Callable[[Path], object]) -> Path:
-    """Writes a file under a temporary name and gives it its own name only when it is complete.
-
-    A reader sees the old file or the whole new one. A process that is killed leaves at most a
-    hidden ``.tmp`` file, which nobody reads.
-
-    Args:
-        path: The file to end with; its folder is made when missing.
-        write: Is called with the temporary path and writes the content there.
-
-    Returns:
-        The path written.
-
-    Raises:
-        ConnectionError: If `write` raises it.
-        OSError: If the folder cannot be made or written.
-
-    Example:
-        >>> import tempfile
-        >>> folder = tempfile.mkdtemp()
-        >>> write_atomically(f"{folder}/a.txt", lambda p: p.write_text("whole")).read_text()
-        'whole'
-    """
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write(temporary)
-        with temporary.open("rb+") as handle:
-            # Without this a power cut may keep the new name and lose the content.
-            os.fsync(handle.fileno())
-        temporary.replace(path)
-    except ConnectionError:  # the content could not be fetched; the folder is not to blame
-        raise
-    except OSError as error:
-        raise OSError(
-            mismatch(
-                f"{path.name}: the file cannot be written",
-                expected="a folder that can be made and written",
-                got=f"{type(error).__name__}: {error.strerror or error}",
-                where=path.parent,
-                mend="another folder, or mend its permissions or the free space",
-            )
-        ) from error
-    finally:
-        _remove_quietly(temporary)
-    return path
-
-
-def _remove_quietly(path: Path) -> None:
-    # The folder itself may be what is wrong; that error is already on its way to the user.
-    if os.path.lexists(path):
-        path.unlink()
 
 
 def existing(path: str | Path, what: str) -> Path:

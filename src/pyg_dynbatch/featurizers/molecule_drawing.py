@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.files import write_atomically
 from pyg_dynbatch.featurizers.rdkit_access import Mol, chem, rdkit_module
 from pyg_dynbatch.featurizers.smiles import INPUT_ATOM
 
@@ -164,15 +165,7 @@ def write_picture(path: str | Path, content: bytes) -> Path:
     Returns:
         The path.
     """
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.partial")
-    try:
-        partial.write_bytes(content)
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
-    return target
+    return write_atomically(path, lambda file: file.write_bytes(content))
 
 
 def _check(mol: Mol, values: np.ndarray, format: str) -> None:

@@ -10,7 +10,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.featurizers.files import load_tensors, write_atomically
+from pyg_dynbatch.core.files import write_atomically
+from pyg_dynbatch.featurizers.files import load_tensors
 from pyg_dynbatch.featurizers.vocabulary import Vocabulary, unescape
 from pyg_dynbatch.featurizers.word_vectors import WordVectors
 

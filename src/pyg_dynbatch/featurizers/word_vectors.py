@@ -9,7 +9,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.featurizers.files import load_tensors, write_atomically
+from pyg_dynbatch.core.files import write_atomically
+from pyg_dynbatch.featurizers.files import load_tensors
 from pyg_dynbatch.featurizers.vocabulary import Vocabulary
 
 _FORMAT = "pyg_dynbatch.word_vectors.1"

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from pyg_dynbatch.core.errors import OneLineArguments, mismatch
+from pyg_dynbatch.core.files import whole_file
 from pyg_dynbatch.featurizers import MoleculeError, RawMolecule, parse_mol_block
 from pyg_dynbatch.featurizers.molecule_drawing import atom_labels, draw_attributions, write_picture
 from pyg_dynbatch.training.molecule_explain import Explanation, explain
@@ -121,7 +122,7 @@ class _Writer:
         with ExitStack() as stack:
             opened = {
                 name: stack.enter_context(
-                    (self.folder / name).open("w", newline="", encoding="utf-8")
+                    whole_file(self.folder / name, newline="", encoding="utf-8")
                 )
                 for name in (REPORT, ATOMS, PAIRS)
             }

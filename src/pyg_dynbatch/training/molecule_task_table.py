@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
+from pyg_dynbatch.core.files import whole_file
 from pyg_dynbatch.training.molecule_metrics import (
     MAIN_METRIC,
     METRICS,
@@ -145,9 +146,7 @@ def write_task_table(path: Path, rows: Sequence[TaskRow], kind: PropertyKind) ->
         The path.
     """
     main, names = MAIN_METRIC[kind], METRICS[kind]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("w", newline="", encoding="utf-8") as file:
+    with whole_file(path, newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(
             ["task", "molecules", "positives", "status", *names, f"{main}_low", f"{main}_high"]
@@ -157,7 +156,6 @@ def write_task_table(path: Path, rows: Sequence[TaskRow], kind: PropertyKind) ->
             cells = ["" if number != number else f"{number:.6g}" for number in numbers]
             positives = "" if row.positives is None else row.positives
             writer.writerow([row.name, row.molecules, positives, row.status, *cells])
-    partial.replace(path)
     return path
 
 

@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch.callbacks import BasePredictionWriter
 
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.files import whole_file
 
 Columns = dict[str, np.ndarray]
 
@@ -210,18 +211,11 @@ def write_table(path: str | Path, columns: Columns, first_class: int = 0) -> Pat
         for number in range(value.shape[1]):
             header.append(f"{name}_{number + first_class}")
             cells.append([_cell(name, entry) for entry in value[:, number].tolist()])
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.partial")
-    try:
-        with partial.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(header)
-            writer.writerows(zip(*cells, strict=True))
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
-    return target
+    with whole_file(path, newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(header)
+        writer.writerows(zip(*cells, strict=True))
+    return Path(path)
 
 
 def _cell(name: str, entry: int | float | str) -> str:
