@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.files import whole_file
 from pyg_dynbatch.datasets import featurize_stream
 from pyg_dynbatch.datasets.featurize import packing_of
 from pyg_dynbatch.featurizers import MoleculeFeaturizer, RawMolecule
@@ -22,7 +23,6 @@ from pyg_dynbatch.training.molecule_property import property_columns
 from pyg_dynbatch.training.molecule_schema import MoleculeSchema
 
 _LEADING = ("row", "name", "smiles", "status")
-_NPY_HEADER = 128
 
 
 class StreamRow(NamedTuple):
@@ -161,19 +161,23 @@ class _Npy:
 
     def __init__(self, file: BufferedIOBase) -> None:
         self.file, self.rows, self.width = file, 0, 0
-        file.write(b"\0" * _NPY_HEADER)
 
     def add(self, row: np.ndarray) -> None:
+        if self.rows == 0:
+            self.width = row.size
+            self._write_header()
         self.file.write(np.ascontiguousarray(row, dtype="<f4").tobytes())
-        self.rows, self.width = self.rows + 1, row.size
+        self.rows += 1
 
     def finish(self) -> None:
-        shape = f"({self.rows}, {self.width})"
-        text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}"
-        text = text.ljust(_NPY_HEADER - 11) + "\n"
-        length = len(text).to_bytes(2, "little")
         self.file.seek(0)
-        self.file.write(b"\x93NUMPY\x01\x00" + length + text.encode("latin1"))
+        self._write_header()
+
+    def _write_header(self) -> None:
+        # It keeps its length whatever the first number of the shape is.
+        shape = (self.rows, self.width)
+        header = {"descr": "<f4", "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(self.file, header)
 
 
 class _Csv:
@@ -217,7 +221,7 @@ def fingerprint_file(path: str) -> Iterator[Any]:
                 got=path,
             )
         )
-    with _whole(Path(path), "wb") as file:
+    with whole_file(path, "wb") as file:
         table = kind(file)
         yield table
         table.finish()
@@ -229,21 +233,8 @@ def _opened(output: str) -> Iterator[IO[str]]:
         yield sys.stdout
         sys.stdout.flush()
         return
-    with _whole(Path(output), "w", newline="", encoding="utf-8") as file:
+    with whole_file(output, newline="", encoding="utf-8") as file:
         yield file
-
-
-@contextmanager
-def _whole(path: Path, mode: str, **options: Any) -> Iterator[Any]:
-    """Opens a file under another name, and gives it its own when all is written."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with partial.open(mode, **options) as file:
-            yield file
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _status(error: Any) -> str:
