@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from pyg_dynbatch.bench import main
-from pyg_dynbatch.bench.fidelity import agreement, relative, report, rounding
+from pyg_dynbatch.bench.choices import PRECISIONS
+from pyg_dynbatch.bench.fidelity import DTYPES, agreement, relative, report, rounding
 
 SMALL = ["--steps", "3", "--batch", "4", "--units", "6", "--trees", "10", "--threads", "1"]
 
@@ -105,6 +106,10 @@ def test_vectors_want_trees_with_words() -> None:
     with pytest.raises(ValueError, match="word vectors for random trees") as caught:
         main(["fidelity", *SMALL, "--vectors", "glove.txt"])
     assert "--raw-dir with the trees that the words stand in" in str(caught.value)
+
+
+def test_every_precision_can_be_asked_for() -> None:
+    assert tuple(DTYPES) == PRECISIONS
 
 
 def test_figure(tmp_path: Path) -> None:

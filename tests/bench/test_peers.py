@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pyg_dynbatch.bench import main
-from pyg_dynbatch.bench.command import PEERS
+from pyg_dynbatch.bench.choices import PEERS
 from pyg_dynbatch.bench.peers import PHASES
 from pyg_dynbatch.bench.peers_packages import PACKAGES, import_peers
 from pyg_dynbatch.bench.peers_ways import OURS, PLAIN, RECURSIVE, Padded, PeerModel, PeerTree

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from pyg_dynbatch.bench import main
-from pyg_dynbatch.bench.policies import draw_batches
+from pyg_dynbatch.bench.choices import PROGRAM_SHAPES
+from pyg_dynbatch.bench.policies import SHAPES, draw_batches
 from pyg_dynbatch.bench.records import FIELDS
 from pyg_dynbatch.core import Schedule
 
@@ -48,6 +49,8 @@ def test_policies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ("turns", {"cell_0", "cell_1"}),
         ("typed tree", {"word", "join_0", "join_1"}),
         ("typed tree 4", {"word", "join_0", "join_1", "join_2", "join_3"}),
+        ("calculator", {"number", "sign", *(f"operator_{number}" for number in range(4))}),
+        ("language", {"letter", "word", "sentence", "language"}),
     ],
 )
 def test_shapes(shape: str, operations: set[str]) -> None:
@@ -57,6 +60,20 @@ def test_shapes(shape: str, operations: set[str]) -> None:
         assert schedule == Schedule.from_programs(same)
         assert set(schedule.stats().operations) == operations
     assert schedule != Schedule.from_programs(first[0])
+
+
+def test_every_shape_can_be_asked_for() -> None:
+    assert tuple(SHAPES) == PROGRAM_SHAPES
+
+
+def test_expressions_and_sentences() -> None:
+    ((expression,),) = draw_batches("calculator", 1, 1, random.Random(1))
+    names = [expression.signatures[kind].name for kind in expression.call_signature]
+    assert names.count("number") == sum(name.startswith("operator") for name in names) + 1
+    ((sentence,),) = draw_batches("language", 1, 1, random.Random(1))
+    names = [sentence.signatures[kind].name for kind in sentence.call_signature]
+    assert 5 <= names.count("sentence") <= 40
+    assert names.count("letter") == names.count("word") > names.count("sentence")
 
 
 def test_words_of_a_lattice_are_read_where_they_end() -> None:

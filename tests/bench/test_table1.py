@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from pyg_dynbatch.bench import main, table1
+from pyg_dynbatch.bench.choices import CELLS, TREE_SHAPES
 from pyg_dynbatch.bench.protocol import Stopwatch
 from pyg_dynbatch.bench.table1_models import FoldCell, Table1Model
 from pyg_dynbatch.bench.table1_products import LevelProducts
-from pyg_dynbatch.bench.table1_trees import SHAPES, Shape, schedule_of
+from pyg_dynbatch.bench.table1_trees import Shape, schedule_of
 from pyg_dynbatch.data.collate import Collater
 from pyg_dynbatch.nn import NaryTreeLSTM, TreeGRU
 
@@ -25,7 +26,7 @@ def shape_of(kind: str, leaves: int, seed: int = 0) -> Shape:
     return Shape.draw(kind, leaves, np.random.default_rng(seed))
 
 
-@pytest.mark.parametrize("kind", SHAPES)
+@pytest.mark.parametrize("kind", TREE_SHAPES)
 @pytest.mark.parametrize("leaves", [1, 2, 3, 8, 128])
 def test_shapes(kind: str, leaves: int) -> None:
     shape = shape_of(kind, leaves)
@@ -49,8 +50,8 @@ def test_random_shapes_are_as_high_as_in_the_paper() -> None:
     assert 13.0 < sum(heights) / 60 < 15.6  # 14.3 by simulation of the published program
 
 
-@pytest.mark.parametrize("cell", ["fold", "tai"])
-@pytest.mark.parametrize("kind", SHAPES)
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("kind", TREE_SHAPES)
 def test_by_hand_equals_dynamic(cell: str, kind: str) -> None:
     torch.manual_seed(0)
     model = Table1Model(cell, 6, 9).double()

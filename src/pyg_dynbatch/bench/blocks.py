@@ -1,4 +1,4 @@
-"""A model written in blocks beside the same model as fused layers; policies side by side."""
+"""A model written in blocks beside the same model as fused layers."""
 
 import argparse
 import random
@@ -14,7 +14,6 @@ from torch import Tensor
 
 from pyg_dynbatch import blocks as td
 from pyg_dynbatch.bench.blocks_models import LOSS, nested_tree, sentiment
-from pyg_dynbatch.bench.blocks_policies import POLICIES, policy_records, report_policies
 from pyg_dynbatch.bench.figures import Panel, draw_panels
 from pyg_dynbatch.bench.protocol import (
     Contender,
@@ -23,23 +22,19 @@ from pyg_dynbatch.bench.protocol import (
     assert_agreement,
     interleave,
     join_rounds,
-    median_ratio,
-    median_seconds,
 )
 from pyg_dynbatch.bench.records import (
     Record,
     by_phase,
     grouped,
     machine,
-    make_record,
     number,
+    phase_records,
     table,
 )
 from pyg_dynbatch.bench.sentiment import sentiment_trees
-from pyg_dynbatch.bench.sst import CLASSES
-from pyg_dynbatch.bench.sst_ways import Ways
+from pyg_dynbatch.bench.sst_ways import make_ways
 from pyg_dynbatch.data.collate import Collater
-from pyg_dynbatch.models.tree_classifier import TreeClassifier
 
 FUSED, BLOCKS = "fused", "blocks"
 STEP = ("forward", "backward", "optimizer")
@@ -57,6 +52,7 @@ PHASES = {
 """What is reported, and the timed phases it is the sum of."""
 
 CACHED, ANEW = "collate and step", "trace, collate and step"
+HOST = {"compile": ("compile",), "read": ("read",)}
 TIMES = ("collate", "forward", "backward", "optimizer", "step")
 
 
@@ -76,17 +72,9 @@ class Sentiment:
     """
 
     def __init__(self, num_tokens: int, embedding: int, units: int, device: torch.device) -> None:
-        if not torch.sparse.check_sparse_tensor_invariants.is_enabled():
-            # Adagrad builds a sparse tensor; torch warns until it is told whether to check it.
-            torch.sparse.check_sparse_tensor_invariants.disable()
-        torch.manual_seed(0)
         self.device = device
-        model = TreeClassifier(num_tokens, CLASSES, embedding, units, sparse_embedding=True)
-        self.model = model.to(device)
-        self.optimizer = torch.optim.Adagrad(
-            model.parameters(), lr=0.05, initial_accumulator_value=0.1
-        )
-        self.ways = Ways(self.model, self.optimizer)
+        self.ways = make_ways(num_tokens, embedding, units, device)
+        self.model, self.optimizer = self.ways.model, self.ways.optimizer
         self.compiler = self.compile()
         self.collate = Collater(arity=2)
 
@@ -174,10 +162,6 @@ def run(options: argparse.Namespace, device: torch.device) -> list[Record]:
                 "units": units, "embedding": options.embedding, **machine(device),
             }  # fmt: skip
             records += _sentiment_records(options, both, trees, where)
-    for name in options.models:
-        for batch in options.batch_sizes:
-            where = {"bench": "blocks", "case": name, "batch": batch, "unit": "examples"}
-            records += policy_records(options, device, where | machine(device))
     return records
 
 
@@ -211,37 +195,28 @@ def _sentiment_records(
 
 def _speeds(rounds: dict[str, Rounds], where: Record) -> list[Record]:
     fused, blocks, host = rounds[FUSED], rounds[BLOCKS], rounds["host"]
-    records = []
-    for mode, mine in ((FUSED, fused), (BLOCKS, blocks)):
-        for phase, parts in PHASES.items():
-            if not set(parts) <= set(mine[0]):
-                continue
-            ratio, to = None, None
-            if mode == BLOCKS:
-                ratio, to = _ratio(blocks, fused, phase)
-            records.append(make_record(where, mode, phase, median_seconds(mine, *parts), ratio, to))
-    for phase in ("compile", "read"):
-        records.append(make_record(where, "host", phase, median_seconds(host, phase)))
-    return records
+    records = phase_records(where, FUSED, fused, PHASES)
+    for record in phase_records(where, BLOCKS, blocks, PHASES, fused, FUSED):
+        if record["ratio"] is None:
+            ratio, to = _ratio(blocks, fused, record["phase"])
+            record |= {"ratio": ratio, "ratio_to": to}
+        records.append(record)
+    return records + phase_records(where, "host", host, HOST)
 
 
 def _ratio(blocks: Rounds, fused: Rounds, phase: str) -> tuple[float, str]:
-    """To the fused layers; of tracing, which they do not know, the share of all of the work."""
+    """Of tracing, which the layers do not know, the share of all of the work."""
+    whole = [sum(each[part] for part in PHASES[ANEW]) for each in blocks]
     if phase == "trace":
-        whole = PHASES[ANEW]
-        shares = [each["trace"] / sum(each[part] for part in whole) for each in blocks]
+        shares = [each["trace"] / total for each, total in zip(blocks, whole, strict=True)]
         return statistics.median(shares), ANEW
-    if phase == ANEW:
-        pairs = zip(blocks, fused, strict=True)
-        both = [
-            (sum(b[p] for p in PHASES[ANEW]), sum(f[p] for p in PHASES[CACHED])) for b, f in pairs
-        ]
-        return statistics.median(mine / theirs for mine, theirs in both), f"{FUSED}, {CACHED}"
-    return median_ratio(blocks, fused, PHASES[phase]), FUSED
+    theirs = [sum(each[part] for part in PHASES[CACHED]) for each in fused]
+    ratios = [mine / total for mine, total in zip(whole, theirs, strict=True)]
+    return statistics.median(ratios), f"{FUSED}, {CACHED}"
 
 
 def report(records: Sequence[Record]) -> str:
-    """Writes the records as tables: one a case and batch size, and one of policies.
+    """Writes the records as tables, one a case and batch size.
 
     Args:
         records: What :func:`run` gave.
@@ -249,12 +224,8 @@ def report(records: Sequence[Record]) -> str:
     Returns:
         The text.
     """
-    speeds = [r for r in records if r["mode"] not in POLICIES]
-    parts = [_report_case(mine) for mine in grouped(speeds, "case", "batch").values()]
-    policies = [r for r in records if r["mode"] in POLICIES]
-    if policies:
-        parts.append(report_policies(policies))
-    return "\n\n".join(parts)
+    cases = grouped(records, "case", "batch").values()
+    return "\n\n".join(_report_case(mine) for mine in cases)
 
 
 def _report_case(records: Sequence[Record]) -> str:
@@ -293,7 +264,7 @@ def _remarks(records: Sequence[Record]) -> list[str]:
 
 
 def draw(records: Sequence[Record], path: Path) -> Path:
-    """Draws trees a second, the ratio to the fused layers, and steps, over the batch size.
+    """Draws trees a second and the ratio to the fused layers over the batch size.
 
     Args:
         records: What :func:`run` gave.
@@ -308,8 +279,4 @@ def draw(records: Sequence[Record], path: Path) -> Path:
         log="y", title="training",
     )  # fmt: skip
     ratio = speed._replace(y="ratio", labels=("batch", "time / fused layers"), log="")
-    trained = [r for r in records if r["mode"] in POLICIES and r["phase"] == "train"]
-    steps = Panel(
-        trained, "{case}, {mode}", "batch", "steps", ("batch", "steps"), title="policies"
-    )  # fmt: skip
-    return draw_panels([speed, ratio, *([steps] if trained else [])], path)
+    return draw_panels([speed, ratio], path)

@@ -5,13 +5,19 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
+from pyg_dynbatch.bench.choices import (
+    CELLS,
+    FEATURE_SETS,
+    FOREST_SHAPES,
+    MODES,
+    PEERS,
+    PRECISIONS,
+    PROGRAM_SHAPES,
+    SST_MODES,
+    TREE_SHAPES,
+    WEAVE_MODES,
+)
 from pyg_dynbatch.core.errors import OneLineArguments, mismatch
-
-MODES = ("fused", "generic", "engine")
-PEERS = (
-    "pyg_dynbatch, every leaf", "recursive loop", "PyG level loop", "padded",
-    "DGL", "torchfold", "DyNet",
-)  # fmt: skip
 
 
 def main(argv: list[str]) -> int:
@@ -79,8 +85,7 @@ def _add_scaling(parser: argparse.ArgumentParser) -> None:
         "--sizes", type=_count(1), nargs="+", default=[10**3, 10**4, 10**5, 10**6], metavar="N",
         help="numbers of nodes (default: 1000 10000 100000 1000000)",
     )  # fmt: skip
-    shapes = ("balanced", "random", "chain")
-    parser.add_argument("--shapes", nargs="+", choices=shapes, default=list(shapes))
+    parser.add_argument("--shapes", nargs="+", choices=FOREST_SHAPES, default=list(FOREST_SHAPES))
     parser.add_argument(
         "--modes", nargs="+", choices=MODES, default=list(MODES),
         help="fused and generic layer on structures, engine on recorded programs",
@@ -108,9 +113,8 @@ def _add_sst(parser: argparse.ArgumentParser) -> None:
         "--batch-sizes", type=_count(1), nargs="+", default=[25, 100, 256], metavar="N"
     )
     parser.add_argument("--units", type=_count(1), nargs="+", default=[150, 300], metavar="N")
-    modes = ("fused", "unshared", "generic", "engine")
     parser.add_argument(
-        "--modes", nargs="+", choices=modes, default=list(modes),
+        "--modes", nargs="+", choices=SST_MODES, default=list(SST_MODES),
         help="unshared is fused with every leaf computed, equal words or not",
     )  # fmt: skip
     parser.add_argument("--embedding", type=_count(1), default=300, metavar="WIDTH")
@@ -135,11 +139,11 @@ def _add_table1(parser: argparse.ArgumentParser) -> None:
         default=[1, 32, 64, 128, 256, 512, 1024],
     )  # fmt: skip
     parser.add_argument(
-        "--cells", nargs="+", choices=("fold", "tai"), default=["fold"],
+        "--cells", nargs="+", choices=CELLS, default=["fold"],
         help="the cell of the paper, the N-ary Tree-LSTM (default: fold)",
     )  # fmt: skip
     parser.add_argument(
-        "--shapes", nargs="+", choices=("random", "balanced", "sequence"), default=["random"],
+        "--shapes", nargs="+", choices=TREE_SHAPES, default=["random"],
         help="(default: random)",
     )  # fmt: skip
     parser.add_argument("--leaves", type=_count(2), default=128, help="of a tree (default: 128)")
@@ -200,8 +204,7 @@ def _add_fidelity(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=_count(1), default=100, metavar="TREES")
     parser.add_argument("--units", type=_count(1), default=300, metavar="N")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=["fused"])
-    dtypes = ("float64", "float32")
-    parser.add_argument("--dtypes", nargs="+", choices=dtypes, default=list(dtypes))
+    parser.add_argument("--dtypes", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
     _add_output(parser)
 
 
@@ -210,8 +213,7 @@ def _add_featurize(parser: argparse.ArgumentParser) -> None:
         "Molecules a second of the featurizers on the 5,000 molecules that come with RDKit and on "
         "files of your own, in one process and in several, and bytes a molecule."
     )
-    sets = ("kearnes", "deepchem")
-    parser.add_argument("--features", nargs="+", choices=sets, default=list(sets))
+    parser.add_argument("--features", nargs="+", choices=FEATURE_SETS, default=list(FEATURE_SETS))
     parser.add_argument(
         "--processes", type=_count(1), nargs="+", default=[1, 2], metavar="N",
         help="processes that featurize and pack (default: 1 2)",
@@ -233,8 +235,7 @@ def _add_weave(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batch-sizes", type=_count(1), nargs="+", default=[1, 32, 128, 512], metavar="N"
     )
-    modes = ("fused", "plain", "engine")
-    parser.add_argument("--modes", nargs="+", choices=modes, default=list(modes))
+    parser.add_argument("--modes", nargs="+", choices=WEAVE_MODES, default=list(WEAVE_MODES))
     parser.add_argument("--units", type=_count(1), default=50, help="width (default: 50)")
     parser.add_argument(
         "--batches", type=_count(1), default=3, metavar="N", help="different batches a case"
@@ -260,8 +261,7 @@ def _add_weave(parser: argparse.ArgumentParser) -> None:
 def _add_blocks(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Training of the sentiment model written in blocks beside the fused layers with the same "
-        "weights, the cost of tracing, and the steps and time of both policies on a calculator "
-        "and a reader of letters and words."
+        "weights, and the cost of tracing."
     )
     _add_trees(parser)
     parser.add_argument("--batch-sizes", type=_count(1), nargs="+", default=[100, 256], metavar="N")
@@ -270,24 +270,16 @@ def _add_blocks(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batches", type=_count(1), default=3, metavar="N", help="different batches a case"
     )
-    models = ("calculator", "language")
-    parser.add_argument(
-        "--models", nargs="*", choices=models, default=list(models),
-        help="models on which policies are compared; none to leave that out",
-    )  # fmt: skip
-    parser.add_argument(
-        "--width", type=_count(1), default=32, metavar="N", help="width of these (default: 32)"
-    )
     _add_common(parser, repeats=5)
 
 
 def _add_policies(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Steps that depth, agenda and a learned policy make of chains, trees, lattices and typed "
-        "trees, over the lower bound, on mini-batches the learned one has not seen."
+        "Steps that depth, agenda and a learned policy make of chains, trees, lattices, typed "
+        "trees, expressions and sentences of words of letters, over the lower bound, on "
+        "mini-batches the learned one has not seen."
     )
-    shapes = ("chain", "tree", "lattice", "turns", "typed tree", "typed tree 4")
-    parser.add_argument("--shapes", nargs="+", choices=shapes, default=list(shapes))
+    parser.add_argument("--shapes", nargs="+", choices=PROGRAM_SHAPES, default=list(PROGRAM_SHAPES))
     parser.add_argument("--batch-sizes", type=_count(1), nargs="+", default=[1, 8, 64], metavar="N")
     parser.add_argument(
         "--fit", type=_count(1), default=4, metavar="N", help="mini-batches to learn from"

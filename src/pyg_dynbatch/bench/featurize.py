@@ -39,7 +39,6 @@ from pyg_dynbatch.featurizers.molecule import MoleculeFeaturizer
 from pyg_dynbatch.featurizers.molecule_files import RawMolecule
 from pyg_dynbatch.featurizers.rdkit_access import rdkit_version
 
-SETS = ("kearnes", "deepchem")
 FEATURES, PACKED = "features", "packed"
 RATIO_TO = "DeepChem's WeaveFeaturizer, one process"
 _CHUNK = 128

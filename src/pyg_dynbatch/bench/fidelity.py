@@ -16,7 +16,7 @@ from tqdm import tqdm
 from pyg_dynbatch.bench.figures import Panel, draw_panels
 from pyg_dynbatch.bench.protocol import Stopwatch
 from pyg_dynbatch.bench.records import Record, find, grouped, machine, make_record, number, table
-from pyg_dynbatch.bench.sentiment import sentiment_trees
+from pyg_dynbatch.bench.sentiment import CLASSES, sentiment_trees
 from pyg_dynbatch.bench.sst_ways import PlainTree, Ways, node_by_node
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.data.collate import Collater
@@ -26,7 +26,6 @@ from pyg_dynbatch.training.optimizers import build_optimizer
 from pyg_dynbatch.training.options import OptimizerOptions
 
 REFERENCE = "one by one"
-CLASSES = 5
 WIDTH = 300
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 

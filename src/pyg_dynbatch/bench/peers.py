@@ -26,8 +26,7 @@ from pyg_dynbatch.bench.protocol import (
     assert_agreement,
     interleave,
     join_rounds,
-    median_ratio,
-    median_seconds,
+    scaled,
 )
 from pyg_dynbatch.bench.records import (
     Record,
@@ -36,18 +35,21 @@ from pyg_dynbatch.bench.records import (
     machine,
     make_record,
     number,
+    phase_records,
     table,
 )
+from pyg_dynbatch.bench.shapes import frequent_words
 from pyg_dynbatch.bench.table1_trees import Shape
 
 TRAIN = ("forward", "backward")
-PHASES = {
-    "prepare": ("prepare",),
+PREPARED = {"prepare": ("prepare",)}
+COMPARED = {
     "inference": ("inference",),
     "train": TRAIN,
     "inference, end to end": ("prepare", "inference"),
     "train, end to end": ("prepare", *TRAIN),
 }
+PHASES = PREPARED | COMPARED
 """What is reported, and the timed phases it is the sum of; prepare makes the batch."""
 
 SHOWN = ("train", "inference", "train, end to end", "inference, end to end")
@@ -89,9 +91,7 @@ class Bench:
         trees = []
         for _ in range(count):
             shape = Shape.draw("random", self.leaves, self.generator)
-            rank = np.power(self.options.words, self.generator.random(self.leaves)).astype(int)
-            token = torch.from_numpy(np.minimum(rank, self.options.words - 1))
-            data = shape.example(token)
+            data = shape.example(frequent_words(self.leaves, self.options.words, self.generator))
             trees.append(PeerTree(shape, data.token.tolist(), data))
         return trees
 
@@ -121,13 +121,10 @@ class Bench:
         found = []
         for name, mine in rounds.items():
             scale = {"scaled_by": batch / self._few(batch)} if name == RECURSIVE else {}
-            for phase, phases in PHASES.items():
-                ratio, to = None, None
-                seconds = median_seconds(mine, *phases)
-                if name != OURS and phase != "prepare":
-                    ratio, to = median_ratio(mine, rounds[OURS], phases), OURS
-                more = {"repeats": len(mine), **scale}
-                found.append(make_record(where, name, phase, seconds or None, ratio, to, **more))
+            more: Record = {"repeats": len(mine), **scale}
+            base = () if name == OURS else (rounds[OURS], OURS)
+            found += phase_records(where, name, mine, PREPARED, **more)
+            found += phase_records(where, name, mine, COMPARED, *base, **more)
         for name, reason in self.missing.items():
             found.append(make_record(where, name, LEFT_OUT, reason=reason))
         return found
@@ -150,10 +147,7 @@ class Bench:
         scale = len(trees) / len(few)
         if RECURSIVE in rounds:
             # It takes one tree after another, so a few stand for the batch.
-            rounds[RECURSIVE] = [
-                {phase: seconds * scale for phase, seconds in each.items()}
-                for each in rounds[RECURSIVE]
-            ]
+            rounds[RECURSIVE] = scaled(rounds[RECURSIVE], scale)
         return rounds
 
 

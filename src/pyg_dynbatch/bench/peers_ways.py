@@ -6,12 +6,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, one_hot
+from torch.nn.functional import one_hot
 from torch_geometric.data import Batch
 from torch_geometric.nn import MessagePassing
 
 from pyg_dynbatch.bench.protocol import Stopwatch
 from pyg_dynbatch.bench.table1_trees import Shape
+from pyg_dynbatch.bench.tree_lstm import Weights
 from pyg_dynbatch.data.collate import Collater
 from pyg_dynbatch.data.tree import DynTreeData
 from pyg_dynbatch.models.encoder import TreeEncoder
@@ -52,8 +53,7 @@ class PeerModel(nn.Module):
     def __init__(self, words: int, units: int) -> None:
         super().__init__()
         # Sparse gradients, so that a batch touches its own words only, whichever way it goes.
-        layer = NaryTreeLSTM(units, units)
-        self.encoder = TreeEncoder(words, units, layer, sparse_embedding=True)
+        self.encoder = TreeEncoder(words, units, NaryTreeLSTM(units, units), sparse_embedding=True)
         self.units = units
         # The loss is the sum over the roots of their products with this row.
         self.register_buffer("direction", torch.linspace(-1.0, 1.0, units))
@@ -66,52 +66,10 @@ class PeerModel(nn.Module):
             raise TypeError("PeerModel: the encoder has no embedding")
         return embedding
 
-    def weights(self) -> "Weights":
+    def weights(self) -> Weights:
         """Gives the matrices and biases in the order u, i, o, f, f."""
-        cell, own = self.encoder.layer.cell, 3 * self.units
-        weight_input, weight_hidden, bias = (
-            cell.get_parameter(name) for name in ("weight_input", "weight_hidden", "bias")
-        )
-        both = torch.cat([bias, bias[own:]])
-        return Weights(weight_input[:own], bias[:own], weight_hidden, both)
-
-
-class Weights(NamedTuple):
-    """Holds the matrices of a binary Tree-LSTM without inputs at inner nodes.
-
-    Args:
-        leaf: Of u, i, o, for an embedding row.
-        leaf_bias: Their bias.
-        hidden: Of u, i, o and both forget gates, for the hidden rows of both children.
-        bias: Their bias.
-    """
-
-    leaf: Tensor
-    leaf_bias: Tensor
-    hidden: Tensor
-    bias: Tensor
-
-    def leaves(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Computes the states of leaves, whatever stands before the last axis."""
-        u, i, o = linear(rows, self.leaf, self.leaf_bias).chunk(3, -1)
-        memory = torch.sigmoid(i) * torch.tanh(u)
-        return torch.sigmoid(o) * torch.tanh(memory), memory
-
-    def inner(self, hidden: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-        """Computes the states of inner nodes.
-
-        Args:
-            hidden: Hidden rows of both children, side by side.
-            left: Memory rows of the first child.
-            right: Memory rows of the second child.
-
-        Reference:
-            Tai, Socher, Manning (2015), arXiv:1503.00075, equations 9-14.
-        """
-        u, i, o, f_left, f_right = linear(hidden, self.hidden, self.bias).chunk(5, -1)
-        memory = torch.sigmoid(i) * torch.tanh(u)
-        memory = memory + torch.sigmoid(f_left) * left + torch.sigmoid(f_right) * right
-        return torch.sigmoid(o) * torch.tanh(memory), memory
+        cell: Any = self.encoder.layer.cell
+        return Weights.of(cell)
 
 
 class Peer(ABC):

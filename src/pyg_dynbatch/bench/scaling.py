@@ -14,7 +14,6 @@ from pyg_dynbatch.bench.protocol import (
     Rounds,
     assert_agreement,
     interleave,
-    median_seconds,
     thread_count,
 )
 from pyg_dynbatch.bench.records import (
@@ -25,6 +24,7 @@ from pyg_dynbatch.bench.records import (
     machine,
     make_record,
     number,
+    phase_records,
     table,
 )
 from pyg_dynbatch.bench.scaling_ways import Forest, Ways
@@ -120,13 +120,11 @@ def _measure(options: argparse.Namespace, ways: Ways, facts: Record) -> list[Rec
 
 
 def _time_records(where: Record, mode: str, rounds: Rounds) -> list[Record]:
-    records = []
-    for phase, parts in PHASES.items():
-        seconds = median_seconds(rounds, *parts)
-        per_node = seconds / where["nodes"]
-        more = {"seconds_per_node": per_node, "repeats": len(rounds)}
-        records.append(make_record(where, mode, phase, seconds, **more))
-    return records
+    return [
+        record
+        | {"seconds_per_node": record["median_seconds"] / where["nodes"], "repeats": len(rounds)}
+        for record in phase_records(where, mode, rounds, PHASES)
+    ]
 
 
 def _value(record: Record) -> float | None:

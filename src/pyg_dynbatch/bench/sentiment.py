@@ -7,6 +7,9 @@ from pyg_dynbatch.bench.shapes import sentiment_like_trees
 from pyg_dynbatch.datasets.sst import SST
 from pyg_dynbatch.featurizers import Vocabulary
 
+CLASSES = 5
+"""Of a node, from very negative to very positive."""
+
 
 class SentimentTrees(NamedTuple):
     """Trees, what records call them, and the rows of an embedding of their words."""

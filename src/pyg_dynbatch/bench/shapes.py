@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyg_dynbatch.bench.table1_trees import Shape
 from pyg_dynbatch.data.tree import DynTreeData
 
 
@@ -99,37 +100,24 @@ def sentiment_like_trees(
     words = np.clip(generator.gamma(4.2, 4.55, trees).round().astype(int), 2, 56)
     found = []
     for count in words.tolist():
-        edge_index = _binary_edges(count, generator)
-        num_nodes = 2 * count - 1
-        token = torch.full((num_nodes,), -1)
-        rank = np.power(num_tokens, generator.random(count)).astype(int)
-        token[torch.from_numpy(_leaves(edge_index, num_nodes))] = torch.from_numpy(
-            np.minimum(rank, num_tokens - 1)
-        )
-        label = torch.from_numpy(generator.integers(0, num_classes, num_nodes))
-        found.append(
-            DynTreeData(torch.from_numpy(edge_index), token=token, y=label, num_nodes=num_nodes)
-        )
+        shape = Shape.draw("random", count, generator)
+        token = frequent_words(count, num_tokens, generator)
+        label = torch.from_numpy(generator.integers(0, num_classes, 2 * count - 1))
+        found.append(shape.example(token, label))
     return found
 
 
-def _binary_edges(leaves: int, generator: np.random.Generator) -> np.ndarray:
-    """Edges of a tree whose inner nodes have two children, numbered from the root in preorder."""
-    edges: list[tuple[int, int]] = []
-    waiting = [(leaves, -1)]
-    node = 0
-    while waiting:
-        size, parent = waiting.pop()
-        if parent >= 0:
-            edges.append((node, parent))
-        if size > 1:
-            left = int(generator.integers(1, size))
-            waiting += [(size - left, node), (left, node)]
-        node += 1
-    return np.array(edges, dtype=np.int64).reshape(-1, 2).T.copy()
+def frequent_words(count: int, num_tokens: int, generator: np.random.Generator) -> Tensor:
+    """Draws words whose frequency falls off as 1 / rank.
 
+    Args:
+        count: How many.
+        num_tokens: Rows of the vocabulary, the commonest first.
+        generator: Draws them.
 
-def _leaves(edge_index: np.ndarray, num_nodes: int) -> np.ndarray:
-    is_leaf = np.ones(num_nodes, dtype=bool)
-    is_leaf[edge_index[1]] = False
-    return np.flatnonzero(is_leaf)
+    Example:
+        >>> frequent_words(3, 1, np.random.default_rng(0)).tolist()
+        [0, 0, 0]
+    """
+    rank = np.power(num_tokens, generator.random(count)).astype(int)
+    return torch.from_numpy(np.minimum(rank, num_tokens - 1))

@@ -19,6 +19,7 @@ from pyg_dynbatch.bench.protocol import (
     join_rounds,
     median_ratio,
     median_seconds,
+    scaled,
 )
 from pyg_dynbatch.bench.records import (
     Record,
@@ -28,15 +29,14 @@ from pyg_dynbatch.bench.records import (
     machine,
     make_record,
     number,
+    phase_records,
     table,
 )
-from pyg_dynbatch.bench.sentiment import sentiment_trees
-from pyg_dynbatch.bench.sst_ways import PlainTree, Ways
+from pyg_dynbatch.bench.sentiment import CLASSES, sentiment_trees
+from pyg_dynbatch.bench.sst_ways import PlainTree, Ways, make_ways
 from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.data.collate import Collater
-from pyg_dynbatch.models.tree_classifier import TreeClassifier
 
-CLASSES = 5
 TRAIN = ("forward", "backward")
 STEP = ("forward", "backward", "optimizer")
 PHASES = {
@@ -68,7 +68,7 @@ def run(options: argparse.Namespace, device: torch.device) -> list[Record]:
     trees, source, num_tokens = sentiment_trees(options.raw_dir, options.trees, options.seed)
     records = []
     for units in options.units:
-        ways = _make_ways(num_tokens, options.embedding, units, device)
+        ways = make_ways(num_tokens, options.embedding, units, device)
         few = [trees[k] for k in range(min(options.loop_trees, len(trees)))]
         ways.check(options.modes, few)
         for batch in options.batch_sizes:
@@ -85,17 +85,6 @@ def run(options: argparse.Namespace, device: torch.device) -> list[Record]:
             rounds, facts = _time(options, ways, trees, drawn)
             records += _records(rounds, where, options.modes, facts)
     return records
-
-
-def _make_ways(num_tokens: int, embedding: int, units: int, device: torch.device) -> Ways:
-    if not torch.sparse.check_sparse_tensor_invariants.is_enabled():
-        # Adagrad builds a sparse tensor; torch warns until it is told whether to check it.
-        torch.sparse.check_sparse_tensor_invariants.disable()
-    torch.manual_seed(0)
-    model = TreeClassifier(num_tokens, CLASSES, embedding, units, sparse_embedding=True)
-    model = model.to(device)
-    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.05, initial_accumulator_value=0.1)
-    return Ways(model, optimizer)
 
 
 def _draw(trees: int, batch: int, options: argparse.Namespace) -> list[list[int]]:
@@ -129,10 +118,7 @@ def _time(
         part = interleave(contenders, repeats=options.repeats, device=device)
         # A few trees stand for the batch: what counts is the number of nodes.
         scale = batch.num_nodes / sum(tree.num_nodes for tree in few)
-        part["one by one"] = [
-            {phase: seconds * scale for phase, seconds in each.items()}
-            for each in part["one by one"]
-        ]
+        part["one by one"] = scaled(part["one by one"], scale)
         parts.append(part)
         facts.append(_facts(batch.schedule, bare) | {"scaled_by": scale})
     means = {name: sum(fact[name] for fact in facts) / len(facts) for name in facts[0]}
@@ -179,23 +165,18 @@ def _records(
         records += _bare_records(PACKED, packed, where, facts)
     for mode in modes:
         mine = rounds[mode]
-        for phase, parts in PHASES.items():
-            seconds = median_seconds(mine, *parts)
-            more: Record = {}
-            if set(parts) <= set(bare[0]):
-                ratio, to = median_ratio(mine, bare, parts), BARE
-                if packed is not None:
-                    more["ratio_to_packed"] = median_ratio(mine, packed, parts)
-            else:
-                ratio, to = median_seconds(mine, *parts) / median_seconds(mine, *STEP), "step"
-            records.append(make_record(where, mode, phase, seconds, ratio, to, **more))
-    for phase in ("train", "inference"):
-        parts = PHASES[phase]
-        loop = rounds["one by one"]
-        ratio = median_ratio(loop, rounds[modes[0]], parts)
-        more = {"scaled_by": facts["scaled_by"]}
-        seconds = median_seconds(loop, *parts)
-        records.append(make_record(where, "one by one", phase, seconds, ratio, modes[0], **more))
+        for record in phase_records(where, mode, mine, PHASES, bare, BARE):
+            if record["ratio"] is None:
+                ratio = record["median_seconds"] / median_seconds(mine, *STEP)
+                record |= {"ratio": ratio, "ratio_to": "step"}
+            elif packed is not None:
+                record["ratio_to_packed"] = median_ratio(mine, packed, PHASES[record["phase"]])
+            records.append(record)
+    loop = {phase: PHASES[phase] for phase in ("train", "inference")}
+    records += phase_records(
+        where, "one by one", rounds["one by one"], loop, rounds[modes[0]], modes[0],
+        scaled_by=facts["scaled_by"],
+    )  # fmt: skip
     for phase in ("fetch", "collate"):
         seconds = median_seconds(rounds["collate"], phase)
         ratio = seconds / median_seconds(rounds[modes[0]], *STEP)

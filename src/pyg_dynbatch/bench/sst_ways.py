@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from pyg_dynbatch.bench.protocol import Stopwatch, assert_agreement
+from pyg_dynbatch.bench.sentiment import CLASSES
+from pyg_dynbatch.bench.tree_lstm import Leaf, Pair, State
 from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.tensor_type import TensorType
 from pyg_dynbatch.data.collate import Collater
@@ -42,7 +44,7 @@ class Ways:
         self.model, self.optimizer = model, optimizer
         cell: Any = model.encoder.layer.cell
         row = TensorType((cell.in_channels,), tag="input")
-        join, leaf = JoinCell(cell), LeafCell(cell)
+        join, leaf = JoinCell(cell), Leaf(cell)
         self.engine = Engine.of_cell(join, cell.state_type, cell.arity, row, leaf)
         self.loss = nn.CrossEntropyLoss(ignore_index=-1, reduction="sum")
 
@@ -123,57 +125,34 @@ class Ways:
         return found
 
 
-class LeafCell(nn.Module):
-    """Computes the states of words, with the weights of a Tree-LSTM cell.
+def make_ways(num_tokens: int, embedding: int, units: int, device: torch.device) -> Ways:
+    """Makes a classifier with the optimiser of Fold's sentiment example, always with one start.
 
     Args:
-        cell: The cell.
+        num_tokens: Rows of the embedding.
+        embedding: Width of an embedding row.
+        units: Width of the hidden row.
+        device: Where it works.
 
-    Reference:
-        Tai, Socher, Manning (2015), arXiv:1503.00075, equations 9-14 without children.
+    Example:
+        >>> make_ways(10, 4, 3, torch.device("cpu")).model.classifier.out_features
+        5
     """
-
-    def __init__(self, cell: NaryTreeLSTMCell) -> None:
-        super().__init__()
-        self.cell = cell
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Computes hidden and memory rows of ``x``, ``[row, in_channels]``."""
-        width = self.cell.out_channels
-        weight, bias = self.cell.weight_input[: 3 * width], self.cell.bias[: 3 * width]
-        candidate, gates = nn.functional.linear(x, weight, bias).split([width, 2 * width], 1)
-        write, show = gates.sigmoid().split(width, 1)
-        memory = write * candidate.tanh()
-        return show * memory.tanh(), memory
+    if not torch.sparse.check_sparse_tensor_invariants.is_enabled():
+        # Adagrad builds a sparse tensor; torch warns until it is told whether to check it.
+        torch.sparse.check_sparse_tensor_invariants.disable()
+    torch.manual_seed(0)
+    model = TreeClassifier(num_tokens, CLASSES, embedding, units, sparse_embedding=True).to(device)
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.05, initial_accumulator_value=0.1)
+    return Ways(model, optimizer)
 
 
-class JoinCell(nn.Module):
-    """Computes the states of nodes from two children, without looking at the input.
+class JoinCell(Pair):
+    """Computes the states of nodes from two children, without looking at the input."""
 
-    Args:
-        cell: A binary Tree-LSTM cell, whose weights are used.
-
-    Reference:
-        Tai, Socher, Manning (2015), arXiv:1503.00075, equations 9-14 without input.
-    """
-
-    def __init__(self, cell: NaryTreeLSTMCell) -> None:
-        super().__init__()
-        self.cell = cell
-
-    def forward(
-        self, x: Tensor, left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, left: State, right: State) -> State:  # type: ignore[override]
         """Computes hidden and memory rows from those of two children."""
-        width, own = self.cell.out_channels, self.cell.bias
-        both = torch.cat([left[0], right[0]], 1)
-        # The bias of the forget gate is that of both children.
-        bias = torch.cat([own, own[3 * width :]])
-        gates = nn.functional.linear(both, self.cell.weight_hidden, bias)
-        candidate, gates = gates.split([width, 4 * width], 1)
-        write, show, keep_left, keep_right = gates.sigmoid().split(width, 1)
-        memory = write * candidate.tanh() + keep_left * left[1] + keep_right * right[1]
-        return show * memory.tanh(), memory
+        return super().forward(left, right)
 
 
 class PlainTree(NamedTuple):

@@ -19,15 +19,14 @@ from pyg_dynbatch.bench.protocol import (
     interleave,
     join_rounds,
     median_ratio,
-    median_seconds,
 )
 from pyg_dynbatch.bench.records import (
     Record,
     find,
     grouped,
     machine,
-    make_record,
     number,
+    phase_records,
     table,
 )
 from pyg_dynbatch.bench.table1_models import Table1Model
@@ -215,22 +214,17 @@ def _records(rounds: dict[str, Rounds], where: Record) -> list[Record]:
     found = []
     for name, mine in rounds.items():
         batch = 1 if name == ALONE else where["batch"]
-        for phase, parts in PHASES.items():
-            if not set(parts) <= set(mine[0]):
-                continue
-            ratio, to = None, None
-            if name in (DYNAMIC, DIFFERENT):
-                ratio, to = median_ratio(mine, rounds[MANUAL], parts), MANUAL
-            more: Record = {"repeats": len(mine)}
+        base = (rounds[MANUAL], MANUAL) if name in (DYNAMIC, DIFFERENT) else ()
+        here = where | {"batch": batch}
+        for record in phase_records(here, name, mine, PHASES, *base, repeats=len(mine)):
+            parts = PHASES[record["phase"]]
             if name in (MANUAL, DYNAMIC, DIFFERENT):
-                more["speedup"] = batch * median_ratio(rounds[ALONE], mine, parts)
+                record["speedup"] = batch * median_ratio(rounds[ALONE], mine, parts)
             if set(parts) <= set(rounds[BARE][0]) and name in (MANUAL, DYNAMIC, DIFFERENT):
-                more["ratio_to_bare"] = median_ratio(mine, rounds[BARE], parts)
+                record["ratio_to_bare"] = median_ratio(mine, rounds[BARE], parts)
             if name == DIFFERENT:
-                more["ratio_to_one_shape"] = median_ratio(mine, rounds[DYNAMIC], parts)
-            seconds = median_seconds(mine, *parts)
-            more["seconds_per_tree"] = seconds / batch
-            record = make_record(where | {"batch": batch}, name, phase, seconds, ratio, to, **more)
+                record["ratio_to_one_shape"] = median_ratio(mine, rounds[DYNAMIC], parts)
+            record["seconds_per_tree"] = record["median_seconds"] / batch
             found.append(record | {"batch": where["batch"]})
     return found
 

@@ -8,12 +8,11 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from pyg_dynbatch.bench.table1_trees import Shape
+from pyg_dynbatch.bench.tree_lstm import Weights
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.nn.cell import RecursiveCell, States
 from pyg_dynbatch.nn.recursive import NaryTreeLSTM, RecursiveLayer
 from pyg_dynbatch.nn.tree_lstm import NaryTreeLSTMCell
-
-CELLS = ("fold", "tai")
 
 
 class FoldCell(RecursiveCell):
@@ -155,21 +154,12 @@ def _fold_by_hand(cell: FoldCell, shape: Shape, rows: Tensor) -> Tensor:
 
 
 def _tai_by_hand(cell: NaryTreeLSTMCell, shape: Shape, rows: Tensor) -> Tensor:
-    own = 3 * cell.out_channels
-    bias = cell.bias
-    u, i, o = linear(rows, cell.weight_input[:own], bias[:own]).chunk(3, 2)
-    memory = torch.sigmoid(i) * torch.tanh(u)
-    hidden = torch.sigmoid(o) * torch.tanh(memory)
-    parts = zip(hidden.unbind(0), memory.unbind(0), strict=True)
+    weights = Weights.of(cell)
+    parts = zip(*(part.unbind(0) for part in weights.leaves(rows)), strict=True)
     states = dict(zip(shape.leaves, parts, strict=True))
-    all_bias = torch.cat([bias, bias[own:]])
     for node in reversed(range(len(shape.below))):
         if not shape.below[node]:
             continue
         (h_left, c_left), (h_right, c_right) = (states.pop(k) for k in shape.below[node])
-        gates = linear(torch.cat([h_left, h_right], 1), cell.weight_hidden, all_bias)
-        u, i, o, f_left, f_right = gates.chunk(5, 1)
-        memory = torch.sigmoid(i) * torch.tanh(u)
-        memory = memory + torch.sigmoid(f_left) * c_left + torch.sigmoid(f_right) * c_right
-        states[node] = torch.sigmoid(o) * torch.tanh(memory), memory
+        states[node] = weights.inner(torch.cat([h_left, h_right], 1), c_left, c_right)
     return states[0][0]

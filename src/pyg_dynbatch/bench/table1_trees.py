@@ -11,8 +11,6 @@ from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.data.collate import Collater
 from pyg_dynbatch.data.tree import DynTreeData
 
-SHAPES = ("random", "balanced", "sequence")
-
 
 class Shape(NamedTuple):
     """Holds the shape of a binary tree, nodes numbered from the root in preorder.
@@ -57,11 +55,12 @@ class Shape(NamedTuple):
         """The leaves, from left to right."""
         return [node for node, children in enumerate(self.below) if not children]
 
-    def example(self, token: Tensor) -> DynTreeData:
+    def example(self, token: Tensor, label: Tensor | None = None) -> DynTreeData:
         """Makes an example of the shape.
 
         Args:
             token: One a leaf, from left to right.
+            label: One a node; left out, there are none.
 
         Example:
             >>> shape = Shape.draw("balanced", 2, np.random.default_rng(0))
@@ -72,7 +71,7 @@ class Shape(NamedTuple):
         tokens = torch.full((len(self.below),), -1)
         tokens[self.leaves] = token
         edge_index = torch.tensor(edges, dtype=torch.int64).reshape(-1, 2).t().contiguous()
-        return DynTreeData(edge_index, token=tokens, num_nodes=len(self.below))
+        return DynTreeData(edge_index, token=tokens, y=label, num_nodes=len(self.below))
 
 
 def schedule_of(trees: Sequence[DynTreeData]) -> Schedule:

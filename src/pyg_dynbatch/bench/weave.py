@@ -22,8 +22,6 @@ from pyg_dynbatch.bench.protocol import (
     assert_agreement,
     interleave,
     join_rounds,
-    median_ratio,
-    median_seconds,
 )
 from pyg_dynbatch.bench.records import (
     MOLECULES,
@@ -34,6 +32,7 @@ from pyg_dynbatch.bench.records import (
     machine,
     make_record,
     number,
+    phase_records,
     table,
 )
 from pyg_dynbatch.bench.scaling import growth_exponent
@@ -204,20 +203,15 @@ class Timed(NamedTuple):
         names = [BARE, *modes, *([NAME] if NAME in self.rounds else [])]
         for name in names:
             mine = self.rounds[name]
-            for phase, parts in PHASES.items():
-                if not set(parts) <= set(mine[0]):
-                    continue
-                ratio, to = None, None
-                if name not in (BARE, modes[0]):
-                    to = modes[0]
-                    ratio = median_ratio(mine, self.rounds[to], parts)
-                elif name != BARE:
-                    ratio, to = median_ratio(mine, self.rounds[BARE], parts), "bare products"
-                seconds = median_seconds(mine, *parts)
-                limit = self._limit(parts)
-                more = {"times_limit": seconds / limit, "limit_seconds": limit}
-                more["repeats"] = len(mine)
-                found.append(make_record(self.where, name, phase, seconds, ratio, to, **more))
+            base: tuple[Rounds, str] | tuple[()] = ()
+            if name != BARE:
+                first = name == modes[0]
+                to = (BARE, "bare products") if first else (modes[0], modes[0])
+                base = self.rounds[to[0]], to[1]
+            for record in phase_records(self.where, name, mine, PHASES, *base):
+                limit = self._limit(PHASES[record["phase"]])
+                record |= {"times_limit": record["median_seconds"] / limit, "limit_seconds": limit}
+                found.append(record | {"repeats": len(mine)})
         return found
 
     def _limit(self, parts: Sequence[str]) -> float:

@@ -1,0 +1,36 @@
+"""Name what the benchmarks offer, without torch, so that their help need not wait for it."""
+
+MODES = ("fused", "generic", "engine")
+"""Ways to run a layer of trees."""
+
+SST_MODES = ("fused", "unshared", "generic", "engine")
+"""The same, for a classifier whose equal leaves are computed once."""
+
+WEAVE_MODES = ("fused", "plain", "engine")
+"""Ways to run weave modules."""
+
+FOREST_SHAPES = ("balanced", "random", "chain")
+"""Trees of ``bench scaling``."""
+
+TREE_SHAPES = ("random", "balanced", "sequence")
+"""Trees of ``bench table1``."""
+
+CELLS = ("fold", "tai")
+"""Cells of ``bench table1``: that of the paper, the N-ary Tree-LSTM."""
+
+PEERS = (
+    "pyg_dynbatch, every leaf", "recursive loop", "PyG level loop", "padded",
+    "DGL", "torchfold", "DyNet",
+)  # fmt: skip
+"""What ``bench peers`` compares with."""
+
+PRECISIONS = ("float64", "float32")
+"""Precisions of ``bench fidelity``."""
+
+FEATURE_SETS = ("kearnes", "deepchem")
+"""Features of molecules."""
+
+PROGRAM_SHAPES = (
+    "chain", "tree", "lattice", "turns", "typed tree", "typed tree 4", "calculator", "language",
+)  # fmt: skip
+"""Programs of ``bench policies``."""
