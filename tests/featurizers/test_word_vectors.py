@@ -1,7 +1,5 @@
 """Vectors of a vocabulary: coverage, smaller vocabularies, files."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -40,16 +38,12 @@ def test_words_without_vector_can_share_row_zero(vectors: WordVectors) -> None:
     assert smaller.found.tolist() == [False, True, True]
 
 
+def test_shows_itself(vectors: WordVectors) -> None:
+    assert repr(vectors) == "WordVectors(4 rows x 2, 2 from here)"
+
+
 def test_scales(vectors: WordVectors) -> None:
     assert torch.equal(vectors.scaled(6.0).matrix, 6.0 * vectors.matrix)
-
-
-def test_saves_and_loads(vectors: WordVectors, tmp_path: Path) -> None:
-    vectors.save(tmp_path / "vectors.pt")
-    again = WordVectors.load(tmp_path / "vectors.pt")
-    assert again.vocabulary == vectors.vocabulary
-    assert torch.equal(again.matrix, vectors.matrix) and torch.equal(again.found, vectors.found)
-    assert repr(again) == "WordVectors(4 rows x 2, 2 from here)"
 
 
 def test_rows_must_agree(vectors: WordVectors) -> None:

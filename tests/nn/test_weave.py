@@ -25,7 +25,6 @@ def rows(*shape: int) -> Tensor:
 
 
 LINEAR = {
-    "pair_gather": (6, 3),
     "pair_sum": (10, 3),
     "neighbour_sum": (6, 3),
     "order_gather": (6, 4),
@@ -46,7 +45,6 @@ def test_primitives_have_right_derivatives(name: str) -> None:
 @pytest.mark.parametrize(
     ("forth", "back", "wide", "out"),
     [
-        ("pair_gather", "pair_sum", (6, 3), (10, 3)),
         ("order_gather", "order_sum", (6, 4), (2, 10, 2)),
         ("neighbour_sum", "neighbour_sum", (6, 3), (6, 3)),
     ],

@@ -2,18 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.files import write_atomically
-from pyg_dynbatch.featurizers.files import load_tensors
 from pyg_dynbatch.featurizers.vocabulary import Vocabulary
-
-_FORMAT = "pyg_dynbatch.word_vectors.1"
 
 
 @dataclass(frozen=True)
@@ -182,43 +177,6 @@ class WordVectors:
             New vectors.
         """
         return WordVectors(self.vocabulary, self.matrix * factor, self.found, self.source)
-
-    def save(self, path: str | Path) -> None:
-        """Writes words and vectors to a file, whole or not at all.
-
-        Args:
-            path: The file.
-
-        Raises:
-            OSError: If the folder cannot be written.
-        """
-        content = {
-            "format": _FORMAT,
-            "source": self.source,
-            "words": list(self.vocabulary.words),
-            "lower_case": self.vocabulary.lower_case,
-            "matrix": self.matrix.contiguous(),
-            "found": self.found,
-        }
-        write_atomically(path, lambda temporary: torch.save(content, temporary))
-
-    @classmethod
-    def load(cls, path: str | Path) -> "WordVectors":
-        """Reads what `save` wrote.
-
-        Args:
-            path: The file.
-
-        Returns:
-            The vectors with their vocabulary.
-
-        Raises:
-            ValueError: If the file holds something else.
-        """
-        content = load_tensors(path, _FORMAT, "WordVectors")
-        unknown, *words = content["words"]
-        vocabulary = Vocabulary(words, unknown=unknown, lower_case=content["lower_case"])
-        return cls(vocabulary, content["matrix"], content["found"], content["source"])
 
     def __repr__(self) -> str:
         return (

@@ -2,7 +2,7 @@
 
 from pyg_dynbatch.nn.cell import RecursiveCell
 from pyg_dynbatch.nn.gaussian_histogram import GaussianHistogramAggregation
-from pyg_dynbatch.nn.pair_sums import pair_gather, pair_sum
+from pyg_dynbatch.nn.pair_sums import pair_sum
 from pyg_dynbatch.nn.recursive import (
     ChildSumTreeLSTM,
     NaryTreeLSTM,
@@ -36,6 +36,5 @@ __all__ = [
     "TreeRNNCell",
     "WeaveConv",
     "WeaveStack",
-    "pair_gather",
     "pair_sum",
 ]

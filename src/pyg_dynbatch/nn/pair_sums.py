@@ -56,19 +56,6 @@ def _add(rows: Tensor, lists: Lists, transposed: Lists) -> Tensor:
     return _Sum.apply(rows.contiguous(), lists, transposed)
 
 
-def pair_gather(rows: Float[Tensor, "atom width"], pairs: Pairs) -> Float[Tensor, "pair width"]:
-    """Adds the rows of the two atoms of each pair; a self pair takes its atom's row once.
-
-    The adjoint of :func:`pair_sum`.
-
-    Example:
-        >>> pairs = Pairs.all_pairs([2])
-        >>> pair_gather(torch.tensor([[1.0], [10.0]]), pairs).flatten().tolist()
-        [1.0, 11.0, 10.0]
-    """
-    return _add(rows, Lists(*pairs.ends), Lists(pairs.entry, pairs.ptr))
-
-
 def pair_sum(rows: Float[Tensor, "pair width"], pairs: Pairs) -> Float[Tensor, "atom width"]:
     """Adds up, for each atom, the rows of all pairs it is in, a self pair once.
 
