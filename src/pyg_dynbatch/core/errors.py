@@ -3,6 +3,8 @@
 import argparse
 from typing import NoReturn
 
+import torch
+
 
 def mismatch(
     what: str, *, expected: object = "", got: object = "", where: object = "", mend: object = ""
@@ -30,6 +32,24 @@ def mismatch(
     parts = (("expected:", expected), ("got:", got), ("where:", where), ("try:", mend))
     lines += [f"  {label:<9} {part}" for label, part in parts if str(part) != ""]
     return "\n".join(lines)
+
+
+def described(value: object) -> str:
+    """Writes what was found in the place of a tensor: dtype and shape, or the class.
+
+    Args:
+        value: A tensor, None for nothing, or something else.
+
+    Returns:
+        A few words.
+
+    Example:
+        >>> described(torch.zeros(2, 3)), described([1]), described(None)
+        ('float32 tensor [2, 3]', 'list', 'nothing')
+    """
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} tensor {list(value.shape)}"
+    return "nothing" if value is None else type(value).__name__
 
 
 class OneLineArguments(argparse.ArgumentParser):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.errors import described, mismatch
 from pyg_dynbatch.core.structure import depth_of, find_cycle, roots_of
 
 NODE_FIELDS = ("depth", "token", "x", "y", "has_input")
@@ -77,7 +77,7 @@ def check_edge_form(edge_index: Any, *, name: str) -> None:
         mismatch(
             f"{name}: edge_index has the wrong form",
             expected="int64 tensor [2, edge], row 0 the children, row 1 the parents",
-            got=_described(edge_index),
+            got=described(edge_index),
         )
     )
 
@@ -113,7 +113,7 @@ def _check_forms(data: Any, num_nodes: int, name: str, where: str) -> None:
             mismatch(
                 f"{name}: {key} has the wrong form",
                 expected=expected,
-                got=_described(value),
+                got=described(value),
                 where=where,
             )
         )
@@ -129,12 +129,6 @@ def _check_forms(data: Any, num_nodes: int, name: str, where: str) -> None:
                 mend="target.unsqueeze(0)",
             )
         )
-
-
-def _described(value: object) -> str:
-    if isinstance(value, Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')} tensor {list(value.shape)}"
-    return "nothing" if value is None else type(value).__name__
 
 
 def _is_edge_index(value: object) -> bool:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch_geometric.data import Batch, Data
 from torch_geometric.loader.dataloader import Collater as PyGCollater
 
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.errors import described, mismatch
 from pyg_dynbatch.core.pairs import Pairs
 from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.data.attach import KEY_OF_DIRECTION, attach_schedules, checked_direction
@@ -215,17 +215,11 @@ def _misshapen(name: str, number: int, key: str, value: Any, like: Any) -> Value
     return ValueError(
         mismatch(
             f"{name}: {key} has another dtype or width than in the first example",
-            expected=_described(like),
-            got=_described(value),
+            expected=described(like),
+            got=described(value),
             where=f"example {number} of the batch",
         )
     )
-
-
-def _described(value: Any) -> str:
-    if not isinstance(value, Tensor):
-        return type(value).__name__
-    return f"{str(value.dtype).removeprefix('torch.')} tensor {list(value.shape)}"
 
 
 def _checked_arity(arity: int | None) -> int | None:

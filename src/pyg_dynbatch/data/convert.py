@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.errors import described, mismatch
 from pyg_dynbatch.data.check import check_edge_form
 from pyg_dynbatch.data.nested import from_nested, node_fields, to_nested, walk
 from pyg_dynbatch.data.tree import DynTreeData
@@ -63,7 +63,7 @@ def from_parents(
             mismatch(
                 "from_parents: the pointers have the wrong form",
                 expected="one whole number a node",
-                got=f"{str(given.dtype).removeprefix('torch.')} {list(given.shape)}",
+                got=described(given),
             )
         )
     pointers = given.long() - base

@@ -9,7 +9,7 @@ from jaxtyping import Int, UInt8
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.errors import described, mismatch
 from pyg_dynbatch.core.pair_table import PairTable
 
 _NEVER_ROWS = ("pair_code", "descriptor", "y", "y_mask")
@@ -148,7 +148,7 @@ class MoleculeData(Data):
             ...
             ValueError: MoleculeData: pair_code has the wrong form.
               expected: uint8 [3], one for every pair of 2 atoms, each with itself included
-              got:      uint8 [2]
+              got:      uint8 tensor [2]
         """
         _check_atoms(self, where)
         _check_pairs(self, num_codes, where)
@@ -316,14 +316,11 @@ def _check_targets(data: MoleculeData, where: str) -> None:
 
 
 def _misformed(key: str, expected: str, value: Any, where: str) -> ValueError:
-    got = value
-    if isinstance(value, Tensor):
-        got = f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
     return ValueError(
         mismatch(
             f"MoleculeData: {key} has the wrong form",
             expected=expected,
-            got=f"no {key}" if value is None else got,
+            got=f"no {key}" if value is None else described(value),
             where=where,
         )
     )

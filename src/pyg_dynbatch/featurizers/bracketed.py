@@ -3,7 +3,7 @@
 import re
 from typing import NoReturn
 
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.errors import described, mismatch
 from pyg_dynbatch.data.tree import DynTreeData
 from pyg_dynbatch.featurizers.parsed import NO_PARENT, UNLABELLED, ParsedTree
 from pyg_dynbatch.featurizers.vocabulary import Vocabulary
@@ -304,7 +304,7 @@ def _check_fields(data: DynTreeData) -> None:
             mismatch(
                 "to_bracketed: the labels are no whole numbers",
                 expected="classes, which parse_bracketed can read; -1 for none",
-                got=f"{str(data.y.dtype).removeprefix('torch.')} {list(data.y.shape)}",
+                got=described(data.y),
                 mend="data.y of type int64, or no field y",
             )
         )
