@@ -49,8 +49,6 @@ def test_policies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ("turns", {"cell_0", "cell_1"}),
         ("typed tree", {"word", "join_0", "join_1"}),
         ("typed tree 4", {"word", "join_0", "join_1", "join_2", "join_3"}),
-        ("calculator", {"number", "sign", *(f"operator_{number}" for number in range(4))}),
-        ("language", {"letter", "word", "sentence", "language"}),
     ],
 )
 def test_shapes(shape: str, operations: set[str]) -> None:
@@ -64,16 +62,6 @@ def test_shapes(shape: str, operations: set[str]) -> None:
 
 def test_every_shape_can_be_asked_for() -> None:
     assert tuple(SHAPES) == PROGRAM_SHAPES
-
-
-def test_expressions_and_sentences() -> None:
-    ((expression,),) = draw_batches("calculator", 1, 1, random.Random(1))
-    names = [expression.signatures[kind].name for kind in expression.call_signature]
-    assert names.count("number") == sum(name.startswith("operator") for name in names) + 1
-    ((sentence,),) = draw_batches("language", 1, 1, random.Random(1))
-    names = [sentence.signatures[kind].name for kind in sentence.call_signature]
-    assert 5 <= names.count("sentence") <= 40
-    assert names.count("letter") == names.count("word") > names.count("sentence")
 
 
 def test_words_of_a_lattice_are_read_where_they_end() -> None:

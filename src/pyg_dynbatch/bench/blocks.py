@@ -1,4 +1,4 @@
-"""A model written in blocks beside the same model as fused layers."""
+"""A model written in blocks beside the same model as fused layers; policies side by side."""
 
 import argparse
 import random
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pyg_dynbatch import blocks as td
 from pyg_dynbatch.bench.blocks_models import LOSS, nested_tree, sentiment
+from pyg_dynbatch.bench.blocks_policies import POLICIES, policy_records, report_policies
 from pyg_dynbatch.bench.figures import Panel, draw_panels
 from pyg_dynbatch.bench.protocol import (
     Contender,
@@ -162,6 +163,10 @@ def run(options: argparse.Namespace, device: torch.device) -> list[Record]:
                 "units": units, "embedding": options.embedding, **machine(device),
             }  # fmt: skip
             records += _sentiment_records(options, both, trees, where)
+    for name in options.models:
+        for batch in options.batch_sizes:
+            where = {"bench": "blocks", "case": name, "batch": batch, "unit": "examples"}
+            records += policy_records(options, device, where | machine(device))
     return records
 
 
@@ -216,7 +221,7 @@ def _ratio(blocks: Rounds, fused: Rounds, phase: str) -> tuple[float, str]:
 
 
 def report(records: Sequence[Record]) -> str:
-    """Writes the records as tables, one a case and batch size.
+    """Writes the records as tables: one a case and batch size, and one of policies.
 
     Args:
         records: What :func:`run` gave.
@@ -224,8 +229,12 @@ def report(records: Sequence[Record]) -> str:
     Returns:
         The text.
     """
-    cases = grouped(records, "case", "batch").values()
-    return "\n\n".join(_report_case(mine) for mine in cases)
+    speeds = [r for r in records if r["mode"] not in POLICIES]
+    parts = [_report_case(mine) for mine in grouped(speeds, "case", "batch").values()]
+    policies = [r for r in records if r["mode"] in POLICIES]
+    if policies:
+        parts.append(report_policies(policies))
+    return "\n\n".join(parts)
 
 
 def _report_case(records: Sequence[Record]) -> str:
@@ -264,7 +273,7 @@ def _remarks(records: Sequence[Record]) -> list[str]:
 
 
 def draw(records: Sequence[Record], path: Path) -> Path:
-    """Draws trees a second and the ratio to the fused layers over the batch size.
+    """Draws trees a second, the ratio to the fused layers, and steps, over the batch size.
 
     Args:
         records: What :func:`run` gave.
@@ -279,4 +288,8 @@ def draw(records: Sequence[Record], path: Path) -> Path:
         log="y", title="training",
     )  # fmt: skip
     ratio = speed._replace(y="ratio", labels=("batch", "time / fused layers"), log="")
-    return draw_panels([speed, ratio], path)
+    trained = [r for r in records if r["mode"] in POLICIES and r["phase"] == "train"]
+    steps = Panel(
+        trained, "{case}, {mode}", "batch", "steps", ("batch", "steps"), title="policies"
+    )  # fmt: skip
+    return draw_panels([speed, ratio, *([steps] if trained else [])], path)

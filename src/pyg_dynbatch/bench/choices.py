@@ -30,7 +30,8 @@ PRECISIONS = ("float64", "float32")
 FEATURE_SETS = ("kearnes", "deepchem")
 """Features of molecules."""
 
-PROGRAM_SHAPES = (
-    "chain", "tree", "lattice", "turns", "typed tree", "typed tree 4", "calculator", "language",
-)  # fmt: skip
+PROGRAM_SHAPES = ("chain", "tree", "lattice", "turns", "typed tree", "typed tree 4")
 """Programs of ``bench policies``."""
+
+WRITTEN_MODELS = ("calculator", "language")
+"""Models of ``bench blocks`` on which policies are compared."""

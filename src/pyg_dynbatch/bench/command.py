@@ -16,6 +16,7 @@ from pyg_dynbatch.bench.choices import (
     SST_MODES,
     TREE_SHAPES,
     WEAVE_MODES,
+    WRITTEN_MODELS,
 )
 from pyg_dynbatch.core.errors import OneLineArguments, mismatch
 
@@ -261,7 +262,8 @@ def _add_weave(parser: argparse.ArgumentParser) -> None:
 def _add_blocks(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Training of the sentiment model written in blocks beside the fused layers with the same "
-        "weights, and the cost of tracing."
+        "weights, the cost of tracing, and the steps and time of every policy on a calculator "
+        "and a reader of letters and words."
     )
     _add_trees(parser)
     parser.add_argument("--batch-sizes", type=_count(1), nargs="+", default=[100, 256], metavar="N")
@@ -270,14 +272,20 @@ def _add_blocks(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batches", type=_count(1), default=3, metavar="N", help="different batches a case"
     )
+    parser.add_argument(
+        "--models", nargs="*", choices=WRITTEN_MODELS, default=list(WRITTEN_MODELS),
+        help="models on which policies are compared; none to leave that out",
+    )  # fmt: skip
+    parser.add_argument(
+        "--width", type=_count(1), default=32, metavar="N", help="width of these (default: 32)"
+    )
     _add_common(parser, repeats=5)
 
 
 def _add_policies(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Steps that depth, agenda and a learned policy make of chains, trees, lattices, typed "
-        "trees, expressions and sentences of words of letters, over the lower bound, on "
-        "mini-batches the learned one has not seen."
+        "Steps that depth, agenda and a learned policy make of chains, trees, lattices and typed "
+        "trees, over the lower bound, on mini-batches the learned one has not seen."
     )
     parser.add_argument("--shapes", nargs="+", choices=PROGRAM_SHAPES, default=list(PROGRAM_SHAPES))
     parser.add_argument("--batch-sizes", type=_count(1), nargs="+", default=[1, 8, 64], metavar="N")

@@ -8,13 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from pyg_dynbatch.bench.figures import Panel, draw_panels
 from pyg_dynbatch.bench.protocol import Contender, Stopwatch, interleave, median_seconds
 from pyg_dynbatch.bench.records import Record, grouped, machine, make_record, number, table
-from pyg_dynbatch.bench.table1_trees import Shape
 from pyg_dynbatch.core.learned_policy import LearnedPolicy
 from pyg_dynbatch.core.operation import Ragged, Signature
 from pyg_dynbatch.core.program import Program, Value
@@ -99,48 +97,6 @@ def turns(generator: random.Random, length: int) -> Program:
     return program
 
 
-def calculator(generator: random.Random, length: int) -> Program:
-    """Records an expression of numbers and four operators, all splits alike likely, and its sign.
-
-    Reference:
-        The calculator among the examples of TensorFlow Fold.
-    """
-    program = Program()
-    operators = [Signature(f"operator_{number}", (ROW, ROW), (ROW,)) for number in range(4)]
-    names = ("number", "sign")
-    number, sign = (Signature(name, (ROW,), (ROW,)) for name in names)
-    shape = Shape.draw("random", length, np.random.default_rng(generator.randrange(2**32)))
-    values: dict[int, Value] = {}
-    for node in reversed(range(len(shape.below))):
-        parts = [values[child] for child in shape.below[node]]
-        values[node] = (
-            program.call(generator.choice(operators), *parts)
-            if parts
-            else program.call(number, program.input(ROW, node))
-        )
-    program.output(program.call(sign, values[0]))
-    return program
-
-
-def language(generator: random.Random, length: int) -> Program:
-    """Records two recurrent cells: letters become words of 1 to 10, the words a sentence.
-
-    Reference:
-        The language identification among the examples of TensorFlow Fold.
-    """
-    program = Program()
-    letter, state = Signature("letter", (ROW,), (ROW,)), program.input(ROW, 0)
-    cells = [Signature(name, (ROW, ROW), (ROW,)) for name in ("word", "sentence")]
-    sentence: Any = state
-    for _ in range(length):
-        word: Any = state
-        for place in range(generator.randint(1, 10)):
-            word = program.call(cells[0], program.call(letter, program.input(ROW, place)), word)
-        sentence = program.call(cells[1], word, sentence)
-    program.output(program.call(Signature("language", (ROW,), (ROW,)), sentence))
-    return program
-
-
 SHAPES: dict[str, Callable[[random.Random, int], Program]] = {
     "chain": chain,
     "tree": tree,
@@ -148,8 +104,6 @@ SHAPES: dict[str, Callable[[random.Random, int], Program]] = {
     "turns": turns,
     "typed tree": typed_tree,
     "typed tree 4": typed_tree_4,
-    "calculator": calculator,
-    "language": language,
 }
 
 

@@ -243,7 +243,7 @@ def schedule_for(batch: Any, layer: RecursiveLayer) -> Schedule:
     token = getattr(batch, "token", None)
     has_input = token >= 0 if token is not None else getattr(batch, "has_input", None)
     ptr = getattr(batch, "ptr", None)
-    options = {"arity": layer.arity, "direction": layer.direction}
+    options: dict[str, Any] = {"arity": layer.arity, "direction": layer.direction}
     try:
         schedule = Schedule.from_structure(
             batch.edge_index,
