@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from rdkit import Chem
 
 from pyg_dynbatch.core.pair_table import PairTable
-from pyg_dynbatch.featurizers import RawMolecule
+from pyg_dynbatch.featurizers import RawMolecule, read_molecules
 from pyg_dynbatch.training import MoleculePredictor
 from pyg_dynbatch.training.molecule_predictor import load_property_task
 from pyg_dynbatch.training.molecule_stream import (
@@ -59,6 +60,15 @@ def test_order_is_kept_and_bad_rows_have_a_reason(checkpoints: list[str], tmp_pa
         *("row", "name", "smiles", "status"),
         *("prediction_first", "prediction_second"),
     ]
+
+
+def test_records_without_text_get_one(checkpoints: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "two.sdf"
+    block = Chem.MolToMolBlock(Chem.MolFromSmiles("OCC"))
+    path.write_text(f"{block}$$$$\nno molecule\n$$$$\n", encoding="utf-8")
+    rows = list(predict_stream(read_molecules(path), MoleculePredictor(checkpoints[:1])))
+    assert [row.record.smiles for row in rows] == ["CCO", None]
+    assert [row.status == "ok" for row in rows] == [True, False]
 
 
 def test_memory_does_not_grow_with_the_stream(checkpoints: list[str]) -> None:

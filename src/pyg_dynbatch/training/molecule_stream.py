@@ -5,6 +5,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from io import BufferedIOBase
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -95,6 +96,9 @@ def predict_stream(
             record = waiting.popleft()
             status = said.get(record.row, "ok")
             bad = status != "ok"
+            if record.smiles is None and not bad:
+                # A record of an SDF has no text of its own; the featurizer has written one.
+                record = replace(record, smiles=molecules.fields["smiles"][number])
             mark = None if found.fingerprint is None else found.fingerprint[number]
             mark = np.full_like(mark, np.nan) if bad and mark is not None else mark
             yield StreamRow(record, status, blank if bad else cells[number], mark)
