@@ -217,6 +217,15 @@ def test_totals(make: Any, expected: list[float]) -> None:
 def test_totals_of_integers() -> None:
     block = td.Map(td.Scalar("int64"))
     assert (block >> td.Sum()).eval([1, 2]) == 3
+    assert (td.Map(td.Scalar("int32")) >> td.Max()).eval([-2, -1]) == -1
+    for dtype in ("int64", "int8", "bool"):
+        text = refused(TypeError, lambda: td.Map(td.Scalar(dtype)) >> td.Mean())  # noqa: B023
+        assert "Mean: the elements are of the wrong dtype" in text and "Root.Mean" in text
+        assert "tensor.float()" in text
+    assert (td.Map(td.Scalar("complex64")) >> td.Mean()).eval([1, 3j]) == 0.5 + 1.5j
+    for extreme in (td.Min, td.Max):
+        text = refused(TypeError, lambda: td.Map(td.Scalar("complex64")) >> extreme())  # noqa: B023
+        assert "the elements are of the wrong dtype" in text
 
 
 def test_text_can_be_read_back() -> None:

@@ -111,6 +111,9 @@ def test_nothing_is_split_without_need() -> None:
     both = (td.Vector(2), td.Vector(3)) >> td.Concat() >> nn.Linear(5, 3)
     model = td.Compiler.create(both)
     assert model.collate([([1, 2], [1, 2, 3])]).schedule.stats().steps == 2
+    joined = td.Map(td.Vector(2)) >> td.Reduce(td.Concat() >> td.FC(2, torch.tanh))
+    stats = td.Compiler.create(joined).collate([[[1, 2], [3, 4], [5, 6]]]).schedule.stats()
+    assert sorted(set(stats.operations)) == ["concat", "fc"], "nothing is broadcast in a reduction"
     dropping = attention(td.FC(3, input_keep_prob=0.5))
     names = td.Compiler.create(dropping).collate(QUERIES).schedule.stats().operations
     assert "concat" in names

@@ -261,11 +261,12 @@ class Reduce(Block):
     def _emit(self, code: Code, value: Any) -> Any:
         kind = self._known("output")
         left, done = code.fresh("s"), code.fresh("s")
-        a, b = code.new(kind, "x", varying=True), code.new(kind, "x", varying=True)
         code.line(f"{left} = list({packed(value)})")
         result = code.new(kind)
         with code.inside(f"while len({left}) > 1:", loop=True):
             code.line(f"{done} = []; i_ = iter({left})")
+            # Made here, not outside, where they would count as the same in every round.
+            a, b = code.new(kind, "x", varying=True), code.new(kind, "x", varying=True)
             with code.loop((a, b), "zip(i_, i_)"):
                 code.line(f"{done}.append({packed(code.emit(self._combine, (a, b)))})")
             # The one left over goes on to the next round as it is.

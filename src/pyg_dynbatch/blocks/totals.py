@@ -43,7 +43,8 @@ def _max(ragged: RaggedRows) -> torch.Tensor:
     return _extreme(ragged, "amax")
 
 
-def _infer_total(block: Block) -> None:
+def _infer_total(block: Block, refused: str = "") -> None:
+    """Takes over the element's type; ``refused`` names the kind of numbers it may not have."""
     refuse_endless(block, block.input_type)
     element = element_type(block, block.input_type)
     if element is not None and not isinstance(element, TensorType):
@@ -53,6 +54,15 @@ def _infer_total(block: Block) -> None:
             got=f"{shown(element)}, {element!r}",
         )
     if element is not None:
+        dtype = element.torch_dtype
+        whole = not (dtype.is_floating_point or dtype.is_complex)
+        if (refused == "integer" and whole) or (refused == "complex" and dtype.is_complex):
+            block._refuse(
+                "the elements are of the wrong dtype",
+                expected="floats" if refused == "complex" else "floats or complex numbers",
+                got=f"{shown(element)}, {element!r}",
+                mend="td.Map(td.Function(lambda tensor: tensor.float())) in front of it",
+            )
         block.set_output_type(element)
 
 
@@ -102,6 +112,9 @@ class Mean(Block):
     Args:
         name: For messages and pictures.
 
+    Raises:
+        TypeError: If the sequence never ends, or holds integers or booleans.
+
     Example:
         >>> from pyg_dynbatch import blocks as td
         >>> (td.Map(td.Scalar()) >> td.Mean()).eval([1, 2, 3])
@@ -115,7 +128,7 @@ class Mean(Block):
         self._settle()
 
     def _infer(self) -> None:
-        _infer_total(self)
+        _infer_total(self, "integer")
 
     def _emit(self, code: Code, value: Any) -> Any:
         return _emit_total(code, self, _mean, value)
@@ -126,6 +139,9 @@ class Min(Block):
 
     Args:
         name: For messages and pictures.
+
+    Raises:
+        TypeError: If the sequence never ends, or holds complex numbers.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -140,7 +156,7 @@ class Min(Block):
         self._settle()
 
     def _infer(self) -> None:
-        _infer_total(self)
+        _infer_total(self, "complex")
 
     def _emit(self, code: Code, value: Any) -> Any:
         return _emit_total(code, self, _min, value)
@@ -151,6 +167,9 @@ class Max(Block):
 
     Args:
         name: For messages and pictures.
+
+    Raises:
+        TypeError: If the sequence never ends, or holds complex numbers.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -165,7 +184,7 @@ class Max(Block):
         self._settle()
 
     def _infer(self) -> None:
-        _infer_total(self)
+        _infer_total(self, "complex")
 
     def _emit(self, code: Code, value: Any) -> Any:
         return _emit_total(code, self, _max, value)
