@@ -238,6 +238,43 @@ def test_pools() -> None:
     assert model.pool is None
 
 
+def test_pools_name_the_example(tmp_path: Path) -> None:
+    model = td.Compiler.create(sentence())
+    bad = [*TREES, [1, "no number"]]
+    ways = (
+        lambda: list(model.build_loom_inputs(bad)),
+        lambda: list(model.build_loom_input_batched(bad, 2)),
+        lambda: td.TracedExamples(model.tracer, bad, tmp_path / "kept", model.pool),
+    )
+    for trace in ways:
+        assert "where:    example 4, block Root" in refused(TypeError, trace)
+    with model.multiprocessing_pool(1):
+        for trace in ways:
+            assert "example 4, block Root" in refused(TypeError, trace)
+
+
+def test_pools_take_functions_that_cannot_be_pickled(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = td.Compiler.create(td.InputTransform(lambda x: x + 1) >> td.Scalar())
+    with model.multiprocessing_pool(1):
+        found = list(model.build_loom_inputs([1, 2, 3], ordered=True))
+    assert model(found).output.tolist() == [2, 3, 4]
+    # Where processes cannot be forked.
+    monkeypatch.setattr("multiprocessing.get_all_start_methods", lambda: ["spawn"])
+    text = refused(TypeError, model.multiprocessing_pool(1).__enter__)
+    assert "a function cannot be sent to another process" in text and "lambda" in text
+    assert "def at the top of a module" in text and model.pool is None
+
+
+def test_a_file_of_something_else_is_not_overwritten(tmp_path: Path) -> None:
+    file = tmp_path / "notes.txt"
+    for content in (b"my notes", pickle.dumps([1, 2, 3]), b""):
+        file.write_bytes(content)
+        kept = lambda: td.TracedExamples(td.Compiler.create(sentence()).tracer, TREES, file)  # noqa: E731
+        text = refused(ValueError, kept)
+        assert "TracedExamples: the file holds no traced examples" in text and "notes.txt" in text
+        assert file.read_bytes() == content
+
+
 def test_kept_on_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = td.Compiler.create(sentence())
     file = tmp_path / "deep" / "train.traced"

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from pyg_dynbatch.blocks.decode import Traced
+from pyg_dynbatch.blocks.pool import traced_in
 from pyg_dynbatch.blocks.tracer import Tracer
+from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.files import whole_file
 
 
@@ -22,6 +24,7 @@ class TracedExamples:
         pool: A pool of processes, from :meth:`Compiler.multiprocessing_pool`.
 
     Raises:
+        ValueError: If the file holds something else.
         TypeError: If there is a path, and a host function reads an object whose content cannot be
             told from run to run, such as an open file.
 
@@ -63,16 +66,31 @@ class TracedExamples:
 def _trace_all(tracer: Tracer, examples: Iterable[Any], pool: Any) -> list[Traced]:
     if pool is None:
         return [tracer(example, number) for number, example in enumerate(examples)]
-    from pyg_dynbatch.blocks.compiler import _trace
+    return list(traced_in(pool, examples, 64, ordered=True))
 
-    return pool.starmap(_trace, [(example, n) for n, example in enumerate(examples)], 64)
+
+_UNREADABLE = (
+    pickle.UnpicklingError, EOFError, ImportError, AttributeError, IndexError, KeyError,
+    TypeError, ValueError,
+)  # fmt: skip
 
 
 def _read(file: Path, key: tuple[str, int]) -> list[Traced] | None:
     if not file.exists():
         return None
-    with file.open("rb") as stream:
-        found_key, found = pickle.load(stream)  # noqa: S301 - the user's own file
+    try:
+        with file.open("rb") as stream:
+            found_key, found = pickle.load(stream)  # noqa: S301 - the user's own file
+    except _UNREADABLE as error:
+        raise ValueError(
+            mismatch(
+                "TracedExamples: the file holds no traced examples",
+                expected="a file that TracedExamples has written, or none",
+                got=f"{type(error).__name__}: {error}",
+                where=str(file),
+                mend="another path, or remove the file",
+            )
+        ) from error
     return found if found_key == key else None
 
 

@@ -1,9 +1,8 @@
 """Turn a block into a module that takes mini-batches of Python examples."""
 
-import multiprocessing
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
+from itertools import count, islice
 from typing import Any, NoReturn, cast
 
 import torch
@@ -20,6 +19,7 @@ from pyg_dynbatch.blocks.block import Block, convert_to_block
 from pyg_dynbatch.blocks.compile import MERGE_EQUAL, PASSES, checked_passes, compile_block
 from pyg_dynbatch.blocks.decode import Traced
 from pyg_dynbatch.blocks.draw import explained, schedule_text
+from pyg_dynbatch.blocks.pool import pool_of, traced_in
 from pyg_dynbatch.blocks.result_types import (
     PyObjectType,
     ResultType,
@@ -268,9 +268,11 @@ class Compiler(nn.Module):
             processes: Their number; one a core where left out.
 
         Raises:
+            TypeError: If a function cannot be sent to other processes, and this system does not
+                fork.
             AssertionError: If contexts are left in another order than the reverse of entering.
         """
-        pool = multiprocessing.get_context("spawn").Pool(processes, _begin_worker, (self.tracer,))
+        pool = pool_of(self.tracer, processes)
         self._pool.append(pool)
         try:
             yield pool
@@ -308,10 +310,9 @@ class Compiler(nn.Module):
         if not isinstance(examples, Iterable):
             refuse_one_example(examples)
         if self.pool is None:
-            found: Iterator[Traced] = map(self.tracer, examples)
+            found: Iterator[Traced] = map(self.tracer, examples, count())
         else:
-            trace = self.pool.imap if ordered else self.pool.imap_unordered
-            found = trace(_trace, examples, chunk_size)
+            found = traced_in(self.pool, examples, chunk_size, ordered)
         return found if metric_labels else map(_without_labels, found)
 
     def build_loom_input_batched(
@@ -343,17 +344,6 @@ class Compiler(nn.Module):
     def extra_repr(self) -> str:
         """Shows the block."""
         return repr(self._root)
-
-
-_worker: list[Tracer] = []
-
-
-def _begin_worker(tracer: Tracer) -> None:
-    _worker[:] = [tracer]
-
-
-def _trace(example: Any, number: int | None = None) -> Traced:
-    return _worker[0](example, number)
 
 
 def _without_labels(traced: Traced) -> Traced:
