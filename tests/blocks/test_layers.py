@@ -2,11 +2,12 @@
 
 import copy
 import pickle
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pyg_dynbatch import blocks as td
 from tests.blocks.harness import builds, refused, three_ways
@@ -31,7 +32,8 @@ def test_a_layer_reads() -> None:
 
 
 def test_fc_initial_weights() -> None:
-    for activation, scale in ((torch.relu, 1.43), (torch.tanh, 1.15), (None, 1.0)):
+    relu6 = nn.functional.relu6
+    for activation, scale in ((torch.relu, 1.43), (relu6, 1.43), (torch.tanh, 1.15), (None, 1.0)):
         layer = td.FC(400, activation)
         layer.build(300)
         bound = scale * (3 / 300) ** 0.5
@@ -138,7 +140,14 @@ def test_scoped_layer() -> None:
 
 @pytest.mark.parametrize("drop_path", [False, True])
 def test_fractal_net(drop_path: bool) -> None:
-    net = td.FractalNet(2, 3, lambda: td.FC(2), drop_path=drop_path)
+    names = []
+
+    def base(name: str) -> td.FC:
+        names.append(name)
+        return td.FC(2, name=name)
+
+    net = td.FractalNet(2, 2, base, drop_path=drop_path)
+    assert len(set(names)) == len(names) == 14
     model = td.Compiler.create(td.Vector(2) >> net)
     assert model([[1.0, 2.0], [3.0, 4.0]]).output.shape == (2, 2)
     assert len(list(net.parameters())) == 2 * (2**3 - 1) * 2
@@ -147,7 +156,22 @@ def test_fractal_net(drop_path: bool) -> None:
     assert len(seen) > 1 if drop_path else len(seen) == 1
     net.eval()
     assert len({tuple(model([[1.0, 2.0]]).output[0].tolist()) for _ in range(5)}) == 1
-    three_ways(td.Vector(2) >> td.FractalNet(1, 2, lambda: td.FC(2)), [[1, 2]])
+    three_ways(td.Vector(2) >> td.FractalNet(1, 1, partial(td.FC, 2)), [[1, 2]])
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_fractal_net_nests_as_deep_as_said(depth: int) -> None:
+    class Add(td.TensorToTensorLayer):
+        def _process(self, *rows: Tensor) -> Tensor:
+            return rows[0] + 1
+
+    def fractal(depth: int, x: float) -> float:
+        return (x + 1 + fractal(depth - 1, fractal(depth - 1, x))) / 2 if depth else x + 1
+
+    net = td.FractalNet(3, depth, lambda name: Add(3, 3, name))
+    wanted = fractal(depth, fractal(depth, fractal(depth, 0.0)))
+    assert (td.Vector(3) >> net).eval([0, 0, 0], tolist=True) == [wanted] * 3
+    assert "below 0" in refused(ValueError, td.FractalNet, 1, -1, Add)
 
 
 def test_layers_lift() -> None:
@@ -166,6 +190,8 @@ def test_called_directly() -> None:
 def test_names() -> None:
     assert td.create_variable_scope("scope") == "scope"
     assert td.create_variable_scope("scope") == "scope_1"
+    assert "no name" in refused(ValueError, td.create_variable_scope, "")
+    assert "no name" in refused(TypeError, td.create_variable_scope, 3)
     assert td.FC(2, name="mine").name == "mine"
     assert "the name is no string" in refused(TypeError, td.FC, 2, name=3)
 

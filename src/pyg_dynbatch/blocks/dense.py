@@ -30,7 +30,7 @@ def unit_scaling(activation: Any) -> float | None:
     if activation is None or isinstance(activation, nn.Identity):
         return 1.0
     name = getattr(activation, "__name__", type(activation).__name__).lower()
-    return {"relu": 1.43, "tanh": 1.15}.get(name)
+    return {"relu": 1.43, "relu6": 1.43, "tanh": 1.15}.get(name)
 
 
 class FC(TensorToTensorLayer):

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from pyg_dynbatch.blocks.layers import TensorToTensorLayer
+from pyg_dynbatch.core.errors import mismatch
 
 
 def mean_of_two(a: Tensor, b: Tensor) -> Tensor:
@@ -22,14 +23,16 @@ def mean_of_two(a: Tensor, b: Tensor) -> Tensor:
 class FractalNet(TensorToTensorLayer):
     """Stacks fractal blocks; each joins a short path and a path of two smaller fractals.
 
-    f_1 = base; f_{c+1}(x) = mix(base(x), f_c(f_c(x))). With ``drop_path``, in training, each join
+    f_0 = base; f_{d+1}(x) = mix(base(x), f_d(f_d(x))). With ``drop_path``, in training, each join
     keeps both paths or one of them: per mini-batch either all joins draw on their own (local), or
     one column is kept throughout (global).
 
     Args:
         num_fractal_blocks: Number of blocks one after another.
-        fractal_block_depth: Depth c of each.
-        base_layer_builder: Makes a base layer; its output must be of its input's type.
+        fractal_block_depth: Depth d of each: how often it holds two smaller ones; 0 for a block
+            of one base layer.
+        base_layer_builder: Makes a base layer, given its ``name``; its output must be of its
+            input's type.
         mixer: Joins two paths; the mean where left out.
         drop_path: Whether paths are dropped; may be set later.
         p_local_drop_path: Share of mini-batches that drop locally.
@@ -37,13 +40,16 @@ class FractalNet(TensorToTensorLayer):
         p_drop_recursive_case: Chance that it takes the long one.
         name: For messages and pictures.
 
+    Raises:
+        ValueError: If the depth is below 0.
+
     Reference:
-        Larsson, Maire, Shakhnarovich (2017), arXiv:1605.07648, section 2. Differs: drawn once a
-        batched call, for all its rows.
+        Larsson, Maire, Shakhnarovich (2017), arXiv:1605.07648, section 2, where d + 1 is
+        C. Differs: drawn once a batched call, for all its rows.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
-        >>> net = td.FractalNet(2, 3, lambda: td.FC(4))
+        >>> net = td.FractalNet(2, 2, lambda name: td.FC(4, name=name))
         >>> (td.Vector(4) >> net).eval([1, 2, 3, 4]).shape
         torch.Size([4])
     """
@@ -52,7 +58,7 @@ class FractalNet(TensorToTensorLayer):
         self,
         num_fractal_blocks: int,
         fractal_block_depth: int,
-        base_layer_builder: Callable[[], Any],
+        base_layer_builder: Callable[..., Any],
         mixer: Any = None,
         drop_path: bool = False,
         p_local_drop_path: float = 0.5,
@@ -61,16 +67,25 @@ class FractalNet(TensorToTensorLayer):
         name: Any = None,
     ) -> None:
         super().__init__(name_or_scope=name)
-        self.depth = fractal_block_depth
+        if fractal_block_depth < 0:
+            raise ValueError(
+                mismatch(
+                    "FractalNet: fractal_block_depth is below 0",
+                    expected="0 or more",
+                    got=fractal_block_depth,
+                )
+            )
+        # Number of columns.
+        self.depth = fractal_block_depth + 1
         self.mixer = mean_of_two if mixer is None else mixer
         self.drop_path = drop_path
         self.p_local_drop_path = p_local_drop_path
         self.p_drop_base_case, self.p_drop_recursive_case = p_drop_base_case, p_drop_recursive_case
-        # A block of depth c holds 2^c - 1 base layers, in the order in which they are met.
-        per_block = 2**fractal_block_depth - 1
+        # A block of c columns holds 2^c - 1 base layers, in the order in which they are met.
+        per_block = 2**self.depth - 1
         self.blocks = nn.ModuleList(
-            nn.ModuleList(base_layer_builder() for _ in range(per_block))
-            for _ in range(num_fractal_blocks)
+            nn.ModuleList(base_layer_builder(name=f"block_{b}_{n}") for n in range(per_block))
+            for b in range(num_fractal_blocks)
         )
         self._say(
             num_fractal_blocks, fractal_block_depth, base_layer_builder, mixer=mixer,

@@ -259,10 +259,17 @@ _scopes: dict[str, int] = {}
 def create_variable_scope(name: str) -> str:
     """Gives a name that no other call has given, to tell layers apart in messages.
 
+    Raises:
+        TypeError: If the name is no string.
+        ValueError: If it is empty.
+
     Example:
         >>> create_variable_scope("of_an_example"), create_variable_scope("of_an_example")
         ('of_an_example', 'of_an_example_1')
     """
+    if not isinstance(name, str) or not name:
+        kind = ValueError if isinstance(name, str) else TypeError
+        raise kind(mismatch("create_variable_scope: no name", expected="a text", got=repr(name)))
     number = _scopes.get(name, 0)
     _scopes[name] = number + 1
     return f"{name}_{number}" if number else name
