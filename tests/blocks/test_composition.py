@@ -107,9 +107,8 @@ def test_no_output() -> None:
     made = td.Composition()
     with made.scope():
         td.Metric("m").reads(td.Scalar().reads(made.input))
-    result, metrics = made.eval(1.0)
-    assert result is None and made.output_type == td.VoidType()
-    assert metrics == {"m": [1.0]}
+    made.set_output_type(td.VoidType())
+    assert made.eval(1.0) == (None, {"m": [1.0]})
 
 
 def test_no_output_must_be_meant() -> None:
@@ -117,8 +116,34 @@ def test_no_output_must_be_meant() -> None:
     with made.scope():
         x = td.Scalar().reads(made.input)
         td.Void().reads(x)
-    made.set_output_type("float32")
-    assert "nothing feeds the output" in refused(TypeError, made.eval, 1.0)
+    for _ in range(2):
+        text = refused(TypeError, made.eval, 1.0)
+        assert "nothing feeds the output" in text and "td.VoidType()" in text
+        made.set_output_type("float32")
+
+
+def test_items_that_are_not_there() -> None:
+    def read(make: Any, key: Any) -> None:
+        made = td.Composition(name="made")
+        with made.scope():
+            made.output.reads(make().reads(made.input)[key])
+
+    pair = lambda: td.AllOf(td.Scalar(), td.Scalar())  # noqa: E731
+    record = lambda: td.Record({"a": td.Scalar()})  # noqa: E731
+    for make, key, what in (
+        (pair, 2, "2 items"), (pair, -3, "2 items"), (pair, "a", "2 items"),
+        (record, "b", "1 items"), (td.Scalar, 0, "float32[]"), (td.Void, 0, "nothing"),
+    ):  # fmt: skip
+        text = refused(TypeError, read, make, key)
+        assert "there is no such item" in text and what in text and "where:    Root" in text
+        assert repr(key) in text
+
+
+def test_reading_nothing() -> None:
+    made = td.Composition()
+    with made.scope():
+        made.output.reads(td.FromTensor(torch.ones(1)).reads())
+    assert made.eval("anything", tolist=True) == [1.0]
 
 
 def test_unused_output() -> None:
@@ -162,7 +187,7 @@ def test_long_chains_are_wired_in_linear_time(monkeypatch: pytest.MonkeyPatch) -
 
         return counted
 
-    for name in ("_type_of", "_blocks_of"):
+    for name in ("type_of", "blocks_of"):
         monkeypatch.setattr(composition, name, counting(getattr(composition, name)))
     made, stages = td.Composition(), 30
     with made.scope():
@@ -299,7 +324,7 @@ def test_blocks_are_no_iterables() -> None:
 def test_text_can_be_read_back() -> None:
     made: Any = read_back(diamond(), neg=torch.neg, exp=torch.exp, add=torch.add)
     assert made.eval(1.0) == pytest.approx(1.7182818)
-    two = td.Composition([td.Scalar()], wires=[("input", 0), ((0, [0, 1]), "output")])
+    two = td.Composition([td.Identity()], wires=[("input", 0), ((0, [0, 1]), "output")])
     assert "[0, 1]" in repr(two) and repr(td.Scalar() >> td.Void()) == "Pipe(Scalar(), Void())"
 
 

@@ -222,3 +222,10 @@ def test_error_in_a_host_function_keeps_its_class_and_says_where() -> None:
         assert caught.traceback[-1].name == "look_up"
     kept = pickle.loads(pickle.dumps(caught.value))
     assert one_line(kept) == one_line(caught.value), "it comes back whole from loader workers"
+
+
+@pytest.mark.parametrize("bad", [3, "ab", [td.Scalar()], None])
+def test_what_is_no_list_of_blocks(bad: Any) -> None:
+    assert "Record: neither dict, list of pairs nor tuple" in refused(TypeError, td.Record, bad)
+    text = refused(TypeError, td.OneOf, len, bad)
+    assert "OneOf: neither dict, list of pairs nor tuple" in text and repr(bad) in text

@@ -22,6 +22,8 @@ OBJECT = td.PyObjectType()
         ([2, 3, "int32"], td.TensorType((2, 3), "int32")),
         ("int64", td.TensorType((), "int64")),
         (torch.int64, td.TensorType((), "int64")),
+        (np.int64(3), td.TensorType((3,))),
+        (torch.Size([2, 3]), td.TensorType((2, 3))),
         ((), td.TupleType()),
         ((3, "int64"), td.TupleType(td.TensorType((3,)), td.TensorType((), "int64"))),
         (OBJECT, OBJECT),
@@ -43,7 +45,7 @@ def test_dtypes() -> None:
     assert td.TensorType((), "float64").torch_dtype is torch.float64
     assert "unknown dtype" in refused(TypeError, td.TensorType, (), "string")
     assert "fully known" in refused(TypeError, td.TensorType, (None,))
-    assert "negative dimension" in refused(ValueError, td.TensorType, (-1,))
+    assert "negative dimension" in refused(TypeError, td.TensorType, (-1,))
 
 
 def test_equality_and_hash() -> None:
@@ -59,6 +61,21 @@ def test_tuple_type_is_a_sequence() -> None:
     pair = td.TupleType(3, "int64", ())
     assert len(pair) == 3 and list(pair)[2] == td.TupleType()
     assert pair[:2] == td.TupleType(3, "int64") and pair[-1] == td.TupleType()
+
+
+def test_tuple_type_takes_an_iterable_of_types() -> None:
+    items = [td.TensorType([]), OBJECT]
+    pair = td.TupleType(*items)
+    assert td.TupleType(items) == td.TupleType(tuple(items)) == td.TupleType(iter(items)) == pair
+    assert td.convert_to_type((tuple(items),)) == td.TupleType(pair)
+    assert td.TupleType([2, 3]) == td.TupleType(td.TensorType((2, 3))), "a shape, not items"
+    assert td.TupleType((3, 3)) == td.TupleType(td.TupleType(3, 3)), "short forms, not items"
+
+
+def test_nothing_is_said_by_none() -> None:
+    block = td.Function(torch.neg).set_input_type(None).set_output_type(None)
+    assert block.input_type is None and block.output_type is None
+    assert td.FC(2).set_input_type(None).input_type is None
 
 
 def test_canonical_types() -> None:

@@ -39,6 +39,20 @@ def test_from_tensor_errors() -> None:
     assert "not known yet" in refused(TypeError, td.FromTensor, missing)
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        td.PyObjectType(),
+        (3, td.PyObjectType()),
+        td.SequenceType(td.PyObjectType()),
+        td.SequenceType((3, td.PyObjectType())),
+        td.BroadcastSequenceType(3),
+    ],
+)
+def test_what_has_no_zeros(kind: Any) -> None:
+    assert "there are no zeros of this type" in refused(TypeError, td.Zeros, kind)
+
+
 def test_zeros() -> None:
     kinds = [
         (3, [0.0] * 3),

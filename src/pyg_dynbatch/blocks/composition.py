@@ -7,15 +7,9 @@ from heapq import heappop, heappush
 from typing import Any
 
 from pyg_dynbatch.blocks.block import Block, Wire, convert_to_block, said_as
-from pyg_dynbatch.blocks.code import Code, key_text, packed
-from pyg_dynbatch.blocks.result_types import (
-    PyObjectType,
-    ResultType,
-    SequenceType,
-    TupleType,
-    VoidType,
-    canonicalize_type,
-)
+from pyg_dynbatch.blocks.code import Code
+from pyg_dynbatch.blocks.result_types import ResultType, TupleType, VoidType
+from pyg_dynbatch.blocks.wires import blocks_of, tell, type_of, value_of
 from pyg_dynbatch.core.errors import mismatch
 
 
@@ -75,8 +69,8 @@ class Composition(Block):
             children, ``"input"`` and ``"output"``; a list ``[source, key]`` is an item.
 
     Raises:
-        TypeError: At compiling, if the output of a child is unused, or nothing feeds an output of
-            a stated type; left open, it is nothing.
+        TypeError: If a wire leads from an item that is not there. At compiling, if the output of a
+            child is unused, or nothing feeds the output, unless it is said to be nothing.
         ValueError: If the output is read, the input written, an input connected twice, a foreign
             composition's input or output used, or the wires run in a circle.
 
@@ -168,7 +162,7 @@ class Composition(Block):
                 expected="one connection an input; several sources as a tuple",
                 got=repr(a),
             )
-        found = set(_blocks_of(source))
+        found = set(blocks_of(source))
         if not isinstance(target, CompositionIO) and target._parent is not self:
             self._adopt(target)
         # Whom nobody reads leads nowhere; to look would make long chains slow to wire.
@@ -206,14 +200,14 @@ class Composition(Block):
 
     def _leads_to(self, source: Any, target: Block) -> bool:
         """Whether a source is made, in however many steps, of what a block gives."""
-        left, seen = _blocks_of(source), set[Block]()
+        left, seen = blocks_of(source), set[Block]()
         while left:
             block = left.pop()
             if block is target:
                 return True
             if block not in seen:
                 seen.add(block)
-                left += _blocks_of(self._feeds.get(block, ()))
+                left += blocks_of(self._feeds.get(block, ()))
         return False
 
     def _infer(self) -> None:
@@ -229,22 +223,19 @@ class Composition(Block):
         """Passes types along connections, both ways; gives those that may yet learn more."""
         left = []
         for source, target in connections:
-            if (found := _type_of(source)) is not None:
+            if (found := type_of(self, source)) is not None:
                 target.set_input_type(found)
             if target.input_type is not None:
-                _tell(source, target.input_type)
+                tell(source, target.input_type)
             if found is None or target.input_type is None:
                 left.append((source, target))
         return left
 
     def _check(self) -> None:
-        used = {id(block) for source, _ in self._connections for block in _blocks_of(source)}
+        used = {id(block) for source, _ in self._connections for block in blocks_of(source)}
         self._pass_on(self._connections)
-        if self._output not in self._feeds:
-            if self.output_type is None:
-                self.set_output_type(VoidType())
-            if self.output_type != VoidType():
-                self._refuse_no_output()
+        if self._output not in self._feeds and self.output_type != VoidType():
+            self._refuse_no_output()
         for child in self._children:
             if child not in self._feeds:
                 child.set_input_type(VoidType())
@@ -272,7 +263,7 @@ class Composition(Block):
         for source, target in self._in_order():
             if id(target) in values:
                 continue
-            given = _value_of(code, source, values)
+            given = value_of(self, code, source, values)
             if isinstance(target, CompositionIO):
                 values[id(target)] = given
             elif not self._split(code, target, given, values):
@@ -282,7 +273,7 @@ class Composition(Block):
     def _in_order(self) -> Iterator[Connection]:
         """The connections as they were made, but none before what it reads is there."""
         missing = [
-            len(set(_blocks_of(source)) & self._feeds.keys()) for source, _ in self._connections
+            len(set(blocks_of(source)) & self._feeds.keys()) for source, _ in self._connections
         ]
         ready = [number for number, count in enumerate(missing) if not count]
         while ready:
@@ -329,62 +320,3 @@ class Composition(Block):
 
 def _is_nothing(kind: ResultType | None) -> bool:
     return kind == VoidType() or (isinstance(kind, TupleType) and all(map(_is_nothing, kind)))
-
-
-def _blocks_of(source: Any) -> list[Block]:
-    if isinstance(source, Wire):
-        return _blocks_of(source.source)
-    if isinstance(source, tuple):
-        return [block for item in source for block in _blocks_of(item)]
-    return [source]
-
-
-def _type_of(source: Any) -> ResultType | None:
-    """Type of what a source gives, if it is known."""
-    if isinstance(source, Wire):
-        whole = _type_of(source.source)
-        if isinstance(whole, TupleType):
-            return whole[source.key]
-        if isinstance(whole, SequenceType):
-            return whole.element_type
-        return whole
-    if isinstance(source, tuple):
-        items = [_type_of(item) for item in source]
-        return None if None in items else canonicalize_type(tuple(items))
-    return source.output_type
-
-
-def _tell(source: Any, wanted: ResultType) -> None:
-    """Tells the blocks of a source what is wanted of them, as far as it can be said."""
-    if isinstance(source, Block):
-        source._told(wanted)
-    elif isinstance(source, tuple) and not isinstance(source, Wire):
-        if isinstance(wanted, TupleType) and len(wanted) == len(source):
-            for item, kind in zip(source, wanted, strict=True):
-                _tell(item, kind)
-        elif isinstance(wanted, PyObjectType):
-            for item in source:
-                _tell(item, wanted)
-
-
-def _value_of(code: Code, source: Any, values: dict[int, Any]) -> Any:
-    if isinstance(source, Wire):
-        whole = _value_of(code, source.source, values)
-        if isinstance(whole, tuple):
-            return whole[source.key]
-        name = code.fresh()
-        code.line(f"{name} = {whole}[{key_text(code, source.key)}]")
-        return name
-    if isinstance(source, tuple):
-        items = tuple(_value_of(code, item, values) for item in source)
-        return packed_if_object(code, items, _type_of(source))
-    return values[id(source)]
-
-
-def packed_if_object(code: Code, items: tuple[Any, ...], result_type: ResultType | None) -> Any:
-    """Makes one host object of several, where their tuple is one."""
-    if not isinstance(result_type, PyObjectType):
-        return items
-    name = code.fresh()
-    code.line(f"{name} = {packed(items)}")
-    return name

@@ -6,7 +6,7 @@ from typing import Any
 from pyg_dynbatch.blocks.block import Block, convert_to_block
 from pyg_dynbatch.blocks.code import Code, packed
 from pyg_dynbatch.blocks.leaves import _complain_about_key, assign
-from pyg_dynbatch.blocks.records import sorted_pairs
+from pyg_dynbatch.blocks.records import pairs_in, sorted_pairs
 from pyg_dynbatch.blocks.result_types import PyObjectType, TensorType, TupleType, VoidType, shown
 
 
@@ -137,7 +137,7 @@ def _keyed(case_blocks: Any) -> list[tuple[Any, Any]]:
         return list(case_blocks.items()) if in_order else sorted_pairs(case_blocks)
     if isinstance(case_blocks, tuple):
         return list(enumerate(case_blocks))
-    return list(case_blocks)
+    return pairs_in("OneOf", case_blocks)
 
 
 def _set_inputs(blocks: list[Block], given: Any) -> None:

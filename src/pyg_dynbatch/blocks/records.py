@@ -5,7 +5,6 @@ from typing import Any
 
 from pyg_dynbatch.blocks.block import Block, Wire, convert_to_block
 from pyg_dynbatch.blocks.code import Code, key_text
-from pyg_dynbatch.blocks.composition import packed_if_object
 from pyg_dynbatch.blocks.result_types import (
     PyObjectType,
     ResultType,
@@ -13,6 +12,8 @@ from pyg_dynbatch.blocks.result_types import (
     VoidType,
     canonicalize_type,
 )
+from pyg_dynbatch.blocks.wires import packed_if_object
+from pyg_dynbatch.core.errors import mismatch
 
 
 def _tuple_of(blocks: list[Block]) -> ResultType | None:
@@ -141,6 +142,27 @@ def sorted_pairs(named: dict[Any, Any]) -> list[tuple[Any, Any]]:
         return items
 
 
+def pairs_in(who: str, named: Any) -> list[tuple[Any, Any]]:
+    """The pairs of a list.
+
+    Raises:
+        TypeError: If it is no list of pairs.
+
+    Example:
+        >>> pairs_in("Record", [("a", 1)])
+        [('a', 1)]
+    """
+    if isinstance(named, list) and all(isinstance(p, tuple | list) and len(p) == 2 for p in named):
+        return [(key, child) for key, child in named]
+    raise TypeError(
+        mismatch(
+            f"{who}: neither dict, list of pairs nor tuple",
+            expected="{key: block}, [(key, block)] or (block, …)",
+            got=repr(named),
+        )
+    )
+
+
 def _pairs_of(named: Any) -> tuple[list[tuple[Any, Any]], bool]:
     """The fields in their order, and whether that order is the user's."""
     if isinstance(named, OrderedDict):
@@ -149,7 +171,7 @@ def _pairs_of(named: Any) -> tuple[list[tuple[Any, Any]], bool]:
         return sorted_pairs(named), False
     if isinstance(named, tuple):
         return list(enumerate(named)), True
-    return [(key, child) for key, child in named], True
+    return pairs_in("Record", named), True
 
 
 class AllOf(Block):

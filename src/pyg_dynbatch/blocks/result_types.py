@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -100,8 +101,7 @@ class TensorType(_Terminal):
         dtype: A torch dtype or its name.
 
     Raises:
-        TypeError: If the dtype is unknown or a dimension is no number.
-        ValueError: If a dimension is negative.
+        TypeError: If the dtype is unknown, or a dimension is no number or negative.
 
     Example:
         >>> TensorType((3,)) == TensorType([3], torch.float32)
@@ -114,17 +114,18 @@ class TensorType(_Terminal):
     dtype: str
 
     def __init__(self, shape: Any, dtype: Any = "float32") -> None:
-        sizes = (shape,) if isinstance(shape, int) else shape
-        if not isinstance(sizes, list | tuple) or not all(isinstance(s, int) for s in sizes):
+        sizes = (shape,) if isinstance(shape, Integral) else shape
+        is_shape = isinstance(sizes, list | tuple) and all(isinstance(s, Integral) for s in sizes)
+        if not is_shape or any(size < 0 for size in sizes):
+            what = "negative dimension" if is_shape else "the shape must be fully known"
             raise TypeError(
                 mismatch(
-                    "TensorType: the shape must be fully known",
+                    f"TensorType: {what}",
                     expected="a list or tuple of numbers, without the batch axis",
                     got=repr(shape),
                 )
             )
-        RowTensorType(tuple(sizes))  # refuses negative dimensions
-        object.__setattr__(self, "shape", tuple(sizes))
+        object.__setattr__(self, "shape", tuple(map(int, sizes)))
         object.__setattr__(self, "dtype", str(dtype_of(dtype)).removeprefix("torch."))
 
     @property
@@ -187,7 +188,7 @@ class TupleType(ResultType):
     """Names a fixed number of types side by side; it behaves as a Python sequence of them.
 
     Args:
-        *item_types: What :func:`convert_to_type` takes.
+        *item_types: What :func:`convert_to_type` takes; or one iterable of types.
 
     Example:
         >>> pair = TupleType(3, "int64")
@@ -198,6 +199,11 @@ class TupleType(ResultType):
     items: tuple[ResultType, ...]
 
     def __init__(self, *item_types: Any) -> None:
+        if len(item_types) == 1 and isinstance(item_types[0], list | tuple | Iterator):
+            inside = tuple(item_types[0])
+            # A list of numbers is a shape, though.
+            is_items = inside and all(isinstance(item, ResultType) for item in inside)
+            item_types = inside if is_items else item_types
         object.__setattr__(self, "items", tuple(convert_to_type(item) for item in item_types))
 
     def __len__(self) -> int:
@@ -317,7 +323,8 @@ def convert_to_type(type_like: Any) -> ResultType:
 
     Args:
         type_like: A type; a number n (a vector of n); a list of dimensions, with the dtype last
-            if it is not float32; a tuple of types; a dtype or its name (a scalar).
+            if it is not float32; a ``torch.Size``; a tuple of types; a dtype or its name (a
+            scalar).
 
     Returns:
         The type.
@@ -331,12 +338,14 @@ def convert_to_type(type_like: Any) -> ResultType:
     """
     if isinstance(type_like, ResultType):
         return type_like
-    if isinstance(type_like, int) and not isinstance(type_like, bool):
+    if isinstance(type_like, Integral) and not isinstance(type_like, bool):
         return TensorType((type_like,))
+    if isinstance(type_like, torch.Size):
+        return TensorType(type_like)
     if isinstance(type_like, tuple):
-        return TupleType(*type_like)
+        return TupleType(*map(convert_to_type, type_like))
     if isinstance(type_like, list):
-        if type_like and not isinstance(type_like[-1], int):
+        if type_like and not isinstance(type_like[-1], Integral):
             return TensorType(type_like[:-1], type_like[-1])
         return TensorType(type_like)
     if isinstance(type_like, str | torch.dtype):

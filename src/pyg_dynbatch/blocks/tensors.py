@@ -113,6 +113,7 @@ def refuse_no_zeros(block: Block, result_type: ResultType) -> None:
                 got=f"{shown(result_type)}, {result_type!r}",
             )
         left += kind.items if isinstance(kind, TupleType) else []
+        left += [kind.element_type] if isinstance(kind, SequenceType) else []
 
 
 class Zeros(Block):

@@ -98,20 +98,20 @@ class IOBase(ABC):  # noqa: B024 - layers count as such without inheriting
         return self._types["output"]
 
     def set_input_type(self: _IO, input_type: Any) -> _IO:
-        """States the input type.
+        """States the input type; None states nothing.
 
         Raises:
             TypeError: If it is known to be another one, or of a kind that does not fit.
         """
-        return self._learn("input", input_type)
+        return self if input_type is None else self._learn("input", input_type)
 
     def set_output_type(self: _IO, output_type: Any) -> _IO:
-        """States the output type.
+        """States the output type; None states nothing.
 
         Raises:
             TypeError: If it is known to be another one, or of a kind that does not fit.
         """
-        return self._learn("output", output_type)
+        return self if output_type is None else self._learn("output", output_type)
 
     def set_input_type_classes(self: _IO, *classes: type[ResultType]) -> _IO:
         """States of which kinds the input type may be."""
