@@ -1,6 +1,8 @@
 """Compiled blocks: as modules, in loaders, with pools, on disks, in pictures."""
 
 import pickle
+import random
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +129,9 @@ def test_a_learned_policy_is_told_the_names_of_operations(monkeypatch: pytest.Mo
 
 
 def test_two_steps() -> None:
+    chained = td.Compiler().compile(td.Scalar())
+    chained.init_loom()
+    assert chained([1.0]).output.tolist() == [1.0]
     model = td.Compiler()
     for use in (lambda: model.collate, lambda: model([1])):
         assert "used before init_loom" in refused(RuntimeError, use)
@@ -343,23 +348,24 @@ def test_eval_takes_any_input_type() -> None:
 
 
 def test_iterators() -> None:
-    eaten = td.EdibleIterator()
-    assert list(eaten) == []
-    eaten.eat(iter("ab"))
-    eaten.eat([])
-    eaten.eat("c")
-    assert next(eaten) == "a" and list(eaten) == ["b", "c"]
+    eaten = td.EdibleIterator(x for x in (1, 2, 3))
+    assert eaten.value is None and next(eaten) == 1
+    for _ in range(2):
+        assert np.asarray(eaten, np.float32).tolist() == [2, 3] == np.array(eaten).tolist()
+    assert eaten.value.tolist() == [2, 3] and list(eaten) == []
     assert list(td.group_by_batches(range(5), 2, truncate=True)) == [[0, 1], [2, 3]]
     assert "no batch" in refused(ValueError, td.group_by_batches, [], 0)
     source = iter(range(20))
     once = list(td.epochs(source, n=1))
     assert once == [source]
-    import random
-
     first_epoch, *others = (list(e) for e in td.epochs(range(20), 3, prng=random.Random(0)))
     assert first_epoch == list(range(20)) != others[0] != others[1]
     assert all(sorted(epoch) == first_epoch for epoch in others)
     halves = td.epochs(range(4), 2, shuffle=False)
     assert next(iter(next(halves))) == 0
     assert list(next(halves)) == [0, 1, 2, 3]
-    assert "no epoch" in refused(ValueError, td.epochs, [], 0)
+    assert "below 0" in refused(ValueError, td.epochs, [], -1)
+    assert "cannot be iterated over" in refused(TypeError, td.epochs, 3)
+    assert [list(e) for e in islice(td.epochs([1, 2], 0, shuffle=False), 4)] == [[1, 2]] * 4
+    _, by_function = td.epochs(range(20), 2, prng=random.Random(0).random)
+    assert sorted(by_function) == list(range(20)) != by_function

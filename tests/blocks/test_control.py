@@ -75,6 +75,13 @@ def test_one_of_errors() -> None:
     assert "expected: object" in text
 
 
+@pytest.mark.parametrize("module", [td.FC(2), torch.nn.Linear(2, 1)])
+def test_a_layer_cannot_choose(module: Any) -> None:
+    text = refused(TypeError, td.OneOf, module, {0: td.Scalar()})
+    assert "output" in text and "object, PyObjectType()" in text
+    assert "where:    Root[key_fn].Function" in text
+
+
 def test_unknown_key() -> None:
     inner = td.OneOf(lambda x: x, {"pair": td.Length(), "leaf": td.Length()})
     model = td.Compiler.create(td.Map(inner) >> td.Sum())

@@ -5,6 +5,7 @@ import pickle
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -179,6 +180,9 @@ def test_layers_lift() -> None:
     block: Any = layer >> td.FC(1)
     assert [type(part).__name__ for part in block.children] == ["Function", "Function"]
     assert isinstance(td.Vector(3) >> td.FC(2), td.Block)
+    for constant in (np.ones(3, np.float32), torch.ones(3)):
+        lifted: Any = constant >> td.FC(2, initializer=nn.init.ones_)
+        assert lifted.eval(None, tolist=True) == [3.0, 3.0]
 
 
 def test_called_directly() -> None:

@@ -139,13 +139,15 @@ class Compiler(nn.Module):
             TypeError: If a type cannot be inferred, the output holds a host object or a
                 sequence, or there are neither outputs nor metrics.
         """
-        compiler = cls()
-        compiler.compile(root_block_like, passes=passes)
+        compiler = cls().compile(root_block_like, passes=passes)
         compiler.init_loom(max_depth, policy=policy)
         return compiler
 
-    def compile(self, root_block_like: Any, *, passes: Iterable[str] = PASSES) -> None:
-        """Compiles a block, as the first of two steps; see :meth:`create`.
+    # Stands in place of the method of modules, which torch gives another meaning.
+    def compile(  # type: ignore[override]
+        self, root_block_like: Any, *, passes: Iterable[str] = PASSES
+    ) -> "Compiler":
+        """Compiles a block, as the first of two steps, and gives itself; see :meth:`create`.
 
         Raises:
             RuntimeError: If a block was compiled before.
@@ -158,6 +160,7 @@ class Compiler(nn.Module):
         tracer = compile_block(root, operations, self._passes)
         _check_root(root, tracer)
         self._root, self._tracer, self.engine = root, tracer, Engine(operations)
+        return self
 
     def init_loom(self, max_depth: int | None = None, *, policy: str | Policy = "depth") -> None:
         """Makes ready for examples, as the second of two steps; see :meth:`create`.

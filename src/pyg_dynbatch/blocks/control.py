@@ -3,6 +3,8 @@
 from collections import OrderedDict
 from typing import Any
 
+from torch import nn
+
 from pyg_dynbatch.blocks.block import Block, convert_to_block
 from pyg_dynbatch.blocks.code import Code, packed
 from pyg_dynbatch.blocks.leaves import _complain_about_key, assign
@@ -41,6 +43,9 @@ class OneOf(Block):
         cases = _keyed(case_blocks)
         keyed = [(key, convert_to_block(block)) for key, block in cases]
         before = [] if pre_block is None else [convert_to_block(pre_block)]
+        if isinstance(key_fn, nn.Module):
+            # It cannot choose, for its results are known too late; as a block it is refused.
+            key_fn = convert_to_block(key_fn)
         key_block = [key_fn] if isinstance(key_fn, Block) else []
         super().__init__([*(block for _, block in keyed), *before, *key_block], name=name)
         self._keys = [key for key, _ in keyed]

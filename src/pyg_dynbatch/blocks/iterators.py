@@ -1,45 +1,45 @@
 """Feed, group and repeat examples, as Fold's helpers do."""
 
 import random
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
+
+import numpy as np
 
 from pyg_dynbatch.core.errors import mismatch
 
 
-class EdibleIterator:
-    """Is an iterator that can be fed further items while it is consumed.
+class EdibleIterator(Iterator[Any]):
+    """Is an iterator that can be turned into an array: once it is done, and then ever again.
 
     Args:
-        iterable: Items to begin with.
+        iterable: The items, such as those of a computation that is still running.
 
     Example:
-        >>> items = EdibleIterator([1])
-        >>> items.eat([2, 3])
-        >>> list(items)
-        [1, 2, 3]
+        >>> items = EdibleIterator(n * n for n in range(3))
+        >>> np.asarray(items), np.asarray(items)
+        (array([0, 1, 4]), array([0, 1, 4]))
     """
 
-    def __init__(self, iterable: Iterable[Any] | None = None) -> None:
-        self._sources: deque[Iterator[Any]] = deque()
-        if iterable is not None:
-            self.eat(iterable)
-
-    def eat(self, iterable: Iterable[Any]) -> None:
-        """Takes further items; they are consumed only when they are asked for."""
-        self._sources.append(iter(iterable))
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
+    def __init__(self, iterable: Iterable[Any]) -> None:
+        self._items = iter(iterable)
+        self._value: np.ndarray | None = None
 
     def __next__(self) -> Any:
-        while self._sources:
-            for item in islice(self._sources[0], 1):
-                return item
-            self._sources.popleft()
-        raise StopIteration
+        return next(self._items)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """Takes all items that are left, the first time; gives them again afterwards."""
+        if self._value is None:
+            self._value = np.array(list(self._items), dtype)
+        given = self._value if dtype is None else self._value.astype(dtype, copy=False)
+        return given.copy() if copy else given
+
+    @property
+    def value(self) -> np.ndarray | None:
+        """The array that was made, if one was."""
+        return self._value
 
 
 def group_by_batches(
@@ -78,33 +78,40 @@ def epochs(
     items: Iterable[Any],
     n: int | None = None,
     shuffle: bool = True,
-    prng: random.Random | None = None,
+    prng: random.Random | Callable[[], float] | None = None,
 ) -> Iterator[Iterable[Any]]:
     """Repeats items for several epochs; the first is lazy and in their order.
 
     Args:
         items: Any iterable; it is kept in memory while it is consumed, unless n is 1.
-        n: Number of epochs; without end where left out.
+        n: Number of epochs; without end where left out or 0.
         shuffle: Shuffle the items from the second epoch on.
-        prng: Random numbers for that.
+        prng: Random numbers for that: a function that gives one from 0 to 1, or a
+            ``random.Random``.
 
     Returns:
         The items of each epoch.
 
     Raises:
-        ValueError: If n is not positive.
+        TypeError: If the items cannot be iterated over.
+        ValueError: If n is below 0.
 
     Example:
         >>> [list(epoch) for epoch in epochs([1, 2], n=2, shuffle=False)]
         [[1, 2], [1, 2]]
     """
-    if n is not None and n < 1:
-        raise ValueError(mismatch("epochs: no epoch", expected="n of 1 or more, or None", got=n))
-    return _epochs(items, n, shuffle, prng or random.Random())
+    if not isinstance(items, Iterable):
+        what = "epochs: the items cannot be iterated over"
+        raise TypeError(mismatch(what, expected="an iterable", got=repr(items)))
+    if n is not None and n < 0:
+        raise ValueError(mismatch("epochs: n is below 0", expected="0 or more, or None", got=n))
+    if isinstance(prng, random.Random):
+        prng = prng.random
+    return _epochs(items, n or None, shuffle, prng or random.random)
 
 
 def _epochs(
-    items: Iterable[Any], n: int | None, shuffle: bool, prng: random.Random
+    items: Iterable[Any], n: int | None, shuffle: bool, prng: Callable[[], float]
 ) -> Iterator[Iterable[Any]]:
     if n == 1:
         yield items
@@ -118,7 +125,7 @@ def _epochs(
     done = 1
     while n is None or done < n:
         if shuffle:
-            prng.shuffle(kept)
+            kept.sort(key=lambda _: prng())
         yield list(kept)
         done += 1
 

@@ -35,6 +35,9 @@ class Layer(nn.Module):
         TensorType((3,), 'float32')
     """
 
+    # Numpy arrays on the left of ``>>`` must leave the operation to the layer.
+    __array_ufunc__ = None
+
     def __init__(
         self, input_type: Any = None, output_type: Any = None, name_or_scope: Any = None
     ) -> None:
