@@ -128,6 +128,11 @@ def test_a_learned_policy_is_told_the_names_of_operations(monkeypatch: pytest.Mo
     assert len(told) > 1
 
 
+def test_unknown_policies_are_refused_at_once() -> None:
+    text = refused(ValueError, td.Compiler.create, td.Scalar(), policy="depht")
+    assert "unknown policy 'depht'" in text and "'agenda'" in text
+
+
 def test_two_steps() -> None:
     chained = td.Compiler().compile(td.Scalar())
     chained.init_loom()

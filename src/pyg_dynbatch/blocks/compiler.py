@@ -32,7 +32,7 @@ from pyg_dynbatch.blocks.tracer import Tracer
 from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.operation import Operations
-from pyg_dynbatch.core.policy import Policy
+from pyg_dynbatch.core.policy import Policy, policy_of
 
 
 class Collater:
@@ -43,6 +43,9 @@ class Collater:
         policy: ``"depth"``, ``"agenda"``, ``LearnedPolicy``, a function.
         merge_equal: Make equal calls on equal constants once.
         max_depth: Refuse deeper examples.
+
+    Raises:
+        ValueError: If there is no such policy.
 
     Example:
         >>> from torch.utils.data import DataLoader
@@ -60,6 +63,8 @@ class Collater:
         merge_equal: bool = True,
         max_depth: int | None = None,
     ) -> None:
+        # Here, not with the first mini-batch, is where a name that does not exist is refused.
+        policy_of(policy)
         self.tracer, self.policy = tracer, policy
         self.merge_equal, self.max_depth = merge_equal, max_depth
 
@@ -136,6 +141,7 @@ class Compiler(nn.Module):
             The module.
 
         Raises:
+            ValueError: If there is no such policy or rewrite.
             TypeError: If a type cannot be inferred, the output holds a host object or a
                 sequence, or there are neither outputs nor metrics.
         """

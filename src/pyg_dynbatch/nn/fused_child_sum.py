@@ -12,16 +12,19 @@ from torch import Tensor
 from torch.autograd import Function
 
 from pyg_dynbatch.core.state_store import refuse_second_derivative
-from pyg_dynbatch.nn.fused_gates import (
-    gate_gradients,
-    new_states,
-    through_activations,
-    through_logistic,
-)
 from pyg_dynbatch.nn.fused_inputs import InnerInputs, inner_input_gradients, with_input
 from pyg_dynbatch.nn.fused_leaves import backward_leaves, forward_leaves
 from pyg_dynbatch.nn.fused_plan import Block, Downward, FusedPlan, FusedRun
 from pyg_dynbatch.nn.fused_products import RowProduct, sum_rows, weight_gradient
+from pyg_dynbatch.nn.gate_kernels import (
+    Children,
+    Gates,
+    Incoming,
+    Outgoing,
+    States,
+    gate_kernels,
+    sum_stretches,
+)
 
 Rows = Sequence[Tensor]
 
@@ -106,16 +109,6 @@ class _FusedChildSum(Function):
             return grad_inputs, grad_weight, grad_hidden, grad_bias, None
 
 
-def _bags(plan: FusedPlan, block: Block) -> Tensor:
-    """Where the children of each node of a block begin, from the block's first child on."""
-    return plan.child_start[block.first : block.first + block.size] - block.edge
-
-
-def _sum_children(rows: Tensor, index: Tensor, starts: Tensor) -> Tensor:
-    """Sums ``rows[index]`` over stretches of the index, always in the same order."""
-    return torch.embedding_bag(rows, index, starts, False, 0)[0]
-
-
 class _Forward:
     """Computes inner nodes block by block.
 
@@ -133,12 +126,12 @@ class _Forward:
         # Zeros, as products read a few rows beyond those that are filled already.
         self.children = states[0].new_zeros(plan.places, width)
         self.sums = states[0].new_zeros(plan.inner, width)
-        self.numbers = torch.arange(plan.places, device=inputs.device)
+        self.kernels = gate_kernels(states[0])
         precision, own = plan.run.precision, slice(0, 3 * width)
         self.of_sums = RowProduct(
             weight_hidden[own],
             bias[own],
-            candidate=width,
+            candidate=self.kernels.squashed(width),
             precision=precision,
             rows=plan.inner,
         )
@@ -151,39 +144,27 @@ class _Forward:
         """Computes one block; returns the activated gates u, i, o, and f of every child."""
         plan, width = self.plan, self.width
         state_h, state_c, squashed = self.states
-        edges = slice(block.edge, block.edge + block.edges)
-        nodes = slice(block.first, block.first + block.size)
-        index, starts = plan.children[edges], _bags(plan, block)
-        torch.index_select(state_h, 0, index, out=self.children[edges])
-        numbers = self.numbers[: block.edges]
-        self.sums[nodes] = _sum_children(self.children[edges], numbers, starts)
         own = self.given.of(block, width if self.of_sums.doubled else 0)
-        gates = self.of_sums(self.sums, block.first, block.size, squash=own is None)
-        forget = self.of_children(self.children, block.edge, block.edges, squash=own is None)
-        if own is not None:
-            gates[: block.filled] += own[:, : 3 * width]
-            if block.filled < block.size:
-                # Nodes without an input come last; their children take a row of zeros.
-                own = torch.cat([own, own.new_zeros(1, own.size(1))])
-            owner = _owners(plan, block).clamp(max=block.filled)
-            forget += own[:, 3 * width :].index_select(0, owner)
-            self.of_sums.squash(gates)
-            forget.sigmoid_()
+        squash = bool(self.of_sums.candidate) and own is None
+        forget = self._forget(block, squash)
+        children = Children(plan, block, state_c, forget)
+        here = self.children[block.edge : block.edge + block.edges]
+        self.sums[block.first : block.first + block.size] = children.sum(here)
+        gates = self.of_sums(self.sums, block.first, block.size, squash=squash)
         place = slice(plan.leaves + block.first + 1, plan.leaves + block.first + 1 + block.size)
-        memory = state_c[place]
-        kept = torch.index_select(state_c, 0, index).mul_(forget)
-        memory.copy_(_sum_children(kept, numbers, starts))
-        keep = plan.run.keep
-        if keep is not None:
-            keep = keep[plan.leaves + block.first : plan.leaves + block.first + block.size]
-        new_states(gates.chunk(3, 1), memory, squashed[place], state_h[place], keep, carried=True)
+        self.kernels.forward(
+            Gates(gates, own, self.of_sums),
+            children,
+            States(state_c[place], squashed[place], state_h[place], plan.keep_of(block)),
+        )
         return gates, forget
 
-
-def _owners(plan: FusedPlan, block: Block) -> Tensor:
-    """The node within a block that each child of the block belongs to."""
-    within_level = plan.owners[block.edge : block.edge + block.edges]
-    return within_level if not block.start else within_level - block.start
+    def _forget(self, block: Block, squash: bool) -> Tensor:
+        """Gathers the hidden rows of the children, and multiplies them for the forget gates."""
+        edges = slice(block.edge, block.edge + block.edges)
+        index = self.plan.children[edges]
+        torch.index_select(self.states[0], 0, index, out=self.children[edges])
+        return self.of_children(self.children, block.edge, block.edges, squash=squash)
 
 
 def _backward_blocks(
@@ -195,7 +176,7 @@ def _backward_blocks(
 ) -> tuple[Tensor, Tensor]:
     """Goes down from the roots; returns the gradients of u, i, o, and of f, before activation."""
     state_c, squashed = states
-    width, precision = state_c.size(1), plan.run.precision
+    width, precision, kernels = state_c.size(1), plan.run.precision, gate_kernels(state_c)
     all_grads = state_c.new_empty(plan.inner, 3 * width)
     all_forgets = state_c.new_empty(plan.places, width)
     to_sums = RowProduct(weight_hidden[: 3 * width].t(), precision=precision, rows=plan.inner)
@@ -205,17 +186,12 @@ def _backward_blocks(
         first, size, edge = block.first, block.size, slice(block.edge, block.edge + block.edges)
         row = plan.leaves + first
         grads, forgets = all_grads[first : first + size], all_forgets[edge]
-        keep = None if plan.run.keep is None else plan.run.keep[row : row + size]
         here = squashed[row + 1 : row + 1 + size]
-        memory = gate_gradients(activated.chunk(3, 1), grads, down.take(row, size), here, keep)
-        through_activations(activated, grads, width)
-        owner = _owners(plan, block)
-        memory = torch.index_select(memory, 0, owner)
+        given = Incoming(*down.take(row, size), here, plan.keep_of(block))
         to_hidden, to_memory = down.room(block.edge, block.edges)
-        torch.mul(memory, forget, out=to_memory)
-        torch.mul(memory, torch.index_select(state_c, 0, plan.children[edge]), out=forgets)
-        through_logistic(forget, forgets)
-        sums = torch.index_select(to_sums(all_grads, first, size), 0, owner)
+        children = Children(plan, block, state_c, forget)
+        kernels.backward(activated, children, given, Outgoing(grads, forgets, to_memory))
+        sums = torch.index_select(to_sums(all_grads, first, size), 0, children.owner)
         torch.add(sums, to_children(all_forgets, block.edge, block.edges), out=to_hidden)
         down.give(block.edge, to_hidden, to_memory)
     return all_grads, all_forgets
@@ -232,7 +208,6 @@ def _input_gradients(
     if inputs.size(0) == plan.leaf_inputs:
         return torch.zeros_like(weight)
     # The forget gates of all children of a node share one product with the node's input.
-    numbers = torch.arange(plan.places, device=inputs.device)
-    forgets = _sum_children(grads[1], numbers, plan.child_start)
+    forgets = sum_stretches(grads[1], plan.numbers, plan.child_start)
     together = with_input(plan, torch.cat([grads[0], forgets], 1))
     return inner_input_gradients(plan, together, inputs, weight, grad_inputs)

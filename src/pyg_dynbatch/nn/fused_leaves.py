@@ -5,13 +5,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pyg_dynbatch.nn.fused_gates import (
-    gate_gradients,
-    new_states,
-    through_activations,
-)
 from pyg_dynbatch.nn.fused_plan import Downward, FusedPlan
 from pyg_dynbatch.nn.fused_products import RowProduct, sum_rows, weight_gradient
+from pyg_dynbatch.nn.gate_kernels import (
+    GateKernels,
+    Gates,
+    Incoming,
+    Outgoing,
+    States,
+    gate_kernels,
+)
 
 
 def forward_leaves(
@@ -39,14 +42,15 @@ def forward_leaves(
         hidden, memory, squashed = (s.new_empty(plan.leaf_cells, width) for s in states)
     else:
         hidden, memory, squashed = (s[1 : plan.leaves + 1] for s in states)
-    blocks = _gates(plan, inputs, weight, bias)
+    kernels = gate_kernels(hidden)
+    product = _product(plan, weight, bias, kernels)
+    blocks = _gates(plan, inputs, product, squash=bool(product.candidate))
     first = 0
     for gates in blocks:
         rows = slice(first, first + gates.size(0))
         keep = None if plan.run.keep is None else plan.run.keep[rows]
-        new_states(
-            gates.chunk(3, 1), memory[rows], squashed[rows], hidden[rows], keep, carried=False
-        )
+        states_here = States(memory[rows], squashed[rows], hidden[rows], keep)
+        kernels.forward(Gates(gates, None, product), None, states_here)
         first += gates.size(0)
     if spread:
         index = plan.spread_leaves()
@@ -55,20 +59,22 @@ def forward_leaves(
     return blocks, squashed
 
 
-def _gates(plan: FusedPlan, inputs: Tensor, weight: Tensor, bias: Tensor) -> list[Tensor]:
-    """The gates of all leaves, squashed by the logistic function."""
-    width = bias.size(0) // 3
-    product = RowProduct(
-        weight, bias, candidate=width, precision=plan.run.precision, rows=plan.leaf_inputs
-    )
+def _product(plan: FusedPlan, weight: Tensor, bias: Tensor, kernels: GateKernels) -> RowProduct:
+    candidate, precision = kernels.squashed(bias.size(0) // 3), plan.run.precision
+    return RowProduct(weight, bias, candidate=candidate, precision=precision, rows=plan.leaf_inputs)
+
+
+def _gates(plan: FusedPlan, inputs: Tensor, product: RowProduct, squash: bool) -> list[Tensor]:
+    """The gates of all leaves, block by block."""
     found = [
-        product(inputs, first, size, squash=True)
+        product(inputs, first, size, squash=squash)
         for first, size in plan.leaf_blocks(plan.leaf_inputs)
     ]
     missing = plan.leaf_cells - plan.leaf_inputs
     if missing:
         # No input is an input of zeros.
-        found.append(product(inputs.new_zeros(missing, weight.size(1)), 0, missing, squash=True))
+        zeros = inputs.new_zeros(missing, inputs.size(1))
+        found.append(product(zeros, 0, missing, squash=squash))
     return found
 
 
@@ -97,20 +103,20 @@ def backward_leaves(
     """
     width, precision = weight.size(0) // 3, plan.run.precision
     grads = squashed.new_empty(plan.leaf_cells, 3 * width)
-    totals = _summed(plan, down)
+    totals, kernels = _summed(plan, down), gate_kernels(squashed)
     first = 0
     for gates in blocks:
         size = gates.size(0)
         rows = slice(first, first + size)
         here = down.take(first, size) if totals is None else (totals[0][rows], totals[1][rows])
         keep = None if plan.run.keep is None else plan.run.keep[rows]
-        gate_gradients(gates.chunk(3, 1), grads[rows], here, squashed[rows], keep)
-        through_activations(gates, grads[rows], width)
+        given = Incoming(*here, squashed[rows], keep)
+        kernels.backward(gates, None, given, Outgoing(grads[rows]))
         first += size
     if grad_inputs is not None:
         _input_gradient(plan, grads, weight, grad_inputs)
-    given = inputs[: plan.leaf_inputs]
-    return weight_gradient(grads[: plan.leaf_inputs], given, precision), sum_rows(grads)
+    read = inputs[: plan.leaf_inputs]
+    return weight_gradient(grads[: plan.leaf_inputs], read, precision), sum_rows(grads)
 
 
 def _summed(plan: FusedPlan, down: Downward) -> tuple[Tensor, Tensor] | None:

@@ -13,15 +13,18 @@ from torch import Tensor
 from torch.autograd import Function
 
 from pyg_dynbatch.core.state_store import refuse_second_derivative
-from pyg_dynbatch.nn.fused_gates import (
-    gate_gradients,
-    new_states,
-    through_activations,
-)
 from pyg_dynbatch.nn.fused_inputs import InnerInputs, inner_input_gradients, with_input
 from pyg_dynbatch.nn.fused_leaves import backward_leaves, forward_leaves
-from pyg_dynbatch.nn.fused_plan import Downward, FusedPlan, FusedRun
+from pyg_dynbatch.nn.fused_plan import Block, Downward, FusedPlan, FusedRun
 from pyg_dynbatch.nn.fused_products import RowProduct, sum_rows, weight_gradient
+from pyg_dynbatch.nn.gate_kernels import (
+    Children,
+    Gates,
+    Incoming,
+    Outgoing,
+    States,
+    gate_kernels,
+)
 
 Weights = Sequence[Tensor]
 
@@ -115,8 +118,10 @@ def _forward_blocks(
     # Zeros, as products read a few rows beyond those that are filled already.
     children = state_h.new_zeros(plan.inner, arity * width)
     bias = torch.cat([bias[: 3 * width], bias[3 * width :].repeat(arity)])
+    kernels = gate_kernels(state_h)
+    early = kernels.squashed(width)
     product = RowProduct(
-        weight_hidden, bias, candidate=width, precision=plan.run.precision, rows=plan.inner
+        weight_hidden, bias, candidate=early, precision=plan.run.precision, rows=plan.inner
     )
     given = InnerInputs(plan, inputs, weight_input)
     found = []
@@ -126,25 +131,24 @@ def _forward_blocks(
         gathered = children[first : first + size]
         torch.index_select(state_h, 0, index, out=gathered.view(block.edges, width))
         own = given.of(block, width if product.doubled else 0)
-        gates = product(children, first, size, squash=own is None)
-        if own is not None:
-            gates[: block.filled, : 3 * width] += own[:, : 3 * width]
-            forget = gates[: block.filled, 3 * width :].unflatten(1, (arity, width))
-            forget += own[:, None, 3 * width :]
-            product.squash(gates)
-        parts = gates.chunk(3 + arity, 1)
+        gates = product(children, first, size, squash=bool(early) and own is None)
         place = slice(plan.leaves + first + 1, plan.leaves + first + 1 + size)
-        memory = state_c[place]
-        before = torch.index_select(state_c, 0, index).view(size, arity * width).chunk(arity, 1)
-        torch.mul(parts[3], before[0], out=memory)
-        for forget, kept in zip(parts[4:], before[1:], strict=True):
-            memory.addcmul_(forget, kept)
-        keep = plan.run.keep
-        if keep is not None:
-            keep = keep[plan.leaves + first : plan.leaves + first + size]
-        new_states(parts[:3], memory, squashed[place], state_h[place], keep, carried=True)
+        kernels.forward(
+            Gates(gates, own, product),
+            _children(plan, block, state_c, gates),
+            States(state_c[place], squashed[place], state_h[place], plan.keep_of(block)),
+        )
         found.append(gates)
     return found, children
+
+
+def _children(plan: FusedPlan, block: Block, cells: Tensor, gates: Tensor) -> Children:
+    return Children(plan, block, cells, _forget(gates, cells.size(1)))
+
+
+def _forget(rows: Tensor, width: int) -> Tensor:
+    """The part of the forget gates, ``[node, arity, width]``."""
+    return rows[:, 3 * width :].unflatten(1, (-1, width))
 
 
 def _backward_blocks(
@@ -156,25 +160,19 @@ def _backward_blocks(
 ) -> Tensor:
     """Goes down from the roots; returns the gradients of all gates before activation."""
     state_c, squashed = states
-    width, arity = state_c.size(1), plan.arity or 0
+    width, kernels = state_c.size(1), gate_kernels(state_c)
     all_grads = state_c.new_empty(plan.inner, weight_hidden.size(0))
     product = RowProduct(weight_hidden.t(), precision=plan.run.precision, rows=plan.inner)
     for block, activated in zip(reversed(plan.blocks), reversed(gates), strict=True):
         first, size = block.first, block.size
         grads = all_grads[first : first + size]
         row = plan.leaves + first
-        keep = None if plan.run.keep is None else plan.run.keep[row : row + size]
-        totals = down.take(row, size)
-        parts = activated.chunk(3 + arity, 1)[:3]
-        memory = gate_gradients(parts, grads, totals, squashed[row + 1 : row + 1 + size], keep)
-        index = plan.children[block.edge : block.edge + block.edges]
-        before = torch.index_select(state_c, 0, index).view(size, arity, width)
-        forget = activated[:, 3 * width :].unflatten(1, (arity, width))
-        torch.mul(memory[:, None], before, out=grads[:, 3 * width :].unflatten(1, (arity, width)))
-        through_activations(activated, grads, width)
+        here = squashed[row + 1 : row + 1 + size]
+        given = Incoming(*down.take(row, size), here, plan.keep_of(block))
         to_hidden, to_memory = down.room(block.edge, block.edges)
-        torch.mul(memory[:, None], forget, out=to_memory.view(size, arity, width))
-        product.into(to_hidden.view(size, arity * width), all_grads, first, size)
+        wanted = Outgoing(grads, _forget(grads, width), to_memory)
+        kernels.backward(activated, _children(plan, block, state_c, activated), given, wanted)
+        product.into(to_hidden.view(size, -1), all_grads, first, size)
         down.give(block.edge, to_hidden, to_memory)
     return all_grads
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -116,6 +117,16 @@ class FusedPlan:
             found = self.child_start[inside].tolist() if len(inside) > 1 else [0]
             bounds = [each - found[0] for each in found] + [total]
         return list(zip(bounds, bounds[1:], strict=False))
+
+    @cached_property
+    def numbers(self) -> Tensor:
+        """The numbers of all argument places."""
+        return torch.arange(self.places, device=self.children.device)
+
+    def keep_of(self, block: Block) -> Tensor | None:
+        """The factors of the candidate for the nodes of a block."""
+        first = self.leaves + block.first
+        return None if self.run.keep is None else self.run.keep[first : first + block.size]
 
     def leaf_blocks(self, cells: int) -> Iterator[tuple[int, int]]:
         """Cuts leaves into blocks (first, size)."""
