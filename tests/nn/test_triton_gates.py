@@ -1,0 +1,93 @@
+"""The Triton kernels of gates give what plain torch gives, and are chosen where they can run.
+
+No GPU is needed: Triton interprets its kernels on CPU tensors in one process, and compiles them
+for GPUs in another; ``triton_checks`` is what these processes run.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+from pyg_dynbatch.core import Schedule
+from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer, gate_kernels
+from tests.nn import triton_checks
+
+ROOT = Path(__file__).parents[2]
+KINDS = {"interpreted": "1", "compiled": "0"}
+CHECKS = [name for name in vars(triton_checks) if name.split("_")[0] in KINDS]
+
+
+@cache
+def outcomes(kind: str, folder: Path) -> dict[str, str | None]:
+    """Runs all checks of a kind in one process, as Triton decides at its import how to run."""
+    environment = os.environ | {
+        "TRITON_INTERPRET": KINDS[kind],
+        "TRITON_CACHE_DIR": str(folder),
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, "-m", triton_checks.__name__]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout)
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize("name", CHECKS)
+def test_kernels(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.getbasetemp() / "triton"
+    failure = outcomes(name.split("_")[0], folder)[name]
+    assert failure is None, failure
+
+
+@pytest.fixture
+def gpu_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate_kernels, "_on_gpu", lambda like: True)
+    monkeypatch.delenv(gate_kernels.SWITCH, raising=False)
+
+
+def chosen(dtype: torch.dtype = torch.float32) -> str:
+    return type(gate_kernels.gate_kernels(torch.zeros(1, 2, dtype=dtype))).__name__
+
+
+def test_plain_torch_on_cpus() -> None:
+    assert chosen() == "PlainGates"
+
+
+@pytest.mark.usefixtures("gpu_everywhere")
+def test_plain_torch_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate_kernels._triton_gates.cache_clear()
+    monkeypatch.setattr(gate_kernels, "find_spec", lambda name: None)
+    assert chosen() == "PlainGates"
+    gate_kernels._triton_gates.cache_clear()
+
+
+@pytest.mark.usefixtures("gpu_everywhere")
+def test_triton_where_it_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = gate_kernels.PlainGates()
+    monkeypatch.setattr(gate_kernels, "_triton_gates", lambda: kernels)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        assert gate_kernels.gate_kernels(torch.zeros(1, 2, dtype=dtype)) is kernels
+    assert gate_kernels.gate_kernels(torch.zeros(1, 2, dtype=torch.float64)) is not kernels
+    monkeypatch.setenv(gate_kernels.SWITCH, "0")
+    assert gate_kernels.gate_kernels(torch.zeros(1, 2)) is not kernels
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="only on a GPU")
+@pytest.mark.parametrize("make", (NaryTreeLSTM, ChildSumTreeLSTM))
+def test_kernels_on_the_gpu(make: type[RecursiveLayer], monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = make(3, 150).cuda()
+    edges = torch.tensor([[0, 1, 2, 3], [2, 2, 4, 4]])
+    schedule = Schedule.from_structure(edges, 5, arity=layer.arity).to("cuda")
+    x = torch.randn(5, 3, device="cuda")
+    found = triton_checks.everything(layer, schedule, x)
+    monkeypatch.setenv(gate_kernels.SWITCH, "0")
+    wanted = triton_checks.everything(layer, schedule, x)
+    for mine, right in zip(found, wanted, strict=True):
+        torch.testing.assert_close(mine, right, rtol=1e-4, atol=1e-5)

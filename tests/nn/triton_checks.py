@@ -1,0 +1,263 @@
+"""Checks of the Triton kernels, each a function; a process of its own runs them all.
+
+``python -m tests.nn.triton_checks`` prints one JSON object: for every check of this file None, or
+the traceback of what went wrong. With TRITON_INTERPRET=1 these are the checks that run kernels on
+CPU tensors, otherwise those that compile kernels for devices that need not be there.
+"""
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from pyg_dynbatch.core import Schedule
+from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer, gate_kernels
+from pyg_dynbatch.nn.fused_plan import FusedRun
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@contextmanager
+def triton_everywhere() -> Iterator[list[str]]:
+    """Takes the kernels for tensors of every device; yields what was launched."""
+    from pyg_dynbatch.nn.triton_gates import TritonGates
+
+    launched: list[str] = []
+
+    def spied(name: str) -> Callable[..., None]:
+        plain = getattr(TritonGates, name)
+
+        def launch(self: TritonGates, *args: object) -> None:
+            launched.append(name)
+            plain(self, *args)
+
+        return launch
+
+    names = ("forward", "backward")
+    with (
+        mock.patch.object(gate_kernels, "_on_gpu", lambda like: True),
+        mock.patch.multiple(TritonGates, **{name: spied(name) for name in names}),
+    ):
+        yield launched
+
+
+def tree_schedule(layer: RecursiveLayer, inner_inputs: bool = True) -> Schedule:
+    """Two trees, a chain and a lone node; the last nodes of levels have no input."""
+    pairs = [(0, 2), (1, 2), (2, 6), (3, 5), (4, 5), (5, 6), (7, 8), (8, 9), (9, 10)]
+    edges = torch.tensor(pairs).t()
+    has_input = torch.ones(12, dtype=torch.bool)
+    has_input[[4, 5, 9]] = False
+    if not inner_inputs:
+        has_input[[2, 5, 6, 8, 9, 10]] = False
+    return Schedule.from_structure(edges, 12, arity=layer.arity, has_input=has_input)
+
+
+def everything(layer: RecursiveLayer, schedule: Schedule, x: Tensor, **more: object) -> list:
+    """States and all gradients, by a loss that asks for h and c."""
+    layer.zero_grad()
+    x = x.detach().requires_grad_()
+    torch.manual_seed(7)
+    h, c = layer(x, schedule=schedule, return_state=True, **more)
+    weights = torch.linspace(-1, 2, h.numel(), dtype=torch.float64).view_as(h)
+    loss = (h.double() * weights).sum() + (c.double() * weights.flip(0)).sum()
+    return [h, c, *torch.autograd.grad(loss, [*layer.parameters(), x])]
+
+
+def layers(width: int, **more: object) -> Iterator[RecursiveLayer]:
+    """An N-ary layer of two and of three children, and a child-sum one, with biases."""
+    torch.manual_seed(0)
+    for layer in (
+        NaryTreeLSTM(3, width, **more),
+        NaryTreeLSTM(3, width, arity=3, **more),
+        ChildSumTreeLSTM(3, width, **more),
+    ):
+        with torch.no_grad():
+            layer.cell.bias.normal_()
+        yield layer
+
+
+def compare(
+    layer: RecursiveLayer,
+    schedule: Schedule,
+    x: Tensor,
+    near: tuple[float, float] = (2e-5, 2e-6),
+    **more: object,
+) -> list[str]:
+    """Kernels against plain torch; returns what was launched."""
+    wanted = everything(layer, schedule, x, **more)
+    with triton_everywhere() as launched:
+        found = everything(layer, schedule, x, **more)
+    for mine, right in zip(found, wanted, strict=True):
+        torch.testing.assert_close(mine, right, rtol=near[0], atol=near[1])
+    return launched
+
+
+def interpreted_values_and_gradients() -> None:
+    for inner_inputs in (True, False):
+        for layer in layers(5):
+            schedule = tree_schedule(layer, inner_inputs)
+            launched = compare(layer, schedule, torch.randn(12, 3))
+            # One launch a level, leaves with and without an input apart.
+            levels = len(schedule.steps) + 1
+            assert launched == ["forward"] * levels + ["backward"] * levels
+
+
+def interpreted_odd_widths() -> None:
+    for width in (1, 17, 33, 130):
+        for layer in layers(width):
+            compare(layer, tree_schedule(layer), torch.randn(12, 3))
+
+
+def interpreted_several_programs_a_row() -> None:
+    from pyg_dynbatch.nn import triton_gates
+
+    with mock.patch.object(triton_gates, "_MOST_COLUMNS", 16):
+        for layer in layers(37):
+            compare(layer, tree_schedule(layer), torch.randn(12, 3))
+
+
+def interpreted_one_row_and_leaves_alone() -> None:
+    none = torch.empty(2, 0, dtype=torch.long)
+    for layer in layers(4):
+        for nodes in (1, 3):
+            schedule = Schedule.from_structure(none, nodes, arity=layer.arity)
+            compare(layer, schedule, torch.randn(nodes, 3))
+        lone = Schedule.from_structure(torch.tensor([[0], [1]]), 2, arity=layer.arity)
+        compare(layer, lone, torch.randn(2, 3))
+
+
+def interpreted_nodes_of_many_parents() -> None:
+    edges = torch.tensor([[0, 1, 0, 1, 2, 0], [2, 2, 3, 3, 4, 4]])
+    for layer in layers(5):
+        schedule = Schedule.from_structure(edges, 5, arity=layer.arity)
+        assert not schedule.facts["single_parent"]
+        compare(layer, schedule, torch.randn(5, 3))
+
+
+def interpreted_inputs_that_are_not_contiguous() -> None:
+    for layer in layers(5):
+        rows = torch.randn(3, 24).t()[::2]
+        assert not rows.is_contiguous()
+        compare(layer, tree_schedule(layer), rows)
+
+
+def interpreted_dropout_factors_that_are_not_contiguous() -> None:
+    for layer in layers(5):
+        schedule = tree_schedule(layer)
+        inputs = torch.randn(int(sum(schedule.level_inputs)), 3)
+        keep = torch.rand(5, 12).t() * 2
+        run = FusedRun(schedule, keep=keep)
+        right, wanted = _run(layer, inputs, run)
+        with triton_everywhere():
+            mine, found = _run(layer, inputs, run)
+        torch.testing.assert_close((mine, found), (right, wanted), rtol=2e-5, atol=2e-6)
+
+
+def _run(layer: RecursiveLayer, inputs: Tensor, run: FusedRun) -> tuple:
+    inputs = inputs.clone().requires_grad_()
+    states = layer.cell.run_fused(inputs, run)
+    total = states[0].square().sum() + states[1].sum()
+    return states, torch.autograd.grad(total, [inputs, *layer.cell.parameters()])
+
+
+def interpreted_recurrent_dropout() -> None:
+    for layer in layers(5, recurrent_dropout=0.5):
+        layer.train()
+        compare(layer, tree_schedule(layer), torch.randn(12, 3))
+
+
+def interpreted_equal_leaves_once() -> None:
+    for layer in layers(5):
+        schedule = Schedule.from_structure(
+            torch.tensor([[0, 1, 2, 3], [2, 2, 4, 4]]), 5, arity=layer.arity
+        )
+        leaf_row = torch.tensor([1, 0, 1])
+        compare(layer, schedule, torch.randn(4, 3), leaf_row=leaf_row, level_order=True)
+
+
+def interpreted_low_precision() -> None:
+    for dtype, most in ((torch.bfloat16, 0.02), (torch.float16, 0.003)):
+        for layer in layers(9):
+            x = torch.randn(12, 3).to(dtype)
+            schedule = tree_schedule(layer)
+            layer.to(dtype)
+            with triton_everywhere() as launched:
+                found = everything(layer, schedule, x)
+            assert launched
+            right = everything(layer.double(), schedule, x.double())
+            for mine, exact in zip(found, right, strict=True):
+                assert mine.dtype == dtype
+                assert 0 < (mine.double() - exact).norm() / exact.norm() < most
+
+
+def interpreted_autocast() -> None:
+    for layer in layers(9):
+        with torch.autocast("cpu", torch.bfloat16):
+            # The last bit of a state may decide how products of bfloat16 are rounded.
+            compare(layer, tree_schedule(layer), torch.randn(12, 3), near=(0.02, 0.002))
+
+
+def interpreted_double_precision_goes_without() -> None:
+    for layer in layers(5):
+        assert compare(layer.double(), tree_schedule(layer), torch.randn(12, 3).double()) == []
+
+
+def interpreted_switch() -> None:
+    with mock.patch.dict(os.environ, {gate_kernels.SWITCH: "0"}):
+        for layer in layers(5):
+            assert compare(layer, tree_schedule(layer), torch.randn(12, 3)) == []
+
+
+def compiled_for_gpus_that_are_not_here() -> None:
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource, compile
+
+    from pyg_dynbatch.nn import triton_gates
+
+    for kernel in (triton_gates.forward_kernel, triton_gates.backward_kernel):
+        for dtype in ("fp32", "bf16", "fp16"):
+            for kind in ("leaf", "nary", "ragged"):
+                signature, constants = _signature(kernel.arg_names, dtype, kind)
+                source = ASTSource(kernel, signature, constants)
+                for capability in (80, 90):
+                    made = compile(source, target=GPUTarget("cuda", capability, 32))
+                    assert made.asm["cubin"]
+
+
+def _signature(names: list[str], dtype: str, kind: str) -> tuple[dict, dict]:
+    signature = {name: f"*{dtype}" if not _is_number(name) else "i32" for name in names}
+    constants: dict[str, object] = {"ARITY": 2 if kind == "nary" else 0, "COLUMNS": 256}
+    none = {"leaf": ("own", "forget", "cells", "index", "starts", "grad_forget", "grad_cells")}
+    none |= {"nary": ("starts", "keep"), "ragged": ("keep",)}
+    constants |= {name: None for name in none[kind] if name in names}
+    signature |= {name: "*i64" for name in ("index", "starts")}
+    signature |= dict.fromkeys(constants, "constexpr")
+    return signature, constants
+
+
+def _is_number(name: str) -> bool:
+    return name.endswith("_row") or name in ("width", "filled", "edges")
+
+
+def main() -> None:
+    """Runs the checks of one kind."""
+    found = {}
+    kind = "interpreted_" if INTERPRETED else "compiled_"
+    for name, check in sorted(globals().items()):
+        if name.startswith(kind):
+            try:
+                check()
+                found[name] = None
+            except Exception:  # each check reports what went wrong
+                found[name] = traceback.format_exc()
+    json.dump(found, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
