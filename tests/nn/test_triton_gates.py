@@ -4,10 +4,6 @@ No GPU is needed: Triton interprets its kernels on CPU tensors in one process, a
 for GPUs in another; ``triton_checks`` is what these processes run.
 """
 
-import json
-import os
-import subprocess
-import sys
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,31 +14,24 @@ import torch
 from pyg_dynbatch.core import Schedule
 from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer, gate_kernels
 from tests.nn import triton_checks
+from tests.nn.own_process import outcomes
 
-ROOT = Path(__file__).parents[2]
 KINDS = {"interpreted": "1", "compiled": "0"}
 CHECKS = [name for name in vars(triton_checks) if name.split("_")[0] in KINDS]
 
 
 @cache
-def outcomes(kind: str, folder: Path) -> dict[str, str | None]:
+def found(kind: str, folder: Path) -> dict[str, str | None]:
     """Runs all checks of a kind in one process, as Triton decides at its import how to run."""
-    environment = os.environ | {
-        "TRITON_INTERPRET": KINDS[kind],
-        "TRITON_CACHE_DIR": str(folder),
-        "OMP_NUM_THREADS": "1",
-    }
-    command = [sys.executable, "-m", triton_checks.__name__]
-    run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
-    assert run.returncode == 0, run.stderr
-    return json.loads(run.stdout)
+    variables = {"TRITON_INTERPRET": KINDS[kind], "TRITON_CACHE_DIR": str(folder)}
+    return outcomes(triton_checks, **variables)
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 @pytest.mark.parametrize("name", CHECKS)
 def test_kernels(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.getbasetemp() / "triton"
-    failure = outcomes(name.split("_")[0], folder)[name]
+    failure = found(name.split("_")[0], folder)[name]
     assert failure is None, failure
 
 

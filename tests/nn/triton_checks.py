@@ -5,10 +5,7 @@ the traceback of what went wrong. With TRITON_INTERPRET=1 these are the checks t
 CPU tensors, otherwise those that compile kernels for devices that need not be there.
 """
 
-import json
 import os
-import sys
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from unittest import mock
@@ -19,6 +16,7 @@ from torch import Tensor
 from pyg_dynbatch.core import Schedule
 from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer, gate_kernels
 from pyg_dynbatch.nn.fused_plan import FusedRun
+from tests.nn.own_process import print_outcomes
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -245,19 +243,5 @@ def _is_number(name: str) -> bool:
     return name.endswith("_row") or name in ("width", "filled", "edges")
 
 
-def main() -> None:
-    """Runs the checks of one kind."""
-    found = {}
-    kind = "interpreted_" if INTERPRETED else "compiled_"
-    for name, check in sorted(globals().items()):
-        if name.startswith(kind):
-            try:
-                check()
-                found[name] = None
-            except Exception:  # each check reports what went wrong
-                found[name] = traceback.format_exc()
-    json.dump(found, sys.stdout)
-
-
 if __name__ == "__main__":
-    main()
+    print_outcomes(globals(), "interpreted_" if INTERPRETED else "compiled_")

@@ -122,37 +122,44 @@ def _back(pairs: Pairs) -> Lists:
     return pairs.remember("back", make)
 
 
-def _gather_orders(parts: Tensor, pairs: Pairs) -> Tensor:
+def _gather_orders(parts: Tensor, forth: Lists) -> Tensor:
     width = parts.size(1) // 2
-    halves = parts.view(2 * pairs.num_atoms, width)
-    return _forth(pairs).add(halves).view(2, pairs.num_pairs, width)
+    return forth.add(parts.view(-1, width)).view(2, -1, width)
 
 
-def _sum_orders(rows: Tensor, pairs: Pairs) -> Tensor:
-    _, count, width = rows.shape
-    return _back(pairs).add(rows.view(2 * count, width)).view(pairs.num_atoms, 2 * width)
+def _sum_orders(rows: Tensor, back: Lists) -> Tensor:
+    width = rows.size(2)
+    return back.add(rows.view(-1, width)).view(-1, 2 * width)
+
+
+# The lists are made before autograd begins: torch.compile refuses an autograd function that
+# changes anything outside, such as what a plan remembers.
+
+
+def _back_if_recorded(rows: Tensor, pairs: Pairs) -> Lists | None:
+    return _back(pairs) if torch.is_grad_enabled() and rows.requires_grad else None
 
 
 class _OrderGather(Function):
     @staticmethod
-    def forward(ctx: Any, parts: Tensor, pairs: Pairs) -> Tensor:
-        ctx.pairs = pairs
-        return _gather_orders(parts, pairs)
+    def forward(ctx: Any, parts: Tensor, forth: Lists, back: Lists | None) -> Tensor:
+        ctx.lists = forth, back
+        return _gather_orders(parts, forth)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        return _OrderSum.apply(gradient.contiguous(), ctx.pairs), None
+        return _OrderSum.apply(gradient.contiguous(), *ctx.lists), None, None
 
 
 class _OrderSum(Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, pairs: Pairs) -> Tensor:
-        ctx.pairs = pairs
-        return _sum_orders(rows, pairs)
+    def forward(ctx: Any, rows: Tensor, forth: Lists, back: Lists) -> Tensor:
+        ctx.lists = forth, back
+        return _sum_orders(rows, back)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        return _OrderGather.apply(gradient.contiguous(), ctx.pairs), None
+        return _OrderGather.apply(gradient.contiguous(), *ctx.lists), None, None
 
 
 def order_gather(
@@ -168,7 +175,8 @@ def order_gather(
         >>> order_gather(parts, Pairs.all_pairs([2])).squeeze(2).tolist()
         [[3.0, 21.0, 30.0], [3.0, 12.0, 30.0]]
     """
-    return _OrderGather.apply(parts.contiguous(), pairs)
+    back = _back_if_recorded(parts, pairs)
+    return _OrderGather.apply(parts.contiguous(), _forth(pairs), back)
 
 
 def order_sum(rows: Float[Tensor, "two pair width"], pairs: Pairs) -> Float[Tensor, "atom parts"]:
@@ -182,14 +190,14 @@ def order_sum(rows: Float[Tensor, "two pair width"], pairs: Pairs) -> Float[Tens
         [[1.0, 10.0], [10.0, 1.0]]
     """
     rows = rows.float() if rows.dtype in _NARROW else rows
-    return _OrderSum.apply(rows.contiguous(), pairs)
+    return _OrderSum.apply(rows.contiguous(), _forth(pairs), _back(pairs))
 
 
 class _OrderReLU(Function):
     @staticmethod
-    def forward(ctx: Any, parts: Tensor, pairs: Pairs) -> Tensor:
-        ctx.pairs = pairs
-        both = _gather_orders(parts, pairs).relu_()
+    def forward(ctx: Any, parts: Tensor, forth: Lists, back: Lists | None) -> Tensor:
+        ctx.lists = forth, back
+        both = _gather_orders(parts, forth).relu_()
         ctx.save_for_backward(both)
         return both[0] + both[1]
 
@@ -197,12 +205,14 @@ class _OrderReLU(Function):
     def backward(ctx: Any, gradient: Tensor) -> Any:
         (both,) = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return order_sum((both > 0) * gradient, ctx.pairs), None
+            rows = (both > 0) * gradient
+            rows = rows.float() if rows.dtype in _NARROW else rows
+            return _OrderSum.apply(rows.contiguous(), *ctx.lists), None, None
         passed = torch.empty_like(both)
         through = torch.ops.aten.threshold_backward
         for order in range(2):
             through.grad_input(gradient, both[order], 0, grad_input=passed[order])
-        return _sum_orders(passed, ctx.pairs), None
+        return _sum_orders(passed, ctx.lists[1]), None, None
 
 
 def order_relu(parts: Float[Tensor, "atom parts"], pairs: Pairs) -> Float[Tensor, "pair width"]:
@@ -215,7 +225,8 @@ def order_relu(parts: Float[Tensor, "atom parts"], pairs: Pairs) -> Float[Tensor
         >>> order_relu(parts, Pairs.all_pairs([2])).flatten().tolist()
         [6.0, 12.0, 0.0]
     """
-    return _OrderReLU.apply(parts.contiguous(), pairs)
+    back = _back_if_recorded(parts, pairs)
+    return _OrderReLU.apply(parts.contiguous(), _forth(pairs), back)
 
 
 class _CodeRows(Function):
