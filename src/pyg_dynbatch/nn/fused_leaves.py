@@ -127,7 +127,8 @@ def _summed(plan: FusedPlan, down: Downward) -> tuple[Tensor, Tensor] | None:
     index = plan.spread_leaves()
     # By sorting, as adding rows to rows in any order would not be the same twice on GPUs.
     order = index.argsort(stable=True)
-    counts = index.bincount(minlength=plan.leaf_cells)
+    # Not by bincount, which waits for the device to find the largest number.
+    counts = index.new_zeros(plan.leaf_cells).index_add_(0, index, torch.ones_like(index))
     starts = counts.cumsum(0) - counts
     first, second = (
         torch.embedding_bag(rows, order, starts, False, 0)[0] for rows in (hidden, memory)

@@ -1,0 +1,39 @@
+"""No step of a fused layer asks for the value of a tensor, for which a GPU would be waited for.
+
+Tensors without values stand for those of a device: whoever asks for a value gets an error.
+"""
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+
+from pyg_dynbatch.core import Schedule
+from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer
+
+
+def without_values(schedule: Schedule) -> Schedule:
+    return schedule._apply(torch.empty_like)
+
+
+@pytest.mark.parametrize("make", (NaryTreeLSTM, ChildSumTreeLSTM))
+@pytest.mark.parametrize("shared", (False, True))
+@pytest.mark.parametrize("edges", ([[0, 1, 2, 3], [2, 2, 4, 4]], [[0, 1, 0, 1], [2, 2, 3, 3]]))
+def test_fused_step_reads_no_value(
+    make: type[RecursiveLayer], shared: bool, edges: list[list[int]]
+) -> None:
+    nodes = 5
+    schedule = Schedule.from_structure(torch.tensor(edges), nodes, arity=make(3, 4).arity)
+    leaves, others = schedule.level_inputs[0], sum(schedule.level_inputs[1:])
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        layer = make(3, 4)
+        more: dict[str, Tensor] = {}
+        x = torch.empty(nodes, 3, requires_grad=True)
+        if shared:
+            more = {"leaf_row": torch.zeros(leaves, dtype=torch.long)}
+            x = torch.empty(2 + others, 3, requires_grad=True)
+        h = layer(x, schedule=without_values(schedule), **more)
+        found = torch.autograd.grad(h.sum(), [x, *layer.parameters()])
+        assert h.shape == (nodes, 4) and found[0].shape == x.shape
+        with pytest.raises(DataDependentOutputException):
+            h.sum().item()
