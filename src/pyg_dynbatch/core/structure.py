@@ -56,9 +56,9 @@ def _checked_edges(edge_index: Tensor, num_nodes: int, name: str) -> tuple[np.nd
             )
         )
     edges = edge_index.detach().cpu().numpy()
-    outside = np.flatnonzero((edges < 0).any(0) | (edges >= num_nodes).any(0))
-    if outside.size:
-        first = int(outside[0])
+    # Read without a sign, a number below 0 is a huge one: one pass finds both.
+    if edges.size and int(edges.view(np.uint64).max()) >= num_nodes:
+        first = int(((edges < 0) | (edges >= num_nodes)).any(0).nonzero()[0][0])
         raise ValueError(
             mismatch(
                 f"{name}: an edge names a node that does not exist",

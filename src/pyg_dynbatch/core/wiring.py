@@ -91,20 +91,30 @@ def first_rows(index: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np
     """Finds, for each stretch of row numbers, its first row if the rows lie side by side.
 
     Args:
-        index: Row numbers, all stretches one after another.
+        index: Row numbers, all stretches one after another; of several columns ``[entry,
+            column]`` each is looked at for itself.
         starts: Where each stretch begins.
         lengths: How long each stretch is.
 
     Returns:
-        First row of each stretch, or -1 where a gather is needed; 0 for empty stretches.
+        First row of each stretch (and column), or -1 where a gather is needed; 0 for empty
+        stretches.
+
+    Example:
+        >>> first_rows(np.array([4, 5, 9, 7, 8]), np.array([0, 3]), np.array([3, 2])).tolist()
+        [-1, 7]
     """
-    jumps = np.zeros(index.size + 1, dtype=np.int64)
-    if index.size > 1:
-        jumps[2:] = np.cumsum(np.diff(index) != 1)
-    ends = starts + lengths
-    filled = lengths > 0
-    result = np.zeros(starts.size, dtype=np.int64)
-    # Jumps strictly inside a stretch: between its first and its last entry.
-    inside = jumps[ends[filled]] - jumps[starts[filled] + 1]
-    result[filled] = np.where(inside == 0, index[starts[filled]], -1)
-    return result
+    lengths = lengths.reshape(-1, *[1] * (index.ndim - 1))
+    if not len(index):
+        return np.zeros((starts.size, *index.shape[1:]), dtype=np.int64)
+    # Of an empty stretch, any entry that there is.
+    begins = np.minimum(starts, len(index) - 1)
+    ends = np.maximum(starts + lengths.reshape(-1), 1) - 1
+    first = index[begins]
+    joined = index[ends] - first == lengths - 1
+    if (joined & (lengths > 2)).any():
+        # The two ends fit, which says nothing about what is between them.
+        jumps = np.zeros(index.shape, dtype=np.int64)
+        np.cumsum(index[1:] - index[:-1] != 1, axis=0, out=jumps[1:])
+        joined &= jumps[ends] == jumps[begins]
+    return np.where(lengths == 0, 0, np.where(joined, first, -1))

@@ -1,9 +1,11 @@
 """Put examples side by side as PyG does, in one pass a field instead of one a field and example."""
 
 from collections.abc import Collection, Mapping, Sequence
-from itertools import accumulate
+from copy import copy
+from functools import cache
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
@@ -37,11 +39,16 @@ def merge_trees(examples: Sequence[Data], excluded: Collection[str]) -> Batch | 
         [[0, 1, 3, 4], [2, 2, 5, 5]]
     """
     columns = columns_of(examples, DynTreeData, _FIELDS, excluded)
-    if columns is None or not all(are_alike(key, columns[key]) for key in columns):
+    if columns is None:
         return None
     counts = columns["num_nodes"]
-    starts = torch.tensor([0, *accumulate(counts)])
-    joined = {key: _join(key, values, starts) for key, values in columns.items()}
+    nodes = _starts_of(np.array(counts, dtype=np.int64))
+    places = _Places(nodes, torch.from_numpy(nodes), torch.zeros(len(counts), dtype=torch.int64))
+    joined: dict[str, Joined | None] = {}
+    for key, values in columns.items():
+        joined[key] = None if key == "num_nodes" else _join(key, values, places)
+        if joined[key] is None and key != "num_nodes":
+            return None
     return assemble(DynTreeData, joined, counts)
 
 
@@ -74,12 +81,21 @@ def columns_of(
         The values of each field; None if the examples are not of that kind, or differ in their
         fields.
     """
-    rows = [each.stores[0].to_dict() for each in examples if type(each) is kind]
-    if len(rows) != len(examples) or any(row.keys() != rows[0].keys() for row in rows):
+    stores = [each._store for each in examples if type(each) is kind]
+    if len(stores) != len(examples) or any("_num_nodes" in store.__dict__ for store in stores):
         return None
-    columns = {key: [row[key] for row in rows] for key in rows[0] if key not in excluded}
-    counts = columns.get("num_nodes", [None])
-    if not columns.keys() <= {*fields, "num_nodes"} or any(type(n) is not int for n in counts):
+    rows = [store._mapping for store in stores]
+    names = list(rows[0])
+    if all(list(row) == names for row in rows):
+        lists = map(list, zip(*(row.values() for row in rows), strict=True))
+        columns = dict(zip(names, lists, strict=True))
+    elif all(row.keys() == rows[0].keys() for row in rows):
+        columns = {key: [row[key] for row in rows] for key in names}
+    else:
+        return None
+    columns = {key: values for key, values in columns.items() if key not in excluded}
+    known = columns.keys() <= {*fields, "num_nodes"}
+    if not known or set(map(type, columns.get("num_nodes", ()))) != {int}:
         return None
     return columns
 
@@ -118,32 +134,73 @@ def assemble(kind: type[Data], joined: Mapping[str, Joined | None], counts: list
     Returns:
         The batch, which can be taken apart again.
     """
-    batch = Batch(_base_cls=kind)
-    store = batch.stores[0]
+    batch = copy(_empty_batch(kind))
+    store = batch._store
+    fields = store._mapping
     slices: dict[str, Tensor] = {}
     shifts: dict[str, Tensor | None] = {}
     for key, field in joined.items():
         if key == "num_nodes" or field is None:
             store._num_nodes = counts
-            store.num_nodes = sum(counts)
+            fields["num_nodes"] = sum(counts)
             continue
-        store[key], slices[key], shifts[key] = field
-    store.batch = torch.repeat_interleave(torch.tensor(counts))
-    store.ptr = torch.tensor([0, *accumulate(counts)])
-    batch._num_graphs = len(counts)
-    batch._slice_dict = slices
-    batch._inc_dict = shifts
+        fields[key], slices[key], shifts[key] = field
+    sizes = np.array(counts, dtype=np.int64)
+    fields["batch"] = torch.from_numpy(np.repeat(np.arange(sizes.size), sizes))
+    fields["ptr"] = torch.from_numpy(_starts_of(sizes))
+    store._num_graphs = len(counts)
+    store._slice_dict = slices
+    store._inc_dict = shifts
     return batch
 
 
-def _join(key: str, values: list[Any], starts: Tensor) -> Joined | None:
-    if key == "num_nodes":
+@cache
+def _empty_batch(kind: type[Data]) -> Batch:
+    """Makes a batch without fields, once a class: PyG builds a class and reads its signature."""
+    return Batch(_base_cls=kind)
+
+
+class _Places(NamedTuple):
+    """Where the nodes of each example begin, and the end; what many fields have in common."""
+
+    nodes: np.ndarray
+    starts: Tensor
+    unshifted: Tensor
+
+
+def _starts_of(sizes: np.ndarray) -> np.ndarray:
+    starts = np.zeros(sizes.size + 1, dtype=np.int64)
+    np.cumsum(sizes, out=starts[1:])
+    return starts
+
+
+def _join(key: str, values: list[Any], places: _Places) -> Joined | None:
+    """Joins one field; None where the values are not alike or no plain tensors of the CPU."""
+    if set(map(type, values)) != {Tensor} or len(set(map(Tensor.dtype.__get__, values))) > 1:
         return None
     axis = -1 if key == "edge_index" else 0
-    sizes = [value.size(axis) for value in values]
-    joined = torch.cat(values, axis)
-    shift = torch.zeros(len(values), dtype=torch.int64)
-    if key in _SHIFTED:
-        shift = starts[:-1].clone()
-        joined += torch.repeat_interleave(shift, torch.tensor(sizes))
-    return Joined(joined, torch.tensor([0, *accumulate(sizes)]), shift)
+    try:
+        joined = torch.cat(values, axis)
+    except RuntimeError:
+        # Of several widths or devices, or scalars: the caller asks PyG, which says so.
+        return None
+    # Along with matrices, cat lets empty vectors through, and it takes other layouts and devices.
+    plain = joined.layout == torch.strided and joined.device.type == "cpu"
+    if not plain or (joined.dim() > 1 and set(map(Tensor.dim, values)) != {joined.dim()}):
+        return None
+    sizes = _sizes(values, joined, axis)
+    starts = _starts_of(sizes)
+    same = np.array_equal(starts, places.nodes)
+    kept = places.starts if same else torch.from_numpy(starts)
+    if key not in _SHIFTED:
+        return Joined(joined, kept, places.unshifted)
+    shift = places.nodes[:-1]
+    joined += torch.from_numpy(np.repeat(shift, sizes))
+    return Joined(joined, kept, torch.from_numpy(shift))
+
+
+def _sizes(values: list[Tensor], joined: Tensor, axis: int) -> np.ndarray:
+    if not joined.numel():
+        return np.array([value.size(axis) for value in values], dtype=np.int64)
+    sizes = np.fromiter(map(Tensor.numel, values), np.int64, len(values))
+    return sizes if joined.dim() == 1 else sizes // (joined.numel() // joined.size(axis))
