@@ -1,6 +1,9 @@
 """Make the schedule of one recurrent operation over trees or graphs, without recorded calls."""
 
 from collections.abc import Sequence
+from functools import lru_cache
+from itertools import repeat
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -9,7 +12,13 @@ from torch import Tensor
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.operation import Ragged, Signature, any_type
 from pyg_dynbatch.core.schedule import Schedule
-from pyg_dynbatch.core.structure import _checked_edges, depth_of, numbers_among_equals
+from pyg_dynbatch.core.structure import (
+    _checked_edges,
+    depth_of,
+    longest_paths,
+    numbers_among_equals,
+)
+from pyg_dynbatch.core.tensor_type import TensorType
 from pyg_dynbatch.core.wiring import Output, Step, Store, Wiring, first_rows
 
 INPUT_STORE, STATE_STORE = 0, 1
@@ -45,39 +54,30 @@ def schedule_structure(
         depth = None
     level = _level_of(depth, source, target, num_nodes)
     filled = _checked_inputs(has_input, num_nodes)
-    order = np.lexsort((~filled, level))
+    order, counts = _level_order(level, filled)
     row = np.empty(num_nodes, dtype=np.int64)
     row[order] = np.arange(1, num_nodes + 1)
-    flat = _Flat()
-    sizes = np.bincount(level) if num_nodes else np.zeros(0, dtype=np.int64)
-    reads = [_inputs(flat, filled[order], sizes)]
+    flat, levels = _Flat(), _Levels.of(counts)
+    reads_input = filled[order]
+    reads = [_inputs(flat, reads_input, levels)]
     edge_order = child_start = None
     if arity is None or slot is None:
-        # Where the children of each node begin among all of them, in level order.
-        counts = np.bincount(row[target] - 1, minlength=num_nodes)
-        child_start = flat.add(np.cumsum(counts) - counts)
-        wirings, edge_order = _ragged_children(flat, source, target, slot, row, level)
+        begins = _child_starts(row, target)
+        child_start = flat.add(begins)
+        wirings, edge_order = _ragged_children(flat, (source, target, slot), row, begins, levels)
         reads.append(wirings)
     else:
-        reads += _fixed_children(flat, source, target, slot, row, sizes, arity, num_nodes)
-    input_node = flat.add(order[filled[order]]), int(filled.sum())
+        reads += _fixed_children(flat, (source, target, slot), row, levels, arity)
+    num_inputs = sum(levels.inputs)
+    input_node = flat.add(order[reads_input]), num_inputs
     output = Wiring(STATE_STORE, flat.add(row), num_nodes, -1 if num_nodes else 0)
     examples = _checked_examples(example_sizes, num_nodes)
     example = flat.add(np.repeat(np.arange(examples.size), examples))
-    starts = np.cumsum(sizes) - sizes
-    steps = tuple(
-        Step(0, int(size), tuple(read[number] for read in reads), ((STATE_STORE, int(start) + 1),))
-        for number, (size, start) in enumerate(zip(sizes, starts, strict=True))
-    )
-    inputs, state = any_type("input"), any_type("state")
-    children = (Ragged(state),) if arity is None else (state,) * arity
+    signature, inputs, state = _signature(arity)
     return Schedule(
-        signatures=(Signature("node", (inputs, *children), (state,), random=True),),
-        stores=(
-            Store(inputs, 1, int(filled.sum()), int(filled.sum()) + 1),
-            Store(state, 1, 0, num_nodes + 1),
-        ),
-        steps=steps,
+        signatures=(signature,),
+        stores=(Store(inputs, 1, num_inputs, num_inputs + 1), Store(state, 1, 0, num_nodes + 1)),
+        steps=tuple(map(Step, repeat(0), levels.sizes, zip(*reads, strict=True), levels.results)),
         wiring=flat.tensor(),
         constants=(None, None),
         outputs={"node": Output(output, example)},
@@ -88,12 +88,57 @@ def schedule_structure(
             "arity": arity,
             "direction": direction,
             "input_node": input_node,
-            "level_inputs": tuple(np.bincount(level[filled], minlength=sizes.size).tolist()),
+            "level_inputs": tuple(levels.inputs),
             "edge_order": edge_order,
             "child_start": child_start,
             "single_parent": bool(np.bincount(source, minlength=1).max() <= 1),
         },
     )
+
+
+@lru_cache(16)
+def _signature(arity: int | None) -> tuple[Signature, TensorType, TensorType]:
+    """Makes the signature of the one operation, and the types of an input and a state."""
+    inputs, state = any_type("input"), any_type("state")
+    children = (Ragged(state),) if arity is None else (state,) * arity
+    return Signature("node", (inputs, *children), (state,), random=True), inputs, state
+
+
+class _Levels(NamedTuple):
+    """What the wirings of all arguments go by: how many nodes each level has, and where."""
+
+    starts: np.ndarray
+    lengths: np.ndarray
+    begins: list[int]
+    sizes: list[int]
+    inputs: list[int]
+
+    @classmethod
+    def of(cls, counts: np.ndarray) -> "_Levels":
+        """Reads the levels off their numbers of nodes with and without an input."""
+        lengths = counts.sum(1)
+        starts = np.cumsum(lengths) - lengths
+        return cls(starts, lengths, starts.tolist(), lengths.tolist(), counts[:, 0].tolist())
+
+    @property
+    def results(self) -> list[tuple[tuple[int, int]]]:
+        """Where the rows of every level go: side by side, behind the row of zeros."""
+        return [((STATE_STORE, begin + 1),) for begin in self.begins]
+
+
+def _level_order(level: np.ndarray, filled: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Sorts nodes by level, those with an input first, and counts both kinds of every level."""
+    if not level.size:
+        return level, np.zeros((0, 2), dtype=np.int64)
+    deepest = int(level.max())
+    # Numbers of few bytes are sorted by counting, in one pass a byte pair, and keep their order.
+    narrow = np.min_scalar_type(2 * deepest + 1)
+    key = level.astype(narrow)
+    key += key
+    key += ~filled
+    counts = np.bincount(key, minlength=2 * deepest + 2).reshape(-1, 2)
+    # Levels without a node, as given depths may have, would be steps without a row.
+    return np.argsort(key, kind="stable"), counts[counts.any(1)]
 
 
 class _Flat:
@@ -119,13 +164,20 @@ def _level_of(
     depth: Tensor | None, source: np.ndarray, target: np.ndarray, num_nodes: int
 ) -> np.ndarray:
     if depth is not None:
-        return _checked_depth(depth, source, target, num_nodes).cpu().numpy()
-    return depth_of(torch.from_numpy(np.stack([source, target])), num_nodes).cpu().numpy()
+        return _checked_depth(depth, source, target, num_nodes)
+    level = longest_paths(source, target, num_nodes)
+    if level.size and int(level.min()) < 0:
+        # There is a cycle, which this says.
+        depth_of(torch.from_numpy(np.stack([source, target])), num_nodes)
+    return level
 
 
-def _checked_depth(depth: Tensor, source: np.ndarray, target: np.ndarray, num_nodes: int) -> Tensor:
+def _checked_depth(
+    depth: Tensor, source: np.ndarray, target: np.ndarray, num_nodes: int
+) -> np.ndarray:
     values = depth.detach().cpu().numpy()
-    if values.shape != (num_nodes,) or depth.dtype != torch.int64 or (values < 0).any():
+    fits = values.shape == (num_nodes,) and depth.dtype == torch.int64
+    if not fits or (values.size and int(values.min()) < 0):
         raise ValueError(
             mismatch(
                 "Schedule.from_structure: depth has the wrong form",
@@ -134,9 +186,9 @@ def _checked_depth(depth: Tensor, source: np.ndarray, target: np.ndarray, num_no
                 + (f", smallest {values.min()}" if values.size else ""),
             )
         )
-    wrong = np.flatnonzero(values[target] <= values[source])
-    if wrong.size:
-        first = int(wrong[0])
+    wrong = values[target] <= values[source]
+    if wrong.any():
+        first = int(wrong.argmax())
         raise ValueError(
             mismatch(
                 "Schedule.from_structure: depth does not fit the edges",
@@ -147,10 +199,7 @@ def _checked_depth(depth: Tensor, source: np.ndarray, target: np.ndarray, num_no
                 mend="recompute it: depth_of(edge_index, num_nodes)",
             )
         )
-    if num_nodes and not np.bincount(values).all():
-        # Levels without a node would be steps without a row.
-        values = np.unique(values, return_inverse=True)[1]
-    return torch.from_numpy(values)
+    return values
 
 
 def _checked_inputs(has_input: Tensor | None, num_nodes: int) -> np.ndarray:
@@ -204,7 +253,8 @@ def _slots(child_slot: Tensor | None, num_edges: int) -> np.ndarray | None:
         return None
     slot = child_slot.detach().cpu().numpy()
     is_int64 = child_slot.dtype == torch.int64
-    if not is_int64 or slot.shape != (num_edges,) or (slot < 0).any():
+    fits = is_int64 and slot.shape == (num_edges,)
+    if not fits or (slot.size and int(slot.min()) < 0):
         raise ValueError(
             mismatch(
                 "Schedule.from_structure: child_slot has the wrong form",
@@ -216,104 +266,132 @@ def _slots(child_slot: Tensor | None, num_edges: int) -> np.ndarray | None:
     return slot
 
 
-def _inputs(flat: _Flat, filled: np.ndarray, sizes: np.ndarray) -> list[Wiring]:
+def _inputs(flat: _Flat, filled: np.ndarray, levels: _Levels) -> list[Wiring]:
     """Wires the inputs: the k-th filled node reads row k, from 1; the others read row 0."""
-    index = np.where(filled, np.cumsum(filled), 0)
-    starts = np.cumsum(sizes) - sizes
-    first = first_rows(index, starts, sizes)
-    offset = flat.add(index)
-    return [
-        Wiring(INPUT_STORE, offset + int(start), int(size), int(begin))
-        for start, size, begin in zip(starts, sizes, first, strict=True)
-    ]
+    offset = flat.add(np.cumsum(filled) * filled)
+    wirings, read = [], 0
+    for begin, size, inputs in zip(levels.begins, levels.sizes, levels.inputs, strict=True):
+        # Filled nodes come first: side by side are those of a level that has no others.
+        first = read + 1 if inputs == size else 0 if size == 1 else -1
+        wirings.append(Wiring(INPUT_STORE, offset + begin, size, first))
+        read += inputs
+    return wirings
+
+
+_Edges = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Where each edge begins and ends, and its slot."""
+
+
+def _child_starts(row: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """Says where the children of each node begin among all of them, in level order."""
+    counts = np.bincount(row[target], minlength=row.size + 1)[1:]
+    return np.cumsum(counts) - counts
 
 
 def _ragged_children(
     flat: _Flat,
-    source: np.ndarray,
-    target: np.ndarray,
-    slot: np.ndarray | None,
+    edges: tuple[np.ndarray, np.ndarray, np.ndarray | None],
     row: np.ndarray,
-    level: np.ndarray,
+    begins: np.ndarray,
+    levels: _Levels,
 ) -> tuple[list[Wiring], tuple[int, int]]:
     """Wires all children of every node, parents in level order, children by slot.
 
     Returns the wirings, and where the edges lie in that order.
     """
-    keys = (row[target],) if slot is None else (slot, row[target])
-    order = np.lexsort(keys)
-    children, parents = row[source[order]], row[target[order]]
-    counts = np.bincount(level[target], minlength=int(level.max(initial=-1)) + 1)
-    starts = np.cumsum(counts) - counts
-    sizes = np.bincount(level, minlength=counts.size)
-    level_start = np.cumsum(sizes) - sizes + 1
-    owners = parents - np.repeat(level_start, counts)
+    source, target, slot = edges
+    parent = row[target]
+    order = _edge_order(parent, slot, begins)
+    children, parents = row[source[order]], parent[order]
+    # Where the children of each level begin, and the end.
+    bounds = np.append(begins[levels.starts], order.size)
+    starts, counts = bounds[:-1], np.diff(bounds)
+    owners = parents - np.repeat(levels.starts + 1, counts)
     first = first_rows(children, starts, counts)
     offset, owner = flat.add(children), flat.add(owners)
-    wirings = [
-        Wiring(STATE_STORE, offset + int(start), int(count), int(begin), owner + int(start))
-        for start, count, begin in zip(starts, counts, first, strict=True)
-    ]
+    wirings = list(
+        map(
+            Wiring,
+            repeat(STATE_STORE),
+            (starts + offset).tolist(),
+            counts.tolist(),
+            first.tolist(),
+            (starts + owner).tolist(),
+        )
+    )
     return wirings, (flat.add(order), order.size)
 
 
+def _edge_order(parent: np.ndarray, slot: np.ndarray | None, begins: np.ndarray) -> np.ndarray:
+    """Sorts edges by the row of their parent, from 1, and then by slot."""
+    if slot is None:
+        return np.argsort(parent.astype(np.min_scalar_type(begins.size)), kind="stable")
+    # Slots without a gap say where each edge comes; with one, an edge is missed or goes too far.
+    place = begins[parent - 1] + slot
+    order = np.full(parent.size, -1, dtype=np.int64)
+    if place.size and int(place.max()) < place.size:
+        order[place] = np.arange(place.size)
+        if int(order.min()) >= 0:
+            return order
+    return np.lexsort((slot, parent))
+
+
 def _fixed_children(
-    flat: _Flat,
-    source: np.ndarray,
-    target: np.ndarray,
-    slot: np.ndarray,
-    row: np.ndarray,
-    sizes: np.ndarray,
-    arity: int,
-    num_nodes: int,
+    flat: _Flat, edges: _Edges, row: np.ndarray, levels: _Levels, arity: int
 ) -> list[list[Wiring]]:
     """Wires N argument places a node; the N rows of one node stand together in the flat vector."""
-    _check_places(source, target, slot, arity)
-    places = np.zeros((num_nodes, arity), dtype=np.int64)
+    source, target, slot = edges
+    if slot.size and int(slot.max()) >= arity:
+        raise _beyond_arity(target, slot, arity)
+    places = np.zeros((row.size, arity), dtype=np.int64)
     places[row[target] - 1, slot] = row[source]
+    # Rows of nodes begin at 1: an edge that is not seen has been written over.
+    if np.count_nonzero(places) != source.size:
+        raise _taken_twice(source, target, slot, arity)
     offset = flat.add(places.reshape(-1))
-    starts = np.cumsum(sizes) - sizes
-    wirings = []
-    for place in range(arity):
-        first = first_rows(places[:, place], starts, sizes)
-        wirings.append(
-            [
-                Wiring(
-                    STATE_STORE,
-                    offset + int(start) * arity + place,
-                    int(size),
-                    int(begin),
-                    stride=arity,
-                )
-                for start, size, begin in zip(starts, sizes, first, strict=True)
-            ]
-        )
-    return wirings
-
-
-def _check_places(source: np.ndarray, target: np.ndarray, slot: np.ndarray, arity: int) -> None:
-    beyond = np.flatnonzero(slot >= arity)
-    if beyond.size:
-        first = int(beyond[0])
-        raise ValueError(
-            mismatch(
-                f"Schedule.from_structure: node {target[first]} has a child beyond the arity",
-                expected=f"child slots below {arity}",
-                got=f"slot {slot[first]}",
-                where=f"edge {first}",
-                mend=f"arity={int(slot.max()) + 1}, or arity=None for any number of children",
+    first = first_rows(places, levels.starts, levels.lengths)
+    begins = levels.starts * arity + offset
+    return [
+        list(
+            map(
+                Wiring,
+                repeat(STATE_STORE),
+                (begins + place).tolist(),
+                levels.sizes,
+                first[:, place].tolist(),
+                repeat(-1),
+                repeat(arity),
             )
         )
+        for place in range(arity)
+    ]
+
+
+def _beyond_arity(target: np.ndarray, slot: np.ndarray, arity: int) -> ValueError:
+    first = int(np.flatnonzero(slot >= arity)[0])
+    return ValueError(
+        mismatch(
+            f"Schedule.from_structure: node {target[first]} has a child beyond the arity",
+            expected=f"child slots below {arity}",
+            got=f"slot {slot[first]}",
+            where=f"edge {first}",
+            mend=f"arity={int(slot.max()) + 1}, or arity=None for any number of children",
+        )
+    )
+
+
+def _taken_twice(
+    source: np.ndarray, target: np.ndarray, slot: np.ndarray, arity: int
+) -> ValueError:
     place = target * arity + slot
     unique, count = np.unique(place, return_counts=True)
-    if unique.size != place.size:
-        node, twice = divmod(int(unique[count > 1][0]), arity)
-        raise ValueError(
-            mismatch(
-                f"Schedule.from_structure: node {node} has two arguments in one place",
-                expected="one argument a slot",
-                got=f"slot {twice} taken by nodes {source[place == node * arity + twice].tolist()}",
-                mend="give children of one parent slots of their own; use arity=None where a "
-                "top-down node has several parents",
-            )
+    node, twice = divmod(int(unique[count > 1][0]), arity)
+    return ValueError(
+        mismatch(
+            f"Schedule.from_structure: node {node} has two arguments in one place",
+            expected="one argument a slot",
+            got=f"slot {twice} taken by nodes {source[place == node * arity + twice].tolist()}",
+            mend="give children of one parent slots of their own; use arity=None where a "
+            "top-down node has several parents",
         )
+    )
