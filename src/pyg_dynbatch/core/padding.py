@@ -1,0 +1,330 @@
+"""Pad the schedule of a structure to a given shape, with nodes that nobody reads.
+
+All plain numbers of a padded schedule depend on the shape alone; the batch decides nothing but
+the row numbers. So whatever runs it does the same calls on tensors of the same sizes for every
+batch of one shape, which is what a CUDA graph asks for.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.level_shape import LevelShape, shape_of
+from pyg_dynbatch.core.levels import INPUT_STORE, STATE_STORE
+from pyg_dynbatch.core.operation import Ragged, Signature, any_type
+from pyg_dynbatch.core.schedule import Schedule
+from pyg_dynbatch.core.structure import concatenated_ranges
+from pyg_dynbatch.core.wiring import Output, Step, Store, Wiring, first_rows
+
+_FACT = "padded"
+_KEPT_FRAMES = 256
+
+
+class PaddedForm(NamedTuple):
+    """A padded schedule, and how to get the rows of a batch into it and out of it.
+
+    Args:
+        shape: Its shape.
+        schedule: The padded schedule; its nodes are numbered in level order.
+        input_row: For each input of the padded schedule the input of the batch to be read;
+            inputs of padding read the first one.
+        input_place: For each input of the batch, in the order of ``input_node``, its place.
+        level_place: For each node of the batch in level order its place in the padded levels.
+        node_place: The same for the nodes in node order.
+
+    Example:
+        >>> schedule = Schedule.from_structure(torch.tensor([[0, 1], [2, 2]]), 3, arity=2)
+        >>> shape = shape_of(schedule)._replace(inputs=(3, 2))
+        >>> form = padded_form(padded_schedule(schedule, shape))
+        >>> form.schedule.num_nodes, form.input_row.tolist(), form.node_place.tolist()
+        (5, [0, 1, 0, 2, 0], [0, 1, 3])
+    """
+
+    shape: LevelShape
+    schedule: Schedule
+    input_row: Int[Tensor, " padded_input"]
+    input_place: Int[Tensor, " input"]
+    level_place: Int[Tensor, " node"]
+    node_place: Int[Tensor, " node"]
+
+
+def padded_schedule(schedule: Schedule, shape: LevelShape) -> Schedule:
+    """Puts the padded form of a schedule behind its own numbers, in the same flat tensor.
+
+    Args:
+        schedule: Made by ``Schedule.from_structure``, on the CPU.
+        shape: A shape that holds it.
+
+    Returns:
+        A schedule like the given one, moved and copied with its padded form.
+
+    Raises:
+        ValueError: If the shape does not hold the schedule, or it is not on the CPU.
+
+    Example:
+        >>> schedule = Schedule.from_structure(torch.tensor([[0], [1]]), 2, arity=1)
+        >>> both = padded_schedule(schedule, shape_of(schedule)._replace(inputs=(4, 2, 1),
+        ...     others=(0, 0, 0)))
+        >>> both == schedule, [step.size for step in padded_form(both).schedule.steps]
+        (False, [4, 2, 1])
+    """
+    mine = shape_of(schedule)
+    if not shape.holds(mine) or schedule.device.type != "cpu":
+        raise ValueError(
+            mismatch(
+                "padded_schedule: the schedule cannot be padded to this shape",
+                expected=f"a schedule on the CPU that fits into {shape}",
+                got=f"{mine} on {schedule.device}",
+                mend="LevelBuckets.fit(schedules).pad(schedule)",
+            )
+        )
+    own = schedule.wiring[: schedule.facts.get(_FACT, (None, schedule.wiring.numel()))[1]]
+    parts = _Padder(schedule, own.numpy(), mine, shape).parts()
+    wiring = torch.cat([own, torch.from_numpy(np.concatenate(parts))])
+    return _with_wiring(schedule, wiring, {**schedule.facts, _FACT: (shape, own.numel())})
+
+
+def padded_form(schedule: Schedule) -> PaddedForm | None:
+    """Takes the padded form of a schedule, on whatever device it is now.
+
+    Args:
+        schedule: What :func:`padded_schedule` gave, or a copy.
+
+    Returns:
+        The form; None where the schedule was never padded.
+
+    Example:
+        >>> padded_form(Schedule.from_structure(torch.tensor([[0], [1]]), 2)) is None
+        True
+    """
+    found = schedule.facts.get(_FACT)
+    if found is None:
+        return None
+    shape, first = found
+    frame = _frame(shape)
+    inputs, nodes = schedule.stores[INPUT_STORE].inputs, schedule.num_nodes
+    lengths = (frame.length, sum(shape.inputs), inputs, nodes, nodes)
+    parts = schedule.wiring[first:].split(lengths)
+    return PaddedForm(shape, schedule_of_shape(shape, parts[0]), *parts[1:])
+
+
+def schedule_of_shape(shape: LevelShape, wiring: Int[Tensor, " entry"]) -> Schedule:
+    """Makes a padded schedule of given row numbers.
+
+    Args:
+        shape: Its shape.
+        wiring: All row numbers, such as those of another padded schedule of this shape.
+
+    Example:
+        >>> schedule = Schedule.from_structure(torch.tensor([[0], [1]]), 2, arity=1)
+        >>> form = padded_form(padded_schedule(schedule, shape_of(schedule)))
+        >>> schedule_of_shape(form.shape, form.schedule.wiring.clone()) == form.schedule
+        True
+    """
+    return _with_wiring(_frame(shape).schedule, wiring)
+
+
+def _with_wiring(schedule: Schedule, wiring: Tensor, facts: dict[str, Any] | None = None) -> Any:
+    return Schedule(
+        schedule.signatures,
+        schedule.stores,
+        schedule.steps,
+        wiring,
+        schedule.constants,
+        schedule.outputs,
+        schedule.num_examples,
+        schedule.facts if facts is None else facts,
+    )
+
+
+class _Frame(NamedTuple):
+    """What all padded schedules of one shape share: a schedule without its row numbers."""
+
+    schedule: Schedule
+    length: int
+    constant: tuple[np.ndarray, ...]
+
+
+class _Layout:
+    """Hands out stretches of a flat vector."""
+
+    def __init__(self) -> None:
+        self.length = 0
+
+    def take(self, length: int) -> int:
+        """Gives the place of the next stretch."""
+        self.length += length
+        return self.length - length
+
+
+def _before(counts: np.ndarray) -> np.ndarray:
+    return np.cumsum(counts) - counts
+
+
+@lru_cache(maxsize=_KEPT_FRAMES)
+def _frame(shape: LevelShape) -> _Frame:
+    """Lays out the row numbers: those of children first, then those that never change."""
+    arity, nodes = shape.arity, shape.nodes
+    sizes = np.array(shape.sizes, dtype=np.int64)
+    read = np.array(shape.inputs, dtype=np.int64)
+    starts, layout = _before(sizes), _Layout()
+    read_children, more = _children(shape, layout)
+    filled = np.arange(nodes) - np.repeat(starts, sizes) < np.repeat(read, sizes)
+    index = np.where(filled, np.cumsum(filled), 0)
+    offset, inside = layout.take(nodes), first_rows(index, starts, sizes)
+    steps = []
+    for level, (start, size) in enumerate(zip(starts.tolist(), sizes.tolist(), strict=True)):
+        own = Wiring(INPUT_STORE, offset + start, size, int(inside[level]))
+        steps.append(
+            Step(0, size, (own, *read_children(level, start, size)), ((STATE_STORE, start + 1),))
+        )
+    total = int(read.sum())
+    input_node = layout.take(total), total
+    output = Wiring(STATE_STORE, layout.take(nodes), nodes, -1 if nodes else 0)
+    example, order = layout.take(nodes), sum(shape.edges or ())
+    edge_order = None if arity is not None else (layout.take(order), order)
+    inputs, state = any_type("input"), any_type("state")
+    children = (Ragged(state),) if arity is None else (state,) * arity
+    schedule = Schedule(
+        signatures=(Signature("node", (inputs, *children), (state,), random=True),),
+        stores=(Store(inputs, 1, total, total + 1), Store(state, 1, 0, nodes + 1)),
+        steps=tuple(steps),
+        wiring=torch.empty(0, dtype=torch.int64),
+        constants=(None, None),
+        outputs={"node": Output(output, example)},
+        num_examples=1,
+        facts={
+            "num_nodes": nodes,
+            "num_edges": order,
+            "arity": arity,
+            "direction": shape.direction,
+            "input_node": input_node,
+            "level_inputs": shape.inputs,
+            "edge_order": edge_order,
+            "single_parent": shape.single_parent,
+            **more,
+        },
+    )
+    rows, example_of = np.arange(1, nodes + 1), np.zeros(nodes, dtype=np.int64)
+    constant = (index, np.flatnonzero(filled), rows, example_of, np.arange(order))
+    return _Frame(schedule, layout.length, constant)
+
+
+def _children(
+    shape: LevelShape, layout: _Layout
+) -> tuple[Callable[[int, int, int], list[Wiring]], dict[str, Any]]:
+    """Says how each level reads its children, which are always gathered, and more facts."""
+    nodes = shape.nodes
+    if shape.edges is None:
+        arity = shape.arity or 0
+        first = layout.take(nodes * arity)
+
+        def fixed(level: int, start: int, size: int) -> list[Wiring]:
+            offset = first + start * arity
+            return [
+                Wiring(STATE_STORE, offset + place, size, -1, stride=arity)
+                for place in range(arity)
+            ]
+
+        return fixed, {"child_start": None}
+    edges = np.array(shape.edges, dtype=np.int64)
+    begin, total = _before(edges).tolist(), int(edges.sum())
+    first, owner = layout.take(total), layout.take(total)
+    child_start = layout.take(nodes)
+
+    def ragged(level: int, start: int, size: int) -> list[Wiring]:
+        count, at = int(edges[level]), begin[level]
+        return [Wiring(STATE_STORE, first + at, count, -1 if count else 0, owner + at)]
+
+    return ragged, {"child_start": child_start}
+
+
+class _Padder:
+    """Computes the row numbers of a padded schedule.
+
+    Args:
+        schedule: The schedule.
+        wiring: Its own row numbers.
+        mine: Its shape.
+        shape: The shape to pad to.
+    """
+
+    def __init__(
+        self, schedule: Schedule, wiring: np.ndarray, mine: LevelShape, shape: LevelShape
+    ) -> None:
+        self.schedule, self.wiring, self.mine, self.shape = schedule, wiring, mine, shape
+        self.sizes = np.array(shape.sizes, dtype=np.int64)
+        self.starts = _before(self.sizes)
+        levels = len(mine.sizes)
+        own, read = np.array(mine.sizes, dtype=np.int64), np.array(mine.inputs, dtype=np.int64)
+        wide = np.array(shape.inputs, dtype=np.int64)
+        self.own_starts = _before(own)
+        within = concatenated_ranges(np.zeros(levels, dtype=np.int64), own)
+        moved = np.repeat(wide[:levels] - read, own)
+        # Nodes without an input come last in a level, behind the inputs of padding.
+        behind = within >= np.repeat(read, own)
+        self.place = np.repeat(self.starts[:levels], own) + within + np.where(behind, moved, 0)
+        self.row = np.concatenate([[0], self.place + 1])
+        self.input_place = concatenated_ranges(_before(wide)[:levels], read)
+
+    def parts(self) -> list[np.ndarray]:
+        """Gives the padded row numbers, and the places of inputs and nodes."""
+        input_row = np.zeros(sum(self.shape.inputs), dtype=np.int64)
+        input_row[self.input_place] = np.arange(self.input_place.size)
+        children = self._fixed() if self.shape.edges is None else self._ragged()
+        node = self.schedule.outputs["node"].wiring
+        rows = self.wiring[node.offset : node.offset + node.length]
+        constant = _frame(self.shape).constant
+        return [
+            *children, *constant, input_row, self.input_place, self.place, self.place[rows - 1],
+        ]  # fmt: skip
+
+    def _taken(self, offset: int, length: int) -> np.ndarray:
+        return self.wiring[offset : offset + length]
+
+    def _fixed(self) -> list[np.ndarray]:
+        arity, nodes = self.shape.arity or 0, self.schedule.num_nodes
+        children = np.zeros((self.shape.nodes, arity), dtype=np.int64)
+        if nodes:
+            first = self.schedule.steps[0].arguments[1].offset
+            own = self._taken(first, nodes * arity).reshape(nodes, arity)
+            children[self.place] = self.row[own]
+        return [children.reshape(-1)]
+
+    def _ragged(self) -> list[np.ndarray]:
+        edges = np.array(self.shape.edges, dtype=np.int64)
+        counts = np.zeros_like(edges)
+        counts[: len(self.mine.sizes)] = self.mine.edges or ()
+        children = parents = np.zeros(0, dtype=np.int64)
+        if counts.sum():
+            first = self.schedule.steps[0].arguments[1]
+            total, levels = int(counts.sum()), len(self.mine.sizes)
+            children = self.row[self._taken(first.offset, total)]
+            own = self._taken(first.owner, total) + np.repeat(self.own_starts, counts[:levels])
+            parents = self.place[own]
+        spare = self._spare_parents(edges - counts)
+        children = np.concatenate([children, np.zeros_like(spare)])
+        parents = np.concatenate([parents, spare])
+        order = np.argsort(parents, kind="stable")
+        children, parents = children[order], parents[order]
+        owners = parents - np.repeat(self.starts, edges)
+        child_start = _before(np.bincount(parents, minlength=self.shape.nodes))
+        return [children, owners, child_start]
+
+    def _spare_parents(self, spare: np.ndarray) -> np.ndarray:
+        """Hangs the edges of padding, which read the row of zeros, on the nodes of padding."""
+        free = np.ones(self.shape.nodes, dtype=bool)
+        free[self.place] = False
+        rows = np.flatnonzero(free)
+        level = np.repeat(np.arange(self.sizes.size), self.sizes)[rows]
+        room = np.bincount(level, minlength=self.sizes.size)
+        number = concatenated_ranges(np.zeros_like(spare), spare)
+        # Spread evenly, as one node with all of them would be waited for.
+        within = number * np.repeat(room, spare) // np.repeat(np.maximum(spare, 1), spare)
+        return rows[np.repeat(_before(room), spare) + within]

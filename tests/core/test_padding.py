@@ -1,0 +1,179 @@
+"""Padded schedules hold the same nodes, inputs and children, and their plain numbers are alike."""
+
+import pickle
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyg_dynbatch.core import Schedule
+from pyg_dynbatch.core.level_shape import LevelShape, shape_of
+from pyg_dynbatch.core.padding import PaddedForm, padded_form, padded_schedule, schedule_of_shape
+from tests.core.helpers import message
+from tests.strategies import Dag, structures
+
+ARITIES = (None, 3)
+
+
+@st.composite
+def filled(draw: st.DrawFn) -> tuple[Dag, list[bool]]:
+    """A structure, some of whose nodes have an input."""
+    dag = draw(structures(8, 3))
+    flags = st.lists(st.booleans(), min_size=dag.num_nodes, max_size=dag.num_nodes)
+    return dag, draw(flags)
+
+
+def schedule_of(structure: tuple[Dag, list[bool]], arity: int | None) -> Schedule:
+    dag, flags = structure
+    return Schedule.from_structure(
+        dag.edge_index,
+        dag.num_nodes,
+        child_slot=dag.child_slot,
+        arity=arity,
+        has_input=torch.tensor(flags),
+    )
+
+
+@st.composite
+def wider(draw: st.DrawFn, *shapes: LevelShape) -> LevelShape:
+    """A shape that holds all of these, with more of everything and up to two more levels."""
+    levels = max(len(shape.inputs) for shape in shapes) + draw(st.integers(0, 2))
+    more = st.lists(st.integers(0, 3), min_size=levels, max_size=levels)
+
+    def largest(columns: list[tuple[int, ...]], extra: list[int]) -> tuple[int, ...]:
+        padded = [column + (0,) * (levels - len(column)) for column in columns]
+        return tuple(map(sum, zip(map(max, zip(*padded, strict=True)), extra, strict=True)))
+
+    first = shapes[0]
+    edges = None
+    if first.arity is None:
+        edges = largest([shape.edges for shape in shapes], [0, *draw(more)[1:]])
+    return LevelShape(
+        first.arity,
+        first.direction,
+        largest([shape.inputs for shape in shapes], draw(more)),
+        # One more node a level, as edges of padding hang on nodes of padding.
+        largest([shape.others for shape in shapes], [1 + count for count in draw(more)]),
+        edges,
+        draw(st.booleans()) and all(shape.single_parent for shape in shapes),
+    )
+
+
+def padded(schedule: Schedule, shape: LevelShape) -> PaddedForm:
+    form = padded_form(padded_schedule(schedule, shape))
+    assert form is not None
+    return form
+
+
+@given(st.sampled_from(ARITIES), st.data())
+def test_every_node_keeps_its_inputs_and_children(arity: int | None, data: st.DataObject) -> None:
+    schedule = schedule_of(data.draw(filled()), arity)
+    shape = data.draw(wider(shape_of(schedule)))
+    form = padded(schedule, shape)
+    assert tuple(step.size for step in form.schedule.steps) == shape.sizes
+    assert shape_of(form.schedule) == shape
+    place = form.node_place.tolist()
+    assert len(set(place)) == schedule.num_nodes
+    rows = schedule.rows_of(schedule.outputs["node"].wiring).tolist()
+    new = {0: 0} | {row: at + 1 for row, at in zip(rows, place, strict=True)}
+    assert [new[row + 1] - 1 for row in range(len(place))] == form.level_place.tolist()
+
+    def read(each: Schedule) -> dict[int, tuple[int, list[int]]]:
+        """Input row and child rows of every state row."""
+        found = {}
+        for step in each.steps:
+            given = each.rows_of(step.arguments[0]).tolist()
+            children = each.children_of(step).tolist()
+            if arity is None:
+                owners = each.owners_of(step.arguments[1]).tolist()
+                pairs = list(zip(owners, children, strict=True))
+                below = [[c for o, c in pairs if o == k] for k in range(step.size)]
+            else:
+                below = [children[arity * k : arity * (k + 1)] for k in range(step.size)]
+            first = step.results[0][1]
+            found |= {first + k: (given[k], below[k]) for k in range(step.size)}
+        return found
+
+    old, changed = read(schedule), read(form.schedule)
+    inputs = form.input_place.tolist()
+    for row, (read_row, below) in old.items():
+        own, children = changed[new[row]]
+        assert own == (inputs[read_row - 1] + 1 if read_row else 0)
+        assert children == [new[child] for child in below]
+    assert form.input_row[form.input_place].tolist() == list(range(len(inputs)))
+    # Nodes of padding read nothing but the row of zeros, and nobody reads them.
+    for row in set(changed) - set(new.values()):
+        assert not any(changed[row][1])
+
+
+@given(st.sampled_from(ARITIES), st.data())
+def test_plain_numbers_depend_on_the_shape_alone(arity: int | None, data: st.DataObject) -> None:
+    first, second = (schedule_of(data.draw(filled()), arity) for _ in range(2))
+    shape = data.draw(wider(shape_of(first), shape_of(second)))
+    one, two = padded(first, shape).schedule, padded(second, shape).schedule
+    assert one._plain() == two._plain() and one.facts == two.facts
+    assert one.wiring.shape == two.wiring.shape
+    assert int(one.wiring.min()) >= 0 and int(one.wiring.max()) <= shape.nodes
+
+
+@given(st.data())
+def test_ragged_children_lie_together(data: st.DataObject) -> None:
+    schedule = schedule_of(data.draw(filled()), None)
+    padded_one = padded(schedule, data.draw(wider(shape_of(schedule)))).schedule
+    begin, nodes = padded_one.facts["child_start"], padded_one.num_nodes
+    starts = padded_one.wiring[begin : begin + nodes]
+    owners = [
+        step.results[0][1] - 1 + owner
+        for step in padded_one.steps
+        for owner in padded_one.owners_of(step.arguments[1]).tolist()
+    ]
+    assert owners == sorted(owners) and len(owners) == padded_one.num_edges
+    counts = torch.bincount(torch.tensor(owners, dtype=torch.long), minlength=nodes)
+    assert starts.tolist() == (counts.cumsum(0) - counts).tolist()
+
+
+def small() -> Schedule:
+    return Schedule.from_structure(torch.tensor([[0, 1], [2, 2]]), 3, arity=2)
+
+
+def test_the_schedule_itself_stays_and_moves_with_its_padded_form() -> None:
+    schedule = small()
+    shape = shape_of(schedule)._replace(inputs=(3, 2))
+    both = padded_schedule(schedule, shape)
+    assert both._plain() == schedule._plain()
+    assert both.wiring[: schedule.wiring.numel()].tolist() == schedule.wiring.tolist()
+    right = padded_form(both)
+    assert right is not None
+    for copy in (both.clone(), both.cpu(), pickle.loads(pickle.dumps(both))):
+        form = padded_form(copy)
+        assert form is not None and form.schedule == right.schedule
+        assert form.input_row.tolist() == right.input_row.tolist()
+    again = padded_schedule(both, shape._replace(inputs=(2, 1)))
+    assert again.wiring.numel() < both.wiring.numel()
+    assert schedule_of_shape(shape, right.schedule.wiring) == right.schedule
+
+
+def test_a_schedule_that_does_not_fit_is_refused() -> None:
+    text = message(ValueError, padded_schedule, small(), shape_of(small())._replace(inputs=(1, 1)))
+    assert "cannot be padded to this shape" in text and "inputs=(2, 1)" in text
+    elsewhere = small()._apply(lambda t: t.to("meta"))
+    text = message(ValueError, padded_schedule, elsewhere, shape_of(small()))
+    assert "on meta" in text
+
+
+def test_shapes_hold_what_is_smaller_and_of_the_same_kind() -> None:
+    shape = shape_of(Schedule.from_structure(torch.tensor([[0, 1], [2, 2]]), 3))
+    assert shape.holds(shape) and shape.nodes == 3
+    assert not shape._replace(inputs=(2,), others=(0,), edges=(0,)).holds(shape)
+    assert not shape._replace(direction="top_down").holds(shape)
+    assert shape._replace(single_parent=False).holds(shape)
+    assert not shape.holds(shape._replace(single_parent=False))
+    # An edge of padding needs a node of padding.
+    assert not shape._replace(edges=(0, 3)).holds(shape)
+    assert shape._replace(edges=(0, 3), others=(0, 1)).holds(shape)
+    assert not shape._replace(edges=(0, 1), others=(0, 1)).holds(shape)
+
+
+def test_no_shape_without_argument_places() -> None:
+    flat = Schedule.from_structure(torch.zeros(2, 0, dtype=torch.long), 2, arity=0)
+    assert "nodes without argument places" in message(ValueError, shape_of, flat)
