@@ -35,39 +35,6 @@ def test_kernels(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     assert failure is None, failure
 
 
-@pytest.fixture
-def gpu_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate_kernels, "_on_gpu", lambda like: True)
-    monkeypatch.delenv(gate_kernels.SWITCH, raising=False)
-
-
-def chosen(dtype: torch.dtype = torch.float32) -> str:
-    return type(gate_kernels.gate_kernels(torch.zeros(1, 2, dtype=dtype))).__name__
-
-
-def test_plain_torch_on_cpus() -> None:
-    assert chosen() == "PlainGates"
-
-
-@pytest.mark.usefixtures("gpu_everywhere")
-def test_plain_torch_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    gate_kernels._triton_gates.cache_clear()
-    monkeypatch.setattr(gate_kernels, "find_spec", lambda name: None)
-    assert chosen() == "PlainGates"
-    gate_kernels._triton_gates.cache_clear()
-
-
-@pytest.mark.usefixtures("gpu_everywhere")
-def test_triton_where_it_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernels = gate_kernels.PlainGates()
-    monkeypatch.setattr(gate_kernels, "_triton_gates", lambda: kernels)
-    for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        assert gate_kernels.gate_kernels(torch.zeros(1, 2, dtype=dtype)) is kernels
-    assert gate_kernels.gate_kernels(torch.zeros(1, 2, dtype=torch.float64)) is not kernels
-    monkeypatch.setenv(gate_kernels.SWITCH, "0")
-    assert gate_kernels.gate_kernels(torch.zeros(1, 2)) is not kernels
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="only on a GPU")
 @pytest.mark.parametrize("make", (NaryTreeLSTM, ChildSumTreeLSTM))
 def test_kernels_on_the_gpu(make: type[RecursiveLayer], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,19 +12,13 @@ from torch import Tensor
 from torch.autograd import Function
 
 from pyg_dynbatch.core.state_store import refuse_second_derivative
+from pyg_dynbatch.nn.fused_downward import Downward
 from pyg_dynbatch.nn.fused_inputs import InnerInputs, inner_input_gradients, with_input
 from pyg_dynbatch.nn.fused_leaves import backward_leaves, forward_leaves
-from pyg_dynbatch.nn.fused_plan import Block, Downward, FusedPlan, FusedRun
+from pyg_dynbatch.nn.fused_plan import Block, FusedPlan, FusedRun
 from pyg_dynbatch.nn.fused_products import RowProduct, sum_rows, weight_gradient
-from pyg_dynbatch.nn.gate_kernels import (
-    Children,
-    Gates,
-    Incoming,
-    Outgoing,
-    States,
-    gate_kernels,
-    sum_stretches,
-)
+from pyg_dynbatch.nn.gate_kernels import gate_kernels
+from pyg_dynbatch.nn.gate_rows import Gates, Outgoing, inner_rows, sum_stretches
 
 Rows = Sequence[Tensor]
 
@@ -74,7 +68,7 @@ class _FusedChildSum(Function):
             gates = [gates for block in plan.blocks for gates in level.run(block)]
             ctx.plan, ctx.num_leaf_blocks = plan, len(leaves)
             ctx.save_for_backward(
-                inputs, weight_input, weight_hidden, level.children, level.sums, states[1],
+                inputs, weight_input, weight_hidden, level.gathered, level.sums, states[1],
                 states[2], leaf_squashed, *leaves, *gates,
             )  # fmt: skip
             ctx.set_materialize_grads(False)
@@ -122,16 +116,16 @@ class _Forward:
     def __init__(self, plan: FusedPlan, inputs: Tensor, weights: Rows, states: Rows) -> None:
         weight_input, weight_hidden, bias = weights
         width = self.width = bias.size(0) // 4
-        self.plan, self.states = plan, states
         # Zeros, as products read a few rows beyond those that are filled already.
-        self.children = states[0].new_zeros(plan.places, width)
+        self.gathered = states[0].new_zeros(plan.places, width)
         self.sums = states[0].new_zeros(plan.inner, width)
-        self.kernels = gate_kernels(states[0])
+        nodes = inner_rows(plan, states, self.gathered, self.sums)
+        self.kernels = gate_kernels(self.sums)(nodes)
         precision, own = plan.run.precision, slice(0, 3 * width)
         self.of_sums = RowProduct(
             weight_hidden[own],
             bias[own],
-            candidate=self.kernels.squashed(width),
+            candidate=width if self.kernels.squashes else 0,
             precision=precision,
             rows=plan.inner,
         )
@@ -142,29 +136,13 @@ class _Forward:
 
     def run(self, block: Block) -> tuple[Tensor, Tensor]:
         """Computes one block; returns the activated gates u, i, o, and f of every child."""
-        plan, width = self.plan, self.width
-        state_h, state_c, squashed = self.states
-        own = self.given.of(block, width if self.of_sums.doubled else 0)
-        squash = bool(self.of_sums.candidate) and own is None
-        forget = self._forget(block, squash)
-        children = Children(plan, block, state_c, forget)
-        here = self.children[block.edge : block.edge + block.edges]
-        self.sums[block.first : block.first + block.size] = children.sum(here)
-        gates = self.of_sums(self.sums, block.first, block.size, squash=squash)
-        place = slice(plan.leaves + block.first + 1, plan.leaves + block.first + 1 + block.size)
-        self.kernels.forward(
-            Gates(gates, own, self.of_sums),
-            children,
-            States(state_c[place], squashed[place], state_h[place], plan.keep_of(block)),
-        )
-        return gates, forget
-
-    def _forget(self, block: Block, squash: bool) -> Tensor:
-        """Gathers the hidden rows of the children, and multiplies them for the forget gates."""
-        edges = slice(block.edge, block.edge + block.edges)
-        index = self.plan.children[edges]
-        torch.index_select(self.states[0], 0, index, out=self.children[edges])
-        return self.of_children(self.children, block.edge, block.edges, squash=squash)
+        self.kernels.gather(block)
+        own = self.given.of(block, self.width if self.of_sums.doubled else 0)
+        squash = self.kernels.squashes and own is None
+        forget = self.of_children(self.gathered, block.edge, block.edges, squash=squash)
+        rows = self.of_sums(self.sums, block.first, block.size, squash=squash)
+        self.kernels.forward(block, Gates(rows, forget, own, self.of_sums))
+        return rows, forget
 
 
 def _backward_blocks(
@@ -176,22 +154,21 @@ def _backward_blocks(
 ) -> tuple[Tensor, Tensor]:
     """Goes down from the roots; returns the gradients of u, i, o, and of f, before activation."""
     state_c, squashed = states
-    width, precision, kernels = state_c.size(1), plan.run.precision, gate_kernels(state_c)
+    width, precision = state_c.size(1), plan.run.precision
     all_grads = state_c.new_empty(plan.inner, 3 * width)
     all_forgets = state_c.new_empty(plan.places, width)
+    nodes = inner_rows(plan, (state_c[:0], state_c, squashed))
+    kernels, given = gate_kernels(all_grads)(nodes), down.incoming(plan.leaves, plan.inner)
     to_sums = RowProduct(weight_hidden[: 3 * width].t(), precision=precision, rows=plan.inner)
     to_children = RowProduct(weight_hidden[3 * width :].t(), precision=precision, rows=plan.places)
     pairs = zip(reversed(gates[::2]), reversed(gates[1::2]), strict=True)
-    for block, (activated, forget) in zip(reversed(plan.blocks), pairs, strict=True):
+    for block, activated in zip(reversed(plan.blocks), pairs, strict=True):
         first, size, edge = block.first, block.size, slice(block.edge, block.edge + block.edges)
-        row = plan.leaves + first
-        grads, forgets = all_grads[first : first + size], all_forgets[edge]
-        here = squashed[row + 1 : row + 1 + size]
-        given = Incoming(*down.take(row, size), here, plan.keep_of(block))
         to_hidden, to_memory = down.room(block.edge, block.edges)
-        children = Children(plan, block, state_c, forget)
-        kernels.backward(activated, children, given, Outgoing(grads, forgets, to_memory))
-        sums = torch.index_select(to_sums(all_grads, first, size), 0, children.owner)
+        wanted = Outgoing(all_grads[first : first + size], all_forgets[edge], to_memory)
+        kernels.backward(block, Gates(*activated), given, wanted)
+        owner = plan.owner(block)
+        sums = torch.index_select(to_sums(all_grads, first, size), 0, owner)
         torch.add(sums, to_children(all_forgets, block.edge, block.edges), out=to_hidden)
         down.give(block.edge, to_hidden, to_memory)
     return all_grads, all_forgets

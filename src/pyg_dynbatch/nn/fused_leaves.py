@@ -1,20 +1,15 @@
 """The nodes without children of a fused run, forwards and backwards; equal ones once."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from pyg_dynbatch.nn.fused_plan import Downward, FusedPlan
+from pyg_dynbatch.nn.fused_downward import Downward, Incoming
+from pyg_dynbatch.nn.fused_plan import Block, FusedPlan
 from pyg_dynbatch.nn.fused_products import RowProduct, sum_rows, weight_gradient
-from pyg_dynbatch.nn.gate_kernels import (
-    GateKernels,
-    Gates,
-    Incoming,
-    Outgoing,
-    States,
-    gate_kernels,
-)
+from pyg_dynbatch.nn.gate_kernels import gate_kernels
+from pyg_dynbatch.nn.gate_rows import Gates, NodeRows, Outgoing
 
 
 def forward_leaves(
@@ -42,40 +37,35 @@ def forward_leaves(
         hidden, memory, squashed = (s.new_empty(plan.leaf_cells, width) for s in states)
     else:
         hidden, memory, squashed = (s[1 : plan.leaves + 1] for s in states)
-    kernels = gate_kernels(hidden)
-    product = _product(plan, weight, bias, kernels)
-    blocks = _gates(plan, inputs, product, squash=bool(product.candidate))
-    first = 0
-    for gates in blocks:
-        rows = slice(first, first + gates.size(0))
-        keep = None if plan.run.keep is None else plan.run.keep[rows]
-        states_here = States(memory[rows], squashed[rows], hidden[rows], keep)
-        kernels.forward(Gates(gates, None, product), None, states_here)
-        first += gates.size(0)
+    kernels = gate_kernels(hidden)(NodeRows(hidden, memory, squashed, plan.run.keep))
+    found = []
+    for block, rows in _products(plan, inputs, weight, bias, kernels.squashes):
+        kernels.forward(block, Gates(rows))
+        found.append(rows)
     if spread:
         index = plan.spread_leaves()
         for computed, state in zip((hidden, memory), states, strict=False):
             torch.index_select(computed, 0, index, out=state[1 : plan.leaves + 1])
-    return blocks, squashed
+    return found, squashed
 
 
-def _product(plan: FusedPlan, weight: Tensor, bias: Tensor, kernels: GateKernels) -> RowProduct:
-    candidate, precision = kernels.squashed(bias.size(0) // 3), plan.run.precision
-    return RowProduct(weight, bias, candidate=candidate, precision=precision, rows=plan.leaf_inputs)
-
-
-def _gates(plan: FusedPlan, inputs: Tensor, product: RowProduct, squash: bool) -> list[Tensor]:
-    """The gates of all leaves, block by block."""
-    found = [
-        product(inputs, first, size, squash=squash)
-        for first, size in plan.leaf_blocks(plan.leaf_inputs)
-    ]
-    missing = plan.leaf_cells - plan.leaf_inputs
-    if missing:
-        # No input is an input of zeros.
-        zeros = inputs.new_zeros(missing, inputs.size(1))
-        found.append(product(zeros, 0, missing, squash=squash))
-    return found
+def _products(
+    plan: FusedPlan, inputs: Tensor, weight: Tensor, bias: Tensor, squash: bool
+) -> Iterator[tuple[Block, Tensor]]:
+    """Multiplies the inputs of all leaves, block by block."""
+    width, precision = bias.size(0) // 3, plan.run.precision
+    product = RowProduct(
+        weight, bias, candidate=width if squash else 0, precision=precision, rows=plan.leaf_inputs
+    )
+    zeros = None
+    for block in plan.leaf_blocks():
+        if block.filled:
+            yield block, product(inputs, block.first, block.size, squash=squash)
+            continue
+        if zeros is None:
+            # No input is an input of zeros.
+            zeros = inputs.new_zeros(min(plan.block, block.size), inputs.size(1))
+        yield block, product(zeros, 0, block.size, squash=squash)
 
 
 def backward_leaves(
@@ -103,27 +93,22 @@ def backward_leaves(
     """
     width, precision = weight.size(0) // 3, plan.run.precision
     grads = squashed.new_empty(plan.leaf_cells, 3 * width)
-    totals, kernels = _summed(plan, down), gate_kernels(squashed)
-    first = 0
-    for gates in blocks:
-        size = gates.size(0)
-        rows = slice(first, first + size)
-        here = down.take(first, size) if totals is None else (totals[0][rows], totals[1][rows])
-        keep = None if plan.run.keep is None else plan.run.keep[rows]
-        given = Incoming(*here, squashed[rows], keep)
-        kernels.backward(gates, None, given, Outgoing(grads[rows]))
-        first += size
+    given = down.incoming(0, plan.leaves)
+    if plan.run.leaf_row is not None:
+        given = _summed(plan, given)
+    kernels = gate_kernels(squashed)(NodeRows(squashed[:0], squashed[:0], squashed, plan.run.keep))
+    for block, rows in zip(plan.leaf_blocks(), blocks, strict=True):
+        wanted = Outgoing(grads[block.first : block.first + block.size])
+        kernels.backward(block, Gates(rows), given, wanted)
     if grad_inputs is not None:
         _input_gradient(plan, grads, weight, grad_inputs)
     read = inputs[: plan.leaf_inputs]
     return weight_gradient(grads[: plan.leaf_inputs], read, precision), sum_rows(grads)
 
 
-def _summed(plan: FusedPlan, down: Downward) -> tuple[Tensor, Tensor] | None:
-    """Adds up the gradients of equal leaves, if equal leaves were computed once."""
-    if plan.run.leaf_row is None:
-        return None
-    hidden, memory = down.take(0, plan.leaves)
+def _summed(plan: FusedPlan, given: Incoming) -> Incoming:
+    """Adds up the gradients of equal leaves, which were computed once."""
+    hidden, memory = given.take(0, plan.leaves)
     index = plan.spread_leaves()
     # By sorting, as adding rows to rows in any order would not be the same twice on GPUs.
     order = index.argsort(stable=True)
@@ -133,11 +118,13 @@ def _summed(plan: FusedPlan, down: Downward) -> tuple[Tensor, Tensor] | None:
     first, second = (
         torch.embedding_bag(rows, order, starts, False, 0)[0] for rows in (hidden, memory)
     )
-    return first, second
+    return Incoming(first, second)
 
 
 def _input_gradient(plan: FusedPlan, grads: Tensor, weight: Tensor, out: Tensor) -> None:
     rows = plan.leaf_inputs
     product = RowProduct(weight.t(), precision=plan.run.precision, rows=rows)
-    for first, size in plan.leaf_blocks(rows):
-        product.into(out[first : first + size], grads, first, size)
+    for block in plan.leaf_blocks():
+        if block.filled:
+            first, size = block.first, block.size
+            product.into(out[first : first + size], grads, first, size)

@@ -13,18 +13,13 @@ from torch import Tensor
 from torch.autograd import Function
 
 from pyg_dynbatch.core.state_store import refuse_second_derivative
+from pyg_dynbatch.nn.fused_downward import Downward
 from pyg_dynbatch.nn.fused_inputs import InnerInputs, inner_input_gradients, with_input
 from pyg_dynbatch.nn.fused_leaves import backward_leaves, forward_leaves
-from pyg_dynbatch.nn.fused_plan import Block, Downward, FusedPlan, FusedRun
+from pyg_dynbatch.nn.fused_plan import FusedPlan, FusedRun
 from pyg_dynbatch.nn.fused_products import RowProduct, sum_rows, weight_gradient
-from pyg_dynbatch.nn.gate_kernels import (
-    Children,
-    Gates,
-    Incoming,
-    Outgoing,
-    States,
-    gate_kernels,
-)
+from pyg_dynbatch.nn.gate_kernels import gate_kernels
+from pyg_dynbatch.nn.gate_rows import Gates, Outgoing, inner_rows
 
 Weights = Sequence[Tensor]
 
@@ -114,67 +109,45 @@ def _forward_blocks(
     """Computes all inner nodes; returns activated gates and the hidden rows of the children."""
     weight_input, weight_hidden, bias = weights
     width, arity = bias.size(0) // 4, plan.arity or 0
-    state_h, state_c, squashed = states
     # Zeros, as products read a few rows beyond those that are filled already.
-    children = state_h.new_zeros(plan.inner, arity * width)
+    gathered = states[0].new_zeros(plan.inner, arity * width)
+    kernels = gate_kernels(gathered)(inner_rows(plan, states, gathered))
     bias = torch.cat([bias[: 3 * width], bias[3 * width :].repeat(arity)])
-    kernels = gate_kernels(state_h)
-    early = kernels.squashed(width)
     product = RowProduct(
-        weight_hidden, bias, candidate=early, precision=plan.run.precision, rows=plan.inner
+        weight_hidden,
+        bias,
+        candidate=width if kernels.squashes else 0,
+        precision=plan.run.precision,
+        rows=plan.inner,
     )
     given = InnerInputs(plan, inputs, weight_input)
     found = []
     for block in plan.blocks:
-        first, size = block.first, block.size
-        index = plan.children[block.edge : block.edge + block.edges]
-        gathered = children[first : first + size]
-        torch.index_select(state_h, 0, index, out=gathered.view(block.edges, width))
+        kernels.gather(block)
         own = given.of(block, width if product.doubled else 0)
-        gates = product(children, first, size, squash=bool(early) and own is None)
-        place = slice(plan.leaves + first + 1, plan.leaves + first + 1 + size)
-        kernels.forward(
-            Gates(gates, own, product),
-            _children(plan, block, state_c, gates),
-            States(state_c[place], squashed[place], state_h[place], plan.keep_of(block)),
-        )
-        found.append(gates)
-    return found, children
-
-
-def _children(plan: FusedPlan, block: Block, cells: Tensor, gates: Tensor) -> Children:
-    return Children(plan, block, cells, _forget(gates, cells.size(1)))
-
-
-def _forget(rows: Tensor, width: int) -> Tensor:
-    """The part of the forget gates, ``[node, arity, width]``."""
-    return rows[:, 3 * width :].unflatten(1, (-1, width))
+        squash = kernels.squashes and own is None
+        rows = product(gathered, block.first, block.size, squash=squash)
+        kernels.forward(block, Gates(rows, None, own, product))
+        found.append(rows)
+    return found, gathered
 
 
 def _backward_blocks(
-    plan: FusedPlan,
-    weight_hidden: Tensor,
-    gates: Sequence[Tensor],
-    down: Downward,
-    states: tuple[Tensor, Tensor],
+    plan: FusedPlan, weight_hidden: Tensor, gates: Sequence[Tensor], down: Downward, states: Weights
 ) -> Tensor:
     """Goes down from the roots; returns the gradients of all gates before activation."""
-    state_c, squashed = states
-    width, kernels = state_c.size(1), gate_kernels(state_c)
-    all_grads = state_c.new_empty(plan.inner, weight_hidden.size(0))
+    grads = states[0].new_empty(plan.inner, weight_hidden.size(0))
+    kernels = gate_kernels(grads)(inner_rows(plan, (states[0][:0], *states)))
+    given = down.incoming(plan.leaves, plan.inner)
     product = RowProduct(weight_hidden.t(), precision=plan.run.precision, rows=plan.inner)
     for block, activated in zip(reversed(plan.blocks), reversed(gates), strict=True):
         first, size = block.first, block.size
-        grads = all_grads[first : first + size]
-        row = plan.leaves + first
-        here = squashed[row + 1 : row + 1 + size]
-        given = Incoming(*down.take(row, size), here, plan.keep_of(block))
         to_hidden, to_memory = down.room(block.edge, block.edges)
-        wanted = Outgoing(grads, _forget(grads, width), to_memory)
-        kernels.backward(activated, _children(plan, block, state_c, activated), given, wanted)
-        product.into(to_hidden.view(size, -1), all_grads, first, size)
+        wanted = Outgoing(grads[first : first + size], None, to_memory)
+        kernels.backward(block, Gates(activated), given, wanted)
+        product.into(to_hidden.view(size, -1), grads, first, size)
         down.give(block.edge, to_hidden, to_memory)
-    return all_grads
+    return grads
 
 
 def _fold_forget(grads: Tensor, width: int) -> Tensor:

@@ -123,15 +123,18 @@ class FusedPlan:
         """The numbers of all argument places."""
         return torch.arange(self.places, device=self.children.device)
 
-    def keep_of(self, block: Block) -> Tensor | None:
-        """The factors of the candidate for the nodes of a block."""
-        first = self.leaves + block.first
-        return None if self.run.keep is None else self.run.keep[first : first + block.size]
+    def owner(self, block: Block) -> Tensor:
+        """Tells the node within the block that each child belongs to."""
+        within_level = self.owners[block.edge : block.edge + block.edges]
+        return within_level if not block.start else within_level - block.start
 
-    def leaf_blocks(self, cells: int) -> Iterator[tuple[int, int]]:
-        """Cuts leaves into blocks (first, size)."""
-        for first in range(0, cells, self.block):
-            yield first, min(self.block, cells - first)
+    def leaf_blocks(self) -> Iterator[Block]:
+        """Cuts the leaves that are computed into blocks, with input and without apart."""
+        stretches = (0, self.leaf_inputs, True), (self.leaf_inputs, self.leaf_cells, False)
+        for start, stop, filled in stretches:
+            for first in range(start, stop, self.block):
+                size = min(self.block, stop - first)
+                yield Block(first, size, first, size if filled else 0, 0, 0, first)
 
     def spread_leaves(self) -> Tensor:
         """Which of the computed rows each leaf takes, where equal leaves are computed once."""
@@ -169,63 +172,3 @@ class FusedPlan:
         numbers = torch.arange(1, self.places + 1, device=place.device)
         # Row 0, the missing child, gets any of its many places; nobody asks for it.
         return place.index_copy_(0, self.children, numbers)[1:]
-
-
-class Downward:
-    """Hands the gradients of states down, from the argument places of parents to the children.
-
-    Where every node has one parent at most, each place has a row of its own, written once and
-    gathered by the child: nothing is added up, and nothing has to be filled with zeros before.
-    Otherwise the rows of a child are added up, in the order of its parents.
-
-    Args:
-        plan: The plan.
-        hidden: Gradients of the resulting h in level order.
-        memory: Gradients of the resulting c in level order.
-        like: A state row, for dtype and device.
-    """
-
-    def __init__(
-        self, plan: FusedPlan, hidden: Tensor | None, memory: Tensor | None, like: Tensor
-    ) -> None:
-        self.plan, self.outside = plan, (hidden, memory)
-        self.single = plan.single_parent
-        rows = 1 + (plan.places if self.single else plan.nodes)
-        shape = (rows, like.size(1))
-        if self.single:
-            self.hidden, self.memory = like.new_empty(shape), like.new_empty(shape)
-            self.hidden[0], self.memory[0] = 0, 0
-            self.place = plan.place_of_row()
-            return
-        self.hidden, self.memory = like.new_zeros(shape), like.new_zeros(shape)
-        for total, given in zip((self.hidden, self.memory), self.outside, strict=True):
-            if given is not None:
-                total[1:] += given
-
-    def take(self, first: int, size: int) -> tuple[Tensor, Tensor]:
-        """Gives the gradients of h and c of nodes whose parents are done; may be changed."""
-        if not self.single:
-            rows = slice(1 + first, 1 + first + size)
-            return self.hidden[rows], self.memory[rows]
-        place = self.place[first : first + size]
-        hidden = torch.index_select(self.hidden, 0, place)
-        found = hidden, torch.index_select(self.memory, 0, place)
-        for part, given in zip(found, self.outside, strict=True):
-            if given is not None:
-                part += given[first : first + size]
-        return found
-
-    def room(self, edge: int, edges: int) -> tuple[Tensor, Tensor]:
-        """Gives room for the gradients that go to some argument places."""
-        if self.single:
-            rows = slice(1 + edge, 1 + edge + edges)
-            return self.hidden[rows], self.memory[rows]
-        shape = (edges, self.hidden.size(1))
-        return self.hidden.new_empty(shape), self.memory.new_empty(shape)
-
-    def give(self, edge: int, hidden: Tensor, memory: Tensor) -> None:
-        """Hands on what was written into the room."""
-        if not self.single:
-            index = self.plan.children[edge : edge + hidden.size(0)]
-            self.hidden.index_add_(0, index, hidden)
-            self.memory.index_add_(0, index, memory)

@@ -6,12 +6,15 @@ the last bit at every run.
 """
 
 from importlib.util import find_spec
-from typing import Any, no_type_check
+from typing import ClassVar, no_type_check
 
 import torch
 from torch import Tensor
 
-from pyg_dynbatch.nn.gate_kernels import Children, Gates, Incoming, Outgoing, States
+from pyg_dynbatch.nn.fused_downward import Incoming
+from pyg_dynbatch.nn.fused_plan import Block
+from pyg_dynbatch.nn.gate_rows import Gates, NodeRows, Outgoing
+from pyg_dynbatch.nn.plain_gates import gather_children
 
 _MOST_COLUMNS, _COLUMNS_OF_WARP = 512, 128
 
@@ -144,57 +147,68 @@ if find_spec("triton") is not None:
 class TritonGates:
     """Computes the gates of one level in one launch.
 
-    Example:
-        >>> TritonGates().squashed(3)
-        0
+    Args:
+        nodes: The nodes of the pass.
     """
 
-    def squashed(self, width: int) -> int:
-        """Leaves products as they are, as the kernel squashes."""
-        return 0
+    squashes: ClassVar[bool] = False
+    """The kernel squashes, not the product."""
 
-    def forward(self, gates: Gates, children: Children | None, states: States) -> None:
+    def __init__(self, nodes: NodeRows) -> None:
+        self.nodes, self.keep = nodes, _side_by_side(nodes.keep)
+
+    def gather(self, block: Block) -> None:
+        """Gathers h of the children of a block, and sums it up where that is wanted."""
+        gather_children(self.nodes, block)
+
+    def forward(self, block: Block, gates: Gates) -> None:
         """Activates the gates in place, and writes the states."""
-        rows, memory = gates.rows, states.memory
-        own, keep = _side_by_side(gates.own), _side_by_side(states.keep)
-        if not rows.size(0):
-            return
-        index, starts, forget, cells, edges, arity = _of_children(children)
+        rows, own, keep = gates.rows, _side_by_side(gates.own), self._keep(block)
+        here = slice(block.first, block.first + block.size)
+        hidden, memory, squashed = (state[here] for state in self.nodes[:3])
+        forget = self._forget(rows, gates.forget)
+        index, starts, cells, arity = self._children(block)
         grid, columns, warps = _launch(memory)
         with torch.cuda.device_of(rows):
             forward_kernel[grid](
-                rows, own, forget, cells, index, starts, keep, *states[:3],
-                memory.size(1), 0 if own is None else own.size(0), edges,
+                rows, own, forget, cells, index, starts, keep, memory, squashed, hidden,
+                memory.size(1), 0 if own is None else own.size(0), block.edges,
                 rows.stride(0), _stride(own), _stride(forget), _stride(cells), _stride(keep),
                 memory.stride(0), ARITY=arity, COLUMNS=columns, num_warps=warps,
             )  # fmt: skip
 
-    def backward(
-        self, rows: Tensor, children: Children | None, given: Incoming, wanted: Outgoing
-    ) -> None:
+    def backward(self, block: Block, gates: Gates, given: Incoming, wanted: Outgoing) -> None:
         """Writes gradients, from the activated gates."""
-        if not rows.size(0):
-            return
-        keep = _side_by_side(given.keep)
-        squashed, grad_h, grad_c = given.squashed, given.hidden, given.memory
-        index, starts, forget, cells, edges, arity = _of_children(children)
+        rows, keep = gates.rows, self._keep(block)
+        squashed = self.nodes.squashed[block.first : block.first + block.size]
+        grad_h, grad_c = given.take(block.first, block.size)
+        forget = self._forget(rows, gates.forget)
+        index, starts, cells, arity = self._children(block)
         grid, columns, warps = _launch(squashed)
         read = (rows, forget, cells, keep, squashed, grad_h, grad_c)
+        write = wanted.rows, self._forget(wanted.rows, wanted.forget), wanted.memory
         with torch.cuda.device_of(rows):
             backward_kernel[grid](
-                rows, forget, cells, index, starts, keep, squashed, grad_h, grad_c, *wanted,
-                squashed.size(1), edges, *(_stride(each) for each in (*read, *wanted)),
+                rows, forget, cells, index, starts, keep, squashed, grad_h, grad_c, *write,
+                squashed.size(1), block.edges, *(_stride(each) for each in (*read, *write)),
                 ARITY=arity, COLUMNS=columns, num_warps=warps,
             )  # fmt: skip
 
+    def _keep(self, block: Block) -> Tensor | None:
+        return None if self.keep is None else self.keep[block.first : block.first + block.size]
 
-def _of_children(children: Children | None) -> tuple[Any, Any, Any, Any, int, int]:
-    if children is None:
-        return None, None, None, None, 0, 0
-    starts = children.starts if children.ragged else None
-    arity = 0 if children.ragged else children.forget.size(1)
-    forget, cells, edges = children.forget, children.cells, children.block.edges
-    return children.index, starts, forget, cells, edges, arity
+    def _forget(self, rows: Tensor, forget: Tensor | None) -> Tensor | None:
+        children = self.nodes.children
+        return None if children is None else children.forget_of(rows, forget)
+
+    def _children(self, block: Block) -> tuple[Tensor | None, Tensor | None, Tensor | None, int]:
+        """Index, starts and memory of the children, and their number where it is fixed."""
+        children = self.nodes.children
+        if children is None:
+            return None, None, None, 0
+        arity = children.plan.arity
+        starts = children.starts(block) if arity is None else None
+        return children.state_row(block), starts, children.memory, arity or 0
 
 
 def _launch(states: Tensor) -> tuple[tuple[int, int], int, int]:

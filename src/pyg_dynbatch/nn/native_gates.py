@@ -1,0 +1,127 @@
+"""The gates of fused Tree-LSTMs on CPUs by C: one pass over a block forwards, one backwards."""
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import POINTER, c_int, c_int64, c_void_p
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from pyg_dynbatch.nn.fused_downward import Incoming
+from pyg_dynbatch.nn.fused_plan import Block
+from pyg_dynbatch.nn.gate_rows import Gates, NodeRows, Outgoing
+
+SOURCE = Path(__file__).with_name("native_gates.c")
+
+_ROWS = ("hidden", "memory", "squashed")
+_OF_CHILDREN = ("index", "starts", "all_hidden", "cells", "gathered", "sums")
+
+
+class _Nodes(ctypes.Structure):
+    """What all blocks of a pass share, as in C."""
+
+    _fields_ = [
+        ("width", c_int64),
+        ("arity", c_int64),
+        *((name, c_void_p) for name in (*_ROWS, "keep", *_OF_CHILDREN)),
+    ]
+
+
+class _Given(ctypes.Structure):
+    """The gradients that come in, as in C."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("hidden", "memory", "place")),
+        *((name, c_void_p) for name in ("outside_hidden", "outside_memory")),
+        *((name, c_int64) for name in ("outside_hidden_row", "outside_memory_row")),
+    ]
+
+
+def declare(library: ctypes.CDLL) -> None:
+    """Tells the types of the functions of ``native_gates.c``.
+
+    Args:
+        library: The built file.
+    """
+    block = [c_int64] * 4
+    library.gather.argtypes = [POINTER(_Nodes), *block, c_int]
+    library.forward.argtypes = [POINTER(_Nodes), *block, *[c_void_p] * 3, c_int64, c_int]
+    library.backward.argtypes = [POINTER(_Nodes), POINTER(_Given), *block, *[c_void_p] * 5, c_int]
+    for function in (library.gather, library.forward, library.backward):
+        function.restype = None
+
+
+class NativeGates:
+    """Computes gates by compiled C, in float32 on CPUs.
+
+    Args:
+        library: ``native_gates.c``, built and declared.
+        nodes: The nodes of the pass.
+    """
+
+    squashes: ClassVar[bool] = False
+    """C squashes, not the product."""
+
+    def __init__(self, library: ctypes.CDLL, nodes: NodeRows) -> None:
+        self.library, self.threads = library, torch.get_num_threads()
+        keep = None if nodes.keep is None else nodes.keep.contiguous()
+        # C is given addresses, so what stands there is held.
+        self._held: list[object] = [nodes, keep]
+        self._nodes = _Nodes(nodes.squashed.size(1), 0)
+        self._set(self._nodes, (*_ROWS, "keep"), (*nodes[:3], keep))
+        children = nodes.children
+        if children is not None:
+            plan = children.plan
+            ragged = plan.arity is None
+            self._nodes.arity = -1 if ragged else plan.arity
+            starts = plan.child_start if ragged else None
+            found = (plan.children, starts, *children[1:])
+            self._set(self._nodes, _OF_CHILDREN, found)
+        self._given: tuple[Incoming, _Given] | None = None
+
+    def gather(self, block: Block) -> None:
+        """Gathers h of the children of a block, and sums it up where that is wanted."""
+        first, size, _, _, edge, edges, _ = block
+        self.library.gather(self._nodes, first, size, edge, edges, self.threads)
+
+    def forward(self, block: Block, gates: Gates) -> None:
+        """Activates the gates in place, and writes the states."""
+        first, size, _, filled, edge, edges, _ = block
+        rows, forget, own, _ = gates
+        self.library.forward(
+            self._nodes, first, size, edge, edges, rows.data_ptr(), _at(forget), _at(own),
+            filled, self.threads,
+        )  # fmt: skip
+
+    def backward(self, block: Block, gates: Gates, given: Incoming, wanted: Outgoing) -> None:
+        """Writes gradients, from the activated gates."""
+        first, size, _, _, edge, edges, _ = block
+        if self._given is None or self._given[0] is not given:
+            self._given = given, self._incoming(given)
+        rows, forget, memory = wanted
+        self.library.backward(
+            self._nodes, self._given[1], first, size, edge, edges, gates.rows.data_ptr(),
+            _at(gates.forget), rows.data_ptr(), _at(forget), _at(memory), self.threads,
+        )  # fmt: skip
+
+    def _incoming(self, given: Incoming) -> _Given:
+        found = _Given()
+        self._set(found, ("hidden", "memory", "place"), given[:3])
+        for name, rows in zip(("outside_hidden", "outside_memory"), given.outside, strict=True):
+            if rows is not None:
+                # A gradient may be one number, read again and again.
+                rows = rows if rows.stride(1) == 1 else rows.contiguous()
+                setattr(found, f"{name}_row", rows.stride(0))
+                self._set(found, (name,), (rows,))
+        return found
+
+    def _set(self, structure: Any, names: Sequence[str], tensors: Sequence[Tensor | None]) -> None:
+        self._held += tensors
+        for name, rows in zip(names, tensors, strict=True):
+            setattr(structure, name, _at(rows))
+
+
+def _at(rows: Tensor | None) -> int | None:
+    return None if rows is None else rows.data_ptr()

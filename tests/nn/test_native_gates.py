@@ -1,0 +1,159 @@
+"""The gates in C: the same values and gradients as plain torch in twice the precision."""
+
+from collections.abc import Iterator
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from pyg_dynbatch.core import Schedule
+from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer, gate_kernels
+from pyg_dynbatch.nn.fused_plan import FusedRun
+from pyg_dynbatch.nn.native_gates import NativeGates
+
+pytestmark = pytest.mark.skipif(
+    gate_kernels._native_gates() is None, reason="no C compiler that fits the OpenMP of torch"
+)
+
+
+def layers(width: int, **more: object) -> Iterator[RecursiveLayer]:
+    """N-ary layers of one to three children, and a child-sum one, with biases."""
+    torch.manual_seed(0)
+    kinds = [(NaryTreeLSTM, {"arity": n}) for n in (1, 2, 3)] + [(ChildSumTreeLSTM, {})]
+    for make, arity in kinds:
+        layer = make(3, width, **arity, **more)
+        with torch.no_grad():
+            layer.cell.bias.normal_()
+        yield layer
+
+
+def forest(parents: list[int], arity: int | None, has_input: Tensor | None = None) -> Schedule:
+    """Node k + 1 hangs below ``parents[k]``, as far as that has a place for another child."""
+    taken = [0] * (len(parents) + 1)
+    edges = []
+    for child, parent in enumerate(parents, start=1):
+        if arity is None or taken[parent] < arity:
+            taken[parent] += 1
+            edges.append((child, parent))
+    pairs = torch.tensor(edges, dtype=torch.long).reshape(-1, 2).t()
+    return Schedule.from_structure(pairs, len(taken), arity=arity, has_input=has_input)
+
+
+def everything(
+    layer: RecursiveLayer, inputs: Tensor, run: FusedRun, expand: bool = False
+) -> list[Tensor]:
+    """States and all gradients."""
+    inputs = inputs.detach().to(layer.cell.bias.dtype).requires_grad_()
+    h, c = layer.cell.run_fused(inputs, run)
+    if expand:
+        loss = h.sum() + 2 * c.sum()
+    else:
+        weights = torch.linspace(-1, 2, h.numel(), dtype=h.dtype).view_as(h)
+        loss = (h * weights).sum() + (c * weights.flip(0)).sum()
+    return [h, c, *torch.autograd.grad(loss, [*layer.cell.parameters(), inputs])]
+
+
+def compare(layer: RecursiveLayer, inputs: Tensor, run: FusedRun, expand: bool = False) -> None:
+    """C in single precision against torch in double precision."""
+    plain = NativeGates.forward
+    with mock.patch.object(NativeGates, "forward", autospec=True, side_effect=plain) as forward:
+        found = everything(layer.float(), inputs, run, expand)
+    assert forward.called
+    keep = None if run.keep is None else run.keep.double()
+    exact = FusedRun(run.schedule, keep, run.leaf_row, run.level_order)
+    wanted = everything(layer.double(), inputs, exact, expand)
+    layer.float()
+    for mine, right in zip(found, wanted, strict=True):
+        scale = right.abs().max().item() if right.numel() else 1.0
+        torch.testing.assert_close(mine.double(), right, rtol=2e-5, atol=2e-6 * max(scale, 1.0))
+
+
+@given(
+    parents=st.lists(st.integers(0, 10**6), max_size=40).map(
+        lambda draws: [draw % (k + 1) for k, draw in enumerate(draws)]
+    ),
+    width=st.sampled_from([1, 2, 7, 16, 33]),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=30, deadline=None)
+def test_random_forests(parents: list[int], width: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    has_input = torch.rand(len(parents) + 1, generator=generator) < 0.7
+    for layer in layers(width):
+        schedule = forest(parents, layer.arity, has_input)
+        inputs = torch.randn(sum(schedule.level_inputs), 3, generator=generator)
+        compare(layer, inputs, FusedRun(schedule, level_order=bool(seed % 2)))
+
+
+@pytest.mark.parametrize("threads", (1, 2))
+def test_levels_of_several_blocks(threads: int) -> None:
+    parents = [k // 3 for k in range(900)]
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for layer in layers(70):
+            schedule = forest(parents, layer.arity)
+            compare(layer, torch.randn(901, 3), FusedRun(schedule))
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_gradients_that_are_one_number() -> None:
+    for layer in layers(5):
+        schedule = forest([0, 0, 1, 1, 4], layer.arity)
+        compare(layer, torch.randn(6, 3), FusedRun(schedule, level_order=True), expand=True)
+
+
+def test_nodes_of_many_parents() -> None:
+    edges = torch.tensor([[0, 1, 0, 1, 2], [2, 2, 3, 3, 4]])
+    for layer in layers(5):
+        if layer.arity in (None, 2):
+            schedule = Schedule.from_structure(edges, 5, arity=layer.arity)
+            assert not schedule.facts["single_parent"]
+            compare(layer, torch.randn(5, 3), FusedRun(schedule))
+
+
+def test_recurrent_dropout_whose_factors_are_not_contiguous() -> None:
+    for layer in layers(5):
+        schedule = forest([0, 0, 1, 1, 4], layer.arity)
+        keep = torch.rand(5, schedule.num_nodes).t() * 2
+        compare(layer, torch.randn(6, 3), FusedRun(schedule, keep=keep))
+
+
+def test_equal_leaves_once() -> None:
+    for layer in layers(5):
+        if layer.arity in (None, 2):
+            schedule = forest([0, 0, 1, 1], layer.arity)
+            leaf_row = torch.tensor([1, 0, 1])
+            compare(layer, torch.randn(4, 3), FusedRun(schedule, leaf_row=leaf_row))
+
+
+def test_far_and_near_numbers() -> None:
+    """Saturated gates, gates near zero, and numbers that are none."""
+    schedule = Schedule.from_structure(torch.empty(2, 0, dtype=torch.long), 9, arity=2)
+    layer = NaryTreeLSTM(1, 4)
+    with torch.no_grad():
+        layer.cell.bias.zero_()
+        layer.cell.weight_input.fill_(1.0)
+    x = torch.tensor(
+        [[0.0], [1e-30], [1e-6], [-1e-3], [0.4999], [0.5001], [-30.0], [500.0], [-500.0]]
+    )
+    h, c = layer.cell.run_fused(x, FusedRun(schedule, level_order=True))
+    exact = x.double()
+    memory = exact.tanh() * exact.sigmoid()
+    torch.testing.assert_close(c.double(), memory.expand(-1, 4), rtol=5e-7, atol=1e-37)
+    right = (memory.tanh() * exact.sigmoid()).expand(-1, 4)
+    torch.testing.assert_close(h.double(), right, rtol=1e-6, atol=1e-37)
+    none = torch.full((9, 1), float("nan"))
+    assert layer.cell.run_fused(none, FusedRun(schedule))[0].isnan().all()
+
+
+def test_the_same_to_the_last_bit_at_every_run() -> None:
+    for layer in layers(20):
+        schedule = forest([k // 3 for k in range(200)], layer.arity)
+        inputs, run = torch.randn(201, 3), FusedRun(schedule)
+        first, second = everything(layer, inputs, run), everything(layer, inputs, run)
+        assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
