@@ -58,7 +58,8 @@ def _checked_edges(edge_index: Tensor, num_nodes: int, name: str) -> tuple[np.nd
     edges = edge_index.detach().cpu().numpy()
     # Read without a sign, a number below 0 is a huge one: one pass finds both.
     if edges.size and int(edges.view(np.uint64).max()) >= num_nodes:
-        first = int(((edges < 0) | (edges >= num_nodes)).any(0).nonzero()[0][0])
+        outside = (edges < 0) | (edges >= num_nodes)
+        first = int(np.flatnonzero(outside.any(0))[0])
         raise ValueError(
             mismatch(
                 f"{name}: an edge names a node that does not exist",

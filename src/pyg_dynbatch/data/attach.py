@@ -15,7 +15,9 @@ from pyg_dynbatch.data.tree import DynTreeData
 KEY_OF_DIRECTION: dict[str, str] = {"bottom_up": "schedule", "top_down": "schedule_down"}
 
 
-def attach_schedules(batch: Any, arity: int | None, direction: str, *, name: str) -> None:
+def attach_schedules(
+    batch: Any, arity: int | None, direction: str, *, name: str, checked: bool = False
+) -> None:
     """Sets ``batch.schedule`` and/or ``batch.schedule_down``.
 
     Args:
@@ -23,10 +25,13 @@ def attach_schedules(batch: Any, arity: int | None, direction: str, *, name: str
         arity: Argument places of the cell; None for ragged children.
         direction: ``"bottom_up"``, ``"top_down"`` or ``"both"``.
         name: Who asks, for messages.
+        checked: Whether :func:`check_bounds` has nothing to say any more.
     """
+    if not checked and isinstance(getattr(batch, "edge_index", None), Tensor):
+        check_bounds(batch, name=name)
     wanted = tuple(KEY_OF_DIRECTION) if direction == "both" else (direction,)
     for each in wanted:
-        setattr(batch, KEY_OF_DIRECTION[each], derive_schedule(batch, arity, each, name=name))
+        batch[KEY_OF_DIRECTION[each]] = derive_schedule(batch, arity, each, name=name)
 
 
 def derive_schedule(batch: Any, arity: int | None, direction: str, *, name: str) -> Schedule:
@@ -53,7 +58,6 @@ def derive_schedule(batch: Any, arity: int | None, direction: str, *, name: str)
                 got=f"{type(batch).__name__} with {', '.join(batch.keys())}",
             )
         )
-    check_bounds(batch, name=name)
     try:
         schedule = _schedule(batch, arity, direction)
     except ValueError as error:
@@ -62,7 +66,7 @@ def derive_schedule(batch: Any, arity: int | None, direction: str, *, name: str)
             raise
         number, reason = blamed
         raise ValueError(f"{name}: example {number} of the batch: {reason}") from error
-    return schedule.to(edge_index.device)
+    return schedule if edge_index.device.type == "cpu" else schedule.to(edge_index.device)
 
 
 def check_bounds(batch: Any, *, name: str) -> None:

@@ -71,6 +71,7 @@ class PlanningCollater(PyGCollater, ABC):
                 mismatch(f"{name}: the batch is empty", expected="one example or more", got=0)
             )
         merged = None if self.follow_batch else self._merge(batch, set(self.exclude_keys or ()))
+        quick = merged is not None
         if merged is None:
             if not isinstance(batch[0], Data):
                 return super().__call__(list(batch))
@@ -80,8 +81,8 @@ class PlanningCollater(PyGCollater, ABC):
             merged = Batch.from_data_list(
                 list(batch), follow_batch=self.follow_batch, exclude_keys=list(excluded)
             )
-        if self._needed in merged:
-            self._attach(merged)
+        if self._needed in merged.stores[0]:
+            self._attach(merged, quick)
         return merged
 
     @abstractmethod
@@ -89,8 +90,8 @@ class PlanningCollater(PyGCollater, ABC):
         """Merges the examples in one pass; None where PyG has to be asked."""
 
     @abstractmethod
-    def _attach(self, merged: Batch) -> None:
-        """Makes the plan of a batch and sets it as a field."""
+    def _attach(self, merged: Batch, quick: bool) -> None:
+        """Makes the plan of a batch, merged by ``_merge`` or else by PyG, and sets it."""
 
 
 class Collater(PlanningCollater):
@@ -137,11 +138,12 @@ class Collater(PlanningCollater):
     def _merge(self, examples: Sequence[Any], excluded: set[str]) -> Batch | None:
         if type(examples[0]) is not DynTreeData:
             return None
-        kept = (k for k, value in examples[0].stores[0].items() if isinstance(value, _PLANS))
-        return merge_trees(examples, {*excluded, *kept})
+        kept = {k for k, value in examples[0].stores[0].items() if isinstance(value, _PLANS)}
+        return merge_trees(examples, excluded | kept)
 
-    def _attach(self, merged: Batch) -> None:
-        attach_schedules(merged, self.arity, self.direction, name="Collater")
+    def _attach(self, merged: Batch, quick: bool) -> None:
+        # What merge_trees lets through is within bounds.
+        attach_schedules(merged, self.arity, self.direction, name="Collater", checked=quick)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(arity={self.arity}, direction={self.direction!r})"

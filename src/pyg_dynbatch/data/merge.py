@@ -14,8 +14,10 @@ from torch_geometric.data import Batch, Data
 from pyg_dynbatch.data.check import EDGE_FIELDS, NODE_FIELDS
 from pyg_dynbatch.data.tree import DynTreeData
 
+_INT = torch.int64
 _SHIFTED = ("edge_index", "root_index")
-_FIELDS = {*NODE_FIELDS, *EDGE_FIELDS, *_SHIFTED, "target"}
+TREE_FIELDS = frozenset({*NODE_FIELDS, *EDGE_FIELDS, *_SHIFTED, "target"})
+"""All that ``DynTreeData`` names, besides ``num_nodes``."""
 
 
 def merge_trees(examples: Sequence[Data], excluded: Collection[str]) -> Batch | None:
@@ -29,26 +31,97 @@ def merge_trees(examples: Sequence[Data], excluded: Collection[str]) -> Batch | 
         excluded: Fields to leave out.
 
     Returns:
-        The batch; None where PyG has to be asked: for another class, for fields that
-        ``DynTreeData`` does not name, for examples that differ in their fields, dtypes or widths,
-        and for tensors that are no plain ones of the CPU.
+        The batch, see :func:`place_trees`; None where PyG has to be asked: for another class, for
+        fields that ``DynTreeData`` does not name, for examples that differ in their fields,
+        dtypes or widths, for tensors that are no plain ones of the CPU, and for broken trees.
 
     Example:
         >>> tree = DynTreeData(torch.tensor([[0, 1], [2, 2]]), num_nodes=3)
         >>> merge_trees([tree, tree], ()).edge_index.tolist()
         [[0, 1, 3, 4], [2, 2, 5, 5]]
     """
-    columns = columns_of(examples, DynTreeData, _FIELDS, excluded)
+    columns = columns_of(examples, DynTreeData, TREE_FIELDS, excluded)
     if columns is None:
         return None
     counts = columns["num_nodes"]
-    nodes = _starts_of(np.array(counts, dtype=np.int64))
-    places = _Places(nodes, torch.from_numpy(nodes), torch.zeros(len(counts), dtype=torch.int64))
-    joined: dict[str, Joined | None] = {}
+    fields: dict[str, Tensor | None] = {}
+    stretches: dict[str, Stretches] = {}
+    known: dict[tuple[int, ...], Stretches] = {}
     for key, values in columns.items():
-        joined[key] = None if key == "num_nodes" else _join(key, values, places)
-        if joined[key] is None and key != "num_nodes":
+        joined = None if key == "num_nodes" else _join(key, values)
+        fields[key] = joined
+        if joined is not None:
+            sizes = _sizes(values, joined, axis_of(key))
+            # Most fields have one row a node, an edge or an example.
+            stretches[key] = known.get(sizes) or known.setdefault(sizes, Stretches.of(sizes))
+        elif key != "num_nodes":
             return None
+    return place_trees(counts, fields, stretches)
+
+
+class Stretches(NamedTuple):
+    """Says where the rows of every example begin, and the end."""
+
+    starts: np.ndarray
+    sizes: np.ndarray
+
+    @classmethod
+    def of(cls, sizes: Sequence[int] | np.ndarray) -> "Stretches":
+        """Adds up the numbers of rows.
+
+        Example:
+            >>> Stretches.of([2, 0, 3]).starts.tolist()
+            [0, 2, 2, 5]
+        """
+        lengths = np.asarray(sizes, dtype=np.int64)
+        starts = np.zeros(lengths.size + 1, dtype=np.int64)
+        np.cumsum(lengths, out=starts[1:])
+        return cls(starts, lengths)
+
+
+def place_trees(
+    counts: list[int], fields: Mapping[str, Tensor | None], stretches: Mapping[str, Stretches]
+) -> Batch | None:
+    """Makes the batch of trees whose fields lie side by side already.
+
+    Args:
+        counts: Number of nodes of each example.
+        fields: The fields of ``DynTreeData``, each with the rows of all examples, in which every
+            example counts its nodes from 0; edges and roots are shifted in place. ``num_nodes``
+            (None) keeps its place among them.
+        stretches: For every field where the rows of each example are.
+
+    Returns:
+        The batch. Every field has as many rows as there are nodes or edges, and every edge stays
+        in its example; None where that is not so, or where there are no edges.
+    """
+    nodes, edges = Stretches.of(counts), stretches.get("edge_index")
+    index = fields.get("edge_index")
+    if index is None or edges is None or index.dim() != 2:
+        return None
+    if any(not _is_int64(fields[key]) for key in _SHIFTED if key in fields):
+        return None
+    wanted = dict.fromkeys(NODE_FIELDS, nodes) | dict.fromkeys(EDGE_FIELDS, edges)
+    pairs = {(id(found), id(wanted.get(key))): key for key, found in stretches.items()}
+    for key in pairs.values():
+        if not np.array_equal(stretches[key].sizes, wanted.get(key, stretches[key]).sizes):
+            return None
+    # One comparison for both bounds: read without a sign, a number below 0 is a huge one.
+    ends = np.repeat(nodes.sizes.view(np.uint64), edges.sizes)
+    if (index.numpy().view(np.uint64) >= ends).any():
+        return None
+    shift, unshifted = torch.from_numpy(nodes.starts[:-1]), torch.zeros(len(counts), dtype=_INT)
+    starts = {id(each): torch.from_numpy(each.starts) for each in stretches.values()}
+    joined: dict[str, Joined | None] = {}
+    for key, value in fields.items():
+        if value is None:
+            joined[key] = None
+            continue
+        where = stretches[key]
+        if key in _SHIFTED:
+            rows = value.numpy()
+            rows += np.repeat(nodes.starts[:-1], where.sizes)
+        joined[key] = Joined(value, starts[id(where)], shift if key in _SHIFTED else unshifted)
     return assemble(DynTreeData, joined, counts)
 
 
@@ -145,9 +218,9 @@ def assemble(kind: type[Data], joined: Mapping[str, Joined | None], counts: list
             fields["num_nodes"] = sum(counts)
             continue
         fields[key], slices[key], shifts[key] = field
-    sizes = np.array(counts, dtype=np.int64)
-    fields["batch"] = torch.from_numpy(np.repeat(np.arange(sizes.size), sizes))
-    fields["ptr"] = torch.from_numpy(_starts_of(sizes))
+    nodes = Stretches.of(counts)
+    fields["batch"] = torch.from_numpy(np.repeat(np.arange(len(counts)), nodes.sizes))
+    fields["ptr"] = torch.from_numpy(nodes.starts)
     store._num_graphs = len(counts)
     store._slice_dict = slices
     store._inc_dict = shifts
@@ -160,47 +233,36 @@ def _empty_batch(kind: type[Data]) -> Batch:
     return Batch(_base_cls=kind)
 
 
-class _Places(NamedTuple):
-    """Where the nodes of each example begin, and the end; what many fields have in common."""
+def axis_of(key: str) -> int:
+    """Says along which axis a field of ``DynTreeData`` is joined.
 
-    nodes: np.ndarray
-    starts: Tensor
-    unshifted: Tensor
-
-
-def _starts_of(sizes: np.ndarray) -> np.ndarray:
-    starts = np.zeros(sizes.size + 1, dtype=np.int64)
-    np.cumsum(sizes, out=starts[1:])
-    return starts
+    Example:
+        >>> axis_of("edge_index"), axis_of("depth")
+        (-1, 0)
+    """
+    return -1 if key == "edge_index" else 0
 
 
-def _join(key: str, values: list[Any], places: _Places) -> Joined | None:
+def _is_int64(value: Tensor | None) -> bool:
+    return value is not None and value.dtype == _INT
+
+
+def _join(key: str, values: list[Any]) -> Tensor | None:
     """Joins one field; None where the values are not alike or no plain tensors of the CPU."""
-    if set(map(type, values)) != {Tensor} or len(set(map(Tensor.dtype.__get__, values))) > 1:
+    if set(map(type, values)) != {Tensor} or len({value.dtype for value in values}) > 1:
         return None
-    axis = -1 if key == "edge_index" else 0
     try:
-        joined = torch.cat(values, axis)
+        joined = torch.cat(values, axis_of(key))
     except RuntimeError:
         # Of several widths or devices, or scalars: the caller asks PyG, which says so.
         return None
     # Along with matrices, cat lets empty vectors through, and it takes other layouts and devices.
     plain = joined.layout == torch.strided and joined.device.type == "cpu"
-    if not plain or (joined.dim() > 1 and set(map(Tensor.dim, values)) != {joined.dim()}):
-        return None
-    sizes = _sizes(values, joined, axis)
-    starts = _starts_of(sizes)
-    same = np.array_equal(starts, places.nodes)
-    kept = places.starts if same else torch.from_numpy(starts)
-    if key not in _SHIFTED:
-        return Joined(joined, kept, places.unshifted)
-    shift = places.nodes[:-1]
-    joined += torch.from_numpy(np.repeat(shift, sizes))
-    return Joined(joined, kept, torch.from_numpy(shift))
+    alike = joined.dim() == 1 or set(map(Tensor.dim, values)) == {joined.dim()}
+    return joined if plain and alike else None
 
 
-def _sizes(values: list[Tensor], joined: Tensor, axis: int) -> np.ndarray:
-    if not joined.numel():
-        return np.array([value.size(axis) for value in values], dtype=np.int64)
-    sizes = np.fromiter(map(Tensor.numel, values), np.int64, len(values))
-    return sizes if joined.dim() == 1 else sizes // (joined.numel() // joined.size(axis))
+def _sizes(values: list[Tensor], joined: Tensor, axis: int) -> tuple[int, ...]:
+    if joined.dim() == 1:
+        return tuple(map(Tensor.numel, values))
+    return tuple([value.size(axis) for value in values])

@@ -65,7 +65,7 @@ class MoleculeCollater(PlanningCollater):
         columns = MoleculeColumns.of(examples, {*excluded, "pairs"})
         return None if columns is None else columns.merged()
 
-    def _attach(self, merged: Batch) -> None:
+    def _attach(self, merged: Batch, quick: bool) -> None:
         sizes = merged.ptr.diff()
         self._check_codes(merged, sizes)
         merged.pairs = Pairs.from_codes(merged.pair_code, sizes, self._kept)
