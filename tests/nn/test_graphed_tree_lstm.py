@@ -14,11 +14,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
 
 from pyg_dynbatch.core import Schedule
 from pyg_dynbatch.core.buckets import LevelBuckets
+from pyg_dynbatch.core.padding import padded_form
 from pyg_dynbatch.models import TreeClassifier
-from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer, TreeGRU
+from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer, TreeGRU, fused_plan
 from pyg_dynbatch.nn.graphed_tree_lstm import GraphedTreeLSTM
 from pyg_dynbatch.nn.recorder import Call, EagerRecorder, Recorder, Recording, recorder_for
 from tests.core.helpers import message
@@ -414,3 +417,53 @@ def test_cuda_graphs(make_layer: type[RecursiveLayer]) -> None:
         assert_equal(gradients(fast, x, found), right)
         descend(layer, right)
     assert fast.num_graphs == 2
+
+
+class Calls(TorchDispatchMode):
+    """Writes down every call: what is called, the forms of tensors, and all plain arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        plain = [
+            (each.shape, each.stride(), each.dtype) if isinstance(each, Tensor) else each
+            for each in tree_flatten((args, kwargs, found))[0]
+        ]
+        self.seen.append((str(func), plain))
+        return found
+
+
+@pytest.mark.parametrize("make_layer", LAYERS)
+def test_batches_of_one_shape_make_the_same_calls(
+    make_layer: type[RecursiveLayer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a graph asks for: nothing depends on the batch, and no value is asked for."""
+    # One block a level, as on a GPU.
+    monkeypatch.setattr(fused_plan, "BLOCK", 2**20)
+    layer = make_layer(3, 4)
+    twins = torch.tensor([[0, 1, 2, 4], [2, 3, 3, 3]]) if layer.arity is None else EDGES
+    schedules = [
+        Schedule.from_structure(
+            edges, 5, arity=layer.arity, has_input=torch.tensor([True] * k + [False] * (5 - k))
+        )
+        for k, edges in ((5, EDGES), (2, twins), (3, twins.flip(1)))
+    ]
+    buckets = LevelBuckets.fit(schedules, 1)
+
+    def calls(schedule: Schedule) -> list[Any]:
+        x = torch.randn(schedule.stores[0].inputs, 3, requires_grad=True)
+        with Calls() as log:
+            h, c = layer.cell.run_schedule(schedule, x, level_order=True)
+            torch.autograd.grad((h, c), [x, *layer.parameters()], (h.detach(), c.detach()))
+        return log.seen
+
+    plain, padded = (
+        [calls(each) for each in group]
+        for group in (schedules, [padded_form(buckets.pad(s)).schedule for s in schedules])
+    )
+    assert padded[0] == padded[1] == padded[2]
+    assert plain[0] != plain[1]
+    assert not any("_local_scalar_dense" in name for name, _ in padded[0])

@@ -1,17 +1,18 @@
 """Collate batches whose schedules carry a padded form, for layers that run by CUDA graphs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch_geometric.data import Batch
+from torch_geometric.data import Data
 
 from pyg_dynbatch.core.buckets import LevelBuckets
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.data.attach import KEY_OF_DIRECTION
-from pyg_dynbatch.data.collate import Collater, PlanningCollater
+from pyg_dynbatch.data.collate import Collater
 
 
-class BucketedCollater(PlanningCollater):
+class BucketedCollater:
     """Merges examples as :class:`Collater` does, and pads the schedule of the batch.
 
     It goes to ``torch.utils.data.DataLoader(dataset, collate_fn=...)``.
@@ -51,9 +52,7 @@ class BucketedCollater(PlanningCollater):
         arity: int | None = None,
         direction: str = "bottom_up",
     ) -> None:
-        super().__init__(None, follow_batch, exclude_keys, needed="edge_index")
-        # The collater of which this is no subclass: this package's loader takes only its own.
-        self._inner = Collater(None, follow_batch, exclude_keys, arity=arity, direction=direction)
+        self.collate = Collater(None, follow_batch, exclude_keys, arity=arity, direction=direction)
         wanted, first = (arity, direction), buckets.shapes[0]
         if wanted != (first.arity, first.direction):
             raise ValueError(
@@ -64,15 +63,24 @@ class BucketedCollater(PlanningCollater):
                     mend="LevelBuckets.fit of schedules made with the same arity and direction",
                 )
             )
-        self.buckets, self.arity, self.direction = buckets, arity, direction
+        self.buckets, self.key = buckets, KEY_OF_DIRECTION[direction]
 
-    def _merge(self, examples: Sequence[Any], excluded: set[str]) -> Batch | None:
-        return self._inner._merge(examples, excluded)
+    def __call__(self, batch: Sequence[Any]) -> Any:
+        """Merges a list of examples, see :class:`Collater`, and pads."""
+        merged = self.collate(batch)
+        self._pad(merged)
+        return merged
 
-    def _attach(self, merged: Batch) -> None:
-        self._inner._attach(merged)
-        key = KEY_OF_DIRECTION[self.direction]
-        setattr(merged, key, self.buckets.pad(getattr(merged, key)))
+    def _pad(self, merged: Any) -> None:
+        if isinstance(merged, Data):
+            schedule = getattr(merged, self.key, None)
+            if isinstance(schedule, Schedule):
+                setattr(merged, self.key, self.buckets.pad(schedule))
+        elif isinstance(merged, Mapping):
+            self._pad(list(merged.values()))
+        elif isinstance(merged, list | tuple):
+            for each in merged:
+                self._pad(each)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.buckets}, arity={self.arity})"
+        return f"{type(self).__name__}({self.buckets}, {self.collate})"

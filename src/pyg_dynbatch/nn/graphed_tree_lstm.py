@@ -19,12 +19,14 @@ from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.padding import PaddedForm, padded_form
 from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.core.state_store import refuse_second_derivative
-from pyg_dynbatch.nn.cell import RecursiveCell, spread_rows
+from pyg_dynbatch.nn.cell import spread_rows
 from pyg_dynbatch.nn.recorded_run import Mode, RecordedRun
 from pyg_dynbatch.nn.recorder import Recorder, recorder_for
 from pyg_dynbatch.nn.recursive import RecursiveLayer, _input_rows
 from pyg_dynbatch.nn.schedules import derive_schedule
 from pyg_dynbatch.nn.tree_lstm import ChildSumTreeLSTMCell, NaryTreeLSTMCell
+
+TreeLSTMCell = NaryTreeLSTMCell | ChildSumTreeLSTMCell
 
 
 class GraphedTreeLSTM(RecursiveLayer):
@@ -82,7 +84,7 @@ class GraphedTreeLSTM(RecursiveLayer):
         max_graphs: int = 64,
         recorder: Callable[[torch.device], Recorder] = recorder_for,
     ) -> None:
-        if not isinstance(layer.cell, NaryTreeLSTMCell | ChildSumTreeLSTMCell):
+        if not isinstance(layer.cell, TreeLSTMCell):
             raise TypeError(
                 mismatch(
                     "GraphedTreeLSTM: the layer is no Tree-LSTM",
@@ -95,6 +97,7 @@ class GraphedTreeLSTM(RecursiveLayer):
                 mismatch("GraphedTreeLSTM: no graph may be kept", expected=">= 1", got=max_graphs)
             )
         super().__init__(layer.cell, layer.direction)
+        self.cell: TreeLSTMCell
         self.buckets, self.max_graphs, self._recorder = buckets, max_graphs, recorder
         self.clear()
 
@@ -178,7 +181,7 @@ class RecordedRuns:
     """
 
     def __init__(
-        self, cell: RecursiveCell, most: int, recorder: Callable[[torch.device], Recorder]
+        self, cell: TreeLSTMCell, most: int, recorder: Callable[[torch.device], Recorder]
     ) -> None:
         self.cell, self.most, self.make_recorder = cell, most, recorder
         self.kept: OrderedDict[Any, RecordedRun] = OrderedDict()
@@ -209,7 +212,7 @@ class RecordedRuns:
         run = self._run(mode, rows, form)
         parts = 2 if with_memory else 1
         if not mode.with_gradient:
-            return _forwards(run, rows, form, place, parts)
+            return run.forwards(form, rows, place, parts)
         lease = Lease(run)
         self.waiting = weakref.ref(lease)
         call = _Call(lease, form, place, parts)
@@ -258,14 +261,6 @@ class _Call(NamedTuple):
     parts: int
 
 
-def _forwards(
-    run: RecordedRun, rows: Tensor, form: PaddedForm, place: Tensor, parts: int
-) -> tuple[Tensor, ...]:
-    run.load(form, rows)
-    run.forward.replay()
-    return tuple(part.index_select(0, place) for part in run.forward.results[:parts])
-
-
 class _Replayed(Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, call: _Call, *parameters: Tensor) -> tuple[Tensor, ...]:
@@ -273,7 +268,7 @@ class _Replayed(Function):
         ctx.save_for_backward(*parameters)
         ctx.call = call
         ctx.set_materialize_grads(False)
-        return _forwards(call.lease.run, rows, call.form, call.place, call.parts)
+        return call.lease.run.forwards(call.form, rows, call.place, call.parts)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
@@ -289,12 +284,6 @@ class _Replayed(Function):
                     mend="add up the losses, or use the layer without graphs",
                 )
             )
-        run: RecordedRun = lease.run
-        run.load_gradients([*grads, *[None] * (len(run.grads) - len(grads))], place)
-        run.backward.replay()
+        of_rows, of_parameters = lease.run.backwards(form, grads, place)
         lease.open = False
-        of_rows = None
-        if ctx.needs_input_grad[0]:
-            of_rows = run.backward.results[0].index_select(0, form.input_place)
-        # Copies, as the next replay of any graph writes there.
-        return of_rows, None, *(total.clone() for total in run.totals)
+        return of_rows, None, *of_parameters

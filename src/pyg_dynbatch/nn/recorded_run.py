@@ -6,6 +6,7 @@ the states. What a batch brings is copied there, and its results are copied out.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from typing import NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from pyg_dynbatch.core.padding import PaddedForm, schedule_of_shape
 from pyg_dynbatch.nn.cell import RecursiveCell
-from pyg_dynbatch.nn.recorder import Recorder, Recording
+from pyg_dynbatch.nn.recorder import Recorder
 
 
 class Mode(NamedTuple):
@@ -62,7 +63,6 @@ class RecordedRun:
         self.wanted = [each for each in cell.parameters() if each.requires_grad]
         self.states: tuple[Tensor, ...] | None = None
         self.grads: tuple[Tensor, ...] = ()
-        self.backward: Recording | None = None
         with _as_in(mode, rows.device.type):
             self.wiring = torch.empty_like(form.schedule.wiring)
             self.schedule = schedule_of_shape(form.shape, self.wiring)
@@ -72,9 +72,8 @@ class RecordedRun:
             if mode.with_gradient:
                 self.grads = tuple(torch.zeros_like(part) for part in self._forward())
             recorder.warm_up(self._both)
-            self.forward = recorder.record(self._forward)
-            if mode.with_gradient:
-                self.backward = recorder.record(self._backward)
+            self.there = recorder.record(self._forward)
+            self.back = recorder.record(self._backward) if mode.with_gradient else None
 
     def load(self, form: PaddedForm, rows: Tensor) -> None:
         """Copies a batch to where the graphs read it."""
@@ -85,12 +84,50 @@ class RecordedRun:
         else:
             self.rows.zero_()
 
-    def load_gradients(self, grads: Sequence[Tensor | None], place: Tensor) -> None:
-        """Copies the gradients of states to where the graph reads them; zeros for padding."""
-        for kept, given in zip(self.grads, grads, strict=True):
+    def forwards(
+        self, form: PaddedForm, rows: Tensor, place: Tensor, parts: int
+    ) -> tuple[Tensor, ...]:
+        """Replays the way there.
+
+        Args:
+            form: The batch, padded.
+            rows: Its input rows.
+            place: Which rows of the states to give.
+            parts: How many parts of the states to give.
+
+        Returns:
+            Copies of these rows.
+        """
+        self.load(form, rows)
+        self.there.replay()
+        return tuple(part.index_select(0, place) for part in self.there.results[:parts])
+
+    def backwards(
+        self, form: PaddedForm, grads: Sequence[Tensor | None], place: Tensor
+    ) -> tuple[Tensor | None, list[Tensor]]:
+        """Replays the way back.
+
+        Args:
+            form: The same batch.
+            grads: Gradients of what :meth:`forwards` gave.
+            place: As there.
+
+        Returns:
+            Copies of the gradients of the input rows, if they want one, and of the parameters.
+        """
+        for kept, given in zip_longest(self.grads, grads):
+            # Nothing comes from the rows of padding.
             kept.zero_()
             if given is not None:
                 kept.index_copy_(0, place, given)
+        if self.back is None:
+            return None, []
+        self.back.replay()
+        of_rows = None
+        if self.mode.rows_want_gradient:
+            of_rows = self.back.results[0].index_select(0, form.input_place)
+        # Copies, as the next replay of any run writes there.
+        return of_rows, [total.clone() for total in self.totals]
 
     def _both(self) -> None:
         self._forward()
@@ -106,10 +143,10 @@ class RecordedRun:
         # Taken away, so that the memory of the way back goes to the pool.
         states, self.states = self.states, None
         leaves = [*self.wanted, *([self.inputs] if self.mode.rows_want_gradient else [])]
-        found = torch.autograd.grad(states or (), leaves, self.grads, allow_unused=True)
+        found = torch.autograd.grad(states or (), leaves, self.grads)
         for total, grad in zip(self.totals, found, strict=False):
-            total.zero_() if grad is None else total.copy_(grad)
-        return tuple(each for each in found[len(self.wanted) :] if each is not None)
+            total.copy_(grad)
+        return found[len(self.wanted) :]
 
 
 @contextmanager

@@ -1,0 +1,72 @@
+"""Batches whose schedules carry their padded form."""
+
+import pytest
+import torch
+
+from pyg_dynbatch.core import Schedule
+from pyg_dynbatch.core.buckets import LevelBuckets
+from pyg_dynbatch.core.padding import padded_form
+from pyg_dynbatch.data import Collater, DataLoader, DynTreeData
+from pyg_dynbatch.data.bucketed import BucketedCollater
+from tests.core.helpers import message
+
+
+def trees(count: int) -> list[DynTreeData]:
+    return [DynTreeData(torch.tensor([[0, 1], [2, 2]]), num_nodes=3)] * count
+
+
+def buckets(arity: int | None, direction: str = "bottom_up") -> LevelBuckets:
+    collate = Collater(arity=arity, direction=direction)
+    key = "schedule" if direction == "bottom_up" else "schedule_down"
+    sample = [collate(trees(count))[key] for count in (2, 4)]
+    return LevelBuckets.fit(sample, margin=0.0)
+
+
+def padded_nodes(schedule: Schedule) -> int:
+    form = padded_form(schedule)
+    assert form is not None
+    return form.schedule.num_nodes
+
+
+@pytest.mark.parametrize("workers", (0, 1))
+def test_in_a_loader(workers: int) -> None:
+    collate = BucketedCollater(buckets(2), arity=2)
+    loader = torch.utils.data.DataLoader(trees(7), 3, collate_fn=collate, num_workers=workers)
+    plain = list(DataLoader(trees(7), 3, arity=2))
+    for batch, right in zip(loader, plain, strict=True):
+        size = 12 if right.num_graphs == 3 else 6
+        assert padded_nodes(batch.schedule) == size
+        assert batch.schedule._plain() == right.schedule._plain()
+        assert torch.equal(batch.edge_index, right.edge_index)
+
+
+def test_pairs_and_dicts_of_examples() -> None:
+    collate = BucketedCollater(buckets(2), arity=2)
+    left, right = collate([(tree, tree) for tree in trees(3)])
+    assert padded_nodes(left.schedule) == padded_nodes(right.schedule) == 12
+    found = collate([{"tree": tree, "weight": 2.0} for tree in trees(2)])
+    assert padded_nodes(found["tree"].schedule) == 6 and found["weight"].tolist() == [2, 2]
+
+
+def test_from_the_roots_down() -> None:
+    down = buckets(None, "top_down")
+    batch = BucketedCollater(down, ["edge_index"], ["depth"], direction="top_down")(trees(3))
+    # Four trees, and a node on which edges of padding hang.
+    assert padded_nodes(batch.schedule_down) == 13 and "schedule" not in batch
+    assert "edge_index_batch" in batch and "depth" not in batch
+
+
+def test_batches_too_large_have_an_ordinary_schedule() -> None:
+    batch = BucketedCollater(buckets(2), arity=2)(trees(9))
+    assert padded_form(batch.schedule) is None and batch.schedule.num_nodes == 27
+
+
+def test_buckets_of_another_kind_are_refused() -> None:
+    for options in ({"arity": 3}, {}, {"arity": 2, "direction": "both"}):
+        text = message(ValueError, BucketedCollater, buckets(2), **options)
+        assert "the buckets are for other schedules" in text
+        assert "got:      arity 2, bottom_up" in text
+    assert "this loader collates with Collater" in message(
+        TypeError, DataLoader, trees(2), collate_fn=BucketedCollater(buckets(2), arity=2)
+    )
+    assert repr(BucketedCollater(buckets(2), arity=2)).startswith("BucketedCollater(LevelBuckets(2")
