@@ -116,7 +116,10 @@ class _Levels(NamedTuple):
     @classmethod
     def of(cls, counts: np.ndarray) -> "_Levels":
         """Reads the levels off their numbers of nodes with and without an input."""
-        lengths = counts.sum(1)
+        lengths = counts[:, 0] + counts[:, 1]
+        if not lengths.all():
+            # Levels without a node, as given depths may have, would be steps without a row.
+            counts, lengths = counts[lengths > 0], lengths[lengths > 0]
         starts = np.cumsum(lengths) - lengths
         return cls(starts, lengths, starts.tolist(), lengths.tolist(), counts[:, 0].tolist())
 
@@ -137,8 +140,7 @@ def _level_order(level: np.ndarray, filled: np.ndarray) -> tuple[np.ndarray, np.
     key += key
     key += ~filled
     counts = np.bincount(key, minlength=2 * deepest + 2).reshape(-1, 2)
-    # Levels without a node, as given depths may have, would be steps without a row.
-    return np.argsort(key, kind="stable"), counts[counts.any(1)]
+    return np.argsort(key, kind="stable"), counts
 
 
 class _Flat:

@@ -1,6 +1,6 @@
 """Put examples side by side as PyG does, in one pass a field instead of one a field and example."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from functools import cache
 from typing import Any, NamedTuple
@@ -45,8 +45,8 @@ def merge_trees(examples: Sequence[Data], excluded: Collection[str]) -> Batch | 
         return None
     counts = columns["num_nodes"]
     fields: dict[str, Tensor | None] = {}
-    stretches: dict[str, Stretches] = {}
-    known: dict[tuple[int, ...], Stretches] = {}
+    stretches = {"num_nodes": Stretches.of(counts)}
+    known = {tuple(counts): stretches["num_nodes"]}
     for key, values in columns.items():
         joined = None if key == "num_nodes" else _join(key, values)
         fields[key] = joined
@@ -89,39 +89,40 @@ def place_trees(
         fields: The fields of ``DynTreeData``, each with the rows of all examples, in which every
             example counts its nodes from 0; edges and roots are shifted in place. ``num_nodes``
             (None) keeps its place among them.
-        stretches: For every field where the rows of each example are.
+        stretches: For every field where the rows of each example are; for ``num_nodes``, where
+            its nodes are.
 
     Returns:
         The batch. Every field has as many rows as there are nodes or edges, and every edge stays
         in its example; None where that is not so, or where there are no edges.
     """
-    nodes, edges = Stretches.of(counts), stretches.get("edge_index")
+    nodes, edges = stretches["num_nodes"], stretches.get("edge_index")
     index = fields.get("edge_index")
     if index is None or edges is None or index.dim() != 2:
         return None
     if any(not _is_int64(fields[key]) for key in _SHIFTED if key in fields):
         return None
     wanted = dict.fromkeys(NODE_FIELDS, nodes) | dict.fromkeys(EDGE_FIELDS, edges)
-    pairs = {(id(found), id(wanted.get(key))): key for key, found in stretches.items()}
-    for key in pairs.values():
-        if not np.array_equal(stretches[key].sizes, wanted.get(key, stretches[key]).sizes):
+    for key, found in stretches.items():
+        right = wanted.get(key, found)
+        if found is not right and not np.array_equal(found.sizes, right.sizes):
             return None
     # One comparison for both bounds: read without a sign, a number below 0 is a huge one.
     ends = np.repeat(nodes.sizes.view(np.uint64), edges.sizes)
     if (index.numpy().view(np.uint64) >= ends).any():
         return None
-    shift, unshifted = torch.from_numpy(nodes.starts[:-1]), torch.zeros(len(counts), dtype=_INT)
+    first = nodes.starts[:-1]
+    shift, none = torch.from_numpy(first), torch.from_numpy(np.zeros_like(first))
     starts = {id(each): torch.from_numpy(each.starts) for each in stretches.values()}
     joined: dict[str, Joined | None] = {}
     for key, value in fields.items():
-        if value is None:
-            joined[key] = None
-            continue
-        where = stretches[key]
-        if key in _SHIFTED:
+        if value is not None and key in _SHIFTED:
             rows = value.numpy()
-            rows += np.repeat(nodes.starts[:-1], where.sizes)
-        joined[key] = Joined(value, starts[id(where)], shift if key in _SHIFTED else unshifted)
+            rows += np.repeat(first, stretches[key].sizes)
+            joined[key] = Joined(value, starts[id(stretches[key])], shift)
+        else:
+            begins = starts[id(stretches[key])]
+            joined[key] = None if value is None else Joined(value, begins, none)
     return assemble(DynTreeData, joined, counts)
 
 
@@ -228,7 +229,7 @@ def assemble(kind: type[Data], joined: Mapping[str, Joined | None], counts: list
 
 
 @cache
-def _empty_batch(kind: type[Data]) -> Batch:
+def _empty_batch(kind: Callable[..., Data]) -> Batch:
     """Makes a batch without fields, once a class: PyG builds a class and reads its signature."""
     return Batch(_base_cls=kind)
 
