@@ -15,7 +15,7 @@ from pyg_dynbatch.core.state_store import refuse_second_derivative
 from pyg_dynbatch.nn.fused_downward import Downward
 from pyg_dynbatch.nn.fused_inputs import InnerInputs, inner_input_gradients, with_input
 from pyg_dynbatch.nn.fused_leaves import backward_leaves, forward_leaves
-from pyg_dynbatch.nn.fused_plan import Block, FusedPlan, FusedRun
+from pyg_dynbatch.nn.fused_plan import Block, FusedPlan, FusedRun, differentiated
 from pyg_dynbatch.nn.fused_products import RowProduct, sum_rows, weight_gradient
 from pyg_dynbatch.nn.gate_kernels import gate_kernels
 from pyg_dynbatch.nn.gate_rows import Gates, Outgoing, inner_rows, sum_stretches
@@ -41,7 +41,8 @@ def fused_child_sum_tree_lstm(
     Reference:
         Tai, Socher, Manning (2015), arXiv:1503.00075, equations 2-8.
     """
-    return _FusedChildSum.apply(inputs, weight_input, weight_hidden, bias, run)
+    weights = weight_input, weight_hidden, bias
+    return _FusedChildSum.apply(inputs, *weights, run, differentiated(inputs, *weights))
 
 
 class _FusedChildSum(Function):
@@ -53,10 +54,11 @@ class _FusedChildSum(Function):
         weight_hidden: Tensor,
         bias: Tensor,
         run: FusedRun,
+        keep: bool,
     ) -> tuple[Tensor, Tensor]:
         with torch.autocast(inputs.device.type, enabled=False):
             width = bias.size(0) // 4
-            plan = FusedPlan(run, inputs.size(0), inputs.device)
+            plan = FusedPlan(run, inputs.size(0), inputs.device, keep)
             inputs = inputs.contiguous()
             states = tuple(bias.new_empty(plan.nodes + 1, width) for _ in range(3))
             states[0][0], states[1][0] = 0, 0
@@ -65,7 +67,7 @@ class _FusedChildSum(Function):
                 plan, inputs, weight_input[own], bias[own], states
             )
             level = _Forward(plan, inputs, (weight_input, weight_hidden, bias), states)
-            gates = [gates for block in plan.blocks for gates in level.run(block)]
+            gates = level.run()
             ctx.plan, ctx.num_leaf_blocks = plan, len(leaves)
             ctx.save_for_backward(
                 inputs, weight_input, weight_hidden, level.gathered, level.sums, states[1],
@@ -100,7 +102,7 @@ class _FusedChildSum(Function):
             if needs[2]:
                 parts = (grads, sums), (forgets, children)
                 grad_hidden = torch.cat([weight_gradient(*part, precision) for part in parts])
-            return grad_inputs, grad_weight, grad_hidden, grad_bias, None
+            return grad_inputs, grad_weight, grad_hidden, grad_bias, None, None
 
 
 class _Forward:
@@ -115,7 +117,8 @@ class _Forward:
 
     def __init__(self, plan: FusedPlan, inputs: Tensor, weights: Rows, states: Rows) -> None:
         weight_input, weight_hidden, bias = weights
-        width = self.width = bias.size(0) // 4
+        self.plan, self.width = plan, bias.size(0) // 4
+        width = self.width
         # Zeros, as products read a few rows beyond those that are filled already.
         self.gathered = states[0].new_zeros(plan.places, width)
         self.sums = states[0].new_zeros(plan.inner, width)
@@ -134,7 +137,16 @@ class _Forward:
         )
         self.given = InnerInputs(plan, inputs, weight_input)
 
-    def run(self, block: Block) -> tuple[Tensor, Tensor]:
+    def run(self) -> list[Tensor]:
+        """Computes all blocks; returns the gates of each, where they are kept."""
+        found: list[Tensor] = []
+        for block in self.plan.blocks:
+            gates = self._block(block)
+            if self.plan.keep:
+                found += gates
+        return found
+
+    def _block(self, block: Block) -> tuple[Tensor, Tensor]:
         """Computes one block; returns the activated gates u, i, o, and f of every child."""
         self.kernels.gather(block)
         own = self.given.of(block, self.width if self.of_sums.doubled else 0)

@@ -29,7 +29,8 @@ def forward_leaves(
         states: Where h, c and tanh(c) of all nodes go, leaves from row 1 on.
 
     Returns:
-        The activated gates, block by block, and tanh(c) of every leaf that was computed.
+        The activated gates, block by block where they are kept, and tanh(c) of every leaf that
+        was computed.
     """
     width = bias.size(0) // 3
     spread = plan.run.leaf_row is not None
@@ -41,7 +42,8 @@ def forward_leaves(
     found = []
     for block, rows in _products(plan, inputs, weight, bias, kernels.squashes):
         kernels.forward(block, Gates(rows))
-        found.append(rows)
+        if plan.keep:
+            found.append(rows)
     if spread:
         index = plan.spread_leaves()
         for computed, state in zip((hidden, memory), states, strict=False):

@@ -16,7 +16,7 @@ from pyg_dynbatch.core.state_store import refuse_second_derivative
 from pyg_dynbatch.nn.fused_downward import Downward
 from pyg_dynbatch.nn.fused_inputs import InnerInputs, inner_input_gradients, with_input
 from pyg_dynbatch.nn.fused_leaves import backward_leaves, forward_leaves
-from pyg_dynbatch.nn.fused_plan import FusedPlan, FusedRun
+from pyg_dynbatch.nn.fused_plan import FusedPlan, FusedRun, differentiated
 from pyg_dynbatch.nn.fused_products import RowProduct, sum_rows, weight_gradient
 from pyg_dynbatch.nn.gate_kernels import gate_kernels
 from pyg_dynbatch.nn.gate_rows import Gates, Outgoing, inner_rows
@@ -43,7 +43,8 @@ def fused_nary_tree_lstm(
     Reference:
         Tai, Socher, Manning (2015), arXiv:1503.00075, equations 9-14.
     """
-    return _FusedNary.apply(inputs, weight_input, weight_hidden, bias, run)
+    weights = weight_input, weight_hidden, bias
+    return _FusedNary.apply(inputs, *weights, run, differentiated(inputs, *weights))
 
 
 class _FusedNary(Function):
@@ -55,10 +56,11 @@ class _FusedNary(Function):
         weight_hidden: Tensor,
         bias: Tensor,
         run: FusedRun,
+        keep: bool,
     ) -> tuple[Tensor, Tensor]:
         with torch.autocast(inputs.device.type, enabled=False):
             width = bias.size(0) // 4
-            plan = FusedPlan(run, inputs.size(0), inputs.device)
+            plan = FusedPlan(run, inputs.size(0), inputs.device, keep)
             inputs = inputs.contiguous()
             states = tuple(bias.new_empty(plan.nodes + 1, width) for _ in range(3))
             states[0][0], states[1][0] = 0, 0
@@ -100,13 +102,16 @@ class _FusedNary(Function):
             grad_hidden = weight_gradient(grads, children, plan.run.precision) if needs[2] else None
             grad_bias = _fold_forget(sum_rows(grads)[None], width)[0]
             grad_bias[: 3 * width] += leaf_bias
-            return grad_inputs, grad_weight, grad_hidden, grad_bias, None
+            return grad_inputs, grad_weight, grad_hidden, grad_bias, None, None
 
 
 def _forward_blocks(
     plan: FusedPlan, inputs: Tensor, weights: Weights, states: Weights
 ) -> tuple[list[Tensor], Tensor]:
-    """Computes all inner nodes; returns activated gates and the hidden rows of the children."""
+    """Computes all inner nodes; returns activated gates and the hidden rows of the children.
+
+    Gates that nobody will ask for go at once, so that the next ones find their rows in the cache.
+    """
     weight_input, weight_hidden, bias = weights
     width, arity = bias.size(0) // 4, plan.arity or 0
     # Zeros, as products read a few rows beyond those that are filled already.
@@ -128,7 +133,8 @@ def _forward_blocks(
         squash = kernels.squashes and own is None
         rows = product(gathered, block.first, block.size, squash=squash)
         kernels.forward(block, Gates(rows, None, own, product))
-        found.append(rows)
+        if plan.keep:
+            found.append(rows)
     return found, gathered
 
 

@@ -52,6 +52,16 @@ class Block(NamedTuple):
     start: int
 
 
+def differentiated(*tensors: Tensor) -> bool:
+    """Tells whether autograd records what is computed from some tensors.
+
+    Example:
+        >>> differentiated(torch.ones(1)), differentiated(torch.ones(1, requires_grad=True))
+        (False, True)
+    """
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
 class FusedPlan:
     """Sizes as plain numbers, and index vectors on the device.
 
@@ -59,10 +69,13 @@ class FusedPlan:
         run: The run.
         num_inputs: Number of input rows.
         device: On CPUs levels are cut into blocks that stay in the cache.
+        keep: Whether gates are kept for a backward pass.
     """
 
-    def __init__(self, run: FusedRun, num_inputs: int, device: torch.device) -> None:
-        self.run = run
+    def __init__(
+        self, run: FusedRun, num_inputs: int, device: torch.device, keep: bool = True
+    ) -> None:
+        self.run, self.keep = run, keep
         schedule = self.schedule = run.schedule
         steps = schedule.steps
         self.arity = schedule.arity

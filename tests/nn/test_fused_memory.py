@@ -1,0 +1,67 @@
+"""What fused Tree-LSTMs keep for the backward pass, counted number by number."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from pyg_dynbatch.core import Schedule
+from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer
+
+WIDTH = 6
+
+
+def complete(levels: int) -> tuple[Tensor, int]:
+    """Edges of a complete binary tree, and its number of nodes."""
+    nodes = 2**levels - 1
+    child = torch.arange(1, nodes)
+    return torch.stack([child, (child - 1) // 2]), nodes
+
+
+def kept(layer: RecursiveLayer, schedule: Schedule, x: Tensor) -> int:
+    """Numbers that autograd saves in one forward pass, those of parameters and inputs apart."""
+    found: dict[int, int] = {}
+
+    def pack(saved: Tensor) -> Tensor:
+        found[saved.untyped_storage().data_ptr()] = saved.untyped_storage().nbytes() // 4
+        return saved
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
+        layer(x, schedule=schedule, level_order=True)
+    for mine in (x, *layer.parameters()):
+        found.pop(mine.untyped_storage().data_ptr(), None)
+    return sum(found.values())
+
+
+def case(layer: RecursiveLayer) -> tuple[Schedule, Tensor, int, int]:
+    edges, nodes = complete(7)
+    leaves = 64
+    has_input = torch.arange(nodes) >= nodes - leaves
+    schedule = Schedule.from_structure(edges, nodes, arity=layer.arity, has_input=has_input)
+    return schedule, torch.randn(leaves, 3), leaves, nodes - leaves
+
+
+def test_binary() -> None:
+    layer = NaryTreeLSTM(3, WIDTH)
+    schedule, x, leaves, inner = case(layer)
+    # c, tanh(c) and three gates of a leaf; of an inner node five gates and two children besides.
+    wanted = WIDTH * (5 * leaves + (2 + 5 + 2) * inner)
+    # And a row of zeros for missing children in front of c and tanh(c).
+    assert kept(layer, schedule, x) == wanted + 2 * WIDTH
+
+
+def test_child_sum() -> None:
+    layer = ChildSumTreeLSTM(3, WIDTH)
+    schedule, x, leaves, inner = case(layer)
+    # Of an inner node three gates and the sum; of each of its children h and the forget gate.
+    wanted = WIDTH * (5 * leaves + (2 + 3 + 1) * inner + 2 * (leaves + inner - 1))
+    assert kept(layer, schedule, x) == wanted + 2 * WIDTH
+
+
+@pytest.mark.parametrize("make", (NaryTreeLSTM, ChildSumTreeLSTM))
+def test_nothing_without_gradients(make: type[RecursiveLayer]) -> None:
+    layer = make(3, WIDTH)
+    schedule, x, _, _ = case(layer)
+    recorded = layer(x, schedule=schedule)
+    with torch.no_grad():
+        assert kept(layer, schedule, x) == 0
+        assert torch.equal(layer(x, schedule=schedule), recorded)
