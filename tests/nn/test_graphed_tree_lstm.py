@@ -152,11 +152,13 @@ def test_without_a_way_back(make_layer: type[RecursiveLayer], mode: Callable[[],
         with mode():
             x = torch.randn(schedule.num_nodes, 3)
             torch.testing.assert_close(fast(x, schedule=schedule), layer(x, schedule=schedule))
-    assert (counts.recorded, counts.replayed) == (1, 2)
-    # What was recorded in inference mode does not get in the way of training.
+    # What was recorded in inference mode does not get in the way outside.
     x = torch.randn(10, 3)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x, schedule=schedules[0]), layer(x, schedule=schedules[0]))
+    assert (counts.recorded, counts.replayed) == (1, 3)
     fast(x, schedule=schedules[0]).sum().backward()
-    assert (counts.recorded, counts.replayed) == (3, 4)
+    assert (counts.recorded, counts.replayed) == (3, 5)
     for parameter in layer.parameters():
         parameter.requires_grad_(False)
     assert not fast(x, schedule=schedules[0]).requires_grad
@@ -171,6 +173,20 @@ def test_gradients_add_up_and_are_nobody_elses() -> None:
             module(x, schedule=schedule).sum().backward()
     for mine, right in zip(fast.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, right.grad)
+
+
+def test_results_are_copies() -> None:
+    layer, fast, counts, (schedule, _) = pair()
+    found = []
+    for _ in range(2):
+        x = torch.randn(schedule.num_nodes, 3, requires_grad=True)
+        h = fast(x, schedule=schedule)
+        found.append([h.detach(), *torch.autograd.grad(h.sum(), [x, *fast.parameters()])])
+        if len(found) == 1:
+            kept = [each.clone() for each in found[0]]
+    assert counts.replayed == 4
+    for mine, right, other in zip(found[0], kept, found[1], strict=True):
+        assert torch.equal(mine, right) and not torch.equal(mine, other)
 
 
 def test_some_parameters_frozen_and_an_output_unused() -> None:
@@ -293,7 +309,7 @@ def test_recurrent_dropout_is_drawn_at_every_replay() -> None:
     x = torch.randn(schedule.num_nodes, 3)
     drawn = [fast(x, schedule=schedule).detach() for _ in range(400)]
     assert counts.recorded == 2 and not torch.equal(drawn[0], drawn[1])
-    leaf = level_of_first_leaf(layer, schedule, x)
+    leaf = memory_of_first_leaf(layer, schedule, x)
     # Each entry of a leaf's memory is dropped, or twice what it is without dropout.
     memory = torch.stack(
         [fast(x, schedule=schedule, return_state=True)[1][0].detach() for _ in range(400)]
@@ -302,9 +318,10 @@ def test_recurrent_dropout_is_drawn_at_every_replay() -> None:
     assert 0.4 < (memory == 0).float().mean() < 0.6
     fast.eval()
     torch.testing.assert_close(fast(x, schedule=schedule), layer(x, schedule=schedule))
+    assert counts.recorded == 4
 
 
-def level_of_first_leaf(layer: RecursiveLayer, schedule: Schedule, x: Tensor) -> Tensor:
+def memory_of_first_leaf(layer: RecursiveLayer, schedule: Schedule, x: Tensor) -> Tensor:
     layer.eval()
     memory = layer(x, schedule=schedule, return_state=True)[1][0].detach()
     layer.train()
@@ -348,9 +365,14 @@ def test_a_batch_without_any_input() -> None:
     bare = Schedule.from_structure(EDGES, 5, has_input=torch.zeros(5, dtype=torch.bool))
     both = LevelBuckets.fit([bare, forest(layer, 1)], 1)
     fast = GraphedTreeLSTM(layer, both)
-    for schedule in (forest(layer, 1), bare):
-        x = torch.randn(schedule.stores[0].inputs, 3)
-        torch.testing.assert_close(fast(x, schedule=schedule), layer(x, schedule=schedule))
+    fast(torch.full((5, 3), torch.inf), schedule=forest(layer, 1)).sum().backward()
+    x = torch.randn(0, 3)
+    wanted, found = (m(x, schedule=bare) for m in (layer, fast))
+    torch.testing.assert_close(found, wanted)
+    weights = list(layer.parameters())
+    assert_close(
+        torch.autograd.grad(found.sum(), weights), torch.autograd.grad(wanted.sum(), weights)
+    )
     assert fast.num_graphs == 1
 
 
