@@ -12,8 +12,9 @@ from pyg_dynbatch.bench.records import FIELDS
 
 SCALING = ["scaling", "--sizes", "31", "62", "--tree-nodes", "31", "--units", "3", "--repeats", "2"]
 SST = ["sst", "--batch-sizes", "3", "--units", "4", "--embedding", "5", "--trees", "6"]
-SST_MODES, BARE = ("fused", "unshared", "generic", "engine"), ("bare", "bare, packed")
-SST += ["--batches", "2", "--repeats", "2", "--loop-trees", "2"]
+SST_MODES = ("fused", "unshared", "generic", "engine", "graphed")
+BARE = ("bare", "bare, packed")
+SST += ["--batches", "2", "--repeats", "2", "--loop-trees", "2", "--modes", *SST_MODES]
 
 
 def records_of(argv: list[str], folder: Path) -> list[dict[str, Any]]:

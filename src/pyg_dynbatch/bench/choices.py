@@ -3,8 +3,8 @@
 MODES = ("fused", "generic", "engine")
 """Ways to run a layer of trees."""
 
-SST_MODES = ("fused", "unshared", "generic", "engine")
-"""The same, for a classifier whose equal leaves are computed once."""
+SST_MODES = ("fused", "unshared", "generic", "engine", "graphed")
+"""The same, for a classifier whose equal leaves are computed once, and CUDA graphs."""
 
 WEAVE_MODES = ("fused", "plain", "engine")
 """Ways to run weave modules."""

@@ -73,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_weave(benches.add_parser("weave", help="weave modules beside all ordered pairs"))
     _add_blocks(benches.add_parser("blocks", help="a model in blocks beside the fused layers"))
     _add_policies(benches.add_parser("policies", help="steps of every policy and fewest steps"))
+    _add_padding(benches.add_parser("padding", help="what it costs to pad levels to few shapes"))
     return parser
 
 
@@ -115,8 +116,9 @@ def _add_sst(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--units", type=_count(1), nargs="+", default=[150, 300], metavar="N")
     parser.add_argument(
-        "--modes", nargs="+", choices=SST_MODES, default=list(SST_MODES),
-        help="unshared is fused with every leaf computed, equal words or not",
+        "--modes", nargs="+", choices=SST_MODES, default=list(SST_MODES[:-1]),
+        help="unshared is fused with every leaf computed, equal words or not; graphed is that by "
+        "CUDA graphs (on CPUs the same padded levels without graphs); default: all but graphed",
     )  # fmt: skip
     parser.add_argument("--embedding", type=_count(1), default=300, metavar="WIDTH")
     parser.add_argument(
@@ -297,6 +299,23 @@ def _add_policies(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, default=0)
     _add_common(parser, repeats=3)
+
+
+def _add_padding(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Nodes and levels of schedules padded to a few shapes, for CUDA graphs, over those of the "
+        "schedules themselves. The shapes come from one epoch, the mini-batches from another."
+    )
+    _add_trees(parser)
+    parser.add_argument("--batch-sizes", type=_count(1), nargs="+", default=[1, 8, 25], metavar="N")
+    parser.add_argument(
+        "--shapes", type=_count(1), nargs="+", default=[8, 16, 32], metavar="N",
+        help="numbers of shapes (default: 8 16 32)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--margin", type=float, default=0.1, help="how much larger than the sample (default: 0.1)"
+    )
+    _add_output(parser)
 
 
 def _add_trees(parser: argparse.ArgumentParser) -> None:

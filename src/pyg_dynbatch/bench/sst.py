@@ -34,6 +34,7 @@ from pyg_dynbatch.bench.records import (
 )
 from pyg_dynbatch.bench.sentiment import CLASSES, sentiment_trees
 from pyg_dynbatch.bench.sst_ways import PlainTree, Ways, make_ways
+from pyg_dynbatch.core.buckets import LevelBuckets
 from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.data.collate import Collater
 
@@ -53,6 +54,9 @@ BARE, PACKED = "bare matrix products", "bare, packed"
 SPEEDS = ("train", "step", "inference")
 TIMES = ("forward", "backward", "optimizer", "inference")
 RATIOS = ("train", "inference")
+
+_SAMPLE = 64
+"""Batches from which the shapes of padded levels are found."""
 
 
 def run(options: argparse.Namespace, device: torch.device) -> list[Record]:
@@ -103,8 +107,12 @@ def _time(
     collate = Collater(arity=2)
     sizes = Sizes(options.embedding, ways.model.classifier.in_features, CLASSES)
     parts, facts = [], []
+    buckets = _buckets(options, trees, len(drawn[0])) if "graphed" in options.modes else None
     for members in drawn:
-        batch = collate([trees[k] for k in members]).to(device)
+        batch = collate([trees[k] for k in members])
+        if buckets is not None:
+            batch.schedule = buckets.pad(batch.schedule)
+        batch = batch.to(device)
         few = [PlainTree.of(trees[k], device) for k in members[: options.loop_trees]]
         bare = BareProducts(batch.schedule, sizes, device)
         packed = {} if device.type != "cpu" else {PACKED: _packed(batch.schedule, sizes, device)}
@@ -123,6 +131,14 @@ def _time(
         facts.append(_facts(batch.schedule, bare) | {"scaled_by": scale})
     means = {name: sum(fact[name] for fact in facts) / len(facts) for name in facts[0]}
     return join_rounds(parts), {**means, "repeats": options.repeats * len(parts)}
+
+
+def _buckets(options: argparse.Namespace, trees: Any, batch: int) -> LevelBuckets:
+    """Finds the shapes of padded levels from other batches than those that are timed."""
+    collate, other = Collater(arity=2), argparse.Namespace(**vars(options))
+    other.seed, other.batches = options.seed + 1, _SAMPLE
+    drawn = _draw(len(trees), batch, other)
+    return LevelBuckets.fit([collate([trees[k] for k in each]).schedule for each in drawn])
 
 
 def _packed(schedule: Schedule, sizes: Sizes, device: torch.device) -> Contender:

@@ -9,11 +9,13 @@ from torch import Tensor, nn
 from pyg_dynbatch.bench.protocol import Stopwatch, assert_agreement
 from pyg_dynbatch.bench.sentiment import CLASSES
 from pyg_dynbatch.bench.tree_lstm import Leaf, Pair, State
+from pyg_dynbatch.core.buckets import LevelBuckets
 from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.tensor_type import TensorType
 from pyg_dynbatch.data.collate import Collater
 from pyg_dynbatch.data.tree import DynTreeData
 from pyg_dynbatch.models.tree_classifier import TreeClassifier
+from pyg_dynbatch.nn.graphed_tree_lstm import GraphedTreeLSTM
 from pyg_dynbatch.nn.levels import run_levels
 from pyg_dynbatch.nn.recursive import level_row
 from pyg_dynbatch.nn.tree_lstm import NaryTreeLSTMCell
@@ -25,7 +27,8 @@ class Ways:
     ``fused`` is the model as it stands, which computes equal leaves once; ``unshared`` the same
     with every leaf on its own; ``generic`` runs its cell level by level with ordinary
     autograd; ``engine`` hands the engine two modules it knows nothing about, one for words and
-    one that joins two states, as one would write them without this package's layers.
+    one that joins two states, as one would write them without this package's layers;
+    ``graphed`` replays CUDA graphs over levels padded to a few shapes, every leaf on its own.
 
     Args:
         model: A classifier with a binary Tree-LSTM, without dropout.
@@ -45,6 +48,7 @@ class Ways:
         cell: Any = model.encoder.layer.cell
         row = TensorType((cell.in_channels,), tag="input")
         join, leaf = JoinCell(cell), Leaf(cell)
+        self.graphed = GraphedTreeLSTM(model.encoder.layer)
         self.engine = Engine.of_cell(join, cell.state_type, cell.arity, row, leaf)
         self.loss = nn.CrossEntropyLoss(ignore_index=-1, reduction="sum")
 
@@ -54,8 +58,9 @@ class Ways:
         if mode == "fused" or model.embedding is None:
             return model(batch)
         inputs = model.embedding(batch.token.index_select(0, schedule.input_node))
-        if mode == "unshared":
-            rows = model.encoder.layer(inputs, batch.edge_index, schedule, level_order=True)
+        if mode in ("unshared", "graphed"):
+            layer = self.graphed if mode == "graphed" else model.encoder.layer
+            rows = layer(inputs, batch.edge_index, schedule, level_order=True)
             return model.classifier(rows).index_select(0, level_row(schedule))
         if mode == "generic":
             hidden = run_levels(model.encoder.layer.cell, schedule, inputs)[0]
@@ -107,7 +112,9 @@ class Ways:
             RuntimeError: If one of them differs.
         """
         device = self.model.classifier.weight.device
-        batch = Collater(arity=2)(list(trees)).to(device)
+        batch = Collater(arity=2)(list(trees))
+        batch.schedule = LevelBuckets.fit([batch.schedule]).pad(batch.schedule)
+        batch = batch.to(device)
         plain = [PlainTree.of(tree, device) for tree in trees]
         right = torch.cat([node_by_node(self.model, tree) for tree in plain])
         wanted = [right, *self._gradients(right, batch.y)]
