@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch_geometric.loader import DataLoader
 
-from pyg_dynbatch.data import DynTreeData
+from pyg_dynbatch.data import Collater, DynTreeData
+from pyg_dynbatch.data import DataLoader as OwnLoader
+from pyg_dynbatch.data.tree_columns import TreeColumns
 from pyg_dynbatch.datasets import TreeDataset, TreeFile
 from pyg_dynbatch.datasets.cached import choose_split
 from pyg_dynbatch.featurizers import Vocabulary
@@ -224,3 +226,40 @@ def test_pickles_and_batches(trees: Path) -> None:
 def test_splits_are_named() -> None:
     with pytest.raises(ValueError, match=r"X: there is no such split[\s\S]*train, dev[\s\S]*all"):
         choose_split("all", ("train", "dev"), {}, "X")
+
+
+def test_loaders_get_the_trees_of_a_batch_as_columns(trees: Path) -> None:
+    dataset = TreeFile(trees)
+    columns = dataset.__getitems__([2, 0])
+    assert isinstance(columns, TreeColumns)
+    assert [tree.num_nodes for tree in columns] == [5, 3]
+    part = dataset[1:]
+    assert [tree.num_nodes for tree in part.__getitems__([1, -2])] == [5, 1]
+    with pytest.raises(IndexError):
+        part.__getitems__([2])
+    loader = OwnLoader(dataset, batch_size=3, arity=2)
+    (batch,) = loader
+    wanted = Collater(arity=2)([dataset[0], dataset[1], dataset[2]])
+    assert batch.schedule == wanted.schedule
+    assert torch.equal(batch.token, wanted.token)
+    (stock,) = DataLoader(dataset, batch_size=3)
+    assert torch.equal(stock.edge_index, wanted.edge_index)
+
+
+def test_transforms_and_changed_fields_are_seen(trees: Path) -> None:
+    found = TreeFile(trees, transform=twice).__getitems__([0])
+    assert isinstance(found, list)
+    assert found[0].y.tolist() == [6, 4, 2]
+    dataset = TreeFile(trees)
+    dataset.__getitems__([0])
+    dataset._data.y = dataset._data.y + 1
+    assert dataset.__getitems__([0])[0].y.tolist() == [4, 3, 2]
+    dataset._data, dataset.slices = TreeFile.collate([dataset[1], dataset[0]])
+    assert [tree.num_nodes for tree in dataset.__getitems__([0, 1])] == [1, 3]
+
+
+def test_one_tree_alone_has_no_columns(tmp_path: Path) -> None:
+    (tmp_path / "one.txt").write_text("(3 (2 good) (1 fun))\n")
+    found = TreeFile(tmp_path / "one.txt").__getitems__([0, 0])
+    assert [tree.num_nodes for tree in found] == [3, 3]
+    assert Collater()(found).num_graphs == 2

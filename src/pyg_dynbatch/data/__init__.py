@@ -21,6 +21,7 @@ from pyg_dynbatch.data.molecule_loader import MoleculeLoader
 from pyg_dynbatch.data.packing import node_counts, pair_counts
 from pyg_dynbatch.data.sampler import NodeBudgetBatchSampler
 from pyg_dynbatch.data.tree import DynTreeData
+from pyg_dynbatch.data.tree_columns import TreeColumns
 
 __all__ = [
     "Collater",
@@ -32,6 +33,7 @@ __all__ = [
     "MoleculeData",
     "MoleculeLoader",
     "NodeBudgetBatchSampler",
+    "TreeColumns",
     "bonds_of",
     "from_edge_index",
     "from_nested",

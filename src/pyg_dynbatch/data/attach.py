@@ -1,5 +1,6 @@
 """Give a batch its schedule, and find the example that is to blame when there is none."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,9 @@ def attach_schedules(
         check_bounds(batch, name=name)
     wanted = tuple(KEY_OF_DIRECTION) if direction == "both" else (direction,)
     for each in wanted:
-        batch[KEY_OF_DIRECTION[each]] = derive_schedule(batch, arity, each, name=name)
+        schedule = derive_schedule(batch, arity, each, name=name)
+        # Not by PyG's own way, which raises and catches an error on it: a tenth of the schedule.
+        batch.stores[0]._mapping[KEY_OF_DIRECTION[each]] = schedule
 
 
 def derive_schedule(batch: Any, arity: int | None, direction: str, *, name: str) -> Schedule:
@@ -49,7 +52,7 @@ def derive_schedule(batch: Any, arity: int | None, direction: str, *, name: str)
     Raises:
         ValueError: Naming the example that cannot be scheduled.
     """
-    edge_index = getattr(batch, "edge_index", None)
+    edge_index = batch.stores[0].get("edge_index")
     if not isinstance(edge_index, Tensor):
         raise ValueError(
             mismatch(
@@ -66,7 +69,7 @@ def derive_schedule(batch: Any, arity: int | None, direction: str, *, name: str)
             raise
         number, reason = blamed
         raise ValueError(f"{name}: example {number} of the batch: {reason}") from error
-    return schedule if edge_index.device.type == "cpu" else schedule.to(edge_index.device)
+    return schedule if edge_index.is_cpu else schedule.to(edge_index.device)
 
 
 def check_bounds(batch: Any, *, name: str) -> None:
@@ -126,33 +129,29 @@ def _wrong_length(name: str, key: str, found: np.ndarray, wanted: np.ndarray) ->
 
 
 def _schedule(data: Any, arity: int | None, direction: str) -> Schedule:
-    fields = {key: getattr(data, key, None) for key in ("depth", "child_slot")}
+    # Not as attributes: PyG answers for one that is absent by raising and catching an error.
+    store = data.stores[0]
+    depth, slot, ptr = (store.get(key) for key in ("depth", "child_slot", "ptr"))
     return Schedule.from_structure(
-        data.edge_index.cpu(),
+        store["edge_index"].cpu(),
         int(data.num_nodes),
-        depth=None if fields["depth"] is None else fields["depth"].cpu(),
-        child_slot=None if fields["child_slot"] is None else fields["child_slot"].cpu(),
+        depth=None if depth is None else depth.cpu(),
+        child_slot=None if slot is None else slot.cpu(),
         arity=arity,
-        has_input=_has_input(data),
-        example_sizes=_example_sizes(data),
+        has_input=_has_input(store),
+        example_sizes=None if ptr is None else np.diff(ptr.cpu().numpy()).tolist(),
         direction=direction,
     )
 
 
-def _example_sizes(data: Any) -> list[int] | None:
-    """Number of nodes of each example of a batch; ``None`` for a single example."""
-    ptr = getattr(data, "ptr", None)
-    return None if ptr is None else np.diff(ptr.cpu().numpy()).tolist()
-
-
-def _has_input(data: Any) -> Tensor | None:
+def _has_input(store: Mapping[str, Any]) -> Tensor | None:
     """Says which nodes read an input: those with a token, else those marked, else (None) all."""
-    token = getattr(data, "token", None)
+    token = store.get("token")
     if token is not None:
         # Numbers in the place of rows are compared by numpy, in a third of the time.
         is_row = token.dtype == torch.int64
         return torch.from_numpy(token.cpu().numpy() >= 0) if is_row else (token >= 0).cpu()
-    marked = getattr(data, "has_input", None)
+    marked = store.get("has_input")
     return None if marked is None else marked.cpu()
 
 

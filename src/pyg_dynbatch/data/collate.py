@@ -14,6 +14,7 @@ from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.data.attach import KEY_OF_DIRECTION, attach_schedules, checked_direction
 from pyg_dynbatch.data.merge import merge_trees
 from pyg_dynbatch.data.tree import DynTreeData
+from pyg_dynbatch.data.tree_columns import TreeColumns
 
 # Plans of a whole batch; one that is kept on an example is of no use to the batch.
 _PLANS = (Schedule, Pairs)
@@ -136,9 +137,12 @@ class Collater(PlanningCollater):
         self.direction = checked_direction(direction, (*KEY_OF_DIRECTION, "both"), "Collater")
 
     def _merge(self, examples: Sequence[Any], excluded: set[str]) -> Batch | None:
+        if isinstance(examples, TreeColumns):
+            return examples.merged(excluded)
         if type(examples[0]) is not DynTreeData:
             return None
-        kept = {k for k, value in examples[0].stores[0].items() if isinstance(value, _PLANS)}
+        first = examples[0].stores[0].to_dict()
+        kept = {key for key, value in first.items() if isinstance(value, _PLANS)}
         return merge_trees(examples, excluded | kept)
 
     def _attach(self, merged: Batch, quick: bool) -> None:

@@ -1,6 +1,6 @@
 """Put examples side by side as PyG does, in one pass a field instead of one a field and example."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from functools import cache
 from typing import Any, NamedTuple
@@ -208,7 +208,7 @@ def assemble(kind: type[Data], joined: Mapping[str, Joined | None], counts: list
     Returns:
         The batch, which can be taken apart again.
     """
-    batch = copy(_empty_batch(kind))
+    batch = copy(_empty_batch(kind))  # type: ignore[arg-type]  # a class can be hashed
     store = batch._store
     fields = store._mapping
     slices: dict[str, Tensor] = {}
@@ -229,7 +229,7 @@ def assemble(kind: type[Data], joined: Mapping[str, Joined | None], counts: list
 
 
 @cache
-def _empty_batch(kind: Callable[..., Data]) -> Batch:
+def _empty_batch(kind: Any) -> Batch:
     """Makes a batch without fields, once a class: PyG builds a class and reads its signature."""
     return Batch(_base_cls=kind)
 

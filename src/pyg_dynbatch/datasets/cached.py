@@ -19,6 +19,7 @@ from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.files import write_atomically
 from pyg_dynbatch.data.packing import node_counts
 from pyg_dynbatch.data.tree import DynTreeData
+from pyg_dynbatch.data.tree_columns import TreeTable
 from pyg_dynbatch.featurizers.files import load_tensors
 from pyg_dynbatch.featurizers.vocabulary import Vocabulary
 
@@ -82,6 +83,7 @@ class TreeDataset(InMemoryDataset, ABC):
         super().__init__(None if root is None else str(root), transform, pre_transform, log=False)
         # PyG puts "???" in the place of no folder, and a cache would be written there.
         self.root = None if root is None else str(root)
+        self._table: TreeTable | None = None
         self._vocabulary = Vocabulary([])
         self._classes = 0
 
@@ -176,6 +178,16 @@ class TreeDataset(InMemoryDataset, ABC):
             parts = [token[starts[i] : starts[i + 1]] for i in self.indices()]
             token = torch.cat([*parts, token[:0]])  # the last one for a data set of no examples
         return torch.bincount(token[token >= 0], minlength=self.num_tokens)
+
+    def __getitems__(self, chosen: Sequence[int]) -> Sequence[Any]:
+        """Takes the trees of a batch at once, which loaders ask for, as columns if it can."""
+        columns = None
+        if self.transform is None and self.slices is not None:
+            if self._table is None or self._table.slices is not self.slices:
+                self._table = TreeTable(self.slices)
+            where = self.indices()
+            columns = self._table.take(self._data, [where[i] for i in chosen])
+        return [self[i] for i in chosen] if columns is None else columns
 
     def _starts(self) -> Int[Tensor, " start"]:
         if self.slices is None:  # PyG keeps no slices of a single example
