@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from pyg_dynbatch.core import (
     Engine,
@@ -343,3 +344,80 @@ def test_a_leaf_module_saves_the_cell_on_the_first_level(dag: Dag) -> None:
         assert join.rows == wanted
     for mine, right in zip(*found, strict=True):
         torch.testing.assert_close(mine, right, rtol=1e-12, atol=1e-12)
+
+
+def seen_by(join: Join, schedule: Schedule, x: Tensor) -> list[tuple[Tensor, ...]]:
+    """The arguments of every step."""
+    seen: list[tuple[Tensor, ...]] = []
+    handle = join.register_forward_pre_hook(lambda _, args: seen.append(args))
+    Engine.of_cell(join, VECTOR, 2, TensorType((3,), tag="input"))(schedule, {"input": x})
+    handle.remove()
+    return seen
+
+
+def test_rows_of_zeros_are_not_gathered() -> None:
+    """Neither for the children of the first level, nor for the inputs of a level without."""
+    leaf = torch.tensor([True, True, False, False, True])
+    edges = torch.tensor([[0, 1, 2, 4], [2, 2, 3, 3]])
+    schedule = Schedule.from_structure(edges, 5, arity=2, has_input=leaf)
+    x = torch.randn(3, 3, requires_grad=True)
+    first, second, third = seen_by(Join(), schedule, x)
+    assert first[0].equal(x) and first[0].requires_grad
+    for rows in (*first[1:], second[0], third[0]):
+        assert not rows.any() and not rows.requires_grad
+    assert second[1].requires_grad and third[2].requires_grad
+    with torch.no_grad():
+        assert [len(rows) for rows in seen_by(Join(), schedule, x)[1]] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("requires_grad", [True, False])
+def test_a_change_in_place_is_refused_for_every_argument(place: int, requires_grad: bool) -> None:
+    class Careless(Join):
+        def forward(self, *arguments: Tensor) -> Tensor:
+            # Rows of zeros, rows side by side, and gathered ones.
+            arguments[place].add_(1)
+            return super().forward(*arguments)
+
+    edges = torch.tensor([[0, 1, 4, 5, 2, 6], [2, 2, 6, 6, 3, 3]])
+    x = torch.zeros(7, 3, requires_grad=requires_grad)
+    leaves = torch.tensor([True, True, False, False, True, True, False])
+    plain = Engine.of_cell(Careless(), VECTOR, 2)
+    with_leaf = Engine.of_cell(Careless(), VECTOR, 2, leaf=nn.Tanh())
+    for engine, has_input in ((plain, None), (with_leaf, None), (with_leaf, leaves)):
+        schedule = Schedule.from_structure(edges, 7, arity=2, has_input=has_input)
+        rows = x[: len(schedule.input_node)]
+        text = message(RuntimeError, engine, schedule, {"input": rows})
+        assert "Operation 'node': its module changed an argument in place" in text
+
+
+def test_rows_of_zeros_stay_zeros_in_inference_mode() -> None:
+    """There a change in place goes unnoticed; it must not reach other steps."""
+
+    class Careless(Join):
+        def forward(self, x: Tensor, left: Tensor, right: Tensor) -> Tensor:
+            return super().forward(x.add_(1), left, right)
+
+    leaf = torch.tensor([True, True, False, False])
+    schedule = Schedule.from_structure(
+        torch.tensor([[0, 1, 2], [2, 2, 3]]), 4, arity=2, has_input=leaf
+    )
+    join = Careless()
+    engine = Engine.of_cell(join, VECTOR, 2, leaf=nn.Tanh())
+    with torch.inference_mode():
+        h = engine(schedule, {"input": torch.zeros(2, 3)})["node"]
+        assert h[3].allclose(join(torch.zeros(1, 3), h[2:3], torch.zeros(1, 3))[0])
+
+
+def test_a_run_reads_no_value() -> None:
+    """A GPU would be waited for; tensors without values stand for its tensors."""
+    edges = torch.tensor([[0, 1, 2, 4], [2, 2, 3, 3]])
+    schedule = Schedule.from_structure(edges, 5, arity=2)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        engine = Engine.of_cell(Join(), VECTOR, 2)
+        x = torch.empty(5, 3, requires_grad=True)
+        h = engine(schedule._apply(torch.empty_like), {"input": x})["node"]
+        found = torch.autograd.grad(h.sum(), [x, *engine.parameters()])
+        assert [rows.shape for rows in found] == [(5, 3), (3, 6), (3,)]
+        with pytest.raises(DataDependentOutputException):
+            h.sum().item()

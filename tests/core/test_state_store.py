@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from pyg_dynbatch.core import Engine, Operations, Program, Schedule, run_one_by_one
-from pyg_dynbatch.core.state_store import Read, StateStore, new_token, read_rows
+from pyg_dynbatch.core.state_store import Read, StateStore, Write, exchange, new_token
 from pyg_dynbatch.testing import assert_gradients_agree
 from tests.core.helpers import VECTOR, Vectors, message
 
@@ -309,7 +309,7 @@ def test_several_arguments_in_one_gather(index: list[int], stacked: bool) -> Non
     store.allocate((rows, height), (torch.float64, torch.int64))
     token = store.write(new_token(rows), 0, (rows, height))
     pick = torch.tensor(index, dtype=torch.long)
-    found = read_rows(token, [Read(store, pick, 2, stacked), Read(store, (1, 2))])
+    found = exchange(token, (), [Read(store, pick, 2, stacked), Read(store, (1, 2))])[1]
     two = (pick[0::2], pick[1::2]) if stacked else (pick[: len(pick) // 2], pick[len(pick) // 2 :])
     for place, part in enumerate((*two, torch.tensor([1, 2]))):
         assert found[place][0].equal(rows[part])
@@ -322,3 +322,50 @@ def test_several_arguments_in_one_gather(index: list[int], stacked: bool) -> Non
     )
     (wanted,) = torch.autograd.grad(right, rows)
     assert_close(torch.autograd.grad(mine, rows), [wanted])
+
+
+def turned(rows: Tensor) -> Tensor:
+    return rows.transpose(1, 2) if rows.dim() == 3 else rows
+
+
+@pytest.mark.parametrize("shape", [(), (2,), (2, 2)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+@pytest.mark.parametrize(
+    "join",
+    [
+        lambda left, right: torch.stack([left, right], 1),
+        lambda left, right: torch.stack([right, left], 1).conj(),
+        lambda left, right: torch.stack([left, right.conj()], -1),
+        lambda left, right: torch.stack([left, 2 * left + right]),
+        lambda left, right: torch.stack([left, right, torch.ones_like(left)], 1),
+        lambda left, right: torch.stack([turned(left), right], 1),
+        lambda left, right: (left + right).sum(0, keepdim=True),
+    ],
+)
+def test_gradients_of_two_arguments_lie_in_any_way(
+    join: Callable[[Tensor, Tensor], Tensor], dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    """They may stand together as their row numbers do, apart, be the same, or be expanded."""
+    rows = torch.randn(4, *shape, dtype=dtype, requires_grad=True)
+    store, pick = StateStore(4), torch.tensor([0, 3, 3, 1, 2, 0])
+    store.allocate((rows,), (dtype,))
+    token = store.write(new_token(rows), 0, (rows,))
+    ((left,), (right,)) = exchange(token, (), [Read(store, pick, 2, True)])[1]
+    found = join(left, right)
+    weight = torch.randn_like(found)
+    wanted = join(rows[pick[0::2]], rows[pick[1::2]])
+    assert_close(
+        torch.autograd.grad((found * weight).sum().abs(), rows),
+        torch.autograd.grad((wanted * weight).sum().abs(), rows),
+    )
+
+
+def test_writing_and_reading_at_once() -> None:
+    """What is written is there to be read, and its gradient is whole when it is taken."""
+    rows = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
+    store = StateStore(4, zero_rows=1)
+    store.allocate((rows,), (torch.float64,))
+    token, found = exchange(new_token(rows), [Write(store, 1, (rows,))], [Read(store, (1, 2))])
+    (again,) = store.read(token, torch.tensor([1, 1, 3, 0]))
+    (mine,) = torch.autograd.grad((found[0][0] * 2).sum() + (again * 3).sum(), rows)
+    assert mine[:, 0].tolist() == [8.0, 2.0, 3.0]

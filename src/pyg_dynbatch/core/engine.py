@@ -28,10 +28,9 @@ from pyg_dynbatch.core.state_store import (
     Read,
     Rows,
     StateStore,
-    finish,
+    Write,
+    exchange,
     new_token,
-    read_rows,
-    write_rows,
 )
 from pyg_dynbatch.core.tensor_type import RowType, TensorType, describe, parts_of
 from pyg_dynbatch.core.unused import call_on_no_rows
@@ -204,6 +203,9 @@ class _Run:
         # Only schedules of structures say how many nodes of a level read an input.
         self.has_leaf = engine.has_leaf and "level_inputs" in schedule.facts
         self.token = new_token(schedule.wiring)
+        self.pending: list[Write] = []
+        # How many nodes of a level read an input row; the others read a row of zeros.
+        self.level_inputs: Sequence[int] = schedule.facts.get("level_inputs", ())
         self.stores = [
             StateStore(store.rows, store.constants if constants is None else 0)
             for store, constants in zip(schedule.stores, schedule.constants, strict=True)
@@ -257,7 +259,7 @@ class _Run:
         if constants is not None:
             store.put(0, constants)
         if given is not None:
-            self.token = store.write(self.token, first, given)
+            self.pending.append(Write(store, first, given))
 
     def _dtypes(self, parts: tuple[TensorType, ...], like: Rows) -> tuple[torch.dtype, ...]:
         """Dtype of each part as stated; where it is left open, that of the rows given."""
@@ -270,35 +272,66 @@ class _Run:
         """Makes one step."""
         operation = self._operation(number, step)
         signature = operation.signature
-        arguments = self._arguments(signature.inputs, step)
-        before = versions_of(arguments)
-        results = operation(*arguments)
-        if versions_of(arguments) != before:
+        # A leaf module takes the first argument alone.
+        wirings = step.arguments[: len(signature.inputs)]
+        rows = self._read(number, wirings)
+        before = versions_of(rows)
+        results = operation(*self._arguments(signature.inputs, wirings, rows, step.size))
+        if versions_of(rows) != before:
             refuse_change_in_place(signature, f"step {number}")
         if len(signature.outputs) == 1:
             results = (results,)
         checked = checked_results(signature, results, step.size, f"step {number}")
-        places = [(self.stores[store], start) for store, start in step.results]
-        self.token = write_rows(self.token, places, checked)
+        # The next step writes them before it reads: one call of autograd a step.
+        for (store, start), parts in zip(step.results, checked, strict=True):
+            self.pending.append(Write(self.stores[store], start, parts))
+
+    def _exchange(self, reads: Sequence[Read], own: bool = False) -> list[Rows]:
+        """Writes what is to be written, and reads."""
+        self.token, found = exchange(self.token, self.pending, reads, own)
+        self.pending = []
+        return found
 
     def _operation(self, number: int, step: Step) -> Operation:
         if self.has_leaf and number == 0:
             return self.engine.operations["leaf"]
         return self.operations[step.operation]
 
-    def _arguments(self, inputs: Sequence[RowType | Ragged], step: Step) -> list[Any]:
-        """Reads all arguments of a step at once."""
+    def _read(self, number: int, wirings: Sequence[Wiring]) -> list[Rows]:
+        """Reads the rows of all arguments of a step at once."""
+        first, last = self._not_zero(number, wirings)
+        return [
+            *(self.stores[w.store].zeros(w.length) for w in wirings[:first]),
+            *self._exchange(self._reads(wirings[first:last])),
+            *(self.stores[w.store].zeros(w.length) for w in wirings[last:]),
+        ]
+
+    def _arguments(
+        self,
+        inputs: Sequence[RowType | Ragged],
+        wirings: Sequence[Wiring],
+        rows_of_all: Sequence[Rows],
+        size: int,
+    ) -> list[Any]:
+        """Makes arguments of rows as the module wants them."""
         found: list[Any] = []
-        # A leaf module takes the first of them alone.
-        wirings = step.arguments[: len(inputs)]
-        rows_of_all = read_rows(self.token, self._reads(wirings))
         for wanted, wiring, rows in zip(inputs, wirings, rows_of_all, strict=True):
-            one = not isinstance(row_type_of(wanted), tuple) and len(rows) == 1
+            one = len(rows) == 1 and not isinstance(row_type_of(wanted), tuple)
             argument: Any = rows[0] if one else rows
             if isinstance(wanted, Ragged):
-                argument = RaggedRows(argument, self.schedule.owners_of(wiring), step.size)
+                argument = RaggedRows(argument, self.schedule.owners_of(wiring), size)
             found.append(argument)
         return found
+
+    def _not_zero(self, number: int, wirings: Sequence[Wiring]) -> tuple[int, int]:
+        """Finds the first and last argument that is more than rows of zeros.
+
+        A structure tells: levels whose nodes read no input, and the first one, without children.
+        """
+        last = len(wirings)
+        if not self.level_inputs or not last:
+            return 0, last
+        return int(self.level_inputs[number] == 0), 1 if number == 0 else last
 
     def _reads(self, wirings: Sequence[Wiring]) -> list[Read]:
         """Says what to read; arguments whose row numbers lie side by side share a gather."""
@@ -333,8 +366,8 @@ class _Run:
     def outputs(self) -> dict[str, Any]:
         """Reads all outputs."""
         found = self.schedule.outputs
-        picks = [(self.stores[o.wiring.store], self._pick(o.wiring)) for o in found.values()]
-        results = finish(self.token, self.stores, picks)
+        reads = [Read(self.stores[o.wiring.store], self._pick(o.wiring)) for o in found.values()]
+        results = self._exchange(reads, own=True)
         return {
             name: rows[0] if len(rows) == 1 else rows
             for name, rows in zip(found, results, strict=True)

@@ -47,28 +47,74 @@ class GradientStore:
     def _end(self) -> None:
         self.totals, self.backward_pass = (), None
 
-    def add(self, pick: Pick, gradients: tuple[Tensor | None, ...]) -> None:
-        """Adds the gradients of rows that were read."""
-        self._begin()
-        for total, gradient in zip(self.totals, gradients, strict=True):
-            if gradient is None:
-                continue
-            if isinstance(pick, tuple):
-                total[pick[0] : pick[0] + pick[1]] += gradient
-            else:
-                gradient = gradient.to(total.dtype)
-                # An addition hands on the very slice of the buffer that `take` gave it.
-                if gradient.untyped_storage().data_ptr() == total.untyped_storage().data_ptr():
-                    gradient = gradient.clone()
-                total.index_add_(0, pick, gradient)
+    def add(
+        self, pick: Pick, places: int, stacked: bool, gradients: Sequence[Tensor | None]
+    ) -> None:
+        """Adds the gradients of rows that were read, for one argument or for several.
 
-    def take(self, start: int, size: int, dtypes: tuple[torch.dtype, ...]) -> tuple[Any, ...]:
+        Args:
+            pick: The rows.
+            places: How many arguments they were read for.
+            stacked: Whether the row numbers of all arguments of one call stand together.
+            gradients: The parts of the first argument, then those of the next.
+        """
+        self._begin()
+        parts = len(self.totals)
+        for number, total in enumerate(self.totals):
+            mine = gradients[number::parts]
+            if stacked and not any(gradient is None for gradient in mine):
+                _add_rows(total, pick, _interleaved(mine))
+                continue
+            picks = (pick,) if places == 1 else _split(pick, places, stacked)  # type: ignore[arg-type]
+            for rows, gradient in zip(picks, mine, strict=True):
+                if gradient is not None:
+                    _add_rows(total, rows, gradient)
+
+    def take(self, start: int, size: int, dtypes: Sequence[torch.dtype]) -> list[Tensor | None]:
         """Gives the finished gradients of rows that were written."""
         self._begin()
-        return tuple(
-            total[start : start + size].to(dtype) if has_gradient(dtype) else None
-            for total, dtype in zip(self.totals, dtypes, strict=True)
-        )
+        found: list[Tensor | None] = []
+        for total, dtype in zip(self.totals, dtypes, strict=True):
+            part = total[start : start + size] if has_gradient(dtype) else None
+            found.append(part if part is None or part.dtype == dtype else part.to(dtype))
+        return found
+
+
+def _interleaved(rows: Sequence[Any]) -> Tensor:
+    """Puts the first row of every tensor, then the second of every one, and so on."""
+    first, places = rows[0], len(rows)
+    width = first[0].numel() if first.size(0) else 0
+    offset = first.storage_offset()
+    if all(
+        _share_memory(part, first)
+        and part.storage_offset() == offset + place * width
+        and part.stride(0) == places * width
+        and part[:1].is_contiguous()
+        and not (part.is_conj() or part.is_neg())
+        for place, part in enumerate(rows)
+    ):
+        # The gradient of a concatenation: the rows stand together already.
+        shape = (first.size(0) * places, *first.shape[1:])
+        return first.as_strided(shape, (width, *first.stride()[1:]))
+    return torch.stack(list(rows), 1).flatten(0, 1)
+
+
+def _share_memory(one: Tensor, other: Tensor) -> bool:
+    return torch._C._is_alias_of(one, other)  # type: ignore[attr-defined]
+
+
+def _add_rows(total: Tensor, pick: Pick, gradient: Tensor) -> None:
+    if isinstance(pick, tuple):
+        total[pick[0] : pick[0] + pick[1]].add_(gradient)
+        return
+    gradient = gradient.to(total.dtype)
+    # An addition hands on the very slice of the buffer that `take` gave it.
+    if _share_memory(gradient, total):
+        gradient = gradient.clone()
+    elif gradient.is_cpu:
+        # There rows with gaps between them take several times as long to add.
+        gradient = gradient.contiguous()
+    total.index_add_(0, pick, gradient)
 
 
 class StateStore:
@@ -89,6 +135,7 @@ class StateStore:
         self.rows = rows
         self.zero_rows = zero_rows
         self.buffers: Rows = ()
+        self._blank: Rows = ()
         # Autograd keeps only this part: the buffer of the forward pass may go before backward.
         self.gradients = GradientStore()
 
@@ -113,6 +160,14 @@ class StateStore:
             return tuple(_alias(buffer, *pick) for buffer in self.buffers)
         return tuple(buffer.index_select(0, pick) for buffer in self.buffers)
 
+    def zeros(self, size: int) -> Rows:
+        """Gives rows of zeros, the same ones to all who ask."""
+        # In inference mode nothing would notice that one of them is written into.
+        own = torch.is_inference_mode_enabled()
+        if own or not self._blank or self._blank[0].size(0) < size:
+            self._blank = tuple(part.new_zeros((size, *part.shape[1:])) for part in self.buffers)
+        return tuple(part[:size] for part in self._blank)
+
     def copy(self, pick: Pick) -> Rows:
         """Gives rows of their own: they may be changed, and keep no buffer alive."""
         rows = self.take(pick)
@@ -120,11 +175,11 @@ class StateStore:
 
     def read(self, token: Tensor, pick: Pick) -> Rows:
         """Reads rows; gradients that come back are added up in the gradient buffer."""
-        return read_rows(token, [Read(self, pick)])[0]
+        return exchange(token, (), [Read(self, pick)])[1][0]
 
     def write(self, token: Tensor, start: int, rows: Rows) -> Tensor:
         """Writes rows side by side from ``start`` on; returns the token of all that follows."""
-        return write_rows(token, [(self, start)], [rows])
+        return exchange(token, [Write(self, start, rows)], ())[0]
 
 
 class Read(NamedTuple):
@@ -143,67 +198,73 @@ class Read(NamedTuple):
     places: int = 1
     stacked: bool = False
 
-    def taken(self, own: bool) -> list[Tensor]:
+    def taken(self, own: bool) -> Sequence[Tensor]:
         """Takes the rows: the parts of the first argument, then those of the next."""
         rows = self.store.copy(self.pick) if own else self.store.take(self.pick)
         if self.places == 1:
-            return list(rows)
-        split = [self._split(part) for part in rows]
-        return [parts[place] for place in range(self.places) for parts in split]
+            return rows
+        split = [_split(part, self.places, self.stacked) for part in rows]
+        # No views, for then torch would complain of a change in place before the engine does.
+        return [part.data for parts in zip(*split, strict=True) for part in parts]
 
-    def _split(self, rows: Tensor) -> tuple[Tensor, ...]:
-        return _split(rows, self.places, self.stacked)
+
+class Write(NamedTuple):
+    """Says where rows of a store are written, side by side.
+
+    Args:
+        store: The store.
+        start: The first row.
+        rows: Their parts.
+    """
+
+    store: StateStore
+    start: int
+    rows: Rows
 
 
 def _split(rows: Tensor, places: int, stacked: bool) -> tuple[Tensor, ...]:
     """Gives each argument its rows, or its row numbers."""
     if stacked:
-        return rows.unflatten(0, (-1, places)).unbind(1)
+        return tuple(rows[place::places] for place in range(places))
     return rows.chunk(places) if rows.size(0) else (rows,) * places
 
 
-def read_rows(token: Tensor, reads: Sequence[Read], own: bool = False) -> list[Rows]:
-    """Reads the rows of several arguments in one call of autograd.
+def exchange(
+    token: Tensor, writes: Sequence[Write], reads: Sequence[Read], own: bool = False
+) -> tuple[Tensor, list[Rows]]:
+    """Writes the results of one step and reads the arguments of the next, in one call of autograd.
 
     Args:
         token: Token after the last write.
+        writes: What to write; done first.
         reads: What to read.
-        own: Whether the rows may be changed and must keep no buffer alive.
+        own: Whether the rows read may be changed and must keep no buffer alive.
 
     Returns:
-        For every argument its parts.
+        The token of all that follows, and for every argument its parts.
     """
-    if token.requires_grad and torch.is_grad_enabled() and reads:
-        flat = _Read.apply(token, reads, own)
+    recorded = torch.is_grad_enabled() and (
+        (token.requires_grad and len(reads) > 0)
+        or any(part.requires_grad for write in writes for part in write.rows)
+    )
+    if recorded:
+        written = [part for write in writes for part in write.rows]
+        token, *flat = _Exchange.apply(token, writes, reads, own, *written)
     else:
-        flat = tuple(part for read in reads for part in read.taken(own))
+        flat = _exchanged(writes, reads, own)
     found, first = [], 0
     for read in reads:
         parts = len(read.store.buffers)
         for _ in range(read.places):
-            found.append(flat[first : first + parts])
+            found.append(tuple(flat[first : first + parts]))
             first += parts
-    return found
+    return token, found
 
 
-def write_rows(
-    token: Tensor, places: Sequence[tuple[StateStore, int]], rows: Sequence[Rows]
-) -> Tensor:
-    """Writes the rows of several results in one call of autograd.
-
-    Args:
-        token: Token after the last write.
-        places: For every result its store and the first row there.
-        rows: For every result its parts.
-
-    Returns:
-        The token of all that follows.
-    """
-    if torch.is_grad_enabled() and any(part.requires_grad for parts in rows for part in parts):
-        return _Write.apply(token, places, *(part for parts in rows for part in parts))
-    for (store, start), parts in zip(places, rows, strict=True):
-        store.put(start, parts)
-    return token
+def _exchanged(writes: Sequence[Write], reads: Sequence[Read], own: bool) -> list[Tensor]:
+    for store, start, rows in writes:
+        store.put(start, rows)
+    return [part for read in reads for part in read.taken(own)]
 
 
 def _alias(buffer: Tensor, start: int, length: int) -> Tensor:
@@ -212,9 +273,7 @@ def _alias(buffer: Tensor, start: int, length: int) -> Tensor:
     Rows are written before they are read and never again, so autograd must not take a later
     write to other rows for a change of these.
     """
-    shape = (length, *buffer.shape[1:])
-    offset = buffer.storage_offset() + start * buffer.stride(0)
-    return buffer.new_empty(0).set_(buffer.untyped_storage(), offset, shape, buffer.stride())
+    return buffer[start : start + length].data
 
 
 def new_token(like: Tensor) -> Tensor:
@@ -240,49 +299,41 @@ def refuse_second_derivative() -> None:
         )
 
 
-class _Write(Function):
+class _Exchange(Function):
     @staticmethod
     def forward(
-        ctx: Any, token: Tensor, places: Sequence[tuple[StateStore, int]], *rows: Tensor
-    ) -> Tensor:
-        first, ctx.written = 0, []
-        for store, start in places:
-            parts = rows[first : first + len(store.buffers)]
-            first += len(parts)
-            store.put(start, parts)
-            dtypes = tuple(part.dtype for part in parts)
-            ctx.written.append((store.gradients, start, parts[0].size(0), dtypes))
-        ctx.set_materialize_grads(False)
-        return torch.empty(0, device=token.device)
-
-    @staticmethod
-    def backward(ctx: Any, token_gradient: Tensor | None) -> Any:
-        refuse_second_derivative()
-        found = [part for gradients, *what in ctx.written for part in gradients.take(*what)]
-        token = token_gradient if ctx.needs_input_grad[0] else None
-        return token, None, *found
-
-
-class _Read(Function):
-    @staticmethod
-    def forward(ctx: Any, token: Tensor, reads: Sequence[Read], own: bool) -> Rows:
-        rows = tuple(part for read in reads for part in read.taken(own))
+        ctx: Any,
+        token: Tensor,
+        writes: Sequence[Write],
+        reads: Sequence[Read],
+        own: bool,
+        *written: Tensor,
+    ) -> tuple[Tensor, ...]:
+        rows = _exchanged(writes, reads, own)
         # Not the stores: their buffers may go before the backward pass.
+        ctx.written = [
+            (store.gradients, start, parts[0].size(0), [part.dtype for part in parts])
+            for store, start, parts in writes
+        ]
         ctx.reads = [(read.store.gradients, len(read.store.buffers), *read[1:]) for read in reads]
         ctx.device = token.device
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*(part for part in rows if not has_gradient(part.dtype)))
-        return rows
+        plain = [part for part in rows if not part.is_floating_point()]
+        if plain:
+            ctx.mark_non_differentiable(*(p for p in plain if not has_gradient(p.dtype)))
+        return token.new_empty(0), *rows
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+    def backward(ctx: Any, _: Tensor | None, *gradients: Tensor | None) -> Any:
         refuse_second_derivative()
         first = 0
         for store, parts, pick, places, stacked in ctx.reads:
-            for mine in (pick,) if places == 1 else _split(pick, places, stacked):
-                store.add(mine, gradients[first : first + parts])
-                first += parts
-        return torch.empty(0, device=ctx.device), None, None
+            last = first + places * parts
+            store.add(pick, places, stacked, gradients[first:last])
+            first = last
+        found = [part for store, *what in ctx.written for part in store.take(*what)]
+        token = torch.empty(0, device=ctx.device) if ctx.needs_input_grad[0] else None
+        return token, None, None, None, *found
 
 
 def finish(
@@ -298,4 +349,4 @@ def finish(
     Returns:
         For every result its parts.
     """
-    return read_rows(token, [Read(store, pick) for store, pick in picks], own=True)
+    return exchange(token, (), [Read(store, pick) for store, pick in picks], own=True)[1]
