@@ -1,5 +1,6 @@
 """The algorithm: recorded calls in, batched calls out; knows torch and numpy alone."""
 
+from pyg_dynbatch.core.buckets import LevelBuckets
 from pyg_dynbatch.core.compact import CompactProgram
 from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.errors import mismatch
@@ -21,6 +22,7 @@ __all__ = [
     "DependencyGraph",
     "Engine",
     "LearnedPolicy",
+    "LevelBuckets",
     "Operation",
     "Operations",
     "PairTable",

@@ -1,5 +1,6 @@
 """This room exists to carry trees and graphs into PyG: one example, one batch, one epoch."""
 
+from pyg_dynbatch.data.bucketed import BucketedCollater
 from pyg_dynbatch.data.collate import Collater
 from pyg_dynbatch.data.convert import (
     from_edge_index,
@@ -24,6 +25,7 @@ from pyg_dynbatch.data.tree import DynTreeData
 from pyg_dynbatch.data.tree_columns import TreeColumns
 
 __all__ = [
+    "BucketedCollater",
     "Collater",
     "DataLoader",
     "DynTreeData",

@@ -2,6 +2,7 @@
 
 from pyg_dynbatch.nn.cell import RecursiveCell
 from pyg_dynbatch.nn.gaussian_histogram import GaussianHistogramAggregation
+from pyg_dynbatch.nn.graphed_tree_lstm import GraphedTreeLSTM
 from pyg_dynbatch.nn.pair_sums import pair_sum
 from pyg_dynbatch.nn.recursive import (
     ChildSumTreeLSTM,
@@ -24,6 +25,7 @@ __all__ = [
     "ChildSumTreeLSTMCell",
     "CountedBatchNorm",
     "GaussianHistogramAggregation",
+    "GraphedTreeLSTM",
     "NaryTreeLSTM",
     "NaryTreeLSTMCell",
     "RecursiveCell",
