@@ -14,6 +14,7 @@ from pyg_dynbatch.core.operation import Ragged, Signature, any_type
 from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.core.structure import (
     _checked_edges,
+    array_of,
     depth_of,
     longest_paths,
     numbers_among_equals,
@@ -72,7 +73,7 @@ def schedule_structure(
     input_node = flat.add(order[reads_input]), num_inputs
     output = Wiring(STATE_STORE, flat.add(row), num_nodes, -1 if num_nodes else 0)
     examples = _checked_examples(example_sizes, num_nodes)
-    example = flat.add(np.repeat(np.arange(examples.size), examples))
+    example = flat.add(np.arange(examples.size).repeat(examples))
     signature, inputs, state = _signature(arity)
     return Schedule(
         signatures=(signature,),
@@ -120,7 +121,7 @@ class _Levels(NamedTuple):
         if not lengths.all():
             # Levels without a node, as given depths may have, would be steps without a row.
             counts, lengths = counts[lengths > 0], lengths[lengths > 0]
-        starts = np.cumsum(lengths) - lengths
+        starts = lengths.cumsum() - lengths
         return cls(starts, lengths, starts.tolist(), lengths.tolist(), counts[:, 0].tolist())
 
     @property
@@ -140,7 +141,7 @@ def _level_order(level: np.ndarray, filled: np.ndarray) -> tuple[np.ndarray, np.
     key += key
     key += ~filled
     counts = np.bincount(key, minlength=2 * deepest + 2).reshape(-1, 2)
-    return np.argsort(key, kind="stable"), counts
+    return key.argsort(kind="stable"), counts
 
 
 class _Flat:
@@ -177,7 +178,7 @@ def _level_of(
 def _checked_depth(
     depth: Tensor, source: np.ndarray, target: np.ndarray, num_nodes: int
 ) -> np.ndarray:
-    values = depth.detach().cpu().numpy()
+    values = array_of(depth)
     fits = values.shape == (num_nodes,) and depth.dtype == torch.int64
     if not fits or (values.size and int(values.min()) < 0):
         raise ValueError(
@@ -215,7 +216,7 @@ def _checked_inputs(has_input: Tensor | None, num_nodes: int) -> np.ndarray:
                 got=f"{has_input.dtype} tensor {list(has_input.shape)}",
             )
         )
-    return has_input.detach().cpu().numpy()
+    return array_of(has_input)
 
 
 def _check_options(arity: int | None, direction: str) -> None:
@@ -253,7 +254,7 @@ def _checked_examples(example_sizes: Sequence[int] | None, num_nodes: int) -> np
 def _slots(child_slot: Tensor | None, num_edges: int) -> np.ndarray | None:
     if child_slot is None:
         return None
-    slot = child_slot.detach().cpu().numpy()
+    slot = array_of(child_slot)
     is_int64 = child_slot.dtype == torch.int64
     fits = is_int64 and slot.shape == (num_edges,)
     if not fits or (slot.size and int(slot.min()) < 0):
@@ -270,7 +271,7 @@ def _slots(child_slot: Tensor | None, num_edges: int) -> np.ndarray | None:
 
 def _inputs(flat: _Flat, filled: np.ndarray, levels: _Levels) -> list[Wiring]:
     """Wires the inputs: the k-th filled node reads row k, from 1; the others read row 0."""
-    offset = flat.add(np.cumsum(filled) * filled)
+    offset = flat.add(filled.cumsum() * filled)
     wirings, read = [], 0
     for begin, size, inputs in zip(levels.begins, levels.sizes, levels.inputs, strict=True):
         # Filled nodes come first: side by side are those of a level that has no others.
@@ -287,7 +288,7 @@ _Edges = tuple[np.ndarray, np.ndarray, np.ndarray]
 def _child_starts(row: np.ndarray, target: np.ndarray) -> np.ndarray:
     """Says where the children of each node begin among all of them, in level order."""
     counts = np.bincount(row[target], minlength=row.size + 1)[1:]
-    return np.cumsum(counts) - counts
+    return counts.cumsum() - counts
 
 
 def _ragged_children(
@@ -307,8 +308,8 @@ def _ragged_children(
     children, parents = row[source[order]], parent[order]
     # Where the children of each level begin, and the end.
     bounds = np.append(begins[levels.starts], order.size)
-    starts, counts = bounds[:-1], np.diff(bounds)
-    owners = parents - np.repeat(levels.starts + 1, counts)
+    starts, counts = bounds[:-1], bounds[1:] - bounds[:-1]
+    owners = parents - (levels.starts + 1).repeat(counts)
     first = first_rows(children, starts, counts)
     offset, owner = flat.add(children), flat.add(owners)
     wirings = list(

@@ -11,8 +11,20 @@ from pyg_dynbatch.core.errors import mismatch
 def concatenated_ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Writes ``starts[0], starts[0]+1, …`` for every range, one range after another."""
     total = int(lengths.sum())
-    ends = np.cumsum(lengths)
-    return np.arange(total) + np.repeat(starts - (ends - lengths), lengths)
+    ends = lengths.cumsum()
+    return np.arange(total) + (starts - (ends - lengths)).repeat(lengths)
+
+
+def array_of(tensor: Tensor) -> np.ndarray:
+    """Reads a tensor as an array, without a copy and without asking torch where it need not be.
+
+    Example:
+        >>> array_of(torch.tensor([1, 2]))
+        array([1, 2])
+    """
+    if tensor.is_cpu and not tensor.requires_grad:
+        return tensor.numpy()
+    return tensor.detach().cpu().numpy()
 
 
 def longest_paths(source: np.ndarray, target: np.ndarray, num_nodes: int) -> np.ndarray:
@@ -55,7 +67,7 @@ def _checked_edges(edge_index: Tensor, num_nodes: int, name: str) -> tuple[np.nd
                 got=f"{edge_index.dtype} tensor {list(edge_index.shape)}",
             )
         )
-    edges = edge_index.detach().cpu().numpy()
+    edges = array_of(edge_index)
     # Read without a sign, a number below 0 is a huge one: one pass finds both.
     if edges.size and int(edges.view(np.uint64).max()) >= num_nodes:
         outside = (edges < 0) | (edges >= num_nodes)

@@ -10,6 +10,7 @@ from torch_geometric.data import Batch
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.schedule import Schedule
+from pyg_dynbatch.core.structure import array_of
 from pyg_dynbatch.data.check import EDGE_FIELDS, NODE_FIELDS
 from pyg_dynbatch.data.tree import DynTreeData
 
@@ -133,15 +134,19 @@ def _schedule(data: Any, arity: int | None, direction: str) -> Schedule:
     store = data.stores[0]
     depth, slot, ptr = (store.get(key) for key in ("depth", "child_slot", "ptr"))
     return Schedule.from_structure(
-        store["edge_index"].cpu(),
+        store["edge_index"],
         int(data.num_nodes),
-        depth=None if depth is None else depth.cpu(),
-        child_slot=None if slot is None else slot.cpu(),
+        depth=depth,
+        child_slot=slot,
         arity=arity,
         has_input=_has_input(store),
-        example_sizes=None if ptr is None else np.diff(ptr.cpu().numpy()).tolist(),
+        example_sizes=None if ptr is None else _sizes(array_of(ptr)),
         direction=direction,
     )
+
+
+def _sizes(starts: np.ndarray) -> list[int]:
+    return (starts[1:] - starts[:-1]).tolist()
 
 
 def _has_input(store: Mapping[str, Any]) -> Tensor | None:
@@ -150,9 +155,8 @@ def _has_input(store: Mapping[str, Any]) -> Tensor | None:
     if token is not None:
         # Numbers in the place of rows are compared by numpy, in a third of the time.
         is_row = token.dtype == torch.int64
-        return torch.from_numpy(token.cpu().numpy() >= 0) if is_row else (token >= 0).cpu()
-    marked = store.get("has_input")
-    return None if marked is None else marked.cpu()
+        return torch.from_numpy(array_of(token) >= 0) if is_row else (token >= 0).cpu()
+    return store.get("has_input")
 
 
 def _blame(batch: Any, arity: int | None, direction: str) -> tuple[int, ValueError] | None:

@@ -75,7 +75,7 @@ class Stretches(NamedTuple):
         """
         lengths = np.asarray(sizes, dtype=np.int64)
         starts = np.zeros(lengths.size + 1, dtype=np.int64)
-        np.cumsum(lengths, out=starts[1:])
+        lengths.cumsum(out=starts[1:])
         return cls(starts, lengths)
 
 
@@ -108,17 +108,17 @@ def place_trees(
         if found is not right and not np.array_equal(found.sizes, right.sizes):
             return None
     # One comparison for both bounds: read without a sign, a number below 0 is a huge one.
-    ends = np.repeat(nodes.sizes.view(np.uint64), edges.sizes)
+    ends = nodes.sizes.view(np.uint64).repeat(edges.sizes)
     if (index.numpy().view(np.uint64) >= ends).any():
         return None
     first = nodes.starts[:-1]
-    shift, none = torch.from_numpy(first), torch.from_numpy(np.zeros_like(first))
+    shift, none = torch.from_numpy(first), torch.from_numpy(np.zeros(first.size, dtype=np.int64))
     starts = {id(each): torch.from_numpy(each.starts) for each in stretches.values()}
     joined: dict[str, Joined | None] = {}
     for key, value in fields.items():
         if value is not None and key in _SHIFTED:
             rows = value.numpy()
-            rows += np.repeat(first, stretches[key].sizes)
+            rows += first.repeat(stretches[key].sizes)
             joined[key] = Joined(value, starts[id(stretches[key])], shift)
         else:
             begins = starts[id(stretches[key])]
@@ -220,7 +220,7 @@ def assemble(kind: type[Data], joined: Mapping[str, Joined | None], counts: list
             continue
         fields[key], slices[key], shifts[key] = field
     nodes = Stretches.of(counts)
-    fields["batch"] = torch.from_numpy(np.repeat(np.arange(len(counts)), nodes.sizes))
+    fields["batch"] = torch.from_numpy(np.arange(len(counts)).repeat(nodes.sizes))
     fields["ptr"] = torch.from_numpy(nodes.starts)
     store._num_graphs = len(counts)
     store._slice_dict = slices
@@ -258,7 +258,7 @@ def _join(key: str, values: list[Any]) -> Tensor | None:
         # Of several widths or devices, or scalars: the caller asks PyG, which says so.
         return None
     # Along with matrices, cat lets empty vectors through, and it takes other layouts and devices.
-    plain = joined.layout == torch.strided and joined.device.type == "cpu"
+    plain = joined.is_cpu and joined.layout == torch.strided
     alike = joined.dim() == 1 or set(map(Tensor.dim, values)) == {joined.dim()}
     return joined if plain and alike else None
 
