@@ -246,10 +246,11 @@ class RecordedRuns:
         key = form.shape, mode
         run = self.kept.get(key)
         if run is None:
-            while len(self.kept) >= self.most:
-                self.kept.popitem(last=False)
             run = RecordedRun(self.cell, form, rows, mode, self.recorder, self.totals)
             self.kept[key] = run
+            # Not before: the pool of memory goes with the last graph that uses it.
+            while len(self.kept) > self.most:
+                self.kept.popitem(last=False)
         self.kept.move_to_end(key)
         return run
 
