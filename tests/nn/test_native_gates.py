@@ -1,6 +1,6 @@
 """The gates in C: the same values and gradients as plain torch in twice the precision."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from unittest import mock
 
 import pytest
@@ -17,6 +17,13 @@ from pyg_dynbatch.nn.native_gates import NativeGates
 pytestmark = pytest.mark.skipif(
     gate_kernels._native_gates() is None, reason="no C compiler that fits the OpenMP of torch"
 )
+
+
+@pytest.fixture
+def with_threads() -> Iterator[Callable[[int], None]]:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
 
 
 def layers(width: int, **more: object) -> Iterator[RecursiveLayer]:
@@ -89,16 +96,11 @@ def test_random_forests(parents: list[int], width: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("threads", (1, 2))
-def test_levels_of_several_blocks(threads: int) -> None:
-    parents = [k // 3 for k in range(900)]
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        for layer in layers(70):
-            schedule = forest(parents, layer.arity)
-            compare(layer, torch.randn(901, 3), FusedRun(schedule))
-    finally:
-        torch.set_num_threads(before)
+def test_levels_of_several_blocks(threads: int, with_threads: Callable[[int], None]) -> None:
+    with_threads(threads)
+    for layer in layers(70):
+        schedule = forest([k // 3 for k in range(900)], layer.arity)
+        compare(layer, torch.randn(901, 3), FusedRun(schedule))
 
 
 def test_gradients_that_are_one_number() -> None:
@@ -129,6 +131,18 @@ def test_equal_leaves_once() -> None:
             schedule = forest([0, 0, 1, 1], layer.arity)
             leaf_row = torch.tensor([1, 0, 1])
             compare(layer, torch.randn(4, 3), FusedRun(schedule, leaf_row=leaf_row))
+
+
+@pytest.mark.parametrize("threads", (1, 2))
+def test_many_equal_leaves(threads: int, with_threads: Callable[[int], None]) -> None:
+    with_threads(threads)
+    for layer in layers(70):
+        schedule = forest([k // 3 for k in range(900)], layer.arity)
+        leaves = schedule.steps[0].size
+        leaf_row = torch.randint(0, 7, (leaves,))
+        run = FusedRun(schedule, leaf_row=leaf_row, level_order=True)
+        compare(layer, torch.randn(7 + schedule.num_nodes - leaves, 3), run)
+        compare(layer, torch.randn(7 + schedule.num_nodes - leaves, 3), run, expand=True)
 
 
 def test_far_and_near_numbers() -> None:

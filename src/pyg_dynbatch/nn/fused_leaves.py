@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from pyg_dynbatch.nn.fused_downward import Downward, Incoming
+from pyg_dynbatch.nn.fused_downward import Downward
 from pyg_dynbatch.nn.fused_plan import Block, FusedPlan
 from pyg_dynbatch.nn.fused_products import RowProduct, sum_rows, weight_gradient
 from pyg_dynbatch.nn.gate_kernels import gate_kernels
@@ -96,9 +96,9 @@ def backward_leaves(
     width, precision = weight.size(0) // 3, plan.run.precision
     grads = squashed.new_empty(plan.leaf_cells, 3 * width)
     given = down.incoming(0, plan.leaves)
-    if plan.run.leaf_row is not None:
-        given = _summed(plan, given)
     kernels = gate_kernels(squashed)(NodeRows(squashed[:0], squashed[:0], squashed, plan.run.keep))
+    if plan.run.leaf_row is not None:
+        given = kernels.sum_equal(given, plan.spread_leaves(), plan.leaf_cells)
     for block, rows in zip(plan.leaf_blocks(), blocks, strict=True):
         wanted = Outgoing(grads[block.first : block.first + block.size])
         kernels.backward(block, Gates(rows), given, wanted)
@@ -106,21 +106,6 @@ def backward_leaves(
         _input_gradient(plan, grads, weight, grad_inputs)
     read = inputs[: plan.leaf_inputs]
     return weight_gradient(grads[: plan.leaf_inputs], read, precision), sum_rows(grads)
-
-
-def _summed(plan: FusedPlan, given: Incoming) -> Incoming:
-    """Adds up the gradients of equal leaves, which were computed once."""
-    hidden, memory = given.take(0, plan.leaves)
-    index = plan.spread_leaves()
-    # By sorting, as adding rows to rows in any order would not be the same twice on GPUs.
-    order = index.argsort(stable=True)
-    # Not by bincount, which waits for the device to find the largest number.
-    counts = index.new_zeros(plan.leaf_cells).index_add_(0, index, torch.ones_like(index))
-    starts = counts.cumsum(0) - counts
-    first, second = (
-        torch.embedding_bag(rows, order, starts, False, 0)[0] for rows in (hidden, memory)
-    )
-    return Incoming(first, second)
 
 
 def _input_gradient(plan: FusedPlan, grads: Tensor, weight: Tensor, out: Tensor) -> None:

@@ -161,3 +161,12 @@ class GateKernels(Protocol):
 
     def backward(self, block: Block, gates: Gates, given: Incoming, wanted: Outgoing) -> None:
         """Writes gradients, from the activated gates."""
+
+    def sum_equal(self, given: Incoming, cell: Tensor, cells: int) -> Incoming:
+        """Adds up the gradients of equal leaves, which were computed once.
+
+        Args:
+            given: Gradients, one row a leaf.
+            cell: Which of the computed rows each leaf has taken.
+            cells: How many were computed.
+        """

@@ -215,6 +215,28 @@ struct incoming {
     int64_t outside_hidden_row, outside_memory_row;
 };
 
+/* Adds up the gradients of equal leaves, which were computed once; always in the same order. */
+void sum_equal(const struct incoming *given, const int64_t *cell, int64_t leaves, int64_t width,
+               float *hidden, float *memory, int threads)
+{
+    /* Every thread has columns of its own, so that no two write to one row. */
+    #pragma omp parallel for num_threads(threads) if (threads > 1 && leaves * width > ENOUGH)
+    for (int64_t part = 0; part < threads; part++) {
+        const int64_t start = width * part / threads, count = width * (part + 1) / threads - start;
+        for (int64_t leaf = 0; leaf < leaves; leaf++) {
+            const int64_t from = (given->place ? given->place[leaf] : leaf) * width + start;
+            const int64_t to = cell[leaf] * width + start;
+            const float *of_h = given->outside_hidden, *of_c = given->outside_memory;
+            add(count, hidden + to, given->hidden + from);
+            add(count, memory + to, given->memory + from);
+            if (of_h)
+                add(count, hidden + to, of_h + leaf * given->outside_hidden_row + start);
+            if (of_c)
+                add(count, memory + to, of_c + leaf * given->outside_memory_row + start);
+        }
+    }
+}
+
 /* The gradient of o goes to its place; that of c waits where the gradient of i will go. */
 INLINE void down_to_memory(int64_t width, given_t o, given_t squashed, given_t of_h,
                            given_t of_h_too, given_t of_c, given_t of_c_too, rows_t to_o,

@@ -49,7 +49,8 @@ def declare(library: ctypes.CDLL) -> None:
     library.gather.argtypes = [POINTER(_Nodes), *block, c_int]
     library.forward.argtypes = [POINTER(_Nodes), *block, *[c_void_p] * 3, c_int64, c_int]
     library.backward.argtypes = [POINTER(_Nodes), POINTER(_Given), *block, *[c_void_p] * 5, c_int]
-    for function in (library.gather, library.forward, library.backward):
+    library.sum_equal.argtypes = [POINTER(_Given), c_void_p, *[c_int64] * 2, *[c_void_p] * 2, c_int]
+    for function in (library.gather, library.forward, library.backward, library.sum_equal):
         function.restype = None
 
 
@@ -105,6 +106,16 @@ class NativeGates:
             self._nodes, self._given[1], first, size, edge, edges, gates.rows.data_ptr(),
             _at(gates.forget), rows.data_ptr(), _at(forget), _at(memory), self.threads,
         )  # fmt: skip
+
+    def sum_equal(self, given: Incoming, cell: Tensor, cells: int) -> Incoming:
+        """Adds up the gradients of equal leaves, always in the same order."""
+        width, cell = given.hidden.size(1), cell.contiguous()
+        hidden, memory = (given.hidden.new_zeros(cells, width) for _ in range(2))
+        self.library.sum_equal(
+            self._incoming(given), cell.data_ptr(), cell.size(0), width,
+            hidden.data_ptr(), memory.data_ptr(), self.threads,
+        )  # fmt: skip
+        return Incoming(hidden, memory)
 
     def _incoming(self, given: Incoming) -> _Given:
         found = _Given()

@@ -13,7 +13,7 @@ from pyg_dynbatch.nn.fused_gates import (
     through_logistic,
 )
 from pyg_dynbatch.nn.fused_plan import Block
-from pyg_dynbatch.nn.gate_rows import ChildRows, Gates, NodeRows, Outgoing
+from pyg_dynbatch.nn.gate_rows import ChildRows, Gates, NodeRows, Outgoing, sum_stretches
 
 
 class PlainGates:
@@ -73,6 +73,27 @@ class PlainGates:
         through_activations(gates.rows, wanted.rows, width)
         if ragged:
             through_logistic(forget, to_forget)
+
+    def sum_equal(self, given: Incoming, cell: Tensor, cells: int) -> Incoming:
+        """Adds up the gradients of equal leaves, always in the same order."""
+        return sum_equal(given, cell, cells)
+
+
+def sum_equal(given: Incoming, cell: Tensor, cells: int) -> Incoming:
+    """Adds up the gradients of equal leaves by torch.
+
+    Args:
+        given: Gradients, one row a leaf.
+        cell: Which of the computed rows each leaf has taken.
+        cells: How many were computed.
+    """
+    hidden, memory = given.take(0, cell.size(0))
+    # By sorting, as adding rows to rows in any order would not be the same twice on GPUs.
+    order = cell.argsort(stable=True)
+    # Not by bincount, which waits for the device to find the largest number.
+    counts = cell.new_zeros(cells).index_add_(0, cell, torch.ones_like(cell))
+    starts = counts.cumsum(0) - counts
+    return Incoming(sum_stretches(hidden, order, starts), sum_stretches(memory, order, starts))
 
 
 def gather_children(nodes: NodeRows, block: Block) -> None:

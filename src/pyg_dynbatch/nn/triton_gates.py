@@ -14,7 +14,7 @@ from torch import Tensor
 from pyg_dynbatch.nn.fused_downward import Incoming
 from pyg_dynbatch.nn.fused_plan import Block
 from pyg_dynbatch.nn.gate_rows import Gates, NodeRows, Outgoing
-from pyg_dynbatch.nn.plain_gates import gather_children
+from pyg_dynbatch.nn.plain_gates import gather_children, sum_equal
 
 _MOST_COLUMNS, _COLUMNS_OF_WARP = 512, 128
 
@@ -193,6 +193,10 @@ class TritonGates:
                 squashed.size(1), block.edges, *(_stride(each) for each in (*read, *write)),
                 ARITY=arity, COLUMNS=columns, num_warps=warps,
             )  # fmt: skip
+
+    def sum_equal(self, given: Incoming, cell: Tensor, cells: int) -> Incoming:
+        """Adds up the gradients of equal leaves, always in the same order."""
+        return sum_equal(given, cell, cells)
 
     def _keep(self, block: Block) -> Tensor | None:
         return None if self.keep is None else self.keep[block.first : block.first + block.size]
