@@ -46,7 +46,7 @@ class Weights(NamedTuple):
 
     def leaves(self, rows: Tensor) -> State:
         """Computes the states of leaves, whatever stands before the last axis."""
-        u, gates = linear(rows, self.leaf, self.leaf_bias).tensor_split([self.width], -1)
+        u, gates = linear(rows, self.leaf, self.leaf_bias).split([self.width, 2 * self.width], -1)
         i, o = gates.sigmoid().chunk(2, -1)
         memory = i * u.tanh()
         return o * memory.tanh(), memory
@@ -59,7 +59,7 @@ class Weights(NamedTuple):
             left: Memory rows of the first child.
             right: Memory rows of the second child.
         """
-        u, gates = linear(hidden, self.hidden, self.bias).tensor_split([self.width], -1)
+        u, gates = linear(hidden, self.hidden, self.bias).split([self.width, 4 * self.width], -1)
         i, o, f_left, f_right = gates.sigmoid().chunk(4, -1)
         memory = i * u.tanh() + f_left * left + f_right * right
         return o * memory.tanh(), memory
