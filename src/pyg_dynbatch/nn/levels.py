@@ -1,5 +1,6 @@
 """Run a recurrent cell over the schedule of a structure, level by level."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -10,6 +11,9 @@ from pyg_dynbatch.core.ragged import RaggedRows
 from pyg_dynbatch.core.schedule import Schedule, Step
 from pyg_dynbatch.core.state_store import StateStore, finish, new_token
 from pyg_dynbatch.nn.cell import RecursiveCell, States
+
+_BLOCK_BYTES = 2**22
+"""States of one call of the cell on a CPU."""
 
 
 def run_levels(
@@ -37,10 +41,13 @@ def run_levels(
     states = _leaves(cell, inputs[:first], steps[0].size if steps else 0)
     store.allocate(states, stored_dtypes(states))
     token = store.write(new_token(inputs), 1, states)
+    most = _rows_of_block(cell, states)
     for number, step in enumerate(steps[1:], start=1):
         rows = _with_missing(projected[number - 1], none, step.size)
-        states = cell.step(rows, _children(cell, schedule, store, token, step))
-        token = store.write(token, step.results[0][1], states)
+        for first, size in _blocks(step.size, most):
+            children = _children(cell, schedule, store, token, (step, first, size))
+            states = cell.step(rows[first : first + size], children)
+            token = store.write(token, step.results[0][1] + first, states)
     if len(steps) < 2 and torch.is_grad_enabled():
         # A batch of single nodes: the recurrent weights still take part, with zero rows, as
         # distributed training wants a gradient of every parameter on every rank.
@@ -83,14 +90,43 @@ def _with_missing(projected: Tensor, none: Tensor, size: int) -> Tensor:
     return rest if not projected.size(0) else torch.cat([projected, rest.to(projected.dtype)])
 
 
+def _rows_of_block(cell: RecursiveCell, states: States) -> int | None:
+    """How many rows of a level one call of the cell takes; None for all.
+
+    What a cell computes in between is several times as large as its states, and is to stay in
+    the cache of a CPU.
+    """
+    row = sum(part[:1].nbytes for part in states)
+    if states[0].device.type != "cpu" or cell.arity is None or not row:
+        return None
+    return max(1, _BLOCK_BYTES // row)
+
+
+def _blocks(rows: int, most: int | None) -> Iterator[tuple[int, int]]:
+    """Cuts rows into as few blocks as may be, of about one size: (first, size)."""
+    count = 1 if most is None else -(-rows // most)
+    for number in range(count):
+        first = rows * number // count
+        yield first, rows * (number + 1) // count - first
+
+
 def _children(
-    cell: RecursiveCell, schedule: Schedule, store: StateStore, token: Tensor, step: Step
+    cell: RecursiveCell,
+    schedule: Schedule,
+    store: StateStore,
+    token: Tensor,
+    block: tuple[Step, int, int],
 ) -> Any:
-    rows = store.read(token, schedule.children_of(step))
+    step, first, size = block
+    index = schedule.children_of(step)
     if cell.arity is None:
-        return RaggedRows(rows, schedule.owners_of(step.arguments[1]), step.size)
+        rows = store.read(token, index)
+        return RaggedRows(rows, schedule.owners_of(step.arguments[1]), size)
     arity = cell.arity
-    return tuple(part.unflatten(0, (step.size, arity)) for part in rows)
+    if size != step.size:
+        index = index[first * arity : (first + size) * arity]
+    rows = store.read(token, index)
+    return tuple(part.unflatten(0, (size, arity)) for part in rows)
 
 
 def _no_children(cell: RecursiveCell, store: StateStore, token: Tensor, schedule: Schedule) -> Any:
