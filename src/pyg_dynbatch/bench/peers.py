@@ -55,6 +55,9 @@ PHASES = PREPARED | COMPARED
 SHOWN = ("train", "inference", "train, end to end", "inference, end to end")
 LEFT_OUT = "left out"
 
+_LEAST = 16
+"""Trees of one run: small mini-batches come several in a row, as they do in training."""
+
 
 class Bench:
     """Times one width on trees of one size.
@@ -115,7 +118,11 @@ class Bench:
         Returns:
             The records.
         """
-        parts = [self._time(self.draw_trees(batch)) for _ in range(self.options.batches)]
+        in_a_row = max(1, _LEAST // batch)
+        parts = [
+            self._time([self.draw_trees(batch) for _ in range(in_a_row)])
+            for _ in range(self.options.batches)
+        ]
         rounds = join_rounds(parts)
         where = self.case | {"batch": batch}
         found = []
@@ -132,10 +139,12 @@ class Bench:
     def _few(self, batch: int) -> int:
         return min(batch, self.options.loop_trees)
 
-    def _time(self, trees: list[PeerTree]) -> dict[str, Rounds]:
-        few = trees[: self._few(len(trees))]
+    def _time(self, batches: list[list[PeerTree]]) -> dict[str, Rounds]:
+        """Times mini-batches one after another, as in training; gives the time of one."""
+        batch = len(batches[0])
+        few = [trees[: self._few(batch)] for trees in batches]
         contenders: dict[str, Contender] = {
-            name: partial(_run, peer, few if name == RECURSIVE else trees)
+            name: partial(_run, peer, few if name == RECURSIVE else batches)
             for name, peer in self.peers.items()
         }
         rounds = interleave(
@@ -144,15 +153,14 @@ class Bench:
             device=self.device,
             budget=self.options.budget,
         )
-        scale = len(trees) / len(few)
-        if RECURSIVE in rounds:
-            # It takes one tree after another, so a few stand for the batch.
-            rounds[RECURSIVE] = scaled(rounds[RECURSIVE], scale)
-        return rounds
+        # The recursive loop takes one tree after another, so a few stand for the batch.
+        scale = dict.fromkeys(rounds, 1.0) | {RECURSIVE: batch / self._few(batch)}
+        return {name: scaled(mine, scale[name] / len(batches)) for name, mine in rounds.items()}
 
 
-def _run(peer: Peer, trees: Sequence[PeerTree], lap: Stopwatch) -> None:
-    peer.run(trees, lap)
+def _run(peer: Peer, batches: Sequence[Sequence[PeerTree]], lap: Stopwatch) -> None:
+    for trees in batches:
+        peer.run(trees, lap)
 
 
 def run(options: argparse.Namespace, device: torch.device) -> list[Record]:

@@ -128,6 +128,10 @@ class _Folded:
         return self.weights.inner(torch.cat([h_left, h_right], 1), c_left, c_right)
 
 
+_DYNET_POOLS = "4096,4096,512,1024"
+"""MB for values, gradients, parameters and scratch: with autobatching they cannot grow."""
+
+
 class DyNetPeer(Peer):
     """Builds one expression a batch and leaves the batching to DyNet, on the CPU.
 
@@ -140,7 +144,7 @@ class DyNetPeer(Peer):
 
     def __init__(self, model: PeerModel) -> None:
         super().__init__(model)
-        import_module("dynet_config").set(autobatch=1)
+        import_module("dynet_config").set(autobatch=1, mem=_DYNET_POOLS)
         self.dy = dy = import_module("dynet")
         self.store = dy.ParameterCollection()
         self.words = self.store.lookup_parameters_from_numpy(_numpy(model.words.weight))
