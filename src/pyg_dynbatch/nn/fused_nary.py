@@ -117,7 +117,7 @@ def _forward_blocks(
     # Zeros, as products read a few rows beyond those that are filled already.
     gathered = states[0].new_zeros(plan.inner, arity * width)
     kernels = gate_kernels(gathered)(inner_rows(plan, states, gathered))
-    bias = torch.cat([bias[: 3 * width], bias[3 * width :].repeat(arity)])
+    bias = torch.cat([bias[: 3 * width], *[bias[3 * width :]] * arity])
     product = RowProduct(
         weight_hidden,
         bias,
