@@ -84,6 +84,7 @@ def test_similarity_on_a_batch_is_the_similarity_alone(cell: str, data: st.DataO
 
 @pytest.mark.parametrize("cell", ("nary", "child_sum"))
 def test_equal_words_are_computed_once(cell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyg_dynbatch.models.encoder._MANY_LEAVES", 1)
     model = classifier(cell).double()
     batch = Collater(arity=ARITY[cell])([EXAMPLES[0]] * 3 + EXAMPLES)
     rows: list[int] = []
@@ -101,7 +102,10 @@ def test_equal_words_are_computed_once(cell: str, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("option", ("embedding_dropout", "recurrent_dropout"))
-def test_leaves_with_dropout_of_their_own_are_computed_each(option: str) -> None:
+def test_leaves_with_dropout_of_their_own_are_computed_each(
+    option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyg_dynbatch.models.encoder._MANY_LEAVES", 1)
     model = classifier(**{option: 0.5})
     batch = Collater(arity=3)([EXAMPLES[0]] * 3)
     rows: list[int] = []

@@ -13,6 +13,8 @@ from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer, Tree
 
 # Share of different tokens among leaves up to which gathering costs less than computing all.
 _WORTH_SHARING = 0.85
+# Leaves from which looking for equal ones costs less than it saves.
+_MANY_LEAVES = 128
 
 CELLS = ("nary", "child_sum", "gru", "rnn")
 
@@ -151,7 +153,8 @@ class TreeEncoder(nn.Module):
         dropping = self.training and self.input_dropout.p > 0
         # Elsewhere than on a CPU the host would have to wait for the number of words.
         on_cpu = schedule.device.type == "cpu"
-        return on_cpu and not dropping and self.layer.cell.shares_leaves
+        many = bool(schedule.level_inputs) and schedule.level_inputs[0] >= _MANY_LEAVES
+        return on_cpu and many and not dropping and self.layer.cell.shares_leaves
 
 
 def distinct_leaves(token: Tensor, schedule: Schedule) -> tuple[Tensor, Tensor] | None:
