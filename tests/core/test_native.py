@@ -78,6 +78,30 @@ def test_no_compiler(
     assert "seven.c: no C compiler found" in caplog.text
 
 
+@pytest.mark.skipif(not HAS_COMPILER, reason="no C compiler")
+def test_a_compiler_with_options_and_a_folder_beside(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(native.FOLDER, ".")
+    monkeypatch.setenv("CC", "cc -O1")
+    assert native_library(source) is not None
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="no C compiler")
+def test_without_a_home_nothing_is_built(
+    source: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in (native.FOLDER, "XDG_CACHE_HOME", "CC"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    assert native_library(source) is None
+    assert "Could not determine home directory." in caplog.text
+
+
 def test_folder_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv(native.FOLDER, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -161,8 +161,63 @@ def test_far_and_near_numbers() -> None:
     torch.testing.assert_close(c.double(), memory.expand(-1, 4), rtol=5e-7, atol=1e-37)
     right = (memory.tanh() * exact.sigmoid()).expand(-1, 4)
     torch.testing.assert_close(h.double(), right, rtol=1e-6, atol=1e-37)
-    none = torch.full((9, 1), float("nan"))
-    assert layer.cell.run_fused(none, FusedRun(schedule))[0].isnan().all()
+    for bits in (0x7FC00000, -1, 0x7F800001):
+        none = torch.full((9, 1), bits, dtype=torch.int32).view(torch.float32)
+        assert layer.cell.run_fused(none, FusedRun(schedule))[0].isnan().all()
+
+
+def test_gradients_that_are_negated_when_they_are_read() -> None:
+    for layer in layers(5):
+        schedule = forest([0, 0, 1, 1, 4], layer.arity)
+        inputs = torch.randn(6, 3, requires_grad=True)
+        _, c = layer.cell.run_fused(inputs, FusedRun(schedule, level_order=True))
+        ones = torch.ones_like(c)
+        (wanted,) = torch.autograd.grad(c, inputs, -ones, retain_graph=True)
+        (found,) = torch.autograd.grad(c, inputs, torch._neg_view(ones))
+        assert torch.equal(found, wanted)
+
+
+def test_saved_tensors_that_come_back_in_another_layout() -> None:
+    for layer in layers(5):
+        schedule, inputs = forest([0, 0, 1, 1, 4], layer.arity), torch.randn(6, 3)
+        wanted = everything(layer, inputs, FusedRun(schedule))
+        hooks = lambda saved: saved.t().contiguous(), lambda kept: kept.t()  # noqa: E731
+        with torch.autograd.graph.saved_tensors_hooks(*hooks):
+            found = everything(layer, inputs, FusedRun(schedule))
+        torch.testing.assert_close(found, wanted)
+
+
+def test_factors_of_another_dtype() -> None:
+    for layer in layers(5):
+        schedule, inputs = forest([0, 0, 1, 1, 4], layer.arity), torch.randn(6, 3)
+        keep = torch.rand(6, 5)
+        wanted = everything(layer, inputs, FusedRun(schedule, keep))
+        found = everything(layer, inputs, FusedRun(schedule, keep.double()))
+        torch.testing.assert_close(found, wanted)
+
+
+def test_rows_that_do_not_fit_the_schedule_are_refused() -> None:
+    for layer in layers(5):
+        schedule = forest([0, 0, 1, 1, 4], layer.arity)
+        for rows, run in (
+            (8, FusedRun(schedule)),
+            (6, FusedRun(schedule, leaf_row=torch.zeros(9, dtype=torch.long))),
+            (0, FusedRun(schedule, leaf_row=torch.zeros(3, dtype=torch.long))),
+            (6, FusedRun(schedule.to("meta"))),
+        ):
+            with pytest.raises(ValueError, match="the schedule does not fit the input rows"):
+                layer.cell.run_fused(torch.randn(rows, 3), run)
+
+
+def test_who_follows_every_call_of_torch_misses_none() -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    layer = NaryTreeLSTM(3, 4)
+    schedule = forest([0, 0], 2)
+    x = torch.randn(3, 3)
+    with torch.no_grad():
+        traced = make_fx(lambda rows: layer(rows, schedule=schedule))(x)
+        torch.testing.assert_close(traced(x), layer(x, schedule=schedule))
 
 
 def test_the_same_to_the_last_bit_at_every_run() -> None:

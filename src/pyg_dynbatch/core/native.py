@@ -5,6 +5,7 @@ import hashlib
 import logging
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -45,16 +46,18 @@ def native_library(source: Path) -> ctypes.CDLL | None:
         >>> library is None or library.one() == 1
         True
     """
-    compiler = shutil.which(os.environ.get("CC") or "cc")
+    name, *options = shlex.split(os.environ.get("CC") or "cc")
+    compiler = shutil.which(name)
     if compiler is None:
         _log.info("%s: no C compiler found (cc, or $CC)", source.name)
         return None
     try:
-        built = _folder() / f"{source.stem}-{_key(source, compiler)}.so"
+        built = _folder() / f"{source.stem}-{_key(source, compiler, options)}.so"
         if not built.exists():
-            write_atomically(built, lambda path: _build(compiler, source, path))
-        return ctypes.CDLL(str(built))
-    except (OSError, subprocess.CalledProcessError) as error:
+            write_atomically(built, lambda path: _build([compiler, *options], source, path))
+        return ctypes.CDLL(str(built.resolve()))
+    # RuntimeError: there is no home folder, as in some containers.
+    except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
         reason = getattr(error, "stderr", None) or error
         _log.warning("%s: could not be built with %s: %s", source.name, compiler, reason)
         return None
@@ -68,10 +71,11 @@ def _folder() -> Path:
     return Path(home) / "pyg_dynbatch"
 
 
-def _key(source: Path, compiler: str) -> str:
+def _key(source: Path, compiler: str, options: list[str]) -> str:
     # Processors differ in their instructions, and home folders are shared between machines.
     found = Path(compiler).stat()
-    parts = [source.read_text(), *_FLAGS, compiler, found.st_size, found.st_mtime_ns, _processor()]
+    made_by = (compiler, *options, found.st_size, found.st_mtime_ns)
+    parts = [source.read_text(), *_FLAGS, *made_by, _processor()]
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
@@ -84,16 +88,16 @@ def _processor() -> str:
     return repr(sorted({line for line in lines if line.startswith(wanted)}))
 
 
-def _build(compiler: str, source: Path, path: Path) -> None:
+def _build(compiler: list[str], source: Path, path: Path) -> None:
     # Linked without OpenMP: its functions are to be those that torch has loaded already, as two
     # pools of threads would fight for the cores.
     compiled = path.with_suffix(".o")
     try:
-        _run(compiler, *_FLAGS, "-c", str(source), "-o", str(compiled))
-        _run(compiler, "-shared", str(compiled), "-o", str(path))
+        _run(*compiler, *_FLAGS, "-c", str(source), "-o", str(compiled))
+        _run(*compiler, "-shared", str(compiled), "-o", str(path))
     finally:
         compiled.unlink(missing_ok=True)
 
 
 def _run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True, text=True)
+    subprocess.run(command, check=True, capture_output=True, text=True, errors="replace")

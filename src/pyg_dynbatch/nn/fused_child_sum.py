@@ -80,7 +80,9 @@ class _FusedChildSum(Function):
     def backward(ctx: Any, grad_h: Tensor | None, grad_c: Tensor | None) -> Any:
         refuse_second_derivative()
         plan: FusedPlan = ctx.plan
-        inputs, weight_input, weight_hidden, children, sums, *rest = ctx.saved_tensors
+        # Hooks may have brought them back in another layout.
+        saved = [each.contiguous() for each in ctx.saved_tensors]
+        inputs, weight_input, weight_hidden, children, sums, *rest = saved
         state_c, squashed, leaf_squashed, *blocks = rest
         leaves, gates = blocks[: ctx.num_leaf_blocks], blocks[ctx.num_leaf_blocks :]
         precision = plan.run.precision

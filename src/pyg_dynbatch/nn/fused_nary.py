@@ -84,7 +84,9 @@ class _FusedNary(Function):
         refuse_second_derivative()
         plan: FusedPlan = ctx.plan
         inputs, weight_input, weight_hidden, children, state_c, squashed, leaf_squashed, *blocks = (
-            ctx.saved_tensors
+            # Hooks may have brought them back in another layout.
+            saved.contiguous()
+            for saved in ctx.saved_tensors
         )
         leaves, gates = blocks[: ctx.num_leaf_blocks], blocks[ctx.num_leaf_blocks :]
         with torch.autocast(inputs.device.type, enabled=False):

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.nn.fused_products import BLOCK
 
@@ -85,6 +86,7 @@ class FusedPlan:
         # Leaves with an input are computed once for each of these rows, the others one by one.
         self.leaf_inputs = num_inputs - sum(schedule.level_inputs[1:])
         self.leaf_cells = self.leaf_inputs + self.leaves - schedule.level_inputs[0]
+        self._check(device)
         self.single_parent: bool = schedule.facts["single_parent"]
         self.block = BLOCK if device.type == "cpu" else max(self.nodes, 1)
         children = steps[0].arguments[1]
@@ -97,6 +99,20 @@ class FusedPlan:
             begin = schedule.facts["child_start"]
             self.child_start = schedule.wiring[begin + self.leaves : begin + self.nodes]
         self.blocks = list(self._blocks())
+
+    def _check(self, device: torch.device) -> None:
+        """Refuses what would be read or written beyond the rows there are."""
+        wanted, leaf_row = self.schedule.level_inputs[0], self.run.leaf_row
+        given = self.leaf_inputs if leaf_row is None else leaf_row.size(0)
+        if given != wanted or self.leaf_inputs < 0 or self.schedule.device != device:
+            raise ValueError(
+                mismatch(
+                    "FusedRun: the schedule does not fit the input rows",
+                    expected=f"{wanted} leaves with an input, on {self.schedule.device}",
+                    got=f"{given} leaves, on {device}",
+                    mend="rows in the order of schedule.input_node; batch.to(device)",
+                )
+            )
 
     def _blocks(self) -> Iterator[Block]:
         first = seen = edge = 0

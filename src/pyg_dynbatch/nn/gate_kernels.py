@@ -11,6 +11,7 @@ from importlib.util import find_spec
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from pyg_dynbatch.core.native import native_library
 from pyg_dynbatch.nn.gate_rows import GateKernels, NodeRows
@@ -57,8 +58,10 @@ def _on_gpu(like: Tensor) -> bool:
 
 
 def _on_cpu(like: Tensor) -> bool:
-    # Subclasses may have no values that C could read, as those that a compiler traces with.
-    return like.device.type == "cpu" and type(like) is Tensor
+    # Subclasses may have no values that C could read, as those that a compiler traces with, and
+    # who follows every call of torch would miss those of C.
+    plain = type(like) is Tensor and not is_in_torch_dispatch_mode()
+    return plain and like.device.type == "cpu"
 
 
 @cache

@@ -37,7 +37,8 @@ INLINE float exponential(float x)
     memcpy(&of_p, &p, sizeof of_p);
     of_p += bits;
     memcpy(&p, &of_p, sizeof p);
-    return p;
+    /* The bits of what is no number would become part of n. */
+    return x == x ? p : x;
 }
 
 INLINE float logistic(float x)

@@ -67,7 +67,7 @@ class NativeGates:
 
     def __init__(self, library: ctypes.CDLL, nodes: NodeRows) -> None:
         self.library, self.threads = library, torch.get_num_threads()
-        keep = None if nodes.keep is None else nodes.keep.contiguous()
+        keep = None if nodes.keep is None else nodes.keep.to(nodes.squashed.dtype).contiguous()
         # C is given addresses, so what stands there is held.
         self._held: list[object] = [nodes, keep]
         self._nodes = _Nodes(nodes.squashed.size(1), 0)
@@ -122,7 +122,8 @@ class NativeGates:
         self._set(found, ("hidden", "memory", "place"), given[:3])
         for name, rows in zip(("outside_hidden", "outside_memory"), given.outside, strict=True):
             if rows is not None:
-                # A gradient may be one number, read again and again.
+                # A gradient may be one number, read again and again, or negated when it is read.
+                rows = rows.resolve_neg()
                 rows = rows if rows.stride(1) == 1 else rows.contiguous()
                 setattr(found, f"{name}_row", rows.stride(0))
                 self._set(found, (name,), (rows,))
