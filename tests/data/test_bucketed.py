@@ -30,7 +30,8 @@ def padded_nodes(schedule: Schedule) -> int:
 
 @pytest.mark.parametrize("workers", (0, 1))
 def test_in_a_loader(workers: int) -> None:
-    loader = DataLoader(trees(7), 3, arity=2, buckets=buckets(2), num_workers=workers)
+    collate = BucketedCollater(buckets(2), arity=2)
+    loader = torch.utils.data.DataLoader(trees(7), 3, collate_fn=collate, num_workers=workers)
     plain = list(DataLoader(trees(7), 3, arity=2))
     for batch, right in zip(loader, plain, strict=True):
         size = 12 if right.num_graphs == 3 else 6

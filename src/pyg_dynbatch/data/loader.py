@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-from pyg_dynbatch.core.buckets import LevelBuckets
-from pyg_dynbatch.data.bucketed import BucketedCollater
 from pyg_dynbatch.data.collate import Collater
 from pyg_dynbatch.data.resumable import ResumableLoader
 
@@ -24,8 +22,6 @@ class DataLoader(ResumableLoader):
         shuffle: Whether to shuffle, differently in every epoch.
         arity: Argument places of the cell; None for any number of children.
         direction: ``"bottom_up"``, ``"top_down"`` or ``"both"``.
-        buckets: Pads the schedules in the worker process to a few shapes, for layers that run by
-            CUDA graphs (:class:`~pyg_dynbatch.nn.GraphedTreeLSTM`); for one direction.
         seed: Seed of the shuffle; None takes torch's initial seed (``seed_everything``).
         follow_batch: As in PyG.
         exclude_keys: As in PyG.
@@ -33,8 +29,7 @@ class DataLoader(ResumableLoader):
 
     Raises:
         TypeError: If ``collate_fn`` is given, which PyG would drop without a word.
-        ValueError: If the sizes of a ``NodeBudgetBatchSampler`` belong to another data set, or
-            the buckets are for another arity or direction.
+        ValueError: If the sizes of a ``NodeBudgetBatchSampler`` belong to another data set.
 
     Example:
         >>> import torch
@@ -53,7 +48,6 @@ class DataLoader(ResumableLoader):
         *,
         arity: int | None = None,
         direction: str = "bottom_up",
-        buckets: LevelBuckets | None = None,
         seed: int | None = None,
         follow_batch: Sequence[str] | None = None,
         exclude_keys: Sequence[str] | None = None,
@@ -61,21 +55,11 @@ class DataLoader(ResumableLoader):
     ) -> None:
         self.arity = arity
         self.direction = direction
-        self.buckets = buckets
-        collater: Any
-        if buckets is None:
-            collater = Collater(
-                dataset, follow_batch, exclude_keys, arity=arity, direction=direction
-            )
-        else:
-            collater = BucketedCollater(
-                buckets, follow_batch, exclude_keys, arity=arity, direction=direction
-            )
         super().__init__(
             dataset,
             batch_size,
             shuffle,
-            collater,
+            Collater(dataset, follow_batch, exclude_keys, arity=arity, direction=direction),
             seed=seed,
             follow_batch=follow_batch,
             exclude_keys=exclude_keys,

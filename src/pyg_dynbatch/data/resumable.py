@@ -1,11 +1,12 @@
 """Load batches whose order can be repeated, and know where in the epoch they are."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch_geometric.loader import DataLoader as PyGDataLoader
 
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.data.collate import PlanningCollater
 from pyg_dynbatch.data.epoch_sampler import EpochSampler
 from pyg_dynbatch.data.sampler import NodeBudgetBatchSampler
 
@@ -31,7 +32,7 @@ class ResumableLoader(PyGDataLoader):
         dataset: Any,
         batch_size: int | None,
         shuffle: bool | None,
-        collater: Callable[[Sequence[Any]], Any],
+        collater: PlanningCollater,
         *,
         seed: int | None,
         follow_batch: Sequence[str] | None,
