@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd import Function
 
@@ -19,11 +18,10 @@ from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.padding import PaddedForm, padded_form
 from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.core.state_store import refuse_second_derivative
-from pyg_dynbatch.nn.cell import spread_rows
+from pyg_dynbatch.nn.cell import States, spread_rows
 from pyg_dynbatch.nn.recorded_run import Mode, RecordedRun
 from pyg_dynbatch.nn.recorder import Recorder, recorder_for
-from pyg_dynbatch.nn.recursive import RecursiveLayer, _input_rows
-from pyg_dynbatch.nn.schedules import derive_schedule
+from pyg_dynbatch.nn.recursive import RecursiveLayer
 from pyg_dynbatch.nn.tree_lstm import ChildSumTreeLSTMCell, NaryTreeLSTMCell
 
 TreeLSTMCell = NaryTreeLSTMCell | ChildSumTreeLSTMCell
@@ -110,36 +108,23 @@ class GraphedTreeLSTM(RecursiveLayer):
         """How many recorded runs are kept."""
         return len(self._runs.kept)
 
-    @torch.compiler.disable
-    def forward(
+    def _run(
         self,
-        x: Float[Tensor, "input feature"],
-        edge_index: Int[Tensor, "two edge"] | None = None,
-        schedule: Schedule | None = None,
-        *,
-        child_slot: Int[Tensor, " edge"] | None = None,
-        leaf_row: Int[Tensor, " leaf"] | None = None,
-        level_order: bool = False,
-        return_state: bool = False,
-    ) -> Any:
-        """Computes the hidden rows of all nodes; see :meth:`RecursiveLayer.forward`."""
-        if schedule is None:
-            schedule = derive_schedule(
-                type(self).__name__, x, edge_index, child_slot, self.arity, self.direction
-            )
-        self._check(schedule, x, edge_index, leaf_row)
-        form = self._padded(schedule)
-        rows = _input_rows(schedule, x) if leaf_row is None else x
-        rows = spread_rows(rows, leaf_row, schedule)
-        states = None
+        schedule: Schedule,
+        inputs: Tensor,
+        leaf_row: Tensor | None,
+        level_order: bool,
+        return_state: bool,
+    ) -> States:
+        """Computes the states by graphs where they can be had, otherwise as the layer does."""
+        form, states = self._padded(schedule), None
         if form is not None:
             place = form.level_place if level_order else form.node_place
+            rows = spread_rows(inputs, leaf_row, schedule)
             states = self._runs.run(rows, form, place, return_state)
         if states is None:
-            plain = super().forward
-            options = {"leaf_row": leaf_row, "level_order": level_order}
-            return plain(x, edge_index, schedule, return_state=return_state, **options)
-        return states if return_state else states[0]
+            states = super()._run(schedule, inputs, leaf_row, level_order, return_state)
+        return states
 
     def _padded(self, schedule: Schedule) -> PaddedForm | None:
         if not schedule.steps:

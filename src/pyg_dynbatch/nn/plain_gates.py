@@ -31,7 +31,16 @@ class PlainGates:
 
     def gather(self, block: Block) -> None:
         """Gathers h of the children of a block, and sums it up where that is wanted."""
-        gather_children(self.nodes, block)
+        nodes, children = self.nodes, self.nodes.children
+        if children is None or children.gathered is None:
+            return
+        width, here = nodes.hidden.size(1), slice(block.first, block.first + block.size)
+        sums = children.sums
+        place = here if sums is None else slice(block.edge, block.edge + block.edges)
+        gathered = children.gathered[place].view(block.edges, width)
+        torch.index_select(children.hidden, 0, children.state_row(block), out=gathered)
+        if sums is not None:
+            sums[here] = children.sum(block, gathered)
 
     def forward(self, block: Block, gates: Gates) -> None:
         """Activates the gates in place, and writes the states."""
@@ -76,43 +85,13 @@ class PlainGates:
 
     def sum_equal(self, given: Incoming, cell: Tensor, cells: int) -> Incoming:
         """Adds up the gradients of equal leaves, always in the same order."""
-        return sum_equal(given, cell, cells)
-
-
-def sum_equal(given: Incoming, cell: Tensor, cells: int) -> Incoming:
-    """Adds up the gradients of equal leaves by torch.
-
-    Args:
-        given: Gradients, one row a leaf.
-        cell: Which of the computed rows each leaf has taken.
-        cells: How many were computed.
-    """
-    hidden, memory = given.take(0, cell.size(0))
-    # By sorting, as adding rows to rows in any order would not be the same twice on GPUs.
-    order = cell.argsort(stable=True)
-    # Not by bincount, which waits for the device to find the largest number.
-    counts = cell.new_zeros(cells).index_add_(0, cell, torch.ones_like(cell))
-    starts = counts.cumsum(0) - counts
-    return Incoming(sum_stretches(hidden, order, starts), sum_stretches(memory, order, starts))
-
-
-def gather_children(nodes: NodeRows, block: Block) -> None:
-    """Gathers h of the children of a block by torch, and sums it up where that is wanted.
-
-    Args:
-        nodes: The nodes of the pass; nothing is done for leaves.
-        block: The block.
-    """
-    children = nodes.children
-    if children is None or children.gathered is None:
-        return
-    width, here = nodes.hidden.size(1), slice(block.first, block.first + block.size)
-    sums = children.sums
-    place = here if sums is None else slice(block.edge, block.edge + block.edges)
-    gathered = children.gathered[place].view(block.edges, width)
-    torch.index_select(children.hidden, 0, children.state_row(block), out=gathered)
-    if sums is not None:
-        sums[here] = children.sum(block, gathered)
+        hidden, memory = given.take(0, cell.size(0))
+        # By sorting, as adding rows to rows in any order would not be the same twice on GPUs.
+        order = cell.argsort(stable=True)
+        # Not by bincount, which waits for the device to find the largest number.
+        counts = cell.new_zeros(cells).index_add_(0, cell, torch.ones_like(cell))
+        starts = counts.cumsum(0) - counts
+        return Incoming(sum_stretches(hidden, order, starts), sum_stretches(memory, order, starts))
 
 
 def _add_inputs(

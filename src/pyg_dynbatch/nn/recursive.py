@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.schedule import Schedule
-from pyg_dynbatch.nn.cell import RecursiveCell, spread_rows
+from pyg_dynbatch.nn.cell import RecursiveCell, States, spread_rows
 from pyg_dynbatch.nn.levels import run_levels
 from pyg_dynbatch.nn.schedules import check_schedule, checked_direction, derive_schedule
 from pyg_dynbatch.nn.tree_gru import TreeGRUCell
@@ -96,11 +96,23 @@ class RecursiveLayer(nn.Module):
             )
         self._check(schedule, x, edge_index, leaf_row)
         inputs = x if leaf_row is not None else _input_rows(schedule, x)
+        states = self._run(schedule, inputs, leaf_row, level_order, return_state)
+        return states if return_state else states[0]
+
+    def _run(
+        self,
+        schedule: Schedule,
+        inputs: Tensor,
+        leaf_row: Tensor | None,
+        level_order: bool,
+        return_state: bool,
+    ) -> States:
+        """Computes the states of all nodes; all parts of them where they are asked for."""
         states = self.cell.run_schedule(schedule, inputs, leaf_row, level_order)
         if states is None:
             inputs = spread_rows(inputs, leaf_row, schedule)
             states = run_levels(self.cell, schedule, inputs, level_order)
-        return states if return_state else states[0]
+        return states
 
     def _check(
         self,

@@ -14,7 +14,7 @@ from torch import Tensor
 from pyg_dynbatch.nn.fused_downward import Incoming
 from pyg_dynbatch.nn.fused_plan import Block
 from pyg_dynbatch.nn.gate_rows import Gates, NodeRows, Outgoing
-from pyg_dynbatch.nn.plain_gates import gather_children, sum_equal
+from pyg_dynbatch.nn.plain_gates import PlainGates
 
 _MOST_COLUMNS, _COLUMNS_OF_WARP = 512, 128
 
@@ -144,8 +144,8 @@ if find_spec("triton") is not None:
                 _store(grad_cells, child * grad_cells_row + column, of_c * f, inside)
 
 
-class TritonGates:
-    """Computes the gates of one level in one launch.
+class TritonGates(PlainGates):
+    """Computes the gates of one level in one launch; all else is done by calls of torch.
 
     Args:
         nodes: The nodes of the pass.
@@ -155,11 +155,8 @@ class TritonGates:
     """The kernel squashes, not the product."""
 
     def __init__(self, nodes: NodeRows) -> None:
-        self.nodes, self.keep = nodes, _side_by_side(nodes.keep)
-
-    def gather(self, block: Block) -> None:
-        """Gathers h of the children of a block, and sums it up where that is wanted."""
-        gather_children(self.nodes, block)
+        super().__init__(nodes)
+        self.keep = _side_by_side(nodes.keep)
 
     def forward(self, block: Block, gates: Gates) -> None:
         """Activates the gates in place, and writes the states."""
@@ -193,10 +190,6 @@ class TritonGates:
                 squashed.size(1), block.edges, *(_stride(each) for each in (*read, *write)),
                 ARITY=arity, COLUMNS=columns, num_warps=warps,
             )  # fmt: skip
-
-    def sum_equal(self, given: Incoming, cell: Tensor, cells: int) -> Incoming:
-        """Adds up the gradients of equal leaves, always in the same order."""
-        return sum_equal(given, cell, cells)
 
     def _keep(self, block: Block) -> Tensor | None:
         return None if self.keep is None else self.keep[block.first : block.first + block.size]
