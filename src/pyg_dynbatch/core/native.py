@@ -5,6 +5,7 @@ import hashlib
 import logging
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -18,7 +19,7 @@ FOLDER = "PYG_DYNBATCH_CACHE"
 _FLAGS = (
     "-O3", "-march=native", "-fopenmp", "-fPIC", "-std=c11",
     # Not -ffast-math: linked into a library, it would change rounding for the whole process.
-    "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros",
+    "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-ffp-contract=fast",
 )  # fmt: skip
 
 _log = logging.getLogger(__name__)
@@ -28,8 +29,9 @@ def native_library(source: Path) -> ctypes.CDLL | None:
     """Builds a C file unless that was done before, and loads it.
 
     What was built is kept in ``$PYG_DYNBATCH_CACHE``, or in ``pyg_dynbatch`` in the user's cache
-    folder, under a name made of the source, the flags, the compiler and the processor. Threads
-    are those of the OpenMP library that torch has brought along.
+    folder, under a name made of the source, what it includes from its own folder, the flags, the
+    compiler and the processor. Threads are those of the OpenMP library that torch has brought
+    along.
 
     Args:
         source: The C file.
@@ -75,8 +77,15 @@ def _key(source: Path, compiler: str, options: list[str]) -> str:
     # Processors differ in their instructions, and home folders are shared between machines.
     found = Path(compiler).stat()
     made_by = (compiler, *options, found.st_size, found.st_mtime_ns)
-    parts = [source.read_text(), *_FLAGS, *made_by, _processor()]
+    parts = [*_texts(source), *_FLAGS, *made_by, _processor()]
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+def _texts(source: Path) -> list[str]:
+    """The text of a file and of those it includes from its own folder."""
+    text = source.read_text()
+    included = re.findall(r'^#include "(.+)"$', text, re.MULTILINE)
+    return [text, *(part for name in included for part in _texts(source.with_name(name)))]
 
 
 def _processor() -> str:

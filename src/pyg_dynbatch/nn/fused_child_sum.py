@@ -17,8 +17,9 @@ from pyg_dynbatch.nn.fused_inputs import InnerInputs, inner_input_gradients, wit
 from pyg_dynbatch.nn.fused_leaves import backward_leaves, forward_leaves
 from pyg_dynbatch.nn.fused_plan import Block, FusedPlan, FusedRun, differentiated
 from pyg_dynbatch.nn.fused_products import RowProduct, sum_rows, weight_gradient
-from pyg_dynbatch.nn.gate_kernels import gate_kernels
-from pyg_dynbatch.nn.gate_rows import Gates, Outgoing, inner_rows, sum_stretches
+from pyg_dynbatch.nn.gate_kernels import gate_kernels, level_library
+from pyg_dynbatch.nn.gate_rows import GateKernels, Gates, Outgoing, inner_rows, sum_stretches
+from pyg_dynbatch.nn.native_levels import LevelWeights, backward_levels, forward_levels
 
 Rows = Sequence[Tensor]
 
@@ -118,44 +119,54 @@ class _Forward:
     """
 
     def __init__(self, plan: FusedPlan, inputs: Tensor, weights: Rows, states: Rows) -> None:
-        weight_input, weight_hidden, bias = weights
-        self.plan, self.width = plan, bias.size(0) // 4
-        width = self.width
+        weight_input, self.weight, self.bias = weights
+        self.plan, self.width = plan, self.bias.size(0) // 4
         # Zeros, as products read a few rows beyond those that are filled already.
-        self.gathered = states[0].new_zeros(plan.places, width)
-        self.sums = states[0].new_zeros(plan.inner, width)
-        nodes = inner_rows(plan, states, self.gathered, self.sums)
-        self.kernels = gate_kernels(self.sums)(nodes)
-        precision, own = plan.run.precision, slice(0, 3 * width)
-        self.of_sums = RowProduct(
-            weight_hidden[own],
-            bias[own],
-            candidate=width if self.kernels.squashes else 0,
-            precision=precision,
-            rows=plan.inner,
-        )
-        self.of_children = RowProduct(
-            weight_hidden[3 * width :], bias[3 * width :], precision=precision, rows=plan.places
-        )
+        self.gathered = states[0].new_zeros(plan.places, self.width)
+        self.sums = states[0].new_zeros(plan.inner, self.width)
+        self.nodes = inner_rows(plan, states, self.gathered, self.sums)
         self.given = InnerInputs(plan, inputs, weight_input)
 
     def run(self) -> list[Tensor]:
         """Computes all blocks; returns the gates of each, where they are kept."""
+        library = self.plan.library = level_library(self.plan, self.weight, self.sums)
+        if library is not None:
+            weights = _level_weights(self.weight, self.bias)
+            return forward_levels(library, self.plan, self.nodes, weights, self.given.all())
+        kernels = gate_kernels(self.sums)(self.nodes)
+        products = self._products(kernels)
         found: list[Tensor] = []
         for block in self.plan.blocks:
-            gates = self._block(block)
+            gates = self._block(block, kernels, products)
             if self.plan.keep:
                 found += gates
         return found
 
-    def _block(self, block: Block) -> tuple[Tensor, Tensor]:
+    def _products(self, kernels: GateKernels) -> tuple[RowProduct, RowProduct]:
+        """Those with the sums of children, and with every child."""
+        plan, precision, own = self.plan, self.plan.run.precision, slice(0, 3 * self.width)
+        candidate = self.width if kernels.squashes else 0
+        of_sums = RowProduct(
+            self.weight[own],
+            self.bias[own],
+            candidate=candidate,
+            precision=precision,
+            rows=plan.inner,
+        )
+        forget = self.weight[3 * self.width :], self.bias[3 * self.width :]
+        return of_sums, RowProduct(*forget, precision=precision, rows=plan.places)
+
+    def _block(
+        self, block: Block, kernels: GateKernels, products: tuple[RowProduct, RowProduct]
+    ) -> tuple[Tensor, Tensor]:
         """Computes one block; returns the activated gates u, i, o, and f of every child."""
-        self.kernels.gather(block)
-        own = self.given.of(block, self.width if self.of_sums.doubled else 0)
-        squash = self.kernels.squashes and own is None
-        forget = self.of_children(self.gathered, block.edge, block.edges, squash=squash)
-        rows = self.of_sums(self.sums, block.first, block.size, squash=squash)
-        self.kernels.forward(block, Gates(rows, forget, own, self.of_sums))
+        of_sums, of_children = products
+        kernels.gather(block)
+        own = self.given.of(block, self.width if of_sums.doubled else 0)
+        squash = kernels.squashes and own is None
+        forget = of_children(self.gathered, block.edge, block.edges, squash=squash)
+        rows = of_sums(self.sums, block.first, block.size, squash=squash)
+        kernels.forward(block, Gates(rows, forget, own, of_sums))
         return rows, forget
 
 
@@ -172,6 +183,10 @@ def _backward_blocks(
     all_grads = state_c.new_empty(plan.inner, 3 * width)
     all_forgets = state_c.new_empty(plan.places, width)
     nodes = inner_rows(plan, (state_c[:0], state_c, squashed))
+    if plan.library is not None:
+        weights = _level_weights(weight_hidden)
+        backward_levels(plan.library, nodes, weights, gates, (all_grads, all_forgets), down)
+        return all_grads, all_forgets
     kernels, given = gate_kernels(all_grads)(nodes), down.incoming(plan.leaves, plan.inner)
     to_sums = RowProduct(weight_hidden[: 3 * width].t(), precision=precision, rows=plan.inner)
     to_children = RowProduct(weight_hidden[3 * width :].t(), precision=precision, rows=plan.places)
@@ -186,6 +201,13 @@ def _backward_blocks(
         torch.add(sums, to_children(all_forgets, block.edge, block.edges), out=to_hidden)
         down.give(block.edge, to_hidden, to_memory)
     return all_grads, all_forgets
+
+
+def _level_weights(weight: Tensor, bias: Tensor | None = None) -> LevelWeights:
+    """The weights of sums (u, i, o), and of single children (f)."""
+    columns = weight.size(1) * 3
+    biases = (None, None) if bias is None else (bias[:columns], bias[columns:])
+    return LevelWeights(weight[:columns], biases[0], weight[columns:], biases[1])
 
 
 def _input_gradients(

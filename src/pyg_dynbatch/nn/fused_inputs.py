@@ -37,6 +37,10 @@ class InnerInputs:
             found[:, :doubled] *= 2
         return found
 
+    def all(self) -> Tensor | None:
+        """Gives ``W x`` of all of them; None if there are none."""
+        return None if self.product is None else self.product(self.rows, 0, self.rows.size(0))
+
 
 def with_input(plan: FusedPlan, grads: Tensor) -> Tensor:
     """Takes the rows of inner nodes that have an input.

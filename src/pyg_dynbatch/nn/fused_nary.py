@@ -18,8 +18,9 @@ from pyg_dynbatch.nn.fused_inputs import InnerInputs, inner_input_gradients, wit
 from pyg_dynbatch.nn.fused_leaves import backward_leaves, forward_leaves
 from pyg_dynbatch.nn.fused_plan import FusedPlan, FusedRun, differentiated
 from pyg_dynbatch.nn.fused_products import RowProduct, sum_rows, weight_gradient
-from pyg_dynbatch.nn.gate_kernels import gate_kernels
+from pyg_dynbatch.nn.gate_kernels import gate_kernels, level_library
 from pyg_dynbatch.nn.gate_rows import Gates, Outgoing, inner_rows
+from pyg_dynbatch.nn.native_levels import LevelWeights, backward_levels, forward_levels
 
 Weights = Sequence[Tensor]
 
@@ -118,8 +119,14 @@ def _forward_blocks(
     width, arity = bias.size(0) // 4, plan.arity or 0
     # Zeros, as products read a few rows beyond those that are filled already.
     gathered = states[0].new_zeros(plan.inner, arity * width)
-    kernels = gate_kernels(gathered)(inner_rows(plan, states, gathered))
+    nodes = inner_rows(plan, states, gathered)
     bias = torch.cat([bias[: 3 * width], *[bias[3 * width :]] * arity])
+    given = InnerInputs(plan, inputs, weight_input)
+    plan.library = level_library(plan, weight_hidden, gathered)
+    if plan.library is not None:
+        wanted = LevelWeights(weight_hidden, bias)
+        return forward_levels(plan.library, plan, nodes, wanted, given.all()), gathered
+    kernels = gate_kernels(gathered)(nodes)
     product = RowProduct(
         weight_hidden,
         bias,
@@ -127,7 +134,6 @@ def _forward_blocks(
         precision=plan.run.precision,
         rows=plan.inner,
     )
-    given = InnerInputs(plan, inputs, weight_input)
     found = []
     for block in plan.blocks:
         kernels.gather(block)
@@ -145,7 +151,11 @@ def _backward_blocks(
 ) -> Tensor:
     """Goes down from the roots; returns the gradients of all gates before activation."""
     grads = states[0].new_empty(plan.inner, weight_hidden.size(0))
-    kernels = gate_kernels(grads)(inner_rows(plan, (states[0][:0], *states)))
+    nodes = inner_rows(plan, (states[0][:0], *states))
+    if plan.library is not None:
+        backward_levels(plan.library, nodes, LevelWeights(weight_hidden), gates, [grads], down)
+        return grads
+    kernels = gate_kernels(grads)(nodes)
     given = down.incoming(plan.leaves, plan.inner)
     product = RowProduct(weight_hidden.t(), precision=plan.run.precision, rows=plan.inner)
     for block, activated in zip(reversed(plan.blocks), reversed(gates), strict=True):

@@ -1,5 +1,6 @@
 """What fused runs know beforehand: the blocks of every level, and the way back to the children."""
 
+import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -77,6 +78,8 @@ class FusedPlan:
         self, run: FusedRun, num_inputs: int, device: torch.device, keep: bool = True
     ) -> None:
         self.run, self.keep = run, keep
+        # Of C, where it runs all levels by one call; the forward pass settles it.
+        self.library: ctypes.CDLL | None = None
         schedule = self.schedule = run.schedule
         steps = schedule.steps
         self.arity = schedule.arity

@@ -59,9 +59,8 @@ class RowProduct:
         self.candidate, self.doubled = candidate, False
         self.weight = weight if precision is None else weight.to(precision)
         on_cpu = weight.device.type == "cpu"
-        large = weight.numel() >= _LARGE_MATRIX and rows >= _MANY_ROWS
         self.packed: Tensor | None = None
-        if on_cpu and large and self.weight.dtype == torch.float32 and _use_onednn():
+        if packs(self.weight, rows):
             if candidate and bias is not None:
                 self.weight, self.bias = _doubled(weight, candidate), _doubled(bias, candidate)
                 self.doubled = True
@@ -138,6 +137,22 @@ class RowProduct:
             if first + height <= rows.size(0):
                 size = height
         return rows[first : first + size]
+
+
+def packs(weight: Tensor, rows: int) -> bool:
+    """Tells whether packing a matrix pays for about so many rows.
+
+    Args:
+        weight: The matrix.
+        rows: How many rows there will be.
+
+    Example:
+        >>> packs(torch.zeros(3, 2), 1000)
+        False
+    """
+    large = weight.numel() >= _LARGE_MATRIX and rows >= _MANY_ROWS
+    single = weight.device.type == "cpu" and weight.dtype == torch.float32
+    return large and single and _use_onednn()
 
 
 def _doubled(rows: Tensor, first: int) -> Tensor:

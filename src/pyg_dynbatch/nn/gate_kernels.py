@@ -4,6 +4,7 @@ All do the same to the nodes of one block: forwards from products with weights t
 backwards from the gradients of states to those of the products and of the children's memory.
 """
 
+import ctypes
 import os
 from collections.abc import Callable
 from functools import cache, partial
@@ -14,8 +15,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from pyg_dynbatch.core.native import native_library
+from pyg_dynbatch.nn.fused_plan import FusedPlan
+from pyg_dynbatch.nn.fused_products import packs
 from pyg_dynbatch.nn.gate_rows import GateKernels, NodeRows
-from pyg_dynbatch.nn.native_gates import SOURCE, NativeGates, declare
+from pyg_dynbatch.nn.native_gates import NativeGates, declare
+from pyg_dynbatch.nn.native_levels import SOURCE, declare_levels, multiply_address
 from pyg_dynbatch.nn.plain_gates import PlainGates
 
 SWITCH = "PYG_DYNBATCH_TRITON"
@@ -48,9 +52,42 @@ def gate_kernels(like: Tensor) -> Kernels:
     """
     if _on_gpu(like) and like.dtype in _IN_SINGLE and os.environ.get(SWITCH) != "0":
         return _triton_gates() or PlainGates
-    if _on_cpu(like) and like.dtype == torch.float32 and os.environ.get(NATIVE_SWITCH) != "0":
+    if _chooses_native(like):
         return _native_gates() or PlainGates
     return PlainGates
+
+
+def level_library(plan: FusedPlan, weight: Tensor, like: Tensor) -> ctypes.CDLL | None:
+    """Chooses whether C is to run all levels of a schedule by one call.
+
+    That is for gates in C, where the weight of the levels is not worth packing and every node has
+    one parent at most.
+
+    Args:
+        plan: The plan.
+        weight: What the children are multiplied with.
+        like: A state row or more.
+
+    Returns:
+        The library, if so.
+
+    Example:
+        >>> from pyg_dynbatch.core import Schedule
+        >>> from pyg_dynbatch.nn.fused_plan import FusedRun
+        >>> schedule = Schedule.from_structure(torch.tensor([[0, 1], [2, 2]]), 3)
+        >>> plan = FusedPlan(FusedRun(schedule), 3, torch.device("cpu"))
+        >>> rows = torch.zeros(3, 2, dtype=torch.float64)
+        >>> level_library(plan, rows, rows) is None
+        True
+    """
+    if plan.run.precision is not None or not plan.single_parent or packs(weight, plan.inner):
+        return None
+    return _native_library() if _chooses_native(like) and multiply_address() else None
+
+
+def _chooses_native(like: Tensor) -> bool:
+    in_single = _on_cpu(like) and like.dtype == torch.float32
+    return in_single and os.environ.get(NATIVE_SWITCH) != "0"
 
 
 def _on_gpu(like: Tensor) -> bool:
@@ -74,10 +111,15 @@ def _triton_gates() -> Kernels | None:
     return TritonGates
 
 
-@cache
 def _native_gates() -> Kernels | None:
+    library = _native_library()
+    return None if library is None else partial(NativeGates, library)
+
+
+@cache
+def _native_library() -> ctypes.CDLL | None:
     library = native_library(SOURCE)
-    if library is None:
-        return None
-    declare(library)
-    return partial(NativeGates, library)
+    if library is not None:
+        declare(library)
+        declare_levels(library)
+    return library

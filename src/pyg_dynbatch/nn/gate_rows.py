@@ -1,7 +1,7 @@
 """What the gates of fused Tree-LSTMs read and write, whatever computes them."""
 
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -142,6 +142,7 @@ class Outgoing(NamedTuple):
     memory: Tensor | None = None
 
 
+@runtime_checkable
 class GateKernels(Protocol):
     """Computes the gates of the nodes of one pass, block by block.
 

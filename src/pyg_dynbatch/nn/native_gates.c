@@ -111,7 +111,7 @@ INLINE int worth(const struct nodes *all, struct block at, int threads)
 }
 
 /* Copies h of the children of a block side by side, and adds them up where that is wanted. */
-void gather(const struct nodes *all, int64_t first_row, int64_t size, int64_t edge, int64_t edges,
+void tree_lstm_gather(const struct nodes *all, int64_t first_row, int64_t size, int64_t edge, int64_t edges,
             int threads)
 {
     const struct block at = {first_row, size, edge, edges};
@@ -185,7 +185,7 @@ INLINE void finish(int64_t width, given_t o, given_t memory, rows_t squashed, ro
 }
 
 /* Activates the gates in place, and writes c, tanh(c) and h; the first rows have an input. */
-void forward(const struct nodes *all, int64_t first_row, int64_t size, int64_t edge, int64_t edges,
+void tree_lstm_forward(const struct nodes *all, int64_t first_row, int64_t size, int64_t edge, int64_t edges,
              float *gates, float *forget, const float *own, int64_t filled, int threads)
 {
     const struct block at = {first_row, size, edge, edges};
@@ -217,7 +217,7 @@ struct incoming {
 };
 
 /* Adds up the gradients of equal leaves, which were computed once; always in the same order. */
-void sum_equal(const struct incoming *given, const int64_t *cell, int64_t leaves, int64_t width,
+void tree_lstm_sum_equal(const struct incoming *given, const int64_t *cell, int64_t leaves, int64_t width,
                float *hidden, float *memory, int threads)
 {
     /* Every thread has columns of its own, so that no two write to one row. */
@@ -287,7 +287,7 @@ INLINE void down_to_products(int64_t width, given_t u, given_t i, given_t keep, 
 }
 
 /* Writes the gradients of products, and those of the children's memory. */
-void backward(const struct nodes *all, const struct incoming *given, int64_t first_row,
+void tree_lstm_backward(const struct nodes *all, const struct incoming *given, int64_t first_row,
               int64_t size, int64_t edge, int64_t edges, float *gates, float *forget,
               float *grads, float *to_forget, float *to_cells, int threads)
 {

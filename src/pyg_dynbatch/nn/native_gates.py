@@ -3,7 +3,6 @@
 import ctypes
 from collections.abc import Sequence
 from ctypes import POINTER, c_int, c_int64, c_void_p
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -12,8 +11,6 @@ from torch import Tensor
 from pyg_dynbatch.nn.fused_downward import Incoming
 from pyg_dynbatch.nn.fused_plan import Block
 from pyg_dynbatch.nn.gate_rows import Gates, NodeRows, Outgoing
-
-SOURCE = Path(__file__).with_name("native_gates.c")
 
 _ROWS = ("hidden", "memory", "squashed")
 _OF_CHILDREN = ("index", "starts", "all_hidden", "cells", "gathered", "sums")
@@ -46,12 +43,20 @@ def declare(library: ctypes.CDLL) -> None:
         library: The built file.
     """
     block = [c_int64] * 4
-    library.gather.argtypes = [POINTER(_Nodes), *block, c_int]
-    library.forward.argtypes = [POINTER(_Nodes), *block, *[c_void_p] * 3, c_int64, c_int]
-    library.backward.argtypes = [POINTER(_Nodes), POINTER(_Given), *block, *[c_void_p] * 5, c_int]
-    library.sum_equal.argtypes = [POINTER(_Given), c_void_p, *[c_int64] * 2, *[c_void_p] * 2, c_int]
-    for function in (library.gather, library.forward, library.backward, library.sum_equal):
-        function.restype = None
+    library.tree_lstm_gather.argtypes = [POINTER(_Nodes), *block, c_int]
+    library.tree_lstm_forward.argtypes = [POINTER(_Nodes), *block, *[c_void_p] * 3, c_int64, c_int]
+    library.tree_lstm_backward.argtypes = [
+        POINTER(_Nodes),
+        POINTER(_Given),
+        *block,
+        *[c_void_p] * 5,
+        c_int,
+    ]
+    library.tree_lstm_sum_equal.argtypes = [
+        POINTER(_Given), c_void_p, *[c_int64] * 2, *[c_void_p] * 2, c_int,
+    ]  # fmt: skip
+    for name in ("gather", "forward", "backward", "sum_equal"):
+        getattr(library, f"tree_lstm_{name}").restype = None
 
 
 class NativeGates:
@@ -70,29 +75,29 @@ class NativeGates:
         keep = None if nodes.keep is None else nodes.keep.to(nodes.squashed.dtype).contiguous()
         # C is given addresses, so what stands there is held.
         self._held: list[object] = [nodes, keep]
-        self._nodes = _Nodes(nodes.squashed.size(1), 0)
-        self._set(self._nodes, (*_ROWS, "keep"), (*nodes[:3], keep))
+        self.nodes = _Nodes(nodes.squashed.size(1), 0)
+        self._set(self.nodes, (*_ROWS, "keep"), (*nodes[:3], keep))
         children = nodes.children
         if children is not None:
             plan = children.plan
             ragged = plan.arity is None
-            self._nodes.arity = -1 if ragged else plan.arity
+            self.nodes.arity = -1 if ragged else plan.arity
             starts = plan.child_start if ragged else None
             found = (plan.children, starts, *children[1:])
-            self._set(self._nodes, _OF_CHILDREN, found)
+            self._set(self.nodes, _OF_CHILDREN, found)
         self._given: tuple[Incoming, _Given] | None = None
 
     def gather(self, block: Block) -> None:
         """Gathers h of the children of a block, and sums it up where that is wanted."""
         first, size, _, _, edge, edges, _ = block
-        self.library.gather(self._nodes, first, size, edge, edges, self.threads)
+        self.library.tree_lstm_gather(self.nodes, first, size, edge, edges, self.threads)
 
     def forward(self, block: Block, gates: Gates) -> None:
         """Activates the gates in place, and writes the states."""
         first, size, _, filled, edge, edges, _ = block
         rows, forget, own, _ = gates
-        self.library.forward(
-            self._nodes, first, size, edge, edges, rows.data_ptr(), _at(forget), _at(own),
+        self.library.tree_lstm_forward(
+            self.nodes, first, size, edge, edges, rows.data_ptr(), _at(forget), _at(own),
             filled, self.threads,
         )  # fmt: skip
 
@@ -100,10 +105,10 @@ class NativeGates:
         """Writes gradients, from the activated gates."""
         first, size, _, _, edge, edges, _ = block
         if self._given is None or self._given[0] is not given:
-            self._given = given, self._incoming(given)
+            self._given = given, self.incoming(given)
         rows, forget, memory = wanted
-        self.library.backward(
-            self._nodes, self._given[1], first, size, edge, edges, gates.rows.data_ptr(),
+        self.library.tree_lstm_backward(
+            self.nodes, self._given[1], first, size, edge, edges, gates.rows.data_ptr(),
             _at(gates.forget), rows.data_ptr(), _at(forget), _at(memory), self.threads,
         )  # fmt: skip
 
@@ -111,13 +116,14 @@ class NativeGates:
         """Adds up the gradients of equal leaves, always in the same order."""
         width, cell = given.hidden.size(1), cell.contiguous()
         hidden, memory = (given.hidden.new_zeros(cells, width) for _ in range(2))
-        self.library.sum_equal(
-            self._incoming(given), cell.data_ptr(), cell.size(0), width,
+        self.library.tree_lstm_sum_equal(
+            self.incoming(given), cell.data_ptr(), cell.size(0), width,
             hidden.data_ptr(), memory.data_ptr(), self.threads,
         )  # fmt: skip
         return Incoming(hidden, memory)
 
-    def _incoming(self, given: Incoming) -> _Given:
+    def incoming(self, given: Incoming) -> _Given:
+        """The gradients that come in, as C reads them."""
         found = _Given()
         self._set(found, ("hidden", "memory", "place"), given[:3])
         for name, rows in zip(("outside_hidden", "outside_memory"), given.outside, strict=True):
