@@ -93,14 +93,22 @@ class _FusedChildSum(Function):
             grads, forgets = _backward_blocks(plan, weight_hidden, gates, down, (state_c, squashed))
             needs = ctx.needs_input_grad
             grad_inputs = torch.empty_like(inputs) if needs[0] else None
-            of_leaves, leaf_bias = backward_leaves(
-                plan, leaves, leaf_squashed, down, inputs, weight_input[: 3 * width], grad_inputs
-            )
+            grad_weight, own = torch.empty_like(weight_input), slice(0, 3 * width)
+            # Leaves have no forget gates.
+            grad_weight[3 * width :] = 0
+            leaf_bias = backward_leaves(
+                plan, leaves, leaf_squashed, down, inputs, weight_input[own], grad_inputs,
+                grad_weight[own],
+            )  # fmt: skip
             grad_bias = torch.cat([sum_rows(grads) + leaf_bias, sum_rows(forgets)])
-            grad_weight = _input_gradients(
-                plan, (grads, forgets), inputs, weight_input, grad_inputs
-            )
-            grad_weight[: 3 * width] += of_leaves
+            if inputs.size(0) > plan.leaf_inputs:
+                # All children's forget gates share one product with the node's input.
+                together = torch.cat(
+                    [grads, sum_stretches(forgets, plan.numbers, plan.child_start)], 1
+                )
+                inner_input_gradients(
+                    plan, with_input(plan, together), inputs, weight_input, grad_inputs, grad_weight
+                )
             grad_hidden = None
             if needs[2]:
                 parts = (grads, sums), (forgets, children)
@@ -208,19 +216,3 @@ def _level_weights(weight: Tensor, bias: Tensor | None = None) -> LevelWeights:
     columns = weight.size(1) * 3
     biases = (None, None) if bias is None else (bias[:columns], bias[columns:])
     return LevelWeights(weight[:columns], biases[0], weight[columns:], biases[1])
-
-
-def _input_gradients(
-    plan: FusedPlan,
-    grads: tuple[Tensor, Tensor],
-    inputs: Tensor,
-    weight: Tensor,
-    grad_inputs: Tensor | None,
-) -> Tensor:
-    """Gradients of the inputs of inner nodes, and of the input weights over them."""
-    if inputs.size(0) == plan.leaf_inputs:
-        return torch.zeros_like(weight)
-    # The forget gates of all children of a node share one product with the node's input.
-    forgets = sum_stretches(grads[1], plan.numbers, plan.child_start)
-    together = with_input(plan, torch.cat([grads[0], forgets], 1))
-    return inner_input_gradients(plan, together, inputs, weight, grad_inputs)

@@ -61,8 +61,9 @@ def inner_input_gradients(
     inputs: Tensor,
     weight: Tensor,
     grad_inputs: Tensor | None,
-) -> Tensor:
-    """Computes the gradients of the inputs of inner nodes and of the weight.
+    grad_weight: Tensor,
+) -> None:
+    """Computes the gradients of the inputs of inner nodes, and adds up that of the weight.
 
     Args:
         plan: The plan.
@@ -70,17 +71,13 @@ def inner_input_gradients(
         inputs: Input rows, those of leaves first.
         weight: Input weights of all gates.
         grad_inputs: Where the gradients of the input rows go, if they are wanted.
-
-    Returns:
-        The gradient of the weight.
+        grad_weight: The gradient so far.
     """
     rows, precision = inputs[plan.leaf_inputs :], plan.run.precision
-    if not rows.size(0):
-        return torch.zeros_like(weight)
     if grad_inputs is not None:
         product = RowProduct(weight.t(), precision=precision, rows=rows.size(0))
         own = grad_inputs[plan.leaf_inputs :]
         for first in range(0, rows.size(0), plan.block):
             size = min(plan.block, rows.size(0) - first)
             product.into(own[first : first + size], grads, first, size)
-    return weight_gradient(grads, rows, precision)
+    grad_weight += weight_gradient(grads, rows, precision)

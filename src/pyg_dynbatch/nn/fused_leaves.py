@@ -78,7 +78,8 @@ def backward_leaves(
     inputs: Tensor,
     weight: Tensor,
     grad_inputs: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+    grad_weight: Tensor,
+) -> Tensor:
     """Computes the gradients of all that leaves depend on.
 
     Args:
@@ -89,11 +90,12 @@ def backward_leaves(
         inputs: Input rows.
         weight: Input weights of u, i, o.
         grad_inputs: Where the gradients of the input rows go, if they are wanted.
+        grad_weight: Where the gradient of the weight goes.
 
     Returns:
-        What leaves add to the gradient of the weight, and to that of the bias.
+        What leaves add to the gradient of the bias.
     """
-    width, precision = weight.size(0) // 3, plan.run.precision
+    width = weight.size(0) // 3
     grads = squashed.new_empty(plan.leaf_cells, 3 * width)
     given = down.incoming(0, plan.leaves)
     kernels = gate_kernels(squashed)(NodeRows(squashed[:0], squashed[:0], squashed, plan.run.keep))
@@ -104,8 +106,9 @@ def backward_leaves(
         kernels.backward(block, Gates(rows), given, wanted)
     if grad_inputs is not None:
         _input_gradient(plan, grads, weight, grad_inputs)
-    read = inputs[: plan.leaf_inputs]
-    return weight_gradient(grads[: plan.leaf_inputs], read, precision), sum_rows(grads)
+    read = slice(0, plan.leaf_inputs)
+    weight_gradient(grads[read], inputs[read], plan.run.precision, grad_weight)
+    return sum_rows(grads)
 
 
 def _input_gradient(plan: FusedPlan, grads: Tensor, weight: Tensor, out: Tensor) -> None:

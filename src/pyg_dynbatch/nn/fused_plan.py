@@ -4,6 +4,7 @@ import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -149,6 +150,12 @@ class FusedPlan:
             found = self.child_start[inside].tolist() if len(inside) > 1 else [0]
             bounds = [each - found[0] for each in found] + [total]
         return list(zip(bounds, bounds[1:], strict=False))
+
+    @cached_property
+    def table(self) -> "ctypes.Array[ctypes.c_int64]":
+        """The blocks of all levels, as C reads them."""
+        numbers = list(chain.from_iterable(self.blocks))
+        return (ctypes.c_int64 * len(numbers))(*numbers)
 
     @cached_property
     def numbers(self) -> Tensor:

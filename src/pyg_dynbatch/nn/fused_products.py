@@ -171,13 +171,16 @@ def _height(size: int) -> int:
     return next((height for height in _HEIGHTS if height >= size), size)
 
 
-def weight_gradient(grads: Tensor, rows: Tensor, precision: torch.dtype | None) -> Tensor:
+def weight_gradient(
+    grads: Tensor, rows: Tensor, precision: torch.dtype | None, out: Tensor | None = None
+) -> Tensor:
     """Computes ``grads.t() @ rows``, the gradient of a matrix over all rows it was used on.
 
     Args:
         grads: Gradients of the products, ``[row, column]``.
         rows: What was multiplied, ``[row, inner]``.
         precision: Type in which to multiply (autocast); that of the rows where left out.
+        out: Where to write it; new rows where left out.
 
     Returns:
         ``[column, inner]``, in the type of the gradients.
@@ -187,8 +190,9 @@ def weight_gradient(grads: Tensor, rows: Tensor, precision: torch.dtype | None) 
         tensor([[4., 4.]])
     """
     if precision is None:
-        return grads.t() @ rows
-    return (grads.to(precision).t() @ rows.to(precision)).to(grads.dtype)
+        return torch.mm(grads.t(), rows, out=out)
+    found = (grads.to(precision).t() @ rows.to(precision)).to(grads.dtype)
+    return found if out is None else out.copy_(found)
 
 
 def sum_rows(rows: Tensor) -> Tensor:

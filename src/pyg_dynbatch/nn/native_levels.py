@@ -8,7 +8,6 @@ import logging
 from collections.abc import Sequence
 from ctypes import POINTER, byref, c_int, c_int64, c_void_p
 from functools import cache
-from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pyg_dynbatch.nn.fused_downward import Downward
-from pyg_dynbatch.nn.fused_plan import Block, FusedPlan
+from pyg_dynbatch.nn.fused_plan import FusedPlan
 from pyg_dynbatch.nn.gate_rows import NodeRows
 from pyg_dynbatch.nn.native_gates import NativeGates
 
@@ -137,8 +136,7 @@ def forward_levels(
     if weights.forget is not None:
         gates.append(weights.forget.new_empty(places, weights.forget.size(0)))
     kernels = NativeGates(library, nodes)
-    table = _table(plan)
-    levels = _levels(table, weights)
+    levels = _levels(plan, weights)
     _set(levels, ("own", "gates", "forget"), (own, *gates))
     levels.kept = plan.keep
     library.tree_lstm_forward_levels(byref(kernels.nodes), levels, kernels.threads)
@@ -165,8 +163,7 @@ def backward_levels(
     """
     plan, weights = down.plan, weights.contiguous()
     kernels = NativeGates(library, nodes)
-    table = _table(plan)
-    levels = _levels(table, weights)
+    levels = _levels(plan, weights)
     _set(levels, ("gates", "forget"), gates)
     _set(levels, ("grads", "to_forget"), grads)
     to_hidden, to_memory = down.room(0, plan.places)
@@ -177,14 +174,9 @@ def backward_levels(
     library.tree_lstm_backward_levels(byref(kernels.nodes), byref(given), levels, kernels.threads)
 
 
-def _table(plan: FusedPlan) -> "ctypes.Array[c_int64]":
-    numbers = list(chain.from_iterable(plan.blocks))
-    return (c_int64 * len(numbers))(*numbers)
-
-
-def _levels(table: "ctypes.Array[c_int64]", weights: LevelWeights) -> _Levels:
-    found = _Levels(multiply_address(), len(table) // len(Block._fields))
-    found.blocks = ctypes.addressof(table)
+def _levels(plan: FusedPlan, weights: LevelWeights) -> _Levels:
+    found = _Levels(multiply_address(), len(plan.blocks))
+    found.blocks = ctypes.addressof(plan.table)
     _set(found, ("weight", "bias", "weight_forget", "bias_forget"), weights)
     return found
 
