@@ -174,7 +174,7 @@ def _backward_blocks(
 
 def _fold_forget(grads: Tensor, width: int) -> Tensor:
     """Adds up the forget gates of all children, which share one product with the input."""
-    if not grads.size(0):
-        return grads[:, : 4 * width]
-    forget = grads[:, 3 * width :].unflatten(1, (-1, width)).sum(1)
-    return torch.cat([grads[:, : 3 * width], forget], 1)
+    folded = grads[:, : 4 * width].clone()
+    for first in range(4 * width, grads.size(1), width):
+        folded[:, 3 * width :] += grads[:, first : first + width]
+    return folded

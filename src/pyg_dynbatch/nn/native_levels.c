@@ -35,7 +35,7 @@ static void product(multiply_t multiply, const float *rows, int64_t count, int64
                     int threads)
 {
     const float one = 1.0f;
-    if (count <= NARROW) {
+    if (IS_NARROW(count, inner)) {
         narrow_product(rows, count, inner, weight, bias, columns, out, threads);
         return;
     }
@@ -50,7 +50,7 @@ static void product_back(multiply_t multiply, const float *grads, int64_t count,
                          const float *weight, int64_t inner, float *out, int threads)
 {
     const float one = 1.0f, none = 0.0f;
-    if (count <= NARROW) {
+    if (IS_NARROW(count, inner)) {
         narrow_product_back(grads, count, columns, weight, inner, out, threads);
         return;
     }

@@ -1,0 +1,163 @@
+"""All levels of a small run by one call: the same as block by block, and only where it may be."""
+
+import ctypes
+from collections.abc import Callable, Iterator
+from ctypes import CFUNCTYPE, c_void_p
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor
+
+from pyg_dynbatch.core import Schedule
+from pyg_dynbatch.nn import (
+    ChildSumTreeLSTM,
+    NaryTreeLSTM,
+    RecursiveLayer,
+    fused_child_sum,
+    fused_nary,
+    gate_kernels,
+    native_levels,
+)
+from pyg_dynbatch.nn.native_levels import multiply_address
+
+pytestmark = pytest.mark.skipif(
+    gate_kernels._native_library() is None or multiply_address() is None,
+    reason="no C compiler, or no sgemm_ in the libraries of torch",
+)
+
+
+@pytest.fixture(params=(1, 2))
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the functions that run all levels, as they are called."""
+    found: list[str] = []
+
+    def spied(name: str, function: Callable[..., object]) -> Callable[..., object]:
+        def call(*given: object) -> object:
+            found.append(name)
+            return function(*given)
+
+        return call
+
+    for module in (fused_nary, fused_child_sum):
+        for name in ("forward_levels", "backward_levels"):
+            monkeypatch.setattr(module, name, spied(name, getattr(module, name)))
+    return found
+
+
+def layers(width: int) -> Iterator[RecursiveLayer]:
+    torch.manual_seed(0)
+    kinds = [(NaryTreeLSTM, {"arity": n}) for n in (1, 2, 3)] + [(ChildSumTreeLSTM, {})]
+    for make, arity in kinds:
+        layer = make(3, width, **arity)
+        with torch.no_grad():
+            layer.cell.bias.normal_()
+        yield layer
+
+
+def combs(trees: int, layer: RecursiveLayer) -> Schedule:
+    """Trees of 9 nodes, 5 levels deep; their levels have as many nodes as there are trees."""
+    below = [(1, 0), (2, 1), (3, 2), (4, 3), (5, 3), (6, 2), (7, 1), (8, 0)]
+    if layer.arity == 1:
+        below = [(child, child - 1) for child in range(1, 9)]
+    edges = [(9 * t + child, 9 * t + parent) for t in range(trees) for child, parent in below]
+    return Schedule.from_structure(torch.tensor(edges).t(), 9 * trees, arity=layer.arity)
+
+
+def everything(layer: RecursiveLayer, schedule: Schedule, inputs: Tensor) -> list[Tensor]:
+    inputs = inputs.to(layer.cell.bias.dtype).requires_grad_()
+    h, c = layer(inputs, schedule=schedule, return_state=True)
+    weights = torch.linspace(-1, 2, h.numel(), dtype=h.dtype).view_as(h)
+    loss = (h * weights).sum() + (c * weights.flip(0)).sum()
+    return [h, c, *torch.autograd.grad(loss, [*layer.parameters(), inputs])]
+
+
+def assert_near(found: list[Tensor], wanted: list[Tensor]) -> None:
+    for mine, right in zip(found, wanted, strict=True):
+        scale = max(right.abs().max().item(), 1.0)
+        torch.testing.assert_close(mine.double(), right.double(), rtol=2e-5, atol=2e-6 * scale)
+
+
+# Levels of 1 to 7 nodes are multiplied by our own C where rows have 8 columns or more.
+@pytest.mark.parametrize("trees", (1, 2, 3, 4, 5, 6, 7, 8, 11))
+@pytest.mark.parametrize("width", (1, 5, 9, 19, 100))
+@pytest.mark.usefixtures("threads")
+def test_levels_of_every_size(trees: int, width: int, calls: list[str]) -> None:
+    for layer in layers(width):
+        schedule = combs(trees, layer)
+        inputs = torch.randn(schedule.num_nodes, 3)
+        found = everything(layer, schedule, inputs)
+        assert_near(found, everything(layer.double(), schedule, inputs))
+    assert calls == ["forward_levels", "backward_levels"] * 4
+
+
+def test_the_same_as_block_by_block(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for layer in layers(20):
+        schedule = combs(5, layer)
+        inputs = torch.randn(schedule.num_nodes, 3)
+        at_once = everything(layer, schedule, inputs)
+        with monkeypatch.context() as without:
+            without.setattr(gate_kernels, "multiply_address", lambda: None)
+            assert_near(at_once, everything(layer, schedule, inputs))
+    assert len(calls) == 8
+
+
+def test_gates_that_are_not_kept(calls: list[str]) -> None:
+    for layer in layers(20):
+        schedule = combs(5, layer)
+        inputs = torch.randn(schedule.num_nodes, 3)
+        wanted = layer(inputs, schedule=schedule)
+        with torch.inference_mode():
+            assert torch.equal(layer(inputs, schedule=schedule), wanted)
+    assert calls == ["forward_levels"] * 8
+
+
+def test_the_same_bits_at_every_run() -> None:
+    for layer in layers(20):
+        schedule = combs(5, layer)
+        inputs = torch.randn(schedule.num_nodes, 3)
+        first, second = (everything(layer, schedule, inputs) for _ in range(2))
+        assert all(map(torch.equal, first, second))
+
+
+def test_weights_that_are_not_contiguous() -> None:
+    for layer in layers(20):
+        schedule = combs(2, layer)
+        inputs = torch.randn(schedule.num_nodes, 3)
+        wanted = everything(layer, schedule, inputs)
+        layer.cell.weight_hidden.data = layer.cell.weight_hidden.data.t().contiguous().t()
+        assert_near(everything(layer, schedule, inputs), wanted)
+
+
+def test_left_to_single_blocks(calls: list[str]) -> None:
+    """Where matrices are worth packing, nodes have many parents, or products are not single."""
+    large = NaryTreeLSTM(3, 128)
+    schedule = combs(300, large)
+    everything(large, schedule, torch.randn(schedule.num_nodes, 3))
+    small = NaryTreeLSTM(3, 5)
+    shared = Schedule.from_structure(torch.tensor([[0, 1, 0, 1], [2, 2, 3, 3]]), 4, arity=2)
+    everything(small, shared, torch.randn(4, 3))
+    with torch.autocast("cpu", torch.bfloat16):
+        everything(small, combs(2, small), torch.randn(18, 3))
+    everything(small.double(), combs(2, small), torch.randn(18, 3))
+    assert not calls
+
+
+def test_another_function_is_found_out() -> None:
+    idle = CFUNCTYPE(None, *[c_void_p] * 13)(lambda *given: None)
+    assert not native_levels._multiplies(idle)
+
+
+def test_libraries_without_sgemm(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", native_levels.__name__)
+    with mock.patch.object(ctypes, "CDLL", return_value=object()):
+        assert multiply_address.__wrapped__() is None
+    assert "no sgemm_ in libtorch_cpu" in caplog.text
