@@ -85,8 +85,8 @@ def test_no_hand_for_another_cell() -> None:
 
 
 def test_nothing_is_timed_when_the_cells_differ(monkeypatch: pytest.MonkeyPatch) -> None:
-    def other(self: NaryTreeLSTM, *given: Any) -> torch.Tensor:
-        return -right(self, *given)
+    def other(self: NaryTreeLSTM, *given: Any, **named: Any) -> torch.Tensor:
+        return -right(self, *given, **named)
 
     right = NaryTreeLSTM.forward
     monkeypatch.setattr(NaryTreeLSTM, "forward", other)

@@ -87,6 +87,34 @@ def test_equal_leaves_once_and_level_order(kind: str, data: st.DataObject) -> No
     assert_equal(gradients(layer, x, found), gradients(layer, x, wanted))
 
 
+@pytest.mark.parametrize("kind", (*FUSED, "gru-3"))
+@FEW
+@given(data=st.data())
+def test_some_nodes_alone(kind: str, data: st.DataObject) -> None:
+    layer = make(kind)
+    structure = data.draw(placed(layer.arity))
+    schedule, nodes = structure.schedule(layer), structure.num_nodes
+    # Any order, none at all, one of them again and again.
+    chosen = data.draw(st.lists(st.integers(0, nodes - 1), max_size=2 * nodes))
+    picked = torch.tensor(chosen, dtype=torch.long)
+    x = features(nodes).requires_grad_()
+    wanted = layer(x, schedule=schedule, return_state=True)
+    wanted = tuple(part.index_select(0, picked) for part in wanted)
+    found = layer(x, schedule=schedule, nodes=picked, return_state=True)
+    assert_equal(found, wanted)
+    assert_equal((layer(x, schedule=schedule, nodes=picked),), wanted[:1])
+    assert_equal(gradients(layer, x, found), gradients(layer, x, wanted))
+
+
+@pytest.mark.parametrize("number", (-1, 3))
+def test_nodes_that_are_none_are_refused(number: int) -> None:
+    layer = make("nary-2")
+    schedule = Schedule.from_structure(torch.tensor([[0, 1], [2, 2]]), 3, arity=2)
+    with pytest.raises(IndexError, match="nodes that the schedule does not have") as caught:
+        layer(features(3), schedule=schedule, nodes=torch.tensor([0, number]))
+    assert "numbers from 0 to 2" in str(caught.value)
+
+
 def test_leaf_rows_that_do_not_fit_are_refused() -> None:
     layer = make("nary-2")
     schedule = Schedule.from_structure(torch.tensor([[0, 1], [2, 2]]), 3, arity=2)

@@ -109,13 +109,15 @@ def test_values_and_gradients_batch_after_batch(kind: str, data: st.DataObject) 
     layer = make(kind)
     batch = st.lists(placed(layer.arity), min_size=1, max_size=4)
     structures = data.draw(st.lists(batch, min_size=1, max_size=4))
-    level_order = data.draw(st.booleans())
+    level_order, some = data.draw(st.booleans()), data.draw(st.booleans())
     schedules = [together(each, layer) for each in structures]
     fast, counts = graphed(layer, schedules)
     order = [*schedules, *schedules]
     for turn, schedule in enumerate(order):
         x = features(schedule.num_nodes, seed=turn).requires_grad_()
         options = {"schedule": schedule, "return_state": True, "level_order": level_order}
+        if some:
+            options["nodes"] = torch.arange(0, schedule.num_nodes, 2).flip(0)
         wanted, found = layer(x, **options), fast(x, **options)
         assert_equal(found, wanted)
         right = gradients(layer, x, wanted)

@@ -129,7 +129,7 @@ class Ours(Peer):
 
     def roots(self, batch: Any) -> Tensor:
         """Runs the encoder."""
-        return self.model.encoder(batch).index_select(0, batch.root_index)
+        return self.model.encoder(batch, nodes=batch.root_index)
 
 
 class EveryLeaf(Ours):
@@ -139,8 +139,8 @@ class EveryLeaf(Ours):
         """Looks every leaf up and runs the layer."""
         schedule = batch.schedule
         inputs = self.model.words(batch.token.index_select(0, schedule.input_node))
-        rows = self.model.encoder.layer(inputs, batch.edge_index, schedule)
-        return rows.index_select(0, batch.root_index)
+        layer = self.model.encoder.layer
+        return layer(inputs, batch.edge_index, schedule, nodes=batch.root_index)
 
 
 class RecursiveLoop(Peer):

@@ -111,8 +111,7 @@ class Table1Model(nn.Module):
         """
         schedule = batch.schedule
         inputs = self.table(batch.token.index_select(0, schedule.input_node))
-        rows = self.layer(inputs, batch.edge_index, schedule)
-        return rows.index_select(0, batch.root_index)
+        return self.layer(inputs, batch.edge_index, schedule, nodes=batch.root_index)
 
     def by_hand(self, shape: Shape, token: Int[Tensor, "leaf tree"]) -> Float[Tensor, "tree width"]:
         """Computes the roots of trees that all have one shape, node by node, trees at once.

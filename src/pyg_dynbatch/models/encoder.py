@@ -4,7 +4,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from pyg_dynbatch.core.errors import mismatch
@@ -123,14 +123,20 @@ class TreeEncoder(nn.Module):
             nn.init.uniform_(self.embedding.weight, -0.05, 0.05)
         self.layer.reset_parameters()
 
-    def forward(self, batch: Any, level_order: bool = False) -> Float[Tensor, "node hidden"]:
-        """Computes the hidden rows of all nodes.
+    def forward(
+        self,
+        batch: Any,
+        level_order: bool = False,
+        nodes: Int[Tensor, " chosen"] | None = None,
+    ) -> Float[Tensor, "node hidden"]:
+        """Computes the hidden rows of all nodes, and gives those that are asked for.
 
         Args:
             batch: The batch.
             level_order: Whether to give them in the order of the schedule's levels, as the layer
                 does; what is made of them is then put into node order by
                 ``level_row(schedule_for(batch, layer))``.
+            nodes: Which nodes to give, as the layer does; ``batch.root_index`` for the roots.
         """
         schedule, leaf_row = schedule_for(batch, self.layer), None
         if self.embedding is None:
@@ -146,6 +152,7 @@ class TreeEncoder(nn.Module):
             schedule,
             leaf_row=leaf_row,
             level_order=level_order,
+            nodes=nodes,
         )
 
     def _shares_leaves(self, schedule: Schedule) -> bool:

@@ -91,7 +91,7 @@ class TreeSimilarity(nn.Module):
         """Computes the log-probabilities of the grades."""
         examples = getattr(batch, "num_graphs", 1)
         _check_roots(batch, examples)
-        roots = self.encoder(batch).index_select(0, batch.root_index)
+        roots = self.encoder(batch, nodes=batch.root_index)
         left, right = roots.unflatten(0, (examples, 2)).unbind(1)
         joined = torch.cat([left * right, (left - right).abs()], 1)
         return self.classifier(torch.sigmoid(self.compare(joined))).log_softmax(1)

@@ -21,7 +21,7 @@ from pyg_dynbatch.core.state_store import refuse_second_derivative
 from pyg_dynbatch.nn.cell import States, spread_rows
 from pyg_dynbatch.nn.recorded_run import Mode, RecordedRun
 from pyg_dynbatch.nn.recorder import Recorder, recorder_for
-from pyg_dynbatch.nn.recursive import RecursiveLayer
+from pyg_dynbatch.nn.recursive import RecursiveLayer, chosen_rows
 from pyg_dynbatch.nn.tree_lstm import ChildSumTreeLSTMCell, NaryTreeLSTMCell
 
 TreeLSTMCell = NaryTreeLSTMCell | ChildSumTreeLSTMCell
@@ -113,18 +113,18 @@ class GraphedTreeLSTM(RecursiveLayer):
         schedule: Schedule,
         inputs: Tensor,
         leaf_row: Tensor | None,
-        level_order: bool,
+        order: bool | Tensor,
         return_state: bool,
     ) -> States:
-        """Computes the states by graphs where they can be had, otherwise as the layer does."""
+        """Computes states by graphs where they can be had, otherwise as the layer does."""
         form, states = self._padded(schedule), None
         if form is not None:
-            place = form.level_place if level_order else form.node_place
+            place = form.node_place if order is False else form.level_place
             rows = spread_rows(inputs, leaf_row, schedule)
             states = self._runs.run(rows, form, place, return_state)
         if states is None:
-            states = super()._run(schedule, inputs, leaf_row, level_order, return_state)
-        return states
+            return super()._run(schedule, inputs, leaf_row, order, return_state)
+        return chosen_rows(states, order)
 
     def _padded(self, schedule: Schedule) -> PaddedForm | None:
         if not schedule.steps:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pyg_dynbatch.core.ragged import RaggedRows
 from pyg_dynbatch.core.schedule import Schedule, Step
-from pyg_dynbatch.core.state_store import StateStore, finish, new_token
+from pyg_dynbatch.core.state_store import Pick, StateStore, finish, new_token
 from pyg_dynbatch.nn.cell import RecursiveCell, States
 
 _BLOCK_BYTES = 2**22
@@ -20,7 +20,7 @@ def run_levels(
     cell: RecursiveCell,
     schedule: Schedule,
     inputs: Float[Tensor, "input feature"],
-    level_order: bool = False,
+    order: bool | Tensor = False,
 ) -> States:
     """Runs a cell over all levels: one product with all inputs, then one step a level.
 
@@ -28,10 +28,11 @@ def run_levels(
         cell: The cell.
         schedule: Made by ``Schedule.from_structure`` with the arity of the cell.
         inputs: Input rows in the order of ``schedule.input_node``.
-        level_order: Whether to give the states in the order of the levels, which saves a gather.
+        order: Whether to give the states in the order of the levels instead of node order, which
+            saves a gather; or which rows of that order to give.
 
     Returns:
-        The state of every node in node order, a tuple of ``[node, width]``.
+        The states, a tuple of ``[node, width]``.
     """
     steps, counts = schedule.steps, schedule.level_inputs
     first = counts[0] if counts else 0
@@ -53,8 +54,14 @@ def run_levels(
         # distributed training wants a gradient of every parameter on every rank.
         states = cell.step(projected[0][:0], _no_children(cell, store, token, schedule))
         token = store.write(token, 1, states)
-    output = schedule.rows_of(schedule.outputs["node"].wiring)
-    return finish(token, [store], [(store, (1, schedule.num_nodes) if level_order else output)])[0]
+    return finish(token, [store], [(store, _output(schedule, order))])[0]
+
+
+def _output(schedule: Schedule, order: bool | Tensor) -> Pick:
+    """Which rows to give; row 0 is that of missing children."""
+    if isinstance(order, Tensor):
+        return order + 1
+    return (1, schedule.num_nodes) if order else schedule.rows_of(schedule.outputs["node"].wiring)
 
 
 def stored_dtypes(states: States) -> tuple[torch.dtype, ...]:

@@ -37,6 +37,7 @@ class RecursiveLayer(nn.Module):
     Raises:
         ValueError: If a schedule has another arity or direction, or another number of nodes or
             edges than ``x`` and ``edge_index``.
+        IndexError: If ``nodes`` has a number that is no node's.
         TypeError: If ``edge_index`` is no dense int64 tensor, or ``x`` has the wrong width or no
             floating dtype.
 
@@ -68,9 +69,10 @@ class RecursiveLayer(nn.Module):
         child_slot: Int[Tensor, " edge"] | None = None,
         leaf_row: Int[Tensor, " leaf"] | None = None,
         level_order: bool = False,
+        nodes: Int[Tensor, " chosen"] | None = None,
         return_state: bool = False,
     ) -> Any:
-        """Computes the hidden rows of all nodes.
+        """Computes the hidden rows of all nodes, and gives those that are asked for.
 
         Args:
             x: Input rows, see the class.
@@ -85,6 +87,8 @@ class RecursiveLayer(nn.Module):
             level_order: Whether to give the rows in the order of the schedule's levels, which
                 saves a copy: row ``k`` of the result in node order is then row
                 ``level_row(schedule)[k]``.
+            nodes: Which nodes to give, in this order (``batch.root_index``, for instance); all
+                where left out. Spares the copy of all rows, and a gradient for each of them.
             return_state: Whether to give all parts of the state, not only the hidden rows.
 
         Returns:
@@ -96,7 +100,8 @@ class RecursiveLayer(nn.Module):
             )
         self._check(schedule, x, edge_index, leaf_row)
         inputs = x if leaf_row is not None else _input_rows(schedule, x)
-        states = self._run(schedule, inputs, leaf_row, level_order, return_state)
+        order = level_order if nodes is None else _rows_of_nodes(schedule, nodes)
+        states = self._run(schedule, inputs, leaf_row, order, return_state)
         return states if return_state else states[0]
 
     def _run(
@@ -104,15 +109,18 @@ class RecursiveLayer(nn.Module):
         schedule: Schedule,
         inputs: Tensor,
         leaf_row: Tensor | None,
-        level_order: bool,
+        order: bool | Tensor,
         return_state: bool,
     ) -> States:
-        """Computes the states of all nodes; all parts of them where they are asked for."""
-        states = self.cell.run_schedule(schedule, inputs, leaf_row, level_order)
+        """Computes states; all parts of them where they are asked for.
+
+        ``order`` tells whether to give them in the order of the levels, or which rows of that.
+        """
+        states = self.cell.run_schedule(schedule, inputs, leaf_row, order is not False)
         if states is None:
             inputs = spread_rows(inputs, leaf_row, schedule)
-            states = run_levels(self.cell, schedule, inputs, level_order)
-        return states
+            return run_levels(self.cell, schedule, inputs, order)
+        return chosen_rows(states, order)
 
     def _check(
         self,
@@ -172,6 +180,36 @@ def level_row(schedule: Schedule) -> Int[Tensor, " node"]:
         tensor([2, 0, 1])
     """
     return schedule.rows_of(schedule.outputs["node"].wiring) - 1
+
+
+def chosen_rows(states: States, order: bool | Tensor) -> States:
+    """Takes the rows that are asked for out of states in level order.
+
+    Args:
+        states: The states.
+        order: The rows; all of them where it is no tensor.
+
+    Example:
+        >>> chosen_rows((torch.eye(3),), torch.tensor([2]))
+        (tensor([[0., 0., 1.]]),)
+    """
+    if not isinstance(order, Tensor):
+        return states
+    return tuple(part.index_select(0, order) for part in states)
+
+
+def _rows_of_nodes(schedule: Schedule, nodes: Tensor) -> Tensor:
+    try:
+        return level_row(schedule).index_select(0, nodes)
+    except IndexError as error:
+        raise IndexError(
+            mismatch(
+                "RecursiveLayer: nodes that the schedule does not have",
+                expected=f"numbers from 0 to {schedule.num_nodes - 1}",
+                got=f"{int(nodes.min())} to {int(nodes.max())}",
+                mend="nodes=batch.root_index, of the batch that has the schedule",
+            )
+        ) from error
 
 
 def _input_rows(schedule: Schedule, x: Tensor) -> Tensor:
