@@ -5,6 +5,7 @@ from pyg_dynbatch.core.compact import CompactProgram
 from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.learned_policy import LearnedPolicy
+from pyg_dynbatch.core.memory import keep_freed_memory
 from pyg_dynbatch.core.operation import Operation, Operations, Ragged, Signature
 from pyg_dynbatch.core.pair_table import PairTable
 from pyg_dynbatch.core.pairs import Pairs
@@ -40,6 +41,7 @@ __all__ = [
     "depth_of",
     "depth_policy",
     "find_cycle",
+    "keep_freed_memory",
     "mismatch",
     "roots_of",
     "run_one_by_one",

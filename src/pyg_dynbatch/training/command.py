@@ -13,6 +13,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger
 
 from pyg_dynbatch.core.errors import OneLineArguments, mismatch
+from pyg_dynbatch.core.memory import keep_freed_memory
 from pyg_dynbatch.training.checkpoints import (
     RandomState,
     check_is_checkpoint,
@@ -176,6 +177,7 @@ def run_lightning(argv: list[str]) -> int:
     # Processes that Lightning starts for further devices read the options from here.
     sys.argv[1:] = argv
     _keep_quiet()
+    keep_freed_memory()
     TaskCLI()
     return 0
 
@@ -248,6 +250,7 @@ def run_ensemble(argv: list[str]) -> int:
     if own.members is not None and own.members < 1:
         parser.error(f"argument --members: expected 1 or more, got {own.members}")
     _keep_quiet()
+    keep_freed_memory()
     checkpoints = own.checkpoints
     if own.members is not None:
         checkpoints, others = _trained_members(own.members, others)

@@ -1,0 +1,65 @@
+"""Freed memory stays with the process: large tensors cost no new pages at every step."""
+
+import os
+import subprocess
+import sys
+from ctypes import CDLL
+
+import pytest
+
+from pyg_dynbatch.core import keep_freed_memory, memory
+
+HAS_GLIBC = sys.platform == "linux" and hasattr(CDLL(None), "gnu_get_libc_version")
+
+# 64 MB are 16,384 pages of 4 KB.
+COUNT_PAGES = """
+import resource, torch
+from pyg_dynbatch.core import keep_freed_memory
+
+def pages():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+def step():
+    torch.ones(2**24)
+
+done = keep_freed_memory()
+step()
+before = pages()
+for _ in range(4):
+    step()
+print(done, pages() - before)
+"""
+
+
+def count(switch: str) -> tuple[str, int]:
+    """What the call gave, and the pages that four tensors of 64 MB took from the system."""
+    # Pages of another size, where the machine gives them, are fewer.
+    environment = os.environ | {memory.SWITCH: switch, "THP_MEM_ALLOC_ENABLE": "0"}
+    found = subprocess.run(
+        [sys.executable, "-c", COUNT_PAGES],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment,
+    )
+    done, taken = found.stdout.split()
+    return done, int(taken)
+
+
+@pytest.mark.skipif(not HAS_GLIBC, reason="no glibc")
+def test_large_tensors_take_no_new_pages() -> None:
+    done, kept = count("1")
+    assert done == "True"
+    done, handed_back = count("0")
+    assert done == "False"
+    assert kept < 2000 < handed_back
+
+
+def test_other_systems(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory.sys, "platform", "darwin")
+    assert keep_freed_memory() is False
+
+
+def test_other_c_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: object())
+    assert keep_freed_memory() is False
