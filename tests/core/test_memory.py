@@ -23,16 +23,17 @@ def step():
     torch.ones(2**24)
 
 done = keep_freed_memory()
-step()
+for _ in range(3):
+    step()
 before = pages()
-for _ in range(4):
+for _ in range(8):
     step()
 print(done, pages() - before)
 """
 
 
 def count(switch: str) -> tuple[str, int]:
-    """What the call gave, and the pages that four tensors of 64 MB took from the system."""
+    """What the call gave, and the pages that eight tensors of 64 MB took from the system."""
     # Pages of another size, where the machine gives them, are fewer.
     environment = os.environ | {memory.SWITCH: switch, "THP_MEM_ALLOC_ENABLE": "0"}
     found = subprocess.run(
@@ -52,7 +53,9 @@ def test_large_tensors_take_no_new_pages() -> None:
     assert done == "True"
     done, handed_back = count("0")
     assert done == "False"
-    assert kept < 2000 < handed_back
+    assert handed_back > 8 * 16384
+    # Room that is a few bytes too small for the next tensor may be missed once.
+    assert kept < handed_back / 4
 
 
 def test_other_systems(monkeypatch: pytest.MonkeyPatch) -> None:
