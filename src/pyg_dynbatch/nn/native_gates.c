@@ -9,7 +9,7 @@
 
 #define INLINE static inline __attribute__((always_inline))
 /* Rows times columns from which more threads than one are worth waking. */
-#define ENOUGH 8192
+#define ENOUGH 16384
 
 typedef float *restrict rows_t;
 typedef const float *restrict given_t;
