@@ -109,6 +109,16 @@ def test_curves_are_labelled() -> None:
     assert draw_curves(one_axes(), {}, "epoch", "loss").get_legend() is None
 
 
+def test_many_curves_differ_and_stand_beside_their_names() -> None:
+    many = {f"curve {number}": ([0, 1], [number, number]) for number in range(18)}
+    axes = draw_curves(one_axes(), many, "epoch", "loss")
+    assert len({(line.get_color(), line.get_linestyle()) for line in axes.lines}) == 18
+    figure = axes.figure
+    figure.draw_without_rendering()
+    names = axes.get_legend().get_window_extent()
+    assert names.x0 >= axes.get_window_extent().x1
+
+
 @pytest.mark.parametrize("name", ["picture.png", "picture.svg", "deep/er/picture.pdf"])
 def test_figures_are_written_whole(tmp_path: Path, name: str) -> None:
     figure, _ = new_figure(1, 1, 2.0, 2.0)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 SEQUENCE = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb")
 """Colours that people who are colour-blind can tell apart (Tol's bright scheme)."""
 
+# For more curves than colours.
+_STYLES = ("-", "--", ":", "-.")
 _GOLD = "#e0a800"
 _UNLABELLED = -1
 
@@ -144,15 +146,19 @@ def draw_curves(
         1
     """
     for number, (name, (x, y)) in enumerate(curves.items()):
-        colour = SEQUENCE[number % len(SEQUENCE)]
+        again, colour = divmod(number, len(SEQUENCE))
         # A single point has no line, so every point carries a mark while they are few.
         marker = "o" if len(x) <= 30 else None
-        axes.plot(x, y, color=colour, label=name, marker=marker, markersize=3)
+        style: dict[str, Any] = {"linestyle": _STYLES[again % len(_STYLES)], "markersize": 3}
+        axes.plot(x, y, color=SEQUENCE[colour], label=name, marker=marker, **style)
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     axes.grid(alpha=0.3)
     if curves:
-        axes.legend(frameon=False, fontsize="small")
+        # Many names would hide the curves.
+        beside = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
+        where = beside if len(curves) > len(SEQUENCE) else {}
+        axes.legend(frameon=False, fontsize="small", **where)
     return axes
 
 

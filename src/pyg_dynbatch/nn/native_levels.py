@@ -54,8 +54,13 @@ class LevelWeights(NamedTuple):
 
     def contiguous(self) -> "LevelWeights":
         """As C reads them."""
-        others = (part if part is None else part.contiguous() for part in self[1:])
-        return LevelWeights(self.weight.contiguous(), *others)
+        others = (part if part is None else _plain(part) for part in self[1:])
+        return LevelWeights(_plain(self.weight), *others)
+
+
+def _plain(rows: Tensor) -> Tensor:
+    # What is negated when it is read is not negated in memory.
+    return rows.resolve_neg().contiguous()
 
 
 def declare_levels(library: ctypes.CDLL) -> None:
