@@ -156,7 +156,7 @@ def draw_curves(
     axes.grid(alpha=0.3)
     if curves:
         # Many names would hide the curves.
-        beside = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
+        beside: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
         where = beside if len(curves) > len(SEQUENCE) else {}
         axes.legend(frameon=False, fontsize="small", **where)
     return axes
