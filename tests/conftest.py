@@ -18,6 +18,9 @@ settings.register_profile("local", max_examples=50, **_CALM)
 settings.register_profile("ci", max_examples=50, derandomize=True, print_blob=True, **_CALM)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
+# Commands that tests run in this process would change how it keeps memory for all that follow.
+os.environ.setdefault("PYG_DYNBATCH_KEEP_MEMORY", "0")
+
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Several workers share the cores; more threads would only make them wait for one another.
     torch.set_num_threads(1)

@@ -48,6 +48,18 @@ def test_a_changed_source_is_built_anew(folder: Path, source: Path) -> None:
 
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="no C compiler")
+def test_a_changed_part_is_built_anew(folder: Path, source: Path) -> None:
+    part = source.with_name("part.c")
+    source.write_text('#include "part.c"\nint seven(void) { return part(); }\n')
+    for number in (7, 8):
+        part.write_text(f"static int part(void) {{ return {number}; }}\n")
+        library = native_library(source)
+        assert library is not None
+        assert library.seven() == number
+    assert len(list(folder.iterdir())) == 2
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="no C compiler")
 def test_what_a_compiler_says_is_logged(
     folder: Path, source: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -19,6 +19,7 @@ from pyg_dynbatch.nn import (
 from pyg_dynbatch.nn.fused_products import RowProduct
 from pyg_dynbatch.nn.levels import run_levels
 from pyg_dynbatch.nn.recursive import level_row
+from tests.core.helpers import as_users_run_it
 from tests.nn.recursion import IN, assert_equal, features, gradients, make, placed
 
 FUSED = ("nary-2", "child-sum")
@@ -113,6 +114,15 @@ def test_nodes_that_are_none_are_refused(number: int) -> None:
     with pytest.raises(IndexError, match="nodes that the schedule does not have") as caught:
         layer(features(3), schedule=schedule, nodes=torch.tensor([0, number]))
     assert "numbers from 0 to 2" in str(caught.value)
+
+
+@pytest.mark.parametrize("nodes", (torch.tensor([[0]]), torch.tensor([True, False]), torch.ones(1)))
+def test_nodes_of_the_wrong_form_are_refused(nodes: Tensor) -> None:
+    layer = make("nary-2")
+    schedule = Schedule.from_structure(torch.tensor([[0, 1], [2, 2]]), 3, arity=2)
+    with as_users_run_it(), pytest.raises(TypeError, match="nodes of the wrong form") as caught:
+        layer(features(3), schedule=schedule, nodes=nodes)
+    assert "int64[chosen]" in str(caught.value)
 
 
 def test_leaf_rows_that_do_not_fit_are_refused() -> None:

@@ -51,8 +51,10 @@ def test_triton_where_it_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_plain_torch_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     gate_kernels._native_library.cache_clear()
     monkeypatch.setattr(gate_kernels, "native_library", lambda source: None)
-    assert chosen() is PlainGates
-    gate_kernels._native_library.cache_clear()
+    try:
+        assert chosen() is PlainGates
+    finally:
+        gate_kernels._native_library.cache_clear()
 
 
 def test_c_on_cpus_in_single_precision(monkeypatch: pytest.MonkeyPatch) -> None:

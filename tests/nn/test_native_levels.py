@@ -1,6 +1,8 @@
 """All levels of a small run by one call: the same as block by block, and only where it may be."""
 
 import ctypes
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from ctypes import CFUNCTYPE, c_void_p
 from unittest import mock
@@ -20,9 +22,12 @@ from pyg_dynbatch.nn import (
     native_levels,
 )
 from pyg_dynbatch.nn.native_levels import multiply_address
+from tests.nn.test_native_gates import MUST_BUILD
 
+# Where torch has MKL, C that builds and no sgemm_ must not pass for a machine without one.
+MUST_RUN = MUST_BUILD and torch.backends.mkl.is_available()
 pytestmark = pytest.mark.skipif(
-    gate_kernels._native_library() is None or multiply_address() is None,
+    not MUST_RUN and (gate_kernels._native_library() is None or multiply_address() is None),
     reason="no C compiler, or no sgemm_ in the libraries of torch",
 )
 
@@ -65,11 +70,15 @@ def layers(width: int) -> Iterator[RecursiveLayer]:
 
 def combs(trees: int, layer: RecursiveLayer) -> Schedule:
     """Trees of 9 nodes, 5 levels deep; their levels have as many nodes as there are trees."""
+    return Schedule.from_structure(plain_edges(trees, layer), 9 * trees, arity=layer.arity)
+
+
+def plain_edges(trees: int, layer: RecursiveLayer) -> Tensor:
     below = [(1, 0), (2, 1), (3, 2), (4, 3), (5, 3), (6, 2), (7, 1), (8, 0)]
     if layer.arity == 1:
         below = [(child, child - 1) for child in range(1, 9)]
     edges = [(9 * t + child, 9 * t + parent) for t in range(trees) for child, parent in below]
-    return Schedule.from_structure(torch.tensor(edges).t(), 9 * trees, arity=layer.arity)
+    return torch.tensor(edges).t()
 
 
 def everything(layer: RecursiveLayer, schedule: Schedule, inputs: Tensor) -> list[Tensor]:
@@ -151,9 +160,72 @@ def test_left_to_single_blocks(calls: list[str]) -> None:
     assert not calls
 
 
+@pytest.mark.parametrize("dropout", (0.0, 0.4))
+@pytest.mark.parametrize("recorded", (False, True))
+def test_levels_of_several_blocks(dropout: float, recorded: bool, calls: list[str]) -> None:
+    """Levels of 300 nodes, some of which have an input; gates that are kept and that are not."""
+    for layer in layers(9):
+        layer.cell.recurrent_dropout = dropout
+        plain = combs(300, layer)
+        has_input = torch.rand(plain.num_nodes) < 0.6
+        edges = plain_edges(300, layer)
+        schedule = Schedule.from_structure(
+            edges, plain.num_nodes, arity=layer.arity, has_input=has_input
+        )
+        inputs = torch.randn(schedule.num_nodes, 3)
+
+        found = states(layer, schedule, inputs, recorded)
+        with pytest.MonkeyPatch.context() as without:
+            without.setattr(gate_kernels, "multiply_address", lambda: None)
+            assert_near(found, states(layer, schedule, inputs, recorded))
+    assert len(calls) == (8 if recorded else 4)
+
+
+def states(
+    layer: RecursiveLayer, schedule: Schedule, inputs: Tensor, recorded: bool
+) -> list[Tensor]:
+    """States, and gradients where wanted, with the same factors of dropout every time."""
+    torch.manual_seed(1)
+    if recorded:
+        return everything(layer, schedule, inputs)
+    with torch.no_grad():
+        return [*layer(inputs, schedule=schedule, return_state=True)]
+
+
+@pytest.mark.parametrize("width", (9, 20))
+def test_infinite_weights_stay_infinite(width: int) -> None:
+    layer = NaryTreeLSTM(3, width)
+    schedule = combs(2, layer)
+    with torch.no_grad():
+        # Far enough in the row to be read twice by the last lanes, and not the last entry.
+        layer.cell.weight_hidden[:width, 2 * width - 5] = -torch.inf
+    inputs = torch.randn(schedule.num_nodes, 3)
+    found = layer(inputs, schedule=schedule)
+    with pytest.MonkeyPatch.context() as without:
+        without.setattr(gate_kernels, "multiply_address", lambda: None)
+        torch.testing.assert_close(found, layer(inputs, schedule=schedule), equal_nan=True)
+    assert not found.isnan().any()
+
+
 def test_another_function_is_found_out() -> None:
     idle = CFUNCTYPE(None, *[c_void_p] * 13)(lambda *given: None)
     assert not native_levels._multiplies(idle)
+
+
+@pytest.mark.skipif(not MUST_RUN, reason="torch has no MKL here")
+@pytest.mark.parametrize(
+    "default", ("set_default_dtype(torch.float64)", "set_default_device('meta')")
+)
+def test_found_whatever_the_user_made_the_default(default: str) -> None:
+    program = (
+        f"import torch; torch.{default}\n"
+        "from pyg_dynbatch.nn.native_levels import multiply_address\n"
+        "print(multiply_address() is not None)"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert found.stdout.split() == ["True"]
 
 
 def test_libraries_without_sgemm(caplog: pytest.LogCaptureFixture) -> None:

@@ -128,7 +128,7 @@ class TreeEncoder(nn.Module):
         batch: Any,
         level_order: bool = False,
         nodes: Int[Tensor, " chosen"] | None = None,
-    ) -> Float[Tensor, "node hidden"]:
+    ) -> Float[Tensor, "chosen hidden"]:
         """Computes the hidden rows of all nodes, and gives those that are asked for.
 
         Args:

@@ -29,7 +29,7 @@ class RowProduct:
     On CPUs large matrices in float32 go to oneDNN, packed once, which is up to 1.4 times as fast
     as the product of ``torch.mm`` and squashes on the way; a block is filled up to a few fixed
     heights with rows that happen to lie behind it. ``torch.backends.mkldnn.enabled = False``
-    leaves every product to ``torch.mm``.
+    leaves every product to ``torch.mm``, or to the BLAS beneath it where C runs all levels at once.
 
     Args:
         weight: The matrix, ``[column, inner]``.

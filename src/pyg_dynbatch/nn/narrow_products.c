@@ -56,7 +56,9 @@ INLINE void dot_products(int rows_count, int count, const float *rows, int64_t i
                 given[m] = without_first(given[m], early);
         }
         UNROLL for (int c = 0; c < count; c++) {
-            const lanes_t of_weight = lanes(weight + c * inner + k - early);
+            lanes_t of_weight = lanes(weight + c * inner + k - early);
+            if (early) /* Infinity times 0 is no number. */
+                of_weight = without_first(of_weight, early);
             UNROLL for (int m = 0; m < rows_count; m++)
                 sums[m][c] += given[m] * of_weight;
         }

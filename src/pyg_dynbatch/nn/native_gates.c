@@ -1,6 +1,7 @@
 /* The gates of fused Tree-LSTMs on CPUs: one pass over the rows of a block, float32.
 
-   Built by core/native.py with whatever C compiler the machine has; native_gates.py calls it.
+   A part of native_levels.c, which core/native.py builds with whatever C compiler the machine
+   has; native_gates.py calls these functions.
    Rows are contiguous. Children of a node stand side by side, so sums over them are the same at
    every run. */
 
@@ -111,8 +112,8 @@ INLINE int worth(const struct nodes *all, struct block at, int threads)
 }
 
 /* Copies h of the children of a block side by side, and adds them up where that is wanted. */
-void tree_lstm_gather(const struct nodes *all, int64_t first_row, int64_t size, int64_t edge, int64_t edges,
-            int threads)
+void tree_lstm_gather(const struct nodes *all, int64_t first_row, int64_t size, int64_t edge,
+                      int64_t edges, int threads)
 {
     const struct block at = {first_row, size, edge, edges};
     const int64_t width = all->width;
@@ -185,8 +186,9 @@ INLINE void finish(int64_t width, given_t o, given_t memory, rows_t squashed, ro
 }
 
 /* Activates the gates in place, and writes c, tanh(c) and h; the first rows have an input. */
-void tree_lstm_forward(const struct nodes *all, int64_t first_row, int64_t size, int64_t edge, int64_t edges,
-             float *gates, float *forget, const float *own, int64_t filled, int threads)
+void tree_lstm_forward(const struct nodes *all, int64_t first_row, int64_t size, int64_t edge,
+                       int64_t edges, float *gates, float *forget, const float *own,
+                       int64_t filled, int threads)
 {
     const struct block at = {first_row, size, edge, edges};
     const int64_t width = all->width;
@@ -217,8 +219,8 @@ struct incoming {
 };
 
 /* Adds up the gradients of equal leaves, which were computed once; always in the same order. */
-void tree_lstm_sum_equal(const struct incoming *given, const int64_t *cell, int64_t leaves, int64_t width,
-               float *hidden, float *memory, int threads)
+void tree_lstm_sum_equal(const struct incoming *given, const int64_t *cell, int64_t leaves,
+                         int64_t width, float *hidden, float *memory, int threads)
 {
     /* Every thread has columns of its own, so that no two write to one row. */
     #pragma omp parallel for num_threads(threads) if (threads > 1 && leaves * width > ENOUGH)
@@ -288,8 +290,8 @@ INLINE void down_to_products(int64_t width, given_t u, given_t i, given_t keep, 
 
 /* Writes the gradients of products, and those of the children's memory. */
 void tree_lstm_backward(const struct nodes *all, const struct incoming *given, int64_t first_row,
-              int64_t size, int64_t edge, int64_t edges, float *gates, float *forget,
-              float *grads, float *to_forget, float *to_cells, int threads)
+                        int64_t size, int64_t edge, int64_t edges, float *gates, float *forget,
+                        float *grads, float *to_forget, float *to_cells, int threads)
 {
     const struct block at = {first_row, size, edge, edges};
     const int64_t width = all->width;

@@ -37,7 +37,7 @@ class _Given(ctypes.Structure):
 
 
 def declare(library: ctypes.CDLL) -> None:
-    """Tells the types of the functions of ``native_gates.c``.
+    """Tells the types of the functions of ``native_gates.c``, a part of ``native_levels.c``.
 
     Args:
         library: The built file.
@@ -63,7 +63,7 @@ class NativeGates:
     """Computes gates by compiled C, in float32 on CPUs.
 
     Args:
-        library: ``native_gates.c``, built and declared.
+        library: ``native_levels.c``, built and declared.
         nodes: The nodes of the pass.
     """
 

@@ -5,11 +5,12 @@ Block by block from Python, a level of a few nodes costs as much in calls as in 
 
 import ctypes
 import logging
+import sys
 from collections.abc import Sequence
 from ctypes import POINTER, byref, c_int, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -87,6 +88,9 @@ def multiply_address() -> int | None:
         >>> address is None or address > 0
         True
     """
+    if sys.byteorder != "little":
+        # The low half of a number would not come first.
+        return None
     for path in sorted((Path(torch.__file__).parent / "lib").glob("*torch_cpu.*")):
         try:
             function = ctypes.CDLL(str(path)).sgemm_
@@ -101,8 +105,10 @@ def multiply_address() -> int | None:
 
 def _multiplies(function: object) -> bool:
     """Whether a function is called as C will call it: numbers of 64 bits, no lengths of strings."""
-    left, right = torch.arange(6.0).view(2, 3), torch.arange(12.0).view(4, 3)
-    found = torch.ones(2, 4)
+    # Whatever dtype and device the user has made the default.
+    plain: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
+    left, right = torch.arange(6, **plain).view(2, 3), torch.arange(12, **plain).view(4, 3)
+    found = torch.ones(2, 4, **plain)
     sizes = [byref(c_int64(size)) for size in (4, 2, 3)]
     three, four = (byref(c_int64(size)) for size in (3, 4))
     one = byref(ctypes.c_float(1))

@@ -37,9 +37,10 @@ class RecursiveLayer(nn.Module):
     Raises:
         ValueError: If a schedule has another arity or direction, or another number of nodes or
             edges than ``x`` and ``edge_index``.
-        IndexError: If ``nodes`` has a number that is no node's.
+        IndexError: If ``nodes`` has a number that is no node's (on CPUs; a GPU reports it in its
+            own way).
         TypeError: If ``edge_index`` is no dense int64 tensor, or ``x`` has the wrong width or no
-            floating dtype.
+            floating dtype, or ``nodes`` is no vector of integers.
 
     Example:
         >>> layer = RecursiveLayer(TreeRNNCell(4, 3))
@@ -88,11 +89,12 @@ class RecursiveLayer(nn.Module):
                 saves a copy: row ``k`` of the result in node order is then row
                 ``level_row(schedule)[k]``.
             nodes: Which nodes to give, in this order (``batch.root_index``, for instance); all
-                where left out. Spares the copy of all rows, and a gradient for each of them.
+                where left out. Spares bringing all rows into node order, and their gradients
+                back; ``level_order`` does not matter then.
             return_state: Whether to give all parts of the state, not only the hidden rows.
 
         Returns:
-            ``h`` in node order, or the tuple of the state's parts.
+            ``h``, in node order unless another one is asked for, or the tuple of the state's parts.
         """
         if schedule is None:
             schedule = derive_schedule(
@@ -100,7 +102,7 @@ class RecursiveLayer(nn.Module):
             )
         self._check(schedule, x, edge_index, leaf_row)
         inputs = x if leaf_row is not None else _input_rows(schedule, x)
-        order = level_order if nodes is None else _rows_of_nodes(schedule, nodes)
+        order = bool(level_order) if nodes is None else _rows_of_nodes(schedule, nodes)
         states = self._run(schedule, inputs, leaf_row, order, return_state)
         return states if return_state else states[0]
 
@@ -199,6 +201,14 @@ def chosen_rows(states: States, order: bool | Tensor) -> States:
 
 
 def _rows_of_nodes(schedule: Schedule, nodes: Tensor) -> Tensor:
+    if nodes.dim() != 1 or nodes.dtype not in (torch.int32, torch.int64):
+        raise TypeError(
+            mismatch(
+                "RecursiveLayer: nodes of the wrong form",
+                expected="int64[chosen]",
+                got=f"{str(nodes.dtype).removeprefix('torch.')}{list(nodes.shape)}",
+            )
+        )
     try:
         return level_row(schedule).index_select(0, nodes)
     except IndexError as error:
