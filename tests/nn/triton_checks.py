@@ -40,6 +40,7 @@ def triton_everywhere() -> Iterator[list[str]]:
     names = ("forward", "backward")
     with (
         mock.patch.object(gate_kernels, "_on_gpu", lambda like: True),
+        mock.patch.object(gate_kernels, "_on_cpu", lambda like: False),
         mock.patch.multiple(TritonGates, **{name: spied(name) for name in names}),
     ):
         yield launched
