@@ -88,18 +88,13 @@ class _FusedChildSum(Function):
         leaves, gates = blocks[: ctx.num_leaf_blocks], blocks[ctx.num_leaf_blocks :]
         precision = plan.run.precision
         with torch.autocast(inputs.device.type, enabled=False):
-            width = state_c.size(1)
             down = Downward(plan, plan.in_level_order(grad_h), plan.in_level_order(grad_c), state_c)
             grads, forgets = _backward_blocks(plan, weight_hidden, gates, down, (state_c, squashed))
             needs = ctx.needs_input_grad
             grad_inputs = torch.empty_like(inputs) if needs[0] else None
-            grad_weight, own = torch.empty_like(weight_input), slice(0, 3 * width)
-            # Leaves have no forget gates.
-            grad_weight[3 * width :] = 0
-            leaf_bias = backward_leaves(
-                plan, leaves, leaf_squashed, down, inputs, weight_input[own], grad_inputs,
-                grad_weight[own],
-            )  # fmt: skip
+            grad_weight, leaf_bias = backward_leaves(
+                plan, leaves, leaf_squashed, down, inputs, weight_input, grad_inputs
+            )
             grad_bias = torch.cat([sum_rows(grads) + leaf_bias, sum_rows(forgets)])
             if inputs.size(0) > plan.leaf_inputs:
                 # All children's forget gates share one product with the node's input.

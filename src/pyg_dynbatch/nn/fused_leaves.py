@@ -78,8 +78,7 @@ def backward_leaves(
     inputs: Tensor,
     weight: Tensor,
     grad_inputs: Tensor | None,
-    grad_weight: Tensor,
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     """Computes the gradients of all that leaves depend on.
 
     Args:
@@ -88,14 +87,14 @@ def backward_leaves(
         squashed: tanh(c) of every leaf that was computed.
         down: The gradients that come from parents and from outside.
         inputs: Input rows.
-        weight: Input weights of u, i, o.
+        weight: Input weights of u, i, o, f.
         grad_inputs: Where the gradients of the input rows go, if they are wanted.
-        grad_weight: Where the gradient of the weight goes.
 
     Returns:
-        What leaves add to the gradient of the bias.
+        The gradient of the weight over leaves, and what they add to that of the bias of u, i, o.
     """
-    width = weight.size(0) // 3
+    width = weight.size(0) // 4
+    own = slice(0, 3 * width)
     grads = squashed.new_empty(plan.leaf_cells, 3 * width)
     given = down.incoming(0, plan.leaves)
     kernels = gate_kernels(squashed)(NodeRows(squashed[:0], squashed[:0], squashed, plan.run.keep))
@@ -105,10 +104,12 @@ def backward_leaves(
         wanted = Outgoing(grads[block.first : block.first + block.size])
         kernels.backward(block, Gates(rows), given, wanted)
     if grad_inputs is not None:
-        _input_gradient(plan, grads, weight, grad_inputs)
-    read = slice(0, plan.leaf_inputs)
-    weight_gradient(grads[read], inputs[read], plan.run.precision, grad_weight)
-    return sum_rows(grads)
+        _input_gradient(plan, grads, weight[own], grad_inputs)
+    grad_weight, read = torch.empty_like(weight), slice(0, plan.leaf_inputs)
+    # Leaves have no forget gates.
+    grad_weight[3 * width :] = 0
+    weight_gradient(grads[read], inputs[read], plan.run.precision, grad_weight[own])
+    return grad_weight, sum_rows(grads)
 
 
 def _input_gradient(plan: FusedPlan, grads: Tensor, weight: Tensor, out: Tensor) -> None:

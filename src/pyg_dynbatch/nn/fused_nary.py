@@ -96,19 +96,15 @@ class _FusedNary(Function):
             grads = _backward_blocks(plan, weight_hidden, gates, down, (state_c, squashed))
             needs = ctx.needs_input_grad
             grad_inputs = torch.empty_like(inputs) if needs[0] else None
-            grad_weight, own = torch.empty_like(weight_input), slice(0, 3 * width)
-            # Leaves have no forget gates.
-            grad_weight[3 * width :] = 0
-            leaf_bias = backward_leaves(
-                plan, leaves, leaf_squashed, down, inputs, weight_input[own], grad_inputs,
-                grad_weight[own],
-            )  # fmt: skip
+            grad_weight, leaf_bias = backward_leaves(
+                plan, leaves, leaf_squashed, down, inputs, weight_input, grad_inputs
+            )
             if inputs.size(0) > plan.leaf_inputs:
                 folded = _fold_forget(with_input(plan, grads), width)
                 inner_input_gradients(plan, folded, inputs, weight_input, grad_inputs, grad_weight)
             grad_hidden = weight_gradient(grads, children, plan.run.precision) if needs[2] else None
             grad_bias = _fold_forget(sum_rows(grads)[None], width)[0]
-            grad_bias[own] += leaf_bias
+            grad_bias[: 3 * width] += leaf_bias
             return grad_inputs, grad_weight, grad_hidden, grad_bias, None, None
 
 

@@ -33,36 +33,49 @@ INLINE float total(lanes_t sum)
     return ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]));
 }
 
-INLINE lanes_t without_first(lanes_t sum, int64_t count)
+typedef int32_t bits_t __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+
+/* Bits of the lanes that count when the first ones do not: read from the end of the zeros on. */
+static const int32_t counting[2 * LANES] = {0, 0, 0, 0, 0, 0, 0, 0, -1, -1, -1, -1, -1, -1, -1, -1};
+
+/* Not by a product: infinity times 0 is no number. */
+INLINE lanes_t without_first(lanes_t all, int64_t count)
 {
-    float s[LANES];
-    memcpy(s, &sum, sizeof s);
-    for (int64_t k = 0; k < count; k++)
-        s[k] = 0.0f;
-    return lanes(s);
+    return (lanes_t)((bits_t)all & *(const bits_t *)(counting + LANES - count));
+}
+
+typedef lanes_t sums_t[TOGETHER][TILE];
+
+/* Adds the products of the lanes from k on, of which the first `early` count already. */
+INLINE void add_products(int rows_count, int count, const float *rows, int64_t inner,
+                         const float *weight, int64_t k, int64_t early, sums_t sums)
+{
+    lanes_t given[TOGETHER] = {0};
+    UNROLL for (int m = 0; m < rows_count; m++) {
+        given[m] = lanes(rows + m * inner + k);
+        if (early)
+            given[m] = without_first(given[m], early);
+    }
+    UNROLL for (int c = 0; c < count; c++) {
+        lanes_t of_weight = lanes(weight + c * inner + k);
+        if (early)
+            of_weight = without_first(of_weight, early);
+        UNROLL for (int m = 0; m < rows_count; m++)
+            sums[m][c] += given[m] * of_weight;
+    }
 }
 
 /* out[m][c] = rows[m] . weight[c] + bias[c] for some rows and `count` columns. */
 INLINE void dot_products(int rows_count, int count, const float *rows, int64_t inner,
                          const float *weight, const float *bias, float *out, int64_t columns)
 {
-    lanes_t sums[TOGETHER][TILE] = {0}, given[TOGETHER] = {0};
-    for (int64_t k = 0; k < inner; k += LANES) {
-        /* The last lanes begin earlier, and what was counted already counts as 0. */
-        const int64_t early = k + LANES > inner ? k + LANES - inner : 0;
-        UNROLL for (int m = 0; m < rows_count; m++) {
-            given[m] = lanes(rows + m * inner + k - early);
-            if (early)
-                given[m] = without_first(given[m], early);
-        }
-        UNROLL for (int c = 0; c < count; c++) {
-            lanes_t of_weight = lanes(weight + c * inner + k - early);
-            if (early) /* Infinity times 0 is no number. */
-                of_weight = without_first(of_weight, early);
-            UNROLL for (int m = 0; m < rows_count; m++)
-                sums[m][c] += given[m] * of_weight;
-        }
-    }
+    sums_t sums = {0};
+    int64_t k = 0;
+    for (; k + LANES <= inner; k += LANES)
+        add_products(rows_count, count, rows, inner, weight, k, 0, sums);
+    const int64_t last = inner - LANES; /* The last lanes begin earlier. */
+    if (k < inner)
+        add_products(rows_count, count, rows, inner, weight, last, k - last, sums);
     UNROLL for (int m = 0; m < rows_count; m++) {
         UNROLL for (int c = 0; c < count; c++)
             out[m * columns + c] = total(sums[m][c]) + bias[c];

@@ -97,8 +97,8 @@ class NativeGates:
         first, size, _, filled, edge, edges, _ = block
         rows, forget, own, _ = gates
         self.library.tree_lstm_forward(
-            self.nodes, first, size, edge, edges, rows.data_ptr(), _at(forget), _at(own),
-            filled, self.threads,
+            self.nodes, first, size, edge, edges, rows.data_ptr(), address_of(forget),
+            address_of(own), filled, self.threads,
         )  # fmt: skip
 
     def backward(self, block: Block, gates: Gates, given: Incoming, wanted: Outgoing) -> None:
@@ -109,7 +109,8 @@ class NativeGates:
         rows, forget, memory = wanted
         self.library.tree_lstm_backward(
             self.nodes, self._given[1], first, size, edge, edges, gates.rows.data_ptr(),
-            _at(gates.forget), rows.data_ptr(), _at(forget), _at(memory), self.threads,
+            address_of(gates.forget), rows.data_ptr(), address_of(forget), address_of(memory),
+            self.threads,
         )  # fmt: skip
 
     def sum_equal(self, given: Incoming, cell: Tensor, cells: int) -> Incoming:
@@ -138,8 +139,17 @@ class NativeGates:
     def _set(self, structure: Any, names: Sequence[str], tensors: Sequence[Tensor | None]) -> None:
         self._held += tensors
         for name, rows in zip(names, tensors, strict=True):
-            setattr(structure, name, _at(rows))
+            setattr(structure, name, address_of(rows))
 
 
-def _at(rows: Tensor | None) -> int | None:
+def address_of(rows: Tensor | None) -> int | None:
+    """Gives the address of the first number, for C; None for no tensor.
+
+    Args:
+        rows: The tensor; whoever calls C holds it as long.
+
+    Example:
+        >>> address_of(None) is None
+        True
+    """
     return None if rows is None else rows.data_ptr()

@@ -18,7 +18,7 @@ from torch import Tensor
 from pyg_dynbatch.nn.fused_downward import Downward
 from pyg_dynbatch.nn.fused_plan import FusedPlan
 from pyg_dynbatch.nn.gate_rows import NodeRows
-from pyg_dynbatch.nn.native_gates import NativeGates
+from pyg_dynbatch.nn.native_gates import NativeGates, address_of
 
 SOURCE = Path(__file__).with_name("native_levels.c")
 
@@ -194,4 +194,4 @@ def _levels(plan: FusedPlan, weights: LevelWeights) -> _Levels:
 
 def _set(levels: _Levels, names: Sequence[str], tensors: Sequence[Tensor | None]) -> None:
     for name, rows in zip(names, tensors, strict=False):
-        setattr(levels, name, None if rows is None else rows.data_ptr())
+        setattr(levels, name, address_of(rows))
