@@ -17,7 +17,7 @@ SOURCES = sorted((ROOT / "src" / "pyg_dynbatch").rglob("*.py"))
 ROOMS = sorted(path.parent.name for path in SOURCES if path.name == "__init__.py")
 ROOMS.remove("pyg_dynbatch")
 
-MAX_LINES_OF_FILE = 400
+MAX_LINES_OF_FILE = 800
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8
 MAX_NESTING = 4
