@@ -1,10 +1,24 @@
 """Files are written whole, in one piece or piece by piece."""
 
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from pyg_dynbatch.core.files import whole_file, write_atomically
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """Lets every file end at so many bytes, as a full disk does."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_nothing_is_left_of_an_interrupted_writer(tmp_path: Path) -> None:
@@ -48,3 +62,27 @@ def test_a_folder_for_pieces_that_cannot_be_made_is_named(tmp_path: Path) -> Non
         whole_file(tmp_path / "occupied" / "file"),
     ):
         pytest.fail("nothing can be written")
+
+
+@pytest.mark.parametrize("mode", ["w", "wb"])
+def test_a_full_disk_names_the_file_that_did_not_fit(tmp_path: Path, mode: str) -> None:
+    content = "x" * 9000 if mode == "w" else b"x" * 9000
+    with (
+        files_of_at_most(8192),
+        pytest.raises(OSError, match=r"inner: the file cannot be written(?s:.)*File too large"),
+        whole_file(tmp_path / "outer"),
+        whole_file(tmp_path / "inner", mode) as file,
+    ):
+        file.write(content)
+    assert not list(tmp_path.iterdir())
+
+
+def test_two_processes_do_not_write_one_unfinished_file(tmp_path: Path) -> None:
+    with whole_file(tmp_path / "file", resume_at=0) as file:
+        file.write("one")
+        with (
+            pytest.raises(OSError, match="another process is writing it"),
+            whole_file(tmp_path / "file", resume_at=0),
+        ):
+            pytest.fail("it is being written")
+    assert (tmp_path / "file").read_text() == "one"

@@ -1,9 +1,10 @@
 """Write files so that nothing is left half-done."""
 
+import io
 import os
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,9 @@ def write_atomically(path: str | Path, write: Callable[[Path], object]) -> Path:
 
 
 @contextmanager
-def whole_file(path: str | Path, mode: str = "w", **options: Any) -> Iterator[Any]:
+def whole_file(
+    path: str | Path, mode: str = "w", *, resume_at: int | None = None, **options: Any
+) -> Iterator[Any]:
     """Opens a file to be written piece by piece; it gets its own name when the block has ended.
 
     If the block fails, what stood under the name before stays.
@@ -57,13 +60,16 @@ def whole_file(path: str | Path, mode: str = "w", **options: Any) -> Iterator[An
     Args:
         path: The file to end with; its folder is made when missing.
         mode: ``"w"`` or ``"wb"``.
-        **options: Everything else goes to :meth:`pathlib.Path.open`.
+        resume_at: If given, the file is called ``NAME.part`` until it is whole, a killed process
+            leaves it behind, and this one goes on after so many bytes of it.
+        **options: Encoding and line ends of a text.
 
     Yields:
         The open file.
 
     Raises:
-        OSError: If the folder cannot be made or written.
+        OSError: If the folder cannot be made or written, or another process writes the same
+            ``NAME.part``.
 
     Example:
         >>> import tempfile
@@ -76,20 +82,102 @@ def whole_file(path: str | Path, mode: str = "w", **options: Any) -> Iterator[An
         'whole'
     """
     path = Path(path)
-    temporary = _temporary(path)
+    temporary = _temporary(path) if resume_at is None else part_of(path)
+    with _blamed_on_the_folder(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        raw = _WatchedFile(temporary, path, resume_at)
     try:
-        with _blamed_on_the_folder(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            file = temporary.open(mode, **options)
-        with file:
+        binary = io.BufferedWriter(raw)
+        with binary if "b" in mode else io.TextIOWrapper(binary, **options) as file:
             yield file
+            file.flush()
             with _blamed_on_the_folder(path):
-                file.flush()
                 os.fsync(file.fileno())
         with _blamed_on_the_folder(path):
             temporary.replace(path)
-    finally:
-        _remove_quietly(temporary)
+    except BaseException as error:
+        if resume_at is None or isinstance(error, Exception):
+            _remove_quietly(temporary)
+        raise
+
+
+def part_of(path: str | Path) -> Path:
+    """Names the unfinished file that :func:`whole_file` can resume."""
+    return Path(f"{path}.part")
+
+
+class _WatchedFile(io.FileIO):
+    """Names the file when a write fails, which the error of a full disk does not."""
+
+    def __init__(self, temporary: Path, path: Path, resume_at: int | None) -> None:
+        if resume_at is not None:
+            temporary.touch()
+        super().__init__(temporary, "w" if resume_at is None else "r+")
+        self.path = path
+        if resume_at is not None:
+            try:
+                self._go_on(resume_at)
+            except OSError:
+                self.close()
+                raise
+
+    def _go_on(self, size: int) -> None:
+        with suppress(ImportError):  # no such lock on Windows
+            import fcntl
+
+            try:
+                fcntl.flock(self, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise OSError("another process is writing it") from error
+        if os.fstat(self.fileno()).st_size < size:
+            raise OSError("the unfinished file is shorter than noted")
+        self.truncate(size)
+        self.seek(size)
+
+    def write(self, content: Any) -> int | None:
+        """Writes as much as the system takes."""
+        with _blamed_on_the_folder(self.path):
+            return super().write(content)
+
+
+def refuse_overwriting(
+    command: str, outputs: Iterable[str | Path | None], inputs: Iterable[str | Path | None]
+) -> None:
+    """Refuses an output that is one of the inputs, whatever links lead to it, or another output.
+
+    Args:
+        command: Who asks.
+        outputs: Files to be written; ``None`` and ``-`` are passed over.
+        inputs: Files that are read; ``-`` is standard input.
+
+    Raises:
+        ValueError: If an output is an input, or two outputs are one file.
+
+    Example:
+        >>> refuse_overwriting("predict", ["out.csv", "-"], ["in.csv"])
+    """
+    named = [("an input", "/dev/stdin" if path == "-" else path) for path in inputs if path]
+    for output in outputs:
+        if output in (None, "-"):
+            continue
+        same = next((what for what, path in named if _same_file(str(output), str(path))), None)
+        if same is not None:
+            raise ValueError(
+                mismatch(
+                    f"{command}: an output is also {same}",
+                    expected="a file of its own for each output",
+                    got=output,
+                    mend="another name",
+                )
+            )
+        named.append(("another output", output))
+
+
+def _same_file(first: str, second: str) -> bool:
+    try:
+        return Path(first).samefile(second)
+    except OSError:  # one of them does not exist yet
+        return os.path.realpath(first) == os.path.realpath(second)
 
 
 def _temporary(path: Path) -> Path:

@@ -294,7 +294,12 @@ class Workers:
                 self._num_workers, multiprocessing.get_context("spawn"), _begin, (self._job,)
             )
         # No process looks at the other columns of a file, of which there may be hundreds.
-        sent = [replace(record, extra={}) if record.extra else record for record in records]
+        sent = [
+            replace(record, extra={}, source=((), ()))
+            if record.extra or record.source[0]
+            else record
+            for record in records
+        ]
         return self._pool.submit(_featurize_chunk, sent)
 
     def __enter__(self) -> "Workers":

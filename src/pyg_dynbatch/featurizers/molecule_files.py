@@ -40,6 +40,8 @@ class RawMolecule:
         name: Name of the molecule; None where it has none.
         targets: The labels in the order of the columns asked for; None where one is missing.
         extra: All other columns or data fields, as text.
+        source: Names and texts of all columns or data fields in the order of the file, if they
+            were asked for; never of a SMILES file.
 
     Example:
         >>> RawMolecule(0, "a.smi:1", smiles="CO").targets
@@ -53,6 +55,7 @@ class RawMolecule:
     name: str | None = None
     targets: tuple[float | None, ...] = ()
     extra: dict[str, str] = field(default_factory=dict)
+    source: tuple[Sequence[str], Sequence[str]] = ((), ())
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,7 @@ class _Wanted:
     name: str | None
     missing: frozenset[str]
     first_of_repeated: bool
+    keep_source: bool
 
     def labels(self, row: dict[str, str], where: str) -> tuple[float | None, ...]:
         return tuple(_label(row.get(name, ""), name, self.missing, where) for name in self.targets)
@@ -81,6 +85,7 @@ def read_molecules(
     format: str | None = None,
     missing: Collection[str] = (),
     first_of_repeated: bool = False,
+    keep_source: bool = False,
 ) -> Iterator[RawMolecule]:
     r"""Reads a file of molecules as a stream: a million records need no more memory than one.
 
@@ -103,6 +108,7 @@ def read_molecules(
         missing: What else than an empty cell, nan and NA (in whatever case) is a missing label.
         first_of_repeated: Whether of several columns of one name the first is taken; else they
             are refused where they are used.
+        keep_source: Whether each record keeps all its columns as `source`.
 
     Yields:
         One `RawMolecule` a record, in the order of the file.
@@ -138,6 +144,7 @@ def read_molecules(
         name_column,
         frozenset((*MISSING, *(token.strip().lower() for token in missing))),
         first_of_repeated,
+        keep_source,
     )
     if kind in ("smi", "sdf") and (smiles_column or name_column):
         raise ValueError(
@@ -252,6 +259,7 @@ def _read_table(lines: Lines, kind: str, wanted: _Wanted) -> Iterator[RawMolecul
             name=named[wanted.name].strip() if wanted.name else None,
             targets=wanted.labels(named, where),
             extra={name: named[name] for name in spare},
+            source=(header, cells) if wanted.keep_source else ((), ()),
         )
 
 
@@ -358,6 +366,9 @@ def _read_sdf(lines: Lines, kind: str, wanted: _Wanted) -> Iterator[RawMolecule]
                 name=record[0].strip() or None,
                 targets=wanted.labels(fields, where),
                 extra={name: text for name, text in fields.items() if name not in used},
+                source=(
+                    (tuple(fields), tuple(fields.values())) if wanted.keep_source else ((), ())
+                ),
             )
             row += 1
         record, start = [], lines.number + 1

@@ -1,8 +1,10 @@
 """Wire tasks, data modules and callbacks into Lightning's command line."""
 
 import logging
+import os
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -13,6 +15,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger
 
 from pyg_dynbatch.core.errors import OneLineArguments, mismatch
+from pyg_dynbatch.core.files import refuse_overwriting
 from pyg_dynbatch.core.memory import keep_freed_memory
 from pyg_dynbatch.training.checkpoints import (
     RandomState,
@@ -91,6 +94,7 @@ class TaskCLI(LightningCLI):
         chosen = self.config.get(str(self.config.get("subcommand")), {}).get("ckpt_path")
         if chosen is not None and Path(chosen).suffix == ".ckpt":
             check_is_checkpoint(chosen)
+        _refuse_overwriting(self.config.get(str(self.config.get("subcommand")), {}))
 
     def after_instantiate_classes(self) -> None:
         """Settles the folder of the run, so that forked ranks and this process agree about it."""
@@ -132,6 +136,26 @@ class TaskCLI(LightningCLI):
         """Prints the metric of the test split, if it is known, and where everything lies."""
         if self.trainer.is_global_zero:
             print(*self.results, *closing_lines(self.trainer), sep="\n")
+
+
+def _refuse_overwriting(config: Any) -> None:
+    """Refuses a table of predictions that is a file of the data, a checkpoint or a setting."""
+    table = config.get("predictions")
+    if table is None or table.folder is None:
+        return
+    tables = [Path(table.folder) / name for name in (table.name, table.node_name) if name]
+    named = _texts([config.get(name) for name in ("config", "ckpt_path", "data", "model")])
+    refuse_overwriting("predictions", tables, named)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, (str, os.PathLike)):
+        yield str(value)
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _texts(part)
+    elif hasattr(value, "values"):
+        yield from _texts(list(value.values()))
 
 
 def check_monitor(monitor: str, mode: str, model: Task) -> None:

@@ -10,6 +10,7 @@ from torch_geometric.data import Data
 
 from pyg_dynbatch.core import Program, Schedule, ScheduleStats, Signature, TensorType, Value
 from pyg_dynbatch.core.errors import OneLineArguments, mismatch
+from pyg_dynbatch.core.files import refuse_overwriting
 from pyg_dynbatch.data import Collater
 from pyg_dynbatch.datasets import SICK, SST, ListOps, TreeDataset, TreeFile
 from pyg_dynbatch.visualize import draw_schedule, new_figure, save_figure
@@ -178,6 +179,7 @@ def run_inspect(argv: list[str]) -> int:
     options = _parser().parse_args(argv)
     if options.batch_size < 1 or options.batches < 1:
         raise ValueError("inspect: --batch-size and --batches must be 1 or more")
+    refuse_overwriting("inspect", [options.output], [options.data])
     title, dataset = _dataset(options)
     sizes = np.array(dataset.node_counts)
     print(f"{title}: {len(sizes):,} trees, {sizes.sum():,} nodes")

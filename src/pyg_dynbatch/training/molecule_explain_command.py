@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from pyg_dynbatch.core.errors import OneLineArguments, mismatch
-from pyg_dynbatch.core.files import whole_file
+from pyg_dynbatch.core.files import refuse_overwriting, whole_file
 from pyg_dynbatch.featurizers import MoleculeError, RawMolecule, parse_mol_block
 from pyg_dynbatch.featurizers.molecule_drawing import atom_labels, draw_attributions, write_picture
 from pyg_dynbatch.training.molecule_explain import Explanation, explain
@@ -70,6 +70,8 @@ def run_explain(argv: list[str]) -> int:
         parser.error("the following arguments are required: --input or --smiles, not both")
     if options.most < 1 or options.pairs < 0:
         parser.error("expected 1 or more for --most and 0 or more for --pairs")
+    written = [Path(options.output, name) for name in ("", REPORT, ATOMS, PAIRS)]
+    refuse_overwriting("explain", written, [options.input, *options.checkpoint])
     predictor = MoleculePredictor(options.checkpoint, options.device, max_atoms=options.max_atoms)
     records = _given(options.smiles) if options.smiles else read_input(options)
     writer = _Writer(predictor, options)

@@ -1,16 +1,29 @@
 """Run ``predict`` on a file of molecules, and ``featurize``."""
 
 import argparse
+import hashlib
 import sys
 from collections.abc import Iterator
+from itertools import chain, islice
 from pathlib import Path
 
+from pyg_dynbatch import __version__
 from pyg_dynbatch.core.errors import OneLineArguments, mismatch
+from pyg_dynbatch.core.files import refuse_overwriting
 from pyg_dynbatch.datasets import FeaturizeOptions, build_store
+from pyg_dynbatch.datasets.build import ERRORS
+from pyg_dynbatch.datasets.store import HEADER
 from pyg_dynbatch.featurizers import MoleculeFeaturizer, RawMolecule, read_molecules
 from pyg_dynbatch.featurizers.molecule_files import FORMATS
 from pyg_dynbatch.training.molecule_predictor import MoleculePredictor
-from pyg_dynbatch.training.molecule_stream import column_names, predict_stream, write_stream
+from pyg_dynbatch.training.molecule_stream import (
+    Columns,
+    all_columns,
+    column_names,
+    predict_stream,
+    write_stream,
+)
+from pyg_dynbatch.training.unfinished import Unfinished
 
 
 def add_input(parser: argparse.ArgumentParser, required: bool = True) -> None:
@@ -29,13 +42,14 @@ def add_input(parser: argparse.ArgumentParser, required: bool = True) -> None:
 
 
 def read_input(
-    options: argparse.Namespace, targets: list[str] | None = None
+    options: argparse.Namespace, targets: list[str] | None = None, keep_source: bool = False
 ) -> Iterator[RawMolecule]:
     """Opens the records that the options name.
 
     Args:
         options: What :func:`add_input` has read.
         targets: Columns of labels.
+        keep_source: Whether records keep all their columns.
 
     Returns:
         The records, as a stream.
@@ -48,6 +62,7 @@ def read_input(
         name_column=options.name_column,
         format=kind,
         missing=getattr(options, "missing", ()),
+        keep_source=keep_source,
     )
 
 
@@ -55,12 +70,14 @@ def _predict_parser() -> argparse.ArgumentParser:
     parser = OneLineArguments(
         "pyg-dynbatch predict",
         "Predict molecules with one or several checkpoints: one row out for every record in, in "
-        "the same order; a record that is no molecule gets an empty prediction and its reason.",
+        "the same order, behind the columns of the input; a record that is no molecule gets an "
+        "empty prediction and its reason. Killed in between, the same command goes on.",
     )
     add = parser.add_argument
     add("--checkpoint", nargs="+", required=True, metavar="CKPT", help="several are averaged")
     add_input(parser)
     add("--output", default="-", metavar="FILE", help="CSV file; - for stdout (default)")
+    add("--narrow", action="store_true", help="of the input, keep only row, name and SMILES")
     add("--dropout", type=int, default=0, metavar="N", help="passes with dropout, for a deviation")
     add("--fingerprints", metavar="FILE", help="also write fingerprints, .npy or .csv")
     add("--workers", type=int, default=0, metavar="N", help="processes that read molecules")
@@ -91,6 +108,9 @@ def run_molecule_predict(argv: list[str]) -> int:
             parser.error(f"argument --{name}: expected 0 or more, got {getattr(options, name)}")
     if options.max_pairs < 1:
         parser.error(f"argument --max-pairs: expected 1 or more, got {options.max_pairs}")
+    refuse_overwriting(
+        "predict", [options.output, options.fingerprints], [options.input, *options.checkpoint]
+    )
     predictor = MoleculePredictor(
         options.checkpoint,
         options.device,
@@ -98,10 +118,16 @@ def run_molecule_predict(argv: list[str]) -> int:
         options.max_pairs,
         options.max_atoms,
     )
-    records = read_input(options)
+    predicted = column_names(predictor)
+    columns, records = _with_columns(options, predicted)
+    unfinished = _unfinished(options)
+    done = unfinished.counts.rows
+    if done:
+        print(f"going on after {done:,} records", file=sys.stderr)
     wanted = options.fingerprints is not None
-    rows = predict_stream(records, predictor, options.workers, wanted)
-    counts = write_stream(rows, column_names(predictor), options.output, options.fingerprints)
+    rows = predict_stream(islice(records, done, None), predictor, options.workers, wanted)
+    files = (options.output, options.fingerprints)
+    counts = write_stream(rows, predicted, *files, columns, unfinished)
     if counts.bad == counts.rows:
         raise ValueError(
             mismatch(
@@ -118,6 +144,52 @@ def run_molecule_predict(argv: list[str]) -> int:
         if path not in (None, "-"):
             print(f"written: {path}", file=sys.stderr)
     return 0
+
+
+def _with_columns(
+    options: argparse.Namespace, predicted: list[str]
+) -> tuple[Columns, Iterator[RawMolecule]]:
+    """Opens the records, and finds and says what becomes of their columns."""
+    records = read_input(options, keep_source=not options.narrow)
+    first = next(records)
+    kept, own = list(first.source[0]), ("row", "status")
+    if first.smiles is None and not options.narrow:
+        if options.input == "-":
+            raise ValueError(
+                mismatch(
+                    "predict: the fields of an SDF are known only at its end",
+                    expected="a file, which can be read twice",
+                    got="standard input",
+                    mend="--narrow, which leaves the fields out",
+                )
+            )
+        every = read_input(options, keep_source=True)
+        kept = list(dict.fromkeys(name for record in every for name in record.source[0]))
+    if first.smiles is None or not kept:
+        own = Columns().own
+    columns = all_columns(kept, own, predicted)
+    for name, shown in zip(columns.kept, columns.shown, strict=True):
+        if name != shown:
+            print(f"the column {name!r} of the input is written as {shown!r}", file=sys.stderr)
+    return columns, chain([first], records)
+
+
+def _unfinished(options: argparse.Namespace) -> Unfinished:
+    """Looks for what a killed run has left; of a stream nothing can be found again."""
+    if options.output == "-" or not Path(options.input).is_file():
+        return Unfinished()
+    passed = ("workers", "output", "checkpoint", "input", "fingerprints")
+    identity = {f"--{name}": str(v) for name, v in vars(options).items() if name not in passed}
+    identity["--input"] = _hash_of(options.input)
+    identity["--checkpoint"] = " ".join(map(_hash_of, options.checkpoint))
+    identity["--fingerprints"] = str(options.fingerprints)
+    identity["version"] = __version__
+    return Unfinished(options.output, options.fingerprints, identity)
+
+
+def _hash_of(path: str) -> str:
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _featurize_parser() -> argparse.ArgumentParser:
@@ -158,6 +230,8 @@ def run_featurize(argv: list[str]) -> int:
         ValueError: If the input or an option cannot be used, or no row is left.
     """
     options = _featurize_parser().parse_args(argv)
+    written = [Path(options.output, name) for name in ("", HEADER, ERRORS)]
+    refuse_overwriting("featurize", written, [options.input])
     featurizer = MoleculeFeaturizer(
         options.atoms,
         options.pairs,

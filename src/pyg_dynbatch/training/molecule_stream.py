@@ -17,13 +17,12 @@ from jaxtyping import Float
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.files import whole_file
 from pyg_dynbatch.datasets import featurize_stream
-from pyg_dynbatch.datasets.featurize import packing_of
+from pyg_dynbatch.datasets.featurize import CHUNK, packing_of
 from pyg_dynbatch.featurizers import MoleculeFeaturizer, RawMolecule
 from pyg_dynbatch.training.molecule_predictor import MoleculePredictor, Predicted
 from pyg_dynbatch.training.molecule_property import property_columns
 from pyg_dynbatch.training.molecule_schema import MoleculeSchema
-
-_LEADING = ("row", "name", "smiles", "status")
+from pyg_dynbatch.training.unfinished import StreamCounts, Unfinished
 
 
 class StreamRow(NamedTuple):
@@ -42,18 +41,58 @@ class StreamRow(NamedTuple):
     fingerprint: Float[np.ndarray, " number"] | None
 
 
-class StreamCounts(NamedTuple):
-    """Counts what a stream held.
+class Columns(NamedTuple):
+    """Says which columns stand before the predictions.
 
     Args:
-        rows: Records read.
-        bad: Records without a prediction.
-        reason: Why the first bad one has none.
+        kept: Columns of the input.
+        shown: The names they are written under.
+        own: Columns of ours: ``row``, ``name``, ``smiles`` or ``status``.
     """
 
-    rows: int
-    bad: int
-    reason: str
+    kept: tuple[str, ...] = ()
+    shown: tuple[str, ...] = ()
+    own: tuple[str, ...] = ("row", "name", "smiles", "status")
+
+    def cells(self, record: RawMolecule, status: str) -> list[object]:
+        """Gives the cells of one record."""
+        names, cells = record.source
+        if self.kept and tuple(names) != self.kept:  # the fields of an SDF record
+            found = dict(zip(names, cells, strict=True))
+            cells = [found.get(name, "") for name in self.kept]
+        said = {
+            "row": record.row,
+            "name": record.name or "",
+            "smiles": record.smiles or "",
+            "status": status,
+        }
+        return [*cells, *(said[name] for name in self.own)]
+
+
+def all_columns(kept: Sequence[str], own: Sequence[str], predicted: Sequence[str]) -> Columns:
+    """Keeps all columns of the input; one that is called like one of ours is renamed.
+
+    Args:
+        kept: Columns of the input.
+        own: Columns of ours that stand behind them.
+        predicted: Columns of the predictions.
+
+    Returns:
+        The columns.
+
+    Example:
+        >>> all_columns(["smiles", "status"], ["row", "status"], ["prediction_logS"]).shown
+        ('smiles', 'input_status')
+    """
+    taken = {*kept, *own, *predicted}
+    shown = []
+    for name in kept:
+        new = name
+        while new in own or new in predicted or (new != name and new in taken):
+            new = f"input_{new}"
+        taken.add(new)
+        shown.append(new)
+    return Columns(tuple(kept), tuple(shown), tuple(own))
 
 
 def predict_stream(
@@ -111,7 +150,7 @@ def column_names(predictor: MoleculePredictor) -> list[str]:
         predictor: Who predicts.
 
     Returns:
-        Names of the columns behind ``row``, ``name``, ``smiles`` and ``status``.
+        Names of the columns behind ``status``.
     """
     several = len(predictor.tasks) > 1 or predictor.dropout > 0
     values = torch.zeros(1, predictor.schema.num_outputs)
@@ -122,53 +161,64 @@ def column_names(predictor: MoleculePredictor) -> list[str]:
 
 def write_stream(
     rows: Iterable[StreamRow],
-    columns: Sequence[str],
+    predicted: Sequence[str],
     output: str,
     fingerprints: str | None = None,
+    columns: Columns = Columns(),  # noqa: B008 - immutable
+    unfinished: Unfinished | None = None,
 ) -> StreamCounts:
     """Writes a stream of rows as CSV, and fingerprints as ``.npy`` or ``.csv``.
 
     Files appear under their names only when they are whole.
 
     Args:
-        rows: The rows.
-        columns: Names of the columns of predictions.
+        rows: The rows, those that are missing in `unfinished`.
+        predicted: Names of the columns of predictions.
         output: The file, or ``-`` for standard output.
         fingerprints: The file of fingerprints; left out, there is none.
+        columns: What stands before the predictions.
+        unfinished: Notes how far the files are, so that a killed run can go on.
 
     Returns:
         How many rows there were, and how many of them bad.
 
     Raises:
+        OSError: If a file cannot be written.
         ValueError: If the file of fingerprints is neither ``.npy`` nor ``.csv``.
     """
-    count, bad, reason = 0, 0, ""
+    note = Unfinished() if unfinished is None else unfinished
+    count, bad, reason = note.counts
     with ExitStack() as stack:
-        file = stack.enter_context(_opened(output))
+        stack.enter_context(note)
+        size, print_size = note.sizes or (None, None)
+        file = stack.enter_context(_opened(output, size))
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([*_LEADING, *columns])
-        marks = stack.enter_context(fingerprint_file(fingerprints)) if fingerprints else None
+        if not count:
+            writer.writerow([*columns.shown, *columns.own, *predicted])
+        marks = None
+        if fingerprints:
+            marks = stack.enter_context(fingerprint_file(fingerprints, count, print_size))
         for row in rows:
-            record = row.record
-            leading = [record.row, record.name or "", record.smiles or "", row.status]
-            writer.writerow([*leading, *row.cells])
+            writer.writerow([*columns.cells(row.record, row.status), *row.cells])
             if marks is not None and row.fingerprint is not None:
                 marks.add(row.fingerprint)
             count += 1
             if row.status != "ok":
-                bad, reason = bad + 1, reason or f"row {record.row}: {row.status}"
+                bad, reason = bad + 1, reason or f"row {row.record.row}: {row.status}"
+            if count % CHUNK == 0:
+                note.keep(StreamCounts(count, bad, reason), file, marks and marks.file)
     return StreamCounts(count, bad, reason)
 
 
 class _Npy:
     """Writes rows of an array whose number is known only at the end."""
 
-    def __init__(self, file: BufferedIOBase) -> None:
-        self.file, self.rows, self.width = file, 0, 0
+    def __init__(self, file: BufferedIOBase, rows: int) -> None:
+        self.file, self.rows, self.width = file, rows, 0
 
     def add(self, row: np.ndarray) -> None:
+        self.width = row.size
         if self.rows == 0:
-            self.width = row.size
             self._write_header()
         self.file.write(np.ascontiguousarray(row, dtype="<f4").tobytes())
         self.rows += 1
@@ -187,8 +237,8 @@ class _Npy:
 class _Csv:
     """Writes rows as text."""
 
-    def __init__(self, file: BufferedIOBase) -> None:
-        self.file, self.rows = file, 0
+    def __init__(self, file: BufferedIOBase, rows: int) -> None:
+        self.file, self.rows = file, rows
 
     def add(self, row: np.ndarray) -> None:
         if self.rows == 0:
@@ -203,11 +253,13 @@ class _Csv:
 
 
 @contextmanager
-def fingerprint_file(path: str) -> Iterator[Any]:
+def fingerprint_file(path: str, rows: int = 0, resume_at: int | None = None) -> Iterator[Any]:
     """Opens a file for fingerprints, one row at a time.
 
     Args:
         path: A file that ends in ``.npy`` or ``.csv``.
+        rows: How many an unfinished file holds.
+        resume_at: As in :func:`~pyg_dynbatch.core.files.whole_file`.
 
     Yields:
         An object with ``add(row)``.
@@ -225,19 +277,19 @@ def fingerprint_file(path: str) -> Iterator[Any]:
                 got=path,
             )
         )
-    with whole_file(path, "wb") as file:
-        table = kind(file)
+    with whole_file(path, "wb", resume_at=resume_at) as file:
+        table = kind(file, rows)
         yield table
         table.finish()
 
 
 @contextmanager
-def _opened(output: str) -> Iterator[IO[str]]:
+def _opened(output: str, resume_at: int | None) -> Iterator[IO[str]]:
     if output == "-":
         yield sys.stdout
         sys.stdout.flush()
         return
-    with whole_file(output, newline="", encoding="utf-8") as file:
+    with whole_file(output, resume_at=resume_at, newline="", encoding="utf-8") as file:
         yield file
 
 

@@ -1,0 +1,164 @@
+"""What ``predict`` does to files: inputs stay, columns stay, a killed run goes on."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pyg_dynbatch.cli import main
+from pyg_dynbatch.training import MoleculePredictor
+from tests.core.test_files import files_of_at_most
+from tests.training.helpers import OLD_NAME
+from tests.training.molecules import trained
+
+pytestmark = OLD_NAME
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return trained(tmp_path_factory.mktemp("trained"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    text = 'id,smiles,status,"a, b",id\n7, CCO,new,x,8\n9,C1CC,,"y\nz",\n'
+    (tmp_path / "in.csv").write_text(text, encoding="utf-8")
+    (tmp_path / "sub").mkdir()
+    return tmp_path
+
+
+def table(path: str) -> list[list[str]]:
+    with Path(path).open(newline="", encoding="utf-8") as file:
+        return list(csv.reader(file))
+
+
+@pytest.mark.parametrize("link", ["same", "dots", "symbolic", "hard", "checkpoint", "twice"])
+def test_no_output_is_an_input(folder: Path, checkpoint: str, link: str, capsys) -> None:
+    output = {"same": "in.csv", "dots": "sub/../in.csv", "checkpoint": checkpoint}.get(link, "to")
+    if link == "symbolic":
+        Path("to").symlink_to("in.csv")
+    if link == "hard":
+        Path("to").hardlink_to("in.csv")
+    before = Path("in.csv").read_bytes(), Path(checkpoint).read_bytes()
+    argv = ["--checkpoint", checkpoint, "--input", "in.csv", "--output", output]
+    more = ["--fingerprints", output] if link == "twice" else []
+    assert main(["predict", *argv, *more]) == 2
+    assert "predict: an output is also an" in capsys.readouterr().err
+    assert (Path("in.csv").read_bytes(), Path(checkpoint).read_bytes()) == before
+
+
+def test_other_commands_refuse_it_too(folder: Path, checkpoint: str, capsys) -> None:
+    for name in ("errors.csv", "report.html"):
+        Path("sub", name).write_bytes(Path("in.csv").read_bytes())
+    given = ["--input", "sub/errors.csv", "--output", "sub"]
+    assert main(["featurize", *given]) == 2
+    given = ["--input", "sub/report.html", "--format", "csv", "--output", "sub"]
+    assert main(["explain", "--checkpoint", checkpoint, *given]) == 2
+    Path("trees.svg").write_text("(1 a)\n", encoding="utf-8")
+    assert main(["inspect", "trees.svg", "--output", "./trees.svg"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("an output is also an input") == 3
+    assert Path("trees.svg").read_text(encoding="utf-8") == "(1 a)\n"
+
+
+@pytest.mark.parametrize("command", ["fit", "test", "predict"])
+def test_the_table_of_a_run_is_no_file_of_its_data(folder: Path, command: str, capsys) -> None:
+    for name in ("train", "val", "test"):
+        Path(f"{name}.txt").write_text("(1 (0 a) (1 b))\n", encoding="utf-8")
+    argv = ["--data=TreeFileData", "--model=TreeClassification", "--predictions.folder=sub/.."]
+    argv += [f"--data.init_args.{name}_file={name}.txt" for name in ("train", "val", "test")]
+    assert main([command, *argv, "--predictions.name=test.txt"]) == 2
+    assert "predictions: an output is also an input" in capsys.readouterr().err
+    assert Path("test.txt").read_text(encoding="utf-8") == "(1 (0 a) (1 b))\n"
+
+
+def test_columns_of_the_input_come_first(folder: Path, checkpoint: str, capsys) -> None:
+    argv = ["predict", "--checkpoint", checkpoint, "--input", "in.csv", "--output", "out.csv"]
+    assert main(argv) == 0
+    assert "'status' of the input is written as 'input_status'" in capsys.readouterr().err
+    names, good, bad = table("out.csv")
+    predicted = ["prediction_first", "prediction_second"]
+    assert names == ["id", "smiles", "input_status", "a, b", "id", "row", "status", *predicted]
+    assert good[:7] == ["7", " CCO", "new", "x", "8", "0", "ok"]
+    assert bad[:6] == ["9", "C1CC", "", "y\nz", "", "1"]
+    assert main([*argv, "--narrow"]) == 0
+    assert table("out.csv")[0] == ["row", "name", "smiles", "status", *predicted]
+    assert table("out.csv")[1][4:] == good[7:]
+
+
+def test_fields_of_an_sdf_are_kept(folder: Path, checkpoint: str, capsys) -> None:
+    from rdkit import Chem
+
+    block = Chem.MolToMolBlock(Chem.MolFromSmiles("OCC"))
+    text = f"{block}>  <b>\n1\n\n$$$$\n{block}>  <name>\nx\n\n>  <b>\n2\n\n$$$$\n"
+    Path("two.sdf").write_text(text, encoding="utf-8")
+    argv = ["predict", "--checkpoint", checkpoint, "--output", "out.csv", "--input"]
+    assert main([*argv, "two.sdf"]) == 0
+    names, *rows = table("out.csv")
+    assert names[:6] == ["b", "input_name", "row", "name", "smiles", "status"]
+    assert [row[:6] for row in rows] == [
+        ["1", "", "0", "", "CCO", "ok"],
+        ["2", "x", "1", "", "CCO", "ok"],
+    ]
+
+
+@pytest.mark.parametrize("suffix", ["npy", "csv"])
+def test_a_killed_run_goes_on(
+    folder: Path, checkpoint: str, suffix: str, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smiles = ["C" * (n % 7 + 1) + "O" if n % 9 else "C1" for n in range(400)]
+    lines = [f'{text},"{n}\n"' for n, text in enumerate(smiles)]
+    Path("many.csv").write_text("smiles,note\n" + "\n".join(lines) + "\n", encoding="utf-8")
+    argv = ["predict", "--checkpoint", checkpoint, "--input", "many.csv", "--output"]
+    assert main([*argv, "whole.csv", "--fingerprints", f"whole.{suffix}2.{suffix}"]) == 0
+
+    calls = []
+    predict = MoleculePredictor.predict
+
+    def killed(*given):
+        calls.append(given)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return predict(*given)
+
+    monkeypatch.setattr(MoleculePredictor, "predict", killed)
+    argv += ["out.csv", "--fingerprints", f"prints.{suffix}"]
+    with pytest.raises(KeyboardInterrupt):
+        main(argv)
+    assert not Path("out.csv").exists()
+    capsys.readouterr()
+    assert main([*argv, "--max-pairs", "1000"]) == 2
+    assert "another --max_pairs" in capsys.readouterr().err
+
+    # What a kill leaves behind the last note is written anew.
+    with Path("out.csv.part").open("ab") as file:
+        file.write(b"C,half a li")
+    assert main(argv) == 0
+    assert "going on after 256 records" in capsys.readouterr().err
+    assert len(calls) == 5
+    assert Path("out.csv").read_bytes() == Path("whole.csv").read_bytes()
+    whole = Path(f"whole.{suffix}2.{suffix}")
+    assert Path(f"prints.{suffix}").read_bytes() == whole.read_bytes()
+    if suffix == "npy":
+        assert np.load("prints.npy").shape == (400, 8)
+    assert not list(folder.glob("*.part*"))
+
+
+@pytest.mark.parametrize("full", ["out.csv", "prints.npy"])
+def test_a_full_disk_is_named_and_leaves_nothing(
+    folder: Path, checkpoint: str, full: str, capsys
+) -> None:
+    Path("many.smi").write_text("CCO ethanol\n" * 600, encoding="utf-8")
+    argv = ["predict", "--checkpoint", checkpoint, "--input", "many.smi", "--output", "out.csv"]
+    if full == "prints.npy":
+        argv += ["--fingerprints", full]  # 600 rows of 32 bytes against 600 of some 40
+    before = set(folder.iterdir())
+    size = 18_000 if full == "out.csv" else 15_000
+    with files_of_at_most(size):
+        assert main(argv) == 2
+    said = capsys.readouterr().err
+    assert f"{full}: the file cannot be written" in said
+    assert "File too large" in said
+    assert set(folder.iterdir()) == before
