@@ -30,7 +30,7 @@ CONFIG = {
         "enable_progress_bar": False,
         "logger": {"class_path": "CSVLogger", "init_args": {"save_dir": "runs", "name": "small"}},
     },
-    "checkpoint": {"monitor": "val/rmse", "mode": "min"},
+    "checkpoint": {"monitor": "val/scaled_rmse", "mode": "min"},
     "report": {"resamples": 10},
     "model": {
         "class_path": "MoleculeProperty",
@@ -94,7 +94,7 @@ def rows_of(path: str) -> list[dict[str, str]]:
 def test_fit_then_both_ways_to_predict(folder: Path, capsys) -> None:
     assert run("fit", "--config", "small.yaml") == 0
     said = capsys.readouterr().out
-    assert re.search(r"^test/rmse: \d+\.\d{4}$", said, re.MULTILINE)
+    assert re.search(r"^test/scaled_rmse: \d+\.\d{4}$", said, re.MULTILINE)
     written = dict(re.findall(r"^([a-z ]+): +(runs/\S+)$", said, re.MULTILINE))
     assert list(written) == [
         *("checkpoint", "metrics", "predictions", "split"),
@@ -124,8 +124,8 @@ def test_the_best_is_chosen_by_a_metric_that_is_logged(folder: Path, capsys) -> 
     settings = {name: part for name, part in CONFIG.items() if name != "checkpoint"}
     (folder / "plain.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
     said = complaint(capsys, "fit", "--config", "plain.yaml")
-    assert "expected: val/rmse" in said
-    assert "try: --checkpoint.monitor val/rmse --checkpoint.mode min" in said
+    assert "expected: val/scaled_rmse" in said
+    assert "try: --checkpoint.monitor val/scaled_rmse --checkpoint.mode min" in said
     assert not Path("runs/small/version_0/checkpoints").exists()
 
 
@@ -133,7 +133,7 @@ def test_members_share_a_split_and_are_averaged(folder: Path, capsys) -> None:
     assert (
         run("ensemble", "--config", "small.yaml", "--members", "2", "--seed_everything", "3") == 0
     )
-    figures = re.findall(r"^test/rmse: (\S+)$", capsys.readouterr().out, re.MULTILINE)
+    figures = re.findall(r"^test/scaled_rmse: (\S+)$", capsys.readouterr().out, re.MULTILINE)
     assert len(figures) == 3
     assert len(set(figures)) == 3
     splits = {Path(f"runs/small/version_{k}/split.json").read_text() for k in (0, 1)}
@@ -211,7 +211,7 @@ def test_fit_from_a_packed_folder_alone(folder: Path, capsys) -> None:
     capsys.readouterr()
     assert run("fit", "--config", "packed.yaml") == 0
     said = capsys.readouterr().out
-    assert re.search(r"^test/rmse: \d+\.\d{4}$", said, re.MULTILINE)
+    assert re.search(r"^test/scaled_rmse: \d+\.\d{4}$", said, re.MULTILINE)
     best = re.findall(r"^checkpoint: +(\S+)$", said, re.MULTILINE)[0]
     argv = ["predict", "--checkpoint", best, "--input", "some.csv", "--output", "o.csv"]
     assert run(*argv) == 0

@@ -169,6 +169,14 @@ def test_calibration_has_one_point_for_equally_many_molecules() -> None:
     assert 0 < said[0] < 0.5 < said[1] < 1
 
 
+def test_calibration_is_compared_with_what_it_was_before() -> None:
+    axes, label = one_axes(), np.array([0.0, 1.0, 1.0])
+    draw_calibration(axes, label, label * 0.5, bins=2, uncalibrated=label * 0.9)
+    legend = axes.get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == ["calibrated", "uncalibrated"]
+
+
 def test_calibration_of_a_few_molecules() -> None:
     figure, (axes,) = new_figure(1, 1, 4.0, 4.0)
     draw_calibration(axes, np.array([1.0, 0.0]), np.array([0.9, 0.2]), bins=10)

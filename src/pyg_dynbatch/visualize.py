@@ -197,7 +197,12 @@ def draw_parity(axes: "Axes", target: np.ndarray, predicted: np.ndarray, title: 
 
 
 def draw_calibration(
-    axes: "Axes", label: np.ndarray, probability: np.ndarray, title: str = "", bins: int = 10
+    axes: "Axes",
+    label: np.ndarray,
+    probability: np.ndarray,
+    title: str = "",
+    bins: int = 10,
+    uncalibrated: np.ndarray | None = None,
 ) -> "Axes":
     """Draws how often a label is positive against how probable the model says it is.
 
@@ -210,6 +215,7 @@ def draw_calibration(
         probability: Of the positive class, ``[example]``.
         title: Written above.
         bins: How many bins, fewer if there are few examples.
+        uncalibrated: The same probabilities before calibration; left out, they are not drawn.
 
     Returns:
         The axes.
@@ -221,13 +227,19 @@ def draw_calibration(
         'predicted probability'
     """
     known = np.flatnonzero(~np.isnan(label))
-    order = known[np.argsort(np.asarray(probability)[known], kind="stable")]
-    parts = [part for part in np.array_split(order, bins) if part.size]
-    said = [float(np.mean(probability[part])) for part in parts]
-    seen = [float(np.mean(label[part])) for part in parts]
-    error = [2 * (s * (1 - s) / part.size) ** 0.5 for s, part in zip(seen, parts, strict=True)]
     axes.plot([0, 1], [0, 1], color="#555555", linewidth=0.8)
-    axes.errorbar(said, seen, yerr=error, color=SEQUENCE[0], marker="o", markersize=4, capsize=2)
+    shown = {"calibrated": probability}
+    if uncalibrated is not None:
+        shown["uncalibrated"] = uncalibrated
+    for (name, chance), colour in zip(shown.items(), SEQUENCE, strict=False):
+        order = known[np.argsort(np.asarray(chance)[known], kind="stable")]
+        parts = [part for part in np.array_split(order, bins) if part.size]
+        said = [float(np.mean(chance[part])) for part in parts]
+        seen = [float(np.mean(label[part])) for part in parts]
+        error = [2 * (s * (1 - s) / part.size) ** 0.5 for s, part in zip(seen, parts, strict=True)]
+        axes.errorbar(said, seen, error, color=colour, marker="o", ms=4, capsize=2, label=name)
+    if len(shown) > 1:
+        axes.legend(frameon=False, fontsize="small")
     axes.set_aspect("equal")
     axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
     axes.set(xlabel="predicted probability", ylabel="share of positives")

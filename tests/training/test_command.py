@@ -14,12 +14,19 @@ from tests.training.helpers import SIZES
         ("val/mse", "min"),
         ("val/loss", "min"),
         ("train/loss", "min"),
-        ("val/own_error", "min"),
     ],
 )
 def test_metrics_that_can_choose(monitor: str, mode: str) -> None:
     check_monitor(monitor, mode, TreeRelatedness(num_tokens=4, **SIZES))
-    check_monitor(monitor, mode, TreeClassification(num_tokens=4, num_classes=3, **SIZES))
+
+
+def test_a_metric_that_is_not_logged_is_refused() -> None:
+    task = TreeClassification(num_tokens=4, num_classes=3, **SIZES)
+    check_monitor("val/node_accuracy", "max", task)
+    with pytest.raises(ValueError, match="EarlyStopping cannot choose") as caught:
+        check_monitor("val/node_acuracy", "max", task, "EarlyStopping")
+    assert "another it logs: train/loss, train/accuracy" in str(caught.value)
+    assert "try:      --trainer.callbacks.monitor val/accuracy" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -31,7 +38,7 @@ def test_metrics_that_can_choose(monitor: str, mode: str) -> None:
     ],
 )
 def test_metrics_that_would_choose_wrongly(monitor: str, mend: str) -> None:
-    with pytest.raises(ValueError, match="cannot be chosen by this metric") as caught:
+    with pytest.raises(ValueError, match="cannot choose by this metric") as caught:
         check_monitor(monitor, "max", TreeRelatedness(num_tokens=4, **SIZES))
     assert f"got:      checkpoint.monitor {monitor}, checkpoint.mode max" in str(caught.value)
     assert f"try:      {mend}" in str(caught.value)

@@ -6,14 +6,20 @@ from pathlib import Path
 import pytest
 import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
 
+from pyg_dynbatch.datasets import FeaturizeOptions
 from pyg_dynbatch.training import (
     AveragedProperties,
+    MoleculeFileData,
+    MoleculePredictor,
     MoleculeProperty,
     MoleculeSchema,
     PredictionTable,
     RateOptions,
     RunReport,
+    SplitOptions,
     ensemble_of,
 )
 from pyg_dynbatch.training.molecule_predictor import load_property_task
@@ -36,7 +42,7 @@ pytestmark = [
 @pytest.mark.parametrize(
     ("kind", "metric", "picture"),
     [
-        ("regression", "rmse", "parity plot"),
+        ("regression", "scaled_rmse", "parity plot"),
         ("binary", "roc_auc", "calibration plot"),
         ("multiclass", "accuracy", None),
     ],
@@ -45,7 +51,7 @@ def test_fit_test_and_predict(tmp_path: Path, kind: str, metric: str, picture: s
     data = molecule_data(tmp_path, kind)
     task = property_task(data, positive_weight="balanced")
     report, table = RunReport(resamples=20), PredictionTable()
-    mode = "min" if metric == "rmse" else "max"
+    mode = "min" if kind == "regression" else "max"
     run = molecule_trainer(tmp_path, 2, callbacks=[best_by(metric, mode), table, report])
     run.fit(task, datamodule=data)
     (result,) = run.test(task, datamodule=data, verbose=False)
@@ -70,8 +76,77 @@ def test_fit_test_and_predict(tmp_path: Path, kind: str, metric: str, picture: s
         errors = [(float(r["prediction_first"]), r["target_first"]) for r in rows]
         known = [(guess - float(gold)) ** 2 for guess, gold in errors if gold]
         with places["task table"].open(newline="", encoding="utf-8") as file:
-            first = next(csv.DictReader(file))
+            first, second, mean = csv.DictReader(file)
         assert float(first["rmse"]) == pytest.approx((sum(known) / len(known)) ** 0.5, rel=1e-3)
+        # The properties have different units: of their errors there is a mean only after scaling.
+        both = (first, second)
+        assert "test/rmse" not in result
+        assert [mean[name] for name in ("rmse", "mae", "rmse_low")] == [""] * 3
+        assert result["test/rmse_second"] == pytest.approx(float(second["rmse"]), rel=1e-3)
+        scaled = [float(row["rmse"]) / d for row, d in zip(both, task.scale.deviation, strict=True)]
+        assert result["test/scaled_rmse"] == pytest.approx(float(sum(scaled)) / 2, rel=1e-3)
+        assert float(mean["scaled_rmse"]) == pytest.approx(float(sum(scaled)) / 2, rel=1e-3)
+        assert task.notes()[1] == f"test/rmse_second: {float(second['rmse']):.4g}"
+    with Path(run.log_dir or "", "metrics.csv").open(newline="", encoding="utf-8") as file:
+        assert set(task.logged()) <= set(csv.DictReader(file).fieldnames or ())
+
+
+def test_calibration_is_fitted_kept_and_used_everywhere(tmp_path: Path) -> None:
+    smiles = ["C" * (1 + n % 7) + ("O" if n % 2 else "N") for n in range(80)]
+    label = [str(int(n % 2 == (n % 5 > 0))) if n % 11 else "" for n in range(80)]
+    lines = [f"{text},{y}" for text, y in zip(smiles, label, strict=True)]
+    (tmp_path / "y.csv").write_text("smiles,y\n" + "\n".join(lines) + "\n", encoding="utf-8")
+    data = MoleculeFileData(
+        str(tmp_path / "y.csv"),
+        ["y"],
+        "binary",
+        split=SplitOptions(fractions=(0.5, 0.25, 0.25), seed=1, leakage=False),
+        reading=FeaturizeOptions(progress=False),
+        batch_size=8,
+    )
+    task = property_task(data, calibration="temperature")
+    run = molecule_trainer(tmp_path, 6)
+    run.fit(task, datamodule=data)
+    temperature = 1 / task.scale.deviation
+    assert temperature != 1
+
+    # No other temperature makes the labels of the validation split more likely.
+    outputs, labels = [], []
+    with torch.no_grad():
+        for batch in data.val_dataloader():
+            outputs.append(task.eval()(batch))
+            labels.append(batch.y)
+    logits, known = torch.cat(outputs), ~torch.cat(labels).isnan()
+
+    def loss(factor: float) -> Tensor:
+        found = logits[known] / (temperature * factor)
+        return binary_cross_entropy_with_logits(found, torch.cat(labels)[known])
+
+    assert all(loss(1.0) <= loss(factor) for factor in (0.5, 0.9, 1.1, 2.0))
+
+    # The checkpoint alone predicts calibrated probabilities, an ensemble their mean.
+    last = Path(run.log_dir or "") / "checkpoints" / "last.ckpt"
+    run.test(task, datamodule=data, verbose=False)
+    assert task.tested is not None
+    assert task.tested.uncalibrated is not None
+    expected = torch.sigmoid(torch.logit(task.tested.uncalibrated) / temperature)
+    torch.testing.assert_close(task.tested.prediction, expected)
+    molecules = [data.molecules[int(i)] for i in data.indices("test")]
+    alone = MoleculePredictor([last]).predict(molecules)
+    torch.testing.assert_close(torch.from_numpy(alone.values), expected)
+    both = ensemble_of(property_task(data), [last, last])
+    run.test(both, datamodule=data, verbose=False)
+    torch.testing.assert_close(both.tested.prediction, expected)
+
+
+def test_calibration_needs_both_labels_and_a_binary_property(tmp_path: Path) -> None:
+    data = molecule_data(tmp_path, "binary")
+    data.molecules.targets[data.indices("val"), 1] = 1.0
+    run = molecule_trainer(tmp_path)
+    with pytest.raises(ValueError, match=r"no labels of both classes(?s:.)*property second"):
+        run.fit(property_task(data, calibration="temperature"), datamodule=data)
+    with pytest.raises(ValueError, match="kind: regression, calibration: temperature"):
+        property_task(molecule_data(tmp_path), calibration="temperature")
 
 
 def test_checkpoint_holds_all_that_predicting_needs(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def predicted_values(
 
     Args:
         output: What the network gives.
-        scale: Scale of the targets it was trained on.
+        scale: Scale of the targets it was trained on, or of calibrated logits.
         kind: Kind of the properties.
         num_tasks: Number of properties.
 
@@ -84,7 +84,7 @@ def predicted_values(
     if kind == "regression":
         return scale.restored(exact)
     if kind == "binary":
-        return exact.sigmoid()
+        return scale.restored(exact).sigmoid()
     return exact.unflatten(1, (num_tasks, -1)).softmax(-1).view_as(exact)
 
 
@@ -138,14 +138,14 @@ class AveragedProperties(nn.Module):
             Scaled values, logits, or log-probabilities.
         """
         outputs = [member(batch) for member in self.members]
-        if self.kind == "regression":
+        if self.kind != "multiclass":
             scales: list[TargetScale] = list(self.scales)  # type: ignore[arg-type]
             pairs = zip(outputs, scales, strict=True)
-            values = [scale.restored(output) for output, scale in pairs]
-            return self.scale.scaled(torch.stack(values).mean(0))
-        stacked = torch.stack(outputs)
-        if self.kind == "binary":
+            values = torch.stack([scale.restored(output) for output, scale in pairs])
+            if self.kind == "regression":
+                return self.scale.scaled(values.mean(0))
             # log(p / (1 - p)) of the mean probability, exact also where p is nearly 0 or 1.
-            return F.logsigmoid(stacked).logsumexp(0) - F.logsigmoid(-stacked).logsumexp(0)
-        logs = stacked.unflatten(2, (self.num_tasks, -1)).log_softmax(-1)
+            mean = F.logsigmoid(values).logsumexp(0) - F.logsigmoid(-values).logsumexp(0)
+            return self.scale.scaled(mean)
+        logs = torch.stack(outputs).unflatten(2, (self.num_tasks, -1)).log_softmax(-1)
         return (logs.logsumexp(0) - math.log(len(outputs))).view_as(outputs[0])

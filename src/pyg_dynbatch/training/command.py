@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -31,7 +32,7 @@ from pyg_dynbatch.training.task import Task
 
 # What the best checkpoint is chosen by, unless an option says otherwise.
 _SUPPOSED = "val/accuracy"
-_SMALLER_IS_BETTER = ("loss", "rmse", "mae", "mse")
+_SMALLER_IS_BETTER = {"loss", "rmse", "mae", "mse"}
 
 
 class OneLineParser(LightningArgumentParser):
@@ -40,6 +41,13 @@ class OneLineParser(LightningArgumentParser):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # A shortened option is more often a mistyped one.
         super().__init__(*args, allow_abbrev=False, **kwargs)
+
+    def parse_args(self, args: Any = None, namespace: Any = None, **options: Any) -> Any:
+        """Parses options; those of a class within a class keep their ``null``."""
+        # jsonargparse hands such an option on as text, and writes None for the null it has read.
+        if "defaults" in options and args is not None:
+            args = [f"{word[:-4]}null" if word.endswith("=None") else word for word in args]
+        return super().parse_args(args, namespace, **options)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Prints the message on the error stream and ends the program."""
@@ -102,10 +110,11 @@ class TaskCLI(LightningCLI):
             _ = logger.version
 
     def before_fit(self) -> None:
-        """Looks at what the best checkpoint is chosen by, before any time goes into training."""
-        keeper = self.trainer.checkpoint_callback
-        if isinstance(keeper, ModelCheckpoint) and keeper.monitor is not None:
-            check_monitor(keeper.monitor, keeper.mode, self.model)
+        """Looks at the metrics that callbacks monitor, before any time goes into training."""
+        for callback in self.trainer.callbacks:
+            monitor = getattr(callback, "monitor", None)
+            if monitor is not None:
+                check_monitor(monitor, callback.mode, self.model, type(callback).__name__)
 
     def after_fit(self) -> None:
         """Tests and predicts with the best checkpoint, and says where everything lies."""
@@ -158,33 +167,35 @@ def _texts(value: Any) -> Iterator[str]:
         yield from _texts(list(value.values()))
 
 
-def check_monitor(monitor: str, mode: str, model: Task) -> None:
-    """Refuses a metric that would not choose the best checkpoint.
+def check_monitor(monitor: str, mode: str, model: Task, callback: str = "ModelCheckpoint") -> None:
+    """Refuses a metric that the model does not log, or whose largest value is the worst.
 
     Args:
         monitor: The metric to choose by, for instance ``val/loss``.
         mode: ``min`` or ``max``.
         model: What is trained.
+        callback: Class of the callback that monitors it.
 
     Raises:
-        ValueError: If the metric is the one the command line supposes, but the model is judged by
-            another, or if its largest value is the worst.
+        ValueError: If there is no such metric, or it is to be the largest and should not.
 
     Example:
         >>> from pyg_dynbatch.training import TreeClassification
         >>> check_monitor("val/accuracy", "max", TreeClassification(4, 3, hidden_channels=2))
     """
-    main = f"val/{model.main_metric}"
-    chosen = main if monitor == _SUPPOSED else monitor
-    best = "min" if chosen.removeprefix("val/") in _SMALLER_IS_BETTER else "max"
+    main, known = f"val/{model.main_metric}", model.logged()
+    chosen = monitor if monitor in known else main
+    best = "min" if set(re.split("[/_]", chosen)) & _SMALLER_IS_BETTER else "max"
     if monitor == chosen and (mode == best or best == "max"):
         return
+    options = "checkpoint" if callback == "ModelCheckpoint" else "trainer.callbacks"
     raise ValueError(
         mismatch(
-            "the best checkpoint cannot be chosen by this metric",
-            expected=f"{main}, by which {type(model).__name__} is judged, or another it logs",
-            got=f"checkpoint.monitor {monitor}, checkpoint.mode {mode}",
-            mend=f"--checkpoint.monitor {chosen} --checkpoint.mode {best}",
+            f"{callback} cannot choose by this metric",
+            expected=f"{main}, by which {type(model).__name__} is judged, or another it logs: "
+            + ", ".join(name for name in known if name != main),
+            got=f"{options}.monitor {monitor}, {options}.mode {mode}",
+            mend=f"--{options}.monitor {chosen} --{options}.mode {best}",
         )
     )
 

@@ -42,6 +42,7 @@ def ensemble_of(task: Task, checkpoints: Sequence[str | Path]) -> Task:
         member = copy.deepcopy(task)
         member.load_state_dict(checkpoint["state_dict"])
         members.append(member)
-    averaged = copy.deepcopy(task)
-    averaged.network = task.averaged(members)
+    # The average keeps the scale of the targets, by which errors are measured.
+    averaged = copy.deepcopy((members or [task])[0])
+    averaged.network = averaged.averaged(members)
     return averaged

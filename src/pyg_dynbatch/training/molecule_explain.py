@@ -161,10 +161,8 @@ def _output_of(predictor: MoleculePredictor, task: str | None, label: int) -> in
 
 def _explained(task: MoleculeProperty, batch: Any, output: int) -> Float[Tensor, " molecule"]:
     raw, schema = task(batch), task.schema
-    if schema.kind == "regression":
-        return task.predicted(raw)[:, output]
-    if schema.kind == "binary":
-        return raw[:, output]
+    if schema.kind != "multiclass":
+        return task.scale.restored(raw)[:, output]
     # A logit alone means nothing: the same number added to those of all classes changes no chance.
     number, label = divmod(output, schema.num_classes)
     logits = raw.unflatten(1, (schema.num_tasks, -1))[:, number]

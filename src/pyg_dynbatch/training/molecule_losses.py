@@ -1,5 +1,7 @@
 """Losses of molecular properties of which some are unknown."""
 
+import math
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -7,10 +9,13 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.training.molecule_schema import PropertyKind
 
 RegressionLoss = Literal["mse", "l1", "huber"]
 
+_WIDEST = math.log(20.0)
+_HALVINGS = 50
 _OF_REGRESSION = {"mse": F.mse_loss, "l1": F.l1_loss, "huber": F.smooth_l1_loss}
 
 
@@ -18,6 +23,7 @@ class TargetScale(nn.Module):
     """Brings targets to mean 0 and standard deviation 1, and predictions back.
 
     Both numbers are fitted on the training split and are buffers, so every checkpoint has them.
+    Of binary properties they scale the logits: the deviation is one over the temperature.
 
     Args:
         num_tasks: Number of properties.
@@ -50,6 +56,17 @@ class TargetScale(nn.Module):
         deviation = (exact - mean).square().nanmean(0).nan_to_num(0.0).sqrt()
         self.mean.copy_(mean)
         self.deviation.copy_(torch.where(deviation > 1e-8, deviation, torch.ones_like(deviation)))
+
+    def calibrate(
+        self, logits: Float[Tensor, "molecule task"], target: Float[Tensor, "molecule task"]
+    ) -> None:
+        """Fits the temperatures of binary properties.
+
+        Args:
+            logits: What the model gives for the validation split.
+            target: Labels 0 and 1, NaN where unknown.
+        """
+        self.deviation.copy_(1 / fitted_temperature(logits, target))
 
     def scaled(self, values: Float[Tensor, "molecule task"]) -> Float[Tensor, "molecule task"]:
         """Brings values to the scale of the model."""
@@ -141,3 +158,72 @@ def balanced_positive_weight(targets: Float[Tensor, "molecule task"]) -> Float[T
     negatives = (targets == 0).sum(0)
     both = (positives > 0) & (negatives > 0)
     return torch.where(both, negatives / positives.clamp(min=1), torch.ones(targets.size(1)))
+
+
+def fitted_temperature(
+    logits: Float[Tensor, "molecule task"], target: Float[Tensor, "molecule task"]
+) -> Float[Tensor, " task"]:
+    r"""Finds the temperatures that make the known labels most likely.
+
+    .. math::
+        T_t = \operatorname*{arg\,min}_{T} - \sum_{m \text{ known}}
+            \log \sigma\bigl((2 y_{mt} - 1) \, z_{mt} / T\bigr)
+
+    Args:
+        logits: Logits of the positive class.
+        target: Labels 0 and 1, NaN where unknown.
+
+    Returns:
+        One temperature per property, from 0.05 to 20: logits that separate the labels, or rank them
+        the wrong way round, have no best one.
+
+    Raises:
+        ValueError: If the known labels of a property are all alike, or there are none.
+
+    Reference:
+        Guo et al. (2017), arXiv:1706.04599, section 4.2.
+
+    Example:
+        >>> logits = torch.tensor([[4.0], [4.0], [4.0], [-4.0]])
+        >>> label = torch.tensor([[1.0], [1.0], [0.0], [0.0]])
+        >>> fitted_temperature(logits, label).round(decimals=2)
+        tensor([3.64])
+    """
+    known = known_cells(target)
+    check_both_classes(target)
+    label = torch.where(known, target, 0.5).double()
+    score = torch.where(known, logits.double(), 0.0)
+    low = torch.full((target.size(1),), -_WIDEST, dtype=torch.float64, device=target.device)
+    high = -low
+    # The loss is convex in 1/T, so its slope changes sign once.
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        slope = (score * ((score * middle.exp()).sigmoid() - label)).sum(0)
+        low, high = torch.where(slope < 0, middle, low), torch.where(slope < 0, high, middle)
+    return (-(low + high) / 2).exp().float()
+
+
+def check_both_classes(
+    target: Float[Tensor, "molecule task"], names: Sequence[str] | None = None
+) -> None:
+    """Refuses validation labels that no temperature can be fitted to.
+
+    Args:
+        target: Labels 0 and 1, NaN where unknown.
+        names: Names of the properties; left out, their numbers.
+
+    Raises:
+        ValueError: If the known labels of a property are all alike, or there are none.
+    """
+    both = (target == 0).any(0) & (target == 1).any(0)
+    if not bool(both.all()):
+        task = int((~both).nonzero()[0, 0])
+        raise ValueError(
+            mismatch(
+                "calibration: the validation split has no labels of both classes",
+                expected="labels 0 and 1 of every property",
+                got=f"{int(known_cells(target)[:, task].sum())} labels, all alike",
+                where=f"property {task if names is None else names[task]}",
+                mend="a larger or stratified validation split, or calibration: none",
+            )
+        )

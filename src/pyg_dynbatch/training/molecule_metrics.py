@@ -22,14 +22,17 @@ MAIN_METRIC: dict[PropertyKind, str] = {
     "binary": "roc_auc",
     "multiclass": "accuracy",
 }
-"""Name of the metric that a run is judged by, by kind of property."""
+"""Name of the metric that one property is judged by, by kind."""
 
 METRICS: dict[PropertyKind, tuple[str, ...]] = {
-    "regression": ("rmse", "mae", "r2", "spearman"),
+    "regression": ("rmse", "mae", "r2", "spearman", "scaled_rmse"),
     "binary": ("roc_auc", "prc_auc", "accuracy"),
     "multiclass": ("accuracy", "roc_auc"),
 }
 """Names of all metrics, by kind of property."""
+
+IN_UNITS = ("rmse", "mae")
+"""Metrics in the unit of their property, of which several properties have no mean."""
 
 _NAN = float("nan")
 
@@ -108,6 +111,7 @@ def property_scores(
     prediction: Float[Tensor, "molecule number"],
     target: Float[Tensor, " molecule"],
     kind: PropertyKind,
+    deviation: float = 1.0,
 ) -> dict[str, float]:
     """Measures the predictions of one property.
 
@@ -115,6 +119,7 @@ def property_scores(
         prediction: The value, the probability of the positive class, or that of every class.
         target: Targets, NaN where unknown; these molecules are left out.
         kind: Kind of the property.
+        deviation: Of a regression, the unit of ``scaled_rmse``: that of the training targets.
 
     Returns:
         Metrics by name; NaN for one that is not defined, such as the area under the curve of
@@ -131,7 +136,8 @@ def property_scores(
     if gold.numel() == 0:
         return dict.fromkeys(METRICS[kind], _NAN)
     if kind == "regression":
-        return _of_values(guess[:, 0], gold)
+        scores = _of_values(guess[:, 0], gold)
+        return {**scores, "scaled_rmse": scores["rmse"] / deviation}
     label = gold.long()
     if kind == "multiclass":
         areas = [_area(guess[:, c], (label == c).long()) for c in range(guess.size(1))]
@@ -177,6 +183,7 @@ def scores_by_task(
     prediction: Float[Tensor, "molecule output"],
     target: Float[Tensor, "molecule task"],
     kind: PropertyKind,
+    deviation: Float[Tensor, " task"] | None = None,
 ) -> list[dict[str, float]]:
     """Measures the predictions of every property.
 
@@ -184,16 +191,23 @@ def scores_by_task(
         prediction: Values or probabilities, property after property.
         target: Targets, NaN where unknown.
         kind: Kind of the properties.
+        deviation: Deviations of the training targets of a regression; left out, all 1.
 
     Returns:
         Metrics by name, one mapping a property.
     """
     each = prediction.unflatten(1, (target.size(1), -1))
-    return [property_scores(each[:, t], target[:, t], kind) for t in range(target.size(1))]
+    units = [1.0] * target.size(1) if deviation is None else deviation.tolist()
+    return [
+        property_scores(each[:, task], target[:, task], kind, unit)
+        for task, unit in enumerate(units)
+    ]
 
 
 def mean_scores(scores: list[dict[str, float]], kind: PropertyKind) -> dict[str, float]:
     """Averages metrics over the properties for which they are defined.
+
+    Metrics in the units of several properties have no mean and are left out.
 
     Args:
         scores: What :func:`scores_by_task` gave.
@@ -208,6 +222,8 @@ def mean_scores(scores: list[dict[str, float]], kind: PropertyKind) -> dict[str,
     """
     means = {}
     for name in METRICS[kind]:
+        if len(scores) > 1 and name in IN_UNITS:
+            continue
         defined = [each[name] for each in scores if each[name] == each[name]]
         means[name] = sum(defined) / len(defined) if defined else _NAN
     return means

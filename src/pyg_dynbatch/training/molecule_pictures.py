@@ -31,7 +31,14 @@ def report_test(folder: Path, tested: TestedSplit, resamples: int) -> list[TaskR
         The rows of the table.
     """
     schema = tested.schema
-    rows = task_table(tested.prediction, tested.target, schema.task_names, schema.kind, resamples)
+    rows = task_table(
+        tested.prediction,
+        tested.target,
+        schema.task_names,
+        schema.kind,
+        resamples,
+        tested.deviation,
+    )
     write_task_table(folder / TASK_TABLE, rows, schema.kind)
     if schema.kind != "multiclass":
         _draw(folder, tested, rows)
@@ -40,7 +47,8 @@ def report_test(folder: Path, tested: TestedSplit, resamples: int) -> list[TaskR
 
 def _draw(folder: Path, tested: TestedSplit, rows: list[TaskRow]) -> None:
     schema = tested.schema
-    counted = [t for t in range(schema.num_tasks) if rows[t].molecules][:_MOST_SHOWN]
+    known = [t for t in range(schema.num_tasks) if rows[t].molecules]
+    counted = known[:_MOST_SHOWN]
     if not counted:
         return
     columns = min(4, len(counted))
@@ -48,11 +56,23 @@ def _draw(folder: Path, tested: TestedSplit, rows: list[TaskRow]) -> None:
     for place in axes[len(counted) :]:
         place.set_axis_off()
     gold, guess = tested.target.double().numpy(), tested.prediction.double().numpy()
-    draw = draw_parity if schema.kind == "regression" else draw_calibration
+    raw = tested.uncalibrated
     for place, task in zip(axes, counted, strict=False):
-        draw(place, gold[:, task], guess[:, task], _title(rows[task], schema.kind))
+        given = (place, gold[:, task], guess[:, task], _title(rows[task], schema.kind))
+        if schema.kind == "regression":
+            draw_parity(*given)
+        else:
+            before = None if raw is None else raw[:, task].double().numpy()
+            draw_calibration(*given, uncalibrated=before)
+    if len(known) < schema.num_tasks or len(counted) < len(known):
+        figure.suptitle(_left_out(schema.num_tasks, len(counted), len(known)))
     name = PARITY if schema.kind == "regression" else CALIBRATION
     save_figure(figure, folder / name)
+
+
+def _left_out(tasks: int, drawn: int, known: int) -> str:
+    unknown = f", {tasks - known} without targets" if known < tasks else ""
+    return f"{drawn} of {tasks} properties{unknown}; all of them: {TASK_TABLE}"
 
 
 def _title(row: TaskRow, kind: str) -> str:

@@ -15,10 +15,13 @@ from pyg_dynbatch.training.molecule_losses import (
     RegressionLoss,
     TargetScale,
     balanced_positive_weight,
+    check_both_classes,
     summed_property_loss,
 )
 from pyg_dynbatch.training.molecule_metrics import (
+    IN_UNITS,
     MAIN_METRIC,
+    METRICS,
     CellTable,
     mean_scores,
     scores_by_task,
@@ -34,9 +37,11 @@ class MoleculeProperty(Task):
 
     Regression targets are brought to mean 0 and deviation 1 of the training split; metrics and
     predictions are in the units of the data. Logged for training: ``loss``; for validation and
-    test also ``rmse``, ``mae``, ``r2``, ``spearman`` (regression), ``roc_auc``, ``prc_auc``,
-    ``accuracy`` (binary), ``accuracy``, ``roc_auc`` (multiclass), each the mean over the
-    properties for which it is defined, and ``tasks_counted``, the number of these.
+    test also ``rmse``, ``mae``, ``r2``, ``spearman``, ``scaled_rmse`` (regression), ``roc_auc``,
+    ``prc_auc``, ``accuracy`` (binary), ``accuracy``, ``roc_auc`` (multiclass), each the mean over
+    the properties for which it is defined, and ``tasks_counted``, the number of these.
+    Errors in units are not averaged: several regressions log ``rmse_NAME`` and ``mae_NAME`` and
+    are judged by ``scaled_rmse``, errors divided by the deviation of the training targets.
 
     If the featurizer gives descriptors of whole molecules, the head reads them too, standardised
     by mean and deviation of the training split.
@@ -49,12 +54,19 @@ class MoleculeProperty(Task):
         positive_weight: Weight of the positive labels of binary properties: ``none`` or
             ``balanced``, negatives over positives of the training split.
         task_weights: Weight of each property in the loss; left out, all 1.
+        calibration: ``none``, or ``temperature``: divides the logits of each binary property by a
+            number that makes the labels of the validation split most likely, fitted after each
+            validation and kept in the checkpoint. Ranks stay, probabilities become honest.
         optimizer: Options of the optimiser.
         rate: Options of the learning-rate schedule.
         **network: Everything else goes to :class:`~pyg_dynbatch.models.WeaveNet`.
 
     Raises:
-        ValueError: If the schema cannot be used, or the weights do not fit the properties.
+        ValueError: If the schema cannot be used, the weights do not fit the properties, or
+            properties that are not binary are to be calibrated.
+
+    Reference:
+        Temperature scaling: Guo et al. (2017), arXiv:1706.04599.
 
     Example:
         >>> from pyg_dynbatch.core.pair_table import PairTable
@@ -74,6 +86,7 @@ class MoleculeProperty(Task):
         loss: RegressionLoss = "mse",
         positive_weight: Literal["none", "balanced"] = "none",
         task_weights: list[float] | None = None,
+        calibration: Literal["none", "temperature"] = "none",
         optimizer: OptimizerOptions = OptimizerOptions("adamw", 1e-3),  # noqa: B008 - frozen
         rate: RateOptions = RateOptions(),  # noqa: B008 - frozen
         **network: Any,
@@ -93,7 +106,17 @@ class MoleculeProperty(Task):
         self.schema = known
         self.loss: RegressionLoss = loss
         self.positive_weight = positive_weight
-        self.main_metric = MAIN_METRIC[known.kind]
+        self.calibration = calibration
+        if calibration != "none" and known.kind != "binary":
+            raise ValueError(
+                mismatch(
+                    "MoleculeProperty: only probabilities of labels 0 and 1 can be calibrated",
+                    expected="kind: binary, or calibration: none",
+                    got=f"kind: {known.kind}, calibration: {calibration}",
+                )
+            )
+        several = known.kind == "regression" and known.num_tasks > 1
+        self.main_metric = "scaled_rmse" if several else MAIN_METRIC[known.kind]
         self.scale = TargetScale(known.num_tasks)
         self.register_buffer("positive", torch.ones(known.num_tasks))
         weights = torch.tensor(_checked_weights(task_weights, known))
@@ -114,6 +137,8 @@ class MoleculeProperty(Task):
         if stage != "fit" or not hasattr(data, "targets"):
             return
         self.fit_targets(data.targets("train"))
+        if self.calibration != "none":
+            check_both_classes(data.targets("val"), self.schema.task_names)
         if self.schema.descriptor_names:
             self.fit_descriptors(data.descriptors("train"))
 
@@ -176,47 +201,78 @@ class MoleculeProperty(Task):
         return self.scaled_loss(loss, terms, batch, "mean")
 
     def validation_step(self, batch: Batch, batch_idx: int = 0) -> None:
-        """Collects predictions on the validation split."""
-        self.val_cells.update(self.predicted(self._evaluate(batch, "val")[0]), batch.y)
+        """Collects outputs on the validation split."""
+        self.val_cells.update(self._evaluate(batch, "val")[0], batch.y)
 
     def test_step(self, batch: Batch, batch_idx: int = 0) -> None:
-        """Collects predictions on the test split."""
-        self.test_cells.update(self.predicted(self._evaluate(batch, "test")[0]), batch.y)
+        """Collects outputs on the test split."""
+        self.test_cells.update(self._evaluate(batch, "test")[0], batch.y)
 
     def on_validation_epoch_end(self) -> None:
-        """Measures the validation split."""
-        self._log_scores("val", *self.val_cells.table(self.schema.num_tasks))
+        """Measures the validation split, and fits the temperatures of probabilities on it."""
+        output, target = self.val_cells.table(self.schema.num_tasks)
+        trial = self.trainer.sanity_checking or getattr(self.trainer, "fast_dev_run", False)
+        if self.calibration != "none" and self.trainer.state.fn == "fit" and not trial:
+            self.scale.calibrate(output, target)
+        self._log_scores("val", self._on_host(output), target)
         self.val_cells.reset()
 
     def on_test_epoch_end(self) -> None:
         """Measures the test split, and keeps the predictions for tables and pictures."""
-        prediction, target = self.test_cells.table(self.schema.num_tasks)
+        output, target = self.test_cells.table(self.schema.num_tasks)
+        prediction = self._on_host(output)
         self._log_scores("test", prediction, target)
-        self.tested = TestedSplit(prediction, target, self.schema)
+        deviation = self.scale.deviation.cpu()
+        calibrated = self.schema.kind == "binary" and bool((deviation != 1).any())
+        # The outputs of an average are those of calibrated members.
+        raw = calibrated and not isinstance(self.network, AveragedProperties)
+        uncalibrated = output.sigmoid() if raw else None
+        self.tested = TestedSplit(prediction, target, self.schema, deviation, uncalibrated)
         self.test_cells.reset()
 
+    def _on_host(self, output: Tensor) -> Tensor:
+        return self.predicted(output.to(self.scale.mean.device)).cpu()
+
+    def logged(self) -> list[str]:
+        """Names the metrics that a callback can monitor."""
+        names = ["loss", *METRICS[self.schema.kind], "tasks_counted"]
+        if self.main_metric == "scaled_rmse":
+            names = [name for name in names if name not in IN_UNITS]
+            names += [f"{unit}_{name}" for name in self.schema.task_names for unit in IN_UNITS]
+        return ["train/loss", *(f"val/{name}" for name in names)]
+
     def _log_scores(self, stage: str, prediction: Tensor, target: Tensor) -> None:
-        scores = scores_by_task(prediction, target, self.schema.kind)
+        deviation = self.scale.deviation.cpu()
+        scores = scores_by_task(prediction, target, self.schema.kind, deviation)
         counted = sum(each[self.main_metric] == each[self.main_metric] for each in scores)
         means = mean_scores(scores, self.schema.kind)
+        if self.main_metric == "scaled_rmse":
+            for name, each in zip(self.schema.task_names, scores, strict=True):
+                means |= {f"{unit}_{name}": each[unit] for unit in IN_UNITS}
         for name, value in {**means, "tasks_counted": float(counted)}.items():
             shown = name == self.main_metric
             self.log(f"{stage}/{name}", value, prog_bar=shown, sync_dist=True)
 
     def notes(self) -> list[str]:
-        """Says which properties the last test could not count, and why.
+        """Says what has no mean in the last test: errors in units, and what could not count.
 
         Returns:
-            Lines to print; none if all were counted.
+            Lines to print.
         """
         if self.tested is None:
             return []
         found, names = self.tested, self.schema.task_names
+        if self.main_metric == "scaled_rmse":
+            scores = scores_by_task(found.prediction, found.target, "regression")
+            pairs = zip(names, scores, strict=True)
+            lines = [f"test/rmse_{name}: {each['rmse']:.4g}" for name, each in pairs]
+        else:
+            lines = []
         missing = left_out(found.target, names, self.schema.kind)
         if not missing:
-            return []
+            return lines
         share = f"{len(missing)} of {self.schema.num_tasks} tasks"
-        return [f"left out of test/{self.main_metric}: {share}: {', '.join(missing)}"]
+        return [*lines, f"left out of test/{self.main_metric}: {share}: {', '.join(missing)}"]
 
     def predict_step(self, batch: Batch, batch_idx: int = 0) -> dict[str, Tensor]:
         """Gives one row a molecule.

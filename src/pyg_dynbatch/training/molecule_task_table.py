@@ -32,7 +32,8 @@ class TaskRow:
         positives: How many of them are positive; ``None`` unless the property is binary.
         status: ``counted``, ``single class`` or ``no target``.
         scores: Metrics by name.
-        interval: Bootstrap interval of the main metric, NaN where it is not defined.
+        interval: Bootstrap interval of the main metric, NaN where it is not defined, as for the
+            mean of several values, which have no unit in common.
     """
 
     name: str
@@ -51,6 +52,8 @@ class TestedSplit:
         prediction: Values, or probabilities.
         target: Targets, NaN where unknown.
         schema: What the numbers mean.
+        deviation: Deviations of the training targets of a regression.
+        uncalibrated: Probabilities before they were calibrated, if they were.
     """
 
     __test__ = False  # pytest takes the name for that of a test
@@ -58,6 +61,8 @@ class TestedSplit:
     prediction: Float[Tensor, "molecule output"]
     target: Float[Tensor, "molecule task"]
     schema: MoleculeSchema
+    deviation: Float[Tensor, " task"] | None = None
+    uncalibrated: Float[Tensor, "molecule output"] | None = None
 
 
 def task_table(
@@ -66,6 +71,7 @@ def task_table(
     names: Sequence[str],
     kind: PropertyKind,
     resamples: int = 1000,
+    deviation: Float[Tensor, " task"] | None = None,
 ) -> list[TaskRow]:
     """Measures every property and their mean.
 
@@ -78,6 +84,7 @@ def task_table(
         names: Names of the properties.
         kind: Kind of the properties.
         resamples: Number of bootstrap resamples; 0 for no interval.
+        deviation: Deviations of the training targets of a regression; left out, all 1.
 
     Returns:
         One row a property; with several properties, one more for their mean.
@@ -89,7 +96,7 @@ def task_table(
         >>> [(row.name, row.status, row.scores["roc_auc"]) for row in rows]
         [('a', 'counted', 1.0), ('b', 'single class', nan), ('mean', 'counted', 1.0)]
     """
-    scores = scores_by_task(prediction, target, kind)
+    scores = scores_by_task(prediction, target, kind, deviation)
     draws = _resampled(prediction, target, kind, resamples)
     rows = []
     for task, name in enumerate(names):
@@ -101,7 +108,8 @@ def task_table(
     if len(names) > 1:
         counted = sum(row.molecules for row in rows)
         mean = mean_scores(scores, kind)
-        rows.append(TaskRow(_MEAN, counted, None, "counted", mean, _interval(_means(draws))))
+        means = np.zeros(0) if kind == "regression" else _means(draws)
+        rows.append(TaskRow(_MEAN, counted, None, "counted", mean, _interval(means)))
     return rows
 
 
@@ -152,7 +160,7 @@ def write_task_table(path: Path, rows: Sequence[TaskRow], kind: PropertyKind) ->
             ["task", "molecules", "positives", "status", *names, f"{main}_low", f"{main}_high"]
         )
         for row in rows:
-            numbers = [*(row.scores[name] for name in names), *row.interval]
+            numbers = [*(row.scores.get(name, float("nan")) for name in names), *row.interval]
             cells = ["" if number != number else f"{number:.6g}" for number in numbers]
             positives = "" if row.positives is None else row.positives
             writer.writerow([row.name, row.molecules, positives, row.status, *cells])

@@ -64,6 +64,10 @@ class Task(pl.LightningModule, ABC):
     def predict_step(self, batch: Batch, batch_idx: int = 0) -> dict[str, Tensor]:
         """Gives the columns of the table of predictions; ``example`` counts within the batch."""
 
+    def logged(self) -> list[str]:
+        """Names the metrics that a callback can monitor; a task that logs more adds its own."""
+        return ["train/loss", "val/loss", f"val/{self.main_metric}"]
+
     def forward(self, batch: Batch) -> Tensor:
         """Runs the network.
 

@@ -20,6 +20,13 @@ class TreeTask(Task):
         rate: Options of the learning-rate schedule.
     """
 
+    scores: nn.ModuleDict
+
+    def logged(self) -> list[str]:
+        """Names the metrics that a callback can monitor."""
+        names = [name for name, _ in self.scores["val_scores"].named_children()]
+        return [f"{stage}/{name}" for stage in ("train", "val") for name in ("loss", *names)]
+
     def setup(self, stage: str) -> None:
         """Starts the embedding from the word vectors of the data module, if it has any.
 
