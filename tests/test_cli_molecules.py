@@ -13,6 +13,7 @@ import yaml
 
 from pyg_dynbatch.cli import main
 from pyg_dynbatch.datasets import PackedMolecules
+from tests.core.test_files import files_of_at_most
 from tests.training.molecules import molecule_csv, trained
 
 pytestmark = [
@@ -330,6 +331,42 @@ def test_descriptors_from_the_command_line(folder: Path, capsys) -> None:
     known = ~torch.from_numpy(packed.descriptors).isnan()
     assert known.any(1).tolist() == [True, False, True]
     assert run(*argv, "--descriptors", "mordred") == 2
+
+
+def test_null_switches_descriptors_off(folder: Path, capsys) -> None:
+    key = "--data.init_args.featurizer.init_args"
+    argv = ["fit", "--config", "small.yaml", f"{key}.descriptors", "rdkit"]
+    for value in ("rdkit", "null"):
+        assert (
+            run(*argv, f"{key}.descriptors={value}", f"{key}.chirality=null", "--print_config") == 0
+        )
+        settings = yaml.safe_load(capsys.readouterr().out)["data"]["init_args"]["featurizer"]
+        assert settings["init_args"]["descriptors"] == (value if value == "rdkit" else None)
+        assert settings["init_args"]["chirality"] is None
+
+
+def test_a_metric_that_is_not_there_is_refused_before_training(folder: Path, capsys) -> None:
+    argv = ["fit", "--config", "small.yaml", "--checkpoint.monitor"]
+    said = complaint(capsys, *argv, "val/rmse")
+    assert "another it logs: train/loss, val/loss, val/r2" in said
+    assert "val/rmse_first" in said
+    stopping = ["--trainer.callbacks+", "EarlyStopping", "--trainer.callbacks.monitor", "val/los"]
+    assert "EarlyStopping cannot choose" in complaint(capsys, *argv[:3], *stopping)
+    assert not Path("runs/small/version_0/checkpoints").exists()
+
+
+def test_a_checkpoint_that_does_not_fit_on_the_disk(folder: Path, capsys) -> None:
+    with files_of_at_most(16_000):
+        said = complaint(capsys, "fit", "--config", "small.yaml", "--trainer.logger", "false")
+    assert re.search(r"epoch00.ckpt: the file cannot be written.*File too large", said)
+    assert not list(folder.rglob("*.ckpt.*"))
+    assert not list(folder.rglob("epoch00*"))
+
+
+def test_explain_writes_nothing_of_bad_records_alone(folder: Path, checkpoint: str, capsys) -> None:
+    argv = ["explain", "--checkpoint", checkpoint, "--input", "bad.csv", "--output", "out"]
+    assert "3 bad records" in complaint(capsys, *argv)
+    assert not Path("out").exists()
 
 
 # Complaints ---------------------------------------------------------------------------------------

@@ -52,7 +52,8 @@ model and data:
   --model.init_args.NAME VALUE  one of its options, such as --model.init_args.optimizer.lr 0.1
   --model.help CLASS            list its options
   --data CLASS                  SSTData, ListOpsData, SICKData, TreeFileData,
-                                NCIData, MoleculeNetData or MoleculeFileData
+                                NCIData, MoleculeNetData, MoleculeFileData or
+                                PackedMoleculeData
   --data.init_args.NAME VALUE   one of its options, such as --data.init_args.batch_size 25
   --data.help CLASS             list its options
 

@@ -45,6 +45,15 @@ def test_pairs_are_lines_as_wide_as_strong() -> None:
     assert max(widths) >= 5
 
 
+def test_lines_of_pairs_lie_under_bonds_and_atoms_have_numbers() -> None:
+    mol = MoleculeFeaturizer(fragments="largest").prepare("[Na+].CCO")
+    picture = draw_attributions(mol, [0.0] * 3, {(0, 1): 1.0}, limit=1.0).decode()
+    wide = picture.index("stroke-width:12")
+    assert picture.index("class='bond-0") > wide
+    assert picture.count("class='bond-0") == 1
+    assert picture.count("class='note'") == len(mol.GetAtoms())
+
+
 @pytest.mark.parametrize("smiles", ["C", "[Na+].[Cl-]", "c1ccccc1", "[Fe]", "C[C@H](N)C(=O)O"])
 @pytest.mark.parametrize("format", ["svg", "png"])
 def test_every_kind_of_molecule_is_drawn_and_left_alone(smiles: str, format) -> None:

@@ -63,4 +63,5 @@ def test_member_of_another_model_is_named(tmp_path: Path) -> None:
     (path,) = checkpoints(tmp_path, data, 1)
     with pytest.raises(ValueError, match="belongs to another model") as caught:
         ensemble_of(task(data, hidden_channels=11), [path])
-    assert caught.value.__notes__ == [f"  file:     {path}"]
+    differing = "  differs:  hidden_channels 11, in the file 8"
+    assert caught.value.__notes__ == [f"  file:     {path}", differing]

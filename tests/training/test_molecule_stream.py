@@ -20,7 +20,7 @@ from pyg_dynbatch.training.molecule_stream import (
     write_stream,
 )
 from tests.training.helpers import OLD_NAME
-from tests.training.molecules import molecule_data, property_task, trained
+from tests.training.molecules import described, molecule_data, property_task, trained
 
 pytestmark = OLD_NAME
 
@@ -175,6 +175,16 @@ def test_checkpoints_that_predict_different_things(checkpoints: list[str], tmp_p
     with pytest.raises(ValueError, match="described differently") as caught:
         MoleculePredictor([checkpoints[0], other])
     assert caught.value.__notes__ == [f"  file:     {other}"]
+    assert "expected: kind: regression" in str(caught.value)
+
+
+def test_checkpoints_that_describe_molecules_differently_say_in_what(
+    checkpoints: list[str], tmp_path: Path
+) -> None:
+    other = trained(tmp_path, make=described)
+    with pytest.raises(ValueError, match="described differently") as caught:
+        MoleculePredictor([checkpoints[0], other])
+    assert "expected: featurizer.descriptors: None" in str(caught.value)
 
 
 def test_passes_with_dropout_leave_the_generators_of_gpus_alone(

@@ -18,6 +18,7 @@ LOW, MIDDLE, HIGH = (0.13, 0.40, 0.67), (1.0, 1.0, 1.0), (0.70, 0.35, 0.02)
 
 _LEGEND, _LINE = 32, 15
 _STEPS = 40
+_BOND = 2  # RDKit's own width of a line
 _CAPTION = 60  # characters of a line
 _MIDDLE = 0  # RDKit's word for centred; without it a string is broken like the label of an atom
 _FORMATS = ("svg", "png")
@@ -73,8 +74,8 @@ def draw_attributions(
     """Draws a molecule whose atoms are coloured by a number, and lines between atom pairs.
 
     Discs around the atoms and lines between the atoms of a pair are blue for negative and brown
-    for positive numbers; lines are the wider, the larger the number. A bar below says which
-    number a colour stands for.
+    for positive numbers; lines are the wider, the larger the number, and lie under the bonds. A
+    bar below says which number a colour stands for. Atoms have their number in the input.
 
     Args:
         mol: The molecule, which is not changed.
@@ -106,25 +107,23 @@ def draw_attributions(
     draw2d = rdkit_module("Chem.Draw.rdMolDraw2D")
     width, height = size
     lines = textwrap.wrap(caption, _CAPTION)
-    kind = draw2d.MolDraw2DSVG if format == "svg" else draw2d.MolDraw2DCairo
     # The molecule gets a panel of its own, so that the scale below it stays free.
-    drawer = kind(width, height + _LEGEND + _LINE * len(lines), width, height)
-    options = drawer.drawOptions()
-    options.useBWAtomPalette()
-    options.padding = 0.1
-    options.fillHighlights = True
-    options.circleAtoms = True
+    sizes = (width, height + _LEGEND + _LINE * len(lines), width, height)
     drawn = _prepared(mol, draw2d)
     atoms = list(range(drawn.GetNumAtoms()))
-    colours = {atom: scale_colour(values[atom] / end) for atom in atoms}
-    drawer.DrawMolecule(
-        drawn,
-        highlightAtoms=atoms,
-        highlightAtomColors=colours,
-        highlightBonds=[],
-        highlightAtomRadii=dict.fromkeys(atoms, 0.4),
-    )
-    _draw_pairs(drawer, pairs, end)
+    highlights = {
+        "highlightAtoms": atoms,
+        "highlightAtomColors": {atom: scale_colour(values[atom] / end) for atom in atoms},
+        "highlightBonds": [],
+        "highlightAtomRadii": dict.fromkeys(atoms, 0.3),
+    }
+    # Only a molecule that is drawn says where its atoms are, and the lines have to lie under it.
+    trial, drawer = (_drawer(draw2d, format, sizes) for _ in range(2))
+    trial.DrawMolecule(drawn, **highlights)
+    drawer.ClearDrawing()
+    _draw_pairs(drawer, pairs, [trial.GetDrawCoords(atom) for atom in atoms], end)
+    drawer.drawOptions().clearBackground = False
+    drawer.DrawMolecule(drawn, **highlights)
     _draw_scale(drawer, end, lines, width, height)
     drawer.FinishDrawing()
     content = drawer.GetDrawingText()
@@ -187,6 +186,9 @@ def _check(mol: Mol, values: np.ndarray, format: str) -> None:
 
 def _prepared(mol: Mol, draw2d: Any) -> Mol:
     copied = chem().Mol(mol)
+    for atom, (number, _) in zip(copied.GetAtoms(), atom_labels(mol), strict=True):
+        if number >= 0:
+            atom.SetProp("atomNote", str(number))
     rdkit_module("Chem.rdDepictor").Compute2DCoords(copied)
     try:
         return draw2d.PrepareMolForDrawing(copied, kekulize=True, addChiralHs=False)
@@ -195,16 +197,29 @@ def _prepared(mol: Mol, draw2d: Any) -> Mol:
         return draw2d.PrepareMolForDrawing(copied, kekulize=False, addChiralHs=False)
 
 
-def _draw_pairs(drawer: Any, pairs: Mapping[tuple[int, int], float], end: float) -> None:
+def _drawer(draw2d: Any, format: str, sizes: tuple[int, int, int, int]) -> Any:
+    drawer = (draw2d.MolDraw2DSVG if format == "svg" else draw2d.MolDraw2DCairo)(*sizes)
+    options = drawer.drawOptions()
+    options.useBWAtomPalette()
+    options.padding = 0.1
+    options.fillHighlights = True
+    options.circleAtoms = True
+    options.annotationFontScale = 0.6
+    return drawer
+
+
+def _draw_pairs(
+    drawer: Any, pairs: Mapping[tuple[int, int], float], places: Sequence[Any], end: float
+) -> None:
     # The weakest first, so that the strongest lie on top.
     for (first, second), value in sorted(pairs.items(), key=lambda item: abs(item[1])):
         share = value / end
         if abs(share) < _FAINT:
             continue
         drawer.SetColour(scale_colour(share))
-        drawer.SetLineWidth(1 + round(5 * min(1.0, abs(share))))
-        here, there = drawer.GetDrawCoords(first), drawer.GetDrawCoords(second)
-        drawer.DrawLine(here, there, rawCoords=True)
+        drawer.SetLineWidth(4 + round(8 * min(1.0, abs(share))))
+        drawer.DrawLine(places[first], places[second], rawCoords=True)
+    drawer.SetLineWidth(_BOND)
 
 
 def _draw_scale(drawer: Any, end: float, lines: Sequence[str], width: int, height: int) -> None:

@@ -1,15 +1,18 @@
 """Make a resumed run continue exactly where the checkpoint was taken."""
 
 import zipfile
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from torch import Tensor
 
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.files import whole_file
 
 
 class RandomState(Callback):
@@ -78,6 +81,41 @@ def last_checkpoint() -> ModelCheckpoint:
         save_on_train_epoch_end=True,
         enable_version_counter=False,
     )
+
+
+class WholeCheckpoints(TorchCheckpointIO):
+    """Writes checkpoints whole or not at all, and names the one that did not fit on the disk.
+
+    Lightning writes them to the folder of temporary files and then copies them.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "a.ckpt"
+        >>> WholeCheckpoints().save_checkpoint({"epoch": 3}, path)
+        >>> read_checkpoint(path)
+        {'epoch': 3}
+    """
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
+    ) -> None:
+        """Saves a checkpoint; one on a remote file system is left to Lightning.
+
+        Args:
+            checkpoint: What to save.
+            path: The file.
+            storage_options: None; others are refused by Lightning.
+
+        Raises:
+            OSError: If the file cannot be written.
+        """
+        if storage_options is not None or "://" in str(path):
+            super().save_checkpoint(checkpoint, path, storage_options)
+            return
+        content = BytesIO()  # torch turns an error of the file into one that does not name it
+        torch.save(checkpoint, content)
+        with whole_file(path, "wb") as file:
+            file.write(content.getbuffer())
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:

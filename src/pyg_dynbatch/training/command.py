@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import lightning.pytorch as pl
 from jsonargparse import lazy_instance  # type: ignore[attr-defined]
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger
@@ -20,6 +21,7 @@ from pyg_dynbatch.core.files import refuse_overwriting
 from pyg_dynbatch.core.memory import keep_freed_memory
 from pyg_dynbatch.training.checkpoints import (
     RandomState,
+    WholeCheckpoints,
     check_is_checkpoint,
     last_checkpoint,
     read_checkpoint,
@@ -108,6 +110,8 @@ class TaskCLI(LightningCLI):
         """Settles the folder of the run, so that forked ranks and this process agree about it."""
         for logger in self.trainer.loggers:
             _ = logger.version
+        if type(self.trainer.strategy.checkpoint_io) is TorchCheckpointIO:
+            self.trainer.strategy.checkpoint_io = WholeCheckpoints()
 
     def before_fit(self) -> None:
         """Looks at the metrics that callbacks monitor, before any time goes into training."""

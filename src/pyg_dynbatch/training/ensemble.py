@@ -38,6 +38,14 @@ def ensemble_of(task: Task, checkpoints: Sequence[str | Path]) -> Task:
             check_weights(task, checkpoint)
         except ValueError as error:
             error.add_note(f"  file:     {path}")
+            theirs = checkpoint.get("hyper_parameters", {})
+            other = [
+                f"{name} {value!r}, in the file {theirs.get(name)!r}"
+                for name, value in task.hparams.items()
+                if isinstance(value, (int, float, str, list)) and theirs.get(name) != value
+            ]
+            if other:
+                error.add_note(f"  differs:  {'; '.join(other)}")
             raise
         member = copy.deepcopy(task)
         member.load_state_dict(checkpoint["state_dict"])

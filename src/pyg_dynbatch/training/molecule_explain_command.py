@@ -4,7 +4,7 @@ import argparse
 import csv
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +120,14 @@ class _Writer:
         Returns:
             How many were explained, and what was wrong with the others.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
+        prepared = map(self._prepared, records)
+        leading = []
+        for item in prepared:
+            leading.append(item)
+            if not isinstance(item[1], MoleculeError):
+                break
+        else:  # nothing to write
+            return 0, [f"{record.where}: {error.reason}" for record, error in leading]
         with ExitStack() as stack:
             opened = {
                 name: stack.enter_context(
@@ -132,9 +139,8 @@ class _Writer:
             atoms.writerow(["row", *_ATOM_COLUMNS])
             pairs.writerow(["row", *_PAIR_COLUMNS])
             report = HtmlReport(opened[REPORT], self.task, self._facts(), _ATOM_COLUMNS)
-            for record in records:
-                card = self._one(record, atoms, pairs)
-                report.add(card)
+            for record, given in chain(leading, prepared):
+                report.add(self._one(record, given, atoms, pairs))
             report.finish()
         return self.explained, self.bad
 
@@ -150,15 +156,20 @@ class _Writer:
             ("lines", "gradient times features of the strongest pairs of atoms"),
         ]
 
-    def _one(self, record: RawMolecule, atoms: Any, pairs: Any) -> Card:
-        title = record.name or f"row {record.row}"
+    def _prepared(self, record: RawMolecule) -> tuple[RawMolecule, Any]:
+        """Gives the record with its molecule, for pictures and for the model, or what is wrong."""
         try:
             given = parse_mol_block(record.block or "") if record.smiles is None else record.smiles
-            mol = self.featurizer.prepare(given)
-            molecule = self.featurizer(given)
+            return record, (self.featurizer.prepare(given), self.featurizer(given))
         except MoleculeError as error:
-            self.bad.append(f"{record.where}: {error.reason}")
-            return Card(title, record.smiles or "", problem=error.reason)
+            return record, error
+
+    def _one(self, record: RawMolecule, given: Any, atoms: Any, pairs: Any) -> Card:
+        title = record.name or f"row {record.row}"
+        if isinstance(given, MoleculeError):
+            self.bad.append(f"{record.where}: {given.reason}")
+            return Card(title, record.smiles or "", problem=given.reason)
+        mol, molecule = given
         found = explain(self.predictor, molecule, self.task, self.options.label)
         labels = atom_labels(mol)
         rows = [
@@ -178,7 +189,8 @@ class _Writer:
     def _draw(self, record: RawMolecule, mol: Any, found: Explanation) -> str:
         values = found.gradient if self.options.method == "gradient" else found.leave_one_out
         shown = found.strongest_pairs(self.options.pairs)
-        caption = f"{self.task}: {found.value:.4g}"
+        of = "" if self.predictor.schema.kind == "regression" else "log-odds of "
+        caption = f"{of}{self.task}: {found.value:.4g}"
         for kind in {"svg", self.options.picture}:
             content = draw_attributions(mol, values, shown, caption=caption, format=kind)
             if kind == self.options.picture:

@@ -302,14 +302,15 @@ class MoleculeProperty(Task):
         theirs, ours = hyper_parameters.get("schema"), self.schema.as_dict()
         if theirs is None or theirs == ours:
             return
-        part = next((name for name in ours if _kept(theirs, name) != _kept(ours, name)), None)
-        if part is None:
+        names = [name for name in ours if _kept(theirs, name) != _kept(ours, name)]
+        if not names:
             return
+        found = [_difference(name, _kept(ours, name), _kept(theirs, name)) for name in names]
         raise ValueError(
             mismatch(
                 "MoleculeProperty: the checkpoint was trained on molecules described differently",
-                expected=f"{part}: {_short(ours[part])}",
-                got=f"{part}: {_short(theirs.get(part))}",
+                expected="; ".join(f"{part}: {_short(own)}" for part, own, _ in found),
+                got="; ".join(f"{part}: {_short(other)}" for part, _, other in found),
                 mend="use the configuration the checkpoint was made with",
             )
         )
@@ -348,6 +349,15 @@ def _kept(schema: Mapping[str, Any], name: str) -> object:
     if name == "featurizer" and isinstance(value, Mapping):
         return {key: part for key, part in value.items() if key not in ("rdkit", "pyg_dynbatch")}
     return value
+
+
+def _difference(name: str, own: object, other: object) -> tuple[str, object, object]:
+    """Finds the first part in which two nested values differ, and names it."""
+    if isinstance(own, Mapping) and isinstance(other, Mapping):
+        for key in {**own, **other}:
+            if own.get(key) != other.get(key):
+                return _difference(f"{name}.{key}", own.get(key), other.get(key))
+    return name, own, other
 
 
 def _checked_weights(given: Sequence[float] | None, schema: MoleculeSchema) -> list[float]:
