@@ -1,11 +1,13 @@
 """Training on molecules: checkpoints, resuming, averages of weights and of models."""
 
 import csv
+import dataclasses
 from pathlib import Path
 
 import pytest
 import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging
+from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
@@ -22,7 +24,9 @@ from pyg_dynbatch.training import (
     SplitOptions,
     ensemble_of,
 )
+from pyg_dynbatch.training.molecule_pictures import report_test
 from pyg_dynbatch.training.molecule_predictor import load_property_task
+from pyg_dynbatch.training.molecule_task_table import TestedSplit
 from tests.training.helpers import OLD_NAME, last_of
 from tests.training.molecules import (
     best_by,
@@ -137,6 +141,23 @@ def test_calibration_is_fitted_kept_and_used_everywhere(tmp_path: Path) -> None:
     both = ensemble_of(property_task(data), [last, last])
     run.test(both, datamodule=data, verbose=False)
     torch.testing.assert_close(both.tested.prediction, expected)
+
+
+@pytest.mark.parametrize("kind", ["regression", "binary"])
+def test_a_picture_of_many_tasks_says_how_many_are_left_out(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schema = dataclasses.replace(
+        MoleculeSchema.from_dict(molecule_data(tmp_path).schema),
+        task_names=tuple(f"t{number}" for number in range(15)),
+        kind=kind,
+    )
+    target = torch.tensor([0.0, 1.0, 0.0, 1.0])[:, None].repeat(1, 15)
+    target[:, 3] = torch.nan
+    titles = []
+    monkeypatch.setattr(Figure, "suptitle", lambda _, text: titles.append(text))
+    report_test(tmp_path, TestedSplit(target.nan_to_num(0.5), target, schema), 0)
+    assert titles == ["12 of 15 properties, 1 without targets; all of them: task_metrics.csv"]
 
 
 def test_calibration_needs_both_labels_and_a_binary_property(tmp_path: Path) -> None:

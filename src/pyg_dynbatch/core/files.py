@@ -134,7 +134,7 @@ class _WatchedFile(io.FileIO):
         self.truncate(size)
         self.seek(size)
 
-    def write(self, content: Any) -> int | None:
+    def write(self, content: Any) -> int:
         """Writes as much as the system takes."""
         with _blamed_on_the_folder(self.path):
             return super().write(content)

@@ -44,7 +44,9 @@ class OneLineParser(LightningArgumentParser):
         # A shortened option is more often a mistyped one.
         super().__init__(*args, allow_abbrev=False, **kwargs)
 
-    def parse_args(self, args: Any = None, namespace: Any = None, **options: Any) -> Any:
+    def parse_args(  # type: ignore[override]
+        self, args: Any = None, namespace: Any = None, **options: Any
+    ) -> Any:
         """Parses options; those of a class within a class keep their ``null``."""
         # jsonargparse hands such an option on as text, and writes None for the null it has read.
         if "defaults" in options and args is not None:
@@ -115,7 +117,7 @@ class TaskCLI(LightningCLI):
 
     def before_fit(self) -> None:
         """Looks at the metrics that callbacks monitor, before any time goes into training."""
-        for callback in self.trainer.callbacks:
+        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             monitor = getattr(callback, "monitor", None)
             if monitor is not None:
                 check_monitor(monitor, callback.mode, self.model, type(callback).__name__)

@@ -152,7 +152,7 @@ def _with_columns(
     """Opens the records, and finds and says what becomes of their columns."""
     records = read_input(options, keep_source=not options.narrow)
     first = next(records)
-    kept, own = list(first.source[0]), ("row", "status")
+    kept = list(first.source[0])
     if first.smiles is None and not options.narrow:
         if options.input == "-":
             raise ValueError(
@@ -165,8 +165,7 @@ def _with_columns(
             )
         every = read_input(options, keep_source=True)
         kept = list(dict.fromkeys(name for record in every for name in record.source[0]))
-    if first.smiles is None or not kept:
-        own = Columns().own
+    own = Columns().own if first.smiles is None or not kept else ("row", "status")
     columns = all_columns(kept, own, predicted)
     for name, shown in zip(columns.kept, columns.shown, strict=True):
         if name != shown:
