@@ -333,6 +333,24 @@ def test_descriptors_from_the_command_line(folder: Path, capsys) -> None:
     assert run(*argv, "--descriptors", "mordred") == 2
 
 
+def test_averaged_and_calibrated_weights_predict_alike_everywhere(folder: Path, capsys) -> None:
+    molecule_csv(folder, "binary")
+    settings = CONFIG | {"checkpoint": {"monitor": "val/loss", "mode": "min"}}
+    (folder / "binary.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
+    argv = ["fit", "--config", "binary.yaml", "--data.init_args.file", "binary.csv"]
+    argv += ["--data.init_args.kind", "binary", "--model.init_args.calibration", "temperature"]
+    argv += ["--data.init_args.split.seed", "3", "--trainer.max_epochs", "2"]
+    average = ["--trainer.callbacks+", "EMAWeightAveraging", "--trainer.callbacks.decay", "0.9"]
+    assert run(*argv, *average) == 0
+    best = re.findall(r"^checkpoint: +(\S+)$", capsys.readouterr().out, re.MULTILINE)[0]
+    argv = ["predict", "--checkpoint", best, "--input", "binary.csv", "--output", "o.csv"]
+    assert run(*argv) == 0
+    streamed = {row["row"]: row for row in rows_of("o.csv")}
+    for row in rows_of("runs/small/version_0/predictions.csv"):
+        found = float(streamed[row["row"]]["probability_first"])
+        assert found == pytest.approx(float(row["probability_first"]), rel=1e-3)
+
+
 def test_null_switches_descriptors_off(folder: Path, capsys) -> None:
     key = "--data.init_args.featurizer.init_args"
     argv = ["fit", "--config", "small.yaml", f"{key}.descriptors", "rdkit"]

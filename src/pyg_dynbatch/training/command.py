@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import lightning.pytorch as pl
 from jsonargparse import lazy_instance  # type: ignore[attr-defined]
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, WeightAveraging
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger
 
@@ -125,7 +125,12 @@ class TaskCLI(LightningCLI):
     def after_fit(self) -> None:
         """Tests and predicts with the best checkpoint, and says where everything lies."""
         best = getattr(self.trainer.checkpoint_callback, "best_model_path", "")
-        self.test_and_predict(**({"ckpt_path": best} if best else {}))
+        # After a fit it would restore, and have tested, the weights that are not averaged.
+        callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
+        callbacks[:] = [each for each in callbacks if not isinstance(each, WeightAveraging)]
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`")
+            self.test_and_predict(**({"ckpt_path": best} if best else {}))
         self.after_predict()
 
     def test_and_predict(self, **options: Any) -> None:
