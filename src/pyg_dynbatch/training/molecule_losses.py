@@ -186,8 +186,8 @@ def fitted_temperature(
     Example:
         >>> logits = torch.tensor([[4.0], [4.0], [4.0], [-4.0]])
         >>> label = torch.tensor([[1.0], [1.0], [0.0], [0.0]])
-        >>> fitted_temperature(logits, label).round(decimals=2)
-        tensor([3.64])
+        >>> round(fitted_temperature(logits, label).item(), 2)
+        3.64
     """
     known = known_cells(target)
     check_both_classes(target)
