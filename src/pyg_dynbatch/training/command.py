@@ -106,7 +106,8 @@ class TaskCLI(LightningCLI):
         chosen = self.config.get(str(self.config.get("subcommand")), {}).get("ckpt_path")
         if chosen is not None and Path(chosen).suffix == ".ckpt":
             check_is_checkpoint(chosen)
-        _refuse_overwriting(self.config.get(str(self.config.get("subcommand")), {}))
+        config = self.config.get(str(self.config.get("subcommand")), {})
+        _refuse_overwriting(config, getattr(self, "checkpoints", []))
 
     def after_instantiate_classes(self) -> None:
         """Settles the folder of the run, so that forked ranks and this process agree about it."""
@@ -158,14 +159,14 @@ class TaskCLI(LightningCLI):
             print(*self.results, *closing_lines(self.trainer), sep="\n")
 
 
-def _refuse_overwriting(config: Any) -> None:
+def _refuse_overwriting(config: Any, checkpoints: list[str]) -> None:
     """Refuses a table of predictions that is a file of the data, a checkpoint or a setting."""
     table = config.get("predictions")
     if table is None or table.folder is None:
         return
     tables = [Path(table.folder) / name for name in (table.name, table.node_name) if name]
     named = _texts([config.get(name) for name in ("config", "ckpt_path", "data", "model")])
-    refuse_overwriting("predictions", tables, named)
+    refuse_overwriting("predictions", tables, [*named, *checkpoints])
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -178,7 +178,8 @@ def _unfinished(options: argparse.Namespace) -> Unfinished:
     if options.output == "-" or not Path(options.input).is_file():
         return Unfinished()
     passed = ("workers", "output", "checkpoint", "input", "fingerprints")
-    identity = {f"--{name}": str(v) for name, v in vars(options).items() if name not in passed}
+    given = {name: value for name, value in vars(options).items() if name not in passed}
+    identity = {f"--{name.replace('_', '-')}": str(value) for name, value in given.items()}
     identity["--input"] = _hash_of(options.input)
     identity["--checkpoint"] = " ".join(map(_hash_of, options.checkpoint))
     identity["--fingerprints"] = str(options.fingerprints)
