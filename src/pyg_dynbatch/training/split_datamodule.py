@@ -51,6 +51,10 @@ class SplitDataModule(pl.LightningDataModule, ABC):
         self.num_workers = num_workers
         self.predict_split = predict_split
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves the trainer behind, as Lightning's modules do; the next one attaches itself."""
+        return {**self.__dict__, "trainer": None}
+
     @abstractmethod
     def dataset(self, split: SplitName) -> Any:
         """Gives one split, loaded once."""
