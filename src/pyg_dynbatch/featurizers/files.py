@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile, ZipFile
 
 import torch
 
@@ -94,9 +95,14 @@ def load_tensors(path: str | Path, kind: str, what: str) -> dict[str, Any]:
         The dictionary; nothing but tensors and plain values is ever unpickled.
 
     Raises:
-        ValueError: If the file cannot be read, or is of another kind.
+        ValueError: If the file cannot be read, is damaged, or is of another kind.
     """
     try:
+        # torch writes a checksum of every part, which torch.load does not compare.
+        with ZipFile(path) as archive:
+            part = archive.testzip()
+        if part is not None:
+            raise BadZipFile(f"{part} does not match its checksum")
         content = torch.load(path, weights_only=True, map_location="cpu")
         found = content["format"]
     except FileNotFoundError:
