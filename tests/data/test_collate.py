@@ -26,7 +26,6 @@ def test_schedule_is_that_of_all_edges_together(dags, arity, direction):
         arity = None
     trees = [example(dag) for dag in dags]
     batch = Collater(arity=arity, direction=direction)(trees)
-    key = "schedule" if direction == "bottom_up" else "schedule_down"
     expected = Schedule.from_structure(
         batch.edge_index,
         batch.num_nodes,
@@ -36,9 +35,9 @@ def test_schedule_is_that_of_all_edges_together(dags, arity, direction):
         example_sizes=[tree.num_nodes for tree in trees],
         direction=direction,
     )
-    assert batch[key] == expected
-    assert batch[key].arity == arity
-    assert batch.num_graphs == batch[key].num_examples == len(dags)
+    assert batch.schedule == expected
+    assert batch.schedule.arity == arity
+    assert batch.num_graphs == batch.schedule.num_examples == len(dags)
     for before, after in zip(trees, batch.to_data_list(), strict=True):
         assert torch.equal(before.edge_index, after.edge_index)
         assert torch.equal(before.root_index, after.root_index)
@@ -63,8 +62,8 @@ def test_both_directions():
     assert batch.schedule.direction == "bottom_up"
     assert batch.schedule_down.direction == "top_down"
     only = Collater(direction="top_down")([TREE, LEAF])
-    assert "schedule" not in only
-    assert only.schedule_down == batch.schedule_down
+    assert "schedule_down" not in only
+    assert only.schedule == batch.schedule_down
 
 
 def test_plain_data_and_nested_collections():

@@ -183,6 +183,12 @@ def test_encoder_takes_a_top_down_layer() -> None:
     rows = encoder.embedding(token) * (batch.token >= 0)[:, None]
     wanted = encoder.layer(rows, batch.edge_index, child_slot=batch.child_slot)
     torch.testing.assert_close(found, wanted)
+    alone = Collater(arity=3, direction="top_down")(EXAMPLES)
+    fields = set(alone.keys())
+    assert torch.equal(encoder(alone), found)
+    assert set(alone.keys()) == fields, "the schedule of the loader is taken, none is made"
+    for other in (Collater(arity=3)(EXAMPLES), Collater()(EXAMPLES)):
+        torch.testing.assert_close(encoder(other), found)
 
 
 @pytest.mark.parametrize("option", ("embedding_dropout", "recurrent_dropout", "output_dropout"))

@@ -14,13 +14,13 @@ from pyg_dynbatch.core.structure import array_of
 from pyg_dynbatch.data.check import EDGE_FIELDS, NODE_FIELDS
 from pyg_dynbatch.data.tree import DynTreeData
 
-KEY_OF_DIRECTION: dict[str, str] = {"bottom_up": "schedule", "top_down": "schedule_down"}
+DIRECTIONS = ("bottom_up", "top_down")
 
 
 def attach_schedules(
     batch: Any, arity: int | None, direction: str, *, name: str, checked: bool = False
 ) -> None:
-    """Sets ``batch.schedule`` and/or ``batch.schedule_down``.
+    """Sets ``batch.schedule``; for both directions ``batch.schedule_down`` as well.
 
     Args:
         batch: The batch.
@@ -31,11 +31,11 @@ def attach_schedules(
     """
     if not checked and isinstance(getattr(batch, "edge_index", None), Tensor):
         check_bounds(batch, name=name)
-    wanted = tuple(KEY_OF_DIRECTION) if direction == "both" else (direction,)
-    for each in wanted:
+    wanted = DIRECTIONS if direction == "both" else (direction,)
+    for key, each in zip(("schedule", "schedule_down"), wanted, strict=False):
         schedule = derive_schedule(batch, arity, each, name=name)
         # Not by PyG's own way, which raises and catches an error on it: a tenth of the schedule.
-        batch.stores[0]._mapping[KEY_OF_DIRECTION[each]] = schedule
+        batch.stores[0]._mapping[key] = schedule
 
 
 def derive_schedule(batch: Any, arity: int | None, direction: str, *, name: str) -> Schedule:

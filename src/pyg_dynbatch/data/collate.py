@@ -11,7 +11,7 @@ from torch_geometric.loader.dataloader import Collater as PyGCollater
 from pyg_dynbatch.core.errors import described, mismatch
 from pyg_dynbatch.core.pairs import Pairs
 from pyg_dynbatch.core.schedule import Schedule
-from pyg_dynbatch.data.attach import KEY_OF_DIRECTION, attach_schedules, checked_direction
+from pyg_dynbatch.data.attach import DIRECTIONS, attach_schedules, checked_direction
 from pyg_dynbatch.data.merge import merge_trees
 from pyg_dynbatch.data.tree import DynTreeData
 from pyg_dynbatch.data.tree_columns import TreeColumns
@@ -98,9 +98,10 @@ class PlanningCollater(PyGCollater, ABC):
 class Collater(PlanningCollater):
     """Merges examples as PyG does, checks them, and attaches the schedule of the whole batch.
 
-    The batch holds ``schedule`` (bottom-up) and/or ``schedule_down`` (top-down). A node reads an
-    input row where ``token`` is not -1; without ``token`` where ``has_input`` says so; without
-    either everywhere. Tuples, lists and dicts of examples are gone through as in PyG.
+    The batch holds ``schedule``; for both directions it is the bottom-up one, and
+    ``schedule_down`` the top-down one. A node reads an input row where ``token`` is not -1;
+    without ``token`` where ``has_input`` says so; without either everywhere. Tuples, lists and
+    dicts of examples are gone through as in PyG.
 
     Args:
         dataset: Not used; stands first as in PyG.
@@ -134,7 +135,7 @@ class Collater(PlanningCollater):
     ) -> None:
         super().__init__(dataset, follow_batch, exclude_keys, needed="edge_index")
         self.arity = _checked_arity(arity)
-        self.direction = checked_direction(direction, (*KEY_OF_DIRECTION, "both"), "Collater")
+        self.direction = checked_direction(direction, (*DIRECTIONS, "both"), "Collater")
 
     def _merge(self, examples: Sequence[Any], excluded: set[str]) -> Batch | None:
         if isinstance(examples, TreeColumns):
