@@ -1,4 +1,5 @@
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -192,3 +193,26 @@ class TestFaults:
 def test_dag_with_shared_parts():
     batch = Collater()([example(diamond())] * 2)
     assert [step.size for step in batch.schedule.steps] == [2, 4, 2]
+
+
+def tree_with(**fields: Any) -> DynTreeData:
+    return DynTreeData(torch.tensor([[0, 1], [2, 2]]), num_nodes=3, **fields)
+
+
+@pytest.mark.parametrize("direction", ["bottom_up", "top_down"])
+@pytest.mark.parametrize("stock", [False, True])
+def test_fields_that_contradict_the_tree_are_refused(direction: str, stock: bool) -> None:
+    # With a field that DynTreeData does not name, PyG merges.
+    more = {"more": torch.zeros(3)} if stock else {}
+    collate = Collater(direction=direction)
+    token = torch.tensor([4, 7, -1])
+    good = tree_with(token=token, **more)
+    bad = tree_with(token=torch.tensor([4, -2, 1]), **more)
+    with pytest.raises(ValueError, match=r"example 1[\s\S]*token is out of range at node 1") as e:
+        collate([good, bad])
+    assert "expected: -1 (none) or 0 upwards" in str(e.value) and "got:      -2" in str(e.value)
+    for roots in ([1], [1, 2], []):
+        wrong = tree_with(token=token, root_index=torch.tensor(roots, dtype=torch.long), **more)
+        with pytest.raises(ValueError, match=r"example 2[\s\S]*root_index does not belong") as e:
+            collate([good, good, wrong])
+        assert "expected: [2]" in str(e.value)

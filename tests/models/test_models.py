@@ -328,3 +328,9 @@ def test_input_gradients_reach_the_embedding_of_leaves_and_inner_nodes() -> None
     model.encoder(batch)[batch.root_index].sum().backward()
     used = model.embedding.weight.grad.abs().sum(1) > 0
     assert sorted(used.nonzero()[:, 0].tolist()) == sorted(batch.token.unique().tolist())
+
+
+def test_a_token_below_none_is_refused_in_stock_batches() -> None:
+    tree = DynTreeData(torch.tensor([[0], [1]]), num_nodes=2, token=torch.tensor([-2, 1]))
+    with pytest.raises(ValueError, match="token is out of range at node 0"):
+        classifier("child_sum")(Batch.from_data_list([tree]))

@@ -211,3 +211,12 @@ def test_seed_is_the_global_one_else_that_of_the_first_rank(
     monkeypatch.setenv("PL_GLOBAL_SEED", "41")
     assert seeds(data) == seeds(listops(tmp_path)) == {41}
     assert data.train_dataloader().generator.initial_seed() == 41
+
+
+def test_trees_above_the_budget_are_said(tmp_path: Path) -> None:
+    data = tree_files(tmp_path, max_nodes=4)  # all trees have five nodes
+    said = r"TreeFileData: 24 of 24 examples are larger than the budget of 4 .* a size of 5\."
+    with pytest.warns(UserWarning, match=said):
+        batches = list(data.train_dataloader())
+    assert [batch.num_graphs for batch in batches] == [1] * 24
+    assert len(list(tree_files(tmp_path, max_nodes=5).train_dataloader())) == 24

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.schedule import Schedule
+from pyg_dynbatch.core.structure import has_token
 from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer, TreeGRU, TreeRNN
 
 # Share of different tokens among leaves up to which gathering costs less than computing all.
@@ -253,10 +254,10 @@ def schedule_for(batch: Any, layer: RecursiveLayer) -> Schedule:
     if isinstance(kept, Schedule):
         return kept
     token = getattr(batch, "token", None)
-    has_input = token >= 0 if token is not None else getattr(batch, "has_input", None)
     ptr = getattr(batch, "ptr", None)
     options: dict[str, Any] = {"arity": layer.arity, "direction": layer.direction}
     try:
+        has_input = getattr(batch, "has_input", None) if token is None else has_token(token)
         schedule = Schedule.from_structure(
             batch.edge_index,
             batch.num_nodes,

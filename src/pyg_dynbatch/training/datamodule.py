@@ -31,7 +31,8 @@ class TreeDataModule(SplitDataModule):
 
     Args:
         batch_size: Trees in a batch.
-        max_nodes: If given, batches hold at most so many nodes, and any number of trees.
+        max_nodes: If given, batches hold at most so many nodes, and any number of trees. A larger
+            tree makes a batch of its own, with a warning.
         num_workers: Loader processes; 0 loads in the process that trains.
         arity: Argument places of the cell's schedule; left out, what the model says it needs.
         predict_split: Which split ``predict`` runs over.

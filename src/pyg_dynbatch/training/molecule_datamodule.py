@@ -45,7 +45,8 @@ class MoleculeDataModule(SplitDataModule):
         reading: Policy for bad rows, processes that featurize.
         batch_size: Molecules in a batch.
         max_pairs: If given, batches hold at most so many pairs of atoms, counted before `pairs`
-            chooses among them, and any number of molecules.
+            chooses among them, and any number of molecules. A larger molecule makes a batch of its
+            own, with a warning.
         num_workers: Loader processes; 0 loads in the process that trains.
         predict_split: Which split ``predict`` runs over.
 
