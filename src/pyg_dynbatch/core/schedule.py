@@ -9,8 +9,8 @@ from torch import Tensor
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.movable import MovablePlan
-from pyg_dynbatch.core.operation import Signature
-from pyg_dynbatch.core.tensor_type import describe
+from pyg_dynbatch.core.operation import Ragged, Signature
+from pyg_dynbatch.core.tensor_type import TensorType, describe
 from pyg_dynbatch.core.wiring import Output as Output
 from pyg_dynbatch.core.wiring import Step as Step
 from pyg_dynbatch.core.wiring import Store as Store
@@ -310,3 +310,8 @@ def _shown(wiring: Wiring) -> str:
     if wiring.start >= 0:
         return f"store {wiring.store}[{wiring.start}:{wiring.start + wiring.length}]"
     return f"gather {wiring.length} of store {wiring.store}"
+
+
+torch.serialization.add_safe_globals(
+    [Schedule, Signature, Ragged, TensorType, Output, Step, Store, Wiring]
+)
