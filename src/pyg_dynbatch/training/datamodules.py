@@ -133,7 +133,7 @@ class SICKData(TreeDataModule):
 
 
 class TreeFileData(TreeDataModule):
-    """Serves a user's own files of bracketed trees, one tree a line.
+    """Serves a user's own files of bracketed trees, one tree a line, plain or compressed (``.gz``).
 
     Args:
         train_file: Trees to train on; they also define the classes.
