@@ -6,6 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.transforms import ToSparseTensor
 
 from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.data import Collater, DynTreeData, from_nested
@@ -216,3 +217,17 @@ def test_fields_that_contradict_the_tree_are_refused(direction: str, stock: bool
         with pytest.raises(ValueError, match=r"example 2[\s\S]*root_index does not belong") as e:
             collate([good, good, wrong])
         assert "expected: [2]" in str(e.value)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_sparse_adjacency_matrices() -> None:
+    tree = DynTreeData(torch.tensor([[1, 0], [2, 1]]), num_nodes=3)
+    both = ToSparseTensor(remove_edge_index=False)(tree.clone())
+    batch = Collater()([both, both])
+    plain = DynTreeData(both.edge_index, both.child_slot, num_nodes=3)  # PyG sorts the edges
+    assert batch.schedule == Collater()([plain, plain]).schedule
+    assert batch.adj_t.shape == (6, 6)
+    alone = ToSparseTensor()(tree.clone())
+    with pytest.raises(ValueError, match="no edge_index to make a schedule from") as caught:
+        Collater()([alone, alone])
+    assert "remove_edge_index=False" in str(caught.value)

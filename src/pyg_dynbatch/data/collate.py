@@ -84,6 +84,15 @@ class PlanningCollater(PyGCollater, ABC):
             )
         if self._needed in merged.stores[0]:
             self._attach(merged, quick)
+        elif self._needed == "edge_index" and "adj_t" in merged.stores[0]:
+            raise ValueError(
+                mismatch(
+                    f"{name}: the examples have no edge_index to make a schedule from",
+                    expected="edge_index [2, edge] from child to parent",
+                    got="adj_t in its place",
+                    mend="T.ToSparseTensor(remove_edge_index=False)",
+                )
+            )
         return merged
 
     @abstractmethod
@@ -172,7 +181,7 @@ def check_alike(
     """
     excluded = excluded or set()
     first = examples[0]
-    forms: dict[str, tuple[int | None, Any]] = {}
+    forms: dict[str, tuple[int | tuple[int, int] | None, Any]] = {}
     for key, value in first.stores[0].items():
         if key not in excluded:
             axis = first.__cat_dim__(key, value) if isinstance(value, Tensor) else None
@@ -192,9 +201,11 @@ def check_alike(
             raise _unlike(name, number, example, first, excluded)
 
 
-def _form(value: Any, axis: int | None) -> Any:
+def _form(value: Any, axis: int | tuple[int, int] | None) -> Any:
     if not isinstance(value, Tensor):
         return None
+    if isinstance(axis, tuple):  # a sparse matrix, which PyG puts on the diagonal of a larger one
+        return value.dtype, value.layout
     if axis is None or not value.dim():
         return value.dtype, value.shape
     if value.dim() == 1:

@@ -38,8 +38,8 @@ class TreeFile(TreeDataset):
     Raises:
         FileNotFoundError: If there is no such file.
         OSError: If the cache folder cannot be written.
-        ValueError: If a file is empty, not UTF-8, damaged, or cannot be parsed; file, line and column
-            are named.
+        ValueError: If a file is empty, not UTF-8, damaged, or cannot be parsed; file, line and
+            column are named.
 
     Example:
         >>> import tempfile

@@ -245,8 +245,9 @@ def schedule_for(batch: Any, layer: RecursiveLayer) -> Schedule:
     key = "schedule" if layer.direction == "bottom_up" else "schedule_down"
     for name in ("schedule", "schedule_down"):
         attached = getattr(batch, name, None)
-        facts = attached.facts if isinstance(attached, Schedule) else {"direction": None}
-        if facts.get("direction", layer.direction) == layer.direction:
+        if not isinstance(attached, Schedule):
+            continue
+        if attached.facts.get("direction", layer.direction) == layer.direction:
             return attached
     # Under a name of its own, as the next model may want another arity.
     key = f"{key}_{'ragged' if layer.arity is None else layer.arity}"
