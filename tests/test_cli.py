@@ -15,7 +15,6 @@ from pyg_dynbatch.cli import main, one_line
 pytestmark = [
     # Lightning 2.6 uses names that jsonargparse has since replaced.
     pytest.mark.filterwarnings("ignore:(?s).*(jsonargparse|deprecated in v4)"),
-    pytest.mark.filterwarnings("ignore:The dirpath has changed"),
 ]
 
 CONFIG = {
@@ -141,7 +140,7 @@ def test_unknown_command(capsys) -> None:
         (("fit", "--config", "small.yaml", "--data.init_args.batch_size", "0"), "batch_size"),
         (("fit",), "model"),
         (("test", "--config", "small.yaml", "--ckpt_path", "none.ckpt"), "none.ckpt"),
-        (("test", "--config", "small.yaml", "--ckpt_path", "small.ckpt"), "no checkpoint"),
+        (("test", "--config", "small.yaml", "--ckpt_path", "small.ckpt"), "not a checkpoint"),
         (("inspect", "none.txt"), "none.txt"),
         (("inspect", "listops", "--batches", "0"), "--batches"),
     ],
@@ -213,7 +212,7 @@ def test_fit_tests_predicts_draws_and_says_where(folder: Path, capsys) -> None:
     tables = [version / "predictions.csv", Path("out/predictions.csv")]
     assert len({table.read_text() for table in tables}) == 1
 
-    last = str(version / "checkpoints" / "last.ckpt")
+    last = str(version / "last.ckpt")
     assert run("ensemble", "--config", "small.yaml", "--checkpoints", best, last) == 0
     closing = capsys.readouterr().out.splitlines()
     assert len([line for line in closing if wanted.fullmatch(line)]) == 1
@@ -222,26 +221,134 @@ def test_fit_tests_predicts_draws_and_says_where(folder: Path, capsys) -> None:
     assert told.count("metrics") == 1
 
 
-def test_resumed_command_equals_the_straight_one(folder: Path) -> None:
+KILLED = """
+import os, signal, sys
+from pyg_dynbatch.cli import main
+from pyg_dynbatch.training import TreeClassification
+
+step = TreeClassification.training_step
+
+def dies(self, batch, batch_idx=0):
+    if self.trainer.global_step == 10:  # in the middle of the third epoch
+        os.kill(os.getpid(), signal.SIGKILL)
+    return step(self, batch, batch_idx)
+
+TreeClassification.training_step = dies
+main(["fit", "--config", "small.yaml", "--trainer.max_epochs", "4"])
+"""
+
+
+@pytest.mark.parametrize("stopped", ["by max_epochs", "by a kill"])
+def test_resumed_run_leaves_the_files_of_the_straight_one(
+    folder: Path, stopped: str, monkeypatch: pytest.MonkeyPatch, caplog
+) -> None:
+    written = Path("runs/small/version_0")
+    for name in ("straight", "cut"):
+        Path(name).mkdir()
+        Path(name, "small.yaml").write_text(Path("small.yaml").read_text())
+    monkeypatch.chdir(folder / "straight")
     assert run("fit", "--config", "small.yaml", "--trainer.max_epochs", "4") == 0
-    assert run("fit", "--config", "small.yaml", "--trainer.max_epochs", "2") == 0
-    last = "runs/small/version_1/checkpoints/last.ckpt"
-    resume = ["--trainer.max_epochs", "4", "--ckpt_path", last]
+    monkeypatch.chdir(folder / "cut")
+    if stopped == "by a kill":
+        died = subprocess.run([sys.executable, "-c", KILLED], capture_output=True, timeout=300)
+        assert died.returncode == -9, died.stderr
+    else:
+        assert run("fit", "--config", "small.yaml", "--trainer.max_epochs", "2") == 0
+    resume = ["--ckpt_path", str(written / "last.ckpt"), "--trainer.max_epochs", "4"]
     assert run("fit", "--config", "small.yaml", *resume) == 0
-    straight, resumed = (
-        torch.load(f"runs/small/version_{k}/checkpoints/last.ckpt", weights_only=True)["state_dict"]
-        for k in (0, 2)
-    )
-    for name, weight in straight.items():
-        assert torch.equal(weight, resumed[name]), name
+    assert f"continuing in {written} after epoch 2" in caplog.text
+
+    straight, cut = folder / "straight" / written, folder / "cut" / written
+    names = sorted(path.name for path in straight.iterdir())
+    assert names == sorted(path.name for path in cut.iterdir())
+    assert sorted(path.name for path in cut.parent.iterdir()) == ["version_0"]
+    for name in names:
+        if name.endswith(".ckpt"):
+            # The version of a run that was killed may lay equal content out in another way.
+            one, other = (torch.load(f / name, weights_only=True) for f in (straight, cut))
+            assert one["epoch"] == other["epoch"]
+            for key, weight in one["state_dict"].items():
+                assert torch.equal(weight, other["state_dict"][key]), key
+        else:
+            assert (straight / name).read_bytes() == (cut / name).read_bytes(), name
+
+
+@pytest.fixture
+def fitted(folder: Path, capsys: pytest.CaptureFixture) -> str:
+    """The folder of a run."""
+    assert run("fit", "--config", "small.yaml", "--trainer.enable_progress_bar", "false") == 0
+    capsys.readouterr()
+    return "runs/small/version_0"
+
+
+def test_best_and_last_checkpoint_of_a_run(fitted: str, capsys) -> None:
+    saved = ["--config", f"{fitted}/config.yaml"]
+    best, last = f"{fitted}/best.ckpt", f"{fitted}/last.ckpt"
+    for given, used in (
+        (["--run", fitted], best),
+        (["--run", fitted, "--ckpt_path", "last"], last),
+        ([*saved, "--ckpt_path", "best.ckpt"], best),
+        ([*saved, "--ckpt_path=last"], last),
+    ):
+        assert run("predict", *given, "--trainer.enable_progress_bar", "false") == 0
+        assert re.search(rf"^checkpoint: +{used}$", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_moved_run_keeps_its_best_checkpoint(fitted: str, capsys) -> None:
+    Path(fitted).rename("moved")
+    before = Path("moved/best.ckpt").read_bytes()
+    scores = ["--trainer.max_epochs", "3", "--model.init_args.optimizer.lr", "0"]
+    assert run("fit", "--run", "moved", *scores) == 0
+    assert "checkpoint:       moved/best.ckpt" in capsys.readouterr().out
+    assert Path("moved/best.ckpt").read_bytes() == before
+    Path("moved/best.ckpt").unlink()
+    assert "the best checkpoint of the run is missing" in complaint(capsys, "fit", "--run", "moved")
+
+
+def test_commands_that_need_a_checkpoint_refuse_to_run_without(fitted: str, capsys) -> None:
+    for command in ("predict", "test", "validate"):
+        said = complaint(capsys, command, "--config", "small.yaml")
+        assert f"{command}: no checkpoint is given" in said
+        assert "--run FOLDER" in said
+    for command in ("fit", "test"):
+        said = complaint(capsys, command, "--config", "small.yaml", "--ckpt_path", "last")
+        assert "there is no checkpoint 'last'" in said
+    Path("elsewhere").mkdir()
+    Path(f"{fitted}/last.ckpt").rename("elsewhere/last.ckpt")
+    said = complaint(capsys, "fit", "--config", "small.yaml", "--ckpt_path", "elsewhere/last.ckpt")
+    assert "training can only continue in the folder of its run" in said
+
+
+def test_options_beside_a_checkpoint_hold_or_are_refused(fitted: str, capsys, caplog) -> None:
+    def refused(command: str, *options: str) -> str:
+        return complaint(capsys, command, "--run", fitted, *options)
+
+    said = refused("test", "--model.init_args.cell", "gru")
+    assert "model.cell: child_sum in the checkpoint, gru given" in said
+    assert "data.form: operator" in refused("fit", "--data.init_args.form", "binary")
+    assert "optimizer.name" in refused("fit", "--model.init_args.optimizer.name", "sgd")
+    assert "chosen in another way" in refused("fit", "--checkpoint.monitor", "val/loss")
+    ensemble = ["--config", "small.yaml", "--model.init_args.loss_on", "roots"]
+    last = f"{fitted}/last.ckpt"
+    said = complaint(capsys, "ensemble", *ensemble, "--checkpoints", last)
+    assert "model.loss_on: nodes in the checkpoint, roots given" in said
+    assert last in said
+
+    changed = ["--model.init_args.optimizer.lr", "0.5", "--model.init_args.output_dropout", "0.2"]
+    changed += ["--data.init_args.num_workers", "0", "--trainer.max_epochs", "3"]
+    assert run("fit", "--run", fitted, *changed) == 0
+    assert "changed: model.optimizer.lr: 0.01 in the checkpoint, 0.5 given" in caplog.text
+    found = torch.load(last, weights_only=True)
+    assert {group["lr"] for group in found["optimizer_states"][0]["param_groups"]} == {0.5}
+    assert found["hyper_parameters"]["output_dropout"] == 0.2
 
 
 def test_checkpoint_of_another_model(folder: Path, capsys) -> None:
     assert run("fit", "--config", "small.yaml", "--trainer.max_epochs", "1") == 0
-    last = "runs/small/version_0/checkpoints/last.ckpt"
+    last = "runs/small/version_0/last.ckpt"
     other = ["--config", "small.yaml", "--model.init_args.hidden_channels", "9"]
     said = complaint(capsys, "ensemble", *other, "--checkpoints", last)
-    assert "the checkpoint belongs to another model" in said
+    assert "model.hidden_channels: 8 in the checkpoint, 9 given" in said
     assert last in said
 
 

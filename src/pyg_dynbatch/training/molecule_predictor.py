@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.data import MoleculeCollater, MoleculeData
 from pyg_dynbatch.featurizers import MoleculeFeaturizer
-from pyg_dynbatch.training.checkpoints import read_checkpoint
+from pyg_dynbatch.training.checkpoints import naming_file, read_checkpoint
 from pyg_dynbatch.training.molecule_property import MoleculeProperty
 from pyg_dynbatch.training.molecule_schema import MoleculeSchema
 from pyg_dynbatch.training.options import OptimizerOptions, RateOptions
@@ -274,9 +274,6 @@ def _dropouts(task: MoleculeProperty) -> list[nn.Module]:
     return [layer for layer in layers if isinstance(layer, nn.Dropout) and layer.p > 0]
 
 
-def _check_alike(first: MoleculeProperty, other: MoleculeProperty, path: object) -> None:
-    try:
+def _check_alike(first: MoleculeProperty, other: MoleculeProperty, path: Any) -> None:
+    with naming_file(path):
         first.check_origin({"schema": other.schema.as_dict()})
-    except ValueError as error:
-        error.add_note(f"  file:     {path}")
-        raise

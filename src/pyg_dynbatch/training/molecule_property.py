@@ -110,6 +110,7 @@ class MoleculeProperty(Task):
         Args:
             stage: ``fit``, ``validate``, ``test`` or ``predict``.
         """
+        super().setup(stage)
         data: Any = getattr(self.trainer, "datamodule", None)
         if stage != "fit" or not hasattr(data, "targets"):
             return

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.training.options import OptimizerOptions
@@ -151,6 +152,31 @@ def build_optimizer(model: nn.Module, options: OptimizerOptions) -> Optimizer:
         lr = options.lr if options.embedding_lr is None else options.embedding_lr
         parts.append(_one_optimizer(name, words, options, lr, words=True))
     return SplitOptimizer(parts)
+
+
+def renew_rates(
+    optimizer: Optimizer,
+    schedulers: Sequence[LambdaLR],
+    model: nn.Module,
+    options: OptimizerOptions,
+) -> None:
+    """Puts rates, weight decay and eps of the options in the place of restored ones.
+
+    Args:
+        optimizer: What a checkpoint was restored into.
+        schedulers: Its schedules, at the step they were restored to.
+        model: Its model.
+        options: The options that hold from now on.
+    """
+    fresh = build_optimizer(model, options).param_groups
+    for group, new in zip(optimizer.param_groups, fresh, strict=True):
+        group.update({name: new[name] for name in ("lr", "weight_decay", "eps") if name in new})
+        group["initial_lr"] = new["lr"]
+    for scheduler in schedulers:
+        scheduler.base_lrs = [group["lr"] for group in fresh]
+        rows = zip(optimizer.param_groups, fresh, scheduler.lr_lambdas, strict=True)
+        for group, new, factor in rows:
+            group["lr"] = new["lr"] * factor(scheduler.last_epoch)
 
 
 def _one_optimizer(

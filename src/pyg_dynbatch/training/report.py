@@ -218,7 +218,8 @@ def closing_lines(trainer: pl.Trainer) -> list[str]:
     Returns:
         Lines to print, one path a line.
     """
-    checkpoint = getattr(trainer.checkpoint_callback, "best_model_path", "")
+    best = getattr(trainer.checkpoint_callback, "best_model_path", "")
+    checkpoint = trainer.ckpt_path or best
     written = {"checkpoint": Path(checkpoint)} if checkpoint else {}
     metrics = metrics_file(trainer)
     if metrics is not None:

@@ -33,6 +33,7 @@ class TreeTask(Task):
         Raises:
             ValueError: If sparse gradients are to be clipped, or the vectors do not fit.
         """
+        super().setup(stage)
         if stage == "fit":
             _check_clipping(self)
         vectors = getattr(getattr(self.trainer, "datamodule", None), "word_vectors", None)
