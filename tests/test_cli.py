@@ -114,7 +114,7 @@ def test_short_help_names_only_options_that_exist(folder: Path, command: str, ca
     assert max(map(len, short.splitlines())) <= 100
     assert run(command, "--help_all") == 0
     full = capsys.readouterr().out
-    named = set(re.findall(r"--[a-z_.+]+", short)) - {"--help_all"}
+    named = set(re.findall(r"--[a-z_.+]+", short)) - {"--help_all", "--run"}  # of our own
     assert len(named) > 15
     for option in named:
         stem = re.sub(r"\.init_args.*|\.$|\+$", "", option)
@@ -133,12 +133,8 @@ def test_unknown_command(capsys) -> None:
     ("argv", "said"),
     [
         (("fit", "--config", "none.yaml"), "none.yaml"),
-        (("fit", "--config", "small.yaml", "--trainer.max_epoch", "2"), "max_epoch"),
-        (("fit", "--config", "small.yaml", "--trainer.max_epochs", "two"), "two"),
-        (("fit", "--config", "small.yaml", "--model.init_args.hidden", "2"), "hidden"),
-        (("fit", "--config", "small.yaml", "--model.init_args.optimizer.name", "x"), "name"),
-        (("fit", "--config", "small.yaml", "--data.init_args.batch_size", "0"), "batch_size"),
         (("fit",), "model"),
+        (("fit", "--config", "small.yaml", "--trainer.devices", "3x"), "Trainer: an option"),
         (("test", "--config", "small.yaml", "--ckpt_path", "none.ckpt"), "none.ckpt"),
         (("test", "--config", "small.yaml", "--ckpt_path", "small.ckpt"), "not a checkpoint"),
         (("inspect", "none.txt"), "none.txt"),
@@ -147,6 +143,42 @@ def test_unknown_command(capsys) -> None:
 )
 def test_wrong_options_and_missing_files(folder: Path, argv, said: str, capsys) -> None:
     assert said in complaint(capsys, *argv)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--trainer.max_epoch", "2", "did you mean '--trainer.max_epochs'?"),
+        ("--trainer.max_epochs", "two", "--trainer.max_epochs: expected int, got two"),
+        ("--model", "TreeClasification", "did you mean 'TreeClassification'?"),
+        ("--model.init_args.hidden_channel", "2", "did you mean 'hidden_channels'?"),
+        ("--model.init_args.optimizer.lrr", "2", "did you mean 'optimizer.lr'?"),
+        ("--model.init_args.optimizer.name", "x", "optimizer.name: expected one of 'adagrad', "),
+        ("--model.init_args.optimizer.lr", "-1", "OptimizerOptions: lr is out of range"),
+        ("--model.init_args.rate.gamma", "-1", "RateOptions: gamma is out of range"),
+        ("--model.init_args.output_dropout", "1.5", "dropout"),
+        ("--model.init_args.cell", "foo", "no layer for cell 'foo'"),
+        ("--checkpoint.monitor", "val/acuracy", "did you mean 'val/accuracy'?"),
+        ("--checkpoint.mode", "mx", "mx"),
+        ("--data.init_args.batch_size", "0", "batch_size"),
+        ("--data.init_args.form", "x", "--data.init_args.form: expected one of 'operator', "),
+        ("--data.init_args.vectors", "{source: glove, file: none.txt}", "none.txt"),
+        ("--config", "empty.yaml", "got: an empty file; where: empty.yaml"),
+        ("--config", "broken.yaml", "where: broken.yaml:2"),
+        ("--config", "mistyped.yaml", "data.init_arg. expected"),
+    ],
+)
+def test_wrong_settings_are_found_before_data_is_processed(
+    folder: Path, option: str, value: str, said: str, capsys
+) -> None:
+    Path("empty.yaml").touch()
+    Path("broken.yaml").write_text("model:\n  [", encoding="utf-8")
+    mistyped = yaml.safe_dump(CONFIG).replace("init_args", "init_arg")
+    Path("mistyped.yaml").write_text(mistyped, encoding="utf-8")
+    found = complaint(capsys, "fit", "--config", "small.yaml", option, value)
+    assert said in found
+    assert "Union" not in found
+    assert not Path("data").exists()
 
 
 def test_faulty_input_names_the_place(folder: Path, capsys) -> None:

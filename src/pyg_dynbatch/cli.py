@@ -23,7 +23,8 @@ _EPILOG = """\
 examples:
   pyg-dynbatch fit --config configs/listops.yaml
   pyg-dynbatch fit --config configs/sst.yaml --data.init_args.raw_dir trees --trainer.max_epochs 5
-  pyg-dynbatch test --config runs/listops/version_0/config.yaml --ckpt_path best.ckpt
+  pyg-dynbatch fit --run runs/listops/version_0 --trainer.max_epochs 20
+  pyg-dynbatch test --run runs/listops/version_0
   pyg-dynbatch ensemble --config configs/sst.yaml --checkpoints a.ckpt b.ckpt
   pyg-dynbatch inspect my_trees.txt --batch-size 100
   pyg-dynbatch fit --config configs/tpsa.yaml
@@ -43,8 +44,11 @@ usage: pyg-dynbatch {command} --config FILE [options]
 
 settings:
   --config FILE                 settings as YAML, see configs/; what stands after it wins over it
+  --run FOLDER                  settings and checkpoint of a run, such as runs/sst/version_0: its
+                                last checkpoint for fit, its best one for all others
   --print_config                print all settings as YAML and stop
-  --ckpt_path FILE              the checkpoint to resume from (fit), or to use
+  --ckpt_path FILE              the checkpoint to resume from (fit) or to use; best or last is that
+                                of the run. Rates, dropout and paths may differ from its own
   --seed_everything N           seed of weights, dropout and order (default: 1)
 
 model and data:
@@ -103,14 +107,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _is_complaint(error: Exception) -> bool:
     """Tells a complaint about the user's input from a fault of the program."""
-    if isinstance(error, (ValueError, OSError, ImportError, LookupError)):
+    if isinstance(error, (ValueError, OSError, ImportError)):
         return True
     # Lightning's own class, known by name so that the help need not wait for its import.
     if type(error).__name__ == "MisconfigurationException":
         return True
-    return isinstance(error, (TypeError, RuntimeError)) and any(
-        part in str(error) for part in ("\n  expected:", "\n  got:")
-    )
+    errors = sys.modules.get("pyg_dynbatch.core.errors")
+    return errors is not None and any(isinstance(part, errors.Mismatch) for part in error.args)
 
 
 def _dispatch(argv: list[str]) -> int:

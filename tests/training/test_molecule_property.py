@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging
+from lightning.pytorch.tuner import Tuner
 
 from pyg_dynbatch.training import (
     AveragedProperties,
@@ -209,3 +210,13 @@ def test_something_else_than_a_schema() -> None:
     with pytest.raises(ValueError, match="this does not describe molecules") as caught:
         MoleculeProperty({"kind": "binary"})
     assert "got:      ['kind']" in str(caught.value)
+
+
+def test_learning_rate_finder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = molecule_data(tmp_path)
+    module = property_task(data)
+    run = molecule_trainer(tmp_path, epochs=9, limit_val_batches=0)
+    found = Tuner(run).lr_find(module, datamodule=data, num_training=20)
+    assert found is not None
+    assert module.lr == found.suggestion()

@@ -6,9 +6,15 @@ from typing import NoReturn
 import torch
 
 
+class Mismatch(str):
+    """The message of an error in what the user gave; the command line knows such errors by it."""
+
+    __slots__ = ()
+
+
 def mismatch(
     what: str, *, expected: object = "", got: object = "", where: object = "", mend: object = ""
-) -> str:
+) -> Mismatch:
     """Writes one error message: what is wrong, expected, got, where, and how to mend it.
 
     Args:
@@ -31,7 +37,7 @@ def mismatch(
     lines = [f"{what}."]
     parts = (("expected:", expected), ("got:", got), ("where:", where), ("try:", mend))
     lines += [f"  {label:<9} {part}" for label, part in parts if str(part) != ""]
-    return "\n".join(lines)
+    return Mismatch("\n".join(lines))
 
 
 def described(value: object) -> str:

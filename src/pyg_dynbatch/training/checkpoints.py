@@ -158,8 +158,8 @@ class SafeCheckpointIO(TorchCheckpointIO):
         """
         if weights_only is not False and map_location is None and Path(path).is_file():
             return read_checkpoint(path)
-        place = "cpu" if map_location is None else map_location
-        return super().load_checkpoint(path, place, weights_only is not False)
+        options = {} if map_location is None else {"map_location": map_location}
+        return super().load_checkpoint(path, weights_only=weights_only is not False, **options)
 
 
 def check_is_checkpoint(path: str | Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import lightning.pytorch as pl
+import torch
 import yaml
 from jsonargparse import lazy_instance  # type: ignore[attr-defined]
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -24,6 +25,9 @@ from pyg_dynbatch.training.checkpoints import (
     read_checkpoint,
 )
 from pyg_dynbatch.training.ensemble import ensemble_of
+from pyg_dynbatch.training.molecule_property import MoleculeProperty
+from pyg_dynbatch.training.optimizers import build_optimizer
+from pyg_dynbatch.training.option_errors import check_config_file, class_of, did_you_mean, explained
 from pyg_dynbatch.training.predictions import PredictionTable, folder_of
 from pyg_dynbatch.training.report import RunReport, closing_lines
 from pyg_dynbatch.training.run_folder import (
@@ -53,7 +57,10 @@ class OneLineParser(LightningArgumentParser):
         """Prints the message on the error stream and ends the program."""
         if not self.exit_on_error:
             super().error(message, ex)
-        self.exit(2, f"pyg-dynbatch: error: {' '.join(message.split())}\n")
+        options = [option for action in self._actions for option in action.option_strings]
+        for parser in getattr(self._subcommands_action, "choices", {}).values():
+            options += [option for each in parser._actions for option in each.option_strings]
+        self.exit(2, f"pyg-dynbatch: error: {explained(message, options)}\n")
 
 
 class TaskCLI(LightningCLI):
@@ -101,6 +108,10 @@ class TaskCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parses the options, and compares them with those of the checkpoint."""
+        files = OneLineArguments("pyg-dynbatch", add_help=False)
+        files.add_argument("-c", "--config", action="append", default=[])
+        for path in files.parse_known_args(sys.argv[1:])[0].config:
+            check_config_file(path)
         super().parse_arguments(parser, args)
         command = str(self.config.subcommand)
         options = self.config[command]
@@ -135,6 +146,30 @@ class TaskCLI(LightningCLI):
         text = self.parser.dump(self.config, skip_none=False, format="yaml")
         return yaml.safe_load(text)[self.config.subcommand]
 
+    def before_instantiate_classes(self) -> None:
+        """Tries the options of the model without data, which may take hours to process."""
+        config = self.plain_config()
+        keeper = RunCheckpoint(**self.config[self.config.subcommand].checkpoint.as_dict())
+        model, data = plain_options(config["model"]), plain_options(config["data"])
+        kind = class_of(model["_class_path"])
+        with torch.random.fork_rng(devices=[]):
+            trial = kind.made_up(model, data)
+        if trial is None:
+            return
+        build_optimizer(trial.network, trial.optimizer_options)
+        # What a MoleculeNet set predicts is known when it is loaded.
+        known = not isinstance(trial, MoleculeProperty) or "kind" in data
+        if self.config.subcommand == "fit" and keeper.monitor is not None and known:
+            check_monitor(keeper.monitor, keeper.mode, trial)
+
+    def instantiate_trainer(self, **options: Any) -> pl.Trainer:
+        """Makes the trainer; Lightning refuses some options with a ``TypeError``."""
+        try:
+            return super().instantiate_trainer(**options)
+        except TypeError as error:
+            what = mismatch("Trainer: an option cannot be used", got=error, mend="fit --help_all")
+            raise ValueError(what) from error
+
     def after_instantiate_classes(self) -> None:
         """Settles the folder of the run, so that forked ranks and this process agree about it."""
         self.model.data_options = plain_options(self.plain_config()["data"])
@@ -142,7 +177,7 @@ class TaskCLI(LightningCLI):
             self.config_init[self.subcommand]["ckpt_path"] = str(self.checkpoint)
         if self.subcommand != "fit":
             return
-        if self.checkpoint is not None and not self.trainer.fast_dev_run:
+        if self.checkpoint is not None and folder_of(self.trainer) is not None:
             continue_in(self.trainer, self.checkpoint, self.contents)
         for logger in self.trainer.loggers:
             _ = logger.version
@@ -156,6 +191,9 @@ class TaskCLI(LightningCLI):
         keeper = self.trainer.checkpoint_callback
         if isinstance(keeper, ModelCheckpoint) and keeper.monitor is not None:
             check_monitor(keeper.monitor, keeper.mode, self.model)
+        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
+            if getattr(callback, "monitor", None) is not None:
+                _check_name(callback.monitor, self.model)
 
     def after_fit(self) -> None:
         """Tests and predicts with the best checkpoint, and says where everything lies."""
@@ -197,8 +235,8 @@ def check_monitor(monitor: str, mode: str, model: Task) -> None:
         model: What is trained.
 
     Raises:
-        ValueError: If the metric is the one the command line supposes, but the model is judged by
-            another, or if its largest value is the worst.
+        ValueError: If the model does not log the metric, it is the one the command line supposes,
+            but the model is judged by another, or its largest value is the worst.
 
     Example:
         >>> from pyg_dynbatch.training import TreeClassification
@@ -206,6 +244,7 @@ def check_monitor(monitor: str, mode: str, model: Task) -> None:
     """
     main = f"val/{model.main_metric}"
     chosen = main if monitor == _SUPPOSED else monitor
+    _check_name(chosen, model)
     best = "min" if chosen.removeprefix("val/") in _SMALLER_IS_BETTER else "max"
     if monitor == chosen and (mode == best or best == "max"):
         return
@@ -217,6 +256,18 @@ def check_monitor(monitor: str, mode: str, model: Task) -> None:
             mend=f"--checkpoint.monitor {chosen} --checkpoint.mode {best}",
         )
     )
+
+
+def _check_name(monitor: str, model: Task) -> None:
+    names = model.metric_names()
+    if names and monitor not in names:
+        raise ValueError(
+            mismatch(
+                f"{type(model).__name__}: there is no metric {monitor!r}",
+                expected=f"one of {', '.join(names)}",
+                got=f"{monitor!r}{did_you_mean(monitor, names)}",
+            )
+        )
 
 
 def run_lightning(argv: list[str]) -> int:

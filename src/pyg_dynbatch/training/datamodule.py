@@ -15,7 +15,7 @@ from pyg_dynbatch.featurizers import Vocabulary, WordVectors
 from pyg_dynbatch.nn import RecursiveLayer
 from pyg_dynbatch.training.options import VectorOptions
 from pyg_dynbatch.training.split_datamodule import SPLITS, SplitDataModule, SplitName
-from pyg_dynbatch.training.vectors import load_vectors
+from pyg_dynbatch.training.vectors import check_vectors, load_vectors
 
 _LARGEST_SHOWN = 45
 
@@ -71,6 +71,7 @@ class TreeDataModule(SplitDataModule):
     def _all_vectors(self) -> WordVectors | None:
         if self.vectors.source == "none":
             return None
+        check_vectors(self.vectors)
         return load_vectors(self.vectors, self.load("train", None).vocabulary)
 
     @cached_property

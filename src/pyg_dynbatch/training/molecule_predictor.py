@@ -16,7 +16,6 @@ from pyg_dynbatch.featurizers import MoleculeFeaturizer
 from pyg_dynbatch.training.checkpoints import naming_file, read_checkpoint
 from pyg_dynbatch.training.molecule_property import MoleculeProperty
 from pyg_dynbatch.training.molecule_schema import MoleculeSchema
-from pyg_dynbatch.training.options import OptimizerOptions, RateOptions
 from pyg_dynbatch.training.task import check_weights
 
 _MOST_PAIRS = 200_000
@@ -61,14 +60,7 @@ def load_property_task(path: str | Path) -> MoleculeProperty:
                 where=path,
             )
         )
-    options = {
-        name: value
-        for name, value in checkpoint["hyper_parameters"].items()
-        if not name.startswith("_")
-    }
-    options["optimizer"] = OptimizerOptions(**options["optimizer"])
-    options["rate"] = RateOptions(**options["rate"])
-    task = MoleculeProperty(**options)
+    task = MoleculeProperty.from_plain(checkpoint["hyper_parameters"])
     check_weights(task, checkpoint)
     task.load_state_dict(checkpoint["state_dict"])
     return task.eval()

@@ -1,6 +1,5 @@
 """Build optimisers that treat word vectors apart from all other weights."""
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -122,8 +121,7 @@ def build_optimizer(model: nn.Module, options: OptimizerOptions) -> Optimizer:
         One optimiser over all trainable parameters.
 
     Raises:
-        ValueError: If a rate is negative, the scale is not positive, Adagrad would divide by
-            zero, or the optimiser of the word vectors cannot take sparse gradients.
+        ValueError: If the optimiser of the word vectors cannot take sparse gradients.
 
     Reference:
         Duchi, Hazan, Singer (2011), JMLR 12, figure 1 (Adagrad with diagonal matrices).
@@ -134,7 +132,6 @@ def build_optimizer(model: nn.Module, options: OptimizerOptions) -> Optimizer:
         >>> [type(part).__name__ for part in optimizer.parts]
         ['Adagrad', 'SGD']
     """
-    _check(options)
     embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
     vectors = {id(module.weight): module.weight for module in embeddings}
     if options.embedding == "fixed":
@@ -203,39 +200,6 @@ def _one_optimizer(
         return SGD(parameters, lr=lr * scale, weight_decay=decay)
     kind = Adam if name == "adam" else AdamW
     return kind(parameters, lr=lr, eps=eps, weight_decay=decay)
-
-
-def _check(options: OptimizerOptions) -> None:
-    rates = {"lr": options.lr, "embedding_lr": options.embedding_lr or 0.0}
-    for name, rate in rates.items():
-        if not (rate >= 0 and math.isfinite(rate)):
-            raise ValueError(
-                mismatch(
-                    f"OptimizerOptions: {name} is no learning rate",
-                    expected="a finite number, 0 or more",
-                    got=rate,
-                )
-            )
-    if options.embedding_gradient_scale <= 0:
-        raise ValueError(
-            mismatch(
-                "OptimizerOptions: embedding_gradient_scale must be positive",
-                expected="a number above 0",
-                got=options.embedding_gradient_scale,
-                mend='embedding: "fixed" leaves the word vectors as they are',
-            )
-        )
-    if "adagrad" in (options.name, options.embedding) and (
-        options.eps == 0 and options.initial_accumulator == 0
-    ):
-        raise ValueError(
-            mismatch(
-                "OptimizerOptions: Adagrad would divide by zero",
-                expected="eps or initial_accumulator above 0",
-                got="both are 0",
-                mend="initial_accumulator: 0.1",
-            )
-        )
 
 
 def _check_sparse(name: str, embeddings: list[nn.Embedding]) -> None:

@@ -84,7 +84,8 @@ def check_options(
         "data": checkpoint.get("pyg_dynbatch_data", {}),
     }
     allowed = _CHANGEABLE if training else (*_CHANGEABLE, *_UNUSED_AFTER_TRAINING)
-    changes, refused = [], []
+    changes: list[str] = []
+    refused: list[str] = []
     for part, options in made_with.items():
         ours = plain_options(given[part])
         for name, before, now in _differences(options, ours, f"{part}."):

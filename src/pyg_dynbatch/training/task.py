@@ -74,6 +74,40 @@ class Task(pl.LightningModule, ABC):
             A network that can take the place of this task's.
         """
 
+    @classmethod
+    def made_up(cls, options: Mapping[str, Any], data: Mapping[str, Any]) -> Any:
+        """Makes a task of these options without data, so that wrong options are found early.
+
+        Args:
+            options: Options of the task, as plain values.
+            data: Options of the data module, as plain values.
+
+        Returns:
+            The task; ``None`` if it needs to know the data.
+        """
+        return None
+
+    def metric_names(self) -> tuple[str, ...]:
+        """Lists what the task logs while it trains; nothing if that is not known."""
+        return ()
+
+    @classmethod
+    def from_plain(cls, options: Mapping[str, Any]) -> Any:
+        """Makes a task of the options that a checkpoint holds.
+
+        Args:
+            options: Plain values.
+
+        Returns:
+            The task.
+        """
+        given = {name: value for name, value in options.items() if not name.startswith("_")}
+        records = {"optimizer": OptimizerOptions, "rate": RateOptions}
+        for name, record in records.items():
+            if given.get(name) is not None:
+                given[name] = record(**given[name])
+        return cls(**given)
+
     @abstractmethod
     def predict_step(self, batch: Batch, batch_idx: int = 0) -> dict[str, Tensor]:
         """Gives the columns of the table of predictions; ``example`` counts within the batch."""
