@@ -11,6 +11,7 @@ import torch
 import yaml
 
 from pyg_dynbatch.cli import main, one_line
+from tests.training.helpers import tree_files
 
 pytestmark = [
     # Lightning 2.6 uses names that jsonargparse has since replaced.
@@ -324,6 +325,37 @@ def test_best_and_last_checkpoint_of_a_run(fitted: str, capsys) -> None:
     ):
         assert run("predict", *given, "--trainer.enable_progress_bar", "false") == 0
         assert re.search(rf"^checkpoint: +{used}$", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_trees_are_predicted_from_the_checkpoint_alone(folder: Path, capsys) -> None:
+    tree_files(folder)
+    settings = {**CONFIG, "data": {"class_path": "TreeFileData", "init_args": {"batch_size": 8}}}
+    for split in ("train", "val", "test"):
+        settings["data"]["init_args"][f"{split}_file"] = f"{split}.txt"
+    Path("trees.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
+    nodes = ["--predictions.node_name", "nodes.csv"]
+    assert run("fit", "--config", "trees.yaml", *nodes) == 0
+    written = Path("runs/small/version_0")
+    best = str(written / "best.ckpt")
+    alone = ["predict", "--checkpoint", best, "--input"]
+    assert (
+        run(*alone, "test.txt", "--output", "o.csv", "--nodes", "n.csv", "--batch-size", "3") == 0
+    )
+    assert Path("o.csv").read_text() == (written / "predictions.csv").read_text()
+    assert Path("n.csv").read_text() == (written / "nodes.csv").read_text()
+
+    Path("new.txt").write_text("((good) (never-seen))\n", encoding="utf-8")
+    capsys.readouterr()
+    assert run(*alone, "new.txt") == 0
+    header, row = capsys.readouterr().out.splitlines()
+    assert header.endswith("probability_4,target")
+    assert row.endswith(",")
+    assert run("predict", "--checkpoint", best, best, "--input", "new.txt") == 0
+    assert capsys.readouterr().out.splitlines() == [header, row]
+    assert "an output is the input" in complaint(capsys, *alone, "new.txt", "--output", "new.txt")
+    assert "unrecognized arguments: --fingerprints" in complaint(
+        capsys, *alone, "new.txt", "--fingerprints", "f.npy"
+    )
 
 
 def test_moved_run_keeps_its_best_checkpoint(fitted: str, capsys) -> None:

@@ -11,7 +11,7 @@ _COMMANDS = {
     "fit": "train; then test and predict with the best checkpoint, and draw pictures",
     "validate": "measure a checkpoint on the validation split",
     "test": "measure a checkpoint on the test split, and draw what it predicts",
-    "predict": "write predictions to a table; of a file of molecules as a stream",
+    "predict": "write predictions to a table, of a split or of a file of molecules or trees",
     "ensemble": "test and predict with the average of several checkpoints, trained before or now",
     "featurize": "describe the molecules of a file once, in packed files",
     "explain": "say which atoms and pairs of atoms predictions rest on, with pictures",
@@ -30,6 +30,7 @@ examples:
   pyg-dynbatch fit --config configs/tpsa.yaml
   pyg-dynbatch ensemble --config configs/esol.yaml --members 5
   pyg-dynbatch predict --checkpoint best.ckpt --input molecules.csv --output predictions.csv
+  pyg-dynbatch predict --checkpoint best.ckpt --input trees.txt --output predictions.csv
   pyg-dynbatch explain --checkpoint best.ckpt --smiles CCO "c1ccccc1O" --output explained
 
 'pyg-dynbatch COMMAND --help' lists the options of a command. An error is one line and exit code 2;
@@ -82,7 +83,7 @@ what it leaves behind:
 
 
 _STREAM_HELP = """
-To predict a file of molecules, or standard input, from checkpoints alone:
+To predict a file of molecules or bracketed trees from checkpoints alone:
   pyg-dynbatch predict --checkpoint CKPT --help
 """
 
@@ -142,9 +143,9 @@ def _dispatch(argv: list[str]) -> int:
 
         return run_ensemble(options)
     if command in ("featurize", "explain"):
-        return _run_molecules(command, options)
+        return _run_files(command, options)
     if command == "predict" and _is_stream(options):
-        return _run_molecules(command, options)
+        return _run_files(command, options)
     if options and options[0] in ("-h", "--help"):
         print(_LIGHTNING_HELP.format(command=command, summary=_COMMANDS[command]), end="")
         print(_STREAM_HELP if command == "predict" else "", end="")
@@ -155,19 +156,23 @@ def _dispatch(argv: list[str]) -> int:
 
 
 def _is_stream(options: Sequence[str]) -> bool:
-    """Tells a prediction of a file of molecules from Lightning's, which has a configuration."""
+    """Tells a prediction of a file from Lightning's, which has a configuration."""
     words = {word.partition("=")[0] for word in options}
     return bool(words & {"--checkpoint", "--input"})
 
 
-def _run_molecules(command: str, options: list[str]) -> int:
+def _run_files(command: str, options: list[str]) -> int:
     if command == "explain":
         from pyg_dynbatch.training.molecule_explain_command import run_explain
 
         return run_explain(options)
-    from pyg_dynbatch.training.molecule_predict import run_featurize, run_molecule_predict
+    if command == "featurize":
+        from pyg_dynbatch.training.molecule_predict import run_featurize
 
-    return run_featurize(options) if command == "featurize" else run_molecule_predict(options)
+        return run_featurize(options)
+    from pyg_dynbatch.training.tree_predict import run_predict
+
+    return run_predict(options)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -5,7 +5,7 @@ from functools import cached_property
 from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor
+from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
 from pyg_dynbatch.core.errors import mismatch
@@ -135,14 +135,11 @@ class TreeDataModule(SplitDataModule):
     def _arity(self) -> int | None:
         if self.arity is not None or self.trainer is None:
             return self.arity
-        layers = (
-            m for m in self.trainer.lightning_module.modules() if isinstance(m, RecursiveLayer)
-        )
-        return next((layer.arity for layer in layers), None)
+        return arity_of(self.trainer.lightning_module)
 
     def state_dict(self) -> dict[str, Any]:
         """Notes the vocabulary, so that a checkpoint is never used with another one."""
-        return {"vocabulary": self.vocabulary.digest()}
+        return {"vocabulary": self.vocabulary.digest(), "words": list(self.vocabulary.words)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Refuses to go on with another vocabulary.
@@ -181,6 +178,19 @@ class TreeDataModule(SplitDataModule):
         named = self.load("test", None)
         words = [_texts(named[i], named.vocabulary) for i in chosen or range(len(trees))]
         return Collater(arity=self._arity())(trees), trees, words
+
+
+def arity_of(model: nn.Module) -> int | None:
+    """Finds the number of child places that the schedules of a model need.
+
+    Args:
+        model: A model of trees.
+
+    Returns:
+        The number; ``None`` for any number of children.
+    """
+    layers = (module for module in model.modules() if isinstance(module, RecursiveLayer))
+    return next((layer.arity for layer in layers), None)
 
 
 def _texts(tree: Data, vocabulary: Vocabulary) -> list[str]:

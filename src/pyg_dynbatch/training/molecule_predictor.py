@@ -107,7 +107,7 @@ class MoleculePredictor:
             raise ValueError(
                 mismatch("MoleculePredictor: no checkpoints", expected="one or more", got=0)
             )
-        self.device = _checked_device(device)
+        self.device = checked_device(device)
         loaded = [
             one.eval() if isinstance(one, MoleculeProperty) else load_property_task(one)
             for one in checkpoints
@@ -247,13 +247,24 @@ class MoleculePredictor:
             )
 
 
-def _checked_device(name: str) -> torch.device:
+def checked_device(name: str) -> torch.device:
+    """Looks whether a device can be used.
+
+    Args:
+        name: ``cpu``, ``cuda`` or another name of torch's.
+
+    Returns:
+        The device.
+
+    Raises:
+        ValueError: If it cannot be used.
+    """
     try:
         torch.zeros(1, device=name)
     except (RuntimeError, AssertionError) as error:
         raise ValueError(
             mismatch(
-                "MoleculePredictor: the device cannot be used",
+                "the device cannot be used",
                 expected="cpu, or a device of this machine",
                 got=f"{name}: {str(error).splitlines()[0]}",
             )

@@ -106,7 +106,8 @@ def _classes() -> list[str]:
 
 
 def _below(base: type) -> Iterator[type]:
-    for kind in base.__subclasses__():
+    kinds: list[type] = base.__subclasses__()
+    for kind in kinds:
         yield kind
         yield from _below(kind)
 
