@@ -1,5 +1,6 @@
 """The console script: help, one-line complaints, and every sub-command on small data."""
 
+import csv
 import re
 import subprocess
 import sys
@@ -312,6 +313,17 @@ def fitted(folder: Path, capsys: pytest.CaptureFixture) -> str:
     assert run("fit", "--config", "small.yaml", "--trainer.enable_progress_bar", "false") == 0
     capsys.readouterr()
     return "runs/small/version_0"
+
+
+def test_forked_ranks_keep_one_table_of_metrics(folder: Path) -> None:
+    fork = ["--trainer.devices", "2", "--trainer.strategy", "ddp_fork"]
+    assert run("fit", "--config", "small.yaml", *fork) == 0
+    assert run("fit", "--run", "runs/small/version_0", *fork, "--trainer.max_epochs", "3") == 0
+    with Path("runs/small/version_0/metrics.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["epoch"] for row in rows if row["train/loss"]] == ["0", "1", "2"]
+    assert [row["epoch"] for row in rows if row["val/loss"]] == ["0", "1", "2"]
+    assert len([row for row in rows if row["test/loss"]]) == 1
 
 
 def test_best_and_last_checkpoint_of_a_run(fitted: str, capsys) -> None:

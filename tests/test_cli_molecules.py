@@ -386,7 +386,11 @@ def test_wrong_options_and_input(folder: Path, checkpoint: str, argv, said: str,
     [
         (["--data.init_args.targets", "[nope]"], "nope"),
         (["--data.init_args.file", "none.csv"], "none.csv"),
-        (["--data.init_args.kind", "binary"], "a label is out of range"),
+        (["--data.init_args.kind", "binary"], "no metric 'val/rmse'"),
+        (
+            ["--data.init_args.kind", "binary", "--checkpoint.monitor", "val/loss"],
+            "a label is out of range",
+        ),
         (["--data.init_args.pairs", "9"], "pairs"),
         (["--data.init_args.split.method", "nope"], "method"),
         (["--model.init_args.readout", "nope"], "readout"),

@@ -32,6 +32,7 @@ from pyg_dynbatch.training.predictions import PredictionTable, folder_of
 from pyg_dynbatch.training.report import RunReport, closing_lines
 from pyg_dynbatch.training.run_folder import (
     CONFIG,
+    append_metrics,
     check_options,
     check_run_folder,
     continue_in,
@@ -194,6 +195,7 @@ class TaskCLI(LightningCLI):
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             if getattr(callback, "monitor", None) is not None:
                 _check_name(callback.monitor, self.model)
+        append_metrics(self.trainer)
 
     def after_fit(self) -> None:
         """Tests and predicts with the best checkpoint, and says where everything lies."""
@@ -266,6 +268,7 @@ def _check_name(monitor: str, model: Task) -> None:
                 f"{type(model).__name__}: there is no metric {monitor!r}",
                 expected=f"one of {', '.join(names)}",
                 got=f"{monitor!r}{did_you_mean(monitor, names)}",
+                mend=f"val/{model.main_metric}, by which the model is judged",
             )
         )
 

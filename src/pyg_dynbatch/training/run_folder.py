@@ -9,11 +9,14 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.utilities import rank_zero_info
 
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.files import whole_file
 
 CONFIG = "config.yaml"
+METRICS = "metrics.csv"
 
 # Options that take effect although the checkpoint was made with others. Everything else decides
 # what the weights mean.
@@ -169,6 +172,36 @@ def check_run_folder(
         )
 
 
+class MetricsTable(ExperimentWriter):
+    """Appends to a table of metrics that is there, which Lightning's own writer deletes.
+
+    With forked ranks, training and testing are different processes that write one table.
+
+    Args:
+        folder: The folder of the run.
+    """
+
+    def _check_log_dir_exists(self) -> None:
+        """Leaves the table as it is."""
+
+    def _record_new_keys(self) -> set[str]:
+        if Path(self.metrics_file_path).is_file():
+            with Path(self.metrics_file_path).open(newline="", encoding="utf-8") as file:
+                self.metrics_keys = next(csv.reader(file))
+        return super()._record_new_keys()
+
+
+def append_metrics(trainer: pl.Trainer) -> None:
+    """Lets the loggers of a run append to the tables that are there.
+
+    Args:
+        trainer: The run, before it starts.
+    """
+    for logger in trainer.loggers:
+        if isinstance(logger, CSVLogger) and trainer.is_global_zero:
+            logger._experiment = MetricsTable(logger.log_dir)
+
+
 def continue_in(trainer: pl.Trainer, checkpoint: Path, contents: Mapping[str, Any]) -> None:
     """Lets the loggers write into the folder of a checkpoint, after what was logged before it.
 
@@ -177,23 +210,33 @@ def continue_in(trainer: pl.Trainer, checkpoint: Path, contents: Mapping[str, An
         checkpoint: The file to continue from.
         contents: What the file holds.
     """
-    folder, step = checkpoint.parent, int(contents["global_step"])
+    folder = checkpoint.parent
     trainer.loggers = [
-        _continued(folder, step, trainer.is_global_zero) if isinstance(each, CSVLogger) else each
+        CSVLogger(folder.parent.parent, folder.parent.name, folder.name)
+        if isinstance(each, CSVLogger)
+        else each
         for each in trainer.loggers
     ]
+    if trainer.is_global_zero and (folder / METRICS).is_file():
+        _drop_after(folder / METRICS, int(contents["global_step"]))
     epoch = int(contents["epoch"]) + 1
     rank_zero_info(f"continuing in {folder} after epoch {epoch} ({checkpoint.name})")
 
 
-def _continued(folder: Path, step: int, writes: bool) -> CSVLogger:
-    logger = CSVLogger(folder.parent.parent, folder.parent.name, folder.name)
-    table = folder / "metrics.csv"
-    if writes and table.is_file():
-        with table.open(newline="", encoding="utf-8") as file:
-            rows = [row for row in csv.DictReader(file) if int(row["step"]) < step]
-        # Making the writer deletes the table, so it is written again. Texts stay as they are.
-        kept: Any = [{name: text for name, text in row.items() if text} for row in rows]
-        logger.experiment.metrics = kept
-        logger.save()
-    return logger
+def _drop_after(table: Path, step: int) -> None:
+    """Drops the rows that were logged after a step of training, and columns without a value."""
+    with table.open(newline="", encoding="utf-8") as file:
+        filled = [
+            {name: text for name, text in row.items() if text} for row in csv.DictReader(file)
+        ]
+    rows = [
+        row
+        for row in filled
+        # With forked ranks, the row of the test says step 0.
+        if int(row["step"]) < step and not any(name.startswith("test/") for name in row)
+    ]
+    names = sorted({name for row in rows for name in row})
+    with whole_file(table, newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, names)
+        writer.writeheader()
+        writer.writerows(rows)
