@@ -30,6 +30,15 @@ def test_depth_and_counts() -> None:
     assert repr(two) == "Value(1, float32[], depth 1)"
 
 
+def test_a_value_decides_nothing() -> None:
+    program = Program()
+    h = program.call(ADD, program.constant(SCALAR, 0.0), program.constant(SCALAR, 0.0))
+    for decide in (lambda: 1 if h else 2, lambda: not h, lambda: h and 1):
+        text = message(TypeError, decide)
+        assert "used as a truth value while calls are recorded" in text
+        assert "depth 1" in text and "torch.where" in text
+
+
 def test_several_results_come_as_a_tuple() -> None:
     program = Program()
     split = Signature("split", (VECTOR,), (SCALAR, (SCALAR, VECTOR)))

@@ -15,11 +15,27 @@ if TYPE_CHECKING:
     from pyg_dynbatch.blocks.code import Code
 
 
+def _no_truth(self: Any) -> NoReturn:
+    """Refuses to decide anything: blocks are wired before there is any example."""
+    raise TypeError(
+        mismatch(
+            f"{type(self).__name__}: used as a truth value while blocks are wired",
+            expected="a decision that is made for each example",
+            got=repr(self),
+            mend="td.OneOf(key_fn, cases) by the host's data, torch.where in a td.Function by a "
+            "tensor; `block is not None` for its presence",
+        )
+    )
+
+
 class Wire(NamedTuple):
     """One item of what a block gives; ``block[key]``."""
 
     source: Any
     key: Any
+
+    def __bool__(self) -> bool:
+        _no_truth(self)
 
     def __getitem__(self, key: Any) -> "Wire":
         return Wire(self, key)
@@ -130,6 +146,9 @@ class Block(IOBase):
         return ""
 
     # Putting together.
+
+    def __bool__(self) -> bool:
+        _no_truth(self)
 
     def __rshift__(self, other: Any) -> "Block":
         from pyg_dynbatch.blocks.pipe import Pipe

@@ -34,6 +34,18 @@ class Value:
         """Reads like ``Value(3, float32[150], depth 2)``."""
         return f"Value({self.number}, {describe(self.row_type)}, depth {self.depth})"
 
+    def __bool__(self) -> bool:
+        """Refuses to decide anything: a value is only recorded, and computed later."""
+        raise TypeError(
+            mismatch(
+                "Value: used as a truth value while calls are recorded",
+                expected="a decision by what the host knows, such as the shape of the tree",
+                got=repr(self),
+                mend="`value is not None` for its presence; torch.where inside an operation for "
+                "its content",
+            )
+        )
+
     def __reduce__(self) -> Any:
         """Refuses to be pickled alone: a value means nothing without its program."""
         raise TypeError(
