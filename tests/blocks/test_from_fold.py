@@ -101,11 +101,25 @@ def test_whatever_has_types_is_an_io_base() -> None:
 
 
 @pytest.mark.parametrize("row", LEFT_OUT, ids=lambda row: name(row[0]))
-def test_what_is_left_out_is_not_there(row: list[str]) -> None:
+def test_what_is_left_out_names_what_to_do_instead(row: list[str]) -> None:
     first, *rest = name(row[0]).split(".")
-    owner = getattr(td, first) if rest else td
-    assert not hasattr(owner, (rest or [first])[0])
-    assert row[1], "says what to use instead"
+    owner = td.Compiler.create(td.Scalar()) if rest else td
+    text = refused(AttributeError, getattr, owner, (rest or [first])[0])
+    assert text.startswith(f"{name(row[0])} is left out here; ") and "\n" not in text
+    assert row[1], "the page says it, too"
+
+
+def test_members_and_options_that_moved_name_what_to_do_instead() -> None:
+    model = td.Compiler.create(td.Scalar())
+    for member in ("output_tensors", "metric_tensors"):
+        text = refused(AttributeError, getattr, model, member)
+        assert f"compiler(examples).{member}" in text
+    assert "no attribute 'else'" in refused(AttributeError, getattr, model, "else")
+    assert "no attribute 'Else'" in refused(AttributeError, getattr, td, "Else")
+    for option, instead in (("feed_dict", "InputRow"), ("session", "no sessions")):
+        text = refused(TypeError, td.Scalar().eval, 1, **{option: {}})
+        assert instead in text and option in text and "\n" not in text
+    assert "unexpected keyword argument 'other'" in refused(TypeError, td.Scalar().eval, 1, other=1)
 
 
 def test_every_public_name_stands_on_the_page() -> None:

@@ -220,17 +220,21 @@ class Block(IOBase):
 
     # Running.
 
-    def eval(self, inp: Any, *, tolist: bool = False, inputs: Any = None) -> Any:
+    def eval(self, inp: Any, *, tolist: bool = False, inputs: Any = None, **options: Any) -> Any:
         """Evaluates one input, without keeping anything.
 
         Args:
             inp: The input: a Python object.
             tolist: Give numbers and lists instead of tensors.
             inputs: Rows from outside by tag, see :class:`InputRow`.
+            **options: None; those of Fold are refused by name.
 
         Returns:
             The output, with tensors where the type has tensors; together with a dictionary of
             the values of each metric, if there is any.
+
+        Raises:
+            TypeError: For any other option.
 
         Example:
             >>> from pyg_dynbatch import blocks as td
@@ -238,7 +242,11 @@ class Block(IOBase):
             [1.0, 2.0]
         """
         from pyg_dynbatch.blocks.evaluate import evaluate
+        from pyg_dynbatch.blocks.left_out import left_out
 
+        for name in options:
+            unknown = f"Block.eval() got an unexpected keyword argument {name!r}"
+            raise TypeError(left_out(f"Block.eval({name}=)") or unknown)
         return evaluate(self, inp, tolist=tolist, inputs=inputs)
 
     def max_depth(self, inp: Any) -> int:
