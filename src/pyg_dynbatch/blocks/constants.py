@@ -54,7 +54,7 @@ def _kind(wanted: TensorType) -> str:
     return "f" if wanted.dtype.is_floating_point else "i"
 
 
-def _stacked(items: Sequence[Any], wanted: TensorType) -> np.ndarray:
+def _stacked(items: Any, wanted: TensorType) -> np.ndarray:
     """One array of all items; texts are read as numbers, and whole floats are integers."""
     if isinstance(items[0], torch.Tensor):
         rows = torch.stack([torch.as_tensor(item).detach() for item in items]).cpu()
