@@ -138,3 +138,13 @@ def test_what_stands_for_the_loom_is_public() -> None:
     for shown in ("Engine", "Program", "TensorType", "Operations", "Schedule"):
         assert f"`{shown}" in PAGE.read_text("utf-8") or f".{shown}`" in PAGE.read_text("utf-8")
         assert shown in pyg_dynbatch.__all__
+
+
+def test_depth_counts_as_the_page_says() -> None:
+    numbers = lambda: td.Map(td.Scalar())  # noqa: E731
+    for total in (td.Sum, td.Min, td.Max, td.Mean):
+        block = numbers() >> total()
+        assert [block.max_depth(range(n)) for n in (0, 1, 2, 7)] == [0, 0, 1, 1]
+    pairs = numbers() >> td.Reduce(td.Function(torch.add))
+    assert [pairs.max_depth(range(n)) for n in (0, 1, 2, 7)] == [0, 0, 1, 3]
+    assert (numbers() >> td.Map(td.Metric("m")) >> td.Void()).max_depth([1, 2]) == 0

@@ -114,6 +114,7 @@ def test_rnn_of_torch_cells() -> None:
         again = cell(torch.tensor([[2.0]]), cell(x))
         last = again[0] if isinstance(again, tuple) else again
         torch.testing.assert_close(outputs[-1], last[0])
+        torch.testing.assert_close(outputs[-1], state[0] if isinstance(state, tuple) else state)
 
 
 def test_parts_can_be_asked_for() -> None:
