@@ -128,6 +128,14 @@ def test_stock_loader_gives_the_same(cell: str) -> None:
     assert kept[0] == ours.schedule
     assert torch.equal(model(ours), model(stock))
     assert [value for _, value in stock if isinstance(value, Schedule)][0] is kept[0]
+    # Nobody asked for this schedule, so after an edit there is a new one.
+    for batch in (ours, stock):
+        batch.edge_index = batch.edge_index.flip(1)
+        batch.child_slot = batch.child_slot.flip(0)
+    with pytest.raises(ValueError, match="belongs to another graph"):
+        model(ours)
+    del ours.schedule
+    assert torch.allclose(model(stock), model(ours))
 
 
 def test_one_stock_batch_serves_models_of_different_arity() -> None:

@@ -1,6 +1,7 @@
 """How the recursive layers behave as torch and PyG modules, and what they refuse."""
 
 import copy
+import io
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -9,17 +10,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from torch_geometric.data import Data
 from torch_geometric.explain import Explainer, GNNExplainer
-from torch_geometric.nn import GCNConv, Sequential
+from torch_geometric.nn import GCNConv, SAGEConv, Sequential
 
 from pyg_dynbatch.core import Schedule
+from pyg_dynbatch.data import DataLoader
+from pyg_dynbatch.models import TreeEncoder
 from pyg_dynbatch.nn import (
     ChildSumTreeLSTM,
     ChildSumTreeLSTMCell,
+    GraphedTreeLSTM,
     NaryTreeLSTM,
     NaryTreeLSTMCell,
     RecursiveCell,
     RecursiveLayer,
+    TopologicalConv,
     TreeGRU,
     TreeRNN,
 )
@@ -404,8 +410,92 @@ def test_refuses_schedules_of_others() -> None:
     other = Schedule.from_structure(chain(7).edge_index[:, :5], 7, arity=2)
     text = message(lambda: layer(x, TREE.edge_index, other), ValueError)
     assert "the schedule belongs to another graph" in text
-    assert "expected: 5 edges" in text
-    assert "got:      6" in text
+    assert "expected: the 5 edges that it was made from" in text
+    assert "got:      int64 tensor [2, 6]" in text
+    text = message(lambda: layer(x, TREE.edge_index.to_sparse(), ragged), ValueError)
+    assert "made for another layer" in text
+    fixed = Schedule.from_structure(TREE.edge_index, TREE.num_nodes, arity=2)
+    text = message(lambda: layer(x, TREE.edge_index.to_sparse(), fixed), TypeError)
+    assert "dense edges" in text
+
+
+def saved(batch: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(batch, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+def kept_in_place(batch: Any) -> Any:
+    return batch
+
+
+WAYS: dict[str, Callable[[Any], Any]] = {
+    "as collated": kept_in_place,
+    "moved": lambda batch: batch.to("cpu"),
+    "cloned": lambda batch: batch.clone(),
+    "pickled": lambda batch: pickle.loads(pickle.dumps(batch)),
+    "saved": saved,
+    "shared": lambda batch: batch.share_memory_(),
+    "by rows": lambda batch: batch.update({"edge_index": batch.edge_index.t().contiguous().t()}),
+}
+
+
+def batch_of_trees(arity: int | None, **options: Any) -> Any:
+    examples = [Data(edge_index=TREE.edge_index, x=features(TREE.num_nodes).float())] * 2
+    return next(iter(DataLoader(examples, batch_size=2, arity=arity, **options)))
+
+
+def layers_that_take_schedules() -> dict[str, Callable[[Any], Tensor]]:
+    nary, convolution = NaryTreeLSTM(IN, OUT), TopologicalConv(SAGEConv(IN, IN))
+    graphed = GraphedTreeLSTM(nary)
+    encoder = TreeEncoder(0, IN, nary)
+    compiled = torch.compile(nary, backend="eager")
+    return {
+        "layer": lambda batch: nary(batch.x, batch.edge_index, batch.schedule),
+        "compiled": lambda batch: compiled(batch.x, batch.edge_index, batch.schedule),
+        "graphed": lambda batch: graphed(batch.x, batch.edge_index, batch.schedule),
+        "encoder": encoder,
+        "topological": lambda batch: convolution(
+            batch.x, batch.edge_index, schedule=batch.schedule
+        ),
+    }
+
+
+@pytest.mark.parametrize("kind", layers_that_take_schedules())
+@pytest.mark.parametrize("way", WAYS)
+def test_edges_edited_after_collating_are_refused(kind: str, way: str) -> None:
+    layer = layers_that_take_schedules()[kind]
+    batch = WAYS[way](batch_of_trees(None if kind == "topological" else 2))
+    layer(batch)
+    batch.edge_index[0, :2] = batch.edge_index[0, :2].flip(0)
+    text = message(lambda: layer(batch), ValueError)
+    assert "the schedule belongs to another graph" in text
+    assert "as many edges with other values" in text
+    batch.edge_index[0, :2] = batch.edge_index[0, :2].flip(0)
+    layer(batch)
+    batch.edge_index = batch.edge_index.flip(1)
+    assert "as many edges with other values" in message(lambda: layer(batch), ValueError)
+
+
+def test_edges_of_batches_from_workers_are_compared() -> None:
+    batch = batch_of_trees(2, num_workers=1)
+    layer = NaryTreeLSTM(IN, OUT)
+    layer(batch.x, batch.edge_index, batch.schedule)
+    batch.edge_index = batch.edge_index.flip(1)
+    text = message(lambda: layer(batch.x, batch.edge_index, batch.schedule), ValueError)
+    assert "as many edges with other values" in text
+
+
+def test_edges_of_other_devices_are_not_read() -> None:
+    schedule = Schedule.from_structure(TREE.edge_index, TREE.num_nodes)
+    edges = TREE.edge_index.to("meta")
+    assert schedule.belongs_to(edges)
+    edges.zero_()
+    assert not schedule.belongs_to(edges)
+    assert schedule.belongs_to(TREE.edge_index.to("meta"))
+    with torch.inference_mode():
+        assert schedule.belongs_to(torch.empty_like(edges))
 
 
 def test_refuses_edges() -> None:

@@ -15,6 +15,7 @@ from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.core.structure import (
     _checked_edges,
     array_of,
+    checksum,
     depth_of,
     longest_paths,
     numbers_among_equals,
@@ -46,6 +47,7 @@ def schedule_structure(
     """
     _check_options(arity, direction)
     source, target = _checked_edges(edge_index, num_nodes, "Schedule.from_structure")
+    made_from = checksum(source, target)
     slot = _slots(child_slot, source.size)
     if arity is not None and slot is None:
         # Before the edges are turned round: a place is a child's among its siblings.
@@ -86,6 +88,7 @@ def schedule_structure(
         facts={
             "num_nodes": num_nodes,
             "num_edges": int(source.size),
+            "checksum": made_from,
             "arity": arity,
             "direction": direction,
             "input_node": input_node,
