@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torch_geometric.data import Data
 from torch_geometric.explain import Explainer, GNNExplainer
-from torch_geometric.nn import GCNConv, SAGEConv, Sequential
+from torch_geometric.explain.algorithm.utils import set_masks
+from torch_geometric.nn import GCNConv, SAGEConv, Sequential, to_captum_model
 
 from pyg_dynbatch.core import Schedule
 from pyg_dynbatch.data import DataLoader
@@ -315,6 +316,66 @@ def test_explainer_with_masks_of_features(with_schedule: bool) -> None:
     explanation = explainer(features(TREE.num_nodes).float(), TREE.edge_index, index=0, **options)
     assert explanation.node_mask.shape == (TREE.num_nodes, IN)
     assert (explanation.node_mask > 0).any()
+
+
+def decisive(kind: str) -> tuple[Sequential, Tensor, list[int]]:
+    """A model, and a tree of which one leaf alone has an input; the edges from it to the root."""
+    layer = make(kind).float()
+    torch.nn.init.zeros_(layer.cell.bias)
+    x, way, (root,) = torch.zeros(TREE.num_nodes, IN), [], TREE.roots
+    node = int(TREE.edge_index[0, 3])
+    x[node] = 1.0
+    while node != root:
+        way.append(int((TREE.edge_index[0] == node).nonzero()))
+        node = int(TREE.edge_index[1, way[-1]])
+    given = "x, edge_index, schedule"
+    model = Sequential(given, [(layer, f"{given} -> x"), nn.Linear(OUT, 2, bias=False)])
+    return model, x, way
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_gnn_explainer_finds_the_decisive_edges(kind: str) -> None:
+    model, x, way = decisive(kind)
+    edges, (root,) = TREE.edge_index, TREE.roots
+    schedule = Schedule.from_structure(edges, TREE.num_nodes, arity=model[0].arity)
+    explainer = Explainer(
+        model,
+        algorithm=GNNExplainer(epochs=3),
+        explanation_type="model",
+        edge_mask_type="object",
+        model_config={"mode": "multiclass_classification", "task_level": "node",
+                      "return_type": "raw"},
+    )  # fmt: skip
+    before = model(x, edges, schedule)
+    explanation = explainer(x, edges, index=root, schedule=schedule)
+    assert explanation.edge_mask.nonzero().flatten().tolist() == sorted(way)
+    assert torch.equal(model(x, edges, schedule), before)
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_captum_finds_the_decisive_edges(kind: str) -> None:
+    model, x, way = decisive(kind)
+    edges, (root,) = TREE.edge_index, TREE.roots
+    schedule = Schedule.from_structure(edges, TREE.num_nodes, arity=model[0].arity)
+    # The model that CaptumExplainer differentiates.
+    mask = torch.ones(1, edges.size(1), requires_grad=True)
+    found = to_captum_model(model, "edge", root)(mask, x, edges, schedule)
+    (saliency,) = torch.autograd.grad(found[:, 0].sum(), mask)
+    assert saliency[0].nonzero().flatten().tolist() == sorted(way)
+
+
+def test_refuses_explainers_without_one_mask_per_edge() -> None:
+    layer, x = NaryTreeLSTM(IN, OUT), features(TREE.num_nodes).float()
+    schedule = Schedule.from_structure(TREE.edge_index, TREE.num_nodes, arity=2)
+    layer.explain = True  # and no mask, as GraphMaskExplainer does
+    text = message(lambda: layer(x, TREE.edge_index), ValueError)
+    assert "NaryTreeLSTM: the explainer does not give one mask value per edge" in text
+    assert "got:      no edge mask" in text
+    set_masks(layer, torch.ones(3), TREE.edge_index)
+    text = message(lambda: layer(x, TREE.edge_index), ValueError)
+    assert "float32 tensor [3]" in text
+    set_masks(layer, torch.ones(6), TREE.edge_index)
+    assert "needs the edges" in message(lambda: layer(x, schedule=schedule), ValueError)
 
 
 class Height(RecursiveCell):

@@ -4,24 +4,28 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
+from torch_geometric.nn import MessagePassing
 
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.errors import described, mismatch
 from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.nn.cell import RecursiveCell, States, spread_rows
-from pyg_dynbatch.nn.levels import run_levels
+from pyg_dynbatch.nn.levels import child_weights, run_levels
 from pyg_dynbatch.nn.schedules import check_schedule, checked_direction, derive_schedule
 from pyg_dynbatch.nn.tree_gru import TreeGRUCell
 from pyg_dynbatch.nn.tree_lstm import ChildSumTreeLSTMCell, NaryTreeLSTMCell
 from pyg_dynbatch.nn.tree_rnn import TreeRNNCell
 
 
-class RecursiveLayer(nn.Module):
+class RecursiveLayer(MessagePassing):
     """Carries a cell from the leaves to the roots (or back), all nodes of a depth at once.
 
     Usable like a PyG layer, ``layer(x, edge_index)``; the schedule is then worked out from the
     edges at every call. Faster: hand it the schedule that this package's loader puts on the
     batch, ``layer(x, batch.edge_index, schedule=batch.schedule)``.
+
+    It is a ``MessagePassing`` module so that explainers of PyG find it: what a node reads of the
+    state of a child is multiplied by the edge mask of ``GNNExplainer`` or ``CaptumExplainer``.
 
     Args:
         cell: The cell; any :class:`RecursiveCell`.
@@ -36,7 +40,8 @@ class RecursiveLayer(nn.Module):
 
     Raises:
         ValueError: If a schedule has another arity or direction, or another number of nodes or
-            edges than ``x`` and ``edge_index``.
+            edges than ``x`` and ``edge_index``, or was made from other edges; or if an explainer
+            gives no edge mask (``GraphMaskExplainer``).
         IndexError: If ``nodes`` has a number that is no node's (on CPUs; a GPU reports it in its
             own way).
         TypeError: If ``edge_index`` is no dense int64 tensor, or ``x`` has the wrong width or no
@@ -49,7 +54,7 @@ class RecursiveLayer(nn.Module):
     """
 
     def __init__(self, cell: RecursiveCell, direction: str = "bottom_up") -> None:
-        super().__init__()
+        super().__init__(aggr=None)
         self.cell = cell
         self.direction = checked_direction(type(self).__name__, direction)
         self.in_channels, self.out_channels = cell.in_channels, cell.out_channels
@@ -103,7 +108,12 @@ class RecursiveLayer(nn.Module):
         self._check(schedule, x, edge_index, leaf_row)
         inputs = x if leaf_row is not None else _input_rows(schedule, x)
         order = bool(level_order) if nodes is None else _rows_of_nodes(schedule, nodes)
-        states = self._run(schedule, inputs, leaf_row, order, return_state)
+        if self.explain and schedule.num_edges:
+            weight = child_weights(schedule, edge_index, self._checked_edge_mask(schedule))
+            inputs = spread_rows(inputs, leaf_row, schedule)
+            states = run_levels(self.cell, schedule, inputs, order, weight)
+        else:
+            states = self._run(schedule, inputs, leaf_row, order, return_state)
         return states if return_state else states[0]
 
     def _run(
@@ -123,6 +133,20 @@ class RecursiveLayer(nn.Module):
             inputs = spread_rows(inputs, leaf_row, schedule)
             return run_levels(self.cell, schedule, inputs, order)
         return chosen_rows(states, order)
+
+    def _checked_edge_mask(self, schedule: Schedule) -> Tensor:
+        """Gives the mask that an explainer has put into this module, one number per edge."""
+        mask = self._edge_mask
+        if mask is None or mask.shape != (schedule.num_edges,):
+            raise ValueError(
+                mismatch(
+                    f"{type(self).__name__}: the explainer does not give one mask value per edge",
+                    expected=f"edge mask [{schedule.num_edges}]",
+                    got="no edge mask" if mask is None else described(mask),
+                    mend="GNNExplainer or CaptumExplainer, on the edges of the batch",
+                )
+            )
+        return mask.sigmoid() if self._apply_sigmoid else mask
 
     def _check(
         self,
