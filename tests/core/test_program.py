@@ -135,6 +135,16 @@ def test_declared_inputs() -> None:
     assert "5 or more" in text
 
 
+@pytest.mark.parametrize("operation", (torch.nn.Linear(3, 3), torch.tanh, "add", None))
+def test_what_is_not_registered_is_not_called(operation: object) -> None:
+    program = Program()
+    text = message(TypeError, program.call, operation, program.constant(VECTOR, [1, 2, 3]))
+    assert "Program.call: not a signature" in text
+    assert f"got:      {type(operation).__name__}" in text
+    assert "operations.add(module, inputs, outputs)" in text
+    assert program.num_calls == 0
+
+
 def test_wrong_number_of_arguments() -> None:
     program = Program()
     text = message(TypeError, program.call, ADD, program.constant(SCALAR, 1.0))

@@ -16,7 +16,7 @@ from torch_geometric.explain.algorithm.utils import set_masks
 from torch_geometric.nn import GCNConv, SAGEConv, Sequential, to_captum_model
 
 from pyg_dynbatch.core import Schedule
-from pyg_dynbatch.data import DataLoader
+from pyg_dynbatch.data import Collater, DataLoader
 from pyg_dynbatch.models import TreeEncoder
 from pyg_dynbatch.nn import (
     ChildSumTreeLSTM,
@@ -433,6 +433,16 @@ def test_refuses_options() -> None:
     assert "in_channels is too small" in message(lambda: TreeGRU(0, 2), ValueError)
     assert "out_channels is too small" in message(lambda: ChildSumTreeLSTM(2, 0), ValueError)
     assert "arity is too small" in message(lambda: NaryTreeLSTM(2, 2, 0), ValueError)
+    makers: list[Any] = [NaryTreeLSTM, TreeGRU, TreeRNN, lambda *sizes: Collater(arity=sizes[2])]
+    with as_users_run_it():
+        for each in makers:
+            text = message(lambda each=each: each(2, 2, "2"), TypeError)
+            assert "arity is not a whole number" in text
+            assert "got:      '2'" in text
+        assert "in_channels is not a whole" in message(lambda: ChildSumTreeLSTM(2.5, 2), TypeError)  # type: ignore[arg-type]
+        edges: Any = TREE.edge_index
+        text = message(lambda: Schedule.from_structure(edges, 7, arity="2"), ValueError)  # type: ignore[arg-type]
+        assert "the arity is not a number of argument places" in text
     for make_one in (NaryTreeLSTM, ChildSumTreeLSTM, TreeGRU):
         text = message(lambda m=make_one: m(2, 2, recurrent_dropout=1.0), ValueError)
         assert "recurrent_dropout is no probability" in text
@@ -443,12 +453,12 @@ def test_refuses_input_rows() -> None:
     layer = NaryTreeLSTM(IN, OUT)
     text = message(lambda: layer(torch.zeros(3, IN + 1), NO_EDGES), TypeError)
     assert "NaryTreeLSTM: input rows of the wrong form" in text
-    assert "expected: floating [row, 3]" in text
-    assert "got:      float32[3, 4]" in text
+    assert "expected: a dense tensor, floating [row, 3]" in text
+    assert "got:      float32 tensor [3, 4]" in text
     with as_users_run_it():
         integers = torch.zeros(3, IN, dtype=torch.long)
         text = message(lambda: layer(integers, NO_EDGES), TypeError)
-    assert "got:      int64[3, 3]" in text
+    assert "got:      int64 tensor [3, 3]" in text
     schedule = Schedule.from_structure(TREE.edge_index, TREE.num_nodes, arity=2)
     text = message(lambda: layer(torch.zeros(3, IN), schedule=schedule), ValueError)
     assert "wrong number of input rows" in text

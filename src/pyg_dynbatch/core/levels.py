@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import repeat
-from typing import NamedTuple
+from operator import index
+from typing import NamedTuple, SupportsIndex
 
 import numpy as np
 import torch
@@ -231,12 +232,12 @@ def _check_options(arity: int | None, direction: str) -> None:
                 got=repr(direction),
             )
         )
-    if arity is not None and arity < 0:
+    if arity is not None and (not isinstance(arity, SupportsIndex) or index(arity) < 0):
         raise ValueError(
             mismatch(
-                "Schedule.from_structure: the arity is negative",
-                expected="a number of argument places, or None for any number of children",
-                got=arity,
+                "Schedule.from_structure: the arity is not a number of argument places",
+                expected="0 or more, or None for any number of children",
+                got=repr(arity),
             )
         )
 

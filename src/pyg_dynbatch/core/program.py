@@ -237,6 +237,16 @@ class Program:
             TypeError: If the number or a type of the arguments differs from the signature.
             ValueError: If a value belongs to another program.
         """
+        if not isinstance(signature, Signature):
+            raise TypeError(
+                mismatch(
+                    "Program.call: not a signature",
+                    expected="a Signature",
+                    got=type(signature).__name__,
+                    where=f"call {self.num_calls}",
+                    mend="what operations.add(module, inputs, outputs) gives back",
+                )
+            )
         if len(arguments) != len(signature.inputs):
             raise TypeError(
                 mismatch(

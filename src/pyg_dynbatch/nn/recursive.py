@@ -1,6 +1,6 @@
 """Layers that carry a recurrent cell through trees and acyclic graphs."""
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from jaxtyping import Float, Int
@@ -9,9 +9,15 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_dynbatch.core.errors import described, mismatch
 from pyg_dynbatch.core.schedule import Schedule
+from pyg_dynbatch.core.state_store import refuse_transforms, unsupported
 from pyg_dynbatch.nn.cell import RecursiveCell, States, spread_rows
 from pyg_dynbatch.nn.levels import child_weights, run_levels
-from pyg_dynbatch.nn.schedules import check_schedule, checked_direction, derive_schedule
+from pyg_dynbatch.nn.schedules import (
+    check_input_rows,
+    check_schedule,
+    checked_direction,
+    derive_schedule,
+)
 from pyg_dynbatch.nn.tree_gru import TreeGRUCell
 from pyg_dynbatch.nn.tree_lstm import ChildSumTreeLSTMCell, NaryTreeLSTMCell
 from pyg_dynbatch.nn.tree_rnn import TreeRNNCell
@@ -44,8 +50,8 @@ class RecursiveLayer(MessagePassing):
             gives no edge mask (``GraphMaskExplainer``).
         IndexError: If ``nodes`` has a number that is no node's (on CPUs; a GPU reports it in its
             own way).
-        TypeError: If ``edge_index`` is no dense int64 tensor, or ``x`` has the wrong width or no
-            floating dtype, or ``nodes`` is no vector of integers.
+        TypeError: If ``edge_index`` is no dense int64 tensor, or ``x`` is not a dense
+            tensor of the cell's width and dtype, or ``nodes`` is no vector of integers.
 
     Example:
         >>> layer = RecursiveLayer(TreeRNNCell(4, 3))
@@ -101,6 +107,8 @@ class RecursiveLayer(MessagePassing):
         Returns:
             ``h``, in node order unless another one is asked for, or the tuple of the state's parts.
         """
+        refuse_transforms(type(self).__name__)
+        check_input_rows(type(self).__name__, x, self.cell, self.in_channels)
         if schedule is None:
             schedule = derive_schedule(
                 type(self).__name__, x, edge_index, child_slot, self.arity, self.direction
@@ -156,14 +164,6 @@ class RecursiveLayer(MessagePassing):
         leaf_row: Tensor | None,
     ) -> None:
         name = type(self).__name__
-        if x.dim() != 2 or x.size(1) != self.in_channels or not x.is_floating_point():
-            raise TypeError(
-                mismatch(
-                    f"{name}: input rows of the wrong form",
-                    expected=f"floating [row, {self.in_channels}]",
-                    got=f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}",
-                )
-            )
         check_schedule(name, schedule, edge_index, self.arity, self.direction)
         if leaf_row is not None:
             _check_leaf_row(name, schedule, x, leaf_row)
@@ -176,6 +176,9 @@ class RecursiveLayer(MessagePassing):
                     got=x.size(0),
                 )
             )
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        raise unsupported(type(self).__name__, "torch.jit.script (TorchScript)")
 
     def __repr__(self) -> str:
         """Names the widths, as PyG's layers do."""

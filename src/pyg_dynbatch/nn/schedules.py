@@ -3,7 +3,7 @@
 from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pyg_dynbatch.core.errors import described, mismatch
 from pyg_dynbatch.core.schedule import Schedule
@@ -24,6 +24,47 @@ def checked_direction(owner: str, direction: str) -> str:
             )
         )
     return direction
+
+
+def check_input_rows(owner: str, x: Tensor, module: nn.Module, channels: int | None) -> None:
+    """Checks the form of input rows, and that the parameters have their dtype.
+
+    Args:
+        owner: Who asks, for messages.
+        x: The rows.
+        module: What reads them.
+        channels: The width that it wants; None for any rows of numbers.
+
+    Raises:
+        TypeError: If they are something else.
+    """
+    fits = isinstance(x, Tensor) and x.layout == torch.strided and x.device.type != "meta"
+    if (
+        not fits
+        or x.dim() != 2
+        or x.size(1) != (channels or x.size(1))
+        or not x.is_floating_point()
+    ):
+        raise TypeError(
+            mismatch(
+                f"{owner}: input rows of the wrong form",
+                expected=f"a dense tensor, floating [row, {channels or 'feature'}]",
+                got=described(x),
+            )
+        )
+    weight = next(module.parameters(), x)
+    if x.dtype == weight.dtype or not weight.is_floating_point():
+        return
+    # Autocast leaves double precision alone.
+    if torch.float64 in (x.dtype, weight.dtype) or not torch.is_autocast_enabled(x.device.type):
+        raise TypeError(
+            mismatch(
+                f"{owner}: input rows have another dtype than the parameters",
+                expected=weight.dtype,
+                got=x.dtype,
+                mend=f"x.to({weight.dtype}), or layer.to({x.dtype})",
+            )
+        )
 
 
 def derive_schedule(
@@ -107,12 +148,16 @@ def check_schedule(
 
 
 def _check_dense(owner: str, edge_index: object) -> None:
-    if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
+    if (
+        not isinstance(edge_index, Tensor)
+        or edge_index.layout != torch.strided
+        or edge_index.device.type == "meta"
+    ):
         raise TypeError(
             mismatch(
                 f"{owner}: neither a schedule nor dense edges",
                 expected="edge_index [2, edge], or schedule=batch.schedule",
-                got=type(edge_index).__name__,
+                got=described(edge_index),
                 mend="edge_index, _ = to_edge_index(adj_t) for a sparse adjacency",
             )
         )
