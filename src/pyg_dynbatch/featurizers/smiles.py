@@ -242,7 +242,8 @@ def sanitized_copy(mol: Mol) -> Mol:
     Example:
         >>> from rdkit import Chem
         >>> mol = Chem.MolFromSmiles("c1ccccc1", sanitize=False)
-        >>> sanitized_copy(mol).GetRingInfo().NumRings(), mol.NeedsUpdatePropertyCache()
+        >>> copied = sanitized_copy(mol)  # RDKit's ring information is freed with its molecule
+        >>> copied.GetRingInfo().NumRings(), mol.NeedsUpdatePropertyCache()
         (1, True)
     """
     copied = chem().Mol(mol)
