@@ -1,6 +1,7 @@
 """Make a resumed run continue exactly where the checkpoint was taken."""
 
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,18 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     """
     check_is_checkpoint(path)
     return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def share_split(checkpoint: dict[str, Any], datamodule: Any) -> None:
+    """Shows the split of a checkpoint to a data module of another class, which Lightning would not.
+
+    Args:
+        checkpoint: What was read; gets an entry for the data module if it notes a split.
+        datamodule: The data module in use.
+    """
+    for entry in list(checkpoint.values()):
+        if isinstance(entry, Mapping) and "split_options" in entry:
+            checkpoint.setdefault(type(datamodule).__qualname__, entry)
 
 
 def check_is_checkpoint(path: str | Path) -> None:

@@ -19,6 +19,7 @@ from pyg_dynbatch.training.checkpoints import (
     check_is_checkpoint,
     last_checkpoint,
     read_checkpoint,
+    share_split,
 )
 from pyg_dynbatch.training.ensemble import ensemble_of
 from pyg_dynbatch.training.predictions import PredictionTable
@@ -214,7 +215,9 @@ class EnsembleCLI(TaskCLI):
 
 def _check_data(datamodule: SplitDataModule, path: str) -> None:
     """Lets the data module look at what it has written into a checkpoint."""
-    noted = read_checkpoint(path).get(type(datamodule).__qualname__)
+    checkpoint = read_checkpoint(path)
+    share_split(checkpoint, datamodule)
+    noted = checkpoint.get(type(datamodule).__qualname__)
     try:
         if noted is not None:
             datamodule.load_state_dict(noted)

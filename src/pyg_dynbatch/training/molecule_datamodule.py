@@ -1,15 +1,17 @@
 """What the data modules of molecules share: splits, pairs, targets, what a model must know."""
 
+import json
 import os
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torch.utils.data import Subset
 
@@ -73,6 +75,7 @@ class MoleculeDataModule(SplitDataModule):
         self.self_pairs = self_pairs
         self.featurizer = featurizer
         self.reading = reading
+        self._restored = False
 
     @abstractmethod
     def load(self) -> PackedMolecules:
@@ -115,9 +118,23 @@ class MoleculeDataModule(SplitDataModule):
 
     @cached_property
     def parts(self) -> Split:
-        """Which molecules are in which split."""
+        """Which molecules are in which split.
+
+        Raises:
+            ValueError: If the options cannot be used, or a written split has other molecules.
+        """
         seed = self.used_split_seed
-        return make_split(self.molecules, self.split, seed, self.kind, self.column)
+        split = make_split(self.molecules, self.split, seed, self.kind, self.column)
+        if self.split.method == "file" and split.molecules is None:
+            rank_zero_warn(
+                f"{self.split.file}: the split knows row numbers alone; that the rows of the data "
+                "are those it was made for is taken on trust"
+            )
+        return split.for_molecules(self.molecules.store.texts(), self._where)
+
+    @property
+    def _where(self) -> object:
+        return getattr(self, "file", None) or self.molecules.folder or ""
 
     def column(self, name: str) -> Mapping[int, str]:
         """Reads a column of the source, for splits that a column says.
@@ -253,27 +270,55 @@ class MoleculeDataModule(SplitDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         """Notes the split, so that a checkpoint is never tested on molecules it has seen."""
-        return {"split": self.parts.digest, "split_seed": self.used_split_seed}
+        options = {**asdict(self.split), "seed": self.parts.seed}
+        del options["leakage"]
+        return {"split": self.parts.as_dict(), "split_options": options}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Refuses to go on with another split.
+        """Takes over the split of a checkpoint if the rows alone were reordered since.
 
         Args:
             state_dict: What the checkpoint holds.
 
         Raises:
-            ValueError: If the molecules are divided in another way.
+            ValueError: If the molecules are others, or are divided in another way.
         """
-        own = self.parts.digest
-        if state_dict.get("split", own) != own:
+        if not isinstance(state_dict.get("split"), Mapping):
             raise ValueError(
                 mismatch(
-                    f"{type(self).__name__}: the checkpoint was trained on another split",
-                    expected=f"split {own}, seed {self.used_split_seed}",
-                    got=f"split {state_dict['split']}, seed {state_dict.get('split_seed')}",
-                    mend=f"--data.init_args.split.seed {state_dict.get('split_seed')}",
+                    f"{type(self).__name__}: the checkpoint does not tell its molecules",
+                    expected="a checkpoint with the hashes of its molecules",
+                    got="one of an earlier version",
+                    mend="train again, or predict with --checkpoint and --input",
                 )
             )
+        noted = Split.from_dict(state_dict["split"])
+        mapped = noted.for_molecules(self.molecules.store.texts(), self._where)
+        if mapped == self.parts:
+            return
+        options, own = state_dict["split_options"], self.state_dict()["split_options"]
+        changed = {key: value for key, value in options.items() if own[key] != value}
+        drawn = self.split.method not in ("column", "file") and not self._restored
+        if mapped is noted or changed or not drawn:
+            raise self._another_split(mapped, changed)
+        rank_zero_info("split: the rows are in another order; every molecule stays in its part")
+        self.parts, self._restored = mapped, True
+
+    def _another_split(self, mapped: Split, changed: Mapping[str, Any]) -> ValueError:
+        options = "".join(
+            f" --data.init_args.split.{key} {json.dumps(value, separators=(',', ':'))}"
+            for key, value in changed.items()
+        )
+        written = " --data.init_args.split.method file --data.init_args.split.file RUN/split.json"
+        return ValueError(
+            mismatch(
+                f"{type(self).__name__}: the checkpoint was trained on another split",
+                expected=repr(mapped),
+                got=repr(self.parts),
+                where=self._where,
+                mend=(options or written).strip(),
+            )
+        )
 
 
 def check_labels(molecules: PackedMolecules, num_classes: int, name: str) -> None:

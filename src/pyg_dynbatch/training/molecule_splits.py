@@ -110,7 +110,7 @@ def make_split(
         return kfold_splits(count, options.folds, seed)[options.fold]
     if options.method == "column":
         return column_split(column(_given(options, "column")), molecules.rows.tolist())
-    return Split.read(_given(options, "file"), num_examples=count)
+    return Split.read(_given(options, "file"))
 
 
 def _labels(molecules: PackedMolecules, target: str | None) -> Float32[np.ndarray, " molecule"]:

@@ -13,6 +13,7 @@ from torch_geometric.data import Batch
 from torchmetrics import Metric
 
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.training.checkpoints import share_split
 from pyg_dynbatch.training.metrics import MeanLoss
 from pyg_dynbatch.training.objective import Reduction, scaled_over_ranks
 from pyg_dynbatch.training.optimizers import build_optimizer
@@ -188,12 +189,13 @@ class Task(pl.LightningModule, ABC):
         return []
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuses a checkpoint whose weights do not fit this model.
+        """Refuses a checkpoint whose weights do not fit this model; hands its split to the data.
 
         Raises:
             ValueError: If names or shapes of the weights differ.
         """
         check_weights(self, checkpoint)
+        share_split(checkpoint, getattr(self._trainer, "datamodule", None))
 
 
 def check_weights(task: Task, checkpoint: Mapping[str, Any]) -> None:
