@@ -84,8 +84,9 @@ def read_molecules(
 ) -> Iterator[RawMolecule]:
     r"""Reads a file of molecules as a stream: a million records need no more memory than one.
 
-    - ``csv``, ``tsv``: a line of column names, then one record a line; quoted cells may hold
-      commas and line ends. Blank lines are no records; a line of empty cells is one.
+    - ``csv``, ``tsv``: a line of column names, then one record per line; quoted cells may hold
+      commas and line ends. Blank lines are no records; a line of empty cells is one. The cell of a
+      SMILES holds nothing else, except ``|…|`` of CXSMILES after a blank.
     - ``smi``: a SMILES, a blank, a name; no line of column names is needed, one that begins with
       ``smiles`` is skipped, as are lines that begin with ``#``.
     - ``sdf``: labels are data fields; the name is the first line of a record.
