@@ -259,7 +259,7 @@ def test_texts_that_mean_a_missing_target(tmp_path):
     path = tmp_path / "mine.csv"
     path.write_text("smiles,y\nCO,?\nC,-999\nCC,-9\n")
     given = {"target_columns": ["y"], "options": FeaturizeOptions(bad="raise", progress=False)}
-    with pytest.raises(ValueError, match=r"no finite number[\s\S]*missing=\['\?'\]"):
+    with pytest.raises(ValueError, match=r"not a finite number[\s\S]*missing=\['\?'\]"):
         MoleculeFile(path, tmp_path, **given)
     one = MoleculeFile(path, tmp_path, **given, missing=["?"])
     both = MoleculeFile(path, tmp_path, **given, missing=["?", "-999"])

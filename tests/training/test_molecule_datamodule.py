@@ -355,6 +355,48 @@ def test_split_options_that_cannot_be_used(tmp_path: Path, options, said: str) -
         molecule_data(tmp_path, split=options).setup("test")
 
 
+@pytest.mark.parametrize(
+    ("column", "kind", "said"),
+    [
+        (["", "", "", ""], "regression", "nothing to learn from the target 'y'"),
+        (["2", "", "2", "2"], "regression", "2 in all 3 rows that have one"),
+        (["1", "1", "", "1"], "binary", "1 in all 3 rows that have one"),
+        (["0", "1", "", "1"], "regression", "--data.init_args.kind binary"),
+    ],
+)
+def test_targets_that_cannot_be_learned(tmp_path: Path, column, kind, said: str) -> None:
+    path = tmp_path / "mine.csv"
+    rows = [f"{'C' * n},{n},{text}" for n, text in enumerate(column, start=1)]
+    path.write_text("\n".join(["smiles,x,y", *rows]) + "\n", encoding="utf-8")
+    even = SplitOptions(fractions=EVEN)
+    with pytest.raises(ValueError, match=said) as caught:
+        MoleculeFileData(str(path), ["y"], kind, split=even, reading=QUIET).setup("fit")
+    assert str(path) in str(caught.value)
+    records = read_molecules(path, target_columns=["y"])
+    folder = str(tmp_path / "packed")
+    build_store(folder, records, MoleculeFeaturizer(), task_names=["y"], options=QUIET)
+    with pytest.raises(ValueError, match=said):
+        PackedMoleculeData(folder, kind, split=even).setup("fit")
+
+
+@pytest.mark.parametrize("part", ["train", "val"])
+def test_a_part_with_one_class(tmp_path: Path, part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(molecule_datamodule, "rank_zero_info", lines.append)
+    parts = {"train": "train,val,test,train", "val": "val,train,test,val"}[part].split(",")
+    rows = [f"{'C' * (n + 1)},{n % 4 == 1},{n},{parts[n % 4]}" for n in range(16)]
+    text = "\n".join(["smiles,y,z,part", *rows]).replace("True", "1").replace("False", "0")
+    path = tmp_path / "mine.csv"
+    path.write_text(text + "\n", encoding="utf-8")
+    options = SplitOptions("column", column="part", leakage=False)
+    wrong = r"all targets of the (train|val) split are alike"
+    with pytest.raises(ValueError, match=wrong) as caught:
+        MoleculeFileData(str(path), ["y"], "binary", split=options, reading=QUIET).setup("fit")
+    assert "split.method stratified" in str(caught.value)
+    MoleculeFileData(str(path), ["y", "z"], split=options, reading=QUIET).setup("fit")
+    assert any("that are all alike: 1 of 2 properties (y)" in line for line in lines)
+
+
 def test_texts_that_mean_a_missing_target(tmp_path: Path) -> None:
     path = tmp_path / "mine.csv"
     path.write_text("smiles,y\nCO,?\nC,1\n", encoding="utf-8")

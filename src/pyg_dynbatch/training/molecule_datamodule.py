@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -31,6 +31,8 @@ from pyg_dynbatch.featurizers import MoleculeFeaturizer
 from pyg_dynbatch.training.molecule_schema import MoleculeSchema, PropertyKind
 from pyg_dynbatch.training.molecule_splits import SplitOptions, make_split
 from pyg_dynbatch.training.split_datamodule import SPLITS, SplitDataModule, SplitName
+
+_SHOWN = 5
 
 PairSet = Literal["all", "connected", "bonds"] | int
 
@@ -76,6 +78,9 @@ class MoleculeDataModule(SplitDataModule):
         self.featurizer = featurizer
         self.reading = reading
         self._restored = False
+
+    own_targets: ClassVar[bool] = True
+    """Whether the targets are the user's choice, to be refused where one cannot be learned."""
 
     @abstractmethod
     def load(self) -> PackedMolecules:
@@ -225,7 +230,7 @@ class MoleculeDataModule(SplitDataModule):
             stage: ``fit``, ``validate``, ``test`` or ``predict``.
 
         Raises:
-            ValueError: If a split that is needed is empty.
+            ValueError: If a split that is needed is empty, or a target cannot be learned.
         """
         for split in self.splits_of(stage):
             if not len(self.indices(split)):
@@ -240,6 +245,9 @@ class MoleculeDataModule(SplitDataModule):
         if stage == "fit":
             counts = ", ".join(f"{len(self.indices(split)):,} {split}" for split in SPLITS)
             rank_zero_info(f"molecules: {counts}; split {self.parts.method} {self.parts.digest}")
+            if self.own_targets:
+                check_targets(self.molecules, self.kind, type(self).__name__, self._where)
+            self._check_parts()
             if self.molecules.errors:
                 bad = self.molecules.errors[0]
                 count = len(self.molecules.errors)
@@ -254,6 +262,33 @@ class MoleculeDataModule(SplitDataModule):
                 found = find_duplicates(smiles, self.molecules.targets, texts=texts)
                 if found.groups:
                     rank_zero_info(f"duplicates: {found}")
+
+    def _check_parts(self) -> None:
+        """Looks for parts whose targets are all alike, which of classes cannot be used."""
+        names = self.molecules.task_names
+        parts: tuple[SplitName, ...] = ("train", "val") if self.kind == "binary" else ("train",)
+        for part in parts:
+            alike = [
+                name
+                for name, column in zip(names, self.targets(part).T, strict=True)
+                if len(column[~column.isnan()].unique()) < 2
+            ]
+            if len(alike) == len(names) and self.kind != "regression":
+                raise ValueError(
+                    mismatch(
+                        f"{type(self).__name__}: all targets of the {part} split are alike",
+                        expected="a property with two different values or more",
+                        got=f"none of {', '.join(names)}",
+                        where=self._where,
+                        mend="--data.init_args.split.method stratified, or other fractions",
+                    )
+                )
+            if alike:
+                shown = ", ".join(alike[:_SHOWN]) + ", …" * (len(alike) > _SHOWN)
+                rank_zero_info(
+                    f"targets of the {part} split that are all alike: {len(alike)} of {len(names)}"
+                    f" properties ({shown})"
+                )
 
     def describe_examples(self, numbers: np.ndarray) -> dict[str, np.ndarray]:
         """Gives the record numbers and SMILES of molecules to be predicted.
@@ -344,5 +379,45 @@ def check_labels(molecules: PackedMolecules, num_classes: int, name: str) -> Non
                 got=f"{targets[molecule, task]:g}",
                 where=f"row {int(molecules.rows[molecule])}, column {molecules.task_names[task]}",
                 mend="kind: regression for values, kind: multiclass for more classes",
+            )
+        )
+
+
+def check_targets(molecules: PackedMolecules, kind: PropertyKind, name: str, where: object) -> None:
+    """Looks for targets that cannot be learned, and for labels that are taken for values.
+
+    Args:
+        molecules: All molecules.
+        kind: Kind of the targets.
+        name: Who asks.
+        where: The file or folder.
+
+    Raises:
+        ValueError: If a column has fewer than two different values, or if all values of a
+            regression are 0 and 1.
+    """
+    targets = molecules.targets
+    known = ~np.isnan(targets)
+    for task, column in enumerate(molecules.task_names):
+        values, counts = np.unique(targets[known[:, task], task], return_counts=True)
+        if len(values) < 2:
+            got = f"{values[0]:g} in all {counts[0]} rows that have one" if len(values) else "none"
+            raise ValueError(
+                mismatch(
+                    f"{name}: there is nothing to learn from the target {column!r}",
+                    expected="two different values or more",
+                    got=got,
+                    where=where,
+                    mend="leave it out of the targets",
+                )
+            )
+    if kind == "regression" and np.isin(targets[known], (0, 1)).all():
+        raise ValueError(
+            mismatch(
+                f"{name}: the targets are labels, not values",
+                expected="values other than 0 and 1 for kind: regression",
+                got=f"0 and 1 alone in {', '.join(molecules.task_names[:_SHOWN])}",
+                where=where,
+                mend="--data.init_args.kind binary",
             )
         )
