@@ -147,8 +147,7 @@ class _Builder:
                 mismatch(
                     f"{self.name}: another featurizer made what is in the folder",
                     expected=f"featurizer {self._header['featurizer_digest']}",
-                    got=f"featurizer {found['featurizer_digest']}: "
-                    f"{json.dumps(found['featurizer'])}",
+                    got=f"featurizer {found['featurizer_digest']}",
                     where=self.folder,
                     mend="another folder, or force=True (featurize: --force) to replace it",
                 )
