@@ -82,7 +82,7 @@ def test_checkpoint_holds_all_that_predicting_needs(tmp_path: Path) -> None:
     assert schema["featurizer"]["format"].startswith("MoleculeFeaturizer")
     assert MoleculeSchema.from_dict(schema).pair_table.distance[0] == 0
     data = molecule_data(tmp_path)
-    assert saved["MoleculeFileData"]["split"] == data.parts.digest
+    assert saved["MoleculeFileData"]["split"]["digest"] == data.parts.digest
     mean = data.targets("train").nanmean(0)
     torch.testing.assert_close(saved["state_dict"]["scale.mean"], mean)
 
@@ -183,6 +183,7 @@ def _split_of(folder: Path, data) -> str:
 
     numbers = torch.arange(len(data.molecules)).numpy()
     split = Split(numbers[16:24], numbers[24:], numbers[:16], num_examples=len(numbers))
+    split = split.for_molecules(data.molecules.store.texts())
     return str(split.write(folder / "split.json"))
 
 

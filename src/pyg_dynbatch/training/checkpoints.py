@@ -162,6 +162,18 @@ class SafeCheckpointIO(TorchCheckpointIO):
         return super().load_checkpoint(path, weights_only=weights_only is not False, **options)
 
 
+def share_split(checkpoint: dict[str, Any], datamodule: Any) -> None:
+    """Shows the split of a checkpoint to a data module of another class, which Lightning would not.
+
+    Args:
+        checkpoint: What was read; gets an entry for the data module if it notes a split.
+        datamodule: The data module in use.
+    """
+    for entry in list(checkpoint.values()):
+        if isinstance(entry, Mapping) and "split_options" in entry:
+            checkpoint.setdefault(type(datamodule).__qualname__, entry)
+
+
 def check_is_checkpoint(path: str | Path) -> None:
     """Tells a checkpoint from a missing, foreign or truncated file, without reading all of it.
 

@@ -23,6 +23,7 @@ from pyg_dynbatch.training.checkpoints import (
     last_checkpoint,
     naming_file,
     read_checkpoint,
+    share_split,
 )
 from pyg_dynbatch.training.ensemble import ensemble_of
 from pyg_dynbatch.training.molecule_property import MoleculeProperty
@@ -358,7 +359,9 @@ class EnsembleCLI(TaskCLI):
 
 def _check_data(datamodule: SplitDataModule, path: str) -> None:
     """Lets the data module look at what it has written into a checkpoint."""
-    noted = read_checkpoint(path).get(type(datamodule).__qualname__)
+    checkpoint = read_checkpoint(path)
+    share_split(checkpoint, datamodule)
+    noted = checkpoint.get(type(datamodule).__qualname__)
     with naming_file(path):
         if noted is not None:
             datamodule.load_state_dict(noted)

@@ -161,23 +161,28 @@ class TreeDataModule(SplitDataModule):
                 )
             )
 
-    def shown_trees(self, count: int) -> tuple[Batch, list[Data], list[list[str]]]:
+    def shown_trees(self, count: int) -> tuple[Batch, dict[str, Data], list[list[str]]]:
         """Picks the first few test trees that fit into a picture.
 
         Args:
             count: How many.
 
         Returns:
-            The trees as a batch, the trees one by one, and the text of their nodes.
+            The trees as a batch, the trees by name, and the text of their nodes.
         """
         dataset = self.dataset("test")
         sizes = dataset.node_counts
-        chosen = [i for i, size in enumerate(sizes) if 3 <= size <= _LARGEST_SHOWN][:count]
-        trees = [dataset[i] for i in chosen or range(min(count, len(dataset)))]
+        fitting = [i for i, size in enumerate(sizes) if 3 <= size <= _LARGEST_SHOWN]
+        chosen = fitting[:count] or range(min(count, len(dataset)))
+        trees = {f"test example {i}": dataset[i] for i in chosen}
         # Words without a vector may be one word to the model; the picture still shows them.
         named = self.load("test", None)
-        words = [_texts(named[i], named.vocabulary) for i in chosen or range(len(trees))]
-        return Collater(arity=self._arity())(trees), trees, words
+        words = [self.node_texts(named[i], named.vocabulary) for i in chosen]
+        return Collater(arity=self._arity())(list(trees.values())), trees, words
+
+    def node_texts(self, tree: Data, vocabulary: Vocabulary) -> list[str]:
+        """Returns the text that a picture shows at each node."""
+        return [vocabulary[row] if row >= 0 else "" for row in tree.token.tolist()]
 
 
 def arity_of(model: nn.Module) -> int | None:
@@ -191,7 +196,3 @@ def arity_of(model: nn.Module) -> int | None:
     """
     layers = (module for module in model.modules() if isinstance(module, RecursiveLayer))
     return next((layer.arity for layer in layers), None)
-
-
-def _texts(tree: Data, vocabulary: Vocabulary) -> list[str]:
-    return [vocabulary[row] if row >= 0 else "" for row in tree.token.tolist()]

@@ -171,7 +171,6 @@ def run_featurize(argv: list[str]) -> int:
         bad=options.bad,
         num_workers=options.workers,
         shard_size=options.shard_size,
-        progress=sys.stderr.isatty(),
         force=options.force,
     )
     store = build_store(

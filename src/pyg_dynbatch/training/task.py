@@ -14,7 +14,7 @@ from torch_geometric.data import Batch
 from torchmetrics import Metric
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.training.checkpoints import SafeCheckpointIO
+from pyg_dynbatch.training.checkpoints import SafeCheckpointIO, share_split
 from pyg_dynbatch.training.metrics import MeanLoss
 from pyg_dynbatch.training.objective import Reduction, scaled_over_ranks
 from pyg_dynbatch.training.optimizers import build_optimizer, renew_rates
@@ -249,7 +249,7 @@ class Task(pl.LightningModule, ABC):
         return []
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuses a checkpoint whose weights do not fit this model.
+        """Refuses a checkpoint whose weights do not fit this model; hands its split to the data.
 
         Raises:
             ValueError: If names or shapes of the weights differ.
@@ -259,6 +259,7 @@ class Task(pl.LightningModule, ABC):
         self._rates_changed = any(
             theirs.get(name, ours[name]) != ours[name] for name in ("optimizer", "rate")
         )
+        share_split(checkpoint, getattr(self._trainer, "datamodule", None))
 
     def on_train_start(self) -> None:
         """Lets this task's rates hold where a checkpoint has restored others."""
