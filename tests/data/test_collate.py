@@ -185,7 +185,7 @@ class TestFaults:
         assert message.startswith("Collater: example 2 of the batch: ")
 
     def test_options(self):
-        with pytest.raises(ValueError, match="Collater: arity is out of range"):
+        with pytest.raises(ValueError, match="Collater: arity is too small"):
             Collater(arity=0)
         with pytest.raises(ValueError, match="Collater: unknown direction"):
             Collater(direction="up")

@@ -14,12 +14,18 @@ from tests.training.helpers import SIZES
         ("val/mse", "min"),
         ("val/loss", "min"),
         ("train/loss", "min"),
-        ("val/own_error", "min"),
     ],
 )
 def test_metrics_that_can_choose(monitor: str, mode: str) -> None:
     check_monitor(monitor, mode, TreeRelatedness(num_tokens=4, **SIZES))
-    check_monitor(monitor, mode, TreeClassification(num_tokens=4, num_classes=3, **SIZES))
+
+
+def test_metrics_that_are_not_logged() -> None:
+    task = TreeClassification(num_tokens=4, num_classes=3, polarity=True, **SIZES)
+    check_monitor("val/binary_accuracy", "max", task)
+    with pytest.raises(ValueError, match="no metric 'val/acuracy'") as caught:
+        check_monitor("val/acuracy", "max", task)
+    assert "did you mean 'val/accuracy'?" in str(caught.value)
 
 
 @pytest.mark.parametrize(

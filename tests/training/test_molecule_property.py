@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging
+from lightning.pytorch.tuner import Tuner
 
 from pyg_dynbatch.training import (
     AveragedProperties,
@@ -81,7 +82,7 @@ def test_checkpoint_holds_all_that_predicting_needs(tmp_path: Path) -> None:
     assert schema["featurizer"]["format"].startswith("MoleculeFeaturizer")
     assert MoleculeSchema.from_dict(schema).pair_table.distance[0] == 0
     data = molecule_data(tmp_path)
-    assert saved["MoleculeFileData"]["split"] == data.parts.digest
+    assert saved["MoleculeFileData"]["split"]["digest"] == data.parts.digest
     mean = data.targets("train").nanmean(0)
     torch.testing.assert_close(saved["state_dict"]["scale.mean"], mean)
 
@@ -182,6 +183,7 @@ def _split_of(folder: Path, data) -> str:
 
     numbers = torch.arange(len(data.molecules)).numpy()
     split = Split(numbers[16:24], numbers[24:], numbers[:16], num_examples=len(numbers))
+    split = split.for_molecules(data.molecules.store.texts())
     return str(split.write(folder / "split.json"))
 
 
@@ -209,3 +211,13 @@ def test_something_else_than_a_schema() -> None:
     with pytest.raises(ValueError, match="this does not describe molecules") as caught:
         MoleculeProperty({"kind": "binary"})
     assert "got:      ['kind']" in str(caught.value)
+
+
+def test_learning_rate_finder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = molecule_data(tmp_path)
+    module = property_task(data)
+    run = molecule_trainer(tmp_path, epochs=9, limit_val_batches=0)
+    found = Tuner(run).lr_find(module, datamodule=data, num_training=20)
+    assert found is not None
+    assert module.lr == found.suggestion()

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch_geometric.data import Batch, Data
 from torch_geometric.loader.dataloader import Collater as PyGCollater
 
-from pyg_dynbatch.core.errors import described, mismatch
+from pyg_dynbatch.core.errors import checked_count, described, mismatch
 from pyg_dynbatch.core.pairs import Pairs
 from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.data.attach import DIRECTIONS, attach_schedules, checked_direction
@@ -241,8 +241,4 @@ def _misshapen(name: str, number: int, key: str, value: Any, like: Any) -> Value
 
 
 def _checked_arity(arity: int | None) -> int | None:
-    if arity is not None and arity < 1:
-        raise ValueError(
-            mismatch("Collater: arity is out of range", expected="1 or more, or None", got=arity)
-        )
-    return arity
+    return None if arity is None else checked_count("Collater: arity", arity)

@@ -234,9 +234,9 @@ def schedule_for(batch: Any, layer: RecursiveLayer) -> Schedule:
         layer: The layer it is for.
 
     Returns:
-        The schedule; one that was worked out is kept on the batch. It is not looked at again when
-        fields of the batch change: ``del`` it (``schedule_ragged``, ``schedule_2``, …), or make a
-        new batch, where edges or the nodes that have an input are others than before.
+        The schedule; one that was worked out is kept on the batch, and worked out again when the
+        edges are others. When other fields change, such as the nodes that have an input, ``del``
+        it (``schedule_ragged``, ``schedule_2``, …) or make a new batch.
 
     Raises:
         ValueError: If no schedule can be made (a cycle, a child beyond the arity); says in which
@@ -252,7 +252,7 @@ def schedule_for(batch: Any, layer: RecursiveLayer) -> Schedule:
     # Under a name of its own, as the next model may want another arity.
     key = f"{key}_{'ragged' if layer.arity is None else layer.arity}"
     kept = getattr(batch, key, None)
-    if isinstance(kept, Schedule):
+    if isinstance(kept, Schedule) and kept.belongs_to(batch.edge_index):
         return kept
     token = getattr(batch, "token", None)
     ptr = getattr(batch, "ptr", None)

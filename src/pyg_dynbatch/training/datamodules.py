@@ -4,6 +4,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from torch_geometric.data import Data
+
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.datasets import SICK, SST, ListOps, ListOpsRecipe, TreeDataset, TreeFile
 from pyg_dynbatch.featurizers import Vocabulary
@@ -92,6 +94,10 @@ class ListOpsData(TreeDataModule):
         _refuse(vocabulary, "ListOpsData")
         tsv = None if self.tsv_dir is None else Path(self.tsv_dir) / f"{split}.tsv"
         return ListOps(self.root, split, self.form, self.recipe, tsv)
+
+    def node_texts(self, tree: Data, vocabulary: Vocabulary) -> list[str]:
+        """Returns the text that a picture shows at each node, operators without their bracket."""
+        return [text.removeprefix("[") for text in super().node_texts(tree, vocabulary)]
 
 
 class SICKData(TreeDataModule):

@@ -4,7 +4,7 @@ import copy
 from collections.abc import Sequence
 from pathlib import Path
 
-from pyg_dynbatch.training.checkpoints import read_checkpoint
+from pyg_dynbatch.training.checkpoints import naming_file, read_checkpoint
 from pyg_dynbatch.training.task import Task, check_weights
 
 
@@ -34,11 +34,8 @@ def ensemble_of(task: Task, checkpoints: Sequence[str | Path]) -> Task:
     members: list[Task] = []
     for path in map(Path, checkpoints):
         checkpoint = read_checkpoint(path)
-        try:
+        with naming_file(path):
             check_weights(task, checkpoint)
-        except ValueError as error:
-            error.add_note(f"  file:     {path}")
-            raise
         member = copy.deepcopy(task)
         member.load_state_dict(checkpoint["state_dict"])
         members.append(member)

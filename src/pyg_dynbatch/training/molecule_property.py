@@ -9,6 +9,7 @@ from torch import Tensor
 from torch_geometric.data import Batch
 
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.pair_table import PairTable
 from pyg_dynbatch.models.weave_net import WeaveNet
 from pyg_dynbatch.training.averaging import AveragedProperties, predicted_values
 from pyg_dynbatch.training.molecule_losses import (
@@ -19,6 +20,7 @@ from pyg_dynbatch.training.molecule_losses import (
 )
 from pyg_dynbatch.training.molecule_metrics import (
     MAIN_METRIC,
+    METRICS,
     CellTable,
     mean_scores,
     scores_by_task,
@@ -102,6 +104,20 @@ class MoleculeProperty(Task):
         self.test_cells = CellTable()
         self.tested: TestedSplit | None = None
 
+    @classmethod
+    def made_up(cls, options: Mapping[str, Any], data: Mapping[str, Any]) -> Any:
+        """Makes a task of these options for bonds between atoms with one feature."""
+        table = PairTable(torch.eye(2)[:, 1:], ("bonded",), torch.tensor([0, 1]))
+        names = tuple(map(str, range(len(options.get("task_weights") or [1.0]))))
+        kind = data.get("kind", "regression")
+        schema = MoleculeSchema({}, 1, table, names, kind).as_dict()
+        return cls.from_plain({**options, "schema": schema})
+
+    def metric_names(self) -> tuple[str, ...]:
+        """Lists what the task logs while it trains."""
+        names = ("loss", *METRICS[self.schema.kind], "tasks_counted")
+        return ("train/loss", *(f"val/{name}" for name in names))
+
     def setup(self, stage: str) -> None:
         """Fits the scales of targets and descriptors, and label weights, on the training split.
 
@@ -110,6 +126,7 @@ class MoleculeProperty(Task):
         Args:
             stage: ``fit``, ``validate``, ``test`` or ``predict``.
         """
+        super().setup(stage)
         data: Any = getattr(self.trainer, "datamodule", None)
         if stage != "fit" or not hasattr(data, "targets"):
             return
