@@ -1,5 +1,6 @@
 """The console script: help, one-line complaints, and every sub-command on small data."""
 
+import csv
 import re
 import subprocess
 import sys
@@ -11,11 +12,11 @@ import torch
 import yaml
 
 from pyg_dynbatch.cli import main, one_line
+from tests.training.helpers import tree_files
 
 pytestmark = [
     # Lightning 2.6 uses names that jsonargparse has since replaced.
     pytest.mark.filterwarnings("ignore:(?s).*(jsonargparse|deprecated in v4)"),
-    pytest.mark.filterwarnings("ignore:The dirpath has changed"),
 ]
 
 CONFIG = {
@@ -115,7 +116,7 @@ def test_short_help_names_only_options_that_exist(folder: Path, command: str, ca
     assert max(map(len, short.splitlines())) <= 100
     assert run(command, "--help_all") == 0
     full = capsys.readouterr().out
-    named = set(re.findall(r"--[a-z_.+]+", short)) - {"--help_all"}
+    named = set(re.findall(r"--[a-z_.+]+", short)) - {"--help_all", "--run"}  # of our own
     assert len(named) > 15
     for option in named:
         stem = re.sub(r"\.init_args.*|\.$|\+$", "", option)
@@ -134,20 +135,52 @@ def test_unknown_command(capsys) -> None:
     ("argv", "said"),
     [
         (("fit", "--config", "none.yaml"), "none.yaml"),
-        (("fit", "--config", "small.yaml", "--trainer.max_epoch", "2"), "max_epoch"),
-        (("fit", "--config", "small.yaml", "--trainer.max_epochs", "two"), "two"),
-        (("fit", "--config", "small.yaml", "--model.init_args.hidden", "2"), "hidden"),
-        (("fit", "--config", "small.yaml", "--model.init_args.optimizer.name", "x"), "name"),
-        (("fit", "--config", "small.yaml", "--data.init_args.batch_size", "0"), "batch_size"),
         (("fit",), "model"),
+        (("fit", "--config", "small.yaml", "--trainer.devices", "3x"), "Trainer: an option"),
         (("test", "--config", "small.yaml", "--ckpt_path", "none.ckpt"), "none.ckpt"),
-        (("test", "--config", "small.yaml", "--ckpt_path", "small.ckpt"), "no checkpoint"),
+        (("test", "--config", "small.yaml", "--ckpt_path", "small.ckpt"), "not a checkpoint"),
         (("inspect", "none.txt"), "none.txt"),
         (("inspect", "listops", "--batches", "0"), "--batches"),
     ],
 )
 def test_wrong_options_and_missing_files(folder: Path, argv, said: str, capsys) -> None:
     assert said in complaint(capsys, *argv)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--trainer.max_epoch", "2", "did you mean '--trainer.max_epochs'?"),
+        ("--trainer.max_epochs", "two", "--trainer.max_epochs: expected int, got two"),
+        ("--model", "TreeClasification", "did you mean 'TreeClassification'?"),
+        ("--model.init_args.hidden_channel", "2", "did you mean 'hidden_channels'?"),
+        ("--model.init_args.optimizer.lrr", "2", "did you mean 'optimizer.lr'?"),
+        ("--model.init_args.optimizer.name", "x", "optimizer.name: expected one of 'adagrad', "),
+        ("--model.init_args.optimizer.lr", "-1", "OptimizerOptions: lr is out of range"),
+        ("--model.init_args.rate.gamma", "-1", "RateOptions: gamma is out of range"),
+        ("--model.init_args.output_dropout", "1.5", "dropout"),
+        ("--model.init_args.cell", "foo", "no layer for cell 'foo'"),
+        ("--checkpoint.monitor", "val/acuracy", "did you mean 'val/accuracy'?"),
+        ("--checkpoint.mode", "mx", "mx"),
+        ("--data.init_args.batch_size", "0", "batch_size"),
+        ("--data.init_args.form", "x", "--data.init_args.form: expected one of 'operator', "),
+        ("--data.init_args.vectors", "{source: glove, file: none.txt}", "none.txt"),
+        ("--config", "empty.yaml", "got: an empty file; where: empty.yaml"),
+        ("--config", "broken.yaml", "where: broken.yaml:2"),
+        ("--config", "mistyped.yaml", "data.init_arg. expected"),
+    ],
+)
+def test_wrong_settings_are_found_before_data_is_processed(
+    folder: Path, option: str, value: str, said: str, capsys
+) -> None:
+    Path("empty.yaml").touch()
+    Path("broken.yaml").write_text("model:\n  [", encoding="utf-8")
+    mistyped = yaml.safe_dump(CONFIG).replace("init_args", "init_arg")
+    Path("mistyped.yaml").write_text(mistyped, encoding="utf-8")
+    found = complaint(capsys, "fit", "--config", "small.yaml", option, value)
+    assert said in found
+    assert "Union" not in found
+    assert not Path("data").exists()
 
 
 def test_faulty_input_names_the_place(folder: Path, capsys) -> None:
@@ -213,7 +246,7 @@ def test_fit_tests_predicts_draws_and_says_where(folder: Path, capsys) -> None:
     tables = [version / "predictions.csv", Path("out/predictions.csv")]
     assert len({table.read_text() for table in tables}) == 1
 
-    last = str(version / "checkpoints" / "last.ckpt")
+    last = str(version / "last.ckpt")
     assert run("ensemble", "--config", "small.yaml", "--checkpoints", best, last) == 0
     closing = capsys.readouterr().out.splitlines()
     assert len([line for line in closing if wanted.fullmatch(line)]) == 1
@@ -222,26 +255,178 @@ def test_fit_tests_predicts_draws_and_says_where(folder: Path, capsys) -> None:
     assert told.count("metrics") == 1
 
 
-def test_resumed_command_equals_the_straight_one(folder: Path) -> None:
+KILLED = """
+import os, signal, sys
+from pyg_dynbatch.cli import main
+from pyg_dynbatch.training import TreeClassification
+
+step = TreeClassification.training_step
+
+def dies(self, batch, batch_idx=0):
+    if self.trainer.global_step == 10:  # in the middle of the third epoch
+        os.kill(os.getpid(), signal.SIGKILL)
+    return step(self, batch, batch_idx)
+
+TreeClassification.training_step = dies
+main(["fit", "--config", "small.yaml", "--trainer.max_epochs", "4"])
+"""
+
+
+@pytest.mark.parametrize("stopped", ["by max_epochs", "by a kill"])
+def test_resumed_run_leaves_the_files_of_the_straight_one(
+    folder: Path, stopped: str, monkeypatch: pytest.MonkeyPatch, caplog
+) -> None:
+    written = Path("runs/small/version_0")
+    for name in ("straight", "cut"):
+        Path(name).mkdir()
+        Path(name, "small.yaml").write_text(Path("small.yaml").read_text())
+    monkeypatch.chdir(folder / "straight")
     assert run("fit", "--config", "small.yaml", "--trainer.max_epochs", "4") == 0
-    assert run("fit", "--config", "small.yaml", "--trainer.max_epochs", "2") == 0
-    last = "runs/small/version_1/checkpoints/last.ckpt"
-    resume = ["--trainer.max_epochs", "4", "--ckpt_path", last]
+    monkeypatch.chdir(folder / "cut")
+    if stopped == "by a kill":
+        died = subprocess.run([sys.executable, "-c", KILLED], capture_output=True, timeout=300)
+        assert died.returncode == -9, died.stderr
+    else:
+        assert run("fit", "--config", "small.yaml", "--trainer.max_epochs", "2") == 0
+    resume = ["--ckpt_path", str(written / "last.ckpt"), "--trainer.max_epochs", "4"]
     assert run("fit", "--config", "small.yaml", *resume) == 0
-    straight, resumed = (
-        torch.load(f"runs/small/version_{k}/checkpoints/last.ckpt", weights_only=True)["state_dict"]
-        for k in (0, 2)
+    assert f"continuing in {written} after epoch 2" in caplog.text
+
+    straight, cut = folder / "straight" / written, folder / "cut" / written
+    names = sorted(path.name for path in straight.iterdir())
+    assert names == sorted(path.name for path in cut.iterdir())
+    assert sorted(path.name for path in cut.parent.iterdir()) == ["version_0"]
+    for name in names:
+        if name.endswith(".ckpt"):
+            # The version of a run that was killed may lay equal content out in another way.
+            one, other = (torch.load(f / name, weights_only=True) for f in (straight, cut))
+            assert one["epoch"] == other["epoch"]
+            for key, weight in one["state_dict"].items():
+                assert torch.equal(weight, other["state_dict"][key]), key
+        else:
+            assert (straight / name).read_bytes() == (cut / name).read_bytes(), name
+
+
+@pytest.fixture
+def fitted(folder: Path, capsys: pytest.CaptureFixture) -> str:
+    """The folder of a run."""
+    assert run("fit", "--config", "small.yaml", "--trainer.enable_progress_bar", "false") == 0
+    capsys.readouterr()
+    return "runs/small/version_0"
+
+
+def test_forked_ranks_keep_one_table_of_metrics(folder: Path) -> None:
+    fork = ["--trainer.devices", "2", "--trainer.strategy", "ddp_fork"]
+    assert run("fit", "--config", "small.yaml", *fork) == 0
+    assert run("fit", "--run", "runs/small/version_0", *fork, "--trainer.max_epochs", "3") == 0
+    with Path("runs/small/version_0/metrics.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["epoch"] for row in rows if row["train/loss"]] == ["0", "1", "2"]
+    assert [row["epoch"] for row in rows if row["val/loss"]] == ["0", "1", "2"]
+    assert len([row for row in rows if row["test/loss"]]) == 1
+
+
+def test_best_and_last_checkpoint_of_a_run(fitted: str, capsys) -> None:
+    saved = ["--config", f"{fitted}/config.yaml"]
+    best, last = f"{fitted}/best.ckpt", f"{fitted}/last.ckpt"
+    for given, used in (
+        (["--run", fitted], best),
+        (["--run", fitted, "--ckpt_path", "last"], last),
+        ([*saved, "--ckpt_path", "best.ckpt"], best),
+        ([*saved, "--ckpt_path=last"], last),
+    ):
+        assert run("predict", *given, "--trainer.enable_progress_bar", "false") == 0
+        assert re.search(rf"^checkpoint: +{used}$", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_trees_are_predicted_from_the_checkpoint_alone(folder: Path, capsys) -> None:
+    tree_files(folder)
+    settings = {**CONFIG, "data": {"class_path": "TreeFileData", "init_args": {"batch_size": 8}}}
+    for split in ("train", "val", "test"):
+        settings["data"]["init_args"][f"{split}_file"] = f"{split}.txt"
+    Path("trees.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
+    nodes = ["--predictions.node_name", "nodes.csv"]
+    assert run("fit", "--config", "trees.yaml", *nodes) == 0
+    written = Path("runs/small/version_0")
+    best = str(written / "best.ckpt")
+    alone = ["predict", "--checkpoint", best, "--input"]
+    assert (
+        run(*alone, "test.txt", "--output", "o.csv", "--nodes", "n.csv", "--batch-size", "3") == 0
     )
-    for name, weight in straight.items():
-        assert torch.equal(weight, resumed[name]), name
+    assert Path("o.csv").read_text() == (written / "predictions.csv").read_text()
+    assert Path("n.csv").read_text() == (written / "nodes.csv").read_text()
+
+    Path("new.txt").write_text("((good) (never-seen))\n", encoding="utf-8")
+    capsys.readouterr()
+    assert run(*alone, "new.txt") == 0
+    header, row = capsys.readouterr().out.splitlines()
+    assert header.endswith("probability_4,target")
+    assert row.endswith(",")
+    assert run("predict", "--checkpoint", best, best, "--input", "new.txt") == 0
+    assert capsys.readouterr().out.splitlines() == [header, row]
+    assert "an output is also an input" in complaint(
+        capsys, *alone, "new.txt", "--output", "new.txt"
+    )
+    assert "unrecognized arguments: --fingerprints" in complaint(
+        capsys, *alone, "new.txt", "--fingerprints", "f.npy"
+    )
+
+
+def test_moved_run_keeps_its_best_checkpoint(fitted: str, capsys) -> None:
+    Path(fitted).rename("moved")
+    before = Path("moved/best.ckpt").read_bytes()
+    scores = ["--trainer.max_epochs", "3", "--model.init_args.optimizer.lr", "0"]
+    assert run("fit", "--run", "moved", *scores) == 0
+    assert "checkpoint:       moved/best.ckpt" in capsys.readouterr().out
+    assert Path("moved/best.ckpt").read_bytes() == before
+    Path("moved/best.ckpt").unlink()
+    assert "the best checkpoint of the run is missing" in complaint(capsys, "fit", "--run", "moved")
+
+
+def test_commands_that_need_a_checkpoint_refuse_to_run_without(fitted: str, capsys) -> None:
+    for command in ("predict", "test", "validate"):
+        said = complaint(capsys, command, "--config", "small.yaml")
+        assert f"{command}: no checkpoint is given" in said
+        assert "--run FOLDER" in said
+    for command in ("fit", "test"):
+        said = complaint(capsys, command, "--config", "small.yaml", "--ckpt_path", "last")
+        assert "there is no checkpoint 'last'" in said
+    Path("elsewhere").mkdir()
+    Path(f"{fitted}/last.ckpt").rename("elsewhere/last.ckpt")
+    said = complaint(capsys, "fit", "--config", "small.yaml", "--ckpt_path", "elsewhere/last.ckpt")
+    assert "training can only continue in the folder of its run" in said
+
+
+def test_options_beside_a_checkpoint_hold_or_are_refused(fitted: str, capsys, caplog) -> None:
+    def refused(command: str, *options: str) -> str:
+        return complaint(capsys, command, "--run", fitted, *options)
+
+    said = refused("test", "--model.init_args.cell", "gru")
+    assert "model.cell: child_sum in the checkpoint, gru given" in said
+    assert "data.form: operator" in refused("fit", "--data.init_args.form", "binary")
+    assert "optimizer.name" in refused("fit", "--model.init_args.optimizer.name", "sgd")
+    assert "chosen in another way" in refused("fit", "--checkpoint.monitor", "val/loss")
+    ensemble = ["--config", "small.yaml", "--model.init_args.loss_on", "roots"]
+    last = f"{fitted}/last.ckpt"
+    said = complaint(capsys, "ensemble", *ensemble, "--checkpoints", last)
+    assert "model.loss_on: nodes in the checkpoint, roots given" in said
+    assert last in said
+
+    changed = ["--model.init_args.optimizer.lr", "0.5", "--model.init_args.output_dropout", "0.2"]
+    changed += ["--data.init_args.num_workers", "0", "--trainer.max_epochs", "3"]
+    assert run("fit", "--run", fitted, *changed) == 0
+    assert "changed: model.optimizer.lr: 0.01 in the checkpoint, 0.5 given" in caplog.text
+    found = torch.load(last, weights_only=True)
+    assert {group["lr"] for group in found["optimizer_states"][0]["param_groups"]} == {0.5}
+    assert found["hyper_parameters"]["output_dropout"] == 0.2
 
 
 def test_checkpoint_of_another_model(folder: Path, capsys) -> None:
     assert run("fit", "--config", "small.yaml", "--trainer.max_epochs", "1") == 0
-    last = "runs/small/version_0/checkpoints/last.ckpt"
+    last = "runs/small/version_0/last.ckpt"
     other = ["--config", "small.yaml", "--model.init_args.hidden_channels", "9"]
     said = complaint(capsys, "ensemble", *other, "--checkpoints", last)
-    assert "the checkpoint belongs to another model" in said
+    assert "model.hidden_channels: 8 in the checkpoint, 9 given" in said
     assert last in said
 
 

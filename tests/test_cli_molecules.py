@@ -18,7 +18,6 @@ from tests.training.molecules import molecule_csv, trained
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:(?s).*(jsonargparse|deprecated in v4)"),
-    pytest.mark.filterwarnings("ignore:The dirpath has changed"),
     pytest.mark.filterwarnings("ignore:The variance of predictions or target is close to zero"),
 ]
 
@@ -127,7 +126,7 @@ def test_the_best_is_chosen_by_a_metric_that_is_logged(folder: Path, capsys) -> 
     said = complaint(capsys, "fit", "--config", "plain.yaml")
     assert "expected: val/scaled_rmse" in said
     assert "try: --checkpoint.monitor val/scaled_rmse --checkpoint.mode min" in said
-    assert not Path("runs/small/version_0/checkpoints").exists()
+    assert not Path("runs").exists()
 
 
 def test_members_share_a_split_and_are_averaged(folder: Path, capsys) -> None:
@@ -148,7 +147,7 @@ def test_members_share_a_split_and_are_averaged(folder: Path, capsys) -> None:
 
 def test_ensemble_of_other_splits_is_refused(folder: Path, capsys) -> None:
     assert run("fit", "--config", "small.yaml") == 0
-    best = "runs/small/version_0/checkpoints/last.ckpt"
+    best = "runs/small/version_0/last.ckpt"
     other = ["--seed_everything", "2", "--checkpoints", best]
     said = complaint(capsys, "ensemble", "--config", "small.yaml", *other)
     assert "trained on another split" in said
@@ -312,7 +311,7 @@ def test_descriptors_from_the_command_line(folder: Path, capsys) -> None:
     assert all(float(rows[k]["prediction_first"]) < 1e6 for k in (0, 2))
     assert run("explain", "--checkpoint", best, "--smiles", "CCO", "--output", "e") == 0
 
-    more = ["--ckpt_path", "runs/small/version_0/checkpoints/last.ckpt"]
+    more = ["--ckpt_path", "runs/small/version_0/last.ckpt"]
     assert run("fit", "--config", saved, *more, "--trainer.max_epochs", "2") == 0
 
     base["data"]["init_args"]["featurizer"] = {
@@ -376,9 +375,9 @@ def test_a_metric_that_is_not_there_is_refused_before_training(folder: Path, cap
 def test_a_checkpoint_that_does_not_fit_on_the_disk(folder: Path, capsys) -> None:
     with files_of_at_most(16_000):
         said = complaint(capsys, "fit", "--config", "small.yaml", "--trainer.logger", "false")
-    assert re.search(r"epoch00.ckpt: the file cannot be written.*File too large", said)
+    assert re.search(r"best.ckpt: the file cannot be written.*File too large", said)
     assert not list(folder.rglob("*.ckpt.*"))
-    assert not list(folder.rglob("epoch00*"))
+    assert not list(folder.rglob("best*"))
 
 
 def test_explain_writes_nothing_of_bad_records_alone(folder: Path, checkpoint: str, capsys) -> None:
@@ -406,7 +405,7 @@ PREDICT = ("predict", "--checkpoint", "CKPT", "--input")
         ((*PREDICT, "some.csv", "--device", "nowhere"), "the device cannot be used"),
         ((*PREDICT, "some.csv", "--fingerprints", "a.txt"), "the kind of file is not known"),
         (("predict", "--checkpoint", "none.ckpt", "--input", "some.csv"), "none.ckpt"),
-        (("predict", "--checkpoint", "broken.ckpt", "--input", "some.csv"), "no checkpoint"),
+        (("predict", "--checkpoint", "broken.ckpt", "--input", "some.csv"), "not a checkpoint"),
         (("predict", "--checkpoint", "foreign.ckpt", "--input", "some.csv"), "another program"),
         (("predict", "--input", "some.csv"), "required: --checkpoint"),
         (("explain", "--checkpoint", "CKPT", "--output", "out"), "--input or --smiles"),
@@ -442,7 +441,11 @@ def test_wrong_options_and_input(folder: Path, checkpoint: str, argv, said: str,
     [
         (["--data.init_args.targets", "[nope]"], "nope"),
         (["--data.init_args.file", "none.csv"], "none.csv"),
-        (["--data.init_args.kind", "binary"], "a label is out of range"),
+        (["--data.init_args.kind", "binary"], "by this metric. expected: val/roc_auc"),
+        (
+            ["--data.init_args.kind", "binary", "--checkpoint.monitor", "val/loss"],
+            "a label is out of range",
+        ),
         (["--data.init_args.pairs", "9"], "pairs"),
         (["--data.init_args.split.method", "nope"], "method"),
         (["--model.init_args.readout", "nope"], "readout"),

@@ -30,7 +30,10 @@ def test_a_complaint_is_one_line(error: Exception, monkeypatch, capsys) -> None:
     assert said.count("\n") == 1
 
 
-@pytest.mark.parametrize("error", [TypeError("int + str"), RuntimeError("boom"), AssertionError()])
+@pytest.mark.parametrize(
+    "error",
+    [TypeError("int + str"), RuntimeError(f"not ours: {OURS}"), KeyError("x"), AssertionError()],
+)
 def test_a_fault_of_the_program_keeps_its_traceback(error: Exception, monkeypatch) -> None:
     def fail(argv: list[str]) -> int:
         raise error

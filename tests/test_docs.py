@@ -28,9 +28,10 @@ def commands(page: Path) -> list[list[str]]:
 
 
 def trainings() -> list[list[str]]:
-    """Every different ``fit`` that a page shows."""
+    """Every different ``fit`` that a page shows, but those that need the folder of a run."""
     shown = [tuple(words) for page in [ROOT / "README.md", *PAGES] for words in commands(page)]
-    return [list(words) for words in dict.fromkeys(shown) if words[0] == "fit"]
+    different = dict.fromkeys(shown)
+    return [list(words) for words in different if words[0] == "fit" and "--run" not in words]
 
 
 @EVERY_PAGE

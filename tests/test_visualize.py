@@ -12,6 +12,7 @@ from pyg_dynbatch.visualize import (
     draw_parity,
     draw_schedule,
     draw_tree,
+    draw_tree_legend,
     new_figure,
     save_figure,
     tree_layout,
@@ -67,7 +68,7 @@ def test_tree_shows_predictions_words_and_rings() -> None:
         ["bad", "", ""],
         5,
     )
-    assert [text.get_text() for text in axes.texts] == ["0", "4", "1", "bad"]
+    assert [text.get_text() for text in axes.texts] == ["0", "4", "bad"]
     rings, faces = (points.get_facecolors() for points in axes.collections[1:])
     assert rings[0].tolist() == pytest.approx([0.878, 0.659, 0.0, 1.0], abs=0.01)  # gold: right
     assert rings[1].tolist() != faces[1].tolist()  # the colour of class 3: wrong
@@ -86,7 +87,23 @@ def test_single_node_and_single_class() -> None:
         ["word"],
         1,
     )
-    assert len(axes.texts) == 2
+    assert [text.get_text() for text in axes.texts] == ["word"]
+
+
+def test_a_digit_that_the_disc_shows_is_not_written_twice() -> None:
+    edges, slots, depth = np.array([[0, 1], [2, 2]]), np.array([0, 1]), np.array([0, 0, 1])
+    predicted, gold = np.array([7, 3, 7]), np.array([7, 5, 7])
+    words = ["7", "5", "MAX"]
+    axes = draw_tree(one_axes(), edges, slots, depth, predicted, gold, words, 10)
+    assert [text.get_text() for text in axes.texts] == ["7", "3", "7", "5", "MAX"]
+
+
+def test_legend_of_many_classes_names_a_few() -> None:
+    figure, _ = new_figure(1, 1, 4.0, 3.0)
+    draw_tree_legend(figure, 300)
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert len(labels) == 13
+    assert labels[0] == "class 0" and labels[9] == "class 299"
 
 
 def test_schedule_has_a_bar_a_step_in_the_colour_of_its_operation() -> None:

@@ -11,7 +11,7 @@ _COMMANDS = {
     "fit": "train; then test and predict with the best checkpoint, and draw pictures",
     "validate": "measure a checkpoint on the validation split",
     "test": "measure a checkpoint on the test split, and draw what it predicts",
-    "predict": "write predictions to a table; of a file of molecules as a stream",
+    "predict": "write predictions to a table, of a split or of a file of molecules or trees",
     "ensemble": "test and predict with the average of several checkpoints, trained before or now",
     "featurize": "describe the molecules of a file once, in packed files",
     "explain": "say which atoms and pairs of atoms predictions rest on, with pictures",
@@ -23,12 +23,14 @@ _EPILOG = """\
 examples:
   pyg-dynbatch fit --config configs/listops.yaml
   pyg-dynbatch fit --config configs/sst.yaml --data.init_args.raw_dir trees --trainer.max_epochs 5
-  pyg-dynbatch test --config runs/listops/version_0/config.yaml --ckpt_path best.ckpt
+  pyg-dynbatch fit --run runs/listops/version_0 --trainer.max_epochs 20
+  pyg-dynbatch test --run runs/listops/version_0
   pyg-dynbatch ensemble --config configs/sst.yaml --checkpoints a.ckpt b.ckpt
   pyg-dynbatch inspect my_trees.txt --batch-size 100
   pyg-dynbatch fit --config configs/tpsa.yaml
   pyg-dynbatch ensemble --config configs/esol.yaml --members 5
   pyg-dynbatch predict --checkpoint best.ckpt --input molecules.csv --output predictions.csv
+  pyg-dynbatch predict --checkpoint best.ckpt --input trees.txt --output predictions.csv
   pyg-dynbatch explain --checkpoint best.ckpt --smiles CCO "c1ccccc1O" --output explained
 
 'pyg-dynbatch COMMAND --help' lists the options of a command. An error is one line and exit code 2;
@@ -43,8 +45,11 @@ usage: pyg-dynbatch {command} --config FILE [options]
 
 settings:
   --config FILE                 settings as YAML, see configs/; what stands after it wins over it
+  --run FOLDER                  settings and checkpoint of a run, such as runs/sst/version_0: its
+                                last checkpoint for fit, its best one for all others
   --print_config                print all settings as YAML and stop
-  --ckpt_path FILE              the checkpoint to resume from (fit), or to use
+  --ckpt_path FILE              the checkpoint to resume from (fit) or to use; best or last is that
+                                of the run. Rates, dropout and paths may differ from its own
   --seed_everything N           seed of weights, dropout and order (default: 1)
 
 model and data:
@@ -79,7 +84,7 @@ what it leaves behind:
 
 
 _STREAM_HELP = """
-To predict a file of molecules, or standard input, from checkpoints alone:
+To predict a file of molecules or bracketed trees from checkpoints alone:
   pyg-dynbatch predict --checkpoint CKPT --help
 """
 
@@ -104,14 +109,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _is_complaint(error: Exception) -> bool:
     """Tells a complaint about the user's input from a fault of the program."""
-    if isinstance(error, (ValueError, OSError, ImportError, LookupError)):
+    if isinstance(error, (ValueError, OSError, ImportError)):
         return True
     # Lightning's own class, known by name so that the help need not wait for its import.
     if type(error).__name__ == "MisconfigurationException":
         return True
-    return isinstance(error, (TypeError, RuntimeError)) and any(
-        part in str(error) for part in ("\n  expected:", "\n  got:")
-    )
+    errors = sys.modules.get("pyg_dynbatch.core.errors")
+    return errors is not None and any(isinstance(part, errors.Mismatch) for part in error.args)
 
 
 def _dispatch(argv: list[str]) -> int:
@@ -140,9 +144,9 @@ def _dispatch(argv: list[str]) -> int:
 
         return run_ensemble(options)
     if command in ("featurize", "explain"):
-        return _run_molecules(command, options)
+        return _run_files(command, options)
     if command == "predict" and _is_stream(options):
-        return _run_molecules(command, options)
+        return _run_files(command, options)
     if options and options[0] in ("-h", "--help"):
         print(_LIGHTNING_HELP.format(command=command, summary=_COMMANDS[command]), end="")
         print(_STREAM_HELP if command == "predict" else "", end="")
@@ -153,19 +157,23 @@ def _dispatch(argv: list[str]) -> int:
 
 
 def _is_stream(options: Sequence[str]) -> bool:
-    """Tells a prediction of a file of molecules from Lightning's, which has a configuration."""
+    """Tells a prediction of a file from Lightning's, which has a configuration."""
     words = {word.partition("=")[0] for word in options}
     return bool(words & {"--checkpoint", "--input"})
 
 
-def _run_molecules(command: str, options: list[str]) -> int:
+def _run_files(command: str, options: list[str]) -> int:
     if command == "explain":
         from pyg_dynbatch.training.molecule_explain_command import run_explain
 
         return run_explain(options)
-    from pyg_dynbatch.training.molecule_predict import run_featurize, run_molecule_predict
+    if command == "featurize":
+        from pyg_dynbatch.training.molecule_predict import run_featurize
 
-    return run_featurize(options) if command == "featurize" else run_molecule_predict(options)
+        return run_featurize(options)
+    from pyg_dynbatch.training.tree_predict import run_predict
+
+    return run_predict(options)
 
 
 def _parser() -> argparse.ArgumentParser:

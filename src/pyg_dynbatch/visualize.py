@@ -306,11 +306,12 @@ def draw_tree(
     words: Sequence[str],
     num_classes: int,
 ) -> "Axes":
-    """Draws a tree with the predicted class of every node, words below the leaves.
+    """Draws a tree with the predicted class of every node and the words below the nodes.
 
-    The disc is coloured by the predicted class, on a scale from red over white to blue, and
-    carries its number. A gold ring means that the prediction is right; a ring in the colour of
-    the true class, that it is wrong; a ring in its own colour, that the node has no label.
+    A disc is coloured by the predicted class, on a scale from red over white to blue. At a node
+    with a label it shows the number of the predicted class inside a ring: gold if the prediction
+    is correct, otherwise in the colour of the true class. A word that the disc already shows, as
+    a digit may be, is not repeated below it. :func:`draw_tree_legend` explains the colours.
 
     Args:
         axes: Where to draw.
@@ -346,14 +347,48 @@ def draw_tree(
     outline: dict[str, Any] = {"edgecolors": "#555555", "linewidths": 0.4}
     axes.scatter(x, y, s=size**2 * 2.4, c=rings, zorder=2, **outline)
     axes.scatter(x, y, s=size**2 * 1.3, c=faces, zorder=2, **outline)
-    for node in range(len(x)):
+    shown = [str(p) if g != _UNLABELLED else "" for p, g in zip(predicted, gold, strict=True)]
+    for node in np.flatnonzero(np.asarray(gold) != _UNLABELLED):
         ink = "white" if sum(faces[node][:3]) < 1.5 else "black"
         style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": size * 0.75}
-        axes.text(x[node], y[node], str(int(predicted[node])), color=ink, zorder=3, **style)
-    _write_words(axes, x, y, words, size)
+        axes.text(x[node], y[node], shown[node], color=ink, zorder=3, **style)
+    below = [word if word != number else "" for word, number in zip(words, shown, strict=True)]
+    _write_words(axes, x, y, below, size)
     axes.margins(x=0.04, y=0.1)
     axes.set_axis_off()
     return axes
+
+
+def draw_tree_legend(figure: "Figure", num_classes: int) -> None:
+    """Explains the colours of :func:`draw_tree` below a figure.
+
+    Args:
+        figure: A figure of :func:`new_figure`.
+        num_classes: How many classes there are; of more than ten, a few stand for all.
+
+    Example:
+        >>> figure, _ = new_figure(1, 1, 4.0, 3.0)
+        >>> draw_tree_legend(figure, 2)
+        >>> [text.get_text() for text in figure.legends[0].get_texts()]
+        ['class 0', 'class 1', 'correct', 'wrong: ring of the true class', 'no label: no ring']
+    """
+    from matplotlib.lines import Line2D
+
+    colours = _class_colours(num_classes)
+    classes = np.unique(np.linspace(0, num_classes - 1, min(num_classes, 10)).round().astype(int))
+    rings: dict[str, Any] = {
+        "correct": ("white", _GOLD, 3.0),
+        "wrong: ring of the true class": (colours[0], colours[-1], 3.0),
+        "no label: no ring": (colours[0], "#555555", 0.5),
+    }
+    marks: dict[str, Any] = {f"class {i}": (colours[i], "#555555", 0.5) for i in classes} | rings
+    handles = [
+        Line2D([], [], linestyle="", marker="o", markersize=9, label=label,
+               markerfacecolor=face, markeredgecolor=edge, markeredgewidth=width)
+        for label, (face, edge, width) in marks.items()
+    ]  # fmt: skip
+    where: dict[str, Any] = {"loc": "outside lower center", "ncols": min(len(handles), 8)}
+    figure.legend(handles=handles, frameon=False, fontsize="small", **where)
 
 
 def _class_colours(num_classes: int) -> list[tuple[float, float, float, float]]:

@@ -1,5 +1,6 @@
 """Items, slices, lengths, zips and windows on every kind of container."""
 
+import itertools
 from typing import Any
 
 import pytest
@@ -106,6 +107,23 @@ def test_zip_of_endless_sequences_is_endless() -> None:
     assert both.output_type == td.BroadcastSequenceType(([], []))
     mapped = (numbers(), (endless(), endless()) >> td.ZipWith(add())) >> td.ZipWith(add())
     builds(mapped, [(([1, 2], (3, 4)), [8.0, 9.0])], depth=2)
+
+
+def test_endless_results_are_endless_iterators() -> None:
+    pair = (endless(), endless()) >> td.Zip()
+    cases = [
+        (endless(), 42, 42.0),
+        (endless() >> td.NGrams(2), 4, (4.0, 4.0)),
+        (pair, [1, 2], (1.0, 2.0)),
+    ]
+    for block, given, wanted in cases:
+        found = block.eval(given, tolist=True)
+        assert isinstance(found, itertools.repeat) and next(found) == next(found) == wanted
+    rows = (td.Map(endless()) >> td.GetItem(slice(2))).eval([1, 2, 3], tolist=True)
+    assert [next(row) for row in rows] == [1.0, 2.0]
+    lifted = td.NGrams(2).set_input_type(td.BroadcastSequenceType(td.SequenceType([])))
+    for given in (itertools.repeat([1, 2]), [1, 2]):
+        assert next(lifted.eval(given, tolist=True)) == ([1.0, 2.0], [1.0, 2.0])
 
 
 def test_zip_kept_for_two_readers() -> None:

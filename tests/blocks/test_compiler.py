@@ -285,6 +285,49 @@ def test_a_file_of_something_else_is_not_overwritten(tmp_path: Path) -> None:
         assert file.read_bytes() == content
 
 
+def test_a_damaged_file_is_written_anew(tmp_path: Path) -> None:
+    model, file = td.Compiler.create(sentence()), tmp_path / "kept"
+    td.TracedExamples(model.tracer, TREES, file)
+    whole = file.read_bytes()
+    flipped = [whole[:n] + bytes([whole[n] ^ 1]) + whole[n + 1 :] for n in (40, 80, 500)]
+    for damaged in (*flipped, whole[:-1] + b"?", whole[:-100], whole[:60], whole + b"more"):
+        file.write_bytes(damaged)
+        with pytest.warns(UserWarning, match="the file is damaged"):
+            kept = td.TracedExamples(model.tracer, TREES, file)
+        again = td.TracedExamples(model.tracer, TREES, file)
+        for found in (kept, again):
+            assert torch.equal(model(list(found)).output, model(TREES).output)
+
+
+def test_reading_a_file_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = td.AllOf(td.GetItem(0) >> td.Scalar(), td.GetItem(1))
+    each = td.Map(pair >> td.Metric("m")) >> td.Void()
+    other = td.Map(td.GetItem(0) >> td.Scalar("int64") >> td.Metric("n")) >> td.Void()
+    model = td.Compiler.create(td.AllOf(each, other, td.Length()) >> td.GetItem(2))
+    examples = [[(1, "a"), (2, ("b", 2.5))], [], [(3, None)], [(4, {"c": [None, True]})]]
+    file = tmp_path / "kept"
+    td.TracedExamples(model.tracer, examples, file)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("code was run")
+
+    for name in ("load", "loads", "Unpickler"):
+        monkeypatch.setattr(pickle, name, refuse)
+    wanted, found = model(examples), model(list(td.TracedExamples(model.tracer, examples, file)))
+    assert torch.equal(wanted.output, found.output)
+    assert wanted.metric_labels == found.metric_labels
+    assert found.metric_labels["m"][1] == ("b", 2.5) and found.metric_labels["n"] == [None] * 4
+    for name in ("m", "n"):
+        assert torch.equal(wanted.metric_tensors[name], found.metric_tensors[name])
+        assert torch.equal(wanted.metric_examples[name], found.metric_examples[name])
+    assert len(td.TracedExamples(model.tracer, [], tmp_path / "empty")) == 0
+    assert len(td.TracedExamples(model.tracer, [], tmp_path / "empty")) == 0
+    for label in (object(), np.int64(3), float("nan")):
+        bad = [[(1, "a")], [(1, label)]]
+        text = refused(TypeError, td.TracedExamples, model.tracer, bad, tmp_path / "bad")
+        assert "a label of metric 'm' cannot be kept" in text and "example 1" in text
+
+
 def test_kept_on_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = td.Compiler.create(sentence())
     file = tmp_path / "deep" / "train.traced"
@@ -348,7 +391,7 @@ def test_eval_takes_any_input_type() -> None:
     pairs = td.Map(add()).set_input_type(td.SequenceType(([], [])))
     assert pairs.eval([(1, 2), (3, 4)], tolist=True) == [3, 7]
     endless = td.Map(td.Function(torch.neg)).set_input_type(td.BroadcastSequenceType([]))
-    assert endless.eval(1.0) == -1
+    assert next(endless.eval(1.0)) == -1
     assert td.Identity().set_input_type(((), td.VoidType())).eval(((), None)) == ((), None)
 
 

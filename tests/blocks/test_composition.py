@@ -321,6 +321,15 @@ def test_blocks_are_no_iterables() -> None:
         iter(td.Scalar())  # type: ignore[call-overload]
 
 
+def test_what_is_wired_decides_nothing() -> None:
+    made = td.Composition()
+    with made.scope():
+        scalar = td.Scalar().reads(made.input)
+        for wired in (scalar, made.input, made.input[0]):
+            text = refused(TypeError, lambda wired=wired: 1 if wired else 2)
+            assert "used as a truth value while blocks are wired" in text and "td.OneOf" in text
+
+
 def test_text_can_be_read_back() -> None:
     made: Any = read_back(diamond(), neg=torch.neg, exp=torch.exp, add=torch.add)
     assert made.eval(1.0) == pytest.approx(1.7182818)

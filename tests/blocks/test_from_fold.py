@@ -101,11 +101,25 @@ def test_whatever_has_types_is_an_io_base() -> None:
 
 
 @pytest.mark.parametrize("row", LEFT_OUT, ids=lambda row: name(row[0]))
-def test_what_is_left_out_is_not_there(row: list[str]) -> None:
+def test_what_is_left_out_names_what_to_do_instead(row: list[str]) -> None:
     first, *rest = name(row[0]).split(".")
-    owner = getattr(td, first) if rest else td
-    assert not hasattr(owner, (rest or [first])[0])
-    assert row[1], "says what to use instead"
+    owner = td.Compiler.create(td.Scalar()) if rest else td
+    text = refused(AttributeError, getattr, owner, (rest or [first])[0])
+    assert text.startswith(f"{name(row[0])} is left out here; ") and "\n" not in text
+    assert row[1], "the page says it, too"
+
+
+def test_members_and_options_that_moved_name_what_to_do_instead() -> None:
+    model = td.Compiler.create(td.Scalar())
+    for member in ("output_tensors", "metric_tensors"):
+        text = refused(AttributeError, getattr, model, member)
+        assert f"compiler(examples).{member}" in text
+    assert "no attribute 'else'" in refused(AttributeError, getattr, model, "else")
+    assert "no attribute 'Else'" in refused(AttributeError, getattr, td, "Else")
+    for option, instead in (("feed_dict", "InputRow"), ("session", "no sessions")):
+        text = refused(TypeError, td.Scalar().eval, 1, **{option: {}})
+        assert instead in text and option in text and "\n" not in text
+    assert "unexpected keyword argument 'other'" in refused(TypeError, td.Scalar().eval, 1, other=1)
 
 
 def test_every_public_name_stands_on_the_page() -> None:
@@ -124,3 +138,13 @@ def test_what_stands_for_the_loom_is_public() -> None:
     for shown in ("Engine", "Program", "TensorType", "Operations", "Schedule"):
         assert f"`{shown}" in PAGE.read_text("utf-8") or f".{shown}`" in PAGE.read_text("utf-8")
         assert shown in pyg_dynbatch.__all__
+
+
+def test_depth_counts_as_the_page_says() -> None:
+    numbers = lambda: td.Map(td.Scalar())  # noqa: E731
+    for total in (td.Sum, td.Min, td.Max, td.Mean):
+        block = numbers() >> total()
+        assert [block.max_depth(range(n)) for n in (0, 1, 2, 7)] == [0, 0, 1, 1]
+    pairs = numbers() >> td.Reduce(td.Function(torch.add))
+    assert [pairs.max_depth(range(n)) for n in (0, 1, 2, 7)] == [0, 0, 1, 3]
+    assert (numbers() >> td.Map(td.Metric("m")) >> td.Void()).max_depth([1, 2]) == 0

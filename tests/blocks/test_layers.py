@@ -48,9 +48,37 @@ def test_fc_initial_weights() -> None:
 def test_fc_weight_norm_and_normalisation() -> None:
     layer = td.FC(2, activation=None, weight_norm=True)
     three_ways(td.Vector(3) >> layer, [[1, 2, 3], [0, 1, 0]])
+    assert layer.scales.tolist() == [1.0, 1.0]
     torch.testing.assert_close(layer.weights.norm(dim=1), layer.scales)
-    normal = td.FC(2, activation=None, initializer=nn.init.ones_, normalization_fn=torch.neg)
-    builds(td.Vector(1) >> normal, [([1], [-1.0, -1.0])])
+    options = {"initializer": nn.init.ones_, "normalization_fn": torch.neg}
+    builds(td.Vector(1) >> td.FC(2, **options), [([-1], [1.0, 1.0])])
+    builds(td.Vector(1) >> td.FC(2, activation=None, **options), [([1], [1.0, 1.0])])
+
+
+@pytest.mark.parametrize(
+    "make", [lambda given: td.FC(3, initializer=given), partial(td.Embedding, 3, 2)]
+)
+def test_initial_weights_are_given_filled_or_returned(make: Any) -> None:
+    wanted = torch.arange(6.0).view(3, 2)
+
+    def first_weights(given: Any) -> Tensor:
+        layer = make(given)
+        layer.build(2 if isinstance(layer, td.FC) else "int64")
+        return layer.weights
+
+    ways = (wanted, wanted.numpy(), lambda table: wanted, lambda table: table.copy_(wanted))
+    for given in (*ways, lambda table: (table.copy_(wanted), None)[1]):
+        found = first_weights(given)
+        assert torch.equal(found, wanted) and found.data_ptr() != wanted.data_ptr()
+    text = refused(ValueError, first_weights, lambda table: torch.ones(2, 2))
+    assert "the initial weights have another shape" in text and "[3, 2]" in text
+    text = refused(ValueError, first_weights, lambda table: None)
+    assert "the initial weights are not all set" in text and "6 of 6 entries" in text
+
+
+def test_fc_has_no_weights_before_it_is_used() -> None:
+    text = refused(RuntimeError, lambda: td.FC(2).weights)
+    assert "FC: there are no weights yet" in text and "call the layer first" in text
 
 
 def test_fc_dropout() -> None:
@@ -189,6 +217,16 @@ def test_called_directly() -> None:
     layer = td.FC(2)
     assert layer(torch.ones(4, 3)).shape == (4, 2)
     assert layer.input_type == td.TensorType((3,))
+    assert layer.double()(torch.ones(4, 3).double()).dtype is torch.float64
+    for other in (torch.ones(4, 2), torch.ones(4, 3, dtype=torch.int64), torch.ones(4, 3, 3)):
+        assert "FC: the input type is another one" in refused(TypeError, layer, other)
+    assert "than batched tensors" in refused(TypeError, layer, [1.0, 2.0, 3.0])
+    words = td.Embedding(5, 2)
+    assert words(torch.tensor([1, 2])).shape == (2, 2)
+    for other in (torch.tensor([1.5]), torch.tensor([[1, 2]])):
+        text = refused(TypeError, words, other)
+        assert "Embedding: the input type is another one" in text and "int64[]" in text
+    assert "_process" in refused(NotImplementedError, td.Layer(), torch.ones(1))
 
 
 def test_names() -> None:

@@ -55,6 +55,22 @@ def test_integers_beyond_the_dtype(dtype: str, data: Any) -> None:
     assert td.Scalar("uint8").eval(255) == 255 and td.Scalar("bool").eval(2)
 
 
+def test_texts_and_whole_floats() -> None:
+    block = td.Map(td.Scalar("int32")) >> td.Map(td.Function(torch.neg))
+    found = block.eval([1, "2", 3.0, np.float32(4), "-5"], tolist=True)
+    assert found == [-1, -2, -3, -4, 5]
+    assert td.Vector(2, "int64").eval(np.array([1.0, 2.0]), tolist=True) == [1, 2]
+    assert td.Vector(2, "int64").eval(torch.tensor([1.0, 2.0]), tolist=True) == [1, 2]
+    assert td.Map(td.Scalar("int64")).eval([2**60 + 1, 3.0], tolist=True) == [2**60 + 1, 3]
+    assert td.Vector(2).eval(["1.5", "1e3"], tolist=True) == [1.5, 1000.0]
+    assert td.Scalar("complex64").eval("1+2j") == 1 + 2j
+    for bad in ("0.5", 0.5, "one", "", float("nan"), float("inf"), np.nan, 1e300, "9" * 30):
+        text = refused(TypeError, td.Map(td.Scalar("int32")).eval, [1, "2", bad, 3])
+        assert "Scalar: dtype differs" in text and repr(bad) in text
+    assert "beyond the range" in refused(ValueError, td.Scalar("uint8").eval, "300")
+    assert "beyond the range" in refused(ValueError, td.Scalar("uint8").eval, 300.0)
+
+
 def test_input_transform() -> None:
     builds(td.InputTransform(len) >> td.Scalar(), [("abc", 3.0)], depth=0)
     assert "py_fn cannot be called" in refused(TypeError, td.InputTransform, 3)

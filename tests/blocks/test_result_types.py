@@ -1,5 +1,6 @@
 """Types: short forms, flattening, hashing, sizes."""
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -67,7 +68,18 @@ def test_tuple_type_takes_an_iterable_of_types() -> None:
     items = [td.TensorType([]), OBJECT]
     pair = td.TupleType(*items)
     assert td.TupleType(items) == td.TupleType(tuple(items)) == td.TupleType(iter(items)) == pair
+    assert td.TupleType(dict.fromkeys(items)) == td.TupleType(kind for kind in items) == pair
+    assert td.TupleType(()) == td.TupleType(iter(())) == td.TupleType()
+    assert td.TupleType((td.TensorType([]),) * 0) == td.convert_to_type(())
+    assert td.TupleType(pair) == td.TupleType((pair,)) != pair
     assert td.convert_to_type((tuple(items),)) == td.TupleType(pair)
+
+
+def test_a_tensor_type_is_an_array_of_zeros() -> None:
+    kind = td.TensorType((1, 2), "int32")
+    for zeros in (np.array(kind), np.asarray(kind), np.array(kind, copy=None), np.zeros_like(kind)):
+        assert zeros.dtype == np.int32 and zeros.tolist() == [[0, 0]]
+    assert np.ones_like(kind).tolist() == [[1, 1]] and np.array(kind, np.float64).dtype == float
     assert td.TupleType([2, 3]) == td.TupleType(td.TensorType((2, 3))), "a shape, not items"
     assert td.TupleType((3, 3)) == td.TupleType(td.TupleType(3, 3)), "short forms, not items"
 
@@ -103,7 +115,6 @@ def test_canonical_types() -> None:
             ([("a", "b"), ("c", "d")], "e"),
             list("abcde"),
         ),
-        (td.BroadcastSequenceType((3, 3)), 2, 2, ("a", "b"), ["a", "b"]),
     ],
 )
 def test_flatten(
@@ -116,6 +127,15 @@ def test_flatten(
     seen: list[Any] = []
     kind.for_each_terminal(lambda _, value: seen.append(value), instance)
     assert seen == flat
+
+
+def test_an_endless_sequence_has_the_terminals_of_its_value() -> None:
+    kind = td.BroadcastSequenceType((3, td.SequenceType(3)))
+    instance = itertools.repeat(("a", ["b", "c"]))
+    assert kind.flatten(instance) == ["a", "b", "c"]
+    found = kind.unflatten(iter("abc"), instance)
+    assert isinstance(found, itertools.repeat) and next(found) == ("a", ["b", "c"])
+    assert td.BroadcastSequenceType((3, 3)).size == 2
 
 
 def test_not_an_instance() -> None:

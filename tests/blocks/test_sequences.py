@@ -105,14 +105,29 @@ def test_rnn_state_from_input() -> None:
 
 def test_rnn_of_torch_cells() -> None:
     for cell in (nn.LSTMCell(1, 2), nn.GRUCell(1, 2), nn.RNNCell(1, 2)):
-        layer = td.ScopedLayer(cell)
-        block = td.Map(td.Vector(1)) >> td.RNN(layer)
+        block = td.Map(td.Vector(1)) >> td.RNN(cell)
+        wrapped = td.Map(td.Vector(1)) >> td.RNN(td.ScopedLayer(cell))
+        assert repr(block) == repr(wrapped)
         three_ways(block >> td.GetItem(1), [[[1.0], [2.0]], [], [[3.0]]])
         outputs, state = block.eval([[1.0], [2.0]])
         x = torch.tensor([[1.0]])
         again = cell(torch.tensor([[2.0]]), cell(x))
         last = again[0] if isinstance(again, tuple) else again
         torch.testing.assert_close(outputs[-1], last[0])
+        torch.testing.assert_close(outputs[-1], state[0] if isinstance(state, tuple) else state)
+
+
+def test_parts_can_be_asked_for() -> None:
+    zeros, element, combine = td.Zeros([]), td.Scalar(), add()
+    fold = td.Fold(combine, zeros)
+    assert td.Map(element).element_block is element and td.NGrams(3).n == 3
+    assert fold.combine_block is combine and fold.start_block is zeros
+    again, default = add(), td.Zeros([])
+    reduce = td.Reduce(again, default)
+    assert reduce.combine_block is again and reduce.default_block is default
+    assert td.Reduce(add()).default_block is None
+    with pytest.raises(AttributeError):
+        fold.start_block = zeros  # type: ignore[misc]
 
 
 def test_hierarchical_rnn() -> None:

@@ -111,7 +111,7 @@ def test_unknown_direction() -> None:
 
 def test_negative_arity() -> None:
     text = message(ValueError, made, arity=-1)
-    assert "the arity is negative" in text
+    assert "the arity is not a number of argument places" in text
 
 
 def test_a_cycle() -> None:

@@ -1,6 +1,7 @@
 """C is built once and kept; without a compiler that fits nothing is lost but speed."""
 
 import logging
+import os
 import shutil
 from pathlib import Path
 
@@ -37,6 +38,103 @@ def test_built_once_and_kept(folder: Path, source: Path, monkeypatch: pytest.Mon
     assert native_library(source) is not None
 
 
+def rebuilt_with_one_warning(source: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.clear()
+    library = native_library(source)
+    assert library is not None
+    assert library.seven() == 7
+    (record,) = caplog.records
+    assert "built again" in record.getMessage()
+    caplog.clear()
+    assert native_library(source) is not None
+    assert not caplog.records
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="no C compiler")
+@pytest.mark.parametrize("kept_bytes", (0, 5000, None))
+def test_a_library_that_is_not_as_it_was_built_is_built_again(
+    folder: Path, source: Path, caplog: pytest.LogCaptureFixture, kept_bytes: int | None
+) -> None:
+    native_library(source)
+    (kept,) = folder.iterdir()
+    content = kept.read_bytes()
+    # Another file of this name, as this process has loaded the old one.
+    kept.unlink()
+    kept.write_bytes(b"foreign" if kept_bytes is None else content[:kept_bytes])
+    rebuilt_with_one_warning(source, caplog)
+    assert [path.read_bytes() for path in folder.iterdir()] == [content]
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="no C compiler")
+def test_a_library_that_others_can_write_to_is_built_again(
+    folder: Path, source: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    native_library(source)
+    (kept,) = folder.iterdir()
+    assert not (folder.stat().st_mode | kept.stat().st_mode) & 0o022
+    kept.chmod(0o777)
+    rebuilt_with_one_warning(source, caplog)
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="no C compiler")
+@pytest.mark.parametrize("reason", ("mode", "owner"))
+def test_nothing_is_taken_from_a_folder_of_others(
+    folder: Path,
+    source: Path,
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    native_library(source)
+    before = list(folder.iterdir())
+    if reason == "mode":
+        folder.chmod(0o777)
+    elif os.geteuid():
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    else:
+        os.chown(folder, 12345, -1)
+    monkeypatch.setattr(native, "_kept", lambda *where: pytest.fail("looked there"))
+    library = native_library(source)
+    assert library is not None
+    assert library.seven() == 7
+    assert list(folder.iterdir()) == before
+    (record,) = caplog.records
+    assert "seven.c: built for this process alone" in record.getMessage()
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="no C compiler")
+def test_a_killed_build_leaves_nothing_in_the_way(
+    folder: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class KilledError(BaseException):
+        pass
+
+    def killed(*command: str) -> None:
+        run(*command)
+        assert not list(folder.iterdir())
+        raise KilledError
+
+    run = native._run
+    monkeypatch.setattr(native, "_run", killed)
+    with pytest.raises(KilledError):
+        native_library(source)
+    monkeypatch.setattr(native, "_run", run)
+    assert native_library(source) is not None
+    assert [path.suffix for path in folder.iterdir()] == [".so"]
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("given", ('cc "-O1', "  "))
+def test_a_compiler_that_cannot_be_parsed(
+    given: str, source: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CC", given)
+    with caplog.at_level(logging.INFO):
+        assert native_library(source) is None
+    assert len(caplog.records) == 1
+    assert "cannot be parsed: No closing quotation" in caplog.text or not given.strip()
+
+
 @pytest.mark.skipif(not HAS_COMPILER, reason="no C compiler")
 def test_a_changed_source_is_built_anew(folder: Path, source: Path) -> None:
     native_library(source)
@@ -65,9 +163,20 @@ def test_what_a_compiler_says_is_logged(
 ) -> None:
     source.write_text("int seven(void) { return seven_and_a_half; }\n")
     assert native_library(source) is None
-    assert "seven.c: could not be built with" in caplog.text
+    assert "seven.c: could not be built or loaded with" in caplog.text
     assert "seven_and_a_half" in caplog.text
     assert not list(folder.iterdir())
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="no C compiler")
+@pytest.mark.usefixtures("folder")
+def test_a_library_that_cannot_be_loaded_is_logged(
+    source: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source.write_text("int no_such(void);\nint seven(void) { return no_such(); }\n")
+    assert native_library(source) is None
+    assert len(caplog.records) == 1
+    assert "undefined symbol: no_such" in caplog.text
 
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="no C compiler")
@@ -77,7 +186,7 @@ def test_a_folder_that_cannot_be_written_is_logged(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv(native.FOLDER, str(tmp_path / "file" / "built"))
     assert native_library(source) is None
-    assert "seven.c: could not be built with" in caplog.text
+    assert "seven.c: could not be built or loaded with" in caplog.text
 
 
 @pytest.mark.usefixtures("folder")

@@ -30,6 +30,15 @@ def test_depth_and_counts() -> None:
     assert repr(two) == "Value(1, float32[], depth 1)"
 
 
+def test_a_value_decides_nothing() -> None:
+    program = Program()
+    h = program.call(ADD, program.constant(SCALAR, 0.0), program.constant(SCALAR, 0.0))
+    for decide in (lambda: 1 if h else 2, lambda: not h, lambda: h and 1):
+        text = message(TypeError, decide)
+        assert "used as a truth value while calls are recorded" in text
+        assert "depth 1" in text and "torch.where" in text
+
+
 def test_several_results_come_as_a_tuple() -> None:
     program = Program()
     split = Signature("split", (VECTOR,), (SCALAR, (SCALAR, VECTOR)))
@@ -124,6 +133,16 @@ def test_declared_inputs() -> None:
     text = message(ValueError, program.declare_inputs, SCALAR, 4)
     assert "fewer rows than are read" in text
     assert "5 or more" in text
+
+
+@pytest.mark.parametrize("operation", (torch.nn.Linear(3, 3), torch.tanh, "add", None))
+def test_what_is_not_registered_is_not_called(operation: object) -> None:
+    program = Program()
+    text = message(TypeError, program.call, operation, program.constant(VECTOR, [1, 2, 3]))
+    assert "Program.call: not a signature" in text
+    assert f"got:      {type(operation).__name__}" in text
+    assert "operations.add(module, inputs, outputs)" in text
+    assert program.num_calls == 0
 
 
 def test_wrong_number_of_arguments() -> None:

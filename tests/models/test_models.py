@@ -128,6 +128,14 @@ def test_stock_loader_gives_the_same(cell: str) -> None:
     assert kept[0] == ours.schedule
     assert torch.equal(model(ours), model(stock))
     assert [value for _, value in stock if isinstance(value, Schedule)][0] is kept[0]
+    # Nobody asked for this schedule, so after an edit there is a new one.
+    for batch in (ours, stock):
+        batch.edge_index = batch.edge_index.flip(1)
+        batch.child_slot = batch.child_slot.flip(0)
+    with pytest.raises(ValueError, match="belongs to another graph"):
+        model(ours)
+    del ours.schedule
+    assert torch.allclose(model(stock), model(ours))
 
 
 def test_one_stock_batch_serves_models_of_different_arity() -> None:
@@ -183,6 +191,12 @@ def test_encoder_takes_a_top_down_layer() -> None:
     rows = encoder.embedding(token) * (batch.token >= 0)[:, None]
     wanted = encoder.layer(rows, batch.edge_index, child_slot=batch.child_slot)
     torch.testing.assert_close(found, wanted)
+    alone = Collater(arity=3, direction="top_down")(EXAMPLES)
+    fields = set(alone.keys())
+    assert torch.equal(encoder(alone), found)
+    assert set(alone.keys()) == fields, "the schedule of the loader is taken, none is made"
+    for other in (Collater(arity=3)(EXAMPLES), Collater()(EXAMPLES)):
+        torch.testing.assert_close(encoder(other), found)
 
 
 @pytest.mark.parametrize("option", ("embedding_dropout", "recurrent_dropout", "output_dropout"))
@@ -295,7 +309,7 @@ def test_refuses_batches() -> None:
     assert "TreeEncoder: the batch has no x" in text
     wide = DynTreeData(dag.edge_index, num_nodes=3, x=torch.zeros(3, 6))
     text = message(lambda: TreeClassifier(0, 5, 4, 3)(Collater(arity=2)([wide])), TypeError)
-    assert "expected: floating [row, 4]" in text
+    assert "floating [row, 4]" in text
     small = TreeClassifier(3, 5, 4, 3, arity=3)
     text = message(lambda: small(Collater(arity=3)(EXAMPLES)), IndexError)
     assert "a token is not in the embedding" in text
@@ -322,3 +336,9 @@ def test_input_gradients_reach_the_embedding_of_leaves_and_inner_nodes() -> None
     model.encoder(batch)[batch.root_index].sum().backward()
     used = model.embedding.weight.grad.abs().sum(1) > 0
     assert sorted(used.nonzero()[:, 0].tolist()) == sorted(batch.token.unique().tolist())
+
+
+def test_a_token_below_none_is_refused_in_stock_batches() -> None:
+    tree = DynTreeData(torch.tensor([[0], [1]]), num_nodes=2, token=torch.tensor([-2, 1]))
+    with pytest.raises(ValueError, match="token is out of range at node 0"):
+        classifier("child_sum")(Batch.from_data_list([tree]))

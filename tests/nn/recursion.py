@@ -178,8 +178,12 @@ def recurse(
     structure: Placed,
     x: Tensor,
     keep: Tensor | None = None,
+    weight: Tensor | None = None,
 ) -> State:
-    """Computes node by node; a node without an input has an input of zeros."""
+    """Computes node by node; a node without an input has an input of zeros.
+
+    What a node reads of another's state is multiplied by ``weight[read, reader]``.
+    """
     if layer.direction == "top_down":
         structure = structure.turned(layer.arity)
     states: dict[int, State] = {}
@@ -196,7 +200,12 @@ def recurse(
             if node in states:
                 continue
             own = x[node] * float(structure.has_input[node])
-            children = [None if child is None else states[child] for child in below]
+            children = [
+                None
+                if child is None
+                else tuple(p if weight is None else p * weight[child, node] for p in states[child])
+                for child in below
+            ]
             factor = x.new_ones(layer.out_channels) if keep is None else keep[node]
             states[node] = equation(layer, own, children, factor)
     in_order = [states[node] for node in range(structure.num_nodes)]

@@ -1,10 +1,13 @@
 """Every layer against a plain recursion in float64: values and gradients."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch_geometric.explain.algorithm.utils import clear_masks, set_masks
 
 from pyg_dynbatch.nn import NaryTreeLSTM
 from pyg_dynbatch.nn.fused_plan import FusedRun
@@ -52,6 +55,39 @@ def check_against_recursion(
 def test_layer_is_the_recursion(kind: str, data: st.DataObject) -> None:
     structure = data.draw(placed(make(kind).arity))
     check_against_recursion(kind, structure)
+
+
+@pytest.mark.parametrize("direction", ("bottom_up", "top_down"))
+@pytest.mark.parametrize("kind", SMALL)
+@FEW
+@given(data=st.data())
+def test_edge_masks_weight_what_is_read(kind: str, direction: str, data: st.DataObject) -> None:
+    layer = make(kind, direction=direction)
+    structure = data.draw(placed(layer.arity, only_trees=direction == "top_down"))
+    x, edges = features(structure.num_nodes).requires_grad_(), structure.edge_index
+    weight = torch.rand(structure.num_nodes, structure.num_nodes, dtype=torch.float64)
+    weight.requires_grad_()
+    schedule, bottom_up = structure.schedule(layer), direction == "bottom_up"
+    plain = layer(x, edges, schedule)
+    set_masks(layer, weight[edges[0], edges[1]], edges, apply_sigmoid=False)
+    found = layer(x, edges, schedule, return_state=True)
+    wanted = recurse(
+        layer, KINDS[kind][1], structure, x, weight=weight if bottom_up else weight.t()
+    )
+    assert_equal(found, wanted)
+    assert_equal(
+        [*of_weight(found, weight), *gradients(layer, x, found)],
+        [*of_weight(wanted, weight), *gradients(layer, x, wanted)],
+    )
+    clear_masks(layer)
+    assert torch.equal(layer(x, edges, schedule), plain)
+
+
+def of_weight(states: Sequence[Tensor], weight: Tensor) -> Sequence[Tensor]:
+    total = sum(part.square().sum() for part in states)
+    return torch.autograd.grad(
+        total, weight, retain_graph=True, allow_unused=True, materialize_grads=True
+    )
 
 
 @pytest.mark.parametrize("kind", SMALL)

@@ -1,6 +1,7 @@
 """How the recursive layers behave as torch and PyG modules, and what they refuse."""
 
 import copy
+import io
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -9,17 +10,23 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from torch_geometric.data import Data
 from torch_geometric.explain import Explainer, GNNExplainer
-from torch_geometric.nn import GCNConv, Sequential
+from torch_geometric.explain.algorithm.utils import set_masks
+from torch_geometric.nn import GCNConv, SAGEConv, Sequential, to_captum_model
 
 from pyg_dynbatch.core import Schedule
+from pyg_dynbatch.data import Collater, DataLoader
+from pyg_dynbatch.models import TreeEncoder
 from pyg_dynbatch.nn import (
     ChildSumTreeLSTM,
     ChildSumTreeLSTMCell,
+    GraphedTreeLSTM,
     NaryTreeLSTM,
     NaryTreeLSTMCell,
     RecursiveCell,
     RecursiveLayer,
+    TopologicalConv,
     TreeGRU,
     TreeRNN,
 )
@@ -311,6 +318,66 @@ def test_explainer_with_masks_of_features(with_schedule: bool) -> None:
     assert (explanation.node_mask > 0).any()
 
 
+def decisive(kind: str) -> tuple[Sequential, Tensor, list[int]]:
+    """A model, and a tree of which one leaf alone has an input; the edges from it to the root."""
+    layer = make(kind).float()
+    torch.nn.init.zeros_(layer.cell.bias)
+    x, way, (root,) = torch.zeros(TREE.num_nodes, IN), [], TREE.roots
+    node = int(TREE.edge_index[0, 3])
+    x[node] = 1.0
+    while node != root:
+        way.append(int((TREE.edge_index[0] == node).nonzero()))
+        node = int(TREE.edge_index[1, way[-1]])
+    given = "x, edge_index, schedule"
+    model = Sequential(given, [(layer, f"{given} -> x"), nn.Linear(OUT, 2, bias=False)])
+    return model, x, way
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_gnn_explainer_finds_the_decisive_edges(kind: str) -> None:
+    model, x, way = decisive(kind)
+    edges, (root,) = TREE.edge_index, TREE.roots
+    schedule = Schedule.from_structure(edges, TREE.num_nodes, arity=model[0].arity)
+    explainer = Explainer(
+        model,
+        algorithm=GNNExplainer(epochs=3),
+        explanation_type="model",
+        edge_mask_type="object",
+        model_config={"mode": "multiclass_classification", "task_level": "node",
+                      "return_type": "raw"},
+    )  # fmt: skip
+    before = model(x, edges, schedule)
+    explanation = explainer(x, edges, index=root, schedule=schedule)
+    assert explanation.edge_mask.nonzero().flatten().tolist() == sorted(way)
+    assert torch.equal(model(x, edges, schedule), before)
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_captum_finds_the_decisive_edges(kind: str) -> None:
+    model, x, way = decisive(kind)
+    edges, (root,) = TREE.edge_index, TREE.roots
+    schedule = Schedule.from_structure(edges, TREE.num_nodes, arity=model[0].arity)
+    # The model that CaptumExplainer differentiates.
+    mask = torch.ones(1, edges.size(1), requires_grad=True)
+    found = to_captum_model(model, "edge", root)(mask, x, edges, schedule)
+    (saliency,) = torch.autograd.grad(found[:, 0].sum(), mask)
+    assert saliency[0].nonzero().flatten().tolist() == sorted(way)
+
+
+def test_refuses_explainers_without_one_mask_per_edge() -> None:
+    layer, x = NaryTreeLSTM(IN, OUT), features(TREE.num_nodes).float()
+    schedule = Schedule.from_structure(TREE.edge_index, TREE.num_nodes, arity=2)
+    layer.explain = True  # and no mask, as GraphMaskExplainer does
+    text = message(lambda: layer(x, TREE.edge_index), ValueError)
+    assert "NaryTreeLSTM: the explainer does not give one mask value per edge" in text
+    assert "got:      no edge mask" in text
+    set_masks(layer, torch.ones(3), TREE.edge_index)
+    text = message(lambda: layer(x, TREE.edge_index), ValueError)
+    assert "float32 tensor [3]" in text
+    set_masks(layer, torch.ones(6), TREE.edge_index)
+    assert "needs the edges" in message(lambda: layer(x, schedule=schedule), ValueError)
+
+
 class Height(RecursiveCell):
     """A cell that leaves every default of the interface alone."""
 
@@ -366,6 +433,16 @@ def test_refuses_options() -> None:
     assert "in_channels is too small" in message(lambda: TreeGRU(0, 2), ValueError)
     assert "out_channels is too small" in message(lambda: ChildSumTreeLSTM(2, 0), ValueError)
     assert "arity is too small" in message(lambda: NaryTreeLSTM(2, 2, 0), ValueError)
+    makers: list[Any] = [NaryTreeLSTM, TreeGRU, TreeRNN, lambda *sizes: Collater(arity=sizes[2])]
+    with as_users_run_it():
+        for each in makers:
+            text = message(lambda each=each: each(2, 2, "2"), TypeError)
+            assert "arity is not a whole number" in text
+            assert "got:      '2'" in text
+        assert "in_channels is not a whole" in message(lambda: ChildSumTreeLSTM(2.5, 2), TypeError)  # type: ignore[arg-type]
+        edges: Any = TREE.edge_index
+        text = message(lambda: Schedule.from_structure(edges, 7, arity="2"), ValueError)  # type: ignore[arg-type]
+        assert "the arity is not a number of argument places" in text
     for make_one in (NaryTreeLSTM, ChildSumTreeLSTM, TreeGRU):
         text = message(lambda m=make_one: m(2, 2, recurrent_dropout=1.0), ValueError)
         assert "recurrent_dropout is no probability" in text
@@ -376,12 +453,12 @@ def test_refuses_input_rows() -> None:
     layer = NaryTreeLSTM(IN, OUT)
     text = message(lambda: layer(torch.zeros(3, IN + 1), NO_EDGES), TypeError)
     assert "NaryTreeLSTM: input rows of the wrong form" in text
-    assert "expected: floating [row, 3]" in text
-    assert "got:      float32[3, 4]" in text
+    assert "expected: a dense tensor, floating [row, 3]" in text
+    assert "got:      float32 tensor [3, 4]" in text
     with as_users_run_it():
         integers = torch.zeros(3, IN, dtype=torch.long)
         text = message(lambda: layer(integers, NO_EDGES), TypeError)
-    assert "got:      int64[3, 3]" in text
+    assert "got:      int64 tensor [3, 3]" in text
     schedule = Schedule.from_structure(TREE.edge_index, TREE.num_nodes, arity=2)
     text = message(lambda: layer(torch.zeros(3, IN), schedule=schedule), ValueError)
     assert "wrong number of input rows" in text
@@ -404,8 +481,92 @@ def test_refuses_schedules_of_others() -> None:
     other = Schedule.from_structure(chain(7).edge_index[:, :5], 7, arity=2)
     text = message(lambda: layer(x, TREE.edge_index, other), ValueError)
     assert "the schedule belongs to another graph" in text
-    assert "expected: 5 edges" in text
-    assert "got:      6" in text
+    assert "expected: the 5 edges that it was made from" in text
+    assert "got:      int64 tensor [2, 6]" in text
+    text = message(lambda: layer(x, TREE.edge_index.to_sparse(), ragged), ValueError)
+    assert "made for another layer" in text
+    fixed = Schedule.from_structure(TREE.edge_index, TREE.num_nodes, arity=2)
+    text = message(lambda: layer(x, TREE.edge_index.to_sparse(), fixed), TypeError)
+    assert "dense edges" in text
+
+
+def saved(batch: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(batch, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+def kept_in_place(batch: Any) -> Any:
+    return batch
+
+
+WAYS: dict[str, Callable[[Any], Any]] = {
+    "as collated": kept_in_place,
+    "moved": lambda batch: batch.to("cpu"),
+    "cloned": lambda batch: batch.clone(),
+    "pickled": lambda batch: pickle.loads(pickle.dumps(batch)),
+    "saved": saved,
+    "shared": lambda batch: batch.share_memory_(),
+    "by rows": lambda batch: batch.update({"edge_index": batch.edge_index.t().contiguous().t()}),
+}
+
+
+def batch_of_trees(arity: int | None, **options: Any) -> Any:
+    examples = [Data(edge_index=TREE.edge_index, x=features(TREE.num_nodes).float())] * 2
+    return next(iter(DataLoader(examples, batch_size=2, arity=arity, **options)))
+
+
+def layers_that_take_schedules() -> dict[str, Callable[[Any], Tensor]]:
+    nary, convolution = NaryTreeLSTM(IN, OUT), TopologicalConv(SAGEConv(IN, IN))
+    graphed = GraphedTreeLSTM(nary)
+    encoder = TreeEncoder(0, IN, nary)
+    compiled = torch.compile(nary, backend="eager")
+    return {
+        "layer": lambda batch: nary(batch.x, batch.edge_index, batch.schedule),
+        "compiled": lambda batch: compiled(batch.x, batch.edge_index, batch.schedule),
+        "graphed": lambda batch: graphed(batch.x, batch.edge_index, batch.schedule),
+        "encoder": encoder,
+        "topological": lambda batch: convolution(
+            batch.x, batch.edge_index, schedule=batch.schedule
+        ),
+    }
+
+
+@pytest.mark.parametrize("kind", layers_that_take_schedules())
+@pytest.mark.parametrize("way", WAYS)
+def test_edges_edited_after_collating_are_refused(kind: str, way: str) -> None:
+    layer = layers_that_take_schedules()[kind]
+    batch = WAYS[way](batch_of_trees(None if kind == "topological" else 2))
+    layer(batch)
+    batch.edge_index[0, :2] = batch.edge_index[0, :2].flip(0)
+    text = message(lambda: layer(batch), ValueError)
+    assert "the schedule belongs to another graph" in text
+    assert "as many edges with other values" in text
+    batch.edge_index[0, :2] = batch.edge_index[0, :2].flip(0)
+    layer(batch)
+    batch.edge_index = batch.edge_index.flip(1)
+    assert "as many edges with other values" in message(lambda: layer(batch), ValueError)
+
+
+def test_edges_of_batches_from_workers_are_compared() -> None:
+    batch = batch_of_trees(2, num_workers=1)
+    layer = NaryTreeLSTM(IN, OUT)
+    layer(batch.x, batch.edge_index, batch.schedule)
+    batch.edge_index = batch.edge_index.flip(1)
+    text = message(lambda: layer(batch.x, batch.edge_index, batch.schedule), ValueError)
+    assert "as many edges with other values" in text
+
+
+def test_edges_of_other_devices_are_not_read() -> None:
+    schedule = Schedule.from_structure(TREE.edge_index, TREE.num_nodes)
+    edges = TREE.edge_index.to("meta")
+    assert schedule.belongs_to(edges)
+    edges.zero_()
+    assert not schedule.belongs_to(edges)
+    assert schedule.belongs_to(TREE.edge_index.to("meta"))
+    with torch.inference_mode():
+        assert schedule.belongs_to(torch.empty_like(edges))
 
 
 def test_refuses_edges() -> None:

@@ -94,7 +94,7 @@ def test_a_truncated_or_foreign_file_is_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "cut.ckpt").write_bytes(whole[: len(whole) // 2])
     (tmp_path / "text.ckpt").write_text("no checkpoint", encoding="utf-8")
     for name in ("cut.ckpt", "text.ckpt"):
-        with pytest.raises(ValueError, match="no checkpoint, or is cut short") as caught:
+        with pytest.raises(ValueError, match="not a checkpoint, or is cut short") as caught:
             read_checkpoint(tmp_path / name)
         assert f"where:    {tmp_path / name}" in str(caught.value)
     with pytest.raises(FileNotFoundError, match="the checkpoint is missing"):
@@ -109,3 +109,19 @@ def test_checkpoint_loads_without_running_code(tmp_path: Path) -> None:
         saved = torch.load(path, weights_only=True)
         assert saved["random_state"]["cpu"].shape == (1, torch.get_rng_state().numel())
         assert saved["pyg_dynbatch_task"] == "TreeClassification"
+
+
+class Attack:
+    def __reduce__(self):
+        return Path.touch, (Path("attacked"),)
+
+
+def test_a_foreign_pickle_is_neither_run_nor_loaded(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = listops(tmp_path)
+    torch.save({"state_dict": {}, "attack": Attack()}, "foreign.ckpt")
+    for use in ("fit", "test"):
+        with pytest.raises(ValueError, match="is not a checkpoint") as caught:
+            getattr(trainer(tmp_path), use)(task(data), datamodule=data, ckpt_path="foreign.ckpt")
+        assert "foreign.ckpt" in str(caught.value)
+    assert not Path("attacked").exists()

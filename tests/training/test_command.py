@@ -21,11 +21,12 @@ def test_metrics_that_can_choose(monitor: str, mode: str) -> None:
 
 
 def test_a_metric_that_is_not_logged_is_refused() -> None:
-    task = TreeClassification(num_tokens=4, num_classes=3, **SIZES)
-    check_monitor("val/node_accuracy", "max", task)
+    task = TreeClassification(num_tokens=4, num_classes=3, polarity=True, **SIZES)
+    check_monitor("val/binary_accuracy", "max", task)
     with pytest.raises(ValueError, match="EarlyStopping cannot choose") as caught:
         check_monitor("val/node_acuracy", "max", task, "EarlyStopping")
     assert "another it logs: train/loss, train/accuracy" in str(caught.value)
+    assert "did you mean 'val/node_accuracy'?" in str(caught.value)
     assert "try:      --trainer.callbacks.monitor val/accuracy" in str(caught.value)
 
 

@@ -192,7 +192,15 @@ def test_picture_shows_small_trees_with_their_true_words(tmp_path: Path, samples
     batch, trees, words = data.shown_trees(4)
     assert batch.num_graphs == len(trees) == len(words) == 1
     assert words == [["", "The", "end"]]
+    assert all(name == f"test example {int(name.split()[-1])}" for name in trees)
     assert batch.schedule.arity == 2
+
+
+def test_picture_shows_operators_without_their_bracket(tmp_path: Path) -> None:
+    _, _, words = attached(listops(tmp_path), tmp_path).shown_trees(2)
+    shown = {text for texts in words for text in texts}
+    assert shown & {"MIN", "MAX", "MED", "SM"}
+    assert not [text for text in shown if text.startswith("[")]
 
 
 def test_seed_is_the_global_one_else_that_of_the_first_rank(
@@ -211,3 +219,12 @@ def test_seed_is_the_global_one_else_that_of_the_first_rank(
     monkeypatch.setenv("PL_GLOBAL_SEED", "41")
     assert seeds(data) == seeds(listops(tmp_path)) == {41}
     assert data.train_dataloader().generator.initial_seed() == 41
+
+
+def test_trees_above_the_budget_are_said(tmp_path: Path) -> None:
+    data = tree_files(tmp_path, max_nodes=4)  # all trees have five nodes
+    said = r"TreeFileData: 24 of 24 examples are larger than the budget of 4 .* a size of 5\."
+    with pytest.warns(UserWarning, match=said):
+        batches = list(data.train_dataloader())
+    assert [batch.num_graphs for batch in batches] == [1] * 24
+    assert len(list(tree_files(tmp_path, max_nodes=5).train_dataloader())) == 24

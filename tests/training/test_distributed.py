@@ -1,6 +1,8 @@
 """Two processes train, measure and predict what one does."""
 
 import csv
+import pickle
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
+from pyg_dynbatch.data import DataLoader, DynTreeData
 from pyg_dynbatch.datasets import ListOpsRecipe
 from pyg_dynbatch.training import (
     ListOpsData,
@@ -65,11 +68,11 @@ class Trees(pl.Callback):
         assert trainer.global_step == 2
 
 
-def trainer(folder: Path, ranks: int, **options: Any) -> pl.Trainer:
+def trainer(folder: Path, ranks: int, start: str = "ddp_fork", **options: Any) -> pl.Trainer:
     return pl.Trainer(
         accelerator="cpu",
         devices=ranks,
-        strategy="ddp_fork" if ranks > 1 else "auto",
+        strategy=start if ranks > 1 else "auto",
         default_root_dir=folder,
         logger=False,
         enable_checkpointing=False,
@@ -186,3 +189,29 @@ def test_ranks_with_seeds_of_their_own_share_one_epoch(
         line for rank in (0, 1) for line in (tmp_path / f"seen_{rank}.txt").read_text().splitlines()
     ]
     assert sorted(seen) == sorted(str(tree.token.tolist()) for tree in data.dataset("train"))
+
+
+def test_a_data_module_goes_on_to_spawned_processes(tmp_path: Path) -> None:
+    data = ListOpsData(str(tmp_path / "data"), recipe=RECIPE, batch_size=4, arity=5)
+    next(iter(data.train_dataloader()))
+    # The trainer of this run stays with the data module, and its loaders with it.
+    trainer(tmp_path, 1, max_epochs=1, limit_val_batches=0).fit(
+        classifier(data).double(), datamodule=data
+    )
+    module = classifier(data).double()
+    start = {name: weight.clone() for name, weight in module.state_dict().items()}
+    trainer(tmp_path, 2, "ddp_spawn", max_epochs=1, limit_val_batches=0).fit(
+        module, datamodule=data
+    )
+    assert any(not torch.equal(start[k], weight) for k, weight in module.state_dict().items())
+
+
+def test_a_loader_that_was_used_goes_to_spawned_processes() -> None:
+    generator = torch.Generator().manual_seed(7)
+    tree = DynTreeData(torch.empty(2, 0, dtype=torch.long), num_nodes=1)
+    loader = DataLoader([tree] * 3, num_workers=1, persistent_workers=True, generator=generator)
+    next(iter(loader))
+    # As spawned processes get it: in the memory of tensors that must still exist when it is read.
+    again = pickle.loads(ForkingPickler.dumps(loader))
+    assert torch.equal(again.generator.get_state(), generator.get_state())
+    assert len(list(again)) == 3

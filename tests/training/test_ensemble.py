@@ -64,4 +64,4 @@ def test_member_of_another_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="belongs to another model") as caught:
         ensemble_of(task(data, hidden_channels=11), [path])
     differing = "  differs:  hidden_channels 11, in the file 8"
-    assert caught.value.__notes__ == [f"  file:     {path}", differing]
+    assert caught.value.__notes__ == [differing, f"  file:     {path}"]

@@ -1,6 +1,8 @@
 """Data modules of molecules: splits and their seeds, labels, pairs, complaints."""
 
+import dataclasses
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ from rdkit import Chem
 from pyg_dynbatch.datasets import PackedMolecules, build_store, duplicates
 from pyg_dynbatch.featurizers import MoleculeFeaturizer, RawMolecule, read_molecules
 from pyg_dynbatch.training import (
+    MoleculeDataModule,
     MoleculeFileData,
     MoleculeNetData,
     NCIData,
@@ -18,7 +21,14 @@ from pyg_dynbatch.training import (
     SplitOptions,
     molecule_datamodule,
 )
-from tests.training.molecules import QUIET, SMILES, molecule_csv, molecule_data
+from tests.training.molecules import (
+    QUIET,
+    SMILES,
+    molecule_csv,
+    molecule_data,
+    molecule_trainer,
+    property_task,
+)
 
 EVEN = (0.5, 0.25, 0.25)
 
@@ -186,16 +196,130 @@ def test_strata_are_classes_or_ranges_of_a_target(tmp_path: Path) -> None:
     assert len(digests) == 2  # values are cut into ranges, else nothing was left to chance
 
 
+METHODS = ["random", "stratified", "scaffold", "scaffold_balanced", "kfold", "column", "file"]
+
+
+def same_molecules_in_another_file(
+    folder: Path, method: str, change: Callable[[list[str]], list[str]]
+) -> tuple[MoleculeFileData, MoleculeFileData]:
+    """A data module, and one of the same options whose file was changed."""
+    options = SplitOptions(method, seed=3, fractions=EVEN, column="part", target="first")
+    if method == "file":
+        written = molecule_data(folder).parts.write(folder / "split.json")
+        options = SplitOptions("file", file=str(written))
+    data = molecule_data(folder, split=options)
+    _ = data.parts
+    header, *rows = Path(data.file).read_text(encoding="utf-8").splitlines()
+    path = folder / "changed.csv"
+    path.write_text("\n".join([header, *change(rows)]) + "\n", encoding="utf-8")
+    return data, MoleculeFileData(
+        str(path), ["first", "second"], split=options, batch_size=8, reading=QUIET
+    )
+
+
+def texts_of(data: MoleculeDataModule) -> list[set[str]]:
+    return [{data.molecules.smiles(i) for i in data.indices(s)} for s in ("train", "val", "test")]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_checkpoint_finds_its_molecules_in_reordered_rows(tmp_path: Path, method) -> None:
+    data, changed = same_molecules_in_another_file(
+        tmp_path, method, lambda rows: rows[5:] + rows[:5]
+    )
+    changed.load_state_dict(data.state_dict())
+    assert texts_of(changed) == texts_of(data)
+    assert changed.indices("test").tolist() != data.indices("test").tolist()
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda rows: rows[:-2], "30 molecules; 2 missing: example 30 "),
+        (lambda rows: [*rows[1:], "CCCl,1,1,test"], r"1 missing: example 0 .*; 1 new: example 31"),
+        (lambda rows: [*rows, rows[5]], r"33 molecules; 1 new: example 32 \('C"),
+    ],
+)
+def test_a_checkpoint_refuses_missing_and_new_molecules(
+    tmp_path: Path, method, change, said: str
+) -> None:
+    data, changed = same_molecules_in_another_file(tmp_path, method, change)
+    with pytest.raises(ValueError, match="not those that were divided") as caught:
+        changed.load_state_dict(data.state_dict())
+    assert re.search(said, str(caught.value)) and changed.file in str(caught.value)
+
+
+def test_a_checkpoint_is_tested_on_its_test_molecules(tmp_path: Path) -> None:
+    data, changed = same_molecules_in_another_file(tmp_path, "random", lambda rows: rows[::-1])
+    run = molecule_trainer(tmp_path)
+    task = property_task(data)
+    run.fit(task, datamodule=data)
+    path = str(Path(run.log_dir or "") / "checkpoints" / "last.ckpt")
+    (wanted,) = run.test(task, datamodule=data, verbose=False)
+    records = read_molecules(changed.file, target_columns=["first", "second"])
+    tasks = ("first", "second")
+    build_store(tmp_path / "packed", records, MoleculeFeaturizer(), task_names=tasks, options=QUIET)
+    packed = PackedMoleculeData(str(tmp_path / "packed"), split=data.split, batch_size=8)
+    for other in (changed, packed):
+        (found,) = run.test(task, datamodule=other, ckpt_path=path, verbose=False)
+        assert found == pytest.approx(wanted, rel=1e-5)
+        assert texts_of(other) == texts_of(data)
+
+
+def test_members_of_an_ensemble_share_their_split(tmp_path: Path) -> None:
+    data, changed = same_molecules_in_another_file(tmp_path, "random", lambda rows: rows[::-1])
+    header, *rows = Path(data.file).read_text(encoding="utf-8").splitlines()
+    path = tmp_path / "rolled.csv"
+    path.write_text("\n".join([header, *rows[5:], *rows[:5]]) + "\n", encoding="utf-8")
+    other = MoleculeFileData(str(path), ["first"], split=data.split, reading=QUIET)
+    changed.load_state_dict(data.state_dict())
+    with pytest.raises(ValueError, match="trained on another split"):
+        changed.load_state_dict(other.state_dict())
+    assert texts_of(changed) == texts_of(data)
+
+
 # Complaints ---------------------------------------------------------------------------------------
 
 
 def test_another_split_than_that_of_the_checkpoint(tmp_path: Path) -> None:
     data = molecule_data(tmp_path, split=SplitOptions(fractions=EVEN, seed=1))
-    other = molecule_data(tmp_path, split=SplitOptions(fractions=EVEN, seed=2))
     data.load_state_dict(data.state_dict())
+    fewer = SplitOptions(fractions=(0.25, 0.25, 0.5), seed=1)
+    edited = data.parts.write(tmp_path / "split.json")
+    for split, advice in [
+        (SplitOptions(fractions=EVEN, seed=2), ["--data.init_args.split.seed 1"]),
+        (fewer, ["--data.init_args.split.fractions [0.5,0.25,0.25]"]),
+    ]:
+        other = molecule_data(tmp_path, split=split)
+        with pytest.raises(ValueError, match="trained on another split") as caught:
+            other.load_state_dict(data.state_dict())
+        assert str(caught.value).splitlines()[-1].split("      ")[1] == advice[0]
+    molecule_data(tmp_path, split=SplitOptions("file", file=str(edited))).load_state_dict(
+        data.state_dict()
+    )
+
+
+def test_a_changed_column_is_another_split(tmp_path: Path) -> None:
+    def swapped(rows: list[str]) -> list[str]:
+        return [rows[0].replace(",train", ",test"), *rows[1:]]
+
+    data, changed = same_molecules_in_another_file(tmp_path, "column", swapped)
     with pytest.raises(ValueError, match="trained on another split") as caught:
-        other.load_state_dict(data.state_dict())
-    assert "split.seed 1" in str(caught.value)
+        changed.load_state_dict(data.state_dict())
+    assert "split.method file --data.init_args.split.file" in str(caught.value)
+
+
+def test_a_checkpoint_without_hashes(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="does not tell its molecules"):
+        molecule_data(tmp_path).load_state_dict({"split": "9cfcfe545af82bd7", "split_seed": 1})
+
+
+def test_a_split_of_row_numbers_alone_is_taken_with_a_warning(tmp_path: Path) -> None:
+    known = molecule_data(tmp_path).parts
+    bare = dataclasses.replace(known, molecules=None)
+    path = bare.write(tmp_path / "bare.json")
+    with pytest.warns(UserWarning, match="bare.json: the split knows row numbers alone"):
+        assert molecule_data(tmp_path, split=SplitOptions("file", file=str(path))).parts == known
 
 
 @pytest.mark.parametrize(
@@ -229,6 +353,48 @@ def test_label_out_of_range(tmp_path: Path, kind, label: str, said: str) -> None
 def test_split_options_that_cannot_be_used(tmp_path: Path, options, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         molecule_data(tmp_path, split=options).setup("test")
+
+
+@pytest.mark.parametrize(
+    ("column", "kind", "said"),
+    [
+        (["", "", "", ""], "regression", "nothing to learn from the target 'y'"),
+        (["2", "", "2", "2"], "regression", "2 in all 3 rows that have one"),
+        (["1", "1", "", "1"], "binary", "1 in all 3 rows that have one"),
+        (["0", "1", "", "1"], "regression", "--data.init_args.kind binary"),
+    ],
+)
+def test_targets_that_cannot_be_learned(tmp_path: Path, column, kind, said: str) -> None:
+    path = tmp_path / "mine.csv"
+    rows = [f"{'C' * n},{n},{text}" for n, text in enumerate(column, start=1)]
+    path.write_text("\n".join(["smiles,x,y", *rows]) + "\n", encoding="utf-8")
+    even = SplitOptions(fractions=EVEN)
+    with pytest.raises(ValueError, match=said) as caught:
+        MoleculeFileData(str(path), ["y"], kind, split=even, reading=QUIET).setup("fit")
+    assert str(path) in str(caught.value)
+    records = read_molecules(path, target_columns=["y"])
+    folder = str(tmp_path / "packed")
+    build_store(folder, records, MoleculeFeaturizer(), task_names=["y"], options=QUIET)
+    with pytest.raises(ValueError, match=said):
+        PackedMoleculeData(folder, kind, split=even).setup("fit")
+
+
+@pytest.mark.parametrize("part", ["train", "val"])
+def test_a_part_with_one_class(tmp_path: Path, part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(molecule_datamodule, "rank_zero_info", lines.append)
+    parts = {"train": "train,val,test,train", "val": "val,train,test,val"}[part].split(",")
+    rows = [f"{'C' * (n + 1)},{n % 4 == 1},{n},{parts[n % 4]}" for n in range(16)]
+    text = "\n".join(["smiles,y,z,part", *rows]).replace("True", "1").replace("False", "0")
+    path = tmp_path / "mine.csv"
+    path.write_text(text + "\n", encoding="utf-8")
+    options = SplitOptions("column", column="part", leakage=False)
+    wrong = r"all targets of the (train|val) split are alike"
+    with pytest.raises(ValueError, match=wrong) as caught:
+        MoleculeFileData(str(path), ["y"], "binary", split=options, reading=QUIET).setup("fit")
+    assert "split.method stratified" in str(caught.value)
+    MoleculeFileData(str(path), ["y", "z"], split=options, reading=QUIET).setup("fit")
+    assert any("that are all alike: 1 of 2 properties (y)" in line for line in lines)
 
 
 def test_texts_that_mean_a_missing_target(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging
+from lightning.pytorch.tuner import Tuner
 from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
@@ -92,7 +93,7 @@ def test_fit_test_and_predict(tmp_path: Path, kind: str, metric: str, picture: s
         assert float(mean["scaled_rmse"]) == pytest.approx(float(sum(scaled)) / 2, rel=1e-3)
         assert task.notes()[1] == f"test/rmse_second: {float(second['rmse']):.4g}"
     with Path(run.log_dir or "", "metrics.csv").open(newline="", encoding="utf-8") as file:
-        assert set(task.logged()) <= set(csv.DictReader(file).fieldnames or ())
+        assert set(task.metric_names()) <= set(csv.DictReader(file).fieldnames or ())
 
 
 def test_calibration_is_fitted_kept_and_used_everywhere(tmp_path: Path) -> None:
@@ -177,7 +178,7 @@ def test_checkpoint_holds_all_that_predicting_needs(tmp_path: Path) -> None:
     assert schema["featurizer"]["format"].startswith("MoleculeFeaturizer")
     assert MoleculeSchema.from_dict(schema).pair_table.distance[0] == 0
     data = molecule_data(tmp_path)
-    assert saved["MoleculeFileData"]["split"] == data.parts.digest
+    assert saved["MoleculeFileData"]["split"]["digest"] == data.parts.digest
     mean = data.targets("train").nanmean(0)
     torch.testing.assert_close(saved["state_dict"]["scale.mean"], mean)
 
@@ -278,6 +279,7 @@ def _split_of(folder: Path, data) -> str:
 
     numbers = torch.arange(len(data.molecules)).numpy()
     split = Split(numbers[16:24], numbers[24:], numbers[:16], num_examples=len(numbers))
+    split = split.for_molecules(data.molecules.store.texts())
     return str(split.write(folder / "split.json"))
 
 
@@ -305,3 +307,15 @@ def test_something_else_than_a_schema() -> None:
     with pytest.raises(ValueError, match="this does not describe molecules") as caught:
         MoleculeProperty({"kind": "binary"})
     assert "got:      ['kind']" in str(caught.value)
+
+
+def test_learning_rate_finder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = molecule_data(tmp_path)
+    module = property_task(data)
+    run = molecule_trainer(tmp_path, epochs=9, limit_val_batches=0)
+    # With two batches per epoch the losses differ more between batches than between rates.
+    options = {"num_training": 20, "early_stop_threshold": None}
+    found = Tuner(run).lr_find(module, datamodule=data, **options)
+    assert found is not None
+    assert module.lr == found.suggestion() is not None

@@ -109,15 +109,16 @@ def test_sgd_scales_through_the_rate() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (OptimizerOptions(lr=-1.0), "lr is no learning rate"),
-        (OptimizerOptions(embedding_lr=float("nan")), "embedding_lr is no learning rate"),
-        (OptimizerOptions(embedding_gradient_scale=0.0), "scale must be positive"),
-        (OptimizerOptions(eps=0.0), "Adagrad would divide by zero"),
+        ({"lr": -1.0}, "lr is out of range"),
+        ({"embedding_lr": float("nan")}, "embedding_lr is out of range"),
+        ({"weight_decay": -0.1}, "weight_decay is out of range"),
+        ({"embedding_gradient_scale": 0.0}, "scale must be positive"),
+        ({"eps": 0.0}, "Adagrad would divide by zero"),
     ],
 )
-def test_options_out_of_range(options: OptimizerOptions, message: str) -> None:
+def test_options_out_of_range(options: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        build_optimizer(words_and_weights(), options)
+        OptimizerOptions(**options)
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw"])

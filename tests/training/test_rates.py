@@ -76,15 +76,15 @@ def test_scheduler_keeps_no_length_in_the_checkpoint() -> None:
 @pytest.mark.parametrize(
     ("options", "name"),
     [
-        (RateOptions("step", gamma=0.0), "gamma"),
-        (RateOptions("step", every=0), "every"),
-        (RateOptions("cosine", final=1.5), "final"),
-        (RateOptions(warmup=-1), "warmup"),
+        ({"gamma": 0.0}, "gamma"),
+        ({"every": 0}, "every"),
+        ({"final": 1.5}, "final"),
+        ({"warmup": -1}, "warmup"),
     ],
 )
-def test_options_out_of_range(options: RateOptions, name: str) -> None:
+def test_options_out_of_range(options: dict[str, float], name: str) -> None:
     with pytest.raises(ValueError, match=f"RateOptions: {name} is out of range"):
-        rate_factor(options, 1.0, 10.0)
+        RateOptions(**options)
 
 
 def test_cosine_needs_an_end() -> None:
@@ -107,4 +107,4 @@ def test_one_cycle_needs_an_end() -> None:
     with pytest.raises(ValueError, match="a one_cycle schedule needs to know the end"):
         rate_factor(RateOptions("one_cycle"), 1.0, math.inf)
     with pytest.raises(ValueError, match="rise is out of range"):
-        rate_factor(RateOptions("one_cycle", rise=1.0), 1.0, 10.0)
+        RateOptions("one_cycle", rise=1.0)

@@ -1,8 +1,13 @@
 """Reports: pictures at the end of a run, read from the run's own files."""
 
+import re
 from pathlib import Path
 
+import pytest
+from matplotlib.figure import Figure
+
 from pyg_dynbatch.training import PredictionTable, RunReport
+from pyg_dynbatch.training import report as report_module
 from pyg_dynbatch.training.report import closing_lines, metrics_file, read_curve
 from tests.training.helpers import checkpointing, listops, task, trainer, tree_files
 
@@ -38,6 +43,33 @@ def test_curves_and_trees_are_drawn_and_named(tmp_path: Path) -> None:
         "predicted trees",
     ]
     assert all(Path(line.split(":", 1)[1].strip()).is_file() for line in lines)
+
+
+def test_curves_show_whole_epochs_and_mark_the_best_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: dict[str, Figure] = {}
+
+    def keep(figure: Figure, path: Path) -> Path:
+        drawn[path.name] = figure
+        return path
+
+    monkeypatch.setattr(report_module, "save_figure", keep)
+    data = tree_files(tmp_path)
+    module = task(data)
+    run = trainer(tmp_path, epochs=2, callbacks=[checkpointing(), RunReport(trees=2)])
+    run.fit(module, datamodule=data)
+    run.test(module, datamodule=data, verbose=False)
+    _, values = read_curve(metrics_file(run), "val/accuracy")
+    best = values.index(max(values))
+    for axes in drawn["learning_curve.png"].axes:
+        assert all(tick == int(tick) for tick in axes.get_xticks())
+        assert axes.lines[-1].get_label() == f"best val/accuracy, epoch {best}"
+        assert list(axes.lines[-1].get_xdata()) == [best, best]
+    trees = drawn["predicted_trees.png"]
+    assert "class 0" in [text.get_text() for text in trees.legends[0].get_texts()]
+    shape = r"test example \d+: true class \d, predicted \d\n\d+ of \d+ labelled nodes correct"
+    assert all(re.fullmatch(shape, axes.get_title()) for axes in trees.axes)
 
 
 def test_nothing_is_drawn_without_a_folder(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from lightning.pytorch.tuner import Tuner
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyg_dynbatch.data import DataLoader
@@ -194,3 +195,17 @@ def test_mixed_precision(tmp_path: Path) -> None:
     run.fit(module, datamodule=data)
     assert torch.isfinite(run.callback_metrics["train/loss"])
     assert {weight.dtype for weight in module.parameters()} == {torch.float32}
+
+
+def test_learning_rate_finder_sets_the_rate_and_leaves_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where Lightning keeps its checkpoint meanwhile
+    data = listops(tmp_path)
+    module, run = task(data), trainer(tmp_path, epochs=5)
+    before = {name: weight.clone() for name, weight in module.state_dict().items()}
+    found = Tuner(run).lr_find(module, datamodule=data, num_training=20)
+    assert found is not None
+    assert module.lr == module.hparams["optimizer"]["lr"] == found.suggestion() != 0.01
+    for name, weight in module.state_dict().items():
+        assert torch.equal(weight, before[name]), name

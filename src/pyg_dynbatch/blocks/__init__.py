@@ -1,5 +1,7 @@
 """The language: typed blocks that are checked when they are wired and batched when they run."""
 
+from typing import NoReturn
+
 from pyg_dynbatch.blocks.access import (
     Broadcast,
     GetItem,
@@ -39,6 +41,7 @@ from pyg_dynbatch.blocks.leaves import (
     Tensor,
     Vector,
 )
+from pyg_dynbatch.blocks.left_out import left_out as _left_out
 from pyg_dynbatch.blocks.pipe import Pipe
 from pyg_dynbatch.blocks.records import AllOf, Record
 from pyg_dynbatch.blocks.recursion import ForwardDeclaration
@@ -134,3 +137,8 @@ __all__ = [
     "convert_to_type",
     "create_variable_scope",
 ]
+
+
+def __getattr__(name: str) -> NoReturn:
+    """Names what stands in for a name of Fold that is left out."""
+    raise AttributeError(_left_out(name) or f"module {__name__!r} has no attribute {name!r}")

@@ -353,6 +353,11 @@ class NGrams(Block):
         self.set_output_type_classes(SequenceType, PyObjectType)
         self._settle(n)
 
+    @property
+    def n(self) -> int:
+        """The size of a window."""
+        return self._n
+
     def _infer(self) -> None:
         kind = self.input_type
         if isinstance(kind, PyObjectType):

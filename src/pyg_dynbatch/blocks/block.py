@@ -15,11 +15,27 @@ if TYPE_CHECKING:
     from pyg_dynbatch.blocks.code import Code
 
 
+def _no_truth(self: Any) -> NoReturn:
+    """Refuses to decide anything: blocks are wired before there is any example."""
+    raise TypeError(
+        mismatch(
+            f"{type(self).__name__}: used as a truth value while blocks are wired",
+            expected="a decision that is made for each example",
+            got=repr(self),
+            mend="td.OneOf(key_fn, cases) by the host's data, torch.where in a td.Function by a "
+            "tensor; `block is not None` for its presence",
+        )
+    )
+
+
 class Wire(NamedTuple):
     """One item of what a block gives; ``block[key]``."""
 
     source: Any
     key: Any
+
+    def __bool__(self) -> bool:
+        _no_truth(self)
 
     def __getitem__(self, key: Any) -> "Wire":
         return Wire(self, key)
@@ -131,6 +147,9 @@ class Block(IOBase):
 
     # Putting together.
 
+    def __bool__(self) -> bool:
+        _no_truth(self)
+
     def __rshift__(self, other: Any) -> "Block":
         from pyg_dynbatch.blocks.pipe import Pipe
 
@@ -201,17 +220,21 @@ class Block(IOBase):
 
     # Running.
 
-    def eval(self, inp: Any, *, tolist: bool = False, inputs: Any = None) -> Any:
+    def eval(self, inp: Any, *, tolist: bool = False, inputs: Any = None, **options: Any) -> Any:
         """Evaluates one input, without keeping anything.
 
         Args:
             inp: The input: a Python object.
             tolist: Give numbers and lists instead of tensors.
             inputs: Rows from outside by tag, see :class:`InputRow`.
+            **options: None; those of Fold are refused by name.
 
         Returns:
             The output, with tensors where the type has tensors; together with a dictionary of
             the values of each metric, if there is any.
+
+        Raises:
+            TypeError: For any other option.
 
         Example:
             >>> from pyg_dynbatch import blocks as td
@@ -219,7 +242,11 @@ class Block(IOBase):
             [1.0, 2.0]
         """
         from pyg_dynbatch.blocks.evaluate import evaluate
+        from pyg_dynbatch.blocks.left_out import left_out
 
+        for name in options:
+            unknown = f"Block.eval() got an unexpected keyword argument {name!r}"
+            raise TypeError(left_out(f"Block.eval({name}=)") or unknown)
         return evaluate(self, inp, tolist=tolist, inputs=inputs)
 
     def max_depth(self, inp: Any) -> int:

@@ -13,6 +13,7 @@ from pyg_dynbatch.blocks.result_types import (
     TensorType,
     TupleType,
     VoidType,
+    repeated,
 )
 from pyg_dynbatch.blocks.site import Recipe
 from pyg_dynbatch.blocks.tracer import Tracer
@@ -119,7 +120,9 @@ def lifted(code: Code, wanted: ResultType, source: str) -> Any:
     if isinstance(wanted, VoidType):
         return "None"
     if isinstance(wanted, BroadcastSequenceType):
-        return lifted(code, wanted.element_type, source)
+        value = code.fresh("x")
+        code.line(f"{value} = {code.model.name_of(repeated)}({source})")
+        return lifted(code, wanted.element_type, value)
     if isinstance(wanted, TupleType):
         names = tuple(code.fresh("x") for _ in wanted)
         code.line(f"({', '.join(names)}{',' if names else ''}) = {source}")

@@ -19,6 +19,7 @@ from pyg_dynbatch.blocks.block import Block, convert_to_block
 from pyg_dynbatch.blocks.compile import MERGE_EQUAL, PASSES, checked_passes, compile_block
 from pyg_dynbatch.blocks.decode import Traced
 from pyg_dynbatch.blocks.draw import explained, schedule_text
+from pyg_dynbatch.blocks.left_out import left_out
 from pyg_dynbatch.blocks.pool import pool_of, traced_in
 from pyg_dynbatch.blocks.result_types import (
     PyObjectType,
@@ -345,6 +346,15 @@ class Compiler(nn.Module):
         found = self.build_loom_inputs(examples, metric_labels, batch_size, ordered)
         while group := list(islice(found, batch_size)):
             yield self.collate(group)
+
+    def __getattr__(self, name: str) -> Any:
+        """Finds parameters and modules; names what stands in for Fold's members."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if line := left_out(f"Compiler.{name}"):
+                raise AttributeError(line) from None
+            raise
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves pools of processes behind."""

@@ -20,9 +20,9 @@ def rows_of(site: Site, row_type: RowType, items: Sequence[Any]) -> np.ndarray:
     if site.table is not None:
         return site.table[np.asarray(items, dtype=np.int64)]
     try:
-        found = _stacked(items)
+        found = _stacked(items, wanted)
         fits = found.shape[1:] == wanted.shape and found.dtype.kind in _KINDS[_kind(wanted)]
-    except (ValueError, TypeError, RuntimeError):
+    except (ValueError, TypeError, RuntimeError, OverflowError):
         fits = False
     if not fits:
         raise _misfit(site, wanted, items)
@@ -44,6 +44,8 @@ NUMPY = {
 }  # fmt: skip
 # Which kinds of numbers go into which without loss of kind.
 _KINDS = {"f": "fiub", "i": "iub", "c": "cfiub"}
+# What texts are read as.
+_WIDEST = {"f": np.float64, "i": np.int64, "c": np.complex128}
 
 
 def _kind(wanted: TensorType) -> str:
@@ -52,11 +54,23 @@ def _kind(wanted: TensorType) -> str:
     return "f" if wanted.dtype.is_floating_point else "i"
 
 
-def _stacked(items: Sequence[Any]) -> np.ndarray:
+def _stacked(items: Any, wanted: TensorType) -> np.ndarray:
+    """One array of all items; texts are read as numbers, and whole floats are integers."""
     if isinstance(items[0], torch.Tensor):
         rows = torch.stack([torch.as_tensor(item).detach() for item in items]).cpu()
-        return (rows.float() if rows.dtype == torch.bfloat16 else rows).numpy()
-    return np.asarray(items)
+        items = (rows.float() if rows.dtype == torch.bfloat16 else rows).numpy()
+    found, kind = np.asarray(items), _kind(wanted)
+    if found.dtype.kind == "U":
+        # One by one, since a text among numbers has made texts of them all.
+        more = len(items) > 1
+        parts = [_stacked([item], wanted) for item in items] if more else []
+        return np.concatenate(parts) if more else found.astype(_WIDEST[kind])
+    if found.dtype.kind == "f" and kind == "i":
+        with np.errstate(invalid="ignore"):
+            # Of the items, since large integers among floats have lost digits by now.
+            whole = np.asarray(items, np.int64)
+        return whole if (whole == found).all() else found
+    return found
 
 
 def _misfit(site: Site, wanted: TensorType, items: Sequence[Any]) -> Complaint:
@@ -64,13 +78,13 @@ def _misfit(site: Site, wanted: TensorType, items: Sequence[Any]) -> Complaint:
     for item in items:
         good_kind, good_shape, got = False, True, repr(item)
         try:
-            row = _stacked([item])
+            row = _stacked([item], wanted)
             good_kind, good_shape = (
                 row.dtype.kind in _KINDS[_kind(wanted)],
                 row.shape[1:] == wanted.shape,
             )
             got = f"{row.dtype}[{', '.join(map(str, row.shape[1:]))}], {item!r}"
-        except (ValueError, TypeError, RuntimeError) as reason:
+        except (ValueError, TypeError, RuntimeError, OverflowError) as reason:
             got = f"{item!r}: {reason}"
         if not (good_kind and good_shape):
             break

@@ -33,18 +33,47 @@ def unit_scaling(activation: Any) -> float | None:
     return {"relu": 1.43, "relu6": 1.43, "tanh": 1.15}.get(name)
 
 
+def _initial(who: str, table: Tensor, initializer: Any) -> Tensor:
+    """The first values of a weight: given as they are, or by a function that fills or returns."""
+    given = initializer
+    if callable(initializer):
+        # Entries that the function leaves alone must not be whatever was in memory before.
+        given = initializer(table.fill_(float("nan")))
+        given = table if given is None else given
+    values = torch.as_tensor(given).detach().to(table, copy=True)
+    if values.shape != table.shape:
+        raise ValueError(
+            mismatch(
+                f"{who}: the initial weights have another shape",
+                expected=list(table.shape),
+                got=list(values.shape),
+            )
+        )
+    if values.isnan().any():
+        raise ValueError(
+            mismatch(
+                f"{who}: the initial weights are not all set",
+                expected="a number in every entry",
+                got=f"{int(values.isnan().sum())} of {values.numel()} entries unset or NaN",
+                mend="fill the tensor in place, as torch.nn.init does, or return a tensor",
+            )
+        )
+    return values
+
+
 class FC(TensorToTensorLayer):
     """Computes activation(x W^T + b).
 
     Args:
         num_units_out: Length of the output.
         activation: A function on tensors; None for none.
-        initializer: Fills a tensor in place, as ``torch.nn.init`` does. Left out: uniform, of
-            unit scaling for relu, tanh and no activation; a truncated normal of 0.01 otherwise.
+        initializer: The weights themselves (tensor or array, ``[out, in]``), or a function that
+            fills a tensor in place, as ``torch.nn.init`` does, or returns one. Left out: uniform,
+            of unit scaling for relu, tanh and no activation; a truncated normal of 0.01 otherwise.
         input_keep_prob: Share of the inputs that dropout keeps in training.
         output_keep_prob: Share of the outputs that dropout keeps in training.
-        normalization_fn: Applied before the activation.
-        weight_norm: Learn length and direction of the weights apart.
+        normalization_fn: Applied before the activation; skipped where there is none.
+        weight_norm: Learn length and direction of the weights apart; the lengths start at 1.
         name: For messages and pictures.
 
     Shape:
@@ -52,7 +81,8 @@ class FC(TensorToTensorLayer):
 
     Raises:
         TypeError: If the input is no float32 vector.
-        ValueError: If a share is none.
+        ValueError: If a share is none, or the initial weights do not fit.
+        RuntimeError: If the weights are asked for before the layer was used.
 
     Reference:
         Salimans and Kingma (2016), arXiv:1602.07868, equation 2 (weight normalisation).
@@ -102,7 +132,7 @@ class FC(TensorToTensorLayer):
         weight = torch.empty(self.output_size, input_type.shape[0])
         scale = unit_scaling(self.activation)
         if self.initializer is not None:
-            self.initializer(weight)
+            weight = _initial(self.io._label(), weight, self.initializer)
         elif scale is None:
             nn.init.trunc_normal_(weight, std=0.01, a=-0.02, b=0.02)
         else:
@@ -111,14 +141,23 @@ class FC(TensorToTensorLayer):
         self.weight = nn.Parameter(weight)
         self.bias = nn.Parameter(torch.zeros(self.output_size))
         if self.weight_norm:
-            self.scales = nn.Parameter(weight.norm(dim=1))
+            self.scales = nn.Parameter(torch.ones(self.output_size))
 
     @property
     def weights(self) -> Tensor:
         """The matrix the input is multiplied by, ``[out, in]``."""
+        if not self._is_built:
+            raise RuntimeError(
+                mismatch(
+                    f"{self.io._label()}: there are no weights yet",
+                    expected="a layer whose input type is known",
+                    got=repr(self),
+                    mend="call the layer first, or put it behind a block with >>",
+                )
+            )
         if not self.weight_norm:
             return self.weight
-        return self.scales[:, None] * self.weight / self.weight.norm(dim=1, keepdim=True)
+        return self.scales[:, None] * nn.functional.normalize(self.weight, dim=1)
 
     def split_weight(self) -> Tensor:
         """The weights, for a product that is made in parts."""
@@ -131,16 +170,19 @@ class FC(TensorToTensorLayer):
     def after_product(self, total: Tensor) -> Tensor:
         """What comes after the product."""
         total = total + self.bias
-        if self.normalization_fn is not None:
-            total = self.normalization_fn(total)
         if self.activation is not None:
+            if self.normalization_fn is not None:
+                total = self.normalization_fn(total)
             total = self.activation(total)
-        return nn.functional.dropout(total, 1 - self.output_keep_prob, self.training)
+        return self._dropped(total, self.output_keep_prob)
 
     def _process(self, *rows: Any) -> Any:
         (x,) = rows
-        x = nn.functional.dropout(x, 1 - self.input_keep_prob, self.training)
+        x = self._dropped(x, self.input_keep_prob)
         return self.after_product(nn.functional.linear(x, self.weights))
+
+    def _dropped(self, rows: Tensor, keep: float) -> Tensor:
+        return rows if keep == 1.0 else nn.functional.dropout(rows, 1 - keep, self.training)
 
 
 _INTEGERS = ("int8", "uint8", "int16", "int32", "int64")
@@ -153,7 +195,8 @@ class Embedding(TensorToTensorLayer):
         num_buckets: Number of vectors.
         num_units_out: Length of each.
         initializer: The vectors themselves (tensor or array), or a function that fills a tensor
-            in place. Left out: uniform of unit variance scaled by 1/sqrt(num_units_out).
+            in place or returns one. Left out: uniform of unit variance scaled by
+            1/sqrt(num_units_out).
         name: For messages and pictures.
         trainable: Whether the vectors are learned.
         mod_inputs: Take the absolute value modulo ``num_buckets`` first, so that any integer has
@@ -164,7 +207,7 @@ class Embedding(TensorToTensorLayer):
 
     Raises:
         TypeError: If the input is no integer scalar.
-        ValueError: If the initial vectors have another shape.
+        ValueError: If the initial vectors do not fit.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -188,19 +231,8 @@ class Embedding(TensorToTensorLayer):
         if initializer is None:
             bound = (3.0 / num_units_out) ** 0.5
             nn.init.uniform_(table, -bound, bound)
-        elif callable(initializer) and not isinstance(initializer, Tensor):
-            initializer(table)
         else:
-            vectors = torch.as_tensor(initializer, dtype=torch.float32)
-            if vectors.shape != table.shape:
-                raise ValueError(
-                    mismatch(
-                        "Embedding: the initial vectors have another shape",
-                        expected=list(table.shape),
-                        got=list(vectors.shape),
-                    )
-                )
-            table = vectors.clone()
+            table = _initial(self.io._label(), table, initializer)
         self.weight = nn.Parameter(table, requires_grad=trainable)
         self._say(
             num_buckets,

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from pyg_dynbatch.blocks.block import Block, convert_to_block, said_as
 from pyg_dynbatch.blocks.result_types import (
@@ -14,7 +14,7 @@ from pyg_dynbatch.blocks.result_types import (
     shown,
 )
 from pyg_dynbatch.blocks.typed import IOBase
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.errors import described, mismatch
 
 
 class Layer(nn.Module):
@@ -113,12 +113,25 @@ class Layer(nn.Module):
 
     def _process(self, *rows: Any) -> Any:
         """Computes batched rows."""
-        raise NotImplementedError
+        raise NotImplementedError(
+            mismatch(
+                f"{self.io._label()}: the layer computes nothing",
+                expected="_process(*rows) in the subclass; _create(input_type) makes parameters",
+                got=type(self).__name__,
+            )
+        )
 
     def forward(self, *rows: Any) -> Any:
-        """Computes batched rows; makes the parameters if this is the first call."""
+        """Computes batched rows; makes the parameters if this is the first call.
+
+        Raises:
+            TypeError: If the rows are of another type than before.
+        """
         if not self._is_built:
             self.build(_type_of_rows(rows))
+        elif not _fits(self.io.input_type, rows):
+            # Refused there, since the type is known to be another one.
+            self.set_input_type(_type_of_rows(rows))
         return self._process(*rows)
 
     def __rshift__(self, other: Any) -> Block:
@@ -160,10 +173,28 @@ class Layer(nn.Module):
 IOBase.register(Layer)
 
 
+def _fits(kind: ResultType | None, rows: tuple[Any, ...]) -> bool:
+    """Whether rows are of a tensor's type; floats may be of any precision. Others pass."""
+    if not isinstance(kind, TensorType):
+        return True
+    if len(rows) != 1 or not isinstance(rows[0], Tensor) or rows[0].shape[1:] != kind.shape:
+        return False
+    found, wanted = rows[0].dtype, kind.torch_dtype
+    return found is wanted or (found.is_floating_point and wanted.is_floating_point)
+
+
 def _type_of_rows(rows: tuple[Any, ...]) -> ResultType:
     def one(value: Any) -> ResultType:
         if isinstance(value, tuple | list):
             return TupleType(*map(one, value))
+        if not isinstance(value, Tensor):
+            raise TypeError(
+                mismatch(
+                    "Layer: called with something else than batched tensors",
+                    expected="tensors, first axis one row per example, or tuples of them",
+                    got=described(value),
+                )
+            )
         return TensorType(tuple(value.shape[1:]), value.dtype)
 
     return one(rows[0]) if len(rows) == 1 else one(rows)

@@ -25,6 +25,8 @@ def _dtype_said(dtype: Any) -> list[Any]:
 class Tensor(Block):
     """Turns a number, nested list, array or tensor into a tensor.
 
+    Texts of numbers are read; floats without a fraction, such as 3.0, are taken for integers.
+
     Args:
         shape: Its shape.
         dtype: Its dtype.

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import repeat
 from numbers import Integral
 from typing import Any
 
@@ -143,6 +144,10 @@ class TensorType(_Terminal):
         """The type under which the engine keeps rows of it."""
         return RowTensorType(self.shape, self.torch_dtype)
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """Gives zeros of the type, so that ``np.ones_like`` and the like take it."""
+        return np.zeros(self.shape, self.dtype if dtype is None else dtype)
+
     def __repr__(self) -> str:
         return f"TensorType({self.shape}, {self.dtype!r})"
 
@@ -188,7 +193,7 @@ class TupleType(ResultType):
     """Names a fixed number of types side by side; it behaves as a Python sequence of them.
 
     Args:
-        *item_types: What :func:`convert_to_type` takes; or one iterable of types.
+        *item_types: What :func:`convert_to_type` takes; or one iterable of :class:`ResultType`.
 
     Example:
         >>> pair = TupleType(3, "int64")
@@ -199,10 +204,12 @@ class TupleType(ResultType):
     items: tuple[ResultType, ...]
 
     def __init__(self, *item_types: Any) -> None:
-        if len(item_types) == 1 and isinstance(item_types[0], list | tuple | Iterator):
-            inside = tuple(item_types[0])
+        given = item_types[0] if len(item_types) == 1 else None
+        # A tuple type can be iterated over, too, and so can texts and shapes.
+        if isinstance(given, Iterable) and not isinstance(given, ResultType | str | torch.Size):
+            inside = tuple(given)
             # A list of numbers is a shape, though.
-            is_items = inside and all(isinstance(item, ResultType) for item in inside)
+            is_items = all(isinstance(item, ResultType) for item in inside)
             item_types = inside if is_items else item_types
         object.__setattr__(self, "items", tuple(convert_to_type(item) for item in item_types))
 
@@ -294,7 +301,7 @@ class SequenceType(ResultType):
 class BroadcastSequenceType(SequenceType):
     """Names an endless sequence of one value, to be zipped with sequences that end.
 
-    An instance is the value itself.
+    An instance is ``itertools.repeat(value)``.
 
     Args:
         elem_type: What :func:`convert_to_type` takes.
@@ -302,6 +309,8 @@ class BroadcastSequenceType(SequenceType):
     Example:
         >>> BroadcastSequenceType(3).size
         1
+        >>> BroadcastSequenceType(()).unflatten([], repeat(()))
+        repeat(())
     """
 
     @property
@@ -311,11 +320,21 @@ class BroadcastSequenceType(SequenceType):
 
     def for_each_terminal(self, fn: Callable[[ResultType, Any], None], instance: Any) -> None:
         """Calls ``fn(type, value)`` on every terminal of an instance."""
-        self.element_type.for_each_terminal(fn, instance)
+        self.element_type.for_each_terminal(fn, repeated(instance))
 
     def unflatten(self, flat: Iterable[Any], shaped_like: Any) -> Any:
         """Builds an instance from terminals."""
-        return self.element_type.unflatten(flat, shaped_like)
+        return repeat(self.element_type.unflatten(flat, repeated(shaped_like)))
+
+
+def repeated(instance: Any) -> Any:
+    """The value of ``itertools.repeat(value)``; while examples are traced it stands alone.
+
+    Example:
+        >>> repeated(repeat(3)), repeated(3)
+        (3, 3)
+    """
+    return next(instance) if isinstance(instance, repeat) else instance
 
 
 def convert_to_type(type_like: Any) -> ResultType:

@@ -2,8 +2,11 @@
 
 from typing import Any, cast
 
+from torch import nn
+
 from pyg_dynbatch.blocks.block import Block
 from pyg_dynbatch.blocks.code import Code, packed
+from pyg_dynbatch.blocks.layers import ScopedLayer
 from pyg_dynbatch.blocks.leaves import assign
 from pyg_dynbatch.blocks.result_types import (
     PyObjectType,
@@ -21,7 +24,8 @@ class RNN(Block):
     """Runs a cell along a sequence; gives all its outputs and its last state.
 
     Args:
-        cell: From (element, state) to (output, next state).
+        cell: From (element, state) to (output, next state); an ``nn.LSTMCell``, ``nn.GRUCell``
+            or ``nn.RNNCell`` is wrapped in a :class:`ScopedLayer`.
         initial_state: A block without input; zeros where left out.
         initial_state_from_input: Take (sequence, initial state) as input.
         name: For messages and pictures.
@@ -46,6 +50,8 @@ class RNN(Block):
         initial_state_from_input: bool = False,
         name: Any = None,
     ) -> None:
+        if isinstance(cell, nn.RNNCellBase):
+            cell = ScopedLayer(cell)
         start = [] if initial_state is None else [initial_state]
         super().__init__([cell, *start], name=name)
         if start and initial_state_from_input:

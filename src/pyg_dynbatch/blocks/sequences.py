@@ -108,6 +108,11 @@ class Map(Block):
         self._guessed = False
         self._settle(*self._children)
 
+    @property
+    def element_block(self) -> Block:
+        """The block applied to every element."""
+        return self._children[0]
+
     def _learn(self, side: str, given: Any) -> "Map":
         if side == "input":
             if self._guessed and isinstance(given, BroadcastSequenceType):
@@ -174,6 +179,16 @@ class Fold(Block):
         self._start.set_input_type(VoidType())
         self._settle(*self._children)
 
+    @property
+    def combine_block(self) -> Block:
+        """The block from (so far, element) to the next."""
+        return self._combine
+
+    @property
+    def start_block(self) -> Block:
+        """The block that gives the start value."""
+        return self._start
+
     def _key_of(self, child: Block) -> str:
         return "[combine]" if child is self._combine else "[start]"
 
@@ -239,6 +254,16 @@ class Reduce(Block):
             self._default.set_input_type(VoidType())
         self.set_input_type_classes(SequenceType, TupleType)
         self._settle(*self._children)
+
+    @property
+    def combine_block(self) -> Block:
+        """The block from (left, right) to one value."""
+        return self._combine
+
+    @property
+    def default_block(self) -> Block | None:
+        """The block for the empty sequence; None where zeros stand in."""
+        return self._default
 
     def _key_of(self, child: Block) -> str:
         return "[combine]" if child is self._combine else "[default]"

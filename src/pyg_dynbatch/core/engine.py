@@ -1,7 +1,7 @@
 """Run a schedule with real modules: gather, call, write, step by step."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -31,6 +31,8 @@ from pyg_dynbatch.core.state_store import (
     Write,
     exchange,
     new_token,
+    refuse_transforms,
+    unsupported,
 )
 from pyg_dynbatch.core.tensor_type import RowType, TensorType, describe, parts_of
 from pyg_dynbatch.core.unused import call_on_no_rows
@@ -143,10 +145,14 @@ class Engine(nn.Module):
             ValueError: If the number of input rows is not what the schedule wants.
             RuntimeError: If an operation changes an argument in place.
         """
+        refuse_transforms("Engine")
         run = _Run(self, schedule, inputs or {})
         for number, step in enumerate(schedule.steps):
             run.make(number, step)
         return run.outputs()
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        raise unsupported("Engine", "torch.jit.script (TorchScript)")
 
     def operation_of(self, signature: Signature) -> Operation:
         """Finds the operation of a signature.

@@ -1,14 +1,21 @@
 """Format every complaint about user input alike: five lines in Python, one on a command line."""
 
 import argparse
-from typing import NoReturn
+from operator import index
+from typing import NoReturn, SupportsIndex
 
 import torch
 
 
+class Mismatch(str):
+    """The message of an error in what the user gave; the command line knows such errors by it."""
+
+    __slots__ = ()
+
+
 def mismatch(
     what: str, *, expected: object = "", got: object = "", where: object = "", mend: object = ""
-) -> str:
+) -> Mismatch:
     """Writes one error message: what is wrong, expected, got, where, and how to mend it.
 
     Args:
@@ -31,7 +38,7 @@ def mismatch(
     lines = [f"{what}."]
     parts = (("expected:", expected), ("got:", got), ("where:", where), ("try:", mend))
     lines += [f"  {label:<9} {part}" for label, part in parts if str(part) != ""]
-    return "\n".join(lines)
+    return Mismatch("\n".join(lines))
 
 
 def described(value: object) -> str:
@@ -48,8 +55,35 @@ def described(value: object) -> str:
         ('float32 tensor [2, 3]', 'list', 'nothing')
     """
     if isinstance(value, torch.Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')} tensor {list(value.shape)}"
+        kind = "" if value.layout == torch.strided else f", {value.layout}"
+        where = " on meta" if value.device.type == "meta" else ""
+        dtype = str(value.dtype).removeprefix("torch.")
+        return f"{dtype} tensor {list(value.shape)}{kind}{where}"
     return "nothing" if value is None else type(value).__name__
+
+
+def checked_count(name: str, value: object) -> int:
+    """Gives back a whole number of 1 or more.
+
+    Args:
+        name: What it counts, and for whom.
+        value: The number.
+
+    Raises:
+        TypeError: If it is not a whole number.
+        ValueError: If it is below 1.
+
+    Example:
+        >>> checked_count("NaryTreeLSTMCell: arity", 2)
+        2
+    """
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        raise TypeError(
+            mismatch(f"{name} is not a whole number", expected="1 or more", got=repr(value))
+        )
+    if (number := index(value)) < 1:
+        raise ValueError(mismatch(f"{name} is too small", expected="1 or more", got=number))
+    return number
 
 
 class OneLineArguments(argparse.ArgumentParser):

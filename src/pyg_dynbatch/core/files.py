@@ -2,13 +2,21 @@
 
 import io
 import os
+import socket
+import sys
 import uuid
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from pyg_dynbatch.core.errors import mismatch
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 
 def write_atomically(path: str | Path, write: Callable[[Path], object]) -> Path:
@@ -178,6 +186,85 @@ def _same_file(first: str, second: str) -> bool:
         return Path(first).samefile(second)
     except OSError:  # one of them does not exist yet
         return os.path.realpath(first) == os.path.realpath(second)
+
+
+@contextmanager
+def locked_folder(folder: str | Path, wait: bool = False) -> Iterator[None]:
+    """Keeps other processes from writing to a folder at the same time.
+
+    The lock is the system's, on a file ``.lock``: it ends with the process, however that ends.
+
+    Args:
+        folder: The folder; it is made when missing.
+        wait: Whether to wait for a process that has the folder, rather than to refuse.
+
+    Yields:
+        Nothing, while the folder is locked. Where files cannot be locked, there is a warning.
+
+    Raises:
+        OSError: If another process is writing to the folder, or it cannot be made or written.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> with locked_folder(folder):
+        ...     [path.name for path in folder.iterdir()]
+        ['.lock']
+    """
+    path = Path(folder) / ".lock"
+    while True:
+        with _blamed_on_the_folder(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = path.open("a+")
+        with file:
+            _lock(file, path, wait)
+            if not _is_at(path, file):
+                continue  # whoever had the lock has removed the file since it was opened
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}")
+            file.flush()
+            try:
+                yield
+            finally:
+                if fcntl is not None:
+                    path.unlink(missing_ok=True)  # while it is locked, so it is nobody else's
+            return
+
+
+def _lock(file: IO[str], path: Path, wait: bool) -> None:
+    try:
+        if fcntl is None:
+            raise OSError("this system has no such locks")
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.seek(0)
+        holder = file.read() or "another process"
+        if wait:
+            print(f"{path.parent}: waiting for {holder}, which writes to it", file=sys.stderr)
+            fcntl.flock(file, fcntl.LOCK_EX)
+            return
+        raise OSError(
+            mismatch(
+                "the folder is in use",
+                expected="one process that writes to it",
+                got=f"{holder}, which has not finished",
+                where=path.parent,
+                mend="wait for it, or choose another folder",
+            )
+        ) from error
+    except OSError as error:
+        reason = error.strerror or error
+        warnings.warn(
+            f"{path.parent} cannot be locked ({reason}); let no other process write to it",
+            stacklevel=5,
+        )
+
+
+def _is_at(path: Path, file: IO[str]) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _temporary(path: Path) -> Path:

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import repeat
-from typing import NamedTuple
+from operator import index
+from typing import NamedTuple, SupportsIndex
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.core.structure import (
     _checked_edges,
     array_of,
+    checksum,
     depth_of,
     longest_paths,
     numbers_among_equals,
@@ -46,6 +48,7 @@ def schedule_structure(
     """
     _check_options(arity, direction)
     source, target = _checked_edges(edge_index, num_nodes, "Schedule.from_structure")
+    made_from = checksum(source, target)
     slot = _slots(child_slot, source.size)
     if arity is not None and slot is None:
         # Before the edges are turned round: a place is a child's among its siblings.
@@ -86,6 +89,7 @@ def schedule_structure(
         facts={
             "num_nodes": num_nodes,
             "num_edges": int(source.size),
+            "checksum": made_from,
             "arity": arity,
             "direction": direction,
             "input_node": input_node,
@@ -228,12 +232,12 @@ def _check_options(arity: int | None, direction: str) -> None:
                 got=repr(direction),
             )
         )
-    if arity is not None and arity < 0:
+    if arity is not None and (not isinstance(arity, SupportsIndex) or index(arity) < 0):
         raise ValueError(
             mismatch(
-                "Schedule.from_structure: the arity is negative",
-                expected="a number of argument places, or None for any number of children",
-                got=arity,
+                "Schedule.from_structure: the arity is not a number of argument places",
+                expected="0 or more, or None for any number of children",
+                got=repr(arity),
             )
         )
 

@@ -9,6 +9,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 from pyg_dynbatch.core.files import write_atomically
@@ -30,8 +31,9 @@ def native_library(source: Path) -> ctypes.CDLL | None:
 
     What was built is kept in ``$PYG_DYNBATCH_CACHE``, or in ``pyg_dynbatch`` in the user's cache
     folder, under a name made of the source, what it includes from its own folder, the flags, the
-    compiler and the processor. Threads are those of the OpenMP library that torch has brought
-    along.
+    compiler, the processor, and a digest of the library itself. A library that does not match its
+    digest is built again; nothing is kept in or loaded from a folder to which other users can
+    write. Threads are those of the OpenMP library that torch has brought along.
 
     Args:
         source: The C file.
@@ -48,21 +50,75 @@ def native_library(source: Path) -> ctypes.CDLL | None:
         >>> library is None or library.one() == 1
         True
     """
-    name, *options = shlex.split(os.environ.get("CC") or "cc")
-    compiler = shutil.which(name)
+    given = os.environ.get("CC") or "cc"
+    try:
+        command = shlex.split(given)
+    except ValueError as error:
+        _log.warning("%s: CC=%s cannot be parsed: %s", source.name, given, error)
+        return None
+    compiler = shutil.which(command[0]) if command else None
     if compiler is None:
         _log.info("%s: no C compiler found (cc, or $CC)", source.name)
         return None
     try:
-        built = _folder() / f"{source.stem}-{_key(source, compiler, options)}.so"
-        if not built.exists():
-            write_atomically(built, lambda path: _build([compiler, *options], source, path))
-        return ctypes.CDLL(str(built.resolve()))
+        return _loaded(source, [compiler, *command[1:]])
     # RuntimeError: there is no home folder, as in some containers.
     except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
-        reason = getattr(error, "stderr", None) or error
-        _log.warning("%s: could not be built with %s: %s", source.name, compiler, reason)
+        reason = " ".join(str(getattr(error, "stderr", None) or error).split())
+        _log.warning("%s: could not be built or loaded with %s: %s", source.name, compiler, reason)
         return None
+
+
+def _loaded(source: Path, compiler: list[str]) -> ctypes.CDLL:
+    folder, name = _folder(), f"{source.stem}-{_key(source, compiler)}"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    kept = _kept(folder, name) if _is_trusted(folder) else None
+    if kept is not None:
+        return ctypes.CDLL(str(kept.resolve()))
+    # Nobody else can write there, and what a killed build leaves behind is not in the way.
+    with tempfile.TemporaryDirectory(prefix="pyg_dynbatch-") as room:
+        built = _build(compiler, source, Path(room))
+        if not _is_trusted(folder):
+            _log.warning(
+                "%s: built for this process alone, as other users own or can write to %s "
+                "(chmod go-w, or another PYG_DYNBATCH_CACHE)",
+                source.name,
+                folder,
+            )
+            return ctypes.CDLL(str(built))
+        content = built.read_bytes()
+
+        def keep(path: Path) -> None:
+            path.write_bytes(content)
+            path.chmod(0o755)
+
+        kept = write_atomically(folder / f"{name}-{_digest(content)}.so", keep)
+    return ctypes.CDLL(str(kept.resolve()))
+
+
+def _kept(folder: Path, name: str) -> Path | None:
+    """Finds a library that is as it was built, and removes others.
+
+    Loading one that was cut short would kill the process.
+    """
+    for path in sorted(folder.glob(f"{name}-*.so")):
+        if _is_trusted(path) and path.stem == f"{name}-{_digest(path.read_bytes())}":
+            return path
+        _log.warning("%s: not as it was built, or writable by others; built again", path)
+        path.unlink(missing_ok=True)
+    return None
+
+
+def _is_trusted(path: Path) -> bool:
+    """Whether nobody but this user and root can write to a file or folder."""
+    if not hasattr(os, "geteuid"):
+        return True
+    found = path.stat()
+    return found.st_uid in (0, os.geteuid()) and not found.st_mode & 0o022
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def _folder() -> Path:
@@ -73,12 +129,11 @@ def _folder() -> Path:
     return Path(home) / "pyg_dynbatch"
 
 
-def _key(source: Path, compiler: str, options: list[str]) -> str:
+def _key(source: Path, compiler: list[str]) -> str:
     # Processors differ in their instructions, and home folders are shared between machines.
-    found = Path(compiler).stat()
-    made_by = (compiler, *options, found.st_size, found.st_mtime_ns)
-    parts = [*_texts(source), *_FLAGS, *made_by, _processor()]
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+    found = Path(compiler[0]).stat()
+    made_by = (*compiler, found.st_size, found.st_mtime_ns)
+    return _digest(repr([*_texts(source), *_FLAGS, *made_by, _processor()]).encode())
 
 
 def _texts(source: Path) -> list[str]:
@@ -97,15 +152,13 @@ def _processor() -> str:
     return repr(sorted({line for line in lines if line.startswith(wanted)}))
 
 
-def _build(compiler: list[str], source: Path, path: Path) -> None:
+def _build(compiler: list[str], source: Path, folder: Path) -> Path:
     # Linked without OpenMP: its functions are to be those that torch has loaded already, as two
     # pools of threads would fight for the cores.
-    compiled = path.with_suffix(".o")
-    try:
-        _run(*compiler, *_FLAGS, "-c", str(source), "-o", str(compiled))
-        _run(*compiler, "-shared", str(compiled), "-o", str(path))
-    finally:
-        compiled.unlink(missing_ok=True)
+    compiled, linked = folder / "built.o", folder / "built.so"
+    _run(*compiler, *_FLAGS, "-c", str(source), "-o", str(compiled))
+    _run(*compiler, "-shared", str(compiled), "-o", str(linked))
+    return linked
 
 
 def _run(*command: str) -> None:

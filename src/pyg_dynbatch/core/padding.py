@@ -328,3 +328,7 @@ class _Padder:
         # Spread evenly, as one node with all of them would be waited for.
         within = number * np.repeat(room, spare) // np.repeat(np.maximum(spare, 1), spare)
         return rows[np.repeat(_before(room), spare) + within]
+
+
+# The shape goes with a padded schedule.
+torch.serialization.add_safe_globals([LevelShape])

@@ -394,3 +394,6 @@ class Pairs(MovablePlan):
         codes = f", {self.num_codes} codes" if self.num_codes else ""
         counts = f"{self.num_molecules} molecules, {self.num_atoms} atoms, {self.num_pairs} pairs"
         return f"Pairs({counts}{codes})"
+
+
+torch.serialization.add_safe_globals([Pairs])

@@ -34,6 +34,18 @@ class Value:
         """Reads like ``Value(3, float32[150], depth 2)``."""
         return f"Value({self.number}, {describe(self.row_type)}, depth {self.depth})"
 
+    def __bool__(self) -> bool:
+        """Refuses to decide anything: a value is only recorded, and computed later."""
+        raise TypeError(
+            mismatch(
+                "Value: used as a truth value while calls are recorded",
+                expected="a decision by what the host knows, such as the shape of the tree",
+                got=repr(self),
+                mend="`value is not None` for its presence; torch.where inside an operation for "
+                "its content",
+            )
+        )
+
     def __reduce__(self) -> Any:
         """Refuses to be pickled alone: a value means nothing without its program."""
         raise TypeError(
@@ -225,6 +237,16 @@ class Program:
             TypeError: If the number or a type of the arguments differs from the signature.
             ValueError: If a value belongs to another program.
         """
+        if not isinstance(signature, Signature):
+            raise TypeError(
+                mismatch(
+                    "Program.call: not a signature",
+                    expected="a Signature",
+                    got=type(signature).__name__,
+                    where=f"call {self.num_calls}",
+                    mend="what operations.add(module, inputs, outputs) gives back",
+                )
+            )
         if len(arguments) != len(signature.inputs):
             raise TypeError(
                 mismatch(

@@ -1,5 +1,6 @@
 """Hold the batched plan of a mini-batch: which rows go into which operation, step by step."""
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,8 +10,9 @@ from torch import Tensor
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.movable import MovablePlan
-from pyg_dynbatch.core.operation import Signature
-from pyg_dynbatch.core.tensor_type import describe
+from pyg_dynbatch.core.operation import Ragged, Signature
+from pyg_dynbatch.core.structure import array_of, checksum
+from pyg_dynbatch.core.tensor_type import TensorType, describe
 from pyg_dynbatch.core.wiring import Output as Output
 from pyg_dynbatch.core.wiring import Step as Step
 from pyg_dynbatch.core.wiring import Store as Store
@@ -53,6 +55,7 @@ class Schedule(MovablePlan):
     """
 
     __slots__ = (
+        "_edges_seen",
         "constants",
         "facts",
         "num_examples",
@@ -82,6 +85,7 @@ class Schedule(MovablePlan):
         self.outputs = outputs
         self.num_examples = num_examples
         self.facts = facts
+        self._edges_seen: tuple[weakref.ref[Tensor], int] | None = None
 
     @classmethod
     def from_programs(
@@ -208,6 +212,34 @@ class Schedule(MovablePlan):
         offset, length = self._fact("edge_order") or (0, 0)
         return self.wiring[offset : offset + length]
 
+    def belongs_to(self, edge_index: Tensor) -> bool:
+        """Tells whether edges are those that this schedule was made from.
+
+        On a CPU values are compared, by a checksum. Reading them on another device would make the
+        host wait, so there only two things are seen: another number of edges, and a change in
+        place of the tensor that this schedule was last asked about. An edit before the first
+        call on a device, or another tensor with as many edges, goes unnoticed.
+
+        Args:
+            edge_index: Edges from child to parent.
+
+        Example:
+            >>> edges = torch.tensor([[0, 1], [2, 2]])
+            >>> schedule = Schedule.from_structure(edges, 3)
+            >>> schedule.belongs_to(edges), schedule.belongs_to(edges.flip(1))
+            (True, False)
+        """
+        if edge_index.shape != (2, self.num_edges):
+            return False
+        if edge_index.is_cpu and type(edge_index) is Tensor:
+            return self.facts.get("checksum") in (None, checksum(*array_of(edge_index)))
+        if edge_index.is_inference():  # has no version
+            return True
+        seen = self._edges_seen
+        if seen is None or seen[0]() is not edge_index:
+            seen = self._edges_seen = weakref.ref(edge_index), edge_index._version
+        return seen[1] == edge_index._version
+
     def children_of(self, step: Step) -> Int[Tensor, " child"]:
         """State rows of all children of a step's nodes, the children of one node together.
 
@@ -261,10 +293,11 @@ class Schedule(MovablePlan):
 
     def __getstate__(self) -> dict[str, Any]:
         """Lists the fields."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        return {name: getattr(self, name) for name in self.__slots__ if name != "_edges_seen"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restores the fields."""
+        self._edges_seen = None
         for name, value in state.items():
             setattr(self, name, value)
 
@@ -310,3 +343,8 @@ def _shown(wiring: Wiring) -> str:
     if wiring.start >= 0:
         return f"store {wiring.store}[{wiring.start}:{wiring.start + wiring.length}]"
     return f"gather {wiring.length} of store {wiring.store}"
+
+
+torch.serialization.add_safe_globals(
+    [Schedule, Signature, Ragged, TensorType, Output, Step, Store, Wiring]
+)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import Function, Variable
+from torch.autograd import Function, Variable, forward_ad
 
 from pyg_dynbatch.core.errors import mismatch
 
@@ -281,12 +281,47 @@ def new_token(like: Tensor) -> Tensor:
     return torch.empty(0, device=like.device)
 
 
-def refuse_second_derivative() -> None:
-    """Raises if a backward pass is itself being recorded.
+def refuse_transforms(owner: str) -> None:
+    """Raises under what follows each operation of torch, and would go wrong at rows in place.
+
+    Args:
+        owner: Who asks, for messages.
 
     Raises:
-        RuntimeError: Under ``create_graph=True``.
+        RuntimeError: Under ``torch.func``, forward-mode derivatives, export and tracing.
     """
+    if torch._C._are_functorch_transforms_active():
+        raise unsupported(owner, "a transform of torch.func (grad, vjp, jvp, vmap, ...)")
+    if forward_ad._current_level >= 0:
+        raise unsupported(owner, "forward-mode derivatives (torch.autograd.forward_ad)")
+    if torch.jit.is_tracing():  # type: ignore[attr-defined]
+        raise unsupported(owner, "torch.jit.trace (TorchScript, ONNX)")
+    if _is_exporting():
+        raise unsupported(owner, "torch.export (ONNX)")
+
+
+def unsupported(owner: str, way: str) -> RuntimeError:
+    """Makes the error of a way to run that a schedule does not have."""
+    return RuntimeError(
+        mismatch(
+            f"{owner}: {way} does not work through a schedule, which differs from batch to batch",
+            expected="a plain call, and backward() or autograd.grad()",
+            mend="the cell or the operation alone, which is plain torch",
+        )
+    )
+
+
+# Newer than the oldest torch that will do.
+_is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)
+
+
+def refuse_second_derivative() -> None:
+    """Raises if a backward pass is itself being recorded or transformed.
+
+    Raises:
+        RuntimeError: Under ``create_graph=True`` and ``torch.func.vmap``.
+    """
+    refuse_transforms("Engine")
     if torch.is_grad_enabled():
         raise RuntimeError(
             mismatch(

@@ -10,17 +10,17 @@ from torch_geometric.data import Batch
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.schedule import Schedule
-from pyg_dynbatch.core.structure import array_of
-from pyg_dynbatch.data.check import EDGE_FIELDS, NODE_FIELDS
+from pyg_dynbatch.core.structure import array_of, has_token
+from pyg_dynbatch.data.check import EDGE_FIELDS, NODE_FIELDS, check_roots
 from pyg_dynbatch.data.tree import DynTreeData
 
-KEY_OF_DIRECTION: dict[str, str] = {"bottom_up": "schedule", "top_down": "schedule_down"}
+DIRECTIONS = ("bottom_up", "top_down")
 
 
 def attach_schedules(
     batch: Any, arity: int | None, direction: str, *, name: str, checked: bool = False
 ) -> None:
-    """Sets ``batch.schedule`` and/or ``batch.schedule_down``.
+    """Sets ``batch.schedule``; for both directions ``batch.schedule_down`` as well.
 
     Args:
         batch: The batch.
@@ -31,11 +31,11 @@ def attach_schedules(
     """
     if not checked and isinstance(getattr(batch, "edge_index", None), Tensor):
         check_bounds(batch, name=name)
-    wanted = tuple(KEY_OF_DIRECTION) if direction == "both" else (direction,)
-    for each in wanted:
+    wanted = DIRECTIONS if direction == "both" else (direction,)
+    for key, each in zip(("schedule", "schedule_down"), wanted, strict=False):
         schedule = derive_schedule(batch, arity, each, name=name)
         # Not by PyG's own way, which raises and catches an error on it: a tenth of the schedule.
-        batch.stores[0]._mapping[KEY_OF_DIRECTION[each]] = schedule
+        batch.stores[0]._mapping[key] = schedule
 
 
 def derive_schedule(batch: Any, arity: int | None, direction: str, *, name: str) -> Schedule:
@@ -133,6 +133,8 @@ def _schedule(data: Any, arity: int | None, direction: str) -> Schedule:
     # Not as attributes: PyG answers for one that is absent by raising and catching an error.
     store = data.stores[0]
     depth, slot, ptr = (store.get(key) for key in ("depth", "child_slot", "ptr"))
+    if isinstance(data, DynTreeData) and "root_index" in store:
+        check_roots(data, int(data.num_nodes), name="DynTreeData")
     return Schedule.from_structure(
         store["edge_index"],
         int(data.num_nodes),
@@ -152,11 +154,7 @@ def _sizes(starts: np.ndarray) -> list[int]:
 def _has_input(store: Mapping[str, Any]) -> Tensor | None:
     """Says which nodes read an input: those with a token, else those marked, else (None) all."""
     token = store.get("token")
-    if token is not None:
-        # Numbers in the place of rows are compared by numpy, in a third of the time.
-        is_row = token.dtype == torch.int64
-        return torch.from_numpy(array_of(token) >= 0) if is_row else (token >= 0).cpu()
-    return store.get("has_input")
+    return store.get("has_input") if token is None else has_token(token)
 
 
 def _blame(batch: Any, arity: int | None, direction: str) -> tuple[int, ValueError] | None:

@@ -8,7 +8,6 @@ from torch_geometric.data import Data
 from pyg_dynbatch.core.buckets import LevelBuckets
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.schedule import Schedule
-from pyg_dynbatch.data.attach import KEY_OF_DIRECTION
 from pyg_dynbatch.data.collate import Collater
 
 
@@ -63,7 +62,7 @@ class BucketedCollater:
                     mend="LevelBuckets.fit of schedules made with the same arity and direction",
                 )
             )
-        self.buckets, self.key = buckets, KEY_OF_DIRECTION[direction]
+        self.buckets = buckets
 
     def __call__(self, batch: Sequence[Any]) -> Any:
         """Merges a list of examples, see :class:`Collater`, and pads."""
@@ -73,9 +72,9 @@ class BucketedCollater:
 
     def _pad(self, merged: Any) -> None:
         if isinstance(merged, Data):
-            schedule = getattr(merged, self.key, None)
+            schedule = getattr(merged, "schedule", None)
             if isinstance(schedule, Schedule):
-                setattr(merged, self.key, self.buckets.pad(schedule))
+                merged.schedule = self.buckets.pad(schedule)
         elif isinstance(merged, Mapping):
             self._pad(list(merged.values()))
         elif isinstance(merged, list | tuple):

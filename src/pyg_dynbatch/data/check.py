@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pyg_dynbatch.core.errors import described, mismatch
-from pyg_dynbatch.core.structure import depth_of, find_cycle, roots_of
+from pyg_dynbatch.core.structure import array_of, depth_of, find_cycle, roots_of
 
 NODE_FIELDS = ("depth", "token", "x", "y", "has_input")
 EDGE_FIELDS = ("child_slot",)
@@ -56,7 +57,16 @@ def check_structure(data: Any, demands: Demands, *, name: str, where: str = "") 
     _check_slots(data, name, where)
     if demands.tree:
         _check_single_parents(data, num_nodes, name, where)
-    _check_roots(data, num_nodes, demands, name, where)
+    roots = check_roots(data, num_nodes, name=name, where=where)
+    if demands.roots not in (None, roots.numel()):
+        raise ValueError(
+            mismatch(
+                f"{name}: wrong number of roots",
+                expected=demands.roots,
+                got=f"{roots.numel()}: nodes {_shown(roots)}",
+                where=where,
+            )
+        )
     _check_values(data, demands, name, where)
 
 
@@ -224,9 +234,10 @@ def _check_single_parents(data: Any, num_nodes: int, name: str, where: str) -> N
         )
 
 
-def _check_roots(data: Any, num_nodes: int, demands: Demands, name: str, where: str) -> None:
+def check_roots(data: Any, num_nodes: int, *, name: str, where: str = "") -> Tensor:
+    """Refuses a ``root_index`` that does not belong to ``edge_index``, and returns the roots."""
     roots = roots_of(data.edge_index, num_nodes)
-    if not torch.equal(data.root_index, roots):
+    if not np.array_equal(array_of(data.root_index), roots.numpy()):
         raise ValueError(
             mismatch(
                 f"{name}: root_index does not belong to edge_index",
@@ -236,15 +247,7 @@ def _check_roots(data: Any, num_nodes: int, demands: Demands, name: str, where: 
                 mend="leave root_index out: it is computed from edge_index",
             )
         )
-    if demands.roots is not None and roots.numel() != demands.roots:
-        raise ValueError(
-            mismatch(
-                f"{name}: wrong number of roots",
-                expected=demands.roots,
-                got=f"{roots.numel()}: nodes {_shown(roots)}",
-                where=where,
-            )
-        )
+    return roots
 
 
 def _check_values(data: Any, demands: Demands, name: str, where: str) -> None:

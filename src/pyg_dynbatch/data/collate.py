@@ -8,10 +8,10 @@ from torch import Tensor
 from torch_geometric.data import Batch, Data
 from torch_geometric.loader.dataloader import Collater as PyGCollater
 
-from pyg_dynbatch.core.errors import described, mismatch
+from pyg_dynbatch.core.errors import checked_count, described, mismatch
 from pyg_dynbatch.core.pairs import Pairs
 from pyg_dynbatch.core.schedule import Schedule
-from pyg_dynbatch.data.attach import KEY_OF_DIRECTION, attach_schedules, checked_direction
+from pyg_dynbatch.data.attach import DIRECTIONS, attach_schedules, checked_direction
 from pyg_dynbatch.data.merge import merge_trees
 from pyg_dynbatch.data.tree import DynTreeData
 from pyg_dynbatch.data.tree_columns import TreeColumns
@@ -84,6 +84,15 @@ class PlanningCollater(PyGCollater, ABC):
             )
         if self._needed in merged.stores[0]:
             self._attach(merged, quick)
+        elif self._needed == "edge_index" and "adj_t" in merged.stores[0]:
+            raise ValueError(
+                mismatch(
+                    f"{name}: the examples have no edge_index to make a schedule from",
+                    expected="edge_index [2, edge] from child to parent",
+                    got="adj_t in its place",
+                    mend="T.ToSparseTensor(remove_edge_index=False)",
+                )
+            )
         return merged
 
     @abstractmethod
@@ -98,9 +107,10 @@ class PlanningCollater(PyGCollater, ABC):
 class Collater(PlanningCollater):
     """Merges examples as PyG does, checks them, and attaches the schedule of the whole batch.
 
-    The batch holds ``schedule`` (bottom-up) and/or ``schedule_down`` (top-down). A node reads an
-    input row where ``token`` is not -1; without ``token`` where ``has_input`` says so; without
-    either everywhere. Tuples, lists and dicts of examples are gone through as in PyG.
+    The batch holds ``schedule``; for both directions it is the bottom-up one, and
+    ``schedule_down`` the top-down one. A node reads an input row where ``token`` is not -1;
+    without ``token`` where ``has_input`` says so; without either everywhere. Tuples, lists and
+    dicts of examples are gone through as in PyG.
 
     Args:
         dataset: Not used; stands first as in PyG.
@@ -134,7 +144,7 @@ class Collater(PlanningCollater):
     ) -> None:
         super().__init__(dataset, follow_batch, exclude_keys, needed="edge_index")
         self.arity = _checked_arity(arity)
-        self.direction = checked_direction(direction, (*KEY_OF_DIRECTION, "both"), "Collater")
+        self.direction = checked_direction(direction, (*DIRECTIONS, "both"), "Collater")
 
     def _merge(self, examples: Sequence[Any], excluded: set[str]) -> Batch | None:
         if isinstance(examples, TreeColumns):
@@ -171,7 +181,7 @@ def check_alike(
     """
     excluded = excluded or set()
     first = examples[0]
-    forms: dict[str, tuple[int | None, Any]] = {}
+    forms: dict[str, tuple[int | tuple[int, int] | None, Any]] = {}
     for key, value in first.stores[0].items():
         if key not in excluded:
             axis = first.__cat_dim__(key, value) if isinstance(value, Tensor) else None
@@ -191,9 +201,11 @@ def check_alike(
             raise _unlike(name, number, example, first, excluded)
 
 
-def _form(value: Any, axis: int | None) -> Any:
+def _form(value: Any, axis: int | tuple[int, int] | None) -> Any:
     if not isinstance(value, Tensor):
         return None
+    if isinstance(axis, tuple):  # a sparse matrix, which PyG puts on the diagonal of a larger one
+        return value.dtype, value.layout
     if axis is None or not value.dim():
         return value.dtype, value.shape
     if value.dim() == 1:
@@ -229,8 +241,4 @@ def _misshapen(name: str, number: int, key: str, value: Any, like: Any) -> Value
 
 
 def _checked_arity(arity: int | None) -> int | None:
-    if arity is not None and arity < 1:
-        raise ValueError(
-            mismatch("Collater: arity is out of range", expected="1 or more, or None", got=arity)
-        )
-    return arity
+    return None if arity is None else checked_count("Collater: arity", arity)

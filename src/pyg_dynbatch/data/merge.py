@@ -1,5 +1,6 @@
 """Put examples side by side as PyG does, in one pass a field instead of one a field and example."""
 
+import copyreg
 from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from functools import cache
@@ -228,10 +229,23 @@ def assemble(kind: type[Data], joined: Mapping[str, Joined | None], counts: list
     return batch
 
 
-@cache
-def _empty_batch(kind: Any) -> Batch:
-    """Makes a batch without fields, once a class: PyG builds a class and reads its signature."""
+def empty_batch(kind: Any) -> Batch:
+    """Makes a batch without fields."""
     return Batch(_base_cls=kind)
+
+
+# Once per class: PyG builds a class and reads its signature.
+_empty_batch = cache(empty_batch)
+
+
+def allow_batches(kind: type[Data]) -> None:
+    """Lets ``torch.load(..., weights_only=True)`` read batches of a class.
+
+    PyG pickles batches by an object that is called, which such a load never allows.
+    """
+    of_kind = type(empty_batch(kind))
+    copyreg.pickle(of_kind, lambda batch: (empty_batch, (kind,), batch.__dict__.copy()))
+    torch.serialization.add_safe_globals([empty_batch, of_kind])
 
 
 def axis_of(key: str) -> int:
@@ -267,3 +281,6 @@ def _sizes(values: list[Tensor], joined: Tensor, axis: int) -> tuple[int, ...]:
     if joined.dim() == 1:
         return tuple(map(Tensor.numel, values))
     return tuple([value.size(axis) for value in values])
+
+
+allow_batches(DynTreeData)

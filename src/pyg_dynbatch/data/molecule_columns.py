@@ -9,7 +9,7 @@ from jaxtyping import Int
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 
-from pyg_dynbatch.data.merge import Joined, are_alike, assemble, columns_of
+from pyg_dynbatch.data.merge import Joined, allow_batches, are_alike, assemble, columns_of
 from pyg_dynbatch.data.molecule import MoleculeData
 
 _FIELDS = ("x", "pair_code", "descriptor", "y", "y_mask", "smiles", "row")
@@ -129,3 +129,6 @@ class MoleculeColumns(Sequence[MoleculeData]):
 
 def _starts_of(sizes: np.ndarray) -> Tensor:
     return torch.from_numpy(np.concatenate([[0], np.cumsum(sizes)]))
+
+
+allow_batches(MoleculeData)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
 from torch_geometric.loader import DataLoader as PyGDataLoader
 
 from pyg_dynbatch.core.errors import mismatch
@@ -92,6 +93,23 @@ class ResumableLoader(PyGDataLoader):
         if epoch is not None and (source := self._epoch_source()) is not None:
             source.set_epoch(epoch)
         self._resume = {"epoch": epoch, "position": position}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves worker processes behind, and copies the state of the generator.
+
+        A generator pickles itself as a tensor that is freed before another process can read it.
+        """
+        generator = self.generator
+        numbers = None if generator is None else generator.get_state().numpy().tobytes()
+        return {**self.__dict__, "_iterator": None, "generator": numbers}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Makes the generator again."""
+        self.__dict__.update(state)
+        if state["generator"] is not None:
+            numbers = torch.frombuffer(bytearray(state["generator"]), dtype=torch.uint8)
+            self.generator = torch.Generator()
+            self.generator.set_state(numbers)
 
     def _start(self) -> int:
         resume, self._resume = self._resume, None

@@ -106,12 +106,12 @@ class TreeTable:
 
     def __init__(self, slices: Mapping[str, Tensor]) -> None:
         self.slices = slices
-        self._starts: dict[str, np.ndarray] = {}
+        # Fields with equal slices share one cut. Names are kept, not arrays: pickling moves a
+        # tensor into shared memory, and an array that looks into it would read freed memory.
+        self._like: dict[str, str] = {}
         for key, value in slices.items():
-            mine = value.numpy()
-            # Equal ones are one and the same: what is worked out of it serves all fields.
-            equal = (each for each in self._starts.values() if np.array_equal(each, mine))
-            self._starts[key] = next(equal, mine)
+            equal = (each for each in self._like.values() if torch.equal(slices[each], value))
+            self._like[key] = next(equal, key)
 
     def take(self, data: DynTreeData, rows: list[int]) -> TreeColumns | None:
         """Cuts some trees out.
@@ -132,11 +132,11 @@ class TreeTable:
             return None
         counts = [store._num_nodes[row] for row in rows]
         chosen = np.array(rows, dtype=np.int64)
-        cuts = {id(starts): _Cut(starts, chosen) for starts in self._starts.values()}
+        cuts = {key: _Cut(self.slices[key].numpy(), chosen) for key in {*self._like.values()}}
         fields: dict[str, Tensor | None] = {}
         stretches: dict[str, Stretches] = {}
         for key, value in found.items():
-            cut = cuts[id(self._starts[key])]
+            cut = cuts[self._like[key]]
             fields[key], stretches[key] = cut.of(value, axis_of(key)), cut.stretches
         own = [each for each in stretches.values() if each.sizes.tolist() == counts]
         stretches["num_nodes"] = own[0] if own else Stretches.of(counts)

@@ -4,14 +4,13 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tqdm import tqdm
-
 import pyg_dynbatch
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.files import locked_folder
 from pyg_dynbatch.datasets.atom_packing import join_packs
 from pyg_dynbatch.datasets.bad_rows import BadMolecule, summary_of, write_error_report
 from pyg_dynbatch.datasets.featurize import (
@@ -23,8 +22,16 @@ from pyg_dynbatch.datasets.featurize import (
     in_chunks,
     packing_of,
 )
+from pyg_dynbatch.datasets.progress import Progress
 from pyg_dynbatch.datasets.shard import Shard, shard_bytes, write_shard
-from pyg_dynbatch.datasets.store import FORMAT, HEADER, MoleculeStore, shard_name, write_header
+from pyg_dynbatch.datasets.store import (
+    FORMAT,
+    HEADER,
+    MoleculeStore,
+    read_header,
+    shard_name,
+    write_header,
+)
 from pyg_dynbatch.featurizers.molecule_files import RawMolecule
 
 ERRORS = "errors.csv"
@@ -38,13 +45,14 @@ def build_store(
     task_names: Sequence[str] = (),
     options: FeaturizeOptions = FeaturizeOptions(),  # noqa: B008 - frozen
     name: str = "featurize",
+    wait: bool = False,
 ) -> MoleculeStore:
     """Featurizes a stream of records into a folder of shards.
 
     Each shard appears under its name only when it is complete, and remembers which records and
     which featurizer it was made from. Shards that are there already and fit are kept; after an
     interruption, whatever its cause, the same call goes on behind the last of them. The header,
-    without which a folder is no store, is written last.
+    without which a folder is no store, is written last. Meanwhile the folder is locked.
 
     Args:
         folder: Where the shards go; None keeps them in memory.
@@ -53,14 +61,16 @@ def build_store(
         task_names: Names of the targets of every record.
         options: Policy for bad rows, processes, size of the shards.
         name: Who asks, for messages and the progress bar.
+        wait: Whether to wait for another process that fills the folder, rather than to refuse.
 
     Returns:
         The store. Its folder also holds ``errors.csv`` with the rows that could not be used.
 
     Raises:
-        OSError: If the folder cannot be written.
+        OSError: If the folder cannot be written, or another process is filling it.
         RuntimeError: If a process died.
-        ValueError: At the first bad row under the policy ``"raise"``, or if no row is left.
+        ValueError: At the first bad row under the policy ``"raise"``, if no row is left, or if
+            there is a finished store of another featurizer in the folder.
 
     Example:
         >>> from pyg_dynbatch.featurizers import MoleculeFeaturizer
@@ -70,18 +80,17 @@ def build_store(
         >>> len(store), store.num_atoms().tolist()
         (2, [2, 1])
     """
-    builder = _Builder(folder, featurizer, tuple(task_names), options, name)
-    bar = tqdm(
-        desc=f"{name}: featurizing",
-        unit=" molecules",
-        mininterval=0.5,
-        disable=not options.progress,
-    )
-    with bar, Workers(featurizer, builder.packing, options.bad, options.num_workers) as workers:
-        for piece, result in workers.run(builder.pieces(records, bar)):
-            builder.take(piece, result)
-            bar.update(piece.num_records)
-    return builder.finish()
+    with nullcontext() if folder is None else locked_folder(folder, wait):
+        builder = _Builder(folder, featurizer, tuple(task_names), options, name)
+        done = Progress(f"{name}: featurizing", "molecules", options.progress)
+        with (
+            done,
+            Workers(featurizer, builder.packing, options.bad, options.num_workers) as workers,
+        ):
+            for piece, result in workers.run(builder.pieces(records, done)):
+                builder.take(piece, result)
+                done.update(piece.num_records)
+        return builder.finish()
 
 
 class _Piece(NamedTuple):
@@ -122,19 +131,39 @@ class _Builder:
         }
         self._waiting: list[Featurized] = []
         self._shards: dict[int, Shard] = {}
+        self._digests: dict[int, str] = {}
         self._records = 0
+        self._refuse_another_store()
+
+    def _refuse_another_store(self) -> None:
+        if self.folder is None or self.options.force:
+            return
+        try:
+            found = read_header(self.folder)
+        except (FileNotFoundError, ValueError):
+            return  # not finished, or damaged: made anew
+        if found["featurizer_digest"] != self._header["featurizer_digest"]:
+            raise ValueError(
+                mismatch(
+                    f"{self.name}: another featurizer made what is in the folder",
+                    expected=f"featurizer {self._header['featurizer_digest']}",
+                    got=f"featurizer {found['featurizer_digest']}",
+                    where=self.folder,
+                    mend="another folder, or force=True (featurize: --force) to replace it",
+                )
+            )
 
     def pieces(
-        self, records: Iterable[RawMolecule], bar: tqdm
+        self, records: Iterable[RawMolecule], done: Progress
     ) -> Iterator[tuple[_Piece, list[RawMolecule]]]:
         """Reads the records of one shard after another and passes on those still to be done."""
         for number, block in enumerate(in_chunks(records, self.options.shard_size)):
             self._records += len(block)
-            digest = self._digest_of(block)
+            digest = self._digests[number] = self._digest_of(block)
             kept = self._kept(number, digest)
             if kept is not None:
                 self._shards[number] = kept
-                bar.update(len(block))
+                done.update(len(block))
                 continue
             for first in range(0, len(block), CHUNK):
                 part = block[first : first + CHUNK]
@@ -165,7 +194,8 @@ class _Builder:
 
     def finish(self) -> MoleculeStore:
         """Writes the header and the report of bad rows."""
-        shards = [self._shards[number] for number in sorted(self._shards)]
+        numbers = sorted(self._shards)
+        shards = [self._shards[number] for number in numbers]
         counts = [shard.facts["molecules"] for shard in shards]
         errors = [BadMolecule(**error) for shard in shards for error in shard.facts["errors"]]
         if not self._records or len(errors) == self._records:
@@ -179,6 +209,7 @@ class _Builder:
         if errors:
             print(f"{self.name}: {summary_of(errors, self._records)}", file=sys.stderr)
         header = {**self._header, "shards": counts, "records": self._records}
+        header["digests"] = [self._digests[number] for number in numbers]
         header["num_errors"] = len(errors)
         if self.folder is not None:
             # Of an earlier, longer run; nobody reads them, but they count in the folder's size.
@@ -187,6 +218,9 @@ class _Builder:
                 if path.name not in kept:
                     path.unlink()
             write_error_report(self.folder / ERRORS, errors)
+            # Read anew: where folders cannot be locked, another process may have written here.
+            shards = [Shard(self.folder / shard_name(number)) for number in numbers]
+            MoleculeStore(header, shards).check()
             write_header(self.folder, header)
         return MoleculeStore(header, shards)
 

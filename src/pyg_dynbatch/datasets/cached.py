@@ -3,6 +3,7 @@
 import hashlib
 import json
 import pickle
+import warnings
 from abc import ABC
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -52,8 +53,8 @@ class TreeDataset(InMemoryDataset, ABC):
 
     The cache file carries a hash of all that its content depends on (raw files, options,
     ``pre_transform``) in its name, so a change of any of them builds anew. It appears under that
-    name only when it is complete. PyG's own ``process`` is not used: it writes its markers one by
-    one and trusts them afterwards.
+    name only when it is complete, and a damaged one is built again with a warning. PyG's own
+    ``process`` is not used: it writes its markers one by one and trusts them afterwards.
 
     Of ``pre_transform`` its pickle counts: a function's name, an object's class and state. That a
     function's body was edited is not noticed; delete ``processed/`` or force a reload then.
@@ -106,8 +107,12 @@ class TreeDataset(InMemoryDataset, ABC):
             digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
             cached = folder / f"{split}.{digest}.pt"
         if cached is not None and cached.is_file() and not force:
-            self._fill(load_tensors(cached, _FORMAT, type(self).__name__))
-            return
+            try:
+                self._fill(load_tensors(cached, _FORMAT, type(self).__name__))
+                return
+            except ValueError:
+                what = f"{type(self).__name__}: a damaged cache is built again"
+                warnings.warn(f"{what}: {cached}", stacklevel=3)
         content = build()
         if not content.splits.get(split):
             raise ValueError(

@@ -60,7 +60,7 @@ class FeaturizeOptions:
             ``if __name__ == "__main__":`` with processes.
         shard_size: Rows of the source in one file. What is lost by an interruption is at most
             one such file; a batch touches as many files as it has molecules from.
-        progress: Whether to show a progress bar.
+        progress: Whether to show progress: a bar on a terminal, lines elsewhere.
         force: Whether to make everything anew.
 
     Raises:

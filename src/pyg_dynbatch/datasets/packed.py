@@ -238,6 +238,7 @@ def open_or_build(
         task_names=task_names,
         options=options,
         name=name,
+        wait=True,  # all ranks of a run come here at once
     )
 
 

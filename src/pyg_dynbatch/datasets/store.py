@@ -26,7 +26,8 @@ class MoleculeStore:
         header: The facts: ``format``, ``featurizer``, ``featurizer_digest``, ``atom_names``,
             ``atom_kinds``, ``pair_table``, ``task_names``, ``shards`` (number of molecules of
             each), ``records`` (number of those read), ``num_errors`` and ``bad`` (the policy for
-            them) and, in stores that know of descriptors, ``descriptor_names``.
+            them) and, in stores that know of them, ``descriptor_names`` and ``digests`` (what each
+            shard was made from).
         shards: The shards, in order.
 
     Example:
@@ -52,7 +53,7 @@ class MoleculeStore:
 
     @classmethod
     def open(cls, folder: str | Path) -> "MoleculeStore":
-        """Opens a finished folder; reads its header alone.
+        """Opens a finished folder; reads its header and those of its shards.
 
         Args:
             folder: The folder.
@@ -62,7 +63,7 @@ class MoleculeStore:
 
         Raises:
             FileNotFoundError: If there is no finished store, or a shard is missing.
-            ValueError: If the header is damaged.
+            ValueError: If a header is damaged, or a shard is of another store.
         """
         folder = Path(folder)
         header = read_header(folder)
@@ -78,7 +79,9 @@ class MoleculeStore:
                         mend="make the data set again; shards that are there are kept",
                     )
                 )
-        return cls(header, [Shard(folder / name) for name in names])
+        store = cls(header, [Shard(folder / name) for name in names])
+        store.check_origin()
+        return store
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
@@ -154,10 +157,33 @@ class MoleculeStore:
         """Reads every shard once and compares its checksum.
 
         Raises:
-            ValueError: If one is damaged.
+            ValueError: If one is damaged, or is of another store.
         """
         for shard in self.shards:
             shard.check()
+        self.check_origin()
+
+    def check_origin(self) -> None:
+        """Compares the headers of the shards with that of the store.
+
+        Raises:
+            ValueError: If a shard is of another store.
+        """
+        if "digests" not in self.header:
+            return  # made before stores noted them
+        wanted = zip(self.shards, self.header["shards"], self.header["digests"], strict=True)
+        for shard, count, digest in wanted:
+            facts = shard.facts
+            if (facts["molecules"], facts["digest"]) != (count, digest):
+                raise ValueError(
+                    mismatch(
+                        "packed molecules: a shard is of another store",
+                        expected=f"{count} molecules, made from {digest[:16]}",
+                        got=f"{facts['molecules']} molecules, made from {facts['digest'][:16]}",
+                        where=shard.source if isinstance(shard.source, Path) else "memory",
+                        mend="delete the file and make the data set again; other shards are kept",
+                    )
+                )
 
     def _begin(self, number: int) -> int:
         return int(self._ends[number - 1]) if number else 0

@@ -25,7 +25,7 @@ class TreeFile(TreeDataset):
         test = TreeFile("test.txt", vocabulary=train.vocabulary, num_classes=train.num_classes)
 
     Args:
-        path: The file, or several, read one after another.
+        path: The file, or several, read one after another; any may be compressed (``.gz``).
         root: Folder for ``processed/``; None caches nothing.
         num_classes: Labels must be below this; None takes the largest label found plus one.
         labels: ``"required"`` at every node, ``"optional"``, or ``"none"``: then there is no
@@ -38,8 +38,8 @@ class TreeFile(TreeDataset):
     Raises:
         FileNotFoundError: If there is no such file.
         OSError: If the cache folder cannot be written.
-        ValueError: If a file is empty, not UTF-8, or cannot be parsed; file, line and column are
-            named.
+        ValueError: If a file is empty, not UTF-8, damaged, or cannot be parsed; file, line and
+            column are named.
 
     Example:
         >>> import tempfile

@@ -20,6 +20,10 @@ from pyg_dynbatch.featurizers.rdkit_access import Mol, rdkit_module
 # as a TypeError, is a fault of a program and is passed on.
 _UNDEFINED = (ValueError, ArithmeticError, RuntimeError)
 
+# Extremes over atoms, which RDKit takes in the order of the atoms: with a charge that is NaN, as
+# at most metals, the result depends on that order.
+_CHARGES = {"MaxPartialCharge", "MinPartialCharge", "MaxAbsPartialCharge", "MinAbsPartialCharge"}
+
 
 class MoleculeDescriptors(FeaturePart):
     """Gives a whole molecule one row of numbers; subclass it for descriptors of your own.
@@ -80,15 +84,18 @@ class MoleculeDescriptors(FeaturePart):
 class RDKitDescriptors(MoleculeDescriptors):
     """Gives the descriptors of ``rdkit.Chem.Descriptors``: weights, counts, surfaces, indices.
 
-    A descriptor is NaN where it raises (RDKit throws ``ValueError``, ``ZeroDivisionError``,
-    ``OverflowError`` and, out of its C++, ``RuntimeError``), where it is infinite, and where it
-    is too large for float32: ``Ipc`` grows with two to the number of atoms. A molecule without
-    atoms has none of them: its row is all NaN. What RDKit prints meanwhile is kept back. Some
-    descriptors take time that grows as a high power of the number of atoms: 500 atoms may take
-    ten seconds, most of them for ``Ipc`` and ``AvgIpc``.
+    A descriptor is NaN where RDKit raises (``ValueError``, ``ZeroDivisionError``,
+    ``OverflowError`` and, from its C++, ``RuntimeError``), where it is infinite or too large for
+    float32, and, if it is an extreme of partial charges, where one of them is undefined. The row
+    of a molecule without atoms is all NaN. Warnings and log messages of RDKit are suppressed.
+
+    ``Ipc`` and ``AvgIpc`` are left out unless named: their value depends on the order of the
+    atoms, hence on how a SMILES is written, and their time grows as a high power of the number
+    of atoms.
 
     Args:
-        names: Which descriptors, in this order; left out, all that this RDKit has.
+        names: Which descriptors, in this order; by default all of this RDKit but ``Ipc`` and
+            ``AvgIpc``.
 
     Raises:
         ImportError: If RDKit is not installed.
@@ -104,7 +111,8 @@ class RDKitDescriptors(MoleculeDescriptors):
     def __init__(self, names: Sequence[str] | None = None) -> None:
         known = _functions()
         # Written out, so that the spec means the same to an RDKit that has more of them.
-        chosen = list(known if names is None else names)
+        stable = [name for name in known if name not in ("Ipc", "AvgIpc")]
+        chosen = stable if names is None else list(names)
         for name in chosen:
             if name not in known:
                 raise ValueError(_unknown(name, known))
@@ -127,6 +135,8 @@ class RDKitDescriptors(MoleculeDescriptors):
             warnings.simplefilter("ignore")
             for place, name in enumerate(self.names):
                 found[place] = _value(known[name], mol)
+        if not _CHARGES.isdisjoint(self.names) and _has_undefined_charge(mol):
+            found[np.isin(self.names, list(_CHARGES))] = np.nan
         return finite_or_nan(found)
 
 
@@ -160,6 +170,12 @@ def _value(function: Callable[[Mol], float], mol: Mol) -> float:
         return float(function(mol))
     except _UNDEFINED:
         return float("nan")
+
+
+def _has_undefined_charge(mol: Mol) -> bool:
+    name = "_GasteigerCharge"
+    atoms = [atom for atom in mol.GetAtoms() if atom.HasProp(name)]
+    return any(np.isnan(atom.GetDoubleProp(name)) for atom in atoms)
 
 
 def _unknown(name: object, known: Mapping[str, object]) -> str:

@@ -1,7 +1,10 @@
 """Read text and tensors so that a fault is named by place."""
 
+import gzip
+import zlib
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile, ZipFile
 
 import torch
 
@@ -38,7 +41,7 @@ def existing(path: str | Path, what: str) -> Path:
 
 
 def read_lines(path: str | Path) -> list[str]:
-    r"""Reads the lines of a UTF-8 text file.
+    r"""Reads the lines of a UTF-8 text file, which may be compressed by gzip.
 
     Only ``\n`` (with an optional ``\r`` before it) ends a line: other line separators of Unicode
     are part of the text. Blank lines at the end are dropped, those in between are kept so that
@@ -52,10 +55,12 @@ def read_lines(path: str | Path) -> list[str]:
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If the file is empty or not UTF-8; says where.
+        ValueError: If the file is empty, not UTF-8, or damaged; says where.
     """
     path = existing(path, "a text file")
     raw = path.read_bytes()
+    if raw.startswith(b"\x1f\x8b"):
+        raw = _unpacked(raw, path)
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -82,6 +87,20 @@ def read_lines(path: str | Path) -> list[str]:
     return lines
 
 
+def _unpacked(raw: bytes, path: Path) -> bytes:
+    try:
+        return gzip.decompress(raw)
+    except (EOFError, OSError, zlib.error) as error:
+        raise ValueError(
+            mismatch(
+                f"{path.name}: the compressed file is damaged or cut short",
+                expected="a complete .gz file",
+                got=f"{type(error).__name__}: {error}",
+                where=path,
+            )
+        ) from error
+
+
 def load_tensors(path: str | Path, kind: str, what: str) -> dict[str, Any]:
     """Reads a dictionary that was saved with its kind under ``"format"``.
 
@@ -94,9 +113,14 @@ def load_tensors(path: str | Path, kind: str, what: str) -> dict[str, Any]:
         The dictionary; nothing but tensors and plain values is ever unpickled.
 
     Raises:
-        ValueError: If the file cannot be read, or is of another kind.
+        ValueError: If the file cannot be read, is damaged, or is of another kind.
     """
     try:
+        # torch writes a checksum of every part, which torch.load does not compare.
+        with ZipFile(path) as archive:
+            part = archive.testzip()
+        if part is not None:
+            raise BadZipFile(f"{part} does not match its checksum")
         content = torch.load(path, weights_only=True, map_location="cpu")
         found = content["format"]
     except FileNotFoundError:

@@ -23,6 +23,7 @@ FORMATS = {
     ".sd": "sdf",
 }
 MISSING = ("", "nan", "na")
+_LARGEST = (2 - 2**-23) * 2.0**127  # of float32, in which targets are kept
 
 # Without the second bracket, a line such as ">5 <100" is a value and no header of a field.
 _FIELD = re.compile(r">[^<]*<(.*)>")
@@ -89,8 +90,9 @@ def read_molecules(
 ) -> Iterator[RawMolecule]:
     r"""Reads a file of molecules as a stream: a million records need no more memory than one.
 
-    - ``csv``, ``tsv``: a line of column names, then one record a line; quoted cells may hold
-      commas and line ends. Blank lines are no records; a line of empty cells is one.
+    - ``csv``, ``tsv``: a line of column names, then one record per line; quoted cells may hold
+      commas and line ends. Blank lines are no records; a line of empty cells is one. The cell of a
+      SMILES holds nothing else, except ``|…|`` of CXSMILES after a blank.
     - ``smi``: a SMILES, a blank, a name; no line of column names is needed, one that begins with
       ``smiles`` is skipped, as are lines that begin with ``#``.
     - ``sdf``: labels are data fields; the name is the first line of a record.
@@ -117,7 +119,7 @@ def read_molecules(
         FileNotFoundError: If there is no such file.
         ValueError: If the format is unknown, the file is empty, damaged or not UTF-8, there is
             no such column, a record has more or fewer cells than there are columns, or a label
-            is no finite number; says file and line.
+            is not a finite number; says file and line.
 
     Example:
         >>> import tempfile
@@ -216,14 +218,14 @@ def _label(text: str, name: str, missing: frozenset[str], where: str) -> float |
     if text.lower() in missing:
         return None
     try:
-        value = float(text)
+        value = math.nan if "_" in text else float(text)  # Python reads 1_000, nobody writes it
     except ValueError:
         value = math.nan
-    if not math.isfinite(value):
+    if not abs(value) <= _LARGEST:
         raise ValueError(
             mismatch(
-                f"read_molecules: the label {name!r} is no finite number",
-                expected="a number, or an empty cell, nan or NA for a missing label",
+                f"read_molecules: the label {name!r} is not a finite number",
+                expected=f"a number up to {_LARGEST:.2g}, or an empty cell, nan or NA if missing",
                 got=repr(text),
                 where=where,
                 mend=f"missing=[{text!r}] (featurize: --missing), if that is a missing label",

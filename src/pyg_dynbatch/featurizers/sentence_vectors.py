@@ -52,7 +52,7 @@ def sentence_vectors(
 
     Raises:
         ImportError: If words must be encoded and sentence-transformers is missing.
-        ValueError: If the cache is no cache, or was made with another model.
+        ValueError: If the cache is no cache, is damaged, or was made with another model.
 
     Reference:
         Reimers and Gurevych (2019), arXiv 1908.10084.

@@ -1,5 +1,6 @@
 """Turn SMILES and mol blocks into molecules; of those that are none, say why and at which atom."""
 
+import re
 import string
 from collections.abc import Callable
 
@@ -10,6 +11,7 @@ INPUT_ATOM = "input_atom"
 """Property of atoms: their number in the input, where it is not their number in the molecule."""
 
 _LONGEST_SHOWN = 80
+_EXTENSION = re.compile(r"\|.*\|", re.DOTALL)
 
 
 class MoleculeError(ValueError):
@@ -55,15 +57,15 @@ def parse_smiles(smiles: object) -> Mol:
 
     Args:
         smiles: The text; anything else, such as the NaN of an empty cell, is a missing SMILES.
-            What may stand after a blank (CXSMILES, a name) is read by RDKit.
+            After a blank there may be the extension of CXSMILES, ``|…|``, and nothing else.
 
     Returns:
         The sanitised molecule, its atoms in the order of the text. Hydrogens written as atoms
         become counts; then the atoms bear the property ``input_atom``, their number in the text.
 
     Raises:
-        MoleculeError: If the text is missing, empty, not well-formed, or its chemistry is
-            refused.
+        MoleculeError: If the text is missing, empty, not well-formed, has something else after
+            a blank (which RDKit would take for a name), or its chemistry is refused.
 
     Example:
         >>> parse_smiles("CCO ").GetNumAtoms()
@@ -81,6 +83,12 @@ def parse_smiles(smiles: object) -> Mol:
     text = smiles.strip()
     if not text:
         raise MoleculeError("the SMILES is empty", smiles=smiles)
+    first, *rest = text.split(maxsplit=1)
+    if rest and not _EXTENSION.fullmatch(rest[0]):
+        place, shown = len(first) + 1, rest[0][:_LONGEST_SHOWN]
+        raise MoleculeError(
+            f"syntax: after the blank at character {place} stands {shown!r}, not |…|", smiles=text
+        )
     with rdkit_module("rdBase").BlockLogs():
         mol = chem().MolFromSmiles(text) if _is_readable(text) else None
         if mol is None:
@@ -242,7 +250,8 @@ def sanitized_copy(mol: Mol) -> Mol:
     Example:
         >>> from rdkit import Chem
         >>> mol = Chem.MolFromSmiles("c1ccccc1", sanitize=False)
-        >>> sanitized_copy(mol).GetRingInfo().NumRings(), mol.NeedsUpdatePropertyCache()
+        >>> copied = sanitized_copy(mol)  # RDKit's ring information is freed with its molecule
+        >>> copied.GetRingInfo().NumRings(), mol.NeedsUpdatePropertyCache()
         (1, True)
     """
     copied = chem().Mol(mol)

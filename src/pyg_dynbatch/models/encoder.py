@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.schedule import Schedule
+from pyg_dynbatch.core.structure import has_token
 from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer, TreeGRU, TreeRNN
 
 # Share of different tokens among leaves up to which gathering costs less than computing all.
@@ -233,28 +234,31 @@ def schedule_for(batch: Any, layer: RecursiveLayer) -> Schedule:
         layer: The layer it is for.
 
     Returns:
-        The schedule; one that was worked out is kept on the batch. It is not looked at again when
-        fields of the batch change: ``del`` it (``schedule_ragged``, ``schedule_2``, …), or make a
-        new batch, where edges or the nodes that have an input are others than before.
+        The schedule; one that was worked out is kept on the batch, and worked out again when the
+        edges are others. When other fields change, such as the nodes that have an input, ``del``
+        it (``schedule_ragged``, ``schedule_2``, …) or make a new batch.
 
     Raises:
         ValueError: If no schedule can be made (a cycle, a child beyond the arity); says in which
             example.
     """
     key = "schedule" if layer.direction == "bottom_up" else "schedule_down"
-    attached = getattr(batch, key, None)
-    if isinstance(attached, Schedule):
-        return attached
+    for name in ("schedule", "schedule_down"):
+        attached = getattr(batch, name, None)
+        if not isinstance(attached, Schedule):
+            continue
+        if attached.facts.get("direction", layer.direction) == layer.direction:
+            return attached
     # Under a name of its own, as the next model may want another arity.
     key = f"{key}_{'ragged' if layer.arity is None else layer.arity}"
     kept = getattr(batch, key, None)
-    if isinstance(kept, Schedule):
+    if isinstance(kept, Schedule) and kept.belongs_to(batch.edge_index):
         return kept
     token = getattr(batch, "token", None)
-    has_input = token >= 0 if token is not None else getattr(batch, "has_input", None)
     ptr = getattr(batch, "ptr", None)
     options: dict[str, Any] = {"arity": layer.arity, "direction": layer.direction}
     try:
+        has_input = getattr(batch, "has_input", None) if token is None else has_token(token)
         schedule = Schedule.from_structure(
             batch.edge_index,
             batch.num_nodes,

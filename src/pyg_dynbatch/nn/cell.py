@@ -1,13 +1,13 @@
 """The interface of a recurrent cell: one step of mathematics on the rows of many nodes."""
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.errors import checked_count, mismatch
 from pyg_dynbatch.core.ragged import RaggedRows
 from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.core.tensor_type import TensorType
@@ -30,6 +30,7 @@ class RecursiveCell(nn.Module, ABC):
             children.
 
     Raises:
+        TypeError: If a width or the arity is not a whole number.
         ValueError: If a width or the arity is below 1.
     """
 
@@ -38,19 +39,10 @@ class RecursiveCell(nn.Module, ABC):
 
     def __init__(self, in_channels: int, out_channels: int, arity: int | None) -> None:
         super().__init__()
-        for name, value in (
-            ("in_channels", in_channels),
-            ("out_channels", out_channels),
-            ("arity", 1 if arity is None else arity),
-        ):
-            if value < 1:
-                raise ValueError(
-                    mismatch(
-                        f"{type(self).__name__}: {name} is too small",
-                        expected="1 or more",
-                        got=value,
-                    )
-                )
+        counts = {"in_channels": in_channels, "out_channels": out_channels, "arity": arity}
+        for name, value in counts.items():
+            if name != "arity" or value is not None:
+                checked_count(f"{type(self).__name__}: {name}", value)
         self.in_channels, self.out_channels, self.arity = in_channels, out_channels, arity
 
     @property
@@ -131,6 +123,14 @@ class RecursiveCell(nn.Module, ABC):
             gathered = tuple(torch.stack(part, 1) for part in zip(*parts, strict=True))
         states = self.step(self.project(x), gathered)
         return states if len(states) > 1 else states[0]
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        raise RuntimeError(
+            mismatch(
+                f"{type(self).__name__}: torch.jit.script does not take any number of children",
+                mend="torch.jit.trace(cell, (x, *children))",
+            )
+        )
 
     def extra_repr(self) -> str:
         """Names the widths."""

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.ragged import RaggedRows
 from pyg_dynbatch.core.schedule import Schedule, Step
 from pyg_dynbatch.core.state_store import Pick, StateStore, finish, new_token
@@ -21,6 +22,7 @@ def run_levels(
     schedule: Schedule,
     inputs: Float[Tensor, "input feature"],
     order: bool | Tensor = False,
+    weight: Float[Tensor, " place"] | None = None,
 ) -> States:
     """Runs a cell over all levels: one product with all inputs, then one step a level.
 
@@ -30,6 +32,7 @@ def run_levels(
         inputs: Input rows in the order of ``schedule.input_node``.
         order: Whether to give the states in the order of the levels instead of node order, which
             saves a gather; or which rows of that order to give.
+        weight: Factors of the states that nodes read, see :func:`child_weights`.
 
     Returns:
         The states, a tuple of ``[node, width]``.
@@ -46,7 +49,7 @@ def run_levels(
     for number, step in enumerate(steps[1:], start=1):
         rows = _with_missing(projected[number - 1], none, step.size)
         for first, size in _blocks(step.size, most):
-            children = _children(cell, schedule, store, token, (step, first, size))
+            children = _children(cell, schedule, store, token, (step, first, size), weight)
             states = cell.step(rows[first : first + size], children)
             token = store.write(token, step.results[0][1] + first, states)
     if len(steps) < 2 and torch.is_grad_enabled():
@@ -55,6 +58,50 @@ def run_levels(
         states = cell.step(projected[0][:0], _no_children(cell, store, token, schedule))
         token = store.write(token, 1, states)
     return finish(token, [store], [(store, _output(schedule, order))])[0]
+
+
+def child_weights(
+    schedule: Schedule, edge_index: Tensor | None, mask: Float[Tensor, " edge"]
+) -> Float[Tensor, " place"]:
+    """Brings the mask of edges into the order in which the steps read states of children.
+
+    Args:
+        schedule: Made by ``Schedule.from_structure``, with one edge or more.
+        edge_index: The edges; not needed for schedules without an arity.
+        mask: One factor per edge.
+
+    Returns:
+        One factor per row of ``schedule.children_of``, all steps one after another; 1 for missing
+        children. Edges between the same two nodes are taken in the order of their places.
+
+    Raises:
+        ValueError: If the edges are needed and missing.
+
+    Example:
+        >>> edges = torch.tensor([[1, 0], [2, 2]])
+        >>> schedule = Schedule.from_structure(edges, 3, arity=2, child_slot=torch.tensor([1, 0]))
+        >>> child_weights(schedule, edges, torch.tensor([0.25, 0.5]))
+        tensor([1.0000, 1.0000, 1.0000, 1.0000, 0.5000, 0.2500])
+    """
+    if schedule.arity is None:
+        return mask.index_select(0, schedule.edge_order)
+    if edge_index is None:
+        raise ValueError(
+            mismatch(
+                "RecursiveLayer: an edge mask needs the edges",
+                expected="layer(x, edge_index, schedule)",
+                got="a schedule without edge_index",
+            )
+        )
+    child = torch.cat([schedule.children_of(step) for step in schedule.steps])
+    owner = torch.arange(child.size(0), device=child.device) // schedule.arity
+    row, rows = schedule.rows_of(schedule.outputs["node"].wiring), schedule.num_nodes + 1
+    source, target = edge_index if schedule.direction == "bottom_up" else edge_index.flip(0)
+    # Sorted alike, places that are taken and edges stand side by side; missing children come last.
+    of_place = torch.where(child > 0, owner * rows + child, rows * rows).argsort(stable=True)
+    of_edge = ((row[target] - 1) * rows + row[source]).argsort(stable=True)
+    weight = mask.new_ones(child.size(0))
+    return weight.index_copy(0, of_place[: mask.size(0)], mask.index_select(0, of_edge))
 
 
 def _output(schedule: Schedule, order: bool | Tensor) -> Pick:
@@ -123,16 +170,21 @@ def _children(
     store: StateStore,
     token: Tensor,
     block: tuple[Step, int, int],
+    weight: Tensor | None,
 ) -> Any:
     step, first, size = block
-    index = schedule.children_of(step)
-    if cell.arity is None:
-        rows = store.read(token, index)
-        return RaggedRows(rows, schedule.owners_of(step.arguments[1]), size)
     arity = cell.arity
-    if size != step.size:
+    index = schedule.children_of(step)
+    if arity is not None and size != step.size:
         index = index[first * arity : (first + size) * arity]
     rows = store.read(token, index)
+    if weight is not None:
+        place = step.arguments[1].offset - schedule.steps[0].arguments[1].offset
+        place += first * (arity or 0)
+        own = weight[place : place + index.size(0), None]
+        rows = tuple(part * own for part in rows)
+    if arity is None:
+        return RaggedRows(rows, schedule.owners_of(step.arguments[1]), size)
     return tuple(part.unflatten(0, (size, arity)) for part in rows)
 
 

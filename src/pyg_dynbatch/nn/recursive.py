@@ -1,27 +1,37 @@
 """Layers that carry a recurrent cell through trees and acyclic graphs."""
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
+from torch_geometric.nn import MessagePassing
 
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.errors import described, mismatch
 from pyg_dynbatch.core.schedule import Schedule
+from pyg_dynbatch.core.state_store import refuse_transforms, unsupported
 from pyg_dynbatch.nn.cell import RecursiveCell, States, spread_rows
-from pyg_dynbatch.nn.levels import run_levels
-from pyg_dynbatch.nn.schedules import check_schedule, checked_direction, derive_schedule
+from pyg_dynbatch.nn.levels import child_weights, run_levels
+from pyg_dynbatch.nn.schedules import (
+    check_input_rows,
+    check_schedule,
+    checked_direction,
+    derive_schedule,
+)
 from pyg_dynbatch.nn.tree_gru import TreeGRUCell
 from pyg_dynbatch.nn.tree_lstm import ChildSumTreeLSTMCell, NaryTreeLSTMCell
 from pyg_dynbatch.nn.tree_rnn import TreeRNNCell
 
 
-class RecursiveLayer(nn.Module):
+class RecursiveLayer(MessagePassing):
     """Carries a cell from the leaves to the roots (or back), all nodes of a depth at once.
 
     Usable like a PyG layer, ``layer(x, edge_index)``; the schedule is then worked out from the
     edges at every call. Faster: hand it the schedule that this package's loader puts on the
     batch, ``layer(x, batch.edge_index, schedule=batch.schedule)``.
+
+    It is a ``MessagePassing`` module so that explainers of PyG find it: what a node reads of the
+    state of a child is multiplied by the edge mask of ``GNNExplainer`` or ``CaptumExplainer``.
 
     Args:
         cell: The cell; any :class:`RecursiveCell`.
@@ -36,11 +46,12 @@ class RecursiveLayer(nn.Module):
 
     Raises:
         ValueError: If a schedule has another arity or direction, or another number of nodes or
-            edges than ``x`` and ``edge_index``.
+            edges than ``x`` and ``edge_index``, or was made from other edges; or if an explainer
+            gives no edge mask (``GraphMaskExplainer``).
         IndexError: If ``nodes`` has a number that is no node's (on CPUs; a GPU reports it in its
             own way).
-        TypeError: If ``edge_index`` is no dense int64 tensor, or ``x`` has the wrong width or no
-            floating dtype, or ``nodes`` is no vector of integers.
+        TypeError: If ``edge_index`` is no dense int64 tensor, or ``x`` is not a dense
+            tensor of the cell's width and dtype, or ``nodes`` is no vector of integers.
 
     Example:
         >>> layer = RecursiveLayer(TreeRNNCell(4, 3))
@@ -49,7 +60,7 @@ class RecursiveLayer(nn.Module):
     """
 
     def __init__(self, cell: RecursiveCell, direction: str = "bottom_up") -> None:
-        super().__init__()
+        super().__init__(aggr=None)
         self.cell = cell
         self.direction = checked_direction(type(self).__name__, direction)
         self.in_channels, self.out_channels = cell.in_channels, cell.out_channels
@@ -96,6 +107,8 @@ class RecursiveLayer(nn.Module):
         Returns:
             ``h``, in node order unless another one is asked for, or the tuple of the state's parts.
         """
+        refuse_transforms(type(self).__name__)
+        check_input_rows(type(self).__name__, x, self.cell, self.in_channels)
         if schedule is None:
             schedule = derive_schedule(
                 type(self).__name__, x, edge_index, child_slot, self.arity, self.direction
@@ -103,7 +116,12 @@ class RecursiveLayer(nn.Module):
         self._check(schedule, x, edge_index, leaf_row)
         inputs = x if leaf_row is not None else _input_rows(schedule, x)
         order = bool(level_order) if nodes is None else _rows_of_nodes(schedule, nodes)
-        states = self._run(schedule, inputs, leaf_row, order, return_state)
+        if self.explain and schedule.num_edges:
+            weight = child_weights(schedule, edge_index, self._checked_edge_mask(schedule))
+            inputs = spread_rows(inputs, leaf_row, schedule)
+            states = run_levels(self.cell, schedule, inputs, order, weight)
+        else:
+            states = self._run(schedule, inputs, leaf_row, order, return_state)
         return states if return_state else states[0]
 
     def _run(
@@ -124,6 +142,20 @@ class RecursiveLayer(nn.Module):
             return run_levels(self.cell, schedule, inputs, order)
         return chosen_rows(states, order)
 
+    def _checked_edge_mask(self, schedule: Schedule) -> Tensor:
+        """Gives the mask that an explainer has put into this module, one number per edge."""
+        mask = self._edge_mask
+        if mask is None or mask.shape != (schedule.num_edges,):
+            raise ValueError(
+                mismatch(
+                    f"{type(self).__name__}: the explainer does not give one mask value per edge",
+                    expected=f"edge mask [{schedule.num_edges}]",
+                    got="no edge mask" if mask is None else described(mask),
+                    mend="GNNExplainer or CaptumExplainer, on the edges of the batch",
+                )
+            )
+        return mask.sigmoid() if self._apply_sigmoid else mask
+
     def _check(
         self,
         schedule: Schedule,
@@ -132,14 +164,6 @@ class RecursiveLayer(nn.Module):
         leaf_row: Tensor | None,
     ) -> None:
         name = type(self).__name__
-        if x.dim() != 2 or x.size(1) != self.in_channels or not x.is_floating_point():
-            raise TypeError(
-                mismatch(
-                    f"{name}: input rows of the wrong form",
-                    expected=f"floating [row, {self.in_channels}]",
-                    got=f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}",
-                )
-            )
         check_schedule(name, schedule, edge_index, self.arity, self.direction)
         if leaf_row is not None:
             _check_leaf_row(name, schedule, x, leaf_row)
@@ -152,6 +176,9 @@ class RecursiveLayer(nn.Module):
                     got=x.size(0),
                 )
             )
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        raise unsupported(type(self).__name__, "torch.jit.script (TorchScript)")
 
     def __repr__(self) -> str:
         """Names the widths, as PyG's layers do."""

@@ -1,9 +1,11 @@
 """Work out the schedule of a layer from edges, or check the one that it is given."""
 
-import torch
-from torch import Tensor
+from typing import cast
 
-from pyg_dynbatch.core.errors import mismatch
+import torch
+from torch import Tensor, nn
+
+from pyg_dynbatch.core.errors import described, mismatch
 from pyg_dynbatch.core.schedule import Schedule
 
 
@@ -22,6 +24,47 @@ def checked_direction(owner: str, direction: str) -> str:
             )
         )
     return direction
+
+
+def check_input_rows(owner: str, x: Tensor, module: nn.Module, channels: int | None) -> None:
+    """Checks the form of input rows, and that the parameters have their dtype.
+
+    Args:
+        owner: Who asks, for messages.
+        x: The rows.
+        module: What reads them.
+        channels: The width that it wants; None for any rows of numbers.
+
+    Raises:
+        TypeError: If they are something else.
+    """
+    fits = isinstance(x, Tensor) and x.layout == torch.strided and x.device.type != "meta"
+    if (
+        not fits
+        or x.dim() != 2
+        or x.size(1) != (channels or x.size(1))
+        or not x.is_floating_point()
+    ):
+        raise TypeError(
+            mismatch(
+                f"{owner}: input rows of the wrong form",
+                expected=f"a dense tensor, floating [row, {channels or 'feature'}]",
+                got=described(x),
+            )
+        )
+    weight = next(module.parameters(), x)
+    if x.dtype == weight.dtype or not weight.is_floating_point():
+        return
+    # Autocast leaves double precision alone.
+    if torch.float64 in (x.dtype, weight.dtype) or not torch.is_autocast_enabled(x.device.type):
+        raise TypeError(
+            mismatch(
+                f"{owner}: input rows have another dtype than the parameters",
+                expected=weight.dtype,
+                got=x.dtype,
+                mend=f"x.to({weight.dtype}), or layer.to({x.dtype})",
+            )
+        )
 
 
 def derive_schedule(
@@ -49,17 +92,9 @@ def derive_schedule(
         TypeError: If the edges are no dense tensor.
         ValueError: If no schedule can be made of them.
     """
-    if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
-        raise TypeError(
-            mismatch(
-                f"{owner}: neither a schedule nor dense edges",
-                expected="edge_index [2, edge], or schedule=batch.schedule",
-                got=type(edge_index).__name__,
-                mend="edge_index, _ = to_edge_index(adj_t) for a sparse adjacency",
-            )
-        )
+    _check_dense(owner, edge_index)
     return Schedule.from_structure(
-        torch.Tensor.as_subclass(edge_index, Tensor),
+        torch.Tensor.as_subclass(cast(Tensor, edge_index), Tensor),
         x.size(0),
         child_slot=child_slot,
         arity=arity,
@@ -84,7 +119,8 @@ def check_schedule(
         direction: Direction that the layer wants.
 
     Raises:
-        ValueError: If it was made for another arity or direction, or another number of edges.
+        TypeError: If the edges are not a dense tensor.
+        ValueError: If it was made for another arity or direction, or from other edges.
     """
     wanted, found = (arity, direction), (schedule.arity, schedule.direction)
     if wanted != found:
@@ -96,12 +132,32 @@ def check_schedule(
                 mend="DataLoader(..., arity={}, direction={!r})".format(*wanted),
             )
         )
-    if edge_index is not None and edge_index.size(1) != schedule.num_edges:
+    if edge_index is None:
+        return
+    _check_dense(owner, edge_index)
+    if not schedule.belongs_to(edge_index):
+        same_number = edge_index.shape == (2, schedule.num_edges)
         raise ValueError(
             mismatch(
                 f"{owner}: the schedule belongs to another graph",
-                expected=f"{schedule.num_edges} edges",
-                got=edge_index.size(1),
+                expected=f"the {schedule.num_edges} edges that it was made from",
+                got="as many edges with other values" if same_number else described(edge_index),
                 mend="make the schedule after the last change of the graph",
+            )
+        )
+
+
+def _check_dense(owner: str, edge_index: object) -> None:
+    if (
+        not isinstance(edge_index, Tensor)
+        or edge_index.layout != torch.strided
+        or edge_index.device.type == "meta"
+    ):
+        raise TypeError(
+            mismatch(
+                f"{owner}: neither a schedule nor dense edges",
+                expected="edge_index [2, edge], or schedule=batch.schedule",
+                got=described(edge_index),
+                mend="edge_index, _ = to_edge_index(adj_t) for a sparse adjacency",
             )
         )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from jaxtyping import Float, Int
@@ -10,10 +10,22 @@ from torch import Tensor, nn
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.schedule import Schedule
-from pyg_dynbatch.core.state_store import Pick, StateStore, finish, new_token
+from pyg_dynbatch.core.state_store import (
+    Pick,
+    StateStore,
+    finish,
+    new_token,
+    refuse_transforms,
+    unsupported,
+)
 from pyg_dynbatch.core.wiring import Wiring
 from pyg_dynbatch.nn.levels import stored_dtypes
-from pyg_dynbatch.nn.schedules import check_schedule, checked_direction, derive_schedule
+from pyg_dynbatch.nn.schedules import (
+    check_input_rows,
+    check_schedule,
+    checked_direction,
+    derive_schedule,
+)
 
 Rows = Sequence[Tensor | None]
 _Arguments = tuple[Rows, Mapping[str, Tensor | None]]
@@ -123,6 +135,8 @@ class TopologicalConv(nn.Module):
             The updated rows, in node order.
         """
         name = type(self).__name__
+        refuse_transforms(name)
+        check_input_rows(name, x, self.conv, None)
         if schedule is None:
             schedule = derive_schedule(name, x, edge_index, child_slot, None, self.direction)
         check_schedule(name, schedule, edge_index, None, self.direction)
@@ -208,6 +222,9 @@ class TopologicalConv(nn.Module):
                 )
             )
         return found[:size]
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        raise unsupported(type(self).__name__, "torch.jit.script (TorchScript)")
 
     def __repr__(self) -> str:
         """Shows the layer inside."""

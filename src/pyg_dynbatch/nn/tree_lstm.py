@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from pyg_dynbatch.core.errors import checked_count
 from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.nn.cell import RecursiveCell, States, checked_probability, dropped, spread_rows
 from pyg_dynbatch.nn.fused_child_sum import fused_child_sum_tree_lstm
@@ -147,6 +148,7 @@ class NaryTreeLSTMCell(_TreeLSTMCell):
         forget_bias: float = 1.0,
         recurrent_dropout: float = 0.0,
     ) -> None:
+        arity = checked_count(f"{type(self).__name__}: arity", arity)
         shape = ((3 + arity) * out_channels, arity * out_channels)
         super().__init__(in_channels, out_channels, arity, shape, forget_bias, recurrent_dropout)
 

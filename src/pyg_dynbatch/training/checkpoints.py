@@ -1,14 +1,17 @@
 """Make a resumed run continue exactly where the checkpoint was taken."""
 
+import pickle
 import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import Tensor
 
 from pyg_dynbatch.core.errors import mismatch
@@ -61,6 +64,32 @@ class RandomState(Callback):
             torch.cuda.set_rng_state(own["cuda"], pl_module.device)
 
 
+class RunCheckpoint(ModelCheckpoint):
+    """Keeps the best checkpoint as Lightning does, also when the folder of the run was moved.
+
+    Example:
+        >>> RunCheckpoint(monitor="val/accuracy", mode="max").monitor
+        'val/accuracy'
+    """
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores paths and scores; Lightning forgets the scores if the folder has another path.
+
+        Args:
+            state_dict: What a checkpoint holds of this callback.
+        """
+
+        def moved(path: str) -> str:
+            here = Path(self.dirpath or "") / Path(path).name
+            return str(here) if path and here.is_file() else path
+
+        scores = {moved(path): score for path, score in state_dict["best_k_models"].items()}
+        names = ("best_model_path", "kth_best_model_path", "last_model_path")
+        paths = {name: moved(state_dict[name]) for name in names}
+        state = {**state_dict, **paths, "best_k_models": scores, "dirpath": self.dirpath}
+        super().load_state_dict(state)
+
+
 def last_checkpoint() -> ModelCheckpoint:
     """Makes the callback that keeps ``last.ckpt``, written at the end of every epoch.
 
@@ -74,7 +103,7 @@ def last_checkpoint() -> ModelCheckpoint:
         >>> last_checkpoint().monitor is None
         True
     """
-    return ModelCheckpoint(
+    return RunCheckpoint(
         filename="last",
         monitor=None,
         save_top_k=1,
@@ -83,18 +112,59 @@ def last_checkpoint() -> ModelCheckpoint:
     )
 
 
-class WholeCheckpoints(TorchCheckpointIO):
-    """Writes checkpoints whole or not at all, and names the one that did not fit on the disk.
+def read_checkpoint(path: str | Path) -> dict[str, Any]:
+    """Reads a checkpoint onto the CPU without running code from it.
 
-    Lightning writes them to the folder of temporary files and then copies them.
+    Args:
+        path: The file.
+
+    Returns:
+        What it holds.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If the file is not a checkpoint, or is cut short.
+    """
+    check_is_checkpoint(path)
+    try:
+        contents = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError) as error:
+        raise _not_a_checkpoint(path, "an object that is not loaded for safety") from error
+    if not isinstance(contents, Mapping):
+        raise _not_a_checkpoint(path, f"a {type(contents).__name__}")
+    return dict(contents)
+
+
+class SafeCheckpointIO(TorchCheckpointIO):
+    """Writes checkpoints whole or not at all, and reads them without running code from them.
+
+    Lightning writes them to the folder of temporary files and then copies them. Code is run only
+    if ``weights_only=False`` is asked for.
 
     Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "a.ckpt"
-        >>> WholeCheckpoints().save_checkpoint({"epoch": 3}, path)
-        >>> read_checkpoint(path)
-        {'epoch': 3}
+        >>> SafeCheckpointIO().load_checkpoint("none.ckpt")
+        Traceback (most recent call last):
+            ...
+        FileNotFoundError: Checkpoint file not found: none.ckpt
     """
+
+    def load_checkpoint(
+        self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Reads a checkpoint.
+
+        Args:
+            path: The file.
+            map_location: As in ``torch.load``; left out, the CPU.
+            weights_only: Whether anything but tensors and plain values is refused; left out, it is.
+
+        Returns:
+            What the file holds.
+        """
+        if weights_only is not False and map_location is None and Path(path).is_file():
+            return read_checkpoint(path)
+        options = {} if map_location is None else {"map_location": map_location}
+        return super().load_checkpoint(path, weights_only=weights_only is not False, **options)
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
@@ -118,21 +188,16 @@ class WholeCheckpoints(TorchCheckpointIO):
             file.write(content.getbuffer())
 
 
-def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """Reads a checkpoint onto the CPU without running code from it.
+def share_split(checkpoint: dict[str, Any], datamodule: Any) -> None:
+    """Shows the split of a checkpoint to a data module of another class, which Lightning would not.
 
     Args:
-        path: The file.
-
-    Returns:
-        What it holds.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If the file is no checkpoint, or is cut short.
+        checkpoint: What was read; gets an entry for the data module if it notes a split.
+        datamodule: The data module in use.
     """
-    check_is_checkpoint(path)
-    return torch.load(path, map_location="cpu", weights_only=True)
+    for entry in list(checkpoint.values()):
+        if isinstance(entry, Mapping) and "split_options" in entry:
+            checkpoint.setdefault(type(datamodule).__qualname__, entry)
 
 
 def check_is_checkpoint(path: str | Path) -> None:
@@ -143,7 +208,7 @@ def check_is_checkpoint(path: str | Path) -> None:
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If the file is no checkpoint, or is cut short.
+        ValueError: If the file is not a checkpoint, or is cut short.
     """
     if not Path(path).is_file():
         raise FileNotFoundError(
@@ -151,14 +216,33 @@ def check_is_checkpoint(path: str | Path) -> None:
         )
     # torch writes zip archives, whose table of contents stands at the end.
     if not zipfile.is_zipfile(path):
-        raise ValueError(
-            mismatch(
-                "the file is no checkpoint, or is cut short",
-                expected="a file written by fit, such as last.ckpt",
-                got=f"{Path(path).stat().st_size:,} bytes of something else",
-                where=path,
-            )
+        size = f"{Path(path).stat().st_size:,} bytes of something else"
+        raise _not_a_checkpoint(path, size)
+
+
+@contextmanager
+def naming_file(path: str | Path) -> Iterator[None]:
+    """Adds the path of a checkpoint to a complaint about it.
+
+    Args:
+        path: The file.
+    """
+    try:
+        yield
+    except ValueError as error:
+        error.add_note(f"  file:     {path}")
+        raise
+
+
+def _not_a_checkpoint(path: str | Path, got: str) -> ValueError:
+    return ValueError(
+        mismatch(
+            "the file is not a checkpoint, or is cut short",
+            expected="a file written by fit, such as last.ckpt",
+            got=got,
+            where=path,
         )
+    )
 
 
 def _states(pl_module: pl.LightningModule) -> dict[str, Tensor]:

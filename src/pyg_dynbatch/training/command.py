@@ -10,25 +10,40 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import lightning.pytorch as pl
+import torch
+import yaml
 from jsonargparse import lazy_instance  # type: ignore[attr-defined]
-from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import ModelCheckpoint, WeightAveraging
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.utilities import rank_zero_info
 
 from pyg_dynbatch.core.errors import OneLineArguments, mismatch
 from pyg_dynbatch.core.files import refuse_overwriting
 from pyg_dynbatch.core.memory import keep_freed_memory
 from pyg_dynbatch.training.checkpoints import (
     RandomState,
-    WholeCheckpoints,
-    check_is_checkpoint,
+    RunCheckpoint,
     last_checkpoint,
+    naming_file,
     read_checkpoint,
+    share_split,
 )
 from pyg_dynbatch.training.ensemble import ensemble_of
-from pyg_dynbatch.training.predictions import PredictionTable
+from pyg_dynbatch.training.molecule_property import MoleculeProperty
+from pyg_dynbatch.training.optimizers import build_optimizer
+from pyg_dynbatch.training.option_errors import check_config_file, class_of, did_you_mean, explained
+from pyg_dynbatch.training.predictions import PredictionTable, folder_of
 from pyg_dynbatch.training.report import RunReport, closing_lines
+from pyg_dynbatch.training.run_folder import (
+    CONFIG,
+    append_metrics,
+    check_options,
+    check_run_folder,
+    continue_in,
+    find_checkpoint,
+    plain_options,
+)
 from pyg_dynbatch.training.split_datamodule import SplitDataModule
 from pyg_dynbatch.training.task import Task
 
@@ -57,7 +72,10 @@ class OneLineParser(LightningArgumentParser):
         """Prints the message on the error stream and ends the program."""
         if not self.exit_on_error:
             super().error(message, ex)
-        self.exit(2, f"pyg-dynbatch: error: {' '.join(message.split())}\n")
+        options = [option for action in self._actions for option in action.option_strings]
+        for parser in getattr(self._subcommands_action, "choices", {}).values():
+            options += [option for each in parser._actions for option in each.option_strings]
+        self.exit(2, f"pyg-dynbatch: error: {explained(message, options)}\n")
 
 
 class TaskCLI(LightningCLI):
@@ -66,8 +84,12 @@ class TaskCLI(LightningCLI):
     ``fit`` goes on with ``test`` and ``predict`` on the best checkpoint.
     """
 
+    needs_checkpoint = True
+
     def __init__(self) -> None:
         self.results: list[str] = []
+        self.checkpoint: Path | None = None
+        self.contents: dict[str, Any] = {}
         super().__init__(
             Task,
             SplitDataModule,
@@ -85,15 +107,14 @@ class TaskCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Adds the callbacks that can be configured, and what the data tells the model."""
-        parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
+        parser.add_lightning_class_args(RunCheckpoint, "checkpoint")
         parser.add_lightning_class_args(PredictionTable, "predictions")
         parser.add_lightning_class_args(RunReport, "report")
         parser.set_defaults(
             {
                 "checkpoint.monitor": _SUPPOSED,
                 "checkpoint.mode": "max",
-                "checkpoint.filename": "epoch{epoch:02d}",
-                "checkpoint.auto_insert_metric_name": False,
+                "checkpoint.filename": "best",
             }
         )
         # A link is passed over where the data module or the model knows no such thing.
@@ -101,27 +122,95 @@ class TaskCLI(LightningCLI):
             parser.link_arguments(f"data.{fact}", f"model.init_args.{fact}", apply_on="instantiate")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parses the options, and looks at the checkpoint before Lightning reads it."""
+        """Parses the options, and compares them with those of the checkpoint."""
+        files = OneLineArguments("pyg-dynbatch", add_help=False)
+        files.add_argument("-c", "--config", action="append", default=[])
+        for path in files.parse_known_args(sys.argv[1:])[0].config:
+            check_config_file(path)
         super().parse_arguments(parser, args)
-        chosen = self.config.get(str(self.config.get("subcommand")), {}).get("ckpt_path")
-        if chosen is not None and Path(chosen).suffix == ".ckpt":
-            check_is_checkpoint(chosen)
-        config = self.config.get(str(self.config.get("subcommand")), {})
-        _refuse_overwriting(config, getattr(self, "checkpoints", []))
+        command = str(self.config.subcommand)
+        options = self.config[command]
+        _refuse_overwriting(options, getattr(self, "checkpoints", []))
+        # Taken out, so that Lightning does not put the options of the checkpoint in the place of
+        # those given, and the saved configuration starts a run of its own.
+        chosen, options["ckpt_path"] = options.get("ckpt_path"), None
+        if chosen is not None:
+            self._read_checkpoint(str(chosen), command)
+        elif command != "fit" and self.needs_checkpoint:
+            raise ValueError(
+                mismatch(
+                    f"{command}: no checkpoint is given",
+                    expected="--ckpt_path FILE, or --run FOLDER for the best one of a run",
+                    got="untrained weights",
+                )
+            )
+
+    def _read_checkpoint(self, chosen: str, command: str) -> None:
+        options = self.config[command]
+        self.checkpoint = find_checkpoint(chosen, [Path(str(each)) for each in options.config])
+        self.contents = read_checkpoint(self.checkpoint)
+        training = command == "fit"
+        changed = check_options(self.contents, self.plain_config(), training)
+        if training:
+            keeper = RunCheckpoint(**options.checkpoint.as_dict())
+            check_run_folder(self.checkpoint, keeper, self.contents)
+        for line in changed:
+            rank_zero_info(f"changed: {line}")
+
+    def plain_config(self) -> dict[str, Any]:
+        """Gives the options of the command as plain values, without what the data tells."""
+        text = self.parser.dump(self.config, skip_none=False, format="yaml")
+        return yaml.safe_load(text)[self.config.subcommand]
+
+    def before_instantiate_classes(self) -> None:
+        """Tries the options of the model without data, which may take hours to process."""
+        config = self.plain_config()
+        keeper = RunCheckpoint(**self.config[self.config.subcommand].checkpoint.as_dict())
+        model, data = plain_options(config["model"]), plain_options(config["data"])
+        kind = class_of(model["_class_path"])
+        with torch.random.fork_rng(devices=[]):
+            trial = kind.made_up(model, data)
+        if trial is None:
+            return
+        build_optimizer(trial.network, trial.optimizer_options)
+        # What a MoleculeNet set or a packed folder predicts is known when it is loaded.
+        known = not isinstance(trial, MoleculeProperty) or "targets" in data
+        if self.config.subcommand == "fit" and keeper.monitor is not None and known:
+            check_monitor(keeper.monitor, keeper.mode, trial)
+
+    def instantiate_trainer(self, **options: Any) -> pl.Trainer:
+        """Makes the trainer; Lightning refuses some options with a ``TypeError``."""
+        try:
+            return super().instantiate_trainer(**options)
+        except TypeError as error:
+            what = mismatch("Trainer: an option cannot be used", got=error, mend="fit --help_all")
+            raise ValueError(what) from error
 
     def after_instantiate_classes(self) -> None:
         """Settles the folder of the run, so that forked ranks and this process agree about it."""
+        self.model.data_options = plain_options(self.plain_config()["data"])
+        if self.checkpoint is not None:
+            self.config_init[self.subcommand]["ckpt_path"] = str(self.checkpoint)
+        if self.subcommand != "fit":
+            return
+        if self.checkpoint is not None and folder_of(self.trainer) is not None:
+            continue_in(self.trainer, self.checkpoint, self.contents)
         for logger in self.trainer.loggers:
             _ = logger.version
-        if type(self.trainer.strategy.checkpoint_io) is TorchCheckpointIO:
-            self.trainer.strategy.checkpoint_io = WholeCheckpoints()
+        folder = folder_of(self.trainer)
+        for keeper in self.trainer.checkpoint_callbacks:
+            if isinstance(keeper, RunCheckpoint) and keeper.dirpath is None and folder is not None:
+                keeper.dirpath = str(folder)
 
     def before_fit(self) -> None:
         """Looks at the metrics that callbacks monitor, before any time goes into training."""
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             monitor = getattr(callback, "monitor", None)
             if monitor is not None:
-                check_monitor(monitor, callback.mode, self.model, type(callback).__name__)
+                best = isinstance(callback, ModelCheckpoint)
+                name = "ModelCheckpoint" if best else type(callback).__name__
+                check_monitor(monitor, getattr(callback, "mode", "min"), self.model, name)
+        append_metrics(self.trainer)
 
     def after_fit(self) -> None:
         """Tests and predicts with the best checkpoint, and says where everything lies."""
@@ -189,14 +278,16 @@ def check_monitor(monitor: str, mode: str, model: Task, callback: str = "ModelCh
         callback: Class of the callback that monitors it.
 
     Raises:
-        ValueError: If there is no such metric, or it is to be the largest and should not.
+        ValueError: If the model does not log the metric, it is the one the command line supposes,
+            but the model is judged by another, or its largest value is the worst.
 
     Example:
         >>> from pyg_dynbatch.training import TreeClassification
         >>> check_monitor("val/accuracy", "max", TreeClassification(4, 3, hidden_channels=2))
     """
-    main, known = f"val/{model.main_metric}", model.logged()
-    chosen = monitor if monitor in known else main
+    main, known = f"val/{model.main_metric}", model.metric_names()
+    supposed = callback == "ModelCheckpoint" and monitor == _SUPPOSED
+    chosen = main if supposed or (known and monitor not in known) else monitor
     best = "min" if set(re.split("[/_]", chosen)) & _SMALLER_IS_BETTER else "max"
     if monitor == chosen and (mode == best or best == "max"):
         return
@@ -206,7 +297,8 @@ def check_monitor(monitor: str, mode: str, model: Task, callback: str = "ModelCh
             f"{callback} cannot choose by this metric",
             expected=f"{main}, by which {type(model).__name__} is judged, or another it logs: "
             + ", ".join(name for name in known if name != main),
-            got=f"{options}.monitor {monitor}, {options}.mode {mode}",
+            got=f"{options}.monitor {monitor}, {options}.mode {mode}"
+            + ("" if monitor in known else did_you_mean(monitor, known)),
             mend=f"--{options}.monitor {chosen} --{options}.mode {best}",
         )
     )
@@ -222,15 +314,42 @@ def run_lightning(argv: list[str]) -> int:
         The exit code, 0.
     """
     # Processes that Lightning starts for further devices read the options from here.
-    sys.argv[1:] = argv
+    sys.argv[1:] = with_run(argv)
     _keep_quiet()
     keep_freed_memory()
     TaskCLI()
     return 0
 
 
+def with_run(argv: list[str]) -> list[str]:
+    """Replaces ``--run FOLDER`` by the configuration and a checkpoint of that run.
+
+    Args:
+        argv: The sub-command and its options.
+
+    Returns:
+        The sub-command and its options, with ``--config`` and ``--ckpt_path``: the last
+        checkpoint for ``fit``, the best for all others, unless another is given.
+
+    Example:
+        >>> with_run(["test", "--run", "runs/sst/version_0"])
+        ['test', '--config', 'runs/sst/version_0/config.yaml', '--ckpt_path', 'best']
+    """
+    parser = OneLineArguments(f"pyg-dynbatch {argv[0]}", add_help=False)
+    parser.add_argument("--run")
+    parser.add_argument("--ckpt_path", default="last" if argv[0] == "fit" else "best")
+    own, others = parser.parse_known_args(argv[1:])
+    if own.run is None:
+        return argv
+    config = str(Path(own.run) / CONFIG)
+    return [argv[0], "--config", config, *others, "--ckpt_path", own.ckpt_path]
+
+
 def _keep_quiet() -> None:
     pl.utilities.disable_possible_user_warnings()
+    # The folder of a run is not empty when it continues, and holds its configuration before.
+    warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")
+    warnings.filterwarnings("ignore", message="Experiment logs directory .* exists and is not")
     # Lightning 2.6 asks torch's pytree for a name that torch has deprecated.
     warnings.filterwarnings("ignore", message="`isinstance\\(treespec, LeafSpec\\)`")
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_is_no_advertisement)
@@ -247,9 +366,18 @@ class EnsembleCLI(TaskCLI):
         checkpoints: Their paths.
     """
 
+    needs_checkpoint = False
+
     def __init__(self, checkpoints: list[str]) -> None:
         self.checkpoints = checkpoints
         super().__init__()
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parses the options, and compares them with those of the checkpoints."""
+        super().parse_arguments(parser, args)
+        for path in self.checkpoints:
+            with naming_file(path):
+                check_options(read_checkpoint(path), self.plain_config(), training=False)
 
     def test(self, model: Task, datamodule: SplitDataModule, **_: Any) -> None:
         """Puts the average in the place of the model, then tests and predicts."""
@@ -261,13 +389,12 @@ class EnsembleCLI(TaskCLI):
 
 def _check_data(datamodule: SplitDataModule, path: str) -> None:
     """Lets the data module look at what it has written into a checkpoint."""
-    noted = read_checkpoint(path).get(type(datamodule).__qualname__)
-    try:
+    checkpoint = read_checkpoint(path)
+    share_split(checkpoint, datamodule)
+    noted = checkpoint.get(type(datamodule).__qualname__)
+    with naming_file(path):
         if noted is not None:
             datamodule.load_state_dict(noted)
-    except ValueError as error:
-        error.add_note(f"  file:     {path}")
-        raise
 
 
 def run_ensemble(argv: list[str]) -> int:

@@ -5,7 +5,7 @@ from functools import cached_property
 from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor
+from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
 from pyg_dynbatch.core.errors import mismatch
@@ -15,7 +15,7 @@ from pyg_dynbatch.featurizers import Vocabulary, WordVectors
 from pyg_dynbatch.nn import RecursiveLayer
 from pyg_dynbatch.training.options import VectorOptions
 from pyg_dynbatch.training.split_datamodule import SPLITS, SplitDataModule, SplitName
-from pyg_dynbatch.training.vectors import load_vectors
+from pyg_dynbatch.training.vectors import check_vectors, load_vectors
 
 _LARGEST_SHOWN = 45
 
@@ -31,7 +31,8 @@ class TreeDataModule(SplitDataModule):
 
     Args:
         batch_size: Trees in a batch.
-        max_nodes: If given, batches hold at most so many nodes, and any number of trees.
+        max_nodes: If given, batches hold at most so many nodes, and any number of trees. A larger
+            tree makes a batch of its own, with a warning.
         num_workers: Loader processes; 0 loads in the process that trains.
         arity: Argument places of the cell's schedule; left out, what the model says it needs.
         predict_split: Which split ``predict`` runs over.
@@ -71,6 +72,7 @@ class TreeDataModule(SplitDataModule):
     def _all_vectors(self) -> WordVectors | None:
         if self.vectors.source == "none":
             return None
+        check_vectors(self.vectors)
         return load_vectors(self.vectors, self.load("train", None).vocabulary)
 
     @cached_property
@@ -134,14 +136,11 @@ class TreeDataModule(SplitDataModule):
     def _arity(self) -> int | None:
         if self.arity is not None or self.trainer is None:
             return self.arity
-        layers = (
-            m for m in self.trainer.lightning_module.modules() if isinstance(m, RecursiveLayer)
-        )
-        return next((layer.arity for layer in layers), None)
+        return arity_of(self.trainer.lightning_module)
 
     def state_dict(self) -> dict[str, Any]:
         """Notes the vocabulary, so that a checkpoint is never used with another one."""
-        return {"vocabulary": self.vocabulary.digest()}
+        return {"vocabulary": self.vocabulary.digest(), "words": list(self.vocabulary.words)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Refuses to go on with another vocabulary.
@@ -163,24 +162,38 @@ class TreeDataModule(SplitDataModule):
                 )
             )
 
-    def shown_trees(self, count: int) -> tuple[Batch, list[Data], list[list[str]]]:
+    def shown_trees(self, count: int) -> tuple[Batch, dict[str, Data], list[list[str]]]:
         """Picks the first few test trees that fit into a picture.
 
         Args:
             count: How many.
 
         Returns:
-            The trees as a batch, the trees one by one, and the text of their nodes.
+            The trees as a batch, the trees by name, and the text of their nodes.
         """
         dataset = self.dataset("test")
         sizes = dataset.node_counts
-        chosen = [i for i, size in enumerate(sizes) if 3 <= size <= _LARGEST_SHOWN][:count]
-        trees = [dataset[i] for i in chosen or range(min(count, len(dataset)))]
+        fitting = [i for i, size in enumerate(sizes) if 3 <= size <= _LARGEST_SHOWN]
+        chosen = fitting[:count] or range(min(count, len(dataset)))
+        trees = {f"test example {i}": dataset[i] for i in chosen}
         # Words without a vector may be one word to the model; the picture still shows them.
         named = self.load("test", None)
-        words = [_texts(named[i], named.vocabulary) for i in chosen or range(len(trees))]
-        return Collater(arity=self._arity())(trees), trees, words
+        words = [self.node_texts(named[i], named.vocabulary) for i in chosen]
+        return Collater(arity=self._arity())(list(trees.values())), trees, words
+
+    def node_texts(self, tree: Data, vocabulary: Vocabulary) -> list[str]:
+        """Returns the text that a picture shows at each node."""
+        return [vocabulary[row] if row >= 0 else "" for row in tree.token.tolist()]
 
 
-def _texts(tree: Data, vocabulary: Vocabulary) -> list[str]:
-    return [vocabulary[row] if row >= 0 else "" for row in tree.token.tolist()]
+def arity_of(model: nn.Module) -> int | None:
+    """Finds the number of child places that the schedules of a model need.
+
+    Args:
+        model: A model of trees.
+
+    Returns:
+        The number; ``None`` for any number of children.
+    """
+    layers = (module for module in model.modules() if isinstance(module, RecursiveLayer))
+    return next((layer.arity for layer in layers), None)

@@ -4,6 +4,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from torch_geometric.data import Data
+
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.datasets import SICK, SST, ListOps, ListOpsRecipe, TreeDataset, TreeFile
 from pyg_dynbatch.featurizers import Vocabulary
@@ -93,6 +95,10 @@ class ListOpsData(TreeDataModule):
         tsv = None if self.tsv_dir is None else Path(self.tsv_dir) / f"{split}.tsv"
         return ListOps(self.root, split, self.form, self.recipe, tsv)
 
+    def node_texts(self, tree: Data, vocabulary: Vocabulary) -> list[str]:
+        """Returns the text that a picture shows at each node, operators without their bracket."""
+        return [text.removeprefix("[") for text in super().node_texts(tree, vocabulary)]
+
 
 class SICKData(TreeDataModule):
     """Serves SICK relatedness: pairs of trees with a distribution over the scores 1 to 5.
@@ -133,7 +139,7 @@ class SICKData(TreeDataModule):
 
 
 class TreeFileData(TreeDataModule):
-    """Serves a user's own files of bracketed trees, one tree a line.
+    """Serves a user's own files of bracketed trees, one tree a line, plain or compressed (``.gz``).
 
     Args:
         train_file: Trees to train on; they also define the classes.

@@ -4,7 +4,7 @@ import copy
 from collections.abc import Sequence
 from pathlib import Path
 
-from pyg_dynbatch.training.checkpoints import read_checkpoint
+from pyg_dynbatch.training.checkpoints import naming_file, read_checkpoint
 from pyg_dynbatch.training.task import Task, check_weights
 
 
@@ -34,19 +34,19 @@ def ensemble_of(task: Task, checkpoints: Sequence[str | Path]) -> Task:
     members: list[Task] = []
     for path in map(Path, checkpoints):
         checkpoint = read_checkpoint(path)
-        try:
-            check_weights(task, checkpoint)
-        except ValueError as error:
-            error.add_note(f"  file:     {path}")
-            theirs = checkpoint.get("hyper_parameters", {})
-            other = [
-                f"{name} {value!r}, in the file {theirs.get(name)!r}"
-                for name, value in task.hparams.items()
-                if isinstance(value, (int, float, str, list)) and theirs.get(name) != value
-            ]
-            if other:
-                error.add_note(f"  differs:  {'; '.join(other)}")
-            raise
+        with naming_file(path):
+            try:
+                check_weights(task, checkpoint)
+            except ValueError as error:
+                theirs = checkpoint.get("hyper_parameters", {})
+                other = [
+                    f"{name} {value!r}, in the file {theirs.get(name)!r}"
+                    for name, value in task.hparams.items()
+                    if isinstance(value, (int, float, str, list)) and theirs.get(name) != value
+                ]
+                if other:
+                    error.add_note(f"  differs:  {'; '.join(other)}")
+                raise
         member = copy.deepcopy(task)
         member.load_state_dict(checkpoint["state_dict"])
         members.append(member)

@@ -1,15 +1,17 @@
 """What the data modules of molecules share: splits, pairs, targets, what a model must know."""
 
+import json
 import os
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torch.utils.data import Subset
 
@@ -30,6 +32,8 @@ from pyg_dynbatch.training.molecule_schema import MoleculeSchema, PropertyKind
 from pyg_dynbatch.training.molecule_splits import SplitOptions, make_split
 from pyg_dynbatch.training.split_datamodule import SPLITS, SplitDataModule, SplitName
 
+_SHOWN = 5
+
 PairSet = Literal["all", "connected", "bonds"] | int
 
 
@@ -45,7 +49,8 @@ class MoleculeDataModule(SplitDataModule):
         reading: Policy for bad rows, processes that featurize.
         batch_size: Molecules in a batch.
         max_pairs: If given, batches hold at most so many pairs of atoms, counted before `pairs`
-            chooses among them, and any number of molecules.
+            chooses among them, and any number of molecules. A larger molecule makes a batch of its
+            own, with a warning.
         num_workers: Loader processes; 0 loads in the process that trains.
         predict_split: Which split ``predict`` runs over.
 
@@ -73,6 +78,10 @@ class MoleculeDataModule(SplitDataModule):
         self.self_pairs = self_pairs
         self.featurizer = featurizer
         self.reading = reading
+        self._restored = False
+
+    own_targets: ClassVar[bool] = True
+    """Whether the targets are the user's choice, to be refused where one cannot be learned."""
 
     @abstractmethod
     def load(self) -> PackedMolecules:
@@ -115,9 +124,23 @@ class MoleculeDataModule(SplitDataModule):
 
     @cached_property
     def parts(self) -> Split:
-        """Which molecules are in which split."""
+        """Which molecules are in which split.
+
+        Raises:
+            ValueError: If the options cannot be used, or a written split has other molecules.
+        """
         seed = self.used_split_seed
-        return make_split(self.molecules, self.split, seed, self.kind, self.column)
+        split = make_split(self.molecules, self.split, seed, self.kind, self.column)
+        if self.split.method == "file" and split.molecules is None:
+            rank_zero_warn(
+                f"{self.split.file}: the split knows row numbers alone; that the rows of the data "
+                "are those it was made for is taken on trust"
+            )
+        return split.for_molecules(self.molecules.store.texts(), self._where)
+
+    @property
+    def _where(self) -> object:
+        return getattr(self, "file", None) or self.molecules.folder or ""
 
     def column(self, name: str) -> Mapping[int, str]:
         """Reads a column of the source, for splits that a column says.
@@ -208,7 +231,7 @@ class MoleculeDataModule(SplitDataModule):
             stage: ``fit``, ``validate``, ``test`` or ``predict``.
 
         Raises:
-            ValueError: If a split that is needed is empty.
+            ValueError: If a split that is needed is empty, or a target cannot be learned.
         """
         for split in self.splits_of(stage):
             if not len(self.indices(split)):
@@ -223,6 +246,9 @@ class MoleculeDataModule(SplitDataModule):
         if stage == "fit":
             counts = ", ".join(f"{len(self.indices(split)):,} {split}" for split in SPLITS)
             rank_zero_info(f"molecules: {counts}; split {self.parts.method} {self.parts.digest}")
+            if self.own_targets:
+                check_targets(self.molecules, self.kind, type(self).__name__, self._where)
+            self._check_parts()
             if self.molecules.errors:
                 bad = self.molecules.errors[0]
                 count = len(self.molecules.errors)
@@ -237,6 +263,33 @@ class MoleculeDataModule(SplitDataModule):
                 found = find_duplicates(smiles, self.molecules.targets, texts=texts)
                 if found.groups:
                     rank_zero_info(f"duplicates: {found}")
+
+    def _check_parts(self) -> None:
+        """Looks for parts whose targets are all alike, which of classes cannot be used."""
+        names = self.molecules.task_names
+        parts: tuple[SplitName, ...] = ("train", "val") if self.kind == "binary" else ("train",)
+        for part in parts:
+            alike = [
+                name
+                for name, column in zip(names, self.targets(part).T, strict=True)
+                if len(column[~column.isnan()].unique()) < 2
+            ]
+            if len(alike) == len(names) and self.kind != "regression":
+                raise ValueError(
+                    mismatch(
+                        f"{type(self).__name__}: all targets of the {part} split are alike",
+                        expected="a property with two different values or more",
+                        got=f"none of {', '.join(names)}",
+                        where=self._where,
+                        mend="--data.init_args.split.method stratified, or other fractions",
+                    )
+                )
+            if alike:
+                shown = ", ".join(alike[:_SHOWN]) + ", …" * (len(alike) > _SHOWN)
+                rank_zero_info(
+                    f"targets of the {part} split that are all alike: {len(alike)} of {len(names)}"
+                    f" properties ({shown})"
+                )
 
     def describe_examples(self, numbers: np.ndarray) -> dict[str, np.ndarray]:
         """Gives the record numbers and SMILES of molecules to be predicted.
@@ -253,27 +306,55 @@ class MoleculeDataModule(SplitDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         """Notes the split, so that a checkpoint is never tested on molecules it has seen."""
-        return {"split": self.parts.digest, "split_seed": self.used_split_seed}
+        options = {**asdict(self.split), "seed": self.parts.seed}
+        del options["leakage"]
+        return {"split": self.parts.as_dict(), "split_options": options}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Refuses to go on with another split.
+        """Takes over the split of a checkpoint if the rows alone were reordered since.
 
         Args:
             state_dict: What the checkpoint holds.
 
         Raises:
-            ValueError: If the molecules are divided in another way.
+            ValueError: If the molecules are others, or are divided in another way.
         """
-        own = self.parts.digest
-        if state_dict.get("split", own) != own:
+        if not isinstance(state_dict.get("split"), Mapping):
             raise ValueError(
                 mismatch(
-                    f"{type(self).__name__}: the checkpoint was trained on another split",
-                    expected=f"split {own}, seed {self.used_split_seed}",
-                    got=f"split {state_dict['split']}, seed {state_dict.get('split_seed')}",
-                    mend=f"--data.init_args.split.seed {state_dict.get('split_seed')}",
+                    f"{type(self).__name__}: the checkpoint does not tell its molecules",
+                    expected="a checkpoint with the hashes of its molecules",
+                    got="one of an earlier version",
+                    mend="train again, or predict with --checkpoint and --input",
                 )
             )
+        noted = Split.from_dict(state_dict["split"])
+        mapped = noted.for_molecules(self.molecules.store.texts(), self._where)
+        if mapped == self.parts:
+            return
+        options, own = state_dict["split_options"], self.state_dict()["split_options"]
+        changed = {key: value for key, value in options.items() if own[key] != value}
+        drawn = self.split.method not in ("column", "file") and not self._restored
+        if mapped is noted or changed or not drawn:
+            raise self._another_split(mapped, changed)
+        rank_zero_info("split: the rows are in another order; every molecule stays in its part")
+        self.parts, self._restored = mapped, True
+
+    def _another_split(self, mapped: Split, changed: Mapping[str, Any]) -> ValueError:
+        options = "".join(
+            f" --data.init_args.split.{key} {json.dumps(value, separators=(',', ':'))}"
+            for key, value in changed.items()
+        )
+        written = " --data.init_args.split.method file --data.init_args.split.file RUN/split.json"
+        return ValueError(
+            mismatch(
+                f"{type(self).__name__}: the checkpoint was trained on another split",
+                expected=repr(mapped),
+                got=repr(self.parts),
+                where=self._where,
+                mend=(options or written).strip(),
+            )
+        )
 
 
 def check_labels(molecules: PackedMolecules, num_classes: int, name: str) -> None:
@@ -299,5 +380,45 @@ def check_labels(molecules: PackedMolecules, num_classes: int, name: str) -> Non
                 got=f"{targets[molecule, task]:g}",
                 where=f"row {int(molecules.rows[molecule])}, column {molecules.task_names[task]}",
                 mend="kind: regression for values, kind: multiclass for more classes",
+            )
+        )
+
+
+def check_targets(molecules: PackedMolecules, kind: PropertyKind, name: str, where: object) -> None:
+    """Looks for targets that cannot be learned, and for labels that are taken for values.
+
+    Args:
+        molecules: All molecules.
+        kind: Kind of the targets.
+        name: Who asks.
+        where: The file or folder.
+
+    Raises:
+        ValueError: If a column has fewer than two different values, or if all values of a
+            regression are 0 and 1.
+    """
+    targets = molecules.targets
+    known = ~np.isnan(targets)
+    for task, column in enumerate(molecules.task_names):
+        values, counts = np.unique(targets[known[:, task], task], return_counts=True)
+        if len(values) < 2:
+            got = f"{values[0]:g} in all {counts[0]} rows that have one" if len(values) else "none"
+            raise ValueError(
+                mismatch(
+                    f"{name}: there is nothing to learn from the target {column!r}",
+                    expected="two different values or more",
+                    got=got,
+                    where=where,
+                    mend="leave it out of the targets",
+                )
+            )
+    if kind == "regression" and np.isin(targets[known], (0, 1)).all():
+        raise ValueError(
+            mismatch(
+                f"{name}: the targets are labels, not values",
+                expected="values other than 0 and 1 for kind: regression",
+                got=f"0 and 1 alone in {', '.join(molecules.task_names[:_SHOWN])}",
+                where=where,
+                mend="--data.init_args.kind binary",
             )
         )

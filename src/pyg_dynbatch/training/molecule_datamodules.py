@@ -54,6 +54,8 @@ class MoleculeNetData(MoleculeDataModule):
         'data/esol'
     """
 
+    own_targets = False
+
     def __init__(
         self,
         name: str,
@@ -86,7 +88,8 @@ class MoleculeFileData(MoleculeDataModule):
     Args:
         file: The file.
         targets: Its columns (or SDF properties) to learn.
-        kind: ``regression``, ``binary`` (labels 0 and 1) or ``multiclass`` (labels 0, 1, ...).
+        kind: ``regression``, ``binary`` (labels 0 and 1, which a regression refuses) or
+            ``multiclass`` (labels 0, 1, ...).
         classes: Number of classes of ``multiclass``.
         smiles_column: Column of the SMILES; left out, the one that looks like it.
         root: Folder of the packed molecules; left out, they are made anew in memory.
@@ -187,7 +190,8 @@ class PackedMoleculeData(MoleculeDataModule):
 
     Args:
         root: The folder.
-        kind: ``regression``, ``binary`` (labels 0 and 1) or ``multiclass`` (labels 0, 1, ...).
+        kind: ``regression``, ``binary`` (labels 0 and 1, which a regression refuses) or
+            ``multiclass`` (labels 0, 1, ...).
         classes: Number of classes of ``multiclass``.
         **loading: Everything else goes to
             :class:`~pyg_dynbatch.training.molecule_datamodule.MoleculeDataModule`.

@@ -70,8 +70,9 @@ def _predict_parser() -> argparse.ArgumentParser:
     parser = OneLineArguments(
         "pyg-dynbatch predict",
         "Predict molecules with one or several checkpoints: one row out for every record in, in "
-        "the same order, behind the columns of the input; a record that is no molecule gets an "
-        "empty prediction and its reason. Killed in between, the same command goes on.",
+        "the same order, behind the columns of the input; a record that is not a molecule gets an "
+        "empty prediction and its reason. Killed in between, the same command goes on. A "
+        "checkpoint of trees takes a file of bracketed trees, and --help lists its options.",
     )
     add = parser.add_argument
     add("--checkpoint", nargs="+", required=True, metavar="CKPT", help="several are averaged")
@@ -244,7 +245,6 @@ def run_featurize(argv: list[str]) -> int:
         bad=options.bad,
         num_workers=options.workers,
         shard_size=options.shard_size,
-        progress=sys.stderr.isatty(),
         force=options.force,
     )
     store = build_store(

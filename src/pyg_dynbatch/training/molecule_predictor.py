@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.data import MoleculeCollater, MoleculeData
 from pyg_dynbatch.featurizers import MoleculeFeaturizer
-from pyg_dynbatch.training.checkpoints import read_checkpoint
+from pyg_dynbatch.training.checkpoints import naming_file, read_checkpoint
 from pyg_dynbatch.training.molecule_property import MoleculeProperty
 from pyg_dynbatch.training.molecule_schema import MoleculeSchema
-from pyg_dynbatch.training.options import OptimizerOptions, RateOptions
 from pyg_dynbatch.training.task import check_weights
 
 _MOST_PAIRS = 200_000
@@ -61,14 +60,7 @@ def load_property_task(path: str | Path) -> MoleculeProperty:
                 where=path,
             )
         )
-    options = {
-        name: value
-        for name, value in checkpoint["hyper_parameters"].items()
-        if not name.startswith("_")
-    }
-    options["optimizer"] = OptimizerOptions(**options["optimizer"])
-    options["rate"] = RateOptions(**options["rate"])
-    task = MoleculeProperty(**options)
+    task = MoleculeProperty.from_plain(checkpoint["hyper_parameters"])
     check_weights(task, checkpoint)
     task.load_state_dict(checkpoint["state_dict"])
     return task.eval()
@@ -115,7 +107,7 @@ class MoleculePredictor:
             raise ValueError(
                 mismatch("MoleculePredictor: no checkpoints", expected="one or more", got=0)
             )
-        self.device = _checked_device(device)
+        self.device = checked_device(device)
         loaded = [
             one.eval() if isinstance(one, MoleculeProperty) else load_property_task(one)
             for one in checkpoints
@@ -255,13 +247,24 @@ class MoleculePredictor:
             )
 
 
-def _checked_device(name: str) -> torch.device:
+def checked_device(name: str) -> torch.device:
+    """Looks whether a device can be used.
+
+    Args:
+        name: ``cpu``, ``cuda`` or another name of torch's.
+
+    Returns:
+        The device.
+
+    Raises:
+        ValueError: If it cannot be used.
+    """
     try:
         torch.zeros(1, device=name)
     except (RuntimeError, AssertionError) as error:
         raise ValueError(
             mismatch(
-                "MoleculePredictor: the device cannot be used",
+                "the device cannot be used",
                 expected="cpu, or a device of this machine",
                 got=f"{name}: {str(error).splitlines()[0]}",
             )
@@ -274,9 +277,6 @@ def _dropouts(task: MoleculeProperty) -> list[nn.Module]:
     return [layer for layer in layers if isinstance(layer, nn.Dropout) and layer.p > 0]
 
 
-def _check_alike(first: MoleculeProperty, other: MoleculeProperty, path: object) -> None:
-    try:
+def _check_alike(first: MoleculeProperty, other: MoleculeProperty, path: Any) -> None:
+    with naming_file(path):
         first.check_origin({"schema": other.schema.as_dict()})
-    except ValueError as error:
-        error.add_note(f"  file:     {path}")
-        raise

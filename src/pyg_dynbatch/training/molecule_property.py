@@ -9,6 +9,7 @@ from torch import Tensor
 from torch_geometric.data import Batch
 
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.pair_table import PairTable
 from pyg_dynbatch.models.weave_net import WeaveNet
 from pyg_dynbatch.training.averaging import AveragedProperties, predicted_values
 from pyg_dynbatch.training.molecule_losses import (
@@ -125,6 +126,24 @@ class MoleculeProperty(Task):
         self.test_cells = CellTable()
         self.tested: TestedSplit | None = None
 
+    @classmethod
+    def made_up(cls, options: Mapping[str, Any], data: Mapping[str, Any]) -> Any:
+        """Makes a task of these options for bonds between atoms with one feature."""
+        table = PairTable(torch.eye(2)[:, 1:], ("bonded",), torch.tensor([0, 1]))
+        weights = options.get("task_weights") or [1.0]
+        names = tuple(data.get("targets") or map(str, range(len(weights))))
+        kind = data.get("kind", "regression")
+        schema = MoleculeSchema({}, 1, table, names, kind).as_dict()
+        return cls.from_plain({**options, "schema": schema})
+
+    def metric_names(self) -> tuple[str, ...]:
+        """Lists what the task logs while it trains."""
+        names = ["loss", *METRICS[self.schema.kind], "tasks_counted"]
+        if self.main_metric == "scaled_rmse":
+            names = [name for name in names if name not in IN_UNITS]
+            names += [f"{unit}_{name}" for name in self.schema.task_names for unit in IN_UNITS]
+        return ("train/loss", *(f"val/{name}" for name in names))
+
     def setup(self, stage: str) -> None:
         """Fits the scales of targets and descriptors, and label weights, on the training split.
 
@@ -133,6 +152,7 @@ class MoleculeProperty(Task):
         Args:
             stage: ``fit``, ``validate``, ``test`` or ``predict``.
         """
+        super().setup(stage)
         data: Any = getattr(self.trainer, "datamodule", None)
         if stage != "fit" or not hasattr(data, "targets"):
             return
@@ -232,14 +252,6 @@ class MoleculeProperty(Task):
 
     def _on_host(self, output: Tensor) -> Tensor:
         return self.predicted(output.to(self.scale.mean.device)).cpu()
-
-    def logged(self) -> list[str]:
-        """Names the metrics that a callback can monitor."""
-        names = ["loss", *METRICS[self.schema.kind], "tasks_counted"]
-        if self.main_metric == "scaled_rmse":
-            names = [name for name in names if name not in IN_UNITS]
-            names += [f"{unit}_{name}" for name in self.schema.task_names for unit in IN_UNITS]
-        return ["train/loss", *(f"val/{name}" for name in names)]
 
     def _log_scores(self, stage: str, prediction: Tensor, target: Tensor) -> None:
         deviation = self.scale.deviation.cpu()

@@ -36,7 +36,7 @@ class SplitOptions:
             ones to test); ``scaffold_balanced`` (scaffolds dealt at random); ``column`` (of the
             user's file, with the values train, val and test); ``kfold`` (fold number ``fold``
             tests, the next one validates; another seed is another repeat); or ``file`` (a split
-            that a former run has written).
+            that a former run has written, of the same molecules in any order).
         seed: Seed of the methods that draw; left out, that of the run (``seed_everything``).
         fractions: Shares of train, val and test.
         folds: Number of folds.
@@ -110,7 +110,7 @@ def make_split(
         return kfold_splits(count, options.folds, seed)[options.fold]
     if options.method == "column":
         return column_split(column(_given(options, "column")), molecules.rows.tolist())
-    return Split.read(_given(options, "file"), num_examples=count)
+    return Split.read(_given(options, "file"))
 
 
 def _labels(molecules: PackedMolecules, target: str | None) -> Float32[np.ndarray, " molecule"]:

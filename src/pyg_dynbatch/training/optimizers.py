@@ -1,12 +1,12 @@
 """Build optimisers that treat word vectors apart from all other weights."""
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.training.options import OptimizerOptions
@@ -121,8 +121,7 @@ def build_optimizer(model: nn.Module, options: OptimizerOptions) -> Optimizer:
         One optimiser over all trainable parameters.
 
     Raises:
-        ValueError: If a rate is negative, the scale is not positive, Adagrad would divide by
-            zero, or the optimiser of the word vectors cannot take sparse gradients.
+        ValueError: If the optimiser of the word vectors cannot take sparse gradients.
 
     Reference:
         Duchi, Hazan, Singer (2011), JMLR 12, figure 1 (Adagrad with diagonal matrices).
@@ -133,7 +132,6 @@ def build_optimizer(model: nn.Module, options: OptimizerOptions) -> Optimizer:
         >>> [type(part).__name__ for part in optimizer.parts]
         ['Adagrad', 'SGD']
     """
-    _check(options)
     embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
     vectors = {id(module.weight): module.weight for module in embeddings}
     if options.embedding == "fixed":
@@ -151,6 +149,31 @@ def build_optimizer(model: nn.Module, options: OptimizerOptions) -> Optimizer:
         lr = options.lr if options.embedding_lr is None else options.embedding_lr
         parts.append(_one_optimizer(name, words, options, lr, words=True))
     return SplitOptimizer(parts)
+
+
+def renew_rates(
+    optimizer: Optimizer,
+    schedulers: Sequence[LambdaLR],
+    model: nn.Module,
+    options: OptimizerOptions,
+) -> None:
+    """Puts rates, weight decay and eps of the options in the place of restored ones.
+
+    Args:
+        optimizer: What a checkpoint was restored into.
+        schedulers: Its schedules, at the step they were restored to.
+        model: Its model.
+        options: The options that hold from now on.
+    """
+    fresh = build_optimizer(model, options).param_groups
+    for group, new in zip(optimizer.param_groups, fresh, strict=True):
+        group.update({name: new[name] for name in ("lr", "weight_decay", "eps") if name in new})
+        group["initial_lr"] = new["lr"]
+    for scheduler in schedulers:
+        scheduler.base_lrs = [group["lr"] for group in fresh]
+        rows = zip(optimizer.param_groups, fresh, scheduler.lr_lambdas, strict=True)
+        for group, new, factor in rows:
+            group["lr"] = new["lr"] * factor(scheduler.last_epoch)
 
 
 def _one_optimizer(
@@ -177,39 +200,6 @@ def _one_optimizer(
         return SGD(parameters, lr=lr * scale, weight_decay=decay)
     kind = Adam if name == "adam" else AdamW
     return kind(parameters, lr=lr, eps=eps, weight_decay=decay)
-
-
-def _check(options: OptimizerOptions) -> None:
-    rates = {"lr": options.lr, "embedding_lr": options.embedding_lr or 0.0}
-    for name, rate in rates.items():
-        if not (rate >= 0 and math.isfinite(rate)):
-            raise ValueError(
-                mismatch(
-                    f"OptimizerOptions: {name} is no learning rate",
-                    expected="a finite number, 0 or more",
-                    got=rate,
-                )
-            )
-    if options.embedding_gradient_scale <= 0:
-        raise ValueError(
-            mismatch(
-                "OptimizerOptions: embedding_gradient_scale must be positive",
-                expected="a number above 0",
-                got=options.embedding_gradient_scale,
-                mend='embedding: "fixed" leaves the word vectors as they are',
-            )
-        )
-    if "adagrad" in (options.name, options.embedding) and (
-        options.eps == 0 and options.initial_accumulator == 0
-    ):
-        raise ValueError(
-            mismatch(
-                "OptimizerOptions: Adagrad would divide by zero",
-                expected="eps or initial_accumulator above 0",
-                got="both are 0",
-                mend="initial_accumulator: 0.1",
-            )
-        )
 
 
 def _check_sparse(name: str, embeddings: list[nn.Embedding]) -> None:

@@ -1,7 +1,10 @@
 """Group the settings of a run into small records that a YAML file can spell out."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
+
+from pyg_dynbatch.core.errors import mismatch
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,9 @@ class OptimizerOptions:
             the size of the gradients, so there the factor acts through the initial accumulator
             and eps alone.
 
+    Raises:
+        ValueError: If a number is out of range, or Adagrad would divide by zero.
+
     Example:
         >>> OptimizerOptions("adagrad", lr=0.05, embedding="sgd", embedding_lr=0.1).lr
         0.05
@@ -37,6 +43,38 @@ class OptimizerOptions:
     embedding: Literal["same", "adagrad", "adam", "adamw", "sgd", "fixed"] = "same"
     embedding_lr: float | None = None
     embedding_gradient_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuses numbers that no optimiser can use."""
+        for name in ("lr", "embedding_lr", "weight_decay", "initial_accumulator", "eps"):
+            value = getattr(self, name)
+            if value is not None and not (value >= 0 and math.isfinite(value)):
+                raise ValueError(
+                    mismatch(
+                        f"OptimizerOptions: {name} is out of range",
+                        expected="a finite number, 0 or more",
+                        got=value,
+                    )
+                )
+        if not self.embedding_gradient_scale > 0:
+            raise ValueError(
+                mismatch(
+                    "OptimizerOptions: embedding_gradient_scale must be positive",
+                    expected="a number above 0",
+                    got=self.embedding_gradient_scale,
+                    mend='embedding: "fixed" leaves the word vectors as they are',
+                )
+            )
+        adagrad = "adagrad" in (self.name, self.embedding)
+        if adagrad and self.eps == 0 and self.initial_accumulator == 0:
+            raise ValueError(
+                mismatch(
+                    "OptimizerOptions: Adagrad would divide by zero",
+                    expected="eps or initial_accumulator above 0",
+                    got="both are 0",
+                    mend="initial_accumulator: 0.1",
+                )
+            )
 
 
 @dataclass(frozen=True)
@@ -54,6 +92,9 @@ class RateOptions:
         warmup: Number of optimiser steps in which the rate rises linearly to its full value.
         rise: Share of the run in which ``one_cycle`` rises.
 
+    Raises:
+        ValueError: If a number is out of range.
+
     Example:
         >>> RateOptions("cosine", warmup=100).final
         0.0
@@ -65,6 +106,26 @@ class RateOptions:
     final: float = 0.0
     warmup: int = 0
     rise: float = 0.3
+
+    def __post_init__(self) -> None:
+        """Refuses numbers that no schedule can use."""
+        ranges = {
+            "gamma": self.gamma > 0,
+            "every": self.every >= 1,
+            "final": 0 <= self.final <= 1,
+            "warmup": self.warmup >= 0,
+            "rise": 0 <= self.rise < 1,
+        }
+        for name, fits in ranges.items():
+            if not fits:
+                raise ValueError(
+                    mismatch(
+                        f"RateOptions: {name} is out of range",
+                        expected="gamma > 0, every >= 1, 0 <= final <= 1, warmup >= 0, "
+                        "0 <= rise < 1",
+                        got=getattr(self, name),
+                    )
+                )
 
 
 @dataclass(frozen=True)

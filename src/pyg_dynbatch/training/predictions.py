@@ -1,7 +1,9 @@
 """Write what a model predicts to a table, in the order of the data and in one piece."""
 
 import csv
+import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -89,10 +91,10 @@ class PredictionTable(BasePredictionWriter):
         first_class = getattr(pl_module, "first_class", 0)
         places = self.places(trainer)
         if "predictions" in places:
-            shown = _described(_of_trees(columns), getattr(trainer, "datamodule", None))
+            shown = _described(tree_rows(columns), getattr(trainer, "datamodule", None))
             write_table(places["predictions"], shown, first_class)
         if "node predictions" in places and "is_root" in columns:
-            write_table(places["node predictions"], _of_nodes(columns), first_class)
+            write_table(places["node predictions"], node_rows(columns), first_class)
 
     def places(self, trainer: pl.Trainer) -> dict[str, Path]:
         """Says where the tables of a run lie; nowhere for a trial run without a folder.
@@ -144,7 +146,15 @@ def _described(columns: Columns, source: Any) -> Columns:
     return {"example": columns["example"], **said, **columns}
 
 
-def _of_trees(columns: Columns) -> Columns:
+def tree_rows(columns: Columns) -> Columns:
+    """Keeps the rows of the roots, where there is one row per node.
+
+    Args:
+        columns: Columns by name.
+
+    Returns:
+        One row per example.
+    """
     if "is_root" not in columns:
         return columns
     is_root = columns["is_root"]
@@ -152,7 +162,15 @@ def _of_trees(columns: Columns) -> Columns:
     return {name: value[is_root] for name, value in columns.items() if name not in dropped}
 
 
-def _of_nodes(columns: Columns) -> Columns:
+def node_rows(columns: Columns) -> Columns:
+    """Keeps all rows, without saying which are roots.
+
+    Args:
+        columns: Columns by name.
+
+    Returns:
+        One row per node.
+    """
     return {name: value for name, value in columns.items() if name != "is_root"}
 
 
@@ -194,7 +212,7 @@ def write_table(path: str | Path, columns: Columns, first_class: int = 0) -> Pat
     """Writes columns to a CSV file, whole or not at all.
 
     Args:
-        path: The file; its folder is made.
+        path: The file, whose folder is made, or ``-`` for standard output.
         columns: Columns by name; a column of several numbers a row becomes several columns.
         first_class: Number of the first class, for the names of these columns.
 
@@ -211,7 +229,8 @@ def write_table(path: str | Path, columns: Columns, first_class: int = 0) -> Pat
         for number in range(value.shape[1]):
             header.append(f"{name}_{number + first_class}")
             cells.append([_cell(name, entry) for entry in value[:, number].tolist()])
-    with whole_file(path, newline="", encoding="utf-8") as file:
+    opened = whole_file(path, newline="", encoding="utf-8")
+    with nullcontext(sys.stdout) if str(path) == "-" else opened as file:
         writer = csv.writer(file)
         writer.writerow(header)
         writer.writerows(zip(*cells, strict=True))

@@ -2,7 +2,7 @@
 
 import csv
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,7 +20,7 @@ from pyg_dynbatch.training.molecule_pictures import (
     report_test,
 )
 from pyg_dynbatch.training.predictions import PredictionTable, folder_of
-from pyg_dynbatch.visualize import draw_curves, draw_tree, new_figure, save_figure
+from pyg_dynbatch.visualize import draw_curves, draw_tree, draw_tree_legend, new_figure, save_figure
 
 CURVES = "learning_curve.png"
 TREES = "predicted_trees.png"
@@ -34,8 +34,8 @@ class TreeSource(Protocol):
 
     num_classes: int
 
-    def shown_trees(self, count: int) -> tuple[Batch, list[Data], list[list[str]]]:
-        """Gives a few test trees as a batch and one by one, and the text of their nodes."""
+    def shown_trees(self, count: int) -> tuple[Batch, dict[str, Data], list[list[str]]]:
+        """Returns a few test trees as a batch and by name, and the text of their nodes."""
 
 
 class RunReport(Callback):
@@ -106,7 +106,18 @@ class RunReport(Callback):
                 if (curve := read_curve(metrics, f"{stage}/{name}"))[0]
             }
             draw_curves(place, curves, "epoch", name)
+            place.locator_params(axis="x", integer=True)
+            self._mark_best(place, trainer, metrics)
         save_figure(figure, places["learning curve"])
+
+    def _mark_best(self, axes: Any, trainer: pl.Trainer, metrics: Path) -> None:
+        keeper: Any = trainer.checkpoint_callback
+        epochs, values = read_curve(metrics, getattr(keeper, "monitor", None) or "")
+        if values:
+            best = np.argmax(values) if keeper.mode == "max" else np.argmin(values)
+            label = f"best {keeper.monitor}, epoch {epochs[best]:.0f}"
+            axes.axvline(epochs[best], color="#555555", linestyle="--", linewidth=1, label=label)
+            axes.legend(frameon=False, fontsize="small")
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Draws a few trees of the test split, or tables the properties of its molecules."""
@@ -135,14 +146,14 @@ class RunReport(Callback):
         with torch.inference_mode():
             logits = pl_module(batch.to(pl_module.device))
         pl_module.train(was_training)
-        predicted = logits.argmax(-1).cpu().split([tree.num_nodes for tree in trees])
+        predicted = logits.argmax(-1).cpu().split([tree.num_nodes for tree in trees.values()])
         labels = [part.numpy() for part in predicted]
         draw_trees(places["predicted trees"], trees, labels, words, logits.size(-1))
 
 
 def draw_trees(
     path: Path,
-    trees: Sequence[Data],
+    trees: Mapping[str, Data],
     predicted: Sequence[np.ndarray],
     words: Sequence[Sequence[str]],
     num_classes: int,
@@ -151,9 +162,9 @@ def draw_trees(
 
     Args:
         path: Where to write the picture.
-        trees: The trees.
-        predicted: Predicted class of every node, one array a tree.
-        words: Text of every node, one list a tree.
+        trees: The trees by name.
+        predicted: Predicted class of every node, one array per tree.
+        words: Text of every node, one list per tree.
         num_classes: How many classes there are.
 
     Returns:
@@ -163,13 +174,21 @@ def draw_trees(
     figure, axes = new_figure(math.ceil(len(trees) / columns), columns, 6.5, 4.5)
     for place in axes[len(trees) :]:
         place.set_axis_off()
-    for place, tree, classes, texts in zip(axes, trees, predicted, words, strict=False):
+    for place, name, classes, texts in zip(axes, trees, predicted, words, strict=False):
+        tree = trees[name]
         gold = tree.y.numpy() if "y" in tree else np.full(tree.num_nodes, -1)
         edges, slots = tree.edge_index.numpy(), tree.child_slot.numpy()
         draw_tree(place, edges, slots, tree.depth.numpy(), classes, gold, texts, num_classes)
+        root = int(tree.root_index[0])
+        true = gold[root] if gold[root] >= 0 else "unknown"
         known = gold >= 0
         right = int((classes == gold)[known].sum())
-        place.set_title(f"{right} of {int(known.sum())} nodes right", fontsize="medium")
+        place.set_title(
+            f"{name}: true class {true}, predicted {classes[root]}\n"
+            f"{right} of {int(known.sum())} labelled nodes correct",
+            fontsize="medium",
+        )
+    draw_tree_legend(figure, num_classes)
     return save_figure(figure, path)
 
 
@@ -218,7 +237,8 @@ def closing_lines(trainer: pl.Trainer) -> list[str]:
     Returns:
         Lines to print, one path a line.
     """
-    checkpoint = getattr(trainer.checkpoint_callback, "best_model_path", "")
+    best = getattr(trainer.checkpoint_callback, "best_model_path", "")
+    checkpoint = trainer.ckpt_path or best
     written = {"checkpoint": Path(checkpoint)} if checkpoint else {}
     metrics = metrics_file(trainer)
     if metrics is not None:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.accelerators import CUDAAccelerator
+from lightning.pytorch.utilities import rank_zero_warn
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.data import NodeBudgetBatchSampler
@@ -25,7 +26,7 @@ class SplitDataModule(pl.LightningDataModule, ABC):
     Args:
         batch_size: Examples in a batch.
         budget: If given, batches hold at most so much of what :meth:`sizes` counts, and any number
-            of examples.
+            of examples; a larger example makes a batch of its own, with a warning.
         num_workers: Loader processes; 0 loads in the process that trains.
         predict_split: Which split ``predict`` runs over.
     """
@@ -50,6 +51,10 @@ class SplitDataModule(pl.LightningDataModule, ABC):
         self.budget = budget
         self.num_workers = num_workers
         self.predict_split = predict_split
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves the trainer behind, as Lightning's modules do; the next one attaches itself."""
+        return {**self.__dict__, "trainer": None}
 
     @abstractmethod
     def dataset(self, split: SplitName) -> Any:
@@ -110,6 +115,13 @@ class SplitDataModule(pl.LightningDataModule, ABC):
         return self._budgeted(dataset, [1] * len(dataset), self.batch_size, shuffle=False)
 
     def _budgeted(self, dataset: Any, sizes: Sequence[int], budget: int, shuffle: bool) -> Any:
+        larger = [size for size in sizes if size > budget]
+        if larger:
+            rank_zero_warn(
+                f"{type(self).__name__}: {len(larger):,} of {len(sizes):,} examples are larger "
+                f"than the budget of {budget:,} and make batches of their own; the largest has "
+                f"a size of {max(larger):,}."
+            )
         seed = self._seed()
         sampler = NodeBudgetBatchSampler(
             None, sizes, budget, shuffle=shuffle, seed=seed, oversize="alone"

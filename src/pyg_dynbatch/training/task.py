@@ -2,20 +2,22 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, ClassVar, cast
 
 import lightning.pytorch as pl
 import torch
 from jaxtyping import Float, Int
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import Tensor, distributed, nn
 from torch_geometric.data import Batch
 from torchmetrics import Metric
 
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.training.checkpoints import SafeCheckpointIO, share_split
 from pyg_dynbatch.training.metrics import MeanLoss
 from pyg_dynbatch.training.objective import Reduction, scaled_over_ranks
-from pyg_dynbatch.training.optimizers import build_optimizer
+from pyg_dynbatch.training.optimizers import build_optimizer, renew_rates
 from pyg_dynbatch.training.options import OptimizerOptions, RateOptions
 from pyg_dynbatch.training.rates import build_scheduler
 
@@ -48,6 +50,18 @@ class Task(pl.LightningModule, ABC):
         self.optimizer_options = optimizer
         self.rate_options = rate
         self.losses = nn.ModuleDict({f"{stage}_loss": MeanLoss() for stage in STAGES})
+        self.data_options: dict[str, Any] = {}
+        """Options of the data module on the command line, for the checkpoint."""
+        self._rates_changed = False
+
+    def setup(self, stage: str) -> None:
+        """Lets the trainer read checkpoints without running code from them.
+
+        Args:
+            stage: ``fit``, ``validate``, ``test`` or ``predict``.
+        """
+        if type(self.trainer.strategy.checkpoint_io) is TorchCheckpointIO:
+            self.trainer.strategy.checkpoint_io = SafeCheckpointIO()
 
     @abstractmethod
     def averaged(self, members: Sequence[Any]) -> nn.Module:
@@ -60,13 +74,43 @@ class Task(pl.LightningModule, ABC):
             A network that can take the place of this task's.
         """
 
+    @classmethod
+    def made_up(cls, options: Mapping[str, Any], data: Mapping[str, Any]) -> Any:
+        """Makes a task of these options without data, so that wrong options are found early.
+
+        Args:
+            options: Options of the task, as plain values.
+            data: Options of the data module, as plain values.
+
+        Returns:
+            The task; ``None`` if it needs to know the data.
+        """
+        return None
+
+    def metric_names(self) -> tuple[str, ...]:
+        """Lists what the task logs while it trains; nothing if that is not known."""
+        return ()
+
+    @classmethod
+    def from_plain(cls, options: Mapping[str, Any]) -> Any:
+        """Makes a task of the options that a checkpoint holds.
+
+        Args:
+            options: Plain values.
+
+        Returns:
+            The task.
+        """
+        given = {name: value for name, value in options.items() if not name.startswith("_")}
+        records = {"optimizer": OptimizerOptions, "rate": RateOptions}
+        for name, record in records.items():
+            if given.get(name) is not None:
+                given[name] = record(**given[name])
+        return cls(**given)
+
     @abstractmethod
     def predict_step(self, batch: Batch, batch_idx: int = 0) -> dict[str, Tensor]:
         """Gives the columns of the table of predictions; ``example`` counts within the batch."""
-
-    def logged(self) -> list[str]:
-        """Names the metrics that a callback can monitor; a task that logs more adds its own."""
-        return ["train/loss", "val/loss", f"val/{self.main_metric}"]
 
     def forward(self, batch: Batch) -> Tensor:
         """Runs the network.
@@ -89,6 +133,17 @@ class Task(pl.LightningModule, ABC):
             "rate": asdict(self.rate_options),
             "_instantiator": "lightning.pytorch.cli.instantiate_module",
         }
+
+    @property
+    def lr(self) -> float:
+        """Learning rate of the weights, which Lightning's ``Tuner.lr_find`` reads and sets."""
+        return self.optimizer_options.lr
+
+    @lr.setter
+    def lr(self, rate: float) -> None:
+        self.optimizer_options = replace(self.optimizer_options, lr=rate)
+        if "optimizer" in self.hparams:
+            self.hparams["optimizer"] = asdict(self.optimizer_options)
 
     def configure_optimizers(self) -> Any:
         """Builds the optimiser and, unless the rate is constant, its schedule.
@@ -175,6 +230,8 @@ class Task(pl.LightningModule, ABC):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Writes down which task the checkpoint belongs to."""
         checkpoint["pyg_dynbatch_task"] = type(self).__name__
+        if self.data_options:
+            checkpoint["pyg_dynbatch_data"] = self.data_options
 
     def check_origin(self, hyper_parameters: Mapping[str, Any]) -> None:
         """Looks at the options a checkpoint was made with; by itself it accepts all.
@@ -192,12 +249,26 @@ class Task(pl.LightningModule, ABC):
         return []
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuses a checkpoint whose weights do not fit this model.
+        """Refuses a checkpoint whose weights do not fit this model; hands its split to the data.
 
         Raises:
             ValueError: If names or shapes of the weights differ.
         """
         check_weights(self, checkpoint)
+        theirs, ours = checkpoint.get("hyper_parameters", {}), self.plain_options()
+        self._rates_changed = any(
+            theirs.get(name, ours[name]) != ours[name] for name in ("optimizer", "rate")
+        )
+        share_split(checkpoint, getattr(self._trainer, "datamodule", None))
+
+    def on_train_start(self) -> None:
+        """Lets this task's rates hold where a checkpoint has restored others."""
+        if self._rates_changed:
+            schedulers: Any = self.lr_schedulers() or []
+            found = schedulers if isinstance(schedulers, list) else [schedulers]
+            optimizer: Any = self.optimizers(use_pl_optimizer=False)
+            renew_rates(optimizer, found, self.network, self.optimizer_options)
+            self._rates_changed = False
 
 
 def check_weights(task: Task, checkpoint: Mapping[str, Any]) -> None:

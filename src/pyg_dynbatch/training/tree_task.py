@@ -1,6 +1,7 @@
 """What the tasks on trees share: word vectors to start from, and their sparse gradients."""
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -22,10 +23,18 @@ class TreeTask(Task):
 
     scores: nn.ModuleDict
 
-    def logged(self) -> list[str]:
-        """Names the metrics that a callback can monitor."""
-        names = [name for name, _ in self.scores["val_scores"].named_children()]
-        return [f"{stage}/{name}" for stage in ("train", "val") for name in ("loss", *names)]
+    @classmethod
+    def made_up(cls, options: Mapping[str, Any], data: Mapping[str, Any]) -> Any:
+        """Makes a task of these options for one word and five classes."""
+        facts = {"num_tokens": 1, "num_classes": 5}
+        known = inspect.signature(cls).parameters
+        return cls.from_plain({**options, **{k: v for k, v in facts.items() if k in known}})
+
+    def metric_names(self) -> tuple[str, ...]:
+        """Lists what the task logs while it trains."""
+        scores: Any = self.scores["val_scores"]
+        names = ["loss", *(name for name, _ in scores.named())]
+        return tuple(f"{stage}/{name}" for stage in ("train", "val") for name in names)
 
     def setup(self, stage: str) -> None:
         """Starts the embedding from the word vectors of the data module, if it has any.
@@ -40,6 +49,7 @@ class TreeTask(Task):
         Raises:
             ValueError: If sparse gradients are to be clipped, or the vectors do not fit.
         """
+        super().setup(stage)
         if stage == "fit":
             _check_clipping(self)
         vectors = getattr(getattr(self.trainer, "datamodule", None), "word_vectors", None)

@@ -1,5 +1,6 @@
 """Find the word vectors a run starts from, and hand them to the model."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +12,38 @@ from pyg_dynbatch.featurizers import Vocabulary, WordVectors, read_word_vectors,
 from pyg_dynbatch.training.options import VectorOptions
 
 _SEEDS = 2**31
+
+
+def check_vectors(options: VectorOptions) -> None:
+    """Looks for the file of word vectors, before any data are read.
+
+    Args:
+        options: Where the vectors come from.
+
+    Raises:
+        ValueError: If no file is given.
+        FileNotFoundError: If there is no such file.
+    """
+    if options.source != "glove":
+        return
+    if options.file is None:
+        raise ValueError(
+            mismatch(
+                "VectorOptions: source 'glove' needs a file",
+                expected="file: a text file of vectors, also .gz",
+                got="no file",
+                mend="--data.init_args.vectors.file glove.840B.300d.txt",
+            )
+        )
+    if not Path(options.file).is_file():
+        raise FileNotFoundError(
+            mismatch(
+                "VectorOptions: the file of word vectors is missing",
+                expected="a text file of vectors, also .gz",
+                got=options.file,
+                mend="--data.init_args.vectors.file FILE, or .source none to do without",
+            )
+        )
 
 
 def load_vectors(options: VectorOptions, vocabulary: Vocabulary) -> WordVectors | None:
@@ -32,17 +65,10 @@ def load_vectors(options: VectorOptions, vocabulary: Vocabulary) -> WordVectors 
     if options.source == "sentence":
         model: dict[str, Any] = {} if options.file is None else {"model": options.file}
         return sentence_vectors(vocabulary, cache=options.cache, scale=options.scale, **model)
-    if options.file is None:
-        raise ValueError(
-            mismatch(
-                "VectorOptions: source 'glove' needs a file",
-                expected="file: a text file of vectors, also .gz",
-                got="no file",
-                mend="--data.init_args.vectors.file glove.840B.300d.txt",
-            )
-        )
+    check_vectors(options)
+    file: Any = options.file
     vectors = read_word_vectors(
-        options.file,
+        file,
         vocabulary,
         missing=options.missing,
         lower_case=options.lower_case,

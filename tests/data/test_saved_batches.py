@@ -1,0 +1,48 @@
+"""A batch that was saved is read again without unpickling code."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pyg_dynbatch.core.buckets import LevelBuckets
+from pyg_dynbatch.core.pair_table import PairTable
+from pyg_dynbatch.data import (
+    BucketedCollater,
+    Collater,
+    DynTreeData,
+    MoleculeCollater,
+    MoleculeData,
+)
+
+TREES = [DynTreeData(torch.tensor([[0, 1], [2, 2]]), num_nodes=3)] * 2
+TABLE = PairTable(torch.tensor([[0.0], [1.0]]), ("bonded",), torch.tensor([0, 1]))
+OXYGEN = MoleculeData(torch.ones(2, 3), torch.tensor([0, 1, 0], dtype=torch.uint8), smiles="O=O")
+
+
+def padded() -> Any:
+    buckets = LevelBuckets.fit([Collater(arity=2)(TREES).schedule])
+    return BucketedCollater(buckets, arity=2)(TREES)
+
+
+@pytest.mark.parametrize(
+    ("make", "plans"),
+    [
+        (lambda: Collater(arity=2, direction="bottom_up")(TREES), ["schedule"]),
+        (lambda: Collater(direction="both")(TREES), ["schedule", "schedule_down"]),
+        (lambda: Collater(follow_batch=["depth"])(TREES), ["schedule"]),  # merged by PyG
+        (padded, ["schedule"]),
+        (lambda: MoleculeCollater(TABLE)([OXYGEN] * 3), ["pairs"]),
+    ],
+)
+def test_loads_without_unpickling_code(make: Any, plans: list[str], tmp_path: Path) -> None:
+    batch = make()
+    torch.save(batch, tmp_path / "batch.pt")
+    again = torch.load(tmp_path / "batch.pt", weights_only=True)
+    assert type(again) is type(batch) and list(again.keys()) == list(batch.keys())
+    assert all(again[plan] == batch[plan] for plan in plans)
+    for one, other in zip(again.to_data_list(), batch.to_data_list(), strict=True):
+        assert str(one) == str(other)
+        assert all(torch.equal(a, b) for (_, a), (_, b) in zip(one, other, strict=True)
+                   if isinstance(a, torch.Tensor))  # fmt: skip
