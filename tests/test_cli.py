@@ -183,6 +183,40 @@ def test_wrong_settings_are_found_before_data_is_processed(
     assert not Path("data").exists()
 
 
+@pytest.mark.parametrize(
+    ("contents", "said"),
+    [
+        ({"weight": torch.zeros(1)}, "without state_dict and pytorch-lightning_version"),
+        ({"pytorch-lightning_version": "2.6"}, "without state_dict"),
+        ({"state_dict": {}}, "without pytorch-lightning_version"),
+    ],
+)
+def test_a_foreign_file_is_no_checkpoint(folder: Path, contents: dict, said: str, capsys) -> None:
+    torch.save(contents, "foreign.ckpt")
+    settings = ["--config", "small.yaml"]
+    for argv in (
+        *([command, *settings, "--ckpt_path", "foreign.ckpt"] for command in ("fit", "test")),
+        ["ensemble", *settings, "--checkpoints", "foreign.ckpt"],
+        ["predict", "--checkpoint", "foreign.ckpt", "--input", "test.txt"],
+    ):
+        found = complaint(capsys, *argv)
+        assert "the file is not a checkpoint" in found
+        assert said in found
+
+
+def test_a_checkpoint_without_options_or_other_weights_does_not_predict(
+    folder: Path, capsys
+) -> None:
+    contents: dict = {"state_dict": {}, "pytorch-lightning_version": "2.6"}
+    contents["pyg_dynbatch_task"] = "TreeClassification"
+    alone = ["predict", "--checkpoint", "odd.ckpt", "--input", "test.txt"]
+    torch.save(contents, "odd.ckpt")
+    assert "got: no hyper_parameters; where: odd.ckpt" in complaint(capsys, *alone)
+    contents["hyper_parameters"] = {"num_tokens": 3, "num_classes": 2, "hidden_channels": 4}
+    torch.save(contents, "odd.ckpt")
+    assert "the checkpoint belongs to another model" in complaint(capsys, *alone)
+
+
 def test_faulty_input_names_the_place(folder: Path, capsys) -> None:
     Path("bad.txt").write_text("(3 (2 good) (4 fun))\n(3 (2 good)\n", encoding="utf-8")
     assert "bad.txt:2" in complaint(capsys, "inspect", "bad.txt")

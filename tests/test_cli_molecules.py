@@ -61,7 +61,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "bad.csv").write_text("smiles\nC1CC\n\nxyz\n", encoding="utf-8")
     (tmp_path / "no_smiles.csv").write_text("structure,name\nCCO,ethanol\n", encoding="utf-8")
     (tmp_path / "empty.csv").write_text("smiles\n", encoding="utf-8")
-    torch.save({"state_dict": {}}, tmp_path / "foreign.ckpt")
+    foreign = {"state_dict": {}, "pytorch-lightning_version": "2.6"}
+    torch.save(foreign, tmp_path / "foreign.ckpt")
+    torch.save({"a": torch.zeros(1)}, tmp_path / "dict.ckpt")
     (tmp_path / "broken.ckpt").write_text("no checkpoint", encoding="utf-8")
     return tmp_path
 
@@ -407,6 +409,11 @@ PREDICT = ("predict", "--checkpoint", "CKPT", "--input")
         (("predict", "--checkpoint", "none.ckpt", "--input", "some.csv"), "none.ckpt"),
         (("predict", "--checkpoint", "broken.ckpt", "--input", "some.csv"), "not a checkpoint"),
         (("predict", "--checkpoint", "foreign.ckpt", "--input", "some.csv"), "another program"),
+        (("predict", "--checkpoint", "dict.ckpt", "--input", "some.csv"), "without state_dict"),
+        (
+            ("explain", "--checkpoint", "dict.ckpt", "--smiles", "C", "--output", "o"),
+            "without state_dict",
+        ),
         (("predict", "--input", "some.csv"), "required: --checkpoint"),
         (("explain", "--checkpoint", "CKPT", "--output", "out"), "--input or --smiles"),
         (("explain", "--checkpoint", "CKPT", "--smiles", "C(", "--output", "o"), "no record is a"),

@@ -132,6 +132,9 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         raise _not_a_checkpoint(path, "an object that is not loaded for safety") from error
     if not isinstance(contents, Mapping):
         raise _not_a_checkpoint(path, f"a {type(contents).__name__}")
+    missing = [key for key in ("state_dict", "pytorch-lightning_version") if key not in contents]
+    if missing:
+        raise _not_a_checkpoint(path, f"a dictionary without {' and '.join(missing)}")
     return dict(contents)
 
 

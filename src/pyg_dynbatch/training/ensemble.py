@@ -26,7 +26,8 @@ def ensemble_of(task: Task, checkpoints: Sequence[str | Path]) -> Task:
         >>> import torch
         >>> from pyg_dynbatch.training import TreeClassification
         >>> task = TreeClassification(num_tokens=5, num_classes=2, hidden_channels=4)
-        >>> torch.save({"state_dict": task.state_dict()}, getfixture("tmp_path") / "a.ckpt")
+        >>> contents = {"state_dict": task.state_dict(), "pytorch-lightning_version": "2.6"}
+        >>> torch.save(contents, getfixture("tmp_path") / "a.ckpt")
         >>> averaged = ensemble_of(task, [getfixture("tmp_path") / "a.ckpt"])
         >>> type(averaged.network).__name__
         'AveragedNetwork'

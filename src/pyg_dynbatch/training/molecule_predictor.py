@@ -1,6 +1,6 @@
 """Predict from molecules with one or several checkpoints, and say how sure the prediction is."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from pyg_dynbatch.featurizers import MoleculeFeaturizer
 from pyg_dynbatch.training.checkpoints import naming_file, read_checkpoint
 from pyg_dynbatch.training.molecule_property import MoleculeProperty
 from pyg_dynbatch.training.molecule_schema import MoleculeSchema
-from pyg_dynbatch.training.task import check_weights
 
 _MOST_PAIRS = 200_000
 
@@ -49,21 +48,7 @@ def load_property_task(path: str | Path) -> MoleculeProperty:
         FileNotFoundError: If there is no such file.
         ValueError: If it is no checkpoint, or one of another task.
     """
-    checkpoint = read_checkpoint(path)
-    kind = checkpoint.get("pyg_dynbatch_task") if isinstance(checkpoint, Mapping) else None
-    if kind != MoleculeProperty.__name__:
-        raise ValueError(
-            mismatch(
-                "the checkpoint is not one of molecular properties",
-                expected=f"a checkpoint of {MoleculeProperty.__name__}",
-                got=f"a checkpoint of {kind}" if kind else "a checkpoint of another program",
-                where=path,
-            )
-        )
-    task = MoleculeProperty.from_plain(checkpoint["hyper_parameters"])
-    check_weights(task, checkpoint)
-    task.load_state_dict(checkpoint["state_dict"])
-    return task.eval()
+    return MoleculeProperty.from_checkpoint(read_checkpoint(path), path)
 
 
 class MoleculePredictor:

@@ -108,6 +108,25 @@ class Task(pl.LightningModule, ABC):
                 given[name] = record(**given[name])
         return cls(**given)
 
+    @classmethod
+    def from_checkpoint(cls, checkpoint: Mapping[str, Any], path: object) -> Any:
+        """Makes a task of what :func:`read_checkpoint` gave, with its weights, to predict with."""
+        kind = checkpoint.get("pyg_dynbatch_task")
+        if kind != cls.__name__ or "hyper_parameters" not in checkpoint:
+            got = f"a checkpoint of {kind or 'another program'}"
+            raise ValueError(
+                mismatch(
+                    f"{cls.__name__}: the model cannot be built from this checkpoint",
+                    expected=f"a checkpoint of {cls.__name__}, written by fit",
+                    got="no hyper_parameters" if kind == cls.__name__ else got,
+                    where=path,
+                )
+            )
+        task = cls.from_plain(checkpoint["hyper_parameters"])
+        check_weights(task, checkpoint)
+        task.load_state_dict(checkpoint["state_dict"])
+        return task.eval()
+
     @abstractmethod
     def predict_step(self, batch: Batch, batch_idx: int = 0) -> dict[str, Tensor]:
         """Gives the columns of the table of predictions; ``example`` counts within the batch."""

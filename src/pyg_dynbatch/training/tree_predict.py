@@ -42,8 +42,7 @@ def load_tree_task(path: str | Path) -> tuple[TreeClassification, Vocabulary]:
         ValueError: If it is not a checkpoint of trees, or holds no words.
     """
     checkpoint = read_checkpoint(path)
-    task = TreeClassification.from_plain(checkpoint["hyper_parameters"])
-    task.load_state_dict(checkpoint["state_dict"])
+    task = TreeClassification.from_checkpoint(checkpoint, path)
     words = _words(checkpoint)
     if words is None:
         raise ValueError(
@@ -55,7 +54,7 @@ def load_tree_task(path: str | Path) -> tuple[TreeClassification, Vocabulary]:
                 mend="predict --config FILE --ckpt_path FILE",
             )
         )
-    return task.eval(), Vocabulary(words[1:], words[0])
+    return task, Vocabulary(words[1:], words[0])
 
 
 def _words(checkpoint: Mapping[str, Any]) -> list[str] | None:
