@@ -147,6 +147,10 @@ def test_wrong_options_and_missing_files(folder: Path, argv, said: str, capsys) 
     assert said in complaint(capsys, *argv)
 
 
+def _stopping(monitor: str) -> str:
+    return f"{{class_path: EarlyStopping, init_args: {{monitor: {monitor}}}}}"
+
+
 @pytest.mark.parametrize(
     ("option", "value", "said"),
     [
@@ -162,6 +166,9 @@ def test_wrong_options_and_missing_files(folder: Path, argv, said: str, capsys) 
         ("--model.init_args.cell", "foo", "no layer for cell 'foo'"),
         ("--checkpoint.monitor", "val/acuracy", "did you mean 'val/accuracy'?"),
         ("--checkpoint.mode", "mx", "mx"),
+        ("--trainer.callbacks", "EarlyStopping", "--trainer.callbacks: EarlyStopping requires mon"),
+        ("--trainer.callbacks", _stopping("val/acuracy"), "did you mean 'val/accuracy'?"),
+        ("--trainer.callbacks", f"[{_stopping('val/los')}]", "callbacks.monitor val/loss"),
         ("--data.init_args.batch_size", "0", "batch_size"),
         ("--data.init_args.form", "x", "--data.init_args.form: expected one of 'operator', "),
         ("--data.init_args.vectors", "{source: glove, file: none.txt}", "none.txt"),

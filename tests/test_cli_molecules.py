@@ -13,6 +13,7 @@ import yaml
 
 from pyg_dynbatch.cli import main
 from pyg_dynbatch.datasets import PackedMolecules
+from pyg_dynbatch.training.molecule_datamodule import MoleculeDataModule
 from tests.core.test_files import files_of_at_most
 from tests.training.molecules import molecule_csv, trained
 
@@ -129,6 +130,26 @@ def test_the_best_is_chosen_by_a_metric_that_is_logged(folder: Path, capsys) -> 
     assert "expected: val/scaled_rmse" in said
     assert "try: --checkpoint.monitor val/scaled_rmse --checkpoint.mode min" in said
     assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("data", "main"),
+    [
+        ({"class_path": "MoleculeNetData", "init_args": {"name": "bbbp"}}, "val/roc_auc"),
+        ({"class_path": "MoleculeNetData", "init_args": {"name": "qm8"}}, "val/scaled_rmse"),
+        ({"class_path": "NCIData"}, "val/rmse"),
+        ({"class_path": "PackedMoleculeData", "init_args": {"root": "packed"}}, "val/rmse"),
+    ],
+)
+def test_a_metric_is_checked_before_data_is_processed(
+    folder: Path, data: dict, main: str, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    argv = ["featurize", "--input", "regression.csv", "--output", "packed"]
+    assert run(*argv, "--targets", "first") == 0
+    monkeypatch.setattr(MoleculeDataModule, "loaded", None)
+    settings = {name: part for name, part in CONFIG.items() if name != "checkpoint"}
+    Path("other.yaml").write_text(yaml.safe_dump({**settings, "data": data}), encoding="utf-8")
+    assert f"expected: {main}, by which" in complaint(capsys, "fit", "--config", "other.yaml")
 
 
 def test_members_share_a_split_and_are_averaged(folder: Path, capsys) -> None:

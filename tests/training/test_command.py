@@ -27,12 +27,13 @@ def test_a_metric_that_is_not_logged_is_refused() -> None:
         check_monitor("val/node_acuracy", "max", task, "EarlyStopping")
     assert "another it logs: train/loss, train/accuracy" in str(caught.value)
     assert "did you mean 'val/node_accuracy'?" in str(caught.value)
-    assert "try:      --trainer.callbacks.monitor val/accuracy" in str(caught.value)
+    assert "try:      --trainer.callbacks.monitor val/node_accuracy" in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("monitor", "mend"),
     [
+        ("val/los", "--checkpoint.monitor val/loss --checkpoint.mode min"),
         ("val/accuracy", "--checkpoint.monitor val/pearson --checkpoint.mode max"),
         ("val/loss", "--checkpoint.monitor val/loss --checkpoint.mode min"),
         ("val/mse", "--checkpoint.monitor val/mse --checkpoint.mode min"),

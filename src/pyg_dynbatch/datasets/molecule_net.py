@@ -142,16 +142,7 @@ class MoleculeNet(PackedMolecules):
         options: FeaturizeOptions = FeaturizeOptions(),  # noqa: B008 - frozen
         transform: Transform | None = None,
     ) -> None:
-        key = _ALIASES.get(name.lower(), name.lower())
-        if key not in MEMBERS:
-            raise ValueError(
-                mismatch(
-                    "MoleculeNet: there is no such data set",
-                    expected=", ".join(member.title for member in MEMBERS.values()),
-                    got=name,
-                )
-            )
-        member = MEMBERS[key]
+        key, member = member_named(name)
         path = _find(key, member, root, raw_dir)
         if verify and member.sha256:
             _check_content(path, member)
@@ -173,6 +164,20 @@ class MoleculeNet(PackedMolecules):
         super().__init__(store, transform=transform)
         self.name = member.title
         self.task_type = member.task_type
+
+
+def member_named(name: str) -> tuple[str, Member]:
+    """Finds a data set of the collection, with its key, by its name in any case."""
+    key = _ALIASES.get(name.lower(), name.lower())
+    if key not in MEMBERS:
+        raise ValueError(
+            mismatch(
+                "MoleculeNet: there is no such data set",
+                expected=", ".join(member.title for member in MEMBERS.values()),
+                got=name,
+            )
+        )
+    return key, MEMBERS[key]
 
 
 def _published_name(key: str) -> str:

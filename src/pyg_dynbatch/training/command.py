@@ -32,7 +32,7 @@ from pyg_dynbatch.training.checkpoints import (
 from pyg_dynbatch.training.ensemble import ensemble_of
 from pyg_dynbatch.training.molecule_property import MoleculeProperty
 from pyg_dynbatch.training.optimizers import build_optimizer
-from pyg_dynbatch.training.option_errors import check_config_file, class_of, did_you_mean, explained
+from pyg_dynbatch.training.option_errors import check_config_file, class_of, closest, explained
 from pyg_dynbatch.training.predictions import PredictionTable, folder_of
 from pyg_dynbatch.training.report import RunReport, closing_lines
 from pyg_dynbatch.training.run_folder import (
@@ -167,16 +167,25 @@ class TaskCLI(LightningCLI):
         config = self.plain_config()
         keeper = RunCheckpoint(**self.config[self.config.subcommand].checkpoint.as_dict())
         model, data = plain_options(config["model"]), plain_options(config["data"])
-        kind = class_of(model["_class_path"])
+        facts = class_of(data["_class_path"]).known_facts(data)
         with torch.random.fork_rng(devices=[]):
-            trial = kind.made_up(model, data)
+            trial = class_of(model["_class_path"]).made_up(model, facts)
         if trial is None:
             return
         build_optimizer(trial.network, trial.optimizer_options)
-        # What a MoleculeNet set or a packed folder predicts is known when it is loaded.
-        known = not isinstance(trial, MoleculeProperty) or "targets" in data
-        if self.config.subcommand == "fit" and keeper.monitor is not None and known:
-            check_monitor(keeper.monitor, keeper.mode, trial)
+        # Data of a class of the user's own may be known only once it is loaded.
+        known = not isinstance(trial, MoleculeProperty) or facts.get("targets")
+        if self.config.subcommand != "fit" or not known:
+            return
+        monitors = [("ModelCheckpoint", keeper.monitor, keeper.mode)]
+        callbacks = config["trainer"]["callbacks"] or []
+        for callback in callbacks if isinstance(callbacks, list) else [callbacks]:
+            options = callback.get("init_args") or {}
+            name = callback["class_path"].rpartition(".")[2]
+            monitors.append((name, options.get("monitor"), options.get("mode", "min")))
+        for name, monitor, mode in monitors:
+            if monitor is not None:
+                check_monitor(monitor, mode, trial, name)
 
     def instantiate_trainer(self, **options: Any) -> pl.Trainer:
         """Makes the trainer; Lightning refuses some options with a ``TypeError``."""
@@ -287,7 +296,8 @@ def check_monitor(monitor: str, mode: str, model: Task, callback: str = "ModelCh
     """
     main, known = f"val/{model.main_metric}", model.metric_names()
     supposed = callback == "ModelCheckpoint" and monitor == _SUPPOSED
-    chosen = main if supposed or (known and monitor not in known) else monitor
+    near = "" if supposed or monitor in known else closest(monitor, known)
+    chosen = main if supposed else near or (monitor if monitor in known or not known else main)
     best = "min" if set(re.split("[/_]", chosen)) & _SMALLER_IS_BETTER else "max"
     if monitor == chosen and (mode == best or best == "max"):
         return
@@ -298,7 +308,7 @@ def check_monitor(monitor: str, mode: str, model: Task, callback: str = "ModelCh
             expected=f"{main}, by which {type(model).__name__} is judged, or another it logs: "
             + ", ".join(name for name in known if name != main),
             got=f"{options}.monitor {monitor}, {options}.mode {mode}"
-            + ("" if monitor in known else did_you_mean(monitor, known)),
+            + (f"; did you mean {near!r}?" if near else ""),
             mend=f"--{options}.monitor {chosen} --{options}.mode {best}",
         )
     )

@@ -5,6 +5,7 @@ from typing import Any
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.datasets import NCI, MoleculeFile, MoleculeNet, PackedMolecules
+from pyg_dynbatch.datasets.molecule_net import member_named
 from pyg_dynbatch.featurizers import read_molecules
 from pyg_dynbatch.training.molecule_datamodule import MoleculeDataModule
 from pyg_dynbatch.training.molecule_schema import PropertyKind
@@ -26,6 +27,11 @@ class NCIData(MoleculeDataModule):
     def __init__(self, root: str | None = "data/nci", **loading: Any) -> None:
         super().__init__(**loading)
         self.root = root
+
+    @classmethod
+    def known_facts(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Says that this is a regression of one property."""
+        return {"kind": "regression", "targets": ["TPSA"]}
 
     @property
     def kind(self) -> PropertyKind:
@@ -69,6 +75,13 @@ class MoleculeNetData(MoleculeDataModule):
         self.root = root or f"data/{name.lower()}"
         self.raw_dir = raw_dir
         self.verify = verify
+
+    @classmethod
+    def known_facts(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Looks up the data set."""
+        _, member = member_named(options["name"])
+        names = map(str, range(member.tasks)) if isinstance(member.tasks, int) else member.tasks
+        return {"kind": member.task_type, "targets": list(names)}
 
     @property
     def kind(self) -> PropertyKind:
@@ -218,6 +231,11 @@ class PackedMoleculeData(MoleculeDataModule):
     def num_labels(self) -> int:
         """Classes of a ``multiclass`` property, as given."""
         return self.classes
+
+    @classmethod
+    def known_facts(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Reads the names of the targets in the folder."""
+        return {"kind": options["kind"], "targets": PackedMolecules(options["root"]).task_names}
 
     def load(self) -> PackedMolecules:
         """Opens the folder.

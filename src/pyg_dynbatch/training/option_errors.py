@@ -44,6 +44,9 @@ def explained(message: str, options: Iterable[str]) -> str:
             name, owner = wrong[1].lstrip("-"), problem[1]
             near = did_you_mean(name, _options_of(owner))
             return f"{where}: {owner.rpartition('.')[2]} has no option {name!r}{near}"
+        needed = re.search(r"the following arguments are required: (\w+(?:, \w+)*)", line)
+        if needed:
+            return f"{where}: {problem[1].rpartition('.')[2]} requires {needed[1]}"
     if unknown:
         return f"{line}{did_you_mean(unknown[1], options)}"
     named = re.search(r"Expected a dot import path string: (\S+)", line)
@@ -77,8 +80,13 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     Returns:
         A question to append to a message; nothing if no word is close.
     """
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    close = closest(word, known)
+    return f"; did you mean {close!r}?" if close else ""
+
+
+def closest(word: str, known: Iterable[str]) -> str:
+    """Finds the known word that a mistyped one is closest to; an empty one if none is close."""
+    return next(iter(difflib.get_close_matches(word, list(known), n=1)), "")
 
 
 def class_of(class_path: str) -> Any:

@@ -2,7 +2,7 @@
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import lightning.pytorch as pl
@@ -55,6 +55,11 @@ class SplitDataModule(pl.LightningDataModule, ABC):
     def __getstate__(self) -> dict[str, Any]:
         """Leaves the trainer behind, as Lightning's modules do; the next one attaches itself."""
         return {**self.__dict__, "trainer": None}
+
+    @classmethod
+    def known_facts(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Says which ``kind`` and ``targets`` data of these options has, if known unread."""
+        return {name: options[name] for name in ("kind", "targets") if name in options}
 
     @abstractmethod
     def dataset(self, split: SplitName) -> Any:

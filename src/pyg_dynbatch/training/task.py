@@ -80,7 +80,7 @@ class Task(pl.LightningModule, ABC):
 
         Args:
             options: Options of the task, as plain values.
-            data: Options of the data module, as plain values.
+            data: What is known of the data: ``kind`` and ``targets`` of properties.
 
         Returns:
             The task; ``None`` if it needs to know the data.
