@@ -1,5 +1,6 @@
 """Make a resumed run continue exactly where the checkpoint was taken."""
 
+import os
 import pickle
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -41,7 +42,8 @@ class RandomState(Callback):
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Adds the states of all ranks to the checkpoint."""
+        """Adds the seed of the run and the states of all ranks to the checkpoint."""
+        checkpoint["pyg_dynbatch_seed"] = os.environ.get("PL_GLOBAL_SEED")
         checkpoint["random_state"] = {
             name: _of_all_ranks(state, trainer) for name, state in _states(pl_module).items()
         }

@@ -24,12 +24,14 @@ _CHANGEABLE = (
     *("model.*dropout", "model.optimizer.lr", "model.optimizer.embedding_lr"),
     *("model.optimizer.weight_decay", "model.optimizer.eps"),
     *("model.rate.gamma", "model.rate.every", "model.rate.final", "model.rate.rise"),
-    *("data.batch_size", "data.max_nodes", "data.max_pairs", "data.num_workers", "data.arity"),
+    *("data.batch_size", "data.max_nodes", "data.max_pairs", "data.arity"),
     *("data.root", "data.raw_dir", "data.tsv_dir", "data.file", "data.*_file", "data.verify"),
-    *("data.vectors.file", "data.vectors.cache", "data.predict_split", "data.reading.*"),
+    *("data.predict_split", "data.reading.*"),
     # The data module compares the split itself, by its content.
     "data.split.*",
 )
+# Options that may change without effect on training: word vectors come from the checkpoint.
+_WITHOUT_EFFECT = ("data.num_workers", "data.vectors.file", "data.vectors.cache")
 # Options without effect on weights that are only measured.
 _UNUSED_AFTER_TRAINING = ("model.optimizer.*", "model.rate.*", "data.vectors.*", "data.recipe.*")
 
@@ -73,14 +75,15 @@ def check_options(
 
     Args:
         checkpoint: What the file holds.
-        given: The options ``model`` and ``data`` of the command, as plain values.
+        given: The options of the command, as plain values.
         training: Whether training goes on.
 
     Returns:
         One line for each option that was changed and takes effect.
 
     Raises:
-        ValueError: If an option differs that decides what the weights mean.
+        ValueError: If an option differs that decides what the weights mean, or the seed of a run
+            that goes on.
     """
     made_with = {
         "model": dict(checkpoint.get("hyper_parameters", {})),
@@ -89,9 +92,14 @@ def check_options(
     allowed = _CHANGEABLE if training else (*_CHANGEABLE, *_UNUSED_AFTER_TRAINING)
     changes: list[str] = []
     refused: list[str] = []
+    seed, now = checkpoint.get("pyg_dynbatch_seed"), given["seed_everything"]
+    if training and seed is not None and str(now) != seed:
+        refused.append(f"seed_everything: {seed} in the checkpoint, {now} given")
     for part, options in made_with.items():
         ours = plain_options(given[part])
         for name, before, now in _differences(options, ours, f"{part}."):
+            if any(fnmatch(name, pattern) for pattern in _WITHOUT_EFFECT):
+                continue
             line = f"{name}: {before} in the checkpoint, {now} given"
             known = any(fnmatch(name, pattern) for pattern in allowed)
             (changes if known else refused).append(line)
