@@ -144,7 +144,8 @@ def test_a_killed_run_goes_on(
     with Path("out.csv.part").open("ab") as file:
         file.write(b"C,half a li")
     assert main(argv) == 0
-    assert "going on after 256 records" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "going on after 256 records\npredicting: 144 records in " in said
     assert len(calls) == 5
     assert Path("out.csv").read_bytes() == Path("whole.csv").read_bytes()
     whole = Path(f"whole.{suffix}2.{suffix}")

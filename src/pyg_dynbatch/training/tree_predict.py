@@ -10,6 +10,7 @@ import torch
 
 from pyg_dynbatch.core.errors import OneLineArguments, mismatch
 from pyg_dynbatch.core.files import refuse_overwriting
+from pyg_dynbatch.core.progress import Progress
 from pyg_dynbatch.data import DataLoader
 from pyg_dynbatch.datasets import TreeFile
 from pyg_dynbatch.featurizers import Vocabulary
@@ -80,14 +81,14 @@ def predict_trees(
     """
     task.to(device)
     parts: list[Columns] = []
-    first = 0
-    for batch in DataLoader(trees, batch_size, arity=arity_of(task)):
-        with torch.inference_mode():
-            columns = task.predict_step(batch.to(device))
-        part = {name: value.cpu().numpy() for name, value in columns.items()}
-        part["example"] = part["example"] + first
-        first += batch.num_graphs
-        parts.append(part)
+    with Progress("predicting", "trees", len(trees)) as progress:
+        for batch in DataLoader(trees, batch_size, arity=arity_of(task)):
+            with torch.inference_mode():
+                columns = task.predict_step(batch.to(device))
+            part = {name: value.cpu().numpy() for name, value in columns.items()}
+            part["example"] = part["example"] + progress.done
+            progress.update(batch.num_graphs)
+            parts.append(part)
     return merge_columns(parts)
 
 
