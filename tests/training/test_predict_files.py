@@ -2,9 +2,11 @@
 
 import csv
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import torch
 
 from pyg_dynbatch.cli import main
 from pyg_dynbatch.training import MoleculePredictor
@@ -172,6 +174,15 @@ def test_the_note_of_a_run_is_not_believed_about_another(
     assert Path("out.csv.part").stat().st_size > 20_000
     assert main([*argv, "many.smi"]) == 0
     assert Path("out.csv").read_bytes() == Path("whole.csv").read_bytes()
+
+
+def test_a_checkpoint_is_read_once(
+    folder: Path, checkpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = Mock(wraps=torch.load)
+    monkeypatch.setattr(torch, "load", read)
+    assert main(["predict", "--checkpoint", checkpoint, "--input", "in.csv"]) == 0
+    assert read.call_count == 1
 
 
 @pytest.mark.parametrize("full", ["out.csv", "prints.csv"])

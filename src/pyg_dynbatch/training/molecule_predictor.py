@@ -36,11 +36,14 @@ class Predicted:
     fingerprint: Float[np.ndarray, "molecule number"] | None = None
 
 
-def load_property_task(path: str | Path) -> MoleculeProperty:
+def load_property_task(
+    path: str | Path, checkpoint: Mapping[str, Any] | None = None
+) -> MoleculeProperty:
     """Builds the model of a checkpoint from the checkpoint alone; no code in it is run.
 
     Args:
         path: A checkpoint of :class:`~pyg_dynbatch.training.MoleculeProperty`.
+        checkpoint: What it holds, if it has been read.
 
     Returns:
         The model with its weights, ready to predict.
@@ -49,8 +52,8 @@ def load_property_task(path: str | Path) -> MoleculeProperty:
         FileNotFoundError: If there is no such file.
         ValueError: If it is no checkpoint, or one of another task.
     """
-    checkpoint = read_checkpoint(path)
-    kind = checkpoint.get("pyg_dynbatch_task") if isinstance(checkpoint, Mapping) else None
+    checkpoint = checkpoint or read_checkpoint(path)
+    kind = checkpoint.get("pyg_dynbatch_task")
     if kind != MoleculeProperty.__name__:
         raise ValueError(
             mismatch(

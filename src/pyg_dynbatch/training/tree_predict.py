@@ -29,20 +29,21 @@ from pyg_dynbatch.training.predictions import (
 )
 
 
-def load_tree_task(path: str | Path) -> tuple[TreeClassification, Vocabulary]:
+def load_tree_task(
+    checkpoint: Mapping[str, Any], path: str | Path
+) -> tuple[TreeClassification, Vocabulary]:
     """Builds the model of a checkpoint from the checkpoint alone; no code in it is run.
 
     Args:
-        path: A checkpoint of :class:`~pyg_dynbatch.training.TreeClassification`.
+        checkpoint: What one of :class:`~pyg_dynbatch.training.TreeClassification` holds.
+        path: Its file, for messages.
 
     Returns:
         The model with its weights, ready to predict, and its words.
 
     Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If it is not a checkpoint of trees, or holds no words.
+        ValueError: If it holds no words.
     """
-    checkpoint = read_checkpoint(path)
     task = TreeClassification.from_plain(checkpoint["hyper_parameters"])
     task.load_state_dict(checkpoint["state_dict"])
     words = _words(checkpoint)
@@ -111,11 +112,11 @@ def run_predict(argv: list[str]) -> int:
     # Without a file there is only the help or a complaint, which are those of molecules.
     contents = read_checkpoint(paths[0]) if paths and Path(paths[0]).is_file() else {}
     if contents.get("pyg_dynbatch_task") != TreeClassification.__name__:
-        return run_molecule_predict(argv)
+        return run_molecule_predict(argv, contents)
     options = _parser().parse_args(argv)
     refuse_overwriting("predict", [options.output, options.nodes], [options.input, *paths])
     device = checked_device(options.device)
-    task, vocabulary = load_tree_task(paths[0])
+    task, vocabulary = load_tree_task(contents, paths[0])
     for path in paths[1:]:
         with naming_file(path):
             _check_words(read_checkpoint(path), vocabulary)
