@@ -400,7 +400,9 @@ def test_trees_are_predicted_from_the_checkpoint_alone(folder: Path, capsys) -> 
     Path("new.txt").write_text("((good) (never-seen))\n", encoding="utf-8")
     capsys.readouterr()
     assert run(*alone, "new.txt") == 0
-    header, row = capsys.readouterr().out.splitlines()
+    said = capsys.readouterr()
+    assert "\npredicting: 1 of 1 trees in " in said.err
+    header, row = said.out.splitlines()
     assert header.endswith("probability_4,target")
     assert row.endswith(",")
     assert run("predict", "--checkpoint", best, best, "--input", "new.txt") == 0

@@ -1,13 +1,16 @@
 """Files are written whole, in one piece or piece by piece."""
 
+import errno
+import fcntl
+import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from pyg_dynbatch.core.files import whole_file, write_atomically
+from pyg_dynbatch.core.files import locked_folder, whole_file, write_atomically
 
 
 @contextmanager
@@ -86,3 +89,17 @@ def test_two_processes_do_not_write_one_unfinished_file(tmp_path: Path) -> None:
         ):
             pytest.fail("it is being written")
     assert (tmp_path / "file").read_text() == "one"
+
+
+@pytest.mark.parametrize("lock", [locked_folder, lambda path: whole_file(path, resume_at=0)])
+def test_where_files_cannot_be_locked_there_is_a_warning(
+    tmp_path: Path, lock: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    path = tmp_path / "new"
+    with pytest.warns(UserWarning, match="new.* cannot be locked .No locks"), lock(path):
+        pass
+    assert path.exists()

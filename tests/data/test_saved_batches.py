@@ -1,10 +1,12 @@
 """A batch that was saved is read again without unpickling code."""
 
+import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch_geometric.data import Batch, Data
 
 from pyg_dynbatch.core.buckets import LevelBuckets
 from pyg_dynbatch.core.pair_table import PairTable
@@ -14,11 +16,25 @@ from pyg_dynbatch.data import (
     DynTreeData,
     MoleculeCollater,
     MoleculeData,
+    allow_batches,
 )
 
 TREES = [DynTreeData(torch.tensor([[0, 1], [2, 2]]), num_nodes=3)] * 2
+PLAIN = [Data(edge_index=tree.edge_index, num_nodes=3) for tree in TREES]
 TABLE = PairTable(torch.tensor([[0.0], [1.0]]), ("bonded",), torch.tensor([0, 1]))
 OXYGEN = MoleculeData(torch.ones(2, 3), torch.tensor([0, 1, 0], dtype=torch.uint8), smiles="O=O")
+
+
+class OwnTree(DynTreeData):
+    """A user's own class."""
+
+
+allow_batches(OwnTree)
+OWN = [OwnTree(torch.tensor([[0, 1], [2, 2]]), num_nodes=3)] * 2
+
+
+def test_batches_without_a_schedule_need_pyg_alone() -> None:
+    assert b"pyg_dynbatch" not in pickle.dumps(Batch.from_data_list(PLAIN))
 
 
 def padded() -> Any:
@@ -33,6 +49,8 @@ def padded() -> Any:
         (lambda: Collater(direction="both")(TREES), ["schedule", "schedule_down"]),
         (lambda: Collater(follow_batch=["depth"])(TREES), ["schedule"]),  # merged by PyG
         (padded, ["schedule"]),
+        (lambda: Collater(arity=2)(PLAIN), ["schedule"]),
+        (lambda: Collater(arity=2)(OWN), ["schedule"]),
         (lambda: MoleculeCollater(TABLE)([OXYGEN] * 3), ["pairs"]),
     ],
 )

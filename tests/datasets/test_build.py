@@ -306,7 +306,7 @@ def test_progress_is_a_line_where_there_is_no_terminal(capsys):
 
 def test_long_work_says_how_far_it_is(capsys, monkeypatch):
     clock = iter(range(0, 1000, 20))
-    monkeypatch.setattr("pyg_dynbatch.datasets.progress.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("pyg_dynbatch.core.progress.time.monotonic", lambda: next(clock))
     build_store(None, records(60), Letters(), task_names=TASKS, options=options(progress=True))
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) > 1 and lines[-1].startswith("featurize: featurizing: 60 molecules in ")

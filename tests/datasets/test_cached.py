@@ -63,8 +63,9 @@ def same(one: TreeDataset, other: TreeDataset) -> bool:
     )
 
 
-def test_what_is_read_back_is_what_was_built(trees: Path, tmp_path: Path) -> None:
+def test_what_is_read_back_is_what_was_built(trees: Path, tmp_path: Path, capsys) -> None:
     uncached = TreeFile(trees)
+    assert capsys.readouterr() == ("", "TreeFile: trees: 3 of 3 trees in 0 s\n")
     built = TreeFile(trees, tmp_path)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

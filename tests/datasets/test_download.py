@@ -38,10 +38,12 @@ def source(tmp_path: Path) -> Path:
     return path
 
 
-def test_downloads_once(source: Path, tmp_path: Path) -> None:
+def test_downloads_once(source: Path, tmp_path: Path, capsys) -> None:
     path = download_verified(source.as_uri(), tmp_path / "here", SHA256, "Words")
     assert path == tmp_path / "here" / "words.txt"
     assert path.read_bytes() == CONTENT
+    said = f"Words: {source.as_uri()}: 140,000 of 140,000 bytes in 0 s\n"
+    assert capsys.readouterr() == ("", said)
     source.unlink()
     assert download_verified(source.as_uri(), tmp_path / "here", SHA256, "Words") == path
 

@@ -34,7 +34,7 @@ def encoder(monkeypatch: pytest.MonkeyPatch) -> type[Encoder]:
     return Encoder
 
 
-def test_every_word_gets_its_scaled_vector(encoder: type[Encoder]) -> None:
+def test_every_word_gets_its_scaled_vector(encoder: type[Encoder], capsys) -> None:
     vocabulary = Vocabulary(["-LRB-", "film", "1\\/2"])
     vectors = sentence_vectors(vocabulary, "some/model", scale=6.0, batch_size=2)
     assert encoder.seen == ["(", "film", "1/2"]
@@ -42,6 +42,7 @@ def test_every_word_gets_its_scaled_vector(encoder: type[Encoder]) -> None:
     torch.testing.assert_close(vectors.matrix[0], vectors.matrix[1:].mean(dim=0))
     assert vectors.found.tolist() == [False, True, True, True]
     assert not vectors.matrix.is_inference()
+    assert capsys.readouterr() == ("", "encoding with some/model: 3 of 3 words in 0 s\n")
 
 
 def test_the_cache_saves_the_encoder(

@@ -2,9 +2,11 @@
 
 import csv
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import torch
 
 from pyg_dynbatch.cli import main
 from pyg_dynbatch.training import MoleculePredictor
@@ -105,6 +107,21 @@ def test_fields_of_an_sdf_are_kept(folder: Path, checkpoint: str, capsys) -> Non
     ]
 
 
+def kill(monkeypatch: pytest.MonkeyPatch, *numbers: int) -> list[object]:
+    """Interrupts these of the calls that predict 128 records each; gives all calls."""
+    calls: list[object] = []
+    predict = MoleculePredictor.predict
+
+    def killed(*given):
+        calls.append(given)
+        if len(calls) in numbers:
+            raise KeyboardInterrupt
+        return predict(*given)
+
+    monkeypatch.setattr(MoleculePredictor, "predict", killed)
+    return calls
+
+
 @pytest.mark.parametrize("suffix", ["npy", "csv"])
 def test_a_killed_run_goes_on(
     folder: Path, checkpoint: str, suffix: str, capsys, monkeypatch: pytest.MonkeyPatch
@@ -115,29 +132,22 @@ def test_a_killed_run_goes_on(
     argv = ["predict", "--checkpoint", checkpoint, "--input", "many.csv", "--output"]
     assert main([*argv, "whole.csv", "--fingerprints", f"whole.{suffix}2.{suffix}"]) == 0
 
-    calls = []
-    predict = MoleculePredictor.predict
-
-    def killed(*given):
-        calls.append(given)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return predict(*given)
-
-    monkeypatch.setattr(MoleculePredictor, "predict", killed)
+    calls = kill(monkeypatch, 3)
     argv += ["out.csv", "--fingerprints", f"prints.{suffix}"]
     with pytest.raises(KeyboardInterrupt):
         main(argv)
     assert not Path("out.csv").exists()
     capsys.readouterr()
     assert main([*argv, "--max-pairs", "1000"]) == 2
-    assert "another --max-pairs" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "another --max-pairs" in said and "out.csv.part.json to start anew" in said
 
     # What a kill leaves behind the last note is written anew.
     with Path("out.csv.part").open("ab") as file:
         file.write(b"C,half a li")
     assert main(argv) == 0
-    assert "going on after 256 records" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "going on after 256 records\npredicting: 144 records in " in said
     assert len(calls) == 5
     assert Path("out.csv").read_bytes() == Path("whole.csv").read_bytes()
     whole = Path(f"whole.{suffix}2.{suffix}")
@@ -145,6 +155,34 @@ def test_a_killed_run_goes_on(
     if suffix == "npy":
         assert np.load("prints.npy").shape == (400, 8)
     assert not list(folder.glob("*.part*"))
+
+
+def test_the_note_of_a_run_is_not_believed_about_another(
+    folder: Path, checkpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("many.smi").write_text("CCO ethanol\n" * 300, encoding="utf-8")
+    Path("other.csv").write_text(f"smiles,{'x' * 20_000}\nC,1\n", encoding="utf-8")
+    argv = ["predict", "--checkpoint", checkpoint, "--output"]
+    assert main([*argv, "whole.csv", "--input", "many.smi"]) == 0
+    kill(monkeypatch, 3, 4)
+    argv += ["out.csv", "--input"]
+    with pytest.raises(KeyboardInterrupt):
+        main([*argv, "many.smi"])
+    Path("out.csv.part").unlink()
+    with pytest.raises(KeyboardInterrupt):
+        main([*argv, "other.csv"])
+    assert Path("out.csv.part").stat().st_size > 20_000
+    assert main([*argv, "many.smi"]) == 0
+    assert Path("out.csv").read_bytes() == Path("whole.csv").read_bytes()
+
+
+def test_a_checkpoint_is_read_once(
+    folder: Path, checkpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = Mock(wraps=torch.load)
+    monkeypatch.setattr(torch, "load", read)
+    assert main(["predict", "--checkpoint", checkpoint, "--input", "in.csv"]) == 0
+    assert read.call_count == 1
 
 
 @pytest.mark.parametrize("full", ["out.csv", "prints.csv"])

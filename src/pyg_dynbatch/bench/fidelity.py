@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from pyg_dynbatch.bench.figures import Panel, draw_panels
 from pyg_dynbatch.bench.protocol import Stopwatch
@@ -19,6 +18,7 @@ from pyg_dynbatch.bench.records import Record, find, grouped, machine, make_reco
 from pyg_dynbatch.bench.sentiment import CLASSES, sentiment_trees
 from pyg_dynbatch.bench.sst_ways import PlainTree, Ways, node_by_node
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.progress import Progress
 from pyg_dynbatch.data.collate import Collater
 from pyg_dynbatch.featurizers import read_word_vectors
 from pyg_dynbatch.models.tree_classifier import TreeClassifier
@@ -115,12 +115,13 @@ def run(options: argparse.Namespace, device: torch.device) -> list[Record]:
     for name in options.dtypes:
         modes = (*options.modes, REFERENCE)
         runs = {mode: Training(start, mode, DTYPES[name], device) for mode in modes}
-        # Writes nothing where nobody watches.
-        for members in tqdm(drawn, desc=f"fidelity: {name}", unit=" steps", disable=None):
-            batch = collate([trees[k] for k in members]).to(device)
-            plain = [PlainTree.of(trees[k], device) for k in members]
-            for training in runs.values():
-                training.step(batch, plain)
+        with Progress(f"fidelity: {name}", "steps", len(drawn)) as progress:
+            for members in drawn:
+                batch = collate([trees[k] for k in members]).to(device)
+                plain = [PlainTree.of(trees[k], device) for k in members]
+                for training in runs.values():
+                    training.step(batch, plain)
+                progress.update()
         where = {
             "bench": "fidelity",
             "case": name,

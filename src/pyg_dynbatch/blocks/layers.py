@@ -15,6 +15,7 @@ from pyg_dynbatch.blocks.result_types import (
 )
 from pyg_dynbatch.blocks.typed import IOBase
 from pyg_dynbatch.core.errors import described, mismatch
+from pyg_dynbatch.core.rows import check_precision
 
 
 class Layer(nn.Module):
@@ -129,10 +130,23 @@ class Layer(nn.Module):
         """
         if not self._is_built:
             self.build(_type_of_rows(rows))
-        elif not _fits(self.io.input_type, rows):
+        elif not self._fits(rows):
             # Refused there, since the type is known to be another one.
             self.set_input_type(_type_of_rows(rows))
         return self._process(*rows)
+
+    def _fits(self, rows: tuple[Any, ...]) -> bool:
+        """Whether rows are of the input type, floats of the precision of the parameters."""
+        kind = self.io.input_type
+        if not isinstance(kind, TensorType):
+            return True
+        if len(rows) != 1 or not isinstance(rows[0], Tensor) or rows[0].shape[1:] != kind.shape:
+            return False
+        found, wanted = rows[0].dtype, kind.torch_dtype
+        if found is not wanted and found.is_floating_point and wanted.is_floating_point:
+            check_precision(self.io._label(), rows[0], self)
+            return True
+        return found is wanted
 
     def __rshift__(self, other: Any) -> Block:
         from pyg_dynbatch.blocks.pipe import Pipe
@@ -171,16 +185,6 @@ class Layer(nn.Module):
 
 # A module has attributes of its own by these names, so a layer holds its types apart.
 IOBase.register(Layer)
-
-
-def _fits(kind: ResultType | None, rows: tuple[Any, ...]) -> bool:
-    """Whether rows are of a tensor's type; floats may be of any precision. Others pass."""
-    if not isinstance(kind, TensorType):
-        return True
-    if len(rows) != 1 or not isinstance(rows[0], Tensor) or rows[0].shape[1:] != kind.shape:
-        return False
-    found, wanted = rows[0].dtype, kind.torch_dtype
-    return found is wanted or (found.is_floating_point and wanted.is_floating_point)
 
 
 def _type_of_rows(rows: tuple[Any, ...]) -> ResultType:

@@ -7,7 +7,7 @@ import sys
 import uuid
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -130,13 +130,8 @@ class _WatchedFile(io.FileIO):
                 raise
 
     def _go_on(self, size: int) -> None:
-        with suppress(ImportError):  # no such lock on Windows
-            import fcntl
-
-            try:
-                fcntl.flock(self, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise OSError("another process is writing it") from error
+        if not _locked(self, str(self.name)):
+            raise OSError("another process is writing it")
         if os.fstat(self.fileno()).st_size < size:
             raise OSError("the unfinished file is shorter than noted")
         self.truncate(size)
@@ -217,7 +212,7 @@ def locked_folder(folder: str | Path, wait: bool = False) -> Iterator[None]:
             path.parent.mkdir(parents=True, exist_ok=True)
             file = path.open("a+")
         with file:
-            _lock(file, path, wait)
+            _lock_folder(file, path, wait)
             if not _is_at(path, file):
                 continue  # whoever had the lock has removed the file since it was opened
             file.truncate(0)
@@ -231,33 +226,41 @@ def locked_folder(folder: str | Path, wait: bool = False) -> Iterator[None]:
             return
 
 
-def _lock(file: IO[str], path: Path, wait: bool) -> None:
+def _lock_folder(file: IO[str], path: Path, wait: bool) -> None:
+    if _locked(file, str(path.parent)):
+        return
+    file.seek(0)
+    holder = file.read() or "another process"
+    if wait:
+        print(f"{path.parent}: waiting for {holder}, which writes to it", file=sys.stderr)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        return
+    raise OSError(
+        mismatch(
+            "the folder is in use",
+            expected="one process that writes to it",
+            got=f"{holder}, which has not finished",
+            where=path.parent,
+            mend="wait for it, or choose another folder",
+        )
+    )
+
+
+def _locked(file: IO[Any] | io.FileIO, what: str) -> bool:
+    """Locks an open file unless another process has it; warns where files cannot be locked."""
     try:
         if fcntl is None:
             raise OSError("this system has no such locks")
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        file.seek(0)
-        holder = file.read() or "another process"
-        if wait:
-            print(f"{path.parent}: waiting for {holder}, which writes to it", file=sys.stderr)
-            fcntl.flock(file, fcntl.LOCK_EX)
-            return
-        raise OSError(
-            mismatch(
-                "the folder is in use",
-                expected="one process that writes to it",
-                got=f"{holder}, which has not finished",
-                where=path.parent,
-                mend="wait for it, or choose another folder",
-            )
-        ) from error
+    except BlockingIOError:
+        return False
     except OSError as error:
         reason = error.strerror or error
         warnings.warn(
-            f"{path.parent} cannot be locked ({reason}); let no other process write to it",
-            stacklevel=5,
+            f"{what} cannot be locked ({reason}); let no other process write to it",
+            stacklevel=6,
         )
+    return True
 
 
 def _is_at(path: Path, file: IO[str]) -> bool:

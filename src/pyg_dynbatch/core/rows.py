@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.operation import Signature
@@ -178,3 +178,25 @@ def _check_parts(
                     where=where,
                 )
             )
+
+
+def check_precision(owner: str, rows: Tensor, module: nn.Module) -> None:
+    """Checks that the parameters of a module have the dtype of floating rows, or autocast is on.
+
+    Raises:
+        TypeError: If they have another dtype.
+    """
+    weight = next(module.parameters(), rows)
+    if rows.dtype == weight.dtype or not weight.is_floating_point():
+        return
+    # Autocast leaves double precision alone.
+    double = torch.float64 in (rows.dtype, weight.dtype)
+    if double or not torch.is_autocast_enabled(rows.device.type):
+        raise TypeError(
+            mismatch(
+                f"{owner}: input rows have another dtype than the parameters",
+                expected=weight.dtype,
+                got=rows.dtype,
+                mend=f"rows.to({weight.dtype}), or layer.to({rows.dtype})",
+            )
+        )

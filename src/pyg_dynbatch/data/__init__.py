@@ -15,6 +15,7 @@ from pyg_dynbatch.data.convert import (
 )
 from pyg_dynbatch.data.epoch_sampler import EpochSampler
 from pyg_dynbatch.data.loader import DataLoader
+from pyg_dynbatch.data.merge import allow_batches
 from pyg_dynbatch.data.molecule import MoleculeData, bonds_of
 from pyg_dynbatch.data.molecule_collate import MoleculeCollater
 from pyg_dynbatch.data.molecule_columns import MoleculeColumns
@@ -36,6 +37,7 @@ __all__ = [
     "MoleculeLoader",
     "NodeBudgetBatchSampler",
     "TreeColumns",
+    "allow_batches",
     "bonds_of",
     "from_edge_index",
     "from_nested",

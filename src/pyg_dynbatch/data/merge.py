@@ -12,6 +12,7 @@ from jaxtyping import Int
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 
+from pyg_dynbatch.core.movable import MovablePlan
 from pyg_dynbatch.data.check import EDGE_FIELDS, NODE_FIELDS
 from pyg_dynbatch.data.tree import DynTreeData
 
@@ -239,13 +240,29 @@ _empty_batch = cache(empty_batch)
 
 
 def allow_batches(kind: type[Data]) -> None:
-    """Lets ``torch.load(..., weights_only=True)`` read batches of a class.
+    """Lets ``torch.load(..., weights_only=True)`` read batches of a class of your own.
 
-    PyG pickles batches by an object that is called, which such a load never allows.
+    PyG pickles batches by an object that is called, which such a load never allows. The batches of
+    ``Data``, ``DynTreeData`` and ``MoleculeData`` are known already; those of ``Data`` without a
+    schedule keep PyG's own form, which needs PyG alone to be read.
+
+    Args:
+        kind: A subclass of ``Data``.
+
+    Example:
+        >>> class MyTree(DynTreeData):
+        ...     pass
+        >>> allow_batches(MyTree)  # before saving, and again before loading elsewhere
     """
     of_kind = type(empty_batch(kind))
-    copyreg.pickle(of_kind, lambda batch: (empty_batch, (kind,), batch.__dict__.copy()))
-    torch.serialization.add_safe_globals([empty_batch, of_kind])
+
+    def reduced(batch: Any) -> Any:
+        if kind is Data and not any(isinstance(v, MovablePlan) for v in batch._store.values()):
+            return batch.__reduce__()
+        return empty_batch, (kind,), batch.__dict__.copy()
+
+    copyreg.pickle(of_kind, reduced)
+    torch.serialization.add_safe_globals([kind, empty_batch, of_kind])
 
 
 def axis_of(key: str) -> int:
@@ -283,4 +300,5 @@ def _sizes(values: list[Tensor], joined: Tensor, axis: int) -> tuple[int, ...]:
     return tuple([value.size(axis) for value in values])
 
 
-allow_batches(DynTreeData)
+for _kind in (Data, DynTreeData):
+    allow_batches(_kind)

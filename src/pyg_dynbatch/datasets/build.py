@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import pyg_dynbatch
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.files import locked_folder
+from pyg_dynbatch.core.progress import Progress
 from pyg_dynbatch.datasets.atom_packing import join_packs
 from pyg_dynbatch.datasets.bad_rows import BadMolecule, summary_of, write_error_report
 from pyg_dynbatch.datasets.featurize import (
@@ -22,7 +23,6 @@ from pyg_dynbatch.datasets.featurize import (
     in_chunks,
     packing_of,
 )
-from pyg_dynbatch.datasets.progress import Progress
 from pyg_dynbatch.datasets.shard import Shard, shard_bytes, write_shard
 from pyg_dynbatch.datasets.store import (
     FORMAT,
@@ -82,7 +82,7 @@ def build_store(
     """
     with nullcontext() if folder is None else locked_folder(folder, wait):
         builder = _Builder(folder, featurizer, tuple(task_names), options, name)
-        done = Progress(f"{name}: featurizing", "molecules", options.progress)
+        done = Progress(f"{name}: featurizing", "molecules", shown=options.progress)
         with (
             done,
             Workers(featurizer, builder.packing, options.bad, options.num_workers) as workers,

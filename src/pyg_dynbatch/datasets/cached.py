@@ -14,10 +14,10 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 from torch_geometric.data import InMemoryDataset
-from tqdm import tqdm
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.files import write_atomically
+from pyg_dynbatch.core.progress import Progress
 from pyg_dynbatch.data.packing import node_counts
 from pyg_dynbatch.data.tree import DynTreeData
 from pyg_dynbatch.data.tree_columns import TreeTable
@@ -130,8 +130,11 @@ class TreeDataset(InMemoryDataset, ABC):
                 self._fill(packed)
 
     def _pack(self, split: str, items: Sequence[Item], content: Content[Item]) -> dict[str, Any]:
-        bar = tqdm(items, desc=f"{type(self).__name__}: {split}", unit=" trees", mininterval=0.5)
-        examples = [content.featurize(item) for item in bar]
+        examples = []
+        with Progress(f"{type(self).__name__}: {split}", "trees", len(items)) as progress:
+            for item in items:
+                examples.append(content.featurize(item))
+                progress.update()
         if self.pre_transform is not None:
             examples = [self.pre_transform(example) for example in examples]
         data, slices = self.collate(examples)

@@ -8,10 +8,9 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from tqdm import tqdm
-
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.files import write_atomically
+from pyg_dynbatch.core.progress import Progress
 
 _CHUNK = 1 << 16
 _TIMEOUT = 30.0  # seconds without a byte
@@ -113,8 +112,7 @@ def _chunks(url: str, what: str, mend: str) -> Iterator[bytes]:
     except (OSError, http.client.HTTPException) as error:
         raise _failed(what, url, error, mend) from error
     promised = int(response.headers.get("Content-Length") or 0)
-    bar = tqdm(total=promised or None, unit="B", unit_scale=True, desc=f"{what}: {url}")
-    with response, bar:
+    with response, Progress(f"{what}: {url}", "bytes", promised or None) as progress:
         while True:
             try:
                 chunk = response.read(_CHUNK)
@@ -122,10 +120,10 @@ def _chunks(url: str, what: str, mend: str) -> Iterator[bytes]:
                 raise _failed(what, url, error, mend) from error
             if not chunk:
                 break
-            bar.update(len(chunk))
+            progress.update(len(chunk))
             yield chunk
-        if bar.n < promised:
-            cut = f"the connection ended after {bar.n:,} of {promised:,} bytes"
+        if progress.done < promised:
+            cut = f"the connection ended after {progress.done:,} of {promised:,} bytes"
             raise _failed(what, url, cut, mend)
 
 

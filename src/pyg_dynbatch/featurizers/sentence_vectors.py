@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from tqdm import tqdm
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.files import write_atomically
+from pyg_dynbatch.core.progress import Progress
 from pyg_dynbatch.featurizers.files import load_tensors
 from pyg_dynbatch.featurizers.vocabulary import Vocabulary, unescape
 from pyg_dynbatch.featurizers.word_vectors import WordVectors
@@ -136,17 +136,17 @@ def _encode(
         ) from error
     encoder: Any = SentenceTransformer(find_model(model), device=device)
     texts = [unescape(word) for word in words]
-    starts = tqdm(range(0, len(texts), batch_size), desc=f"Encoding words with {model}")
-    with torch.inference_mode():
-        parts = [
-            encoder.encode(
-                texts[start : start + batch_size],
-                batch_size=batch_size,
-                convert_to_tensor=True,
-                show_progress_bar=False,
+    parts = []
+    encoding = Progress(f"encoding with {model}", "words", len(texts))
+    with torch.inference_mode(), encoding as progress:
+        for start in range(0, len(texts), batch_size):
+            some = texts[start : start + batch_size]
+            parts.append(
+                encoder.encode(
+                    some, batch_size=batch_size, convert_to_tensor=True, show_progress_bar=False
+                )
             )
-            for start in starts
-        ]
+            progress.update(len(some))
     # A plain copy: inference tensors may not be trained later.
     return torch.cat(parts).float().cpu().clone()
 

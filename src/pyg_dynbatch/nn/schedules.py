@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from pyg_dynbatch.core.errors import described, mismatch
+from pyg_dynbatch.core.rows import check_precision
 from pyg_dynbatch.core.schedule import Schedule
 
 
@@ -52,19 +53,7 @@ def check_input_rows(owner: str, x: Tensor, module: nn.Module, channels: int | N
                 got=described(x),
             )
         )
-    weight = next(module.parameters(), x)
-    if x.dtype == weight.dtype or not weight.is_floating_point():
-        return
-    # Autocast leaves double precision alone.
-    if torch.float64 in (x.dtype, weight.dtype) or not torch.is_autocast_enabled(x.device.type):
-        raise TypeError(
-            mismatch(
-                f"{owner}: input rows have another dtype than the parameters",
-                expected=weight.dtype,
-                got=x.dtype,
-                mend=f"x.to({weight.dtype}), or layer.to({x.dtype})",
-            )
-        )
+    check_precision(owner, x, module)
 
 
 def derive_schedule(

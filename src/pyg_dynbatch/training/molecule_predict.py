@@ -3,9 +3,10 @@
 import argparse
 import hashlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 from pyg_dynbatch import __version__
 from pyg_dynbatch.core.errors import OneLineArguments, mismatch
@@ -15,7 +16,7 @@ from pyg_dynbatch.datasets.build import ERRORS
 from pyg_dynbatch.datasets.store import HEADER
 from pyg_dynbatch.featurizers import MoleculeFeaturizer, RawMolecule, read_molecules
 from pyg_dynbatch.featurizers.molecule_files import FORMATS
-from pyg_dynbatch.training.molecule_predictor import MoleculePredictor
+from pyg_dynbatch.training.molecule_predictor import MoleculePredictor, load_property_task
 from pyg_dynbatch.training.molecule_stream import (
     Columns,
     all_columns,
@@ -88,11 +89,12 @@ def _predict_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def run_molecule_predict(argv: list[str]) -> int:
+def run_molecule_predict(argv: list[str], checkpoint: Mapping[str, Any]) -> int:
     """Runs ``predict`` on a stream of molecules.
 
     Args:
         argv: The options.
+        checkpoint: What the first checkpoint holds; empty if there is no such file.
 
     Returns:
         The exit code, 0.
@@ -112,8 +114,9 @@ def run_molecule_predict(argv: list[str]) -> int:
     refuse_overwriting(
         "predict", [options.output, options.fingerprints], [options.input, *options.checkpoint]
     )
+    first, *others = options.checkpoint
     predictor = MoleculePredictor(
-        options.checkpoint,
+        [load_property_task(first, checkpoint), *others],
         options.device,
         options.dropout,
         options.max_pairs,

@@ -1,6 +1,6 @@
 """Predict from molecules with one or several checkpoints, and say how sure the prediction is."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,11 +35,14 @@ class Predicted:
     fingerprint: Float[np.ndarray, "molecule number"] | None = None
 
 
-def load_property_task(path: str | Path) -> MoleculeProperty:
+def load_property_task(
+    path: str | Path, checkpoint: Mapping[str, Any] | None = None
+) -> MoleculeProperty:
     """Builds the model of a checkpoint from the checkpoint alone; no code in it is run.
 
     Args:
         path: A checkpoint of :class:`~pyg_dynbatch.training.MoleculeProperty`.
+        checkpoint: What it holds, if it has been read.
 
     Returns:
         The model with its weights, ready to predict.
@@ -48,7 +51,7 @@ def load_property_task(path: str | Path) -> MoleculeProperty:
         FileNotFoundError: If there is no such file.
         ValueError: If it is no checkpoint, or one of another task.
     """
-    return MoleculeProperty.from_checkpoint(read_checkpoint(path), path)
+    return MoleculeProperty.from_checkpoint(checkpoint or read_checkpoint(path), path)
 
 
 class MoleculePredictor:

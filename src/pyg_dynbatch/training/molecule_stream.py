@@ -16,6 +16,7 @@ from jaxtyping import Float
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.files import whole_file
+from pyg_dynbatch.core.progress import Progress
 from pyg_dynbatch.datasets import featurize_stream
 from pyg_dynbatch.datasets.featurize import CHUNK, packing_of
 from pyg_dynbatch.featurizers import MoleculeFeaturizer, RawMolecule
@@ -198,11 +199,15 @@ def write_stream(
         marks = None
         if fingerprints:
             marks = stack.enter_context(fingerprint_file(fingerprints, count, print_size))
+        # A bar among the rows would spoil them.
+        among = output == "-" and sys.stdout.isatty()
+        progress = stack.enter_context(Progress("predicting", "records", shown=not among))
         for row in rows:
             writer.writerow([*columns.cells(row.record, row.status), *row.cells])
             if marks is not None and row.fingerprint is not None:
                 marks.add(row.fingerprint)
             count += 1
+            progress.update()
             if row.status != "ok":
                 bad, reason = bad + 1, reason or f"row {row.record.row}: {row.status}"
             if count % CHUNK == 0:

@@ -10,6 +10,7 @@ import torch
 
 from pyg_dynbatch.core.errors import OneLineArguments, mismatch
 from pyg_dynbatch.core.files import refuse_overwriting
+from pyg_dynbatch.core.progress import Progress
 from pyg_dynbatch.data import DataLoader
 from pyg_dynbatch.datasets import TreeFile
 from pyg_dynbatch.featurizers import Vocabulary
@@ -28,20 +29,21 @@ from pyg_dynbatch.training.predictions import (
 )
 
 
-def load_tree_task(path: str | Path) -> tuple[TreeClassification, Vocabulary]:
+def load_tree_task(
+    checkpoint: Mapping[str, Any], path: str | Path
+) -> tuple[TreeClassification, Vocabulary]:
     """Builds the model of a checkpoint from the checkpoint alone; no code in it is run.
 
     Args:
-        path: A checkpoint of :class:`~pyg_dynbatch.training.TreeClassification`.
+        checkpoint: What one of :class:`~pyg_dynbatch.training.TreeClassification` holds.
+        path: Its file, for messages.
 
     Returns:
         The model with its weights, ready to predict, and its words.
 
     Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If it is not a checkpoint of trees, or holds no words.
+        ValueError: If it holds no words.
     """
-    checkpoint = read_checkpoint(path)
     task = TreeClassification.from_checkpoint(checkpoint, path)
     words = _words(checkpoint)
     if words is None:
@@ -79,14 +81,14 @@ def predict_trees(
     """
     task.to(device)
     parts: list[Columns] = []
-    first = 0
-    for batch in DataLoader(trees, batch_size, arity=arity_of(task)):
-        with torch.inference_mode():
-            columns = task.predict_step(batch.to(device))
-        part = {name: value.cpu().numpy() for name, value in columns.items()}
-        part["example"] = part["example"] + first
-        first += batch.num_graphs
-        parts.append(part)
+    with Progress("predicting", "trees", len(trees)) as progress:
+        for batch in DataLoader(trees, batch_size, arity=arity_of(task)):
+            with torch.inference_mode():
+                columns = task.predict_step(batch.to(device))
+            part = {name: value.cpu().numpy() for name, value in columns.items()}
+            part["example"] = part["example"] + progress.done
+            progress.update(batch.num_graphs)
+            parts.append(part)
     return merge_columns(parts)
 
 
@@ -109,11 +111,11 @@ def run_predict(argv: list[str]) -> int:
     # Without a file there is only the help or a complaint, which are those of molecules.
     contents = read_checkpoint(paths[0]) if paths and Path(paths[0]).is_file() else {}
     if contents.get("pyg_dynbatch_task") != TreeClassification.__name__:
-        return run_molecule_predict(argv)
+        return run_molecule_predict(argv, contents)
     options = _parser().parse_args(argv)
     refuse_overwriting("predict", [options.output, options.nodes], [options.input, *paths])
     device = checked_device(options.device)
-    task, vocabulary = load_tree_task(paths[0])
+    task, vocabulary = load_tree_task(contents, paths[0])
     for path in paths[1:]:
         with naming_file(path):
             _check_words(read_checkpoint(path), vocabulary)

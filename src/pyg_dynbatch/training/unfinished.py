@@ -61,7 +61,7 @@ class Unfinished:
                     expected="the input, checkpoints and options of that run, to go on",
                     got=f"another {', '.join(other)}",
                     where=parts[0],
-                    mend=f"delete {' and '.join(map(str, parts))} to start anew",
+                    mend=f"delete {' and '.join(map(str, [*parts, note]))} to start anew",
                 )
             )
         self.counts = StreamCounts(*noted["counts"])
@@ -87,6 +87,9 @@ class Unfinished:
         new.replace(self.note)
 
     def __enter__(self) -> "Unfinished":
+        if self.note is not None and not self.counts.rows:
+            # It tells of files that this run writes over.
+            self.note.unlink(missing_ok=True)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -1,0 +1,65 @@
+"""Show how far long work has come: by a bar on a terminal, by lines in a log."""
+
+import sys
+import time
+from typing import Any
+
+_SECONDS = 30.0
+
+
+class Progress:
+    """Counts what is done.
+
+    On a terminal there is a bar, which work of less than half a second does without. Elsewhere
+    there is a line every 30 seconds and one at the end.
+
+    Args:
+        what: What is done, in a few words.
+        unit: What is counted.
+        total: How many there are, if it is known.
+        shown: Whether to show anything.
+    """
+
+    def __init__(
+        self, what: str, unit: str, total: int | None = None, *, shown: bool = True
+    ) -> None:
+        terminal = sys.stderr.isatty()
+        self._bar: Any = None
+        if shown and terminal:
+            from tqdm import tqdm
+
+            self._bar = tqdm(
+                desc=what,
+                unit=f" {unit}",
+                total=total,
+                unit_scale=unit == "bytes",
+                mininterval=0.5,
+                delay=0.5,
+            )
+        self._says = shown and not terminal
+        self._what, self.done = what, 0
+        self._unit = unit if total is None else f"of {total:,} {unit}"
+        self._begun = self._said = time.monotonic()
+
+    def update(self, count: int = 1) -> None:
+        """Adds what has been done since."""
+        self.done += count
+        if self._bar is not None:
+            self._bar.update(count)
+        elif self._says and time.monotonic() - self._said >= _SECONDS:
+            self._say()
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+        elif self._says and self.done:
+            self._say()
+
+    def _say(self) -> None:
+        self._said = time.monotonic()
+        passed = self._said - self._begun
+        line = f"{self._what}: {self.done:,} {self._unit} in {passed:.0f} s"
+        print(line, file=sys.stderr, flush=True)
