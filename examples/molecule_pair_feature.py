@@ -10,10 +10,11 @@ import lightning.pytorch as pl
 import numpy as np
 import torch
 
-from pyg_dynbatch.core.pair_table import PairTable
-from pyg_dynbatch.data import MoleculeLoader
-from pyg_dynbatch.featurizers import MoleculeFeaturizer, PairFeatures
-from pyg_dynbatch.training import MoleculeProperty, MoleculeSchema, OptimizerOptions
+from pyg_dynbatch.data import MoleculeFeaturizer, PairFeatures
+from pyg_dynbatch.loader import MoleculeLoader
+from pyg_dynbatch.molecules.pair_table import PairTable
+from pyg_dynbatch.tasks import MoleculeProperty, MoleculeSchema
+from pyg_dynbatch.training import OptimizerOptions
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 

@@ -12,17 +12,11 @@ import lightning.pytorch as pl
 import torch
 from torch.utils.data import Subset
 
-from pyg_dynbatch.data import MoleculeLoader
 from pyg_dynbatch.datasets import NCI, FeaturizeOptions
-from pyg_dynbatch.featurizers.molecule_drawing import draw_attributions, write_picture
-from pyg_dynbatch.training import (
-    MoleculePredictor,
-    MoleculeProperty,
-    MoleculeSchema,
-    OptimizerOptions,
-    RateOptions,
-    explain,
-)
+from pyg_dynbatch.loader import MoleculeLoader
+from pyg_dynbatch.molecules.drawing import draw_attributions, write_picture
+from pyg_dynbatch.tasks import MoleculePredictor, MoleculeProperty, MoleculeSchema, explain
+from pyg_dynbatch.training import OptimizerOptions, RateOptions
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 pl.seed_everything(0, verbose=False)

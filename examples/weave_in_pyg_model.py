@@ -10,8 +10,7 @@ from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
 from torch_geometric.nn import SAGEConv, global_add_pool
 
-from pyg_dynbatch.core import Pairs
-from pyg_dynbatch.nn import WeaveConv
+from pyg_dynbatch.nn import Pairs, WeaveConv
 
 WIDTH = 16
 

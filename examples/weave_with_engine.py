@@ -8,9 +8,9 @@ import time
 
 import torch
 
-from pyg_dynbatch.core import Pairs, Schedule
+from pyg_dynbatch.core import Schedule
 from pyg_dynbatch.models import WeaveProgram
-from pyg_dynbatch.nn import WeaveStack
+from pyg_dynbatch.nn import Pairs, WeaveStack
 
 torch.manual_seed(0)
 NUM_CODES, ATOM_FEATURES, PAIR_FEATURES = 9, 6, 5

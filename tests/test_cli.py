@@ -299,7 +299,7 @@ def test_fit_tests_predicts_draws_and_says_where(folder: Path, capsys) -> None:
 KILLED = """
 import os, signal, sys
 from pyg_dynbatch.cli import main
-from pyg_dynbatch.training import TreeClassification
+from pyg_dynbatch.tasks import TreeClassification
 
 step = TreeClassification.training_step
 

@@ -13,7 +13,7 @@ import yaml
 
 from pyg_dynbatch.cli import main
 from pyg_dynbatch.datasets import PackedMolecules
-from pyg_dynbatch.training.molecule_datamodule import MoleculeDataModule
+from pyg_dynbatch.molecules.datamodules import MoleculeDataModule
 from tests.core.test_files import files_of_at_most
 from tests.training.molecules import molecule_csv, trained
 

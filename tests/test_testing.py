@@ -6,8 +6,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pyg_dynbatch.core import Engine, Operations, Program, Ragged, RaggedRows, Signature, TensorType
-from pyg_dynbatch.data import Collater, DynTreeData
+from pyg_dynbatch.core import (
+    Engine,
+    Operations,
+    Program,
+    Ragged,
+    RaggedRows,
+    Signature,
+    TensorType,
+)
+from pyg_dynbatch.data import DynTreeData
+from pyg_dynbatch.loader import Collater
 from pyg_dynbatch.testing import (
     Structure,
     assert_batching_agrees,
@@ -176,7 +185,7 @@ def test_results_of_another_shape_or_name() -> None:
 
 def test_steps_of_structures_and_programs_must_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     other = Structure(torch.tensor([[0, 1], [1, 2]]), 3)
-    monkeypatch.setattr("pyg_dynbatch.testing.models.join_structures", lambda found: other)
+    monkeypatch.setattr("pyg_dynbatch.testing.join_structures", lambda found: other)
     with pytest.raises(AssertionError, match="step sizes differ"):
         assert_cell_agrees(Sum(), VECTOR, [TREE], in_channels=3)
 

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from pyg_dynbatch.core import Schedule as Schedule
     from pyg_dynbatch.core import Signature as Signature
     from pyg_dynbatch.core import TensorType as TensorType
-    from pyg_dynbatch.data import Collater as Collater
-    from pyg_dynbatch.data import DataLoader as DataLoader
-    from pyg_dynbatch.data import DynTreeData as DynTreeData
-    from pyg_dynbatch.data import NodeBudgetBatchSampler as NodeBudgetBatchSampler
+    from pyg_dynbatch.samplers import NodeBudgetBatchSampler as NodeBudgetBatchSampler
+    from pyg_dynbatch.trees.collate import Collater as Collater
+    from pyg_dynbatch.trees.collate import DataLoader as DataLoader
+    from pyg_dynbatch.trees.data import DynTreeData as DynTreeData
 
 __version__ = "0.1.0.dev0"
 
@@ -32,10 +32,10 @@ _ROOM_OF = {
     "Schedule": "core",
     "Signature": "core",
     "TensorType": "core",
-    "Collater": "data",
-    "DataLoader": "data",
+    "Collater": "loader",
+    "DataLoader": "loader",
     "DynTreeData": "data",
-    "NodeBudgetBatchSampler": "data",
+    "NodeBudgetBatchSampler": "loader",
 }
 _ROOMS = (
     "bench",
@@ -43,9 +43,10 @@ _ROOMS = (
     "core",
     "data",
     "datasets",
-    "featurizers",
+    "loader",
     "models",
     "nn",
+    "tasks",
     "testing",
     "training",
     "visualize",

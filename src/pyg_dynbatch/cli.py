@@ -136,7 +136,7 @@ def _dispatch(argv: list[str]) -> int:
 
         return run_bench(options)
     if command == "inspect":
-        from pyg_dynbatch.training.inspection import run_inspect
+        from pyg_dynbatch.trees.inspection import run_inspect
 
         return run_inspect(options)
     if command == "ensemble":
@@ -164,14 +164,14 @@ def _is_stream(options: Sequence[str]) -> bool:
 
 def _run_files(command: str, options: list[str]) -> int:
     if command == "explain":
-        from pyg_dynbatch.training.molecule_explain_command import run_explain
+        from pyg_dynbatch.molecules.commands import run_explain
 
         return run_explain(options)
     if command == "featurize":
-        from pyg_dynbatch.training.molecule_predict import run_featurize
+        from pyg_dynbatch.molecules.commands import run_featurize
 
         return run_featurize(options)
-    from pyg_dynbatch.training.tree_predict import run_predict
+    from pyg_dynbatch.trees.predict import run_predict
 
     return run_predict(options)
 

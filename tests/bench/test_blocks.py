@@ -118,7 +118,7 @@ def test_signs_of_expressions() -> None:
 
 
 def test_other_cells_are_refused() -> None:
-    from pyg_dynbatch.models.tree_classifier import TreeClassifier
+    from pyg_dynbatch.trees.models import TreeClassifier
 
     model = TreeClassifier(9, 5, 4, 3, cell="child_sum")
     with pytest.raises(TypeError, match="wants a Tree-LSTM with ordered children"):

@@ -20,7 +20,7 @@ from pyg_dynbatch.bench.scaling import growth_exponent
 from pyg_dynbatch.bench.shapes import forest_edges, sentiment_like_trees, tree_edges
 from pyg_dynbatch.bench.table1_trees import schedule_of
 from pyg_dynbatch.core import Schedule, depth_of, roots_of
-from pyg_dynbatch.nn.fused_products import RowProduct
+from pyg_dynbatch.nn.fused_plan import RowProduct
 
 CPU = torch.device("cpu")
 

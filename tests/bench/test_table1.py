@@ -14,8 +14,8 @@ from pyg_dynbatch.bench.protocol import Stopwatch
 from pyg_dynbatch.bench.table1_models import FoldCell, Table1Model
 from pyg_dynbatch.bench.table1_products import LevelProducts
 from pyg_dynbatch.bench.table1_trees import Shape, schedule_of
-from pyg_dynbatch.data.collate import Collater
 from pyg_dynbatch.nn import NaryTreeLSTM, TreeGRU
+from pyg_dynbatch.trees.collate import Collater
 
 CPU = torch.device("cpu")
 ARGV = ["table1", "--batch-sizes", "1", "3", "--leaves", "5", "--units", "4", "--repeats", "2"]

@@ -13,9 +13,9 @@ from pyg_dynbatch.bench import main, weave, weave_ways
 from pyg_dynbatch.bench.protocol import Stopwatch
 from pyg_dynbatch.bench.weave_cost import Machine, WeaveSizes, work
 from pyg_dynbatch.bench.weave_ways import WeaveBatch, WeaveWays
-from pyg_dynbatch.data.molecule_collate import MoleculeCollater
-from pyg_dynbatch.featurizers.molecule import MoleculeFeaturizer
-from pyg_dynbatch.nn.weave_stack import WeaveStack
+from pyg_dynbatch.molecules.data import MoleculeCollater
+from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
+from pyg_dynbatch.nn.weave import WeaveStack
 
 pytest.importorskip("rdkit")
 

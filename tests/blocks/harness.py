@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from pyg_dynbatch import blocks as td
-from pyg_dynbatch.blocks.compile import PASSES, compile_block
-from pyg_dynbatch.blocks.decode import merge_traced
+from pyg_dynbatch.blocks.compiler import PASSES, compile_block
+from pyg_dynbatch.blocks.tracing import merge_traced
 from pyg_dynbatch.core import Engine, Operations, Schedule, run_one_by_one
 from pyg_dynbatch.core.merge import schedule_merged
-from pyg_dynbatch.testing.compare import assert_same, flattened, gradients_of, prepared
+from pyg_dynbatch.testing import assert_same, flattened, gradients_of, prepared
 
 TOLERANCE = 1e-10
 

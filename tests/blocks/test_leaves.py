@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pyg_dynbatch import blocks as td
-from pyg_dynbatch.blocks import decode
+from pyg_dynbatch.blocks import tracing as decode
 from pyg_dynbatch.cli import one_line
 from tests.blocks.harness import builds, numbers, read_back, refused
 

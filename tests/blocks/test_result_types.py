@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pyg_dynbatch import blocks as td
-from pyg_dynbatch.blocks.result_types import dtype_of, shown
+from pyg_dynbatch.blocks.types import dtype_of, shown
 from tests.blocks.harness import refused
 
 OBJECT = td.PyObjectType()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from pyg_dynbatch import blocks as td
-from pyg_dynbatch.blocks.totals import _max, _mean, _min, _sum
+from pyg_dynbatch.blocks.reductions import _max, _mean, _min, _sum
 from pyg_dynbatch.core import RaggedRows
 from tests.blocks.harness import add, builds, numbers, read_back, refused, three_ways
 

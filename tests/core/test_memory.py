@@ -8,7 +8,8 @@ from ctypes import CDLL
 
 import pytest
 
-from pyg_dynbatch.core import keep_freed_memory, memory
+from pyg_dynbatch.core import keep_freed_memory
+from pyg_dynbatch.core import native as memory
 
 HAS_GLIBC = sys.platform == "linux" and hasattr(CDLL(None), "gnu_get_libc_version")
 

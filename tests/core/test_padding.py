@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyg_dynbatch.core import Schedule
-from pyg_dynbatch.core.level_shape import LevelShape, shape_of
 from pyg_dynbatch.core.padding import PaddedForm, padded_form, padded_schedule, schedule_of_shape
+from pyg_dynbatch.core.schedule import LevelShape, shape_of
 from tests.core.helpers import message
 from tests.strategies import Dag, structures
 

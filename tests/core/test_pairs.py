@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyg_dynbatch.core.pairs import Pairs
+from pyg_dynbatch.nn.pairs import Pairs
 
 SIZES = st.lists(st.integers(0, 6), max_size=5)
 

@@ -8,8 +8,14 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from pyg_dynbatch.core import Engine, Operations, Program, Schedule, run_one_by_one
-from pyg_dynbatch.core.state_store import Read, StateStore, Write, exchange, new_token
+from pyg_dynbatch.core import (
+    Engine,
+    Operations,
+    Program,
+    Schedule,
+    run_one_by_one,
+)
+from pyg_dynbatch.core.row_buffer import Read, StateStore, Write, exchange, new_token
 from pyg_dynbatch.testing import assert_gradients_agree
 from tests.core.helpers import VECTOR, Vectors, message
 

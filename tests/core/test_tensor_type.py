@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pyg_dynbatch.core import TensorType
-from pyg_dynbatch.core.tensor_type import describe, parts_of
+from pyg_dynbatch.core.types import describe, parts_of
 from tests.core.helpers import as_users_run_it, message
 
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from pyg_dynbatch.core import Schedule
-from pyg_dynbatch.core.buckets import LevelBuckets
-from pyg_dynbatch.core.padding import padded_form
-from pyg_dynbatch.data import Collater, DataLoader, DynTreeData
-from pyg_dynbatch.data.bucketed import BucketedCollater
+from pyg_dynbatch.core.padding import LevelBuckets, padded_form
+from pyg_dynbatch.data import DynTreeData
+from pyg_dynbatch.loader import Collater, DataLoader
+from pyg_dynbatch.trees.collate import BucketedCollater
 from tests.core.helpers import message
 
 

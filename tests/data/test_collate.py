@@ -9,7 +9,8 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.transforms import ToSparseTensor
 
 from pyg_dynbatch.core.schedule import Schedule
-from pyg_dynbatch.data import Collater, DynTreeData, from_nested
+from pyg_dynbatch.data import DynTreeData, from_nested
+from pyg_dynbatch.loader import Collater
 from tests.strategies import batches, diamond
 
 TREE = from_nested((4, (5, 6)))

@@ -332,6 +332,6 @@ def test_a_missing_package_is_named(package, convert, monkeypatch):
 
 def test_optional_packages_are_not_imported_by_the_room():
     assert "nltk" not in vars(builtins)
-    import pyg_dynbatch.data.convert as room
+    import pyg_dynbatch.trees.convert as room
 
     assert not {"nltk", "networkx"} & set(vars(room))

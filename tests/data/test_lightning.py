@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from pyg_dynbatch.core.schedule import Schedule
-from pyg_dynbatch.data import DataLoader, NodeBudgetBatchSampler, from_parents, node_counts
+from pyg_dynbatch.data import from_parents
+from pyg_dynbatch.loader import DataLoader, NodeBudgetBatchSampler, node_counts
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),

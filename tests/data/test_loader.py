@@ -4,13 +4,8 @@ from torch.utils.data import SequentialSampler, get_worker_info
 from torch_geometric.data import Data
 
 from pyg_dynbatch.core.schedule import Schedule
-from pyg_dynbatch.data import (
-    Collater,
-    DataLoader,
-    NodeBudgetBatchSampler,
-    from_parents,
-    node_counts,
-)
+from pyg_dynbatch.data import from_parents
+from pyg_dynbatch.loader import Collater, DataLoader, NodeBudgetBatchSampler, node_counts
 
 
 def trees(count: int = 12) -> list:

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch_geometric.data import Batch, Data
 
-from pyg_dynbatch.data import Collater, DynTreeData
-from pyg_dynbatch.data.merge import merge_trees
+from pyg_dynbatch.data import DynTreeData
+from pyg_dynbatch.loader import Collater
+from pyg_dynbatch.trees.columns import merge_trees
 
 
 def chain(nodes: int, **fields: Any) -> DynTreeData:

@@ -5,7 +5,7 @@ from torch_geometric.loader import DataLoader as PyGDataLoader
 from torch_geometric.nn import GCNConv
 
 from pyg_dynbatch.data import MoleculeData, bonds_of
-from pyg_dynbatch.data.molecule import atoms_of_pairs, pairs_of_atoms
+from pyg_dynbatch.molecules.data import atoms_of_pairs, pairs_of_atoms
 from tests.data.molecules import TABLE, molecule
 
 

@@ -4,8 +4,8 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
-from pyg_dynbatch.core.pairs import Pairs
-from pyg_dynbatch.data import Collater, MoleculeLoader, NodeBudgetBatchSampler, pair_counts
+from pyg_dynbatch.loader import Collater, MoleculeLoader, NodeBudgetBatchSampler, pair_counts
+from pyg_dynbatch.nn.pairs import Pairs
 from tests.data.molecules import TABLE, molecule
 
 

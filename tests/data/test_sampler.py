@@ -16,8 +16,9 @@ from torch.utils.data import (
 )
 from torch_geometric.data import InMemoryDataset
 
-from pyg_dynbatch.data import DynTreeData, EpochSampler, NodeBudgetBatchSampler, node_counts
-from pyg_dynbatch.data.packing import deal, make_exactly, pack_in_order, pack_tightly
+from pyg_dynbatch.data import DynTreeData
+from pyg_dynbatch.loader import EpochSampler, NodeBudgetBatchSampler, node_counts
+from pyg_dynbatch.samplers import deal, make_exactly, pack_in_order, pack_tightly
 
 
 def ranked(sizes, ranks, epoch=0, **options):

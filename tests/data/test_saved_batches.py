@@ -8,16 +8,10 @@ import pytest
 import torch
 from torch_geometric.data import Batch, Data
 
-from pyg_dynbatch.core.buckets import LevelBuckets
-from pyg_dynbatch.core.pair_table import PairTable
-from pyg_dynbatch.data import (
-    BucketedCollater,
-    Collater,
-    DynTreeData,
-    MoleculeCollater,
-    MoleculeData,
-    allow_batches,
-)
+from pyg_dynbatch.core.padding import LevelBuckets
+from pyg_dynbatch.data import DynTreeData, MoleculeData, allow_batches
+from pyg_dynbatch.loader import BucketedCollater, Collater, MoleculeCollater
+from pyg_dynbatch.molecules.pair_table import PairTable
 
 TREES = [DynTreeData(torch.tensor([[0, 1], [2, 2]]), num_nodes=3)] * 2
 PLAIN = [Data(edge_index=tree.edge_index, num_nodes=3) for tree in TREES]

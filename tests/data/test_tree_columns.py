@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from torch_geometric.data import Batch, InMemoryDataset
 from torch_geometric.data.collate import collate
 
-from pyg_dynbatch.data import Collater, DynTreeData
-from pyg_dynbatch.data.tree_columns import TreeColumns, TreeTable
+from pyg_dynbatch.data import DynTreeData
+from pyg_dynbatch.loader import Collater
+from pyg_dynbatch.trees.columns import TreeColumns, TreeTable
 from tests.data.test_merge import assert_same_batch
 from tests.strategies import Dag, structures
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import torch
 
-from pyg_dynbatch.core.pair_table import PairTable
 from pyg_dynbatch.data import MoleculeData
-from pyg_dynbatch.featurizers.molecule_files import RawMolecule
-from pyg_dynbatch.featurizers.smiles import MoleculeError
+from pyg_dynbatch.molecules.files import RawMolecule
+from pyg_dynbatch.molecules.pair_table import PairTable
+from pyg_dynbatch.molecules.rdkit_access import MoleculeError
 
 TASKS = ("first", "second")
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyg_dynbatch.data import MoleculeColumns, MoleculeData
-from pyg_dynbatch.datasets.atom_packing import AtomPacking, join_columns, join_packs
+from pyg_dynbatch.molecules.store import AtomPacking, join_columns, join_packs
 from tests.datasets.molecules import assert_same
 
 KINDS = ("bit", "real", "count", "bit", "count")

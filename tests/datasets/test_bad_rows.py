@@ -3,7 +3,7 @@ import csv
 import pytest
 
 from pyg_dynbatch.datasets import BadMolecule, write_error_report
-from pyg_dynbatch.datasets.bad_rows import check_policy, summary_of
+from pyg_dynbatch.molecules.files import check_policy, summary_of
 
 BAD = BadMolecule(3, "mine.csv:5", 'C("\n', "an open, bracket", 2)
 

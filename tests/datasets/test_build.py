@@ -13,9 +13,9 @@ import pytest
 
 from pyg_dynbatch.core import files
 from pyg_dynbatch.datasets import FeaturizeOptions, PackedMolecules, build_store
-from pyg_dynbatch.datasets.build import ERRORS
-from pyg_dynbatch.datasets.store import HEADER, MoleculeStore
-from pyg_dynbatch.featurizers.molecule_files import RawMolecule
+from pyg_dynbatch.molecules.build import ERRORS
+from pyg_dynbatch.molecules.files import RawMolecule
+from pyg_dynbatch.molecules.store import HEADER, MoleculeStore
 from tests.datasets.molecules import TASKS, Letters, assert_same, records
 
 COUNT, BAD = 50, (5, 33)

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch_geometric.loader import DataLoader
 
-from pyg_dynbatch.data import Collater, DynTreeData
-from pyg_dynbatch.data import DataLoader as OwnLoader
-from pyg_dynbatch.data.tree_columns import TreeColumns
+from pyg_dynbatch.data import DynTreeData, Vocabulary
 from pyg_dynbatch.datasets import TreeDataset, TreeFile
-from pyg_dynbatch.datasets.cached import choose_split
-from pyg_dynbatch.featurizers import Vocabulary
+from pyg_dynbatch.loader import Collater
+from pyg_dynbatch.loader import DataLoader as OwnLoader
+from pyg_dynbatch.trees.columns import TreeColumns
+from pyg_dynbatch.trees.datasets import choose_split
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_the_cache_is_read_without_unpickling_code(trees: Path, tmp_path: Path) 
 
 def test_the_cache_is_used(trees: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     TreeFile(trees, tmp_path)
-    monkeypatch.setattr("pyg_dynbatch.datasets.tree_file.parse_bracketed", None)
+    monkeypatch.setattr("pyg_dynbatch.trees.datasets.parse_bracketed", None)
     assert len(TreeFile(trees, tmp_path)) == 3
     with pytest.raises(TypeError):
         TreeFile(trees, tmp_path, force_reload=True)

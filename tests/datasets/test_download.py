@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pyg_dynbatch.datasets.download import download_verified, extract_member, sha256_of
+from pyg_dynbatch.core.files import download_verified, extract_member, sha256_of
 
 CONTENT = b"a film " * 20_000
 SHA256 = hashlib.sha256(CONTENT).hexdigest()

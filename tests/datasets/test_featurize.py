@@ -5,9 +5,9 @@ import pytest
 
 from pyg_dynbatch.data import MoleculeData
 from pyg_dynbatch.datasets import FeaturizeOptions, featurize_record, featurize_stream
-from pyg_dynbatch.datasets.atom_packing import AtomPacking
-from pyg_dynbatch.datasets.featurize import in_chunks, packing_of
-from pyg_dynbatch.featurizers.molecule_files import RawMolecule
+from pyg_dynbatch.molecules.build import in_chunks, packing_of
+from pyg_dynbatch.molecules.files import RawMolecule
+from pyg_dynbatch.molecules.store import AtomPacking
 from tests.datasets.molecules import Letters, assert_same, records, texts
 
 
@@ -146,8 +146,8 @@ def test_options_are_checked():
 
 def test_a_mol_block():
     chem = pytest.importorskip("rdkit.Chem")
-    from pyg_dynbatch.featurizers.molecule import MoleculeFeaturizer
-    from pyg_dynbatch.featurizers.smiles import MoleculeError
+    from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
+    from pyg_dynbatch.molecules.rdkit_access import MoleculeError
 
     block = chem.MolToMolBlock(chem.MolFromSmiles("OCC"))
     data = featurize_record(MoleculeFeaturizer(), RawMolecule(2, "a.sdf:1", block=block))

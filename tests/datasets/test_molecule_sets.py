@@ -10,11 +10,17 @@ import torch
 
 pytest.importorskip("rdkit")
 
-from pyg_dynbatch.data import MoleculeLoader
-from pyg_dynbatch.datasets import NCI, FeaturizeOptions, MoleculeFile, MoleculeNet, PackedMolecules
-from pyg_dynbatch.datasets.molecule_net import MEMBERS
-from pyg_dynbatch.featurizers import MoleculeError, MoleculeFeaturizer
-from pyg_dynbatch.featurizers.rdkit_access import rdkit_data_folder
+from pyg_dynbatch.data import MoleculeError, MoleculeFeaturizer
+from pyg_dynbatch.datasets import (
+    NCI,
+    FeaturizeOptions,
+    MoleculeFile,
+    MoleculeNet,
+    PackedMolecules,
+)
+from pyg_dynbatch.loader import MoleculeLoader
+from pyg_dynbatch.molecules.datasets import MEMBERS
+from pyg_dynbatch.molecules.rdkit_access import rdkit_data_folder
 
 QUIET = FeaturizeOptions(progress=False)
 
@@ -40,7 +46,7 @@ def test_nci_needs_no_network(tmp_path, monkeypatch):
 
 
 def test_nci_of_an_rdkit_without_data(monkeypatch, tmp_path):
-    monkeypatch.setattr("pyg_dynbatch.datasets.nci.rdkit_data_folder", lambda: tmp_path)
+    monkeypatch.setattr("pyg_dynbatch.molecules.datasets.rdkit_data_folder", lambda: tmp_path)
     with pytest.raises(FileNotFoundError, match="NCI: this RDKit comes without the file") as caught:
         NCI()
     assert "first_5k.tpsa.csv" in str(caught.value)

@@ -10,19 +10,19 @@ import torch
 from torch.utils.data import Subset
 from torch_geometric.loader import DataLoader as PyGDataLoader
 
-from pyg_dynbatch.core.pair_table import PairTable
-from pyg_dynbatch.data import (
-    MoleculeColumns,
-    MoleculeLoader,
-    NodeBudgetBatchSampler,
-    node_counts,
-    pair_counts,
-)
+from pyg_dynbatch.data import MoleculeColumns
 from pyg_dynbatch.datasets import FeaturizeOptions, PackedMolecules, build_store, featurize_record
-from pyg_dynbatch.datasets.atom_packing import AtomPacking
-from pyg_dynbatch.datasets.packed import open_or_build
-from pyg_dynbatch.datasets.shard import write_shard
-from pyg_dynbatch.datasets.store import FORMAT, HEADER, shard_name, write_header
+from pyg_dynbatch.loader import MoleculeLoader, NodeBudgetBatchSampler, node_counts, pair_counts
+from pyg_dynbatch.molecules.datasets import open_or_build
+from pyg_dynbatch.molecules.pair_table import PairTable
+from pyg_dynbatch.molecules.store import (
+    FORMAT,
+    HEADER,
+    AtomPacking,
+    shard_name,
+    write_header,
+    write_shard,
+)
 from tests.datasets.molecules import TASKS, Letters, assert_same, records
 
 OPTIONS = FeaturizeOptions(shard_size=20, progress=False)

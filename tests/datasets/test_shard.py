@@ -3,7 +3,7 @@ import pickle
 import numpy as np
 import pytest
 
-from pyg_dynbatch.datasets.shard import Shard, shard_bytes, write_shard
+from pyg_dynbatch.molecules.store import Shard, shard_bytes, write_shard
 
 ARRAYS = {
     "bits": np.arange(35, dtype=np.uint8).reshape(7, 5),

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch_geometric.loader import DataLoader
 
+from pyg_dynbatch.data import Vocabulary
 from pyg_dynbatch.datasets import SICK, score_to_target
-from pyg_dynbatch.featurizers import Vocabulary
 
 
 @pytest.fixture

@@ -9,8 +9,14 @@ import pytest
 import torch.utils.data
 from torch_geometric.data import Batch
 
-from pyg_dynbatch.data import Collater, MoleculeCollater
-from pyg_dynbatch.datasets import SST, ListOps, ListOpsRecipe, MoleculeFile, TreeFile
+from pyg_dynbatch.datasets import (
+    SST,
+    ListOps,
+    ListOpsRecipe,
+    MoleculeFile,
+    TreeFile,
+)
+from pyg_dynbatch.loader import Collater, MoleculeCollater
 
 
 class Batches(torch.utils.data.Dataset[Batch]):

@@ -171,7 +171,7 @@ def test_column():
 def test_a_column_of_a_file(samples):
     pytest.importorskip("rdkit")
     from pyg_dynbatch.datasets import FeaturizeOptions, MoleculeFile
-    from pyg_dynbatch.featurizers.molecule_files import read_molecules
+    from pyg_dynbatch.molecules.files import read_molecules
 
     path = samples / "molecules" / "mixed.csv"
     dataset = MoleculeFile(path, options=FeaturizeOptions(bad="skip", progress=False))
@@ -271,7 +271,7 @@ def test_json_is_readable(tmp_path):
 def test_the_digest_is_computed_once(monkeypatch):
     split = random_split(10)
     digest = split.digest
-    monkeypatch.setattr("pyg_dynbatch.datasets.split.json", None)
+    monkeypatch.setattr("pyg_dynbatch.molecules.splits.json", None)
     assert split.digest == digest and hash(split) == hash(digest)
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from pyg_dynbatch.datasets import SST, sst
-from pyg_dynbatch.featurizers import Vocabulary, to_bracketed
+from pyg_dynbatch.data import Vocabulary, to_bracketed
+from pyg_dynbatch.datasets import SST
+from pyg_dynbatch.trees import datasets as sst
 
 SPLITS = ("train", "dev", "test")
 

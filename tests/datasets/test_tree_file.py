@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from pyg_dynbatch.data import Vocabulary
 from pyg_dynbatch.datasets import TreeFile
-from pyg_dynbatch.featurizers import Vocabulary
 
 
 def write(path: Path, *lines: str) -> Path:

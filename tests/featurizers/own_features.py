@@ -4,8 +4,7 @@ import numpy as np
 import torch
 from rdkit import Chem
 
-from pyg_dynbatch.core import PairTable
-from pyg_dynbatch.featurizers import AtomFeatures, MoleculeDescriptors, PairFeatures
+from pyg_dynbatch.data import AtomFeatures, MoleculeDescriptors, PairFeatures, PairTable
 
 
 class Mass(AtomFeatures):

@@ -10,8 +10,9 @@ import pytest
 from rdkit import Chem, RDConfig
 from rdkit.Chem import ChemicalFeatures, rdCIPLabeler, rdPartialCharges
 
-from pyg_dynbatch.featurizers import KearnesAtoms, MoleculeError, atoms, parse_smiles
-from pyg_dynbatch.featurizers.atoms import donors_and_acceptors
+from pyg_dynbatch.data import KearnesAtoms, MoleculeError, parse_smiles
+from pyg_dynbatch.molecules import kearnes as atoms
+from pyg_dynbatch.molecules.kearnes import donors_and_acceptors
 from tests.featurizers.molecules import ODD
 
 SYMBOLS = ["H", "C", "N", "O", "F", "P", "S", "Cl", "Br", "I"]

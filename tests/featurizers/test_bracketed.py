@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyg_dynbatch.featurizers import BracketedTree, Vocabulary, parse_bracketed, to_bracketed
+from pyg_dynbatch.data import BracketedTree, Vocabulary, parse_bracketed, to_bracketed
 
 Nested = tuple[int, str | None, list["Nested"]]
 
@@ -152,7 +152,7 @@ def test_labels_must_be_a_known_option() -> None:
 def test_a_forest_is_not_written() -> None:
     vocabulary = Vocabulary(["a"])
     tree = parse_bracketed("(1 a)")
-    from pyg_dynbatch.featurizers import forest_to_data
+    from pyg_dynbatch.data import forest_to_data
 
     with pytest.raises(ValueError, match=r"the data is no tree[\s\S]*2 roots, 0 shared nodes"):
         to_bracketed(forest_to_data([tree, tree], vocabulary), vocabulary)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from rdkit import Chem
 
-from pyg_dynbatch.featurizers import DeepChemAtoms, DeepChemPairs, parse_smiles
+from pyg_dynbatch.data import DeepChemAtoms, DeepChemPairs, parse_smiles
 from tests.featurizers.molecules import ODD, distances
 
 SYMBOLS = [

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from pyg_dynbatch.featurizers.molecule import MoleculeFeaturizer
+from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
 
 pytest.importorskip("rdkit")
 

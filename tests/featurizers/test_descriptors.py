@@ -11,7 +11,8 @@ import torch
 from rdkit import Chem, rdBase
 from rdkit.Chem import Descriptors
 
-from pyg_dynbatch.featurizers import MoleculeFeaturizer, RDKitDescriptors, descriptors
+from pyg_dynbatch.data import MoleculeFeaturizer, RDKitDescriptors
+from pyg_dynbatch.molecules import descriptors
 from tests.featurizers.molecules import ODD, fingerprint
 from tests.featurizers.own_features import GivenRow, MarkedCharge
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pyg_dynbatch.featurizers.files import load_tensors, read_lines
+from pyg_dynbatch.core.files import load_tensors, read_lines
 
 
 def test_only_line_feeds_end_lines(tmp_path: Path) -> None:

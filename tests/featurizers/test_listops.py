@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyg_dynbatch.featurizers.listops import (
+from pyg_dynbatch.trees.listops import (
     END,
     evaluate_listops,
     format_listops,

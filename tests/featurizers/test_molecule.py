@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rdkit import Chem
 
-from pyg_dynbatch.featurizers import (
+from pyg_dynbatch.data import (
     DeepChemAtoms,
     DoubleBondStereo,
     KearnesAtoms,
@@ -311,7 +311,7 @@ def test_a_release_that_changes_no_feature_leaves_the_digest(
     before = KEARNES.digest
     monkeypatch.setattr("pyg_dynbatch.__version__", "99.0")
     assert KEARNES.digest == before and KEARNES.spec["pyg_dynbatch"] == "99.0"
-    monkeypatch.setattr("pyg_dynbatch.featurizers.molecule._FORMAT", "MoleculeFeaturizer 99")
+    monkeypatch.setattr("pyg_dynbatch.molecules.featurizer._FORMAT", "MoleculeFeaturizer 99")
     assert KEARNES.digest != before
 
 
@@ -394,7 +394,7 @@ def test_features_must_say_what_they_are() -> None:
 
 
 def _init(features: Any, *arguments: Any) -> None:
-    from pyg_dynbatch.featurizers import AtomFeatures
+    from pyg_dynbatch.data import AtomFeatures
 
     AtomFeatures.__init__(features, *arguments)
 
@@ -403,7 +403,7 @@ def test_without_rdkit_one_clear_message() -> None:
     code = """
 import sys
 sys.modules["rdkit"] = None
-from pyg_dynbatch.featurizers import MoleculeFeaturizer, read_molecules
+from pyg_dynbatch.data import MoleculeFeaturizer, read_molecules
 try:
     MoleculeFeaturizer()("CCO")
 except ImportError as error:

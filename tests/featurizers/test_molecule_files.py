@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from rdkit import Chem
 
-from pyg_dynbatch.featurizers import (
+from pyg_dynbatch.data import (
     MoleculeFeaturizer,
     RawMolecule,
     parse_mol_block,

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from pyg_dynbatch.featurizers.pair_places import upper_triangle
+from pyg_dynbatch.molecules.featurizer import upper_triangle
 
 
 def test_places_of_pairs_of_large_molecules_are_not_kept() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from rdkit import Chem
 
-from pyg_dynbatch.featurizers import DoubleBondStereo, KearnesPairs, parse_smiles
+from pyg_dynbatch.data import DoubleBondStereo, KearnesPairs, parse_smiles
 from tests.featurizers.molecules import ODD, distances
 
 BONDS = {"SINGLE": 0, "DOUBLE": 1, "TRIPLE": 2, "AROMATIC": 3}

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyg_dynbatch.featurizers import Vocabulary, parse_parents
+from pyg_dynbatch.data import Vocabulary, parse_parents
 
 
 @given(st.integers(1, 15).flatmap(lambda n: st.tuples(st.permutations(range(n)), st.data())))

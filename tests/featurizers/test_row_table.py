@@ -4,8 +4,8 @@ import pickle
 
 import numpy as np
 
-from pyg_dynbatch.featurizers import row_table
-from pyg_dynbatch.featurizers.row_table import RowTable
+from pyg_dynbatch.molecules import features as row_table
+from pyg_dynbatch.molecules.features import RowTable
 
 
 def test_every_key_is_made_once_however_many_there_are() -> None:

@@ -3,7 +3,7 @@
 import pytest
 from rdkit import Chem
 
-from pyg_dynbatch.featurizers import MoleculeError, canonical_smiles, murcko_scaffold
+from pyg_dynbatch.data import MoleculeError, canonical_smiles, murcko_scaffold
 from tests.featurizers.molecules import ODD, fingerprint
 
 

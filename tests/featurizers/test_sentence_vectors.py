@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from pyg_dynbatch.featurizers import Vocabulary, sentence_vectors
-from pyg_dynbatch.featurizers.sentence_vectors import DEFAULT_MODEL, find_model
+from pyg_dynbatch.data import Vocabulary, sentence_vectors
+from pyg_dynbatch.trees.vectors import DEFAULT_MODEL, find_model
 
 
 class Encoder:

@@ -8,8 +8,8 @@ import sys
 import pytest
 from rdkit import Chem
 
-from pyg_dynbatch.featurizers import MoleculeError, parse_mol_block, parse_smiles
-from pyg_dynbatch.featurizers.smiles import sanitized_copy
+from pyg_dynbatch.data import MoleculeError, parse_mol_block, parse_smiles
+from pyg_dynbatch.molecules.rdkit_access import sanitized_copy
 from tests.featurizers.molecules import ODD, fingerprint
 
 
@@ -82,7 +82,7 @@ def test_logging_of_rdkit_stays_as_it_was() -> None:
     # In a process of its own: the log goes to the stream of the process.
     code = """
 from rdkit import Chem
-from pyg_dynbatch.featurizers import MoleculeError, parse_smiles
+from pyg_dynbatch.data import MoleculeError, parse_smiles
 for smiles in ("CCO", "C(C)(C)(C)(C)C", "C1CC("):
     try:
         parse_smiles(smiles)

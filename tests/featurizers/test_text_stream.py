@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pyg_dynbatch.featurizers.text_stream import open_lines
+from pyg_dynbatch.core.files import open_lines
 
 
 def read(path: Path | str) -> list[str]:

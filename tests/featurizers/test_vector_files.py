@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from pyg_dynbatch.featurizers import Vocabulary, read_word_vectors
-from pyg_dynbatch.featurizers.vector_files import MISSING
+from pyg_dynbatch.data import Vocabulary, read_word_vectors
+from pyg_dynbatch.trees.vectors import MISSING
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pyg_dynbatch.featurizers import Vocabulary, unescape
+from pyg_dynbatch.data import Vocabulary, unescape
 
 
 def test_rows_and_words_are_inverse() -> None:

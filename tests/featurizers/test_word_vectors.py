@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pyg_dynbatch.featurizers import Vocabulary, WordVectors
+from pyg_dynbatch.data import Vocabulary, WordVectors
 
 
 @pytest.fixture

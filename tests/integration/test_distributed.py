@@ -8,12 +8,12 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
+from pyg_dynbatch.tasks import TreeFileData
 from pyg_dynbatch.training import (
     OptimizerOptions,
     PredictionTable,
     RandomState,
     RunReport,
-    TreeFileData,
     last_checkpoint,
 )
 from pyg_dynbatch.training.report import closing_lines

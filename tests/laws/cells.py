@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pyg_dynbatch.core import RaggedRows, TensorType
-from pyg_dynbatch.core.tensor_type import RowType
+from pyg_dynbatch.core.types import RowType
 from pyg_dynbatch.nn import (
     ChildSumTreeLSTMCell,
     NaryTreeLSTMCell,

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear
 
 from pyg_dynbatch import blocks as td
-from pyg_dynbatch.blocks.compile import PASSES
+from pyg_dynbatch.blocks.compiler import PASSES
 from pyg_dynbatch.core import Schedule
-from pyg_dynbatch.core.pairs import Pairs
 from pyg_dynbatch.nn import NaryTreeLSTM, WeaveConv
+from pyg_dynbatch.nn.pairs import Pairs
 from tests.example_files import defined_in
 from tests.nn.plain_weave import Molecules, molecules
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from pyg_dynbatch import blocks as td
-from pyg_dynbatch.blocks.compile import PASSES, compile_block
-from pyg_dynbatch.blocks.decode import merge_traced
+from pyg_dynbatch.blocks.compiler import PASSES, compile_block
+from pyg_dynbatch.blocks.tracing import merge_traced
 from pyg_dynbatch.core import Engine, Operations
 from pyg_dynbatch.core.merge import schedule_merged
 from tests.blocks.harness import three_ways

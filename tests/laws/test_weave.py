@@ -7,12 +7,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 
-from pyg_dynbatch.core.pairs import Pairs
-from pyg_dynbatch.models.weave_net import WeaveNet
-from pyg_dynbatch.models.weave_program import WeaveProgram
-from pyg_dynbatch.nn.gaussian_histogram import GaussianHistogramAggregation
-from pyg_dynbatch.nn.weave import WeaveConv
-from pyg_dynbatch.nn.weave_stack import WeaveStack
+from pyg_dynbatch.molecules.models import WeaveNet, WeaveProgram
+from pyg_dynbatch.nn.pairs import Pairs
+from pyg_dynbatch.nn.readout import GaussianHistogramAggregation
+from pyg_dynbatch.nn.weave import WeaveConv, WeaveStack
 from tests.nn.plain_weave import Molecules, molecules, plain_weave
 
 FEW = settings(max_examples=12, suppress_health_check=list(HealthCheck))

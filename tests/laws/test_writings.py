@@ -7,9 +7,8 @@ import pytest
 import torch
 from rdkit import Chem, RDConfig
 
-from pyg_dynbatch.data import MoleculeData
-from pyg_dynbatch.featurizers import MoleculeFeaturizer
-from pyg_dynbatch.training import MoleculePredictor, MoleculeProperty, MoleculeSchema
+from pyg_dynbatch.data import MoleculeData, MoleculeFeaturizer
+from pyg_dynbatch.tasks import MoleculePredictor, MoleculeProperty, MoleculeSchema
 
 NUM_MOLECULES, NUM_WRITINGS = 200, 20
 

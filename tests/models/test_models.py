@@ -13,11 +13,12 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader as PyGDataLoader
 
 from pyg_dynbatch.core import Schedule
-from pyg_dynbatch.data import Collater, DataLoader, DynTreeData
+from pyg_dynbatch.data import DynTreeData
+from pyg_dynbatch.loader import Collater, DataLoader
 from pyg_dynbatch.models import TreeClassifier, TreeEncoder, TreeSimilarity
-from pyg_dynbatch.models.encoder import make_layer
 from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, TreeGRU, TreeRNN
 from pyg_dynbatch.testing import assert_model_agrees
+from pyg_dynbatch.trees.models import make_layer
 from tests.strategies import Dag, balanced, chain, full_trees, single_node, star, structures, trees
 
 FEW = settings(max_examples=8, suppress_health_check=list(HealthCheck))
@@ -84,7 +85,7 @@ def test_similarity_on_a_batch_is_the_similarity_alone(cell: str, data: st.DataO
 
 @pytest.mark.parametrize("cell", ("nary", "child_sum"))
 def test_equal_words_are_computed_once(cell: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyg_dynbatch.models.encoder._MANY_LEAVES", 1)
+    monkeypatch.setattr("pyg_dynbatch.trees.models._MANY_LEAVES", 1)
     model = classifier(cell).double()
     batch = Collater(arity=ARITY[cell])([EXAMPLES[0]] * 3 + EXAMPLES)
     rows: list[int] = []
@@ -96,7 +97,7 @@ def test_equal_words_are_computed_once(cell: str, monkeypatch: pytest.MonkeyPatc
 
     shared = results()
     assert rows.pop() < batch.schedule.stores[0].inputs
-    monkeypatch.setattr("pyg_dynbatch.models.encoder._WORTH_SHARING", -1.0)
+    monkeypatch.setattr("pyg_dynbatch.trees.models._WORTH_SHARING", -1.0)
     torch.testing.assert_close(results(), shared, rtol=1e-10, atol=1e-10)
     assert rows.pop() == batch.schedule.stores[0].inputs
 
@@ -105,7 +106,7 @@ def test_equal_words_are_computed_once(cell: str, monkeypatch: pytest.MonkeyPatc
 def test_leaves_with_dropout_of_their_own_are_computed_each(
     option: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pyg_dynbatch.models.encoder._MANY_LEAVES", 1)
+    monkeypatch.setattr("pyg_dynbatch.trees.models._MANY_LEAVES", 1)
     model = classifier(**{option: 0.5})
     batch = Collater(arity=3)([EXAMPLES[0]] * 3)
     rows: list[int] = []

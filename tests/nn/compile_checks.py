@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from pyg_dynbatch.core import Engine, RaggedRows, Schedule
-from pyg_dynbatch.core.pairs import Pairs
 from pyg_dynbatch.models import WeaveNet
 from pyg_dynbatch.nn import (
     ChildSumTreeLSTMCell,
@@ -23,6 +22,7 @@ from pyg_dynbatch.nn import (
     WeaveConv,
     WeaveStack,
 )
+from pyg_dynbatch.nn.pairs import Pairs
 from tests.nn.own_process import print_outcomes
 
 BACKENDS = ("eager", "aot_eager")

@@ -11,7 +11,7 @@ from torch_geometric.explain.algorithm.utils import clear_masks, set_masks
 
 from pyg_dynbatch.nn import NaryTreeLSTM
 from pyg_dynbatch.nn.fused_plan import FusedRun
-from pyg_dynbatch.nn.levels import run_levels
+from pyg_dynbatch.nn.recursive import run_levels
 from tests.nn.recursion import (
     IN,
     KINDS,

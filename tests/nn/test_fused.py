@@ -9,16 +9,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pyg_dynbatch.core import Schedule
-from pyg_dynbatch.nn import (
-    ChildSumTreeLSTM,
-    NaryTreeLSTM,
-    RecursiveLayer,
-    fused_plan,
-    fused_products,
-)
-from pyg_dynbatch.nn.fused_products import RowProduct
-from pyg_dynbatch.nn.levels import run_levels
-from pyg_dynbatch.nn.recursive import level_row
+from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer, fused_plan
+from pyg_dynbatch.nn import fused_plan as fused_products
+from pyg_dynbatch.nn.fused_plan import RowProduct
+from pyg_dynbatch.nn.recursive import level_row, run_levels
 from tests.core.helpers import as_users_run_it
 from tests.nn.recursion import IN, assert_equal, features, gradients, make, placed
 

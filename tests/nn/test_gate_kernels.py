@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pyg_dynbatch.nn import gate_kernels
-from pyg_dynbatch.nn.gate_rows import NodeRows
+from pyg_dynbatch.nn.fused_plan import NodeRows
 from pyg_dynbatch.nn.plain_gates import PlainGates
 
 pytestmark = pytest.mark.usefixtures("no_switch")

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyg_dynbatch.nn.gaussian_histogram import MEANS, WIDTHS, GaussianHistogramAggregation
+from pyg_dynbatch.nn.readout import MEANS, WIDTHS, GaussianHistogramAggregation
 
 
 def by_formula(x: Tensor) -> Tensor:

@@ -18,12 +18,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 from pyg_dynbatch.core import Schedule
-from pyg_dynbatch.core.buckets import LevelBuckets
-from pyg_dynbatch.core.padding import padded_form
+from pyg_dynbatch.core.padding import LevelBuckets, padded_form
 from pyg_dynbatch.models import TreeClassifier
 from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer, TreeGRU, fused_plan
-from pyg_dynbatch.nn.graphed_tree_lstm import GraphedTreeLSTM
-from pyg_dynbatch.nn.recorder import Call, EagerRecorder, Recorder, Recording, recorder_for
+from pyg_dynbatch.nn.graphed_tree_lstm import (
+    Call,
+    EagerRecorder,
+    GraphedTreeLSTM,
+    Recorder,
+    Recording,
+    recorder_for,
+)
 from tests.core.helpers import message
 from tests.nn.recursion import Placed, assert_equal, features, gradients, make, placed
 

@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 
 from pyg_dynbatch.core import Schedule
-from pyg_dynbatch.nn import NaryTreeLSTMCell, RecursiveCell, TreeGRUCell, TreeRNNCell, levels
+from pyg_dynbatch.nn import NaryTreeLSTMCell, RecursiveCell, TreeGRUCell, TreeRNNCell
+from pyg_dynbatch.nn import recursive as levels
 
 
 def results(cell: RecursiveCell, schedule: Schedule, x: Tensor) -> list[Tensor]:

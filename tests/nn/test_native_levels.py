@@ -12,16 +12,11 @@ import torch
 from torch import Tensor
 
 from pyg_dynbatch.core import Schedule
-from pyg_dynbatch.nn import (
-    ChildSumTreeLSTM,
-    NaryTreeLSTM,
-    RecursiveLayer,
-    fused_child_sum,
-    fused_nary,
-    gate_kernels,
-    native_levels,
-)
-from pyg_dynbatch.nn.native_levels import multiply_address
+from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer, gate_kernels
+from pyg_dynbatch.nn import fused_tree_lstm as fused_child_sum
+from pyg_dynbatch.nn import fused_tree_lstm as fused_nary
+from pyg_dynbatch.nn import native_gates as native_levels
+from pyg_dynbatch.nn.native_gates import multiply_address
 from tests.nn.test_native_gates import MUST_BUILD
 
 # Where torch has MKL, C that builds and no sgemm_ must not pass for a machine without one.
@@ -219,7 +214,7 @@ def test_another_function_is_found_out() -> None:
 def test_found_whatever_the_user_made_the_default(default: str) -> None:
     program = (
         f"import torch; torch.{default}\n"
-        "from pyg_dynbatch.nn.native_levels import multiply_address\n"
+        "from pyg_dynbatch.nn.native_gates import multiply_address\n"
         "print(multiply_address() is not None)"
     )
     found = subprocess.run(

@@ -16,7 +16,7 @@ from torch_geometric.explain.algorithm.utils import set_masks
 from torch_geometric.nn import GCNConv, SAGEConv, Sequential, to_captum_model
 
 from pyg_dynbatch.core import Schedule
-from pyg_dynbatch.data import Collater, DataLoader
+from pyg_dynbatch.loader import Collater, DataLoader
 from pyg_dynbatch.models import TreeEncoder
 from pyg_dynbatch.nn import (
     ChildSumTreeLSTM,

@@ -8,11 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from pyg_dynbatch.core.pairs import Pairs
 from pyg_dynbatch.nn import pair_sums
-from pyg_dynbatch.nn.weave import WeaveConv
-from pyg_dynbatch.nn.weave_norm import CountedBatchNorm, order_moments
-from pyg_dynbatch.nn.weave_stack import WeaveStack
+from pyg_dynbatch.nn.pairs import Pairs
+from pyg_dynbatch.nn.weave import CountedBatchNorm, WeaveConv, WeaveStack, order_moments
 
 
 def some_pairs() -> Pairs:

@@ -7,16 +7,10 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+from pyg_dynbatch.data import MoleculeFeaturizer, RDKitDescriptors
 from pyg_dynbatch.datasets import FeaturizeOptions
-from pyg_dynbatch.featurizers import MoleculeFeaturizer, RDKitDescriptors
-from pyg_dynbatch.training import (
-    MoleculeFileData,
-    MoleculeProperty,
-    OptimizerOptions,
-    RandomState,
-    SplitOptions,
-    last_checkpoint,
-)
+from pyg_dynbatch.tasks import MoleculeFileData, MoleculeProperty, SplitOptions
+from pyg_dynbatch.training import OptimizerOptions, RandomState, last_checkpoint
 from tests.training.helpers import trainer
 
 SMILES = ["C" * n + end for n in range(1, 9) for end in ("O", "C1CC1", "c1ccccc1", "[NH3+]")]

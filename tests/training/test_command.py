@@ -2,7 +2,7 @@
 
 import pytest
 
-from pyg_dynbatch.training import TreeClassification, TreeRelatedness
+from pyg_dynbatch.tasks import TreeClassification, TreeRelatedness
 from pyg_dynbatch.training.command import check_monitor
 from tests.training.helpers import SIZES
 

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from pyg_dynbatch.data import NodeBudgetBatchSampler
-from pyg_dynbatch.training import SICKData, SSTData, TreeDataModule, TreeFileData, VectorOptions
-from pyg_dynbatch.training import datamodule as datamodule_file
+from pyg_dynbatch.loader import NodeBudgetBatchSampler
+from pyg_dynbatch.tasks import SICKData, SSTData, TreeDataModule, TreeFileData
+from pyg_dynbatch.training import VectorOptions
+from pyg_dynbatch.trees import datamodules as datamodule_file
 from tests.training.helpers import RECIPE, last_of, listops, task, trainer, tree_files
 
 

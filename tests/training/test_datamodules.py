@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pyg_dynbatch.training import TreeFileData
+from pyg_dynbatch.tasks import TreeFileData
 
 
 @pytest.mark.parametrize("vocabulary", ["train", "all"])

@@ -7,16 +7,11 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging
 
-from pyg_dynbatch.featurizers import MoleculeFeaturizer
-from pyg_dynbatch.training import (
-    MoleculePredictor,
-    MoleculeProperty,
-    MoleculeSchema,
-    ensemble_of,
-    explain,
-)
-from pyg_dynbatch.training.molecule_explain import without_atom
-from pyg_dynbatch.training.molecule_predictor import load_property_task
+from pyg_dynbatch.data import MoleculeFeaturizer
+from pyg_dynbatch.molecules.explain import without_atom
+from pyg_dynbatch.molecules.predict import load_property_task
+from pyg_dynbatch.tasks import MoleculePredictor, MoleculeProperty, MoleculeSchema, explain
+from pyg_dynbatch.training import ensemble_of
 from tests.training.helpers import OLD_NAME, last_of
 from tests.training.molecules import (
     DESCRIPTORS,

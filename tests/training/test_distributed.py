@@ -10,15 +10,11 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
-from pyg_dynbatch.data import DataLoader, DynTreeData
+from pyg_dynbatch.data import DynTreeData
 from pyg_dynbatch.datasets import ListOpsRecipe
-from pyg_dynbatch.training import (
-    ListOpsData,
-    OptimizerOptions,
-    PredictionTable,
-    TreeClassification,
-    TreeDataModule,
-)
+from pyg_dynbatch.loader import DataLoader
+from pyg_dynbatch.tasks import ListOpsData, TreeClassification, TreeDataModule
+from pyg_dynbatch.training import OptimizerOptions, PredictionTable
 from tests.training.helpers import SIZES
 
 pytestmark = [

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pyg_dynbatch.data import DataLoader
+from pyg_dynbatch.loader import DataLoader
 from pyg_dynbatch.training import AveragedNetwork, ensemble_of
 from tests.training.helpers import last_of, task, trainer, tree_files
 

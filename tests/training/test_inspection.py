@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 
 from pyg_dynbatch.data import DynTreeData
-from pyg_dynbatch.training.inspection import record_tree, run_inspect, schedules_of, stats_table
+from pyg_dynbatch.trees.inspection import record_tree, run_inspect, schedules_of, stats_table
 from tests.strategies import Dag, trees
 
 

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyg_dynbatch.training.metrics import HitRate, ScoreAgreement, TreeAccuracy, polarity_hits
-from pyg_dynbatch.training.objective import scaled_over_ranks, summed_cross_entropy
+from pyg_dynbatch.training.task import scaled_over_ranks, summed_cross_entropy
+from pyg_dynbatch.trees.task import HitRate, ScoreAgreement, TreeAccuracy, polarity_hits
 
 rows = st.lists(
     st.tuples(st.lists(st.floats(-5, 5, width=32), min_size=5, max_size=5), st.integers(-1, 4)),

@@ -10,16 +10,17 @@ import pytest
 import torch
 from rdkit import Chem
 
-from pyg_dynbatch.datasets import PackedMolecules, build_store, duplicates
-from pyg_dynbatch.featurizers import MoleculeFeaturizer, RawMolecule, read_molecules
-from pyg_dynbatch.training import (
+from pyg_dynbatch.data import MoleculeFeaturizer, RawMolecule, read_molecules
+from pyg_dynbatch.datasets import PackedMolecules, build_store
+from pyg_dynbatch.molecules import datamodules as molecule_datamodule
+from pyg_dynbatch.molecules import splits as duplicates
+from pyg_dynbatch.tasks import (
     MoleculeDataModule,
     MoleculeFileData,
     MoleculeNetData,
     NCIData,
     PackedMoleculeData,
     SplitOptions,
-    molecule_datamodule,
 )
 from tests.training.molecules import (
     QUIET,

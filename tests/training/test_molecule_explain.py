@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from pyg_dynbatch.data import MoleculeData
-from pyg_dynbatch.training import MoleculePredictor, MoleculeProperty, explain
-from pyg_dynbatch.training.molecule_explain import pair_rows, without_atom
+from pyg_dynbatch.molecules.explain import pair_rows, without_atom
+from pyg_dynbatch.tasks import MoleculePredictor, MoleculeProperty, explain
 from tests.training.helpers import OLD_NAME
 from tests.training.molecules import molecule_data, property_task, trained
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pyg_dynbatch.training.molecule_losses import (
+from pyg_dynbatch.molecules.task import (
     TargetScale,
     balanced_positive_weight,
     summed_property_loss,

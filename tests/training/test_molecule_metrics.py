@@ -10,14 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torchmetrics.functional.classification import binary_auroc
 
-from pyg_dynbatch.training.molecule_metrics import (
+from pyg_dynbatch.molecules.metrics import (
     CellTable,
+    left_out,
     mean_scores,
     property_scores,
     scores_by_task,
-)
-from pyg_dynbatch.training.molecule_task_table import (
-    left_out,
     task_table,
     weighted_area,
     write_task_table,

@@ -13,21 +13,17 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from pyg_dynbatch.datasets import FeaturizeOptions
-from pyg_dynbatch.training import (
+from pyg_dynbatch.molecules.metrics import TestedSplit, report_test
+from pyg_dynbatch.molecules.predict import load_property_task
+from pyg_dynbatch.tasks import (
     AveragedProperties,
     MoleculeFileData,
     MoleculePredictor,
     MoleculeProperty,
     MoleculeSchema,
-    PredictionTable,
-    RateOptions,
-    RunReport,
     SplitOptions,
-    ensemble_of,
 )
-from pyg_dynbatch.training.molecule_pictures import report_test
-from pyg_dynbatch.training.molecule_predictor import load_property_task
-from pyg_dynbatch.training.molecule_task_table import TestedSplit
+from pyg_dynbatch.training import PredictionTable, RateOptions, RunReport, ensemble_of
 from tests.training.helpers import OLD_NAME, last_of
 from tests.training.molecules import (
     best_by,
@@ -229,7 +225,7 @@ def test_ensemble_averages_in_the_units_of_the_data(tmp_path: Path, kind: str) -
 
 
 def test_nothing_to_average() -> None:
-    from pyg_dynbatch.training.molecule_losses import TargetScale
+    from pyg_dynbatch.molecules.task import TargetScale
 
     with pytest.raises(ValueError, match="AveragedProperties: no networks"):
         AveragedProperties([], TargetScale(1), "binary", 1)

@@ -9,16 +9,16 @@ import pytest
 import torch
 from rdkit import Chem
 
-from pyg_dynbatch.core.pair_table import PairTable
-from pyg_dynbatch.featurizers import RawMolecule, read_molecules
-from pyg_dynbatch.training import MoleculePredictor
-from pyg_dynbatch.training.molecule_predictor import load_property_task
-from pyg_dynbatch.training.molecule_stream import (
+from pyg_dynbatch.data import RawMolecule, read_molecules
+from pyg_dynbatch.molecules.pair_table import PairTable
+from pyg_dynbatch.molecules.predict import (
     column_names,
     fingerprint_file,
+    load_property_task,
     predict_stream,
     write_stream,
 )
+from pyg_dynbatch.tasks import MoleculePredictor
 from tests.training.helpers import OLD_NAME
 from tests.training.molecules import described, molecule_data, property_task, trained
 

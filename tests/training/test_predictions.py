@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from pyg_dynbatch.data import DataLoader
+from pyg_dynbatch.loader import DataLoader
 from pyg_dynbatch.training import PredictionTable, RunReport
 from pyg_dynbatch.training.predictions import merge_columns, sort_rows, write_table
 from tests.training.helpers import listops, task, trainer, tree_files

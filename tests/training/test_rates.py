@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from pyg_dynbatch.training import RateOptions
-from pyg_dynbatch.training.rates import build_scheduler, rate_factor
+from pyg_dynbatch.training.optimizers import build_scheduler, rate_factor
 
 
 def never() -> tuple[float, float]:

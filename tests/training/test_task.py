@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from lightning.pytorch.tuner import Tuner
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pyg_dynbatch.data import DataLoader
-from pyg_dynbatch.training import OptimizerOptions, RateOptions, TreeClassification
+from pyg_dynbatch.loader import DataLoader
+from pyg_dynbatch.tasks import TreeClassification
+from pyg_dynbatch.training import OptimizerOptions, RateOptions
 from tests.training.helpers import OLD_NAME, SIZES, last_of, listops, task, trainer, tree_files
 
 

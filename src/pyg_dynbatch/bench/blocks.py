@@ -35,7 +35,7 @@ from pyg_dynbatch.bench.records import (
 )
 from pyg_dynbatch.bench.sentiment import sentiment_trees
 from pyg_dynbatch.bench.sst_ways import make_ways
-from pyg_dynbatch.data.collate import Collater
+from pyg_dynbatch.trees.collate import Collater
 
 FUSED, BLOCKS = "fused", "blocks"
 STEP = ("forward", "backward", "optimizer")

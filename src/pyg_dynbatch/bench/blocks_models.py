@@ -6,10 +6,10 @@ from torch import nn
 
 from pyg_dynbatch import blocks as td
 from pyg_dynbatch.bench.tree_lstm import Leaf, Pair
-from pyg_dynbatch.data.nested import to_nested
-from pyg_dynbatch.data.tree import DynTreeData
-from pyg_dynbatch.models.tree_classifier import TreeClassifier
-from pyg_dynbatch.nn.tree_lstm import NaryTreeLSTMCell
+from pyg_dynbatch.nn.tree_cells import NaryTreeLSTMCell
+from pyg_dynbatch.trees.convert import to_nested
+from pyg_dynbatch.trees.data import DynTreeData
+from pyg_dynbatch.trees.models import TreeClassifier
 
 LOSS = "loss"
 """The metric in which the model hands out its losses."""

@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
     # Imported late: the help must not wait for torch.
     from pyg_dynbatch.bench.protocol import chosen_device, thread_count
     from pyg_dynbatch.bench.records import write_records
-    from pyg_dynbatch.core.memory import keep_freed_memory
+    from pyg_dynbatch.core.native import keep_freed_memory
 
     keep_freed_memory()
     device = chosen_device(options.device)

@@ -32,12 +32,12 @@ from pyg_dynbatch.bench.records import (
     table,
 )
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.data.molecule import MoleculeData
-from pyg_dynbatch.datasets.atom_packing import AtomPacking
-from pyg_dynbatch.datasets.featurize import Workers, in_chunks
-from pyg_dynbatch.featurizers.molecule import MoleculeFeaturizer
-from pyg_dynbatch.featurizers.molecule_files import RawMolecule
-from pyg_dynbatch.featurizers.rdkit_access import rdkit_version
+from pyg_dynbatch.molecules.build import Workers, in_chunks
+from pyg_dynbatch.molecules.data import MoleculeData
+from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
+from pyg_dynbatch.molecules.files import RawMolecule
+from pyg_dynbatch.molecules.rdkit_access import rdkit_version
+from pyg_dynbatch.molecules.store import AtomPacking
 
 FEATURES, PACKED = "features", "packed"
 RATIO_TO = "DeepChem's WeaveFeaturizer, one process"

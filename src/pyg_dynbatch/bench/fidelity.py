@@ -19,11 +19,10 @@ from pyg_dynbatch.bench.sentiment import CLASSES, sentiment_trees
 from pyg_dynbatch.bench.sst_ways import PlainTree, Ways, node_by_node
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.progress import Progress
-from pyg_dynbatch.data.collate import Collater
-from pyg_dynbatch.featurizers import read_word_vectors
-from pyg_dynbatch.models.tree_classifier import TreeClassifier
-from pyg_dynbatch.training.optimizers import build_optimizer
-from pyg_dynbatch.training.options import OptimizerOptions
+from pyg_dynbatch.training.optimizers import OptimizerOptions, build_optimizer
+from pyg_dynbatch.trees.collate import Collater
+from pyg_dynbatch.trees.models import TreeClassifier
+from pyg_dynbatch.trees.vectors import read_word_vectors
 
 REFERENCE = "one by one"
 WIDTH = 300

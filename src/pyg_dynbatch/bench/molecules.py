@@ -6,11 +6,10 @@ from itertools import islice
 from pathlib import Path
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.data.molecule import MoleculeData
-from pyg_dynbatch.featurizers.molecule import MoleculeFeaturizer
-from pyg_dynbatch.featurizers.molecule_files import RawMolecule, read_molecules
-from pyg_dynbatch.featurizers.rdkit_access import rdkit_data_folder
-from pyg_dynbatch.featurizers.smiles import MoleculeError
+from pyg_dynbatch.molecules.data import MoleculeData
+from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
+from pyg_dynbatch.molecules.files import RawMolecule, read_molecules
+from pyg_dynbatch.molecules.rdkit_access import MoleculeError, rdkit_data_folder
 
 NCI = "nci"
 

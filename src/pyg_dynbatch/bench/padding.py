@@ -10,9 +10,9 @@ import torch
 from pyg_dynbatch.bench.figures import Panel, draw_panels
 from pyg_dynbatch.bench.records import Record, grouped, machine, make_record, number, table
 from pyg_dynbatch.bench.sentiment import sentiment_trees
-from pyg_dynbatch.core.buckets import LevelBuckets
+from pyg_dynbatch.core.padding import LevelBuckets
 from pyg_dynbatch.core.schedule import Schedule
-from pyg_dynbatch.data.collate import Collater
+from pyg_dynbatch.trees.collate import Collater
 
 
 def run(options: argparse.Namespace, device: torch.device) -> list[Record]:

@@ -13,10 +13,10 @@ from torch_geometric.nn import MessagePassing
 from pyg_dynbatch.bench.protocol import Stopwatch
 from pyg_dynbatch.bench.table1_trees import Shape
 from pyg_dynbatch.bench.tree_lstm import Weights
-from pyg_dynbatch.data.collate import Collater
-from pyg_dynbatch.data.tree import DynTreeData
-from pyg_dynbatch.models.encoder import TreeEncoder
 from pyg_dynbatch.nn.recursive import NaryTreeLSTM
+from pyg_dynbatch.trees.collate import Collater
+from pyg_dynbatch.trees.data import DynTreeData
+from pyg_dynbatch.trees.models import TreeEncoder
 
 OURS, EVERY_LEAF = "pyg_dynbatch", "pyg_dynbatch, every leaf"
 RECURSIVE, LEVELS, PADDED = "recursive loop", "PyG level loop", "padded"

@@ -17,7 +17,7 @@ from pyg_dynbatch.core.learned_policy import LearnedPolicy
 from pyg_dynbatch.core.operation import Ragged, Signature
 from pyg_dynbatch.core.program import Program, Value
 from pyg_dynbatch.core.schedule import Schedule
-from pyg_dynbatch.core.tensor_type import TensorType
+from pyg_dynbatch.core.types import TensorType
 
 ROW = TensorType((1,))
 BOUND = "lower bound"

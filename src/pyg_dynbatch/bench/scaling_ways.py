@@ -12,9 +12,8 @@ from pyg_dynbatch.core.operation import Signature
 from pyg_dynbatch.core.program import Program, Value
 from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.core.structure import slots_of
-from pyg_dynbatch.core.tensor_type import TensorType
-from pyg_dynbatch.nn.levels import run_levels
-from pyg_dynbatch.nn.recursive import NaryTreeLSTM
+from pyg_dynbatch.core.types import TensorType
+from pyg_dynbatch.nn.recursive import NaryTreeLSTM, run_levels
 
 
 class Forest(NamedTuple):

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pyg_dynbatch.bench.shapes import sentiment_like_trees
-from pyg_dynbatch.datasets.sst import SST
-from pyg_dynbatch.featurizers import Vocabulary
+from pyg_dynbatch.trees.datasets import SST
+from pyg_dynbatch.trees.vocabulary import Vocabulary
 
 CLASSES = 5
 """Of a node, from very negative to very positive."""

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from pyg_dynbatch.bench.table1_trees import Shape
-from pyg_dynbatch.data.tree import DynTreeData
+from pyg_dynbatch.trees.data import DynTreeData
 
 
 def tree_edges(shape: str, num_nodes: int, seed: int = 0) -> Tensor:

@@ -34,9 +34,9 @@ from pyg_dynbatch.bench.records import (
 )
 from pyg_dynbatch.bench.sentiment import CLASSES, sentiment_trees
 from pyg_dynbatch.bench.sst_ways import PlainTree, Ways, make_ways
-from pyg_dynbatch.core.buckets import LevelBuckets
+from pyg_dynbatch.core.padding import LevelBuckets
 from pyg_dynbatch.core.schedule import Schedule
-from pyg_dynbatch.data.collate import Collater
+from pyg_dynbatch.trees.collate import Collater
 
 TRAIN = ("forward", "backward")
 STEP = ("forward", "backward", "optimizer")

@@ -9,16 +9,15 @@ from torch import Tensor, nn
 from pyg_dynbatch.bench.protocol import Stopwatch, assert_agreement
 from pyg_dynbatch.bench.sentiment import CLASSES
 from pyg_dynbatch.bench.tree_lstm import Leaf, Pair, State
-from pyg_dynbatch.core.buckets import LevelBuckets
 from pyg_dynbatch.core.engine import Engine
-from pyg_dynbatch.core.tensor_type import TensorType
-from pyg_dynbatch.data.collate import Collater
-from pyg_dynbatch.data.tree import DynTreeData
-from pyg_dynbatch.models.tree_classifier import TreeClassifier
+from pyg_dynbatch.core.padding import LevelBuckets
+from pyg_dynbatch.core.types import TensorType
 from pyg_dynbatch.nn.graphed_tree_lstm import GraphedTreeLSTM
-from pyg_dynbatch.nn.levels import run_levels
-from pyg_dynbatch.nn.recursive import level_row
-from pyg_dynbatch.nn.tree_lstm import NaryTreeLSTMCell
+from pyg_dynbatch.nn.recursive import level_row, run_levels
+from pyg_dynbatch.nn.tree_cells import NaryTreeLSTMCell
+from pyg_dynbatch.trees.collate import Collater
+from pyg_dynbatch.trees.data import DynTreeData
+from pyg_dynbatch.trees.models import TreeClassifier
 
 
 class Ways:

@@ -33,7 +33,7 @@ from pyg_dynbatch.bench.table1_models import Table1Model
 from pyg_dynbatch.bench.table1_products import LevelProducts
 from pyg_dynbatch.bench.table1_trees import Shape, schedule_of
 from pyg_dynbatch.core.schedule import Schedule
-from pyg_dynbatch.data.collate import Collater
+from pyg_dynbatch.trees.collate import Collater
 
 MANUAL, DYNAMIC, DIFFERENT = "manual", "dynamic", "different shapes"
 ALONE, BARE = "manual, batch 1", "bare matrix products"

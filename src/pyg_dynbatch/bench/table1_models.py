@@ -12,7 +12,7 @@ from pyg_dynbatch.bench.tree_lstm import Weights
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.nn.cell import RecursiveCell, States
 from pyg_dynbatch.nn.recursive import NaryTreeLSTM, RecursiveLayer
-from pyg_dynbatch.nn.tree_lstm import NaryTreeLSTMCell
+from pyg_dynbatch.nn.tree_cells import NaryTreeLSTMCell
 
 
 class FoldCell(RecursiveCell):

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from pyg_dynbatch.core.schedule import Schedule
-from pyg_dynbatch.data.collate import Collater
-from pyg_dynbatch.data.tree import DynTreeData
+from pyg_dynbatch.trees.collate import Collater
+from pyg_dynbatch.trees.data import DynTreeData
 
 
 class Shape(NamedTuple):

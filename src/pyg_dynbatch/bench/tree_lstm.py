@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from pyg_dynbatch.nn.tree_lstm import NaryTreeLSTMCell
+from pyg_dynbatch.nn.tree_cells import NaryTreeLSTMCell
 
 State = tuple[Tensor, Tensor]
 """Hidden and memory rows."""

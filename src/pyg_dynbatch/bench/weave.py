@@ -38,10 +38,9 @@ from pyg_dynbatch.bench.records import (
 from pyg_dynbatch.bench.scaling import growth_exponent
 from pyg_dynbatch.bench.weave_cost import BareWeave, Machine, work
 from pyg_dynbatch.bench.weave_ways import ENGINE, PLAIN, WeaveBatch, WeaveWays
-from pyg_dynbatch.data.molecule import MoleculeData
-from pyg_dynbatch.data.molecule_collate import MoleculeCollater
-from pyg_dynbatch.featurizers.molecule import MoleculeFeaturizer
-from pyg_dynbatch.nn.weave_stack import WeaveStack
+from pyg_dynbatch.molecules.data import MoleculeCollater, MoleculeData
+from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
+from pyg_dynbatch.nn.weave import WeaveStack
 
 PHASES = {
     "forward": ("forward",),

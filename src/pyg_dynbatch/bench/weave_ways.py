@@ -11,13 +11,11 @@ from torch import Tensor
 
 from pyg_dynbatch.bench.protocol import Stopwatch, assert_agreement
 from pyg_dynbatch.bench.weave_cost import WeaveSizes
-from pyg_dynbatch.core.pairs import Pairs
 from pyg_dynbatch.core.schedule import Schedule
-from pyg_dynbatch.data.molecule import MoleculeData
-from pyg_dynbatch.data.molecule_collate import MoleculeCollater
-from pyg_dynbatch.models.weave_program import WeaveProgram
-from pyg_dynbatch.nn.weave import WeaveConv
-from pyg_dynbatch.nn.weave_stack import WeaveStack
+from pyg_dynbatch.molecules.data import MoleculeCollater, MoleculeData
+from pyg_dynbatch.molecules.models import WeaveProgram
+from pyg_dynbatch.nn.pairs import Pairs
+from pyg_dynbatch.nn.weave import WeaveConv, WeaveStack
 
 FUSED, PLAIN, ENGINE = "fused", "plain", "engine"
 

@@ -2,7 +2,14 @@
 
 from typing import NoReturn
 
-from pyg_dynbatch.blocks.access import (
+from pyg_dynbatch.blocks.block import Block, Pipe, convert_to_block
+from pyg_dynbatch.blocks.cache import TracedExamples
+from pyg_dynbatch.blocks.compiler import PASSES, Collater, Compiler
+from pyg_dynbatch.blocks.composition import Composition
+from pyg_dynbatch.blocks.control import Identity, Metric, OneOf, Void
+from pyg_dynbatch.blocks.draw import BlockDrawing, ExplainedCall, drawing_of, schedule_text
+from pyg_dynbatch.blocks.functions import Function, Segment
+from pyg_dynbatch.blocks.indexing import (
     Broadcast,
     GetItem,
     Length,
@@ -12,26 +19,7 @@ from pyg_dynbatch.blocks.access import (
     Zip,
     ZipWith,
 )
-from pyg_dynbatch.blocks.batch import BlockResult, TracedBatch
-from pyg_dynbatch.blocks.block import Block, convert_to_block
-from pyg_dynbatch.blocks.cache import TracedExamples
-from pyg_dynbatch.blocks.compile import PASSES
-from pyg_dynbatch.blocks.compiler import Collater, Compiler
-from pyg_dynbatch.blocks.composition import Composition
-from pyg_dynbatch.blocks.control import Identity, Metric, OneOf, Void
-from pyg_dynbatch.blocks.decode import Traced
-from pyg_dynbatch.blocks.dense import FC, Embedding
-from pyg_dynbatch.blocks.draw import BlockDrawing, ExplainedCall, drawing_of, schedule_text
-from pyg_dynbatch.blocks.fractal import FractalNet
-from pyg_dynbatch.blocks.functions import Function, Segment
-from pyg_dynbatch.blocks.iterators import EdibleIterator, epochs, group_by_batches
-from pyg_dynbatch.blocks.layers import (
-    Layer,
-    ScopedLayer,
-    TensorToTensorLayer,
-    create_variable_scope,
-)
-from pyg_dynbatch.blocks.leaves import (
+from pyg_dynbatch.blocks.inputs import (
     InputRow,
     InputTransform,
     OneHot,
@@ -41,12 +29,25 @@ from pyg_dynbatch.blocks.leaves import (
     Tensor,
     Vector,
 )
+from pyg_dynbatch.blocks.iterators import EdibleIterator, epochs, group_by_batches
+from pyg_dynbatch.blocks.layers import (
+    FC,
+    Embedding,
+    FractalNet,
+    Layer,
+    ScopedLayer,
+    TensorToTensorLayer,
+    create_variable_scope,
+)
 from pyg_dynbatch.blocks.left_out import left_out as _left_out
-from pyg_dynbatch.blocks.pipe import Pipe
-from pyg_dynbatch.blocks.records import AllOf, Record
-from pyg_dynbatch.blocks.recursion import ForwardDeclaration
-from pyg_dynbatch.blocks.result_types import (
+from pyg_dynbatch.blocks.records import AllOf, ForwardDeclaration, Record
+from pyg_dynbatch.blocks.reductions import Max, Mean, Min, Sum
+from pyg_dynbatch.blocks.sequences import RNN, Fold, Map, Reduce
+from pyg_dynbatch.blocks.tensors import Concat, FromTensor, Zeros
+from pyg_dynbatch.blocks.tracing import BlockResult, Traced, TracedBatch, Tracer
+from pyg_dynbatch.blocks.types import (
     BroadcastSequenceType,
+    IOBase,
     PyObjectType,
     ResultType,
     SequenceType,
@@ -56,12 +57,6 @@ from pyg_dynbatch.blocks.result_types import (
     canonicalize_type,
     convert_to_type,
 )
-from pyg_dynbatch.blocks.rnn import RNN
-from pyg_dynbatch.blocks.sequences import Fold, Map, Reduce
-from pyg_dynbatch.blocks.tensors import Concat, FromTensor, Zeros
-from pyg_dynbatch.blocks.totals import Max, Mean, Min, Sum
-from pyg_dynbatch.blocks.tracer import Tracer
-from pyg_dynbatch.blocks.typed import IOBase
 
 __all__ = [
     "group_by_batches",

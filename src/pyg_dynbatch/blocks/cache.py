@@ -10,9 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pyg_dynbatch.blocks.decode import Traced
-from pyg_dynbatch.blocks.pool import traced_in
-from pyg_dynbatch.blocks.tracer import Tracer
+from pyg_dynbatch.blocks.tracing import Traced, Tracer, traced_in
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.files import whole_file
 

@@ -3,37 +3,250 @@
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count, islice
-from typing import Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import torch
 from torch import Tensor, nn
 
-from pyg_dynbatch.blocks.batch import (
-    BlockResult,
-    TracedBatch,
-    collate_traced,
-    refuse_one_example,
-    result_of,
-)
 from pyg_dynbatch.blocks.block import Block, convert_to_block
-from pyg_dynbatch.blocks.compile import MERGE_EQUAL, PASSES, checked_passes, compile_block
-from pyg_dynbatch.blocks.decode import Traced
+from pyg_dynbatch.blocks.code import Code, Model, Recipe, packed
 from pyg_dynbatch.blocks.draw import explained, schedule_text
 from pyg_dynbatch.blocks.left_out import left_out
-from pyg_dynbatch.blocks.pool import pool_of, traced_in
-from pyg_dynbatch.blocks.result_types import (
+from pyg_dynbatch.blocks.tracing import (
+    BlockResult,
+    Traced,
+    TracedBatch,
+    Tracer,
+    collate_traced,
+    pool_of,
+    refuse_one_example,
+    result_of,
+    traced_in,
+)
+from pyg_dynbatch.blocks.types import (
+    BroadcastSequenceType,
     PyObjectType,
     ResultType,
     SequenceType,
     TensorType,
     TupleType,
+    VoidType,
+    repeated,
     shown,
+    wake,
 )
-from pyg_dynbatch.blocks.tracer import Tracer
 from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.operation import Operations
 from pyg_dynbatch.core.policy import Policy, policy_of
+from pyg_dynbatch.core.schedule import Schedule
+
+if TYPE_CHECKING:
+    from pyg_dynbatch.blocks.block import Block
+
+
+SPLIT_LINEAR, MERGE_EQUAL = "split_linear", "merge_equal"
+PASSES = (SPLIT_LINEAR, MERGE_EQUAL)
+"""All rewrites: a linear layer on a concatenation with a broadcast part is split; equal calls on
+equal constants are made once a mini-batch."""
+
+
+def checked_passes(passes: Iterable[str]) -> tuple[str, ...]:
+    """Refuses rewrites that do not exist.
+
+    Raises:
+        ValueError: For an unknown name.
+
+    Example:
+        >>> checked_passes(["merge_equal"])
+        ('merge_equal',)
+    """
+    found = tuple(passes)
+    unknown = [name for name in found if name not in PASSES]
+    if unknown:
+        raise ValueError(
+            mismatch(
+                f"Compiler: unknown pass {unknown[0]!r}",
+                expected=f"some of {', '.join(map(repr, PASSES))}",
+                got=repr(unknown[0]),
+            )
+        )
+    return found
+
+
+def compile_block(
+    root: Block,
+    operations: Operations,
+    passes: Iterable[str] = PASSES,
+    *,
+    keeps_result: bool = False,
+) -> Tracer:
+    """Writes the tracer of a block and registers what it calls.
+
+    Args:
+        root: The block; an input type that nothing says is a host object.
+        operations: Takes up the operations.
+        passes: The rewrites to make.
+        keeps_result: Let traced examples carry what the root gave, host objects and all.
+
+    Returns:
+        The tracer.
+
+    Raises:
+        TypeError: If a type cannot be inferred, or a block is not complete.
+    """
+    if root.input_type is None:
+        root.set_input_type(PyObjectType())
+    reached = _reached(root)
+    wake(*reached)
+    for block in reached:
+        block._check()
+    for block in reached:
+        block._known("input")
+        block._known("output")
+    model = Model(operations, SPLIT_LINEAR in passes)
+    code = Code(model, "root")
+    code.block = root
+    _write_root(code, root)
+    model.finish()
+    kind = root._known("output")
+    return Tracer(_recipe(model, [code, *model.functions.values()], kind, keeps_result))
+
+
+def _reached(root: Block) -> list[Block]:
+    """The block and all inside, those behind forward declarations too, each once."""
+    found: dict[int, Block] = {}
+    left = [root]
+    while left:
+        for block in left.pop().walk():
+            if id(block) in found:
+                continue
+            found[id(block)] = block
+            target = getattr(block, "target", None)
+            if isinstance(target, Block) and id(target) not in found:
+                left.append(target)
+    return list(found.values())
+
+
+def _write_root(code: Code, root: Block) -> None:
+    """Writes the function of the root, whose input may be of any type but arrives as one object."""
+    value = lifted(code, root._known("input"), "x_")
+    result = code.emit(root, value)
+    code.line(f"yield None, {packed(result)}")
+    code.lines.insert(0, "    def root(x_):")
+    code.origin.insert(0, ("Root", False))
+
+
+def lifted(code: Code, wanted: ResultType, source: str) -> Any:
+    """Writes lines that read a value of any type off a host object."""
+    if isinstance(wanted, TensorType):
+        return code.record_constant(wanted, source)
+    if isinstance(wanted, VoidType):
+        return "None"
+    if isinstance(wanted, BroadcastSequenceType):
+        value = code.fresh("x")
+        code.line(f"{value} = {code.model.name_of(repeated)}({source})")
+        return lifted(code, wanted.element_type, value)
+    if isinstance(wanted, TupleType):
+        names = tuple(code.fresh("x") for _ in wanted)
+        code.line(f"({', '.join(names)}{',' if names else ''}) = {source}")
+        return tuple(lifted(code, item, name) for item, name in zip(wanted, names, strict=True))
+    if isinstance(wanted, SequenceType):
+        found, element = code.fresh("s"), code.fresh("x", varying=True)
+        code.line(f"{found} = []")
+        with code.loop(element, source):
+            code.line(f"{found}.append({packed(lifted(code, wanted.element_type, element))})")
+        return found
+    name = code.fresh("x")
+    code.line(f"{name} = {source}")
+    return name
+
+
+def _recipe(model: Model, codes: list[Code], result_type: ResultType, keeps_result: bool) -> Recipe:
+    free = list(model.free.values())
+    metrics = range(len(model.metrics))
+    data = [n for n, site in enumerate(model.sites) if site.kind in ("constant", "input")]
+    head = [
+        "def begin():",
+        f"    C = {free}; P = {list(range(len(free)))}",
+        "    L = C.__len__; E = C.extend; A = C.append; S = P.append",
+        *(f"    z{site} = {place}" for place, site in enumerate(free)),
+        *(f"    D{site} = []; d{site} = D{site}.append" for site in data),
+        *(f"    M{n} = []; m{n} = M{n}.append; N{n} = []; n{n} = N{n}.append" for n in metrics),
+        *(f"    {name} = {{}}" for name in model.dictionaries),
+    ]
+    lines, origin = list(head), [("Root", False)] * len(head)
+    for code in codes:
+        lines += code.lines
+        origin += code.origin
+    items = ", ".join(f"{site}: D{site}" for site in data)
+    rows, labels = ("".join(f"{letter}{n}, " for n in metrics) for letter in "MN")
+    lines.append(f"    return C, P, {{{items}}}, ({rows}), ({labels}), root")
+    origin.append(("Root", False))
+    names: dict[str, Any] = model.named
+    return Recipe(
+        "\n".join(lines) + "\n",
+        origin,
+        names,
+        tuple(model.sites),
+        tuple(model.signatures),
+        tuple(model.row_types),
+        {name: model.metric_types[name] for name in model.metrics},
+        result_type,
+        keeps_result,
+    )
+
+
+def evaluate(block: "Block", inp: Any, *, tolist: bool = False, inputs: Any = None) -> Any:
+    """Evaluates one input; see :meth:`Block.eval`."""
+    operations = Operations()
+    tracer = compile_block(block, operations, keeps_result=True)
+    traced = tracer(inp)
+    engine = Engine(operations).to(_device_of(operations))
+    schedule = Schedule.from_programs([tracer.program(traced)]).to(engine.device)
+    found = engine(schedule, inputs)
+    result = _filled(block._known("output"), traced.result, found, tolist)
+    metrics = _metrics(traced, found, tolist)
+    return (result, metrics) if tracer.recipe.metrics else result
+
+
+def _metrics(traced: Traced, found: dict[str, Any], tolist: bool) -> dict[str, list[Any]]:
+    """The values of each metric; with its label where one was given."""
+    metrics: dict[str, list[Any]] = {}
+    for name, labels in traced.labels.items():
+        rows = list(found.get(f"metric:{name}", ()))
+        values = [row.tolist() if tolist else row for row in rows]
+        labelled = any(label is not None for label in labels)
+        metrics[name] = list(zip(values, labels, strict=True)) if labelled else values
+    return metrics
+
+
+def _filled(kind: ResultType, result: Any, found: dict[str, torch.Tensor], tolist: bool) -> Any:
+    """Puts tensors in place of the numbers of values."""
+    rows: dict[str, Iterator[torch.Tensor]] = {name: iter(r) for name, r in found.items()}
+    numbers = iter(range(len(found)))
+
+    def take(terminal: ResultType, value: Any) -> Any:
+        if not isinstance(terminal, TensorType):
+            return value
+        name = f"output_{next(numbers)}" if kind.size else f"output:{terminal}"
+        row = next(rows[name])
+        return row.tolist() if tolist else row
+
+    flat: list[Any] = []
+    kind.for_each_terminal(lambda t, value: flat.append(take(t, value)), result)
+    return kind.unflatten(iter(flat), result)
+
+
+def _device_of(operations: Operations) -> torch.device:
+    first = next(operations.parameters(), None)
+    return torch.device("cpu") if first is None else first.device
+
+
+def depth_for(block: "Block", inp: Any) -> int:
+    """Counts the longest chain of calls; see :meth:`Block.max_depth`."""
+    tracer = compile_block(block, Operations())
+    return tracer.program(tracer(inp)).depth
 
 
 class Collater:
@@ -136,7 +349,7 @@ class Compiler(nn.Module):
             root_block_like: What :func:`convert_to_block` takes.
             max_depth: Refuse examples with more calls one after another.
             policy: Order of the steps: ``"depth"``, ``"agenda"``, ``LearnedPolicy``, a function.
-            passes: The rewrites to make, of :data:`~pyg_dynbatch.blocks.compile.PASSES`.
+            passes: The rewrites to make, of :data:`~pyg_dynbatch.blocks.compiler.PASSES`.
 
         Returns:
             The module.

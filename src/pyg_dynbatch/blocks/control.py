@@ -7,9 +7,9 @@ from torch import nn
 
 from pyg_dynbatch.blocks.block import Block, convert_to_block
 from pyg_dynbatch.blocks.code import Code, packed
-from pyg_dynbatch.blocks.leaves import _complain_about_key, assign
+from pyg_dynbatch.blocks.inputs import _complain_about_key, assign
 from pyg_dynbatch.blocks.records import pairs_in, sorted_pairs
-from pyg_dynbatch.blocks.result_types import PyObjectType, TensorType, TupleType, VoidType, shown
+from pyg_dynbatch.blocks.types import PyObjectType, TensorType, TupleType, VoidType, shown
 
 
 class OneOf(Block):

@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyg_dynbatch.blocks.block import Block
-from pyg_dynbatch.blocks.decode import merge_traced
-from pyg_dynbatch.blocks.result_types import shown
-from pyg_dynbatch.blocks.site import Recipe
+from pyg_dynbatch.blocks.code import Recipe
+from pyg_dynbatch.blocks.tracing import merge_traced
+from pyg_dynbatch.blocks.types import shown
 from pyg_dynbatch.core.operation import Ragged
 from pyg_dynbatch.core.program import RESULT
 from pyg_dynbatch.core.schedule import Schedule
 
 if TYPE_CHECKING:
-    from pyg_dynbatch.blocks.decode import Traced
+    from pyg_dynbatch.blocks.tracing import Traced
 
 
 @dataclass(frozen=True)

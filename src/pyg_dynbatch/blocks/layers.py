@@ -1,11 +1,14 @@
-"""Layers: named modules with types, made when their input type is known, shared by sharing them."""
+"""Fractal networks: layers of many depths side by side, with paths dropped in training."""
 
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from pyg_dynbatch.blocks.block import Block, convert_to_block, said_as
-from pyg_dynbatch.blocks.result_types import (
+from pyg_dynbatch.blocks.types import (
+    IOBase,
     ResultType,
     TensorType,
     TupleType,
@@ -13,9 +16,8 @@ from pyg_dynbatch.blocks.result_types import (
     convert_to_type,
     shown,
 )
-from pyg_dynbatch.blocks.typed import IOBase
 from pyg_dynbatch.core.errors import described, mismatch
-from pyg_dynbatch.core.rows import check_precision
+from pyg_dynbatch.core.row_buffer import check_precision
 
 
 class Layer(nn.Module):
@@ -149,12 +151,12 @@ class Layer(nn.Module):
         return found is wanted
 
     def __rshift__(self, other: Any) -> Block:
-        from pyg_dynbatch.blocks.pipe import Pipe
+        from pyg_dynbatch.blocks.block import Pipe
 
         return Pipe(self, other)
 
     def __rrshift__(self, other: Any) -> Block:
-        from pyg_dynbatch.blocks.pipe import Pipe
+        from pyg_dynbatch.blocks.block import Pipe
 
         return Pipe(other, self)
 
@@ -311,3 +313,379 @@ def create_variable_scope(name: str) -> str:
     number = _scopes.get(name, 0)
     _scopes[name] = number + 1
     return f"{name}_{number}" if number else name
+
+
+def _probability(who: str, name: str, keep: Any) -> float:
+    if keep is None:
+        return 1.0
+    if not isinstance(keep, float | int) or not 0 < keep <= 1:
+        raise ValueError(
+            mismatch(f"{who}: {name} is no probability", expected="above 0, at most 1", got=keep)
+        )
+    return float(keep)
+
+
+def unit_scaling(activation: Any) -> float | None:
+    """Scale that keeps the size of activations: 1.43 for relu, 1.15 for tanh, 1 for none.
+
+    Example:
+        >>> unit_scaling(torch.tanh)
+        1.15
+    """
+    if activation is None or isinstance(activation, nn.Identity):
+        return 1.0
+    name = getattr(activation, "__name__", type(activation).__name__).lower()
+    return {"relu": 1.43, "relu6": 1.43, "tanh": 1.15}.get(name)
+
+
+def _initial(who: str, table: Tensor, initializer: Any) -> Tensor:
+    """The first values of a weight: given as they are, or by a function that fills or returns."""
+    given = initializer
+    if callable(initializer):
+        # Entries that the function leaves alone must not be whatever was in memory before.
+        given = initializer(table.fill_(float("nan")))
+        given = table if given is None else given
+    values = torch.as_tensor(given).detach().to(table, copy=True)
+    if values.shape != table.shape:
+        raise ValueError(
+            mismatch(
+                f"{who}: the initial weights have another shape",
+                expected=list(table.shape),
+                got=list(values.shape),
+            )
+        )
+    if values.isnan().any():
+        raise ValueError(
+            mismatch(
+                f"{who}: the initial weights are not all set",
+                expected="a number in every entry",
+                got=f"{int(values.isnan().sum())} of {values.numel()} entries unset or NaN",
+                mend="fill the tensor in place, as torch.nn.init does, or return a tensor",
+            )
+        )
+    return values
+
+
+class FC(TensorToTensorLayer):
+    """Computes activation(x W^T + b).
+
+    Args:
+        num_units_out: Length of the output.
+        activation: A function on tensors; None for none.
+        initializer: The weights themselves (tensor or array, ``[out, in]``), or a function that
+            fills a tensor in place, as ``torch.nn.init`` does, or returns one. Left out: uniform,
+            of unit scaling for relu, tanh and no activation; a truncated normal of 0.01 otherwise.
+        input_keep_prob: Share of the inputs that dropout keeps in training.
+        output_keep_prob: Share of the outputs that dropout keeps in training.
+        normalization_fn: Applied before the activation; skipped where there is none.
+        weight_norm: Learn length and direction of the weights apart; the lengths start at 1.
+        name: For messages and pictures.
+
+    Shape:
+        ``[row, in] -> [row, out]``.
+
+    Raises:
+        TypeError: If the input is no float32 vector.
+        ValueError: If a share is none, or the initial weights do not fit.
+        RuntimeError: If the weights are asked for before the layer was used.
+
+    Reference:
+        Salimans and Kingma (2016), arXiv:1602.07868, equation 2 (weight normalisation).
+
+    Example:
+        >>> from pyg_dynbatch import blocks as td
+        >>> (td.Vector(3) >> td.FC(2)).eval([1, 2, 3]).shape
+        torch.Size([2])
+    """
+
+    def __init__(
+        self,
+        num_units_out: int,
+        activation: Any = torch.relu,
+        initializer: Any = None,
+        input_keep_prob: Any = None,
+        output_keep_prob: Any = None,
+        normalization_fn: Any = None,
+        weight_norm: bool = False,
+        name: Any = None,
+    ) -> None:
+        super().__init__(output_type=TensorType((num_units_out,)), name_or_scope=name)
+        self.activation, self.initializer = activation, initializer
+        self.normalization_fn, self.weight_norm = normalization_fn, weight_norm
+        self.input_keep_prob = _probability("FC", "input_keep_prob", input_keep_prob)
+        self.output_keep_prob = _probability("FC", "output_keep_prob", output_keep_prob)
+        # Says that every call draws numbers of its own.
+        self.dropout = 1.0 - min(self.input_keep_prob, self.output_keep_prob)
+        self.output_size = num_units_out
+        self._say(
+            num_units_out,
+            activation=None if activation is torch.relu else activation or "None",
+            initializer=initializer,
+            input_keep_prob=input_keep_prob,
+            output_keep_prob=output_keep_prob,
+            normalization_fn=normalization_fn,
+            weight_norm=True if weight_norm else None,
+        )
+
+    def __repr__(self) -> str:
+        """Reads like the call that makes it."""
+        return super().__repr__().replace("activation='None'", "activation=None")
+
+    def _create(self, input_type: Any) -> None:
+        if input_type.dtype != "float32" or len(input_type.shape) != 1:
+            raise self._wrong_input(input_type, "a float32 vector")
+        weight = torch.empty(self.output_size, input_type.shape[0])
+        scale = unit_scaling(self.activation)
+        if self.initializer is not None:
+            weight = _initial(self.io._label(), weight, self.initializer)
+        elif scale is None:
+            nn.init.trunc_normal_(weight, std=0.01, a=-0.02, b=0.02)
+        else:
+            bound = scale * (3.0 / max(1, input_type.shape[0])) ** 0.5
+            nn.init.uniform_(weight, -bound, bound)
+        self.weight = nn.Parameter(weight)
+        self.bias = nn.Parameter(torch.zeros(self.output_size))
+        if self.weight_norm:
+            self.scales = nn.Parameter(torch.ones(self.output_size))
+
+    @property
+    def weights(self) -> Tensor:
+        """The matrix the input is multiplied by, ``[out, in]``."""
+        if not self._is_built:
+            raise RuntimeError(
+                mismatch(
+                    f"{self.io._label()}: there are no weights yet",
+                    expected="a layer whose input type is known",
+                    got=repr(self),
+                    mend="call the layer first, or put it behind a block with >>",
+                )
+            )
+        if not self.weight_norm:
+            return self.weight
+        return self.scales[:, None] * nn.functional.normalize(self.weight, dim=1)
+
+    def split_weight(self) -> Tensor:
+        """The weights, for a product that is made in parts."""
+        return self.weights
+
+    def can_split(self) -> bool:
+        """Whether the product may be made in parts: not if dropout comes before it."""
+        return self.input_keep_prob == 1.0
+
+    def after_product(self, total: Tensor) -> Tensor:
+        """What comes after the product."""
+        total = total + self.bias
+        if self.activation is not None:
+            if self.normalization_fn is not None:
+                total = self.normalization_fn(total)
+            total = self.activation(total)
+        return self._dropped(total, self.output_keep_prob)
+
+    def _process(self, *rows: Any) -> Any:
+        (x,) = rows
+        x = self._dropped(x, self.input_keep_prob)
+        return self.after_product(nn.functional.linear(x, self.weights))
+
+    def _dropped(self, rows: Tensor, keep: float) -> Tensor:
+        return rows if keep == 1.0 else nn.functional.dropout(rows, 1 - keep, self.training)
+
+
+_INTEGERS = ("int8", "uint8", "int16", "int32", "int64")
+
+
+class Embedding(TensorToTensorLayer):
+    """Looks up one of many learned vectors by an integer.
+
+    Args:
+        num_buckets: Number of vectors.
+        num_units_out: Length of each.
+        initializer: The vectors themselves (tensor or array), or a function that fills a tensor
+            in place or returns one. Left out: uniform of unit variance scaled by
+            1/sqrt(num_units_out).
+        name: For messages and pictures.
+        trainable: Whether the vectors are learned.
+        mod_inputs: Take the absolute value modulo ``num_buckets`` first, so that any integer has
+            a vector; otherwise an integer outside is an error.
+
+    Shape:
+        ``[row] -> [row, out]``.
+
+    Raises:
+        TypeError: If the input is no integer scalar.
+        ValueError: If the initial vectors do not fit.
+
+    Example:
+        >>> from pyg_dynbatch import blocks as td
+        >>> (td.Scalar("int64") >> td.Embedding(10, 2)).eval(3).shape
+        torch.Size([2])
+    """
+
+    def __init__(
+        self,
+        num_buckets: int,
+        num_units_out: int,
+        initializer: Any = None,
+        name: Any = None,
+        trainable: bool = True,
+        mod_inputs: bool = True,
+    ) -> None:
+        super().__init__(output_type=TensorType((num_units_out,)), name_or_scope=name)
+        self.num_buckets, self.num_units_out = num_buckets, num_units_out
+        self.mod_inputs = mod_inputs
+        table = torch.empty(num_buckets, num_units_out)
+        if initializer is None:
+            bound = (3.0 / num_units_out) ** 0.5
+            nn.init.uniform_(table, -bound, bound)
+        else:
+            table = _initial(self.io._label(), table, initializer)
+        self.weight = nn.Parameter(table, requires_grad=trainable)
+        self._say(
+            num_buckets,
+            num_units_out,
+            initializer=initializer,
+            trainable=None if trainable else False,
+            mod_inputs=None if mod_inputs else False,
+        )
+
+    @property
+    def weights(self) -> Tensor:
+        """The vectors, ``[bucket, out]``."""
+        return self.weight
+
+    def _create(self, input_type: Any) -> None:
+        if input_type.shape != () or input_type.dtype not in _INTEGERS:
+            raise self._wrong_input(input_type, "an integer scalar")
+
+    def _process(self, *rows: Any) -> Any:
+        index = rows[0].long()
+        if self.mod_inputs:
+            index = index.abs() % self.num_buckets
+        return nn.functional.embedding(index, self.weight)
+
+
+def mean_of_two(a: Tensor, b: Tensor) -> Tensor:
+    """Joins two paths by their mean.
+
+    Example:
+        >>> mean_of_two(torch.ones(1), torch.zeros(1))
+        tensor([0.5000])
+    """
+    return (a + b) / 2
+
+
+class FractalNet(TensorToTensorLayer):
+    """Stacks fractal blocks; each joins a short path and a path of two smaller fractals.
+
+    f_0 = base; f_{d+1}(x) = mix(base(x), f_d(f_d(x))). With ``drop_path``, in training, each join
+    keeps both paths or one of them: per mini-batch either all joins draw on their own (local), or
+    one column is kept throughout (global).
+
+    Args:
+        num_fractal_blocks: Number of blocks one after another.
+        fractal_block_depth: Depth d of each: how often it holds two smaller ones; 0 for a block
+            of one base layer.
+        base_layer_builder: Makes a base layer, given its ``name``; its output must be of its
+            input's type.
+        mixer: Joins two paths; the mean where left out.
+        drop_path: Whether paths are dropped; may be set later.
+        p_local_drop_path: Share of mini-batches that drop locally.
+        p_drop_base_case: Chance that a local drop takes the short path.
+        p_drop_recursive_case: Chance that it takes the long one.
+        name: For messages and pictures.
+
+    Raises:
+        ValueError: If the depth is below 0.
+
+    Reference:
+        Larsson, Maire, Shakhnarovich (2017), arXiv:1605.07648, section 2, where d + 1 is
+        C. Differs: drawn once a batched call, for all its rows.
+
+    Example:
+        >>> from pyg_dynbatch import blocks as td
+        >>> net = td.FractalNet(2, 2, lambda name: td.FC(4, name=name))
+        >>> (td.Vector(4) >> net).eval([1, 2, 3, 4]).shape
+        torch.Size([4])
+    """
+
+    def __init__(
+        self,
+        num_fractal_blocks: int,
+        fractal_block_depth: int,
+        base_layer_builder: Callable[..., Any],
+        mixer: Any = None,
+        drop_path: bool = False,
+        p_local_drop_path: float = 0.5,
+        p_drop_base_case: float = 0.25,
+        p_drop_recursive_case: float = 0.25,
+        name: Any = None,
+    ) -> None:
+        super().__init__(name_or_scope=name)
+        if fractal_block_depth < 0:
+            raise ValueError(
+                mismatch(
+                    "FractalNet: fractal_block_depth is below 0",
+                    expected="0 or more",
+                    got=fractal_block_depth,
+                )
+            )
+        # Number of columns.
+        self.depth = fractal_block_depth + 1
+        self.mixer = mean_of_two if mixer is None else mixer
+        self.drop_path = drop_path
+        self.p_local_drop_path = p_local_drop_path
+        self.p_drop_base_case, self.p_drop_recursive_case = p_drop_base_case, p_drop_recursive_case
+        # A block of c columns holds 2^c - 1 base layers, in the order in which they are met.
+        per_block = 2**self.depth - 1
+        self.blocks = nn.ModuleList(
+            nn.ModuleList(base_layer_builder(name=f"block_{b}_{n}") for n in range(per_block))
+            for b in range(num_fractal_blocks)
+        )
+        self._say(
+            num_fractal_blocks, fractal_block_depth, base_layer_builder, mixer=mixer,
+            drop_path=True if drop_path else None,
+        )  # fmt: skip
+
+    @property
+    def random(self) -> bool:
+        """Whether calls draw random numbers."""
+        return self.drop_path
+
+    def _create(self, input_type: Any) -> None:
+        for layer in self.modules():
+            if isinstance(layer, TensorToTensorLayer) and layer is not self:
+                layer.build(input_type)
+
+    def _process(self, *rows: Any) -> Any:
+        (x,) = rows
+        for block in self.blocks:
+            layers = iter(block)  # type: ignore[call-overload]
+            drops = self.drop_path and self.training
+            kept = -1
+            if drops and float(torch.rand(())) >= self.p_local_drop_path:
+                kept = int(torch.randint(self.depth, ()))
+            x = self._fractal(x, self.depth, layers, kept, drops)
+        return x
+
+    def _fractal(self, x: Tensor, depth: int, layers: Any, kept: int, drops: bool) -> Tensor:
+        base = next(layers)
+        if depth == 1:
+            return base(x)
+        inner = [next(layers) for _ in range(2**depth - 2)]
+        half = len(inner) // 2
+        takes_short, takes_long = self._draw(depth, kept, drops)
+        short = base(x) if takes_short else None
+        if not takes_long:
+            return short if short is not None else x
+        long = self._fractal(x, depth - 1, iter(inner[:half]), kept, drops)
+        long = self._fractal(long, depth - 1, iter(inner[half:]), kept, drops)
+        return long if short is None else self.mixer(short, long)
+
+    def _draw(self, depth: int, kept: int, drops: bool) -> tuple[bool, bool]:
+        """Whether a join takes its short and its long path; never neither."""
+        if not drops:
+            return True, True
+        if kept >= 0:
+            return depth == kept + 1, depth > kept + 1
+        draw = float(torch.rand(()))
+        short = draw >= self.p_drop_base_case
+        return short, not short or draw < 1.0 - self.p_drop_recursive_case

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from pyg_dynbatch.blocks.block import Block
 from pyg_dynbatch.blocks.code import Code
 from pyg_dynbatch.blocks.functions import Function, record
-from pyg_dynbatch.blocks.result_types import TensorType, TupleType
 from pyg_dynbatch.blocks.tensors import Concat
+from pyg_dynbatch.blocks.types import TensorType, TupleType
 
 
 class LinearPart(nn.Module):

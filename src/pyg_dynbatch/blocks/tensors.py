@@ -9,9 +9,8 @@ from torch import Tensor, nn
 
 from pyg_dynbatch.blocks.block import Block
 from pyg_dynbatch.blocks.code import Code
-from pyg_dynbatch.blocks.functions import record, row_types_of
-from pyg_dynbatch.blocks.infer_by_call import flattened
-from pyg_dynbatch.blocks.result_types import (
+from pyg_dynbatch.blocks.functions import flattened, record, row_types_of
+from pyg_dynbatch.blocks.types import (
     BroadcastSequenceType,
     PyObjectType,
     ResultType,

@@ -1,22 +1,17 @@
 """The algorithm: recorded calls in, batched calls out; knows torch and numpy alone."""
 
-from pyg_dynbatch.core.buckets import LevelBuckets
-from pyg_dynbatch.core.compact import CompactProgram
 from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.learned_policy import LearnedPolicy
-from pyg_dynbatch.core.memory import keep_freed_memory
+from pyg_dynbatch.core.native import keep_freed_memory
 from pyg_dynbatch.core.operation import Operation, Operations, Ragged, Signature
-from pyg_dynbatch.core.pair_table import PairTable
-from pyg_dynbatch.core.pairs import Pairs
+from pyg_dynbatch.core.padding import LevelBuckets
 from pyg_dynbatch.core.policy import DependencyGraph, agenda_policy, depth_policy
-from pyg_dynbatch.core.program import Program, Value
-from pyg_dynbatch.core.ragged import RaggedRows
+from pyg_dynbatch.core.program import CompactProgram, Program, Value
 from pyg_dynbatch.core.reference import run_one_by_one
-from pyg_dynbatch.core.schedule import Schedule
-from pyg_dynbatch.core.statistics import ScheduleStats
+from pyg_dynbatch.core.schedule import Schedule, ScheduleStats
 from pyg_dynbatch.core.structure import depth_of, find_cycle, roots_of, slots_of
-from pyg_dynbatch.core.tensor_type import RowType, TensorType
+from pyg_dynbatch.core.types import RaggedRows, RowType, TensorType
 
 __all__ = [
     "CompactProgram",
@@ -26,8 +21,6 @@ __all__ = [
     "LevelBuckets",
     "Operation",
     "Operations",
-    "PairTable",
-    "Pairs",
     "Program",
     "Ragged",
     "RaggedRows",

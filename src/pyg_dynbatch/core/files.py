@@ -1,17 +1,28 @@
-"""Write files so that nothing is left half-done."""
+"""Fetch a file that is known by its checksum, or say what to put where."""
 
+import gzip
+import hashlib
+import http.client
 import io
 import os
 import socket
 import sys
+import urllib.request
 import uuid
 import warnings
+import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from io import BufferedIOBase
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
+from zipfile import BadZipFile, ZipFile
+
+import torch
 
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.progress import Progress
 
 try:
     import fcntl
@@ -296,3 +307,387 @@ def _remove_quietly(path: Path) -> None:
     # The folder itself may be what is wrong; that error is already on its way to the user.
     if os.path.lexists(path):
         path.unlink()
+
+
+def existing(path: str | Path, what: str) -> Path:
+    """Refuses a path where there is no file.
+
+    Args:
+        path: The path.
+        what: What is looked for, for the message.
+
+    Returns:
+        The path.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+
+    Example:
+        >>> existing("nowhere.txt", "a text file")
+        Traceback (most recent call last):
+        ...
+        FileNotFoundError: nowhere.txt: there is no such file.
+          expected: a text file
+          where:    nowhere.txt
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(
+            mismatch(f"{path.name}: there is no such file", expected=what, where=path)
+        )
+    return path
+
+
+def read_lines(path: str | Path) -> list[str]:
+    r"""Reads the lines of a UTF-8 text file, which may be compressed by gzip.
+
+    Only ``\n`` (with an optional ``\r`` before it) ends a line: other line separators of Unicode
+    are part of the text. Blank lines at the end are dropped, those in between are kept so that
+    the position in the list, counted from 1, is the line number.
+
+    Args:
+        path: The file, with or without byte order mark.
+
+    Returns:
+        The lines, at least one, without their ends.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If the file is empty, not UTF-8, or damaged; says where.
+    """
+    path = existing(path, "a text file")
+    raw = path.read_bytes()
+    if raw.startswith(b"\x1f\x8b"):
+        raw = _unpacked(raw, path)
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        column = error.start - raw.rfind(b"\n", 0, error.start)
+        raise ValueError(
+            mismatch(
+                f"{path.name}: the text is not UTF-8",
+                expected="UTF-8",
+                got=f"byte 0x{raw[error.start]:02x} ({error.reason})",
+                where=f"{path}:{line}:{column}",
+                mend=f"iconv -f <its encoding> -t utf-8 {path.name}",
+            )
+        ) from error
+    lines = [line.removesuffix("\r") for line in text.split("\n")]
+    while lines and not lines[-1].strip():
+        lines.pop()
+    if not lines:
+        raise ValueError(
+            mismatch(
+                f"{path.name}: the file is empty", expected="one line or more", got=0, where=path
+            )
+        )
+    return lines
+
+
+def _unpacked(raw: bytes, path: Path) -> bytes:
+    try:
+        return gzip.decompress(raw)
+    except (EOFError, OSError, zlib.error) as error:
+        raise ValueError(
+            mismatch(
+                f"{path.name}: the compressed file is damaged or cut short",
+                expected="a complete .gz file",
+                got=f"{type(error).__name__}: {error}",
+                where=path,
+            )
+        ) from error
+
+
+def load_tensors(path: str | Path, kind: str, what: str) -> dict[str, Any]:
+    """Reads a dictionary that was saved with its kind under ``"format"``.
+
+    Args:
+        path: The file.
+        kind: What must stand under ``"format"``.
+        what: Who reads, for messages.
+
+    Returns:
+        The dictionary; nothing but tensors and plain values is ever unpickled.
+
+    Raises:
+        ValueError: If the file cannot be read, is damaged, or is of another kind.
+    """
+    try:
+        # torch writes a checksum of every part, which torch.load does not compare.
+        with ZipFile(path) as archive:
+            part = archive.testzip()
+        if part is not None:
+            raise BadZipFile(f"{part} does not match its checksum")
+        content = torch.load(path, weights_only=True, map_location="cpu")
+        found = content["format"]
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # torch and pickle raise many classes for a damaged file
+        first = str(error).partition("\n")[0]
+        raise ValueError(
+            mismatch(
+                f"{what}: the file cannot be read",
+                expected=f"a file of the kind {kind}",
+                got=f"{type(error).__name__}: {first}",
+                where=path,
+                mend="delete the file and make it again",
+            )
+        ) from error
+    if found != kind:
+        raise ValueError(
+            mismatch(
+                f"{what}: the file is of another kind",
+                expected=kind,
+                got=found,
+                where=path,
+                mend="delete the file and make it again",
+            )
+        )
+    return dict(content)
+
+
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+class Lines:
+    r"""Gives the lines of an open file as text and knows how many it has given.
+
+    Args:
+        stream: The file, opened for bytes.
+        path: Its path, or ``"-"``.
+
+    Example:
+        >>> import io
+        >>> lines = Lines(io.BytesIO("é\nb".encode()), "a.txt")
+        >>> list(lines), lines.number
+        (['é\n', 'b'], 2)
+    """
+
+    def __init__(self, stream: BufferedIOBase, path: str) -> None:
+        self.path = "standard input" if path == "-" else path
+        self.name = "standard input" if path == "-" else Path(path).name
+        self.number = 0
+        self._stream = stream
+
+    def __iter__(self) -> Iterator[str]:
+        while raw := self._next():
+            yield raw
+
+    def _next(self) -> str:
+        try:
+            raw = self._stream.readline()
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise ValueError(
+                mismatch(
+                    f"{self.name}: the compressed file is damaged",
+                    expected="a complete gzip file",
+                    got=f"{type(error).__name__}: {error}",
+                    where=f"{self.path}, after line {self.number}",
+                )
+            ) from error
+        self.number += bool(raw)
+        if self.number == 1:
+            raw = raw.removeprefix(_BYTE_ORDER_MARK) or (b"\n" if raw else b"")
+        try:
+            return raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                mismatch(
+                    f"{self.name}: the text is not UTF-8",
+                    expected="UTF-8",
+                    got=f"byte 0x{raw[error.start]:02x} ({error.reason})",
+                    where=f"{self.path}:{self.number}:{error.start + 1}",
+                    mend=f"iconv -f <its encoding> -t utf-8 {self.name}",
+                )
+            ) from error
+
+
+@contextmanager
+def open_lines(path: str | Path) -> Iterator[Lines]:
+    r"""Opens a text file, compressed if its name ends in ``.gz``, or standard input.
+
+    Args:
+        path: The file, or ``"-"`` for standard input, which is left open.
+
+    Yields:
+        Its lines.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "a.txt.gz"
+        >>> _ = path.write_bytes(gzip.compress(b"one\ntwo\n"))
+        >>> with open_lines(path) as lines:
+        ...     print(list(lines))
+        ['one\n', 'two\n']
+    """
+    if str(path) == "-":
+        yield Lines(cast(BufferedIOBase, sys.stdin.buffer), "-")
+        return
+    path = existing(path, "a file")
+    is_gzip = path.suffix.lower() == ".gz"
+    with gzip.open(path, "rb") if is_gzip else path.open("rb") as stream:
+        yield Lines(cast(BufferedIOBase, stream), str(path))
+
+
+_CHUNK = 1 << 16
+_TIMEOUT = 30.0  # seconds without a byte
+
+
+def sha256_of(path: str | Path) -> str:
+    """Computes the checksum of a file.
+
+    Args:
+        path: The file.
+
+    Returns:
+        SHA-256 in hexadecimal digits.
+    """
+    with Path(path).open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def check_sha256(path: str | Path, sha256: str, what: str, mend: str = "") -> None:
+    """Refuses a file whose content is not the expected one.
+
+    Args:
+        path: The file.
+        sha256: The checksum wanted.
+        what: Name of the data set, for messages.
+        mend: What to try.
+
+    Raises:
+        ValueError: If the checksum differs.
+    """
+    got = sha256_of(path)
+    if got != sha256:
+        raise ValueError(
+            mismatch(
+                f"{what}: {Path(path).name} has a wrong checksum",
+                expected=f"sha256 {sha256}",
+                got=f"sha256 {got}, {Path(path).stat().st_size:,} bytes",
+                where=path,
+                mend=mend or "delete the file and fetch it again",
+            )
+        )
+
+
+def download_verified(
+    url: str, folder: str | Path, sha256: str | None, what: str, *, mend: str = ""
+) -> Path:
+    """Downloads a file unless it is there, and keeps it only if its checksum is right.
+
+    Args:
+        url: Where the file is.
+        folder: Where it goes, under the last part of the address.
+        sha256: Its checksum. Where it is not known, None: what was downloaded first is noted
+            beside the file, in ``<file>.sha256``, and must stay the same.
+        what: Name of the data set, for messages and the progress bar.
+        mend: What to do by hand when the download fails.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        ConnectionError: If the address cannot be reached, or if it sends less than it promised.
+        OSError: If the folder cannot be written.
+        ValueError: If the checksum is wrong.
+
+    Example:
+        >>> import tempfile
+        >>> source = Path(tempfile.mkdtemp()) / "words.txt"
+        >>> size = source.write_text("a film")
+        >>> folder = tempfile.mkdtemp()
+        >>> path = download_verified(source.as_uri(), folder, sha256_of(source), "Words")
+        >>> path.read_text()
+        'a film'
+    """
+    path = Path(folder) / url.rpartition("/")[2]
+    noted = path.with_name(f"{path.name}.sha256")
+    if sha256 is None and noted.is_file():
+        sha256 = noted.read_text(encoding="utf-8").strip()
+    if path.is_file():
+        if sha256 is not None:
+            check_sha256(path, sha256, what)
+        return path
+
+    def fetch(temporary: Path) -> None:
+        with temporary.open("wb") as handle:
+            for chunk in _chunks(url, what, mend):
+                handle.write(chunk)
+        if sha256 is not None:
+            check_sha256(temporary, sha256, what, mend)
+
+    write_atomically(path, fetch)
+    if sha256 is None:
+        write_atomically(noted, lambda temporary: temporary.write_text(sha256_of(path) + "\n"))
+    return path
+
+
+def _chunks(url: str, what: str, mend: str) -> Iterator[bytes]:
+    try:
+        response = urllib.request.urlopen(url, timeout=_TIMEOUT)
+    except (OSError, http.client.HTTPException) as error:
+        raise _failed(what, url, error, mend) from error
+    promised = int(response.headers.get("Content-Length") or 0)
+    with response, Progress(f"{what}: {url}", "bytes", promised or None) as progress:
+        while True:
+            try:
+                chunk = response.read(_CHUNK)
+            except (OSError, http.client.HTTPException) as error:
+                raise _failed(what, url, error, mend) from error
+            if not chunk:
+                break
+            progress.update(len(chunk))
+            yield chunk
+        if progress.done < promised:
+            cut = f"the connection ended after {progress.done:,} of {promised:,} bytes"
+            raise _failed(what, url, cut, mend)
+
+
+def _failed(what: str, url: str, reason: Exception | str, mend: str) -> ConnectionError:
+    got = reason if isinstance(reason, str) else f"{type(reason).__name__}: {reason}"
+    return ConnectionError(
+        mismatch(
+            f"{what}: the download failed",
+            expected="a network connection, or the files put in place by hand",
+            got=got,
+            where=url,
+            mend=mend,
+        )
+    )
+
+
+def extract_member(archive: str | Path, member: str, target: str | Path, what: str) -> Path:
+    """Takes one file out of a zip archive, whole or not at all.
+
+    Args:
+        archive: The archive.
+        member: The name inside.
+        target: The file to write.
+        what: Name of the data set, for messages.
+
+    Returns:
+        The target.
+
+    Raises:
+        OSError: If the target cannot be written.
+        ValueError: If the archive is damaged or cut short, or has no such member.
+    """
+    try:
+        with zipfile.ZipFile(archive) as opened:
+            content = opened.read(member)
+    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError) as error:
+        raise ValueError(
+            mismatch(
+                f"{what}: the archive is damaged or cut short",
+                expected=f"a zip archive with {member}",
+                got=f"{type(error).__name__}: {error}, {Path(archive).stat().st_size:,} bytes",
+                where=archive,
+                mend="delete it and fetch it again",
+            )
+        ) from error
+    return write_atomically(target, lambda temporary: temporary.write_bytes(content))

@@ -10,7 +10,8 @@ from pyg_dynbatch.core.policy import DependencyGraph, agenda_policy, depth_polic
 from pyg_dynbatch.core.structure import concatenated_ranges, longest_paths
 
 if TYPE_CHECKING:
-    from pyg_dynbatch.core.compact import AnyProgram
+    from pyg_dynbatch.core.program import AnyProgram
+
 
 Frontier = tuple[tuple[str, ...], tuple[str, ...]]
 """Kinds with a ready call: those whose turn it may be, and the others; names, sorted."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.operation import Ragged, Signature, any_type
-from pyg_dynbatch.core.schedule import Schedule
+from pyg_dynbatch.core.schedule import Output, Schedule, Step, Store, Wiring, first_rows
 from pyg_dynbatch.core.structure import (
     _checked_edges,
     array_of,
@@ -21,8 +21,7 @@ from pyg_dynbatch.core.structure import (
     longest_paths,
     numbers_among_equals,
 )
-from pyg_dynbatch.core.tensor_type import TensorType
-from pyg_dynbatch.core.wiring import Output, Step, Store, Wiring, first_rows
+from pyg_dynbatch.core.types import TensorType
 
 INPUT_STORE, STATE_STORE = 0, 1
 DIRECTIONS = ("bottom_up", "top_down")

@@ -6,16 +6,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_dynbatch.core.compact import AnyProgram
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.learned_policy import named_policy
 from pyg_dynbatch.core.operation import Ragged, row_type_of
 from pyg_dynbatch.core.policy import DependencyGraph, Policy, order_calls
-from pyg_dynbatch.core.program import CONSTANT, INPUT, RESULT
-from pyg_dynbatch.core.schedule import Schedule
-from pyg_dynbatch.core.side_by_side import MergedPrograms, side_by_side
-from pyg_dynbatch.core.tensor_type import RowType, describe, parts_of
-from pyg_dynbatch.core.wiring import Output, Step, Store, Wiring, first_rows
+from pyg_dynbatch.core.program import (
+    CONSTANT,
+    INPUT,
+    RESULT,
+    AnyProgram,
+    MergedPrograms,
+    side_by_side,
+)
+from pyg_dynbatch.core.schedule import Output, Schedule, Step, Store, Wiring, first_rows
+from pyg_dynbatch.core.types import RowType, describe, parts_of
 
 
 def schedule_programs(

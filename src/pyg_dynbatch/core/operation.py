@@ -9,14 +9,14 @@ from typing import Any
 from torch import nn
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.tensor_type import RowType, TensorType, describe, parts_of
+from pyg_dynbatch.core.types import RowType, TensorType, describe, parts_of
 
 
 @dataclass(frozen=True)
 class Ragged:
     """Marks an argument that takes any number of rows a call instead of exactly one.
 
-    The module receives a :class:`~pyg_dynbatch.core.ragged.RaggedRows` for it.
+    The module receives a :class:`~pyg_dynbatch.core.types.RaggedRows` for it.
 
     Args:
         row_type: Type of each of the rows.

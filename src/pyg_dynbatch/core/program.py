@@ -1,4 +1,4 @@
-"""Record the calls one example needs, without running any of them."""
+"""Put the programs of a mini-batch side by side, every number shifted by an offset."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from pyg_dynbatch.core.constant import constant_row
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.operation import Ragged, Signature
-from pyg_dynbatch.core.tensor_type import RowType, describe, parts_of
+from pyg_dynbatch.core.operation import Ragged, Signature, row_type_of
+from pyg_dynbatch.core.structure import longest_paths
+from pyg_dynbatch.core.types import RowType, constant_row, describe, parts_of
 
 CONSTANT, INPUT, RESULT = 0, 1, 2
 
@@ -84,7 +84,7 @@ class Program:
     cheap to pickle and to keep; many are merged into a :class:`Schedule` by adding offsets.
 
     Example:
-        >>> from pyg_dynbatch.core.tensor_type import TensorType
+        >>> from pyg_dynbatch.core.types import TensorType
         >>> scalar = TensorType(())
         >>> add = Signature("add", (scalar, scalar), (scalar,))
         >>> program = Program()
@@ -376,3 +376,193 @@ class Program:
     def __repr__(self) -> str:
         """Says how large the program is."""
         return f"Program({self.num_calls} calls, depth {self.depth}, outputs {list(self.outputs)})"
+
+
+@dataclass(frozen=True, eq=False)
+class CompactProgram:
+    """Holds what a :class:`Program` holds, without the lists that are only needed to record it.
+
+    Schedules and the one-by-one reference take either. Programs of one model share their tables
+    of signatures and row types, so that an example costs its integers and constants alone.
+
+    Args:
+        signatures: What calls name by number; some may not be called.
+        row_types: What values name by number; of some there may be no value.
+        num_inputs: Input rows of each row type.
+        fields: The calls, values, reads, constants and outputs.
+
+    Example:
+        >>> from pyg_dynbatch.core.types import TensorType
+        >>> scalar, program = TensorType(()), Program()
+        >>> add = Signature("add", (scalar, scalar), (scalar,))
+        >>> one = program.constant(scalar, 1.0)
+        >>> program.output(program.call(add, one, one))
+        >>> compact = CompactProgram((add,), (scalar,), (0,), program.arrays())
+        >>> compact
+        CompactProgram(1 calls, depth 1, outputs ['output'])
+    """
+
+    signatures: tuple[Signature, ...]
+    row_types: tuple[RowType, ...]
+    num_inputs: tuple[int, ...]
+    fields: ProgramArrays
+
+    def arrays(self) -> ProgramArrays:
+        """Gives the fields."""
+        return self.fields
+
+    @property
+    def num_calls(self) -> int:
+        """Number of calls."""
+        return len(self.fields.call_signature)
+
+    @property
+    def depth(self) -> int:
+        """Longest chain of calls that read something; 0 for a program without calls."""
+        f = self.fields
+        # A call that reads nothing (a learned start state) waits for nothing and counts nothing.
+        reads = np.zeros(self.num_calls, dtype=bool)
+        reads[f.read_call] = True
+        inner = np.flatnonzero(f.value_kind[f.read_value] == RESULT)
+        source, target = f.value_place[f.read_value[inner]], f.read_call[inner]
+        kept = reads[source]
+        depth = longest_paths(source[kept], target[kept], self.num_calls) + 1
+        return int(depth[reads].max(initial=0))
+
+    @property
+    def outputs(self) -> dict[str, np.ndarray]:
+        """Values of each named output."""
+        return self.fields.outputs
+
+    def __repr__(self) -> str:
+        """Says how large the program is."""
+        outputs = list(self.outputs)
+        return f"CompactProgram({self.num_calls} calls, depth {self.depth}, outputs {outputs})"
+
+
+AnyProgram = Program | CompactProgram
+"""The calls of one example, while they are recorded or afterwards."""
+
+
+@dataclass
+class MergedPrograms:
+    """All programs side by side: the fields of Program as arrays, numbers shifted by offsets."""
+
+    signatures: list[Signature]
+    row_types: list[RowType]
+    constants: list[tuple[np.ndarray, ...]]
+    num_inputs: list[int]
+    value_type: np.ndarray
+    value_kind: np.ndarray
+    value_place: np.ndarray
+    value_slot: np.ndarray
+    call_signature: np.ndarray
+    read_value: np.ndarray
+    read_call: np.ndarray
+    read_argument: np.ndarray
+    output_value: dict[str, np.ndarray]
+    output_example: dict[str, np.ndarray]
+    merged_calls: int = 0
+
+
+# The fields of a program that are plain arrays, in their order.
+_ARRAYS = tuple(field.name for field in fields(ProgramArrays))[:8]
+
+
+def _number(table: dict[Any, int], items: list[Any], item: Any) -> int:
+    number = table.get(item)
+    if number is None:
+        number = table[item] = len(items)
+        items.append(item)
+    return number
+
+
+def side_by_side(programs: Sequence[AnyProgram]) -> MergedPrograms:
+    """Joins the fields of all programs, with one list of signatures and one of row types.
+
+    Raises:
+        TypeError: If one name stands for two signatures.
+    """
+    signatures: list[Signature] = []
+    row_types: list[RowType] = []
+    signature_table: dict[Any, int] = {}
+    type_table: dict[Any, int] = {}
+    _number_all(programs, signature_table, signatures, type_table, row_types)
+    stacks: list[list[tuple[np.ndarray, ...]]] = [[] for _ in row_types]
+    num_constants, num_inputs = [0] * len(row_types), [0] * len(row_types)
+    parts: dict[str, list[np.ndarray]] = {name: [] for name in _ARRAYS}
+    output_value: dict[str, list[np.ndarray]] = {}
+    output_example: dict[str, list[np.ndarray]] = {}
+    values = calls = 0
+    for number, program in enumerate(programs):
+        types = np.array([type_table[t] for t in program.row_types], dtype=np.int64)
+        kinds = [signature_table[s] for s in program.signatures]
+        own = program.arrays()
+        place, kind, local = own.value_place.copy(), own.value_kind, own.value_type
+        shift = np.array([num_constants[t] for t in types], dtype=np.int64)
+        place[kind == CONSTANT] += shift[local[kind == CONSTANT]]
+        shift = np.array([num_inputs[t] for t in types], dtype=np.int64)
+        place[kind == INPUT] += shift[local[kind == INPUT]]
+        place[kind == RESULT] += calls
+        parts["value_type"].append(types[local])
+        parts["value_kind"].append(kind)
+        parts["value_place"].append(place)
+        parts["value_slot"].append(own.value_slot)
+        parts["call_signature"].append(np.array(kinds, dtype=np.int64)[own.call_signature])
+        parts["read_value"].append(own.read_value + values)
+        parts["read_call"].append(own.read_call + calls)
+        parts["read_argument"].append(own.read_argument)
+        for local_type, stack in enumerate(own.constants):
+            if stack:
+                stacks[types[local_type]].append(stack)
+                num_constants[types[local_type]] += len(stack[0])
+            num_inputs[types[local_type]] += program.num_inputs[local_type]
+        for name, marked in own.outputs.items():
+            output_value.setdefault(name, []).append(marked + values)
+            output_example.setdefault(name, []).append(np.full(len(marked), number))
+        values += own.value_type.size
+        calls += own.call_signature.size
+    joined: dict[str, Any] = {name: np.concatenate(found) for name, found in parts.items()}
+    return MergedPrograms(
+        signatures,
+        row_types,
+        [tuple(np.concatenate(part) for part in zip(*stack, strict=True)) for stack in stacks],
+        num_inputs,
+        output_value={name: np.concatenate(found) for name, found in output_value.items()},
+        output_example={name: np.concatenate(found) for name, found in output_example.items()},
+        **joined,
+    )
+
+
+def _number_all(
+    programs: Sequence[AnyProgram],
+    signature_table: dict[Any, int],
+    signatures: list[Signature],
+    type_table: dict[Any, int],
+    row_types: list[RowType],
+) -> None:
+    """Numbers all signatures and row types of a mini-batch in the order they are met."""
+    for program in programs:
+        for signature in program.signatures:
+            _number(signature_table, signatures, signature)
+        for row_type in program.row_types:
+            _number(type_table, row_types, row_type)
+    _refuse_one_name_twice(signatures)
+    for wanted in (wanted for signature in signatures for wanted in signature.inputs):
+        # A ragged argument may name a type of which no value exists.
+        _number(type_table, row_types, row_type_of(wanted))
+
+
+def _refuse_one_name_twice(signatures: list[Signature]) -> None:
+    first: dict[str, Signature] = {}
+    for signature in signatures:
+        known = first.setdefault(signature.name, signature)
+        if known != signature:
+            raise TypeError(
+                mismatch(
+                    f"Schedule.from_programs: two signatures are called {signature.name!r}",
+                    expected=str(known),
+                    got=str(signature),
+                    mend="take every signature from one Operations object",
+                )
+            )

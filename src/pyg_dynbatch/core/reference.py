@@ -5,12 +5,10 @@ from typing import Any
 
 import torch
 
-from pyg_dynbatch.core.compact import AnyProgram
 from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.operation import Ragged, Signature, row_type_of
-from pyg_dynbatch.core.program import CONSTANT, INPUT
-from pyg_dynbatch.core.ragged import RaggedRows
-from pyg_dynbatch.core.tensor_type import RowType, parts_of
+from pyg_dynbatch.core.program import CONSTANT, INPUT, AnyProgram
+from pyg_dynbatch.core.types import RaggedRows, RowType, parts_of
 
 
 def run_one_by_one(
@@ -33,7 +31,7 @@ def run_one_by_one(
     Example:
         >>> from pyg_dynbatch.core.operation import Operations
         >>> from pyg_dynbatch.core.program import Program
-        >>> from pyg_dynbatch.core.tensor_type import TensorType
+        >>> from pyg_dynbatch.core.types import TensorType
         >>> scalar, operations, program = TensorType(()), Operations(), Program()
         >>> double = operations.add(lambda x: 2 * x, [scalar], [scalar], name="double")
         >>> program.output(program.call(double, program.constant(scalar, 4.0)))

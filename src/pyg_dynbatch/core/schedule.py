@@ -1,27 +1,136 @@
-"""Hold the batched plan of a mini-batch: which rows go into which operation, step by step."""
+"""Count what a schedule costs, what it could cost at best, and what Fold would have copied."""
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.movable import MovablePlan
 from pyg_dynbatch.core.operation import Ragged, Signature
 from pyg_dynbatch.core.structure import array_of, checksum
-from pyg_dynbatch.core.tensor_type import TensorType, describe
-from pyg_dynbatch.core.wiring import Output as Output
-from pyg_dynbatch.core.wiring import Step as Step
-from pyg_dynbatch.core.wiring import Store as Store
-from pyg_dynbatch.core.wiring import Wiring as Wiring
+from pyg_dynbatch.core.types import MovablePlan, RowType, TensorType, describe
 
 if TYPE_CHECKING:
-    from pyg_dynbatch.core.compact import AnyProgram
     from pyg_dynbatch.core.policy import Policy
-    from pyg_dynbatch.core.statistics import ScheduleStats
+    from pyg_dynbatch.core.program import AnyProgram
+
+
+class Wiring(NamedTuple):
+    """Says which rows of one state store make up one argument (or one output).
+
+    ``start`` is the first row where the rows lie side by side, so that no gather is needed, and
+    -1 otherwise. ``owner`` is the place of the owners of ragged rows in the flat vector (the call
+    each row belongs to), and -1 for an argument of exactly one row a call. ``stride`` is the
+    distance of two entries in the flat vector: the arguments of one call may stand together.
+    """
+
+    store: int
+    offset: int
+    length: int
+    start: int
+    owner: int = -1
+    stride: int = 1
+
+
+class Step(NamedTuple):
+    """One batched call: an operation, how many calls, what it reads, where its results go.
+
+    ``results`` holds a pair (store, first row) for every output; its rows lie side by side.
+    """
+
+    operation: int
+    size: int
+    arguments: tuple[Wiring, ...]
+    results: tuple[tuple[int, int], ...]
+
+
+class Store(NamedTuple):
+    """One state store: the rows of one row type, constants first, then inputs, then results."""
+
+    row_type: RowType
+    constants: int
+    inputs: int
+    rows: int
+
+
+class Output(NamedTuple):
+    """Where the rows of one named output lie; ``example`` is the place of their example numbers."""
+
+    wiring: Wiring
+    example: int
+
+
+def packed(wirings: Sequence[Wiring], number: int) -> int:
+    """Counts the arguments, from one on, that one gather can read.
+
+    Their row numbers lie side by side in the flat vector: argument after argument, or, with a
+    stride, those of all arguments of one call together.
+
+    Args:
+        wirings: The arguments of a step.
+        number: The first of them.
+
+    Returns:
+        How many; 1 for an argument that goes alone.
+
+    Example:
+        >>> packed([Wiring(0, 10, 5, -1), Wiring(0, 15, 5, -1), Wiring(0, 20, 5, 3)], 0)
+        2
+        >>> packed([Wiring(0, 10, 5, -1, stride=2), Wiring(0, 11, 5, -1, stride=2)], 0)
+        2
+    """
+    store, offset, length, start, owner, stride = wirings[number]
+    if start >= 0 or owner >= 0:
+        return 1
+    jump = length if stride == 1 else 1
+    count, last = 1, len(wirings) - number
+    if stride > 1:
+        last = min(last, stride)
+    while count < last and wirings[number + count] == (
+        store, offset + count * jump, length, -1, -1, stride,
+    ):  # fmt: skip
+        count += 1
+    # A stride is that of all arguments together, or of none.
+    return count if stride in (1, count) else 1
+
+
+def first_rows(index: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Finds, for each stretch of row numbers, its first row if the rows lie side by side.
+
+    Args:
+        index: Row numbers, all stretches one after another; of several columns ``[entry,
+            column]`` each is looked at for itself.
+        starts: Where each stretch begins.
+        lengths: How long each stretch is.
+
+    Returns:
+        First row of each stretch (and column), or -1 where a gather is needed; 0 for empty
+        stretches.
+
+    Example:
+        >>> first_rows(np.array([4, 5, 9, 7, 8]), np.array([0, 3]), np.array([3, 2])).tolist()
+        [-1, 7]
+    """
+    lengths = lengths.reshape(-1, *[1] * (index.ndim - 1))
+    if not len(index):
+        return np.zeros((starts.size, *index.shape[1:]), dtype=np.int64)
+    # Of an empty stretch, any entry that there is.
+    begins = np.minimum(starts, len(index) - 1)
+    ends = np.maximum(starts + lengths.reshape(-1), 1) - 1
+    first = index[begins]
+    joined = index[ends] - first == lengths - 1
+    # Two ends that fit by chance are told apart by the row after the first, as a rule.
+    joined &= index[np.minimum(begins + 1, ends)] - first == np.minimum(lengths, 2) - 1
+    if (joined & (lengths > 3)).any():
+        jumps = np.zeros(index.shape, dtype=np.int64)
+        np.cumsum(index[1:] - index[:-1] != 1, axis=0, out=jumps[1:])
+        joined &= jumps[ends] == jumps[begins]
+    return np.where(lengths == 0, 0, np.where(joined, first, -1))
 
 
 class Schedule(MovablePlan):
@@ -265,8 +374,6 @@ class Schedule(MovablePlan):
 
     def stats(self) -> "ScheduleStats":
         """Counts steps, rows, the critical path, the lower bound, and what Fold would copy."""
-        from pyg_dynbatch.core.statistics import collect_stats
-
         return collect_stats(self)
 
     # Moving, as PyG expects it of anything stored on a batch.
@@ -348,3 +455,206 @@ def _shown(wiring: Wiring) -> str:
 torch.serialization.add_safe_globals(
     [Schedule, Signature, Ragged, TensorType, Output, Step, Store, Wiring]
 )
+
+
+class LevelShape(NamedTuple):
+    """Sizes of all levels of a schedule: all that its plain numbers depend on.
+
+    Args:
+        arity: Argument places a node; None for any number of children.
+        direction: ``"bottom_up"`` or ``"top_down"``.
+        inputs: Nodes of each level that read an input.
+        others: Nodes of each level that read none.
+        edges: Children of each level, only without an arity.
+        single_parent: Whether every node has one parent at most.
+
+    Example:
+        >>> import torch
+        >>> shape_of(Schedule.from_structure(torch.tensor([[0, 1], [2, 2]]), 3, arity=2))
+        LevelShape(arity=2, direction='bottom_up', inputs=(2, 1), others=(0, 0), edges=None,
+                   single_parent=True)
+    """
+
+    arity: int | None
+    direction: str
+    inputs: tuple[int, ...]
+    others: tuple[int, ...]
+    edges: tuple[int, ...] | None
+    single_parent: bool
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Nodes of each level."""
+        return tuple(map(sum, zip(self.inputs, self.others, strict=True)))
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of all levels."""
+        return sum(self.inputs) + sum(self.others)
+
+    def holds(self, other: "LevelShape") -> bool:
+        """Tells whether a schedule of another shape can be padded to this one."""
+        kind = (self.arity, self.direction) == (other.arity, other.direction)
+        if not kind or len(self.inputs) < len(other.inputs):
+            return False
+        if self.single_parent and not other.single_parent:
+            return False
+        wide = all(
+            mine >= theirs
+            for ours, others in ((self.inputs, other.inputs), (self.others, other.others))
+            for mine, theirs in zip(ours, others, strict=False)
+        )
+        if not wide or self.edges is None:
+            return wide
+        spare = [mine - theirs for mine, theirs in zip(self.edges, other.edges or (), strict=False)]
+        room = [mine > theirs for mine, theirs in zip(self.sizes, other.sizes, strict=False)]
+        return all(more == 0 or (more > 0 and free) for more, free in zip(spare, room, strict=True))
+
+
+def shape_of(schedule: Schedule) -> LevelShape:
+    """Reads the sizes of a schedule's levels off its plain numbers.
+
+    Args:
+        schedule: Made by ``Schedule.from_structure``.
+
+    Raises:
+        ValueError: If its nodes have no argument places.
+
+    Example:
+        >>> import torch
+        >>> shape_of(Schedule.from_structure(torch.tensor([[0, 1], [2, 2]]), 3)).edges
+        (0, 2)
+    """
+    arity, inputs = schedule.arity, schedule.level_inputs
+    if arity == 0:
+        raise ValueError(
+            mismatch("LevelShape: nodes without argument places", expected="arity >= 1", got=0)
+        )
+    steps = schedule.steps
+    return LevelShape(
+        arity,
+        schedule.direction,
+        inputs,
+        tuple(step.size - read for step, read in zip(steps, inputs, strict=True)),
+        None if arity is not None else tuple(step.arguments[1].length for step in steps),
+        schedule.facts["single_parent"],
+    )
+
+
+@dataclass(frozen=True)
+class ScheduleStats:
+    """Figures of one schedule.
+
+    Args:
+        examples: Number of examples.
+        steps: Batched calls made.
+        rows: Calls made, after equal ones were merged.
+        merged_calls: Calls saved because they repeat another one on equal constants.
+        critical_path: Longest chain of calls: the fewest steps with a kernel for everything.
+        lower_bound: Sum over operations of the longest chain through calls of that operation: no
+            schedule with one operation a step has fewer steps.
+        widths: Rows of each step.
+        operations: Name of each step's operation.
+        gathered_rows: Rows read through an index; the others lie side by side and are used in
+            place.
+        fold_steps: Batched calls Fold's loop makes: every operation at every depth.
+        fold_copies: Rows that Fold copies forward because a value is read more than one level
+            later.
+
+    Reference:
+        Lower bound: Chen et al. (2023), arXiv:2302.03851. Fold: Looks et al. (2017),
+        arXiv:1702.02181, section 2 (pass-through operations).
+    """
+
+    examples: int
+    steps: int
+    rows: int
+    merged_calls: int
+    critical_path: int
+    lower_bound: int
+    widths: tuple[int, ...]
+    operations: tuple[str, ...]
+    gathered_rows: int
+    fold_steps: int
+    fold_copies: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Gives the figures by name."""
+        return asdict(self)
+
+
+class _Pass:
+    """Walks over the steps once and keeps, for every row, figures about the value in it."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.flat = schedule.wiring.cpu().numpy()
+        rows = [store.rows for store in schedule.stores]
+        self.depth = [np.zeros(n, dtype=np.int64) for n in rows]
+        self.chains = [np.zeros((n, len(schedule.signatures)), dtype=np.int64) for n in rows]
+        self.last_use = [np.zeros(n, dtype=np.int64) for n in rows]
+        self.gathered = 0
+
+    def index(self, wiring: Wiring) -> np.ndarray:
+        """The row numbers of a wiring."""
+        end = wiring.offset + wiring.length * wiring.stride
+        return self.flat[wiring.offset : end : wiring.stride]
+
+    def take(self, step: Step) -> None:
+        """Works out depth and chains of the results of one step."""
+        depth = np.zeros(step.size, dtype=np.int64)
+        chains = np.zeros((step.size, len(self.schedule.signatures)), dtype=np.int64)
+        reads = []
+        for wiring in step.arguments:
+            index = self.index(wiring)
+            if wiring.owner >= 0:
+                owner = self.flat[wiring.owner : wiring.owner + wiring.length]
+            else:
+                owner = np.arange(step.size)
+            np.maximum.at(depth, owner, self.depth[wiring.store][index])
+            np.maximum.at(chains, owner, self.chains[wiring.store][index])
+            reads.append((wiring.store, index, owner))
+            self.gathered += wiring.length if wiring.start < 0 else 0
+        depth += 1
+        chains[:, step.operation] += 1
+        for store, index, owner in reads:
+            np.maximum.at(self.last_use[store], index, depth[owner])
+        for store, start in step.results:
+            self.depth[store][start : start + step.size] = depth
+            self.chains[store][start : start + step.size] = chains
+
+
+def collect_stats(schedule: Schedule) -> ScheduleStats:
+    """Counts the figures of a schedule; see :class:`ScheduleStats`.
+
+    Example:
+        >>> import torch
+        >>> chain = Schedule.from_structure(torch.tensor([[0, 1], [1, 2]]), 3)
+        >>> chain.stats().critical_path
+        3
+    """
+    walk = _Pass(schedule)
+    for step in schedule.steps:
+        walk.take(step)
+    deepest = max((int(d.max(initial=0)) for d in walk.depth), default=0)
+    used = {step.operation for step in schedule.steps}
+    longest = np.zeros(len(schedule.signatures), dtype=np.int64)
+    for chains in walk.chains:
+        longest = np.maximum(longest, chains.max(0, initial=0))
+    copies = sum(
+        int(np.maximum(last - depth - 1, 0).sum())
+        for last, depth in zip(walk.last_use, walk.depth, strict=True)
+    )
+    return ScheduleStats(
+        examples=schedule.num_examples,
+        steps=len(schedule.steps),
+        rows=sum(step.size for step in schedule.steps),
+        merged_calls=int(schedule.facts.get("merged_calls", 0)),
+        critical_path=deepest,
+        lower_bound=int(longest.sum()),
+        widths=tuple(step.size for step in schedule.steps),
+        operations=tuple(schedule.signatures[step.operation].name for step in schedule.steps),
+        gathered_rows=walk.gathered,
+        fold_steps=deepest * len(used),
+        fold_copies=copies,
+    )

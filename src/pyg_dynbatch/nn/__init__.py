@@ -1,9 +1,10 @@
 """Rows in, rows out: cells and layers for trees and graphs, and weave for pairs of atoms."""
 
 from pyg_dynbatch.nn.cell import RecursiveCell
-from pyg_dynbatch.nn.gaussian_histogram import GaussianHistogramAggregation
 from pyg_dynbatch.nn.graphed_tree_lstm import GraphedTreeLSTM
 from pyg_dynbatch.nn.pair_sums import pair_sum
+from pyg_dynbatch.nn.pairs import Pairs
+from pyg_dynbatch.nn.readout import GaussianHistogramAggregation, StandardizedInputs
 from pyg_dynbatch.nn.recursive import (
     ChildSumTreeLSTM,
     NaryTreeLSTM,
@@ -11,14 +12,14 @@ from pyg_dynbatch.nn.recursive import (
     TreeGRU,
     TreeRNN,
 )
-from pyg_dynbatch.nn.standardized_inputs import StandardizedInputs
 from pyg_dynbatch.nn.topological import TopologicalConv
-from pyg_dynbatch.nn.tree_gru import TreeGRUCell
-from pyg_dynbatch.nn.tree_lstm import ChildSumTreeLSTMCell, NaryTreeLSTMCell
-from pyg_dynbatch.nn.tree_rnn import TreeRNNCell
-from pyg_dynbatch.nn.weave import WeaveConv
-from pyg_dynbatch.nn.weave_norm import CountedBatchNorm
-from pyg_dynbatch.nn.weave_stack import WeaveStack
+from pyg_dynbatch.nn.tree_cells import (
+    ChildSumTreeLSTMCell,
+    NaryTreeLSTMCell,
+    TreeGRUCell,
+    TreeRNNCell,
+)
+from pyg_dynbatch.nn.weave import CountedBatchNorm, WeaveConv, WeaveStack
 
 __all__ = [
     "ChildSumTreeLSTM",
@@ -28,6 +29,7 @@ __all__ = [
     "GraphedTreeLSTM",
     "NaryTreeLSTM",
     "NaryTreeLSTMCell",
+    "Pairs",
     "RecursiveCell",
     "RecursiveLayer",
     "StandardizedInputs",

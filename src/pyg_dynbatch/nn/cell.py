@@ -8,9 +8,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from pyg_dynbatch.core.errors import checked_count, mismatch
-from pyg_dynbatch.core.ragged import RaggedRows
 from pyg_dynbatch.core.schedule import Schedule
-from pyg_dynbatch.core.tensor_type import TensorType
+from pyg_dynbatch.core.types import RaggedRows, TensorType
 
 States = tuple[Tensor, ...]
 

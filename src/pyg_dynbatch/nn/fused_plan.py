@@ -1,18 +1,318 @@
-"""What fused runs know beforehand: the blocks of every level, and the way back to the children."""
+"""Matrix products of a fused run: one matrix, packed once, times the rows of many steps."""
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.schedule import Schedule
-from pyg_dynbatch.nn.fused_products import BLOCK
+
+# A plain number for every device and dtype; written as a tensor so that -1 + 2x is one pass.
+_MINUS_ONE = torch.tensor(-1.0)
+
+
+def finish_candidate(squashed: Tensor) -> None:
+    """Makes tanh(x) of sigmoid(2x), in place.
+
+    Args:
+        squashed: What the logistic function gave of the doubled rows.
+    """
+    torch.add(_MINUS_ONE, squashed, alpha=2, out=squashed)
+
+
+def new_states(
+    gates: Sequence[Tensor],
+    memory: Tensor,
+    squashed: Tensor,
+    hidden: Tensor,
+    keep: Tensor | None,
+    carried: bool,
+) -> None:
+    """Writes ``c = i * u (+ what is carried)``, ``tanh(c)`` and ``h = o * tanh(c)``.
+
+    Args:
+        gates: u, i, o.
+        memory: Where c goes; holds what the forget gates let through if ``carried``.
+        squashed: Where tanh(c) goes.
+        hidden: Where h goes.
+        keep: Factors of u (recurrent dropout).
+        carried: Whether there are children.
+    """
+    u, i, o = gates
+    candidate = u if keep is None else u * keep
+    if carried:
+        memory.addcmul_(i, candidate)
+    else:
+        torch.mul(i, candidate, out=memory)
+    torch.mul(memory, 2, out=squashed)
+    finish_candidate(squashed.sigmoid_())
+    torch.mul(o, squashed, out=hidden)
+
+
+def gate_gradients(
+    gates: Sequence[Tensor],
+    grads: Tensor,
+    totals: tuple[Tensor, Tensor],
+    squashed: Tensor,
+    keep: Tensor | None,
+) -> Tensor:
+    """Writes the gradients of u, i, o after activation; gives that of the memory.
+
+    Args:
+        gates: u, i, o.
+        grads: Where the gradients go, in that order, side by side.
+        totals: Gradients of h and c; both are used up.
+        squashed: tanh(c).
+        keep: Factors of u.
+
+    Returns:
+        The gradient of c, that through h included.
+    """
+    u, i, o = gates
+    hidden, memory = totals
+    width = u.size(1)
+    torch.mul(hidden, squashed, out=grads[:, 2 * width : 3 * width])
+    hidden.mul_(o)
+    memory += torch.ops.aten.tanh_backward.grad_input(hidden, squashed, grad_input=hidden)
+    candidate = memory if keep is None else memory * keep
+    torch.mul(candidate, i, out=grads[:, :width])
+    torch.mul(candidate, u, out=grads[:, width : 2 * width])
+    return memory
+
+
+def through_activations(gates: Tensor, grads: Tensor, width: int) -> None:
+    """Takes gradients of u and of all other gates back through tanh and the logistic function.
+
+    Args:
+        gates: Activated; u first.
+        grads: Changed in place.
+        width: Columns of u.
+    """
+    through_tanh, u = grads[:, :width], gates[:, :width]
+    torch.ops.aten.tanh_backward.grad_input(through_tanh, u, grad_input=through_tanh)
+    through_logistic(gates[:, width:], grads[:, width:])
+
+
+def through_logistic(gates: Tensor, grads: Tensor) -> None:
+    """Takes gradients back through the logistic function, in place.
+
+    Args:
+        gates: Activated.
+        grads: Changed in place.
+    """
+    torch.ops.aten.sigmoid_backward.grad_input(grads, gates, grad_input=grads)
+
+
+_HEIGHTS = (8, 16, 24, 32, 48, 64, 80, 96, 112, 128)
+"""Numbers of rows for which oneDNN makes kernels; one for every width of a level would cost more
+than the product itself, as a kernel takes a millisecond to make."""
+
+BLOCK = _HEIGHTS[-1]
+"""Rows of one block on CPUs: their gates stay in the second-level cache."""
+
+# From here on packing a matrix costs less than it saves.
+_LARGE_MATRIX, _MANY_ROWS = 2**17, 1024
+
+
+def _has_onednn() -> bool:
+    names = ("_linear_pointwise", "_reorder_linear_weight")
+    return torch.backends.mkldnn.is_available() and all(
+        hasattr(torch.ops.mkldnn, name) for name in names
+    )
+
+
+class RowProduct:
+    """Multiplies rows with one matrix, block by block: ``rows @ weight.t() + bias``.
+
+    On CPUs large matrices in float32 go to oneDNN, packed once, which is up to 1.4 times as fast
+    as the product of ``torch.mm`` and squashes on the way; a block is filled up to a few fixed
+    heights with rows that happen to lie behind it. ``torch.backends.mkldnn.enabled = False``
+    leaves every product to ``torch.mm``, or to the BLAS beneath it where C runs all levels at once.
+
+    Args:
+        weight: The matrix, ``[column, inner]``.
+        bias: Added to every row; nothing where left out.
+        candidate: How many of the first columns are squashed by tanh instead of the logistic
+            function: as tanh(x) = 2 * sigmoid(2x) - 1, several times as fast as tanh on CPUs.
+        precision: Type in which to multiply (autocast); that of the matrix where left out.
+        rows: About how many rows there will be, to see whether packing pays.
+
+    Example:
+        >>> product = RowProduct(torch.ones(3, 2), torch.zeros(3))
+        >>> product(torch.ones(5, 2), first=1, size=2)
+        tensor([[2., 2., 2.],
+                [2., 2., 2.]])
+    """
+
+    def __init__(
+        self,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        candidate: int = 0,
+        precision: torch.dtype | None = None,
+        rows: int = 0,
+    ) -> None:
+        self.bias, self.result, self.precision = bias, weight.dtype, precision
+        self.candidate, self.doubled = candidate, False
+        self.weight = weight if precision is None else weight.to(precision)
+        on_cpu = weight.device.type == "cpu"
+        self.packed: Tensor | None = None
+        if packs(self.weight, rows):
+            if candidate and bias is not None:
+                self.weight, self.bias = _doubled(weight, candidate), _doubled(bias, candidate)
+                self.doubled = True
+            weight = self.weight.contiguous()
+            self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, BLOCK)
+        # Products of low precision are made by oneDNN anyway, so they want the same heights.
+        low = self.weight.dtype in (torch.bfloat16, torch.float16)
+        self.padded = self.packed is not None or (on_cpu and low)
+
+    def __call__(self, rows: Tensor, first: int, size: int, *, squash: bool = False) -> Tensor:
+        """Multiplies ``rows[first : first + size]``.
+
+        Args:
+            rows: The rows, side by side; those behind may be read, and do not matter.
+            first: The first row.
+            size: How many.
+            squash: Whether to squash as :meth:`squash` does.
+
+        Returns:
+            New rows ``[size, column]``.
+        """
+        taken = self._taken(rows, first, size)
+        if self.packed is not None and taken.size(0) in _HEIGHTS and taken.dtype == self.result:
+            kind = "sigmoid" if squash else "none"
+            found = torch.ops.mkldnn._linear_pointwise(taken, self.packed, self.bias, kind, [], "")
+            if squash and self.candidate:
+                finish_candidate(found[:, : self.candidate])
+            return found if taken.size(0) == size else found[:size]
+        if self.precision is not None:
+            found = torch.mm(taken.to(self.precision), self.weight.t()).to(self.result)
+            if self.bias is not None:
+                found += self.bias
+        elif self.bias is not None:
+            found = torch.addmm(self.bias, taken, self.weight.t())
+        else:
+            found = torch.mm(taken, self.weight.t())
+        found = found if taken.size(0) == size else found[:size]
+        if squash:
+            self.squash(found)
+        return found
+
+    def squash(self, gates: Tensor) -> None:
+        """Squashes products in place: the first columns by tanh, the others logistically.
+
+        Args:
+            gates: Products, perhaps with something added; if ``doubled``, twice that in the
+                columns of the candidate.
+        """
+        first = gates[:, : self.candidate]
+        if self.candidate and not self.doubled:
+            first *= 2
+        gates.sigmoid_()
+        if self.candidate:
+            finish_candidate(first)
+
+    def into(self, out: Tensor, rows: Tensor, first: int, size: int) -> None:
+        """Writes the product without bias into rows that are there already.
+
+        Args:
+            out: ``[size, column]``.
+            rows: As for a call.
+            first: The first row.
+            size: How many.
+        """
+        if self.padded or self.precision is not None:
+            out.copy_(self(rows, first, size))
+        else:
+            torch.mm(rows[first : first + size], self.weight.t(), out=out)
+
+    def _taken(self, rows: Tensor, first: int, size: int) -> Tensor:
+        """The rows, and as many behind them as the next height has and there are."""
+        if self.padded:
+            height = _height(size)
+            if first + height <= rows.size(0):
+                size = height
+        return rows[first : first + size]
+
+
+def packs(weight: Tensor, rows: int) -> bool:
+    """Tells whether packing a matrix pays for about so many rows.
+
+    Args:
+        weight: The matrix.
+        rows: How many rows there will be.
+
+    Example:
+        >>> packs(torch.zeros(3, 2), 1000)
+        False
+    """
+    large = weight.numel() >= _LARGE_MATRIX and rows >= _MANY_ROWS
+    single = weight.device.type == "cpu" and weight.dtype == torch.float32
+    return large and single and _use_onednn()
+
+
+def _doubled(rows: Tensor, first: int) -> Tensor:
+    rows = rows.clone()
+    rows[:first] *= 2
+    return rows
+
+
+def _use_onednn() -> bool:
+    enabled: bool = torch.backends.mkldnn.enabled  # type: ignore[assignment]
+    return enabled and _has_onednn()
+
+
+def _height(size: int) -> int:
+    """The next height, or the size itself beyond all of them."""
+    return next((height for height in _HEIGHTS if height >= size), size)
+
+
+def weight_gradient(
+    grads: Tensor, rows: Tensor, precision: torch.dtype | None, out: Tensor | None = None
+) -> Tensor:
+    """Computes ``grads.t() @ rows``, the gradient of a matrix over all rows it was used on.
+
+    Args:
+        grads: Gradients of the products, ``[row, column]``.
+        rows: What was multiplied, ``[row, inner]``.
+        precision: Type in which to multiply (autocast); that of the rows where left out.
+        out: Where to write it; new rows where left out.
+
+    Returns:
+        ``[column, inner]``, in the type of the gradients.
+
+    Example:
+        >>> weight_gradient(torch.ones(4, 1), torch.ones(4, 2), None)
+        tensor([[4., 4.]])
+    """
+    if precision is None:
+        return torch.mm(grads.t(), rows, out=out)
+    found = (grads.to(precision).t() @ rows.to(precision)).to(grads.dtype)
+    return found if out is None else out.copy_(found)
+
+
+def sum_rows(rows: Tensor) -> Tensor:
+    """Adds up rows by a product with ones, on CPUs twice as fast as ``sum``.
+
+    Args:
+        rows: ``[row, column]``.
+
+    Returns:
+        ``[column]``.
+
+    Example:
+        >>> sum_rows(torch.ones(3, 2))
+        tensor([3., 3.])
+    """
+    return torch.mv(rows.t(), rows.new_ones(rows.size(0)))
 
 
 @dataclass(frozen=True)
@@ -211,3 +511,249 @@ class FusedPlan:
         numbers = torch.arange(1, self.places + 1, device=place.device)
         # Row 0, the missing child, gets any of its many places; nobody asks for it.
         return place.index_copy_(0, self.children, numbers)[1:]
+
+
+class Incoming(NamedTuple):
+    """The gradients of h and c of the nodes of one pass, whose parents are done.
+
+    Args:
+        hidden: Gradients of h; the row of a node has its own number, or that of ``place``.
+        memory: Gradients of c, likewise.
+        place: Which of these rows each node reads; its own where left out.
+        outside: Gradients of h and c to be added, one row a node.
+    """
+
+    hidden: Tensor
+    memory: Tensor
+    place: Tensor | None = None
+    outside: tuple[Tensor | None, Tensor | None] = (None, None)
+
+    def take(self, first: int, size: int) -> tuple[Tensor, Tensor]:
+        """Gives the gradients of h and c of some nodes; they may be changed."""
+        rows = slice(first, first + size)
+        if self.place is None:
+            return self.hidden[rows], self.memory[rows]
+        place = self.place[rows]
+        hidden = torch.index_select(self.hidden, 0, place)
+        found = hidden, torch.index_select(self.memory, 0, place)
+        for part, given in zip(found, self.outside, strict=True):
+            if given is not None:
+                part += given[rows]
+        return found
+
+
+class Downward:
+    """Hands the gradients of states down, from the argument places of parents to the children.
+
+    Where every node has one parent at most, each place has a row of its own, written once and
+    gathered by the child: nothing is added up, and nothing has to be filled with zeros before.
+    Otherwise the rows of a child are added up, in the order of its parents.
+
+    Args:
+        plan: The plan.
+        hidden: Gradients of the resulting h in level order.
+        memory: Gradients of the resulting c in level order.
+        like: A state row, for dtype and device.
+    """
+
+    def __init__(
+        self, plan: FusedPlan, hidden: Tensor | None, memory: Tensor | None, like: Tensor
+    ) -> None:
+        self.plan, self.outside = plan, (hidden, memory)
+        self.single = plan.single_parent
+        rows = 1 + (plan.places if self.single else plan.nodes)
+        shape = (rows, like.size(1))
+        if self.single:
+            self.hidden, self.memory = like.new_empty(shape), like.new_empty(shape)
+            self.hidden[0], self.memory[0] = 0, 0
+            self.place = plan.place_of_row()
+            return
+        self.hidden, self.memory = like.new_zeros(shape), like.new_zeros(shape)
+        for total, given in zip((self.hidden, self.memory), self.outside, strict=True):
+            if given is not None:
+                total[1:] += given
+
+    def incoming(self, first: int, size: int) -> Incoming:
+        """Gives the gradients of nodes in level order, to be read when their parents are done."""
+        rows = slice(first, first + size)
+        if not self.single:
+            return Incoming(self.hidden[1:][rows], self.memory[1:][rows])
+        of_h, of_c = (None if given is None else given[rows] for given in self.outside)
+        return Incoming(self.hidden, self.memory, self.place[rows], (of_h, of_c))
+
+    def room(self, edge: int, edges: int) -> tuple[Tensor, Tensor]:
+        """Gives room for the gradients that go to some argument places."""
+        if self.single:
+            rows = slice(1 + edge, 1 + edge + edges)
+            return self.hidden[rows], self.memory[rows]
+        shape = (edges, self.hidden.size(1))
+        return self.hidden.new_empty(shape), self.memory.new_empty(shape)
+
+    def give(self, edge: int, hidden: Tensor, memory: Tensor) -> None:
+        """Hands on what was written into the room."""
+        if not self.single:
+            index = self.plan.children[edge : edge + hidden.size(0)]
+            self.hidden.index_add_(0, index, hidden)
+            self.memory.index_add_(0, index, memory)
+
+
+class ChildRows(NamedTuple):
+    """The children of inner nodes.
+
+    Args:
+        plan: The plan.
+        hidden: h of all nodes, behind a row of zeros for missing children; no rows backwards.
+        memory: c of all nodes, behind a row of zeros.
+        gathered: h of all argument places side by side, ``[inner, arity * width]``, or
+            ``[child, width]`` where nodes have any number of children; None backwards.
+        sums: h added up over the children of a node, where they have any number.
+    """
+
+    plan: FusedPlan
+    hidden: Tensor
+    memory: Tensor
+    gathered: Tensor | None = None
+    sums: Tensor | None = None
+
+    def state_row(self, block: Block) -> Tensor:
+        """Tells the state row of each child of a block."""
+        return self.plan.children[block.edge : block.edge + block.edges]
+
+    def starts(self, block: Block) -> Tensor:
+        """Tells where the children of each node begin, from the block's first child on."""
+        return self.plan.child_start[block.first : block.first + block.size] - block.edge
+
+    def memory_of(self, block: Block) -> Tensor:
+        """Gathers the memory of each child of a block."""
+        return torch.index_select(self.memory, 0, self.state_row(block))
+
+    def forget_of(self, rows: Tensor, forget: Tensor | None) -> Tensor:
+        """The forget gates, ``[node, arity, width]`` or ``[child, width]``."""
+        if forget is not None:
+            return forget
+        width = self.memory.size(1)
+        return rows[:, 3 * width :].view(rows.size(0), -1, width)
+
+    def sum(self, block: Block, rows: Tensor) -> Tensor:
+        """Adds up the rows of the children of each node, always in the same order."""
+        return sum_stretches(rows, self.plan.numbers[: rows.size(0)], self.starts(block))
+
+
+def sum_stretches(rows: Tensor, index: Tensor, starts: Tensor) -> Tensor:
+    """Sums ``rows[index]`` over stretches of the index, always in the same order.
+
+    Args:
+        rows: The rows.
+        index: Which ones.
+        starts: Where each stretch begins.
+
+    Example:
+        >>> sum_stretches(torch.eye(2), torch.tensor([0, 1, 1]), torch.tensor([0, 1]))
+        tensor([[1., 0.],
+                [0., 2.]])
+    """
+    return torch.embedding_bag(rows, index, starts, False, 0)[0]
+
+
+class NodeRows(NamedTuple):
+    """The states of the nodes of one pass; ``first`` of a block counts these rows.
+
+    Args:
+        hidden: h, ``[node, width]``.
+        memory: c.
+        squashed: tanh(c).
+        keep: Factors of the candidate u (recurrent dropout).
+        children: The nodes' children; None for leaves.
+    """
+
+    hidden: Tensor
+    memory: Tensor
+    squashed: Tensor
+    keep: Tensor | None = None
+    children: ChildRows | None = None
+
+    def keep_of(self, block: Block) -> Tensor | None:
+        """The factors of the candidate for the nodes of a block."""
+        return None if self.keep is None else self.keep[block.first : block.first + block.size]
+
+
+def inner_rows(
+    plan: FusedPlan,
+    states: Sequence[Tensor],
+    gathered: Tensor | None = None,
+    sums: Tensor | None = None,
+) -> NodeRows:
+    """Cuts the rows of inner nodes out of those of all nodes.
+
+    Args:
+        plan: The plan.
+        states: h, c and tanh(c) of all nodes behind a row of zeros; h may have no rows.
+        gathered: Room for h of the children.
+        sums: Room for its sums.
+    """
+    hidden, memory, squashed = (state[1 + plan.leaves :] for state in states)
+    keep = None if plan.run.keep is None else plan.run.keep[plan.leaves :]
+    children = ChildRows(plan, states[0], states[1], gathered, sums)
+    return NodeRows(hidden, memory, squashed, keep, children)
+
+
+class Gates(NamedTuple):
+    """The gates of the nodes of one block: products at first, activated afterwards.
+
+    Args:
+        rows: u, i, o side by side, and the forget gates of all child places behind them where
+            there is a fixed number.
+        forget: Those of all children, ``[child, width]``, where they are not part of ``rows``.
+        own: Products of the inputs of the first nodes, to be added; u, i, o, f.
+        product: What made the rows, and squashes what is added up.
+    """
+
+    rows: Tensor
+    forget: Tensor | None = None
+    own: Tensor | None = None
+    product: RowProduct | None = None
+
+
+class Outgoing(NamedTuple):
+    """Where the gradients of products go, and those of the children's memory.
+
+    Args:
+        rows: Like the rows of the gates.
+        forget: Like those of the gates.
+        memory: Gradients of the children's memory, ``[child, width]``; None for leaves.
+    """
+
+    rows: Tensor
+    forget: Tensor | None = None
+    memory: Tensor | None = None
+
+
+@runtime_checkable
+class GateKernels(Protocol):
+    """Computes the gates of the nodes of one pass, block by block.
+
+    Made with the :class:`NodeRows` of the pass.
+    """
+
+    squashes: ClassVar[bool]
+    """Whether products are to squash already, where nothing is added to them."""
+
+    def __init__(self, nodes: NodeRows) -> None: ...
+
+    def gather(self, block: Block) -> None:
+        """Gathers h of the children of a block, and sums it up where that is wanted."""
+
+    def forward(self, block: Block, gates: Gates) -> None:
+        """Activates the gates in place, and writes the states."""
+
+    def backward(self, block: Block, gates: Gates, given: Incoming, wanted: Outgoing) -> None:
+        """Writes gradients, from the activated gates."""
+
+    def sum_equal(self, given: Incoming, cell: Tensor, cells: int) -> Incoming:
+        """Adds up the gradients of equal leaves, which were computed once.
+
+        Args:
+            given: Gradients, one row a leaf.
+            cell: Which of the computed rows each leaf has taken.
+            cells: How many were computed.
+        """

@@ -15,11 +15,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from pyg_dynbatch.core.native import native_library
-from pyg_dynbatch.nn.fused_plan import FusedPlan
-from pyg_dynbatch.nn.fused_products import packs
-from pyg_dynbatch.nn.gate_rows import GateKernels, NodeRows
-from pyg_dynbatch.nn.native_gates import NativeGates, declare
-from pyg_dynbatch.nn.native_levels import SOURCE, declare_levels, multiply_address
+from pyg_dynbatch.nn.fused_plan import FusedPlan, GateKernels, NodeRows, packs
+from pyg_dynbatch.nn.native_gates import (
+    SOURCE,
+    NativeGates,
+    declare,
+    declare_levels,
+    multiply_address,
+)
 from pyg_dynbatch.nn.plain_gates import PlainGates
 
 SWITCH = "PYG_DYNBATCH_TRITON"

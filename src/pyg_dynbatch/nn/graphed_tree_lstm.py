@@ -6,23 +6,274 @@ CUDA graph starts them all at once, but has fixed sizes, so the levels are padde
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import zip_longest
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from pyg_dynbatch.core.buckets import LevelBuckets
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.padding import PaddedForm, padded_form
+from pyg_dynbatch.core.padding import LevelBuckets, PaddedForm, padded_form, schedule_of_shape
+from pyg_dynbatch.core.row_buffer import refuse_second_derivative
 from pyg_dynbatch.core.schedule import Schedule
-from pyg_dynbatch.core.state_store import refuse_second_derivative
-from pyg_dynbatch.nn.cell import States, spread_rows
-from pyg_dynbatch.nn.recorded_run import Mode, RecordedRun
-from pyg_dynbatch.nn.recorder import Recorder, recorder_for
+from pyg_dynbatch.nn.cell import RecursiveCell, States, spread_rows
 from pyg_dynbatch.nn.recursive import RecursiveLayer, chosen_rows
-from pyg_dynbatch.nn.tree_lstm import ChildSumTreeLSTMCell, NaryTreeLSTMCell
+from pyg_dynbatch.nn.tree_cells import ChildSumTreeLSTMCell, NaryTreeLSTMCell
+
+Call = Callable[[], tuple[Tensor, ...]]
+
+_WARM_UPS = 3
+
+
+class Recording(NamedTuple):
+    """A recorded call: what it writes, and how to do it again.
+
+    Args:
+        replay: Does the call again, on what its tensors hold by then.
+        results: Where every replay puts its results; nothing is in them before the first.
+    """
+
+    replay: Callable[[], object]
+    results: tuple[Tensor, ...]
+
+
+@runtime_checkable
+class Recorder(Protocol):
+    """Records calls that read and write tensors at fixed places; see the module."""
+
+    def warm_up(self, call: Callable[[], object]) -> None:
+        """Makes a call before it is recorded, so that nothing is set up while recording."""
+
+    def record(self, call: Call) -> Recording:
+        """Records a call."""
+
+
+class CudaRecorder:
+    """Captures calls as CUDA graphs, all with one pool of memory and on one side stream.
+
+    Graphs of one pool overwrite each other's memory, so only one recording may be half done at
+    a time: from the replay of its forward call to that of its backward call. Unsafe calls of
+    other threads, such as the one that pins the memory of batches, do not end a capture.
+
+    Args:
+        device: A CUDA device.
+
+    Reference:
+        PyTorch, "CUDA semantics", section "CUDA Graphs"; documentation of ``torch.cuda.graph``:
+        three warm-ups on a side stream, a shared pool, error mode ``"thread_local"``.
+
+    Example:
+        >>> if torch.cuda.is_available():
+        ...     kept = torch.ones(2, device="cuda")
+        ...     recording = CudaRecorder(kept.device).record(lambda: (kept + 1,))
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.stream = torch.cuda.Stream(device)
+        self.pool = torch.cuda.graph_pool_handle()
+
+    def warm_up(self, call: Callable[[], object]) -> None:
+        """Makes a call some times on the side stream."""
+        with torch.cuda.device(self.device):
+            current = torch.cuda.current_stream()
+            self.stream.wait_stream(current)
+            with torch.cuda.stream(self.stream):
+                for _ in range(_WARM_UPS):
+                    call()
+            current.wait_stream(self.stream)
+
+    def record(self, call: Call) -> Recording:
+        """Captures a call."""
+        graph = torch.cuda.CUDAGraph()
+        with (
+            torch.cuda.device(self.device),
+            torch.cuda.graph(
+                graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"
+            ),
+        ):
+            results = call()
+        return Recording(graph.replay, results)
+
+
+class EagerRecorder:
+    """Makes calls again instead of replaying them, and writes to the same places as a graph.
+
+    Example:
+        >>> kept = torch.ones(2)
+        >>> recording = EagerRecorder().record(lambda: (kept + 1,))
+        >>> _ = kept.fill_(5)
+        >>> recording.replay()
+        >>> recording.results[0]
+        tensor([6., 6.])
+    """
+
+    def warm_up(self, call: Callable[[], object]) -> None:
+        """Needs none."""
+
+    def record(self, call: Call) -> Recording:
+        """Makes room for what a call gives."""
+        results = tuple(torch.full_like(each, torch.nan) for each in call())
+
+        def replay() -> None:
+            for place, value in zip(results, call(), strict=True):
+                place.copy_(value)
+
+        return Recording(replay, results)
+
+
+def recorder_for(device: torch.device) -> Recorder:
+    """Chooses CUDA graphs on CUDA devices, and the stand-in elsewhere.
+
+    Example:
+        >>> type(recorder_for(torch.device("cpu"))).__name__
+        'EagerRecorder'
+    """
+    return CudaRecorder(device) if device.type == "cuda" else EagerRecorder()
+
+
+class Mode(NamedTuple):
+    """All besides the shape that a recorded run depends on.
+
+    Args:
+        dtype: That of the input rows.
+        width: That of the input rows.
+        with_gradient: Whether there is a way back.
+        rows_want_gradient: Whether the input rows want a gradient.
+        precision: Type in which to multiply (autocast); None without.
+        dropout: Recurrent dropout of the cell as things stand.
+    """
+
+    dtype: torch.dtype
+    width: int
+    with_gradient: bool
+    rows_want_gradient: bool
+    precision: torch.dtype | None
+    dropout: float
+
+
+class RecordedRun:
+    """The forward and the backward run over levels of one shape, recorded.
+
+    Args:
+        cell: A cell that runs a whole schedule in one go.
+        form: The first batch, padded; later ones have the same shape.
+        rows: Its input rows.
+        mode: What else matters.
+        recorder: What records.
+        totals: Where the gradients of the parameters that want one go; shared by all runs of
+            a cell.
+    """
+
+    def __init__(
+        self,
+        cell: RecursiveCell,
+        form: PaddedForm,
+        rows: Tensor,
+        mode: Mode,
+        recorder: Recorder,
+        totals: Sequence[Tensor],
+    ) -> None:
+        self.cell, self.mode, self.totals = cell, mode, totals
+        self.wanted = [each for each in cell.parameters() if each.requires_grad]
+        self.states: tuple[Tensor, ...] | None = None
+        self.grads: tuple[Tensor, ...] = ()
+        with _as_in(mode, rows.device.type):
+            self.wiring = torch.empty_like(form.schedule.wiring)
+            self.schedule = schedule_of_shape(form.shape, self.wiring)
+            self.rows = rows.new_zeros(form.input_row.size(0), mode.width)
+            self.inputs = self.rows.detach().requires_grad_(mode.rows_want_gradient)
+            self.load(form, rows)
+            if mode.with_gradient:
+                self.grads = tuple(torch.zeros_like(part) for part in self._forward())
+            recorder.warm_up(self._both)
+            self.there = recorder.record(self._forward)
+            self.back = recorder.record(self._backward) if mode.with_gradient else None
+
+    def load(self, form: PaddedForm, rows: Tensor) -> None:
+        """Copies a batch to where the graphs read it."""
+        self.wiring.copy_(form.schedule.wiring)
+        if rows.size(0):
+            # Without an input there is nothing to read, and the rows stay zeros.
+            torch.index_select(rows.detach(), 0, form.input_row, out=self.rows)
+        else:
+            self.rows.zero_()
+
+    def forwards(
+        self, form: PaddedForm, rows: Tensor, place: Tensor, parts: int
+    ) -> tuple[Tensor, ...]:
+        """Replays the way there.
+
+        Args:
+            form: The batch, padded.
+            rows: Its input rows.
+            place: Which rows of the states to give.
+            parts: How many parts of the states to give.
+
+        Returns:
+            Copies of these rows.
+        """
+        self.load(form, rows)
+        self.there.replay()
+        return tuple(part.index_select(0, place) for part in self.there.results[:parts])
+
+    def backwards(
+        self, form: PaddedForm, grads: Sequence[Tensor | None], place: Tensor
+    ) -> tuple[Tensor | None, list[Tensor]]:
+        """Replays the way back.
+
+        Args:
+            form: The same batch.
+            grads: Gradients of what :meth:`forwards` gave.
+            place: As there.
+
+        Returns:
+            Copies of the gradients of the input rows, if they want one, and of the parameters.
+        """
+        for kept, given in zip_longest(self.grads, grads):
+            # Nothing comes from the rows of padding.
+            kept.zero_()
+            if given is not None:
+                kept.index_copy_(0, place, given)
+        if self.back is None:
+            return None, []
+        self.back.replay()
+        of_rows = None
+        if self.mode.rows_want_gradient:
+            of_rows = self.back.results[0].index_select(0, form.input_place)
+        # Copies, as the next replay of any run writes there.
+        return of_rows, [total.clone() for total in self.totals]
+
+    def _both(self) -> None:
+        self._forward()
+        if self.mode.with_gradient:
+            self._backward()
+
+    def _forward(self) -> tuple[Tensor, ...]:
+        with torch.set_grad_enabled(self.mode.with_gradient):
+            self.states = self.cell.run_schedule(self.schedule, self.inputs, level_order=True)
+        return tuple(part.detach() for part in self.states or ())
+
+    def _backward(self) -> tuple[Tensor, ...]:
+        # Taken away, so that the memory of the way back goes to the pool.
+        states, self.states = self.states, None
+        leaves = [*self.wanted, *([self.inputs] if self.mode.rows_want_gradient else [])]
+        found = torch.autograd.grad(states or (), leaves, self.grads)
+        for total, grad in zip(self.totals, found, strict=False):
+            total.copy_(grad)
+        return found[len(self.wanted) :]
+
+
+@contextmanager
+def _as_in(mode: Mode, device: str) -> Iterator[None]:
+    """Sets autocast as a mode says, and leaves inference mode, which graphs outlive."""
+    dtype, enabled = mode.precision, mode.precision is not None
+    with torch.inference_mode(False), torch.autocast(device, dtype, enabled, cache_enabled=False):
+        yield
+
 
 TreeLSTMCell = NaryTreeLSTMCell | ChildSumTreeLSTMCell
 
@@ -33,7 +284,7 @@ class GraphedTreeLSTM(RecursiveLayer):
     Used like the layer itself, with the same parameters under the same names; values and
     gradients are those of the layer up to rounding. A graph runs where the schedule carries its
     padded form, which a loader's worker makes: see
-    :class:`~pyg_dynbatch.data.BucketedCollater`. Otherwise the layer runs as it is: for batches
+    :class:`~pyg_dynbatch.loader.BucketedCollater`. Otherwise the layer runs as it is: for batches
     that no shape holds, and while another call of this layer waits for its way back.
 
     On a CPU the same padded runs are made call by call, which shows what graphs would compute

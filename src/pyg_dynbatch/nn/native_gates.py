@@ -1,16 +1,29 @@
-"""The gates of fused Tree-LSTMs on CPUs by C: one pass over a block forwards, one backwards."""
+"""All levels of a small fused run by one call of C, which multiplies with the BLAS of torch.
+
+Block by block from Python, a level of a few nodes costs as much in calls as in products.
+"""
 
 import ctypes
+import logging
+import sys
 from collections.abc import Sequence
-from ctypes import POINTER, c_int, c_int64, c_void_p
-from typing import Any, ClassVar
+from ctypes import POINTER, byref, c_int, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pyg_dynbatch.nn.fused_downward import Incoming
-from pyg_dynbatch.nn.fused_plan import Block
-from pyg_dynbatch.nn.gate_rows import Gates, NodeRows, Outgoing
+from pyg_dynbatch.nn.fused_plan import (
+    Block,
+    Downward,
+    FusedPlan,
+    Gates,
+    Incoming,
+    NodeRows,
+    Outgoing,
+)
 
 _ROWS = ("hidden", "memory", "squashed")
 _OF_CHILDREN = ("index", "starts", "all_hidden", "cells", "gathered", "sums")
@@ -153,3 +166,180 @@ def address_of(rows: Tensor | None) -> int | None:
         True
     """
     return None if rows is None else rows.data_ptr()
+
+
+SOURCE = Path(__file__).with_name("native_levels.c")
+
+_log = logging.getLogger(__name__)
+
+
+class _Levels(ctypes.Structure):
+    """What all levels share, as in C."""
+
+    _fields_ = [
+        ("multiply", c_void_p),
+        ("count", c_int64),
+        *((name, c_void_p) for name in ("blocks", "weight", "bias", "weight_forget")),
+        *((name, c_void_p) for name in ("bias_forget", "own", "gates", "forget")),
+        ("kept", c_int64),
+        *((name, c_void_p) for name in ("grads", "to_forget", "to_memory", "to_hidden", "to_sums")),
+    ]
+
+
+class LevelWeights(NamedTuple):
+    """What the children of inner nodes are multiplied with, ``[column, inner]`` and ``[column]``.
+
+    Args:
+        weight: Of the gates in the row of a node.
+        bias: Its bias; not needed backwards.
+        forget: The weight of forget gates that have rows of their own.
+        forget_bias: Its bias.
+    """
+
+    weight: Tensor
+    bias: Tensor | None = None
+    forget: Tensor | None = None
+    forget_bias: Tensor | None = None
+
+    def contiguous(self) -> "LevelWeights":
+        """As C reads them."""
+        others = (part if part is None else _plain(part) for part in self[1:])
+        return LevelWeights(_plain(self.weight), *others)
+
+
+def _plain(rows: Tensor) -> Tensor:
+    # What is negated when it is read is not negated in memory.
+    return rows.resolve_neg().contiguous()
+
+
+def declare_levels(library: ctypes.CDLL) -> None:
+    """Tells the types of the functions of ``native_levels.c``.
+
+    Args:
+        library: The built file.
+    """
+    library.tree_lstm_forward_levels.argtypes = [c_void_p, POINTER(_Levels), c_int]
+    library.tree_lstm_backward_levels.argtypes = [c_void_p, c_void_p, POINTER(_Levels), c_int]
+    for function in (library.tree_lstm_forward_levels, library.tree_lstm_backward_levels):
+        function.restype = None
+
+
+@cache
+def multiply_address() -> int | None:
+    """Finds ``sgemm`` in the libraries that torch has loaded.
+
+    Returns:
+        Its address; None where there is none, or it computes something else.
+
+    Example:
+        >>> address = multiply_address()
+        >>> address is None or address > 0
+        True
+    """
+    if sys.byteorder != "little":
+        # The low half of a number would not come first.
+        return None
+    for path in sorted((Path(torch.__file__).parent / "lib").glob("*torch_cpu.*")):
+        try:
+            function = ctypes.CDLL(str(path)).sgemm_
+        except (OSError, AttributeError) as error:
+            _log.info("no sgemm_ in %s: %s", path.name, error)
+            continue
+        if _multiplies(function):
+            return ctypes.cast(function, c_void_p).value
+        _log.info("sgemm_ of %s does not multiply as expected", path.name)
+    return None
+
+
+def _multiplies(function: object) -> bool:
+    """Whether a function is called as C will call it: numbers of 64 bits, no lengths of strings."""
+    # Whatever dtype and device the user has made the default.
+    plain: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
+    left, right = torch.arange(6, **plain).view(2, 3), torch.arange(12, **plain).view(4, 3)
+    found = torch.ones(2, 4, **plain)
+    sizes = [byref(c_int64(size)) for size in (4, 2, 3)]
+    three, four = (byref(c_int64(size)) for size in (3, 4))
+    one = byref(ctypes.c_float(1))
+    rows = (c_void_p(part.data_ptr()) for part in (right, left, found))
+    weight, given, out = rows
+    function(b"T", b"N", *sizes, one, weight, three, given, three, one, out, four)  # type: ignore[operator]
+    return torch.equal(found, left @ right.t() + 1)
+
+
+def forward_levels(
+    library: ctypes.CDLL,
+    plan: FusedPlan,
+    nodes: NodeRows,
+    weights: LevelWeights,
+    own: Tensor | None,
+) -> list[Tensor]:
+    """Computes all inner nodes.
+
+    Args:
+        library: ``native_levels.c``, built and declared.
+        plan: The plan.
+        nodes: The inner nodes, with their children.
+        weights: The weights.
+        own: Products of the inputs of inner nodes, ``[input, 4 * width]``.
+
+    Returns:
+        The activated gates of all inner nodes, and the forget gates of all children where they
+        have rows of their own; where gates are not kept, no more than room for one block.
+    """
+    weights = weights.contiguous()
+    rows, places = plan.inner, plan.places
+    if not plan.keep:
+        rows = max((block.size for block in plan.blocks), default=0)
+        places = max((block.edges for block in plan.blocks), default=0)
+    gates = [weights.weight.new_empty(rows, weights.weight.size(0))]
+    if weights.forget is not None:
+        gates.append(weights.forget.new_empty(places, weights.forget.size(0)))
+    kernels = NativeGates(library, nodes)
+    levels = _levels(plan, weights)
+    _set(levels, ("own", "gates", "forget"), (own, *gates))
+    levels.kept = plan.keep
+    library.tree_lstm_forward_levels(byref(kernels.nodes), levels, kernels.threads)
+    return gates
+
+
+def backward_levels(
+    library: ctypes.CDLL,
+    nodes: NodeRows,
+    weights: LevelWeights,
+    gates: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    down: Downward,
+) -> None:
+    """Computes the gradients of all inner nodes and of what their children gave them.
+
+    Args:
+        library: ``native_levels.c``, built and declared.
+        nodes: The inner nodes, with their children; every node has one parent at most.
+        weights: The weights; no biases.
+        gates: What :func:`forward_levels` gave.
+        grads: Where the gradients of the products go; like the gates.
+        down: The gradients of states.
+    """
+    plan, weights = down.plan, weights.contiguous()
+    kernels = NativeGates(library, nodes)
+    levels = _levels(plan, weights)
+    _set(levels, ("gates", "forget"), gates)
+    _set(levels, ("grads", "to_forget"), grads)
+    to_hidden, to_memory = down.room(0, plan.places)
+    most = max((block.size for block in plan.blocks), default=0)
+    sums = to_hidden.new_empty(most if weights.forget is not None else 0, to_hidden.size(1))
+    _set(levels, ("to_memory", "to_hidden", "to_sums"), (to_memory, to_hidden, sums))
+    given = kernels.incoming(down.incoming(plan.leaves, plan.inner))
+    library.tree_lstm_backward_levels(byref(kernels.nodes), byref(given), levels, kernels.threads)
+
+
+def _levels(plan: FusedPlan, weights: LevelWeights) -> _Levels:
+    found = _Levels(multiply_address(), len(plan.blocks))
+    found.blocks = ctypes.addressof(plan.table)
+    _set(found, ("weight", "bias", "weight_forget", "bias_forget"), weights)
+    return found
+
+
+def _set(levels: _Levels, names: Sequence[str], tensors: Sequence[Tensor | None]) -> None:
+    for name, rows in zip(names, tensors, strict=False):
+        setattr(levels, name, address_of(rows))

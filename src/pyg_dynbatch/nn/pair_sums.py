@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional
 
-from pyg_dynbatch.core.pairs import Pairs
+from pyg_dynbatch.nn.pairs import Pairs
 
 _NARROW = (torch.bfloat16, torch.float16)
 

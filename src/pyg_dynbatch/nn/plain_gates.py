@@ -5,15 +5,19 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from pyg_dynbatch.nn.fused_downward import Incoming
-from pyg_dynbatch.nn.fused_gates import (
+from pyg_dynbatch.nn.fused_plan import (
+    Block,
+    ChildRows,
+    Gates,
+    Incoming,
+    NodeRows,
+    Outgoing,
     gate_gradients,
     new_states,
+    sum_stretches,
     through_activations,
     through_logistic,
 )
-from pyg_dynbatch.nn.fused_plan import Block
-from pyg_dynbatch.nn.gate_rows import ChildRows, Gates, NodeRows, Outgoing, sum_stretches
 
 
 class PlainGates:

@@ -9,8 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.schedule import Schedule
-from pyg_dynbatch.core.state_store import (
+from pyg_dynbatch.core.row_buffer import (
     Pick,
     StateStore,
     finish,
@@ -18,13 +17,13 @@ from pyg_dynbatch.core.state_store import (
     refuse_transforms,
     unsupported,
 )
-from pyg_dynbatch.core.wiring import Wiring
-from pyg_dynbatch.nn.levels import stored_dtypes
-from pyg_dynbatch.nn.schedules import (
+from pyg_dynbatch.core.schedule import Schedule, Wiring
+from pyg_dynbatch.nn.recursive import (
     check_input_rows,
     check_schedule,
     checked_direction,
     derive_schedule,
+    stored_dtypes,
 )
 
 Rows = Sequence[Tensor | None]

@@ -11,9 +11,7 @@ from typing import ClassVar, no_type_check
 import torch
 from torch import Tensor
 
-from pyg_dynbatch.nn.fused_downward import Incoming
-from pyg_dynbatch.nn.fused_plan import Block
-from pyg_dynbatch.nn.gate_rows import Gates, NodeRows, Outgoing
+from pyg_dynbatch.nn.fused_plan import Block, Gates, Incoming, NodeRows, Outgoing
 from pyg_dynbatch.nn.plain_gates import PlainGates
 
 _MOST_COLUMNS, _COLUMNS_OF_WARP = 512, 128

@@ -1,16 +1,190 @@
-"""Mix what atoms and pairs of atoms know: one weave module, factored so that pairs do little."""
+"""Chain weave modules, keeping whole pair rows or making them again block by block."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.autograd import Function
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.pairs import Pairs
-from pyg_dynbatch.nn.pair_sums import code_rows, order_gather, order_relu, pair_sum
-from pyg_dynbatch.nn.weave_norm import CountedBatchNorm, order_moments
+from pyg_dynbatch.nn.pair_sums import code_rows, neighbour_sum, order_gather, order_relu, pair_sum
+from pyg_dynbatch.nn.pairs import Pairs
+
+Moments = tuple[Tensor, Tensor, int]
+"""Mean and variance of every column, and of how many rows."""
+
+
+class CountedBatchNorm(nn.Module):
+    r"""Normalises columns over a mini-batch in which a row may count several times.
+
+    .. math::
+        y = \gamma \frac{x - \mu}{\sqrt{\sigma^2 + \epsilon}} + \beta, \qquad
+        \mu = \frac{\sum_r c_r x_r}{\sum_r c_r}, \quad
+        \sigma^2 = \frac{\sum_r c_r (x_r - \mu)^2}{\sum_r c_r}
+
+    The same as ``BatchNorm1d`` on rows that are really repeated c times, and like it computed in
+    single precision where the rows are of half precision. A mini-batch of one row is not refused:
+    its variance is zero.
+
+    Args:
+        width: Number of columns.
+        eps: Added to the variance.
+        momentum: Weight of the newest mini-batch in the running statistics.
+
+    Shape:
+        - rows: ``[row, width]``, counts: ``[row]``; returns ``[row, width]``
+
+    Reference:
+        Ioffe and Szegedy (2015), arXiv:1502.03167, algorithm 1.
+
+    Example:
+        >>> norm, rows = CountedBatchNorm(1), torch.tensor([[0.0], [3.0]])
+        >>> counts = torch.tensor([2.0, 1.0])  # as if the rows were 0, 0, 3
+        >>> [round(y, 3) for y in norm(rows, counts).flatten().tolist()]
+        [-0.707, 1.414]
+    """
+
+    def __init__(self, width: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
+        super().__init__()
+        self.width, self.eps, self.momentum = width, eps, momentum
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width))
+        self.register_buffer("running_mean", torch.zeros(width))
+        self.register_buffer("running_var", torch.ones(width))
+
+    def reset_parameters(self) -> None:
+        """Forgets what was learned and seen."""
+        nn.init.ones_(self.weight)
+        nn.init.zeros_(self.bias)
+        nn.init.zeros_(self.get_buffer("running_mean"))
+        nn.init.ones_(self.get_buffer("running_var"))
+
+    def forward(
+        self,
+        rows: Float[Tensor, "row width"],
+        counts: Float[Tensor, " row"] | None = None,
+        total: int | None = None,
+    ) -> Float[Tensor, "row width"]:
+        """Normalises rows.
+
+        Args:
+            rows: The rows.
+            counts: How often each one counts; once where left out.
+            total: The sum of the counts, where it is known.
+        """
+        if not self.training or not rows.size(0):
+            scale, shift = self.scale_and_shift(None)
+            return torch.addcmul(shift, rows, scale)
+        result_dtype = torch.promote_types(rows.dtype, self.weight.dtype)
+        with torch.autocast(rows.device.type, enabled=False):
+            rows = _in_single(rows)
+            if counts is None:
+                counts, total = rows.new_ones(rows.size(0)), rows.size(0)
+            elif total is None:
+                total = int(counts.sum(dtype=torch.float64))
+            share = counts.to(rows.dtype) / max(total, 1)
+            normalised, mean, var = _Normalise.apply(rows, share, self.weight, self.bias, self.eps)
+        self._observe(mean, var, total)
+        return normalised.to(result_dtype)
+
+    def scale_and_shift(self, moments: "Moments | None") -> tuple[Tensor, Tensor]:
+        """Gives the factor and the summand of every column.
+
+        Args:
+            moments: Those of the mini-batch, which go into the running statistics; the running
+                statistics are used where left out.
+        """
+        if moments is None:
+            mean, var = self.get_buffer("running_mean"), self.get_buffer("running_var")
+        else:
+            mean, var, total = moments
+            self._observe(mean, var, total)
+        scale = self.weight * torch.rsqrt(var + self.eps)
+        shift = self.bias - mean * scale
+        return scale.to(self.weight.dtype), shift.to(self.weight.dtype)
+
+    @torch.no_grad()
+    def _observe(self, mean: Tensor, var: Tensor, total: int) -> None:
+        unbiased = var * (total / (total - 1)) if total > 1 else var
+        for name, seen in (("running_mean", mean), ("running_var", unbiased)):
+            buffer = self.get_buffer(name)
+            buffer.lerp_(seen.to(buffer.dtype), self.momentum)
+
+    def extra_repr(self) -> str:
+        """Says how wide the rows are."""
+        return str(self.width)
+
+
+def _in_single(rows: Tensor) -> Tensor:
+    """Rows of half precision in single precision: sums over thousands of rows need it."""
+    return rows if rows.dtype == torch.float64 else rows.float()
+
+
+class _Normalise(Function):
+    """Writes each intermediate result once; autograd alone would keep four of them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, share: Tensor, weight: Tensor, bias: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        mean = share @ rows
+        centred = rows - mean
+        var = share @ centred.square()
+        scale = torch.rsqrt(var + eps)
+        centred *= scale
+        ctx.save_for_backward(centred, share, scale * weight)
+        ctx.mark_non_differentiable(mean, var)
+        return torch.addcmul(bias, centred, weight), mean, var
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, *_: Any) -> Any:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                mismatch(
+                    "CountedBatchNorm: second derivatives are not available while training",
+                    expected="backward() or autograd.grad() without create_graph",
+                    got="create_graph=True",
+                    mend="model.eval(), or norm='layer'",
+                )
+            )
+        normalised, share, scale = ctx.saved_tensors
+        grad_bias = gradient.sum(0)
+        grad_weight = (gradient * normalised).sum(0)
+        # g - c / n (sum of g + y times sum of g y), then the scale
+        grad_rows = torch.addcmul(grad_bias, normalised, grad_weight)
+        grad_rows *= share[:, None]
+        torch.sub(gradient, grad_rows, out=grad_rows)
+        grad_rows *= scale
+        return grad_rows, None, grad_weight, grad_bias, None
+
+
+def order_moments(parts: Float[Tensor, "atom parts"], pairs: Pairs) -> Moments:
+    r"""Finds mean and variance of :math:`u_i + v_j` over all ordered pairs from atoms alone.
+
+    With :math:`u` and :math:`v` centred, the variance is
+    :math:`\big(\sum_i d_i (u_i^2 + v_i^2) + 2 \sum_i u_i \sum_{j \sim i} v_j\big) / n` for
+    :math:`d_i` pairs at atom i and n ordered pairs.
+
+    Args:
+        parts: u and v side by side.
+        pairs: The pairs, not none of them.
+
+    Returns:
+        Mean, variance and number of ordered pairs.
+    """
+    with torch.autocast(parts.device.type, enabled=False):
+        parts = _in_single(parts)
+        share = pairs.ptr.diff().to(parts.dtype) / max(pairs.num_entries, 1)
+        mean = share @ parts
+        u, v = (parts - mean).chunk(2, 1)
+        cross = (u * neighbour_sum(v, pairs)).sum(0) / max(pairs.num_entries, 1)
+        var = share @ (u.square() + v.square()) + 2 * cross
+    return mean[: u.size(1)] + mean[u.size(1) :], var.clamp(min=0), pairs.num_entries
+
 
 HIDDEN = ("aa", "pa", "ap", "pp")
 
@@ -286,3 +460,116 @@ def _widths(hidden: int | Mapping[str, int], *named: int | None) -> dict[str, in
             )
         )
     return widths
+
+
+class WeaveStack(nn.Module):
+    """Runs weave modules one after another on atoms and on pairs that are given by codes.
+
+    The last module updates atoms alone. With ``pair_block`` the rows of pairs exist for one block
+    of pairs at a time: each module sums over blocks, and both ways make the rows of a block from
+    the atoms again. Memory then grows with the atoms and the block, no longer with the pairs; the
+    results are the same up to rounding. Training with batch normalisation, which must see all
+    pairs at once, goes without blocks.
+
+    Args:
+        atom_in: Width of an atom row.
+        pair_in: Width of a row of the table.
+        channels: Width of all other rows.
+        num_modules: Number of modules, 1 or more.
+        pair_block: Number of pairs of a block; mini-batches with at most so many are not cut.
+        **options: ``norm``, ``residual`` and ``dropout`` of :class:`WeaveConv`.
+
+    Shape:
+        - x: ``[atom, atom_in]``, table: ``[code, pair_in]``
+        - returns: ``[atom, channels]``
+
+    Raises:
+        ValueError: If there is no module, or a block without pairs.
+
+    Example:
+        >>> stack = WeaveStack(3, 2, channels=8)
+        >>> pairs = Pairs.from_codes(torch.tensor([0, 1, 0]), [2])
+        >>> stack(torch.randn(2, 3), torch.eye(2), pairs).shape
+        torch.Size([2, 8])
+    """
+
+    def __init__(
+        self,
+        atom_in: int,
+        pair_in: int,
+        channels: int = 50,
+        num_modules: int = 2,
+        *,
+        pair_block: int | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        if num_modules < 1 or (pair_block is not None and pair_block < 1):
+            raise ValueError(
+                mismatch(
+                    "WeaveStack: num_modules or pair_block is too small",
+                    expected="1 or more",
+                    got=f"num_modules={num_modules}, pair_block={pair_block}",
+                )
+            )
+        self.pair_block = pair_block
+        self.convs = nn.ModuleList(
+            WeaveConv(
+                channels if level else atom_in,
+                channels if level else pair_in,
+                channels,
+                channels if level + 1 < num_modules else None,
+                hidden=channels,
+                **options,
+            )
+            for level in range(num_modules)
+        )
+
+    def reset_parameters(self) -> None:
+        """Draws all parameters anew."""
+        for conv in self._levels():
+            conv.reset_parameters()
+
+    def forward(
+        self,
+        x: Float[Tensor, "atom feature"],
+        table: Float[Tensor, "code channel"],
+        pairs: Pairs,
+    ) -> Float[Tensor, "atom out"]:
+        """Computes the atom rows after the last module."""
+        levels = self._levels()
+        whole = self.training and levels[0].norm == "batch"
+        if self.pair_block is not None and pairs.num_pairs > self.pair_block and not whole:
+            return self._by_blocks(x, table, pairs, self.pair_block)
+        x, pair = levels[0].forward_coded(x, table, pairs)
+        for conv in levels[1:]:
+            x, pair = conv(x, pair, pairs)
+        return x
+
+    def _levels(self) -> list[WeaveConv]:
+        return list(self.convs)  # type: ignore[arg-type]
+
+    def _by_blocks(self, x: Tensor, table: Tensor, pairs: Pairs, size: int) -> Tensor:
+        blocks = pairs.remember(("blocks", size), lambda: pairs.split(size))
+        levels = self._levels()
+        parts: list[Tensor] = []
+        for level, conv in enumerate(levels):
+            if level == 0:
+                total = conv.sum_pairs(table, pairs, coded=True)
+            else:
+                # Whatever a block needs is made again on the way back, its pair rows too.
+                sums = [
+                    checkpoint(self._sum_block, level, block, table, *parts, use_reentrant=False)
+                    for block in blocks
+                ]
+                total = torch.stack(sums).sum(0)
+            if conv.pair_out is not None:
+                parts.append(conv.split(x, pairs))
+            x = conv.update_atoms(x, total)
+        return x
+
+    def _sum_block(self, level: int, block: Pairs, table: Tensor, *parts: Tensor) -> Tensor:
+        levels, pair = self._levels(), table
+        for number, part in enumerate(parts):
+            pair = levels[number].update_pairs(part, pair, block, coded=number == 0)
+        return levels[level].sum_pairs(pair, block)

@@ -15,6 +15,32 @@ from lightning.pytorch.callbacks import BasePredictionWriter
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.files import whole_file
 
+
+def checked_device(name: str) -> torch.device:
+    """Looks whether a device can be used.
+
+    Args:
+        name: ``cpu``, ``cuda`` or another name of torch's.
+
+    Returns:
+        The device.
+
+    Raises:
+        ValueError: If it cannot be used.
+    """
+    try:
+        torch.zeros(1, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(
+            mismatch(
+                "the device cannot be used",
+                expected="cpu, or a device of this machine",
+                got=f"{name}: {str(error).splitlines()[0]}",
+            )
+        ) from error
+    return torch.device(name)
+
+
 Columns = dict[str, np.ndarray]
 
 

@@ -13,12 +13,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger
 from torch_geometric.data import Batch, Data
 
-from pyg_dynbatch.training.molecule_pictures import (
-    CALIBRATION,
-    PARITY,
-    TASK_TABLE,
-    report_test,
-)
+from pyg_dynbatch.molecules.metrics import CALIBRATION, PARITY, TASK_TABLE, report_test
 from pyg_dynbatch.training.predictions import PredictionTable, folder_of
 from pyg_dynbatch.visualize import draw_curves, draw_tree, draw_tree_legend, new_figure, save_figure
 

@@ -1,0 +1,377 @@
+"""Blocks that take sequences apart and put them together: items, slices, lengths, zips, windows."""
+
+from typing import Any, cast
+
+from pyg_dynbatch.blocks.block import Block, Pipe
+from pyg_dynbatch.blocks.code import Code, key_text, packed
+from pyg_dynbatch.blocks.sequences import Map, Zipped, element_type, refuse_endless
+from pyg_dynbatch.blocks.types import (
+    BroadcastSequenceType,
+    PyObjectType,
+    ResultType,
+    SequenceType,
+    TensorType,
+    TupleType,
+    canonicalize_type,
+    shown,
+)
+
+_CONTAINERS = (PyObjectType, TupleType, SequenceType)
+
+
+class GetItem(Block):
+    """Takes the item of a constant key.
+
+    Args:
+        key: Key or position; a slice takes several.
+        name: For messages and pictures.
+
+    Raises:
+        KeyError: When a host object has no such key.
+        IndexError: When a sequence is too short; at once where a tuple is.
+        TypeError: If the sequence never ends.
+
+    Example:
+        >>> from pyg_dynbatch import blocks as td
+        >>> (td.GetItem("x") >> td.Scalar()).eval({"x": 1})
+        tensor(1.)
+    """
+
+    def __init__(self, key: Any, name: Any = None) -> None:
+        super().__init__(name=name)
+        self._key = key
+        self.set_input_type_classes(*_CONTAINERS)
+        self._settle(key)
+
+    @property
+    def key(self) -> Any:
+        """The key."""
+        return self._key
+
+    def _infer(self) -> None:
+        kind = self.input_type
+        refuse_endless(self, kind)
+        if isinstance(kind, PyObjectType):
+            self.set_output_type(kind)
+        elif isinstance(kind, TupleType):
+            if not isinstance(self._key, slice) and not -len(kind) <= self._key < len(kind):
+                self._refuse(
+                    "the tuple has no such item",
+                    IndexError,
+                    expected=f"a position below {len(kind)}",
+                    got=repr(self._key),
+                )
+            self.set_output_type(kind[self._key])
+        elif isinstance(kind, SequenceType):
+            self.set_output_type(kind if isinstance(self._key, slice) else kind.element_type)
+
+    def _emit(self, code: Code, value: Any) -> Any:
+        if isinstance(self._known("input"), TupleType):
+            return value[self._key]
+        result = code.new(self._known("output"))
+        code.line(f"{packed(result)} = {packed(value)}[{key_text(code, self._key)}]")
+        return result
+
+
+class Slice(Block):
+    """Takes a part of a sequence, tuple or host object, as Python's slices do.
+
+    Args:
+        *args: None: all arguments are given by name.
+        start: First position.
+        stop: One more than the last position.
+        step: Distance; -1 turns the sequence round.
+        name: For messages and pictures.
+
+    Raises:
+        TypeError: For arguments without a name, or if the sequence never ends.
+
+    Example:
+        >>> from pyg_dynbatch import blocks as td
+        >>> td.Slice(stop=2).eval([1, 2, 3])
+        [1, 2]
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        start: int | None = None,
+        stop: int | None = None,
+        step: int | None = None,
+        name: Any = None,
+    ) -> None:
+        super().__init__(name=name)
+        if args:
+            self._refuse(
+                "positional arguments", expected="start=, stop=, step= or name=", got=repr(args)
+            )
+        self._slice = slice(start, stop, step)
+        self.set_input_type_classes(*_CONTAINERS)
+        self._settle(start=start, stop=stop, step=step)
+
+    def _infer(self) -> None:
+        kind = self.input_type
+        refuse_endless(self, kind)
+        if kind is not None:
+            self.set_output_type(kind[self._slice] if isinstance(kind, TupleType) else kind)
+        elif self.output_type is not None and not isinstance(self.output_type, TupleType):
+            self.set_input_type(self.output_type)
+
+    def _emit(self, code: Code, value: Any) -> Any:
+        if isinstance(self._known("input"), TupleType):
+            return value[self._slice]
+        result = code.fresh("s")
+        part = self._slice
+        text = ":".join("" if n is None else str(n) for n in (part.start, part.stop, part.step))
+        code.line(f"{result} = {packed(value)}[{text}]")
+        return result
+
+
+class Length(Block):
+    """Counts the items of a sequence, tuple or host object; a constant of the example.
+
+    Args:
+        dtype: Dtype of the number.
+        name: For messages and pictures.
+
+    Raises:
+        TypeError: If the sequence never ends.
+
+    Example:
+        >>> from pyg_dynbatch import blocks as td
+        >>> td.Length("int64").eval("four")
+        tensor(4)
+    """
+
+    def __init__(self, dtype: Any = "float32", name: Any = None) -> None:
+        super().__init__(name=name)
+        self.set_input_type_classes(*_CONTAINERS)
+        self.set_output_type(TensorType((), dtype))
+        self._settle(*([] if dtype == "float32" else [dtype]))
+
+    def _infer(self) -> None:
+        refuse_endless(self, self.input_type)
+
+    def _emit(self, code: Code, value: Any) -> Any:
+        kind = cast("TensorType", self._known("output"))
+        # Of a tuple only the number of items is known to be written; they may be of any type.
+        is_tuple = isinstance(self._known("input"), TupleType)
+        length = str(len(value)) if is_tuple else f"len({packed(value)})"
+        return code.record_constant(kind, length)
+
+
+class Nth(Block):
+    """Takes the item of a position that the example says: (sequence, position) to an item.
+
+    Args:
+        name: For messages and pictures.
+
+    Raises:
+        TypeError: If the input is no pair of a sequence and a host object, or never ends.
+        IndexError: When an example's position is outside.
+
+    Example:
+        >>> from pyg_dynbatch import blocks as td
+        >>> ((td.Map(td.Scalar()), td.Identity()) >> td.Nth()).eval(([5, 6], 1))
+        tensor(6.)
+    """
+
+    def __init__(self, name: Any = None) -> None:
+        super().__init__(name=name)
+        self.set_input_type_classes(TupleType, PyObjectType)
+        self._settle()
+
+    def _infer(self) -> None:
+        kind = self.input_type
+        if isinstance(kind, PyObjectType):
+            self.set_output_type(kind)
+        elif isinstance(kind, TupleType):
+            if len(kind) != 2 or not isinstance(kind[1], PyObjectType):
+                self._refuse(
+                    "the input is no sequence with a position",
+                    expected="(sequence, object)",
+                    got=f"{shown(kind)}, {kind!r}",
+                )
+            refuse_endless(self, kind[0])
+            element = element_type(self, kind[0])
+            if element is not None:
+                self.set_output_type(element)
+
+    def _emit(self, code: Code, value: Any) -> Any:
+        result = code.new(self._known("output"))
+        sequence, place = value if isinstance(value, tuple) else (f"{value}[0]", f"{value}[1]")
+        code.line(f"{packed(result)} = {packed(sequence)}[{place}]")
+        return result
+
+
+class Broadcast(Block):
+    """Makes an endless sequence of one value, to be zipped with sequences that end.
+
+    Args:
+        name: For messages and pictures.
+
+    Example:
+        >>> from pyg_dynbatch import blocks as td
+        >>> both = (td.Map(td.Scalar()), td.Scalar() >> td.Broadcast()) >> td.Zip()
+        >>> both.eval(([1, 2], 3), tolist=True)
+        [(1.0, 3.0), (2.0, 3.0)]
+    """
+
+    def __init__(self, name: Any = None) -> None:
+        super().__init__(name=name)
+        self.set_output_type_classes(BroadcastSequenceType)
+        self._settle()
+
+    def _infer(self) -> None:
+        if self.input_type is not None:
+            self.set_output_type(BroadcastSequenceType(self.input_type))
+        if isinstance(self.output_type, BroadcastSequenceType):
+            self.set_input_type(self.output_type.element_type)
+
+    def _told(self, wanted: ResultType) -> None:
+        # A map of what reads host objects expects one host object; here it gets them one by one.
+        is_object = isinstance(wanted, PyObjectType)
+        self.set_output_type(BroadcastSequenceType(wanted) if is_object else wanted)
+
+    def _emit(self, code: Code, value: Any) -> Any:
+        return value
+
+
+class Zip(Block):
+    """Turns a tuple of sequences into a sequence of tuples, as long as the shortest.
+
+    Args:
+        name: For messages and pictures.
+
+    Raises:
+        TypeError: If there is no sequence, or an item is none.
+
+    Example:
+        >>> from pyg_dynbatch import blocks as td
+        >>> td.Zip().eval(([1, 2], "ab"))
+        [(1, 'a'), (2, 'b')]
+    """
+
+    def __init__(self, name: Any = None) -> None:
+        super().__init__(name=name)
+        self.set_input_type_classes(TupleType, PyObjectType)
+        self.set_output_type_classes(SequenceType, PyObjectType)
+        self._settle()
+
+    def _infer(self) -> None:
+        kind = self.input_type
+        if isinstance(kind, PyObjectType):
+            self.set_output_type(kind)
+        elif isinstance(kind, TupleType):
+            bad = [k for k in kind if not isinstance(k, SequenceType | PyObjectType)]
+            if bad or not len(kind):
+                self._refuse(
+                    "an item is no sequence" if bad else "there is no sequence",
+                    expected="a tuple of sequences",
+                    got=f"{shown(kind)}, {kind!r}",
+                )
+            items = tuple(_element(k) for k in kind)
+            endless = all(isinstance(k, BroadcastSequenceType) for k in kind)
+            whole = BroadcastSequenceType if endless else SequenceType
+            self.set_output_type(canonicalize_type(whole(items)))
+
+    def _emit(self, code: Code, value: Any) -> Any:
+        kind = self._known("input")
+        if isinstance(kind, PyObjectType):
+            result = code.fresh("s")
+            code.line(f"{result} = list(zip(*{value}))")
+            return result
+        kind = cast("TupleType", kind)
+        if all(isinstance(item, BroadcastSequenceType) for item in kind):
+            return value
+        endless = [isinstance(item, BroadcastSequenceType) for item in kind]
+        repeat = code.model.name_of(_repeat)
+        texts = [
+            f"{repeat}({packed(part)})" if never else packed(part)
+            for part, never in zip(value, endless, strict=True)
+        ]
+        zipped = Zipped(f"list(zip({', '.join(texts)}))")
+        zipped.parts = tuple(
+            None if never else packed(part) for part, never in zip(value, endless, strict=True)
+        )
+        zipped.element = tuple(value)
+        return zipped
+
+
+def _repeat(value: Any) -> Any:
+    while True:
+        yield value
+
+
+def _element(kind: ResultType) -> ResultType:
+    return kind.element_type if isinstance(kind, SequenceType) else kind
+
+
+def ZipWith(elem_block: Any, name: Any = None) -> Block:  # noqa: N802 - stands among classes
+    """Zips a tuple of sequences and applies a block to each tuple.
+
+    Args:
+        elem_block: What :func:`convert_to_block` takes.
+        name: For messages and pictures.
+
+    Returns:
+        ``Zip() >> Map(elem_block)``.
+
+    Example:
+        >>> import torch
+        >>> from pyg_dynbatch import blocks as td
+        >>> numbers = td.Map(td.Scalar())
+        >>> add = (numbers, td.Map(td.Scalar())) >> td.ZipWith(td.Function(torch.add))
+        >>> add.eval(([1, 2], [3, 4]), tolist=True)
+        [4.0, 6.0]
+    """
+    return Pipe(Zip(), Map(elem_block), name=name)
+
+
+class NGrams(Block):
+    """Turns a sequence into the sequence of all windows of n neighbours.
+
+    Args:
+        n: Size of a window; a shorter sequence has none.
+        name: For messages and pictures.
+
+    Raises:
+        ValueError: If n is not positive.
+
+    Example:
+        >>> from pyg_dynbatch import blocks as td
+        >>> td.NGrams(2).eval("abc")
+        [('a', 'b'), ('b', 'c')]
+    """
+
+    def __init__(self, n: int, name: Any = None) -> None:
+        super().__init__(name=name)
+        if n <= 0:
+            self._refuse("the size of a window", ValueError, expected="1 or more", got=n)
+        self._n = n
+        self.set_output_type_classes(SequenceType, PyObjectType)
+        self._settle(n)
+
+    @property
+    def n(self) -> int:
+        """The size of a window."""
+        return self._n
+
+    def _infer(self) -> None:
+        kind = self.input_type
+        if isinstance(kind, PyObjectType):
+            self.set_output_type(kind)
+        elif kind is not None:
+            element = element_type(self, kind)
+            whole = BroadcastSequenceType if isinstance(kind, BroadcastSequenceType) else None
+            if element is not None:
+                self.set_output_type((whole or SequenceType)((element,) * self._n))
+
+    def _emit(self, code: Code, value: Any) -> Any:
+        if isinstance(self._known("input"), BroadcastSequenceType):
+            return (value,) * self._n
+        result, whole = code.fresh("s"), code.fresh("s")
+        code.line(f"{whole} = {packed(value)}")
+        windows = ", ".join(f"{whole}[{n}:]" if n else whole for n in range(self._n))
+        code.line(f"{result} = list(zip({windows}))")
+        return result

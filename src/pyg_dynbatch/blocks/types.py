@@ -1,0 +1,591 @@
+"""Learn input and output types in both directions, as soon as anything is known."""
+
+import threading
+from abc import ABC
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import repeat
+from numbers import Integral
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.types import TensorType as RowTensorType
+
+_DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in vars(torch).values()
+    if isinstance(dtype, torch.dtype)
+}
+
+
+def dtype_of(dtype: Any) -> torch.dtype:
+    """Finds a torch dtype by object, name, or numpy dtype.
+
+    Raises:
+        TypeError: If there is none.
+
+    Example:
+        >>> dtype_of("int32")
+        torch.int32
+    """
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    name = dtype if isinstance(dtype, str) else ""
+    if not name and isinstance(dtype, type | np.dtype):
+        name = np.dtype(dtype).name
+    if name not in _DTYPES:
+        raise TypeError(
+            mismatch(
+                "TensorType: unknown dtype",
+                expected="a torch dtype or its name, such as 'float32' or 'int64'",
+                got=repr(dtype),
+            )
+        )
+    return _DTYPES[name]
+
+
+class ResultType:
+    """Stands for the type of everything that can flow along a wire; only its kinds are made."""
+
+    @property
+    def size(self) -> int | None:
+        """Number of terminals, or ``None`` where it depends on the instance."""
+        raise NotImplementedError
+
+    def terminal_types(self) -> list["ResultType"]:
+        """Lists the types of all terminals: tensors, host objects and nothing."""
+        raise NotImplementedError
+
+    def for_each_terminal(self, fn: Callable[["ResultType", Any], None], instance: Any) -> None:
+        """Calls ``fn(type, value)`` on every terminal of an instance, in order."""
+        raise NotImplementedError
+
+    def flatten(self, instance: Any) -> list[Any]:
+        """Lists the terminals of an instance."""
+        flat: list[Any] = []
+        self.for_each_terminal(lambda _, value: flat.append(value), instance)
+        return flat
+
+    def unflatten(self, flat: Iterable[Any], shaped_like: Any) -> Any:
+        """Builds an instance from terminals, with sequences as long as in ``shaped_like``."""
+        raise NotImplementedError
+
+
+class _Terminal(ResultType):
+    """A type that has no parts."""
+
+    @property
+    def size(self) -> int | None:
+        """Number of terminals, or ``None`` where it depends on the instance."""
+        return 1
+
+    def terminal_types(self) -> list[ResultType]:
+        """Lists the types of all terminals."""
+        return [self]
+
+    def for_each_terminal(self, fn: Callable[[ResultType, Any], None], instance: Any) -> None:
+        """Calls ``fn(type, value)`` on every terminal of an instance."""
+        fn(self, instance)
+
+    def unflatten(self, flat: Iterable[Any], shaped_like: Any) -> Any:
+        """Builds an instance from terminals."""
+        return next(iter(flat))
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class TensorType(_Terminal):
+    """Names the shape and dtype of one tensor, without the batch axis.
+
+    Args:
+        shape: Dimensions; ``()`` is a scalar, a number n a vector of n.
+        dtype: A torch dtype or its name.
+
+    Raises:
+        TypeError: If the dtype is unknown, or a dimension is no number or negative.
+
+    Example:
+        >>> TensorType((3,)) == TensorType([3], torch.float32)
+        True
+        >>> TensorType(())
+        TensorType((), 'float32')
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    def __init__(self, shape: Any, dtype: Any = "float32") -> None:
+        sizes = (shape,) if isinstance(shape, Integral) else shape
+        is_shape = isinstance(sizes, list | tuple) and all(isinstance(s, Integral) for s in sizes)
+        if not is_shape or any(size < 0 for size in sizes):
+            what = "negative dimension" if is_shape else "the shape must be fully known"
+            raise TypeError(
+                mismatch(
+                    f"TensorType: {what}",
+                    expected="a list or tuple of numbers, without the batch axis",
+                    got=repr(shape),
+                )
+            )
+        object.__setattr__(self, "shape", tuple(map(int, sizes)))
+        object.__setattr__(self, "dtype", str(dtype_of(dtype)).removeprefix("torch."))
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The dtype as an object."""
+        return _DTYPES[self.dtype]
+
+    @property
+    def row_type(self) -> RowTensorType:
+        """The type under which the engine keeps rows of it."""
+        return RowTensorType(self.shape, self.torch_dtype)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """Gives zeros of the type, so that ``np.ones_like`` and the like take it."""
+        return np.zeros(self.shape, self.dtype if dtype is None else dtype)
+
+    def __repr__(self) -> str:
+        return f"TensorType({self.shape}, {self.dtype!r})"
+
+
+@dataclass(frozen=True)
+class PyObjectType(_Terminal):
+    """Stands for any Python object; it never reaches the device.
+
+    Example:
+        >>> PyObjectType()
+        PyObjectType()
+    """
+
+
+@dataclass(frozen=True)
+class VoidType(_Terminal):
+    """Stands for nothing; its only instance is ``None``.
+
+    Example:
+        >>> VoidType().flatten(None)
+        []
+    """
+
+    @property
+    def size(self) -> int | None:
+        """Number of terminals, or ``None`` where it depends on the instance."""
+        return 0
+
+    def terminal_types(self) -> list[ResultType]:
+        """Lists the types of all terminals."""
+        return []
+
+    def for_each_terminal(self, fn: Callable[[ResultType, Any], None], instance: Any) -> None:
+        """Calls nothing: there is no terminal."""
+
+    def unflatten(self, flat: Iterable[Any], shaped_like: Any) -> Any:
+        """Builds an instance from terminals."""
+        return None
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class TupleType(ResultType):
+    """Names a fixed number of types side by side; it behaves as a Python sequence of them.
+
+    Args:
+        *item_types: What :func:`convert_to_type` takes; or one iterable of :class:`ResultType`.
+
+    Example:
+        >>> pair = TupleType(3, "int64")
+        >>> pair[1], len(pair)
+        (TensorType((), 'int64'), 2)
+    """
+
+    items: tuple[ResultType, ...]
+
+    def __init__(self, *item_types: Any) -> None:
+        given = item_types[0] if len(item_types) == 1 else None
+        # A tuple type can be iterated over, too, and so can texts and shapes.
+        if isinstance(given, Iterable) and not isinstance(given, ResultType | str | torch.Size):
+            inside = tuple(given)
+            # A list of numbers is a shape, though.
+            is_items = all(isinstance(item, ResultType) for item in inside)
+            item_types = inside if is_items else item_types
+        object.__setattr__(self, "items", tuple(convert_to_type(item) for item in item_types))
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __iter__(self) -> Iterator[ResultType]:
+        return iter(self.items)
+
+    def __getitem__(self, key: Any) -> Any:
+        return TupleType(*self.items[key]) if isinstance(key, slice) else self.items[key]
+
+    @property
+    def size(self) -> int | None:
+        """Number of terminals, or ``None`` where it depends on the instance."""
+        sizes = [item.size for item in self.items]
+        return None if None in sizes else sum(size or 0 for size in sizes)
+
+    def terminal_types(self) -> list[ResultType]:
+        """Lists the types of all terminals."""
+        return [terminal for item in self.items for terminal in item.terminal_types()]
+
+    def for_each_terminal(self, fn: Callable[[ResultType, Any], None], instance: Any) -> None:
+        """Calls ``fn(type, value)`` on every terminal of an instance."""
+        if not isinstance(instance, tuple | list) or len(instance) != len(self.items):
+            raise TypeError(
+                mismatch(
+                    "TupleType: not an instance of the type",
+                    expected=f"a tuple of {len(self.items)}",
+                    got=repr(instance),
+                )
+            )
+        for item, value in zip(self.items, instance, strict=True):
+            item.for_each_terminal(fn, value)
+
+    def unflatten(self, flat: Iterable[Any], shaped_like: Any) -> Any:
+        """Builds an instance from terminals."""
+        left = iter(flat)
+        likes = shaped_like if isinstance(shaped_like, tuple | list) else (None,) * len(self)
+        return tuple(
+            item.unflatten(left, like) for item, like in zip(self.items, likes, strict=True)
+        )
+
+    def __repr__(self) -> str:
+        return f"TupleType({', '.join(map(repr, self.items))})"
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class SequenceType(ResultType):
+    """Names a sequence of any length; all its elements are of one type.
+
+    Args:
+        elem_type: What :func:`convert_to_type` takes.
+
+    Example:
+        >>> SequenceType(3)
+        SequenceType(TensorType((3,), 'float32'))
+    """
+
+    element_type: ResultType
+
+    def __init__(self, elem_type: Any) -> None:
+        object.__setattr__(self, "element_type", convert_to_type(elem_type))
+
+    @property
+    def size(self) -> int | None:
+        """Number of terminals, or ``None`` where it depends on the instance."""
+        return None
+
+    def terminal_types(self) -> list[ResultType]:
+        """Lists the types of all terminals."""
+        return self.element_type.terminal_types()
+
+    def for_each_terminal(self, fn: Callable[[ResultType, Any], None], instance: Any) -> None:
+        """Calls ``fn(type, value)`` on every terminal of an instance."""
+        for element in instance:
+            self.element_type.for_each_terminal(fn, element)
+
+    def unflatten(self, flat: Iterable[Any], shaped_like: Any) -> Any:
+        """Builds an instance from terminals."""
+        left = iter(flat)
+        return [self.element_type.unflatten(left, like) for like in shaped_like]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.element_type!r})"
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class BroadcastSequenceType(SequenceType):
+    """Names an endless sequence of one value, to be zipped with sequences that end.
+
+    An instance is ``itertools.repeat(value)``.
+
+    Args:
+        elem_type: What :func:`convert_to_type` takes.
+
+    Example:
+        >>> BroadcastSequenceType(3).size
+        1
+        >>> BroadcastSequenceType(()).unflatten([], repeat(()))
+        repeat(())
+    """
+
+    @property
+    def size(self) -> int | None:
+        """Number of terminals, or ``None`` where it depends on the instance."""
+        return self.element_type.size
+
+    def for_each_terminal(self, fn: Callable[[ResultType, Any], None], instance: Any) -> None:
+        """Calls ``fn(type, value)`` on every terminal of an instance."""
+        self.element_type.for_each_terminal(fn, repeated(instance))
+
+    def unflatten(self, flat: Iterable[Any], shaped_like: Any) -> Any:
+        """Builds an instance from terminals."""
+        return repeat(self.element_type.unflatten(flat, repeated(shaped_like)))
+
+
+def repeated(instance: Any) -> Any:
+    """The value of ``itertools.repeat(value)``; while examples are traced it stands alone.
+
+    Example:
+        >>> repeated(repeat(3)), repeated(3)
+        (3, 3)
+    """
+    return next(instance) if isinstance(instance, repeat) else instance
+
+
+def convert_to_type(type_like: Any) -> ResultType:
+    """Reads the short forms of types.
+
+    Args:
+        type_like: A type; a number n (a vector of n); a list of dimensions, with the dtype last
+            if it is not float32; a ``torch.Size``; a tuple of types; a dtype or its name (a
+            scalar).
+
+    Returns:
+        The type.
+
+    Raises:
+        TypeError: If it is none of these.
+
+    Example:
+        >>> convert_to_type((3, [2, 2, "int32"], "int64"))
+        TupleType(TensorType((3,), 'float32'), TensorType((2, 2), 'int32'), TensorType((), 'int64'))
+    """
+    if isinstance(type_like, ResultType):
+        return type_like
+    if isinstance(type_like, Integral) and not isinstance(type_like, bool):
+        return TensorType((type_like,))
+    if isinstance(type_like, torch.Size):
+        return TensorType(type_like)
+    if isinstance(type_like, tuple):
+        return TupleType(*map(convert_to_type, type_like))
+    if isinstance(type_like, list):
+        if type_like and not isinstance(type_like[-1], Integral):
+            return TensorType(type_like[:-1], type_like[-1])
+        return TensorType(type_like)
+    if isinstance(type_like, str | torch.dtype):
+        return TensorType((), type_like)
+    raise TypeError(
+        mismatch(
+            "convert_to_type: not a type",
+            expected="a type, a number, a list (shape), a tuple (of types), or a dtype",
+            got=repr(type_like),
+        )
+    )
+
+
+def canonicalize_type(type_like: Any) -> ResultType:
+    """Turns tuples and sequences of nothing but host objects into one host object.
+
+    Example:
+        >>> canonicalize_type((SequenceType(PyObjectType()), PyObjectType()))
+        PyObjectType()
+    """
+    result = convert_to_type(type_like)
+    if isinstance(result, TupleType):
+        items = [canonicalize_type(item) for item in result]
+        if items and all(item == PyObjectType() for item in items):
+            return PyObjectType()
+        return TupleType(*items)
+    if isinstance(result, SequenceType):
+        element = canonicalize_type(result.element_type)
+        if element == PyObjectType() and not isinstance(result, BroadcastSequenceType):
+            return element
+        return type(result)(element)
+    return result
+
+
+def shown(result_type: ResultType | None) -> str:
+    """Writes a type as one does on a wire: ``float32[3]``, ``(int64[], object)``, ``[float32[3]]``.
+
+    Example:
+        >>> shown(TupleType(3, SequenceType("int64"), PyObjectType()))
+        '(float32[3], [int64[]], object)'
+    """
+    if result_type is None:
+        return "?"
+    if isinstance(result_type, TensorType):
+        return f"{result_type.dtype}[{', '.join(map(str, result_type.shape))}]"
+    if isinstance(result_type, TupleType):
+        comma = "," if len(result_type) == 1 else ""
+        return f"({', '.join(map(shown, result_type))}{comma})"
+    if isinstance(result_type, SequenceType):
+        endless = ", …" if isinstance(result_type, BroadcastSequenceType) else ""
+        return f"[{shown(result_type.element_type)}{endless}]"
+    return "object" if isinstance(result_type, PyObjectType) else "nothing"
+
+
+_IO = TypeVar("_IO", bound="IOBase")
+
+
+class _Queue(threading.local):
+    """Whoever has to look again at its types; one queue a thread."""
+
+    def __init__(self) -> None:
+        self.waiting: list[IOBase] = []
+        self.running = False
+
+
+_queue = _Queue()
+
+
+def wake(*parts: "IOBase | None") -> None:
+    """Lets parts derive what they can from the types they now know, until nobody learns more.
+
+    Types only ever go from unknown to known, so this ends; a queue stands in for recursion.
+    """
+    _queue.waiting += [part for part in parts if part is not None]
+    if _queue.running:
+        return
+    _queue.running = True
+    try:
+        while _queue.waiting:
+            part = _queue.waiting.pop(0)
+            if part._settled:
+                part._infer()
+    finally:
+        _queue.waiting.clear()
+        _queue.running = False
+
+
+class IOBase(ABC):  # noqa: B024 - layers count as such without inheriting
+    """Has a name, an input type and an output type, each unknown (``None``) at first.
+
+    Blocks and forward declarations are such; layers have one, and count as such too.
+
+    Args:
+        input_type: What :func:`convert_to_type` takes, if it is known already.
+        output_type: The same for the output.
+        name: For messages and pictures.
+
+    Raises:
+        TypeError: If the name is no string.
+
+    Example:
+        >>> from pyg_dynbatch import blocks as td
+        >>> io = td.IOBase(input_type=3).set_io_types(td.FC(2))
+        >>> io.input_type, io.output_type
+        (TensorType((3,), 'float32'), TensorType((2,), 'float32'))
+        >>> isinstance(td.Scalar(), td.IOBase), isinstance(td.FC(2), td.IOBase)
+        (True, True)
+    """
+
+    def __init__(self, input_type: Any = None, output_type: Any = None, name: Any = None) -> None:
+        if name is not None and not isinstance(name, str):
+            raise TypeError(
+                mismatch(
+                    f"{type(self).__name__}: the name is no string",
+                    expected="a string or None",
+                    got=repr(name),
+                )
+            )
+        self._name = name
+        self._kind = type(self).__name__.lstrip("_")
+        # Nobody looks at types before the constructor is through.
+        self._settled = True
+        self._types: dict[str, ResultType | None] = {"input": None, "output": None}
+        self._classes: dict[str, tuple[type[ResultType], ...]] = {}
+        self._listeners: list[IOBase] = []
+        for side, given in (("input", input_type), ("output", output_type)):
+            if given is not None:
+                self._types[side] = canonicalize_type(convert_to_type(given))
+
+    @property
+    def name(self) -> str | None:
+        """Name given by the user."""
+        return self._name
+
+    @property
+    def input_type(self) -> ResultType | None:
+        """Type of the input, ``None`` while it is unknown."""
+        return self._types["input"]
+
+    @property
+    def output_type(self) -> ResultType | None:
+        """Type of the output, ``None`` while it is unknown."""
+        return self._types["output"]
+
+    def set_input_type(self: _IO, input_type: Any) -> _IO:
+        """States the input type; None states nothing.
+
+        Raises:
+            TypeError: If it is known to be another one, or of a kind that does not fit.
+        """
+        return self if input_type is None else self._learn("input", input_type)
+
+    def set_output_type(self: _IO, output_type: Any) -> _IO:
+        """States the output type; None states nothing.
+
+        Raises:
+            TypeError: If it is known to be another one, or of a kind that does not fit.
+        """
+        return self if output_type is None else self._learn("output", output_type)
+
+    def set_input_type_classes(self: _IO, *classes: type[ResultType]) -> _IO:
+        """States of which kinds the input type may be."""
+        return self._restrict("input", classes)
+
+    def set_output_type_classes(self: _IO, *classes: type[ResultType]) -> _IO:
+        """States of which kinds the output type may be."""
+        return self._restrict("output", classes)
+
+    def set_io_types(self: _IO, other: "IOBase") -> _IO:
+        """Takes over both types of another block or layer, as far as they are known."""
+        for side, known in (("input", other.input_type), ("output", other.output_type)):
+            if known is not None:
+                self._learn(side, known)
+        return self
+
+    def _learn(self: _IO, side: str, given: Any) -> _IO:
+        new, old = canonicalize_type(convert_to_type(given)), self._types[side]
+        if new == old:
+            return self
+        if old is not None:
+            raise TypeError(
+                mismatch(
+                    f"{self._label()}: the {side} type is another one",
+                    expected=f"{shown(old)}, {old!r}",
+                    got=f"{shown(new)}, {new!r}",
+                    where=self._path(),
+                )
+            )
+        self._check_class(side, new)
+        self._types[side] = new
+        wake(self, *self._listeners)
+        return self
+
+    def _restrict(self: _IO, side: str, classes: tuple[type[ResultType], ...]) -> _IO:
+        self._classes[side] = classes
+        known = self._types[side]
+        if known is not None:
+            self._check_class(side, known)
+        return self
+
+    def _check_class(self, side: str, found: ResultType) -> None:
+        classes = self._classes.get(side)
+        if classes and not isinstance(found, classes):
+            raise TypeError(
+                mismatch(
+                    f"{self._label()}: a wrong kind of {side}",
+                    expected=" or ".join(kind.__name__ for kind in classes),
+                    got=f"{shown(found)}, {found!r}",
+                    where=self._path(),
+                )
+            )
+
+    def _label(self) -> str:
+        """What messages and paths call it."""
+        return self._name or self._kind
+
+    def _path(self) -> str:
+        """Where it stands in the whole model."""
+        return self._label()
+
+    def _infer(self) -> None:  # noqa: B027 - some have nothing to derive
+        """Derives types from types; called whenever one became known."""

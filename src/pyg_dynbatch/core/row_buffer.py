@@ -1,0 +1,581 @@
+"""Keep all rows of one type in one buffer, and their gradients in one other."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function, Variable, forward_ad
+
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.operation import Signature
+from pyg_dynbatch.core.schedule import Store
+from pyg_dynbatch.core.types import RowType, TensorType, describe, parts_of
+
+
+def _shown(rows: tuple[Any, ...]) -> str:
+    return ", ".join(
+        f"{str(r.dtype).removeprefix('torch.')}{list(r.shape)}"
+        if isinstance(r, Tensor)
+        else type(r).__name__
+        for r in rows
+    )
+
+
+def inputs_of(inputs: Mapping[RowType | str, Any], store: Store) -> tuple[Tensor, ...] | None:
+    """Finds and checks the input rows of one store.
+
+    Args:
+        inputs: Rows by row type, or by the tag of a plain tensor type.
+        store: The store.
+
+    Returns:
+        The parts of the rows; ``None`` if the store wants none and none are given.
+
+    Raises:
+        ValueError: If rows are missing or their number is wrong.
+        TypeError: If they are no tensors, or their shape or kind of dtype is wrong.
+    """
+    parts = parts_of(store.row_type)
+    tag = parts[0].tag if len(parts) == 1 else ""
+    given = inputs.get(store.row_type, inputs.get(tag) if tag else None)
+    if given is None:
+        if not store.inputs:
+            return None
+        raise ValueError(
+            mismatch(
+                f"Engine: the inputs of type {describe(store.row_type)} are missing",
+                expected=f"{store.inputs} rows",
+                got=f"inputs for {', '.join(map(str, inputs)) or 'nothing'}",
+                mend=f"engine(schedule, inputs={{{tag or '<row type>'!r}: rows}})",
+            )
+        )
+    rows = given if isinstance(given, tuple) else (given,)
+    if any(not isinstance(part, Tensor) or not part.dim() for part in rows):
+        raise TypeError(
+            mismatch(
+                f"Engine: input rows of type {describe(store.row_type)} are no tensors",
+                expected="a tensor [row, ...], or a tuple of them for a tuple type",
+                got=_shown(rows),
+            )
+        )
+    if any(part.size(0) != store.inputs for part in rows):
+        raise ValueError(
+            mismatch(
+                f"Engine: wrong number of input rows of type {describe(store.row_type)}",
+                expected=store.inputs,
+                got=_shown(rows),
+            )
+        )
+    _check_parts(rows, parts, f"Engine: input rows of type {describe(store.row_type)}", "")
+    return rows
+
+
+def checked_results(
+    signature: Signature, results: Any, size: int, where: str
+) -> list[tuple[Tensor, ...]]:
+    """Checks what a module returned against its signature.
+
+    Args:
+        signature: What was called.
+        results: One entry an output.
+        size: Rows each result must have.
+        where: For the message.
+
+    Returns:
+        For every output the parts of its rows.
+
+    Raises:
+        TypeError: If number, shape or kind of dtype of the results is wrong.
+    """
+    what = f"Operation {signature.name!r}: its module returned something else"
+    if not isinstance(results, tuple) or len(results) != len(signature.outputs):
+        raise TypeError(
+            mismatch(
+                what,
+                expected=f"{len(signature.outputs)} results: {signature}",
+                got=_shown(results if isinstance(results, tuple) else (results,)),
+                where=where,
+            )
+        )
+    checked = []
+    for result, row_type in zip(results, signature.outputs, strict=True):
+        rows = result if isinstance(result, tuple) else (result,)
+        parts = parts_of(row_type)
+        checked.append(rows)
+        if _fit_exactly(rows, parts, size):
+            continue
+        if len(parts) != len(rows) or any(
+            not isinstance(r, Tensor) or not r.dim() or r.size(0) != size for r in rows
+        ):
+            raise TypeError(
+                mismatch(
+                    what,
+                    expected=f"{size} rows of {describe(row_type)}",
+                    got=_shown(rows),
+                    where=where,
+                    mend="the module must keep the first axis: one row a call",
+                )
+            )
+        _check_parts(rows, parts, what, where)
+    return checked
+
+
+def _fit_exactly(rows: tuple[Any, ...], parts: tuple[TensorType, ...], size: int) -> bool:
+    """Tells quickly whether rows are just as stated; the slow checks find out what is wrong."""
+    return len(rows) == len(parts) and all(
+        isinstance(row, Tensor)
+        and row.dtype == part.dtype
+        and part.shape is not None
+        and row.shape == (size, *part.shape)
+        for row, part in zip(rows, parts, strict=True)
+    )
+
+
+def versions_of(arguments: Sequence[tuple[Tensor, ...]]) -> list[int]:
+    """Reads autograd's counters of changes in place; nothing in inference mode, which has none."""
+    if torch.is_inference_mode_enabled():
+        return []
+    return [part._version for rows in arguments for part in rows]
+
+
+def refuse_change_in_place(signature: Signature, where: str) -> NoReturn:
+    """Says that a module wrote into rows that other calls read too.
+
+    Raises:
+        RuntimeError: Always.
+    """
+    raise RuntimeError(
+        mismatch(
+            f"Operation {signature.name!r}: its module changed an argument in place",
+            expected="rows left as they are: other calls read them too",
+            got="a layer with inplace=True, or a method such as add_()",
+            where=where,
+            mend="inplace=False, or work on a clone",
+        )
+    )
+
+
+def _check_parts(
+    rows: tuple[Tensor, ...], parts: tuple[TensorType, ...], what: str, where: str
+) -> None:
+    if len(parts) == 1 and parts[0].shape is None:
+        return
+    for row, part in zip(rows, parts, strict=False):
+        fits = part.shape is None or tuple(row.shape[1:]) == part.shape
+        if part.dtype is not None:
+            # Half, single and double precision mix (autocast, .double()); kinds do not.
+            fits &= row.dtype == part.dtype or (
+                row.dtype.is_floating_point and part.dtype.is_floating_point
+            )
+        if not fits or len(rows) != len(parts):
+            raise TypeError(
+                mismatch(
+                    what,
+                    expected=", ".join(map(str, parts)),
+                    got=", ".join(
+                        f"{str(r.dtype).removeprefix('torch.')}{list(r.shape[1:])}" for r in rows
+                    ),
+                    where=where,
+                )
+            )
+
+
+def check_precision(owner: str, rows: Tensor, module: nn.Module) -> None:
+    """Checks that the parameters of a module have the dtype of floating rows, or autocast is on.
+
+    Raises:
+        TypeError: If they have another dtype.
+    """
+    weight = next(module.parameters(), rows)
+    if rows.dtype == weight.dtype or not weight.is_floating_point():
+        return
+    # Autocast leaves double precision alone.
+    double = torch.float64 in (rows.dtype, weight.dtype)
+    if double or not torch.is_autocast_enabled(rows.device.type):
+        raise TypeError(
+            mismatch(
+                f"{owner}: input rows have another dtype than the parameters",
+                expected=weight.dtype,
+                got=rows.dtype,
+                mend=f"rows.to({weight.dtype}), or layer.to({rows.dtype})",
+            )
+        )
+
+
+Rows = tuple[Tensor, ...]
+Pick = Tensor | tuple[int, int]
+"""Which rows to read: an index vector, or (first row, number of rows) side by side."""
+
+
+def has_gradient(dtype: torch.dtype) -> bool:
+    """Tells whether autograd differentiates numbers of a dtype."""
+    return dtype.is_floating_point or dtype.is_complex
+
+
+class GradientStore:
+    """Adds up the gradients of one state store, in one buffer a backward pass.
+
+    A graph may be left half-way (``autograd.grad`` of some inputs), entered half-way (a loss on
+    what a hook captured) and used again (``retain_graph``), so whoever comes first in a pass
+    begins with zeros, and the end of the pass lets the buffer go.
+    """
+
+    def __init__(self) -> None:
+        self.forms: tuple[tuple[torch.Size, torch.dtype, torch.device], ...] = ()
+        self.totals: Rows = ()
+        self.backward_pass: int | None = None
+
+    def _begin(self) -> None:
+        current = torch._C._current_graph_task_id()
+        if current == self.backward_pass:
+            return
+        self.backward_pass = current
+        self.totals = tuple(
+            torch.zeros(shape if has_gradient(dtype) else 0, dtype=dtype, device=device)
+            for shape, dtype, device in self.forms
+        )
+        # The graph outlives the pass as long as somebody holds the loss; the buffer need not.
+        Variable._execution_engine.queue_callback(self._end)
+
+    def _end(self) -> None:
+        self.totals, self.backward_pass = (), None
+
+    def add(
+        self, pick: Pick, places: int, stacked: bool, gradients: Sequence[Tensor | None]
+    ) -> None:
+        """Adds the gradients of rows that were read, for one argument or for several.
+
+        Args:
+            pick: The rows.
+            places: How many arguments they were read for.
+            stacked: Whether the row numbers of all arguments of one call stand together.
+            gradients: The parts of the first argument, then those of the next.
+        """
+        self._begin()
+        parts = len(self.totals)
+        for number, total in enumerate(self.totals):
+            mine = gradients[number::parts]
+            if stacked and not any(gradient is None for gradient in mine):
+                _add_rows(total, pick, _interleaved(mine))
+                continue
+            picks = (pick,) if places == 1 else _split(pick, places, stacked)  # type: ignore[arg-type]
+            for rows, gradient in zip(picks, mine, strict=True):
+                if gradient is not None:
+                    _add_rows(total, rows, gradient)
+
+    def take(self, start: int, size: int, dtypes: Sequence[torch.dtype]) -> list[Tensor | None]:
+        """Gives the finished gradients of rows that were written."""
+        self._begin()
+        found: list[Tensor | None] = []
+        for total, dtype in zip(self.totals, dtypes, strict=True):
+            part = total[start : start + size] if has_gradient(dtype) else None
+            found.append(part if part is None or part.dtype == dtype else part.to(dtype))
+        return found
+
+
+def _interleaved(rows: Sequence[Any]) -> Tensor:
+    """Puts the first row of every tensor, then the second of every one, and so on."""
+    first, places = rows[0], len(rows)
+    width = first[0].numel() if first.size(0) else 0
+    offset = first.storage_offset()
+    if all(
+        _share_memory(part, first)
+        and part.storage_offset() == offset + place * width
+        and part.stride(0) == places * width
+        and part[:1].is_contiguous()
+        and not (part.is_conj() or part.is_neg())
+        for place, part in enumerate(rows)
+    ):
+        # The gradient of a concatenation: the rows stand together already.
+        shape = (first.size(0) * places, *first.shape[1:])
+        return first.as_strided(shape, (width, *first.stride()[1:]))
+    return torch.stack(list(rows), 1).flatten(0, 1)
+
+
+def _share_memory(one: Tensor, other: Tensor) -> bool:
+    return torch._C._is_alias_of(one, other)  # type: ignore[attr-defined]
+
+
+def _add_rows(total: Tensor, pick: Pick, gradient: Tensor) -> None:
+    if isinstance(pick, tuple):
+        total[pick[0] : pick[0] + pick[1]].add_(gradient)
+        return
+    gradient = gradient.to(total.dtype)
+    # An addition hands on the very slice of the buffer that `take` gave it.
+    if _share_memory(gradient, total):
+        gradient = gradient.clone()
+    elif gradient.is_cpu:
+        # There rows with gaps between them take several times as long to add.
+        gradient = gradient.contiguous()
+    total.index_add_(0, pick, gradient)
+
+
+class StateStore:
+    """Holds the rows of one row type for one run, written once each and read any number of times.
+
+    Reading is a gather and writing is a copy into the buffer. Backwards, every read adds its
+    gradient into one gradient buffer, and every write takes its slice out of it; a token that
+    runs from write to write makes sure that all later reads come first. So the time and memory
+    of a run and of its backward pass grow with the rows, never with rows times steps, and inside
+    the operations ordinary autograd goes on undisturbed.
+
+    Args:
+        rows: Number of rows.
+        zero_rows: How many of the first rows are zeros that nobody writes.
+    """
+
+    def __init__(self, rows: int, zero_rows: int = 0) -> None:
+        self.rows = rows
+        self.zero_rows = zero_rows
+        self.buffers: Rows = ()
+        self._blank: Rows = ()
+        # Autograd keeps only this part: the buffer of the forward pass may go before backward.
+        self.gradients = GradientStore()
+
+    def allocate(self, like: Rows, dtypes: tuple[torch.dtype, ...]) -> None:
+        """Makes room for all rows; ``like`` gives the shape and device of one row."""
+        self.buffers = tuple(
+            part.new_empty((self.rows, *part.shape[1:]), dtype=dtype)
+            for part, dtype in zip(like, dtypes, strict=True)
+        )
+        for buffer in self.buffers:
+            buffer[: self.zero_rows] = 0
+        self.gradients.forms = tuple((b.shape, b.dtype, b.device) for b in self.buffers)
+
+    def put(self, start: int, rows: Rows) -> None:
+        """Copies rows into the buffer."""
+        for buffer, part in zip(self.buffers, rows, strict=True):
+            buffer[start : start + part.size(0)].copy_(part)
+
+    def take(self, pick: Pick) -> Rows:
+        """Gives rows: an alias of the buffer where they lie side by side, a gather otherwise."""
+        if isinstance(pick, tuple):
+            return tuple(_alias(buffer, *pick) for buffer in self.buffers)
+        return tuple(buffer.index_select(0, pick) for buffer in self.buffers)
+
+    def zeros(self, size: int) -> Rows:
+        """Gives rows of zeros, the same ones to all who ask."""
+        # In inference mode nothing would notice that one of them is written into.
+        own = torch.is_inference_mode_enabled()
+        if own or not self._blank or self._blank[0].size(0) < size:
+            self._blank = tuple(part.new_zeros((size, *part.shape[1:])) for part in self.buffers)
+        return tuple(part[:size] for part in self._blank)
+
+    def copy(self, pick: Pick) -> Rows:
+        """Gives rows of their own: they may be changed, and keep no buffer alive."""
+        rows = self.take(pick)
+        return tuple(part.clone() for part in rows) if isinstance(pick, tuple) else rows
+
+    def read(self, token: Tensor, pick: Pick) -> Rows:
+        """Reads rows; gradients that come back are added up in the gradient buffer."""
+        return exchange(token, (), [Read(self, pick)])[1][0]
+
+    def write(self, token: Tensor, start: int, rows: Rows) -> Tensor:
+        """Writes rows side by side from ``start`` on; returns the token of all that follows."""
+        return exchange(token, [Write(self, start, rows)], ())[0]
+
+
+class Read(NamedTuple):
+    """Says which rows of a store to read, for one argument or for several in one gather.
+
+    Args:
+        store: The store.
+        pick: The rows.
+        places: How many arguments the rows are for, as many rows each.
+        stacked: Whether the rows of all arguments of one call stand together; otherwise those of
+            one argument do.
+    """
+
+    store: StateStore
+    pick: Pick
+    places: int = 1
+    stacked: bool = False
+
+    def taken(self, own: bool) -> Sequence[Tensor]:
+        """Takes the rows: the parts of the first argument, then those of the next."""
+        rows = self.store.copy(self.pick) if own else self.store.take(self.pick)
+        if self.places == 1:
+            return rows
+        split = [_split(part, self.places, self.stacked) for part in rows]
+        # No views, for then torch would complain of a change in place before the engine does.
+        return [part.data for parts in zip(*split, strict=True) for part in parts]
+
+
+class Write(NamedTuple):
+    """Says where rows of a store are written, side by side.
+
+    Args:
+        store: The store.
+        start: The first row.
+        rows: Their parts.
+    """
+
+    store: StateStore
+    start: int
+    rows: Rows
+
+
+def _split(rows: Tensor, places: int, stacked: bool) -> tuple[Tensor, ...]:
+    """Gives each argument its rows, or its row numbers."""
+    if stacked:
+        return tuple(rows[place::places] for place in range(places))
+    return rows.chunk(places) if rows.size(0) else (rows,) * places
+
+
+def exchange(
+    token: Tensor, writes: Sequence[Write], reads: Sequence[Read], own: bool = False
+) -> tuple[Tensor, list[Rows]]:
+    """Writes the results of one step and reads the arguments of the next, in one call of autograd.
+
+    Args:
+        token: Token after the last write.
+        writes: What to write; done first.
+        reads: What to read.
+        own: Whether the rows read may be changed and must keep no buffer alive.
+
+    Returns:
+        The token of all that follows, and for every argument its parts.
+    """
+    recorded = torch.is_grad_enabled() and (
+        (token.requires_grad and len(reads) > 0)
+        or any(part.requires_grad for write in writes for part in write.rows)
+    )
+    if recorded:
+        written = [part for write in writes for part in write.rows]
+        token, *flat = _Exchange.apply(token, writes, reads, own, *written)
+    else:
+        flat = _exchanged(writes, reads, own)
+    found, first = [], 0
+    for read in reads:
+        parts = len(read.store.buffers)
+        for _ in range(read.places):
+            found.append(tuple(flat[first : first + parts]))
+            first += parts
+    return token, found
+
+
+def _exchanged(writes: Sequence[Write], reads: Sequence[Read], own: bool) -> list[Tensor]:
+    for store, start, rows in writes:
+        store.put(start, rows)
+    return [part for read in reads for part in read.taken(own)]
+
+
+def _alias(buffer: Tensor, start: int, length: int) -> Tensor:
+    """A tensor on the same memory that is no view of it.
+
+    Rows are written before they are read and never again, so autograd must not take a later
+    write to other rows for a change of these.
+    """
+    return buffer[start : start + length].data
+
+
+def new_token(like: Tensor) -> Tensor:
+    """Makes the token that begins a run."""
+    return torch.empty(0, device=like.device)
+
+
+def refuse_transforms(owner: str) -> None:
+    """Raises under what follows each operation of torch, and would go wrong at rows in place.
+
+    Args:
+        owner: Who asks, for messages.
+
+    Raises:
+        RuntimeError: Under ``torch.func``, forward-mode derivatives, export and tracing.
+    """
+    if torch._C._are_functorch_transforms_active():
+        raise unsupported(owner, "a transform of torch.func (grad, vjp, jvp, vmap, ...)")
+    if forward_ad._current_level >= 0:
+        raise unsupported(owner, "forward-mode derivatives (torch.autograd.forward_ad)")
+    if torch.jit.is_tracing():  # type: ignore[attr-defined]
+        raise unsupported(owner, "torch.jit.trace (TorchScript, ONNX)")
+    if _is_exporting():
+        raise unsupported(owner, "torch.export (ONNX)")
+
+
+def unsupported(owner: str, way: str) -> RuntimeError:
+    """Makes the error of a way to run that a schedule does not have."""
+    return RuntimeError(
+        mismatch(
+            f"{owner}: {way} does not work through a schedule, which differs from batch to batch",
+            expected="a plain call, and backward() or autograd.grad()",
+            mend="the cell or the operation alone, which is plain torch",
+        )
+    )
+
+
+# Newer than the oldest torch that will do.
+_is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)
+
+
+def refuse_second_derivative() -> None:
+    """Raises if a backward pass is itself being recorded or transformed.
+
+    Raises:
+        RuntimeError: Under ``create_graph=True`` and ``torch.func.vmap``.
+    """
+    refuse_transforms("Engine")
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            mismatch(
+                "Engine: second derivatives through a schedule are not available",
+                expected="backward() or autograd.grad() without create_graph",
+                got="create_graph=True",
+                mend="evaluate with core.reference.run_one_by_one, which plain autograd "
+                "differentiates twice",
+            )
+        )
+
+
+class _Exchange(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        token: Tensor,
+        writes: Sequence[Write],
+        reads: Sequence[Read],
+        own: bool,
+        *written: Tensor,
+    ) -> tuple[Tensor, ...]:
+        rows = _exchanged(writes, reads, own)
+        # Not the stores: their buffers may go before the backward pass.
+        ctx.written = [
+            (store.gradients, start, parts[0].size(0), [part.dtype for part in parts])
+            for store, start, parts in writes
+        ]
+        ctx.reads = [(read.store.gradients, len(read.store.buffers), *read[1:]) for read in reads]
+        ctx.device = token.device
+        ctx.set_materialize_grads(False)
+        plain = [part for part in rows if not part.is_floating_point()]
+        if plain:
+            ctx.mark_non_differentiable(*(p for p in plain if not has_gradient(p.dtype)))
+        return token.new_empty(0), *rows
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor | None, *gradients: Tensor | None) -> Any:
+        refuse_second_derivative()
+        first = 0
+        for store, parts, pick, places, stacked in ctx.reads:
+            last = first + places * parts
+            store.add(pick, places, stacked, gradients[first:last])
+            first = last
+        found = [part for store, *what in ctx.written for part in store.take(*what)]
+        token = torch.empty(0, device=ctx.device) if ctx.needs_input_grad[0] else None
+        return token, None, None, None, *found
+
+
+def finish(
+    token: Tensor, stores: list[StateStore], picks: list[tuple[StateStore, Pick]]
+) -> list[Rows]:
+    """Reads the results of a run, as rows of their own.
+
+    Args:
+        token: Token after the last write.
+        stores: All stores of the run.
+        picks: For every result its store and rows.
+
+    Returns:
+        For every result its parts.
+    """
+    return exchange(token, (), [Read(store, pick) for store, pick in picks], own=True)[1]

@@ -1,0 +1,278 @@
+"""Turn a number, list, array or tensor into a constant row, without loss."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from pyg_dynbatch.core.errors import mismatch
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """Names the form of one row; rows of equal tensor types may lie in one state store.
+
+    Args:
+        shape: Shape of one row without the batch axis; ``()`` is a scalar, and ``None`` leaves
+            it to the operation that writes the first row.
+        dtype: Dtype of the row. ``torch.float32`` stands for the working precision of the
+            engine, so that a model turned to float64 needs no other types. ``None`` leaves it
+            to the first row written.
+        tag: Tells apart types of equal shape that must not mix.
+
+    Raises:
+        ValueError: If a dimension is negative.
+
+    Reference:
+        Looks, Herreshoff, Hutchins, Norvig (2017), arXiv:1702.02181, section 2 (tensor types).
+
+    Example:
+        >>> TensorType((3,)) == TensorType((3,), tag="word")
+        False
+    """
+
+    shape: tuple[int, ...] | None = ()
+    dtype: torch.dtype | None = torch.float32
+    tag: str = ""
+
+    def __post_init__(self) -> None:
+        """Turns lists into tuples and refuses negative dimensions."""
+        if self.shape is None:
+            return
+        shape = tuple(int(size) for size in self.shape)
+        if any(size < 0 for size in shape):
+            raise ValueError(
+                mismatch(
+                    "TensorType: negative dimension",
+                    expected="dimensions of 0 or more, without the batch axis",
+                    got=list(shape),
+                )
+            )
+        object.__setattr__(self, "shape", shape)
+
+    def __str__(self) -> str:
+        """Reads like ``float32[150]``."""
+        name = "any" if self.dtype is None else str(self.dtype).removeprefix("torch.")
+        size = "…" if self.shape is None else ", ".join(map(str, self.shape))
+        return f"{name}[{size}]" + (f"<{self.tag}>" if self.tag else "")
+
+
+RowType = TensorType | tuple[TensorType, ...]
+"""What one value is: a tensor, or a tuple of tensors that always travel together, as (h, c)."""
+
+
+def parts_of(row_type: RowType) -> tuple[TensorType, ...]:
+    """Lists the tensor types of a row type, one for a plain tensor.
+
+    Example:
+        >>> len(parts_of((TensorType((3,)), TensorType((3,)))))
+        2
+    """
+    return row_type if isinstance(row_type, tuple) else (row_type,)
+
+
+def describe(row_type: RowType) -> str:
+    """Writes a row type for people.
+
+    Example:
+        >>> describe((TensorType((3,)), TensorType((), torch.int64)))
+        '(float32[3], int64[])'
+    """
+    if isinstance(row_type, tuple):
+        return "(" + ", ".join(map(str, row_type)) + ")"
+    return str(row_type)
+
+
+class RaggedRows(NamedTuple):
+    """Hands a module all rows of a ragged argument.
+
+    Args:
+        rows: The rows of all calls, one call after another: a tensor ``[row, …]``, or a tuple of
+            them for a tuple type.
+        owner: The call within the step that each row belongs to, rising, ``[row]``.
+        num_calls: Number of calls in the step.
+    """
+
+    rows: Any
+    owner: Int[Tensor, " row"]
+    num_calls: int
+
+    def sum(self) -> Any:
+        """Adds up the rows of each call, part by part; zeros for a call without rows.
+
+        Example:
+            >>> import torch
+            >>> RaggedRows(torch.ones(3, 2), torch.tensor([0, 0, 2]), 3).sum().tolist()
+            [[2.0, 2.0], [0.0, 0.0], [1.0, 1.0]]
+        """
+        if isinstance(self.rows, tuple):
+            return tuple(self._replace(rows=part).sum() for part in self.rows)
+        total = self.rows.new_zeros((self.num_calls, *self.rows.shape[1:]))
+        return total.index_add(0, self.owner, self.rows)
+
+
+_Plan = TypeVar("_Plan", bound="MovablePlan")
+
+
+class MovablePlan:
+    """Gives a class of few tensors the methods by which PyG moves a batch.
+
+    A subclass states ``_tensors``, all it holds, and ``_apply``, which makes another plan of the
+    same form of changed tensors.
+    """
+
+    __slots__ = ()
+
+    def _tensors(self) -> tuple[Tensor, ...]:
+        raise NotImplementedError
+
+    def _apply(self: _Plan, fn: Callable[[Tensor], Tensor]) -> _Plan:
+        raise NotImplementedError
+
+    def to(self: _Plan, *args: Any, **kwargs: Any) -> _Plan:
+        """Moves all numbers to a device; dtypes stay as they are."""
+        device, _, non_blocking, _ = torch._C._nn._parse_to(*args, **kwargs)
+        if device is None or device == self.device:
+            return self
+        return self._apply(lambda t: t.to(device=device, non_blocking=non_blocking))
+
+    def cpu(self: _Plan) -> _Plan:
+        """Moves to the CPU."""
+        return self.to("cpu")
+
+    def cuda(self: _Plan, device: Any = None, non_blocking: bool = False) -> _Plan:
+        """Moves to a CUDA device."""
+        return self._apply(lambda t: t.cuda(device, non_blocking=non_blocking))
+
+    def pin_memory(self: _Plan) -> _Plan:
+        """Copies into page-locked memory, from which the copy to a device is asynchronous."""
+        return self._apply(lambda t: t.pin_memory())
+
+    def share_memory_(self: _Plan) -> _Plan:
+        """Moves into shared memory, in place."""
+        for tensor in self._tensors():
+            tensor.share_memory_()
+        return self
+
+    def record_stream(self: _Plan, stream: Any) -> _Plan:
+        """Tells the CUDA allocator that a stream uses the numbers."""
+        for tensor in self._tensors():
+            tensor.record_stream(stream)
+        return self
+
+    def clone(self: _Plan) -> _Plan:
+        """Copies the numbers."""
+        return self._apply(lambda t: t.clone())
+
+    def contiguous(self: _Plan) -> _Plan:
+        """Gives the plan back: its numbers are contiguous by making."""
+        return self
+
+    def detach(self: _Plan) -> _Plan:
+        """Gives the plan back: it never carries gradients."""
+        return self
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the numbers."""
+        return self._tensors()[0].device
+
+    def is_pinned(self) -> bool:
+        """Tells whether the numbers lie in page-locked memory."""
+        return self._tensors()[0].is_pinned()
+
+
+def beyond(values: np.ndarray | torch.Tensor, dtype: torch.dtype) -> int | None:
+    """Finds an integer that a dtype cannot hold; it would wrap round silently.
+
+    Args:
+        values: Numbers of any kind.
+        dtype: What they are to become.
+
+    Returns:
+        One that lies outside, ``None`` if all fit or the dtype is not one of integers.
+
+    Example:
+        >>> beyond(np.array([1, 300]), torch.uint8), beyond(np.array([1, 300]), torch.float32)
+        (300, None)
+    """
+    if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
+        return None
+    array = values.numpy() if isinstance(values, torch.Tensor) else values
+    bounds = torch.iinfo(dtype)
+    if np.can_cast(array.dtype, str(dtype).removeprefix("torch.")) or not array.size:
+        return None
+    least, most = int(array.min()), int(array.max())
+    if least < bounds.min:
+        return least
+    return most if most > bounds.max else None
+
+
+def range_of(dtype: torch.dtype) -> str:
+    """Says what an integer dtype holds.
+
+    Example:
+        >>> range_of(torch.uint8)
+        'from 0 to 255'
+    """
+    bounds = torch.iinfo(dtype)
+    return f"from {bounds.min} to {bounds.max}"
+
+
+def constant_row(part: TensorType, data: Any) -> np.ndarray:
+    """Makes an array of a constant, of the shape and dtype of its type.
+
+    Args:
+        part: The type, with shape and dtype.
+        data: Number, nested list, array or tensor.
+
+    Raises:
+        ValueError: If the shape is another one, or an integer is beyond the range of the dtype.
+        TypeError: If the type is open, or the data is of another kind.
+
+    Example:
+        >>> constant_row(TensorType((2,)), [1, 2])
+        array([1., 2.], dtype=float32)
+    """
+    if part.shape is None or part.dtype is None:
+        raise TypeError(
+            mismatch(
+                "Program.constant: the type leaves shape or dtype open",
+                expected="a TensorType with shape and dtype",
+                got=str(part),
+            )
+        )
+    tensor = torch.as_tensor(data).detach().cpu()
+    shape_fits = tuple(tensor.shape) == part.shape
+    kind_fits = (
+        part.dtype.is_floating_point
+        or part.dtype.is_complex
+        or not (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
+    )
+    if not shape_fits or not kind_fits:
+        raise (TypeError if shape_fits else ValueError)(
+            mismatch(
+                f"Program.constant: {'dtype' if shape_fits else 'shape'} differs",
+                expected=str(part),
+                got=f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}",
+            )
+        )
+    if (wrong := beyond(tensor, part.dtype)) is not None:
+        raise ValueError(
+            mismatch(
+                "Program.constant: an integer is beyond the range of its dtype",
+                expected=f"{part}, {range_of(part.dtype)}",
+                got=wrong,
+            )
+        )
+    if not isinstance(data, torch.Tensor | np.ndarray):
+        # Python's numbers are float64; torch would round them to float32 on the way.
+        tensor = torch.as_tensor(data, dtype=part.dtype)
+    # bfloat16 has no numpy twin; float32 holds every bfloat16 number exactly.
+    stored = torch.float32 if part.dtype == torch.bfloat16 else part.dtype
+    # A copy: the program must not change when the caller's array does.
+    return tensor.to(stored).numpy().copy()

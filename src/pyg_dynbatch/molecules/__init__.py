@@ -1,0 +1,1 @@
+"""Molecules as PyG data: features, files, stores, splits, models, tasks."""

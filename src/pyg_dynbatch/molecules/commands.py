@@ -1,0 +1,576 @@
+"""Write one page of molecules, predictions and what they rest on, which needs no other file."""
+
+import argparse
+import csv
+import hashlib
+import html
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from io import TextIOBase
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from pyg_dynbatch import __version__
+from pyg_dynbatch.core.errors import OneLineArguments, mismatch
+from pyg_dynbatch.core.files import refuse_overwriting, whole_file
+from pyg_dynbatch.molecules.build import ERRORS, FeaturizeOptions, build_store
+from pyg_dynbatch.molecules.drawing import atom_labels, draw_attributions, write_picture
+from pyg_dynbatch.molecules.explain import Explanation, explain
+from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
+from pyg_dynbatch.molecules.files import FORMATS, RawMolecule, read_molecules
+from pyg_dynbatch.molecules.predict import (
+    Columns,
+    MoleculePredictor,
+    Unfinished,
+    all_columns,
+    column_names,
+    load_property_task,
+    named_columns,
+    predict_stream,
+    write_stream,
+)
+from pyg_dynbatch.molecules.rdkit_access import MoleculeError, parse_mol_block
+from pyg_dynbatch.molecules.store import HEADER
+
+
+def add_input(parser: argparse.ArgumentParser, required: bool = True) -> None:
+    """Adds the options that say which molecules are read.
+
+    Args:
+        parser: Where to add them.
+        required: Whether there must be an input.
+    """
+    add = parser.add_argument
+    formats = ", ".join(sorted(set(FORMATS.values())))
+    add("--input", required=required, metavar="FILE", help="CSV, TSV, SMILES or SDF; - for stdin")
+    add("--format", help=f"{formats} (default: by the suffix; smi for stdin)")
+    add("--smiles-column", metavar="NAME", help="column of the SMILES (default: smiles)")
+    add("--name-column", metavar="NAME", help="column of the names")
+
+
+def read_input(
+    options: argparse.Namespace, targets: list[str] | None = None, keep_source: bool = False
+) -> Iterator[RawMolecule]:
+    """Opens the records that the options name.
+
+    Args:
+        options: What :func:`add_input` has read.
+        targets: Columns of labels.
+        keep_source: Whether records keep all their columns.
+
+    Returns:
+        The records, as a stream.
+    """
+    kind = options.format or ("smi" if options.input == "-" else None)
+    return read_molecules(
+        options.input,
+        smiles_column=options.smiles_column,
+        target_columns=targets,
+        name_column=options.name_column,
+        format=kind,
+        missing=getattr(options, "missing", ()),
+        keep_source=keep_source,
+    )
+
+
+def _predict_parser() -> argparse.ArgumentParser:
+    parser = OneLineArguments(
+        "pyg-dynbatch predict",
+        "Predict molecules with one or several checkpoints: one row out for every record in, in "
+        "the same order, behind the columns of the input; a record that is not a molecule gets an "
+        "empty prediction and its reason. Killed in between, the same command goes on. A "
+        "checkpoint of trees takes a file of bracketed trees, and --help lists its options.",
+    )
+    add = parser.add_argument
+    add("--checkpoint", nargs="+", required=True, metavar="CKPT", help="several are averaged")
+    add_input(parser)
+    add("--output", default="-", metavar="FILE", help="CSV file; - for stdout (default)")
+    add("--narrow", action="store_true", help="of the input, keep only row, name and SMILES")
+    add("--dropout", type=int, default=0, metavar="N", help="passes with dropout, for a deviation")
+    add("--fingerprints", metavar="FILE", help="also write fingerprints, .npy or .csv")
+    add("--workers", type=int, default=0, metavar="N", help="processes that read molecules")
+    add("--max-pairs", type=int, default=200_000, metavar="N", help="pairs of atoms in a batch")
+    add("--max-atoms", type=int, metavar="N", help="larger molecules are bad (default: as trained)")
+    add("--device", default="cpu", help="cpu, cuda, ... (default: cpu)")
+    return parser
+
+
+def run_molecule_predict(argv: list[str], checkpoint: Mapping[str, Any]) -> int:
+    """Runs ``predict`` on a stream of molecules.
+
+    Args:
+        argv: The options.
+        checkpoint: What the first checkpoint holds; empty if there is no such file.
+
+    Returns:
+        The exit code, 0.
+
+    Raises:
+        FileNotFoundError: If a file is missing.
+        ValueError: If a checkpoint or the input cannot be used, or no record is a molecule; then
+            the output is written all the same.
+    """
+    parser = _predict_parser()
+    options = parser.parse_args(argv)
+    for name in ("workers", "dropout"):
+        if getattr(options, name) < 0:
+            parser.error(f"argument --{name}: expected 0 or more, got {getattr(options, name)}")
+    if options.max_pairs < 1:
+        parser.error(f"argument --max-pairs: expected 1 or more, got {options.max_pairs}")
+    refuse_overwriting(
+        "predict", [options.output, options.fingerprints], [options.input, *options.checkpoint]
+    )
+    first, *others = options.checkpoint
+    predictor = MoleculePredictor(
+        [load_property_task(first, checkpoint), *others],
+        options.device,
+        options.dropout,
+        options.max_pairs,
+        options.max_atoms,
+    )
+    predicted = column_names(predictor)
+    columns, records = _with_columns(options, predicted)
+    unfinished = _unfinished(options)
+    done = unfinished.counts.rows
+    if done:
+        print(f"going on after {done:,} records", file=sys.stderr)
+    wanted = options.fingerprints is not None
+    rows = predict_stream(islice(records, done, None), predictor, options.workers, wanted)
+    files = (options.output, options.fingerprints)
+    counts = write_stream(rows, predicted, *files, columns, unfinished)
+    if counts.bad == counts.rows:
+        raise ValueError(
+            mismatch(
+                "predict: no record is a molecule that can be predicted",
+                expected="one molecule or more",
+                got=f"{counts.rows:,} bad records, the first {counts.reason}",
+                where=options.input,
+            )
+        )
+    said = f"predicted {counts.rows - counts.bad:,} of {counts.rows:,} records"
+    more = f"; the first bad one is {counts.reason}" if counts.bad else ""
+    print(f"{said}{more}", file=sys.stderr)
+    for path in (options.output, options.fingerprints):
+        if path not in (None, "-"):
+            print(f"written: {path}", file=sys.stderr)
+    return 0
+
+
+def _with_columns(
+    options: argparse.Namespace, predicted: list[str]
+) -> tuple[Columns, Iterator[RawMolecule]]:
+    """Opens the records, and finds and says what becomes of their columns."""
+    records = read_input(options, keep_source=not options.narrow)
+    first = next(records)
+    kept = list(first.source[0])
+    if first.smiles is None and not options.narrow:
+        if options.input == "-":
+            raise ValueError(
+                mismatch(
+                    "predict: the fields of an SDF are known only at its end",
+                    expected="a file, which can be read twice",
+                    got="standard input",
+                    mend="--narrow, which leaves the fields out",
+                )
+            )
+        every = read_input(options, keep_source=True)
+        kept = list(dict.fromkeys(name for record in every for name in record.source[0]))
+    own = Columns().own if first.smiles is None or not kept else ("row", "status")
+    columns = all_columns(kept, own, predicted)
+    for name, shown in zip(columns.kept, columns.shown, strict=True):
+        if name != shown:
+            print(f"the column {name!r} of the input is written as {shown!r}", file=sys.stderr)
+    return columns, chain([first], records)
+
+
+def _unfinished(options: argparse.Namespace) -> Unfinished:
+    """Looks for what a killed run has left; of a stream nothing can be found again."""
+    if options.output == "-" or not Path(options.input).is_file():
+        return Unfinished()
+    passed = ("workers", "output", "checkpoint", "input", "fingerprints")
+    given = {name: value for name, value in vars(options).items() if name not in passed}
+    identity = {f"--{name.replace('_', '-')}": str(value) for name, value in given.items()}
+    identity["--input"] = _hash_of(options.input)
+    identity["--checkpoint"] = " ".join(map(_hash_of, options.checkpoint))
+    identity["--fingerprints"] = str(options.fingerprints)
+    identity["version"] = __version__
+    return Unfinished(options.output, options.fingerprints, identity)
+
+
+def _hash_of(path: str) -> str:
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _featurize_parser() -> argparse.ArgumentParser:
+    parser = OneLineArguments(
+        "pyg-dynbatch featurize",
+        "Describe the molecules of a file once, in a folder of packed files that any number of "
+        "processes can map into memory. Stopped in between, the same command goes on.",
+    )
+    add = parser.add_argument
+    add_input(parser)
+    add("--output", required=True, metavar="FOLDER", help="where the packed molecules go")
+    add("--targets", nargs="+", default=[], metavar="NAME", help="columns of labels to keep")
+    add("--missing", nargs="+", default=[], metavar="TEXT", help="cells that are missing labels")
+    add("--atoms", default="kearnes", help="atom features: kearnes or deepchem")
+    add("--pairs", default="kearnes", help="pair features: kearnes or deepchem")
+    add("--descriptors", help="descriptors of whole molecules: rdkit (default: none)")
+    add("--fragments", default="all", help="all or largest")
+    add("--explicit-hydrogens", action="store_true", help="make hydrogens atoms")
+    add("--max-atoms", type=int, default=1000, metavar="N", help="larger molecules are bad rows")
+    add("--bad", default="skip", help="bad rows: skip, blank or raise (default: skip)")
+    add("--workers", type=int, default=0, metavar="N", help="processes")
+    add("--shard-size", type=int, default=16_384, metavar="N", help="records in a file")
+    add("--force", action="store_true", help="make everything anew")
+    return parser
+
+
+def run_featurize(argv: list[str]) -> int:
+    """Runs ``featurize``.
+
+    Args:
+        argv: The options.
+
+    Returns:
+        The exit code, 0.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If the input or an option cannot be used, or no row is left.
+    """
+    options = _featurize_parser().parse_args(argv)
+    written = [Path(options.output, name) for name in ("", HEADER, ERRORS)]
+    refuse_overwriting("featurize", written, [options.input])
+    featurizer = MoleculeFeaturizer(
+        options.atoms,
+        options.pairs,
+        explicit_hydrogens=options.explicit_hydrogens,
+        fragments=options.fragments,
+        max_atoms=options.max_atoms,
+        descriptors=options.descriptors,
+    )
+    reading = FeaturizeOptions(
+        bad=options.bad,
+        num_workers=options.workers,
+        shard_size=options.shard_size,
+        force=options.force,
+    )
+    store = build_store(
+        options.output,
+        read_input(options, options.targets),
+        featurizer,
+        task_names=options.targets,
+        options=reading,
+    )
+    folder = Path(options.output)
+    size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+    errors = len(store.errors())
+    each = size / max(1, len(store))
+    print(f"{len(store):,} molecules, {errors:,} bad rows, {each:,.0f} bytes each")
+    print(f"featurizer: {featurizer.digest}")
+    print(f"packed molecules: {folder}")
+    if errors and (folder / "errors.csv").is_file():
+        print(f"bad rows: {folder / 'errors.csv'}")
+    return 0
+
+
+_STYLE = """
+body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem;
+       color: #222; background: #fff; }
+.molecules { display: grid; gap: 1.2rem;
+             grid-template-columns: repeat(auto-fill, minmax(26rem, 1fr)); }
+.molecule { border: 1px solid #ccc; border-radius: 6px; padding: .8rem; }
+.molecule svg { max-width: 100%; height: auto; }
+h2 { font-size: 1rem; margin: 0 0 .3rem; overflow-wrap: anywhere; }
+code { font-size: .85rem; overflow-wrap: anywhere; }
+table { border-collapse: collapse; font-size: .85rem; }
+td, th { padding: .1rem .6rem .1rem 0; text-align: right; }
+td:first-child, th:first-child { text-align: left; }
+.bad { color: #8a3b00; }
+"""
+
+
+@dataclass(frozen=True)
+class Card:
+    """Holds what the page shows of one molecule.
+
+    Args:
+        title: Its name, or its number.
+        smiles: Its text.
+        picture: The picture as SVG; empty for a record that is no molecule.
+        predictions: Names and texts of what was predicted.
+        atoms: Lines of the table of atoms.
+        problem: Why it is no molecule; empty if it is one.
+    """
+
+    title: str
+    smiles: str
+    picture: str = ""
+    predictions: Sequence[tuple[str, str]] = ()
+    atoms: Sequence[Sequence[str]] = ()
+    problem: str = ""
+
+
+class HtmlReport:
+    r"""Writes a page molecule by molecule, so that a long one needs no memory.
+
+    Args:
+        file: Where to write.
+        title: Title of the page.
+        facts: Names and texts that stand above the molecules.
+        atom_columns: Names of the columns of the tables of atoms.
+
+    Example:
+        >>> import io
+        >>> page = io.StringIO()
+        >>> report = HtmlReport(page, "TPSA", [("checkpoint", "best.ckpt")], ["atom"])
+        >>> report.add(Card("1", "C<O", problem="no molecule"))
+        >>> report.finish()
+        >>> "C&lt;O" in page.getvalue(), page.getvalue().endswith("</html>\n")
+        (True, True)
+    """
+
+    def __init__(
+        self,
+        file: TextIOBase,
+        title: str,
+        facts: Sequence[tuple[str, str]],
+        atom_columns: Sequence[str],
+    ) -> None:
+        self.file = file
+        self.atom_columns = atom_columns
+        name = html.escape(title)
+        file.write(
+            f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+            f"<title>{name}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<h1>{name}</h1>\n"
+        )
+        file.write(_table(facts))
+        file.write('<div class="molecules">\n')
+
+    def add(self, card: Card) -> None:
+        """Adds one molecule.
+
+        Args:
+            card: What to show of it.
+        """
+        write = self.file.write
+        write(f'<div class="molecule">\n<h2>{html.escape(card.title)}</h2>\n')
+        write(f"<p><code>{html.escape(card.smiles)}</code></p>\n")
+        if card.problem:
+            write(f'<p class="bad">{html.escape(card.problem)}</p>\n')
+        # Without the prologue of a file, which has no place within a page.
+        write(card.picture[max(0, card.picture.find("<svg")) :])
+        write(_table(card.predictions))
+        if card.atoms:
+            write("<details><summary>atoms</summary>\n")
+            write(_table(card.atoms, self.atom_columns))
+            write("</details>\n")
+        write("</div>\n")
+
+    def finish(self) -> None:
+        """Writes the end of the page."""
+        self.file.write("</div>\n</body>\n</html>\n")
+
+
+def _table(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> str:
+    if not rows:
+        return ""
+    head = "".join(f"<th>{html.escape(cell)}</th>" for cell in header)
+    lines = [f"<tr>{head}</tr>"] if head else []
+    for row in rows:
+        cells = "".join(f"<td>{html.escape(cell)}</td>" for cell in row)
+        lines.append(f"<tr>{cells}</tr>")
+    return "<table>\n" + "\n".join(lines) + "\n</table>\n"
+
+
+REPORT, ATOMS, PAIRS = "report.html", "atoms.csv", "pairs.csv"
+
+_METHODS = ("leave_one_out", "gradient")
+_ATOM_COLUMNS = ("atom", "element", "leave_one_out", "gradient")
+_PAIR_COLUMNS = ("first", "second", "bonds", "gradient")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = OneLineArguments(
+        "pyg-dynbatch explain",
+        "Say which atoms and pairs of atoms predictions rest on: pictures, tables, and one page "
+        "with all of it. Numbers are in the units of the property, log-odds for classes.",
+    )
+    add = parser.add_argument
+    add("--checkpoint", nargs="+", required=True, metavar="CKPT", help="several are averaged")
+    add_input(parser, required=False)
+    add("--smiles", nargs="+", metavar="SMILES", help="molecules, instead of --input")
+    add("--output", required=True, metavar="FOLDER", help="where pictures, tables and page go")
+    add("--task", metavar="NAME", help="the property (default: the first)")
+    add("--label", type=int, default=1, help="the class, of several (default: 1)")
+    add("--method", choices=_METHODS, default=_METHODS[0], help="what colours the atoms")
+    add("--pairs", type=int, default=5, metavar="N", help="strongest pairs to draw (default: 5)")
+    add("--picture", choices=("svg", "png"), default="svg", help="kind of the pictures")
+    add("--most", type=int, default=100, metavar="N", help="records to explain (default: 100)")
+    add("--max-atoms", type=int, metavar="N", help="larger molecules are bad (default: as trained)")
+    add("--device", default="cpu", help="cpu, cuda, ... (default: cpu)")
+    return parser
+
+
+def run_explain(argv: list[str]) -> int:
+    """Runs ``explain``.
+
+    Args:
+        argv: The options.
+
+    Returns:
+        The exit code, 0.
+
+    Raises:
+        FileNotFoundError: If a file is missing.
+        ValueError: If a checkpoint, the input or an option cannot be used, or no record is a
+            molecule.
+    """
+    parser = _parser()
+    options = parser.parse_args(argv)
+    if (options.input is None) == (options.smiles is None):
+        parser.error("the following arguments are required: --input or --smiles, not both")
+    if options.most < 1 or options.pairs < 0:
+        parser.error("expected 1 or more for --most and 0 or more for --pairs")
+    written = [Path(options.output, name) for name in ("", REPORT, ATOMS, PAIRS)]
+    refuse_overwriting("explain", written, [options.input, *options.checkpoint])
+    predictor = MoleculePredictor(options.checkpoint, options.device, max_atoms=options.max_atoms)
+    records = _given(options.smiles) if options.smiles else read_input(options)
+    writer = _Writer(predictor, options)
+    explained, bad = writer.run(islice(records, options.most))
+    left = next(iter(records), None)
+    if not explained:
+        raise ValueError(
+            mismatch(
+                "explain: no record is a molecule",
+                expected="one molecule or more",
+                got=f"{len(bad):,} bad records, the first {bad[0]}" if bad else "no records",
+                where=options.input or "--smiles",
+            )
+        )
+    print(f"explained {explained:,} molecules, {len(bad):,} bad records")
+    if left is not None:
+        print(f"stopped after {options.most:,} records; --most N explains more")
+    for what, name in (("report", REPORT), ("atoms", ATOMS), ("pairs", PAIRS)):
+        print(f"{f'{what}:':<9} {Path(options.output) / name}")
+    return 0
+
+
+def _given(texts: list[str]) -> Iterator[RawMolecule]:
+    for number, text in enumerate(texts):
+        yield RawMolecule(number, f"--smiles {number + 1}", smiles=text)
+
+
+class _Writer:
+    """Explains records one by one and writes what is found."""
+
+    def __init__(self, predictor: MoleculePredictor, options: argparse.Namespace) -> None:
+        self.predictor = predictor
+        self.options = options
+        self.featurizer = predictor.featurizer
+        self.folder = Path(options.output)
+        self.task = options.task or predictor.schema.task_names[0]
+        self.bad: list[str] = []
+        self.explained = 0
+
+    def run(self, records: Iterable[RawMolecule]) -> tuple[int, list[str]]:
+        """Explains all records.
+
+        Args:
+            records: The records.
+
+        Returns:
+            How many were explained, and what was wrong with the others.
+        """
+        prepared = map(self._prepared, records)
+        leading = []
+        for item in prepared:
+            leading.append(item)
+            if not isinstance(item[1], MoleculeError):
+                break
+        else:  # nothing to write
+            return 0, [f"{record.where}: {error.reason}" for record, error in leading]
+        with ExitStack() as stack:
+            opened = {
+                name: stack.enter_context(
+                    whole_file(self.folder / name, newline="", encoding="utf-8")
+                )
+                for name in (REPORT, ATOMS, PAIRS)
+            }
+            atoms, pairs = csv.writer(opened[ATOMS]), csv.writer(opened[PAIRS])
+            atoms.writerow(["row", *_ATOM_COLUMNS])
+            pairs.writerow(["row", *_PAIR_COLUMNS])
+            report = HtmlReport(opened[REPORT], self.task, self._facts(), _ATOM_COLUMNS)
+            for record, given in chain(leading, prepared):
+                report.add(self._one(record, given, atoms, pairs))
+            report.finish()
+        return self.explained, self.bad
+
+    def _facts(self) -> list[tuple[str, str]]:
+        schema = self.predictor.schema
+        unit = "log-odds" if schema.kind != "regression" else "units of the property"
+        colour = "the prediction loses without the atom"
+        if self.options.method == "gradient":
+            colour = "the gradient times the features of the atom gives"
+        return [
+            ("checkpoints", ", ".join(map(str, self.options.checkpoint))),
+            ("colour of an atom", f"what {colour}, in {unit}"),
+            ("lines", "gradient times features of the strongest pairs of atoms"),
+        ]
+
+    def _prepared(self, record: RawMolecule) -> tuple[RawMolecule, Any]:
+        """Gives the record with its molecule, for pictures and for the model, or what is wrong."""
+        try:
+            given = parse_mol_block(record.block or "") if record.smiles is None else record.smiles
+            return record, (self.featurizer.prepare(given), self.featurizer(given))
+        except MoleculeError as error:
+            return record, error
+
+    def _one(self, record: RawMolecule, given: Any, atoms: Any, pairs: Any) -> Card:
+        title = record.name or f"row {record.row}"
+        if isinstance(given, MoleculeError):
+            self.bad.append(f"{record.where}: {given.reason}")
+            return Card(title, record.smiles or "", problem=given.reason)
+        mol, molecule = given
+        found = explain(self.predictor, molecule, self.task, self.options.label)
+        labels = atom_labels(mol)
+        rows = [
+            (str(atom), element, f"{found.leave_one_out[i]:.6g}", f"{found.gradient[i]:.6g}")
+            for i, (atom, element) in enumerate(labels)
+        ]
+        atoms.writerows([record.row, *row] for row in rows)
+        ends = found.pair_index.T.tolist()
+        bonds = found.pair_bonds.tolist()
+        for (first, second), far, value in zip(ends, bonds, found.pair_gradient, strict=True):
+            places = [labels[first][0], labels[second][0]]
+            pairs.writerow([record.row, *places, far, f"{value:.6g}"])
+        self.explained += 1
+        picture = self._draw(record, mol, found)
+        return Card(title, record.smiles or "", picture, self._predictions(molecule), rows)
+
+    def _draw(self, record: RawMolecule, mol: Any, found: Explanation) -> str:
+        values = found.gradient if self.options.method == "gradient" else found.leave_one_out
+        shown = found.strongest_pairs(self.options.pairs)
+        of = "" if self.predictor.schema.kind == "regression" else "log-odds of "
+        caption = f"{of}{self.task}: {found.value:.4g}"
+        for kind in {"svg", self.options.picture}:
+            content = draw_attributions(mol, values, shown, caption=caption, format=kind)
+            if kind == self.options.picture:
+                write_picture(self.folder / f"row_{record.row:06d}.{kind}", content)
+            if kind == "svg":
+                page = content.decode()
+        return page
+
+    def _predictions(self, molecule: Any) -> list[tuple[str, str]]:
+        found = self.predictor.predict([molecule])
+        values = torch.from_numpy(found.values)
+        deviation = None if found.deviation is None else torch.from_numpy(found.deviation)
+        named = named_columns(values, deviation, self.predictor.schema)
+        return [(name, f"{np.asarray(column[0]).item():.4g}") for name, column in named]

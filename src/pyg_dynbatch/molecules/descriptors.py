@@ -1,0 +1,189 @@
+"""Describe a whole molecule by one row of numbers, such as RDKit's: the hook for a user's own."""
+
+import warnings
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from functools import cache
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32
+
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.molecules.features import FeaturePart
+from pyg_dynbatch.molecules.rdkit_access import Mol, rdkit_module
+
+# What RDKit throws where a descriptor is undefined: the maximum of nothing or the logarithm of 0
+# (ValueError, to which numpy's LinAlgError belongs), a division by zero or a number too large for
+# a double (ArithmeticError), a broken precondition in its C++ (RuntimeError). Anything else, such
+# as a TypeError, is a fault of a program and is passed on.
+_UNDEFINED = (ValueError, ArithmeticError, RuntimeError)
+
+# Extremes over atoms, which RDKit takes in the order of the atoms: with a charge that is NaN, as
+# at most metals, the result depends on that order.
+_CHARGES = {"MaxPartialCharge", "MinPartialCharge", "MaxAbsPartialCharge", "MinAbsPartialCharge"}
+
+
+class MoleculeDescriptors(FeaturePart):
+    """Gives a whole molecule one row of numbers; subclass it for descriptors of your own.
+
+    They stand beside what a network learns to read out of atoms and pairs. A subclass lives at
+    the top level of an importable module, so that a checkpoint can name it.
+
+    Args:
+        names: Name of every descriptor.
+        options: The arguments of the subclass, plain values by name; they go into the spec.
+
+    Raises:
+        ValueError: If there is no name, one appears twice, or an option is no plain value.
+
+    Example:
+        >>> class Carbons(MoleculeDescriptors):
+        ...     def __init__(self) -> None:
+        ...         super().__init__(["carbons"])
+        ...
+        ...     def row(self, mol):
+        ...         count = sum(atom.GetAtomicNum() == 6 for atom in mol.GetAtoms())
+        ...         return np.array([count], dtype=np.float32)
+        >>> from rdkit import Chem
+        >>> Carbons().row(Chem.MolFromSmiles("CCO")).tolist()
+        [2.0]
+    """
+
+    def __init__(self, names: Sequence[str], options: Mapping[str, object] | None = None) -> None:
+        super().__init__(options)
+        self.names = tuple(names)
+        if not self.names or len(set(self.names)) != len(self.names):
+            repeated = [name for name in self.names if self.names.count(name) > 1]
+            raise ValueError(
+                mismatch(
+                    f"{type(self).__name__}: the names of the descriptors cannot be used",
+                    expected="one name or more, all different",
+                    got=f"{repeated[0]!r} twice" if repeated else "none",
+                )
+            )
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """Names of the descriptors."""
+        return {"names": list(self.names)}
+
+    @abstractmethod
+    def row(self, mol: Mol) -> Float32[np.ndarray, " descriptor"]:
+        """Gives the descriptors of a molecule.
+
+        Args:
+            mol: A sanitised ``rdkit.Chem.Mol``, a copy made for this call; may have no atoms.
+
+        Returns:
+            One number a name, NaN where it is undefined.
+        """
+
+
+class RDKitDescriptors(MoleculeDescriptors):
+    """Gives the descriptors of ``rdkit.Chem.Descriptors``: weights, counts, surfaces, indices.
+
+    A descriptor is NaN where RDKit raises (``ValueError``, ``ZeroDivisionError``,
+    ``OverflowError`` and, from its C++, ``RuntimeError``), where it is infinite or too large for
+    float32, and, if it is an extreme of partial charges, where one of them is undefined. The row
+    of a molecule without atoms is all NaN. Warnings and log messages of RDKit are suppressed.
+
+    ``Ipc`` and ``AvgIpc`` are left out unless named: their value depends on the order of the
+    atoms, hence on how a SMILES is written, and their time grows as a high power of the number
+    of atoms.
+
+    Args:
+        names: Which descriptors, in this order; by default all of this RDKit but ``Ipc`` and
+            ``AvgIpc``.
+
+    Raises:
+        ImportError: If RDKit is not installed.
+        ValueError: If there is no such descriptor, or one is named twice.
+
+    Example:
+        >>> from rdkit import Chem
+        >>> some = RDKitDescriptors(["HeavyAtomCount", "NumHDonors"])
+        >>> some.row(Chem.MolFromSmiles("CCO")).tolist()
+        [3.0, 1.0]
+    """
+
+    def __init__(self, names: Sequence[str] | None = None) -> None:
+        known = _functions()
+        # Written out, so that the spec means the same to an RDKit that has more of them.
+        stable = [name for name in known if name not in ("Ipc", "AvgIpc")]
+        chosen = stable if names is None else list(names)
+        for name in chosen:
+            if name not in known:
+                raise ValueError(_unknown(name, known))
+        super().__init__(chosen, {"names": chosen})
+
+    def row(self, mol: Mol) -> Float32[np.ndarray, " descriptor"]:
+        """Gives the descriptors of a molecule.
+
+        Args:
+            mol: A sanitised ``rdkit.Chem.Mol``; may get computed properties.
+
+        Returns:
+            One number a name, NaN where it is undefined.
+        """
+        found = np.full(len(self.names), np.nan)
+        if not mol.GetNumAtoms():
+            return found.astype(np.float32)
+        known = _functions()
+        with rdkit_module("rdBase").BlockLogs(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for place, name in enumerate(self.names):
+                found[place] = _value(known[name], mol)
+        if not _CHARGES.isdisjoint(self.names) and _has_undefined_charge(mol):
+            found[np.isin(self.names, list(_CHARGES))] = np.nan
+        return finite_or_nan(found)
+
+
+def finite_or_nan(values: np.ndarray) -> Float32[np.ndarray, " descriptor"]:
+    """Turns numbers into float32, and those that it cannot hold into NaN.
+
+    Args:
+        values: The numbers.
+
+    Returns:
+        A new array.
+
+    Example:
+        >>> finite_or_nan(np.array([1.0, 1e39, -np.inf])).tolist()
+        [1.0, nan, nan]
+    """
+    with np.errstate(over="ignore"):
+        single = values.astype(np.float32)
+    single[~np.isfinite(single)] = np.nan
+    return single
+
+
+@cache
+def _functions() -> dict[str, Callable[[Mol], float]]:
+    # Held here and not by the parts, for some of the functions cannot be sent to a process.
+    return dict(rdkit_module("Chem.Descriptors").descList)
+
+
+def _value(function: Callable[[Mol], float], mol: Mol) -> float:
+    try:
+        return float(function(mol))
+    except _UNDEFINED:
+        return float("nan")
+
+
+def _has_undefined_charge(mol: Mol) -> bool:
+    name = "_GasteigerCharge"
+    atoms = [atom for atom in mol.GetAtoms() if atom.HasProp(name)]
+    return any(np.isnan(atom.GetDoubleProp(name)) for atom in atoms)
+
+
+def _unknown(name: object, known: Mapping[str, object]) -> str:
+    lower = {one.lower(): one for one in known}
+    near = [lower[one] for one in get_close_matches(str(name).lower(), lower, 5, 0.5)]
+    return mismatch(
+        "RDKitDescriptors: there is no such descriptor",
+        expected=f"names out of the {len(known)} of rdkit.Chem.Descriptors.descList",
+        got=repr(name),
+        mend=f"one like {', '.join(near)}" if near else "RDKitDescriptors().names lists them",
+    )

@@ -1,0 +1,245 @@
+"""Draw a molecule with numbers on its atoms and atom pairs, as SVG or PNG, with a scale."""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Float
+
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.files import write_atomically
+from pyg_dynbatch.molecules.rdkit_access import INPUT_ATOM, Mol, chem, rdkit_module
+
+LOW, MIDDLE, HIGH = (0.13, 0.40, 0.67), (1.0, 1.0, 1.0), (0.70, 0.35, 0.02)
+"""Ends and middle of the scale: blue and brown, which all kinds of colour vision tell apart."""
+
+_LEGEND, _LINE = 32, 15
+_STEPS = 40
+_BOND = 2  # RDKit's own width of a line
+_CAPTION = 60  # characters of a line
+_MIDDLE = 0  # RDKit's word for centred; without it a string is broken like the label of an atom
+_FORMATS = ("svg", "png")
+_FAINT = 0.05  # share of the scale below which a line would only hide the bond under it
+
+
+def scale_colour(share: float) -> tuple[float, float, float]:
+    """Gives the colour of a number on the scale from -1 (blue) over 0 (white) to 1 (brown).
+
+    Args:
+        share: The number; beyond the ends it gets the colour of the end.
+
+    Returns:
+        Red, green and blue from 0 to 1.
+
+    Example:
+        >>> scale_colour(0.0), scale_colour(-7.0)
+        ((1.0, 1.0, 1.0), (0.13, 0.4, 0.67))
+    """
+    part = min(1.0, max(-1.0, share))
+    end = HIGH if part > 0 else LOW
+    mixed = [m + (e - m) * abs(part) for m, e in zip(MIDDLE, end, strict=True)]
+    return (mixed[0], mixed[1], mixed[2])
+
+
+def largest_size(*values: Sequence[float | int] | Float[np.ndarray, " number"]) -> float:
+    """Finds the end of a scale on which all numbers have a place.
+
+    Args:
+        *values: Numbers.
+
+    Returns:
+        The largest absolute value, 1 if there is none but zero.
+
+    Example:
+        >>> largest_size([0.5, -2.0], [1.0])
+        2.0
+    """
+    sizes = [float(np.abs(np.asarray(part)).max()) for part in values if len(part)]
+    return max([size for size in sizes if size > 0], default=1.0)
+
+
+def draw_attributions(
+    mol: Mol,
+    atom_values: Sequence[float | int] | Float[np.ndarray, " atom"],
+    pair_values: Mapping[tuple[int, int], float | int] | None = None,
+    *,
+    limit: float | None = None,
+    caption: str = "",
+    format: Literal["svg", "png"] = "svg",
+    size: tuple[int, int] = (420, 340),
+) -> bytes:
+    """Draws a molecule whose atoms are coloured by a number, and lines between atom pairs.
+
+    Discs around the atoms and lines between the atoms of a pair are blue for negative and brown
+    for positive numbers; lines are the wider, the larger the number, and lie under the bonds. A
+    bar below says which number a colour stands for. Atoms have their number in the input.
+
+    Args:
+        mol: The molecule, which is not changed.
+        atom_values: One number an atom.
+        pair_values: Numbers of pairs of atoms, bonded or not; the pairs to show, no others. A
+            line that would be nearly white is left out.
+        limit: Number at the ends of the scale; left out, the largest of all numbers.
+        caption: Written below the scale.
+        format: ``svg`` or ``png``.
+        size: Width and height in pixels, without the scale.
+
+    Returns:
+        The content of the file.
+
+    Raises:
+        ValueError: If the numbers do not fit the atoms, or the format is unknown.
+        ImportError: If RDKit is not installed.
+
+    Example:
+        >>> from rdkit import Chem
+        >>> picture = draw_attributions(Chem.MolFromSmiles("CO"), [0.1, -0.4], {(0, 1): 0.2})
+        >>> picture[:5]
+        b'<?xml'
+    """
+    values = np.asarray(atom_values, dtype=float)
+    _check(mol, values, format)
+    pairs = dict(pair_values or {})
+    end = limit if limit is not None else largest_size(values, list(pairs.values()))
+    draw2d = rdkit_module("Chem.Draw.rdMolDraw2D")
+    width, height = size
+    lines = textwrap.wrap(caption, _CAPTION)
+    # The molecule gets a panel of its own, so that the scale below it stays free.
+    sizes = (width, height + _LEGEND + _LINE * len(lines), width, height)
+    drawn = _prepared(mol, draw2d)
+    atoms = list(range(drawn.GetNumAtoms()))
+    highlights = {
+        "highlightAtoms": atoms,
+        "highlightAtomColors": {atom: scale_colour(values[atom] / end) for atom in atoms},
+        "highlightBonds": [],
+        "highlightAtomRadii": dict.fromkeys(atoms, 0.3),
+    }
+    # Only a molecule that is drawn says where its atoms are, and the lines have to lie under it.
+    trial, drawer = (_drawer(draw2d, format, sizes) for _ in range(2))
+    trial.DrawMolecule(drawn, **highlights)
+    drawer.ClearDrawing()
+    _draw_pairs(drawer, pairs, [trial.GetDrawCoords(atom) for atom in atoms], end)
+    drawer.drawOptions().clearBackground = False
+    drawer.DrawMolecule(drawn, **highlights)
+    _draw_scale(drawer, end, lines, width, height)
+    drawer.FinishDrawing()
+    content = drawer.GetDrawingText()
+    return content.encode() if isinstance(content, str) else content
+
+
+def atom_labels(mol: Mol) -> list[tuple[int, str]]:
+    """Tells for every atom its number in the input and its element.
+
+    Args:
+        mol: A molecule that ``MoleculeFeaturizer.prepare`` gave.
+
+    Returns:
+        One number and one element an atom; hydrogens that were added have -1 where the other
+        atoms have not the numbers of the input.
+
+    Example:
+        >>> from pyg_dynbatch.data import MoleculeFeaturizer
+        >>> atom_labels(MoleculeFeaturizer(fragments="largest").prepare("[Na+].CO"))
+        [(1, 'C'), (2, 'O')]
+    """
+    atoms = list(mol.GetAtoms())
+    whole = not any(atom.HasProp(INPUT_ATOM) for atom in atoms)
+    labels = []
+    for atom in atoms:
+        known = atom.GetIntProp(INPUT_ATOM) if atom.HasProp(INPUT_ATOM) else -1
+        labels.append((int(atom.GetIdx() if whole else known), str(atom.GetSymbol())))
+    return labels
+
+
+def write_picture(path: str | Path, content: bytes) -> Path:
+    """Writes a picture, whole or not at all.
+
+    Args:
+        path: The file; its folder is made.
+        content: What :func:`draw_attributions` gave.
+
+    Returns:
+        The path.
+    """
+    return write_atomically(path, lambda file: file.write_bytes(content))
+
+
+def _check(mol: Mol, values: np.ndarray, format: str) -> None:
+    if format not in _FORMATS:
+        raise ValueError(
+            mismatch(
+                "draw_attributions: unknown format", expected=" or ".join(_FORMATS), got=format
+            )
+        )
+    if values.shape != (mol.GetNumAtoms(),):
+        raise ValueError(
+            mismatch(
+                "draw_attributions: the numbers do not fit the atoms",
+                expected=f"{mol.GetNumAtoms()} numbers, one an atom",
+                got=list(values.shape),
+            )
+        )
+
+
+def _prepared(mol: Mol, draw2d: Any) -> Mol:
+    copied = chem().Mol(mol)
+    for atom, (number, _) in zip(copied.GetAtoms(), atom_labels(mol), strict=True):
+        if number >= 0:
+            atom.SetProp("atomNote", str(number))
+    rdkit_module("Chem.rdDepictor").Compute2DCoords(copied)
+    try:
+        return draw2d.PrepareMolForDrawing(copied, kekulize=True, addChiralHs=False)
+    except (ValueError, RuntimeError):
+        # Some aromatic systems have no Kekulé form; their rings are drawn dashed.
+        return draw2d.PrepareMolForDrawing(copied, kekulize=False, addChiralHs=False)
+
+
+def _drawer(draw2d: Any, format: str, sizes: tuple[int, int, int, int]) -> Any:
+    drawer = (draw2d.MolDraw2DSVG if format == "svg" else draw2d.MolDraw2DCairo)(*sizes)
+    options = drawer.drawOptions()
+    options.useBWAtomPalette()
+    options.padding = 0.1
+    options.fillHighlights = True
+    options.circleAtoms = True
+    options.annotationFontScale = 0.6
+    return drawer
+
+
+def _draw_pairs(
+    drawer: Any, pairs: Mapping[tuple[int, int], float], places: Sequence[Any], end: float
+) -> None:
+    # The weakest first, so that the strongest lie on top.
+    for (first, second), value in sorted(pairs.items(), key=lambda item: abs(item[1])):
+        share = value / end
+        if abs(share) < _FAINT:
+            continue
+        drawer.SetColour(scale_colour(share))
+        drawer.SetLineWidth(4 + round(8 * min(1.0, abs(share))))
+        drawer.DrawLine(places[first], places[second], rawCoords=True)
+    drawer.SetLineWidth(_BOND)
+
+
+def _draw_scale(drawer: Any, end: float, lines: Sequence[str], width: int, height: int) -> None:
+    point = rdkit_module("Geometry").Point2D
+    left, right = width * 0.2, width * 0.8
+    top, bottom = height + 4.0, height + 14.0
+    step = (right - left) / _STEPS
+    drawer.SetFillPolys(True)
+    drawer.SetLineWidth(1)
+    for number in range(_STEPS):
+        drawer.SetColour(scale_colour(2 * (number + 0.5) / _STEPS - 1))
+        start = left + number * step
+        drawer.DrawRect(point(start, top), point(start + step, bottom), rawCoords=True)
+    drawer.SetFillPolys(False)
+    drawer.SetColour((0.3, 0.3, 0.3))
+    drawer.DrawRect(point(left, top), point(right, bottom), rawCoords=True)
+    drawer.SetColour((0.0, 0.0, 0.0))
+    drawer.SetFontSize(11)
+    middle = (left + right) / 2
+    labels = ((left, f"{-end:.3g}"), (middle, "0"), (right, f"{end:+.3g}"))
+    for place, text in labels:
+        drawer.DrawString(text, point(place, height + 23.0), _MIDDLE, rawCoords=True)
+    for number, line in enumerate(lines):
+        drawer.DrawString(line, point(middle, height + 38.0 + _LINE * number), _MIDDLE, True)

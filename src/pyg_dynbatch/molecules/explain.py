@@ -1,0 +1,230 @@
+"""Say which atoms and which pairs of atoms a prediction rests on."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.molecules.data import MoleculeData
+from pyg_dynbatch.molecules.predict import MoleculePredictor
+from pyg_dynbatch.molecules.task import MoleculeProperty
+from pyg_dynbatch.nn.weave import WeaveStack
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Holds what one prediction rests on, in the units of the property (log-odds for classes).
+
+    Args:
+        value: What is explained: the predicted value, or the log-odds.
+        gradient: For each atom the gradient times its features.
+        leave_one_out: For each atom what the prediction loses without it.
+        pair_index: The pairs that the model sees, without those of an atom with itself.
+        pair_gradient: For each pair the gradient times its features.
+        pair_bonds: For each pair the bonds between its atoms; 8 for more than 7, -1 for none.
+    """
+
+    value: float
+    gradient: Float[np.ndarray, " atom"]
+    leave_one_out: Float[np.ndarray, " atom"]
+    pair_index: Int[np.ndarray, "two pair"]
+    pair_gradient: Float[np.ndarray, " pair"]
+    pair_bonds: Int[np.ndarray, " pair"]
+
+    def strongest_pairs(self, count: int) -> dict[tuple[int, int], float]:
+        """Picks the pairs with the largest numbers.
+
+        Args:
+            count: How many.
+
+        Returns:
+            Their numbers by the two atoms.
+        """
+        order = np.argsort(-np.abs(self.pair_gradient), kind="stable")[:count]
+        ends = self.pair_index[:, order].T.tolist()
+        values = self.pair_gradient[order].tolist()
+        return {(first, second): value for (first, second), value in zip(ends, values, strict=True)}
+
+
+def explain(
+    predictor: MoleculePredictor, molecule: MoleculeData, task: str | None = None, label: int = 1
+) -> Explanation:
+    r"""Explains one prediction; the mean over the checkpoints, if there are several.
+
+    - gradient times input: :math:`\sum_k x_{ik} \, \partial f / \partial x_{ik}` for every atom,
+      and the same for every pair of atoms;
+    - leave one out: :math:`f(\text{all}) - f(\text{without } i)`, the pairs of the other atoms
+      as they were. All molecules that lack an atom run together, in batches of bounded size.
+
+    Descriptors of the whole molecule, if the checkpoints read some, are not explained: they stay
+    those of the whole molecule in both, so that the numbers say what atoms and pairs add to them.
+
+    Args:
+        predictor: Who predicts.
+        molecule: The molecule, described by the featurizer of the checkpoints.
+        task: Name of the property; left out, the first.
+        label: Class that is explained, of a multiclass property.
+
+    Returns:
+        The explanation.
+
+    Raises:
+        ValueError: If there is no such property or class.
+
+    Reference:
+        Gradient times input: Shrikumar et al. (2017), arXiv:1605.01713.
+
+    Example:
+        >>> from pyg_dynbatch.data import MoleculeFeaturizer
+        >>> from pyg_dynbatch.tasks import MoleculeProperty, MoleculeSchema
+        >>> made = MoleculeFeaturizer()
+        >>> schema = MoleculeSchema(made.spec, len(made.atom_names), made.pair_table, ("logS",))
+        >>> task = MoleculeProperty(schema.as_dict(), hidden=4, atom_out=4, readout="sum", head=[])
+        >>> found = explain(MoleculePredictor([task]), made("CCO"))
+        >>> len(found.leave_one_out), found.pair_index.tolist()
+        (3, [[0, 0, 1], [1, 2, 2]])
+    """
+    output = _output_of(predictor, task, label)
+    lacking = [without_atom(molecule, atom) for atom in range(int(molecule.num_nodes))]
+    parts = [_gradients(predictor, member, molecule, output) for member in predictor.tasks]
+    value = float(np.mean([part[0] for part in parts]))
+    rest = _values(predictor, lacking, output)
+    batch = predictor.collater([molecule])
+    proper = ~batch.pairs.is_self
+    ends = torch.stack([batch.pairs.first, batch.pairs.second])[:, proper]
+    bonds = predictor.schema.pair_table.distance[batch.pairs.code.long()][proper]
+    return Explanation(
+        value,
+        np.mean([part[1] for part in parts], axis=0),
+        value - rest,
+        ends.numpy(),
+        np.mean([part[2] for part in parts], axis=0)[proper.numpy()],
+        bonds.numpy(),
+    )
+
+
+def without_atom(molecule: MoleculeData, atom: int) -> MoleculeData:
+    """Takes an atom out of a molecule; other atoms, their pairs and descriptors stay as they are.
+
+    Args:
+        molecule: The molecule.
+        atom: Number of the atom.
+
+    Returns:
+        A molecule with one atom less.
+
+    Example:
+        >>> code = torch.tensor([0, 1, 2, 0, 1, 0], dtype=torch.uint8)
+        >>> without_atom(MoleculeData(torch.eye(3), code), 1).pair_code.tolist()
+        [0, 2, 0]
+    """
+    count = int(molecule.num_nodes)
+    first, second = torch.triu_indices(count, count)
+    kept = torch.arange(count) != atom
+    return MoleculeData(
+        molecule.x[kept],
+        molecule.pair_code[(first != atom) & (second != atom)],
+        descriptor=molecule.get("descriptor"),
+    )
+
+
+def _output_of(predictor: MoleculePredictor, task: str | None, label: int) -> int:
+    schema = predictor.schema
+    name = schema.task_names[0] if task is None else task
+    if name not in schema.task_names:
+        raise ValueError(
+            mismatch(
+                "explain: the checkpoint does not predict this property",
+                expected=", ".join(schema.task_names),
+                got=name,
+            )
+        )
+    number = schema.task_names.index(name)
+    if schema.kind != "multiclass":
+        return number
+    if not 0 <= label < schema.num_classes:
+        raise ValueError(
+            mismatch(
+                "explain: there is no such class",
+                expected=f"0 to {schema.num_classes - 1}",
+                got=label,
+            )
+        )
+    return number * schema.num_classes + label
+
+
+def _explained(task: MoleculeProperty, batch: Any, output: int) -> Float[Tensor, " molecule"]:
+    raw, schema = task(batch), task.schema
+    if schema.kind != "multiclass":
+        return task.scale.restored(raw)[:, output]
+    # A logit alone means nothing: the same number added to those of all classes changes no chance.
+    number, label = divmod(output, schema.num_classes)
+    logits = raw.unflatten(1, (schema.num_tasks, -1))[:, number]
+    others = torch.cat([logits[:, :label], logits[:, label + 1 :]], 1)
+    return logits[:, label] - others.logsumexp(1)
+
+
+@torch.no_grad()
+def _values(
+    predictor: MoleculePredictor, molecules: Sequence[MoleculeData], output: int
+) -> Float[np.ndarray, " molecule"]:
+    found = [np.zeros(0)]
+    for chosen in predictor.batches(molecules):
+        batch = predictor.collater(chosen).to(predictor.device)
+        each = torch.stack([_explained(task, batch, output) for task in predictor.tasks])
+        found.append(each.mean(0).double().cpu().numpy())
+    return np.concatenate(found)
+
+
+def _gradients(
+    predictor: MoleculePredictor, task: MoleculeProperty, molecule: MoleculeData, output: int
+) -> tuple[float, np.ndarray, np.ndarray]:
+    batch = predictor.collater([molecule]).to(predictor.device)
+    batch.x = batch.x.detach().requires_grad_()
+    with pair_rows(task) as rows, torch.enable_grad():
+        value = _explained(task, batch, output).sum()
+        (pair,) = rows or [batch.x.new_zeros(0, 1, requires_grad=True)]
+        grads = torch.autograd.grad(value, [batch.x, pair], allow_unused=True)
+    products = [
+        torch.zeros(len(given)) if grad is None else (grad * given).sum(1).detach().cpu()
+        for grad, given in zip(grads, (batch.x, pair), strict=True)
+    ]
+    return float(value.detach()), *(part.double().numpy() for part in products)
+
+
+@contextmanager
+def pair_rows(task: MoleculeProperty) -> Iterator[list[Tensor]]:
+    """Gives every pair a feature row of its own for a while, so that it has its own gradient.
+
+    Within a network pairs of one code share a row of the table. Inside this block the weave
+    modules run on one row a pair instead; the outputs are the same.
+
+    Args:
+        task: The model.
+
+    Yields:
+        A list that holds the rows after the model has run.
+    """
+    rows: list[Tensor] = []
+
+    def run_on_rows(stack: Any, given: tuple[Any, ...], _: Tensor) -> Tensor:
+        x, table, pairs = given
+        pair: Tensor = table.detach()[pairs.code.long()].requires_grad_()
+        rows.append(pair)
+        for conv in stack.convs:
+            x, pair = conv(x, pair, pairs)
+        return x
+
+    stacks = [module for module in task.network.modules() if isinstance(module, WeaveStack)]
+    hooks = [stack.register_forward_hook(run_on_rows) for stack in stacks]
+    try:
+        yield rows
+    finally:
+        for hook in hooks:
+            hook.remove()

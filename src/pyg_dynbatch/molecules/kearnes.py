@@ -1,0 +1,426 @@
+"""Describe pairs of atoms as Kearnes and others (2016) do; and their double bonds' stereo."""
+
+import math
+from functools import cache, lru_cache
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float32, UInt8
+
+from pyg_dynbatch.molecules.features import AtomFeatures, PairFeatures, RowTable
+from pyg_dynbatch.molecules.pair_table import DISCONNECTED, FAR, PairTable
+from pyg_dynbatch.molecules.rdkit_access import (
+    Mol,
+    MoleculeError,
+    atoms_of,
+    bonds_of,
+    chem,
+    rdkit_data_folder,
+    rdkit_module,
+)
+
+ELEMENTS = ("H", "C", "N", "O", "F", "P", "S", "Cl", "Br", "I")
+_ELEMENT_COLUMN = MappingProxyType(
+    {1: 0, 6: 1, 7: 2, 8: 3, 9: 4, 15: 5, 16: 6, 17: 7, 35: 8, 53: 9}
+)
+_METAL_COLUMN = 10
+# Dummy atoms (0), noble gases and the metalloids B, Si, Ge, As, Sb, Te are no metals either.
+_NO_METALS = frozenset(
+    (0, 1, 2, 5, 6, 7, 8, 9, 10, 14, 15, 16, 17, 18, 32, 33, 34, 35, 36, 51, 52, 53, 54, 85, 86)
+    + (117, 118)
+)
+RING_SIZES = (3, 4, 5, 6, 7, 8)
+# Labels take exponential time on a few symmetric cages; this many steps take about a second.
+_MOST_LABEL_STEPS = 1_250_000
+
+
+class KearnesAtoms(AtomFeatures):
+    """Describes atoms by the table of Kearnes: type, stereo, charges, rings, bonding.
+
+    ======= ========================= ===== ==================================================
+    columns feature                   kind  of RDKit
+    ======= ========================= ===== ==================================================
+    11      H C N O F P S Cl Br I,    bit   element; metalloids, noble gases and dummy atoms
+            metal                           have none of the bits
+    2       R, S                      bit   CIP label of `rdCIPLabeler`, r and s counted with
+                                            them: the same however the SMILES is written
+    1       formal charge             count
+    1       partial charge            real  Gasteiger; 0 where RDKit has no parameters
+    6       rings of 3 to 8 atoms     count number of symmetrised smallest rings with the atom
+    3       sp, sp2, sp3              bit   hybridisation; sp2d, sp3d, sp3d2, s: none of the bits
+    2       donor, acceptor           bit   the definitions of ``BaseFeatures.fdef``
+    1       aromatic                  bit
+    1       partial charge missing    bit   not of the paper: metals, hypervalent P, …
+    ======= ========================= ===== ==================================================
+
+    Args:
+        chirality: Whether there are columns for R and S.
+        missing_bit: Whether the last column is there.
+
+    Reference:
+        Kearnes, McCloskey, Berndl, Pande, Riley (2016), Molecular graph convolutions: moving
+        beyond fingerprints, arXiv:1603.00856, table 1. Differs: the missing bit.
+
+    Example:
+        >>> from rdkit import Chem
+        >>> atoms = KearnesAtoms(missing_bit=False)
+        >>> rows = atoms.rows(Chem.MolFromSmiles("C[C@H](N)O"))
+        >>> rows.shape, [name for name, x in zip(atoms.names, rows[1]) if x == 1]
+        ((4, 27), ['C', 'cip_R', 'sp3'])
+    """
+
+    def __init__(self, chirality: bool = True, missing_bit: bool = True) -> None:
+        self.chirality = chirality
+        self.missing_bit = missing_bit
+        names = [*ELEMENTS, "metal"]
+        kinds = ["bit"] * len(names)
+        if chirality:
+            names += ["cip_R", "cip_S"]
+            kinds += ["bit", "bit"]
+        self._charge = len(names)
+        names += ["formal_charge", "partial_charge", *(f"rings_of_{n}" for n in RING_SIZES)]
+        kinds += ["count", "real", *["count"] * len(RING_SIZES)]
+        self._hybridization = len(names)
+        names += ["sp", "sp2", "sp3", "donor", "acceptor", "aromatic"]
+        if missing_bit:
+            names.append("partial_charge_missing")
+        kinds += ["bit"] * (len(names) - len(kinds))
+        super().__init__(names, kinds, {"chirality": chirality, "missing_bit": missing_bit})
+        self._table = RowTable(len(names))
+
+    def rows(self, mol: Mol) -> Float32[np.ndarray, "atom feature"]:
+        """Gives the features of every atom.
+
+        Args:
+            mol: A sanitised ``rdkit.Chem.Mol``; gets Gasteiger charges as atom properties.
+
+        Returns:
+            One row an atom.
+
+        Raises:
+            MoleculeError: If no CIP labels are found in reasonable time.
+        """
+        atoms = atoms_of(mol)
+        keys = [
+            (a.GetAtomicNum(), a.GetFormalCharge(), a.GetHybridization(), a.GetIsAromatic())
+            for a in atoms
+        ]
+        rows = self._table.rows(keys, self._make_row)
+        if not atoms:
+            return rows
+        if self.chirality and any([a.GetChiralTag() for a in atoms]):
+            for column, places in enumerate(cip_labelled_atoms(mol), start=_METAL_COLUMN + 1):
+                rows[places, column] = 1
+        charges, missing = gasteiger_charges(mol, atoms)
+        rows[:, self._charge + 1] = charges
+        if self.missing_bit:
+            rows[:, -1] = missing
+        for ring in mol.GetRingInfo().AtomRings():
+            if len(ring) <= RING_SIZES[-1]:
+                rows[np.array(ring), self._charge + len(ring) - 1] += 1
+        donors, acceptors = donors_and_acceptors(mol)
+        if donors:
+            rows[np.array(donors), self._hybridization + 3] = 1
+        if acceptors:
+            rows[np.array(acceptors), self._hybridization + 4] = 1
+        return rows
+
+    def _make_row(self, key: tuple[int, int, Any, bool]) -> list[float]:
+        number, charge, hybridization, aromatic = key
+        row = [0.0] * len(self.names)
+        column = _ELEMENT_COLUMN.get(number)
+        if column is None and number not in _NO_METALS:
+            column = _METAL_COLUMN
+        if column is not None:
+            row[column] = 1.0
+        row[self._charge] = float(charge)
+        place = _hybridizations().get(hybridization)
+        if place is not None:
+            row[self._hybridization + place] = 1.0
+        row[self._hybridization + 5] = float(aromatic)
+        return row
+
+
+@cache
+def _hybridizations() -> dict[Any, int]:
+    # By name: the numbers behind the names have changed between versions of RDKit.
+    kind = chem().HybridizationType
+    return {kind.SP: 0, kind.SP2: 1, kind.SP3: 2}
+
+
+def cip_labelled_atoms(mol: Mol) -> tuple[list[int], list[int]]:
+    """Finds the stereo centres by the rules of Cahn, Ingold and Prelog.
+
+    The tags of RDKit (clockwise, counter-clockwise) depend on how the neighbours are numbered,
+    the labels do not. Pseudo-asymmetric centres (r, s) count with R and S: they tell cis from
+    trans in rings. The molecule itself gets no labels.
+
+    Args:
+        mol: A sanitised ``rdkit.Chem.Mol``.
+
+    Returns:
+        Numbers of the R atoms and of the S atoms.
+
+    Raises:
+        MoleculeError: If the labels are not found within a limit of steps.
+
+    Example:
+        >>> from rdkit import Chem
+        >>> cip_labelled_atoms(Chem.MolFromSmiles("C[C@H](N)O"))
+        ([1], [])
+        >>> cip_labelled_atoms(Chem.MolFromSmiles("N[C@@H](C)O"))
+        ([1], [])
+    """
+    labelled = chem().Mol(mol)
+    labeler = rdkit_module("Chem.rdCIPLabeler")
+    try:
+        labeler.AssignCIPLabels(labelled, maxRecursiveIterations=_MOST_LABEL_STEPS)
+    except RuntimeError as error:
+        raise MoleculeError(
+            f"its stereo labels are not found within {_MOST_LABEL_STEPS:,} steps; "
+            "chirality=False does without"
+        ) from error
+    found: dict[str, list[int]] = {"R": [], "S": []}
+    for atom in atoms_of(labelled):
+        if atom.HasProp("_CIPCode"):
+            found.get(atom.GetProp("_CIPCode").upper(), []).append(atom.GetIdx())
+    return found["R"], found["S"]
+
+
+def gasteiger_charges(
+    mol: Mol, atoms: list[Any]
+) -> tuple[Float32[np.ndarray, " atom"], Bool[np.ndarray, " atom"]]:
+    """Computes partial charges and says where there are none.
+
+    Without parameters for one of its atoms RDKit gives NaN or infinity, mostly to a whole
+    molecule. Such a value becomes 0 and its atom is marked.
+
+    Args:
+        mol: A sanitised ``rdkit.Chem.Mol``; gets the charges as properties of its atoms.
+        atoms: Its atoms.
+
+    Returns:
+        Charges in units of e, and where they are missing.
+
+    Example:
+        >>> from rdkit import Chem
+        >>> salt = Chem.MolFromSmiles("[Na+].[Cl-]")
+        >>> charges, missing = gasteiger_charges(salt, list(salt.GetAtoms()))
+        >>> bool(np.isfinite(charges).all())
+        True
+    """
+    rdkit_module("Chem.rdPartialCharges").ComputeGasteigerCharges(mol)
+    charges = [atom.GetDoubleProp("_GasteigerCharge") for atom in atoms]
+    missing = [not math.isfinite(charge) for charge in charges]
+    if any(missing):
+        charges = [0.0 if gone else charge for charge, gone in zip(charges, missing, strict=True)]
+    return np.array(charges, dtype=np.float32), np.array(missing, dtype=bool)
+
+
+@cache
+def _bonding_patterns() -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    # Building the factory takes milliseconds and asking it for features takes longer than all
+    # else; its own patterns, matched directly, find the same atoms in a third of the time.
+    path = str(rdkit_data_folder() / "BaseFeatures.fdef")
+    factory = rdkit_module("Chem.ChemicalFeatures").BuildFeatureFactory(path)
+    definitions = factory.GetFeatureDefs()
+    donors, acceptors = (
+        tuple(
+            chem().MolFromSmarts(smarts)
+            for name, smarts in definitions.items()
+            if name.partition(".")[0] == family
+        )
+        for family in ("Donor", "Acceptor")
+    )
+    return donors, acceptors
+
+
+def donors_and_acceptors(mol: Mol) -> tuple[list[int], list[int]]:
+    """Finds the atoms that give or take hydrogen bonds, as RDKit's ``BaseFeatures.fdef`` says.
+
+    Args:
+        mol: A sanitised ``rdkit.Chem.Mol``.
+
+    Returns:
+        Numbers of the donors and of the acceptors.
+
+    Example:
+        >>> from rdkit import Chem
+        >>> donors_and_acceptors(Chem.MolFromSmiles("CC(=O)NCO"))
+        ([3, 5], [2, 5])
+    """
+    donors, acceptors = (
+        sorted(
+            {
+                atom
+                for pattern in patterns
+                for match in mol.GetSubstructMatches(pattern, maxMatches=mol.GetNumAtoms())
+                for atom in match
+            }
+        )
+        for patterns in _bonding_patterns()
+    )
+    return donors, acceptors
+
+
+LONGEST = FAR - 1
+BONDS = ("single", "double", "triple", "aromatic")
+# Codes: 0 an atom with itself; 2k - 3 and 2k - 2 for a distance of k = 2, …, 8 bonds without and
+# with a common ring (8 means farther than 7); 15 two fragments; from 16 on the bonds.
+_DISCONNECTED_CODE = 15
+FIRST_BOND = 16
+NO_BOND = [
+    (0, False),
+    *((distance, ring) for distance in range(2, FAR + 1) for ring in (False, True)),
+    (DISCONNECTED, False),
+]
+"""Distance and common ring of the codes before the first bond."""
+
+
+class KearnesPairs(PairFeatures):
+    """Describes pairs by the table of Kearnes: bond, distance and ring; 12 numbers, 26 codes.
+
+    ======= ========================= ==== ==================================================
+    columns feature                   kind of RDKit
+    ======= ========================= ==== ==================================================
+    4       single, double, triple,   bit  bond between the two; a dative or other bond and no
+            aromatic                       bond have none of the bits
+    7       within 1, …, 7 bonds      bit  shortest path, as a thermometer: 3 bonds apart is
+                                           within 3, 4, … 7
+    1       same ring                 bit  some symmetrised smallest ring holds both
+    ======= ========================= ==== ==================================================
+
+    The pair of an atom with itself is all zeros, as are pairs of different fragments and pairs
+    more than 7 bonds apart without a common ring; their codes differ.
+
+    Reference:
+        Kearnes, McCloskey, Berndl, Pande, Riley (2016), Molecular graph convolutions: moving
+        beyond fingerprints, arXiv:1603.00856, table 2.
+
+    Example:
+        >>> from rdkit import Chem
+        >>> pairs = KearnesPairs()
+        >>> codes = pairs.codes(Chem.MolFromSmiles("C=CC"))
+        >>> pairs.table.features[int(codes[0, 2])].int().tolist()
+        [0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 0]
+        >>> pairs.table.distance[torch.from_numpy(codes).long()].tolist()
+        [[0, 1, 2], [1, 0, 1], [2, 1, 0]]
+    """
+
+    def __init__(self) -> None:
+        kinds = [(None, distance, ring) for distance, ring in NO_BOND]
+        kinds += [
+            (bond, 1, ring) for bond in (*range(len(BONDS)), len(BONDS)) for ring in (False, True)
+        ]
+        rows = [
+            [
+                *(bond == k for k in range(len(BONDS))),
+                *(0 < distance <= k for k in range(1, LONGEST + 1)),
+                ring,
+            ]
+            for bond, distance, ring in kinds
+        ]
+        names = (*BONDS, *(f"within_{k}" for k in range(1, LONGEST + 1)), "same_ring")
+        distances = torch.tensor([distance for _, distance, _ in kinds])
+        super().__init__(PairTable(torch.tensor(rows, dtype=torch.float32), names, distances))
+
+    def codes(self, mol: Mol) -> UInt8[np.ndarray, "atom atom"]:
+        """Gives the code of every pair.
+
+        Args:
+            mol: A sanitised ``rdkit.Chem.Mol``.
+
+        Returns:
+            A symmetric matrix of rows of the table.
+        """
+        kinds = bond_kinds()
+        bonds = [
+            (b.GetBeginAtomIdx(), b.GetEndAtomIdx(), FIRST_BOND + 2 * kinds.get(b.GetBondType(), 4))
+            for b in bonds_of(mol)
+        ]
+        return coded_pairs(mol, bonds)
+
+
+class DoubleBondStereo(PairFeatures):
+    """Tells E from Z double bonds; an extra feature beside others, 2 numbers, 3 codes.
+
+    A double bond without stereo, or with stereo not given, has neither bit.
+
+    Example:
+        >>> from rdkit import Chem
+        >>> DoubleBondStereo().codes(Chem.MolFromSmiles("F/C=C/F"))[1].tolist()
+        [0, 0, 1, 0]
+    """
+
+    def __init__(self) -> None:
+        features, distances = torch.eye(3)[:, 1:], torch.tensor([0, 1, 1])
+        super().__init__(PairTable(features, ("bond_E", "bond_Z"), distances))
+
+    def codes(self, mol: Mol) -> UInt8[np.ndarray, "atom atom"]:
+        """Gives the code of every pair.
+
+        Args:
+            mol: A sanitised ``rdkit.Chem.Mol``.
+
+        Returns:
+            1 for an E bond, 2 for a Z bond, else 0.
+        """
+        codes = np.zeros((mol.GetNumAtoms(),) * 2, dtype=np.uint8)
+        stereo = chem().BondStereo
+        for bond in bonds_of(mol):
+            kind = bond.GetStereo()
+            if kind == stereo.STEREOE or kind == stereo.STEREOZ:
+                first, second = bond.GetBeginAtomIdx(), bond.GetEndAtomIdx()
+                codes[first, second] = codes[second, first] = 1 + (kind == stereo.STEREOZ)
+        return codes
+
+
+@cache
+def bond_kinds() -> dict[Any, int]:
+    """Numbers the four kinds of bonds that have a column; every other kind has none.
+
+    Returns:
+        From RDKit's bond type to the column.
+    """
+    kind = chem().BondType
+    return {kind.SINGLE: 0, kind.DOUBLE: 1, kind.TRIPLE: 2, kind.AROMATIC: 3}
+
+
+def coded_pairs(mol: Mol, bonds: list[tuple[int, int, int]]) -> UInt8[np.ndarray, "atom atom"]:
+    """Codes all pairs from one distance matrix, the rings and the bonds.
+
+    Args:
+        mol: A sanitised ``rdkit.Chem.Mol``.
+        bonds: First atom, second atom and code of every bond; a common ring adds 1 to it.
+
+    Returns:
+        A symmetric matrix of codes as described at the top of this file.
+    """
+    atoms = mol.GetNumAtoms()
+    if not atoms:
+        return np.zeros((0, 0), dtype=np.uint8)
+    # Atoms of different fragments are 1e8 bonds apart, all others fewer than there are atoms.
+    steps = np.minimum(chem().GetDistanceMatrix(mol, force=True), atoms).astype(np.intp)
+    codes = _codes_by_distance(atoms).take(steps)
+    if bonds:
+        first, second, code = np.array(bonds, dtype=np.intp).T
+        codes[first, second] = code
+        codes[second, first] = code
+    rings = mol.GetRingInfo().AtomRings()
+    if rings:
+        member = np.zeros((len(rings), atoms), dtype=np.float32)
+        for row, ring in enumerate(rings):
+            member[row, list(ring)] = 1
+        codes += (member.T @ member) > 0
+    codes.ravel()[:: atoms + 1] = 0
+    return codes
+
+
+@lru_cache(maxsize=2048)
+def _codes_by_distance(atoms: int) -> UInt8[np.ndarray, " distance"]:
+    distance = np.arange(atoms + 1)
+    codes = (2 * np.minimum(distance, FAR) - 3).clip(0).astype(np.uint8)
+    codes[atoms] = _DISCONNECTED_CODE
+    return codes

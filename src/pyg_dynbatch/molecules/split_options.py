@@ -1,0 +1,143 @@
+"""Choose how molecules are divided into training, validation and test."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float32
+
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.molecules.datasets import PackedMolecules
+from pyg_dynbatch.molecules.schema import PropertyKind
+from pyg_dynbatch.molecules.splits import (
+    Split,
+    column_split,
+    kfold_splits,
+    random_split,
+    scaffold_split,
+    stratified_split,
+)
+
+SplitMethod = Literal[
+    "random", "stratified", "scaffold", "scaffold_balanced", "column", "kfold", "file"
+]
+
+_BINS = 10
+
+
+@dataclass(frozen=True)
+class SplitOptions:
+    """Chooses how molecules are divided; the seed is not that of the weights.
+
+    Args:
+        method: ``random``; ``stratified`` (each class, or each range of a value, of one target in
+            equal shares, the molecules without a value too); ``scaffold`` (by Murcko scaffold, rare
+            ones to test); ``scaffold_balanced`` (scaffolds dealt at random); ``column`` (of the
+            user's file, with the values train, val and test); ``kfold`` (fold number ``fold``
+            tests, the next one validates; another seed is another repeat); or ``file`` (a split
+            that a former run has written, of the same molecules in any order).
+        seed: Seed of the methods that draw; left out, that of the run (``seed_everything``).
+        fractions: Shares of train, val and test.
+        folds: Number of folds.
+        fold: Which of them tests, from 0.
+        target: Name of the target of ``stratified``; can be left out if there is only one.
+        bins: Number of ranges of a value for ``stratified``; left out, 10, and none for classes.
+        column: Name of the column.
+        file: The written split.
+        leakage: Whether to look, before training, for molecules that are in two parts, and for
+            those that occur more than once, perhaps with different targets.
+
+    Example:
+        >>> SplitOptions("kfold", folds=10, fold=3).seed is None
+        True
+    """
+
+    method: SplitMethod = "random"
+    seed: int | None = None
+    fractions: tuple[float, float, float] = (0.8, 0.1, 0.1)
+    folds: int = 5
+    fold: int = 0
+    target: str | None = None
+    bins: int | None = None
+    column: str | None = None
+    file: str | None = None
+    leakage: bool = True
+
+
+def make_split(
+    molecules: PackedMolecules,
+    options: SplitOptions,
+    seed: int,
+    kind: PropertyKind,
+    column: Callable[[str], Mapping[int, str]],
+) -> Split:
+    """Divides molecules.
+
+    Args:
+        molecules: The molecules.
+        options: How.
+        seed: Seed of the methods that draw.
+        kind: Kind of the targets.
+        column: Reads a column of the source: its text by number of the record.
+
+    Returns:
+        The split.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If an option is missing or out of range.
+    """
+    count, fractions = len(molecules), options.fractions
+    if options.method == "random":
+        return random_split(count, fractions, seed)
+    if options.method == "stratified":
+        bins = _BINS if options.bins is None and kind == "regression" else options.bins
+        return stratified_split(_labels(molecules, options.target), fractions, seed, bins)
+    if options.method in ("scaffold", "scaffold_balanced"):
+        smiles = molecules.store.texts()
+        drawn = seed if options.method == "scaffold_balanced" else None
+        return scaffold_split(smiles, fractions, drawn)
+    if options.method == "kfold":
+        if not 0 <= options.fold < options.folds:
+            raise ValueError(
+                mismatch(
+                    "SplitOptions: there is no such fold",
+                    expected=f"0 to {options.folds - 1}",
+                    got=options.fold,
+                )
+            )
+        return kfold_splits(count, options.folds, seed)[options.fold]
+    if options.method == "column":
+        return column_split(column(_given(options, "column")), molecules.rows.tolist())
+    return Split.read(_given(options, "file"))
+
+
+def _labels(molecules: PackedMolecules, target: str | None) -> Float32[np.ndarray, " molecule"]:
+    names = molecules.task_names
+    if target is None and len(names) == 1:
+        target = names[0]
+    if target not in names:
+        raise ValueError(
+            mismatch(
+                "SplitOptions: which target shall be spread evenly?",
+                expected=f"one of {', '.join(names)}",
+                got="none" if target is None else repr(target),
+                mend="--data.init_args.split.target NAME",
+            )
+        )
+    return molecules.targets[:, names.index(target)]
+
+
+def _given(options: SplitOptions, name: str) -> str:
+    value = getattr(options, name)
+    if value is None:
+        raise ValueError(
+            mismatch(
+                f"SplitOptions: the method {options.method!r} needs a {name}",
+                expected=f"the option {name}",
+                got="none",
+                mend=f"--data.init_args.split.{name} NAME",
+            )
+        )
+    return str(value)

@@ -1,0 +1,602 @@
+"""Hold the pairs of atoms of a mini-batch of molecules as integers, made once for all layers."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int, Integer
+from torch import Tensor
+
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.types import MovablePlan
+
+
+class HalfPairs(NamedTuple):
+    """Unordered pairs, sorted by first and then by second atom.
+
+    ``column`` is where each one stood in what it was made from.
+    """
+
+    first: np.ndarray
+    second: np.ndarray
+    column: np.ndarray
+    code: np.ndarray
+
+
+_NONE = np.zeros(0, dtype=np.int64)
+
+
+def checked_sizes(name: str, sizes: Sequence[int] | Tensor) -> np.ndarray:
+    """Turns numbers of atoms into an array.
+
+    Raises:
+        ValueError: If one is negative, or they are no plain list.
+    """
+    atoms = np.asarray(sizes.cpu() if isinstance(sizes, Tensor) else sizes, dtype=np.int64)
+    if atoms.ndim != 1:
+        raise ValueError(
+            mismatch(
+                f"{name}: sizes are no plain list",
+                expected="the number of atoms of each molecule",
+                got=f"an array of shape {list(atoms.shape)}",
+            )
+        )
+    if atoms.size and atoms.min() < 0:
+        example = int(np.argmax(atoms < 0))
+        raise ValueError(
+            mismatch(
+                f"{name}: a molecule has a negative number of atoms",
+                expected="0 or more",
+                got=int(atoms[example]),
+                where=f"example {example}",
+            )
+        )
+    return atoms
+
+
+def checked_codes(
+    pair_code: Tensor, atoms: np.ndarray, kept: Tensor | None, num_codes: int | None
+) -> tuple[np.ndarray, int]:
+    """Compares codes with the numbers of atoms and of codes.
+
+    Raises:
+        ValueError: If there are too many or too few, or one is too large.
+    """
+    stored = atoms * (atoms + 1) // 2
+    code = pair_code.detach().cpu().numpy().astype(np.int64)
+    if code.size != stored.sum():
+        raise ValueError(
+            mismatch(
+                "Pairs.from_codes: the number of codes does not fit the atoms",
+                expected=f"{int(stored.sum())} codes, N (N + 1) / 2 for N atoms",
+                got=f"{code.size} codes",
+                where=f"a batch of {atoms.size} molecules with {int(atoms.sum())} atoms",
+                mend="codes of all pairs i <= j with self pairs, whichever of them are used",
+            )
+        )
+    if num_codes is None:
+        num_codes = int(code.max(initial=0)) + 1
+    outside = (code < 0) | (code >= num_codes)
+    if outside.any() or (kept is not None and kept.numel() != num_codes):
+        wrong = int(np.argmax(outside)) if outside.any() else -1
+        example = int(np.searchsorted(np.cumsum(stored), wrong, side="right"))
+        raise ValueError(
+            mismatch(
+                "Pairs.from_codes: a code is outside of the table",
+                expected=f"codes 0 to {num_codes - 1}",
+                got=int(code[wrong]) if wrong >= 0 else f"{kept.numel()} in kept",  # type: ignore[union-attr]
+                where=f"example {example}" if wrong >= 0 else "kept",
+                mend="the table with which the codes were made",
+            )
+        )
+    return code, num_codes
+
+
+def triangles(atoms: np.ndarray) -> HalfPairs:
+    """Enumerates all pairs i <= j of each molecule, row by row."""
+    _, left = _places(atoms)
+    first = np.repeat(np.arange(left.size), left)
+    column = np.arange(first.size)
+    return HalfPairs(first, first + column - _row_starts(left)[first], column, _NONE)
+
+
+def filtered(half: HalfPairs, keep: np.ndarray | None) -> HalfPairs:
+    """Drops pairs; the code may be left out."""
+    if keep is None:
+        return half
+    chosen = np.flatnonzero(keep)
+    return HalfPairs(*(part[chosen] if part.size else part for part in half))
+
+
+def of_pair_index(pair_index: np.ndarray, num_atoms: int, atoms: np.ndarray) -> HalfPairs:
+    """Sorts a list of pairs, and takes each one once.
+
+    Raises:
+        ValueError: If an atom is out of range, a pair joins two molecules, or the sizes do not
+            add up to the number of atoms.
+    """
+    if pair_index.ndim != 2 or len(pair_index) != 2 or atoms.sum() != num_atoms:
+        raise ValueError(
+            mismatch(
+                "Pairs.from_pair_index: pair_index or sizes have another form",
+                expected=f"pair_index [2, pair], sizes of {num_atoms} atoms together",
+                got=f"pair_index {list(pair_index.shape)}, sizes of {int(atoms.sum())} atoms",
+            )
+        )
+    outside = np.any((pair_index < 0) | (pair_index >= num_atoms), axis=0)
+    _complain("an atom is out of range", f"atoms 0 to {num_atoms - 1}", pair_index, outside)
+    molecule = np.repeat(np.arange(atoms.size), atoms)[pair_index]
+    strange = molecule[0] != molecule[1]
+    _complain("a pair joins two molecules", "two atoms of one molecule", pair_index, strange)
+    low, high = pair_index.min(0), pair_index.max(0)
+    key, column = np.unique(low.astype(np.int64) * num_atoms + high, return_index=True)
+    first, second = np.divmod(key, max(num_atoms, 1))
+    return HalfPairs(first, second, column, _NONE)
+
+
+def incidence_of(
+    half: HalfPairs, atoms: np.ndarray, full: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Lists for every atom the pairs that contain it.
+
+    Args:
+        half: The pairs.
+        atoms: Number of atoms of each molecule.
+        full: Whether these are all pairs, self pairs included; then nothing need be sorted.
+
+    Returns:
+        First entry of each atom, the pair of each entry, and the other atom of that pair.
+    """
+    if full:
+        _, left = _places(atoms)
+        degree = np.repeat(atoms, atoms)
+        ptr = np.concatenate([[0], np.cumsum(degree)])
+        owner = np.repeat(np.arange(left.size), degree)
+        start = np.repeat(np.repeat(np.cumsum(atoms) - atoms, atoms), degree)
+        other = np.arange(owner.size) - ptr[owner] + start
+        low = np.minimum(owner, other)
+        return ptr, _row_starts(left)[low] + np.maximum(owner, other) - low, other
+    number = np.arange(half.first.size)
+    proper = np.flatnonzero(half.first != half.second)
+    # The pairs in which an atom is the second come before those in which it is the first.
+    owner = np.concatenate([half.second[proper], half.first])
+    order = np.argsort(owner, kind="stable")
+    entry = np.concatenate([number[proper], number])[order]
+    other = np.concatenate([half.first[proper], half.second])[order]
+    count = np.bincount(owner, minlength=int(atoms.sum()))
+    return np.concatenate([[0], np.cumsum(count)]), entry, other
+
+
+def ends_of(half: HalfPairs) -> tuple[np.ndarray, np.ndarray]:
+    """Lists the atoms of each pair, that of a self pair once, and where each pair begins."""
+    ptr = np.concatenate([[0], np.cumsum(2 - (half.first == half.second))])
+    end = np.empty(ptr[-1], dtype=np.int64)
+    end[ptr[:-1]] = half.first
+    end[ptr[1:] - 1] = half.second
+    return end, ptr
+
+
+def orders_of(
+    num_pairs: int, ptr: np.ndarray, entry: np.ndarray, other: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Lists for each atom the ordered pairs that begin there, both orders of a self pair."""
+    owner = np.repeat(np.arange(ptr.size - 1), np.diff(ptr))
+    alone = other == owner
+    end = np.cumsum(1 + alone)
+    order = np.repeat(entry + num_pairs * (other <= owner), 1 + alone)
+    order[end[alone] - 1] -= num_pairs
+    return order, np.concatenate([[0], end])[ptr]
+
+
+def counts_of(
+    code: np.ndarray, incidence: tuple[np.ndarray, np.ndarray, np.ndarray], num_codes: int
+) -> list[np.ndarray]:
+    """Counts codes atom by atom, and lists the pairs of each code and where each code begins."""
+    ptr, entry, _ = incidence
+    owner = np.repeat(np.arange(ptr.size - 1), np.diff(ptr))
+    cells = (ptr.size - 1) * num_codes
+    count = np.bincount(owner * num_codes + code[entry], minlength=cells)
+    # Narrow integers are sorted by counting.
+    order = np.argsort(code.astype(np.uint16) if num_codes <= 2**16 else code, kind="stable")
+    by_code = np.cumsum(np.bincount(code, minlength=num_codes))
+    return [count, order, np.concatenate([[0], by_code])]
+
+
+def _places(atoms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Gives each atom's place in its molecule, and how many atoms come from it on."""
+    size = np.repeat(atoms, atoms)
+    place = np.arange(size.size) - np.repeat(np.cumsum(atoms) - atoms, atoms)
+    return place, size - place
+
+
+def _row_starts(left: np.ndarray) -> np.ndarray:
+    return np.cumsum(left) - left
+
+
+def _complain(what: str, expected: str, pair_index: np.ndarray, wrong: Any) -> None:
+    if wrong.any():
+        column = int(np.argmax(wrong))
+        raise ValueError(
+            mismatch(
+                f"Pairs.from_pair_index: {what}",
+                expected=expected,
+                got=f"atoms {pair_index[0, column]} and {pair_index[1, column]}",
+                where=f"column {column}",
+            )
+        )
+
+
+class _Layout(NamedTuple):
+    """Lengths of the parts of the plan, in the order in which they lie in it."""
+
+    first: int
+    second: int
+    code: int
+    column: int
+    ptr: int
+    entry: int
+    other: int
+    atom_ptr: int
+    end: int
+    end_ptr: int
+    order_entry: int
+    order_ptr: int
+    code_count: int
+    code_order: int
+    code_ptr: int
+
+
+class Pairs(MovablePlan):
+    """Lists the pairs of atoms of a mini-batch, each unordered pair once, in one int32 tensor.
+
+    A weave layer needs to know, for every pair, its two atoms, and for every atom, the pairs it
+    is in. Both are made here, in the loader's workers: a plan holds no floating-point numbers
+    and no parameters, and moves to the device in one copy. Pairs lie molecule by molecule and
+    row by row: sorted by ``first`` and then by ``second``, with ``first <= second``. An atom may
+    be paired with itself; the pairs of one atom are in rising order, so that sums over them are
+    the same to the last bit at every run.
+
+    Made by :meth:`all_pairs`, :meth:`from_codes` or :meth:`from_pair_index`.
+
+    Args:
+        plan: All numbers, int32, flat.
+        num_atoms: Number of atoms of the mini-batch.
+        num_pairs: Number of unordered pairs that are used.
+        num_molecules: Number of molecules; some may be without pairs or without atoms.
+        num_entries: Number of ordered pairs; an atom with itself is one, all others are two.
+        num_codes: Number of different pair codes; 0 for pairs without codes.
+
+    Example:
+        >>> pairs = Pairs.all_pairs([2, 1])
+        >>> pairs.first.tolist(), pairs.second.tolist()
+        ([0, 0, 1, 2], [0, 1, 1, 2])
+        >>> pairs
+        Pairs(2 molecules, 3 atoms, 4 pairs)
+    """
+
+    __slots__ = (
+        "_layout", "_remembered", "num_atoms", "num_codes", "num_entries", "num_molecules",
+        "num_pairs", "plan",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        plan: Int[Tensor, " number"],
+        num_atoms: int,
+        num_pairs: int,
+        num_molecules: int,
+        num_entries: int,
+        num_codes: int = 0,
+    ) -> None:
+        self.plan = plan
+        self.num_atoms, self.num_pairs, self.num_molecules = num_atoms, num_pairs, num_molecules
+        self.num_entries, self.num_codes = num_entries, num_codes
+        lengths = (
+            num_pairs,
+            num_pairs,
+            num_pairs if num_codes else 0,
+            num_pairs,
+            num_atoms + 1,
+            num_entries,
+            num_entries,
+            num_molecules + 1,
+            num_entries,
+            num_pairs + 1,
+            2 * num_pairs,
+            num_atoms + 1,
+            num_atoms * num_codes,
+            num_pairs if num_codes else 0,
+            num_codes + 1 if num_codes else 0,
+        )
+        ends = np.cumsum((0, *lengths)).tolist()
+        if plan.numel() != ends[-1]:
+            raise ValueError(
+                mismatch("Pairs: the plan has another length", expected=ends[-1], got=plan.numel())
+            )
+        self._layout = tuple(zip(ends, lengths, strict=False))
+        self._remembered: dict[Any, Any] = {}
+
+    # Making.
+
+    @classmethod
+    def all_pairs(cls, sizes: Sequence[int] | Tensor, self_pairs: bool = True) -> "Pairs":
+        """Pairs all atoms of each molecule with one another.
+
+        Args:
+            sizes: Number of atoms of each molecule.
+            self_pairs: Whether each atom is paired with itself too.
+
+        Returns:
+            The pairs, without codes.
+
+        Raises:
+            ValueError: If a size is negative.
+
+        Example:
+            >>> Pairs.all_pairs([3], self_pairs=False).second.tolist()
+            [1, 2, 2]
+        """
+        atoms = checked_sizes("Pairs.all_pairs", sizes)
+        half = triangles(atoms)
+        keep = None if self_pairs else half.first != half.second
+        return cls._of_half(filtered(half, keep), atoms, 0, full=self_pairs)
+
+    @classmethod
+    def from_codes(
+        cls,
+        pair_code: Integer[Tensor, " stored"],
+        sizes: Sequence[int] | Tensor,
+        kept: Bool[Tensor, " code"] | None = None,
+        num_codes: int | None = None,
+    ) -> "Pairs":
+        """Pairs atoms by the codes of all their pairs.
+
+        Args:
+            pair_code: Codes of all pairs i <= j, self pairs included, row by row of the upper
+                triangle, ``N (N + 1) / 2`` a molecule, one molecule after another.
+            sizes: Number of atoms N of each molecule.
+            kept: For every code whether its pairs are used; all are, if left out.
+            num_codes: Number of codes; the length of ``kept``, else one more than the largest.
+
+        Returns:
+            The pairs with their codes; ``column`` tells each one's place in ``pair_code``.
+
+        Raises:
+            ValueError: If the number of codes does not fit the sizes, or a code is too large.
+
+        Example:
+            >>> code = torch.tensor([0, 1, 2, 0, 1, 0])  # one molecule of three atoms
+            >>> pairs = Pairs.from_codes(code, [3], kept=torch.tensor([True, True, False]))
+            >>> pairs.code.tolist(), pairs.code_count.tolist()
+            ([0, 1, 0, 1, 0], [[1, 1, 0], [1, 2, 0], [1, 1, 0]])
+        """
+        atoms = checked_sizes("Pairs.from_codes", sizes)
+        if num_codes is None and kept is not None:
+            num_codes = kept.numel()
+        code, num_codes = checked_codes(pair_code, atoms, kept, num_codes)
+        half = triangles(atoms)._replace(code=code)
+        keep = None if kept is None or bool(kept.all()) else kept.cpu().numpy()[code]
+        return cls._of_half(filtered(half, keep), atoms, num_codes, full=keep is None)
+
+    @classmethod
+    def from_pair_index(
+        cls,
+        pair_index: Integer[Tensor, "two column"],
+        num_atoms: int,
+        sizes: Sequence[int] | Tensor | None = None,
+    ) -> "Pairs":
+        """Pairs atoms by a list of pairs, such as the ``edge_index`` of any PyG batch.
+
+        Args:
+            pair_index: Two atoms a column; each pair once, or in both directions.
+            num_atoms: Number of atoms of the mini-batch.
+            sizes: Number of atoms of each molecule; one molecule, if left out.
+
+        Returns:
+            The pairs, without codes; ``column`` tells for every pair the first column it stands
+            in, so ``edge_attr[pairs.column]`` are the rows of the pairs.
+
+        Raises:
+            ValueError: If an atom is out of range, or a pair joins two molecules.
+
+        Example:
+            >>> pairs = Pairs.from_pair_index(torch.tensor([[1, 0, 1], [0, 1, 2]]), 3)
+            >>> pairs.first.tolist(), pairs.second.tolist(), pairs.column.tolist()
+            ([0, 1], [1, 2], [0, 2])
+        """
+        atoms = checked_sizes("Pairs.from_pair_index", [num_atoms] if sizes is None else sizes)
+        half = of_pair_index(pair_index.detach().cpu().numpy(), num_atoms, atoms)
+        pairs = cls._of_half(half, atoms, 0, full=False)
+        return pairs.to(pair_index.device)
+
+    @classmethod
+    def _of_half(cls, half: HalfPairs, atoms: np.ndarray, num_codes: int, full: bool) -> "Pairs":
+        num_atoms, num_pairs = int(atoms.sum()), half.first.size
+        incidence = incidence_of(half, atoms, full)
+        atom_ptr = np.concatenate([[0], np.cumsum(atoms)])
+        code = [half.code] if num_codes else []
+        parts = [half.first, half.second, *code, half.column, *incidence, atom_ptr]
+        parts += [*ends_of(half), *orders_of(num_pairs, *incidence)]
+        if num_codes:
+            parts += counts_of(half.code, incidence, num_codes)
+        plan = torch.from_numpy(np.concatenate(parts, dtype=np.int32, casting="same_kind"))
+        return cls(plan, num_atoms, num_pairs, atoms.size, incidence[1].size, num_codes)
+
+    def split(self, max_pairs: int) -> "list[Pairs]":
+        """Cuts the pairs into blocks, each over all atoms of the mini-batch.
+
+        Sums over the pairs of an atom are the sums over the blocks, so a layer can go through a
+        very large molecule block by block.
+
+        Args:
+            max_pairs: Number of pairs of a block, 1 or more; the last block may be smaller.
+
+        Returns:
+            The blocks in order; ``column`` of a block tells the places of its pairs here.
+
+        Example:
+            >>> [block.num_pairs for block in Pairs.all_pairs([3]).split(4)]
+            [4, 2]
+        """
+        atoms = self.atom_ptr.cpu().numpy().astype(np.int64)
+        atoms = atoms[1:] - atoms[:-1]
+        names = ("first", "second", "code") if self.num_codes else ("first", "second")
+        found = [self._part(name).cpu().numpy().astype(np.int64) for name in names]
+        blocks = []
+        for start in range(0, self.num_pairs, max_pairs):
+            chosen = slice(start, min(start + max_pairs, self.num_pairs))
+            column = np.arange(chosen.start, chosen.stop)
+            half = HalfPairs(found[0][chosen], found[1][chosen], column, found[-1][chosen])
+            block = Pairs._of_half(half, atoms, self.num_codes, full=False)
+            blocks.append(block.to(self.device))
+        return blocks
+
+    # Reading.
+
+    def _part(self, name: str) -> Tensor:
+        start, length = self._layout[_Layout._fields.index(name)]
+        return self.plan.narrow(0, start, length)
+
+    @property
+    def first(self) -> Int[Tensor, " pair"]:
+        """The atom of each pair with the lower number."""
+        return self._part("first")
+
+    @property
+    def second(self) -> Int[Tensor, " pair"]:
+        """The atom of each pair with the higher number; the same one for a self pair."""
+        return self._part("second")
+
+    @property
+    def code(self) -> Int[Tensor, " pair"]:
+        """Code of each pair.
+
+        Raises:
+            AttributeError: If the pairs were made without codes.
+        """
+        self._want_codes("code")
+        return self._part("code")
+
+    @property
+    def column(self) -> Int[Tensor, " pair"]:
+        """Where each pair stood in what the pairs were made from."""
+        return self._part("column")
+
+    @property
+    def ptr(self) -> Int[Tensor, " atom_1"]:
+        """First entry of each atom, and the number of entries at the end."""
+        return self._part("ptr")
+
+    @property
+    def entry(self) -> Int[Tensor, " entry"]:
+        """The pairs that contain each atom, rising, atom after atom; a self pair once."""
+        return self._part("entry")
+
+    @property
+    def other(self) -> Int[Tensor, " entry"]:
+        """The other atom of each entry's pair."""
+        return self._part("other")
+
+    @property
+    def atom_ptr(self) -> Int[Tensor, " molecule_1"]:
+        """First atom of each molecule, and the number of atoms at the end."""
+        return self._part("atom_ptr")
+
+    @property
+    def ends(self) -> tuple[Int[Tensor, " entry"], Int[Tensor, " pair_1"]]:
+        """The atoms of each pair, a self pair's once, and where those of each pair begin."""
+        return self._part("end"), self._part("end_ptr")
+
+    @property
+    def orders(self) -> tuple[Int[Tensor, " order"], Int[Tensor, " atom_1"]]:
+        """For each atom its ordered pairs, and where those of each atom begin.
+
+        Pair k of P pairs stands for the ordered pairs k (first, second) and P + k (second,
+        first), a self pair for both alike; listed are the ordered pairs that begin at the atom.
+        """
+        return self._part("order_entry"), self._part("order_ptr")
+
+    @property
+    def by_code(self) -> tuple[Int[Tensor, " pair"], Int[Tensor, " code_1"]]:
+        """The pairs of each code, rising, and where those of each code begin.
+
+        Raises:
+            AttributeError: If the pairs were made without codes.
+        """
+        self._want_codes("by_code")
+        return self._part("code_order"), self._part("code_ptr")
+
+    @property
+    def code_count(self) -> Int[Tensor, "atom code"]:
+        """How many of each atom's entries have each code.
+
+        Raises:
+            AttributeError: If the pairs were made without codes.
+        """
+        self._want_codes("code_count")
+        return self._part("code_count").view(self.num_atoms, self.num_codes)
+
+    @property
+    def is_self(self) -> Bool[Tensor, " pair"]:
+        """Which pairs are of an atom with itself."""
+        return self.first == self.second
+
+    @property
+    def weight(self) -> Float[Tensor, " pair"]:
+        """How many ordered pairs each pair stands for: 2, and 1 for a self pair."""
+        return 2.0 - self.is_self.to(torch.get_default_dtype())
+
+    def remember(self, key: Any, make: Callable[[], Any]) -> Any:
+        """Keeps what layers make of the plan, so that it is made once a mini-batch.
+
+        It is forgotten when the pairs are moved, copied or pickled.
+        """
+        if key not in self._remembered:
+            self._remembered[key] = make()
+        return self._remembered[key]
+
+    def _want_codes(self, name: str) -> None:
+        if not self.num_codes:
+            raise AttributeError(
+                mismatch(
+                    f"Pairs: {name} is known only for pairs made from codes",
+                    expected="Pairs.from_codes(...)",
+                    got="Pairs.all_pairs(...) or Pairs.from_pair_index(...)",
+                )
+            )
+
+    def _tensors(self) -> tuple[Tensor, ...]:
+        return (self.plan,)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor]) -> "Pairs":
+        return Pairs(fn(self.plan), *self._plain())
+
+    def _plain(self) -> tuple[int, ...]:
+        counts = (self.num_atoms, self.num_pairs, self.num_molecules)
+        return (*counts, self.num_entries, self.num_codes)
+
+    def __reduce__(self) -> Any:
+        """Pickles the numbers and their counts."""
+        return Pairs, (self.plan, *self._plain())
+
+    def __eq__(self, other: object) -> bool:
+        """Compares contents: the same pairs of the same molecules, in the same order."""
+        if not isinstance(other, Pairs):
+            return NotImplemented
+        return self._plain() == other._plain() and torch.equal(self.plan, other.plan)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __len__(self) -> int:
+        """Counts the pairs."""
+        return self.num_pairs
+
+    def __repr__(self) -> str:
+        """Says how large the mini-batch is."""
+        codes = f", {self.num_codes} codes" if self.num_codes else ""
+        counts = f"{self.num_molecules} molecules, {self.num_atoms} atoms, {self.num_pairs} pairs"
+        return f"Pairs({counts}{codes})"
+
+
+torch.serialization.add_safe_globals([Pairs])

@@ -1,0 +1,247 @@
+"""Bring given numbers of any size, some unknown, to a scale that a network can read."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch_geometric.nn.aggr import Aggregation
+
+from pyg_dynbatch.core.errors import mismatch
+
+_HALF_MEANS = (1.645, 1.080, 0.739, 0.468, 0.228)
+_HALF_WIDTHS = (0.283, 0.170, 0.134, 0.118, 0.114)
+MEANS = (*(-mean for mean in _HALF_MEANS), 0.0, *_HALF_MEANS[::-1])
+WIDTHS = (*_HALF_WIDTHS, 0.114, *_HALF_WIDTHS[::-1])
+
+
+class GaussianHistogramAggregation(Aggregation):
+    r"""Adds up, for each set, the memberships of its elements in eleven Gaussian bins.
+
+    .. math::
+        m_k(x) = \mathrm{softmax}_k\Big(-\tfrac12 \big(\tfrac{x - \mu_k}{\sigma_k}\big)^2\Big)
+
+    This is the quotient of Gaussian densities (of peak height one) by their sum, but finite for
+    any x: one that lies far outside belongs wholly to the outermost bin. The bins part a unit
+    normal distribution into nearly equal shares, so inputs should be normalised. Elements are
+    gone through in blocks, forward and backward: memberships are eleven times as large as the
+    inputs and never exist as a whole.
+
+    Args:
+        block: Number of elements of a block.
+
+    Shape:
+        - x: ``[element, feature]``, as for any aggregation of PyG with ``index`` or ``ptr``
+        - returns: ``[set, feature * 11]``, the bins of a feature side by side; zeros for an
+          empty set
+
+    Raises:
+        ValueError: If the elements do not lie along the first of two dimensions.
+
+    Reference:
+        Kearnes et al. (2016), arXiv:1603.00856, for the idea; bins as in DeepChem's
+        ``WeaveGather``.
+
+    Example:
+        >>> aggregation = GaussianHistogramAggregation()
+        >>> x = torch.tensor([[0.0], [100.0]])
+        >>> aggregation(x, torch.tensor([0, 0]))[0, [5, 10]].gt(0.7).tolist()
+        [True, True]
+    """
+
+    def __init__(self, block: int = 64) -> None:
+        super().__init__()
+        self.block = block
+        self.register_buffer("mean", torch.tensor(MEANS)[:, None], persistent=False)
+        # -(x - mean)^2 / (2 width^2) = -((x - mean) * sharpness)^2
+        sharpness = torch.tensor(WIDTHS).reciprocal() * 0.5**0.5
+        self.register_buffer("sharpness", sharpness[:, None], persistent=False)
+
+    @property
+    def num_bins(self) -> int:
+        """Number of bins."""
+        return len(MEANS)
+
+    def forward(
+        self,
+        x: Tensor,
+        index: Tensor | None = None,
+        ptr: Tensor | None = None,
+        dim_size: int | None = None,
+        dim: int = -2,
+    ) -> Tensor:
+        """Computes the histograms of all sets; one set of all without index and ptr."""
+        if x.dim() != 2 or dim not in (-2, 0):
+            raise ValueError(
+                mismatch(
+                    "GaussianHistogramAggregation: elements of another form",
+                    expected="x [element, feature], dim -2",
+                    got=f"x {list(x.shape)}, dim {dim}",
+                )
+            )
+        if index is None:
+            index = torch.zeros(x.size(0), dtype=torch.long, device=x.device)
+            if ptr is not None:
+                index = torch.repeat_interleave(ptr.diff(), output_size=x.size(0))
+        if dim_size is None:
+            seen = int(index.max()) + 1 if index.numel() else int(ptr is None)
+            dim_size = seen if ptr is None else ptr.numel() - 1
+        x = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+        bins = (self.get_buffer("mean").to(x), self.get_buffer("sharpness").to(x))
+        return _Histogram.apply(x, index, dim_size, *bins, self.block)
+
+    def __repr__(self) -> str:
+        """Names the class."""
+        return f"{type(self).__name__}()"
+
+
+def _memberships(x: Tensor, mean: Tensor, sharpness: Tensor) -> Tensor:
+    """Gives ``[element, bin, feature]``, where the softmax runs along whole rows."""
+    return ((x[:, None] - mean) * sharpness).square().neg().softmax(1)
+
+
+class _Histogram(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        index: Tensor,
+        num_sets: int,
+        mean: Tensor,
+        sharpness: Tensor,
+        block: int,
+    ) -> Tensor:
+        ctx.save_for_backward(x, index, mean, sharpness)
+        ctx.num_sets, ctx.block = num_sets, block
+        total = x.new_zeros(num_sets, mean.size(0), x.size(1))
+        for part, owner in _blocks(x, index, block):
+            _add_rows(total, owner, _memberships(part, mean, sharpness))
+        return total.transpose(1, 2).reshape(num_sets, -1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        x, index, mean, sharpness = ctx.saved_tensors
+        shaped = gradient.view(ctx.num_sets, x.size(1), mean.size(0)).transpose(1, 2)
+        if torch.is_grad_enabled():
+            grads = [_slope(x, mean, sharpness, shaped.index_select(0, index))]
+        else:
+            shaped = shaped.contiguous()
+            grads = [
+                _slope(part, mean, sharpness, shaped.index_select(0, owner))
+                for part, owner in _blocks(x, index, ctx.block)
+            ]
+        return torch.cat(grads) if grads else torch.zeros_like(x), *[None] * 5
+
+
+def _slope(x: Tensor, mean: Tensor, sharpness: Tensor, gradient: Tensor) -> Tensor:
+    """Derives the weighted sum of memberships by x."""
+    if torch.is_grad_enabled():
+        member = _memberships(x, mean, sharpness)
+        weighted = member * gradient
+        by_logit = weighted - member * weighted.sum(1, keepdim=True)
+        # The derivative of a logit; the part that is common to all bins drops out.
+        return (by_logit * ((x[:, None] - mean) * (-2 * sharpness.square()))).sum(1)
+    # The same in place.
+    distance = (x[:, None] - mean).mul_(sharpness)
+    member = distance.square().neg_().softmax(1)
+    weighted = gradient.mul_(member)
+    weighted.addcmul_(member, weighted.sum(1, keepdim=True), value=-1)
+    return weighted.mul_(distance.mul_(-2 * sharpness)).sum(1)
+
+
+def _blocks(x: Tensor, index: Tensor, block: int) -> Any:
+    # One wide kernel is better than many narrow ones where caches are not the limit.
+    block = block if x.device.type == "cpu" else 64 * block
+    return zip(x.split(block), index.split(block), strict=True) if x.numel() else ()
+
+
+def _add_rows(total: Tensor, owner: Tensor, rows: Tensor) -> None:
+    """Adds rows to those of their sets; a product does it in a fixed order on a GPU too."""
+    if total.device.type == "cpu":
+        total.index_add_(0, owner, rows)
+        return
+    sets = torch.arange(total.size(0), device=owner.device)
+    chosen = (sets[:, None] == owner).to(rows.dtype)
+    total.view(total.size(0), -1).addmm_(chosen, rows.view(rows.size(0), -1))
+
+
+_LIMIT = 3.0
+# A column that varies less than this, relative to its size, holds rounding errors of float32.
+_LEAST_VARIATION = 1e-6
+
+
+class StandardizedInputs(nn.Module):
+    r"""Shifts and scales every column, cuts off what is far out, and puts 0 for unknown numbers.
+
+    .. math::
+        z = \mathrm{clip}\left(\frac{x - \mu}{\sigma}, -3, 3\right), \qquad
+        z = 0 \text{ where } x \text{ is NaN}
+
+    Mean and deviation are measured once, on what is trained on, and are buffers, so every
+    checkpoint has them. A column that is constant or known nowhere has the deviation 0 and always
+    gives 0, also where it takes another value later.
+
+    Args:
+        num_inputs: Number of columns.
+
+    Shape:
+        - x: ``[row, input]``, NaN where unknown
+        - returns: ``[row, input]``, finite
+
+    Raises:
+        ValueError: When fitted to another number of columns.
+
+    Example:
+        >>> scale = StandardizedInputs(2)
+        >>> scale.fit(torch.tensor([[1.0, 7.0], [3.0, 7.0], [torch.nan, 7.0]]))
+        >>> scale(torch.tensor([[3.0, 7.0], [1e30, 8.0], [torch.nan, 7.0]])).tolist()
+        [[1.0, 0.0], [3.0, 0.0], [0.0, 0.0]]
+    """
+
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self, num_inputs: int) -> None:
+        super().__init__()
+        self.num_inputs = num_inputs
+        self.register_buffer("mean", torch.zeros(num_inputs))
+        self.register_buffer("deviation", torch.ones(num_inputs))
+
+    def fit(self, x: Float[Tensor, "row input"]) -> None:
+        """Measures mean and standard deviation of the known numbers of every column.
+
+        In float64: the squares of numbers that float32 can hold would overflow in float32.
+
+        Args:
+            x: The numbers to train on, NaN where unknown; what is infinite counts as unknown.
+        """
+        if x.size(1) != self.num_inputs:
+            raise ValueError(
+                mismatch(
+                    "StandardizedInputs: another number of columns",
+                    expected=self.num_inputs,
+                    got=x.size(1),
+                )
+            )
+        exact = x.double()
+        exact = torch.where(exact.isfinite(), exact, torch.nan)
+        mean = exact.nanmean(0).nan_to_num(0.0)
+        deviation = (exact - mean).square().nanmean(0).nan_to_num(0.0).sqrt()
+        size = torch.cat([exact.new_zeros(1, x.size(1)), exact.abs().nan_to_num(0.0)]).amax(0)
+        varies = deviation > (_LEAST_VARIATION * size).clamp(min=torch.finfo(torch.float32).tiny)
+        self.mean.copy_(mean)
+        self.deviation.copy_(torch.where(varies, deviation, torch.zeros_like(deviation)))
+
+    def forward(self, x: Float[Tensor, "row input"]) -> Float[Tensor, "row input"]:
+        """Standardises."""
+        varies = self.deviation > 0
+        # The mean stands in for unknown numbers, and 1 for a deviation of 0, so that no NaN
+        # arises, which would spread through gradients even from places that are not chosen.
+        filled = torch.where(torch.isnan(x), self.mean, x)
+        scaled = (filled - self.mean) / torch.where(varies, self.deviation, 1.0)
+        return scaled.clamp(-_LIMIT, _LIMIT) * varies
+
+    def extra_repr(self) -> str:
+        """Says how many columns there are."""
+        return f"{self.num_inputs}"

@@ -1,0 +1,394 @@
+"""Tree-LSTM cells: the N-ary one with ordered children, and the child-sum one without order."""
+
+import math
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from pyg_dynbatch.core.errors import checked_count
+from pyg_dynbatch.core.schedule import Schedule
+from pyg_dynbatch.nn.cell import RecursiveCell, States, checked_probability, dropped, spread_rows
+from pyg_dynbatch.nn.fused_plan import FusedRun
+from pyg_dynbatch.nn.fused_tree_lstm import fused_child_sum_tree_lstm, fused_nary_tree_lstm
+
+
+def glorot_joint(weights: list[Tensor], fan_out: int) -> None:
+    """Fills weights as slices of one matrix with Glorot's uniform bound."""
+    bound = math.sqrt(6.0 / (sum(weight.size(1) for weight in weights) + fan_out))
+    for weight in weights:
+        nn.init.uniform_(weight, -bound, bound)
+
+
+class _TreeLSTMCell(RecursiveCell):
+    """What both Tree-LSTM cells share: the weights, and the product with the inputs.
+
+    Rows of the weights stand in the order u, i, o, f; the hidden weight may have several blocks f.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        arity: int | None,
+        hidden_shape: tuple[int, int],
+        forget_bias: float,
+        recurrent_dropout: float,
+    ) -> None:
+        super().__init__(in_channels, out_channels, arity)
+        self.state_channels = (out_channels, out_channels)
+        self.forget_bias = forget_bias
+        self.recurrent_dropout = checked_probability(
+            type(self).__name__, "recurrent_dropout", recurrent_dropout
+        )
+        self.weight_input = nn.Parameter(torch.empty(4 * out_channels, in_channels))
+        self.weight_hidden = nn.Parameter(torch.empty(hidden_shape))
+        self.bias = nn.Parameter(torch.empty(4 * out_channels))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws the weights as one Glorot-uniform matrix; biases start at 0 and forget_bias."""
+        glorot_joint([self.weight_input, self.weight_hidden], self.weight_hidden.size(0))
+        with torch.no_grad():
+            self.bias.zero_()
+            self.bias[3 * self.out_channels :] = self.forget_bias
+
+    def project(self, x: Float[Tensor, "row feature"]) -> Float[Tensor, "row projected"]:
+        """Computes ``W x + b`` of the gates u, i, o, f, ``[row, 4 * out_channels]``."""
+        return nn.functional.linear(x, self.weight_input, self.bias)
+
+    def no_input(self, like: Tensor) -> Float[Tensor, "one projected"]:
+        """Gives the bias."""
+        return self.bias[None]
+
+    @property
+    def shares_leaves(self) -> bool:
+        """Tells whether equal leaves are computed once: unless each draws its own dropout."""
+        return not (self.training and self.recurrent_dropout)
+
+    def run_schedule(
+        self,
+        schedule: Schedule,
+        inputs: Tensor,
+        leaf_row: Tensor | None = None,
+        level_order: bool = False,
+    ) -> States | None:
+        """Runs a whole schedule in one autograd function; under autocast its products only."""
+        if not schedule.steps:
+            return None
+        keep = precision = None
+        if not self.shares_leaves:
+            keep = self.bias.new_empty(schedule.num_nodes, self.out_channels)
+            keep.bernoulli_(1 - self.recurrent_dropout).div_(1 - self.recurrent_dropout)
+            # Every leaf draws factors of its own, so that equal ones differ.
+            inputs, leaf_row = spread_rows(inputs, leaf_row, schedule), None
+        device = inputs.device.type
+        if torch.is_autocast_enabled(device) and self.bias.dtype != torch.float64:
+            precision = torch.get_autocast_dtype(device)
+        return self.run_fused(inputs, FusedRun(schedule, keep, leaf_row, level_order, precision))
+
+    @abstractmethod
+    def run_fused(self, inputs: Tensor, run: FusedRun) -> States:
+        """Runs a whole schedule in one autograd function; see :meth:`run_schedule`."""
+
+    def leaf(self, x: Float[Tensor, "row feature"]) -> States:
+        """Computes leaves, for which the forget gates are not needed."""
+        width = 3 * self.out_channels
+        gates = nn.functional.linear(x, self.weight_input[:width], self.bias[:width])
+        return self.step(gates, None)
+
+
+class NaryTreeLSTMCell(_TreeLSTMCell):
+    r"""Computes one N-ary Tree-LSTM step: every child place has weights and a forget gate.
+
+    .. math::
+        i &= \sigma(W^{(i)} x + \textstyle\sum_l U^{(i)}_l h_l + b^{(i)}), \quad
+        o = \sigma(W^{(o)} x + \sum_l U^{(o)}_l h_l + b^{(o)}) \\
+        f_k &= \sigma(W^{(f)} x + \textstyle\sum_l U^{(f)}_{kl} h_l + b^{(f)}), \quad
+        u = \tanh(W^{(u)} x + \sum_l U^{(u)}_l h_l + b^{(u)}) \\
+        c &= i \odot u + \textstyle\sum_k f_k \odot c_k, \qquad h = o \odot \tanh(c)
+
+    A missing child is a state of zeros, so nodes without children need no special case.
+
+    Args:
+        in_channels: Width of an input row.
+        out_channels: Width of the hidden and of the memory row.
+        arity: Number N of child places.
+        forget_bias: Where the bias of the forget gates starts.
+        recurrent_dropout: Probability of dropping an entry of ``u`` while training, drawn for
+            every node.
+
+    Shape:
+        - x: ``[row, in_channels]``; each child: a pair ``(h, c)`` of ``[row, out_channels]``
+        - returns: a pair ``(h, c)``, each ``[row, out_channels]``
+
+    Raises:
+        ValueError: If a width or the arity is below 1, or the probability outside [0, 1).
+
+    Reference:
+        Tai, Socher, Manning (2015), arXiv:1503.00075, equations 9-14. Recurrent dropout:
+        Semeniuta, Severyn, Barth (2016), arXiv:1603.05118, equation 8.
+
+    Example:
+        >>> cell, zeros = NaryTreeLSTMCell(4, 3), torch.zeros(2, 3)
+        >>> h, c = cell(torch.zeros(2, 4), (zeros, zeros), (zeros, zeros))
+        >>> h.shape
+        torch.Size([2, 3])
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        arity: int = 2,
+        *,
+        forget_bias: float = 1.0,
+        recurrent_dropout: float = 0.0,
+    ) -> None:
+        arity = checked_count(f"{type(self).__name__}: arity", arity)
+        shape = ((3 + arity) * out_channels, arity * out_channels)
+        super().__init__(in_channels, out_channels, arity, shape, forget_bias, recurrent_dropout)
+
+    def run_fused(self, inputs: Tensor, run: FusedRun) -> States:
+        """Runs a whole schedule in one autograd function."""
+        return fused_nary_tree_lstm(inputs, self.weight_input, self.weight_hidden, self.bias, run)
+
+    def step(self, projected: Float[Tensor, "row projected"], children: Any) -> States:
+        """Computes the gates and the new state; see the class."""
+        width = self.out_channels
+        gates = projected[:, : 3 * width]
+        if children is not None:
+            h, c = children
+            hidden = nn.functional.linear(h.flatten(1), self.weight_hidden)
+            gates = gates + hidden[:, : 3 * width]
+        u, i, o = gates.split(width, 1)
+        memory = torch.sigmoid(i) * dropped(u.tanh(), self.recurrent_dropout, self.training)
+        if children is not None:
+            forget = hidden[:, 3 * width :].unflatten(1, (h.size(1), width))
+            forget = torch.sigmoid(forget + projected[:, None, 3 * width :])
+            memory = memory + (forget * c).sum(1)
+        return torch.sigmoid(o) * memory.tanh(), memory
+
+
+class ChildSumTreeLSTMCell(_TreeLSTMCell):
+    r"""Computes one child-sum Tree-LSTM step, for any number of unordered children.
+
+    The hidden rows of the children are added up; every child keeps a forget gate of its own:
+
+    .. math::
+        \tilde h &= \textstyle\sum_k h_k, \qquad
+        i, o, u = \sigma, \sigma, \tanh\,(W x + U \tilde h + b) \\
+        f_k &= \sigma(W^{(f)} x + U^{(f)} h_k + b^{(f)}), \quad
+        c = i \odot u + \textstyle\sum_k f_k \odot c_k, \quad h = o \odot \tanh(c)
+
+    A node without children sums over nothing, so leaves need no special case.
+
+    Args:
+        in_channels: Width of an input row.
+        out_channels: Width of the hidden and of the memory row.
+        forget_bias: Where the bias of the forget gates starts.
+        recurrent_dropout: Probability of dropping an entry of ``u`` while training, drawn for
+            every node.
+
+    Shape:
+        - x: ``[row, in_channels]``
+        - children: :class:`~pyg_dynbatch.core.RaggedRows` of pairs ``(h, c)``,
+          ``[child, out_channels]``
+        - returns: a pair ``(h, c)``, each ``[row, out_channels]``
+
+    Raises:
+        ValueError: If a width is below 1, or the probability outside [0, 1).
+
+    Reference:
+        Tai, Socher, Manning (2015), arXiv:1503.00075, equations 2-8. Recurrent dropout:
+        Semeniuta, Severyn, Barth (2016), arXiv:1603.05118, equation 8.
+
+    Example:
+        >>> from pyg_dynbatch.core import RaggedRows
+        >>> cell, rows = ChildSumTreeLSTMCell(4, 3), torch.zeros(3, 3)
+        >>> children = RaggedRows((rows, rows), torch.tensor([0, 0, 1]), 2)
+        >>> h, c = cell(torch.zeros(2, 4), children)
+        >>> h.shape
+        torch.Size([2, 3])
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        forget_bias: float = 0.0,
+        recurrent_dropout: float = 0.0,
+    ) -> None:
+        shape = (4 * out_channels, out_channels)
+        super().__init__(in_channels, out_channels, None, shape, forget_bias, recurrent_dropout)
+
+    def run_fused(self, inputs: Tensor, run: FusedRun) -> States:
+        """Runs a whole schedule in one autograd function."""
+        weights = (self.weight_input, self.weight_hidden, self.bias)
+        return fused_child_sum_tree_lstm(inputs, *weights, run)
+
+    def step(self, projected: Float[Tensor, "row projected"], children: Any) -> States:
+        """Computes the gates and the new state; see the class."""
+        width = self.out_channels
+        gates = projected[:, : 3 * width]
+        if children is not None:
+            (h, c), owner = children.rows, children.owner
+            total = h.new_zeros(projected.size(0), width).index_add(0, owner, h)
+            gates = gates + nn.functional.linear(total, self.weight_hidden[: 3 * width])
+        u, i, o = gates.split(width, 1)
+        memory = torch.sigmoid(i) * dropped(u.tanh(), self.recurrent_dropout, self.training)
+        if children is not None:
+            own = projected[:, 3 * width :].index_select(0, owner)
+            forget = own + nn.functional.linear(h, self.weight_hidden[3 * width :])
+            kept = torch.sigmoid(forget) * c
+            memory = memory.to(kept.dtype).index_add(0, owner, kept)
+        return torch.sigmoid(o) * memory.tanh(), memory
+
+
+class TreeRNNCell(RecursiveCell):
+    r"""Computes :math:`h = \tanh(W x + \sum_k U_k h_k + b)`.
+
+    Args:
+        in_channels: Width of an input row.
+        out_channels: Width of the hidden row.
+        arity: Number of child places; a missing child is a row of zeros.
+
+    Shape:
+        - x: ``[row, in_channels]``; each child: ``[row, out_channels]``
+        - returns: ``[row, out_channels]``
+
+    Raises:
+        ValueError: If a width or the arity is below 1.
+
+    Reference:
+        Socher, Lin, Ng, Manning (2011), "Parsing natural scenes and natural language with
+        recursive neural networks", equation 2. Differs: a node may have an input of its own.
+
+    Example:
+        >>> cell, zeros = TreeRNNCell(4, 3), torch.zeros(2, 3)
+        >>> cell(torch.zeros(2, 4), zeros, zeros).shape
+        torch.Size([2, 3])
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, arity: int = 2) -> None:
+        super().__init__(in_channels, out_channels, arity)
+        self.state_channels = (out_channels,)
+        self.weight_input = nn.Parameter(torch.empty(out_channels, in_channels))
+        self.weight_hidden = nn.Parameter(torch.empty(out_channels, arity * out_channels))
+        self.bias = nn.Parameter(torch.empty(out_channels))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws the weights as one Glorot-uniform matrix; the bias starts at 0."""
+        glorot_joint([self.weight_input, self.weight_hidden], self.out_channels)
+        nn.init.zeros_(self.bias)
+
+    def project(self, x: Float[Tensor, "row feature"]) -> Float[Tensor, "row projected"]:
+        """Computes ``W x + b``."""
+        return nn.functional.linear(x, self.weight_input, self.bias)
+
+    def no_input(self, like: Tensor) -> Float[Tensor, "one projected"]:
+        """Gives the bias."""
+        return self.bias[None]
+
+    def step(self, projected: Float[Tensor, "row projected"], children: Any) -> States:
+        """Adds the children and squashes; see the class."""
+        if children is not None:
+            (h,) = children
+            projected = projected + nn.functional.linear(h.flatten(1), self.weight_hidden)
+        return (torch.tanh(projected),)
+
+
+class TreeGRUCell(RecursiveCell):
+    r"""Computes one Tree-GRU step: a reset gate and an update gate for every child place.
+
+    .. math::
+        r_k &= \sigma(W^{(r)} x + \textstyle\sum_l U^{(r)}_{kl} h_l + b^{(r)}), \qquad
+        z_k = \sigma(W^{(z)} x + \textstyle\sum_l U^{(z)}_{kl} h_l + b^{(z)}) \\
+        u &= \tanh(W^{(u)} x + \textstyle\sum_k U^{(u)}_k (r_k \odot h_k) + b^{(u)}) \\
+        h &= \Big(1 - \tfrac1N \textstyle\sum_k z_k\Big) \odot u
+             + \tfrac1N \textstyle\sum_k z_k \odot h_k
+
+    With one child place this is the GRU. A missing child is a row of zeros.
+
+    Args:
+        in_channels: Width of an input row.
+        out_channels: Width of the hidden row.
+        arity: Number N of child places.
+        recurrent_dropout: Probability of dropping an entry of ``u`` while training, drawn for
+            every node.
+
+    Shape:
+        - x: ``[row, in_channels]``; each child: ``[row, out_channels]``
+        - returns: ``[row, out_channels]``
+
+    Raises:
+        ValueError: If a width or the arity is below 1, or the probability outside [0, 1).
+
+    Reference:
+        GRU: Cho et al. (2014), arXiv:1406.1078, equations 5-8. Differs: gates for every child
+        place as the N-ary Tree-LSTM has them (Tai et al. 2015, arXiv:1503.00075, equation 10),
+        and the update averages over the places, so that the state stays within [-1, 1].
+
+    Example:
+        >>> cell, zeros = TreeGRUCell(4, 3), torch.zeros(2, 3)
+        >>> cell(torch.zeros(2, 4), zeros, zeros).shape
+        torch.Size([2, 3])
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        arity: int = 2,
+        *,
+        recurrent_dropout: float = 0.0,
+    ) -> None:
+        super().__init__(in_channels, out_channels, arity)
+        self.state_channels = (out_channels,)
+        self.recurrent_dropout = checked_probability(
+            type(self).__name__, "recurrent_dropout", recurrent_dropout
+        )
+        # Rows of the input weight in the order r, z, u.
+        self.weight_input = nn.Parameter(torch.empty(3 * out_channels, in_channels))
+        self.weight_gates = nn.Parameter(
+            torch.empty(2 * arity * out_channels, arity * out_channels)
+        )
+        self.weight_update = nn.Parameter(torch.empty(out_channels, arity * out_channels))
+        self.bias = nn.Parameter(torch.empty(3 * out_channels))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws Glorot-uniform weights; biases start at 0."""
+        width = self.out_channels
+        glorot_joint([self.weight_input, self.weight_gates], self.weight_gates.size(0))
+        glorot_joint([self.weight_update], width)
+        nn.init.zeros_(self.bias)
+
+    def project(self, x: Float[Tensor, "row feature"]) -> Float[Tensor, "row projected"]:
+        """Computes ``W x + b`` of r, z, u, ``[row, 3 * out_channels]``."""
+        return nn.functional.linear(x, self.weight_input, self.bias)
+
+    def no_input(self, like: Tensor) -> Float[Tensor, "one projected"]:
+        """Gives the bias."""
+        return self.bias[None]
+
+    def step(self, projected: Float[Tensor, "row projected"], children: Any) -> States:
+        """Computes the gates and the new state; see the class."""
+        width = self.out_channels
+        own_r, own_z, candidate = projected.split(width, 1)
+        if children is None:
+            # Without children the sums over z do not vanish: z depends on the input too.
+            share = torch.sigmoid(own_z)
+            u = dropped(candidate.tanh(), self.recurrent_dropout, self.training)
+            return ((1 - share) * u,)
+        (h,) = children
+        gates = nn.functional.linear(h.flatten(1), self.weight_gates)
+        r, z = gates.unflatten(1, (2, h.size(1), width)).unbind(1)
+        r, z = torch.sigmoid(r + own_r[:, None]), torch.sigmoid(z + own_z[:, None])
+        candidate = candidate + nn.functional.linear((r * h).flatten(1), self.weight_update)
+        u = dropped(candidate.tanh(), self.recurrent_dropout, self.training)
+        return ((1 - z.mean(1)) * u + (z * h).mean(1),)

@@ -1,0 +1,526 @@
+"""Laws that dynamic batching must keep, as assertions for your own operations, cells and models.
+
+Every law works on a copy in float64 and evaluation mode, so the tolerance can be tight and the
+object handed in is left alone. A broken law raises ``AssertionError`` and says which result, which
+row and by how much.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from pyg_dynbatch.core.engine import Engine
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.operation import Ragged, Signature, row_type_of
+from pyg_dynbatch.core.program import AnyProgram, Program
+from pyg_dynbatch.core.reference import run_one_by_one
+from pyg_dynbatch.core.schedule import Schedule
+from pyg_dynbatch.core.structure import depth_of, slots_of
+from pyg_dynbatch.core.types import RowType, TensorType, parts_of
+
+TOLERANCE = 1e-10
+
+Inputs = Mapping[Any, Any]
+Flat = dict[str, Tensor]
+
+
+def prepared(module: Any) -> Any:
+    """Copies a module into float64 and evaluation mode."""
+    return deepcopy(module).double().eval()
+
+
+def fixed_generator() -> torch.Generator:
+    """Makes a generator that draws the same numbers every time."""
+    return torch.Generator().manual_seed(0)
+
+
+def parts_of_rows(rows: Any) -> tuple[Tensor, ...]:
+    """Lists the tensors of rows, one for a plain tensor."""
+    return rows if isinstance(rows, tuple) else (rows,)
+
+
+def shaped_like(rows: Any, parts: Iterable[Tensor]) -> Any:
+    """Gives a tuple where ``rows`` is one, else the only part."""
+    found = tuple(parts)
+    return found if isinstance(rows, tuple) else found[0]
+
+
+def in_float64(part: Tensor) -> Tensor:
+    """Turns floating numbers into float64, and leaves others alone."""
+    return part.detach().double() if part.is_floating_point() else part
+
+
+def inputs_in_float64(inputs: Inputs | None) -> dict[Any, Any]:
+    """Turns all floating input rows into float64."""
+    return {
+        key: shaped_like(rows, (in_float64(part) for part in parts_of_rows(rows)))
+        for key, rows in (inputs or {}).items()
+    }
+
+
+def flattened(results: Mapping[str, Any]) -> Flat:
+    """Gives every tensor a name: the parts of a tuple become ``name.0``, ``name.1`` and so on."""
+    flat: Flat = {}
+    for name, rows in results.items():
+        if isinstance(rows, tuple):
+            flat |= {f"{name}.{number}": part for number, part in enumerate(rows)}
+        else:
+            flat[name] = rows
+    return flat
+
+
+def gradients_of(
+    module: nn.Module, inputs: Inputs, run: Callable[[Inputs], Mapping[str, Any]]
+) -> Flat:
+    """Takes the gradient of a fixed random weighting of all floating results.
+
+    Args:
+        module: Its parameters are differentiated; an unused one gets zeros.
+        inputs: Its floating rows are differentiated too.
+        run: Gives named results for inputs.
+
+    Returns:
+        One gradient a parameter and input part.
+    """
+    leaves: Flat = dict(module.named_parameters())
+    given = {}
+    for key, rows in inputs.items():
+        parts = [p.clone().requires_grad_(p.is_floating_point()) for p in parts_of_rows(rows)]
+        leaves |= {f"input {key} {number}": part for number, part in enumerate(parts)}
+        given[key] = shaped_like(rows, parts)
+    leaves = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
+    loss, generator = torch.zeros((), dtype=torch.float64), fixed_generator()
+    for _, rows in sorted(flattened(run(given)).items()):
+        if rows.is_floating_point():
+            weight = torch.randn(rows.shape, generator=generator, dtype=torch.float64)
+            loss = loss + (rows * weight.to(rows.device)).sum().to(loss.device)
+    if not loss.requires_grad or not leaves:
+        return {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
+    found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+    return {
+        name: torch.zeros_like(leaf) if gradient is None else gradient
+        for (name, leaf), gradient in zip(leaves.items(), found, strict=True)
+    }
+
+
+def assert_same(law: str, wanted: Flat, found: Flat, tolerance: float) -> None:
+    """Asserts that two sets of named results are equal up to rounding.
+
+    Raises:
+        AssertionError: If names, shapes or numbers differ; it names the law, the result and the
+            row.
+    """
+    if sorted(wanted) != sorted(found):
+        raise AssertionError(
+            mismatch(
+                f"Law {law!r} is broken: other results",
+                expected=", ".join(sorted(wanted)) or "nothing",
+                got=", ".join(sorted(found)) or "nothing",
+            )
+        )
+    for name, right in wanted.items():
+        mine = found[name]
+        if right.shape != mine.shape:
+            raise AssertionError(
+                mismatch(
+                    f"Law {law!r} is broken: {name!r} has another shape",
+                    expected=list(right.shape),
+                    got=list(mine.shape),
+                )
+            )
+        _assert_close(f"Law {law!r} is broken: {name!r} differs", right, mine, tolerance)
+
+
+def _assert_close(what: str, right: Tensor, mine: Tensor, tolerance: float) -> None:
+    common = torch.complex128 if right.is_complex() or mine.is_complex() else torch.float64
+    right, mine = right.detach().cpu().to(common), mine.detach().cpu().to(common)
+    fits = torch.isclose(mine, right, tolerance, tolerance, equal_nan=True)
+    if fits.all():
+        return
+    place = (~fits).nonzero()[0].tolist()
+    raise AssertionError(
+        mismatch(
+            what,
+            expected=f"{right[tuple(place)].item():.12g}, to a tolerance of {tolerance:g}",
+            got=f"{mine[tuple(place)].item():.12g}",
+            where=f"entry {place}, row first; {int((~fits).sum())} of {fits.numel()} differ",
+        )
+    )
+
+
+class Structure(NamedTuple):
+    """One tree, forest or acyclic graph.
+
+    Args:
+        edge_index: Edges from child to parent, ``[2, edge]``.
+        num_nodes: Number of nodes.
+        child_slot: Position of each edge's child among its siblings; the order of the edges if
+            left out.
+        has_input: Which nodes read an input row, bool ``[node]``; all if left out.
+
+    Example:
+        >>> Structure(torch.tensor([[0, 1], [2, 2]]), 3).num_nodes
+        3
+    """
+
+    edge_index: Tensor
+    num_nodes: int
+    child_slot: Tensor | None = None
+    has_input: Tensor | None = None
+
+
+def program_of_structure(signature: Signature, structure: Structure) -> Program:
+    """Records what a schedule of a structure does, node by node.
+
+    Args:
+        signature: First the input, then one :class:`Ragged` for all children, or one argument a
+            child slot; all types with a shape.
+        structure: The structure; its nodes' input rows are rows 0, 1, … of the input type.
+
+    Returns:
+        The program; its output ``"node"`` lists all nodes in node order.
+
+    Example:
+        >>> from pyg_dynbatch.core import TensorType
+        >>> row = TensorType((2,))
+        >>> node = Signature("node", (row, Ragged(row)), (row,))
+        >>> program_of_structure(node, Structure(torch.tensor([[0, 1], [2, 2]]), 3)).depth
+        2
+    """
+    edge_index, num_nodes, child_slot, has_input = structure
+    slots = slots_of(edge_index, num_nodes) if child_slot is None else child_slot
+    input_type, *places = signature.inputs
+    ragged = len(places) == 1 and isinstance(places[0], Ragged)
+    children: list[dict[int, list[int]]] = [{} for _ in range(num_nodes)]
+    for child, parent, slot in zip(*edge_index.tolist(), slots.tolist(), strict=True):
+        children[parent].setdefault(slot, []).append(child)
+    program = Program()
+    states: dict[int, Any] = {}
+    for node in depth_of(edge_index, num_nodes).argsort(stable=True).tolist():
+        reads = has_input is None or bool(has_input[node])
+        x = program.input(row_type_of(input_type), node) if reads else _zeros(program, input_type)
+        below = children[node]
+        if ragged:
+            arguments = [[states[child] for slot in sorted(below) for child in below[slot]]]
+        else:
+            arguments = [
+                states[below[slot][0]] if slot in below else _zeros(program, wanted)
+                for slot, wanted in enumerate(places)
+            ]
+        states[node] = program.call(signature, x, *arguments)
+    program.declare_inputs(row_type_of(input_type), num_nodes)
+    for node in range(num_nodes):
+        program.output(states[node], "node")
+    return program
+
+
+def _zeros(program: Program, wanted: RowType | Ragged) -> Any:
+    row_type = row_type_of(wanted)
+    rows = tuple(torch.zeros(part.shape or (), dtype=part.dtype) for part in parts_of(row_type))
+    return program.constant(row_type, rows if isinstance(row_type, tuple) else rows[0])
+
+
+def join_structures(structures: Sequence[Structure]) -> Structure:
+    """Puts structures side by side as one, as PyG puts graphs into a batch."""
+    edges, slots, inputs, first = [], [], [], 0
+    for edge_index, num_nodes, child_slot, has_input in structures:
+        edges.append(edge_index + first)
+        slots.append(slots_of(edge_index, num_nodes) if child_slot is None else child_slot)
+        inputs.append(torch.ones(num_nodes, dtype=torch.bool) if has_input is None else has_input)
+        first += num_nodes
+    return Structure(torch.cat(edges, 1), first, torch.cat(slots), torch.cat(inputs))
+
+
+def assert_batching_agrees(
+    engine: Engine,
+    programs: Sequence[AnyProgram],
+    inputs: Inputs | None = None,
+    *,
+    tolerance: float = TOLERANCE,
+) -> None:
+    """Asserts that batched calls give what calls one by one give, whatever the policy.
+
+    Args:
+        engine: Holds the operations.
+        programs: One program an example.
+        inputs: As for :meth:`Engine.forward`.
+        tolerance: Largest difference allowed, relative for numbers above 1.
+
+    Raises:
+        AssertionError: If some output differs.
+
+    Example:
+        >>> from torch import nn
+        >>> from pyg_dynbatch.core import Operations, Program, TensorType
+        >>> vector, operations, program = TensorType((3,)), Operations(), Program()
+        >>> squash = operations.add(nn.Linear(3, 3), [vector], [vector], name="squash")
+        >>> first = program.call(squash, program.constant(vector, [1.0, 2.0, 3.0]))
+        >>> program.output(program.call(squash, first))
+        >>> assert_batching_agrees(Engine(operations), [program, program])
+    """
+    engine, inputs = prepared(engine), inputs_in_float64(inputs)
+    with torch.no_grad():
+        wanted = flattened(run_one_by_one(engine, programs, inputs))
+        for policy in ("depth", "agenda"):
+            found = flattened(engine(Schedule.from_programs(programs, policy), inputs))
+            assert_same(f"batched ({policy}) = one by one", wanted, found, tolerance)
+
+
+def assert_gradients_agree(
+    engine: Engine,
+    programs: Sequence[AnyProgram],
+    inputs: Inputs | None = None,
+    *,
+    tolerance: float = TOLERANCE,
+) -> None:
+    """Asserts that parameters and inputs get the gradients they get one by one.
+
+    The loss is a fixed random weighting of all floating outputs.
+
+    Args:
+        engine: Holds the operations.
+        programs: One program an example.
+        inputs: As for :meth:`Engine.forward`.
+        tolerance: Largest difference allowed, relative for numbers above 1.
+
+    Raises:
+        AssertionError: If some gradient differs.
+
+    Example:
+        >>> from torch import nn
+        >>> from pyg_dynbatch.core import Operations, Program, TensorType
+        >>> word, operations, program = TensorType((3,), tag="word"), Operations(), Program()
+        >>> add = operations.add(nn.Bilinear(3, 3, 3), [word, word], [word], name="add")
+        >>> program.output(program.call(add, program.input(word, 0), program.input(word, 1)))
+        >>> assert_gradients_agree(Engine(operations), [program] * 2, {"word": torch.ones(4, 3)})
+    """
+    engine, inputs = prepared(engine), inputs_in_float64(inputs)
+    wanted = gradients_of(engine, inputs, lambda given: run_one_by_one(engine, programs, given))
+    for policy in ("depth", "agenda"):
+        schedule = Schedule.from_programs(programs, policy)
+        found = gradients_of(engine, inputs, partial(engine, schedule))
+        assert_same(f"gradients batched ({policy}) = one by one", wanted, found, tolerance)
+
+
+def assert_order_is_free(
+    engine: Engine,
+    programs: Sequence[AnyProgram],
+    inputs: Inputs | None = None,
+    *,
+    tolerance: float = TOLERANCE,
+) -> None:
+    """Asserts that an example's results depend neither on its place nor on its company.
+
+    Each example alone, and all examples backwards, must give what the whole batch gives.
+
+    Args:
+        engine: Holds the operations.
+        programs: One program an example.
+        inputs: As for :meth:`Engine.forward`.
+        tolerance: Largest difference allowed, relative for numbers above 1.
+
+    Raises:
+        AssertionError: If some output differs.
+
+    Example:
+        >>> from pyg_dynbatch.core import Operations, Program, TensorType
+        >>> scalar, operations, programs = TensorType(()), Operations(), [Program(), Program()]
+        >>> double = operations.add(lambda x: 2 * x, [scalar], [scalar], name="double")
+        >>> for number, program in enumerate(programs):
+        ...     program.output(program.call(double, program.constant(scalar, number)))
+        >>> assert_order_is_free(Engine(operations), programs)
+    """
+    engine, inputs = prepared(engine), inputs_in_float64(inputs)
+    shares = _inputs_by_example(programs, inputs)
+    with torch.no_grad():
+        whole = _by_example(engine, programs, inputs)
+        alone = [
+            _by_example(engine, [program], share)[0]
+            for program, share in zip(programs, shares, strict=True)
+        ]
+        backwards = _by_example(engine, programs[::-1], _joined(shares[::-1]))[::-1]
+    for number, wanted in enumerate(whole):
+        for law, others in (("company", alone), ("order", backwards)):
+            title = f"example {number}: the same whatever the {law} of the batch"
+            assert_same(title, wanted, others[number], tolerance)
+
+
+def _inputs_by_example(programs: Sequence[AnyProgram], inputs: Inputs) -> list[dict[Any, Any]]:
+    """Cuts the input rows of a batch into those of its examples."""
+    used = dict.fromkeys(inputs, 0)
+    shares = []
+    for program in programs:
+        wanted: dict[Any, int] = {}
+        for row_type, rows in zip(program.row_types, program.num_inputs, strict=True):
+            key = row_type if row_type in inputs else parts_of(row_type)[0].tag
+            wanted[key] = rows
+        share = {}
+        for key, rows in inputs.items():
+            first, last = used[key], used[key] + wanted.get(key, 0)
+            share[key] = shaped_like(rows, (part[first:last] for part in parts_of_rows(rows)))
+            used[key] = last
+        shares.append(share)
+    return shares
+
+
+def _joined(shares: Sequence[Inputs]) -> dict[Any, Any]:
+    return {
+        key: shaped_like(
+            rows, (torch.cat(p) for p in zip(*(parts_of_rows(s[key]) for s in shares), strict=True))
+        )
+        for key, rows in (shares[0] if shares else {}).items()
+    }
+
+
+def _by_example(engine: Engine, programs: Sequence[AnyProgram], inputs: Inputs) -> list[Flat]:
+    schedule = Schedule.from_programs(programs)
+    results = engine(schedule, inputs)
+    found: list[Flat] = [{} for _ in programs]
+    for name, rows in results.items():
+        example = schedule.example_of(name)
+        for number, program in enumerate(programs):
+            if name in program.outputs:
+                mine = shaped_like(rows, (part[example == number] for part in parts_of_rows(rows)))
+                found[number] |= flattened({name: mine})
+    return found
+
+
+def assert_cell_agrees(
+    cell: nn.Module,
+    state: RowType,
+    structures: Sequence[Structure],
+    *,
+    in_channels: int,
+    arity: int | None = None,
+    tolerance: float = TOLERANCE,
+) -> None:
+    """Asserts that a cell run over structures gives what it gives node by node.
+
+    Three roads must meet, in values and in gradients: the schedule of the structures, the
+    schedule of recorded programs, and one call after another. The two schedules must also have
+    the same steps.
+
+    Args:
+        cell: As for :meth:`Engine.of_cell`.
+        state: Type of a state.
+        structures: The examples.
+        in_channels: Width of an input row.
+        arity: Argument places for children; ``None`` for a ragged argument.
+        tolerance: Largest difference allowed, relative for numbers above 1.
+
+    Raises:
+        AssertionError: If values, gradients or steps differ.
+
+    Example:
+        >>> from pyg_dynbatch.testing import Structure
+        >>> class Sum(nn.Module):
+        ...     def forward(self, x, children):
+        ...         return torch.tanh(x + children.sum())
+        >>> tree = Structure(torch.tensor([[0, 1], [2, 2]]), 3)
+        >>> assert_cell_agrees(Sum(), TensorType((4,)), [tree, tree], in_channels=4)
+    """
+    input_type = TensorType((in_channels,), tag="input")
+    engine = prepared(Engine.of_cell(cell, state, arity, input_type))
+    signature = engine.operations["node"].signature
+    programs = [program_of_structure(signature, structure) for structure in structures]
+    joined = join_structures(structures)
+    by_structure = Schedule.from_structure(
+        joined.edge_index,
+        joined.num_nodes,
+        child_slot=joined.child_slot,
+        arity=arity,
+        has_input=joined.has_input,
+    )
+    by_program = Schedule.from_programs(programs)
+    sizes = [[step.size for step in schedule.steps] for schedule in (by_structure, by_program)]
+    if sizes[0] != sizes[1]:
+        raise AssertionError(
+            mismatch(
+                "Law 'schedule of structures = schedule of programs' is broken: step sizes differ",
+                expected=f"the steps of the programs, {sizes[1]}",
+                got=f"the steps of the structures, {sizes[0]}",
+            )
+        )
+    x = torch.randn(joined.num_nodes, in_channels, dtype=torch.float64, generator=fixed_generator())
+    roads: dict[str, Callable[[Inputs], dict[str, Any]]] = {
+        "one by one": lambda given: run_one_by_one(engine, programs, given),
+        "recorded programs": lambda given: engine(by_program, given),
+        "structures": lambda given: engine(
+            by_structure, {"input": given["input"].index_select(0, by_structure.input_node)}
+        ),
+    }
+    wanted, *others = (
+        (road, flattened(run({"input": x})), gradients_of(engine, {"input": x}, run))
+        for road, run in roads.items()
+    )
+    for road, values, gradients in others:
+        assert_same(f"{road} = {wanted[0]}", wanted[1], values, tolerance)
+        assert_same(f"gradients: {road} = {wanted[0]}", wanted[2], gradients, tolerance)
+
+
+def assert_model_agrees(
+    model: nn.Module,
+    examples: Sequence[Any],
+    collate: Callable[[list[Any]], Any],
+    *,
+    tolerance: float = TOLERANCE,
+) -> None:
+    """Asserts that a model gives a batch what it gives each example in a batch of its own.
+
+    Args:
+        model: Called with a batch; returns a tensor (or a dict or tuple of tensors) whose rows
+            follow the order of the examples, so many rows an example as it needs.
+        examples: The examples, such as ``Data`` objects; floating fields are turned to float64.
+        collate: Makes a batch of a list of examples, such as a ``Collater``.
+        tolerance: Largest difference allowed, relative for numbers above 1.
+
+    Raises:
+        AssertionError: If values, or gradients of parameters, differ.
+
+    Example:
+        >>> from pyg_dynbatch.loader import Collater
+        >>> from pyg_dynbatch.data import DynTreeData
+        >>> class Heads(nn.Module):
+        ...     def forward(self, batch):
+        ...         return batch.x[batch.root_index]
+        >>> trees = [DynTreeData(torch.tensor([[0], [1]]), x=torch.ones(2, 3)) for _ in range(2)]
+        >>> assert_model_agrees(Heads(), trees, Collater())
+    """
+    model = prepared(model)
+    examples = [_data_in_float64(example) for example in examples]
+
+    def alone(_: Inputs) -> dict[str, Any]:
+        found = [flattened(_named(model(collate([example])))) for example in examples]
+        return {name: torch.cat([each[name] for each in found]) for name in found[0]}
+
+    def together(_: Inputs) -> dict[str, Any]:
+        return flattened(_named(model(collate(list(examples)))))
+
+    assert_same("batch = each example alone", alone({}), together({}), tolerance)
+    wanted, found = (gradients_of(model, {}, run) for run in (alone, together))
+    assert_same("gradients: batch = each example alone", wanted, found, tolerance)
+
+
+def _data_in_float64(example: Any) -> Any:
+    if not callable(getattr(example, "apply", None)):
+        return example
+    return example.clone().apply(in_float64)
+
+
+def _named(results: Any) -> dict[str, Any]:
+    return dict(results) if isinstance(results, Mapping) else {"result": results}
+
+
+__all__ = [
+    "Structure",
+    "assert_batching_agrees",
+    "assert_cell_agrees",
+    "assert_gradients_agree",
+    "assert_model_agrees",
+    "assert_order_is_free",
+    "program_of_structure",
+]

@@ -1,0 +1,161 @@
+"""What all data modules share: three splits, their loaders, one seed for all ranks."""
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.accelerators import CUDAAccelerator
+from lightning.pytorch.utilities import rank_zero_warn
+
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.samplers import NodeBudgetBatchSampler
+
+SplitName = Literal["train", "val", "test"]
+SPLITS: tuple[SplitName, ...] = ("train", "val", "test")
+
+
+class SplitDataModule(pl.LightningDataModule, ABC):
+    """Makes the loaders of three splits, in batches of examples or under a budget of their sizes.
+
+    Splits that are not trained on are never shuffled, and on several devices no example is counted
+    twice: the batches are dealt, not padded.
+
+    Args:
+        batch_size: Examples in a batch.
+        budget: If given, batches hold at most so much of what :meth:`sizes` counts, and any number
+            of examples; a larger example makes a batch of its own, with a warning.
+        num_workers: Loader processes; 0 loads in the process that trains.
+        predict_split: Which split ``predict`` runs over.
+    """
+
+    def __init__(
+        self,
+        batch_size: int,
+        budget: int | None,
+        num_workers: int,
+        predict_split: SplitName,
+    ) -> None:
+        super().__init__()
+        if batch_size < 1:
+            raise ValueError(
+                mismatch(
+                    f"{type(self).__name__}: batch_size is out of range",
+                    expected="1 or more",
+                    got=batch_size,
+                )
+            )
+        self.batch_size = batch_size
+        self.budget = budget
+        self.num_workers = num_workers
+        self.predict_split = predict_split
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves the trainer behind, as Lightning's modules do; the next one attaches itself."""
+        return {**self.__dict__, "trainer": None}
+
+    @classmethod
+    def known_facts(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Says which ``kind`` and ``targets`` data of these options has, if known unread."""
+        return {name: options[name] for name in ("kind", "targets") if name in options}
+
+    @abstractmethod
+    def dataset(self, split: SplitName) -> Any:
+        """Gives one split, loaded once."""
+
+    @abstractmethod
+    def sizes(self, split: SplitName) -> Sequence[int]:
+        """Counts, for every example of a split, what the budget bounds."""
+
+    @abstractmethod
+    def make_loader(self, dataset: Any, batch_size: int = 1, **options: Any) -> Any:
+        """Makes a loader that collates as the model needs it."""
+
+    def splits_of(self, stage: str) -> tuple[SplitName, ...]:
+        """Lists the splits that a stage needs.
+
+        Args:
+            stage: ``fit``, ``validate``, ``test`` or ``predict``.
+
+        Returns:
+            Their names.
+        """
+        needed: dict[str, tuple[SplitName, ...]] = {
+            "fit": ("train", "val"),
+            "validate": ("val",),
+            "test": ("test",),
+            "predict": (self.predict_split,),
+        }
+        return needed[stage]
+
+    def train_dataloader(self) -> Any:
+        """Shuffles the training split anew in every epoch."""
+        dataset = self.dataset("train")
+        if self.budget is None:
+            seed = self._seed()
+            options = self._loader_options(seed)
+            return self.make_loader(dataset, self.batch_size, shuffle=True, seed=seed, **options)
+        return self._budgeted(dataset, self.sizes("train"), self.budget, shuffle=True)
+
+    def val_dataloader(self) -> Any:
+        """Goes through the validation split in order."""
+        return self._in_order("val")
+
+    def test_dataloader(self) -> Any:
+        """Goes through the test split in order."""
+        return self._in_order("test")
+
+    def predict_dataloader(self) -> Any:
+        """Goes through the split to predict in order."""
+        return self._in_order(self.predict_split)
+
+    def _in_order(self, split: SplitName) -> Any:
+        dataset = self.dataset(split)
+        if self.budget is not None:
+            return self._budgeted(dataset, self.sizes(split), self.budget, shuffle=False)
+        # A budget of examples instead of sizes. The sampler deals batches to the ranks without
+        # repeating an example, which Lightning's own would do to make the shares equal.
+        return self._budgeted(dataset, [1] * len(dataset), self.batch_size, shuffle=False)
+
+    def _budgeted(self, dataset: Any, sizes: Sequence[int], budget: int, shuffle: bool) -> Any:
+        larger = [size for size in sizes if size > budget]
+        if larger:
+            rank_zero_warn(
+                f"{type(self).__name__}: {len(larger):,} of {len(sizes):,} examples are larger "
+                f"than the budget of {budget:,} and make batches of their own; the largest has "
+                f"a size of {max(larger):,}."
+            )
+        seed = self._seed()
+        sampler = NodeBudgetBatchSampler(
+            None, sizes, budget, shuffle=shuffle, seed=seed, oversize="alone"
+        )
+        return self.make_loader(dataset, batch_sampler=sampler, **self._loader_options(seed))
+
+    def _seed(self) -> int:
+        """Finds a seed that all ranks share: with one each they would plan different epochs."""
+        common = os.environ.get("PL_GLOBAL_SEED")
+        if common is not None:
+            return int(common)
+        if self.trainer is None:
+            return 0
+        # Every rank makes its loaders in the same order, so each of them gets here.
+        return int(self.trainer.strategy.broadcast(torch.initial_seed() % 2**32))
+
+    def _loader_options(self, seed: int) -> dict[str, Any]:
+        accelerator = getattr(self.trainer, "accelerator", None)
+        return {
+            "num_workers": self.num_workers,
+            # A generator of its own: seeding the workers from the global one would shift the
+            # numbers that dropout draws, differently in a resumed run.
+            "generator": torch.Generator().manual_seed(seed),
+            "persistent_workers": self.num_workers > 0,
+            "pin_memory": isinstance(accelerator, CUDAAccelerator),
+        }
+
+    def transfer_batch_to_device(
+        self, batch: Any, device: torch.device, dataloader_idx: int
+    ) -> Any:
+        """Moves a batch without waiting for the copy, which pinned memory makes asynchronous."""
+        return batch.to(device, non_blocking=True)

@@ -1,0 +1,1 @@
+"""Trees and DAGs as PyG data: formats, data sets, collating, models, tasks."""

@@ -1,0 +1,632 @@
+"""Exchange trees with parent pointers, edge lists, networkx and NLTK."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_dynbatch.core.errors import described, mismatch
+from pyg_dynbatch.trees.data import DynTreeData, check_edge_form
+
+
+@dataclass
+class Walk:
+    """Holds the objects met on a walk, parents first, and who is whose child."""
+
+    objects: list[Any]
+    child: list[int] = field(default_factory=list)
+    parent: list[int] = field(default_factory=list)
+    slot: list[int] = field(default_factory=list)
+
+    def structure(self) -> dict[str, Any]:
+        """Gives the arguments of ``DynTreeData`` that describe the edges."""
+        return {
+            "edge_index": torch.tensor([self.child, self.parent], dtype=torch.long),
+            "child_slot": torch.tensor(self.slot, dtype=torch.long),
+            "num_nodes": len(self.objects),
+        }
+
+
+def from_nested(
+    root: Any,
+    children: Callable[[Any], Iterable[Any] | None] | None = None,
+    *,
+    token: Callable[[Any], int | None] | None = None,
+    label: Callable[[Any], int | float | None] | None = None,
+    features: Callable[[Any], Sequence[float] | Tensor | None] | None = None,
+    share: bool = False,
+) -> DynTreeData:
+    """Reads a tree off nested objects; node 0 is the root, parents come before their children.
+
+    Without ``children`` tuples, lists and the values of dicts are inner nodes and everything else
+    is a leaf, which without ``token`` must be an int: its row of the vocabulary. A child that is
+    None is missing: its slot stays empty.
+
+    Args:
+        root: The outermost object.
+        children: Gives an object's children in order; None or nothing for a leaf.
+        token: Gives an object's row of the vocabulary, None for no token.
+        label: Gives an object's label, None for no label; floats make a float ``y``.
+        features: Gives an object's input features, None for none (a row of zeros, and False in
+            ``has_input``).
+        share: Whether an object with children that is met twice (the same by ``is``) becomes one
+            node with two parents; else it becomes two nodes. Leaves are never shared.
+
+    Returns:
+        The tree or DAG. It has ``token``, ``y``, and ``x`` with ``has_input`` exactly if asked for.
+
+    Raises:
+        ValueError: If ``root`` is None, an object contains itself, a leaf is no token, or the
+            features differ in width.
+
+    Example:
+        >>> tree = from_nested((5, (6, 7)))
+        >>> tree.token.tolist(), tree.edge_index.tolist()
+        ([-1, 5, -1, 6, 7], [[1, 2, 3, 4], [0, 0, 2, 2]])
+        >>> to_nested(tree)
+        (5, (6, 7))
+    """
+    if children is None and token is None:
+        token = _leaf_token
+    walked = walk(root, children or _parts, share=share, name="from_nested")
+    fields = node_fields(
+        None if token is None else map(token, walked.objects),
+        None if label is None else map(label, walked.objects),
+        None if features is None else map(features, walked.objects),
+        name="from_nested",
+    )
+    return DynTreeData(**walked.structure(), **fields)
+
+
+def to_nested(data: DynTreeData, make: Callable[[int, tuple[Any, ...]], Any] | None = None) -> Any:
+    """Builds nested objects from a tree or DAG, children first; shared nodes are built once.
+
+    Args:
+        data: An example with one root.
+        make: Builds an object from a node's number and its children's objects, None standing for
+            an empty slot. By default an inner node is the tuple of its children, and a leaf is its
+            token, or its number where it has none.
+
+    Returns:
+        The object of the root.
+
+    Raises:
+        ValueError: If there are several roots.
+
+    Example:
+        >>> to_nested(from_nested((1, (2, 3))), make=lambda node, parts: sum(parts) + 1)
+        5
+    """
+    if data.root_index.numel() != 1:
+        raise ValueError(
+            mismatch(
+                "to_nested: the example is no single tree or DAG",
+                expected="one root",
+                got=f"{data.root_index.numel()} roots",
+            )
+        )
+    if make is None:
+        tokens = getattr(data, "token", None)
+        leaves = [-1] * data.num_nodes if tokens is None else tokens.tolist()
+
+        def make(node: int, parts: tuple[Any, ...]) -> Any:
+            if parts:
+                return parts
+            return leaves[node] if leaves[node] >= 0 else node
+
+    places: list[dict[int, int]] = [{} for _ in range(data.num_nodes)]
+    child, parent = data.edge_index.tolist()
+    for below, above, slot in zip(child, parent, data.child_slot.tolist(), strict=True):
+        places[above][slot] = below
+    made: list[Any] = [None] * data.num_nodes
+    for node in data.depth.argsort(stable=True).tolist():
+        slots = places[node]
+        parts = (made[slots[i]] if i in slots else None for i in range(max(slots, default=-1) + 1))
+        made[node] = make(node, tuple(parts))
+    return made[int(data.root_index)]
+
+
+def walk(
+    root: Any,
+    children: Callable[[Any], Iterable[Any] | None],
+    *,
+    share: bool = False,
+    name: str = "walk",
+) -> Walk:
+    """Visits nested objects, parents first and children in order.
+
+    Args:
+        root: The outermost object.
+        children: Gives an object's children; None among them stands for an empty slot.
+        share: Whether the same object met again (with children) is the same node.
+        name: Who asks, for messages.
+
+    Returns:
+        The objects and their edges.
+
+    Raises:
+        ValueError: If ``root`` is None or an object contains itself.
+    """
+    if root is None:
+        raise ValueError(mismatch(f"{name}: the tree is empty", expected="an object", got=None))
+    # The list keeps every object alive, so that no identity is used twice.
+    walked = Walk([root])
+    known = {id(root): 0}
+    above = {id(root)}
+    stack = [(0, enumerate(children(root) or ()))]
+    while stack:
+        node, rest = stack[-1]
+        slot, value = next(rest, (-1, None))
+        if slot < 0:
+            stack.pop()
+            above.discard(id(walked.objects[node]))
+            continue
+        if value is None:
+            continue
+        below = list(children(value) or ())
+        if below and id(value) in above:
+            raise ValueError(
+                mismatch(
+                    f"{name}: an object contains itself",
+                    expected="nested objects without a way back",
+                    got=f"{type(value).__name__} at node {known[id(value)]}",
+                    where=f"slot {slot} of node {node}",
+                )
+            )
+        child = known.get(id(value), -1) if share and below else -1
+        if child < 0:
+            child = len(walked.objects)
+            walked.objects.append(value)
+            if below:
+                known[id(value)] = child
+                above.add(id(value))
+                stack.append((child, enumerate(below)))
+        walked.child.append(child)
+        walked.parent.append(node)
+        walked.slot.append(slot)
+    return walked
+
+
+def node_fields(
+    tokens: Iterable[int | None] | None,
+    labels: Iterable[int | float | None] | None,
+    features: Iterable[Sequence[float] | Tensor | None] | None,
+    *,
+    name: str,
+) -> dict[str, Any]:
+    """Makes the fields ``token``, ``y``, ``x`` and ``has_input`` from one value a node.
+
+    Args:
+        tokens: Rows of the vocabulary, None for no token.
+        labels: Labels, None for none; any float makes the field float32.
+        features: Rows of features, None for none.
+        name: Who asks, for messages.
+
+    Returns:
+        The fields that were given.
+
+    Raises:
+        ValueError: If the features have different widths, or no node has any.
+    """
+    fields: dict[str, Any] = {}
+    if tokens is not None:
+        rows = [-1 if row is None else row for row in tokens]
+        fields["token"] = torch.tensor(rows, dtype=torch.long)
+    if labels is not None:
+        values = list(labels)
+        if any(isinstance(value, float) for value in values):
+            filled = [float("nan") if value is None else value for value in values]
+            fields["y"] = torch.tensor(filled, dtype=torch.float)
+        else:
+            filled = [-1 if value is None else value for value in values]
+            fields["y"] = torch.tensor(filled, dtype=torch.long)
+    if features is not None:
+        given = [None if row is None else torch.as_tensor(row).float() for row in features]
+        widths = {row.numel(): node for node, row in enumerate(given) if row is not None}
+        if len(widths) != 1:
+            raise ValueError(
+                mismatch(
+                    f"{name}: the width of the features is unclear",
+                    expected="features of one width at one node or more",
+                    got=", ".join(f"{width} at node {node}" for width, node in widths.items())
+                    or "no features at all",
+                )
+            )
+        zeros = torch.zeros(next(iter(widths)))
+        fields["x"] = torch.stack([zeros if row is None else row.view(-1) for row in given])
+        fields["has_input"] = torch.tensor([row is not None for row in given])
+    return fields
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, tuple | list) else ()
+
+
+def _leaf_token(value: Any) -> int | None:
+    if isinstance(value, tuple | list | dict) and len(value):
+        return None
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    raise ValueError(
+        mismatch(
+            "from_nested: a leaf is no token",
+            expected="an int, the row of the vocabulary",
+            got=repr(value)[:60],
+            mend="token=vocabulary.get, or any function from an object to an int or None",
+        )
+    )
+
+
+__all__ = [
+    "from_edge_index",
+    "from_nested",
+    "from_networkx",
+    "from_nltk",
+    "from_parents",
+    "to_nested",
+    "to_networkx",
+    "to_nltk",
+    "to_parents",
+]
+
+ARROWS = ("child_to_parent", "parent_to_child")
+
+
+def from_parents(
+    parents: Sequence[int] | Tensor, *, base: int = 0, **fields: Tensor
+) -> DynTreeData:
+    """Reads a tree or forest off one parent pointer a node; children are ordered by number.
+
+    Args:
+        parents: Number of each node's parent. With ``base=0`` nodes count from 0 and a root has
+            -1; with ``base=1`` they count from 1 and a root has 0, as in the Tree-LSTM release.
+        base: 0 or 1.
+        **fields: Further fields of ``DynTreeData``, such as ``token``.
+
+    Returns:
+        The tree or forest, nodes in the order of the pointers.
+
+    Raises:
+        ValueError: If there are no pointers, one is no whole number or out of range, or they form
+            a cycle.
+
+    Example:
+        >>> from_parents([-1, 0, 0]).edge_index.tolist()
+        [[1, 2], [0, 0]]
+        >>> from_parents([3, 3, 0], base=1).edge_index.tolist()
+        [[0, 1], [2, 2]]
+    """
+    _check_base(base, "from_parents")
+    given = torch.as_tensor(parents)
+    if not given.numel():
+        raise ValueError(
+            mismatch("from_parents: the tree is empty", expected="one pointer or more", got=0)
+        )
+    if given.dim() != 1 or given.dtype.is_floating_point or given.dtype == torch.bool:
+        raise ValueError(
+            mismatch(
+                "from_parents: the pointers have the wrong form",
+                expected="one whole number a node",
+                got=described(given),
+            )
+        )
+    pointers = given.long() - base
+    wrong = ((pointers < -1) | (pointers >= pointers.numel())).nonzero().view(-1)
+    if wrong.numel():
+        place = int(wrong[0])
+        low, high = base, pointers.numel() - 1 + base
+        raise ValueError(
+            mismatch(
+                "from_parents: a pointer is out of range",
+                expected=f"{low} to {high}, or {base - 1} for a root",
+                got=int(pointers[place]) + base,
+                where=f"pointer {place} (from 0)",
+                mend=f"base={1 - base}",
+            )
+        )
+    child = (pointers >= 0).nonzero().view(-1)
+    edge_index = torch.stack([child, pointers[child]])
+    return DynTreeData(edge_index, num_nodes=pointers.numel(), **fields)
+
+
+def to_parents(data: DynTreeData, *, base: int = 0) -> Tensor:
+    """Writes one parent pointer a node, the inverse of ``from_parents``.
+
+    Args:
+        data: A tree or forest. The order of children is kept only if it is that of the numbers.
+        base: 0 (a root has -1) or 1 (a root has 0).
+
+    Returns:
+        Number of each node's parent, int64 ``[node]``.
+
+    Raises:
+        ValueError: If a node has two parents.
+
+    Example:
+        >>> to_parents(from_parents([3, 3, 0], base=1)).tolist()
+        [2, 2, -1]
+    """
+    _check_base(base, "to_parents")
+    data.validate(require_tree=True, roots=data.root_index.numel())
+    pointers = torch.full((data.num_nodes,), -1, dtype=torch.long)
+    child, parent = data.edge_index
+    pointers[child] = parent
+    return pointers + base
+
+
+def from_edge_index(
+    edge_index: Tensor,
+    num_nodes: int | None = None,
+    *,
+    arrows: str = "child_to_parent",
+    **fields: Tensor,
+) -> DynTreeData:
+    """Makes an example from PyG edges and checks it completely.
+
+    Args:
+        edge_index: Edges ``[2, edge]``; the order among a parent's edges is the children's order.
+        num_nodes: Number of nodes; can be left out if a field with one row a node is given.
+        arrows: Which way the edges point, ``"child_to_parent"`` or ``"parent_to_child"``.
+        **fields: Further fields of ``DynTreeData``.
+
+    Returns:
+        The tree, DAG or forest; its ``edge_index`` points from child to parent.
+
+    Raises:
+        ValueError: If the edges have a cycle or the wrong form, or a field does not fit.
+
+    Example:
+        >>> from_edge_index(torch.tensor([[0, 0], [1, 2]]), 3, arrows="parent_to_child").root_index
+        tensor([0])
+    """
+    _check_arrows(arrows, "from_edge_index")
+    check_edge_form(edge_index, name="from_edge_index")
+    if arrows == "parent_to_child":
+        edge_index = edge_index.flip(0)
+    return DynTreeData(edge_index, num_nodes=num_nodes, **fields).validate()
+
+
+def from_networkx(
+    graph: Any,
+    *,
+    arrows: str = "parent_to_child",
+    token: str | None = None,
+    label: str | None = None,
+    features: str | None = None,
+    slot: str | None = None,
+) -> DynTreeData:
+    """Reads a ``networkx.DiGraph`` or ``MultiDiGraph``; nodes are numbered in the graph's order.
+
+    Args:
+        graph: The graph.
+        arrows: Which way its edges point; networkx's arborescences point to the children.
+        token: Name of the node attribute with the row of the vocabulary; nodes may lack it.
+        label: Name of the node attribute with the label; nodes may lack it.
+        features: Name of the node attribute with the input features; nodes may lack it.
+        slot: Name of the edge attribute with the child's place; by default the order of the edges.
+
+    Returns:
+        The tree, DAG or forest. It has ``token``, ``y`` and ``x`` exactly if asked for.
+
+    Raises:
+        ValueError: If the graph is undirected, empty, or has a cycle, or an edge lacks ``slot``.
+
+    Example:
+        >>> import networkx
+        >>> from_networkx(networkx.DiGraph([("+", "a"), ("+", "b")])).edge_index.tolist()
+        [[1, 2], [0, 0]]
+    """
+    _check_arrows(arrows, "from_networkx")
+    if not graph.is_directed() or not len(graph):
+        raise ValueError(
+            mismatch(
+                "from_networkx: the graph is " + ("empty" if graph.is_directed() else "undirected"),
+                expected="a DiGraph or MultiDiGraph with one node or more",
+                got=f"{type(graph).__name__} with {len(graph)} nodes",
+            )
+        )
+    number = {node: i for i, node in enumerate(graph)}
+    edges = [(number[a], number[b], attributes) for a, b, attributes in graph.edges(data=True)]
+    ends = torch.tensor([[a, b] for a, b, _ in edges], dtype=torch.long).view(-1, 2).t()
+    child_slot = None
+    if slot is not None:
+        bare = next((edge for edge in edges if slot not in edge[2]), None)
+        if bare is not None:
+            raise ValueError(
+                mismatch(
+                    f"from_networkx: an edge has no attribute {slot!r}",
+                    expected="the child's place on every edge",
+                    got=bare[2],
+                    where=f"edge {bare[0]} -> {bare[1]} (node numbers)",
+                )
+            )
+        child_slot = torch.tensor([edge[2][slot] for edge in edges], dtype=torch.long)
+    columns = (
+        None if name is None else [attributes.get(name) for _, attributes in graph.nodes(data=True)]
+        for name in (token, label, features)
+    )
+    fields = node_fields(*columns, name="from_networkx")
+    edge_index = ends if arrows == "child_to_parent" else ends.flip(0)
+    return DynTreeData(edge_index.contiguous(), child_slot, num_nodes=len(graph), **fields)
+
+
+def to_networkx(data: DynTreeData, *, arrows: str = "parent_to_child") -> Any:
+    """Builds a ``networkx.DiGraph`` (a ``MultiDiGraph`` where a child is used twice by a node).
+
+    Args:
+        data: The example.
+        arrows: Which way the edges shall point.
+
+    Returns:
+        The graph: nodes 0, 1, … with the attributes ``token``, ``y``, ``x`` they have, edges with
+        the attribute ``child_slot``, in the order of the slots.
+
+    Raises:
+        ImportError: If networkx is missing.
+
+    Example:
+        >>> list(to_networkx(from_parents([-1, 0, 0])).edges)
+        [(0, 1), (0, 2)]
+    """
+    _check_arrows(arrows, "to_networkx")
+    networkx = _needed("networkx", "to_networkx")
+    pairs = data.edge_index.unique(dim=1).size(1) == data.edge_index.size(1)
+    graph = networkx.DiGraph() if pairs else networkx.MultiDiGraph()
+    has_input = getattr(data, "has_input", None)
+    columns = {key: getattr(data, key).tolist() for key in ("token", "y", "x") if key in data}
+    for node in range(data.num_nodes):
+        attributes = {key: values[node] for key, values in columns.items()}
+        if attributes.get("token", 0) < 0:
+            del attributes["token"]
+        if "y" in attributes and _is_unlabelled(attributes["y"]):
+            del attributes["y"]
+        if has_input is not None and not has_input[node]:
+            attributes.pop("x", None)
+        graph.add_node(node, **attributes)
+    for edge in data.child_slot.argsort(stable=True).tolist():
+        child, parent = data.edge_index[:, edge].tolist()
+        ends = (parent, child) if arrows == "parent_to_child" else (child, parent)
+        graph.add_edge(*ends, child_slot=int(data.child_slot[edge]))
+    return graph
+
+
+def from_nltk(
+    tree: Any,
+    token: Callable[[str], int | None],
+    label: Callable[[str], int | None] | None = None,
+) -> DynTreeData:
+    """Reads an ``nltk.Tree``; a word alone under a label is one node with that label.
+
+    Args:
+        tree: The tree.
+        token: Gives a word's row of the vocabulary.
+        label: Gives the number of a label, None for no label; by default labels are numbers, and
+            the empty label is none.
+
+    Returns:
+        The tree with ``token`` and ``y``; node 0 is the root.
+
+    Raises:
+        ValueError: If a label is no number (with the default ``label``).
+
+    Example:
+        >>> import nltk
+        >>> parsed = nltk.Tree.fromstring("(3 (2 It) (4 works))")
+        >>> tree = from_nltk(parsed, {"It": 1, "works": 2}.get)
+        >>> tree.token.tolist(), tree.y.tolist()
+        ([-1, 1, 2], [3, 2, 4])
+    """
+    number = _number if label is None else label
+
+    def below(value: Any) -> Sequence[Any]:
+        return () if isinstance(value, str) or _is_labelled_word(value) else list(value)
+
+    def word(value: Any) -> int | None:
+        if isinstance(value, str):
+            return token(value)
+        return token(value[0]) if _is_labelled_word(value) else None
+
+    walked = walk(tree, below, name="from_nltk")
+    labels = [None if isinstance(v, str) else number(str(v.label())) for v in walked.objects]
+    fields = node_fields(map(word, walked.objects), labels, None, name="from_nltk")
+    return DynTreeData(**walked.structure(), **fields)
+
+
+def to_nltk(
+    data: DynTreeData,
+    word: Callable[[int], str],
+    label: Callable[[int], str] = str,
+) -> Any:
+    """Builds an ``nltk.Tree``, the inverse of ``from_nltk``.
+
+    Args:
+        data: A tree with ``token``.
+        word: Gives the word of a row of the vocabulary.
+        label: Gives the text of a label's number; a node without label gets the empty text.
+
+    Returns:
+        The tree. A node that has a token and no label becomes a plain word.
+
+    Raises:
+        ImportError: If NLTK is missing.
+        ValueError: If a node has two parents, or there are several roots.
+
+    Example:
+        >>> import nltk
+        >>> text = "(3 (2 It) (4 works))"
+        >>> words = ["It", "works"]
+        >>> print(to_nltk(from_nltk(nltk.Tree.fromstring(text), words.index), words.__getitem__))
+        (3 (2 It) (4 works))
+    """
+    nltk = _needed("nltk", "to_nltk")
+    data.validate(require_tree=True)
+    tokens = data.token.tolist()
+    labels = data.y.tolist() if "y" in data else [-1] * data.num_nodes
+
+    def make(node: int, parts: tuple[Any, ...]) -> Any:
+        below = [part for part in parts if part is not None]
+        text = "" if _is_unlabelled(labels[node]) else label(labels[node])
+        if tokens[node] < 0 or below:
+            return nltk.Tree(text, below)
+        return nltk.Tree(text, [word(tokens[node])]) if text else word(tokens[node])
+
+    return to_nested(data, make)
+
+
+def _is_unlabelled(label: Any) -> bool:
+    # -1 is a label like others among floats, where NaN is none.
+    return bool(label != label) if isinstance(label, float) else bool(label == -1)
+
+
+def _is_labelled_word(value: Any) -> bool:
+    return not isinstance(value, str) and len(value) == 1 and isinstance(value[0], str)
+
+
+def _number(text: str) -> int | None:
+    if text == "":
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(
+            mismatch(
+                "from_nltk: a label is no number",
+                expected="labels 0, 1, …",
+                got=repr(text),
+                mend="label={'NP': 0, …}.get, or label=lambda text: None for no labels",
+            )
+        ) from None
+
+
+def _needed(package: str, name: str) -> ModuleType:
+    try:
+        return import_module(package)
+    except ImportError as error:
+        raise ImportError(
+            mismatch(
+                f"{name}: {package} is not installed",
+                mend="pip install 'pyg_dynbatch[trees]'",
+            )
+        ) from error
+
+
+def _check_base(base: int, name: str) -> None:
+    if base not in (0, 1):
+        raise ValueError(mismatch(f"{name}: unknown base", expected="0 or 1", got=base))
+
+
+def _check_arrows(arrows: str, name: str) -> None:
+    if arrows not in ARROWS:
+        raise ValueError(
+            mismatch(
+                f"{name}: unknown direction of arrows",
+                expected=" or ".join(map(repr, ARROWS)),
+                got=repr(arrows),
+            )
+        )

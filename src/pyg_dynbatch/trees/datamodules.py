@@ -1,0 +1,512 @@
+"""Serve SST, ListOps, SICK and a user's own bracketed files."""
+
+from abc import abstractmethod
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor, nn
+from torch_geometric.data import Batch, Data
+
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.nn import RecursiveLayer
+from pyg_dynbatch.training.data import SPLITS, SplitDataModule, SplitName
+from pyg_dynbatch.training.optimizers import VectorOptions
+from pyg_dynbatch.trees.collate import Collater, DataLoader
+from pyg_dynbatch.trees.datasets import SST, TreeDataset, TreeFile
+from pyg_dynbatch.trees.listops import ListOps, ListOpsRecipe
+from pyg_dynbatch.trees.sick import SICK
+from pyg_dynbatch.trees.vectors import WordVectors, read_word_vectors, sentence_vectors
+from pyg_dynbatch.trees.vocabulary import Vocabulary
+
+_SEEDS = 2**31
+
+
+def check_vectors(options: VectorOptions) -> None:
+    """Looks for the file of word vectors, before any data are read.
+
+    Args:
+        options: Where the vectors come from.
+
+    Raises:
+        ValueError: If no file is given.
+        FileNotFoundError: If there is no such file.
+    """
+    if options.source != "glove":
+        return
+    if options.file is None:
+        raise ValueError(
+            mismatch(
+                "VectorOptions: source 'glove' needs a file",
+                expected="file: a text file of vectors, also .gz",
+                got="no file",
+                mend="--data.init_args.vectors.file glove.840B.300d.txt",
+            )
+        )
+    if not Path(options.file).is_file():
+        raise FileNotFoundError(
+            mismatch(
+                "VectorOptions: the file of word vectors is missing",
+                expected="a text file of vectors, also .gz",
+                got=options.file,
+                mend="--data.init_args.vectors.file FILE, or .source none to do without",
+            )
+        )
+
+
+def load_vectors(options: VectorOptions, vocabulary: Vocabulary) -> WordVectors | None:
+    """Reads the vectors of a vocabulary.
+
+    Args:
+        options: Where they come from.
+        vocabulary: The words of the data set.
+
+    Returns:
+        The vectors, or ``None`` if the model is to use its own.
+
+    Raises:
+        ValueError: If no file is given, or it cannot be read.
+        FileNotFoundError: If there is no such file.
+    """
+    if options.source == "none":
+        return None
+    if options.source == "sentence":
+        model: dict[str, Any] = {} if options.file is None else {"model": options.file}
+        return sentence_vectors(vocabulary, cache=options.cache, scale=options.scale, **model)
+    check_vectors(options)
+    file: Any = options.file
+    vectors = read_word_vectors(
+        file,
+        vocabulary,
+        missing=options.missing,
+        lower_case=options.lower_case,
+        # Drawn from the seed of the run, so that runs with several seeds differ here too.
+        seed=torch.initial_seed() % _SEEDS,
+    )
+    return vectors.scaled(options.scale)
+
+
+def set_vectors(embedding: nn.Embedding, matrix: Float[Tensor, "row feature"]) -> None:
+    """Copies word vectors into an embedding.
+
+    Args:
+        embedding: The model's embedding.
+        matrix: One vector a row of the vocabulary.
+
+    Raises:
+        ValueError: If the embedding has another shape.
+
+    Example:
+        >>> embedding = nn.Embedding(2, 3)
+        >>> set_vectors(embedding, torch.ones(2, 3))
+        >>> embedding.weight.sum().item()
+        6.0
+    """
+    if embedding.weight.shape != matrix.shape:
+        raise ValueError(
+            mismatch(
+                "word vectors: they do not fit the model's embedding",
+                expected=f"{embedding.num_embeddings} words, {embedding.embedding_dim} wide",
+                got=f"{matrix.size(0)} words, {matrix.size(1)} wide",
+                mend=f"--model.init_args.embedding_channels {matrix.size(1)}",
+            )
+        )
+    with torch.no_grad():
+        embedding.weight.copy_(matrix)
+
+
+_LARGEST_SHOWN = 45
+
+
+class TreeDataModule(SplitDataModule):
+    """Makes the loaders of three splits and knows the sizes that a model needs.
+
+    ``num_tokens`` and ``num_classes`` are known before training is set up, so that the command
+    line can hand them to the model; asking for them reads (and, the first time, caches) the data.
+
+    Splits that are not trained on are never shuffled, and on several devices no example is counted
+    twice: the batches are dealt, not padded.
+
+    Args:
+        batch_size: Trees in a batch.
+        max_nodes: If given, batches hold at most so many nodes, and any number of trees. A larger
+            tree makes a batch of its own, with a warning.
+        num_workers: Loader processes; 0 loads in the process that trains.
+        arity: Argument places of the cell's schedule; left out, what the model says it needs.
+        predict_split: Which split ``predict`` runs over.
+        vectors: Options of the word vectors.
+    """
+
+    num_classes: int
+
+    def __init__(
+        self,
+        batch_size: int = 100,
+        max_nodes: int | None = None,
+        num_workers: int = 0,
+        arity: int | None = None,
+        predict_split: SplitName = "test",
+        vectors: VectorOptions = VectorOptions(),  # noqa: B008 - frozen
+    ) -> None:
+        super().__init__(batch_size, max_nodes, num_workers, predict_split)
+        self.max_nodes = max_nodes
+        self.arity = arity
+        self.vectors = vectors
+        self._loaded: dict[str, TreeDataset] = {}
+
+    @abstractmethod
+    def load(self, split: SplitName, vocabulary: Vocabulary | None) -> TreeDataset:
+        """Loads one split.
+
+        Args:
+            split: Which.
+            vocabulary: The words to use; the data set's own if left out.
+
+        Returns:
+            The split.
+        """
+
+    @cached_property
+    def _all_vectors(self) -> WordVectors | None:
+        if self.vectors.source == "none":
+            return None
+        check_vectors(self.vectors)
+        return load_vectors(self.vectors, self.load("train", None).vocabulary)
+
+    @cached_property
+    def word_vectors(self) -> WordVectors | None:
+        """The word vectors to start from, if any.
+
+        If words without a vector share one, they are one word, and the vocabulary is smaller.
+        """
+        vectors = self._all_vectors
+        shared = vectors is not None and self.vectors.missing == "shared_uniform"
+        return vectors.only_found() if vectors is not None and shared else vectors
+
+    def dataset(self, split: SplitName) -> TreeDataset:
+        """Gives one split, loaded once.
+
+        Args:
+            split: Which.
+
+        Returns:
+            The split.
+        """
+        if split not in self._loaded:
+            smaller = self.word_vectors is not self._all_vectors
+            vectors = self.word_vectors if smaller else None
+            self._loaded[split] = self.load(split, vectors.vocabulary if vectors else None)
+        return self._loaded[split]
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The words whose rows the trees hold."""
+        return self.dataset("train").vocabulary
+
+    @property
+    def num_tokens(self) -> int:
+        """Rows of the embedding."""
+        return self.dataset("train").num_tokens
+
+    def setup(self, stage: str) -> None:
+        """Loads the splits of a stage and says how many words have a vector.
+
+        Args:
+            stage: ``fit``, ``validate``, ``test`` or ``predict``.
+        """
+        for split in self.splits_of(stage):
+            self.dataset(split)
+        if stage == "fit" and self._all_vectors is not None:
+            counts: dict[str, Tensor] = {
+                split: self.load(split, None).token_counts() for split in SPLITS
+            }
+            for line in self._all_vectors.coverage(counts):
+                rank_zero_info(f"word vectors, {line}")
+
+    def sizes(self, split: SplitName) -> list[int]:
+        """Counts the nodes of every tree."""
+        return self.dataset(split).node_counts
+
+    def make_loader(self, dataset: TreeDataset, batch_size: int = 1, **options: Any) -> DataLoader:
+        """Makes a loader whose batches carry their schedule."""
+        return DataLoader(dataset, batch_size=batch_size, arity=self._arity(), **options)
+
+    def _arity(self) -> int | None:
+        if self.arity is not None or self.trainer is None:
+            return self.arity
+        return arity_of(self.trainer.lightning_module)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Notes the vocabulary, so that a checkpoint is never used with another one."""
+        return {"vocabulary": self.vocabulary.digest(), "words": list(self.vocabulary.words)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Refuses to go on with another vocabulary.
+
+        Args:
+            state_dict: What the checkpoint holds.
+
+        Raises:
+            ValueError: If the rows of the embedding stand for other words.
+        """
+        own = self.vocabulary.digest()
+        if state_dict.get("vocabulary", own) != own:
+            raise ValueError(
+                mismatch(
+                    f"{type(self).__name__}: the checkpoint was made with another vocabulary",
+                    expected=f"vocabulary {own} ({len(self.vocabulary)} words)",
+                    got=f"vocabulary {state_dict['vocabulary']}",
+                    mend="use the data files and options the checkpoint was made with",
+                )
+            )
+
+    def shown_trees(self, count: int) -> tuple[Batch, dict[str, Data], list[list[str]]]:
+        """Picks the first few test trees that fit into a picture.
+
+        Args:
+            count: How many.
+
+        Returns:
+            The trees as a batch, the trees by name, and the text of their nodes.
+        """
+        dataset = self.dataset("test")
+        sizes = dataset.node_counts
+        fitting = [i for i, size in enumerate(sizes) if 3 <= size <= _LARGEST_SHOWN]
+        chosen = fitting[:count] or range(min(count, len(dataset)))
+        trees = {f"test example {i}": dataset[i] for i in chosen}
+        # Words without a vector may be one word to the model; the picture still shows them.
+        named = self.load("test", None)
+        words = [self.node_texts(named[i], named.vocabulary) for i in chosen]
+        return Collater(arity=self._arity())(list(trees.values())), trees, words
+
+    def node_texts(self, tree: Data, vocabulary: Vocabulary) -> list[str]:
+        """Returns the text that a picture shows at each node."""
+        return [vocabulary[row] if row >= 0 else "" for row in tree.token.tolist()]
+
+
+def arity_of(model: nn.Module) -> int | None:
+    """Finds the number of child places that the schedules of a model need.
+
+    Args:
+        model: A model of trees.
+
+    Returns:
+        The number; ``None`` for any number of children.
+    """
+    layers = (module for module in model.modules() if isinstance(module, RecursiveLayer))
+    return next((layer.arity for layer in layers), None)
+
+
+class SSTData(TreeDataModule):
+    """Serves the Stanford Sentiment Treebank: binary trees, five classes on every node.
+
+    Args:
+        root: Folder for downloads and for the cache.
+        raw_dir: Folder with ``train.txt``, ``dev.txt`` and ``test.txt``; left out, ``root/raw``,
+            where they are downloaded to.
+        vocabulary: Words of ``all`` splits, or of the ``train`` split alone. A pretrained vector
+            is of use to a word that only the test split has.
+        verify: Whether files other than the published ones are refused.
+        **loading: Everything else goes to
+            :class:`~pyg_dynbatch.trees.datamodules.TreeDataModule`.
+
+    Example:
+        >>> from pyg_dynbatch.training import VectorOptions
+        >>> data = SSTData(batch_size=25, vectors=VectorOptions("glove", "glove.txt"))
+        >>> data.num_classes
+        5
+    """
+
+    num_classes = 5
+
+    def __init__(
+        self,
+        root: str = "data/sst",
+        raw_dir: str | None = None,
+        vocabulary: Literal["all", "train"] = "all",
+        verify: bool = True,
+        **loading: Any,
+    ) -> None:
+        super().__init__(**loading)
+        self.root = root
+        self.raw_dir = raw_dir
+        self.words: Literal["all", "train"] = vocabulary
+        self.verify = verify
+
+    def load(self, split: SplitName, vocabulary: Vocabulary | None) -> TreeDataset:
+        """Loads one split."""
+        words = vocabulary if vocabulary is not None else self.words
+        return SST(self.root, split, words, self.raw_dir, self.verify)
+
+
+class ListOpsData(TreeDataModule):
+    """Serves ListOps, generated on the spot: nested operations on digits, ten classes at the root.
+
+    Args:
+        root: Folder for the cache.
+        form: ``operator`` nodes with up to five ordered arguments, or the published ``binary``
+            parse with all pieces at the leaves.
+        recipe: What to generate.
+        tsv_dir: Folder with ``train.tsv``, ``val.tsv`` and ``test.tsv`` in the published format,
+            to be read instead.
+        **loading: Everything else goes to
+            :class:`~pyg_dynbatch.trees.datamodules.TreeDataModule`.
+
+    Example:
+        >>> ListOpsData(recipe=ListOpsRecipe(train=100, val=10, test=10)).num_classes
+        10
+    """
+
+    num_classes = 10
+
+    def __init__(
+        self,
+        root: str = "data/listops",
+        form: Literal["operator", "binary"] = "operator",
+        recipe: ListOpsRecipe = ListOpsRecipe(),  # noqa: B008 - frozen
+        tsv_dir: str | None = None,
+        **loading: Any,
+    ) -> None:
+        super().__init__(**loading)
+        self.root = root
+        self.form: Literal["operator", "binary"] = form
+        self.recipe = recipe
+        self.tsv_dir = tsv_dir
+
+    def load(self, split: SplitName, vocabulary: Vocabulary | None) -> TreeDataset:
+        """Loads one split."""
+        _refuse(vocabulary, "ListOpsData")
+        tsv = None if self.tsv_dir is None else Path(self.tsv_dir) / f"{split}.tsv"
+        return ListOps(self.root, split, self.form, self.recipe, tsv)
+
+    def node_texts(self, tree: Data, vocabulary: Vocabulary) -> list[str]:
+        """Returns the text that a picture shows at each node, operators without their bracket."""
+        return [text.removeprefix("[") for text in super().node_texts(tree, vocabulary)]
+
+
+class SICKData(TreeDataModule):
+    """Serves SICK relatedness: pairs of trees with a distribution over the scores 1 to 5.
+
+    Args:
+        root: Folder for the cache.
+        raw_dir: Folder with the raw files; left out, ``root/raw``.
+        trees: Which parses: ``dependency``, ``constituency``, or ``chain`` for none.
+        vocabulary: Words of ``all`` splits, or of the ``train`` split alone.
+        **loading: Everything else goes to
+            :class:`~pyg_dynbatch.trees.datamodules.TreeDataModule`.
+
+    Example:
+        >>> SICKData(batch_size=25).num_classes
+        5
+    """
+
+    num_classes = 5
+
+    def __init__(
+        self,
+        root: str = "data/sick",
+        raw_dir: str | None = None,
+        trees: Literal["dependency", "constituency", "chain"] = "dependency",
+        vocabulary: Literal["all", "train"] = "all",
+        **loading: Any,
+    ) -> None:
+        super().__init__(**loading)
+        self.root = root
+        self.raw_dir = raw_dir
+        self.trees: Literal["dependency", "constituency", "chain"] = trees
+        self.words: Literal["all", "train"] = vocabulary
+
+    def load(self, split: SplitName, vocabulary: Vocabulary | None) -> TreeDataset:
+        """Loads one split."""
+        words = vocabulary if vocabulary is not None else self.words
+        return SICK(self.root, split, self.trees, words, self.raw_dir)
+
+
+class TreeFileData(TreeDataModule):
+    """Serves a user's own files of bracketed trees, one tree a line, plain or compressed (``.gz``).
+
+    Args:
+        train_file: Trees to train on; they also define the classes.
+        val_file: Trees to choose the best checkpoint by.
+        test_file: Trees to test and predict; left out, those of ``val_file``.
+        root: Folder for the cache; left out, the files are parsed at every start.
+        labels: Whether every node has a label (``required``), or some have (``optional``).
+        vocabulary: Words of the ``train`` file, or of ``all`` files. With the first, a checkpoint
+            goes with any further ``test_file``.
+        classes: Number of classes; left out, the largest label of ``train_file`` plus one.
+        **loading: Everything else goes to
+            :class:`~pyg_dynbatch.trees.datamodules.TreeDataModule`.
+
+    Example:
+        >>> TreeFileData("train.txt", "val.txt", classes=3).num_classes
+        3
+    """
+
+    def __init__(
+        self,
+        train_file: str,
+        val_file: str,
+        test_file: str | None = None,
+        root: str | None = None,
+        labels: Literal["required", "optional"] = "required",
+        vocabulary: Literal["train", "all"] = "train",
+        classes: int | None = None,
+        **loading: Any,
+    ) -> None:
+        super().__init__(**loading)
+        self.files = {"train": train_file, "val": val_file, "test": test_file or val_file}
+        self.root = root
+        self.labels: Literal["required", "optional"] = labels
+        self.words = vocabulary
+        self.classes = classes
+
+    @cached_property
+    def _defining(self) -> TreeFile:
+        """The trees that say which words and classes there are."""
+        return TreeFile(self._defining_files, self.root, self.classes, self.labels)
+
+    @property
+    def _defining_files(self) -> list[str]:
+        files = self.files.values() if self.words == "all" else [self.files["train"]]
+        return list(dict.fromkeys(files))
+
+    @property
+    def num_classes(self) -> int:  # type: ignore[override]
+        """Number of classes.
+
+        Raises:
+            ValueError: If it is not given and no node of the files that define it has a label.
+        """
+        if self.classes is not None:
+            return self.classes
+        found = self._defining.num_classes
+        if found < 1:
+            raise ValueError(
+                mismatch(
+                    "TreeFileData: no node has a label",
+                    expected="a label, such as the 3 of (3 word), at one node or more",
+                    got="unlabelled nodes alone",
+                    where=", ".join(self._defining_files),
+                    mend="labels in the file, or the number of classes as the option classes",
+                )
+            )
+        return found
+
+    def load(self, split: SplitName, vocabulary: Vocabulary | None) -> TreeDataset:
+        """Loads one file."""
+        words = self._defining.vocabulary if vocabulary is None else vocabulary
+        return TreeFile(self.files[split], self.root, self.num_classes, self.labels, words)
+
+
+def _refuse(vocabulary: Vocabulary | None, name: str) -> None:
+    if vocabulary is not None:
+        raise ValueError(
+            mismatch(
+                f"{name}: the pieces of this data set have no pretrained vectors",
+                expected="vectors.source: none",
+                got=f"a vocabulary of {len(vocabulary)} words",
+            )
+        )

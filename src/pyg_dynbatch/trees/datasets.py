@@ -1,0 +1,499 @@
+"""Load a user's own file of bracketed trees, one tree a line."""
+
+import hashlib
+import json
+import pickle
+import warnings
+from abc import ABC
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from torch_geometric.data import InMemoryDataset
+
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.files import (
+    check_sha256,
+    download_verified,
+    extract_member,
+    load_tensors,
+    read_lines,
+    sha256_of,
+    write_atomically,
+)
+from pyg_dynbatch.core.progress import Progress
+from pyg_dynbatch.samplers import node_counts
+from pyg_dynbatch.trees.columns import TreeTable
+from pyg_dynbatch.trees.data import DynTreeData
+from pyg_dynbatch.trees.text import ParsedTree, parse_bracketed
+from pyg_dynbatch.trees.vocabulary import Vocabulary
+
+Transform = Callable[[Any], Any]
+Item = TypeVar("Item")
+
+# Part of every cache name: raise it when the meaning of a field changes.
+_FORMAT = "pyg_dynbatch.trees.1"
+
+
+@dataclass(frozen=True)
+class Content(Generic[Item]):
+    """Holds what a data set consists of before it is cached.
+
+    Attributes:
+        splits: The examples of each split, as they were read.
+        featurize: Turns one of them into a data object.
+        vocabulary: The words of all of them.
+        num_classes: Number of classes.
+    """
+
+    splits: Mapping[str, Sequence[Item]]
+    featurize: Callable[[Item], DynTreeData]
+    vocabulary: Vocabulary
+    num_classes: int
+
+
+class TreeDataset(InMemoryDataset, ABC):
+    """Loads one split from the cache, or builds all splits and caches them.
+
+    The cache file carries a hash of all that its content depends on (raw files, options,
+    ``pre_transform``) in its name, so a change of any of them builds anew. It appears under that
+    name only when it is complete, and a damaged one is built again with a warning. PyG's own
+    ``process`` is not used: it writes its markers one by one and trusts them afterwards.
+
+    Of ``pre_transform`` its pickle counts: a function's name, an object's class and state. That a
+    function's body was edited is not noticed; delete ``processed/`` or force a reload then.
+
+    Args:
+        root: Folder for ``raw/`` and ``processed/``; None caches nothing.
+        transform: Applied to an example each time it is taken.
+        pre_transform: Applied to an example once, before it is cached; with a root it must be one
+            that can be pickled.
+
+    Raises:
+        ValueError: If there is a root, and ``pre_transform`` cannot be pickled.
+
+    Example:
+        >>> from pyg_dynbatch.datasets import ListOps, ListOpsRecipe
+        >>> dataset = ListOps(None, "val", recipe=ListOpsRecipe(train=0, val=8, test=0))
+        >>> isinstance(dataset, TreeDataset), sum(dataset.node_counts) == dataset[:].y.numel()
+        (True, True)
+    """
+
+    def __init__(
+        self,
+        root: str | Path | None,
+        transform: Transform | None = None,
+        pre_transform: Transform | None = None,
+    ) -> None:
+        super().__init__(None if root is None else str(root), transform, pre_transform, log=False)
+        # PyG puts "???" in the place of no folder, and a cache would be written there.
+        self.root = None if root is None else str(root)
+        self._table: TreeTable | None = None
+        self._vocabulary = Vocabulary([])
+        self._classes = 0
+
+    def _open(
+        self, split: str, key: Mapping[str, str], build: Callable[[], Content[Any]], force: bool
+    ) -> None:
+        """Fills the data set with one split.
+
+        Args:
+            split: Its name.
+            key: All that the content depends on.
+            build: Makes the content of all splits.
+            force: Whether to build even if there is a cache.
+        """
+        cached, digest = None, ""
+        folder = None if self.root is None else Path(self.processed_dir)
+        if folder is not None:
+            name = _name_of(self.pre_transform, type(self).__name__)
+            key = {**key, "format": _FORMAT, "pre_transform": name}
+            digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
+            cached = folder / f"{split}.{digest}.pt"
+        if cached is not None and cached.is_file() and not force:
+            try:
+                self._fill(load_tensors(cached, _FORMAT, type(self).__name__))
+                return
+            except ValueError:
+                what = f"{type(self).__name__}: a damaged cache is built again"
+                warnings.warn(f"{what}: {cached}", stacklevel=3)
+        content = build()
+        if not content.splits.get(split):
+            raise ValueError(
+                mismatch(
+                    f"{type(self).__name__}: the split {split!r} is empty",
+                    expected="one example or more",
+                    got=0,
+                )
+            )
+        for name, items in content.splits.items():
+            packed = self._pack(name, items, content)
+            if folder is not None:
+                write_atomically(folder / f"{name}.{digest}.pt", _saver(packed))
+            if name == split:
+                self._fill(packed)
+
+    def _pack(self, split: str, items: Sequence[Item], content: Content[Item]) -> dict[str, Any]:
+        examples = []
+        with Progress(f"{type(self).__name__}: {split}", "trees", len(items)) as progress:
+            for item in items:
+                examples.append(content.featurize(item))
+                progress.update()
+        if self.pre_transform is not None:
+            examples = [self.pre_transform(example) for example in examples]
+        data, slices = self.collate(examples)
+        return {
+            "format": _FORMAT,
+            "data": data.to_dict(),
+            "slices": None if slices is None else dict(slices),
+            "words": list(content.vocabulary.words),
+            "lower_case": content.vocabulary.lower_case,
+            "num_classes": content.num_classes,
+        }
+
+    def _fill(self, packed: Mapping[str, Any]) -> None:
+        unknown, *words = packed["words"]
+        self._vocabulary = Vocabulary(words, unknown, packed["lower_case"])
+        self._classes = packed["num_classes"]
+        self._data = DynTreeData.from_dict(packed["data"])
+        self.slices = packed["slices"]
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """Gives the words whose rows ``token`` holds."""
+        return self._vocabulary
+
+    @property
+    def num_tokens(self) -> int:
+        """Gives the number of rows of the vocabulary, row 0 for unknown words included."""
+        return len(self._vocabulary)
+
+    @property
+    def num_classes(self) -> int:
+        """Gives the number of classes, whether or not all occur in this split."""
+        return self._classes
+
+    @property
+    def node_counts(self) -> list[int]:
+        """Gives the number of nodes of every example without building any of them."""
+        return node_counts(self)
+
+    def token_counts(self) -> Int[Tensor, " row"]:
+        """Counts how often each row of the vocabulary occurs.
+
+        Returns:
+            One count for each row.
+        """
+        token = self._data.token
+        if self._indices is not None:
+            starts = self._starts().tolist()
+            parts = [token[starts[i] : starts[i + 1]] for i in self.indices()]
+            token = torch.cat([*parts, token[:0]])  # the last one for a data set of no examples
+        return torch.bincount(token[token >= 0], minlength=self.num_tokens)
+
+    def __getitems__(self, chosen: Sequence[int]) -> Sequence[Any]:
+        """Takes the trees of a batch at once, which loaders ask for, as columns if it can."""
+        columns = None
+        if self.transform is None and self.slices is not None:
+            if self._table is None or self._table.slices is not self.slices:
+                self._table = TreeTable(self.slices)
+            where = self.indices()
+            columns = self._table.take(self._data, [where[i] for i in chosen])
+        return [self[i] for i in chosen] if columns is None else columns
+
+    def _starts(self) -> Int[Tensor, " start"]:
+        if self.slices is None:  # PyG keeps no slices of a single example
+            return torch.tensor([0, self._data.depth.size(0)])
+        return self.slices["depth"]
+
+
+def choose_split(split: str, known: Sequence[str], aliases: Mapping[str, str], what: str) -> str:
+    """Translates the name of a split into the one the data set uses.
+
+    Args:
+        split: The name given.
+        known: The names used.
+        aliases: Other names for them.
+        what: Name of the data set, for messages.
+
+    Returns:
+        One of `known`.
+
+    Raises:
+        ValueError: If the name is unknown.
+
+    Example:
+        >>> choose_split("val", ("train", "dev", "test"), {"val": "dev"}, "SST")
+        'dev'
+    """
+    name = aliases.get(split, split)
+    if name not in known:
+        raise ValueError(
+            mismatch(f"{what}: there is no such split", expected=", ".join(known), got=split)
+        )
+    return name
+
+
+def name_of_vocabulary(vocabulary: str | Vocabulary, what: str) -> str:
+    """Names the choice of a vocabulary for the cache.
+
+    Args:
+        vocabulary: ``"all"``, ``"train"`` or a vocabulary.
+        what: Name of the data set, for messages.
+
+    Returns:
+        The name.
+
+    Raises:
+        ValueError: If the choice is unknown.
+
+    Example:
+        >>> name_of_vocabulary("all", "SST")
+        'all'
+    """
+    if isinstance(vocabulary, Vocabulary):
+        return vocabulary.digest()
+    if vocabulary not in ("all", "train"):
+        raise ValueError(
+            mismatch(
+                f"{what}: vocabulary is unknown",
+                expected="'all', 'train' or a Vocabulary",
+                got=repr(vocabulary),
+            )
+        )
+    return vocabulary
+
+
+def _saver(packed: dict[str, Any]) -> Callable[[Path], None]:
+    return lambda temporary: torch.save(packed, temporary)
+
+
+def _name_of(transform: Transform | None, what: str) -> str:
+    if transform is None:
+        return ""
+    try:
+        # Not its repr, which hides options (PyG's transforms) or is the same for all lambdas.
+        pickled = pickle.dumps(transform, protocol=4)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ValueError(
+            mismatch(
+                f"{what}: nothing tells this pre_transform from another one",
+                expected="one that can be pickled, to name the cache by",
+                got=f"{transform!r} ({error})",
+                mend="a top-level function or object, or root=None",
+            )
+        ) from error
+    return hashlib.sha256(pickled).hexdigest()
+
+
+_URL = "https://nlp.stanford.edu/sentiment/trainDevTestTrees_PTB.zip"
+_ARCHIVE = "trainDevTestTrees_PTB.zip"
+_ARCHIVE_SHA256 = "5c613a4f673fc74097d523a2c83f38e0cc462984d847b82c7aaf36b01cbbbfcc"
+_SHA256 = {
+    "train": "e2f3f41b0b1e6d4dddc0effe3bfc2d27ed8928079aa9a03d652311614fc5feb7",
+    "dev": "0e9336aed6e4730e19f58d00a77b3f0297efdb755f7b5e598c98a05e3f97ea40",
+    "test": "6e54806dee95cf80cd918e7dfb3f6770f6df24bf826f289a4d1f709e1c8f6761",
+}
+_SPLITS = tuple(_SHA256)
+_CLASSES = 5
+
+
+class SST(TreeDataset):
+    """Holds one split of the Stanford Sentiment Treebank.
+
+    Binarised constituency trees of 11,855 sentences of film reviews. Every node has a label ``y``
+    from 0 (very negative) to 4 (very positive); leaves have a ``token``, inner nodes -1. Case is
+    kept, as in the protocols of Tai et al. and of TensorFlow Fold.
+
+    The raw files are taken from `raw_dir` or ``root/raw``, there also out of the archive if it
+    lies there, and are downloaded to ``root/raw`` otherwise.
+
+    Args:
+        root: Folder for ``raw/`` and ``processed/``; None caches nothing and needs `raw_dir`.
+        split: ``"train"`` (8,544 trees), ``"dev"`` or ``"val"`` (1,101), ``"test"`` (2,210).
+        vocabulary: ``"all"``: the words of all three splits (21,701), so that words that only the
+            dev and test sets have can be given pretrained vectors; ``"train"``: those of the
+            training set (18,280); or a vocabulary.
+        raw_dir: Folder with ``train.txt``, ``dev.txt`` and ``test.txt``.
+        verify: Whether files other than the published ones are refused.
+        transform: Applied to an example each time it is taken.
+        pre_transform: Applied to an example once, before it is cached.
+        force_reload: Whether to parse again.
+
+    Raises:
+        ConnectionError: If there are no raw files and they cannot be downloaded.
+        FileNotFoundError: If `raw_dir` lacks a file.
+        OSError: If the cache folder cannot be written.
+        ValueError: If a file is damaged, not the published one, or cannot be parsed.
+
+    Reference:
+        Socher, Perelygin, Wu, Chuang, Manning, Ng and Potts (2013), EMNLP, D13-1170.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> for name in ("train", "dev", "test"):
+        ...     size = Path(folder, f"{name}.txt").write_text("(3 (2 good) (2 fun))")
+        >>> dataset = SST(None, "train", raw_dir=folder, verify=False)
+        >>> dataset[0].y, dataset[0].token, dataset.num_classes
+        (tensor([3, 2, 2]), tensor([-1,  1,  2]), 5)
+    """
+
+    def __init__(
+        self,
+        root: str | Path | None,
+        split: str = "train",
+        vocabulary: str | Vocabulary = "all",
+        raw_dir: str | Path | None = None,
+        verify: bool = True,
+        transform: Transform | None = None,
+        pre_transform: Transform | None = None,
+        force_reload: bool = False,
+    ) -> None:
+        super().__init__(root, transform, pre_transform)
+        split = choose_split(split, _SPLITS, {"val": "dev"}, "SST")
+        given = None if raw_dir is None else Path(raw_dir)
+        folder = given or (None if root is None else Path(root) / "raw")
+        files = _find_files(folder, may_download=given is None, verify=verify)
+        self._open(
+            split,
+            {
+                **{name: sha256_of(path) for name, path in files.items()},
+                "vocabulary": name_of_vocabulary(vocabulary, "SST"),
+            },
+            lambda: _build(files, vocabulary),
+            force_reload,
+        )
+
+
+def _find_files(folder: Path | None, *, may_download: bool, verify: bool) -> dict[str, Path]:
+    if folder is None:
+        raise ValueError(
+            mismatch("SST: there is no folder", expected="root or raw_dir", got="neither")
+        )
+    files = {name: folder / f"{name}.txt" for name in _SPLITS}
+    absent = [path.name for path in files.values() if not path.is_file()]
+    advice = (
+        f"put train.txt, dev.txt and test.txt, or {_ARCHIVE} from {_URL}, into {folder}, "
+        "or pass raw_dir="
+    )
+    archive = folder / _ARCHIVE
+    if absent and not may_download and not archive.is_file():
+        raise FileNotFoundError(
+            mismatch(
+                "SST: raw files are missing",
+                expected="train.txt, dev.txt and test.txt",
+                got=f"no {', no '.join(absent)}",
+                where=folder,
+                mend=advice,
+            )
+        )
+    if absent:
+        archive = download_verified(_URL, folder, _ARCHIVE_SHA256, "SST", mend=advice)
+        for name in absent:
+            extract_member(archive, f"trees/{name}", folder / name, "SST")
+    if verify:
+        for name, path in files.items():
+            check_sha256(path, _SHA256[name], "SST", "verify=False if the change is intended")
+    return files
+
+
+def _build(files: dict[str, Path], vocabulary: str | Vocabulary) -> Content[ParsedTree]:
+    parsed = {name: _parse(path) for name, path in files.items()}
+    if isinstance(vocabulary, Vocabulary):
+        words = vocabulary
+    else:
+        counted = parsed.values() if vocabulary == "all" else [parsed["train"]]
+        words = Vocabulary.from_words(w for trees in counted for t in trees for w in t.words)
+    return Content(parsed, lambda tree: tree.to_data(words), words, _CLASSES)
+
+
+def _parse(path: Path) -> list[ParsedTree]:
+    return [
+        parse_bracketed(line, f"{path}:{number}", num_classes=_CLASSES)
+        for number, line in enumerate(read_lines(path), start=1)
+    ]
+
+
+_SPLIT = "trees"
+
+
+class TreeFile(TreeDataset):
+    """Holds the trees of one or several files in bracketed form.
+
+    A node is ``(label token)``, ``(label child child ...)`` or ``(label token child ...)``. Give
+    the vocabulary and the number of classes of the training file to the files that are to be
+    read with it::
+
+        train = TreeFile("train.txt")
+        test = TreeFile("test.txt", vocabulary=train.vocabulary, num_classes=train.num_classes)
+
+    Args:
+        path: The file, or several, read one after another; any may be compressed (``.gz``).
+        root: Folder for ``processed/``; None caches nothing.
+        num_classes: Labels must be below this; None takes the largest label found plus one.
+        labels: ``"required"`` at every node, ``"optional"``, or ``"none"``: then there is no
+            field ``y``. See `parse_bracketed`.
+        vocabulary: The words; None takes those of the files, in order of appearance.
+        transform: Applied to an example each time it is taken.
+        pre_transform: Applied to an example once, before it is cached.
+        force_reload: Whether to parse again.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        OSError: If the cache folder cannot be written.
+        ValueError: If a file is empty, not UTF-8, damaged, or cannot be parsed; file, line and
+            column are named.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "mine.txt"
+        >>> size = path.write_text("(3 (2 good) (1 fun))")
+        >>> trees = TreeFile(path)
+        >>> len(trees), trees.num_classes, trees.vocabulary.words
+        (1, 4, ('<unk>', 'good', 'fun'))
+    """
+
+    def __init__(
+        self,
+        path: str | Path | Sequence[str | Path],
+        root: str | Path | None = None,
+        num_classes: int | None = None,
+        labels: str = "required",
+        vocabulary: Vocabulary | None = None,
+        transform: Transform | None = None,
+        pre_transform: Transform | None = None,
+        force_reload: bool = False,
+    ) -> None:
+        super().__init__(root, transform, pre_transform)
+        paths = [Path(path)] if isinstance(path, (str, Path)) else [Path(one) for one in path]
+        if not paths:
+            raise ValueError(
+                mismatch("TreeFile: there are no files", expected="one or more", got=0)
+            )
+        lines = {path: read_lines(path) for path in paths}
+
+        def build() -> Content[ParsedTree]:
+            trees = [
+                parse_bracketed(line, f"{path}:{number}", num_classes=num_classes, labels=labels)
+                for path in paths
+                for number, line in enumerate(lines[path], start=1)
+            ]
+            words = vocabulary or Vocabulary.from_words(w for tree in trees for w in tree.words)
+            classes = num_classes or 1 + max(max(tree.labels) for tree in trees)
+            labelled = labels != "none"
+            return Content(
+                {_SPLIT: trees}, lambda t: t.to_data(words, labelled=labelled), words, classes
+            )
+
+        key = {
+            "files": " ".join(sha256_of(path) for path in paths),
+            "num_classes": str(num_classes),
+            "labels": labels,
+            "vocabulary": "" if vocabulary is None else vocabulary.digest(),
+        }
+        self._open(_SPLIT, key, build, force_reload)

@@ -1,0 +1,201 @@
+"""Show what batching makes of a data set: statistics of its schedules, and a picture."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch_geometric.data import Data
+
+from pyg_dynbatch.core import Program, Schedule, ScheduleStats, Signature, TensorType, Value
+from pyg_dynbatch.core.errors import OneLineArguments, mismatch
+from pyg_dynbatch.core.files import refuse_overwriting
+from pyg_dynbatch.trees.collate import Collater
+from pyg_dynbatch.trees.datasets import SST, TreeDataset, TreeFile
+from pyg_dynbatch.trees.listops import ListOps
+from pyg_dynbatch.trees.sick import SICK
+from pyg_dynbatch.visualize import draw_schedule, new_figure, save_figure
+
+_TOKEN = TensorType((), torch.int64)
+_STATE = TensorType((1,))
+
+_ROWS = (
+    ("steps (batched calls)", "steps"),
+    ("rows (single calls)", "rows"),
+    ("critical path", "critical_path"),
+    ("lower bound on steps", "lower_bound"),
+    ("equal calls merged", "merged_calls"),
+    ("rows gathered", "gathered_rows"),
+    ("steps Fold would make", "fold_steps"),
+    ("rows Fold would copy", "fold_copies"),
+)
+
+
+def record_tree(tree: Data) -> Program:
+    """Records a tree in which nodes with different numbers of children are different operations.
+
+    Args:
+        tree: A tree, DAG or forest with the fields of
+            :class:`~pyg_dynbatch.data.DynTreeData`.
+
+    Returns:
+        The program; its outputs are the roots.
+
+    Example:
+        >>> from pyg_dynbatch.data import DynTreeData
+        >>> tree = DynTreeData(torch.tensor([[0, 1], [2, 2]]), num_nodes=3)
+        >>> record_tree(tree)
+        Program(3 calls, depth 2, outputs ['output'])
+    """
+    program = Program()
+    child, parent = tree.edge_index.numpy()
+    children: list[list[int]] = [[] for _ in range(int(tree.num_nodes))]
+    for edge in np.lexsort((tree.child_slot.numpy(), parent)):
+        children[parent[edge]].append(int(child[edge]))
+    tokens = tree.token.tolist() if "token" in tree else [-1] * len(children)
+    values: dict[int, Value] = {}
+    for node in np.argsort(tree.depth.numpy(), kind="stable").tolist():
+        count = len(children[node])
+        name = f"node with {count}" if count else "leaf"
+        signature = Signature(name, (_TOKEN, *[_STATE] * count), (_STATE,))
+        word = program.constant(_TOKEN, tokens[node])
+        values[node] = program.call(signature, word, *[values[c] for c in children[node]])
+    for root in tree.root_index.tolist():
+        program.output(values[root])
+    return program
+
+
+def schedules_of(trees: Sequence[Data]) -> dict[str, Schedule]:
+    """Makes the schedules of one mini-batch that are worth comparing.
+
+    Args:
+        trees: The examples.
+
+    Returns:
+        ``layer``, what a tree layer runs (one operation for all nodes), and recorded programs
+        under the policies ``depth`` and ``agenda``.
+    """
+    programs = [record_tree(tree) for tree in trees]
+    return {
+        "layer": Collater()(list(trees)).schedule,
+        "depth": Schedule.from_programs(programs, "depth"),
+        "agenda": Schedule.from_programs(programs, "agenda"),
+    }
+
+
+def stats_table(stats: Sequence[dict[str, ScheduleStats]]) -> list[str]:
+    """Writes the mean statistics of several mini-batches side by side.
+
+    Args:
+        stats: For each mini-batch the statistics by name of the schedule.
+
+    Returns:
+        The lines of a table.
+    """
+    names = list(stats[0])
+    lines = [f"{'':<24}" + "".join(f"{name:>12}" for name in names)]
+    for label, field in _ROWS:
+        means = [np.mean([getattr(each[name], field) for each in stats]) for name in names]
+        lines.append(f"{label:<24}" + "".join(f"{mean:>12,.1f}" for mean in means))
+    widths = [np.mean([each[name].rows / each[name].steps for each in stats]) for name in names]
+    lines.append(f"{'rows per step':<24}" + "".join(f"{width:>12,.1f}" for width in widths))
+    return lines
+
+
+def draw_comparison(stats: dict[str, ScheduleStats], path: str | Path) -> Path:
+    """Draws the steps of the policies side by side.
+
+    Args:
+        stats: Statistics of one mini-batch by name of the schedule.
+        path: Where to write the picture.
+
+    Returns:
+        The path.
+    """
+    shown = [name for name in ("depth", "agenda") if name in stats]
+    names = sorted({name for policy in shown for name in stats[policy].operations})
+    figure, axes = new_figure(1, len(shown), 5.5, 3.8)
+    for place, policy in zip(axes, shown, strict=True):
+        operations = [names.index(name) for name in stats[policy].operations]
+        title = f"{policy}: {stats[policy].steps} steps"
+        draw_schedule(place, names, operations, list(stats[policy].widths), title)
+    return save_figure(figure, path)
+
+
+def _dataset(options: argparse.Namespace) -> tuple[str, TreeDataset]:
+    name, root, raw_dir, split = options.data, options.root, options.raw_dir, options.split
+    folder = root or f"data/{name}"
+    if name == "sst":
+        return f"SST {split}", SST(folder, split, raw_dir=raw_dir)
+    if name == "listops":
+        return f"ListOps {split}", ListOps(folder, split)
+    if name == "sick":
+        return f"SICK {split}", SICK(folder, split, raw_dir=raw_dir, trees=options.trees)
+    if not Path(name).is_file():
+        raise FileNotFoundError(
+            mismatch(
+                f"inspect: there is no file {name!r}",
+                expected="sst, listops, sick, or a file of bracketed trees",
+                got=name,
+            )
+        )
+    return name, TreeFile(name, root, labels=options.labels)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = OneLineArguments(
+        "pyg-dynbatch inspect",
+        "Show the schedules of random mini-batches: what a tree layer runs, and what "
+        "the policies depth and agenda make of recorded programs in which nodes with "
+        "different numbers of children are different operations.",
+    )
+    add = parser.add_argument
+    add("data", metavar="DATA", help="sst, listops, sick, or a file of bracketed trees")
+    add("--split", default="train", help="train, val or test (default: train)")
+    add("--root", help="folder for the cache (default: data/NAME; none for a file)")
+    add("--raw-dir", help="folder with the raw files of sst or sick")
+    add("--trees", default="dependency", help="parses of sick: dependency, constituency, chain")
+    add("--labels", default="optional", help="labels in a file: required, optional, none")
+    add("--batch-size", type=int, default=100, help="trees in a batch (default: 100)")
+    add("--batches", type=int, default=10, help="batches to average over (default: 10)")
+    add("--seed", type=int, default=1, help="seed of the draw of trees (default: 1)")
+    add("--output", default="schedule.png", help="picture, .png, .svg or .pdf")
+    add("--print", action="store_true", help="also print every step of the layer's schedule")
+    return parser
+
+
+def run_inspect(argv: list[str]) -> int:
+    """Runs ``inspect``.
+
+    Args:
+        argv: The options.
+
+    Returns:
+        The exit code, 0.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If the file cannot be read, or a number is out of range.
+    """
+    options = _parser().parse_args(argv)
+    if options.batch_size < 1 or options.batches < 1:
+        raise ValueError("inspect: --batch-size and --batches must be 1 or more")
+    refuse_overwriting("inspect", [options.output], [options.data])
+    title, dataset = _dataset(options)
+    sizes = np.array(dataset.node_counts)
+    print(f"{title}: {len(sizes):,} trees, {sizes.sum():,} nodes")
+    print(f"nodes a tree: {sizes.mean():.1f} on average, {sizes.min()} to {sizes.max()}")
+    generator = np.random.default_rng(options.seed)
+    count = min(options.batch_size, len(sizes))
+    stats = []
+    for number in range(options.batches):
+        chosen = generator.choice(len(sizes), count, replace=False).tolist()
+        schedules = schedules_of([dataset[example] for example in chosen])
+        if number == 0 and options.print:
+            print(schedules["layer"])
+        stats.append({name: schedule.stats() for name, schedule in schedules.items()})
+    print(f"\nmeans over {options.batches} batches of {count} trees")
+    print(*stats_table(stats), sep="\n")
+    print(f"\nschedule picture: {draw_comparison(stats[0], options.output)}")
+    return 0

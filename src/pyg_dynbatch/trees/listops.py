@@ -1,0 +1,499 @@
+"""Generate ListOps, or read its published files: lists of digits to be evaluated."""
+
+import random
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.files import read_lines, sha256_of
+from pyg_dynbatch.trees.data import DynTreeData
+from pyg_dynbatch.trees.datasets import Content, Transform, TreeDataset, choose_split
+from pyg_dynbatch.trees.text import NO_PARENT, UNLABELLED, ParsedTree
+from pyg_dynbatch.trees.vocabulary import Vocabulary
+
+FORMS = ("operator", "binary")
+
+DIGITS = tuple("0123456789")
+OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
+END = "]"
+
+_PIECES = re.compile(r"[^ ]+")
+
+
+def listops_vocabulary() -> Vocabulary:
+    """Gives the vocabulary of ListOps: ten digits, four operators, the closing bracket.
+
+    Returns:
+        The vocabulary, the same in both forms.
+
+    Example:
+        >>> len(listops_vocabulary())
+        16
+    """
+    return Vocabulary((*DIGITS, *OPERATORS, END))
+
+
+def evaluate_listops(pieces: Sequence[str]) -> int:
+    """Computes the value of an expression.
+
+    ``[MIN`` and ``[MAX`` are clear, ``[SM`` is the sum modulo 10, ``[MED`` the median rounded down.
+
+    Args:
+        pieces: The expression without parentheses, well formed.
+
+    Returns:
+        The value, 0 to 9.
+
+    Example:
+        >>> evaluate_listops("[MAX 2 9 [MIN 4 7 ] 0 ]".split())
+        9
+    """
+    opened: list[tuple[str, list[int]]] = [("", [])]
+    for piece in pieces:
+        if piece == END:
+            operator, values = opened.pop()
+            opened[-1][1].append(_apply(operator, values))
+        elif piece in OPERATORS:
+            opened.append((piece, []))
+        else:
+            opened[-1][1].append(int(piece))
+    return opened[0][1][0]
+
+
+def _apply(operator: str, values: list[int]) -> int:
+    if operator == "[MIN":
+        return min(values)
+    if operator == "[MAX":
+        return max(values)
+    if operator == "[SM":
+        return sum(values) % 10
+    ordered = sorted(values)
+    return (ordered[(len(values) - 1) // 2] + ordered[len(values) // 2]) // 2
+
+
+def read_listops(text: str, where: str = "", column: int = 1) -> list[str]:
+    """Splits an expression into its pieces and checks that it is well formed.
+
+    Args:
+        text: The expression, either as published, with the parentheses of its left-branching
+            binary parse, or without any parentheses.
+        where: File and line, for messages.
+        column: Column of the file in which the text begins.
+
+    Returns:
+        The pieces, without parentheses.
+
+    Raises:
+        ValueError: If a piece is unknown, a list is empty or not closed, if something follows the
+            end, or if the parentheses are not the published parse; says where.
+
+    Example:
+        >>> read_listops("( ( ( [MIN 3 ) 1 ) ] )")
+        ['[MIN', '3', '1', ']']
+    """
+    pieces: list[str] = []
+    counts: list[int] = []  # arguments so far of each open list
+    for match in _PIECES.finditer(text):
+        piece = match.group()
+        place = f"{where}:{column + match.start()}" if where else f"column {match.start() + 1}"
+        if piece in "()":
+            continue
+        if pieces and not counts:
+            raise _wrong("something follows the end of the expression", place, piece)
+        if piece in OPERATORS:
+            counts.append(0)
+        elif piece == END:
+            if not counts or counts.pop() == 0:
+                raise _wrong("a list is empty, or closed but never opened", place, piece)
+        elif piece not in DIGITS:
+            raise _wrong("a piece is neither digit nor operator nor ]", place, piece)
+        if counts and piece not in OPERATORS:
+            counts[-1] += 1
+        pieces.append(piece)
+    end = f"{where}:{column + len(text)}" if where else f"column {len(text) + 1}"
+    if counts or not pieces:
+        raise _wrong(f"{len(counts)} lists are never closed" if counts else "it is empty", end, "")
+    if "(" in text or ")" in text:
+        _check_parse(text, format_listops(pieces), where, column)
+    return pieces
+
+
+def format_listops(pieces: Sequence[str]) -> str:
+    """Writes an expression as published, with the parentheses of its left-branching parse.
+
+    Args:
+        pieces: The expression without parentheses.
+
+    Returns:
+        The text.
+
+    Example:
+        >>> format_listops("[MIN 3 1 ]".split())
+        '( ( ( [MIN 3 ) 1 ) ] )'
+    """
+    opened: list[str] = []
+    for piece in pieces:
+        done = piece
+        if piece == END:
+            done = f"( {opened.pop()} {END} )"
+        if piece in OPERATORS or not opened:
+            opened.append(done)
+        else:
+            opened[-1] = f"( {opened[-1]} {done} )"
+    return opened[0]
+
+
+def listops_tree(pieces: Sequence[str], form: str = "operator", labels: str = "root") -> ParsedTree:
+    """Shapes an expression as a tree whose root is labelled with the value.
+
+    Args:
+        pieces: The expression without parentheses, well formed.
+        form: ``"operator"``: the operator is the token of the inner node, its arguments are the
+            ordered children, any number of them. ``"binary"``: the published left-branching
+            parse, all tokens at the leaves, every inner node with two children.
+        labels: ``"root"``: all nodes but the root are unlabelled. ``"all"``: every node of the
+            form ``"operator"`` is labelled with the value of its part of the expression.
+
+    Returns:
+        The tree.
+
+    Raises:
+        ValueError: If the form is unknown, or the labels do not go with it.
+
+    Example:
+        >>> tree = listops_tree("[MIN 3 1 ]".split())
+        >>> tree.tokens, tree.parents, tree.labels
+        (['[MIN', '3', '1'], [-1, 0, 0], [1, -1, -1])
+    """
+    if form not in FORMS:
+        raise ValueError(
+            mismatch("listops_tree: form is unknown", expected=", ".join(FORMS), got=form)
+        )
+    if labels not in ("root", "all") or (labels, form) == ("all", "binary"):
+        raise ValueError(
+            mismatch(
+                "listops_tree: labels do not go with the form",
+                expected="root, or with the form 'operator' also all",
+                got=f"{labels!r} with the form {form!r}",
+            )
+        )
+    tree = _operator_tree(pieces) if form == "operator" else _binary_tree(pieces)
+    if labels == "all":
+        tree.labels = _values(tree)
+        return tree
+    tree.labels[tree.parents.index(NO_PARENT)] = evaluate_listops(pieces)
+    return tree
+
+
+def _values(tree: ParsedTree) -> list[int]:
+    """The value of every node's part of the expression; parents come before their children."""
+    values = [0] * len(tree)
+    waiting: list[list[int]] = [[] for _ in values]
+    for node in range(len(tree) - 1, -1, -1):
+        token = tree.tokens[node] or ""
+        values[node] = _apply(token, waiting[node]) if waiting[node] else int(token)
+        if tree.parents[node] >= 0:
+            waiting[tree.parents[node]].append(values[node])
+    return values
+
+
+def _operator_tree(pieces: Sequence[str]) -> ParsedTree:
+    tree = ParsedTree()
+    counts: list[int] = []
+    node = NO_PARENT
+    for piece in pieces:
+        if piece != END:
+            new = _add(tree, piece, node, counts[node] if node >= 0 else 0)
+            counts.append(0)
+            if node >= 0:
+                counts[node] += 1
+                tree.depths[node] = max(tree.depths[node], 1)
+            node = new if piece in OPERATORS else node
+            continue
+        above = tree.parents[node]
+        if above >= 0:
+            tree.depths[above] = max(tree.depths[above], tree.depths[node] + 1)
+        node = above
+    return tree
+
+
+def _binary_tree(pieces: Sequence[str]) -> ParsedTree:
+    tree = ParsedTree()
+    opened: list[int] = []
+    for piece in pieces:
+        done = _add(tree, piece, NO_PARENT, 0)
+        if piece == END:
+            done = _join(tree, opened.pop(), done)
+        if piece in OPERATORS or not opened:
+            opened.append(done)
+        else:
+            opened[-1] = _join(tree, opened[-1], done)
+    return tree
+
+
+def _add(tree: ParsedTree, token: str | None, parent: int, slot: int) -> int:
+    tree.labels.append(UNLABELLED)
+    tree.tokens.append(token)
+    tree.parents.append(parent)
+    tree.slots.append(slot)
+    tree.depths.append(0)
+    return len(tree) - 1
+
+
+def _join(tree: ParsedTree, left: int, right: int) -> int:
+    node = _add(tree, None, NO_PARENT, 0)
+    tree.parents[left] = tree.parents[right] = node
+    tree.slots[right] = 1
+    tree.depths[node] = 1 + max(tree.depths[left], tree.depths[right])
+    return node
+
+
+def _check_parse(text: str, parse: str, where: str, column: int) -> None:
+    given = " ".join(text.split(" "))
+    if given == parse:
+        return
+    same = next((i for i, (a, b) in enumerate(zip(given, parse)) if a != b), len(parse))  # noqa: B905
+    place = f"{where}:{column + same}" if where else f"column {same + 1}"
+    raise _wrong("the parentheses are not the left-branching parse", place, given[same:][:20])
+
+
+def _wrong(problem: str, place: str, got: str) -> ValueError:
+    return ValueError(
+        mismatch(
+            f"ListOps expression: {problem}",
+            expected="for example ( ( ( [MIN 3 ) 1 ) ] ), or the same without parentheses",
+            got=got,
+            where=place,
+        )
+    )
+
+
+_SPLITS = ("train", "val", "test")
+_OPERATOR_SHARE = 0.25
+_CLASSES = 10
+_PATIENCE = 10_000  # draws in a row that bring nothing new
+
+
+@dataclass(frozen=True)
+class ListOpsRecipe:
+    """Says which expressions are generated.
+
+    Each place of an expression is an operator with probability 1/4 and a digit otherwise;
+    operators (minimum, maximum, median, sum modulo 10) are equally likely among themselves, and so
+    are digits, and so are 2, 3, ..., `max_args` arguments. At `max_depth` only digits are left.
+    Expressions are distinct, also between splits.
+
+    Args:
+        train: Number of training expressions.
+        val: Number of validation expressions.
+        test: Number of test expressions.
+        seed: Of all draws; the same recipe gives the same expressions on every machine.
+        max_depth: Depth below which nothing lies, 1 for a bare digit.
+        max_args: Largest number of arguments.
+        max_length: Longest expression in pieces, brackets counted; longer ones are drawn anew.
+        labels: Which nodes are labelled: the ``root`` as published, or ``all`` nodes, each with
+            the value of its part of the expression (only with the form ``operator``).
+
+    Raises:
+        ValueError: If a number is too small.
+
+    Reference:
+        Nangia and Bowman (2018), arXiv 1804.06028, section 3. Differs: the publication draws a
+        million expressions and keeps 90,000 and 10,000 without a limit on their length.
+
+    Example:
+        >>> recipe = ListOpsRecipe(train=1, val=1, test=0, max_depth=2, max_args=2)
+        >>> sum(len(drawn) for drawn in recipe.generate().values())
+        2
+    """
+
+    train: int = 20_000
+    val: int = 2_000
+    test: int = 2_000
+    seed: int = 0
+    max_depth: int = 20
+    max_args: int = 5
+    max_length: int = 100
+    labels: str = "root"
+
+    def __post_init__(self) -> None:
+        least = {"train": 0, "val": 0, "test": 0, "max_depth": 1, "max_args": 2, "max_length": 1}
+        for name, lowest in least.items():
+            if getattr(self, name) < lowest:
+                raise ValueError(
+                    mismatch(
+                        f"ListOpsRecipe: {name} is too small",
+                        expected=f"{lowest} or more",
+                        got=getattr(self, name),
+                    )
+                )
+
+    def generate(self) -> dict[str, list[list[str]]]:
+        """Draws all expressions.
+
+        Returns:
+            For each split its expressions, each a list of pieces.
+
+        Raises:
+            ValueError: If there are not enough distinct expressions of this depth and length.
+
+        Example:
+            >>> recipe = ListOpsRecipe(train=2, val=1, test=1, max_depth=2, max_args=2)
+            >>> {split: len(drawn) for split, drawn in recipe.generate().items()}
+            {'train': 2, 'val': 1, 'test': 1}
+        """
+        # random() alone: it is the one draw that Python promises never to change.
+        uniform = random.Random(self.seed).random
+        wanted = self.train + self.val + self.test
+        drawn: dict[tuple[str, ...], None] = {}
+        idle = 0
+        while len(drawn) < wanted:
+            pieces = self._draw(uniform)
+            known = len(drawn)
+            if len(pieces) <= self.max_length:
+                drawn[tuple(pieces)] = None
+            idle = 0 if len(drawn) > known else idle + 1
+            if idle == _PATIENCE:
+                raise ValueError(
+                    mismatch(
+                        "ListOpsRecipe: there are not enough distinct expressions",
+                        expected=f"{wanted} expressions",
+                        got=f"{len(drawn)}, and nothing new in {_PATIENCE} draws",
+                        mend="fewer examples, or a larger max_depth, max_args or max_length",
+                    )
+                )
+        # Short expressions are met first, so the order of drawing must not decide the split.
+        order = sorted(drawn, key=lambda _: uniform())
+        ends = (self.train, self.train + self.val, wanted)
+        starts = (0, *ends[:-1])
+        return {
+            split: [list(pieces) for pieces in order[start:end]]
+            for split, start, end in zip(_SPLITS, starts, ends, strict=True)
+        }
+
+    def _draw(self, uniform: Callable[[], float]) -> list[str]:
+        pieces: list[str] = []
+        waiting = [1]  # arguments still to come in each open list
+        while waiting and len(pieces) <= self.max_length:
+            if waiting[-1] == 0:
+                waiting.pop()
+                if waiting:
+                    pieces.append(END)
+                continue
+            waiting[-1] -= 1
+            if len(waiting) < self.max_depth and uniform() < _OPERATOR_SHARE:
+                pieces.append(OPERATORS[int(uniform() * len(OPERATORS))])
+                waiting.append(2 + int(uniform() * (self.max_args - 1)))
+            else:
+                pieces.append(DIGITS[int(uniform() * len(DIGITS))])
+        return pieces
+
+
+class ListOps(TreeDataset):
+    """Holds one split of ListOps: the class of an expression is its value, 0 to 9.
+
+    Only the root is labelled, unless the recipe says otherwise. ``token`` holds the piece at a
+    node, -1 where there is none.
+
+    Args:
+        root: Folder for ``processed/``; None generates without a cache.
+        split: ``"train"``, ``"val"`` (or ``"dev"``), ``"test"``.
+        form: ``"operator"``: operators at inner nodes, arguments as ordered children, up to
+            ``max_args`` of them. ``"binary"``: the published left-branching binary parse with all
+            pieces, closing brackets included, at the leaves.
+        recipe: What to generate; None for the defaults.
+        tsv: A file in the published format (value, tab, expression) to read instead. The split
+            is then only a name.
+        transform: Applied to an example each time it is taken.
+        pre_transform: Applied to an example once, before it is cached.
+        force_reload: Whether to build again.
+
+    Raises:
+        OSError: If the cache folder cannot be written.
+        ValueError: If a line of the file cannot be read, or its value is not that of its
+            expression; file, line and column are named.
+
+    Reference:
+        Nangia and Bowman (2018), arXiv 1804.06028.
+
+    Example:
+        >>> dataset = ListOps(None, "val", recipe=ListOpsRecipe(train=0, val=8, test=0))
+        >>> len(dataset), dataset.num_classes, dataset.num_tokens
+        (8, 10, 16)
+    """
+
+    def __init__(
+        self,
+        root: str | Path | None,
+        split: str = "train",
+        form: str = "operator",
+        recipe: ListOpsRecipe | None = None,
+        tsv: str | Path | None = None,
+        transform: Transform | None = None,
+        pre_transform: Transform | None = None,
+        force_reload: bool = False,
+    ) -> None:
+        super().__init__(root, transform, pre_transform)
+        split = choose_split(split, _SPLITS, {"dev": "val"}, "ListOps")
+        if tsv is not None:
+            path = Path(tsv)
+            lines = read_lines(path)
+            source = {"tsv": sha256_of(path)}
+            self._open(
+                split,
+                {"form": form, **source},
+                lambda: _read(path, lines, split, form),
+                force_reload,
+            )
+            return
+        chosen = recipe or ListOpsRecipe()
+        key = {"form": form, "recipe": repr(sorted(asdict(chosen).items()))}
+        self._open(split, key, lambda: _generate(chosen, form), force_reload)
+
+
+def _generate(recipe: ListOpsRecipe, form: str) -> Content[list[str]]:
+    drawn = {split: pieces for split, pieces in recipe.generate().items() if pieces}
+    return _content(drawn, form, recipe.labels)
+
+
+def _read(path: Path, lines: list[str], split: str, form: str) -> Content[list[str]]:
+    numbered = enumerate(lines, start=1)
+    return _content({split: [_read_line(ln, f"{path}:{number}") for number, ln in numbered]}, form)
+
+
+def _content(
+    expressions: dict[str, list[list[str]]], form: str, labels: str = "root"
+) -> Content[list[str]]:
+    vocabulary = listops_vocabulary()
+
+    def featurize(pieces: list[str]) -> DynTreeData:
+        return listops_tree(pieces, form, labels).to_data(vocabulary)
+
+    return Content(expressions, featurize, vocabulary, _CLASSES)
+
+
+def _read_line(line: str, where: str) -> list[str]:
+    label, tab, text = line.partition("\t")
+    if not tab or label not in DIGITS:
+        raise ValueError(
+            mismatch(
+                "ListOps: the line does not begin with a value",
+                expected="a digit, a tab and an expression",
+                got=repr(line[:40]),
+                where=f"{where}:1",
+            )
+        )
+    pieces = read_listops(text, where, column=len(label) + 2)
+    value = evaluate_listops(pieces)
+    if value != int(label):
+        raise ValueError(
+            mismatch(
+                "ListOps: the value is not that of the expression",
+                expected=value,
+                got=label,
+                where=f"{where}:1",
+            )
+        )
+    return pieces

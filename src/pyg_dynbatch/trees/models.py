@@ -1,0 +1,495 @@
+"""Judge how related two trees are."""
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.schedule import Schedule
+from pyg_dynbatch.core.structure import has_token
+from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer, TreeGRU, TreeRNN
+from pyg_dynbatch.nn.recursive import level_row
+
+# Share of different tokens among leaves up to which gathering costs less than computing all.
+_WORTH_SHARING = 0.85
+# Leaves from which looking for equal ones costs less than it saves.
+_MANY_LEAVES = 128
+
+CELLS = ("nary", "child_sum", "gru", "rnn")
+
+
+def make_layer(
+    cell: str,
+    in_channels: int,
+    out_channels: int,
+    *,
+    arity: int = 2,
+    forget_bias: float = 1.0,
+    recurrent_dropout: float = 0.0,
+) -> RecursiveLayer:
+    """Makes a recursive layer by name.
+
+    Args:
+        cell: ``"nary"`` or ``"child_sum"`` (Tree-LSTM), ``"gru"`` or ``"rnn"``.
+        in_channels: Width of an input row.
+        out_channels: Width of the hidden row.
+        arity: Number of child places (not for child-sum).
+        forget_bias: Where the bias of the forget gates starts (Tree-LSTMs).
+        recurrent_dropout: Probability of dropping an entry of the candidate (not for ``"rnn"``).
+
+    Returns:
+        The layer.
+
+    Raises:
+        ValueError: If the name is unknown, or ``"rnn"`` is given a recurrent dropout.
+
+    Example:
+        >>> make_layer("child_sum", 4, 3)
+        ChildSumTreeLSTM(4, 3)
+    """
+    if cell == "nary":
+        return NaryTreeLSTM(
+            in_channels,
+            out_channels,
+            arity,
+            forget_bias=forget_bias,
+            recurrent_dropout=recurrent_dropout,
+        )
+    if cell == "child_sum":
+        return ChildSumTreeLSTM(
+            in_channels,
+            out_channels,
+            forget_bias=forget_bias,
+            recurrent_dropout=recurrent_dropout,
+        )
+    if cell == "gru":
+        return TreeGRU(in_channels, out_channels, arity, recurrent_dropout=recurrent_dropout)
+    if cell == "rnn" and not recurrent_dropout:
+        return TreeRNN(in_channels, out_channels, arity)
+    raise ValueError(
+        mismatch(
+            f"make_layer: no layer for cell {cell!r}",
+            expected=f"one of {', '.join(map(repr, CELLS))}; 'rnn' without recurrent dropout",
+            got=f"{cell!r}, recurrent_dropout={recurrent_dropout}",
+        )
+    )
+
+
+class TreeEncoder(nn.Module):
+    """Embeds tokens, drops parts of them, and runs a recursive layer over the batch.
+
+    Args:
+        num_tokens: Rows of the embedding; 0 for batches with features ``x`` instead of tokens.
+        embedding_channels: Width of an embedding row, or of ``x``.
+        layer: The recursive layer.
+        input_dropout: Probability of dropping an entry of an input row while training.
+        sparse_embedding: Whether the embedding has sparse gradients, which Adagrad and SGD can
+            use to touch only the rows of the batch.
+
+    Shape:
+        - batch: a PyG batch with ``edge_index``, ``num_nodes``, ``token`` (or ``x``) and, from
+          this package's loader, ``schedule``
+        - returns: ``[node, layer.out_channels]``
+
+    Example:
+        >>> encoder = TreeEncoder(10, 4, make_layer("nary", 4, 3))
+        >>> encoder.embedding.weight.shape
+        torch.Size([10, 4])
+    """
+
+    def __init__(
+        self,
+        num_tokens: int,
+        embedding_channels: int,
+        layer: RecursiveLayer,
+        *,
+        input_dropout: float = 0.0,
+        sparse_embedding: bool = False,
+    ) -> None:
+        super().__init__()
+        self.embedding = (
+            nn.Embedding(num_tokens, embedding_channels, sparse=sparse_embedding)
+            if num_tokens
+            else None
+        )
+        self.layer = layer
+        self.input_dropout = nn.Dropout(input_dropout)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws all parameters anew; embeddings from U(-0.05, 0.05)."""
+        if self.embedding is not None:
+            nn.init.uniform_(self.embedding.weight, -0.05, 0.05)
+        self.layer.reset_parameters()
+
+    def forward(
+        self,
+        batch: Any,
+        level_order: bool = False,
+        nodes: Int[Tensor, " chosen"] | None = None,
+    ) -> Float[Tensor, "chosen hidden"]:
+        """Computes the hidden rows of all nodes, and gives those that are asked for.
+
+        Args:
+            batch: The batch.
+            level_order: Whether to give them in the order of the schedule's levels, as the layer
+                does; what is made of them is then put into node order by
+                ``level_row(schedule_for(batch, layer))``.
+            nodes: Which nodes to give, as the layer does; ``batch.root_index`` for the roots.
+        """
+        schedule, leaf_row = schedule_for(batch, self.layer), None
+        if self.embedding is None:
+            inputs = _input_rows(schedule, _field(batch, "x", "num_tokens=..."))
+        else:
+            token = _field(batch, "token", "num_tokens=0 for batches with features x")
+            shared = distinct_leaves(token, schedule) if self._shares_leaves(schedule) else None
+            token, leaf_row = shared or (_input_rows(schedule, token), None)
+            inputs = _embedded(self.embedding, token)
+        return self.layer(
+            self.input_dropout(inputs),
+            batch.edge_index,
+            schedule,
+            leaf_row=leaf_row,
+            level_order=level_order,
+            nodes=nodes,
+        )
+
+    def _shares_leaves(self, schedule: Schedule) -> bool:
+        """Whether equal leaves may be computed once; not where each has dropout of its own."""
+        dropping = self.training and self.input_dropout.p > 0
+        # Elsewhere than on a CPU the host would have to wait for the number of words.
+        on_cpu = schedule.device.type == "cpu"
+        many = bool(schedule.level_inputs) and schedule.level_inputs[0] >= _MANY_LEAVES
+        return on_cpu and many and not dropping and self.layer.cell.shares_leaves
+
+
+def distinct_leaves(token: Tensor, schedule: Schedule) -> tuple[Tensor, Tensor] | None:
+    """Finds the different tokens of leaves, if there are few enough to be worth it.
+
+    Args:
+        token: Tokens in node order.
+        schedule: The schedule.
+
+    Returns:
+        The different tokens of leaves followed by those of the other nodes with an input, and
+        which of them each leaf has; None if nearly all of them differ.
+
+    Example:
+        >>> schedule = Schedule.from_structure(torch.tensor([[0, 1, 2], [3, 3, 3]]), 4)
+        >>> distinct_leaves(torch.tensor([7, 5, 7, 9]), schedule)
+        (tensor([5, 7, 9]), tensor([1, 0, 1]))
+    """
+    if not schedule.level_inputs or token.size(0) != schedule.num_nodes:
+        return None
+    leaves = schedule.level_inputs[0]
+    ordered = token.index_select(0, schedule.input_node)
+    distinct, leaf_row = ordered[:leaves].unique(return_inverse=True)
+    if distinct.size(0) > _WORTH_SHARING * leaves:
+        return None
+    return torch.cat([distinct, ordered[leaves:]]), leaf_row
+
+
+def _input_rows(schedule: Schedule, rows: Tensor) -> Tensor:
+    """Takes the rows that the layer wants: all in node order, or those of some nodes only."""
+    if schedule.stores[0].inputs == schedule.num_nodes:
+        return rows
+    return rows.index_select(0, schedule.input_node)
+
+
+def _field(batch: Any, name: str, mend: str) -> Tensor:
+    value = getattr(batch, name, None)
+    if not isinstance(value, Tensor):
+        raise ValueError(
+            mismatch(
+                f"TreeEncoder: the batch has no {name}",
+                expected=f"{name}, one row a node",
+                got=", ".join(batch.keys()),
+                mend=mend,
+            )
+        )
+    return value
+
+
+def _embedded(embedding: nn.Embedding, token: Tensor) -> Tensor:
+    try:
+        return embedding(token)
+    except IndexError as error:
+        raise IndexError(
+            mismatch(
+                "TreeEncoder: a token is not in the embedding",
+                expected=f"rows from 0 to {embedding.num_embeddings - 1}",
+                got=f"tokens from {int(token.min())} to {int(token.max())}",
+                mend="num_tokens=len(vocabulary), with the vocabulary that made the tokens",
+            )
+        ) from error
+
+
+def schedule_for(batch: Any, layer: RecursiveLayer) -> Schedule:
+    """Takes the batch's schedule, or works one out for batches of a stock PyG loader.
+
+    Args:
+        batch: The batch.
+        layer: The layer it is for.
+
+    Returns:
+        The schedule; one that was worked out is kept on the batch, and worked out again when the
+        edges are others. When other fields change, such as the nodes that have an input, ``del``
+        it (``schedule_ragged``, ``schedule_2``, …) or make a new batch.
+
+    Raises:
+        ValueError: If no schedule can be made (a cycle, a child beyond the arity); says in which
+            example.
+    """
+    key = "schedule" if layer.direction == "bottom_up" else "schedule_down"
+    for name in ("schedule", "schedule_down"):
+        attached = getattr(batch, name, None)
+        if not isinstance(attached, Schedule):
+            continue
+        if attached.facts.get("direction", layer.direction) == layer.direction:
+            return attached
+    # Under a name of its own, as the next model may want another arity.
+    key = f"{key}_{'ragged' if layer.arity is None else layer.arity}"
+    kept = getattr(batch, key, None)
+    if isinstance(kept, Schedule) and kept.belongs_to(batch.edge_index):
+        return kept
+    token = getattr(batch, "token", None)
+    ptr = getattr(batch, "ptr", None)
+    options: dict[str, Any] = {"arity": layer.arity, "direction": layer.direction}
+    try:
+        has_input = getattr(batch, "has_input", None) if token is None else has_token(token)
+        schedule = Schedule.from_structure(
+            batch.edge_index,
+            batch.num_nodes,
+            child_slot=getattr(batch, "child_slot", None),
+            depth=getattr(batch, "depth", None),
+            has_input=has_input,
+            example_sizes=None if ptr is None else ptr.diff().tolist(),
+            **options,
+        ).to(batch.edge_index.device)
+    except ValueError as error:
+        blamed = None if ptr is None else _blamed(batch, ptr.tolist(), options)
+        if blamed is None:
+            raise
+        number, reason = blamed
+        raise ValueError(f"TreeEncoder: example {number} of the batch: {reason}") from error
+    setattr(batch, key, schedule)
+    return schedule
+
+
+def _blamed(
+    batch: Any, bounds: list[int], options: dict[str, Any]
+) -> tuple[int, ValueError] | None:
+    """Finds the first example that has no schedule by itself, and says why."""
+    slots = getattr(batch, "child_slot", None)
+    for number, (first, end) in enumerate(pairwise(bounds)):
+        own = (batch.edge_index[1] >= first) & (batch.edge_index[1] < end)
+        edges = batch.edge_index[:, own] - first
+        slot = None if slots is None else slots[own]
+        try:
+            Schedule.from_structure(edges, end - first, child_slot=slot, **options)
+        except ValueError as error:
+            return number, error
+    return None
+
+
+class TreeClassifier(nn.Module):
+    """Embeds tokens, encodes trees from the leaves to the root, and classifies every node.
+
+    The classifier runs once over all nodes of the mini-batch, after the last level.
+
+    Args:
+        num_tokens: Rows of the embedding; 0 for batches with features ``x``.
+        num_classes: Number of classes.
+        embedding_channels: Width of an embedding row, or of ``x``.
+        hidden_channels: Width of the hidden row.
+        cell: ``"nary"``, ``"child_sum"``, ``"gru"`` or ``"rnn"``.
+        arity: Number of child places (not for child-sum).
+        forget_bias: Where the bias of the forget gates starts.
+        embedding_dropout: Probability of dropping an entry of an embedded token while training.
+        recurrent_dropout: Probability of dropping an entry of the candidate while training.
+        output_dropout: Probability of dropping an entry of a hidden row on its way to the
+            classifier, while training; the state handed to the parent is not dropped.
+        sparse_embedding: Whether the embedding has sparse gradients.
+
+    Shape:
+        - batch: a PyG batch, see :class:`~pyg_dynbatch.models.TreeEncoder`
+        - returns: logits ``[node, class]`` of all nodes in node order; those of the roots are
+          ``logits[batch.root_index]``
+
+    Reference:
+        Tai, Socher, Manning (2015), arXiv:1503.00075, section 4.1; dropout as in the sentiment
+        example of TensorFlow Fold (Looks et al. 2017, arXiv:1702.02181, table 2).
+
+    Example:
+        >>> import torch
+        >>> from torch_geometric.data import Data
+        >>> tree = Data(edge_index=torch.tensor([[0, 1], [2, 2]]), num_nodes=3,
+        ...             token=torch.tensor([5, 6, -1]))
+        >>> TreeClassifier(10, 5, embedding_channels=4, hidden_channels=3)(tree).shape
+        torch.Size([3, 5])
+    """
+
+    def __init__(  # noqa: PLR0913 - every argument is one number of a published protocol
+        self,
+        num_tokens: int,
+        num_classes: int,
+        embedding_channels: int = 300,
+        hidden_channels: int = 300,
+        *,
+        cell: str = "nary",
+        arity: int = 2,
+        forget_bias: float = 1.0,
+        embedding_dropout: float = 0.0,
+        recurrent_dropout: float = 0.0,
+        output_dropout: float = 0.0,
+        sparse_embedding: bool = False,
+    ) -> None:
+        super().__init__()
+        layer = make_layer(
+            cell,
+            embedding_channels,
+            hidden_channels,
+            arity=arity,
+            forget_bias=forget_bias,
+            recurrent_dropout=recurrent_dropout,
+        )
+        self.encoder = TreeEncoder(
+            num_tokens,
+            embedding_channels,
+            layer,
+            input_dropout=embedding_dropout,
+            sparse_embedding=sparse_embedding,
+        )
+        self.output_dropout = nn.Dropout(output_dropout)
+        self.classifier = nn.Linear(hidden_channels, num_classes)
+        self.reset_parameters()
+
+    @property
+    def embedding(self) -> nn.Embedding | None:
+        """The embedding of tokens."""
+        return self.encoder.embedding
+
+    def reset_parameters(self) -> None:
+        """Draws all parameters anew."""
+        self.encoder.reset_parameters()
+        nn.init.xavier_uniform_(self.classifier.weight)
+        nn.init.zeros_(self.classifier.bias)
+
+    def forward(self, batch: Any) -> Float[Tensor, "node class"]:
+        """Computes the logits of all nodes."""
+        schedule = schedule_for(batch, self.encoder.layer)
+        rows = self.output_dropout(self.encoder(batch, level_order=True))
+        # The logits are narrower than the hidden rows, so they are brought into node order.
+        return self.classifier(rows).index_select(0, level_row(schedule))
+
+
+class TreeSimilarity(nn.Module):
+    r"""Encodes two trees an example and compares their roots.
+
+    .. math::
+        h_\times = h_L \odot h_R, \quad h_+ = |h_L - h_R|, \quad
+        h_s = \sigma(W^{(\times)} h_\times + W^{(+)} h_+ + b), \quad
+        p = \mathrm{softmax}(W^{(p)} h_s + b^{(p)})
+
+    Args:
+        num_tokens: Rows of the embedding; 0 for batches with features ``x``.
+        num_classes: Number of grades; the predicted score is the mean of 1 … ``num_classes``
+            under ``p``.
+        embedding_channels: Width of an embedding row, or of ``x``.
+        hidden_channels: Width of the hidden row of a tree.
+        similarity_channels: Width of :math:`h_s`.
+        cell: ``"child_sum"``, ``"nary"``, ``"gru"`` or ``"rnn"``.
+        arity: Number of child places (not for child-sum).
+        forget_bias: Where the bias of the forget gates starts.
+        sparse_embedding: Whether the embedding has sparse gradients.
+
+    Shape:
+        - batch: a PyG batch with exactly two roots an example in ``root_index``
+        - returns: log-probabilities ``[example, class]``
+
+    Raises:
+        ValueError: If the batch does not have two roots an example.
+
+    Reference:
+        Tai, Socher, Manning (2015), arXiv:1503.00075, equations 15-16.
+
+    Example:
+        >>> from torch_geometric.data import Data
+        >>> pair = Data(edge_index=torch.tensor([[0, 2], [1, 3]]), num_nodes=4,
+        ...             token=torch.tensor([5, 6, 7, 8]), root_index=torch.tensor([1, 3]))
+        >>> model = TreeSimilarity(10, embedding_channels=4, hidden_channels=3)
+        >>> model.score(model(pair)).shape
+        torch.Size([1])
+    """
+
+    grades: Tensor
+
+    def __init__(
+        self,
+        num_tokens: int,
+        num_classes: int = 5,
+        embedding_channels: int = 300,
+        hidden_channels: int = 150,
+        *,
+        similarity_channels: int = 50,
+        cell: str = "child_sum",
+        arity: int = 2,
+        forget_bias: float = 0.0,
+        sparse_embedding: bool = False,
+    ) -> None:
+        super().__init__()
+        layer = make_layer(
+            cell, embedding_channels, hidden_channels, arity=arity, forget_bias=forget_bias
+        )
+        self.encoder = TreeEncoder(
+            num_tokens, embedding_channels, layer, sparse_embedding=sparse_embedding
+        )
+        self.compare = nn.Linear(2 * hidden_channels, similarity_channels)
+        self.classifier = nn.Linear(similarity_channels, num_classes)
+        grades = torch.arange(1, num_classes + 1, dtype=torch.get_default_dtype())
+        self.register_buffer("grades", grades, persistent=False)
+
+    @property
+    def embedding(self) -> nn.Embedding | None:
+        """The embedding of tokens."""
+        return self.encoder.embedding
+
+    def reset_parameters(self) -> None:
+        """Draws all parameters anew."""
+        self.encoder.reset_parameters()
+        self.compare.reset_parameters()
+        self.classifier.reset_parameters()
+
+    def forward(self, batch: Any) -> Float[Tensor, "example class"]:
+        """Computes the log-probabilities of the grades."""
+        examples = getattr(batch, "num_graphs", 1)
+        _check_roots(batch, examples)
+        roots = self.encoder(batch, nodes=batch.root_index)
+        left, right = roots.unflatten(0, (examples, 2)).unbind(1)
+        joined = torch.cat([left * right, (left - right).abs()], 1)
+        return self.classifier(torch.sigmoid(self.compare(joined))).log_softmax(1)
+
+    def score(self, log_probabilities: Float[Tensor, "example class"]) -> Float[Tensor, " example"]:
+        """Gives the expected grade of each example."""
+        return log_probabilities.exp() @ self.grades
+
+
+def _check_roots(batch: Any, examples: int) -> None:
+    """Counts the roots of every example where the batch knows them on the host."""
+    slices = getattr(batch, "_slice_dict", {}).get("root_index")
+    counts = [batch.root_index.numel()] if slices is None else slices.diff().tolist()
+    wanted = 2 * examples if slices is None else 2
+    wrong = [number for number, count in enumerate(counts) if count != wanted]
+    if wrong:
+        raise ValueError(
+            mismatch(
+                "TreeSimilarity: not two roots an example",
+                expected=f"{wanted} roots",
+                got=f"{counts[wrong[0]]} roots",
+                where="" if slices is None else f"example {wrong[0]} of the batch",
+                mend="put both trees of a pair into one Data, first tree first",
+            )
+        )

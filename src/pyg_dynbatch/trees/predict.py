@@ -1,0 +1,158 @@
+"""Run ``predict`` on a file of bracketed trees, from checkpoints alone."""
+
+import argparse
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pyg_dynbatch.core.errors import OneLineArguments, mismatch
+from pyg_dynbatch.core.files import refuse_overwriting
+from pyg_dynbatch.core.progress import Progress
+from pyg_dynbatch.molecules.commands import run_molecule_predict
+from pyg_dynbatch.training.checkpoints import naming_file, read_checkpoint
+from pyg_dynbatch.training.ensemble import ensemble_of
+from pyg_dynbatch.training.predictions import (
+    Columns,
+    checked_device,
+    merge_columns,
+    node_rows,
+    tree_rows,
+    write_table,
+)
+from pyg_dynbatch.trees.collate import DataLoader
+from pyg_dynbatch.trees.datamodules import arity_of
+from pyg_dynbatch.trees.datasets import TreeFile
+from pyg_dynbatch.trees.task import TreeClassification
+from pyg_dynbatch.trees.vocabulary import Vocabulary
+
+
+def load_tree_task(
+    checkpoint: Mapping[str, Any], path: str | Path
+) -> tuple[TreeClassification, Vocabulary]:
+    """Builds the model of a checkpoint from the checkpoint alone; no code in it is run.
+
+    Args:
+        checkpoint: What one of :class:`~pyg_dynbatch.tasks.TreeClassification` holds.
+        path: Its file, for messages.
+
+    Returns:
+        The model with its weights, ready to predict, and its words.
+
+    Raises:
+        ValueError: If it holds no words.
+    """
+    task = TreeClassification.from_checkpoint(checkpoint, path)
+    words = _words(checkpoint)
+    if words is None:
+        raise ValueError(
+            mismatch(
+                "the checkpoint holds no vocabulary",
+                expected="a checkpoint written with a data module of trees, by this version",
+                got="none",
+                where=path,
+                mend="predict --config FILE --ckpt_path FILE",
+            )
+        )
+    return task, Vocabulary(words[1:], words[0])
+
+
+def _words(checkpoint: Mapping[str, Any]) -> list[str] | None:
+    notes = (part for part in checkpoint.values() if isinstance(part, Mapping))
+    return next((note["words"] for note in notes if "words" in note), None)
+
+
+def predict_trees(
+    task: TreeClassification, trees: TreeFile, batch_size: int, device: torch.device
+) -> Columns:
+    """Predicts all nodes of all trees.
+
+    Args:
+        task: The model.
+        trees: The trees.
+        batch_size: Trees in a batch.
+        device: Where to compute.
+
+    Returns:
+        The columns of :meth:`~pyg_dynbatch.tasks.TreeClassification.predict_step`, with the
+        number of the tree in the file as ``example``.
+    """
+    task.to(device)
+    parts: list[Columns] = []
+    with Progress("predicting", "trees", len(trees)) as progress:
+        for batch in DataLoader(trees, batch_size, arity=arity_of(task)):
+            with torch.inference_mode():
+                columns = task.predict_step(batch.to(device))
+            part = {name: value.cpu().numpy() for name, value in columns.items()}
+            part["example"] = part["example"] + progress.done
+            progress.update(batch.num_graphs)
+            parts.append(part)
+    return merge_columns(parts)
+
+
+def run_predict(argv: list[str]) -> int:
+    """Runs ``predict`` on a file, of trees or of molecules as the checkpoint says.
+
+    Args:
+        argv: The options.
+
+    Returns:
+        The exit code, 0.
+
+    Raises:
+        FileNotFoundError: If a file is missing.
+        ValueError: If a checkpoint or the input cannot be used.
+    """
+    known = OneLineArguments("pyg-dynbatch predict", add_help=False)
+    known.add_argument("--checkpoint", nargs="+", default=[])
+    paths = known.parse_known_args(argv)[0].checkpoint
+    # Without a file there is only the help or a complaint, which are those of molecules.
+    contents = read_checkpoint(paths[0]) if paths and Path(paths[0]).is_file() else {}
+    if contents.get("pyg_dynbatch_task") != TreeClassification.__name__:
+        return run_molecule_predict(argv, contents)
+    options = _parser().parse_args(argv)
+    refuse_overwriting("predict", [options.output, options.nodes], [options.input, *paths])
+    device = checked_device(options.device)
+    task, vocabulary = load_tree_task(contents, paths[0])
+    for path in paths[1:]:
+        with naming_file(path):
+            _check_words(read_checkpoint(path), vocabulary)
+    if len(paths) > 1:
+        task = ensemble_of(task, paths).eval()  # type: ignore[assignment]
+    trees = TreeFile(options.input, None, task.num_classes, "optional", vocabulary)
+    columns = predict_trees(task, trees, options.batch_size, device)
+    write_table(options.output, tree_rows(columns))
+    if options.nodes is not None:
+        write_table(options.nodes, node_rows(columns))
+    print(f"predicted {len(trees):,} trees", file=sys.stderr)
+    return 0
+
+
+def _check_words(checkpoint: Mapping[str, Any], vocabulary: Vocabulary) -> None:
+    words = _words(checkpoint)
+    if words is None or tuple(words) != vocabulary.words:
+        raise ValueError(
+            mismatch(
+                "the checkpoints were made with different vocabularies",
+                expected=f"the {len(vocabulary):,} words of the first checkpoint",
+                got="other words",
+            )
+        )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = OneLineArguments(
+        "pyg-dynbatch predict",
+        "Predict the classes of bracketed trees, one tree per line, labelled or not. Words that "
+        "the model was not trained on are the unknown word.",
+    )
+    add = parser.add_argument
+    add("--checkpoint", nargs="+", required=True, metavar="CKPT", help="several are averaged")
+    add("--input", required=True, metavar="FILE", help="bracketed trees, one per line")
+    add("--output", default="-", metavar="FILE", help="CSV file; - for stdout (default)")
+    add("--nodes", metavar="FILE", help="also write a CSV file with one row per node")
+    add("--batch-size", type=int, default=100, metavar="N", help="trees in a batch (default: 100)")
+    add("--device", default="cpu", help="cpu, cuda, ... (default: cpu)")
+    return parser

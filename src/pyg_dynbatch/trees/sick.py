@@ -1,0 +1,280 @@
+"""Load SICK relatedness: pairs of sentences with a score from 1 to 5."""
+
+import re
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.files import read_lines, sha256_of
+from pyg_dynbatch.trees.data import DynTreeData
+from pyg_dynbatch.trees.datasets import (
+    Content,
+    Transform,
+    TreeDataset,
+    choose_split,
+    name_of_vocabulary,
+)
+from pyg_dynbatch.trees.text import ParsedTree, forest_to_data, parse_parents
+from pyg_dynbatch.trees.vocabulary import Vocabulary
+
+_TREES = ("dependency", "constituency", "chain")
+
+_SPLITS = ("train", "dev", "test")
+_CLASSES = 5
+_PARENT_FILES = {"dependency": "parents", "constituency": "cparents"}
+_TSV_FILES = {
+    "train": ("SICK_train.txt",),
+    "dev": ("SICK_trial.txt",),
+    "test": ("SICK_test_annotated.txt", "SICK_test.txt"),
+}
+_WORDS = re.compile(r"\w+|[^\w\s]")
+
+
+def score_to_target(score: float, num_classes: int = _CLASSES) -> Float[Tensor, "one class"]:
+    r"""Spreads a score over the two whole numbers beside it.
+
+    :math:`p_i = y - \lfloor y \rfloor` for :math:`i = \lfloor y \rfloor + 1`,
+    :math:`p_i = \lfloor y \rfloor - y + 1` for :math:`i = \lfloor y \rfloor`, and 0 otherwise, so
+    that :math:`\sum_i i\,p_i = y`.
+
+    Args:
+        score: The score y, 1 to `num_classes`.
+        num_classes: The number of whole scores.
+
+    Shape:
+        - output: ``[1, class]``
+
+    Returns:
+        The distribution.
+
+    Reference:
+        Tai, Socher and Manning (2015), arXiv 1503.00075, section 4.2.
+
+    Example:
+        >>> score_to_target(3.25)
+        tensor([[0.0000, 0.0000, 0.7500, 0.2500, 0.0000]])
+    """
+    target = torch.zeros(1, num_classes)
+    below = min(int(score), num_classes - 1)
+    target[0, below - 1] = below + 1 - score
+    target[0, below] = score - below
+    return target
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """Holds two parsed sentences and their score."""
+
+    first: ParsedTree
+    second: ParsedTree
+    score: float
+
+
+class SICK(TreeDataset):
+    r"""Holds one split of the SICK relatedness task.
+
+    One example is a pair of sentences: a forest of two trees whose roots stand in ``root_index`` in
+    the order of the sentences. ``score`` ``[1]`` is the relatedness, 1 to 5; ``target`` ``[1, 5]``
+    is the same as a distribution (see `score_to_target`).
+
+    There is nothing to download: parses come from a parser. Two layouts of raw files are read,
+    from `raw_dir` or ``root/raw``: folders ``train``, ``dev``, ``test`` with ``a.toks``,
+    ``b.toks``, ``sim.txt`` and either ``a.parents``, ``b.parents`` or ``a.cparents``,
+    ``b.cparents``, as the preparation script of the Tree-LSTM release makes them; or, for
+    chains only, the tables ``SICK_train.txt``, ``SICK_trial.txt``, ``SICK_test_annotated.txt``.
+
+    Args:
+        root: Folder for ``raw/`` and ``processed/``; None caches nothing and needs `raw_dir`.
+        split: ``"train"``, ``"dev"`` (or ``"val"``, ``"trial"``), ``"test"``.
+        trees: ``"dependency"``: a word at every node, for the child-sum Tree-LSTM;
+            ``"constituency"``: words at the leaves, for the binary one; ``"chain"``: each word
+            above the one before it, which makes a Tree-LSTM a sequential LSTM.
+        vocabulary: ``"all"``, ``"train"`` or a vocabulary, as in `SST`.
+        raw_dir: Folder with the raw files.
+        transform: Applied to an example each time it is taken.
+        pre_transform: Applied to an example once, before it is cached.
+        force_reload: Whether to parse again.
+
+    Raises:
+        FileNotFoundError: If raw files are missing; says what to put where.
+        OSError: If the cache folder cannot be written.
+        ValueError: If a file cannot be parsed; file and line are named.
+
+    Reference:
+        Marelli et al. (2014), SemEval, S14-2001; Tai, Socher and Manning (2015),
+        arXiv 1503.00075, section 5.2.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> table = "sentence_A\tsentence_B\trelatedness_score\nA man sings\tHe sings\t4.5"
+        >>> for name in ("train", "trial", "test"):
+        ...     size = Path(folder, f"SICK_{name}.txt").write_text(table)
+        >>> pair = SICK(None, trees="chain", raw_dir=folder)[0]
+        >>> pair.root_index, pair.score, pair.target
+        (tensor([2, 4]), tensor([4.5000]), tensor([[0.0000, 0.0000, 0.0000, 0.5000, 0.5000]]))
+    """
+
+    def __init__(
+        self,
+        root: str | Path | None,
+        split: str = "train",
+        trees: str = "dependency",
+        vocabulary: str | Vocabulary = "all",
+        raw_dir: str | Path | None = None,
+        transform: Transform | None = None,
+        pre_transform: Transform | None = None,
+        force_reload: bool = False,
+    ) -> None:
+        super().__init__(root, transform, pre_transform)
+        split = choose_split(split, _SPLITS, {"val": "dev", "trial": "dev"}, "SICK")
+        folder = Path(raw_dir or Path(root or ".") / "raw")
+        files = _find_files(folder, trees)
+        self._open(
+            split,
+            {
+                **{str(p.relative_to(folder)): sha256_of(p) for p in chain(*files.values())},
+                "trees": trees,
+                "vocabulary": name_of_vocabulary(vocabulary, "SICK"),
+            },
+            lambda: _build(files, vocabulary),
+            force_reload,
+        )
+
+
+def _find_files(folder: Path, trees: str) -> dict[str, list[Path]]:
+    """Finds, for each split, either one table or the files of words, parents and scores."""
+    if trees not in _TREES:
+        raise ValueError(mismatch("SICK: trees is unknown", expected=", ".join(_TREES), got=trees))
+    names = ["a.toks", "b.toks", "sim.txt"]
+    if trees in _PARENT_FILES:
+        names += [f"a.{_PARENT_FILES[trees]}", f"b.{_PARENT_FILES[trees]}"]
+    files = {split: [folder / split / name for name in names] for split in _SPLITS}
+    absent = [path for path in chain(*files.values()) if not path.is_file()]
+    if not absent:
+        return files
+    tables = {
+        split: [folder / name for name in names if (folder / name).is_file()][:1]
+        for split, names in _TSV_FILES.items()
+    }
+    if trees == "chain" and all(tables.values()):
+        return tables
+    tables_named = ", ".join(names[0] for names in _TSV_FILES.values())
+    raise FileNotFoundError(
+        mismatch(
+            "SICK: raw files are missing",
+            expected=f"in each of train/, dev/ and test/: {', '.join(names)}"
+            + (f"; or {tables_named}" if trees == "chain" else ""),
+            got=f"no {absent[0].relative_to(folder)}, {len(absent)} files missing",
+            where=folder,
+            mend="run the preparation of the Tree-LSTM release, or trees='chain', which needs only "
+            f"{tables_named} of SemEval 2014 task 1",
+        )
+    )
+
+
+def _build(files: dict[str, list[Path]], vocabulary: str | Vocabulary) -> Content[_Pair]:
+    pairs = {
+        split: _read_table(paths[0]) if len(paths) == 1 else _read_folder(paths)
+        for split, paths in files.items()
+    }
+    if isinstance(vocabulary, Vocabulary):
+        words = vocabulary
+    else:
+        counted = pairs.values() if vocabulary == "all" else [pairs["train"]]
+        every = (tree for part in counted for pair in part for tree in (pair.first, pair.second))
+        words = Vocabulary.from_words(word for tree in every for word in tree.words)
+    return Content(pairs, lambda pair: _example(pair, words), words, _CLASSES)
+
+
+def _example(pair: _Pair, vocabulary: Vocabulary) -> DynTreeData:
+    data = forest_to_data([pair.first, pair.second], vocabulary, labelled=False)
+    data.target = score_to_target(pair.score)
+    data.score = torch.tensor([pair.score])
+    return data
+
+
+def _read_folder(paths: list[Path]) -> list[_Pair]:
+    columns = [read_lines(path) for path in paths]
+    for path, column in zip(paths, columns, strict=True):
+        if len(column) != len(columns[0]):
+            raise ValueError(
+                mismatch(
+                    "SICK: two files of a split differ in length",
+                    expected=f"{len(columns[0])} lines, as in {paths[0].name}",
+                    got=f"{len(column)} lines",
+                    where=path,
+                )
+            )
+    pairs = []
+    for number, (first, second, score, *parents) in enumerate(zip(*columns, strict=True), start=1):
+        trees = []
+        for at, words in enumerate((first, second)):
+            place = f"{paths[3 + at] if parents else paths[at]}:{number}"
+            trees.append(_tree(words.split(" "), parents[at] if parents else None, place))
+        pairs.append(_Pair(trees[0], trees[1], _score(score, f"{paths[2]}:{number}")))
+    return pairs
+
+
+def _read_table(path: Path) -> list[_Pair]:
+    header, *lines = read_lines(path)
+    titles = header.split("\t")
+    wanted = ("sentence_A", "sentence_B", "relatedness_score")
+    if not set(wanted) <= set(titles):
+        raise ValueError(
+            mismatch(
+                "SICK: the table has no such columns",
+                expected=", ".join(wanted),
+                got=", ".join(titles),
+                where=f"{path}:1",
+            )
+        )
+    pairs = []
+    for number, line in enumerate(lines, start=2):
+        fields = line.split("\t")
+        if len(fields) != len(titles):
+            raise ValueError(
+                mismatch(
+                    "SICK: a line of the table has a wrong number of fields",
+                    expected=f"{len(titles)} fields divided by tabs",
+                    got=len(fields),
+                    where=f"{path}:{number}",
+                )
+            )
+        row = dict(zip(titles, fields, strict=True))
+        place = f"{path}:{number}"
+        first, second = (_tree(_WORDS.findall(row[name]), None, place) for name in wanted[:2])
+        pairs.append(_Pair(first, second, _score(row[wanted[2]], place)))
+    return pairs
+
+
+def _tree(words: list[str], parents: str | None, where: str) -> ParsedTree:
+    words = [word for word in words if word]
+    if not words:
+        raise ValueError(
+            mismatch("SICK: a sentence is empty", expected="a word or more", got=0, where=where)
+        )
+    above = [*range(2, len(words) + 1), 0]
+    return parse_parents(" ".join(map(str, above)) if parents is None else parents, words, where)
+
+
+def _score(text: str, where: str) -> float:
+    try:
+        score = float(text)
+    except ValueError:
+        score = float("nan")
+    if not 1.0 <= score <= _CLASSES:
+        raise ValueError(
+            mismatch(
+                "SICK: the relatedness is no number from 1 to 5",
+                expected=f"1 to {_CLASSES}",
+                got=repr(text),
+                where=where,
+            )
+        )
+    return score

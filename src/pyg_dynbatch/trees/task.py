@@ -1,0 +1,465 @@
+"""Train and test a model of how closely the two sentences of a pair are related."""
+
+import inspect
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, cast
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch_geometric.data import Batch
+from torchmetrics import MeanSquaredError, Metric, PearsonCorrCoef, SpearmanCorrCoef
+
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.training.ensemble import AveragedNetwork
+from pyg_dynbatch.training.optimizers import OptimizerOptions, RateOptions
+from pyg_dynbatch.training.task import STAGES, UNLABELLED, Reduction, Task, summed_cross_entropy
+from pyg_dynbatch.trees.datamodules import set_vectors
+from pyg_dynbatch.trees.models import TreeClassifier, TreeSimilarity
+
+
+class HitRate(Metric):
+    """Measures the share of hits among the rows that count; not a number if none counts.
+
+    Example:
+        >>> rate = HitRate()
+        >>> rate.update(torch.tensor([True, False, True]), torch.tensor([True, True, False]))
+        >>> rate.compute().item()
+        0.5
+    """
+
+    full_state_update = False
+    higher_is_better = True
+    hits: Tensor
+    rows: Tensor
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.add_state("hits", torch.tensor(0), dist_reduce_fx="sum")
+        self.add_state("rows", torch.tensor(0), dist_reduce_fx="sum")
+
+    def update(self, hit: Bool[Tensor, " row"], counts: Bool[Tensor, " row"]) -> None:
+        """Adds rows.
+
+        Args:
+            hit: Whether each row is a hit.
+            counts: Whether each row counts at all.
+        """
+        self.hits += (hit & counts).sum()
+        self.rows += counts.sum()
+
+    def compute(self) -> Float[Tensor, ""]:
+        """Divides hits by rows."""
+        return self.hits / self.rows
+
+
+def class_hits(
+    logits: Float[Tensor, "row class"], labels: Int[Tensor, " row"]
+) -> tuple[Bool[Tensor, " row"], Bool[Tensor, " row"]]:
+    """Finds the rows whose likeliest class is the gold one, and the rows that have a gold one.
+
+    Args:
+        logits: One row a node.
+        labels: Gold class, -1 where there is none.
+
+    Returns:
+        Hits, and the rows that count.
+    """
+    return logits.argmax(-1) == labels, labels != UNLABELLED
+
+
+def polarity_hits(
+    logits: Float[Tensor, "row class"], labels: Int[Tensor, " row"]
+) -> tuple[Bool[Tensor, " row"], Bool[Tensor, " row"]]:
+    """Finds the rows whose side of the middle class is right; rows of the middle do not count.
+
+    A row is positive if the classes above the middle have more probability together than those
+    below: for five classes ``p3 + p4 > p0 + p1``.
+
+    Args:
+        logits: One row a node; an odd number of classes in rising order.
+        labels: Gold class, -1 where there is none.
+
+    Returns:
+        Hits, and the rows that count.
+
+    Example:
+        >>> logits = torch.tensor([[0.0, 0.0, 9.0, 0.0, 1.0]])
+        >>> polarity_hits(logits, torch.tensor([3]))
+        (tensor([True]), tensor([True]))
+    """
+    middle = logits.size(-1) // 2
+    chance = logits.float().softmax(-1)
+    positive = chance[:, middle + 1 :].sum(-1) > chance[:, :middle].sum(-1)
+    return positive == (labels > middle), (labels != UNLABELLED) & (labels != middle)
+
+
+class TreeAccuracy(nn.Module):
+    """Holds the accuracies of one pass over the data, by the names they are logged under.
+
+    Args:
+        polarity: Whether the classes are a scale around a neutral middle, so that the two-way
+            accuracy is of interest too.
+
+    Example:
+        >>> accuracy = TreeAccuracy()
+        >>> logits, labels = torch.eye(2), torch.tensor([0, 0])
+        >>> accuracy.update(logits, labels, torch.tensor([1]))
+        >>> {name: metric.compute().item() for name, metric in accuracy.named()}
+        {'accuracy': 0.0, 'node_accuracy': 0.5}
+    """
+
+    def __init__(self, polarity: bool = False) -> None:
+        super().__init__()
+        self.polarity = polarity
+        self.accuracy = HitRate()
+        self.node_accuracy = HitRate()
+        if polarity:
+            self.binary_accuracy = HitRate()
+            self.node_binary_accuracy = HitRate()
+
+    def update(
+        self,
+        logits: Float[Tensor, "node class"],
+        labels: Int[Tensor, " node"],
+        roots: Int[Tensor, " root"],
+    ) -> None:
+        """Adds the nodes of a batch.
+
+        Args:
+            logits: One row a node.
+            labels: Gold class of each node, -1 where there is none.
+            roots: Node numbers of the roots.
+        """
+        hit, counts = class_hits(logits, labels)
+        self.accuracy.update(hit[roots], counts[roots])
+        self.node_accuracy.update(hit, counts)
+        if self.polarity:
+            hit, counts = polarity_hits(logits, labels)
+            self.binary_accuracy.update(hit[roots], counts[roots])
+            self.node_binary_accuracy.update(hit, counts)
+
+    def named(self) -> list[tuple[str, Metric]]:
+        """Lists the metrics with their names."""
+        return [(name, m) for name, m in self.named_children() if isinstance(m, Metric)]
+
+
+class ScoreAgreement(nn.Module):
+    """Holds Pearson's r, Spearman's rho and the mean squared error of predicted scores.
+
+    Example:
+        >>> agreement = ScoreAgreement()
+        >>> agreement.update(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([1.0, 2.0, 5.0]))
+        >>> {name: round(metric.compute().item(), 3) for name, metric in agreement.named()}
+        {'pearson': 0.996, 'spearman': 1.0, 'mse': 0.333}
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pearson = PearsonCorrCoef()
+        with warnings.catch_warnings():
+            # It keeps every score of the pass; a pass is a few thousand pairs.
+            warnings.filterwarnings("ignore", message="Metric `SpearmanCorrcoef`")
+            self.spearman = SpearmanCorrCoef()
+        self.mse = MeanSquaredError()
+
+    def update(self, predicted: Float[Tensor, " example"], gold: Float[Tensor, " example"]) -> None:
+        """Adds the pairs of a batch.
+
+        Args:
+            predicted: Predicted scores.
+            gold: Gold scores.
+        """
+        for _, metric in self.named():
+            metric.update(predicted.float(), gold.float())
+
+    def named(self) -> list[tuple[str, Metric]]:
+        """Lists the metrics with their names."""
+        return [(name, m) for name, m in self.named_children() if isinstance(m, Metric)]
+
+
+class TreeTask(Task):
+    """Trains a network on batches of trees; the classes below say with which loss and metrics.
+
+    Args:
+        network: What is trained, a plain module that takes a batch.
+        optimizer: Options of the optimiser.
+        rate: Options of the learning-rate schedule.
+    """
+
+    scores: nn.ModuleDict
+
+    @classmethod
+    def made_up(cls, options: Mapping[str, Any], data: Mapping[str, Any]) -> Any:
+        """Makes a task of these options for one word and five classes."""
+        facts = {"num_tokens": 1, "num_classes": 5}
+        known = inspect.signature(cls).parameters
+        return cls.from_plain({**options, **{k: v for k, v in facts.items() if k in known}})
+
+    def metric_names(self) -> tuple[str, ...]:
+        """Lists what the task logs while it trains."""
+        scores: Any = self.scores["val_scores"]
+        names = ["loss", *(name for name, _ in scores.named())]
+        return tuple(f"{stage}/{name}" for stage in ("train", "val") for name in names)
+
+    def setup(self, stage: str) -> None:
+        """Starts the embedding from the word vectors of the data module, if it has any.
+
+        Gradients of a sparse embedding that are to be clipped are refused.
+
+        A checkpoint is restored after this, so on resuming its vectors win.
+
+        Args:
+            stage: ``fit``, ``validate``, ``test`` or ``predict``.
+
+        Raises:
+            ValueError: If sparse gradients are to be clipped, or the vectors do not fit.
+        """
+        super().setup(stage)
+        if stage == "fit":
+            _check_clipping(self)
+        vectors = getattr(getattr(self.trainer, "datamodule", None), "word_vectors", None)
+        embedding = getattr(self.network, "embedding", None)
+        if stage == "fit" and vectors is not None and embedding is not None:
+            set_vectors(embedding, vectors.matrix)
+
+    def averaged(self, members: Sequence[Any]) -> nn.Module:
+        """Averages the probabilities of classes."""
+        return AveragedNetwork([member.network for member in members])
+
+
+def _check_clipping(task: TreeTask) -> None:
+    embeddings = (m for m in task.network.modules() if isinstance(m, nn.Embedding))
+    limit = task.trainer.gradient_clip_val
+    if limit and any(embedding.sparse for embedding in embeddings):
+        raise ValueError(
+            mismatch(
+                f"{type(task).__name__}: torch cannot clip the sparse gradients of the embedding",
+                expected="an embedding that is not sparse, or no gradient_clip_val",
+                got=f"gradient_clip_val {limit}, sparse_embedding true",
+                mend="--model.init_args.sparse_embedding false",
+            )
+        )
+
+
+class TreeClassification(TreeTask):
+    """Trains a tree classifier with the cross entropy of labelled nodes.
+
+    Logged for every stage: ``loss`` (mean over the labelled rows), ``accuracy`` (roots),
+    ``node_accuracy`` (all labelled nodes), and with ``polarity`` also ``binary_accuracy`` and
+    ``node_binary_accuracy``, each counted by the same model without training it for two classes.
+
+    Args:
+        num_tokens: Rows of the embedding.
+        num_classes: Classes of a node.
+        loss_on: Which nodes have a loss: all labelled ``nodes``, or ``roots`` alone.
+        reduction: What the summed loss is divided by: nothing (``sum``), the labelled nodes
+            (``mean``) or the trees of the batch (``per_tree``).
+        polarity: Whether the classes are a scale around a neutral middle.
+        optimizer: Options of the optimiser.
+        rate: Options of the learning-rate schedule.
+        **network: Everything else goes to
+            :class:`~pyg_dynbatch.models.TreeClassifier`.
+
+    Reference:
+        Looks et al. (2017), arXiv:1702.02181, table 2; Tai, Socher, Manning
+        (2015), arXiv:1503.00075, section 4.1.
+
+    Example:
+        >>> task = TreeClassification(num_tokens=10, num_classes=5, hidden_channels=8)
+        >>> task.hparams["hidden_channels"], task.main_metric
+        (8, 'accuracy')
+    """
+
+    main_metric = "accuracy"
+    labels_nodes = True
+
+    def __init__(
+        self,
+        num_tokens: int,
+        num_classes: int,
+        loss_on: Literal["nodes", "roots"] = "nodes",
+        reduction: Reduction = "mean",
+        polarity: bool = False,
+        optimizer: OptimizerOptions = OptimizerOptions(),  # noqa: B008 - frozen
+        rate: RateOptions = RateOptions(),  # noqa: B008 - frozen
+        **network: Any,
+    ) -> None:
+        classifier = TreeClassifier(num_tokens, num_classes, **network)
+        super().__init__(classifier, optimizer, rate)
+        self.save_hyperparameters(ignore=["optimizer", "rate"])
+        self.save_hyperparameters(self.plain_options())
+        if polarity and num_classes % 2 == 0:
+            raise ValueError(
+                mismatch(
+                    "TreeClassification: polarity needs a neutral middle class",
+                    expected="an odd number of classes",
+                    got=num_classes,
+                    mend="polarity: false",
+                )
+            )
+        self.num_classes = num_classes
+        self.loss_on = loss_on
+        self.reduction: Reduction = reduction
+        self.scores = nn.ModuleDict({f"{stage}_scores": TreeAccuracy(polarity) for stage in STAGES})
+
+    def summed_loss(
+        self, logits: Float[Tensor, "node class"], batch: Batch
+    ) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
+        """Adds up the cross entropy of the nodes that have a loss.
+
+        Args:
+            logits: One row a node.
+            batch: The trees.
+
+        Returns:
+            The sum, and the number of its terms.
+        """
+        if self.loss_on == "roots":
+            return summed_cross_entropy(logits[batch.root_index], batch.y[batch.root_index])
+        return summed_cross_entropy(logits, batch.y)
+
+    def _evaluate(self, batch: Batch, stage: str) -> tuple[Tensor, Tensor]:
+        logits = self(batch)
+        loss, terms = self.summed_loss(logits, batch)
+        self.log_loss(stage, loss, terms, batch)
+        scores = cast("TreeAccuracy", self.scores[f"{stage}_scores"])
+        scores.update(logits.detach(), batch.y, batch.root_index)
+        self.log_metrics(stage, scores.named(), batch)
+        return loss, terms
+
+    def training_step(self, batch: Batch, batch_idx: int = 0) -> Float[Tensor, ""]:
+        """Computes the loss of a batch; nothing in it waits for the device."""
+        loss, terms = self._evaluate(batch, "train")
+        return self.scaled_loss(loss, terms, batch, self.reduction)
+
+    def validation_step(self, batch: Batch, batch_idx: int = 0) -> None:
+        """Counts hits on the validation split."""
+        self._evaluate(batch, "val")
+
+    def test_step(self, batch: Batch, batch_idx: int = 0) -> None:
+        """Counts hits on the test split."""
+        self._evaluate(batch, "test")
+
+    def predict_step(self, batch: Batch, batch_idx: int = 0) -> dict[str, Tensor]:
+        """Gives one row a node: its tree, its number there, and what the model says.
+
+        Returns:
+            Columns ``example``, ``node``, ``is_root``, ``prediction``, ``probability`` (one
+            column a class) and ``target`` (-1 where there is none).
+        """
+        chance = self(batch).float().softmax(-1)
+        example = batch.batch
+        node = torch.arange(example.numel(), device=example.device) - batch.ptr[example]
+        is_root = torch.zeros_like(example, dtype=torch.bool)
+        is_root[batch.root_index] = True
+        target = batch.y if "y" in batch else torch.full_like(example, -1)
+        return {
+            "example": example,
+            "node": node,
+            "is_root": is_root,
+            "prediction": chance.argmax(-1),
+            "probability": chance,
+            "target": target,
+        }
+
+
+class TreeRelatedness(TreeTask):
+    r"""Trains a model of pairs with the divergence from a distribution over scores.
+
+    A gold score between two whole ones is shared among them, so that its mean is the score; the
+    loss is :math:`KL(p \,\|\, \hat p)`, and the predicted score is the mean of
+    :math:`\hat p`. Logged for every stage: ``loss``, ``pearson``, ``spearman``, ``mse``.
+
+    Args:
+        num_tokens: Rows of the embedding.
+        num_classes: Whole scores 1, 2, ..., 5 for SICK.
+        reduction: What the summed loss is divided by: nothing (``sum``) or the pairs (``mean``).
+        optimizer: Options of the optimiser.
+        rate: Options of the learning-rate schedule.
+        **network: Everything else goes to :class:`~pyg_dynbatch.models.TreeSimilarity`.
+
+    Reference:
+        Tai, Socher, Manning (2015), arXiv:1503.00075, section 4.2, equation 15.
+
+    Example:
+        >>> task = TreeRelatedness(num_tokens=10, hidden_channels=8)
+        >>> task.main_metric
+        'pearson'
+    """
+
+    main_metric = "pearson"
+    first_class = 1
+
+    def __init__(
+        self,
+        num_tokens: int,
+        num_classes: int = 5,
+        reduction: Reduction = "mean",
+        optimizer: OptimizerOptions = OptimizerOptions(),  # noqa: B008 - frozen
+        rate: RateOptions = RateOptions(),  # noqa: B008 - frozen
+        **network: Any,
+    ) -> None:
+        similarity = TreeSimilarity(num_tokens, num_classes, **network)
+        super().__init__(similarity, optimizer, rate)
+        self.save_hyperparameters(ignore=["optimizer", "rate"])
+        self.save_hyperparameters(self.plain_options())
+        self.reduction: Reduction = reduction
+        self.scores = nn.ModuleDict({f"{stage}_scores": ScoreAgreement() for stage in STAGES})
+
+    def _evaluate(self, batch: Batch, stage: str) -> tuple[Tensor, Tensor]:
+        log_chance = self(batch)
+        loss = F.kl_div(log_chance.float(), batch.target.float(), reduction="sum")
+        terms = torch.full((), batch.num_graphs, dtype=torch.long, device=loss.device)
+        self.log_loss(stage, loss, terms, batch)
+        scores = cast("ScoreAgreement", self.scores[f"{stage}_scores"])
+        scores.update(mean_score(log_chance.detach().exp()), mean_score(batch.target))
+        self.log_metrics(stage, scores.named(), batch)
+        return loss, terms
+
+    def training_step(self, batch: Batch, batch_idx: int = 0) -> Float[Tensor, ""]:
+        """Computes the loss of a batch."""
+        loss, terms = self._evaluate(batch, "train")
+        return self.scaled_loss(loss, terms, batch, self.reduction)
+
+    def validation_step(self, batch: Batch, batch_idx: int = 0) -> None:
+        """Compares scores on the validation split."""
+        self._evaluate(batch, "val")
+
+    def test_step(self, batch: Batch, batch_idx: int = 0) -> None:
+        """Compares scores on the test split."""
+        self._evaluate(batch, "test")
+
+    def predict_step(self, batch: Batch, batch_idx: int = 0) -> dict[str, Tensor]:
+        """Gives one row a pair.
+
+        Returns:
+            Columns ``example``, ``prediction`` (the mean score), ``probability`` (one column a
+            whole score) and ``target``.
+        """
+        chance = self(batch).float().exp()
+        return {
+            "example": torch.arange(batch.num_graphs, device=chance.device),
+            "prediction": mean_score(chance),
+            "probability": chance,
+            "target": mean_score(batch.target.float()),
+        }
+
+
+def mean_score(chance: Float[Tensor, "example score"]) -> Float[Tensor, " example"]:
+    """Computes the mean of a distribution over the scores 1, 2, 3, and so on.
+
+    Args:
+        chance: Probability of each whole score.
+
+    Returns:
+        One score an example.
+
+    Example:
+        >>> mean_score(torch.tensor([[0.0, 0.0, 0.0, 0.5, 0.5]]))
+        tensor([4.5000])
+    """
+    scores = torch.arange(1, chance.size(-1) + 1, dtype=chance.dtype, device=chance.device)
+    return chance @ scores

