@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 _COMMANDS = {
     "fit": "train; then test and predict with the best checkpoint, and draw pictures",
@@ -140,6 +141,7 @@ def _dispatch(argv: list[str]) -> int:
 
         return run_inspect(options)
     if command == "ensemble":
+        import pyg_dynbatch.tasks  # noqa: F401 - configurations name its classes
         from pyg_dynbatch.training.command import run_ensemble
 
         return run_ensemble(options)
@@ -151,6 +153,7 @@ def _dispatch(argv: list[str]) -> int:
         print(_LIGHTNING_HELP.format(command=command, summary=_COMMANDS[command]), end="")
         print(_STREAM_HELP if command == "predict" else "", end="")
         return 0
+    import pyg_dynbatch.tasks  # noqa: F401 - configurations name its classes
     from pyg_dynbatch.training.command import run_lightning
 
     return run_lightning(["--help" if word == "--help_all" else word for word in argv])
@@ -171,9 +174,26 @@ def _run_files(command: str, options: list[str]) -> int:
         from pyg_dynbatch.molecules.commands import run_featurize
 
         return run_featurize(options)
-    from pyg_dynbatch.trees.predict import run_predict
+    return _run_predict(options)
 
-    return run_predict(options)
+
+def _run_predict(options: list[str]) -> int:
+    """Predicts a file of trees or of molecules, as the first checkpoint says."""
+    from pyg_dynbatch.core.errors import OneLineArguments
+    from pyg_dynbatch.training.checkpoints import read_checkpoint
+
+    known = OneLineArguments("pyg-dynbatch predict", add_help=False)
+    known.add_argument("--checkpoint", nargs="+", default=[])
+    paths = known.parse_known_args(options)[0].checkpoint
+    # Without a file there is only the help or a complaint, which are those of molecules.
+    contents = read_checkpoint(paths[0]) if paths and Path(paths[0]).is_file() else {}
+    if contents.get("pyg_dynbatch_task") == "TreeClassification":
+        from pyg_dynbatch.trees.predict import run_tree_predict
+
+        return run_tree_predict(options, contents)
+    from pyg_dynbatch.molecules.commands import run_molecule_predict
+
+    return run_molecule_predict(options, contents)
 
 
 def _parser() -> argparse.ArgumentParser:

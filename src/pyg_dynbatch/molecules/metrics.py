@@ -23,6 +23,7 @@ from torchmetrics.functional.classification import binary_auroc, binary_average_
 
 from pyg_dynbatch.core.files import whole_file
 from pyg_dynbatch.molecules.schema import MoleculeSchema, PropertyKind
+from pyg_dynbatch.training.report import CALIBRATION, PARITY, TASK_TABLE
 from pyg_dynbatch.visualize import draw_calibration, draw_parity, new_figure, save_figure
 
 MAIN_METRIC: dict[PropertyKind, str] = {
@@ -472,10 +473,6 @@ def _interval(draws: np.ndarray) -> tuple[float, float]:
     low, high = np.percentile(defined, [2.5, 97.5])
     return float(low), float(high)
 
-
-TASK_TABLE = "task_metrics.csv"
-PARITY = "parity.png"
-CALIBRATION = "calibration.png"
 
 _MOST_SHOWN = 12
 

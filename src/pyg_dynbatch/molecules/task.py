@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -19,6 +20,7 @@ from pyg_dynbatch.molecules.metrics import (
     TestedSplit,
     left_out,
     mean_scores,
+    report_test,
     scores_by_task,
 )
 from pyg_dynbatch.molecules.models import WeaveNet
@@ -383,6 +385,7 @@ class MoleculeProperty(Task):
 
     positive: Tensor
     task_weight: Tensor
+    needs_targets = True
 
     def __init__(
         self,
@@ -438,6 +441,11 @@ class MoleculeProperty(Task):
         kind = data.get("kind", "regression")
         schema = MoleculeSchema({}, 1, table, names, kind).as_dict()
         return cls.from_plain({**options, "schema": schema})
+
+    def report_test(self, folder: Path, resamples: int) -> None:
+        """Writes the table and the pictures of what the last test has found."""
+        if self.tested is not None:
+            report_test(folder, self.tested, resamples)
 
     def metric_names(self) -> tuple[str, ...]:
         """Lists what the task logs while it trains."""

@@ -23,7 +23,6 @@ from lightning.pytorch.utilities import rank_zero_info
 from pyg_dynbatch.core.errors import OneLineArguments, mismatch
 from pyg_dynbatch.core.files import refuse_overwriting
 from pyg_dynbatch.core.native import keep_freed_memory
-from pyg_dynbatch.molecules.task import MoleculeProperty
 from pyg_dynbatch.training.checkpoints import (
     CONFIG,
     RandomState,
@@ -334,7 +333,7 @@ class TaskCLI(LightningCLI):
             return
         build_optimizer(trial.network, trial.optimizer_options)
         # Data of a class of the user's own may be known only once it is loaded.
-        known = not isinstance(trial, MoleculeProperty) or facts.get("targets")
+        known = not trial.needs_targets or facts.get("targets")
         if self.config.subcommand != "fit" or not known:
             return
         monitors = [("ModelCheckpoint", keeper.monitor, keeper.mode)]

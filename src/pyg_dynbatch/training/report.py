@@ -13,13 +13,15 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger
 from torch_geometric.data import Batch, Data
 
-from pyg_dynbatch.molecules.metrics import CALIBRATION, PARITY, TASK_TABLE, report_test
 from pyg_dynbatch.training.predictions import PredictionTable, folder_of
 from pyg_dynbatch.visualize import draw_curves, draw_tree, draw_tree_legend, new_figure, save_figure
 
 CURVES = "learning_curve.png"
 TREES = "predicted_trees.png"
 SPLIT = "split.json"
+TASK_TABLE = "task_metrics.csv"
+PARITY = "parity.png"
+CALIBRATION = "calibration.png"
 
 Curve = tuple[list[float], list[float]]
 
@@ -116,12 +118,11 @@ class RunReport(Callback):
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Draws a few trees of the test split, or tables the properties of its molecules."""
-        tested, folder = getattr(pl_module, "tested", None), folder_of(trainer)
-        if tested is not None:
-            if trainer.is_global_zero and folder is not None and trainer.loggers:
-                report_test(folder, tested, self.resamples)
-            return
-        self._draw_trees(trainer, pl_module)
+        write, folder = getattr(pl_module, "report_test", None), folder_of(trainer)
+        if write is None:
+            self._draw_trees(trainer, pl_module)
+        elif trainer.is_global_zero and folder is not None and trainer.loggers:
+            write(folder, self.resamples)
 
     def _draw_trees(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         # The hook is duck-typed: a user's own data module may offer the same method.

@@ -137,6 +137,9 @@ class Task(pl.LightningModule, ABC):
     first_class: ClassVar[int] = 0
     """Number of the first class, for the columns of the table of predictions."""
 
+    needs_targets: ClassVar[bool] = False
+    """Whether the names of the targets decide which metrics are logged."""
+
     def __init__(
         self,
         network: nn.Module,

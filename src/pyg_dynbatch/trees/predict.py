@@ -11,7 +11,6 @@ import torch
 from pyg_dynbatch.core.errors import OneLineArguments, mismatch
 from pyg_dynbatch.core.files import refuse_overwriting
 from pyg_dynbatch.core.progress import Progress
-from pyg_dynbatch.molecules.commands import run_molecule_predict
 from pyg_dynbatch.training.checkpoints import naming_file, read_checkpoint
 from pyg_dynbatch.training.ensemble import ensemble_of
 from pyg_dynbatch.training.predictions import (
@@ -92,11 +91,12 @@ def predict_trees(
     return merge_columns(parts)
 
 
-def run_predict(argv: list[str]) -> int:
-    """Runs ``predict`` on a file, of trees or of molecules as the checkpoint says.
+def run_tree_predict(argv: list[str], checkpoint: Mapping[str, Any]) -> int:
+    """Runs ``predict`` on a file of bracketed trees.
 
     Args:
         argv: The options.
+        checkpoint: What the first checkpoint holds.
 
     Returns:
         The exit code, 0.
@@ -105,17 +105,11 @@ def run_predict(argv: list[str]) -> int:
         FileNotFoundError: If a file is missing.
         ValueError: If a checkpoint or the input cannot be used.
     """
-    known = OneLineArguments("pyg-dynbatch predict", add_help=False)
-    known.add_argument("--checkpoint", nargs="+", default=[])
-    paths = known.parse_known_args(argv)[0].checkpoint
-    # Without a file there is only the help or a complaint, which are those of molecules.
-    contents = read_checkpoint(paths[0]) if paths and Path(paths[0]).is_file() else {}
-    if contents.get("pyg_dynbatch_task") != TreeClassification.__name__:
-        return run_molecule_predict(argv, contents)
     options = _parser().parse_args(argv)
+    paths = options.checkpoint
     refuse_overwriting("predict", [options.output, options.nodes], [options.input, *paths])
     device = checked_device(options.device)
-    task, vocabulary = load_tree_task(contents, paths[0])
+    task, vocabulary = load_tree_task(checkpoint, paths[0])
     for path in paths[1:]:
         with naming_file(path):
             _check_words(read_checkpoint(path), vocabulary)
