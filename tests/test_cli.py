@@ -491,9 +491,9 @@ def test_inspect(folder: Path, samples: Path, capsys) -> None:
 
 
 def test_bench_is_handed_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    import pyg_dynbatch.bench
+    import benchmarks
 
     seen = []
-    monkeypatch.setattr(pyg_dynbatch.bench, "main", lambda argv: seen.append(argv) or 5)
+    monkeypatch.setattr(benchmarks, "main", lambda argv: seen.append(argv) or 5)
     assert main(["bench", "sst", "--repeats", "2"]) == 5
     assert seen == [["sst", "--repeats", "2"]]

@@ -38,7 +38,6 @@ _ROOM_OF = {
     "NodeBudgetBatchSampler": "loader",
 }
 _ROOMS = (
-    "bench",
     "blocks",
     "core",
     "data",

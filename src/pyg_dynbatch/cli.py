@@ -17,7 +17,6 @@ _COMMANDS = {
     "featurize": "describe the molecules of a file once, in packed files",
     "explain": "say which atoms and pairs of atoms predictions rest on, with pictures",
     "inspect": "show the schedule of a data set or of a file of trees, with a picture",
-    "bench": "measure speed, growth and fidelity",
 }
 
 _EPILOG = """\
@@ -132,10 +131,6 @@ def _dispatch(argv: list[str]) -> int:
     if command not in _COMMANDS:
         raise ValueError(_unknown(command))
     # Imported late: the help must not wait for torch and Lightning.
-    if command == "bench":
-        from pyg_dynbatch.bench import main as run_bench
-
-        return run_bench(options)
     if command == "inspect":
         from pyg_dynbatch.trees.inspection import run_inspect
 

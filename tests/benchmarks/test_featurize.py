@@ -1,0 +1,142 @@
+"""Featurizers are timed, beside a stand-in for DeepChem that knows DeepChem's own features."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks import main, molecules
+from benchmarks.featurize import report
+from benchmarks.records import FIELDS
+
+pytest.importorskip("rdkit")
+
+SMALL = ["featurize", "--repeats", "1", "--threads", "1"]
+
+# Knows the molecules of the golden file alone, in DeepChem's own order of atoms.
+STAND_IN = """
+import numpy as np
+
+__version__ = "stand-in"
+file = np.load({golden!r})
+atoms, pairs = np.cumsum(file["num_atoms"])[:-1], np.cumsum(file["num_pairs"])[:-1]
+known = dict(zip(file["smiles"].tolist(), zip(
+    np.split(file["atom"], atoms), np.split(file["pair"], pairs),
+    np.split(file["pair_ends"], pairs),
+)))
+
+
+class WeaveMol:
+    def __init__(self, smiles):
+        self.parts = known[smiles]
+
+    def get_atom_features(self):
+        return self.parts[0] {fault}
+
+    def get_pair_features(self):
+        return self.parts[1]
+
+    def get_pair_edges(self):
+        return self.parts[2].T
+
+
+class feat:
+    class WeaveFeaturizer:
+        def featurize(self, smiles):
+            print("a remark between the answers")
+            return [WeaveMol(each) for each in smiles]
+"""
+
+
+def interpreter(folder: Path, package: str) -> Path:
+    """Makes an interpreter that has a package called deepchem."""
+    (folder / "site" / "deepchem").mkdir(parents=True)
+    (folder / "site" / "deepchem" / "__init__.py").write_text(package, encoding="utf-8")
+    script = folder / "python"
+    site = folder / "site"
+    script.write_text(f'#!/bin/sh\nPYTHONPATH="{site}" exec "{sys.executable}" "$@"\n')
+    script.chmod(0o755)
+    return script
+
+
+def run(folder: Path, *more: str) -> list[dict[str, Any]]:
+    path = folder / "records.json"
+    assert main([*SMALL, *more, "--json", str(path)]) == 0
+    records: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+    assert all(set(FIELDS) <= set(record) for record in records)
+    return records
+
+
+@pytest.fixture
+def golden(samples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Puts the molecules of the golden file in the place of those that come with RDKit."""
+    path = samples / "deepchem" / "golden.npz"
+    with np.load(path) as file:
+        smiles = file["smiles"].tolist()
+    (tmp_path / "NCI").mkdir()
+    (tmp_path / "NCI" / "first_5K.smi").write_text("\n".join(smiles) + "\n", encoding="utf-8")
+    monkeypatch.setattr(molecules, "rdkit_data_folder", lambda: tmp_path)
+    return path
+
+
+def test_all_ways(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "mine.csv"
+    file.write_text("smiles\nCO\nC(\nCCO\n", encoding="utf-8")
+    figure = tmp_path / "figure.svg"
+    options = ["--molecules", "4", "--processes", "1", "2", "--files", str(file)]
+    records = run(tmp_path, *options, "--figure", str(figure))
+    found = {(r["case"], r["mode"], r["phase"], r["processes"]) for r in records}
+    assert found == {
+        (case, mode, phase, processes)
+        for case in ("nci", "mine")
+        for mode in ("kearnes", "deepchem")
+        for phase, processes in (("features", 1), ("packed", 1), ("packed", 2))
+    }
+    assert {r["case"]: (r["batch"], r["left_out"]) for r in records} == {
+        "nci": (4, 0),
+        "mine": (2, 1),
+    }
+    for record in records:
+        assert record["molecules_per_second"] == record["batch"] / record["median_seconds"]
+        assert 0 < record["bytes_packed"] < record["bytes_in_memory"]
+        assert ("times_one_process" in record) == (record["processes"] == 2)
+        assert record["ratio"] is None
+    assert "1 left out" in capsys.readouterr().out
+    assert figure.stat().st_size > 0
+
+
+def test_beside_deepchem(golden: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    python = interpreter(tmp_path, STAND_IN.format(golden=str(golden), fault=""))
+    options = ["--features", "deepchem", "--processes", "1", "--deepchem-python", str(python)]
+    records = run(tmp_path, *options)
+    assert [r["mode"] for r in records] == ["deepchem", "deepchem", "deepchem's own"]
+    assert [r["ratio"] is None for r in records] == [False, False, True]
+    assert {r["deepchem"] for r in records} == {"stand-in"}
+    assert {(r["compared"], r["with_lost_rings"]) for r in records} == {(32, 1)}
+    assert records[-1]["bytes_in_memory"] > 0
+    shown = capsys.readouterr().out
+    assert "32 molecules compared with DeepChem stand-in" in shown
+    assert report(records) in shown
+
+
+def test_other_features_are_not_timed(golden: Path, tmp_path: Path) -> None:
+    python = interpreter(tmp_path, STAND_IN.format(golden=str(golden), fault="+ 1"))
+    with pytest.raises(RuntimeError, match="the features are not those of DeepChem"):
+        main([*SMALL, "--deepchem-python", str(python)])
+
+
+def test_an_interpreter_without_deepchem(tmp_path: Path) -> None:
+    python = interpreter(tmp_path, "raise ImportError('no such luck')")
+    with pytest.raises(RuntimeError, match="DeepChem did not begin") as caught:
+        main([*SMALL, "--deepchem-python", str(python)])
+    assert "ImportError: no such luck" in str(caught.value)
+
+
+def test_no_molecule_at_all(tmp_path: Path) -> None:
+    file = tmp_path / "bad.smi"
+    file.write_text("C(\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="no record is a molecule"):
+        main([*SMALL, "--molecules", "2", "--processes", "1", "--files", str(file)])

@@ -1,0 +1,191 @@
+"""The weave benchmark runs on tiny sizes; its counts are those of torch, its ways agree."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks import main, weave, weave_ways
+from benchmarks.protocol import Stopwatch
+from benchmarks.weave_cost import Machine, WeaveSizes, work
+from benchmarks.weave_ways import WeaveBatch, WeaveWays
+from pyg_dynbatch.molecules.data import MoleculeCollater
+from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
+from pyg_dynbatch.nn.weave import WeaveStack
+
+pytest.importorskip("rdkit")
+
+SMALL = ["weave", "--molecules", "5", "--units", "4", "--repeats", "1", "--threads", "1"]
+CPU = torch.device("cpu")
+
+# The two layers as DeepChem has them, with its names.
+STAND_IN = """
+import torch
+
+__version__ = "stand-in"
+
+
+class feat:
+    class WeaveFeaturizer:
+        pass
+
+
+class Layer:
+    def __call__(self, inputs):
+        atoms, pair, source, ends = (torch.as_tensor(each) for each in inputs)
+        own = (atoms @ self.W_AA + self.b_AA).relu()
+        received = (pair @ self.W_PA + self.b_PA).relu()
+        total = torch.zeros_like(own).index_add(0, source, received)
+        updated = (torch.cat([own, total], 1) @ self.W_A + self.b_A).relu() {fault}
+        if hasattr(self, "W_AP"):
+            there, back = (
+                (atoms[each].flatten(1) @ self.W_AP + self.b_AP).relu()
+                for each in (ends, ends.flip(1))
+            )
+            kept = (pair @ self.W_PP + self.b_PP).relu()
+            pair = (torch.cat([there + back, kept], 1) @ self.W_P + self.b_P).relu()
+        return updated, pair
+
+
+class WeaveModel:
+    def __init__(self, **options):
+        assert options["batch_normalize"] is False and options["n_weave"] == 2
+        self.model = self
+        self.layers = [Layer(), Layer()]
+
+    def named_parameters(self):
+        return []
+"""
+
+
+def run(folder: Path, *more: str) -> list[dict[str, Any]]:
+    path = folder / "records.json"
+    assert main([*SMALL, *more, "--json", str(path)]) == 0
+    records: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+    return records
+
+
+def test_all_ways(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    figure = tmp_path / "figure.svg"
+    options = ["--batch-sizes", "2", "--batches", "2", "--sizes", "3", "6"]
+    records = run(tmp_path, *options, "--figure", str(figure))
+    measured = [r for r in records if not r["phase"].startswith("growth")]
+    phases = ("forward", "backward", "train", "inference")
+    ways = [(mode, phase) for mode in ("fused", "plain", "engine") for phase in phases]
+    ways += [("bare", phase) for phase in phases]
+    ways += [(mode, "memory") for mode in ("fused", "plain", "engine")]
+    for case, atoms in (("nci", None), ("one molecule", 3), ("one molecule", 6)):
+        mine = [r for r in measured if r["case"] == case and atoms in (None, r["atoms"])]
+        assert sorted((r["mode"], r["phase"]) for r in mine) == sorted(ways)
+    for record in measured:
+        if record["phase"] != "memory":
+            assert record["times_limit"] == record["median_seconds"] / record["limit_seconds"]
+            assert record["molecules_per_second"] > 0
+        assert 0 < record["flops_forward"] < record["plain_flops_forward"]
+    growth = [r for r in records if r["phase"].startswith("growth")]
+    assert {(r["mode"], r["phase"]) for r in growth} >= {("fused", "growth of train")}
+    shown = capsys.readouterr().out
+    assert "of plain, engine over fused" in shown and "MFLOP" in shown and "exponent" in shown
+    assert figure.stat().st_size > 0
+
+
+def test_a_large_batch_is_not_for_the_engine(tmp_path: Path) -> None:
+    options = ["--batch-sizes", "1", "--batches", "1", "--sizes", "--engine-pairs", "1"]
+    assert {r["mode"] for r in run(tmp_path, *options)} == {"bare", "fused", "plain"}
+
+
+def test_a_case_without_any_way_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--batch-sizes", "1", "--batches", "1", "--modes", "engine", "--engine-pairs", "4"]
+    figure = ["--figure", str(tmp_path / "figure.svg")]
+    records = run(tmp_path, *options, "--sizes", "2", "3", *figure)
+    left_out = [(r["case"], r["mode"]) for r in records if r["phase"] == "left out"]
+    assert left_out == [("nci", "engine"), ("one molecule", "engine")]
+    assert {r["atoms"] for r in records if r["phase"] == "train"} == {2}
+    shown = capsys.readouterr().out
+    assert "one molecule, batch 1 is left out: 9 ordered pairs, more than --engine-pairs" in shown
+    run(tmp_path, *options, "--sizes", *figure)
+    assert "nci, batch 1 is left out" in capsys.readouterr().out
+
+
+def test_a_way_that_differs_is_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = weave_ways.plain_weave
+    monkeypatch.setattr(weave_ways, "plain_weave", lambda *a: right(*a) * 1.01)
+    with pytest.raises(RuntimeError, match="plain computes something else"):
+        run(tmp_path, "--batch-sizes", "1", "--batches", "1", "--modes", "fused", "plain")
+
+
+def interpreter(folder: Path, package: str) -> Path:
+    """Makes an interpreter that has a package called deepchem."""
+    site = folder / "site"
+    (site / "deepchem" / "models").mkdir(parents=True)
+    (site / "deepchem" / "__init__.py").write_text(package, encoding="utf-8")
+    (site / "deepchem" / "models" / "__init__.py").write_text("", encoding="utf-8")
+    models = site / "deepchem" / "models" / "torch_models.py"
+    models.write_text("from deepchem import WeaveModel\n", encoding="utf-8")
+    script = folder / "python"
+    script.write_text(f'#!/bin/sh\nPYTHONPATH="{site}" exec "{sys.executable}" "$@"\n')
+    script.chmod(0o755)
+    return script
+
+
+def test_beside_deepchem(tmp_path: Path) -> None:
+    python = interpreter(tmp_path, STAND_IN.format(fault=""))
+    options = ["--batch-sizes", "2", "--batches", "1", "--sizes", "--modes", "fused"]
+    records = run(tmp_path, *options, "--deepchem-python", str(python))
+    (other,) = [r for r in records if r["mode"] == "deepchem's own"]
+    assert (other["phase"], other["ratio_to"]) == ("inference", "fused")
+    assert other["ratio"] > 0 and other["deepchem"] == "stand-in"
+
+
+def test_a_deepchem_that_differs_is_not_timed(tmp_path: Path) -> None:
+    python = interpreter(tmp_path, STAND_IN.format(fault="* 1.01"))
+    options = ["--batch-sizes", "1", "--batches", "1", "--modes", "fused"]
+    with pytest.raises(RuntimeError, match="DeepChem's WeaveModel computes something else"):
+        run(tmp_path, *options, "--deepchem-python", str(python))
+
+
+@pytest.mark.parametrize("mode", ["fused", "plain"])
+def test_the_count_of_operations_is_that_of_torch(mode: str) -> None:
+    featurizer = MoleculeFeaturizer("deepchem", "deepchem")
+    table = featurizer.pair_table.features
+    ways = WeaveWays(WeaveStack(75, 14, 8), table)
+    molecules = [featurizer(smiles) for smiles in ("CC(=O)O", "c1ccccc1", "O")]
+    batch = WeaveBatch(molecules, MoleculeCollater(featurizer.pair_table), CPU)
+    sizes = batch.sizes(8)
+    counted = work(sizes.factored() if mode == "fused" else sizes.plain())
+    # The counter of torch does not know addmm_, the product that the layer adds in place.
+    unseen = 2 * sizes.pairs * 8 * 8 if mode == "fused" else 0
+    with FlopCounterMode(display=False) as forward:
+        ways.atoms(mode, batch)
+    assert forward.get_total_flops() + unseen == counted["flops_forward"]
+    with FlopCounterMode(display=False) as both:
+        ways.train(mode, batch)
+    assert both.get_total_flops() - forward.get_total_flops() == counted["flops_backward"]
+
+
+def test_the_count_is_that_of_the_plan() -> None:
+    # 25 atoms: 30.7 million operations over ordered pairs, about 4.5 factored.
+    sizes = WeaveSizes(25, 325, 625, 25, 75, 14, 50)
+    assert work(sizes.plain())["flops_forward"] == pytest.approx(30.7e6, rel=0.01)
+    assert work(sizes.factored())["flops_forward"] == pytest.approx(4.5e6, rel=0.06)
+
+
+def test_the_limit_is_the_slower_of_the_two() -> None:
+    machine = Machine(CPU, width=8, numbers=100)
+    lap = Stopwatch(CPU)
+    machine.run(lap)
+    assert set(lap.seconds) == {"multiply", "copy"}
+    seconds = {"multiply": 1.0, "copy": 1.0}
+    assert machine.limit(seconds, 3 * machine.flops, machine.bytes) == 3.0
+    assert machine.limit(seconds, machine.flops, 5 * machine.bytes) == 5.0
+
+
+def test_growth_wants_two_sizes() -> None:
+    where = {"case": weave.SINGLE, "mode": "fused", "phase": "train", "median_seconds": 1.0}
+    assert weave._growth([{**where, "atoms": 10.0}]) == []
