@@ -79,7 +79,7 @@ def complaint(capsys: pytest.CaptureFixture, *argv: str) -> str:
 def test_help_names_every_command(argv: list[str], capsys) -> None:
     assert run(*argv) == 0
     said = capsys.readouterr().out
-    for command in ("fit", "predict", "ensemble", "featurize", "explain", "inspect", "bench"):
+    for command in ("fit", "predict", "ensemble", "featurize", "explain", "inspect"):
         assert re.search(rf"^    {command} ", said, re.MULTILINE)
     assert max(map(len, said.splitlines())) <= 100
 
@@ -488,12 +488,3 @@ def test_inspect(folder: Path, samples: Path, capsys) -> None:
     assert run("inspect", str(samples / "sst" / "train.txt"), "--batches", "1") == 0
     assert Path("schedule.png").stat().st_size > 5000
     assert "agenda" in capsys.readouterr().out
-
-
-def test_bench_is_handed_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    import benchmarks
-
-    seen = []
-    monkeypatch.setattr(benchmarks, "main", lambda argv: seen.append(argv) or 5)
-    assert main(["bench", "sst", "--repeats", "2"]) == 5
-    assert seen == [["sst", "--repeats", "2"]]

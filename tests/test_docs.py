@@ -84,3 +84,18 @@ def test_options_of_a_training_are_understood(
     settings = yaml.safe_load(capsys.readouterr().out)
     assert settings["model"]["class_path"]
     assert settings["data"]["init_args"]
+
+
+def test_the_page_on_architecture_is_true() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    package = ROOT / "src" / "pyg_dynbatch"
+    shown = [
+        name
+        for name in re.findall(r"`([\w./]+(?:\.py|/))`", text)
+        if not ((ROOT if name.startswith(("tests/", "benchmarks/")) else package) / name).exists()
+    ]
+    assert shown == []
+    for file, names in re.findall(r"^\| `(\w+/\w+\.py)` \| (`[^|]+) \|", text, flags=re.MULTILINE):
+        source = (package / file).read_text(encoding="utf-8")
+        for name in re.findall(r"`(\w+)`", names):
+            assert re.search(rf"^(class|def) {name}\b", source, flags=re.MULTILINE), (file, name)

@@ -7,7 +7,7 @@ import pytest
 
 Chem = pytest.importorskip("rdkit.Chem")
 
-from pyg_dynbatch.data import MoleculeFeaturizer
+from pyg_dynbatch.data import MoleculeFeaturizer  # noqa: E402
 from pyg_dynbatch.molecules.drawing import (  # noqa: E402
     HIGH,
     LOW,

@@ -1,0 +1,120 @@
+"""Count files, lines, code, docstrings and comments per slice: ``python -m benchmarks.size``."""
+
+import ast
+import io
+import tokenize
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "pyg_dynbatch"
+_NO_CODE = {
+    *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
+    *(tokenize.ENCODING, tokenize.ENDMARKER),
+}
+
+
+@dataclass(frozen=True)
+class Size:
+    """What a set of Python files holds.
+
+    Args:
+        files: Number of files.
+        lines: All lines, blank ones included.
+        code: Lines with code; docstrings and comments do not count.
+        docstrings: Lines of docstrings, of constants too.
+        comments: Lines with nothing but a comment.
+        longest_file: Lines of the longest file.
+        longest_function: Lines of the longest body of a function, its docstring left out.
+    """
+
+    files: int
+    lines: int
+    code: int
+    docstrings: int
+    comments: int
+    longest_file: int
+    longest_function: int
+
+
+def size_of(paths: Iterable[Path]) -> Size:
+    """Counts what files hold.
+
+    Args:
+        paths: Python files.
+
+    Returns:
+        The counts.
+
+    Example:
+        >>> size_of([Path(__file__)]).files
+        1
+    """
+    counts = [_counts(path.read_text(encoding="utf-8")) for path in paths]
+    lines, code, docstrings, comments, functions = zip(*counts, strict=True) if counts else [()] * 5
+    return Size(
+        files=len(counts),
+        lines=sum(lines),
+        code=sum(code),
+        docstrings=sum(docstrings),
+        comments=sum(comments),
+        longest_file=max(lines, default=0),
+        longest_function=max(functions, default=0),
+    )
+
+
+def sizes() -> dict[str, Size]:
+    """Counts every slice of the package, its other files, all of it, and the benchmarks."""
+    folders = sorted(path.parent for path in PACKAGE.glob("*/__init__.py"))
+    found = {folder.name: size_of(sorted(folder.rglob("*.py"))) for folder in folders}
+    found["other files"] = size_of(sorted(PACKAGE.glob("*.py")))
+    found["installed"] = size_of(sorted(PACKAGE.rglob("*.py")))
+    found["benchmarks"] = size_of(sorted((ROOT / "benchmarks").glob("*.py")))
+    return found
+
+
+def num_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Counts the lines of the body of a function without its docstring."""
+    body = function.body
+    if ast.get_docstring(function) is not None and len(body) > 1:
+        body = body[1:]
+    return (body[-1].end_lineno or 0) - body[0].lineno + 1
+
+
+def _counts(text: str) -> tuple[int, int, int, int, int]:
+    tree = ast.parse(text)
+    docs: set[int] = set()
+    for node in ast.walk(tree):
+        value = node.value if isinstance(node, ast.Expr) else None
+        if isinstance(value, ast.Constant) and isinstance(value.value, str):
+            docs.update(range(value.lineno, (value.end_lineno or 0) + 1))
+    code: set[int] = set()
+    comments: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            comments.add(token.start[0])
+        elif token.type not in _NO_CODE:
+            code.update(range(token.start[0], token.end[0] + 1))
+    code -= docs
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    bodies = [num_lines(node) for node in ast.walk(tree) if isinstance(node, functions)]
+    return (
+        len(text.splitlines()),
+        len(code),
+        len(docs),
+        len(comments - code),
+        max(bodies, default=0),
+    )
+
+
+def main() -> None:
+    """Prints the table."""
+    names = ("files", "lines", "code", "docstrings", "comments", "longest file", "function")
+    print(f"{'':12}", *(f"{name:>13}" for name in names))
+    for name, size in sizes().items():
+        print(f"{name:12}", *(f"{value:13,}" for value in vars(size).values()))
+
+
+if __name__ == "__main__":
+    main()
