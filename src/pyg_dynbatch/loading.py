@@ -1,4 +1,4 @@
-"""Load batches whose order can be repeated, and know where in the epoch they are."""
+"""Collaters that attach a plan to a batch, and loaders whose order can be repeated and resumed."""
 
 import copyreg
 from abc import ABC, abstractmethod

@@ -1,4 +1,4 @@
-"""Shuffle so that an epoch can be repeated and resumed."""
+"""Batches bounded by nodes or pairs, equally many per rank, in an order that can be repeated."""
 
 import warnings
 from bisect import bisect_left, insort

@@ -1,11 +1,4 @@
-"""Write the Python function that records the calls of one example.
-
-A block expression is turned, once, into straight Python: ``Map`` becomes a ``for`` loop, ``OneOf``
-an ``if`` chain, wires become variables, and a call of a tensor function appends a few integers to
-a list. So tracing costs what the user's own functions cost and a little more, and tuples of
-tensors cost nothing. Every forward declaration becomes a generator that *yields* where it needs
-itself; :func:`drive` keeps the waiting ones on a list, so no depth of input meets a limit.
-"""
+"""Write the Python function that records the calls of one example."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

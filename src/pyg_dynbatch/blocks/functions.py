@@ -1,4 +1,4 @@
-"""Blocks that call batched functions on tensors and on sequences of them."""
+"""Blocks that call batched functions, and the inference of result types by calling them."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Blocks that read the host's input: tensors, one-hot vectors, functions, rows from outside."""
+"""Blocks that read the host's input, and the constant rows that it becomes."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, cast

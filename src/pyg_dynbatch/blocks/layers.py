@@ -1,4 +1,4 @@
-"""Fractal networks: layers of many depths side by side, with paths dropped in training."""
+"""Layers: named modules with types, among them those of Fold: FC, Embedding, FractalNet."""
 
 from collections.abc import Callable
 from typing import Any

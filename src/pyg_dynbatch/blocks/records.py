@@ -1,4 +1,4 @@
-"""Let a block be made of itself."""
+"""Blocks that return tuples, and blocks that are made of themselves."""
 
 from collections import OrderedDict
 from typing import Any, cast

@@ -1,4 +1,4 @@
-"""Run a recurrent cell along a sequence."""
+"""Blocks that walk along sequences: map, folds, balanced reductions, recurrent cells."""
 
 from typing import Any, cast
 

@@ -1,4 +1,4 @@
-"""Trace examples in other processes."""
+"""Turn examples into integers that name their calls, and merge those of a mini-batch."""
 
 import multiprocessing
 import pickle

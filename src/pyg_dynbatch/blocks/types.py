@@ -1,4 +1,4 @@
-"""Learn input and output types in both directions, as soon as anything is known."""
+"""Types of what flows along a wire, and their inference in both directions."""
 
 import threading
 from abc import ABC

@@ -1,4 +1,4 @@
-"""Let operations that a schedule does not use take part in distributed training."""
+"""Run a schedule with real modules: gather, call, write, step by step."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn

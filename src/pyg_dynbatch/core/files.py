@@ -1,4 +1,4 @@
-"""Fetch a file that is known by its checksum, or say what to put where."""
+"""Open text, write and lock files so that nothing is left half-done, download with checksums."""
 
 import gzip
 import hashlib

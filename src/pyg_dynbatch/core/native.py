@@ -1,4 +1,4 @@
-"""Keep freed memory with the process, so that large tensors of the next step find it there."""
+"""Build small pieces of C with the compiler of the machine, load them, and keep freed memory."""
 
 import ctypes
 import hashlib

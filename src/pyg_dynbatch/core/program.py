@@ -1,4 +1,4 @@
-"""Put the programs of a mini-batch side by side, every number shifted by an offset."""
+"""Record the calls of one example without running them; frozen forms and their concatenation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields

@@ -1,4 +1,4 @@
-"""Keep all rows of one type in one buffer, and their gradients in one other."""
+"""Keep all rows of one type in one buffer, their gradients in another; check rows from outside."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn

@@ -1,4 +1,4 @@
-"""Count what a schedule costs, what it could cost at best, and what Fold would have copied."""
+"""Hold the batched plan of a mini-batch: which rows go into which operation, step by step."""
 
 import weakref
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Turn a number, list, array or tensor into a constant row, without loss."""
+"""Describe rows: shape, dtype, tag, ragged arguments, constants, plans that move with a batch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Make a store of packed molecules, shard by shard, going on where an earlier run has stopped."""
+"""Featurize a stream of records in several processes, and pack it shard by shard, resumably."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Write one page of molecules, predictions and what they rest on, which needs no other file."""
+"""Run ``predict``, ``featurize`` and ``explain`` on files of molecules."""
 
 import argparse
 import csv

@@ -1,4 +1,4 @@
-"""Load batches of molecules that carry the plan of their atom pairs."""
+"""Describe molecules as PyG ``Data``, and collate them with the plan of their atom pairs."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import isqrt

@@ -1,4 +1,4 @@
-"""Serve the molecules of NCI, MoleculeNet, a user's own file, and a packed folder."""
+"""Lightning data modules of NCI, MoleculeNet, your own files and packed folders."""
 
 import json
 import os

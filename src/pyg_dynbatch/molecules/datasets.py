@@ -1,4 +1,4 @@
-"""Load 4,999 molecules of the NCI set, which come with RDKit: no download, no network."""
+"""Data sets of molecules: packed folders, files of your own, MoleculeNet, NCI."""
 
 import csv
 import gzip

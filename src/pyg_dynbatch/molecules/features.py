@@ -1,4 +1,4 @@
-"""Keep the feature row of every kind of atom seen, so that equal atoms are described once."""
+"""Base classes of atom and pair features, for features of your own."""
 
 import json
 from abc import ABC, abstractmethod

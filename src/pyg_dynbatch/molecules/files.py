@@ -1,4 +1,4 @@
-"""Keep account of the molecules that could not be used: which, where, and why."""
+"""Read molecules and labels from CSV, TSV, SMILES and SDF files, and report records that fail."""
 
 import csv
 import math

@@ -1,4 +1,4 @@
-"""Describe pairs of atoms as Kearnes and others (2016) do; and their double bonds' stereo."""
+"""Atom and pair features of Kearnes et al. (2016), and the stereo of double bonds."""
 
 import math
 from functools import cache, lru_cache

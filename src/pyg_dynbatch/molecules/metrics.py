@@ -1,4 +1,4 @@
-"""Turn what a test of molecular properties has found into a table and a picture."""
+"""Measure predictions property by property, with tables, intervals and pictures."""
 
 import csv
 import math

@@ -1,4 +1,4 @@
-"""Weave written as programs: one call an atom or a pair, batched by the engine."""
+"""The weave network, and weave written as programs for the engine."""
 
 from collections.abc import Sequence
 from typing import Any

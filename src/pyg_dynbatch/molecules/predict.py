@@ -1,4 +1,4 @@
-"""Predict a stream of molecules, one row out for every record in, bad records included."""
+"""Predict molecules with one or several checkpoints, one by one or as a stream of records."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""Name the scaffold of a molecule, by which data are split, and its canonical SMILES."""
+"""Parse SMILES and mol blocks by RDKit; fragments, scaffolds, and errors that name the atom."""
 
 import re
 import string

@@ -1,4 +1,4 @@
-"""Find molecules that occur more than once: between the parts of a split, or in disagreement."""
+"""Split molecules at random, by classes, folds, scaffolds or a column; find duplicates."""
 
 import base64
 import csv

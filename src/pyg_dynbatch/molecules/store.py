@@ -1,4 +1,4 @@
-"""Open a folder of packed molecules, of which only what is asked for is ever read."""
+"""Keep molecules packed in checked files that are mapped into memory."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Matrix products of a fused run: one matrix, packed once, times the rows of many steps."""
+"""What fused Tree-LSTMs share: blocks of levels, rows of gates, gradients of children, products."""
 
 import ctypes
 from collections.abc import Iterator, Sequence

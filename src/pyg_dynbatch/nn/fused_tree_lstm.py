@@ -1,8 +1,4 @@
-"""Run the child-sum Tree-LSTM over a whole schedule in one autograd function.
-
-Children of one node stand side by side, so sums over them are sums over stretches of rows; each
-child row is gathered once, for the sum and for its own forget gate.
-"""
+"""Run N-ary and child-sum Tree-LSTMs over a whole schedule in one autograd function."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any

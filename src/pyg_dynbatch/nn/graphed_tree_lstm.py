@@ -1,8 +1,4 @@
-"""Run Tree-LSTMs by CUDA graphs: one graph forwards and one backwards for each shape of levels.
-
-A small batch gives a GPU little to compute and many calls to start, several for every level. A
-CUDA graph starts them all at once, but has fixed sizes, so the levels are padded to a few shapes.
-"""
+"""Run Tree-LSTMs by CUDA graphs: one graph forward and one backward per shape of levels."""
 
 import weakref
 from collections import OrderedDict

@@ -1,7 +1,4 @@
-"""All levels of a small fused run by one call of C, which multiplies with the BLAS of torch.
-
-Block by block from Python, a level of a few nodes costs as much in calls as in products.
-"""
+"""Gates and whole levels of small fused runs in C, with the BLAS of torch."""
 
 import ctypes
 import logging

@@ -1,4 +1,4 @@
-"""Hold the pairs of atoms of a mini-batch of molecules as integers, made once for all layers."""
+"""The atom pairs of a mini-batch of molecules as integers, made once for all layers."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

@@ -1,4 +1,4 @@
-"""Bring given numbers of any size, some unknown, to a scale that a network can read."""
+"""Gaussian histograms of atoms, and standardised descriptors of whole molecules."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Layers that carry a recurrent cell through trees and acyclic graphs."""
+"""Layers that carry a recurrent cell through trees and acyclic graphs, level by level."""
 
 from collections.abc import Iterator
 from typing import Any, NoReturn, cast

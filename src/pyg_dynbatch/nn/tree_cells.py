@@ -1,4 +1,4 @@
-"""Tree-LSTM cells: the N-ary one with ordered children, and the child-sum one without order."""
+"""Cells: N-ary and child-sum Tree-LSTM, Tree-GRU and Tree-RNN."""
 
 import math
 from abc import abstractmethod

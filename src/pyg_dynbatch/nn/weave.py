@@ -1,4 +1,4 @@
-"""Chain weave modules, keeping whole pair rows or making them again block by block."""
+"""Weave convolution, factored to minimise work per pair, its normalisation, and stacks of it."""
 
 from collections.abc import Mapping
 from typing import Any

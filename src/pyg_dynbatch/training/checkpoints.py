@@ -1,4 +1,4 @@
-"""Find the checkpoints of a run, continue in its folder, and say which options may change."""
+"""Save and read checkpoints safely, and continue a run in its folder exactly where it stopped."""
 
 import csv
 import os

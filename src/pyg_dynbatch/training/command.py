@@ -1,4 +1,4 @@
-"""Wire tasks, data modules and callbacks into Lightning's command line."""
+"""The command line of tasks and data modules, on Lightning's, with errors in one line."""
 
 import difflib
 import logging

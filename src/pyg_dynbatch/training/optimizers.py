@@ -1,4 +1,4 @@
-"""Build optimisers that treat word vectors apart from all other weights."""
+"""Options, learning-rate schedules and optimisers that treat word vectors apart."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence

@@ -1,4 +1,4 @@
-"""Write what a model predicts to a table, in the order of the data and in one piece."""
+"""Write predictions to a table, in the order of the data and in one piece."""
 
 import csv
 import sys

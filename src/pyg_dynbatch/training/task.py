@@ -1,4 +1,4 @@
-"""What all tasks share: optimiser, transfer, distributed scaling, and a check of checkpoints."""
+"""What all tasks share: loss over ranks, optimiser, rate schedule, checks of checkpoints."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence

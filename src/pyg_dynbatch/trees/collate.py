@@ -1,4 +1,4 @@
-"""Load batches that carry their schedule, and know where in the epoch they are."""
+"""Merge trees into a batch and attach its schedules, or name the example that prevents it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Hold many trees as a few long columns, from which batches are cut and put together."""
+"""Hold many trees as a few long columns, and put the trees of a batch side by side."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, overload

@@ -1,4 +1,4 @@
-"""Exchange trees with parent pointers, edge lists, networkx and NLTK."""
+"""Convert trees from and to nested objects, parent pointers, edge lists, networkx and NLTK."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field

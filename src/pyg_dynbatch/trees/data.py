@@ -1,4 +1,4 @@
-"""Describe one tree, DAG or forest as a PyG ``Data`` whose depths are computed once."""
+"""Describe one tree, DAG or forest as PyG ``Data``, and check it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

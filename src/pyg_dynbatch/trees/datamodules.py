@@ -1,4 +1,4 @@
-"""Serve SST, ListOps, SICK and a user's own bracketed files."""
+"""Lightning data modules of SST, ListOps, SICK and your own bracketed files."""
 
 from abc import abstractmethod
 from functools import cached_property

@@ -1,4 +1,4 @@
-"""Load a user's own file of bracketed trees, one tree a line."""
+"""Cached data sets of trees: SST and your own bracketed files."""
 
 import hashlib
 import json

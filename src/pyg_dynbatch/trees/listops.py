@@ -1,4 +1,4 @@
-"""Generate ListOps, or read its published files: lists of digits to be evaluated."""
+"""ListOps: read, evaluate, generate and load lists of digits to be evaluated."""
 
 import random
 import re

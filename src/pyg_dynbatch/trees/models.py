@@ -1,4 +1,4 @@
-"""Judge how related two trees are."""
+"""Whole networks of trees: encoder, classifier of nodes, similarity of two trees."""
 
 from itertools import pairwise
 from typing import Any

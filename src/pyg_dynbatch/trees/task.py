@@ -1,4 +1,4 @@
-"""Train and test a model of how closely the two sentences of a pair are related."""
+"""Lightning modules of trees: classification of nodes, relatedness of pairs, and their metrics."""
 
 import inspect
 import warnings

@@ -1,4 +1,4 @@
-"""Turn a sentence and its list of parent pointers into a tree."""
+"""Read and write bracketed trees, and trees given by parent pointers."""
 
 import re
 from collections.abc import Sequence

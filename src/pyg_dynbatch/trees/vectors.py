@@ -1,4 +1,4 @@
-"""Give every word the vector that a pretrained sentence encoder makes of it alone."""
+"""Word vectors from published files or from a sentence encoder."""
 
 import gzip
 import importlib.util
