@@ -48,8 +48,6 @@ def test_a_fault_of_the_program_keeps_its_traceback(error: Exception, monkeypatc
     [
         (["inspect", "file.txt", "--foo"], "unrecognized arguments: --foo"),
         (["inspect"], "the following arguments are required: DATA"),
-        (["bench", "nope"], "invalid choice: 'nope'"),
-        (["bench", "sst", "--units", "none"], "argument --units"),
         (["ensemble"], "the following arguments are required: --checkpoints"),
     ],
 )

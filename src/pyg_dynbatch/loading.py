@@ -166,7 +166,8 @@ def allow_batches(kind: type[Data]) -> None:
         kind: A subclass of ``Data``.
 
     Example:
-        >>> class MyTree(DynTreeData):
+        >>> from torch_geometric.data import Data
+        >>> class MyTree(Data):
         ...     pass
         >>> allow_batches(MyTree)  # before saving, and again before loading elsewhere
     """

@@ -172,7 +172,7 @@ def test_recurrent_dropout_with_a_given_mask(kind: str, data: st.DataObject) -> 
     wanted = recurse(layer, KINDS[kind][1], structure, x, keep[row])
     inputs = x.index_select(0, schedule.input_node)
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("tree_lstm", "tree_gru"):
+        for module in ("tree_cells",):
             patch.setattr(f"pyg_dynbatch.nn.{module}.dropped", Masks(keep))
         found = run_levels(layer.cell, schedule, inputs)
     assert_equal(found, wanted)

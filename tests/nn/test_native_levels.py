@@ -12,9 +12,13 @@ import torch
 from torch import Tensor
 
 from pyg_dynbatch.core import Schedule
-from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer, gate_kernels
-from pyg_dynbatch.nn import fused_tree_lstm as fused_child_sum
-from pyg_dynbatch.nn import fused_tree_lstm as fused_nary
+from pyg_dynbatch.nn import (
+    ChildSumTreeLSTM,
+    NaryTreeLSTM,
+    RecursiveLayer,
+    fused_tree_lstm,
+    gate_kernels,
+)
 from pyg_dynbatch.nn import native_gates as native_levels
 from pyg_dynbatch.nn.native_gates import multiply_address
 from tests.nn.test_native_gates import MUST_BUILD
@@ -47,7 +51,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return call
 
-    for module in (fused_nary, fused_child_sum):
+    for module in (fused_tree_lstm,):
         for name in ("forward_levels", "backward_levels"):
             monkeypatch.setattr(module, name, spied(name, getattr(module, name)))
     return found
