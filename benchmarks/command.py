@@ -360,8 +360,8 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 def _count(least: int) -> Callable[[str], int]:
     def count(text: str) -> int:
         if not text.isdigit() or int(text) < least:
-            raise argparse.ArgumentTypeError(
-                mismatch("not a count", expected=f"a number of {least} or more", got=text)
+            raise mismatch(
+                argparse.ArgumentTypeError, "not a count", f"a number of {least} or more", text
             )
         return int(text)
 

@@ -59,7 +59,7 @@ class DeepChem:
         """
         stdin, stdout = self._process.stdin, self._process.stdout
         if stdin is None or stdout is None:
-            raise RuntimeError(mismatch("bench: DeepChem's process has no pipes"))
+            raise mismatch(RuntimeError, "bench: DeepChem's process has no pipes")
         try:
             stdin.write(json.dumps({"do": do, **wanted}) + "\n")
             stdin.flush()
@@ -68,14 +68,13 @@ class DeepChem:
             line = ""
         answer: dict[str, Any] = json.loads(line) if line else {"error": self._last_remark()}
         if "error" in answer:
-            raise RuntimeError(
-                mismatch(
-                    f"bench: DeepChem did not {do}",
-                    expected="an interpreter with DeepChem, RDKit and torch",
-                    got=answer["error"],
-                    where=self._python,
-                    mend="the installation in docs/benchmarks.md",
-                )
+            raise mismatch(
+                RuntimeError,
+                f"bench: DeepChem did not {do}",
+                "an interpreter with DeepChem, RDKit and torch",
+                answer["error"],
+                where=self._python,
+                hint="the installation in docs/benchmarks.md",
             )
         return answer
 

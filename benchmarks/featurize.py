@@ -102,12 +102,11 @@ def _compare(other: DeepChem, molecules: Sequence[MoleculeData]) -> Record:
                 lost += bool(wrong[:, ring].any())
                 wrong[:, ring] &= pairs[:, ring] == 0
                 if wrong.any() or not np.array_equal(molecule.x.numpy(), file[f"atom{place}"]):
-                    raise RuntimeError(
-                        mismatch(
-                            "bench: the features are not those of DeepChem, so nothing is timed",
-                            expected="equal features of every atom and pair",
-                            got=f"other features of {molecule.smiles}",
-                        )
+                    raise mismatch(
+                        RuntimeError,
+                        "bench: the features are not those of DeepChem, so nothing is timed",
+                        "equal features of every atom and pair",
+                        f"other features of {molecule.smiles}",
                     )
     return {"compared": len(molecules), "with_lost_rings": lost}
 

@@ -142,12 +142,11 @@ def _prepare(options: argparse.Namespace) -> tuple[Any, str, TreeClassifier]:
     torch.manual_seed(options.seed)
     vectors = None
     if options.vectors is not None and options.raw_dir is None:
-        raise ValueError(
-            mismatch(
-                "bench fidelity: word vectors for random trees",
-                expected="--raw-dir with the trees that the words stand in",
-                got=f"--vectors {options.vectors}",
-            )
+        raise mismatch(
+            ValueError,
+            "bench fidelity: word vectors for random trees",
+            "--raw-dir with the trees that the words stand in",
+            f"--vectors {options.vectors}",
         )
     given = options.raw_dir, options.trees, options.seed
     trees, source, num_tokens = sentiment_trees(*given)

@@ -68,9 +68,7 @@ def usable(
             kept.append(record)
             molecules.append(molecule)
     if not kept:
-        raise ValueError(
-            mismatch(
-                "bench: no record is a molecule", expected="SMILES", got=f"{len(records)} others"
-            )
+        raise mismatch(
+            ValueError, "bench: no record is a molecule", "SMILES", f"{len(records)} others"
         )
     return kept, molecules

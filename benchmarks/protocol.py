@@ -201,13 +201,12 @@ def assert_agreement(
         # Written so that a difference that is not a number counts as one.
         if same_shape and off <= tolerance * max(scale, 1e-6):
             continue
-        raise RuntimeError(
-            mismatch(
-                f"bench: {what} computes something else, so nothing is timed",
-                expected=f"{list(right.shape)} within {tolerance:g} of {scale:.3g}",
-                got=f"off by {off:.3g}" if same_shape else str(list(mine.shape)),
-                where=f"result {number}",
-            )
+        raise mismatch(
+            RuntimeError,
+            f"bench: {what} computes something else, so nothing is timed",
+            f"{list(right.shape)} within {tolerance:g} of {scale:.3g}",
+            f"off by {off:.3g}" if same_shape else str(list(mine.shape)),
+            where=f"result {number}",
         )
 
 
@@ -228,12 +227,11 @@ def chosen_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ValueError(
-            mismatch(
-                f"bench: the device {name!r} cannot be used",
-                expected="cpu, or cuda on a machine that has it",
-                got=str(error).splitlines()[0],
-            )
+        raise mismatch(
+            ValueError,
+            f"bench: the device {name!r} cannot be used",
+            "cpu, or cuda on a machine that has it",
+            str(error).splitlines()[0],
         ) from error
     return device
 

@@ -128,12 +128,11 @@ class Table1Model(nn.Module):
             return _fold_by_hand(cell, shape, rows)
         if isinstance(cell, NaryTreeLSTMCell):
             return _tai_by_hand(cell, shape, rows)
-        raise TypeError(
-            mismatch(
-                "Table1Model: nobody wrote this cell out by hand",
-                expected="FoldCell or NaryTreeLSTMCell",
-                got=type(cell).__name__,
-            )
+        raise mismatch(
+            TypeError,
+            "Table1Model: nobody wrote this cell out by hand",
+            "FoldCell or NaryTreeLSTMCell",
+            type(cell).__name__,
         )
 
 

@@ -4,9 +4,9 @@ import pytest
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from pyg_dynbatch import cli
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.errors import mismatch_text
 
-OURS = mismatch("Layer: rows of the wrong form", expected="[row, 3]", got="[row, 4]")
+OURS = mismatch_text("Layer: rows of the wrong form", "[row, 3]", "[row, 4]")
 
 
 @pytest.mark.parametrize(

@@ -250,12 +250,11 @@ class PlanningCollater(PyGCollater, ABC):
         )
         self._needed = needed
         if needed in (exclude_keys or ()):
-            raise ValueError(
-                mismatch(
-                    f"{type(self).__name__}: exclude_keys holds what the plan is made from",
-                    expected=f"{needed} to be kept",
-                    got=list(exclude_keys or ()),
-                )
+            raise mismatch(
+                ValueError,
+                f"{type(self).__name__}: exclude_keys holds what the plan is made from",
+                f"{needed} to be kept",
+                list(exclude_keys or ()),
             )
 
     def __call__(self, batch: Sequence[Any]) -> Any:
@@ -269,9 +268,7 @@ class PlanningCollater(PyGCollater, ABC):
         """
         name = type(self).__name__
         if not len(batch):
-            raise ValueError(
-                mismatch(f"{name}: the batch is empty", expected="one example or more", got=0)
-            )
+            raise mismatch(ValueError, f"{name}: the batch is empty", "one example or more", 0)
         merged = None if self.follow_batch else self._merge(batch, set(self.exclude_keys or ()))
         quick = merged is not None
         if merged is None:
@@ -286,13 +283,12 @@ class PlanningCollater(PyGCollater, ABC):
         if self._needed in merged.stores[0]:
             self._attach(merged, quick)
         elif self._needed == "edge_index" and "adj_t" in merged.stores[0]:
-            raise ValueError(
-                mismatch(
-                    f"{name}: the examples have no edge_index to make a schedule from",
-                    expected="edge_index [2, edge] from child to parent",
-                    got="adj_t in its place",
-                    mend="T.ToSparseTensor(remove_edge_index=False)",
-                )
+            raise mismatch(
+                ValueError,
+                f"{name}: the examples have no edge_index to make a schedule from",
+                "edge_index [2, edge] from child to parent",
+                "adj_t in its place",
+                hint="T.ToSparseTensor(remove_edge_index=False)",
             )
         return merged
 
@@ -360,25 +356,23 @@ def _unlike(name: str, number: int, example: Data, first: Data, excluded: set[st
     ours, theirs = set(example.stores[0]) - excluded, set(first.stores[0]) - excluded
     missing, more = sorted(theirs - ours), sorted(ours - theirs)
     got = [f"{key} missing" for key in missing] + [f"{key} besides" for key in more]
-    return ValueError(
-        mismatch(
-            f"{name}: an example has other fields than the first of its batch",
-            expected=", ".join(sorted(theirs)),
-            got=", ".join(got),
-            where=f"example {number} of the batch",
-            mend="give all examples the same fields, or name the field in exclude_keys",
-        )
+    return mismatch(
+        ValueError,
+        f"{name}: an example has other fields than the first of its batch",
+        ", ".join(sorted(theirs)),
+        ", ".join(got),
+        where=f"example {number} of the batch",
+        hint="give all examples the same fields, or name the field in exclude_keys",
     )
 
 
 def _misshapen(name: str, number: int, key: str, value: Any, like: Any) -> ValueError:
-    return ValueError(
-        mismatch(
-            f"{name}: {key} has another dtype or width than in the first example",
-            expected=described(like),
-            got=described(value),
-            where=f"example {number} of the batch",
-        )
+    return mismatch(
+        ValueError,
+        f"{name}: {key} has another dtype or width than in the first example",
+        described(like),
+        described(value),
+        where=f"example {number} of the batch",
     )
 
 
@@ -414,13 +408,12 @@ class ResumableLoader(PyGDataLoader):
         collate_fn = kwargs.pop("collate_fn", None)
         # Lightning hands the collater on when it builds a loader again.
         if collate_fn is not None and not isinstance(collate_fn, type(collater)):
-            raise TypeError(
-                mismatch(
-                    f"{name}: collate_fn is given",
-                    expected=f"no collate_fn: this loader collates with {type(collater).__name__}",
-                    got=collate_fn,
-                    mend="torch.utils.data.DataLoader(dataset, collate_fn=…)",
-                )
+            raise mismatch(
+                TypeError,
+                f"{name}: collate_fn is given",
+                f"no collate_fn: this loader collates with {type(collater).__name__}",
+                collate_fn,
+                hint="torch.utils.data.DataLoader(dataset, collate_fn=…)",
             )
         _check_sizes(kwargs.get("batch_sampler"), dataset, name)
         self.seed = seed
@@ -502,11 +495,10 @@ class ResumableLoader(PyGDataLoader):
 def _check_sizes(batch_sampler: Any, dataset: Any, name: str) -> None:
     sizes = getattr(batch_sampler, "sizes", None)
     if sizes is not None and hasattr(dataset, "__len__") and len(sizes) != len(dataset):
-        raise ValueError(
-            mismatch(
-                f"{name}: the sizes of the batch sampler belong to another data set",
-                expected=f"{len(dataset)} sizes, one an example",
-                got=len(sizes),
-                mend="sizes=node_counts(dataset), or pair_counts(dataset) for molecules",
-            )
+        raise mismatch(
+            ValueError,
+            f"{name}: the sizes of the batch sampler belong to another data set",
+            f"{len(dataset)} sizes, one an example",
+            len(sizes),
+            hint="sizes=node_counts(dataset), or pair_counts(dataset) for molecules",
         )

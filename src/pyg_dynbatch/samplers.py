@@ -234,7 +234,7 @@ class EpochSampler(RandomSampler):
 def checked_seed(seed: int) -> int:
     """Returns the seed unless it is negative."""
     if seed < 0:
-        raise ValueError(mismatch("seed is negative", expected="0 or more", got=seed))
+        raise mismatch(ValueError, "seed is negative", "0 or more", seed)
     return seed
 
 
@@ -405,14 +405,13 @@ class NodeBudgetBatchSampler(BatchSampler):
         if too_big and self.oversize == "raise":
             first = too_big[0]
             more = f" ({len(too_big)} examples are too big)" if len(too_big) > 1 else ""
-            raise ValueError(
-                mismatch(
-                    "NodeBudgetBatchSampler: an example is bigger than the budget",
-                    expected=f"at most {self.max_nodes} nodes",
-                    got=f"{self.sizes[first]} nodes{more}",
-                    where=f"example {first}",
-                    mend=f"max_nodes={max(self.sizes)}, oversize='alone' or oversize='skip'",
-                )
+            raise mismatch(
+                ValueError,
+                "NodeBudgetBatchSampler: an example is bigger than the budget",
+                f"at most {self.max_nodes} nodes",
+                f"{self.sizes[first]} nodes{more}",
+                where=f"example {first}",
+                hint=f"max_nodes={max(self.sizes)}, oversize='alone' or oversize='skip'",
             )
         if too_big:
             warnings.warn(
@@ -454,13 +453,12 @@ class NodeBudgetBatchSampler(BatchSampler):
 
     def _warn_of_too_few(self, count: int, ranks: int) -> None:
         if not self._examples or count == 0:
-            raise ValueError(
-                mismatch(
-                    "NodeBudgetBatchSampler: there is not one batch for every rank",
-                    expected=f"{ranks} batches or more",
-                    got=f"{len(self._examples)} examples",
-                    mend="drop_last=False, a smaller max_nodes, or fewer ranks",
-                )
+            raise mismatch(
+                ValueError,
+                "NodeBudgetBatchSampler: there is not one batch for every rank",
+                f"{ranks} batches or more",
+                f"{len(self._examples)} examples",
+                hint="drop_last=False, a smaller max_nodes, or fewer ranks",
             )
         if count > len(self._examples):
             warnings.warn(
@@ -502,32 +500,25 @@ def _checked_budget(
     name = "NodeBudgetBatchSampler"
     if sizes is None or max_nodes is None:
         missing = "sizes" if sizes is None else "max_nodes"
-        raise ValueError(
-            mismatch(
-                f"{name}: {missing} is missing",
-                expected="sizes (one number an example) and max_nodes",
-                mend=f"{name}(None, node_counts(dataset), max_nodes=4000)",
-            )
+        raise mismatch(
+            ValueError,
+            f"{name}: {missing} is missing",
+            "sizes (one number an example) and max_nodes",
+            hint=f"{name}(None, node_counts(dataset), max_nodes=4000)",
         )
     listed = tuple(int(size) for size in np.asarray(sizes).reshape(-1).tolist())
     if not listed:
-        raise ValueError(mismatch(f"{name}: there are no examples", expected="one size or more"))
+        raise mismatch(ValueError, f"{name}: there are no examples", "one size or more")
     if min(listed) < 0:
         first = next(example for example, size in enumerate(listed) if size < 0)
-        raise ValueError(
-            mismatch(f"{name}: a size is negative", got=listed[first], where=f"example {first}")
+        raise mismatch(
+            ValueError, f"{name}: a size is negative", got=listed[first], where=f"example {first}"
         )
     if max_nodes < 1:
-        raise ValueError(
-            mismatch(f"{name}: the budget is no budget", expected="max_nodes >= 1", got=max_nodes)
-        )
+        raise mismatch(ValueError, f"{name}: the budget is no budget", "max_nodes >= 1", max_nodes)
     if oversize not in OVERSIZE:
-        raise ValueError(
-            mismatch(
-                f"{name}: unknown value of oversize",
-                expected=" | ".join(OVERSIZE),
-                got=oversize,
-            )
+        raise mismatch(
+            ValueError, f"{name}: unknown value of oversize", " | ".join(OVERSIZE), oversize
         )
     return NodeBudget(listed, int(max_nodes), shuffle, checked_seed(seed), oversize)
 
@@ -541,20 +532,18 @@ def _checked_sampler(sampler: Any, num_examples: int) -> DistributedSampler | No
     elif sampler is None or isinstance(sampler, NodeBudgetBatchSampler):
         return None
     else:
-        raise TypeError(
-            mismatch(
-                "NodeBudgetBatchSampler: the sampler picks examples by itself",
-                expected="a DistributedSampler, a SequentialSampler, a RandomSampler or None",
-                got=type(sampler).__name__,
-                mend="torch.utils.data.Subset(dataset, indices) for a part of the examples",
-            )
+        raise mismatch(
+            TypeError,
+            "NodeBudgetBatchSampler: the sampler picks examples by itself",
+            "a DistributedSampler, a SequentialSampler, a RandomSampler or None",
+            type(sampler).__name__,
+            hint="torch.utils.data.Subset(dataset, indices) for a part of the examples",
         )
     if len(over) != num_examples:
-        raise ValueError(
-            mismatch(
-                "NodeBudgetBatchSampler: sizes belong to another data set",
-                expected=f"{len(over)} sizes, one an example",
-                got=num_examples,
-            )
+        raise mismatch(
+            ValueError,
+            "NodeBudgetBatchSampler: sizes belong to another data set",
+            f"{len(over)} sizes, one an example",
+            num_examples,
         )
     return sampler if isinstance(sampler, DistributedSampler) else None

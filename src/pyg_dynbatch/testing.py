@@ -115,22 +115,20 @@ def assert_same(law: str, wanted: Flat, found: Flat, tolerance: float) -> None:
             row.
     """
     if sorted(wanted) != sorted(found):
-        raise AssertionError(
-            mismatch(
-                f"Law {law!r} is broken: other results",
-                expected=", ".join(sorted(wanted)) or "nothing",
-                got=", ".join(sorted(found)) or "nothing",
-            )
+        raise mismatch(
+            AssertionError,
+            f"Law {law!r} is broken: other results",
+            ", ".join(sorted(wanted)) or "nothing",
+            ", ".join(sorted(found)) or "nothing",
         )
     for name, right in wanted.items():
         mine = found[name]
         if right.shape != mine.shape:
-            raise AssertionError(
-                mismatch(
-                    f"Law {law!r} is broken: {name!r} has another shape",
-                    expected=list(right.shape),
-                    got=list(mine.shape),
-                )
+            raise mismatch(
+                AssertionError,
+                f"Law {law!r} is broken: {name!r} has another shape",
+                list(right.shape),
+                list(mine.shape),
             )
         _assert_close(f"Law {law!r} is broken: {name!r} differs", right, mine, tolerance)
 
@@ -142,13 +140,12 @@ def _assert_close(what: str, right: Tensor, mine: Tensor, tolerance: float) -> N
     if fits.all():
         return
     place = (~fits).nonzero()[0].tolist()
-    raise AssertionError(
-        mismatch(
-            what,
-            expected=f"{right[tuple(place)].item():.12g}, to a tolerance of {tolerance:g}",
-            got=f"{mine[tuple(place)].item():.12g}",
-            where=f"entry {place}, row first; {int((~fits).sum())} of {fits.numel()} differ",
-        )
+    raise mismatch(
+        AssertionError,
+        what,
+        f"{right[tuple(place)].item():.12g}, to a tolerance of {tolerance:g}",
+        f"{mine[tuple(place)].item():.12g}",
+        where=f"entry {place}, row first; {int((~fits).sum())} of {fits.numel()} differ",
     )
 
 
@@ -438,12 +435,11 @@ def assert_cell_agrees(
     by_program = Schedule.from_programs(programs)
     sizes = [[step.size for step in schedule.steps] for schedule in (by_structure, by_program)]
     if sizes[0] != sizes[1]:
-        raise AssertionError(
-            mismatch(
-                "Law 'schedule of structures = schedule of programs' is broken: step sizes differ",
-                expected=f"the steps of the programs, {sizes[1]}",
-                got=f"the steps of the structures, {sizes[0]}",
-            )
+        raise mismatch(
+            AssertionError,
+            "Law 'schedule of structures = schedule of programs' is broken: step sizes differ",
+            f"the steps of the programs, {sizes[1]}",
+            f"the steps of the structures, {sizes[0]}",
         )
     x = torch.randn(joined.num_nodes, in_channels, dtype=torch.float64, generator=fixed_generator())
     roads: dict[str, Callable[[Inputs], dict[str, Any]]] = {

@@ -49,13 +49,12 @@ def new_figure(rows: int, columns: int, width: float, height: float) -> "tuple[F
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError(
-            mismatch(
-                "visualize: matplotlib is missing",
-                expected="the package matplotlib",
-                got=error,
-                mend="pip install 'pyg_dynbatch[cli]'",
-            )
+        raise mismatch(
+            ImportError,
+            "visualize: matplotlib is missing",
+            "the package matplotlib",
+            error,
+            hint="pip install 'pyg_dynbatch[cli]'",
         ) from error
     figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False)
@@ -99,12 +98,11 @@ def draw_schedule(
     """
     kind, height = np.asarray(operation, dtype=int), np.asarray(rows, dtype=int)
     if kind.shape != height.shape:
-        raise ValueError(
-            mismatch(
-                "draw_schedule: operation and rows differ in length",
-                expected="one operation and one number of rows a step",
-                got=f"{kind.size} and {height.size}",
-            )
+        raise mismatch(
+            ValueError,
+            "draw_schedule: operation and rows differ in length",
+            "one operation and one number of rows a step",
+            f"{kind.size} and {height.size}",
         )
     for number, name in enumerate(names):
         steps = np.flatnonzero(kind == number)

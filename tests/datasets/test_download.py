@@ -68,7 +68,7 @@ def test_offline_says_what_to_do(tmp_path: Path) -> None:
     # Nothing listens on port 9 of this machine, so no packet leaves it.
     url = "http://127.0.0.1:9/words.txt"
     with pytest.raises(ConnectionError) as caught:
-        download_verified(url, tmp_path / "here", SHA256, "Words", mend="put it there by hand")
+        download_verified(url, tmp_path / "here", SHA256, "Words", hint="put it there by hand")
     message = str(caught.value)
     assert "Words: the download failed" in message
     assert f"where:    {url}" in message

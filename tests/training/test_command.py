@@ -31,7 +31,7 @@ def test_a_metric_that_is_not_logged_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("monitor", "mend"),
+    ("monitor", "hint"),
     [
         ("val/los", "--checkpoint.monitor val/loss --checkpoint.mode min"),
         ("val/accuracy", "--checkpoint.monitor val/pearson --checkpoint.mode max"),
@@ -39,8 +39,8 @@ def test_a_metric_that_is_not_logged_is_refused() -> None:
         ("val/mse", "--checkpoint.monitor val/mse --checkpoint.mode min"),
     ],
 )
-def test_metrics_that_would_choose_wrongly(monitor: str, mend: str) -> None:
+def test_metrics_that_would_choose_wrongly(monitor: str, hint: str) -> None:
     with pytest.raises(ValueError, match="cannot choose by this metric") as caught:
         check_monitor(monitor, "max", TreeRelatedness(num_tokens=4, **SIZES))
     assert f"got:      checkpoint.monitor {monitor}, checkpoint.mode max" in str(caught.value)
-    assert f"try:      {mend}" in str(caught.value)
+    assert f"try:      {hint}" in str(caught.value)

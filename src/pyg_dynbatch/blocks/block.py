@@ -17,14 +17,13 @@ if TYPE_CHECKING:
 
 def _no_truth(self: Any) -> NoReturn:
     """Refuses to decide anything: blocks are wired before there is any example."""
-    raise TypeError(
-        mismatch(
-            f"{type(self).__name__}: used as a truth value while blocks are wired",
-            expected="a decision that is made for each example",
-            got=repr(self),
-            mend="td.OneOf(key_fn, cases) by the host's data, torch.where in a td.Function by a "
-            "tensor; `block is not None` for its presence",
-        )
+    raise mismatch(
+        TypeError,
+        f"{type(self).__name__}: used as a truth value while blocks are wired",
+        "a decision that is made for each example",
+        repr(self),
+        hint="td.OneOf(key_fn, cases) by the host's data, torch.where in a td.Function by a "
+        "tensor; `block is not None` for its presence",
     )
 
 
@@ -97,14 +96,13 @@ class Block(IOBase):
 
     def _adopt(self, child: "Block") -> None:
         if child._parent is not None:
-            raise TypeError(
-                mismatch(
-                    f"{child._label()}: already a child of {child._parent._label()}",
-                    expected="a block without a parent",
-                    got=repr(child),
-                    where=child._path(),
-                    mend="make a second block; share weights by using one layer in both",
-                )
+            raise mismatch(
+                TypeError,
+                f"{child._label()}: already a child of {child._parent._label()}",
+                "a block without a parent",
+                repr(child),
+                where=child._path(),
+                hint="make a second block; share weights by using one layer in both",
             )
         child._parent = self
         child._listeners.append(self)
@@ -201,20 +199,19 @@ class Block(IOBase):
         """A type that must be known by now."""
         found = self._types[side]
         if found is None:
-            raise TypeError(
-                mismatch(
-                    f"{self._label()}: the {side} type cannot be inferred",
-                    expected=f"a type from its neighbours, or block.set_{side}_type(...)",
-                    got="nothing that says it",
-                    where=self._path(),
-                )
+            raise mismatch(
+                TypeError,
+                f"{self._label()}: the {side} type cannot be inferred",
+                f"a type from its neighbours, or block.set_{side}_type(...)",
+                "nothing that says it",
+                where=self._path(),
             )
         return found
 
     def _refuse(
-        self, what: str, error: type[Exception] = TypeError, mend: str = "", **facts: Any
+        self, what: str, error: type[Exception] = TypeError, hint: str = "", **facts: Any
     ) -> NoReturn:
-        raise error(mismatch(f"{self._label()}: {what}", where=self._path(), mend=mend, **facts))
+        raise mismatch(error, f"{self._label()}: {what}", where=self._path(), hint=hint, **facts)
 
     # Running.
 
@@ -313,14 +310,12 @@ def convert_to_block(block_like: Any) -> Block:
         return FromTensor(block_like)
     if isinstance(block_like, dict | list | tuple) and not isinstance(block_like, Wire):
         return Record(block_like)
-    raise TypeError(
-        mismatch(
-            "convert_to_block: cannot be turned into a block",
-            expected="a block, layer, module, tensor, array, dict, list or tuple",
-            got=repr(block_like),
-            mend="td.Function(f) for a function on tensors, td.InputTransform(f) for one on the "
-            "host",
-        )
+    raise mismatch(
+        TypeError,
+        "convert_to_block: cannot be turned into a block",
+        "a block, layer, module, tensor, array, dict, list or tuple",
+        repr(block_like),
+        hint="td.Function(f) for a function on tensors, td.InputTransform(f) for one on the host",
     )
 
 

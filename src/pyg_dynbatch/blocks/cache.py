@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pyg_dynbatch.blocks.tracing import Traced, Tracer, traced_in
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.errors import mismatch, mismatch_text
 from pyg_dynbatch.core.files import whole_file
 
 
@@ -83,22 +83,21 @@ def _read(file: Path, key: tuple[str, int]) -> list[Traced] | None:
         return None
     raw = memoryview(file.read_bytes())
     if raw[: len(_MAGIC)] != _MAGIC:
-        raise ValueError(
-            mismatch(
-                "TracedExamples: the file holds no traced examples",
-                expected="a file that this version of TracedExamples has written, or none",
-                got=f"{len(raw)} bytes of something else",
-                where=str(file),
-                mend="another path, or remove the file",
-            )
+        raise mismatch(
+            ValueError,
+            "TracedExamples: the file holds no traced examples",
+            "a file that this version of TracedExamples has written, or none",
+            f"{len(raw)} bytes of something else",
+            where=str(file),
+            hint="another path, or remove the file",
         )
     start = len(_MAGIC) + sha256().digest_size
     if sha256(raw[start:]).digest() != raw[len(_MAGIC) : start]:
         warnings.warn(
-            mismatch(
+            mismatch_text(
                 "TracedExamples: the file is damaged; the examples are traced again",
-                expected="the content that the checksum in the file is of",
-                got=f"{len(raw)} bytes of other content",
+                "the content that the checksum in the file is of",
+                f"{len(raw)} bytes of other content",
                 where=str(file),
             ),
             stacklevel=3,
@@ -161,14 +160,13 @@ def _plain_labels(traced: Traced, number: int) -> dict[str, list[Any]]:
             except (ValueError, SyntaxError):
                 plain = False
             if not plain:
-                raise TypeError(
-                    mismatch(
-                        f"TracedExamples: a label of metric {name!r} cannot be kept in a file",
-                        expected="None, numbers, texts, or tuples, lists and dicts of them",
-                        got=f"{type(label).__name__}, {label!r}",
-                        where=f"example {number}",
-                        mend="a plain value as the label, or path=None",
-                    )
+                raise mismatch(
+                    TypeError,
+                    f"TracedExamples: a label of metric {name!r} cannot be kept in a file",
+                    "None, numbers, texts, or tuples, lists and dicts of them",
+                    f"{type(label).__name__}, {label!r}",
+                    where=f"example {number}",
+                    hint="a plain value as the label, or path=None",
                 )
     return given
 

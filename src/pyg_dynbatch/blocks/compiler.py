@@ -64,12 +64,11 @@ def checked_passes(passes: Iterable[str]) -> tuple[str, ...]:
     found = tuple(passes)
     unknown = [name for name in found if name not in PASSES]
     if unknown:
-        raise ValueError(
-            mismatch(
-                f"Compiler: unknown pass {unknown[0]!r}",
-                expected=f"some of {', '.join(map(repr, PASSES))}",
-                got=repr(unknown[0]),
-            )
+        raise mismatch(
+            ValueError,
+            f"Compiler: unknown pass {unknown[0]!r}",
+            f"some of {', '.join(map(repr, PASSES))}",
+            repr(unknown[0]),
         )
     return found
 
@@ -299,13 +298,12 @@ class Collater:
     def _check_depth(self, traced: Sequence[Traced]) -> None:
         for number, one in enumerate(traced):
             if (depth := self.tracer.program(one).depth) > (self.max_depth or 0):
-                raise AssertionError(
-                    mismatch(
-                        "Compiler: an example is deeper than max_depth",
-                        expected=f"{self.max_depth} calls one after another at most",
-                        got=depth,
-                        where=f"example {number}",
-                    )
+                raise mismatch(
+                    AssertionError,
+                    "Compiler: an example is deeper than max_depth",
+                    f"{self.max_depth} calls one after another at most",
+                    depth,
+                    where=f"example {number}",
                 )
 
 
@@ -395,13 +393,12 @@ class Compiler(nn.Module):
         self._collate = Collater(self._tracer, policy, MERGE_EQUAL in self._passes, max_depth)
 
     def _wrong_order(self, what: str, wanted: str) -> NoReturn:
-        raise RuntimeError(
-            mismatch(
-                f"Compiler: {what}",
-                expected=wanted,
-                got="compile, init_loom, use: in another order",
-                mend="Compiler.create(block) does both",
-            )
+        raise mismatch(
+            RuntimeError,
+            f"Compiler: {what}",
+            wanted,
+            "compile, init_loom, use: in another order",
+            hint="Compiler.create(block) does both",
         )
 
     @property
@@ -501,12 +498,11 @@ class Compiler(nn.Module):
             yield pool
         finally:
             if not self._pool or self._pool[-1] is not pool:
-                raise AssertionError(
-                    mismatch(
-                        "Compiler.multiprocessing_pool: contexts overlap",
-                        expected="the pool opened last to be left first",
-                        got="another one",
-                    )
+                raise mismatch(
+                    AssertionError,
+                    "Compiler.multiprocessing_pool: contexts overlap",
+                    "the pool opened last to be left first",
+                    "another one",
                 )
             self._pool.pop()
             pool.terminate()
@@ -592,7 +588,7 @@ def _check_root(root: Block, tracer: Tracer) -> None:
             f"{what} in the output of the root",
             expected="tensors and tuples of them",
             got=f"{shown(kind)}, {kind!r}",
-            mend="root.eval(example) gives anything; td.Metric hands out any number of values",
+            hint="root.eval(example) gives anything; td.Metric hands out any number of values",
         )
     if not kind.size and not tracer.recipe.metrics:
         root._refuse(

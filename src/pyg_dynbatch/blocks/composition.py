@@ -120,12 +120,11 @@ def current_composition(who: str) -> "Composition":
         AssertionError: Outside a scope.
     """
     if not _scopes.open:
-        raise AssertionError(
-            mismatch(
-                f"{who}: used outside a scope",
-                expected="with composition.scope(): …",
-                got="no open scope",
-            )
+        raise mismatch(
+            AssertionError,
+            f"{who}: used outside a scope",
+            "with composition.scope(): …",
+            "no open scope",
         )
     return _scopes.open[-1]
 
@@ -222,12 +221,11 @@ class Composition(Block):
             yield
         finally:
             if not _scopes.open or _scopes.open[-1] is not self:
-                raise AssertionError(
-                    mismatch(
-                        f"{self._label()}.scope: scopes overlap",
-                        expected="the scope opened last to be left first",
-                        got="another one",
-                    )
+                raise mismatch(
+                    AssertionError,
+                    f"{self._label()}.scope: scopes overlap",
+                    "the scope opened last to be left first",
+                    "another one",
                 )
             _scopes.open.pop()
 
@@ -334,7 +332,7 @@ class Composition(Block):
                     f"the output of {child._label()} is unused",
                     expected="every output to be read by something",
                     got=repr(child),
-                    mend=">> td.Void() swallows it",
+                    hint=">> td.Void() swallows it",
                 )
 
     def _refuse_no_output(self) -> None:
@@ -342,7 +340,7 @@ class Composition(Block):
             "nothing feeds the output",
             expected="composition.output.reads(block)",
             got=f"{len(self._connections)} wires",
-            mend="composition.set_output_type(td.VoidType()) if it gives nothing on purpose",
+            hint="composition.set_output_type(td.VoidType()) if it gives nothing on purpose",
         )
 
     def _emit(self, code: Code, value: Any) -> Any:

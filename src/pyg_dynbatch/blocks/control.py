@@ -264,7 +264,7 @@ class Metric(Block):
                 f"metric {self.metric_name!r} is used with two types",
                 expected=shown(known),
                 got=shown(wanted),
-                mend="give the second one a name of its own",
+                hint="give the second one a name of its own",
             )
         number = code.model.metrics.setdefault(self.metric_name, len(code.model.metrics))
         code.line(f"m{number}({tensor}); n{number}({label})")

@@ -91,12 +91,12 @@ def infer_output_type(block: "Block", called: Callable[..., Any], input_type: An
 
 
 def _complaint(block: "Block", input_type: ResultType, got: str) -> str:
-    from pyg_dynbatch.core.errors import mismatch
+    from pyg_dynbatch.core.errors import mismatch_text
 
-    return mismatch(
+    return mismatch_text(
         f"{block._label()}: its function cannot be called with {shown(input_type)}",
-        expected="a function on batched tensors: one row an example, first axis",
-        got=got,
+        "a function on batched tensors: one row an example, first axis",
+        got,
         where=block._path(),
     )
 
@@ -298,7 +298,7 @@ def _check_input(block: Block, input_type: ResultType, *, sequences: bool = Fals
                 "the input is not made of tensors",
                 expected="a tensor or a tuple of tensors" + (", and a sequence" * sequences),
                 got=f"{shown(input_type)}, {input_type!r}",
-                mend="td.Scalar(), td.Vector(n) or td.Tensor(shape) in front of it",
+                hint="td.Scalar(), td.Vector(n) or td.Tensor(shape) in front of it",
             )
     if not input_type.terminal_types():
         block._refuse("no tensor goes in", expected="one tensor or more", got=shown(input_type))

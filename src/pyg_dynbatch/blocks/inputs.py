@@ -329,12 +329,11 @@ class OneHot(Block):
         first, last = (0, start) if stop is None else (start, stop)
         keys = range(first, last)
         if not keys:
-            raise IndexError(
-                mismatch(
-                    "OneHot: the range is empty",
-                    expected="stop above start",
-                    got=f"start {first}, stop {last}",
-                )
+            raise mismatch(
+                IndexError,
+                "OneHot: the range is empty",
+                "stop above start",
+                f"start {first}, stop {last}",
             )
         super().__init__(input_type=PyObjectType(), name=name)
         kind = TensorType((len(keys),), dtype)
@@ -375,12 +374,11 @@ class OneHotFromList(Block):
         keys = list(elements)
         twice = [key for key in set(keys) if keys.count(key) > 1]
         if twice:
-            raise AssertionError(
-                mismatch(
-                    "OneHotFromList: an element occurs twice",
-                    expected="different elements",
-                    got=", ".join(map(repr, twice)),
-                )
+            raise mismatch(
+                AssertionError,
+                "OneHotFromList: an element occurs twice",
+                "different elements",
+                ", ".join(map(repr, twice)),
             )
         super().__init__(input_type=PyObjectType(), name=name)
         kind = TensorType((len(keys),), dtype)

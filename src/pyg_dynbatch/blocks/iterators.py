@@ -63,9 +63,7 @@ def group_by_batches(
         [[0, 1], [2, 3], [4]]
     """
     if batch_size < 1:
-        raise ValueError(
-            mismatch("group_by_batches: no batch", expected="1 item or more", got=batch_size)
-        )
+        raise mismatch(ValueError, "group_by_batches: no batch", "1 item or more", batch_size)
     return _groups(iter(iterable), batch_size, truncate)
 
 
@@ -102,9 +100,9 @@ def epochs(
     """
     if not isinstance(items, Iterable):
         what = "epochs: the items cannot be iterated over"
-        raise TypeError(mismatch(what, expected="an iterable", got=repr(items)))
+        raise mismatch(TypeError, what, "an iterable", repr(items))
     if n is not None and n < 0:
-        raise ValueError(mismatch("epochs: n is below 0", expected="0 or more, or None", got=n))
+        raise mismatch(ValueError, "epochs: n is below 0", "0 or more, or None", n)
     if isinstance(prng, random.Random):
         prng = prng.random
     return _epochs(items, n or None, shuffle, prng or random.random)

@@ -116,12 +116,11 @@ class Layer(nn.Module):
 
     def _process(self, *rows: Any) -> Any:
         """Computes batched rows."""
-        raise NotImplementedError(
-            mismatch(
-                f"{self.io._label()}: the layer computes nothing",
-                expected="_process(*rows) in the subclass; _create(input_type) makes parameters",
-                got=type(self).__name__,
-            )
+        raise mismatch(
+            NotImplementedError,
+            f"{self.io._label()}: the layer computes nothing",
+            "_process(*rows) in the subclass; _create(input_type) makes parameters",
+            type(self).__name__,
         )
 
     def forward(self, *rows: Any) -> Any:
@@ -176,12 +175,11 @@ class Layer(nn.Module):
         self._said_here = (said, {k: v for k, v in named.items() if v is not None})
 
     def _wrong_input(self, input_type: Any, wanted: str) -> TypeError:
-        return TypeError(
-            mismatch(
-                f"{self.io._label()}: a wrong input type",
-                expected=wanted,
-                got=f"{shown(input_type)}, {input_type!r}",
-            )
+        return mismatch(
+            TypeError,
+            f"{self.io._label()}: a wrong input type",
+            wanted,
+            f"{shown(input_type)}, {input_type!r}",
         )
 
 
@@ -194,12 +192,11 @@ def _type_of_rows(rows: tuple[Any, ...]) -> ResultType:
         if isinstance(value, tuple | list):
             return TupleType(*map(one, value))
         if not isinstance(value, Tensor):
-            raise TypeError(
-                mismatch(
-                    "Layer: called with something else than batched tensors",
-                    expected="tensors, first axis one row per example, or tuples of them",
-                    got=described(value),
-                )
+            raise mismatch(
+                TypeError,
+                "Layer: called with something else than batched tensors",
+                "tensors, first axis one row per example, or tuples of them",
+                described(value),
             )
         return TensorType(tuple(value.shape[1:]), value.dtype)
 
@@ -252,12 +249,11 @@ class ScopedLayer(Layer):
     def __init__(self, layer_fn: Any, name_or_scope: Any = None) -> None:
         super().__init__(name_or_scope=name_or_scope)
         if not callable(layer_fn):
-            raise TypeError(
-                mismatch(
-                    "ScopedLayer: layer_fn cannot be called",
-                    expected="a function or module on batched tensors",
-                    got=repr(layer_fn),
-                )
+            raise mismatch(
+                TypeError,
+                "ScopedLayer: layer_fn cannot be called",
+                "a function or module on batched tensors",
+                repr(layer_fn),
             )
         self.layer_fn = layer_fn
         self._say(layer_fn)
@@ -309,7 +305,7 @@ def create_variable_scope(name: str) -> str:
     """
     if not isinstance(name, str) or not name:
         kind = ValueError if isinstance(name, str) else TypeError
-        raise kind(mismatch("create_variable_scope: no name", expected="a text", got=repr(name)))
+        raise mismatch(kind, "create_variable_scope: no name", "a text", repr(name))
     number = _scopes.get(name, 0)
     _scopes[name] = number + 1
     return f"{name}_{number}" if number else name
@@ -319,9 +315,7 @@ def _probability(who: str, name: str, keep: Any) -> float:
     if keep is None:
         return 1.0
     if not isinstance(keep, float | int) or not 0 < keep <= 1:
-        raise ValueError(
-            mismatch(f"{who}: {name} is no probability", expected="above 0, at most 1", got=keep)
-        )
+        raise mismatch(ValueError, f"{who}: {name} is no probability", "above 0, at most 1", keep)
     return float(keep)
 
 
@@ -347,21 +341,19 @@ def _initial(who: str, table: Tensor, initializer: Any) -> Tensor:
         given = table if given is None else given
     values = torch.as_tensor(given).detach().to(table, copy=True)
     if values.shape != table.shape:
-        raise ValueError(
-            mismatch(
-                f"{who}: the initial weights have another shape",
-                expected=list(table.shape),
-                got=list(values.shape),
-            )
+        raise mismatch(
+            ValueError,
+            f"{who}: the initial weights have another shape",
+            list(table.shape),
+            list(values.shape),
         )
     if values.isnan().any():
-        raise ValueError(
-            mismatch(
-                f"{who}: the initial weights are not all set",
-                expected="a number in every entry",
-                got=f"{int(values.isnan().sum())} of {values.numel()} entries unset or NaN",
-                mend="fill the tensor in place, as torch.nn.init does, or return a tensor",
-            )
+        raise mismatch(
+            ValueError,
+            f"{who}: the initial weights are not all set",
+            "a number in every entry",
+            f"{int(values.isnan().sum())} of {values.numel()} entries unset or NaN",
+            hint="fill the tensor in place, as torch.nn.init does, or return a tensor",
         )
     return values
 
@@ -452,13 +444,12 @@ class FC(TensorToTensorLayer):
     def weights(self) -> Tensor:
         """The matrix the input is multiplied by, ``[out, in]``."""
         if not self._is_built:
-            raise RuntimeError(
-                mismatch(
-                    f"{self.io._label()}: there are no weights yet",
-                    expected="a layer whose input type is known",
-                    got=repr(self),
-                    mend="call the layer first, or put it behind a block with >>",
-                )
+            raise mismatch(
+                RuntimeError,
+                f"{self.io._label()}: there are no weights yet",
+                "a layer whose input type is known",
+                repr(self),
+                hint="call the layer first, or put it behind a block with >>",
             )
         if not self.weight_norm:
             return self.weight
@@ -621,12 +612,11 @@ class FractalNet(TensorToTensorLayer):
     ) -> None:
         super().__init__(name_or_scope=name)
         if fractal_block_depth < 0:
-            raise ValueError(
-                mismatch(
-                    "FractalNet: fractal_block_depth is below 0",
-                    expected="0 or more",
-                    got=fractal_block_depth,
-                )
+            raise mismatch(
+                ValueError,
+                "FractalNet: fractal_block_depth is below 0",
+                "0 or more",
+                fractal_block_depth,
             )
         # Number of columns.
         self.depth = fractal_block_depth + 1

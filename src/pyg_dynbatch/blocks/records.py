@@ -158,12 +158,11 @@ def pairs_in(who: str, named: Any) -> list[tuple[Any, Any]]:
     """
     if isinstance(named, list) and all(isinstance(p, tuple | list) and len(p) == 2 for p in named):
         return [(key, child) for key, child in named]
-    raise TypeError(
-        mismatch(
-            f"{who}: neither dict, list of pairs nor tuple",
-            expected="{key: block}, [(key, block)] or (block, …)",
-            got=repr(named),
-        )
+    raise mismatch(
+        TypeError,
+        f"{who}: neither dict, list of pairs nor tuple",
+        "{key: block}, [(key, block)] or (block, …)",
+        repr(named),
     )
 
 
@@ -262,12 +261,11 @@ class ForwardDeclaration(IOBase):
     def __call__(self) -> Block:
         """Makes a block that stands for the declared one."""
         if self._resolved:
-            raise ValueError(
-                mismatch(
-                    f"{self._label()}: called after it was resolved",
-                    expected="all calls before resolve_to",
-                    got=f"resolved to {type(self.target).__name__}",
-                )
+            raise mismatch(
+                ValueError,
+                f"{self._label()}: called after it was resolved",
+                "all calls before resolve_to",
+                f"resolved to {type(self.target).__name__}",
             )
         return _Reference(self)
 
@@ -282,12 +280,11 @@ class ForwardDeclaration(IOBase):
             TypeError: If its types differ from the declared ones.
         """
         if self._resolved:
-            raise ValueError(
-                mismatch(
-                    f"{self._label()}: resolved twice",
-                    expected="one call of resolve_to",
-                    got=f"resolved to {type(self.target).__name__}",
-                )
+            raise mismatch(
+                ValueError,
+                f"{self._label()}: resolved twice",
+                "one call of resolve_to",
+                f"resolved to {type(self.target).__name__}",
             )
         self._resolved = True
         self.target = convert_to_block(target_block)

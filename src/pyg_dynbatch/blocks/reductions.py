@@ -61,7 +61,7 @@ def _infer_total(block: Block, refused: str = "") -> None:
                 "the elements are of the wrong dtype",
                 expected="floats" if refused == "complex" else "floats or complex numbers",
                 got=f"{shown(element)}, {element!r}",
-                mend="td.Map(td.Function(lambda tensor: tensor.float())) in front of it",
+                hint="td.Map(td.Function(lambda tensor: tensor.float())) in front of it",
             )
         block.set_output_type(element)
 

@@ -27,7 +27,7 @@ def refuse_endless(block: Block, kind: ResultType | None) -> None:
             "the sequence never ends",
             expected="a sequence that ends",
             got=f"{shown(kind)}, {kind!r}",
-            mend="td.Zip() with a sequence that ends first",
+            hint="td.Zip() with a sequence that ends first",
         )
 
 

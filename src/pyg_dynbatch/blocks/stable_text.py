@@ -116,13 +116,12 @@ def _state(value: Any) -> tuple[Any, ...]:
         reduce = copyreg.dispatch_table.get(type(value))
         found: Any = value.__reduce_ex__(4) if reduce is None else reduce(value)
     except Exception as error:
-        raise TypeError(
-            mismatch(
-                "TracedExamples: cannot tell whether a kept file still fits",
-                expected="host functions that read functions, numbers, texts and containers",
-                got=f"{type(value).__qualname__}: {error}",
-                mend="hand it to the function through the example, or keep no file (path=None)",
-            )
+        raise mismatch(
+            TypeError,
+            "TracedExamples: cannot tell whether a kept file still fits",
+            "host functions that read functions, numbers, texts and containers",
+            f"{type(value).__qualname__}: {error}",
+            hint="hand it to the function through the example, or keep no file (path=None)",
         ) from error
     # Items of lists and dicts come as iterators, which have no state to be read.
     whole: tuple[Any, ...] = (found,) if isinstance(found, str) else tuple(found)

@@ -65,7 +65,7 @@ class FromTensor(Block):
                 "no tensor and no array",
                 expected="a tensor, a parameter or a numpy array",
                 got=repr(tensor),
-                mend="torch.tensor(...)",
+                hint="torch.tensor(...)",
             )
         self._tensor = tensor if isinstance(tensor, Tensor) else torch.as_tensor(tensor)
         if isinstance(tensor, nn.UninitializedParameter):
@@ -216,7 +216,7 @@ class Concat(Block):
                 what,
                 expected=f"a tuple of tensors that differ only in axis {dim}",
                 got=f"{shown(self.input_type)}, {self.input_type!r}",
-                mend="flatten=True for nested tuples" if nested else "",
+                hint="flatten=True for nested tuples" if nested else "",
             )
         length = sum(shape[dim] for shape in shapes)
         shape = (*shapes[0][:dim], length, *shapes[0][dim + 1 :])

@@ -307,19 +307,18 @@ class Tracer:
         example = [f"example {number}"] if number is not None else []
         if isinstance(error, Complaint):
             where = ", ".join([*example, f"block {error.facts.pop('path', path)}"])
-            raise error.error(mismatch(error.what, where=where, **error.facts)) from error.__cause__
+            raise mismatch(error.error, error.what, where=where, **error.facts) from error.__cause__
         where = ", ".join([*example, f"block {path}"])
         if users_own or not isinstance(error, KeyError | IndexError | TypeError | ValueError):
             error.add_note(f"  where:    {where}")
             raise error
         kind = UnknownKey if isinstance(error, KeyError) else type(error)
-        raise kind(
-            mismatch(
-                f"{path.rpartition('.')[2]}: the input does not fit",
-                expected="an input of the stated form",
-                got=f"{type(error).__name__}: {error}",
-                where=where,
-            )
+        raise mismatch(
+            kind,
+            f"{path.rpartition('.')[2]}: the input does not fit",
+            "an input of the stated form",
+            f"{type(error).__name__}: {error}",
+            where=where,
         ) from error
 
     def _origin(self, error: BaseException) -> tuple[str, bool]:
@@ -452,9 +451,7 @@ def collate_traced(
 ) -> TracedBatch:
     """Merges traced examples into the schedule of a mini-batch."""
     if not traced:
-        raise ValueError(
-            mismatch("Compiler: there is no example", expected="one example or more", got=0)
-        )
+        raise mismatch(ValueError, "Compiler: there is no example", "one example or more", 0)
     merged, _ = merge_traced(recipe, traced)
     schedule = schedule_merged(merged, policy, merge_equal, len(traced))
     labels = {
@@ -493,13 +490,12 @@ def refuse_one_example(examples: Any) -> list[Any]:
     try:
         return list(examples)
     except TypeError as error:
-        raise TypeError(
-            mismatch(
-                "Compiler: the examples cannot be iterated over",
-                expected="a list of examples",
-                got=type(examples).__name__,
-                mend="[example], if this is a single one",
-            )
+        raise mismatch(
+            TypeError,
+            "Compiler: the examples cannot be iterated over",
+            "a list of examples",
+            type(examples).__name__,
+            hint="[example], if this is a single one",
         ) from error
 
 
@@ -522,13 +518,12 @@ def pool_of(tracer: Tracer, processes: int | None) -> Any:
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         method = "fork"
         if method not in multiprocessing.get_all_start_methods():
-            raise TypeError(
-                mismatch(
-                    "Compiler.multiprocessing_pool: a function cannot be sent to another process",
-                    expected="host functions that can be pickled",
-                    got=str(error),
-                    mend="def at the top of a module, in place of a lambda or an inner function",
-                )
+            raise mismatch(
+                TypeError,
+                "Compiler.multiprocessing_pool: a function cannot be sent to another process",
+                "host functions that can be pickled",
+                str(error),
+                hint="def at the top of a module, in place of a lambda or an inner function",
             ) from error
     return multiprocessing.get_context(method).Pool(processes, _begin, (tracer,))
 

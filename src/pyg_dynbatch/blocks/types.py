@@ -37,12 +37,11 @@ def dtype_of(dtype: Any) -> torch.dtype:
     if not name and isinstance(dtype, type | np.dtype):
         name = np.dtype(dtype).name
     if name not in _DTYPES:
-        raise TypeError(
-            mismatch(
-                "TensorType: unknown dtype",
-                expected="a torch dtype or its name, such as 'float32' or 'int64'",
-                got=repr(dtype),
-            )
+        raise mismatch(
+            TypeError,
+            "TensorType: unknown dtype",
+            "a torch dtype or its name, such as 'float32' or 'int64'",
+            repr(dtype),
         )
     return _DTYPES[name]
 
@@ -121,12 +120,11 @@ class TensorType(_Terminal):
         is_shape = isinstance(sizes, list | tuple) and all(isinstance(s, Integral) for s in sizes)
         if not is_shape or any(size < 0 for size in sizes):
             what = "negative dimension" if is_shape else "the shape must be fully known"
-            raise TypeError(
-                mismatch(
-                    f"TensorType: {what}",
-                    expected="a list or tuple of numbers, without the batch axis",
-                    got=repr(shape),
-                )
+            raise mismatch(
+                TypeError,
+                f"TensorType: {what}",
+                "a list or tuple of numbers, without the batch axis",
+                repr(shape),
             )
         object.__setattr__(self, "shape", tuple(map(int, sizes)))
         object.__setattr__(self, "dtype", str(dtype_of(dtype)).removeprefix("torch."))
@@ -237,12 +235,11 @@ class TupleType(ResultType):
     def for_each_terminal(self, fn: Callable[[ResultType, Any], None], instance: Any) -> None:
         """Calls ``fn(type, value)`` on every terminal of an instance."""
         if not isinstance(instance, tuple | list) or len(instance) != len(self.items):
-            raise TypeError(
-                mismatch(
-                    "TupleType: not an instance of the type",
-                    expected=f"a tuple of {len(self.items)}",
-                    got=repr(instance),
-                )
+            raise mismatch(
+                TypeError,
+                "TupleType: not an instance of the type",
+                f"a tuple of {len(self.items)}",
+                repr(instance),
             )
         for item, value in zip(self.items, instance, strict=True):
             item.for_each_terminal(fn, value)
@@ -371,12 +368,11 @@ def convert_to_type(type_like: Any) -> ResultType:
         return TensorType(type_like)
     if isinstance(type_like, str | torch.dtype):
         return TensorType((), type_like)
-    raise TypeError(
-        mismatch(
-            "convert_to_type: not a type",
-            expected="a type, a number, a list (shape), a tuple (of types), or a dtype",
-            got=repr(type_like),
-        )
+    raise mismatch(
+        TypeError,
+        "convert_to_type: not a type",
+        "a type, a number, a list (shape), a tuple (of types), or a dtype",
+        repr(type_like),
     )
 
 
@@ -478,12 +474,11 @@ class IOBase(ABC):  # noqa: B024 - layers count as such without inheriting
 
     def __init__(self, input_type: Any = None, output_type: Any = None, name: Any = None) -> None:
         if name is not None and not isinstance(name, str):
-            raise TypeError(
-                mismatch(
-                    f"{type(self).__name__}: the name is no string",
-                    expected="a string or None",
-                    got=repr(name),
-                )
+            raise mismatch(
+                TypeError,
+                f"{type(self).__name__}: the name is no string",
+                "a string or None",
+                repr(name),
             )
         self._name = name
         self._kind = type(self).__name__.lstrip("_")
@@ -547,13 +542,12 @@ class IOBase(ABC):  # noqa: B024 - layers count as such without inheriting
         if new == old:
             return self
         if old is not None:
-            raise TypeError(
-                mismatch(
-                    f"{self._label()}: the {side} type is another one",
-                    expected=f"{shown(old)}, {old!r}",
-                    got=f"{shown(new)}, {new!r}",
-                    where=self._path(),
-                )
+            raise mismatch(
+                TypeError,
+                f"{self._label()}: the {side} type is another one",
+                f"{shown(old)}, {old!r}",
+                f"{shown(new)}, {new!r}",
+                where=self._path(),
             )
         self._check_class(side, new)
         self._types[side] = new
@@ -570,13 +564,12 @@ class IOBase(ABC):  # noqa: B024 - layers count as such without inheriting
     def _check_class(self, side: str, found: ResultType) -> None:
         classes = self._classes.get(side)
         if classes and not isinstance(found, classes):
-            raise TypeError(
-                mismatch(
-                    f"{self._label()}: a wrong kind of {side}",
-                    expected=" or ".join(kind.__name__ for kind in classes),
-                    got=f"{shown(found)}, {found!r}",
-                    where=self._path(),
-                )
+            raise mismatch(
+                TypeError,
+                f"{self._label()}: a wrong kind of {side}",
+                " or ".join(kind.__name__ for kind in classes),
+                f"{shown(found)}, {found!r}",
+                where=self._path(),
             )
 
     def _label(self) -> str:

@@ -124,12 +124,11 @@ class Engine(nn.Module):
     def __init__(self, operations: Operations) -> None:
         super().__init__()
         if not isinstance(operations, Operations):
-            raise TypeError(
-                mismatch(
-                    "Engine: operations are of the wrong kind",
-                    expected="Operations",
-                    got=type(operations).__name__,
-                )
+            raise mismatch(
+                TypeError,
+                "Engine: operations are of the wrong kind",
+                "Operations",
+                type(operations).__name__,
             )
         self.operations = operations
         self.has_leaf = False
@@ -220,24 +219,22 @@ class Engine(nn.Module):
         """
         if signature.name not in self.operations:
             known = ", ".join(s.name for s in self.operations.signatures)
-            raise LookupError(
-                mismatch(
-                    f"Engine: no operation is called {signature.name!r}",
-                    expected=f"one of {known or 'none'}",
-                    got=str(signature),
-                    mend="record programs with signatures of this engine's operations",
-                )
+            raise mismatch(
+                LookupError,
+                f"Engine: no operation is called {signature.name!r}",
+                f"one of {known or 'none'}",
+                str(signature),
+                hint="record programs with signatures of this engine's operations",
             )
         operation = self.operations[signature.name]
         mine = operation.signature
         if not mine.fits(signature):
-            raise TypeError(
-                mismatch(
-                    f"Engine: operation {signature.name!r} has another signature",
-                    expected=str(mine),
-                    got=str(signature),
-                    mend="schedules of structures: give both the same arity",
-                )
+            raise mismatch(
+                TypeError,
+                f"Engine: operation {signature.name!r} has another signature",
+                str(mine),
+                str(signature),
+                hint="schedules of structures: give both the same arity",
             )
         return operation
 
@@ -306,13 +303,12 @@ class _Run:
         # Without a step nobody asks how wide rows are, and there are none to give back.
         wanted = store.rows > 0 and len(self.schedule.steps) > 0
         if wanted and given is None and any(part.shape is None for part in parts):
-            raise TypeError(
-                mismatch(
-                    f"Engine: nothing says how wide the rows of {describe(parts[0])} are",
-                    expected="input rows, or a row type with a shape",
-                    got="neither",
-                    mend="pass inputs={...} or Engine.of_cell(..., input_type=TensorType(...))",
-                )
+            raise mismatch(
+                TypeError,
+                f"Engine: nothing says how wide the rows of {describe(parts[0])} are",
+                "input rows, or a row type with a shape",
+                "neither",
+                hint="pass inputs={...} or Engine.of_cell(..., input_type=TensorType(...))",
             )
         device = self.schedule.device
         like = given or tuple(torch.empty((0, *(p.shape or ())), device=device) for p in parts)

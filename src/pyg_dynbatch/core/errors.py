@@ -2,9 +2,11 @@
 
 import argparse
 from operator import index
-from typing import NoReturn, SupportsIndex
+from typing import NoReturn, SupportsIndex, TypeVar
 
 import torch
+
+E = TypeVar("E", bound=Exception)
 
 
 class Mismatch(str):
@@ -13,32 +15,34 @@ class Mismatch(str):
     __slots__ = ()
 
 
-def mismatch(
-    what: str, *, expected: object = "", got: object = "", where: object = "", mend: object = ""
+def mismatch_text(
+    what: str, expected: object = "", got: object = "", *, where: object = "", hint: object = ""
 ) -> Mismatch:
-    """Writes one error message: what is wrong, expected, got, where, and how to mend it.
-
-    Args:
-        what: The thing by name, a colon, and what is wrong with it in one clause, without a
-            full stop.
-        expected: What would have been right; left out when empty.
-        got: What was found; left out when empty.
-        where: File and line, example, level, argument or block path; left out when empty.
-        mend: The usual mend; left out when empty.
-
-    Returns:
-        The message, one line a part.
+    """Format what is wrong, expected, got, where, and a hint; empty parts are left out.
 
     Example:
-        >>> print(mismatch("Collater: the list is empty", expected="one example or more", got=0))
+        >>> print(mismatch_text("Collater: the list is empty", "at least one example", 0))
         Collater: the list is empty.
-          expected: one example or more
+          expected: at least one example
           got:      0
     """
     lines = [f"{what}."]
-    parts = (("expected:", expected), ("got:", got), ("where:", where), ("try:", mend))
+    parts = (("expected:", expected), ("got:", got), ("where:", where), ("try:", hint))
     lines += [f"  {label:<9} {part}" for label, part in parts if str(part) != ""]
     return Mismatch("\n".join(lines))
+
+
+def mismatch(
+    kind: type[E],
+    what: str,
+    expected: object = "",
+    got: object = "",
+    *,
+    where: object = "",
+    hint: object = "",
+) -> E:
+    """Make an error of a built-in class with the message of :func:`mismatch_text`."""
+    return kind(mismatch_text(what, expected, got, where=where, hint=hint))
 
 
 def described(value: object) -> str:
@@ -78,11 +82,9 @@ def checked_count(name: str, value: object) -> int:
         2
     """
     if isinstance(value, bool) or not isinstance(value, SupportsIndex):
-        raise TypeError(
-            mismatch(f"{name} is not a whole number", expected="1 or more", got=repr(value))
-        )
+        raise mismatch(TypeError, f"{name} is not a whole number", "1 or more", repr(value))
     if (number := index(value)) < 1:
-        raise ValueError(mismatch(f"{name} is too small", expected="1 or more", got=number))
+        raise mismatch(ValueError, f"{name} is too small", "1 or more", number)
     return number
 
 

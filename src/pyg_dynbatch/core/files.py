@@ -176,13 +176,12 @@ def refuse_overwriting(
             continue
         same = next((what for what, path in named if _same_file(str(output), str(path))), None)
         if same is not None:
-            raise ValueError(
-                mismatch(
-                    f"{command}: an output is also {same}",
-                    expected="a file of its own for each output",
-                    got=output,
-                    mend="another name",
-                )
+            raise mismatch(
+                ValueError,
+                f"{command}: an output is also {same}",
+                "a file of its own for each output",
+                output,
+                hint="another name",
             )
         named.append(("another output", output))
 
@@ -246,14 +245,13 @@ def _lock_folder(file: IO[str], path: Path, wait: bool) -> None:
         print(f"{path.parent}: waiting for {holder}, which writes to it", file=sys.stderr)
         fcntl.flock(file, fcntl.LOCK_EX)
         return
-    raise OSError(
-        mismatch(
-            "the folder is in use",
-            expected="one process that writes to it",
-            got=f"{holder}, which has not finished",
-            where=path.parent,
-            mend="wait for it, or choose another folder",
-        )
+    raise mismatch(
+        OSError,
+        "the folder is in use",
+        "one process that writes to it",
+        f"{holder}, which has not finished",
+        where=path.parent,
+        hint="wait for it, or choose another folder",
     )
 
 
@@ -292,14 +290,13 @@ def _blamed_on_the_folder(path: Path) -> Iterator[None]:
     except ConnectionError:  # the content could not be fetched; the folder is not to blame
         raise
     except OSError as error:
-        raise OSError(
-            mismatch(
-                f"{path.name}: the file cannot be written",
-                expected="a folder that can be made and written",
-                got=f"{type(error).__name__}: {error.strerror or error}",
-                where=path.parent,
-                mend="another folder, or mend its permissions or the free space",
-            )
+        raise mismatch(
+            OSError,
+            f"{path.name}: the file cannot be written",
+            "a folder that can be made and written",
+            f"{type(error).__name__}: {error.strerror or error}",
+            where=path.parent,
+            hint="another folder, or hint its permissions or the free space",
         ) from error
 
 
@@ -332,9 +329,7 @@ def existing(path: str | Path, what: str) -> Path:
     """
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(
-            mismatch(f"{path.name}: there is no such file", expected=what, where=path)
-        )
+        raise mismatch(FileNotFoundError, f"{path.name}: there is no such file", what, where=path)
     return path
 
 
@@ -364,23 +359,20 @@ def read_lines(path: str | Path) -> list[str]:
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         column = error.start - raw.rfind(b"\n", 0, error.start)
-        raise ValueError(
-            mismatch(
-                f"{path.name}: the text is not UTF-8",
-                expected="UTF-8",
-                got=f"byte 0x{raw[error.start]:02x} ({error.reason})",
-                where=f"{path}:{line}:{column}",
-                mend=f"iconv -f <its encoding> -t utf-8 {path.name}",
-            )
+        raise mismatch(
+            ValueError,
+            f"{path.name}: the text is not UTF-8",
+            "UTF-8",
+            f"byte 0x{raw[error.start]:02x} ({error.reason})",
+            where=f"{path}:{line}:{column}",
+            hint=f"iconv -f <its encoding> -t utf-8 {path.name}",
         ) from error
     lines = [line.removesuffix("\r") for line in text.split("\n")]
     while lines and not lines[-1].strip():
         lines.pop()
     if not lines:
-        raise ValueError(
-            mismatch(
-                f"{path.name}: the file is empty", expected="one line or more", got=0, where=path
-            )
+        raise mismatch(
+            ValueError, f"{path.name}: the file is empty", "one line or more", 0, where=path
         )
     return lines
 
@@ -389,13 +381,12 @@ def _unpacked(raw: bytes, path: Path) -> bytes:
     try:
         return gzip.decompress(raw)
     except (EOFError, OSError, zlib.error) as error:
-        raise ValueError(
-            mismatch(
-                f"{path.name}: the compressed file is damaged or cut short",
-                expected="a complete .gz file",
-                got=f"{type(error).__name__}: {error}",
-                where=path,
-            )
+        raise mismatch(
+            ValueError,
+            f"{path.name}: the compressed file is damaged or cut short",
+            "a complete .gz file",
+            f"{type(error).__name__}: {error}",
+            where=path,
         ) from error
 
 
@@ -425,24 +416,22 @@ def load_tensors(path: str | Path, kind: str, what: str) -> dict[str, Any]:
         raise
     except Exception as error:  # torch and pickle raise many classes for a damaged file
         first = str(error).partition("\n")[0]
-        raise ValueError(
-            mismatch(
-                f"{what}: the file cannot be read",
-                expected=f"a file of the kind {kind}",
-                got=f"{type(error).__name__}: {first}",
-                where=path,
-                mend="delete the file and make it again",
-            )
+        raise mismatch(
+            ValueError,
+            f"{what}: the file cannot be read",
+            f"a file of the kind {kind}",
+            f"{type(error).__name__}: {first}",
+            where=path,
+            hint="delete the file and make it again",
         ) from error
     if found != kind:
-        raise ValueError(
-            mismatch(
-                f"{what}: the file is of another kind",
-                expected=kind,
-                got=found,
-                where=path,
-                mend="delete the file and make it again",
-            )
+        raise mismatch(
+            ValueError,
+            f"{what}: the file is of another kind",
+            kind,
+            found,
+            where=path,
+            hint="delete the file and make it again",
         )
     return dict(content)
 
@@ -478,13 +467,12 @@ class Lines:
         try:
             raw = self._stream.readline()
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise ValueError(
-                mismatch(
-                    f"{self.name}: the compressed file is damaged",
-                    expected="a complete gzip file",
-                    got=f"{type(error).__name__}: {error}",
-                    where=f"{self.path}, after line {self.number}",
-                )
+            raise mismatch(
+                ValueError,
+                f"{self.name}: the compressed file is damaged",
+                "a complete gzip file",
+                f"{type(error).__name__}: {error}",
+                where=f"{self.path}, after line {self.number}",
             ) from error
         self.number += bool(raw)
         if self.number == 1:
@@ -492,14 +480,13 @@ class Lines:
         try:
             return raw.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise ValueError(
-                mismatch(
-                    f"{self.name}: the text is not UTF-8",
-                    expected="UTF-8",
-                    got=f"byte 0x{raw[error.start]:02x} ({error.reason})",
-                    where=f"{self.path}:{self.number}:{error.start + 1}",
-                    mend=f"iconv -f <its encoding> -t utf-8 {self.name}",
-                )
+            raise mismatch(
+                ValueError,
+                f"{self.name}: the text is not UTF-8",
+                "UTF-8",
+                f"byte 0x{raw[error.start]:02x} ({error.reason})",
+                where=f"{self.path}:{self.number}:{error.start + 1}",
+                hint=f"iconv -f <its encoding> -t utf-8 {self.name}",
             ) from error
 
 
@@ -550,33 +537,32 @@ def sha256_of(path: str | Path) -> str:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
-def check_sha256(path: str | Path, sha256: str, what: str, mend: str = "") -> None:
+def check_sha256(path: str | Path, sha256: str, what: str, hint: str = "") -> None:
     """Refuses a file whose content is not the expected one.
 
     Args:
         path: The file.
         sha256: The checksum wanted.
         what: Name of the data set, for messages.
-        mend: What to try.
+        hint: What to try.
 
     Raises:
         ValueError: If the checksum differs.
     """
     got = sha256_of(path)
     if got != sha256:
-        raise ValueError(
-            mismatch(
-                f"{what}: {Path(path).name} has a wrong checksum",
-                expected=f"sha256 {sha256}",
-                got=f"sha256 {got}, {Path(path).stat().st_size:,} bytes",
-                where=path,
-                mend=mend or "delete the file and fetch it again",
-            )
+        raise mismatch(
+            ValueError,
+            f"{what}: {Path(path).name} has a wrong checksum",
+            f"sha256 {sha256}",
+            f"sha256 {got}, {Path(path).stat().st_size:,} bytes",
+            where=path,
+            hint=hint or "delete the file and fetch it again",
         )
 
 
 def download_verified(
-    url: str, folder: str | Path, sha256: str | None, what: str, *, mend: str = ""
+    url: str, folder: str | Path, sha256: str | None, what: str, *, hint: str = ""
 ) -> Path:
     """Downloads a file unless it is there, and keeps it only if its checksum is right.
 
@@ -586,7 +572,7 @@ def download_verified(
         sha256: Its checksum. Where it is not known, None: what was downloaded first is noted
             beside the file, in ``<file>.sha256``, and must stay the same.
         what: Name of the data set, for messages and the progress bar.
-        mend: What to do by hand when the download fails.
+        hint: What to do by hand when the download fails.
 
     Returns:
         The path of the file.
@@ -616,10 +602,10 @@ def download_verified(
 
     def fetch(temporary: Path) -> None:
         with temporary.open("wb") as handle:
-            for chunk in _chunks(url, what, mend):
+            for chunk in _chunks(url, what, hint):
                 handle.write(chunk)
         if sha256 is not None:
-            check_sha256(temporary, sha256, what, mend)
+            check_sha256(temporary, sha256, what, hint)
 
     write_atomically(path, fetch)
     if sha256 is None:
@@ -627,37 +613,36 @@ def download_verified(
     return path
 
 
-def _chunks(url: str, what: str, mend: str) -> Iterator[bytes]:
+def _chunks(url: str, what: str, hint: str) -> Iterator[bytes]:
     try:
         response = urllib.request.urlopen(url, timeout=_TIMEOUT)
     except (OSError, http.client.HTTPException) as error:
-        raise _failed(what, url, error, mend) from error
+        raise _failed(what, url, error, hint) from error
     promised = int(response.headers.get("Content-Length") or 0)
     with response, Progress(f"{what}: {url}", "bytes", promised or None) as progress:
         while True:
             try:
                 chunk = response.read(_CHUNK)
             except (OSError, http.client.HTTPException) as error:
-                raise _failed(what, url, error, mend) from error
+                raise _failed(what, url, error, hint) from error
             if not chunk:
                 break
             progress.update(len(chunk))
             yield chunk
         if progress.done < promised:
             cut = f"the connection ended after {progress.done:,} of {promised:,} bytes"
-            raise _failed(what, url, cut, mend)
+            raise _failed(what, url, cut, hint)
 
 
-def _failed(what: str, url: str, reason: Exception | str, mend: str) -> ConnectionError:
+def _failed(what: str, url: str, reason: Exception | str, hint: str) -> ConnectionError:
     got = reason if isinstance(reason, str) else f"{type(reason).__name__}: {reason}"
-    return ConnectionError(
-        mismatch(
-            f"{what}: the download failed",
-            expected="a network connection, or the files put in place by hand",
-            got=got,
-            where=url,
-            mend=mend,
-        )
+    return mismatch(
+        ConnectionError,
+        f"{what}: the download failed",
+        "a network connection, or the files put in place by hand",
+        got,
+        where=url,
+        hint=hint,
     )
 
 
@@ -681,13 +666,12 @@ def extract_member(archive: str | Path, member: str, target: str | Path, what: s
         with zipfile.ZipFile(archive) as opened:
             content = opened.read(member)
     except (zipfile.BadZipFile, zlib.error, EOFError, KeyError) as error:
-        raise ValueError(
-            mismatch(
-                f"{what}: the archive is damaged or cut short",
-                expected=f"a zip archive with {member}",
-                got=f"{type(error).__name__}: {error}, {Path(archive).stat().st_size:,} bytes",
-                where=archive,
-                mend="delete it and fetch it again",
-            )
+        raise mismatch(
+            ValueError,
+            f"{what}: the archive is damaged or cut short",
+            f"a zip archive with {member}",
+            f"{type(error).__name__}: {error}, {Path(archive).stat().st_size:,} bytes",
+            where=archive,
+            hint="delete it and fetch it again",
         ) from error
     return write_atomically(target, lambda temporary: temporary.write_bytes(content))

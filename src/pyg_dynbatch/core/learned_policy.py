@@ -88,9 +88,7 @@ class LearnedPolicy:
             ValueError: If there is no batch.
         """
         if not len(batches):
-            raise ValueError(
-                mismatch("LearnedPolicy.fit: there is no batch", expected="one or more", got=0)
-            )
+            raise mismatch(ValueError, "LearnedPolicy.fit: there is no batch", "one or more", 0)
         self.table = {}
         walks: dict[tuple[str, ...], list[_Walk]] = {}
         for programs in batches:
@@ -272,12 +270,11 @@ def _read_table(saved: Mapping[str, Any]) -> tuple[dict[Frontier, str], str]:
         problem = "a choice that is no rule and no kind of its frontier"
     except (KeyError, TypeError, ValueError) as error:
         problem = f"{type(error).__name__}: {error}"
-    raise ValueError(
-        mismatch(
-            "LearnedPolicy: this is no saved table",
-            expected="what LearnedPolicy.to_dict() gives",
-            got=problem,
-        )
+    raise mismatch(
+        ValueError,
+        "LearnedPolicy: this is no saved table",
+        "what LearnedPolicy.to_dict() gives",
+        problem,
     )
 
 

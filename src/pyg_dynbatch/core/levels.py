@@ -184,26 +184,24 @@ def _checked_depth(
     values = array_of(depth)
     fits = values.shape == (num_nodes,) and depth.dtype == torch.int64
     if not fits or (values.size and int(values.min()) < 0):
-        raise ValueError(
-            mismatch(
-                "Schedule.from_structure: depth has the wrong form",
-                expected=f"one int64 number of 0 or more a node, [{num_nodes}]",
-                got=f"{str(depth.dtype).removeprefix('torch.')}{list(values.shape)}"
-                + (f", smallest {values.min()}" if values.size else ""),
-            )
+        raise mismatch(
+            ValueError,
+            "Schedule.from_structure: depth has the wrong form",
+            f"one int64 number of 0 or more a node, [{num_nodes}]",
+            f"{str(depth.dtype).removeprefix('torch.')}{list(values.shape)}"
+            + (f", smallest {values.min()}" if values.size else ""),
         )
     wrong = values[target] <= values[source]
     if wrong.any():
         first = int(wrong.argmax())
-        raise ValueError(
-            mismatch(
-                "Schedule.from_structure: depth does not fit the edges",
-                expected="every parent deeper than each of its children",
-                got=f"node {source[first]} at depth {values[source[first]]} is a child of node "
-                f"{target[first]} at depth {values[target[first]]}",
-                where=f"edge {first}",
-                mend="recompute it: depth_of(edge_index, num_nodes)",
-            )
+        raise mismatch(
+            ValueError,
+            "Schedule.from_structure: depth does not fit the edges",
+            "every parent deeper than each of its children",
+            f"node {source[first]} at depth {values[source[first]]} is a child of node "
+            f"{target[first]} at depth {values[target[first]]}",
+            where=f"edge {first}",
+            hint="recompute it: depth_of(edge_index, num_nodes)",
         )
     return values
 
@@ -212,44 +210,40 @@ def _checked_inputs(has_input: Tensor | None, num_nodes: int) -> np.ndarray:
     if has_input is None:
         return np.ones(num_nodes, dtype=bool)
     if has_input.dtype != torch.bool or tuple(has_input.shape) != (num_nodes,):
-        raise ValueError(
-            mismatch(
-                "Schedule.from_structure: has_input has the wrong form",
-                expected=f"bool tensor [{num_nodes}]",
-                got=f"{has_input.dtype} tensor {list(has_input.shape)}",
-            )
+        raise mismatch(
+            ValueError,
+            "Schedule.from_structure: has_input has the wrong form",
+            f"bool tensor [{num_nodes}]",
+            f"{has_input.dtype} tensor {list(has_input.shape)}",
         )
     return array_of(has_input)
 
 
 def _check_options(arity: int | None, direction: str) -> None:
     if direction not in DIRECTIONS:
-        raise ValueError(
-            mismatch(
-                "Schedule: unknown direction",
-                expected=" or ".join(map(repr, DIRECTIONS)),
-                got=repr(direction),
-            )
+        raise mismatch(
+            ValueError,
+            "Schedule: unknown direction",
+            " or ".join(map(repr, DIRECTIONS)),
+            repr(direction),
         )
     if arity is not None and (not isinstance(arity, SupportsIndex) or index(arity) < 0):
-        raise ValueError(
-            mismatch(
-                "Schedule.from_structure: the arity is not a number of argument places",
-                expected="0 or more, or None for any number of children",
-                got=repr(arity),
-            )
+        raise mismatch(
+            ValueError,
+            "Schedule.from_structure: the arity is not a number of argument places",
+            "0 or more, or None for any number of children",
+            repr(arity),
         )
 
 
 def _checked_examples(example_sizes: Sequence[int] | None, num_nodes: int) -> np.ndarray:
     sizes = np.array([num_nodes] if example_sizes is None else example_sizes, dtype=np.int64)
     if sizes.sum() != num_nodes or (sizes < 0).any():
-        raise ValueError(
-            mismatch(
-                "Schedule.from_structure: example_sizes does not fit the nodes",
-                expected=f"numbers of 0 or more that add up to {num_nodes}",
-                got=f"{sizes.size} numbers that add up to {sizes.sum()}",
-            )
+        raise mismatch(
+            ValueError,
+            "Schedule.from_structure: example_sizes does not fit the nodes",
+            f"numbers of 0 or more that add up to {num_nodes}",
+            f"{sizes.size} numbers that add up to {sizes.sum()}",
         )
     return sizes
 
@@ -261,13 +255,12 @@ def _slots(child_slot: Tensor | None, num_edges: int) -> np.ndarray | None:
     is_int64 = child_slot.dtype == torch.int64
     fits = is_int64 and slot.shape == (num_edges,)
     if not fits or (slot.size and int(slot.min()) < 0):
-        raise ValueError(
-            mismatch(
-                "Schedule.from_structure: child_slot has the wrong form",
-                expected=f"one int64 number of 0 or more an edge, [{num_edges}]",
-                got=f"{str(child_slot.dtype).removeprefix('torch.')}{list(slot.shape)}"
-                + (f", smallest {slot.min()}" if slot.size else ""),
-            )
+        raise mismatch(
+            ValueError,
+            "Schedule.from_structure: child_slot has the wrong form",
+            f"one int64 number of 0 or more an edge, [{num_edges}]",
+            f"{str(child_slot.dtype).removeprefix('torch.')}{list(slot.shape)}"
+            + (f", smallest {slot.min()}" if slot.size else ""),
         )
     return slot
 
@@ -375,14 +368,13 @@ def _fixed_children(
 
 def _beyond_arity(target: np.ndarray, slot: np.ndarray, arity: int) -> ValueError:
     first = int(np.flatnonzero(slot >= arity)[0])
-    return ValueError(
-        mismatch(
-            f"Schedule.from_structure: node {target[first]} has a child beyond the arity",
-            expected=f"child slots below {arity}",
-            got=f"slot {slot[first]}",
-            where=f"edge {first}",
-            mend=f"arity={int(slot.max()) + 1}, or arity=None for any number of children",
-        )
+    return mismatch(
+        ValueError,
+        f"Schedule.from_structure: node {target[first]} has a child beyond the arity",
+        f"child slots below {arity}",
+        f"slot {slot[first]}",
+        where=f"edge {first}",
+        hint=f"arity={int(slot.max()) + 1}, or arity=None for any number of children",
     )
 
 
@@ -392,12 +384,11 @@ def _taken_twice(
     place = target * arity + slot
     unique, count = np.unique(place, return_counts=True)
     node, twice = divmod(int(unique[count > 1][0]), arity)
-    return ValueError(
-        mismatch(
-            f"Schedule.from_structure: node {node} has two arguments in one place",
-            expected="one argument a slot",
-            got=f"slot {twice} taken by nodes {source[place == node * arity + twice].tolist()}",
-            mend="give children of one parent slots of their own; use arity=None where a "
-            "top-down node has several parents",
-        )
+    return mismatch(
+        ValueError,
+        f"Schedule.from_structure: node {node} has two arguments in one place",
+        "one argument a slot",
+        f"slot {twice} taken by nodes {source[place == node * arity + twice].tolist()}",
+        hint="give children of one parent slots of their own; use arity=None where a "
+        "top-down node has several parents",
     )

@@ -28,12 +28,11 @@ def schedule_programs(
     """Merges programs into a schedule; see :meth:`Schedule.from_programs`."""
     programs = list(programs)
     if not programs:
-        raise ValueError(
-            mismatch(
-                "Schedule.from_programs: the list of programs is empty",
-                expected="one program or more",
-                got=0,
-            )
+        raise mismatch(
+            ValueError,
+            "Schedule.from_programs: the list of programs is empty",
+            "one program or more",
+            0,
         )
     return schedule_merged(side_by_side(programs), policy, merge_equal, len(programs))
 
@@ -333,13 +332,12 @@ def _wire_outputs(
     for name, values in merged.output_value.items():
         types = np.unique(merged.value_type[values])
         if types.size > 1:
-            raise TypeError(
-                mismatch(
-                    f"Schedule.from_programs: output {name!r} has two types",
-                    expected=describe(merged.row_types[types[0]]),
-                    got=describe(merged.row_types[types[1]]),
-                    mend="give each type an output name of its own",
-                )
+            raise mismatch(
+                TypeError,
+                f"Schedule.from_programs: output {name!r} has two types",
+                describe(merged.row_types[types[0]]),
+                describe(merged.row_types[types[1]]),
+                hint="give each type an output name of its own",
             )
         rows = row[values]
         length = np.array([rows.size])

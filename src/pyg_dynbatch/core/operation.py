@@ -68,21 +68,19 @@ class Signature:
         object.__setattr__(self, "inputs", tuple(self.inputs))
         object.__setattr__(self, "outputs", tuple(self.outputs))
         if not self.name or not self.outputs:
-            raise ValueError(
-                mismatch(
-                    "Signature: a name and one output are needed",
-                    expected="Signature(name, inputs, outputs)",
-                    got=f"name {self.name!r}, {len(self.outputs)} outputs",
-                )
+            raise mismatch(
+                ValueError,
+                "Signature: a name and one output are needed",
+                "Signature(name, inputs, outputs)",
+                f"name {self.name!r}, {len(self.outputs)} outputs",
             )
         if self.random and not self.inputs:
-            raise ValueError(
-                mismatch(
-                    f"Signature {self.name!r}: random, but without an argument",
-                    expected="an argument, whose rows tell the module how many calls there are",
-                    got=str(self),
-                    mend="call it on a constant",
-                )
+            raise mismatch(
+                ValueError,
+                f"Signature {self.name!r}: random, but without an argument",
+                "an argument, whose rows tell the module how many calls there are",
+                str(self),
+                hint="call it on a constant",
             )
 
     def fits(self, called: "Signature") -> bool:
@@ -149,12 +147,11 @@ class Operation(nn.Module):
     def __init__(self, signature: Signature, module: Callable[..., Any]) -> None:
         super().__init__()
         if not callable(module):
-            raise TypeError(
-                mismatch(
-                    f"Operation {signature.name!r}: module cannot be called",
-                    expected="an nn.Module or a function on batched tensors",
-                    got=type(module).__name__,
-                )
+            raise mismatch(
+                TypeError,
+                f"Operation {signature.name!r}: module cannot be called",
+                "an nn.Module or a function on batched tensors",
+                type(module).__name__,
             )
         self.signature = signature
         self.module = module
@@ -265,12 +262,11 @@ class Operations(nn.Module):
                 return self._same(known.signature, outputs)
         name = name or self._free_name(type(module).__name__.lower())
         if name in self or "." in name:
-            raise ValueError(
-                mismatch(
-                    f"Operations: the name {name!r} cannot be used",
-                    expected="a name without a full stop that no other operation has",
-                    got=f"{name!r}; so far: {', '.join(s.name for s in self.signatures) or 'none'}",
-                )
+            raise mismatch(
+                ValueError,
+                f"Operations: the name {name!r} cannot be used",
+                "a name without a full stop that no other operation has",
+                f"{name!r}; so far: {', '.join(s.name for s in self.signatures) or 'none'}",
             )
         draws = draws_random_numbers(module) if random is None else random
         signature = Signature(name, tuple(inputs), tuple(outputs), draws)
@@ -280,12 +276,11 @@ class Operations(nn.Module):
     @staticmethod
     def _same(signature: Signature, outputs: Sequence[RowType]) -> Signature:
         if signature.outputs != tuple(outputs):
-            raise ValueError(
-                mismatch(
-                    f"Operations: {signature.name!r} was added before with other outputs",
-                    expected=", ".join(describe(o) for o in signature.outputs),
-                    got=", ".join(describe(o) for o in outputs),
-                )
+            raise mismatch(
+                ValueError,
+                f"Operations: {signature.name!r} was added before with other outputs",
+                ", ".join(describe(o) for o in signature.outputs),
+                ", ".join(describe(o) for o in outputs),
             )
         return signature
 

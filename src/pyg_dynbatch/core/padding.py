@@ -83,13 +83,12 @@ def padded_schedule(schedule: Schedule, shape: LevelShape) -> Schedule:
     """
     mine = shape_of(schedule)
     if not shape.holds(mine) or schedule.device.type != "cpu":
-        raise ValueError(
-            mismatch(
-                "padded_schedule: the schedule cannot be padded to this shape",
-                expected=f"a schedule on the CPU that fits into {shape}",
-                got=f"{mine} on {schedule.device}",
-                mend="LevelBuckets.fit(schedules).pad(schedule)",
-            )
+        raise mismatch(
+            ValueError,
+            "padded_schedule: the schedule cannot be padded to this shape",
+            f"a schedule on the CPU that fits into {shape}",
+            f"{mine} on {schedule.device}",
+            hint="LevelBuckets.fit(schedules).pad(schedule)",
         )
     own = schedule.wiring[: schedule.facts.get(_FACT, (None, schedule.wiring.numel()))[1]]
     parts = _Padder(schedule, own.numpy(), mine, shape).parts()
@@ -393,13 +392,12 @@ class LevelBuckets:
 
     def __init__(self, shapes: Sequence[LevelShape], *, level_rows: int = 64) -> None:
         if not shapes or level_rows < 0:
-            raise ValueError(
-                mismatch(
-                    "LevelBuckets: nothing to pad to",
-                    expected="one shape or more, and level_rows of 0 or more",
-                    got=f"{len(shapes)} shapes, level_rows={level_rows}",
-                    mend="LevelBuckets.fit(schedules)",
-                )
+            raise mismatch(
+                ValueError,
+                "LevelBuckets: nothing to pad to",
+                "one shape or more, and level_rows of 0 or more",
+                f"{len(shapes)} shapes, level_rows={level_rows}",
+                hint="LevelBuckets.fit(schedules)",
             )
         self.level_rows = level_rows
         self.shapes = tuple(sorted(set(shapes), key=self._cost))
@@ -431,13 +429,11 @@ class LevelBuckets:
         shapes = [shape_of(schedule) for schedule in schedules]
         kinds = {(shape.arity, shape.direction) for shape in shapes}
         if len(kinds) != 1 or number < 1 or margin < 0:
-            raise ValueError(
-                mismatch(
-                    "LevelBuckets.fit: no sample of schedules of one kind, or no size",
-                    expected="schedules of one arity and direction, number >= 1, margin >= 0",
-                    got=f"{len(shapes)} schedules of {len(kinds)} kinds, number={number}, "
-                    f"margin={margin}",
-                )
+            raise mismatch(
+                ValueError,
+                "LevelBuckets.fit: no sample of schedules of one kind, or no size",
+                "schedules of one arity and direction, number >= 1, margin >= 0",
+                f"{len(shapes)} schedules of {len(kinds)} kinds, number={number}, margin={margin}",
             )
         return cls(_Sample(shapes, margin, level_rows).parted(number), level_rows=level_rows)
 

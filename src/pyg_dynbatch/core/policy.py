@@ -128,12 +128,11 @@ def policy_of(policy: str | Policy) -> Policy:
     if callable(policy):
         return policy
     if policy not in POLICIES:
-        raise ValueError(
-            mismatch(
-                f"Schedule: unknown policy {policy!r}",
-                expected=f"one of {', '.join(map(repr, POLICIES))}, or a function",
-                got=repr(policy),
-            )
+        raise mismatch(
+            ValueError,
+            f"Schedule: unknown policy {policy!r}",
+            f"one of {', '.join(map(repr, POLICIES))}, or a function",
+            repr(policy),
         )
     return POLICIES[policy]
 
@@ -200,12 +199,11 @@ def _checked_steps(graph: DependencyGraph, step: object) -> np.ndarray:
         elif mixed.size:
             problem = f"call {mixed[0]} in one step with a call of another kind"
     if problem:
-        raise ValueError(
-            mismatch(
-                "Schedule: the policy gives steps that cannot be made",
-                expected="an integer a call; calls of one step are of one kind and independent",
-                got=problem,
-            )
+        raise mismatch(
+            ValueError,
+            "Schedule: the policy gives steps that cannot be made",
+            "an integer a call; calls of one step are of one kind and independent",
+            problem,
         )
     return found
 

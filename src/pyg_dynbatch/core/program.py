@@ -36,25 +36,23 @@ class Value:
 
     def __bool__(self) -> bool:
         """Refuses to decide anything: a value is only recorded, and computed later."""
-        raise TypeError(
-            mismatch(
-                "Value: used as a truth value while calls are recorded",
-                expected="a decision by what the host knows, such as the shape of the tree",
-                got=repr(self),
-                mend="`value is not None` for its presence; torch.where inside an operation for "
-                "its content",
-            )
+        raise mismatch(
+            TypeError,
+            "Value: used as a truth value while calls are recorded",
+            "a decision by what the host knows, such as the shape of the tree",
+            repr(self),
+            hint="`value is not None` for its presence; torch.where inside an operation for "
+            "its content",
         )
 
     def __reduce__(self) -> Any:
         """Refuses to be pickled alone: a value means nothing without its program."""
-        raise TypeError(
-            mismatch(
-                "Value: a value cannot be pickled or copied",
-                expected="the program that recorded it",
-                got=repr(self),
-                mend="pickle the program; mark what you need with program.output(value)",
-            )
+        raise mismatch(
+            TypeError,
+            "Value: a value cannot be pickled or copied",
+            "the program that recorded it",
+            repr(self),
+            hint="pickle the program; mark what you need with program.output(value)",
         )
 
 
@@ -168,12 +166,11 @@ class Program:
         parts = parts_of(row_type)
         pieces = data if isinstance(row_type, tuple) else (data,)
         if len(pieces) != len(parts):
-            raise ValueError(
-                mismatch(
-                    "Program.constant: wrong number of parts",
-                    expected=describe(row_type),
-                    got=f"{len(pieces)} parts",
-                )
+            raise mismatch(
+                ValueError,
+                "Program.constant: wrong number of parts",
+                describe(row_type),
+                f"{len(pieces)} parts",
             )
         rows = tuple(constant_row(p, d) for p, d in zip(parts, pieces, strict=True))
         kept = self.constants[self._number_of_type(row_type)]
@@ -197,7 +194,7 @@ class Program:
             ValueError: If the row is negative.
         """
         if row < 0:
-            raise ValueError(mismatch("Program.input: negative row", expected="0 or more", got=row))
+            raise mismatch(ValueError, "Program.input: negative row", "0 or more", row)
         number = self._number_of_type(row_type)
         self.num_inputs[number] = max(self.num_inputs[number], row + 1)
         return self._value(row_type, INPUT, row, 0, 0)
@@ -214,12 +211,11 @@ class Program:
         """
         number = self._number_of_type(row_type)
         if rows < self.num_inputs[number]:
-            raise ValueError(
-                mismatch(
-                    "Program.declare_inputs: fewer rows than are read",
-                    expected=f"{self.num_inputs[number]} or more",
-                    got=rows,
-                )
+            raise mismatch(
+                ValueError,
+                "Program.declare_inputs: fewer rows than are read",
+                f"{self.num_inputs[number]} or more",
+                rows,
             )
         self.num_inputs[number] = rows
 
@@ -238,23 +234,21 @@ class Program:
             ValueError: If a value belongs to another program.
         """
         if not isinstance(signature, Signature):
-            raise TypeError(
-                mismatch(
-                    "Program.call: not a signature",
-                    expected="a Signature",
-                    got=type(signature).__name__,
-                    where=f"call {self.num_calls}",
-                    mend="what operations.add(module, inputs, outputs) gives back",
-                )
+            raise mismatch(
+                TypeError,
+                "Program.call: not a signature",
+                "a Signature",
+                type(signature).__name__,
+                where=f"call {self.num_calls}",
+                hint="what operations.add(module, inputs, outputs) gives back",
             )
         if len(arguments) != len(signature.inputs):
-            raise TypeError(
-                mismatch(
-                    f"Operation {signature.name!r}: wrong number of arguments",
-                    expected=f"{len(signature.inputs)}: {signature}",
-                    got=len(arguments),
-                    where=f"call {self.num_calls}",
-                )
+            raise mismatch(
+                TypeError,
+                f"Operation {signature.name!r}: wrong number of arguments",
+                f"{len(signature.inputs)}: {signature}",
+                len(arguments),
+                where=f"call {self.num_calls}",
             )
         rows = [
             self._rows(signature, position, wanted, argument)
@@ -294,13 +288,12 @@ class Program:
         if marked:
             first = self.row_types[self.value_type[marked[0]]]
             if first != value.row_type:
-                raise TypeError(
-                    mismatch(
-                        f"Program.output: {name!r} mixes two types",
-                        expected=describe(first),
-                        got=describe(value.row_type),
-                        mend="give the second one a name of its own",
-                    )
+                raise mismatch(
+                    TypeError,
+                    f"Program.output: {name!r} mixes two types",
+                    describe(first),
+                    describe(value.row_type),
+                    hint="give the second one a name of its own",
                 )
         marked.append(value.number)
 
@@ -314,35 +307,32 @@ class Program:
         for value in values:
             self._own(value, where)
             if value.row_type != row_type:
-                raise TypeError(
-                    mismatch(
-                        f"Operation {signature.name!r}: argument types differ",
-                        expected=describe(row_type),
-                        got=describe(value.row_type),
-                        where=where,
-                    )
+                raise mismatch(
+                    TypeError,
+                    f"Operation {signature.name!r}: argument types differ",
+                    describe(row_type),
+                    describe(value.row_type),
+                    where=where,
                 )
         return values
 
     def _own(self, value: Any, where: str) -> None:
         if not isinstance(value, Value):
-            raise TypeError(
-                mismatch(
-                    "Program: not a value of a program",
-                    expected="what constant(), input() or call() gave back",
-                    got=type(value).__name__,
-                    where=where,
-                    mend="wrap data with program.constant(row_type, data)",
-                )
+            raise mismatch(
+                TypeError,
+                "Program: not a value of a program",
+                "what constant(), input() or call() gave back",
+                type(value).__name__,
+                where=where,
+                hint="wrap data with program.constant(row_type, data)",
             )
         if value.program is not self:
-            raise ValueError(
-                mismatch(
-                    "Program: a value of another program",
-                    expected="values of this program",
-                    got=repr(value),
-                    where=where,
-                )
+            raise mismatch(
+                ValueError,
+                "Program: a value of another program",
+                "values of this program",
+                repr(value),
+                where=where,
             )
 
     def _value(self, row_type: RowType, kind: int, place: int, slot: int, depth: int) -> Value:
@@ -558,11 +548,10 @@ def _refuse_one_name_twice(signatures: list[Signature]) -> None:
     for signature in signatures:
         known = first.setdefault(signature.name, signature)
         if known != signature:
-            raise TypeError(
-                mismatch(
-                    f"Schedule.from_programs: two signatures are called {signature.name!r}",
-                    expected=str(known),
-                    got=str(signature),
-                    mend="take every signature from one Operations object",
-                )
+            raise mismatch(
+                TypeError,
+                f"Schedule.from_programs: two signatures are called {signature.name!r}",
+                str(known),
+                str(signature),
+                hint="take every signature from one Operations object",
             )

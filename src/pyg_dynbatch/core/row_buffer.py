@@ -42,30 +42,27 @@ def inputs_of(inputs: Mapping[RowType | str, Any], store: Store) -> tuple[Tensor
     if given is None:
         if not store.inputs:
             return None
-        raise ValueError(
-            mismatch(
-                f"Engine: the inputs of type {describe(store.row_type)} are missing",
-                expected=f"{store.inputs} rows",
-                got=f"inputs for {', '.join(map(str, inputs)) or 'nothing'}",
-                mend=f"engine(schedule, inputs={{{tag or '<row type>'!r}: rows}})",
-            )
+        raise mismatch(
+            ValueError,
+            f"Engine: the inputs of type {describe(store.row_type)} are missing",
+            f"{store.inputs} rows",
+            f"inputs for {', '.join(map(str, inputs)) or 'nothing'}",
+            hint=f"engine(schedule, inputs={{{tag or '<row type>'!r}: rows}})",
         )
     rows = given if isinstance(given, tuple) else (given,)
     if any(not isinstance(part, Tensor) or not part.dim() for part in rows):
-        raise TypeError(
-            mismatch(
-                f"Engine: input rows of type {describe(store.row_type)} are no tensors",
-                expected="a tensor [row, ...], or a tuple of them for a tuple type",
-                got=_shown(rows),
-            )
+        raise mismatch(
+            TypeError,
+            f"Engine: input rows of type {describe(store.row_type)} are no tensors",
+            "a tensor [row, ...], or a tuple of them for a tuple type",
+            _shown(rows),
         )
     if any(part.size(0) != store.inputs for part in rows):
-        raise ValueError(
-            mismatch(
-                f"Engine: wrong number of input rows of type {describe(store.row_type)}",
-                expected=store.inputs,
-                got=_shown(rows),
-            )
+        raise mismatch(
+            ValueError,
+            f"Engine: wrong number of input rows of type {describe(store.row_type)}",
+            store.inputs,
+            _shown(rows),
         )
     _check_parts(rows, parts, f"Engine: input rows of type {describe(store.row_type)}", "")
     return rows
@@ -90,13 +87,12 @@ def checked_results(
     """
     what = f"Operation {signature.name!r}: its module returned something else"
     if not isinstance(results, tuple) or len(results) != len(signature.outputs):
-        raise TypeError(
-            mismatch(
-                what,
-                expected=f"{len(signature.outputs)} results: {signature}",
-                got=_shown(results if isinstance(results, tuple) else (results,)),
-                where=where,
-            )
+        raise mismatch(
+            TypeError,
+            what,
+            f"{len(signature.outputs)} results: {signature}",
+            _shown(results if isinstance(results, tuple) else (results,)),
+            where=where,
         )
     checked = []
     for result, row_type in zip(results, signature.outputs, strict=True):
@@ -108,14 +104,13 @@ def checked_results(
         if len(parts) != len(rows) or any(
             not isinstance(r, Tensor) or not r.dim() or r.size(0) != size for r in rows
         ):
-            raise TypeError(
-                mismatch(
-                    what,
-                    expected=f"{size} rows of {describe(row_type)}",
-                    got=_shown(rows),
-                    where=where,
-                    mend="the module must keep the first axis: one row a call",
-                )
+            raise mismatch(
+                TypeError,
+                what,
+                f"{size} rows of {describe(row_type)}",
+                _shown(rows),
+                where=where,
+                hint="the module must keep the first axis: one row a call",
             )
         _check_parts(rows, parts, what, where)
     return checked
@@ -145,14 +140,13 @@ def refuse_change_in_place(signature: Signature, where: str) -> NoReturn:
     Raises:
         RuntimeError: Always.
     """
-    raise RuntimeError(
-        mismatch(
-            f"Operation {signature.name!r}: its module changed an argument in place",
-            expected="rows left as they are: other calls read them too",
-            got="a layer with inplace=True, or a method such as add_()",
-            where=where,
-            mend="inplace=False, or work on a clone",
-        )
+    raise mismatch(
+        RuntimeError,
+        f"Operation {signature.name!r}: its module changed an argument in place",
+        "rows left as they are: other calls read them too",
+        "a layer with inplace=True, or a method such as add_()",
+        where=where,
+        hint="inplace=False, or work on a clone",
     )
 
 
@@ -169,15 +163,14 @@ def _check_parts(
                 row.dtype.is_floating_point and part.dtype.is_floating_point
             )
         if not fits or len(rows) != len(parts):
-            raise TypeError(
-                mismatch(
-                    what,
-                    expected=", ".join(map(str, parts)),
-                    got=", ".join(
-                        f"{str(r.dtype).removeprefix('torch.')}{list(r.shape[1:])}" for r in rows
-                    ),
-                    where=where,
-                )
+            raise mismatch(
+                TypeError,
+                what,
+                ", ".join(map(str, parts)),
+                ", ".join(
+                    f"{str(r.dtype).removeprefix('torch.')}{list(r.shape[1:])}" for r in rows
+                ),
+                where=where,
             )
 
 
@@ -193,13 +186,12 @@ def check_precision(owner: str, rows: Tensor, module: nn.Module) -> None:
     # Autocast leaves double precision alone.
     double = torch.float64 in (rows.dtype, weight.dtype)
     if double or not torch.is_autocast_enabled(rows.device.type):
-        raise TypeError(
-            mismatch(
-                f"{owner}: input rows have another dtype than the parameters",
-                expected=weight.dtype,
-                got=rows.dtype,
-                mend=f"rows.to({weight.dtype}), or layer.to({rows.dtype})",
-            )
+        raise mismatch(
+            TypeError,
+            f"{owner}: input rows have another dtype than the parameters",
+            weight.dtype,
+            rows.dtype,
+            hint=f"rows.to({weight.dtype}), or layer.to({rows.dtype})",
         )
 
 
@@ -496,12 +488,11 @@ def refuse_transforms(owner: str) -> None:
 
 def unsupported(owner: str, way: str) -> RuntimeError:
     """Makes the error of a way to run that a schedule does not have."""
-    return RuntimeError(
-        mismatch(
-            f"{owner}: {way} does not work through a schedule, which differs from batch to batch",
-            expected="a plain call, and backward() or autograd.grad()",
-            mend="the cell or the operation alone, which is plain torch",
-        )
+    return mismatch(
+        RuntimeError,
+        f"{owner}: {way} does not work through a schedule, which differs from batch to batch",
+        "a plain call, and backward() or autograd.grad()",
+        hint="the cell or the operation alone, which is plain torch",
     )
 
 
@@ -517,14 +508,13 @@ def refuse_second_derivative() -> None:
     """
     refuse_transforms("Engine")
     if torch.is_grad_enabled():
-        raise RuntimeError(
-            mismatch(
-                "Engine: second derivatives through a schedule are not available",
-                expected="backward() or autograd.grad() without create_graph",
-                got="create_graph=True",
-                mend="evaluate with core.reference.run_one_by_one, which plain autograd "
-                "differentiates twice",
-            )
+        raise mismatch(
+            RuntimeError,
+            "Engine: second derivatives through a schedule are not available",
+            "backward() or autograd.grad() without create_graph",
+            "create_graph=True",
+            hint="evaluate with core.reference.run_one_by_one, which plain autograd "
+            "differentiates twice",
         )
 
 

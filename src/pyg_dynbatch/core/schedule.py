@@ -275,12 +275,11 @@ class Schedule(MovablePlan):
 
     def _fact(self, name: str) -> Any:
         if name not in self.facts:
-            raise AttributeError(
-                mismatch(
-                    f"Schedule: {name} is known only for schedules made from a structure",
-                    expected="Schedule.from_structure(...)",
-                    got="a schedule made from programs",
-                )
+            raise mismatch(
+                AttributeError,
+                f"Schedule: {name} is known only for schedules made from a structure",
+                "Schedule.from_structure(...)",
+                "a schedule made from programs",
             )
         return self.facts[name]
 
@@ -527,9 +526,7 @@ def shape_of(schedule: Schedule) -> LevelShape:
     """
     arity, inputs = schedule.arity, schedule.level_inputs
     if arity == 0:
-        raise ValueError(
-            mismatch("LevelShape: nodes without argument places", expected="arity >= 1", got=0)
-        )
+        raise mismatch(ValueError, "LevelShape: nodes without argument places", "arity >= 1", 0)
     steps = schedule.steps
     return LevelShape(
         arity,

@@ -45,12 +45,11 @@ class TensorType:
             return
         shape = tuple(int(size) for size in self.shape)
         if any(size < 0 for size in shape):
-            raise ValueError(
-                mismatch(
-                    "TensorType: negative dimension",
-                    expected="dimensions of 0 or more, without the batch axis",
-                    got=list(shape),
-                )
+            raise mismatch(
+                ValueError,
+                "TensorType: negative dimension",
+                "dimensions of 0 or more, without the batch axis",
+                list(shape),
             )
         object.__setattr__(self, "shape", shape)
 
@@ -239,12 +238,11 @@ def constant_row(part: TensorType, data: Any) -> np.ndarray:
         array([1., 2.], dtype=float32)
     """
     if part.shape is None or part.dtype is None:
-        raise TypeError(
-            mismatch(
-                "Program.constant: the type leaves shape or dtype open",
-                expected="a TensorType with shape and dtype",
-                got=str(part),
-            )
+        raise mismatch(
+            TypeError,
+            "Program.constant: the type leaves shape or dtype open",
+            "a TensorType with shape and dtype",
+            str(part),
         )
     tensor = torch.as_tensor(data).detach().cpu()
     shape_fits = tuple(tensor.shape) == part.shape
@@ -254,20 +252,18 @@ def constant_row(part: TensorType, data: Any) -> np.ndarray:
         or not (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
     )
     if not shape_fits or not kind_fits:
-        raise (TypeError if shape_fits else ValueError)(
-            mismatch(
-                f"Program.constant: {'dtype' if shape_fits else 'shape'} differs",
-                expected=str(part),
-                got=f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}",
-            )
+        raise mismatch(
+            TypeError if shape_fits else ValueError,
+            f"Program.constant: {'dtype' if shape_fits else 'shape'} differs",
+            str(part),
+            f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}",
         )
     if (wrong := beyond(tensor, part.dtype)) is not None:
-        raise ValueError(
-            mismatch(
-                "Program.constant: an integer is beyond the range of its dtype",
-                expected=f"{part}, {range_of(part.dtype)}",
-                got=wrong,
-            )
+        raise mismatch(
+            ValueError,
+            "Program.constant: an integer is beyond the range of its dtype",
+            f"{part}, {range_of(part.dtype)}",
+            wrong,
         )
     if not isinstance(data, torch.Tensor | np.ndarray):
         # Python's numbers are float64; torch would round them to float32 on the way.

@@ -107,12 +107,11 @@ class FeaturizeOptions:
         check_policy(self.bad, "FeaturizeOptions")
         for name, lowest in (("num_workers", 0), ("shard_size", 1)):
             if getattr(self, name) < lowest:
-                raise ValueError(
-                    mismatch(
-                        f"FeaturizeOptions: {name} is out of range",
-                        expected=f"{lowest} or more",
-                        got=getattr(self, name),
-                    )
+                raise mismatch(
+                    ValueError,
+                    f"FeaturizeOptions: {name} is out of range",
+                    f"{lowest} or more",
+                    getattr(self, name),
                 )
 
 
@@ -351,15 +350,14 @@ def _result(mark: Any, span: str, future: "Future[Featurized]") -> tuple[Any, Fe
     try:
         return mark, future.result()
     except BrokenProcessPool as error:
-        raise RuntimeError(
-            mismatch(
-                "featurize: a process died",
-                expected="processes that live until the end",
-                got=error,
-                where=f"{span}, or a few hundred rows after",
-                mend="num_workers=0 to see why; a script that starts processes needs "
-                '`if __name__ == "__main__":`; finished shards are kept',
-            )
+        raise mismatch(
+            RuntimeError,
+            "featurize: a process died",
+            "processes that live until the end",
+            error,
+            where=f"{span}, or a few hundred rows after",
+            hint="num_workers=0 to see why; a script that starts processes needs "
+            '`if __name__ == "__main__":`; finished shards are kept',
         ) from error
 
 
@@ -489,14 +487,13 @@ class _Builder:
         except (FileNotFoundError, ValueError):
             return  # not finished, or damaged: made anew
         if found["featurizer_digest"] != self._header["featurizer_digest"]:
-            raise ValueError(
-                mismatch(
-                    f"{self.name}: another featurizer made what is in the folder",
-                    expected=f"featurizer {self._header['featurizer_digest']}",
-                    got=f"featurizer {found['featurizer_digest']}",
-                    where=self.folder,
-                    mend="another folder, or force=True (featurize: --force) to replace it",
-                )
+            raise mismatch(
+                ValueError,
+                f"{self.name}: another featurizer made what is in the folder",
+                f"featurizer {self._header['featurizer_digest']}",
+                f"featurizer {found['featurizer_digest']}",
+                where=self.folder,
+                hint="another folder, or force=True (featurize: --force) to replace it",
             )
 
     def pieces(
@@ -545,12 +542,11 @@ class _Builder:
         counts = [shard.facts["molecules"] for shard in shards]
         errors = [BadMolecule(**error) for shard in shards for error in shard.facts["errors"]]
         if not self._records or len(errors) == self._records:
-            raise ValueError(
-                mismatch(
-                    f"{self.name}: there is no molecule",
-                    expected="one or more",
-                    got=summary_of(errors, self._records) if errors else "no records",
-                )
+            raise mismatch(
+                ValueError,
+                f"{self.name}: there is no molecule",
+                "one or more",
+                summary_of(errors, self._records) if errors else "no records",
             )
         if errors:
             print(f"{self.name}: {summary_of(errors, self._records)}", file=sys.stderr)

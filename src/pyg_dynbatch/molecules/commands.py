@@ -145,13 +145,12 @@ def run_molecule_predict(argv: list[str], checkpoint: Mapping[str, Any]) -> int:
     files = (options.output, options.fingerprints)
     counts = write_stream(rows, predicted, *files, columns, unfinished)
     if counts.bad == counts.rows:
-        raise ValueError(
-            mismatch(
-                "predict: no record is a molecule that can be predicted",
-                expected="one molecule or more",
-                got=f"{counts.rows:,} bad records, the first {counts.reason}",
-                where=options.input,
-            )
+        raise mismatch(
+            ValueError,
+            "predict: no record is a molecule that can be predicted",
+            "one molecule or more",
+            f"{counts.rows:,} bad records, the first {counts.reason}",
+            where=options.input,
         )
     said = f"predicted {counts.rows - counts.bad:,} of {counts.rows:,} records"
     more = f"; the first bad one is {counts.reason}" if counts.bad else ""
@@ -171,13 +170,12 @@ def _with_columns(
     kept = list(first.source[0])
     if first.smiles is None and not options.narrow:
         if options.input == "-":
-            raise ValueError(
-                mismatch(
-                    "predict: the fields of an SDF are known only at its end",
-                    expected="a file, which can be read twice",
-                    got="standard input",
-                    mend="--narrow, which leaves the fields out",
-                )
+            raise mismatch(
+                ValueError,
+                "predict: the fields of an SDF are known only at its end",
+                "a file, which can be read twice",
+                "standard input",
+                hint="--narrow, which leaves the fields out",
             )
         every = read_input(options, keep_source=True)
         kept = list(dict.fromkeys(name for record in every for name in record.source[0]))
@@ -447,13 +445,12 @@ def run_explain(argv: list[str]) -> int:
     explained, bad = writer.run(islice(records, options.most))
     left = next(iter(records), None)
     if not explained:
-        raise ValueError(
-            mismatch(
-                "explain: no record is a molecule",
-                expected="one molecule or more",
-                got=f"{len(bad):,} bad records, the first {bad[0]}" if bad else "no records",
-                where=options.input or "--smiles",
-            )
+        raise mismatch(
+            ValueError,
+            "explain: no record is a molecule",
+            "one molecule or more",
+            f"{len(bad):,} bad records, the first {bad[0]}" if bad else "no records",
+            where=options.input or "--smiles",
         )
     print(f"explained {explained:,} molecules, {len(bad):,} bad records")
     if left is not None:

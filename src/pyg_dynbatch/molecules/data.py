@@ -202,13 +202,12 @@ def atoms_of_pairs(num_pairs: int) -> int:
     """
     num_atoms = (isqrt(8 * num_pairs + 1) - 1) // 2
     if pairs_of_atoms(num_atoms) != num_pairs:
-        raise ValueError(
-            mismatch(
-                "pair_code: the length belongs to no number of atoms",
-                expected="N (N + 1) / 2 pairs of N atoms: 0, 1, 3, 6, 10, …",
-                got=num_pairs,
-                mend="store all pairs, each atom with itself included",
-            )
+        raise mismatch(
+            ValueError,
+            "pair_code: the length belongs to no number of atoms",
+            "N (N + 1) / 2 pairs of N atoms: 0, 1, 3, 6, 10, …",
+            num_pairs,
+            hint="store all pairs, each atom with itself included",
         )
     return num_atoms
 
@@ -235,13 +234,12 @@ def bonds_of(pair_code: UInt8[Tensor, " pair"], table: PairTable) -> Int[Tensor,
     codes = pair_code.cpu().numpy()
     distance = table.distance.cpu().numpy()
     if codes.size and int(codes.max()) >= len(distance):
-        raise ValueError(
-            mismatch(
-                "bonds_of: a code is not in the table",
-                expected=f"codes from 0 to {len(distance) - 1}",
-                got=int(codes.max()),
-                mend="the table of the featurizer that made the molecule",
-            )
+        raise mismatch(
+            ValueError,
+            "bonds_of: a code is not in the table",
+            f"codes from 0 to {len(distance) - 1}",
+            int(codes.max()),
+            hint="the table of the featurizer that made the molecule",
         )
     first, second = np.triu_indices(num_atoms)
     bonded = distance[codes] == 1
@@ -259,13 +257,12 @@ def _check_atoms(data: MoleculeData, where: str) -> None:
         raise _misformed("num_nodes", f"{x.size(0)}, the rows of x", atoms, where)
     if not bool(torch.isfinite(x).all()):
         atom, feature = (int(i) for i in (~torch.isfinite(x)).nonzero()[0])
-        raise ValueError(
-            mismatch(
-                "MoleculeData: a feature is not finite",
-                expected="finite numbers",
-                got=f"{float(x[atom, feature])} at atom {atom}, feature {feature}",
-                where=where,
-            )
+        raise mismatch(
+            ValueError,
+            "MoleculeData: a feature is not finite",
+            "finite numbers",
+            f"{float(x[atom, feature])} at atom {atom}, feature {feature}",
+            where=where,
         )
 
 
@@ -277,13 +274,12 @@ def _check_pairs(data: MoleculeData, num_codes: int | None, where: str) -> None:
         form = f"uint8 [{wanted}], one for every pair of {atoms} atoms, each with itself included"
         raise _misformed("pair_code", form, code, where)
     if num_codes is not None and wanted and int(code.max()) >= num_codes:
-        raise ValueError(
-            mismatch(
-                "MoleculeData: a code is not in the pair table",
-                expected=f"codes from 0 to {num_codes - 1}",
-                got=int(code.max()),
-                where=where,
-            )
+        raise mismatch(
+            ValueError,
+            "MoleculeData: a code is not in the pair table",
+            f"codes from 0 to {num_codes - 1}",
+            int(code.max()),
+            where=where,
         )
 
 
@@ -296,13 +292,12 @@ def _check_descriptor(data: MoleculeData, where: str) -> None:
         raise _misformed("descriptor", "float32 [1, descriptor]", row, where)
     if bool(torch.isinf(row).any()):
         number = int(torch.isinf(row).nonzero()[0, 1])
-        raise ValueError(
-            mismatch(
-                "MoleculeData: a descriptor is infinite",
-                expected="finite numbers, or NaN where unknown",
-                got=f"{float(row[0, number])} for descriptor {number}",
-                where=where,
-            )
+        raise mismatch(
+            ValueError,
+            "MoleculeData: a descriptor is infinite",
+            "finite numbers, or NaN where unknown",
+            f"{float(row[0, number])} for descriptor {number}",
+            where=where,
         )
 
 
@@ -316,24 +311,22 @@ def _check_targets(data: MoleculeData, where: str) -> None:
         raise _misformed("y_mask", f"bool {list(y.shape)}, the shape of y", mask, where)
     if bool((mask & ~torch.isfinite(y)).any()):
         task = int((mask & ~torch.isfinite(y)).nonzero()[0, 1])
-        raise ValueError(
-            mismatch(
-                "MoleculeData: a target that counts as known is not finite",
-                expected="a finite number, or False in y_mask",
-                got=f"{float(y[0, task])} for task {task}",
-                where=where,
-            )
+        raise mismatch(
+            ValueError,
+            "MoleculeData: a target that counts as known is not finite",
+            "a finite number, or False in y_mask",
+            f"{float(y[0, task])} for task {task}",
+            where=where,
         )
 
 
 def _misformed(key: str, expected: str, value: Any, where: str) -> ValueError:
-    return ValueError(
-        mismatch(
-            f"MoleculeData: {key} has the wrong form",
-            expected=expected,
-            got=f"no {key}" if value is None else described(value),
-            where=where,
-        )
+    return mismatch(
+        ValueError,
+        f"MoleculeData: {key} has the wrong form",
+        expected,
+        f"no {key}" if value is None else described(value),
+        where=where,
     )
 
 
@@ -523,28 +516,26 @@ class MoleculeCollater(PlanningCollater):
         wanted, found = sizes * (sizes + 1) // 2, merged._slice_dict["pair_code"].diff()
         if not torch.equal(wanted, found):
             number = int((wanted != found).nonzero()[0])
-            raise ValueError(
-                mismatch(
-                    "MoleculeCollater: a molecule has a wrong number of pairs",
-                    expected=f"{int(wanted[number])} codes for {int(sizes[number])} atoms, each "
-                    "with itself included",
-                    got=int(found[number]),
-                    where=f"molecule {number} of the batch",
-                )
+            raise mismatch(
+                ValueError,
+                "MoleculeCollater: a molecule has a wrong number of pairs",
+                f"{int(wanted[number])} codes for {int(sizes[number])} atoms, each "
+                "with itself included",
+                int(found[number]),
+                where=f"molecule {number} of the batch",
             )
         code = merged.pair_code
         if code.numel() and int(code.max()) >= len(self.pair_table):
             number = int(
                 torch.bucketize(code.argmax(), merged._slice_dict["pair_code"], right=True)
             )
-            raise ValueError(
-                mismatch(
-                    "MoleculeCollater: a code is not in the pair table",
-                    expected=f"codes from 0 to {len(self.pair_table) - 1}",
-                    got=int(code.max()),
-                    where=f"molecule {number - 1} of the batch",
-                    mend="the table of the featurizer that made the molecules",
-                )
+            raise mismatch(
+                ValueError,
+                "MoleculeCollater: a code is not in the pair table",
+                f"codes from 0 to {len(self.pair_table) - 1}",
+                int(code.max()),
+                where=f"molecule {number - 1} of the batch",
+                hint="the table of the featurizer that made the molecules",
             )
 
     def __repr__(self) -> str:

@@ -156,12 +156,11 @@ class MoleculeDataModule(SplitDataModule):
         Raises:
             ValueError: If the source has no columns.
         """
-        raise ValueError(
-            mismatch(
-                f"{type(self).__name__}: this data set has no column that splits it",
-                expected="MoleculeFileData, or another method",
-                got=f"column {name!r}",
-            )
+        raise mismatch(
+            ValueError,
+            f"{type(self).__name__}: this data set has no column that splits it",
+            "MoleculeFileData, or another method",
+            f"column {name!r}",
         )
 
     @property
@@ -237,13 +236,12 @@ class MoleculeDataModule(SplitDataModule):
         """
         for split in self.splits_of(stage):
             if not len(self.indices(split)):
-                raise ValueError(
-                    mismatch(
-                        f"{type(self).__name__}: the {split} split is empty",
-                        expected="one molecule or more",
-                        got=f"none of {len(self.molecules)}",
-                        mend="other split options",
-                    )
+                raise mismatch(
+                    ValueError,
+                    f"{type(self).__name__}: the {split} split is empty",
+                    "one molecule or more",
+                    f"none of {len(self.molecules)}",
+                    hint="other split options",
                 )
         if stage == "fit":
             counts = ", ".join(f"{len(self.indices(split)):,} {split}" for split in SPLITS)
@@ -277,14 +275,13 @@ class MoleculeDataModule(SplitDataModule):
                 if len(column[~column.isnan()].unique()) < 2
             ]
             if len(alike) == len(names) and self.kind != "regression":
-                raise ValueError(
-                    mismatch(
-                        f"{type(self).__name__}: all targets of the {part} split are alike",
-                        expected="a property with two different values or more",
-                        got=f"none of {', '.join(names)}",
-                        where=self._where,
-                        mend="--data.init_args.split.method stratified, or other fractions",
-                    )
+                raise mismatch(
+                    ValueError,
+                    f"{type(self).__name__}: all targets of the {part} split are alike",
+                    "a property with two different values or more",
+                    f"none of {', '.join(names)}",
+                    where=self._where,
+                    hint="--data.init_args.split.method stratified, or other fractions",
                 )
             if alike:
                 shown = ", ".join(alike[:_SHOWN]) + ", …" * (len(alike) > _SHOWN)
@@ -322,13 +319,12 @@ class MoleculeDataModule(SplitDataModule):
             ValueError: If the molecules are others, or are divided in another way.
         """
         if not isinstance(state_dict.get("split"), Mapping):
-            raise ValueError(
-                mismatch(
-                    f"{type(self).__name__}: the checkpoint does not tell its molecules",
-                    expected="a checkpoint with the hashes of its molecules",
-                    got="one of an earlier version",
-                    mend="train again, or predict with --checkpoint and --input",
-                )
+            raise mismatch(
+                ValueError,
+                f"{type(self).__name__}: the checkpoint does not tell its molecules",
+                "a checkpoint with the hashes of its molecules",
+                "one of an earlier version",
+                hint="train again, or predict with --checkpoint and --input",
             )
         noted = Split.from_dict(state_dict["split"])
         mapped = noted.for_molecules(self.molecules.store.texts(), self._where)
@@ -348,14 +344,13 @@ class MoleculeDataModule(SplitDataModule):
             for key, value in changed.items()
         )
         written = " --data.init_args.split.method file --data.init_args.split.file RUN/split.json"
-        return ValueError(
-            mismatch(
-                f"{type(self).__name__}: the checkpoint was trained on another split",
-                expected=repr(mapped),
-                got=repr(self.parts),
-                where=self._where,
-                mend=(options or written).strip(),
-            )
+        return mismatch(
+            ValueError,
+            f"{type(self).__name__}: the checkpoint was trained on another split",
+            repr(mapped),
+            repr(self.parts),
+            where=self._where,
+            hint=(options or written).strip(),
         )
 
 
@@ -375,14 +370,13 @@ def check_labels(molecules: PackedMolecules, num_classes: int, name: str) -> Non
     wrong = known & ((targets < 0) | (targets >= num_classes) | (targets != np.round(targets)))
     if wrong.any():
         molecule, task = (int(part[0]) for part in np.nonzero(wrong))
-        raise ValueError(
-            mismatch(
-                f"{name}: a label is out of range",
-                expected=f"whole numbers from 0 to {num_classes - 1}, or nothing where unknown",
-                got=f"{targets[molecule, task]:g}",
-                where=f"row {int(molecules.rows[molecule])}, column {molecules.task_names[task]}",
-                mend="kind: regression for values, kind: multiclass for more classes",
-            )
+        raise mismatch(
+            ValueError,
+            f"{name}: a label is out of range",
+            f"whole numbers from 0 to {num_classes - 1}, or nothing where unknown",
+            f"{targets[molecule, task]:g}",
+            where=f"row {int(molecules.rows[molecule])}, column {molecules.task_names[task]}",
+            hint="kind: regression for values, kind: multiclass for more classes",
         )
 
 
@@ -405,24 +399,22 @@ def check_targets(molecules: PackedMolecules, kind: PropertyKind, name: str, whe
         values, counts = np.unique(targets[known[:, task], task], return_counts=True)
         if len(values) < 2:
             got = f"{values[0]:g} in all {counts[0]} rows that have one" if len(values) else "none"
-            raise ValueError(
-                mismatch(
-                    f"{name}: there is nothing to learn from the target {column!r}",
-                    expected="two different values or more",
-                    got=got,
-                    where=where,
-                    mend="leave it out of the targets",
-                )
+            raise mismatch(
+                ValueError,
+                f"{name}: there is nothing to learn from the target {column!r}",
+                "two different values or more",
+                got,
+                where=where,
+                hint="leave it out of the targets",
             )
     if kind == "regression" and np.isin(targets[known], (0, 1)).all():
-        raise ValueError(
-            mismatch(
-                f"{name}: the targets are labels, not values",
-                expected="values other than 0 and 1 for kind: regression",
-                got=f"0 and 1 alone in {', '.join(molecules.task_names[:_SHOWN])}",
-                where=where,
-                mend="--data.init_args.kind binary",
-            )
+        raise mismatch(
+            ValueError,
+            f"{name}: the targets are labels, not values",
+            "values other than 0 and 1 for kind: regression",
+            f"0 and 1 alone in {', '.join(molecules.task_names[:_SHOWN])}",
+            where=where,
+            hint="--data.init_args.kind binary",
         )
 
 
@@ -546,13 +538,12 @@ class MoleculeFileData(MoleculeDataModule):
     ) -> None:
         super().__init__(**loading)
         if not targets:
-            raise ValueError(
-                mismatch(
-                    "MoleculeFileData: there is nothing to learn",
-                    expected="the name of one column or more as targets",
-                    got="none",
-                    mend="--data.init_args.targets '[solubility]'",
-                )
+            raise mismatch(
+                ValueError,
+                "MoleculeFileData: there is nothing to learn",
+                "the name of one column or more as targets",
+                "none",
+                hint="--data.init_args.targets '[solubility]'",
             )
         self.file = file
         self.columns = targets
@@ -598,13 +589,12 @@ class MoleculeFileData(MoleculeDataModule):
             # A record of an SDF file holds only the fields it has a value for.
             texts[record.row] = record.extra.get(name, "")
         if name not in seen:
-            raise ValueError(
-                mismatch(
-                    "MoleculeFileData: there is no such column to split by",
-                    expected=f"one of {', '.join(seen)}",
-                    got=repr(name),
-                    where=self.file,
-                )
+            raise mismatch(
+                ValueError,
+                "MoleculeFileData: there is no such column to split by",
+                f"one of {', '.join(seen)}",
+                repr(name),
+                where=self.file,
             )
         return texts
 
@@ -661,13 +651,12 @@ class PackedMoleculeData(MoleculeDataModule):
         """
         molecules = PackedMolecules(self.root, self.featurizer)
         if not molecules.task_names:
-            raise ValueError(
-                mismatch(
-                    "PackedMoleculeData: there is nothing to learn",
-                    expected="packed molecules with one target or more",
-                    got="none",
-                    where=self.root,
-                    mend="pyg-dynbatch featurize --targets NAME into another folder",
-                )
+            raise mismatch(
+                ValueError,
+                "PackedMoleculeData: there is nothing to learn",
+                "packed molecules with one target or more",
+                "none",
+                where=self.root,
+                hint="pyg-dynbatch featurize --targets NAME into another folder",
             )
         return molecules

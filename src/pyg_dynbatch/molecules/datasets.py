@@ -68,15 +68,14 @@ class PackedMolecules(Dataset[MoleculeData]):
         self.transform = transform
         made = self.store.header["featurizer_digest"]
         if featurizer is not None and featurizer.digest != made:
-            raise ValueError(
-                mismatch(
-                    "packed molecules: another featurizer made them",
-                    expected=f"featurizer {featurizer.digest}: {featurizer!r}",
-                    got=f"featurizer {made}: {json.dumps(self.featurizer_spec)}",
-                    where=self.folder or "memory",
-                    mend="featurize again into another folder, or use "
-                    "MoleculeFeaturizer.from_spec(dataset.featurizer_spec)",
-                )
+            raise mismatch(
+                ValueError,
+                "packed molecules: another featurizer made them",
+                f"featurizer {featurizer.digest}: {featurizer!r}",
+                f"featurizer {made}: {json.dumps(self.featurizer_spec)}",
+                where=self.folder or "memory",
+                hint="featurize again into another folder, or use "
+                "MoleculeFeaturizer.from_spec(dataset.featurizer_spec)",
             )
 
     @property
@@ -477,12 +476,11 @@ def member_named(name: str) -> tuple[str, Member]:
     """Finds a data set of the collection, with its key, by its name in any case."""
     key = _ALIASES.get(name.lower(), name.lower())
     if key not in MEMBERS:
-        raise ValueError(
-            mismatch(
-                "MoleculeNet: there is no such data set",
-                expected=", ".join(member.title for member in MEMBERS.values()),
-                got=name,
-            )
+        raise mismatch(
+            ValueError,
+            "MoleculeNet: there is no such data set",
+            ", ".join(member.title for member in MEMBERS.values()),
+            name,
         )
     return key, MEMBERS[key]
 
@@ -497,9 +495,7 @@ def _find(key: str, member: Member, root: str | Path | None, raw_dir: str | Path
     names = [name for stem in plain for name in (stem, f"{stem}.gz")]
     advice = f"put {published} (or {key}.csv) into a folder and pass raw_dir=that folder"
     if raw_dir is None and root is None:
-        raise ValueError(
-            mismatch("MoleculeNet: there is no folder", expected="root or raw_dir", got="neither")
-        )
+        raise mismatch(ValueError, "MoleculeNet: there is no folder", "root or raw_dir", "neither")
     folders = [Path(raw_dir or Path(str(root)) / "raw")]
     folders.append(folders[0] / key / "raw")
     for folder in folders:
@@ -507,16 +503,15 @@ def _find(key: str, member: Member, root: str | Path | None, raw_dir: str | Path
             if (folder / name).is_file():
                 return folder / name
     if raw_dir is not None:
-        raise FileNotFoundError(
-            mismatch(
-                f"MoleculeNet: the raw file of {member.title} is missing",
-                expected=" or ".join(dict.fromkeys(names)),
-                where=raw_dir,
-                mend=advice,
-            )
+        raise mismatch(
+            FileNotFoundError,
+            f"MoleculeNet: the raw file of {member.title} is missing",
+            " or ".join(dict.fromkeys(names)),
+            where=raw_dir,
+            hint=advice,
         )
     url = PyGMoleculeNet.url.format(published)
-    return download_verified(url, folders[0], None, f"MoleculeNet {member.title}", mend=advice)
+    return download_verified(url, folders[0], None, f"MoleculeNet {member.title}", hint=advice)
 
 
 def _open(path: Path) -> BufferedIOBase:
@@ -528,14 +523,13 @@ def _check_content(path: Path, member: Member) -> None:
         content = handle.read().replace(b"\r\n", b"\n")
     got = hashlib.sha256(content).hexdigest()
     if got != member.sha256:
-        raise ValueError(
-            mismatch(
-                f"MoleculeNet: {path.name} is not the published file of {member.title}",
-                expected=f"sha256 {member.sha256}, with plain line ends",
-                got=f"sha256 {got}, {len(content):,} bytes",
-                where=path,
-                mend="verify=False if the change is intended",
-            )
+        raise mismatch(
+            ValueError,
+            f"MoleculeNet: {path.name} is not the published file of {member.title}",
+            f"sha256 {member.sha256}, with plain line ends",
+            f"sha256 {got}, {len(content):,} bytes",
+            where=path,
+            hint="verify=False if the change is intended",
         )
 
 
@@ -550,13 +544,12 @@ def _tasks_of(path: Path, member: Member) -> tuple[str, ...]:
         tasks, fits = member.tasks, set(member.tasks) <= set(columns)
         wanted = ", ".join(member.tasks)
     if not fits or member.smiles_column not in columns:
-        raise ValueError(
-            mismatch(
-                f"MoleculeNet: the columns of {path.name} are not those of {member.title}",
-                expected=f"{wanted}, and {member.smiles_column!r}",
-                got=f"{len(columns)} columns: {', '.join(columns[:8])}",
-                where=path,
-            )
+        raise mismatch(
+            ValueError,
+            f"MoleculeNet: the columns of {path.name} are not those of {member.title}",
+            f"{wanted}, and {member.smiles_column!r}",
+            f"{len(columns)} columns: {', '.join(columns[:8])}",
+            where=path,
         )
     return tasks
 
@@ -606,13 +599,12 @@ class NCI(PackedMolecules):
     ) -> None:
         path = rdkit_data_folder() / "NCI" / _FILE
         if not path.is_file():
-            raise FileNotFoundError(
-                mismatch(
-                    "NCI: this RDKit comes without the file",
-                    expected=f"NCI/{_FILE} among the data of RDKit",
-                    where=path,
-                    mend="pip install --force-reinstall rdkit",
-                )
+            raise mismatch(
+                FileNotFoundError,
+                "NCI: this RDKit comes without the file",
+                f"NCI/{_FILE} among the data of RDKit",
+                where=path,
+                hint="pip install --force-reinstall rdkit",
             )
         store = open_or_build(
             root,

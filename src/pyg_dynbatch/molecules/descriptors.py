@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32
 
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.errors import mismatch, mismatch_text
 from pyg_dynbatch.molecules.features import FeaturePart
 from pyg_dynbatch.molecules.rdkit_access import Mol, rdkit_module
 
@@ -56,12 +56,11 @@ class MoleculeDescriptors(FeaturePart):
         self.names = tuple(names)
         if not self.names or len(set(self.names)) != len(self.names):
             repeated = [name for name in self.names if self.names.count(name) > 1]
-            raise ValueError(
-                mismatch(
-                    f"{type(self).__name__}: the names of the descriptors cannot be used",
-                    expected="one name or more, all different",
-                    got=f"{repeated[0]!r} twice" if repeated else "none",
-                )
+            raise mismatch(
+                ValueError,
+                f"{type(self).__name__}: the names of the descriptors cannot be used",
+                "one name or more, all different",
+                f"{repeated[0]!r} twice" if repeated else "none",
             )
 
     @property
@@ -181,9 +180,9 @@ def _has_undefined_charge(mol: Mol) -> bool:
 def _unknown(name: object, known: Mapping[str, object]) -> str:
     lower = {one.lower(): one for one in known}
     near = [lower[one] for one in get_close_matches(str(name).lower(), lower, 5, 0.5)]
-    return mismatch(
+    return mismatch_text(
         "RDKitDescriptors: there is no such descriptor",
-        expected=f"names out of the {len(known)} of rdkit.Chem.Descriptors.descList",
-        got=repr(name),
-        mend=f"one like {', '.join(near)}" if near else "RDKitDescriptors().names lists them",
+        f"names out of the {len(known)} of rdkit.Chem.Descriptors.descList",
+        repr(name),
+        hint=f"one like {', '.join(near)}" if near else "RDKitDescriptors().names lists them",
     )

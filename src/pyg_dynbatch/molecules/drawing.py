@@ -168,18 +168,15 @@ def write_picture(path: str | Path, content: bytes) -> Path:
 
 def _check(mol: Mol, values: np.ndarray, format: str) -> None:
     if format not in _FORMATS:
-        raise ValueError(
-            mismatch(
-                "draw_attributions: unknown format", expected=" or ".join(_FORMATS), got=format
-            )
+        raise mismatch(
+            ValueError, "draw_attributions: unknown format", " or ".join(_FORMATS), format
         )
     if values.shape != (mol.GetNumAtoms(),):
-        raise ValueError(
-            mismatch(
-                "draw_attributions: the numbers do not fit the atoms",
-                expected=f"{mol.GetNumAtoms()} numbers, one an atom",
-                got=list(values.shape),
-            )
+        raise mismatch(
+            ValueError,
+            "draw_attributions: the numbers do not fit the atoms",
+            f"{mol.GetNumAtoms()} numbers, one an atom",
+            list(values.shape),
         )
 
 

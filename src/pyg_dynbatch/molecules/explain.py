@@ -138,23 +138,18 @@ def _output_of(predictor: MoleculePredictor, task: str | None, label: int) -> in
     schema = predictor.schema
     name = schema.task_names[0] if task is None else task
     if name not in schema.task_names:
-        raise ValueError(
-            mismatch(
-                "explain: the checkpoint does not predict this property",
-                expected=", ".join(schema.task_names),
-                got=name,
-            )
+        raise mismatch(
+            ValueError,
+            "explain: the checkpoint does not predict this property",
+            ", ".join(schema.task_names),
+            name,
         )
     number = schema.task_names.index(name)
     if schema.kind != "multiclass":
         return number
     if not 0 <= label < schema.num_classes:
-        raise ValueError(
-            mismatch(
-                "explain: there is no such class",
-                expected=f"0 to {schema.num_classes - 1}",
-                got=label,
-            )
+        raise mismatch(
+            ValueError, "explain: there is no such class", f"0 to {schema.num_classes - 1}", label
         )
     return number * schema.num_classes + label
 

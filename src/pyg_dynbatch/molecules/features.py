@@ -71,20 +71,18 @@ class AtomFeatures(FeaturePart):
         self.names = tuple(names)
         self.kinds = tuple(kinds)
         if len(set(self.names)) != len(self.names) or len(self.kinds) != len(self.names):
-            raise ValueError(
-                mismatch(
-                    f"{type(self).__name__}: names and kinds do not match",
-                    expected="different names and one kind for each",
-                    got=f"{len(set(self.names))} different names, {len(self.kinds)} kinds",
-                )
+            raise mismatch(
+                ValueError,
+                f"{type(self).__name__}: names and kinds do not match",
+                "different names and one kind for each",
+                f"{len(set(self.names))} different names, {len(self.kinds)} kinds",
             )
         if not set(self.kinds) <= set(KINDS):
-            raise ValueError(
-                mismatch(
-                    f"{type(self).__name__}: there is no such kind of feature",
-                    expected=", ".join(KINDS),
-                    got=", ".join(sorted(set(self.kinds) - set(KINDS))),
-                )
+            raise mismatch(
+                ValueError,
+                f"{type(self).__name__}: there is no such kind of feature",
+                ", ".join(KINDS),
+                ", ".join(sorted(set(self.kinds) - set(KINDS))),
             )
 
     @property
@@ -160,13 +158,12 @@ def _plain(options: Mapping[str, object] | None, owner: str) -> dict[str, Any]:
     try:
         plain = json.loads(json.dumps(given))
     except TypeError as error:
-        raise ValueError(
-            mismatch(
-                f"{owner}: an option cannot be written down",
-                expected="numbers, text, lists, dictionaries",
-                got=error,
-                mend="pass plain values and build objects from them in __init__",
-            )
+        raise mismatch(
+            ValueError,
+            f"{owner}: an option cannot be written down",
+            "numbers, text, lists, dictionaries",
+            error,
+            hint="pass plain values and build objects from them in __init__",
         ) from error
     return dict(plain)
 
@@ -204,13 +201,12 @@ def part_from_spec(spec: Mapping[str, Any], base: type) -> Any:
     for key in ("names", "kinds", "codes", "table"):
         if now.get(key) == spec.get(key):
             continue
-        raise ValueError(
-            mismatch(
-                f"MoleculeFeaturizer: {cls.__name__} gives other {key} than when it was saved",
-                expected=_first_difference(spec.get(key), now.get(key)),
-                got=_first_difference(now.get(key), spec.get(key)),
-                mend="the version of the package that saved it, or featurize and train anew",
-            )
+        raise mismatch(
+            ValueError,
+            f"MoleculeFeaturizer: {cls.__name__} gives other {key} than when it was saved",
+            _first_difference(spec.get(key), now.get(key)),
+            _first_difference(now.get(key), spec.get(key)),
+            hint="the version of the package that saved it, or featurize and train anew",
         )
     return part
 
@@ -236,13 +232,12 @@ def _find_class(path: str, base: type) -> type:
         except (ImportError, AttributeError) as error:
             problem = str(error)
     if problem or not (isinstance(found, type) and issubclass(found, base)):
-        raise ValueError(
-            mismatch(
-                f"MoleculeFeaturizer: the class {path!r} cannot be had",
-                expected=f"an importable subclass of {base.__name__}",
-                got=problem or repr(found),
-                mend="define it at the top level of a module that can be imported here",
-            )
+        raise mismatch(
+            ValueError,
+            f"MoleculeFeaturizer: the class {path!r} cannot be had",
+            f"an importable subclass of {base.__name__}",
+            problem or repr(found),
+            hint="define it at the top level of a module that can be imported here",
         )
     return found
 

@@ -13,7 +13,7 @@ from jaxtyping import Float32, Int, UInt8
 from torch import Tensor
 
 import pyg_dynbatch
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.errors import mismatch, mismatch_text
 from pyg_dynbatch.molecules.data import MoleculeData
 from pyg_dynbatch.molecules.deepchem import DeepChemAtoms, DeepChemPairs
 from pyg_dynbatch.molecules.descriptors import MoleculeDescriptors, RDKitDescriptors, finite_or_nan
@@ -54,13 +54,12 @@ def checked_rows(rows: Any, part: AtomFeatures, mol: Mol) -> Float32[np.ndarray,
     """
     name, wanted = type(part).__name__, (mol.GetNumAtoms(), len(part.names))
     if not isinstance(rows, np.ndarray) or rows.dtype.kind not in "fiub" or rows.shape != wanted:
-        raise ValueError(
-            mismatch(
-                f"{name}: rows() has the wrong form",
-                expected=f"an array of numbers {list(wanted)}, one row an atom",
-                got=_form(rows),
-                mend="np.array(…, dtype=np.float32).reshape(mol.GetNumAtoms(), len(self.names))",
-            )
+        raise mismatch(
+            ValueError,
+            f"{name}: rows() has the wrong form",
+            f"an array of numbers {list(wanted)}, one row an atom",
+            _form(rows),
+            hint="np.array(…, dtype=np.float32).reshape(mol.GetNumAtoms(), len(self.names))",
         )
     rows = rows.astype(np.float32, copy=False)
     if not np.isfinite(rows).all():
@@ -90,35 +89,32 @@ def checked_codes(codes: Any, part: PairFeatures, mol: Mol) -> UInt8[np.ndarray,
         or codes.dtype.kind not in "iub"
         or (codes.shape != (atoms, atoms))
     ):
-        raise ValueError(
-            mismatch(
-                f"{name}: codes() has the wrong form",
-                expected=f"an array of whole numbers [{atoms}, {atoms}]",
-                got=_form(codes),
-            )
+        raise mismatch(
+            ValueError,
+            f"{name}: codes() has the wrong form",
+            f"an array of whole numbers [{atoms}, {atoms}]",
+            _form(codes),
         )
     asymmetric = np.argwhere(codes != codes.T)
     if len(asymmetric):
         first, second = (int(place) for place in asymmetric[0])
-        raise ValueError(
-            mismatch(
-                f"{name}: codes() is not symmetric",
-                expected="the same code for (i, j) and (j, i): pairs have no direction",
-                got=f"{int(codes[first, second])} for ({first}, {second}), "
-                f"{int(codes[second, first])} for ({second}, {first})",
-                mend="make it symmetric: sum, absolute difference, minimum of both directions",
-            )
+        raise mismatch(
+            ValueError,
+            f"{name}: codes() is not symmetric",
+            "the same code for (i, j) and (j, i): pairs have no direction",
+            f"{int(codes[first, second])} for ({first}, {second}), "
+            f"{int(codes[second, first])} for ({second}, {first})",
+            hint="make it symmetric: sum, absolute difference, minimum of both directions",
         )
     codes = np.where(np.eye(atoms, dtype=bool), 0, codes)
     outside = np.argwhere((codes < 0) | (codes >= len(part.table)))
     if len(outside):
         first, second = (int(place) for place in outside[0])
-        raise ValueError(
-            mismatch(
-                f"{name}: codes() gives a code that is not in its table",
-                expected=f"codes from 0 to {len(part.table) - 1}",
-                got=f"{int(codes[first, second])} for atoms ({first}, {second})",
-            )
+        raise mismatch(
+            ValueError,
+            f"{name}: codes() gives a code that is not in its table",
+            f"codes from 0 to {len(part.table) - 1}",
+            f"{int(codes[first, second])} for atoms ({first}, {second})",
         )
     return codes.astype(np.uint8)
 
@@ -138,13 +134,12 @@ def checked_descriptors(row: Any, part: MoleculeDescriptors) -> Float32[np.ndarr
     """
     wanted = (len(part.names),)
     if not isinstance(row, np.ndarray) or row.dtype.kind not in "fiub" or row.shape != wanted:
-        raise ValueError(
-            mismatch(
-                f"{type(part).__name__}: row() has the wrong form",
-                expected=f"an array of numbers {list(wanted)}, one a name",
-                got=_form(row),
-                mend="np.array(…, dtype=np.float32), with NaN where a descriptor is undefined",
-            )
+        raise mismatch(
+            ValueError,
+            f"{type(part).__name__}: row() has the wrong form",
+            f"an array of numbers {list(wanted)}, one a name",
+            _form(row),
+            hint="np.array(…, dtype=np.float32), with NaN where a descriptor is undefined",
         )
     return finite_or_nan(row)
 
@@ -201,12 +196,11 @@ def check_choice(name: str, given: object, choices: Sequence[str]) -> None:
         ValueError: If it is something else.
     """
     if given not in choices:
-        raise ValueError(
-            mismatch(
-                f"MoleculeFeaturizer: {name} is unknown",
-                expected=", ".join(map(repr, choices)),
-                got=repr(given),
-            )
+        raise mismatch(
+            ValueError,
+            f"MoleculeFeaturizer: {name} is unknown",
+            ", ".join(map(repr, choices)),
+            repr(given),
         )
 
 
@@ -221,13 +215,12 @@ def check_chirality(chirality: bool | None, *parts: str | FeaturePart) -> None:
         ValueError: If it is given, and no features by name.
     """
     if chirality is not None and not any(isinstance(part, str) for part in parts):
-        raise ValueError(
-            mismatch(
-                "MoleculeFeaturizer: chirality has no effect on features of your own",
-                expected='None, or a set given by name: "kearnes", "deepchem"',
-                got=chirality,
-                mend="give the option to the features themselves",
-            )
+        raise mismatch(
+            ValueError,
+            "MoleculeFeaturizer: chirality has no effect on features of your own",
+            'None, or a set given by name: "kearnes", "deepchem"',
+            chirality,
+            hint="give the option to the features themselves",
         )
 
 
@@ -365,12 +358,11 @@ class MoleculeFeaturizer:
     ) -> None:
         check_choice("fragments", fragments, _FRAGMENTS)
         if max_atoms < 1:
-            raise ValueError(
-                mismatch(
-                    "MoleculeFeaturizer: max_atoms leaves no molecule",
-                    expected="1 or more",
-                    got=max_atoms,
-                )
+            raise mismatch(
+                ValueError,
+                "MoleculeFeaturizer: max_atoms leaves no molecule",
+                "1 or more",
+                max_atoms,
             )
         check_chirality(chirality, atoms, pairs)
         self.explicit_hydrogens = explicit_hydrogens
@@ -388,12 +380,11 @@ class MoleculeFeaturizer:
         self.atom_kinds: tuple[str, ...] = sum((part.kinds for part in self._atoms), ())
         repeated = [name for name in self.atom_names if self.atom_names.count(name) > 1]
         if repeated:
-            raise ValueError(
-                mismatch(
-                    "MoleculeFeaturizer: two atom features have the same name",
-                    expected="different names",
-                    got=repeated[0],
-                )
+            raise mismatch(
+                ValueError,
+                "MoleculeFeaturizer: two atom features have the same name",
+                "different names",
+                repeated[0],
             )
         self.pair_table: PairTable = self._pairs[0].table
         for extra in extra_pairs:
@@ -572,20 +563,19 @@ class MoleculeFeaturizer:
             True
         """
         if not isinstance(spec, Mapping) or spec.get("format") != _FORMAT:
-            raise ValueError(
-                mismatch(
-                    "MoleculeFeaturizer: this is not the spec of a featurizer",
-                    expected=f"plain values with format {_FORMAT!r}",
-                    got=spec.get("format") if isinstance(spec, Mapping) else type(spec).__name__,
-                )
+            raise mismatch(
+                ValueError,
+                "MoleculeFeaturizer: this is not the spec of a featurizer",
+                f"plain values with format {_FORMAT!r}",
+                spec.get("format") if isinstance(spec, Mapping) else type(spec).__name__,
             )
         if spec["rdkit"] != rdkit_version():
             warnings.warn(
-                mismatch(
+                mismatch_text(
                     "MoleculeFeaturizer: another version of RDKit made the features",
-                    expected=f"RDKit {spec['rdkit']}, as when the spec was saved",
-                    got=f"RDKit {rdkit_version()}",
-                    mend="that version where figures must agree to the last digit",
+                    f"RDKit {spec['rdkit']}, as when the spec was saved",
+                    f"RDKit {rdkit_version()}",
+                    hint="that version where figures must agree to the last digit",
                 ),
                 stacklevel=2,
             )
@@ -653,11 +643,10 @@ class MoleculeFeaturizer:
 
 def _check_mol(molecule: Mol) -> Mol:
     if not isinstance(molecule, chem().Mol):
-        raise TypeError(
-            mismatch(
-                "MoleculeFeaturizer: this is no molecule",
-                expected="a SMILES or an rdkit.Chem.Mol",
-                got=type(molecule).__name__,
-            )
+        raise mismatch(
+            TypeError,
+            "MoleculeFeaturizer: this is no molecule",
+            "a SMILES or an rdkit.Chem.Mol",
+            type(molecule).__name__,
         )
     return molecule

@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.errors import mismatch, mismatch_text
 from pyg_dynbatch.core.files import Lines, existing, open_lines, write_atomically
 
 FORMATS = {
@@ -131,13 +131,12 @@ def read_molecules(
         1 O (None,) {'name': 'water'}
     """
     if isinstance(target_columns, str):
-        raise TypeError(
-            mismatch(
-                "read_molecules: target_columns is one text, not a list of names",
-                expected="a list of column names",
-                got=repr(target_columns),
-                mend=f"target_columns=[{target_columns!r}]",
-            )
+        raise mismatch(
+            TypeError,
+            "read_molecules: target_columns is one text, not a list of names",
+            "a list of column names",
+            repr(target_columns),
+            hint=f"target_columns=[{target_columns!r}]",
         )
     kind = _format_of(str(path), format)
     wanted = _Wanted(
@@ -149,23 +148,21 @@ def read_molecules(
         keep_source,
     )
     if kind in ("smi", "sdf") and (smiles_column or name_column):
-        raise ValueError(
-            mismatch(
-                f"read_molecules: {kind} files have no columns of SMILES or names",
-                expected="smiles_column and name_column for csv and tsv alone",
-                got=smiles_column or name_column,
-                where=path,
-            )
+        raise mismatch(
+            ValueError,
+            f"read_molecules: {kind} files have no columns of SMILES or names",
+            "smiles_column and name_column for csv and tsv alone",
+            smiles_column or name_column,
+            where=path,
         )
     if kind == "smi" and wanted.targets:
-        raise ValueError(
-            mismatch(
-                "read_molecules: smi files have no labels",
-                expected="target_columns for csv, tsv and sdf",
-                got=", ".join(wanted.targets),
-                where=path,
-                mend="a csv file with a line of column names",
-            )
+        raise mismatch(
+            ValueError,
+            "read_molecules: smi files have no labels",
+            "target_columns for csv, tsv and sdf",
+            ", ".join(wanted.targets),
+            where=path,
+            hint="a csv file with a line of column names",
         )
     if str(path) != "-":
         existing(path, f"a {kind} file of molecules")
@@ -180,13 +177,12 @@ def _read(path: str | Path, kind: str, wanted: _Wanted) -> Iterator[RawMolecule]
             records += 1
             yield raw
         if not records:
-            raise ValueError(
-                mismatch(
-                    f"{lines.name}: there are no molecules in the file",
-                    expected=f"one {kind} record or more",
-                    got=f"{lines.number} lines",
-                    where=path,
-                )
+            raise mismatch(
+                ValueError,
+                f"{lines.name}: there are no molecules in the file",
+                f"one {kind} record or more",
+                f"{lines.number} lines",
+                where=path,
             )
 
 
@@ -203,13 +199,12 @@ def _format_of(path: str, given: str | None) -> str:
         if suffix in FORMATS:
             return FORMATS[suffix]
         problem, got = "the suffix tells no format", path
-    raise ValueError(
-        mismatch(
-            f"read_molecules: {problem}",
-            expected=f"{', '.join(known)} ({' '.join(FORMATS)}, also with .gz)",
-            got=got,
-            mend="pass format=…",
-        )
+    raise mismatch(
+        ValueError,
+        f"read_molecules: {problem}",
+        f"{', '.join(known)} ({' '.join(FORMATS)}, also with .gz)",
+        got,
+        hint="pass format=…",
     )
 
 
@@ -222,14 +217,13 @@ def _label(text: str, name: str, missing: frozenset[str], where: str) -> float |
     except ValueError:
         value = math.nan
     if not abs(value) <= _LARGEST:
-        raise ValueError(
-            mismatch(
-                f"read_molecules: the label {name!r} is not a finite number",
-                expected=f"a number up to {_LARGEST:.2g}, or an empty cell, nan or NA if missing",
-                got=repr(text),
-                where=where,
-                mend=f"missing=[{text!r}] (featurize: --missing), if that is a missing label",
-            )
+        raise mismatch(
+            ValueError,
+            f"read_molecules: the label {name!r} is not a finite number",
+            f"a number up to {_LARGEST:.2g}, or an empty cell, nan or NA if missing",
+            repr(text),
+            where=where,
+            hint=f"missing=[{text!r}] (featurize: --missing), if that is a missing label",
         )
     return value
 
@@ -244,14 +238,13 @@ def _read_table(lines: Lines, kind: str, wanted: _Wanted) -> Iterator[RawMolecul
     for row, (start, cells) in enumerate(records):
         where = f"{lines.path}:{start}"
         if len(cells) != len(header):
-            raise ValueError(
-                mismatch(
-                    f"{lines.name}: a record has another number of cells than there are columns",
-                    expected=f"{len(header)}: {', '.join(header)}",
-                    got=f"{len(cells)}: {', '.join(cells)[:200]}",
-                    where=where,
-                    mend="quote cells that hold the separator",
-                )
+            raise mismatch(
+                ValueError,
+                f"{lines.name}: a record has another number of cells than there are columns",
+                f"{len(header)}: {', '.join(header)}",
+                f"{len(cells)}: {', '.join(cells)[:200]}",
+                where=where,
+                hint="quote cells that hold the separator",
             )
         named = {name: cells[place] for name, place in places.items()}
         yield RawMolecule(
@@ -287,13 +280,12 @@ def _cells(lines: Lines, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     except csv.Error as error:
         problem = error
     if problem is not None:
-        raise ValueError(
-            mismatch(
-                f"{lines.name}: the table cannot be read",
-                expected="cells between separators, quotes in pairs",
-                got=problem,
-                where=f"{lines.path}:{start}",
-            )
+        raise mismatch(
+            ValueError,
+            f"{lines.name}: the table cannot be read",
+            "cells between separators, quotes in pairs",
+            problem,
+            where=f"{lines.path}:{start}",
         )
 
 
@@ -308,24 +300,22 @@ def _find_columns(header: list[str], wanted: _Wanted, where: str) -> int:
     if not found or found[0] not in header:
         missing.insert(0, asked[0])
     if missing:
-        raise ValueError(
-            mismatch(
-                f"read_molecules: there is no column {', '.join(map(repr, missing))}",
-                expected=f"one of: {', '.join(map(repr, header)) or 'no columns'}",
-                got=", ".join(asked),
-                where=where,
-                mend="smiles_column=…, target_columns=[…]; the first line names the columns",
-            )
+        raise mismatch(
+            ValueError,
+            f"read_molecules: there is no column {', '.join(map(repr, missing))}",
+            f"one of: {', '.join(map(repr, header)) or 'no columns'}",
+            ", ".join(asked),
+            where=where,
+            hint="smiles_column=…, target_columns=[…]; the first line names the columns",
         )
     twice = [name for name in (*found, *asked[1:]) if header.count(name) > 1]
     if (twice or len(found) > 1) and not wanted.first_of_repeated:
-        raise ValueError(
-            mismatch(
-                "read_molecules: two columns have the same name",
-                expected="different names for the columns that are used",
-                got=", ".join(map(repr, twice or found)),
-                where=where,
-            )
+        raise mismatch(
+            ValueError,
+            "read_molecules: two columns have the same name",
+            "different names for the columns that are used",
+            ", ".join(map(repr, twice or found)),
+            where=where,
         )
     return header.index(found[0])
 
@@ -376,13 +366,12 @@ def _read_sdf(lines: Lines, kind: str, wanted: _Wanted) -> Iterator[RawMolecule]
         record, start = [], lines.number + 1
     never = [name for name in wanted.targets if name not in seen]
     if row and never:
-        raise ValueError(
-            mismatch(
-                f"read_molecules: no record has the field {', '.join(map(repr, never))}",
-                expected=f"some of: {', '.join(map(repr, seen)) or 'no fields'}",
-                got=", ".join(wanted.targets),
-                where=lines.path,
-            )
+        raise mismatch(
+            ValueError,
+            f"read_molecules: no record has the field {', '.join(map(repr, never))}",
+            f"some of: {', '.join(map(repr, seen)) or 'no fields'}",
+            ", ".join(wanted.targets),
+            where=lines.path,
         )
 
 
@@ -448,12 +437,12 @@ class BadMolecule:
         text = self.smiles or ""
         shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({len(text)} characters)"
         atom = "" if self.atom is None else f" (atom {self.atom})"
-        return mismatch(
+        return mismatch_text(
             f"{name}: row {self.row} cannot be used",
-            expected="a molecule",
-            got=f"{self.reason}{atom}, in {shown!r}",
+            "a molecule",
+            f"{self.reason}{atom}, in {shown!r}",
             where=self.where,
-            mend='bad="skip" to leave such rows out, or bad="blank" to keep their places',
+            hint='bad="skip" to leave such rows out, or bad="blank" to keep their places',
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -475,12 +464,11 @@ def check_policy(bad: str, name: str) -> str:
         ValueError: If there is no such policy.
     """
     if bad not in POLICIES:
-        raise ValueError(
-            mismatch(
-                f"{name}: there is no such policy for bad rows",
-                expected=", ".join(map(repr, POLICIES)),
-                got=repr(bad),
-            )
+        raise mismatch(
+            ValueError,
+            f"{name}: there is no such policy for bad rows",
+            ", ".join(map(repr, POLICIES)),
+            repr(bad),
         )
     return bad
 

@@ -90,12 +90,11 @@ class WeaveNet(nn.Module):
         super().__init__()
         table = torch.as_tensor(pair_table, dtype=torch.float32).detach().clone()
         if table.dim() != 2 or not table.numel() or atom_norm not in (None, "batch", "layer"):
-            raise ValueError(
-                mismatch(
-                    "WeaveNet: pair_table or atom_norm cannot be used",
-                    expected="a table [code, feature]; 'batch', 'layer' or None",
-                    got=f"a table {list(table.shape)}; {atom_norm!r}",
-                )
+            raise mismatch(
+                ValueError,
+                "WeaveNet: pair_table or atom_norm cannot be used",
+                "a table [code, feature]; 'batch', 'layer' or None",
+                f"a table {list(table.shape)}; {atom_norm!r}",
             )
         self.register_buffer("pair_table", table)
         self.weave = WeaveStack(
@@ -134,13 +133,12 @@ class WeaveNet(nn.Module):
         row = getattr(batch, "descriptor", None)
         wanted = (read.size(0), self.descriptors.num_inputs)
         if row is None or row.shape != wanted:
-            raise ValueError(
-                mismatch(
-                    "WeaveNet: the batch has no descriptors that fit",
-                    expected=f"batch.descriptor [{wanted[0]}, {wanted[1]}]",
-                    got="none" if row is None else list(row.shape),
-                    mend="featurize with the descriptors that the network was made for",
-                )
+            raise mismatch(
+                ValueError,
+                "WeaveNet: the batch has no descriptors that fit",
+                f"batch.descriptor [{wanted[0]}, {wanted[1]}]",
+                "none" if row is None else list(row.shape),
+                hint="featurize with the descriptors that the network was made for",
             )
         return self.head(torch.cat([read, self.descriptors(row).to(read.dtype)], 1))
 
@@ -174,13 +172,12 @@ class WeaveNet(nn.Module):
             pairs = Pairs.from_codes(batch.pair_code, sizes, num_codes=table.size(0))
             pairs = pairs.to(batch.x.device)
         if pairs is None or pairs.num_codes != table.size(0):
-            raise ValueError(
-                mismatch(
-                    "WeaveNet: the batch has no pairs that fit the table",
-                    expected=f"batch.pairs or batch.pair_code with {table.size(0)} codes",
-                    got="neither" if pairs is None else f"{pairs.num_codes} codes",
-                    mend="featurize, collate and predict with one pair table",
-                )
+            raise mismatch(
+                ValueError,
+                "WeaveNet: the batch has no pairs that fit the table",
+                f"batch.pairs or batch.pair_code with {table.size(0)} codes",
+                "neither" if pairs is None else f"{pairs.num_codes} codes",
+                hint="featurize, collate and predict with one pair table",
             )
         return pairs
 
@@ -193,13 +190,12 @@ def _readout(name: str, channels: int) -> Aggregation:
     try:
         return aggregation_resolver(name)
     except (ValueError, TypeError) as error:
-        raise ValueError(
-            mismatch(
-                f"WeaveNet: the readout {name!r} cannot be used",
-                expected="'histogram', 'attention', or an aggregation without arguments, such as "
-                "'sum', 'mean', 'max', 'softmax', 'median'",
-                got=str(error).splitlines()[0],
-            )
+        raise mismatch(
+            ValueError,
+            f"WeaveNet: the readout {name!r} cannot be used",
+            "'histogram', 'attention', or an aggregation without arguments, such as "
+            "'sum', 'mean', 'max', 'softmax', 'median'",
+            str(error).splitlines()[0],
         ) from error
 
 
@@ -244,12 +240,11 @@ class WeaveProgram(nn.Module):
         super().__init__()
         convs: list[WeaveConv] = list(stack.convs)  # type: ignore[arg-type]
         if any(conv.norm == "batch" for conv in convs):
-            raise ValueError(
-                mismatch(
-                    "WeaveProgram: batch normalisation looks at several calls at once",
-                    expected="norm=None or norm='layer'",
-                    got="norm='batch'",
-                )
+            raise mismatch(
+                ValueError,
+                "WeaveProgram: batch normalisation looks at several calls at once",
+                "norm=None or norm='layer'",
+                "norm='batch'",
             )
         operations = Operations()
         self.code = TensorType((), torch.long, "code")

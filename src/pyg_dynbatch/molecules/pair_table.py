@@ -34,12 +34,11 @@ def check_pair_set(pairs: object) -> None:
     known = isinstance(pairs, str) and pairs in PAIR_SETS
     farthest = isinstance(pairs, int) and not isinstance(pairs, bool) and 1 <= pairs < FAR
     if not (known or farthest):
-        raise ValueError(
-            mismatch(
-                "PairTable: there is no such set of pairs",
-                expected='"all", "connected", "bonds", or a number of bonds from 1 to 7',
-                got=repr(pairs),
-            )
+        raise mismatch(
+            ValueError,
+            "PairTable: there is no such set of pairs",
+            '"all", "connected", "bonds", or a number of bonds from 1 to 7',
+            repr(pairs),
         )
 
 
@@ -83,29 +82,26 @@ class PairTable:
         object.__setattr__(self, "names", tuple(self.names))
         num_codes, width = self.features.shape
         if not 1 <= num_codes <= MAX_CODES:
-            raise ValueError(
-                mismatch(
-                    "PairTable: the number of codes does not fit in one byte",
-                    expected=f"1 to {MAX_CODES} codes",
-                    got=num_codes,
-                    mend="fewer values in an extra pair feature; the code counts multiply",
-                )
+            raise mismatch(
+                ValueError,
+                "PairTable: the number of codes does not fit in one byte",
+                f"1 to {MAX_CODES} codes",
+                num_codes,
+                hint="fewer values in an extra pair feature; the code counts multiply",
             )
         if len(self.names) != width or len(set(self.names)) != width:
-            raise ValueError(
-                mismatch(
-                    "PairTable: names and feature columns do not match",
-                    expected=f"{width} different names, one a column",
-                    got=", ".join(self.names) or "no names",
-                )
+            raise mismatch(
+                ValueError,
+                "PairTable: names and feature columns do not match",
+                f"{width} different names, one a column",
+                ", ".join(self.names) or "no names",
             )
         if len(self.distance) != num_codes:
-            raise ValueError(
-                mismatch(
-                    "PairTable: the distances do not match the codes",
-                    expected=f"{num_codes} distances",
-                    got=len(self.distance),
-                )
+            raise mismatch(
+                ValueError,
+                "PairTable: the distances do not match the codes",
+                f"{num_codes} distances",
+                len(self.distance),
             )
         self._check_values()
 
@@ -113,26 +109,22 @@ class PairTable:
         outside = (self.distance < DISCONNECTED) | (self.distance > FAR)
         if bool(outside.any()):
             code = int(outside.nonzero()[0])
-            raise ValueError(
-                mismatch(
-                    "PairTable: a distance is out of range",
-                    expected=f"0 self, 1 to 7 bonds, {FAR} farther, {DISCONNECTED} disconnected",
-                    got=int(self.distance[code]),
-                    where=f"code {code}",
-                )
+            raise mismatch(
+                ValueError,
+                "PairTable: a distance is out of range",
+                f"0 self, 1 to 7 bonds, {FAR} farther, {DISCONNECTED} disconnected",
+                int(self.distance[code]),
+                where=f"code {code}",
             )
         if bool(self.distance[0]) or bool(self.features[0].any()):
-            raise ValueError(
-                mismatch(
-                    "PairTable: code 0 is not the pair of an atom with itself",
-                    expected="distance 0 and a row of zeros for code 0",
-                    got=f"distance {int(self.distance[0])}, row {self.features[0].tolist()}",
-                )
+            raise mismatch(
+                ValueError,
+                "PairTable: code 0 is not the pair of an atom with itself",
+                "distance 0 and a row of zeros for code 0",
+                f"distance {int(self.distance[0])}, row {self.features[0].tolist()}",
             )
         if not bool(torch.isfinite(self.features).all()):
-            raise ValueError(
-                mismatch("PairTable: a feature is not finite", expected="finite numbers")
-            )
+            raise mismatch(ValueError, "PairTable: a feature is not finite", "finite numbers")
 
     def kept(self, pairs: str | int = "all", self_pairs: bool = True) -> Bool[Tensor, " code"]:
         """Says which codes belong to a set of pairs.
@@ -233,12 +225,11 @@ class PairTable:
         """
         wanted = ("names", "distance", "features")
         if not isinstance(content, Mapping) or any(key not in content for key in wanted):
-            raise ValueError(
-                mismatch(
-                    "PairTable: this is not a saved table",
-                    expected=f"a dictionary with {', '.join(wanted)}, as as_dict gives it",
-                    got=sorted(content) if isinstance(content, Mapping) else type(content).__name__,
-                )
+            raise mismatch(
+                ValueError,
+                "PairTable: this is not a saved table",
+                f"a dictionary with {', '.join(wanted)}, as as_dict gives it",
+                sorted(content) if isinstance(content, Mapping) else type(content).__name__,
             )
         names = tuple(content["names"])
         features = torch.tensor(content["features"], dtype=torch.float32)

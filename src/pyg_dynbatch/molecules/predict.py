@@ -104,9 +104,7 @@ class MoleculePredictor:
         max_atoms: int | None = None,
     ) -> None:
         if not checkpoints:
-            raise ValueError(
-                mismatch("MoleculePredictor: no checkpoints", expected="one or more", got=0)
-            )
+            raise mismatch(ValueError, "MoleculePredictor: no checkpoints", "one or more", 0)
         self.device = checked_device(device)
         loaded = [
             one.eval() if isinstance(one, MoleculeProperty) else load_property_task(one)
@@ -132,12 +130,11 @@ class MoleculePredictor:
             ValueError: If it is not known, or cannot be built here.
         """
         if not self.schema.featurizer:
-            raise ValueError(
-                mismatch(
-                    "MoleculePredictor: the checkpoint does not say how molecules were described",
-                    expected="the spec of a featurizer in the schema",
-                    got="none",
-                )
+            raise mismatch(
+                ValueError,
+                "MoleculePredictor: the checkpoint does not say how molecules were described",
+                "the spec of a featurizer in the schema",
+                "none",
             )
         spec = dict(self.schema.featurizer)
         if self.max_atoms is not None:
@@ -229,21 +226,19 @@ class MoleculePredictor:
 
     def _check_dropout(self) -> None:
         if self.dropout < 2:
-            raise ValueError(
-                mismatch(
-                    "MoleculePredictor: a deviation needs several passes",
-                    expected="dropout of 2 or more, or 0 for none",
-                    got=self.dropout,
-                )
+            raise mismatch(
+                ValueError,
+                "MoleculePredictor: a deviation needs several passes",
+                "dropout of 2 or more, or 0 for none",
+                self.dropout,
             )
         if not all(_dropouts(task) for task in self.tasks):
-            raise ValueError(
-                mismatch(
-                    "MoleculePredictor: the model has no dropout to switch on",
-                    expected="a checkpoint trained with dropout above 0",
-                    got="dropout 0",
-                    mend="several checkpoints, whose predictions differ",
-                )
+            raise mismatch(
+                ValueError,
+                "MoleculePredictor: the model has no dropout to switch on",
+                "a checkpoint trained with dropout above 0",
+                "dropout 0",
+                hint="several checkpoints, whose predictions differ",
             )
 
 
@@ -302,14 +297,13 @@ class Unfinished:
         theirs = noted["identity"]
         other = [key for key in self.identity if theirs.get(key) != self.identity[key]]
         if other:
-            raise ValueError(
-                mismatch(
-                    "predict: another run has left an unfinished output",
-                    expected="the input, checkpoints and options of that run, to go on",
-                    got=f"another {', '.join(other)}",
-                    where=parts[0],
-                    mend=f"delete {' and '.join(map(str, [*parts, note]))} to start anew",
-                )
+            raise mismatch(
+                ValueError,
+                "predict: another run has left an unfinished output",
+                "the input, checkpoints and options of that run, to go on",
+                f"another {', '.join(other)}",
+                where=parts[0],
+                hint=f"delete {' and '.join(map(str, [*parts, note]))} to start anew",
             )
         self.counts = StreamCounts(*noted["counts"])
         first, second = noted["sizes"]
@@ -595,12 +589,8 @@ def fingerprint_file(path: str, rows: int = 0, resume_at: int | None = None) -> 
     kinds: dict[str, type[_Npy] | type[_Csv]] = {".npy": _Npy, ".csv": _Csv}
     kind = kinds.get(Path(path).suffix)
     if kind is None:
-        raise ValueError(
-            mismatch(
-                "fingerprints: the kind of file is not known",
-                expected=" or ".join(kinds),
-                got=path,
-            )
+        raise mismatch(
+            ValueError, "fingerprints: the kind of file is not known", " or ".join(kinds), path
         )
     with whole_file(path, "wb", resume_at=resume_at) as file:
         table = kind(file, rows)
@@ -663,11 +653,10 @@ def _text(value: float | int) -> str:
 
 def _check_pair_table(featurizer: MoleculeFeaturizer, schema: MoleculeSchema) -> None:
     if featurizer.pair_table != schema.pair_table:
-        raise ValueError(
-            mismatch(
-                "predict: the featurizer of this machine makes other pair codes",
-                expected=f"pair table {schema.pair_table.digest()}, as in the checkpoint",
-                got=f"pair table {featurizer.pair_table.digest()}",
-                mend="the version of pyg_dynbatch that made the checkpoint",
-            )
+        raise mismatch(
+            ValueError,
+            "predict: the featurizer of this machine makes other pair codes",
+            f"pair table {schema.pair_table.digest()}, as in the checkpoint",
+            f"pair table {featurizer.pair_table.digest()}",
+            hint="the version of pyg_dynbatch that made the checkpoint",
         )

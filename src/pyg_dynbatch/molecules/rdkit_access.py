@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias
 
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.errors import mismatch, mismatch_text
 
 # RDKit is optional and slow to import, so its class cannot stand in annotations.
 Mol: TypeAlias = Any
@@ -36,13 +36,12 @@ def rdkit_module(name: str) -> ModuleType:
     try:
         return import_module(f"rdkit.{name}")
     except ImportError as error:
-        raise ImportError(
-            mismatch(
-                "molecules: RDKit cannot be imported",
-                expected="an installed RDKit",
-                got=error,
-                mend='pip install "pyg_dynbatch[chem]"',
-            )
+        raise mismatch(
+            ImportError,
+            "molecules: RDKit cannot be imported",
+            "an installed RDKit",
+            error,
+            hint='pip install "pyg_dynbatch[chem]"',
         ) from error
 
 
@@ -140,10 +139,10 @@ class MoleculeError(ValueError):
         if len(shown) > _LONGEST_SHOWN:
             shown = f"{shown[:_LONGEST_SHOWN]}… ({len(smiles or '')} characters)"
         super().__init__(
-            mismatch(
+            mismatch_text(
                 f"molecule: {shown} cannot be used",
-                expected="a molecule that RDKit accepts, within the limits of the featurizer",
-                got=reason,
+                "a molecule that RDKit accepts, within the limits of the featurizer",
+                reason,
                 where="" if atom is None else f"atom {atom}, counted from 0",
             )
         )

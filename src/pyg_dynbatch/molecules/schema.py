@@ -62,28 +62,22 @@ class MoleculeSchema:
         """Refuses a schema that no model can be made for."""
         names = self.task_names
         if not names or len(set(names)) != len(names):
-            raise ValueError(
-                mismatch(
-                    "MoleculeSchema: the names of the properties cannot be used",
-                    expected="one name or more, all different",
-                    got=", ".join(names) or "none",
-                )
+            raise mismatch(
+                ValueError,
+                "MoleculeSchema: the names of the properties cannot be used",
+                "one name or more, all different",
+                ", ".join(names) or "none",
             )
         if self.kind not in get_args(PropertyKind):
-            raise ValueError(
-                mismatch(
-                    "MoleculeSchema: there is no such kind of property",
-                    expected=", ".join(get_args(PropertyKind)),
-                    got=repr(self.kind),
-                )
+            raise mismatch(
+                ValueError,
+                "MoleculeSchema: there is no such kind of property",
+                ", ".join(get_args(PropertyKind)),
+                repr(self.kind),
             )
         if self.kind == "multiclass" and self.num_classes < 2:
-            raise ValueError(
-                mismatch(
-                    "MoleculeSchema: too few classes",
-                    expected="2 classes or more",
-                    got=self.num_classes,
-                )
+            raise mismatch(
+                ValueError, "MoleculeSchema: too few classes", "2 classes or more", self.num_classes
             )
 
     @property
@@ -132,13 +126,12 @@ class MoleculeSchema:
             ValueError: If something is missing.
         """
         if not isinstance(content, Mapping) or any(name not in content for name in _FIELDS):
-            raise ValueError(
-                mismatch(
-                    "MoleculeSchema: this does not describe molecules",
-                    expected=f"a mapping with {', '.join(_FIELDS)}",
-                    got=sorted(content) if isinstance(content, Mapping) else type(content).__name__,
-                    mend="use a data module of molecules, such as NCIData",
-                )
+            raise mismatch(
+                ValueError,
+                "MoleculeSchema: this does not describe molecules",
+                f"a mapping with {', '.join(_FIELDS)}",
+                sorted(content) if isinstance(content, Mapping) else type(content).__name__,
+                hint="use a data module of molecules, such as NCIData",
             )
         values = {name: content[name] for name in _FIELDS}
         values["pair_table"] = PairTable.from_dict(values["pair_table"])

@@ -100,12 +100,11 @@ def make_split(
         return scaffold_split(smiles, fractions, drawn)
     if options.method == "kfold":
         if not 0 <= options.fold < options.folds:
-            raise ValueError(
-                mismatch(
-                    "SplitOptions: there is no such fold",
-                    expected=f"0 to {options.folds - 1}",
-                    got=options.fold,
-                )
+            raise mismatch(
+                ValueError,
+                "SplitOptions: there is no such fold",
+                f"0 to {options.folds - 1}",
+                options.fold,
             )
         return kfold_splits(count, options.folds, seed)[options.fold]
     if options.method == "column":
@@ -118,13 +117,12 @@ def _labels(molecules: PackedMolecules, target: str | None) -> Float32[np.ndarra
     if target is None and len(names) == 1:
         target = names[0]
     if target not in names:
-        raise ValueError(
-            mismatch(
-                "SplitOptions: which target shall be spread evenly?",
-                expected=f"one of {', '.join(names)}",
-                got="none" if target is None else repr(target),
-                mend="--data.init_args.split.target NAME",
-            )
+        raise mismatch(
+            ValueError,
+            "SplitOptions: which target shall be spread evenly?",
+            f"one of {', '.join(names)}",
+            "none" if target is None else repr(target),
+            hint="--data.init_args.split.target NAME",
         )
     return molecules.targets[:, names.index(target)]
 
@@ -132,12 +130,11 @@ def _labels(molecules: PackedMolecules, target: str | None) -> Float32[np.ndarra
 def _given(options: SplitOptions, name: str) -> str:
     value = getattr(options, name)
     if value is None:
-        raise ValueError(
-            mismatch(
-                f"SplitOptions: the method {options.method!r} needs a {name}",
-                expected=f"the option {name}",
-                got="none",
-                mend=f"--data.init_args.split.{name} NAME",
-            )
+        raise mismatch(
+            ValueError,
+            f"SplitOptions: the method {options.method!r} needs a {name}",
+            f"the option {name}",
+            "none",
+            hint=f"--data.init_args.split.{name} NAME",
         )
     return str(value)

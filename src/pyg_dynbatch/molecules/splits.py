@@ -65,22 +65,19 @@ class Split:
         joined = np.concatenate([numbers for _, numbers in self.parts()])
         outside = (joined < 0) | (joined >= self.num_examples)
         if outside.any():
-            raise ValueError(
-                mismatch(
-                    "Split: there is no such example",
-                    expected=f"numbers from 0 to {self.num_examples - 1}",
-                    got=int(joined[outside][0]),
-                )
+            raise mismatch(
+                ValueError,
+                "Split: there is no such example",
+                f"numbers from 0 to {self.num_examples - 1}",
+                int(joined[outside][0]),
             )
         values, counts = np.unique(joined, return_counts=True)
         if (counts > 1).any():
-            raise ValueError(
-                mismatch(
-                    "Split: an example is in two places",
-                    expected="every example in one part at most",
-                    got=f"example {int(values[counts > 1][0])} "
-                    f"({int((counts > 1).sum())} such examples)",
-                )
+            raise mismatch(
+                ValueError,
+                "Split: an example is in two places",
+                "every example in one part at most",
+                f"example {int(values[counts > 1][0])} ({int((counts > 1).sum())} such examples)",
             )
 
     def parts(self) -> Iterator[tuple[str, Int64[np.ndarray, " example"]]]:
@@ -142,15 +139,14 @@ class Split:
         copies = (given[new][1:] == given[new][:-1]) & (part[old][1:] != part[old][:-1])
         if copies.any():
             texts = dict.fromkeys(smiles[i] for i in new[1:][copies].tolist())
-            raise ValueError(
-                mismatch(
-                    "Split: equal molecules in several parts cannot be told apart",
-                    expected="the rows in the order they were divided in",
-                    got=f"another order, and {len(texts)} molecules that are in several parts, "
-                    f"such as {', '.join(map(repr, list(texts)[:_SHOWN]))}",
-                    where=where,
-                    mend="restore the order of the rows",
-                )
+            raise mismatch(
+                ValueError,
+                "Split: equal molecules in several parts cannot be told apart",
+                "the rows in the order they were divided in",
+                f"another order, and {len(texts)} molecules that are in several parts, "
+                f"such as {', '.join(map(repr, list(texts)[:_SHOWN]))}",
+                where=where,
+                hint="restore the order of the rows",
             )
         place = np.empty_like(old)
         place[old] = new
@@ -167,15 +163,14 @@ class Split:
         said = [
             f"{n} {name}: {', '.join(some)}{', …' * (n > _SHOWN)}" for name, n, some in found if n
         ]
-        return ValueError(
-            mismatch(
-                "Split: the molecules are not those that were divided",
-                expected=f"the same {self.num_examples} molecules, in any order",
-                got=f"{len(smiles)} molecules; {'; '.join(said)}",
-                where=where,
-                mend="the file and the policy for bad rows that the split was made with; "
-                "for other molecules pyg-dynbatch predict --checkpoint CKPT --input FILE",
-            )
+        return mismatch(
+            ValueError,
+            "Split: the molecules are not those that were divided",
+            f"the same {self.num_examples} molecules, in any order",
+            f"{len(smiles)} molecules; {'; '.join(said)}",
+            where=where,
+            hint="the file and the policy for bad rows that the split was made with; "
+            "for other molecules pyg-dynbatch predict --checkpoint CKPT --input FILE",
         )
 
     def write(self, path: str | Path) -> Path:
@@ -226,8 +221,8 @@ class Split:
         """
         path = Path(path)
         if not path.is_file():
-            raise FileNotFoundError(
-                mismatch("Split: there is no such file", expected="a written split", where=path)
+            raise mismatch(
+                FileNotFoundError, "Split: there is no such file", "a written split", where=path
             )
         try:
             split = cls.from_dict(_read(path))
@@ -324,25 +319,23 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _other_data(noted: int, given: int | None, where: object) -> ValueError:
-    return ValueError(
-        mismatch(
-            "Split: the split belongs to another data set",
-            expected=f"a split of {given} examples",
-            got=f"one of {noted}",
-            where=where,
-            mend="the same file and the same policy for bad rows as when it was made",
-        )
+    return mismatch(
+        ValueError,
+        "Split: the split belongs to another data set",
+        f"a split of {given} examples",
+        f"one of {noted}",
+        where=where,
+        hint="the same file and the same policy for bad rows as when it was made",
     )
 
 
 def _unreadable(path: Path, got: str) -> ValueError:
-    return ValueError(
-        mismatch(
-            "Split: the file is no unchanged split",
-            expected=f"a file that Split.write wrote, format {_FORMAT}",
-            got=got,
-            where=path,
-        )
+    return mismatch(
+        ValueError,
+        "Split: the file is no unchanged split",
+        f"a file that Split.write wrote, format {_FORMAT}",
+        got,
+        where=path,
     )
 
 
@@ -411,9 +404,7 @@ def stratified_split(
     sizes = np.array(_sizes(len(values), fractions))
     if bins is not None:
         if bins < 1:
-            raise ValueError(
-                mismatch("stratified_split: bins is out of range", expected="1 or more", got=bins)
-            )
+            raise mismatch(ValueError, "stratified_split: bins is out of range", "1 or more", bins)
         known = ~np.isnan(values)
         ranks = np.argsort(np.argsort(values[known], kind="stable"), kind="stable")
         values[known] = ranks * bins // max(int(known.sum()), 1)
@@ -453,12 +444,11 @@ def kfold_splits(
     """
     least = 3 if val else 2
     if not least <= folds <= num_examples:
-        raise ValueError(
-            mismatch(
-                "kfold_splits: the number of folds is out of range",
-                expected=f"{least} to {num_examples}, the number of examples",
-                got=folds,
-            )
+        raise mismatch(
+            ValueError,
+            "kfold_splits: the number of folds is out of range",
+            f"{least} to {num_examples}, the number of examples",
+            folds,
         )
     splits = []
     for repeat in range(seed, seed + repeats):
@@ -562,24 +552,22 @@ def column_split(
         try:
             given = values[row]
         except (IndexError, KeyError) as error:
-            raise ValueError(
-                mismatch(
-                    "column_split: there is no value for a record",
-                    expected="one value for every record of the source",
-                    got=f"{len(values)} values, none for record {row}",
-                )
+            raise mismatch(
+                ValueError,
+                "column_split: there is no value for a record",
+                "one value for every record of the source",
+                f"{len(values)} values, none for record {row}",
             ) from error
         missing = given is None or given != given  # NaN alone is unequal to itself
         name = "" if missing else str(given).strip().lower()
         name = _NAMES.get(name, name)
         if name and name not in parts:
-            raise ValueError(
-                mismatch(
-                    "column_split: a value names no part",
-                    expected=", ".join(PARTS),
-                    got=repr(given),
-                    where=f"record {row}",
-                )
+            raise mismatch(
+                ValueError,
+                "column_split: a value names no part",
+                ", ".join(PARTS),
+                repr(given),
+                where=f"record {row}",
             )
         if name:
             parts[name].append(example)
@@ -610,12 +598,11 @@ def _filled(groups: Sequence[list[int]], fractions: Fractions, total: int) -> li
 def _sizes(total: int, fractions: Fractions) -> tuple[int, int, int]:
     shares = [float(share) for share in fractions]
     if len(shares) != 3 or min(shares) < 0 or abs(sum(shares) - 1) > _SUM:
-        raise ValueError(
-            mismatch(
-                "split: the fractions are no shares of a whole",
-                expected="three numbers of 0 or more whose sum is 1",
-                got=list(fractions),
-            )
+        raise mismatch(
+            ValueError,
+            "split: the fractions are no shares of a whole",
+            "three numbers of 0 or more whose sum is 1",
+            list(fractions),
         )
     train, val = int(shares[0] * total + _SUM), int(shares[1] * total + _SUM)
     return train, val, total - train - val

@@ -179,14 +179,13 @@ class Shard:
         return self._header
 
     def _damaged(self, expected: str, got: str) -> ValueError:
-        return ValueError(
-            mismatch(
-                "packed molecules: a shard is damaged",
-                expected=expected,
-                got=got,
-                where="memory" if isinstance(self.source, bytes) else self.source,
-                mend="delete the file; the data set makes it again",
-            )
+        return mismatch(
+            ValueError,
+            "packed molecules: a shard is damaged",
+            expected,
+            got,
+            where="memory" if isinstance(self.source, bytes) else self.source,
+            hint="delete the file; the data set makes it again",
         )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -236,12 +235,11 @@ class AtomPacking:
     ) -> None:
         unknown = sorted(set(kinds) - set(_KINDS))
         if unknown:
-            raise ValueError(
-                mismatch(
-                    "packed molecules: a kind of atom feature is unknown",
-                    expected=", ".join(_KINDS),
-                    got=", ".join(unknown),
-                )
+            raise mismatch(
+                ValueError,
+                "packed molecules: a kind of atom feature is unknown",
+                ", ".join(_KINDS),
+                ", ".join(unknown),
             )
         self.names = tuple(names)
         self.num_tasks = num_tasks
@@ -337,14 +335,13 @@ class AtomPacking:
         wrong = (values != np.rint(values)) | (values < lowest) | (values > highest)
         if wrong.any():
             place = np.argwhere(wrong)[0]
-            raise ValueError(
-                mismatch(
-                    f"packed molecules: an atom feature of kind {kind!r} does not fit",
-                    expected=f"whole numbers from {lowest} to {highest}",
-                    got=float(values[tuple(place)]),
-                    where=f"feature {self.names[columns[place[1]]]!r}",
-                    mend='the kind "real"',
-                )
+            raise mismatch(
+                ValueError,
+                f"packed molecules: an atom feature of kind {kind!r} does not fit",
+                f"whole numbers from {lowest} to {highest}",
+                float(values[tuple(place)]),
+                where=f"feature {self.names[columns[place[1]]]!r}",
+                hint='the kind "real"',
             )
         return values
 
@@ -355,15 +352,13 @@ class AtomPacking:
         whole = 0 if "descriptor" not in molecule else molecule.descriptor.size(1)
         sizes = (self.width, wanted, self.num_descriptors)
         if (width, pairs, whole) != sizes or tasks not in (0, self.num_tasks):
-            raise ValueError(
-                mismatch(
-                    "packed molecules: a molecule has another form",
-                    expected=f"{self.width} atom features, {self.num_tasks} targets, {wanted} "
-                    f"pairs of {atoms} atoms, {self.num_descriptors} descriptors",
-                    got=f"{width} atom features, {tasks} targets, {pairs} pairs, "
-                    f"{whole} descriptors",
-                    where=f"row {getattr(molecule, 'row', number)}",
-                )
+            raise mismatch(
+                ValueError,
+                "packed molecules: a molecule has another form",
+                f"{self.width} atom features, {self.num_tasks} targets, {wanted} "
+                f"pairs of {atoms} atoms, {self.num_descriptors} descriptors",
+                f"{width} atom features, {tasks} targets, {pairs} pairs, {whole} descriptors",
+                where=f"row {getattr(molecule, 'row', number)}",
             )
 
 
@@ -492,14 +487,13 @@ class MoleculeStore:
         names = [shard_name(number) for number in range(len(header["shards"]))]
         for name in names:
             if not (folder / name).is_file():
-                raise FileNotFoundError(
-                    mismatch(
-                        "packed molecules: a shard is missing",
-                        expected=f"{len(names)} shards",
-                        got=f"no {name}",
-                        where=folder,
-                        mend="make the data set again; shards that are there are kept",
-                    )
+                raise mismatch(
+                    FileNotFoundError,
+                    "packed molecules: a shard is missing",
+                    f"{len(names)} shards",
+                    f"no {name}",
+                    where=folder,
+                    hint="make the data set again; shards that are there are kept",
                 )
         store = cls(header, [Shard(folder / name) for name in names])
         store.check_origin()
@@ -597,14 +591,13 @@ class MoleculeStore:
         for shard, count, digest in wanted:
             facts = shard.facts
             if (facts["molecules"], facts["digest"]) != (count, digest):
-                raise ValueError(
-                    mismatch(
-                        "packed molecules: a shard is of another store",
-                        expected=f"{count} molecules, made from {digest[:16]}",
-                        got=f"{facts['molecules']} molecules, made from {facts['digest'][:16]}",
-                        where=shard.source if isinstance(shard.source, Path) else "memory",
-                        mend="delete the file and make the data set again; other shards are kept",
-                    )
+                raise mismatch(
+                    ValueError,
+                    "packed molecules: a shard is of another store",
+                    f"{count} molecules, made from {digest[:16]}",
+                    f"{facts['molecules']} molecules, made from {facts['digest'][:16]}",
+                    where=shard.source if isinstance(shard.source, Path) else "memory",
+                    hint="delete the file and make the data set again; other shards are kept",
                 )
 
     def _begin(self, number: int) -> int:
@@ -614,12 +607,11 @@ class MoleculeStore:
         wanted = np.asarray(chosen, dtype=np.int64).reshape(-1)
         wrong = (wanted < -len(self)) | (wanted >= len(self))
         if wrong.any():
-            raise IndexError(
-                mismatch(
-                    "packed molecules: there is no such molecule",
-                    expected=f"numbers from 0 to {len(self) - 1}",
-                    got=int(wanted[wrong][0]),
-                )
+            raise mismatch(
+                IndexError,
+                "packed molecules: there is no such molecule",
+                f"numbers from 0 to {len(self) - 1}",
+                int(wanted[wrong][0]),
             )
         return np.where(wanted < 0, wanted + len(self), wanted)
 
@@ -663,13 +655,12 @@ def read_header(folder: Path) -> dict[str, Any]:
     """
     path = folder / HEADER
     if not path.is_file():
-        raise FileNotFoundError(
-            mismatch(
-                "packed molecules: there is no finished store",
-                expected=f"a folder with {HEADER}",
-                where=folder,
-                mend="make it with pyg-dynbatch featurize, or by opening a data set",
-            )
+        raise mismatch(
+            FileNotFoundError,
+            "packed molecules: there is no finished store",
+            f"a folder with {HEADER}",
+            where=folder,
+            hint="make it with pyg-dynbatch featurize, or by opening a data set",
         )
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -684,14 +675,13 @@ def read_header(folder: Path) -> dict[str, Any]:
 
 
 def _damaged(path: Path, got: str) -> ValueError:
-    return ValueError(
-        mismatch(
-            "packed molecules: the header cannot be used",
-            expected=f"an unchanged header of format {FORMAT}",
-            got=got,
-            where=path,
-            mend="delete the file and make the data set again; whole shards are kept",
-        )
+    return mismatch(
+        ValueError,
+        "packed molecules: the header cannot be used",
+        f"an unchanged header of format {FORMAT}",
+        got,
+        where=path,
+        hint="delete the file and make the data set again; whole shards are kept",
     )
 
 

@@ -235,14 +235,13 @@ def check_both_classes(
     both = (target == 0).any(0) & (target == 1).any(0)
     if not bool(both.all()):
         task = int((~both).nonzero()[0, 0])
-        raise ValueError(
-            mismatch(
-                "calibration: the validation split has no labels of both classes",
-                expected="labels 0 and 1 of every property",
-                got=f"{int(known_cells(target)[:, task].sum())} labels, all alike",
-                where=f"property {task if names is None else names[task]}",
-                mend="a larger or stratified validation split, or calibration: none",
-            )
+        raise mismatch(
+            ValueError,
+            "calibration: the validation split has no labels of both classes",
+            "labels 0 and 1 of every property",
+            f"{int(known_cells(target)[:, task].sum())} labels, all alike",
+            where=f"property {task if names is None else names[task]}",
+            hint="a larger or stratified validation split, or calibration: none",
         )
 
 
@@ -306,9 +305,7 @@ class AveragedProperties(nn.Module):
     ) -> None:
         super().__init__()
         if not members:
-            raise ValueError(
-                mismatch("AveragedProperties: no networks", expected="one or more", got=0)
-            )
+            raise mismatch(ValueError, "AveragedProperties: no networks", "one or more", 0)
         self.members = nn.ModuleList(network for network, _ in members)
         self.scales = nn.ModuleList(own for _, own in members)
         self.scale = scale
@@ -415,12 +412,11 @@ class MoleculeProperty(Task):
         self.positive_weight = positive_weight
         self.calibration = calibration
         if calibration != "none" and known.kind != "binary":
-            raise ValueError(
-                mismatch(
-                    "MoleculeProperty: only probabilities of labels 0 and 1 can be calibrated",
-                    expected="kind: binary, or calibration: none",
-                    got=f"kind: {known.kind}, calibration: {calibration}",
-                )
+            raise mismatch(
+                ValueError,
+                "MoleculeProperty: only probabilities of labels 0 and 1 can be calibrated",
+                "kind: binary, or calibration: none",
+                f"kind: {known.kind}, calibration: {calibration}",
             )
         several = known.kind == "regression" and known.num_tasks > 1
         self.main_metric = "scaled_rmse" if several else MAIN_METRIC[known.kind]
@@ -629,13 +625,12 @@ class MoleculeProperty(Task):
         if not names:
             return
         found = [_difference(name, _kept(ours, name), _kept(theirs, name)) for name in names]
-        raise ValueError(
-            mismatch(
-                "MoleculeProperty: the checkpoint was trained on molecules described differently",
-                expected="; ".join(f"{part}: {_short(own)}" for part, own, _ in found),
-                got="; ".join(f"{part}: {_short(other)}" for part, _, other in found),
-                mend="use the configuration the checkpoint was made with",
-            )
+        raise mismatch(
+            ValueError,
+            "MoleculeProperty: the checkpoint was trained on molecules described differently",
+            "; ".join(f"{part}: {_short(own)}" for part, own, _ in found),
+            "; ".join(f"{part}: {_short(other)}" for part, _, other in found),
+            hint="use the configuration the checkpoint was made with",
         )
 
 
@@ -686,12 +681,11 @@ def _difference(name: str, own: object, other: object) -> tuple[str, object, obj
 def _checked_weights(given: Sequence[float] | None, schema: MoleculeSchema) -> list[float]:
     weights = [1.0] * schema.num_tasks if given is None else [float(weight) for weight in given]
     if len(weights) != schema.num_tasks or any(weight < 0 for weight in weights):
-        raise ValueError(
-            mismatch(
-                "MoleculeProperty: task_weights do not fit the properties",
-                expected=f"{schema.num_tasks} numbers, 0 or more",
-                got=weights,
-            )
+        raise mismatch(
+            ValueError,
+            "MoleculeProperty: task_weights do not fit the properties",
+            f"{schema.num_tasks} numbers, 0 or more",
+            weights,
         )
     return weights
 

@@ -124,11 +124,10 @@ class RecursiveCell(nn.Module, ABC):
         return states if len(states) > 1 else states[0]
 
     def __prepare_scriptable__(self) -> NoReturn:
-        raise RuntimeError(
-            mismatch(
-                f"{type(self).__name__}: torch.jit.script does not take any number of children",
-                mend="torch.jit.trace(cell, (x, *children))",
-            )
+        raise mismatch(
+            RuntimeError,
+            f"{type(self).__name__}: torch.jit.script does not take any number of children",
+            hint="torch.jit.trace(cell, (x, *children))",
         )
 
     def extra_repr(self) -> str:
@@ -168,7 +167,5 @@ def checked_probability(owner: str, name: str, value: float) -> float:
         ValueError: If it lies outside.
     """
     if not 0.0 <= value < 1.0:
-        raise ValueError(
-            mismatch(f"{owner}: {name} is no probability", expected="0 <= p < 1", got=value)
-        )
+        raise mismatch(ValueError, f"{owner}: {name} is no probability", "0 <= p < 1", value)
     return value

@@ -409,13 +409,12 @@ class FusedPlan:
         wanted, leaf_row = self.schedule.level_inputs[0], self.run.leaf_row
         given = self.leaf_inputs if leaf_row is None else leaf_row.size(0)
         if given != wanted or self.leaf_inputs < 0 or self.schedule.device != device:
-            raise ValueError(
-                mismatch(
-                    "FusedRun: the schedule does not fit the input rows",
-                    expected=f"{wanted} leaves with an input, on {self.schedule.device}",
-                    got=f"{given} leaves, on {device}",
-                    mend="rows in the order of schedule.input_node; batch.to(device)",
-                )
+            raise mismatch(
+                ValueError,
+                "FusedRun: the schedule does not fit the input rows",
+                f"{wanted} leaves with an input, on {self.schedule.device}",
+                f"{given} leaves, on {device}",
+                hint="rows in the order of schedule.input_node; batch.to(device)",
             )
 
     def _blocks(self) -> Iterator[Block]:

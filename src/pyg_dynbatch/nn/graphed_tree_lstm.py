@@ -330,17 +330,14 @@ class GraphedTreeLSTM(RecursiveLayer):
         recorder: Callable[[torch.device], Recorder] = recorder_for,
     ) -> None:
         if not isinstance(layer.cell, TreeLSTMCell):
-            raise TypeError(
-                mismatch(
-                    "GraphedTreeLSTM: the layer is no Tree-LSTM",
-                    expected="NaryTreeLSTM or ChildSumTreeLSTM",
-                    got=type(layer).__name__,
-                )
+            raise mismatch(
+                TypeError,
+                "GraphedTreeLSTM: the layer is no Tree-LSTM",
+                "NaryTreeLSTM or ChildSumTreeLSTM",
+                type(layer).__name__,
             )
         if max_graphs < 1:
-            raise ValueError(
-                mismatch("GraphedTreeLSTM: no graph may be kept", expected=">= 1", got=max_graphs)
-            )
+            raise mismatch(ValueError, "GraphedTreeLSTM: no graph may be kept", ">= 1", max_graphs)
         super().__init__(layer.cell, layer.direction)
         self.cell: TreeLSTMCell
         self.buckets, self.max_graphs, self._recorder = buckets, max_graphs, recorder
@@ -509,13 +506,12 @@ class _Replayed(Function):
         lease, form, place, _ = ctx.call
         _ = ctx.saved_tensors
         if not lease.open:
-            raise RuntimeError(
-                mismatch(
-                    "GraphedTreeLSTM: the way back was taken before",
-                    expected="one backward() for each forward(), whose values are gone after it",
-                    got="retain_graph=True and another backward()",
-                    mend="add up the losses, or use the layer without graphs",
-                )
+            raise mismatch(
+                RuntimeError,
+                "GraphedTreeLSTM: the way back was taken before",
+                "one backward() for each forward(), whose values are gone after it",
+                "retain_graph=True and another backward()",
+                hint="add up the losses, or use the layer without graphs",
             )
         of_rows, of_parameters = lease.run.backwards(form, grads, place)
         lease.open = False

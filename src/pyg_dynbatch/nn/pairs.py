@@ -35,22 +35,20 @@ def checked_sizes(name: str, sizes: Sequence[int] | Tensor) -> np.ndarray:
     """
     atoms = np.asarray(sizes.cpu() if isinstance(sizes, Tensor) else sizes, dtype=np.int64)
     if atoms.ndim != 1:
-        raise ValueError(
-            mismatch(
-                f"{name}: sizes are no plain list",
-                expected="the number of atoms of each molecule",
-                got=f"an array of shape {list(atoms.shape)}",
-            )
+        raise mismatch(
+            ValueError,
+            f"{name}: sizes are no plain list",
+            "the number of atoms of each molecule",
+            f"an array of shape {list(atoms.shape)}",
         )
     if atoms.size and atoms.min() < 0:
         example = int(np.argmax(atoms < 0))
-        raise ValueError(
-            mismatch(
-                f"{name}: a molecule has a negative number of atoms",
-                expected="0 or more",
-                got=int(atoms[example]),
-                where=f"example {example}",
-            )
+        raise mismatch(
+            ValueError,
+            f"{name}: a molecule has a negative number of atoms",
+            "0 or more",
+            int(atoms[example]),
+            where=f"example {example}",
         )
     return atoms
 
@@ -66,14 +64,13 @@ def checked_codes(
     stored = atoms * (atoms + 1) // 2
     code = pair_code.detach().cpu().numpy().astype(np.int64)
     if code.size != stored.sum():
-        raise ValueError(
-            mismatch(
-                "Pairs.from_codes: the number of codes does not fit the atoms",
-                expected=f"{int(stored.sum())} codes, N (N + 1) / 2 for N atoms",
-                got=f"{code.size} codes",
-                where=f"a batch of {atoms.size} molecules with {int(atoms.sum())} atoms",
-                mend="codes of all pairs i <= j with self pairs, whichever of them are used",
-            )
+        raise mismatch(
+            ValueError,
+            "Pairs.from_codes: the number of codes does not fit the atoms",
+            f"{int(stored.sum())} codes, N (N + 1) / 2 for N atoms",
+            f"{code.size} codes",
+            where=f"a batch of {atoms.size} molecules with {int(atoms.sum())} atoms",
+            hint="codes of all pairs i <= j with self pairs, whichever of them are used",
         )
     if num_codes is None:
         num_codes = int(code.max(initial=0)) + 1
@@ -81,14 +78,13 @@ def checked_codes(
     if outside.any() or (kept is not None and kept.numel() != num_codes):
         wrong = int(np.argmax(outside)) if outside.any() else -1
         example = int(np.searchsorted(np.cumsum(stored), wrong, side="right"))
-        raise ValueError(
-            mismatch(
-                "Pairs.from_codes: a code is outside of the table",
-                expected=f"codes 0 to {num_codes - 1}",
-                got=int(code[wrong]) if wrong >= 0 else f"{kept.numel()} in kept",  # type: ignore[union-attr]
-                where=f"example {example}" if wrong >= 0 else "kept",
-                mend="the table with which the codes were made",
-            )
+        raise mismatch(
+            ValueError,
+            "Pairs.from_codes: a code is outside of the table",
+            f"codes 0 to {num_codes - 1}",
+            int(code[wrong]) if wrong >= 0 else f"{kept.numel()} in kept",  # type: ignore[union-attr]
+            where=f"example {example}" if wrong >= 0 else "kept",
+            hint="the table with which the codes were made",
         )
     return code, num_codes
 
@@ -117,12 +113,11 @@ def of_pair_index(pair_index: np.ndarray, num_atoms: int, atoms: np.ndarray) -> 
             add up to the number of atoms.
     """
     if pair_index.ndim != 2 or len(pair_index) != 2 or atoms.sum() != num_atoms:
-        raise ValueError(
-            mismatch(
-                "Pairs.from_pair_index: pair_index or sizes have another form",
-                expected=f"pair_index [2, pair], sizes of {num_atoms} atoms together",
-                got=f"pair_index {list(pair_index.shape)}, sizes of {int(atoms.sum())} atoms",
-            )
+        raise mismatch(
+            ValueError,
+            "Pairs.from_pair_index: pair_index or sizes have another form",
+            f"pair_index [2, pair], sizes of {num_atoms} atoms together",
+            f"pair_index {list(pair_index.shape)}, sizes of {int(atoms.sum())} atoms",
         )
     outside = np.any((pair_index < 0) | (pair_index >= num_atoms), axis=0)
     _complain("an atom is out of range", f"atoms 0 to {num_atoms - 1}", pair_index, outside)
@@ -217,13 +212,12 @@ def _row_starts(left: np.ndarray) -> np.ndarray:
 def _complain(what: str, expected: str, pair_index: np.ndarray, wrong: Any) -> None:
     if wrong.any():
         column = int(np.argmax(wrong))
-        raise ValueError(
-            mismatch(
-                f"Pairs.from_pair_index: {what}",
-                expected=expected,
-                got=f"atoms {pair_index[0, column]} and {pair_index[1, column]}",
-                where=f"column {column}",
-            )
+        raise mismatch(
+            ValueError,
+            f"Pairs.from_pair_index: {what}",
+            expected,
+            f"atoms {pair_index[0, column]} and {pair_index[1, column]}",
+            where=f"column {column}",
         )
 
 
@@ -311,9 +305,7 @@ class Pairs(MovablePlan):
         )
         ends = np.cumsum((0, *lengths)).tolist()
         if plan.numel() != ends[-1]:
-            raise ValueError(
-                mismatch("Pairs: the plan has another length", expected=ends[-1], got=plan.numel())
-            )
+            raise mismatch(ValueError, "Pairs: the plan has another length", ends[-1], plan.numel())
         self._layout = tuple(zip(ends, lengths, strict=False))
         self._remembered: dict[Any, Any] = {}
 
@@ -558,12 +550,11 @@ class Pairs(MovablePlan):
 
     def _want_codes(self, name: str) -> None:
         if not self.num_codes:
-            raise AttributeError(
-                mismatch(
-                    f"Pairs: {name} is known only for pairs made from codes",
-                    expected="Pairs.from_codes(...)",
-                    got="Pairs.all_pairs(...) or Pairs.from_pair_index(...)",
-                )
+            raise mismatch(
+                AttributeError,
+                f"Pairs: {name} is known only for pairs made from codes",
+                "Pairs.from_codes(...)",
+                "Pairs.all_pairs(...) or Pairs.from_pair_index(...)",
             )
 
     def _tensors(self) -> tuple[Tensor, ...]:

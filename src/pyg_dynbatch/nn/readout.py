@@ -73,12 +73,11 @@ class GaussianHistogramAggregation(Aggregation):
     ) -> Tensor:
         """Computes the histograms of all sets; one set of all without index and ptr."""
         if x.dim() != 2 or dim not in (-2, 0):
-            raise ValueError(
-                mismatch(
-                    "GaussianHistogramAggregation: elements of another form",
-                    expected="x [element, feature], dim -2",
-                    got=f"x {list(x.shape)}, dim {dim}",
-                )
+            raise mismatch(
+                ValueError,
+                "GaussianHistogramAggregation: elements of another form",
+                "x [element, feature], dim -2",
+                f"x {list(x.shape)}, dim {dim}",
             )
         if index is None:
             index = torch.zeros(x.size(0), dtype=torch.long, device=x.device)
@@ -217,12 +216,11 @@ class StandardizedInputs(nn.Module):
             x: The numbers to train on, NaN where unknown; what is infinite counts as unknown.
         """
         if x.size(1) != self.num_inputs:
-            raise ValueError(
-                mismatch(
-                    "StandardizedInputs: another number of columns",
-                    expected=self.num_inputs,
-                    got=x.size(1),
-                )
+            raise mismatch(
+                ValueError,
+                "StandardizedInputs: another number of columns",
+                self.num_inputs,
+                x.size(1),
             )
         exact = x.double()
         exact = torch.where(exact.isfinite(), exact, torch.nan)

@@ -101,12 +101,11 @@ def child_weights(
     if schedule.arity is None:
         return mask.index_select(0, schedule.edge_order)
     if edge_index is None:
-        raise ValueError(
-            mismatch(
-                "RecursiveLayer: an edge mask needs the edges",
-                expected="layer(x, edge_index, schedule)",
-                got="a schedule without edge_index",
-            )
+        raise mismatch(
+            ValueError,
+            "RecursiveLayer: an edge mask needs the edges",
+            "layer(x, edge_index, schedule)",
+            "a schedule without edge_index",
         )
     child = torch.cat([schedule.children_of(step) for step in schedule.steps])
     owner = torch.arange(child.size(0), device=child.device) // schedule.arity
@@ -218,12 +217,8 @@ def checked_direction(owner: str, direction: str) -> str:
         ValueError: If it is neither ``"bottom_up"`` nor ``"top_down"``.
     """
     if direction not in ("bottom_up", "top_down"):
-        raise ValueError(
-            mismatch(
-                f"{owner}: unknown direction",
-                expected="'bottom_up' or 'top_down'",
-                got=repr(direction),
-            )
+        raise mismatch(
+            ValueError, f"{owner}: unknown direction", "'bottom_up' or 'top_down'", repr(direction)
         )
     return direction
 
@@ -247,12 +242,11 @@ def check_input_rows(owner: str, x: Tensor, module: nn.Module, channels: int | N
         or x.size(1) != (channels or x.size(1))
         or not x.is_floating_point()
     ):
-        raise TypeError(
-            mismatch(
-                f"{owner}: input rows of the wrong form",
-                expected=f"a dense tensor, floating [row, {channels or 'feature'}]",
-                got=described(x),
-            )
+        raise mismatch(
+            TypeError,
+            f"{owner}: input rows of the wrong form",
+            f"a dense tensor, floating [row, {channels or 'feature'}]",
+            described(x),
         )
     check_precision(owner, x, module)
 
@@ -314,26 +308,24 @@ def check_schedule(
     """
     wanted, found = (arity, direction), (schedule.arity, schedule.direction)
     if wanted != found:
-        raise ValueError(
-            mismatch(
-                f"{owner}: the schedule was made for another layer",
-                expected="arity {}, {}".format(*wanted),
-                got="arity {}, {}".format(*found),
-                mend="DataLoader(..., arity={}, direction={!r})".format(*wanted),
-            )
+        raise mismatch(
+            ValueError,
+            f"{owner}: the schedule was made for another layer",
+            "arity {}, {}".format(*wanted),
+            "arity {}, {}".format(*found),
+            hint="DataLoader(..., arity={}, direction={!r})".format(*wanted),
         )
     if edge_index is None:
         return
     _check_dense(owner, edge_index)
     if not schedule.belongs_to(edge_index):
         same_number = edge_index.shape == (2, schedule.num_edges)
-        raise ValueError(
-            mismatch(
-                f"{owner}: the schedule belongs to another graph",
-                expected=f"the {schedule.num_edges} edges that it was made from",
-                got="as many edges with other values" if same_number else described(edge_index),
-                mend="make the schedule after the last change of the graph",
-            )
+        raise mismatch(
+            ValueError,
+            f"{owner}: the schedule belongs to another graph",
+            f"the {schedule.num_edges} edges that it was made from",
+            "as many edges with other values" if same_number else described(edge_index),
+            hint="make the schedule after the last change of the graph",
         )
 
 
@@ -343,13 +335,12 @@ def _check_dense(owner: str, edge_index: object) -> None:
         or edge_index.layout != torch.strided
         or edge_index.device.type == "meta"
     ):
-        raise TypeError(
-            mismatch(
-                f"{owner}: neither a schedule nor dense edges",
-                expected="edge_index [2, edge], or schedule=batch.schedule",
-                got=described(edge_index),
-                mend="edge_index, _ = to_edge_index(adj_t) for a sparse adjacency",
-            )
+        raise mismatch(
+            TypeError,
+            f"{owner}: neither a schedule nor dense edges",
+            "edge_index [2, edge], or schedule=batch.schedule",
+            described(edge_index),
+            hint="edge_index, _ = to_edge_index(adj_t) for a sparse adjacency",
         )
 
 
@@ -476,13 +467,12 @@ class RecursiveLayer(MessagePassing):
         """Gives the mask that an explainer has put into this module, one number per edge."""
         mask = self._edge_mask
         if mask is None or mask.shape != (schedule.num_edges,):
-            raise ValueError(
-                mismatch(
-                    f"{type(self).__name__}: the explainer does not give one mask value per edge",
-                    expected=f"edge mask [{schedule.num_edges}]",
-                    got="no edge mask" if mask is None else described(mask),
-                    mend="GNNExplainer or CaptumExplainer, on the edges of the batch",
-                )
+            raise mismatch(
+                ValueError,
+                f"{type(self).__name__}: the explainer does not give one mask value per edge",
+                f"edge mask [{schedule.num_edges}]",
+                "no edge mask" if mask is None else described(mask),
+                hint="GNNExplainer or CaptumExplainer, on the edges of the batch",
             )
         return mask.sigmoid() if self._apply_sigmoid else mask
 
@@ -498,13 +488,12 @@ class RecursiveLayer(MessagePassing):
         if leaf_row is not None:
             _check_leaf_row(name, schedule, x, leaf_row)
         elif x.size(0) not in (schedule.num_nodes, schedule.stores[0].inputs):
-            raise ValueError(
-                mismatch(
-                    f"{name}: wrong number of input rows",
-                    expected=f"{schedule.num_nodes} (all nodes) or {schedule.stores[0].inputs} "
-                    "(schedule.input_node)",
-                    got=x.size(0),
-                )
+            raise mismatch(
+                ValueError,
+                f"{name}: wrong number of input rows",
+                f"{schedule.num_nodes} (all nodes) or {schedule.stores[0].inputs} "
+                "(schedule.input_node)",
+                x.size(0),
             )
 
     def __prepare_scriptable__(self) -> NoReturn:
@@ -519,12 +508,11 @@ class RecursiveLayer(MessagePassing):
 def _check_leaf_row(name: str, schedule: Schedule, x: Tensor, leaf_row: Tensor) -> None:
     leaves, *others = schedule.level_inputs or (0,)
     if leaf_row.size(0) != leaves or x.size(0) < sum(others):
-        raise ValueError(
-            mismatch(
-                f"{name}: leaf_row does not fit the schedule",
-                expected=f"{leaves} leaves with an input, and {sum(others)} rows or more in x",
-                got=f"{leaf_row.size(0)} in leaf_row, {x.size(0)} rows in x",
-            )
+        raise mismatch(
+            ValueError,
+            f"{name}: leaf_row does not fit the schedule",
+            f"{leaves} leaves with an input, and {sum(others)} rows or more in x",
+            f"{leaf_row.size(0)} in leaf_row, {x.size(0)} rows in x",
         )
 
 
@@ -559,23 +547,21 @@ def chosen_rows(states: States, order: bool | Tensor) -> States:
 
 def _rows_of_nodes(schedule: Schedule, nodes: Tensor) -> Tensor:
     if nodes.dim() != 1 or nodes.dtype not in (torch.int32, torch.int64):
-        raise TypeError(
-            mismatch(
-                "RecursiveLayer: nodes of the wrong form",
-                expected="int64[chosen]",
-                got=f"{str(nodes.dtype).removeprefix('torch.')}{list(nodes.shape)}",
-            )
+        raise mismatch(
+            TypeError,
+            "RecursiveLayer: nodes of the wrong form",
+            "int64[chosen]",
+            f"{str(nodes.dtype).removeprefix('torch.')}{list(nodes.shape)}",
         )
     try:
         return level_row(schedule).index_select(0, nodes)
     except IndexError as error:
-        raise IndexError(
-            mismatch(
-                "RecursiveLayer: nodes that the schedule does not have",
-                expected=f"numbers from 0 to {schedule.num_nodes - 1}",
-                got=f"{int(nodes.min())} to {int(nodes.max())}",
-                mend="nodes=batch.root_index, of the batch that has the schedule",
-            )
+        raise mismatch(
+            IndexError,
+            "RecursiveLayer: nodes that the schedule does not have",
+            f"numbers from 0 to {schedule.num_nodes - 1}",
+            f"{int(nodes.min())} to {int(nodes.max())}",
+            hint="nodes=batch.root_index, of the batch that has the schedule",
         ) from error
 
 

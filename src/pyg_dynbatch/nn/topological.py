@@ -203,22 +203,20 @@ class TopologicalConv(nn.Module):
             or found.dim() != 2
             or found.size(0) != first + (size if self.pairs else edges)
         ):
-            raise TypeError(
-                mismatch(
-                    f"TopologicalConv: {type(self.conv).__name__} does not return one row a node",
-                    expected="a tensor [node, out_channels]",
-                    got=list(found.shape) if isinstance(found, Tensor) else type(found).__name__,
-                )
+            raise mismatch(
+                TypeError,
+                f"TopologicalConv: {type(self.conv).__name__} does not return one row a node",
+                "a tensor [node, out_channels]",
+                list(found.shape) if isinstance(found, Tensor) else type(found).__name__,
             )
         if found.size(1) != sources.size(1):
-            raise ValueError(
-                mismatch(
-                    f"TopologicalConv: {type(self.conv).__name__} changes the width of the rows",
-                    expected=f"{sources.size(1)} channels, as updated rows are sources again",
-                    got=found.size(1),
-                    mend="a linear layer before it; or in_channels=(out_channels, in_channels) "
-                    "for layers that take pairs",
-                )
+            raise mismatch(
+                ValueError,
+                f"TopologicalConv: {type(self.conv).__name__} changes the width of the rows",
+                f"{sources.size(1)} channels, as updated rows are sources again",
+                found.size(1),
+                hint="a linear layer before it; or in_channels=(out_channels, in_channels) "
+                "for layers that take pairs",
             )
         return found[:size]
 
@@ -235,63 +233,57 @@ def _check_conv(conv: nn.Module) -> None:
     name = type(conv).__name__
     for module in conv.modules():
         if getattr(module, "flow", "source_to_target") != "source_to_target":
-            raise ValueError(
-                mismatch(
-                    f"TopologicalConv: {name} works against the direction of the edges",
-                    expected="flow='source_to_target'",
-                    got=f"flow={module.flow!r}",
-                    mend="leave flow alone and set direction='top_down' here",
-                )
+            raise mismatch(
+                ValueError,
+                f"TopologicalConv: {name} works against the direction of the edges",
+                "flow='source_to_target'",
+                f"flow={module.flow!r}",
+                hint="leave flow alone and set direction='top_down' here",
             )
         if getattr(module, "cached", False):
-            raise ValueError(
-                mismatch(
-                    f"TopologicalConv: {name} keeps the graph of its first call",
-                    expected="cached=False, as every level is a graph of its own",
-                    got="cached=True",
-                )
+            raise mismatch(
+                ValueError,
+                f"TopologicalConv: {name} keeps the graph of its first call",
+                "cached=False, as every level is a graph of its own",
+                "cached=True",
             )
     widths = getattr(conv, "in_channels", None)
     if not isinstance(widths, tuple):
         return
     if getattr(conv, "add_self_loops", False):
-        raise ValueError(
-            mismatch(
-                f"TopologicalConv: {name} adds self-loops, but takes pairs of rows",
-                expected="add_self_loops=False, as sources and targets are numbered apart",
-                got="add_self_loops=True",
-            )
+        raise mismatch(
+            ValueError,
+            f"TopologicalConv: {name} adds self-loops, but takes pairs of rows",
+            "add_self_loops=False, as sources and targets are numbered apart",
+            "add_self_loops=True",
         )
     if widths[0] < 1:
-        raise ValueError(
-            mismatch(
-                f"TopologicalConv: {name} does not tell the width of its sources",
-                expected="in_channels=(out_channels, in_channels), the first a plain number",
-                got=f"in_channels={widths}",
-            )
+        raise mismatch(
+            ValueError,
+            f"TopologicalConv: {name} does not tell the width of its sources",
+            "in_channels=(out_channels, in_channels), the first a plain number",
+            f"in_channels={widths}",
         )
 
 
 def _check_rows(owner: str, schedule: Schedule, x: Tensor, edge_rows: Mapping[Any, Any]) -> None:
     if x.size(0) != schedule.num_nodes:
-        raise ValueError(
-            mismatch(
-                f"{owner}: wrong number of input rows",
-                expected=f"{schedule.num_nodes} (all nodes)",
-                got=x.size(0),
-            )
+        raise mismatch(
+            ValueError,
+            f"{owner}: wrong number of input rows",
+            f"{schedule.num_nodes} (all nodes)",
+            x.size(0),
         )
     for key, rows in edge_rows.items():
         if rows is None:
             continue
         if not isinstance(rows, Tensor) or not rows.dim() or rows.size(0) != schedule.num_edges:
-            raise TypeError(
-                mismatch(
-                    f"{owner}: argument {key} is not one row an edge",
-                    expected=f"a tensor [{schedule.num_edges}, ...]",
-                    got=list(rows.shape) if isinstance(rows, Tensor) else repr(rows),
-                    mend="bind other options of the layer before wrapping it",
-                )
+            raise mismatch(
+                TypeError,
+                f"{owner}: argument {key} is not one row an edge",
+                f"a tensor [{schedule.num_edges}, ...]",
+                list(rows.shape) if isinstance(rows, Tensor) else repr(rows),
+                hint="bind other options of the layer before wrapping it",
             )
 
 

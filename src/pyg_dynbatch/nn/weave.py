@@ -143,13 +143,12 @@ class _Normalise(Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, *_: Any) -> Any:
         if torch.is_grad_enabled():
-            raise RuntimeError(
-                mismatch(
-                    "CountedBatchNorm: second derivatives are not available while training",
-                    expected="backward() or autograd.grad() without create_graph",
-                    got="create_graph=True",
-                    mend="model.eval(), or norm='layer'",
-                )
+            raise mismatch(
+                RuntimeError,
+                "CountedBatchNorm: second derivatives are not available while training",
+                "backward() or autograd.grad() without create_graph",
+                "create_graph=True",
+                hint="model.eval(), or norm='layer'",
             )
         normalised, share, scale = ctx.saved_tensors
         grad_bias = gradient.sum(0)
@@ -252,10 +251,8 @@ class WeaveConv(nn.Module):
         super().__init__()
         width = _widths(hidden, atom_in, pair_in, atom_out, pair_out)
         if norm not in (None, "batch", "layer"):
-            raise ValueError(
-                mismatch(
-                    "WeaveConv: unknown norm", expected="'batch', 'layer' or None", got=repr(norm)
-                )
+            raise mismatch(
+                ValueError, "WeaveConv: unknown norm", "'batch', 'layer' or None", repr(norm)
             )
         self.atom_in, self.pair_in = atom_in, pair_in
         self.atom_out, self.pair_out = atom_out, pair_out
@@ -413,13 +410,12 @@ class WeaveConv(nn.Module):
             ("pair" if what.startswith("pair") else "table", pair, (num_rows, self.pair_in)),
         ):
             if tuple(rows.shape) != wanted:
-                raise ValueError(
-                    mismatch(
-                        f"WeaveConv: {name} is of another shape",
-                        expected=list(wanted),
-                        got=list(rows.shape),
-                        mend="one row an atom" if name == "x" else f"one {what}",
-                    )
+                raise mismatch(
+                    ValueError,
+                    f"WeaveConv: {name} is of another shape",
+                    list(wanted),
+                    list(rows.shape),
+                    hint="one row an atom" if name == "x" else f"one {what}",
                 )
 
     def extra_repr(self) -> str:
@@ -452,12 +448,11 @@ def _widths(hidden: int | Mapping[str, int], *named: int | None) -> dict[str, in
         if width is not None and width < 1
     }
     if wrong:
-        raise ValueError(
-            mismatch(
-                "WeaveConv: a width cannot be used",
-                expected=f"1 or more; hidden widths of {', '.join(HIDDEN)}",
-                got=", ".join(f"{name}={width}" for name, width in wrong.items()),
-            )
+        raise mismatch(
+            ValueError,
+            "WeaveConv: a width cannot be used",
+            f"1 or more; hidden widths of {', '.join(HIDDEN)}",
+            ", ".join(f"{name}={width}" for name, width in wrong.items()),
         )
     return widths
 
@@ -505,12 +500,11 @@ class WeaveStack(nn.Module):
     ) -> None:
         super().__init__()
         if num_modules < 1 or (pair_block is not None and pair_block < 1):
-            raise ValueError(
-                mismatch(
-                    "WeaveStack: num_modules or pair_block is too small",
-                    expected="1 or more",
-                    got=f"num_modules={num_modules}, pair_block={pair_block}",
-                )
+            raise mismatch(
+                ValueError,
+                "WeaveStack: num_modules or pair_block is too small",
+                "1 or more",
+                f"num_modules={num_modules}, pair_block={pair_block}",
             )
         self.pair_block = pair_block
         self.convs = nn.ModuleList(

@@ -221,8 +221,8 @@ def check_is_checkpoint(path: str | Path) -> None:
         ValueError: If the file is not a checkpoint, or is cut short.
     """
     if not Path(path).is_file():
-        raise FileNotFoundError(
-            mismatch("the checkpoint is missing", expected="a file written by fit", got=path)
+        raise mismatch(
+            FileNotFoundError, "the checkpoint is missing", "a file written by fit", path
         )
     # torch writes zip archives, whose table of contents stands at the end.
     if not zipfile.is_zipfile(path):
@@ -245,13 +245,12 @@ def naming_file(path: str | Path) -> Iterator[None]:
 
 
 def _not_a_checkpoint(path: str | Path, got: str) -> ValueError:
-    return ValueError(
-        mismatch(
-            "the file is not a checkpoint, or is cut short",
-            expected="a file written by fit, such as last.ckpt",
-            got=got,
-            where=path,
-        )
+    return mismatch(
+        ValueError,
+        "the file is not a checkpoint, or is cut short",
+        "a file written by fit, such as last.ckpt",
+        got,
+        where=path,
     )
 
 
@@ -314,13 +313,12 @@ def find_checkpoint(name: str, configs: list[Path]) -> Path:
     for candidate in reversed(found):
         if candidate.is_file():
             return candidate
-    raise FileNotFoundError(
-        mismatch(
-            f"there is no checkpoint {name!r}",
-            expected=f"{path.stem}.ckpt in the folder of a run",
-            got=f"no such file in {', '.join(map(str, dict.fromkeys(folders))) or 'any run'}",
-            mend="--run runs/NAME/version_0, or the path of a checkpoint",
-        )
+    raise mismatch(
+        FileNotFoundError,
+        f"there is no checkpoint {name!r}",
+        f"{path.stem}.ckpt in the folder of a run",
+        f"no such file in {', '.join(map(str, dict.fromkeys(folders))) or 'any run'}",
+        hint="--run runs/NAME/version_0, or the path of a checkpoint",
     )
 
 
@@ -360,13 +358,12 @@ def check_options(
             known = any(fnmatch(name, pattern) for pattern in allowed)
             (changes if known else refused).append(line)
     if refused:
-        raise ValueError(
-            mismatch(
-                "an option differs from that of the checkpoint and cannot be changed",
-                expected="the options the checkpoint was made with",
-                got="; ".join(refused),
-                mend="--run FOLDER takes the options of the run; leave the others out",
-            )
+        raise mismatch(
+            ValueError,
+            "an option differs from that of the checkpoint and cannot be changed",
+            "the options the checkpoint was made with",
+            "; ".join(refused),
+            hint="--run FOLDER takes the options of the run; leave the others out",
         )
     return changes if training else []
 
@@ -411,28 +408,26 @@ def check_run_folder(
     """
     folder, noted = checkpoint.parent, contents.get("callbacks", {})
     if not (folder / CONFIG).is_file():
-        raise FileNotFoundError(
-            mismatch(
-                "training can only continue in the folder of its run",
-                expected=f"{CONFIG} beside the checkpoint",
-                got="no such file",
-                where=folder,
-                mend="the last.ckpt of a run, where fit has written it",
-            )
+        raise mismatch(
+            FileNotFoundError,
+            "training can only continue in the folder of its run",
+            f"{CONFIG} beside the checkpoint",
+            "no such file",
+            where=folder,
+            hint="the last.ckpt of a run, where fit has written it",
         )
     if keeper.state_key not in noted:
-        raise ValueError(
-            mismatch(
-                "the best checkpoint of this run was chosen in another way",
-                expected=" or ".join(key for key in noted if "'monitor'" in key),
-                got=keeper.state_key,
-                mend="--checkpoint.monitor and --checkpoint.mode as before",
-            )
+        raise mismatch(
+            ValueError,
+            "the best checkpoint of this run was chosen in another way",
+            " or ".join(key for key in noted if "'monitor'" in key),
+            keeper.state_key,
+            hint="--checkpoint.monitor and --checkpoint.mode as before",
         )
     best = Path(keeper.dirpath or folder) / Path(noted[keeper.state_key]["best_model_path"]).name
     if noted[keeper.state_key]["best_model_path"] and not best.is_file():
-        raise FileNotFoundError(
-            mismatch("the best checkpoint of the run is missing", expected=best, got="no such file")
+        raise mismatch(
+            FileNotFoundError, "the best checkpoint of the run is missing", best, "no such file"
         )
 
 

@@ -160,29 +160,25 @@ def check_config_file(path: str | Path) -> None:
         ValueError: If it does not hold settings.
     """
     if not Path(path).is_file():
-        raise FileNotFoundError(
-            mismatch("the configuration is missing", expected="a YAML file", got=path)
-        )
+        raise mismatch(FileNotFoundError, "the configuration is missing", "a YAML file", path)
     try:
         settings = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
-        raise ValueError(
-            mismatch(
-                "the configuration is not valid YAML",
-                expected="settings such as 'trainer:', 'model:' and 'data:'",
-                got=getattr(error, "problem", None) or "text that is not UTF-8",
-                where=f"{path}:{mark.line + 1}" if mark else path,
-            )
+        raise mismatch(
+            ValueError,
+            "the configuration is not valid YAML",
+            "settings such as 'trainer:', 'model:' and 'data:'",
+            getattr(error, "problem", None) or "text that is not UTF-8",
+            where=f"{path}:{mark.line + 1}" if mark else path,
         ) from error
     if not isinstance(settings, dict):
-        raise ValueError(
-            mismatch(
-                "the configuration holds no settings",
-                expected="settings such as 'trainer:', 'model:' and 'data:'",
-                got="an empty file" if settings is None else f"a {type(settings).__name__}",
-                where=path,
-            )
+        raise mismatch(
+            ValueError,
+            "the configuration holds no settings",
+            "settings such as 'trainer:', 'model:' and 'data:'",
+            "an empty file" if settings is None else f"a {type(settings).__name__}",
+            where=path,
         )
     _check_class_keys(settings, "", path)
 
@@ -194,13 +190,12 @@ def _check_class_keys(part: Any, name: str, path: str | Path) -> None:
     elif "class_path" in children:
         wrong = next((key for key in children if key not in _CLASS_KEYS), None)
         if wrong is not None:
-            raise ValueError(
-                mismatch(
-                    f"the configuration has an unknown key beside class_path: {name}.{wrong}",
-                    expected="class_path and init_args",
-                    got=f"{wrong!r}{did_you_mean(str(wrong), _CLASS_KEYS)}",
-                    where=path,
-                )
+            raise mismatch(
+                ValueError,
+                f"the configuration has an unknown key beside class_path: {name}.{wrong}",
+                "class_path and init_args",
+                f"{wrong!r}{did_you_mean(str(wrong), _CLASS_KEYS)}",
+                where=path,
             )
     for key, child in children.items():
         _check_class_keys(child, f"{name}.{key}".lstrip("."), path)
@@ -296,12 +291,11 @@ class TaskCLI(LightningCLI):
         if chosen is not None:
             self._read_checkpoint(str(chosen), command)
         elif command != "fit" and self.needs_checkpoint:
-            raise ValueError(
-                mismatch(
-                    f"{command}: no checkpoint is given",
-                    expected="--ckpt_path FILE, or --run FOLDER for the best one of a run",
-                    got="untrained weights",
-                )
+            raise mismatch(
+                ValueError,
+                f"{command}: no checkpoint is given",
+                "--ckpt_path FILE, or --run FOLDER for the best one of a run",
+                "untrained weights",
             )
 
     def _read_checkpoint(self, chosen: str, command: str) -> None:
@@ -351,8 +345,8 @@ class TaskCLI(LightningCLI):
         try:
             return super().instantiate_trainer(**options)
         except TypeError as error:
-            what = mismatch("Trainer: an option cannot be used", got=error, mend="fit --help_all")
-            raise ValueError(what) from error
+            what = "Trainer: an option cannot be used"
+            raise mismatch(ValueError, what, got=error, hint="fit --help_all") from error
 
     def after_instantiate_classes(self) -> None:
         """Settles the folder of the run, so that forked ranks and this process agree about it."""
@@ -461,15 +455,14 @@ def check_monitor(monitor: str, mode: str, model: Task, callback: str = "ModelCh
     if monitor == chosen and (mode == best or best == "max"):
         return
     options = "checkpoint" if callback == "ModelCheckpoint" else "trainer.callbacks"
-    raise ValueError(
-        mismatch(
-            f"{callback} cannot choose by this metric",
-            expected=f"{main}, by which {type(model).__name__} is judged, or another it logs: "
-            + ", ".join(name for name in known if name != main),
-            got=f"{options}.monitor {monitor}, {options}.mode {mode}"
-            + (f"; did you mean {near!r}?" if near else ""),
-            mend=f"--{options}.monitor {chosen} --{options}.mode {best}",
-        )
+    raise mismatch(
+        ValueError,
+        f"{callback} cannot choose by this metric",
+        f"{main}, by which {type(model).__name__} is judged, or another it logs: "
+        + ", ".join(name for name in known if name != main),
+        f"{options}.monitor {monitor}, {options}.mode {mode}"
+        + (f"; did you mean {near!r}?" if near else ""),
+        hint=f"--{options}.monitor {chosen} --{options}.mode {best}",
     )
 
 

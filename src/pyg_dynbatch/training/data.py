@@ -40,12 +40,11 @@ class SplitDataModule(pl.LightningDataModule, ABC):
     ) -> None:
         super().__init__()
         if batch_size < 1:
-            raise ValueError(
-                mismatch(
-                    f"{type(self).__name__}: batch_size is out of range",
-                    expected="1 or more",
-                    got=batch_size,
-                )
+            raise mismatch(
+                ValueError,
+                f"{type(self).__name__}: batch_size is out of range",
+                "1 or more",
+                batch_size,
             )
         self.batch_size = batch_size
         self.budget = budget

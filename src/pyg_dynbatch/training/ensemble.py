@@ -43,9 +43,7 @@ class AveragedNetwork(nn.Module):
     def __init__(self, members: Sequence[nn.Module]) -> None:
         super().__init__()
         if not members:
-            raise ValueError(
-                mismatch("AveragedNetwork: no networks", expected="one or more", got=0)
-            )
+            raise mismatch(ValueError, "AveragedNetwork: no networks", "one or more", 0)
         self.members = nn.ModuleList(members)
 
     def forward(self, batch: Any) -> Float[Tensor, "row class"]:

@@ -55,31 +55,28 @@ class OptimizerOptions:
         for name in ("lr", "embedding_lr", "weight_decay", "initial_accumulator", "eps"):
             value = getattr(self, name)
             if value is not None and not (value >= 0 and math.isfinite(value)):
-                raise ValueError(
-                    mismatch(
-                        f"OptimizerOptions: {name} is out of range",
-                        expected="a finite number, 0 or more",
-                        got=value,
-                    )
+                raise mismatch(
+                    ValueError,
+                    f"OptimizerOptions: {name} is out of range",
+                    "a finite number, 0 or more",
+                    value,
                 )
         if not self.embedding_gradient_scale > 0:
-            raise ValueError(
-                mismatch(
-                    "OptimizerOptions: embedding_gradient_scale must be positive",
-                    expected="a number above 0",
-                    got=self.embedding_gradient_scale,
-                    mend='embedding: "fixed" leaves the word vectors as they are',
-                )
+            raise mismatch(
+                ValueError,
+                "OptimizerOptions: embedding_gradient_scale must be positive",
+                "a number above 0",
+                self.embedding_gradient_scale,
+                hint='embedding: "fixed" leaves the word vectors as they are',
             )
         adagrad = "adagrad" in (self.name, self.embedding)
         if adagrad and self.eps == 0 and self.initial_accumulator == 0:
-            raise ValueError(
-                mismatch(
-                    "OptimizerOptions: Adagrad would divide by zero",
-                    expected="eps or initial_accumulator above 0",
-                    got="both are 0",
-                    mend="initial_accumulator: 0.1",
-                )
+            raise mismatch(
+                ValueError,
+                "OptimizerOptions: Adagrad would divide by zero",
+                "eps or initial_accumulator above 0",
+                "both are 0",
+                hint="initial_accumulator: 0.1",
             )
 
 
@@ -124,13 +121,11 @@ class RateOptions:
         }
         for name, fits in ranges.items():
             if not fits:
-                raise ValueError(
-                    mismatch(
-                        f"RateOptions: {name} is out of range",
-                        expected="gamma > 0, every >= 1, 0 <= final <= 1, warmup >= 0, "
-                        "0 <= rise < 1",
-                        got=getattr(self, name),
-                    )
+                raise mismatch(
+                    ValueError,
+                    f"RateOptions: {name} is out of range",
+                    "gamma > 0, every >= 1, 0 <= final <= 1, warmup >= 0, 0 <= rise < 1",
+                    getattr(self, name),
                 )
 
 
@@ -248,13 +243,12 @@ def build_scheduler(
 
 def _check(options: RateOptions, total_steps: float) -> None:
     if options.name in ("cosine", "one_cycle") and not math.isfinite(total_steps):
-        raise ValueError(
-            mismatch(
-                f"RateOptions: a {options.name} schedule needs to know the end of training",
-                expected="a trainer with max_epochs or max_steps",
-                got="an endless run",
-                mend="--trainer.max_epochs 20",
-            )
+        raise mismatch(
+            ValueError,
+            f"RateOptions: a {options.name} schedule needs to know the end of training",
+            "a trainer with max_epochs or max_steps",
+            "an endless run",
+            hint="--trainer.max_epochs 20",
         )
 
 
@@ -285,20 +279,17 @@ class SplitOptimizer(Optimizer):
 
     def __init__(self, parts: Sequence[Optimizer]) -> None:
         if not parts:
-            raise ValueError(
-                mismatch("SplitOptimizer: no parts", expected="one optimiser or more", got=0)
-            )
+            raise mismatch(ValueError, "SplitOptimizer: no parts", "one optimiser or more", 0)
         owner: dict[int, int] = {}
         for number, part in enumerate(parts):
             for parameter in _parameters_of(part):
                 if id(parameter) in owner:
-                    raise ValueError(
-                        mismatch(
-                            "SplitOptimizer: a parameter belongs to two parts",
-                            expected="disjoint parameters",
-                            got=f"a parameter of shape {list(parameter.shape)}",
-                            where=f"parts {owner[id(parameter)]} and {number}",
-                        )
+                    raise mismatch(
+                        ValueError,
+                        "SplitOptimizer: a parameter belongs to two parts",
+                        "disjoint parameters",
+                        f"a parameter of shape {list(parameter.shape)}",
+                        where=f"parts {owner[id(parameter)]} and {number}",
                     )
                 owner[id(parameter)] = number
         super().__init__([group for part in parts for group in part.param_groups], {})
@@ -456,11 +447,10 @@ def _check_sparse(name: str, embeddings: list[nn.Embedding]) -> None:
         # Says aloud what is so anyway; torch otherwise warns at the first sparse step.
         torch.sparse.check_sparse_tensor_invariants.disable()
     if name in ("adam", "adamw"):
-        raise ValueError(
-            mismatch(
-                f"OptimizerOptions: {name} cannot take the sparse gradients of the embedding",
-                expected="adagrad or sgd for the word vectors, or an embedding that is not sparse",
-                got=f"embedding optimiser {name!r}, nn.Embedding(sparse=True)",
-                mend="optimizer.embedding: adagrad",
-            )
+        raise mismatch(
+            ValueError,
+            f"OptimizerOptions: {name} cannot take the sparse gradients of the embedding",
+            "adagrad or sgd for the word vectors, or an embedding that is not sparse",
+            f"embedding optimiser {name!r}, nn.Embedding(sparse=True)",
+            hint="optimizer.embedding: adagrad",
         )

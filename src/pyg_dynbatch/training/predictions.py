@@ -31,12 +31,11 @@ def checked_device(name: str) -> torch.device:
     try:
         torch.zeros(1, device=name)
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(
-            mismatch(
-                "the device cannot be used",
-                expected="cpu, or a device of this machine",
-                got=f"{name}: {str(error).splitlines()[0]}",
-            )
+        raise mismatch(
+            ValueError,
+            "the device cannot be used",
+            "cpu, or a device of this machine",
+            f"{name}: {str(error).splitlines()[0]}",
         ) from error
     return torch.device(name)
 
@@ -93,14 +92,13 @@ class PredictionTable(BasePredictionWriter):
     ) -> None:
         """Keeps the rows of a batch on the host, with the examples' numbers in the data set."""
         if batch_indices is None:
-            raise ValueError(
-                mismatch(
-                    "PredictionTable: the examples of a batch are unknown",
-                    expected="a loader that Lightning can look into",
-                    got="no batch indices",
-                    where=f"batch {batch_idx}",
-                    mend="use the data modules of pyg_dynbatch.training, or a plain DataLoader",
-                )
+            raise mismatch(
+                ValueError,
+                "PredictionTable: the examples of a batch are unknown",
+                "a loader that Lightning can look into",
+                "no batch indices",
+                where=f"batch {batch_idx}",
+                hint="use the data modules of pyg_dynbatch.training, or a plain DataLoader",
             )
         columns = {name: value.cpu().numpy() for name, value in prediction.items()}
         columns["example"] = np.asarray(batch_indices)[columns["example"]]

@@ -215,13 +215,12 @@ class Task(pl.LightningModule, ABC):
         kind = checkpoint.get("pyg_dynbatch_task")
         if kind != cls.__name__ or "hyper_parameters" not in checkpoint:
             got = f"a checkpoint of {kind or 'another program'}"
-            raise ValueError(
-                mismatch(
-                    f"{cls.__name__}: the model cannot be built from this checkpoint",
-                    expected=f"a checkpoint of {cls.__name__}, written by fit",
-                    got="no hyper_parameters" if kind == cls.__name__ else got,
-                    where=path,
-                )
+            raise mismatch(
+                ValueError,
+                f"{cls.__name__}: the model cannot be built from this checkpoint",
+                f"a checkpoint of {cls.__name__}, written by fit",
+                "no hyper_parameters" if kind == cls.__name__ else got,
+                where=path,
             )
         task = cls.from_plain(checkpoint["hyper_parameters"])
         check_weights(task, checkpoint)
@@ -404,27 +403,25 @@ def check_weights(task: Task, checkpoint: Mapping[str, Any]) -> None:
     name = type(task).__name__
     other = checkpoint.get("pyg_dynbatch_task", name)
     if other != name:
-        raise ValueError(
-            mismatch(
-                f"{name}: the checkpoint belongs to another model",
-                expected=f"a checkpoint of {name}",
-                got=f"a checkpoint of {other}",
-                mend="use the configuration the checkpoint was made with",
-            )
+        raise mismatch(
+            ValueError,
+            f"{name}: the checkpoint belongs to another model",
+            f"a checkpoint of {name}",
+            f"a checkpoint of {other}",
+            hint="use the configuration the checkpoint was made with",
         )
     task.check_origin(checkpoint.get("hyper_parameters", {}))
     saved = {key: tuple(value.shape) for key, value in checkpoint.get("state_dict", {}).items()}
     own = {key: tuple(value.shape) for key, value in task.state_dict().items()}
     for key in sorted({*saved, *own}):
         if saved.get(key) != own.get(key):
-            raise ValueError(
-                mismatch(
-                    f"{name}: the checkpoint belongs to another model",
-                    expected=_weight(key, own),
-                    got=_weight(key, saved),
-                    where=key,
-                    mend="use the configuration the checkpoint was made with",
-                )
+            raise mismatch(
+                ValueError,
+                f"{name}: the checkpoint belongs to another model",
+                _weight(key, own),
+                _weight(key, saved),
+                where=key,
+                hint="use the configuration the checkpoint was made with",
             )
 
 

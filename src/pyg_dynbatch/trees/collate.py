@@ -57,12 +57,11 @@ def derive_schedule(batch: Any, arity: int | None, direction: str, *, name: str)
     """
     edge_index = batch.stores[0].get("edge_index")
     if not isinstance(edge_index, Tensor):
-        raise ValueError(
-            mismatch(
-                f"{name}: there is no edge_index to make a schedule from",
-                expected="edge_index [2, edge] from child to parent",
-                got=f"{type(batch).__name__} with {', '.join(batch.keys())}",
-            )
+        raise mismatch(
+            ValueError,
+            f"{name}: there is no edge_index to make a schedule from",
+            "edge_index [2, edge] from child to parent",
+            f"{type(batch).__name__} with {', '.join(batch.keys())}",
         )
     try:
         schedule = _schedule(batch, arity, direction)
@@ -109,25 +108,23 @@ def check_bounds(batch: Any, *, name: str) -> None:
         edge = int(outside.any(0).nonzero()[0][0])
         number = int(np.searchsorted(edge_starts, edge, side="right")) - 1
         first, end = int(ptr[number]), int(ptr[number + 1])
-        raise ValueError(
-            mismatch(
-                f"{name}: an edge names a node that does not exist",
-                expected=f"node numbers from 0 to {end - first - 1}",
-                got=f"{int(edges[0, edge]) - first} -> {int(edges[1, edge]) - first}",
-                where=f"example {number} of the batch",
-            )
+        raise mismatch(
+            ValueError,
+            f"{name}: an edge names a node that does not exist",
+            f"node numbers from 0 to {end - first - 1}",
+            f"{int(edges[0, edge]) - first} -> {int(edges[1, edge]) - first}",
+            where=f"example {number} of the batch",
         )
 
 
 def _wrong_length(name: str, key: str, found: np.ndarray, wanted: np.ndarray) -> ValueError:
     number = int((found != wanted).nonzero()[0][0])
-    return ValueError(
-        mismatch(
-            f"{name}: {key} has the wrong length",
-            expected=f"{wanted[number]} rows",
-            got=found[number],
-            where=f"example {number} of the batch",
-        )
+    return mismatch(
+        ValueError,
+        f"{name}: {key} has the wrong length",
+        f"{wanted[number]} rows",
+        found[number],
+        where=f"example {number} of the batch",
     )
 
 
@@ -173,12 +170,11 @@ def _blame(batch: Any, arity: int | None, direction: str) -> tuple[int, ValueErr
 def checked_direction(direction: str, allowed: tuple[str, ...], name: str) -> str:
     """Returns the direction unless it is none of those allowed."""
     if direction not in allowed:
-        raise ValueError(
-            mismatch(
-                f"{name}: unknown direction",
-                expected=" or ".join(map(repr, allowed)),
-                got=repr(direction),
-            )
+        raise mismatch(
+            ValueError,
+            f"{name}: unknown direction",
+            " or ".join(map(repr, allowed)),
+            repr(direction),
         )
     return direction
 
@@ -289,13 +285,12 @@ class BucketedCollater:
         self.collate = Collater(None, follow_batch, exclude_keys, arity=arity, direction=direction)
         wanted, first = (arity, direction), buckets.shapes[0]
         if wanted != (first.arity, first.direction):
-            raise ValueError(
-                mismatch(
-                    "BucketedCollater: the buckets are for other schedules",
-                    expected="arity {}, {}".format(*wanted),
-                    got=f"arity {first.arity}, {first.direction}",
-                    mend="LevelBuckets.fit of schedules made with the same arity and direction",
-                )
+            raise mismatch(
+                ValueError,
+                "BucketedCollater: the buckets are for other schedules",
+                "arity {}, {}".format(*wanted),
+                f"arity {first.arity}, {first.direction}",
+                hint="LevelBuckets.fit of schedules made with the same arity and direction",
             )
         self.buckets = buckets
 

@@ -102,12 +102,11 @@ def to_nested(data: DynTreeData, make: Callable[[int, tuple[Any, ...]], Any] | N
         5
     """
     if data.root_index.numel() != 1:
-        raise ValueError(
-            mismatch(
-                "to_nested: the example is no single tree or DAG",
-                expected="one root",
-                got=f"{data.root_index.numel()} roots",
-            )
+        raise mismatch(
+            ValueError,
+            "to_nested: the example is no single tree or DAG",
+            "one root",
+            f"{data.root_index.numel()} roots",
         )
     if make is None:
         tokens = getattr(data, "token", None)
@@ -152,7 +151,7 @@ def walk(
         ValueError: If ``root`` is None or an object contains itself.
     """
     if root is None:
-        raise ValueError(mismatch(f"{name}: the tree is empty", expected="an object", got=None))
+        raise mismatch(ValueError, f"{name}: the tree is empty", "an object", None)
     # The list keeps every object alive, so that no identity is used twice.
     walked = Walk([root])
     known = {id(root): 0}
@@ -169,13 +168,12 @@ def walk(
             continue
         below = list(children(value) or ())
         if below and id(value) in above:
-            raise ValueError(
-                mismatch(
-                    f"{name}: an object contains itself",
-                    expected="nested objects without a way back",
-                    got=f"{type(value).__name__} at node {known[id(value)]}",
-                    where=f"slot {slot} of node {node}",
-                )
+            raise mismatch(
+                ValueError,
+                f"{name}: an object contains itself",
+                "nested objects without a way back",
+                f"{type(value).__name__} at node {known[id(value)]}",
+                where=f"slot {slot} of node {node}",
             )
         child = known.get(id(value), -1) if share and below else -1
         if child < 0:
@@ -228,13 +226,12 @@ def node_fields(
         given = [None if row is None else torch.as_tensor(row).float() for row in features]
         widths = {row.numel(): node for node, row in enumerate(given) if row is not None}
         if len(widths) != 1:
-            raise ValueError(
-                mismatch(
-                    f"{name}: the width of the features is unclear",
-                    expected="features of one width at one node or more",
-                    got=", ".join(f"{width} at node {node}" for width, node in widths.items())
-                    or "no features at all",
-                )
+            raise mismatch(
+                ValueError,
+                f"{name}: the width of the features is unclear",
+                "features of one width at one node or more",
+                ", ".join(f"{width} at node {node}" for width, node in widths.items())
+                or "no features at all",
             )
         zeros = torch.zeros(next(iter(widths)))
         fields["x"] = torch.stack([zeros if row is None else row.view(-1) for row in given])
@@ -253,13 +250,12 @@ def _leaf_token(value: Any) -> int | None:
         return None
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    raise ValueError(
-        mismatch(
-            "from_nested: a leaf is no token",
-            expected="an int, the row of the vocabulary",
-            got=repr(value)[:60],
-            mend="token=vocabulary.get, or any function from an object to an int or None",
-        )
+    raise mismatch(
+        ValueError,
+        "from_nested: a leaf is no token",
+        "an int, the row of the vocabulary",
+        repr(value)[:60],
+        hint="token=vocabulary.get, or any function from an object to an int or None",
     )
 
 
@@ -305,30 +301,26 @@ def from_parents(
     _check_base(base, "from_parents")
     given = torch.as_tensor(parents)
     if not given.numel():
-        raise ValueError(
-            mismatch("from_parents: the tree is empty", expected="one pointer or more", got=0)
-        )
+        raise mismatch(ValueError, "from_parents: the tree is empty", "one pointer or more", 0)
     if given.dim() != 1 or given.dtype.is_floating_point or given.dtype == torch.bool:
-        raise ValueError(
-            mismatch(
-                "from_parents: the pointers have the wrong form",
-                expected="one whole number a node",
-                got=described(given),
-            )
+        raise mismatch(
+            ValueError,
+            "from_parents: the pointers have the wrong form",
+            "one whole number a node",
+            described(given),
         )
     pointers = given.long() - base
     wrong = ((pointers < -1) | (pointers >= pointers.numel())).nonzero().view(-1)
     if wrong.numel():
         place = int(wrong[0])
         low, high = base, pointers.numel() - 1 + base
-        raise ValueError(
-            mismatch(
-                "from_parents: a pointer is out of range",
-                expected=f"{low} to {high}, or {base - 1} for a root",
-                got=int(pointers[place]) + base,
-                where=f"pointer {place} (from 0)",
-                mend=f"base={1 - base}",
-            )
+        raise mismatch(
+            ValueError,
+            "from_parents: a pointer is out of range",
+            f"{low} to {high}, or {base - 1} for a root",
+            int(pointers[place]) + base,
+            where=f"pointer {place} (from 0)",
+            hint=f"base={1 - base}",
         )
     child = (pointers >= 0).nonzero().view(-1)
     edge_index = torch.stack([child, pointers[child]])
@@ -424,12 +416,11 @@ def from_networkx(
     """
     _check_arrows(arrows, "from_networkx")
     if not graph.is_directed() or not len(graph):
-        raise ValueError(
-            mismatch(
-                "from_networkx: the graph is " + ("empty" if graph.is_directed() else "undirected"),
-                expected="a DiGraph or MultiDiGraph with one node or more",
-                got=f"{type(graph).__name__} with {len(graph)} nodes",
-            )
+        raise mismatch(
+            ValueError,
+            "from_networkx: the graph is " + ("empty" if graph.is_directed() else "undirected"),
+            "a DiGraph or MultiDiGraph with one node or more",
+            f"{type(graph).__name__} with {len(graph)} nodes",
         )
     number = {node: i for i, node in enumerate(graph)}
     edges = [(number[a], number[b], attributes) for a, b, attributes in graph.edges(data=True)]
@@ -438,13 +429,12 @@ def from_networkx(
     if slot is not None:
         bare = next((edge for edge in edges if slot not in edge[2]), None)
         if bare is not None:
-            raise ValueError(
-                mismatch(
-                    f"from_networkx: an edge has no attribute {slot!r}",
-                    expected="the child's place on every edge",
-                    got=bare[2],
-                    where=f"edge {bare[0]} -> {bare[1]} (node numbers)",
-                )
+            raise mismatch(
+                ValueError,
+                f"from_networkx: an edge has no attribute {slot!r}",
+                "the child's place on every edge",
+                bare[2],
+                where=f"edge {bare[0]} -> {bare[1]} (node numbers)",
             )
         child_slot = torch.tensor([edge[2][slot] for edge in edges], dtype=torch.long)
     columns = (
@@ -594,13 +584,12 @@ def _number(text: str) -> int | None:
     try:
         return int(text)
     except ValueError:
-        raise ValueError(
-            mismatch(
-                "from_nltk: a label is no number",
-                expected="labels 0, 1, …",
-                got=repr(text),
-                mend="label={'NP': 0, …}.get, or label=lambda text: None for no labels",
-            )
+        raise mismatch(
+            ValueError,
+            "from_nltk: a label is no number",
+            "labels 0, 1, …",
+            repr(text),
+            hint="label={'NP': 0, …}.get, or label=lambda text: None for no labels",
         ) from None
 
 
@@ -608,25 +597,23 @@ def _needed(package: str, name: str) -> ModuleType:
     try:
         return import_module(package)
     except ImportError as error:
-        raise ImportError(
-            mismatch(
-                f"{name}: {package} is not installed",
-                mend="pip install 'pyg_dynbatch[trees]'",
-            )
+        raise mismatch(
+            ImportError,
+            f"{name}: {package} is not installed",
+            hint="pip install 'pyg_dynbatch[trees]'",
         ) from error
 
 
 def _check_base(base: int, name: str) -> None:
     if base not in (0, 1):
-        raise ValueError(mismatch(f"{name}: unknown base", expected="0 or 1", got=base))
+        raise mismatch(ValueError, f"{name}: unknown base", "0 or 1", base)
 
 
 def _check_arrows(arrows: str, name: str) -> None:
     if arrows not in ARROWS:
-        raise ValueError(
-            mismatch(
-                f"{name}: unknown direction of arrows",
-                expected=" or ".join(map(repr, ARROWS)),
-                got=repr(arrows),
-            )
+        raise mismatch(
+            ValueError,
+            f"{name}: unknown direction of arrows",
+            " or ".join(map(repr, ARROWS)),
+            repr(arrows),
         )

@@ -52,9 +52,7 @@ def check_structure(data: Any, demands: Demands, *, name: str, where: str = "") 
     # PyG guesses, with a warning, where nothing tells the number of nodes.
     num_nodes = int(data.num_nodes or 0) if "num_nodes" in data else 0
     if num_nodes < 1:
-        raise ValueError(
-            mismatch(f"{name}: the tree is empty", expected="one node or more", got=0, where=where)
-        )
+        raise mismatch(ValueError, f"{name}: the tree is empty", "one node or more", 0, where=where)
     _check_forms(data, num_nodes, name, where)
     _check_edges(data, num_nodes, name, where)
     _check_slots(data, name, where)
@@ -62,13 +60,12 @@ def check_structure(data: Any, demands: Demands, *, name: str, where: str = "") 
         _check_single_parents(data, num_nodes, name, where)
     roots = check_roots(data, num_nodes, name=name, where=where)
     if demands.roots not in (None, roots.numel()):
-        raise ValueError(
-            mismatch(
-                f"{name}: wrong number of roots",
-                expected=demands.roots,
-                got=f"{roots.numel()}: nodes {_shown(roots)}",
-                where=where,
-            )
+        raise mismatch(
+            ValueError,
+            f"{name}: wrong number of roots",
+            demands.roots,
+            f"{roots.numel()}: nodes {_shown(roots)}",
+            where=where,
         )
     _check_values(data, demands, name, where)
 
@@ -86,12 +83,11 @@ def check_edge_form(edge_index: Any, *, name: str) -> None:
     is_tensor = isinstance(edge_index, Tensor)
     if is_tensor and edge_index.dtype == torch.int64 and _fits(edge_index.shape, [2, None]):
         return
-    raise ValueError(
-        mismatch(
-            f"{name}: edge_index has the wrong form",
-            expected="int64 tensor [2, edge], row 0 the children, row 1 the parents",
-            got=described(edge_index),
-        )
+    raise mismatch(
+        ValueError,
+        f"{name}: edge_index has the wrong form",
+        "int64 tensor [2, edge], row 0 the children, row 1 the parents",
+        described(edge_index),
     )
 
 
@@ -122,25 +118,19 @@ def _check_forms(data: Any, num_nodes: int, name: str, where: str) -> None:
             continue
         if isinstance(value, Tensor) and value.dtype in dtypes and _fits(value.shape, shape):
             continue
-        raise ValueError(
-            mismatch(
-                f"{name}: {key} has the wrong form",
-                expected=expected,
-                got=described(value),
-                where=where,
-            )
+        raise mismatch(
+            ValueError, f"{name}: {key} has the wrong form", expected, described(value), where=where
         )
     target = getattr(data, "target", None)
     if target is not None and (not isinstance(target, Tensor) or target.shape[:1] != (1,)):
         got = str(list(target.shape)) if isinstance(target, Tensor) else type(target).__name__
-        raise ValueError(
-            mismatch(
-                f"{name}: target has the wrong form",
-                expected="tensor [1] or [1, value], one row an example",
-                got=got,
-                where=where,
-                mend="target.unsqueeze(0)",
-            )
+        raise mismatch(
+            ValueError,
+            f"{name}: target has the wrong form",
+            "tensor [1] or [1, value], one row an example",
+            got,
+            where=where,
+            hint="target.unsqueeze(0)",
         )
 
 
@@ -159,39 +149,36 @@ def _check_edges(data: Any, num_nodes: int, name: str, where: str) -> None:
     outside = ((edges < 0) | (edges >= num_nodes)).any(0).nonzero().view(-1)
     if outside.numel():
         first = int(outside[0])
-        raise ValueError(
-            mismatch(
-                f"{name}: edge {first} names a node that does not exist",
-                expected=f"node numbers from 0 to {num_nodes - 1}",
-                got=f"{int(edges[0, first])} -> {int(edges[1, first])}",
-                where=where,
-            )
+        raise mismatch(
+            ValueError,
+            f"{name}: edge {first} names a node that does not exist",
+            f"node numbers from 0 to {num_nodes - 1}",
+            f"{int(edges[0, first])} -> {int(edges[1, first])}",
+            where=where,
         )
     try:
         right = depth_of(edges, num_nodes)
     except ValueError as error:
         cycle = find_cycle(edges, num_nodes)
         shown = " -> ".join(str(node) for node in [*cycle[:10], *cycle[:1]])
-        raise ValueError(
-            mismatch(
-                f"{name}: edge_index has a cycle",
-                expected="edges from child to parent without a way back",
-                got=shown if len(cycle) <= 10 else f"a cycle of {len(cycle)} nodes: {shown} …",
-                where=where,
-                mend="remove one edge of the cycle",
-            )
+        raise mismatch(
+            ValueError,
+            f"{name}: edge_index has a cycle",
+            "edges from child to parent without a way back",
+            shown if len(cycle) <= 10 else f"a cycle of {len(cycle)} nodes: {shown} …",
+            where=where,
+            hint="remove one edge of the cycle",
         ) from error
     wrong = (data.depth != right).nonzero().view(-1)
     if wrong.numel():
         node = int(wrong[0])
-        raise ValueError(
-            mismatch(
-                f"{name}: depth does not belong to edge_index",
-                expected=f"depth {int(right[node])} at node {node}",
-                got=int(data.depth[node]),
-                where=where,
-                mend="leave depth out: it is computed from edge_index",
-            )
+        raise mismatch(
+            ValueError,
+            f"{name}: depth does not belong to edge_index",
+            f"depth {int(right[node])} at node {node}",
+            int(data.depth[node]),
+            where=where,
+            hint="leave depth out: it is computed from edge_index",
         )
 
 
@@ -200,23 +187,20 @@ def _check_slots(data: Any, name: str, where: str) -> None:
         return
     low = int(data.child_slot.min())
     if low < 0:
-        raise ValueError(
-            mismatch(f"{name}: child_slot is negative", expected="0, 1, …", got=low, where=where)
-        )
+        raise mismatch(ValueError, f"{name}: child_slot is negative", "0, 1, …", low, where=where)
     places = torch.stack([data.edge_index[1], data.child_slot])
     unique, counts = places.unique(dim=1, return_counts=True)
     twice = (counts > 1).nonzero().view(-1)
     if twice.numel():
         parent, slot = unique[:, int(twice[0])].tolist()
         taken = ((places[0] == parent) & (places[1] == slot)).nonzero().view(-1)
-        raise ValueError(
-            mismatch(
-                f"{name}: two children of node {parent} stand in the same slot",
-                expected="one child a slot",
-                got=f"nodes {data.edge_index[0, taken].tolist()} in slot {slot}",
-                where=where,
-                mend="number the children of every parent 0, 1, 2, …",
-            )
+        raise mismatch(
+            ValueError,
+            f"{name}: two children of node {parent} stand in the same slot",
+            "one child a slot",
+            f"nodes {data.edge_index[0, taken].tolist()} in slot {slot}",
+            where=where,
+            hint="number the children of every parent 0, 1, 2, …",
         )
 
 
@@ -226,14 +210,13 @@ def _check_single_parents(data: Any, num_nodes: int, name: str, where: str) -> N
     if shared.numel():
         node = int(shared[0])
         parents = parent[child == node].tolist()
-        raise ValueError(
-            mismatch(
-                f"{name}: node {node} has {'two' if len(parents) == 2 else len(parents)} parents",
-                expected="one parent at most, as in a tree",
-                got=f"parents {', '.join(map(str, parents))}",
-                where=where,
-                mend="allow DAGs, or copy the shared part once for each parent",
-            )
+        raise mismatch(
+            ValueError,
+            f"{name}: node {node} has {'two' if len(parents) == 2 else len(parents)} parents",
+            "one parent at most, as in a tree",
+            f"parents {', '.join(map(str, parents))}",
+            where=where,
+            hint="allow DAGs, or copy the shared part once for each parent",
         )
 
 
@@ -241,14 +224,13 @@ def check_roots(data: Any, num_nodes: int, *, name: str, where: str = "") -> Ten
     """Refuses a ``root_index`` that does not belong to ``edge_index``, and returns the roots."""
     roots = roots_of(data.edge_index, num_nodes)
     if not np.array_equal(array_of(data.root_index), roots.numpy()):
-        raise ValueError(
-            mismatch(
-                f"{name}: root_index does not belong to edge_index",
-                expected=_shown(roots),
-                got=_shown(data.root_index),
-                where=where,
-                mend="leave root_index out: it is computed from edge_index",
-            )
+        raise mismatch(
+            ValueError,
+            f"{name}: root_index does not belong to edge_index",
+            _shown(roots),
+            _shown(data.root_index),
+            where=where,
+            hint="leave root_index out: it is computed from edge_index",
         )
     return roots
 
@@ -256,13 +238,12 @@ def check_roots(data: Any, num_nodes: int, *, name: str, where: str = "") -> Ten
 def _check_values(data: Any, demands: Demands, name: str, where: str) -> None:
     x, token, y = (getattr(data, key, None) for key in ("x", "token", "y"))
     if x is not None and demands.feature_width not in (None, x.size(1)):
-        raise ValueError(
-            mismatch(
-                f"{name}: x has the wrong width",
-                expected=f"{demands.feature_width} features a node",
-                got=x.size(1),
-                where=where,
-            )
+        raise mismatch(
+            ValueError,
+            f"{name}: x has the wrong width",
+            f"{demands.feature_width} features a node",
+            x.size(1),
+            where=where,
         )
     limits = {"token": (token, demands.num_tokens), "y": (y, demands.num_classes)}
     for key, (value, limit) in limits.items():
@@ -272,13 +253,12 @@ def _check_values(data: Any, demands: Demands, name: str, where: str) -> None:
         if bool(wrong.any()):
             node = int(wrong.nonzero()[0])
             top = "upwards" if limit is None else f"to {limit - 1}"
-            raise ValueError(
-                mismatch(
-                    f"{name}: {key} is out of range at node {node}",
-                    expected=f"-1 (none) or 0 {top}",
-                    got=int(value[node]),
-                    where=where,
-                )
+            raise mismatch(
+                ValueError,
+                f"{name}: {key} is out of range at node {node}",
+                f"-1 (none) or 0 {top}",
+                int(value[node]),
+                where=where,
             )
 
 
@@ -442,13 +422,12 @@ def _count_nodes(*fields: Tensor | None) -> int:
     for field in fields:
         if field is not None:
             return field.size(0)
-    raise ValueError(
-        mismatch(
-            "DynTreeData: the number of nodes is unknown",
-            expected="num_nodes, or one of depth, token, x, y",
-            got="edge_index alone, which cannot show a node without edges",
-            mend="pass num_nodes=…",
-        )
+    raise mismatch(
+        ValueError,
+        "DynTreeData: the number of nodes is unknown",
+        "num_nodes, or one of depth, token, x, y",
+        "edge_index alone, which cannot show a node without edges",
+        hint="pass num_nodes=…",
     )
 
 

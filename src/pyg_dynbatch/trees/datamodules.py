@@ -38,22 +38,20 @@ def check_vectors(options: VectorOptions) -> None:
     if options.source != "glove":
         return
     if options.file is None:
-        raise ValueError(
-            mismatch(
-                "VectorOptions: source 'glove' needs a file",
-                expected="file: a text file of vectors, also .gz",
-                got="no file",
-                mend="--data.init_args.vectors.file glove.840B.300d.txt",
-            )
+        raise mismatch(
+            ValueError,
+            "VectorOptions: source 'glove' needs a file",
+            "file: a text file of vectors, also .gz",
+            "no file",
+            hint="--data.init_args.vectors.file glove.840B.300d.txt",
         )
     if not Path(options.file).is_file():
-        raise FileNotFoundError(
-            mismatch(
-                "VectorOptions: the file of word vectors is missing",
-                expected="a text file of vectors, also .gz",
-                got=options.file,
-                mend="--data.init_args.vectors.file FILE, or .source none to do without",
-            )
+        raise mismatch(
+            FileNotFoundError,
+            "VectorOptions: the file of word vectors is missing",
+            "a text file of vectors, also .gz",
+            options.file,
+            hint="--data.init_args.vectors.file FILE, or .source none to do without",
         )
 
 
@@ -106,13 +104,12 @@ def set_vectors(embedding: nn.Embedding, matrix: Float[Tensor, "row feature"]) -
         6.0
     """
     if embedding.weight.shape != matrix.shape:
-        raise ValueError(
-            mismatch(
-                "word vectors: they do not fit the model's embedding",
-                expected=f"{embedding.num_embeddings} words, {embedding.embedding_dim} wide",
-                got=f"{matrix.size(0)} words, {matrix.size(1)} wide",
-                mend=f"--model.init_args.embedding_channels {matrix.size(1)}",
-            )
+        raise mismatch(
+            ValueError,
+            "word vectors: they do not fit the model's embedding",
+            f"{embedding.num_embeddings} words, {embedding.embedding_dim} wide",
+            f"{matrix.size(0)} words, {matrix.size(1)} wide",
+            hint=f"--model.init_args.embedding_channels {matrix.size(1)}",
         )
     with torch.no_grad():
         embedding.weight.copy_(matrix)
@@ -254,13 +251,12 @@ class TreeDataModule(SplitDataModule):
         """
         own = self.vocabulary.digest()
         if state_dict.get("vocabulary", own) != own:
-            raise ValueError(
-                mismatch(
-                    f"{type(self).__name__}: the checkpoint was made with another vocabulary",
-                    expected=f"vocabulary {own} ({len(self.vocabulary)} words)",
-                    got=f"vocabulary {state_dict['vocabulary']}",
-                    mend="use the data files and options the checkpoint was made with",
-                )
+            raise mismatch(
+                ValueError,
+                f"{type(self).__name__}: the checkpoint was made with another vocabulary",
+                f"vocabulary {own} ({len(self.vocabulary)} words)",
+                f"vocabulary {state_dict['vocabulary']}",
+                hint="use the data files and options the checkpoint was made with",
             )
 
     def shown_trees(self, count: int) -> tuple[Batch, dict[str, Data], list[list[str]]]:
@@ -484,14 +480,13 @@ class TreeFileData(TreeDataModule):
             return self.classes
         found = self._defining.num_classes
         if found < 1:
-            raise ValueError(
-                mismatch(
-                    "TreeFileData: no node has a label",
-                    expected="a label, such as the 3 of (3 word), at one node or more",
-                    got="unlabelled nodes alone",
-                    where=", ".join(self._defining_files),
-                    mend="labels in the file, or the number of classes as the option classes",
-                )
+            raise mismatch(
+                ValueError,
+                "TreeFileData: no node has a label",
+                "a label, such as the 3 of (3 word), at one node or more",
+                "unlabelled nodes alone",
+                where=", ".join(self._defining_files),
+                hint="labels in the file, or the number of classes as the option classes",
             )
         return found
 
@@ -503,10 +498,9 @@ class TreeFileData(TreeDataModule):
 
 def _refuse(vocabulary: Vocabulary | None, name: str) -> None:
     if vocabulary is not None:
-        raise ValueError(
-            mismatch(
-                f"{name}: the pieces of this data set have no pretrained vectors",
-                expected="vectors.source: none",
-                got=f"a vocabulary of {len(vocabulary)} words",
-            )
+        raise mismatch(
+            ValueError,
+            f"{name}: the pieces of this data set have no pretrained vectors",
+            "vectors.source: none",
+            f"a vocabulary of {len(vocabulary)} words",
         )

@@ -123,12 +123,11 @@ class TreeDataset(InMemoryDataset, ABC):
                 warnings.warn(f"{what}: {cached}", stacklevel=3)
         content = build()
         if not content.splits.get(split):
-            raise ValueError(
-                mismatch(
-                    f"{type(self).__name__}: the split {split!r} is empty",
-                    expected="one example or more",
-                    got=0,
-                )
+            raise mismatch(
+                ValueError,
+                f"{type(self).__name__}: the split {split!r} is empty",
+                "one example or more",
+                0,
             )
         for name, items in content.splits.items():
             packed = self._pack(name, items, content)
@@ -232,9 +231,7 @@ def choose_split(split: str, known: Sequence[str], aliases: Mapping[str, str], w
     """
     name = aliases.get(split, split)
     if name not in known:
-        raise ValueError(
-            mismatch(f"{what}: there is no such split", expected=", ".join(known), got=split)
-        )
+        raise mismatch(ValueError, f"{what}: there is no such split", ", ".join(known), split)
     return name
 
 
@@ -258,12 +255,11 @@ def name_of_vocabulary(vocabulary: str | Vocabulary, what: str) -> str:
     if isinstance(vocabulary, Vocabulary):
         return vocabulary.digest()
     if vocabulary not in ("all", "train"):
-        raise ValueError(
-            mismatch(
-                f"{what}: vocabulary is unknown",
-                expected="'all', 'train' or a Vocabulary",
-                got=repr(vocabulary),
-            )
+        raise mismatch(
+            ValueError,
+            f"{what}: vocabulary is unknown",
+            "'all', 'train' or a Vocabulary",
+            repr(vocabulary),
         )
     return vocabulary
 
@@ -279,13 +275,12 @@ def _name_of(transform: Transform | None, what: str) -> str:
         # Not its repr, which hides options (PyG's transforms) or is the same for all lambdas.
         pickled = pickle.dumps(transform, protocol=4)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise ValueError(
-            mismatch(
-                f"{what}: nothing tells this pre_transform from another one",
-                expected="one that can be pickled, to name the cache by",
-                got=f"{transform!r} ({error})",
-                mend="a top-level function or object, or root=None",
-            )
+        raise mismatch(
+            ValueError,
+            f"{what}: nothing tells this pre_transform from another one",
+            "one that can be pickled, to name the cache by",
+            f"{transform!r} ({error})",
+            hint="a top-level function or object, or root=None",
         ) from error
     return hashlib.sha256(pickled).hexdigest()
 
@@ -372,9 +367,7 @@ class SST(TreeDataset):
 
 def _find_files(folder: Path | None, *, may_download: bool, verify: bool) -> dict[str, Path]:
     if folder is None:
-        raise ValueError(
-            mismatch("SST: there is no folder", expected="root or raw_dir", got="neither")
-        )
+        raise mismatch(ValueError, "SST: there is no folder", "root or raw_dir", "neither")
     files = {name: folder / f"{name}.txt" for name in _SPLITS}
     absent = [path.name for path in files.values() if not path.is_file()]
     advice = (
@@ -383,17 +376,16 @@ def _find_files(folder: Path | None, *, may_download: bool, verify: bool) -> dic
     )
     archive = folder / _ARCHIVE
     if absent and not may_download and not archive.is_file():
-        raise FileNotFoundError(
-            mismatch(
-                "SST: raw files are missing",
-                expected="train.txt, dev.txt and test.txt",
-                got=f"no {', no '.join(absent)}",
-                where=folder,
-                mend=advice,
-            )
+        raise mismatch(
+            FileNotFoundError,
+            "SST: raw files are missing",
+            "train.txt, dev.txt and test.txt",
+            f"no {', no '.join(absent)}",
+            where=folder,
+            hint=advice,
         )
     if absent:
-        archive = download_verified(_URL, folder, _ARCHIVE_SHA256, "SST", mend=advice)
+        archive = download_verified(_URL, folder, _ARCHIVE_SHA256, "SST", hint=advice)
         for name in absent:
             extract_member(archive, f"trees/{name}", folder / name, "SST")
     if verify:
@@ -472,9 +464,7 @@ class TreeFile(TreeDataset):
         super().__init__(root, transform, pre_transform)
         paths = [Path(path)] if isinstance(path, (str, Path)) else [Path(one) for one in path]
         if not paths:
-            raise ValueError(
-                mismatch("TreeFile: there are no files", expected="one or more", got=0)
-            )
+            raise mismatch(ValueError, "TreeFile: there are no files", "one or more", 0)
         lines = {path: read_lines(path) for path in paths}
 
         def build() -> Content[ParsedTree]:

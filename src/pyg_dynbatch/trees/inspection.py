@@ -133,12 +133,11 @@ def _dataset(options: argparse.Namespace) -> tuple[str, TreeDataset]:
     if name == "sick":
         return f"SICK {split}", SICK(folder, split, raw_dir=raw_dir, trees=options.trees)
     if not Path(name).is_file():
-        raise FileNotFoundError(
-            mismatch(
-                f"inspect: there is no file {name!r}",
-                expected="sst, listops, sick, or a file of bracketed trees",
-                got=name,
-            )
+        raise mismatch(
+            FileNotFoundError,
+            f"inspect: there is no file {name!r}",
+            "sst, listops, sick, or a file of bracketed trees",
+            name,
         )
     return name, TreeFile(name, root, labels=options.labels)
 

@@ -168,16 +168,13 @@ def listops_tree(pieces: Sequence[str], form: str = "operator", labels: str = "r
         (['[MIN', '3', '1'], [-1, 0, 0], [1, -1, -1])
     """
     if form not in FORMS:
-        raise ValueError(
-            mismatch("listops_tree: form is unknown", expected=", ".join(FORMS), got=form)
-        )
+        raise mismatch(ValueError, "listops_tree: form is unknown", ", ".join(FORMS), form)
     if labels not in ("root", "all") or (labels, form) == ("all", "binary"):
-        raise ValueError(
-            mismatch(
-                "listops_tree: labels do not go with the form",
-                expected="root, or with the form 'operator' also all",
-                got=f"{labels!r} with the form {form!r}",
-            )
+        raise mismatch(
+            ValueError,
+            "listops_tree: labels do not go with the form",
+            "root, or with the form 'operator' also all",
+            f"{labels!r} with the form {form!r}",
         )
     tree = _operator_tree(pieces) if form == "operator" else _binary_tree(pieces)
     if labels == "all":
@@ -260,13 +257,12 @@ def _check_parse(text: str, parse: str, where: str, column: int) -> None:
 
 
 def _wrong(problem: str, place: str, got: str) -> ValueError:
-    return ValueError(
-        mismatch(
-            f"ListOps expression: {problem}",
-            expected="for example ( ( ( [MIN 3 ) 1 ) ] ), or the same without parentheses",
-            got=got,
-            where=place,
-        )
+    return mismatch(
+        ValueError,
+        f"ListOps expression: {problem}",
+        "for example ( ( ( [MIN 3 ) 1 ) ] ), or the same without parentheses",
+        got,
+        where=place,
     )
 
 
@@ -322,12 +318,11 @@ class ListOpsRecipe:
         least = {"train": 0, "val": 0, "test": 0, "max_depth": 1, "max_args": 2, "max_length": 1}
         for name, lowest in least.items():
             if getattr(self, name) < lowest:
-                raise ValueError(
-                    mismatch(
-                        f"ListOpsRecipe: {name} is too small",
-                        expected=f"{lowest} or more",
-                        got=getattr(self, name),
-                    )
+                raise mismatch(
+                    ValueError,
+                    f"ListOpsRecipe: {name} is too small",
+                    f"{lowest} or more",
+                    getattr(self, name),
                 )
 
     def generate(self) -> dict[str, list[list[str]]]:
@@ -356,13 +351,12 @@ class ListOpsRecipe:
                 drawn[tuple(pieces)] = None
             idle = 0 if len(drawn) > known else idle + 1
             if idle == _PATIENCE:
-                raise ValueError(
-                    mismatch(
-                        "ListOpsRecipe: there are not enough distinct expressions",
-                        expected=f"{wanted} expressions",
-                        got=f"{len(drawn)}, and nothing new in {_PATIENCE} draws",
-                        mend="fewer examples, or a larger max_depth, max_args or max_length",
-                    )
+                raise mismatch(
+                    ValueError,
+                    "ListOpsRecipe: there are not enough distinct expressions",
+                    f"{wanted} expressions",
+                    f"{len(drawn)}, and nothing new in {_PATIENCE} draws",
+                    hint="fewer examples, or a larger max_depth, max_args or max_length",
                 )
         # Short expressions are met first, so the order of drawing must not decide the split.
         order = sorted(drawn, key=lambda _: uniform())
@@ -477,23 +471,21 @@ def _content(
 def _read_line(line: str, where: str) -> list[str]:
     label, tab, text = line.partition("\t")
     if not tab or label not in DIGITS:
-        raise ValueError(
-            mismatch(
-                "ListOps: the line does not begin with a value",
-                expected="a digit, a tab and an expression",
-                got=repr(line[:40]),
-                where=f"{where}:1",
-            )
+        raise mismatch(
+            ValueError,
+            "ListOps: the line does not begin with a value",
+            "a digit, a tab and an expression",
+            repr(line[:40]),
+            where=f"{where}:1",
         )
     pieces = read_listops(text, where, column=len(label) + 2)
     value = evaluate_listops(pieces)
     if value != int(label):
-        raise ValueError(
-            mismatch(
-                "ListOps: the value is not that of the expression",
-                expected=value,
-                got=label,
-                where=f"{where}:1",
-            )
+        raise mismatch(
+            ValueError,
+            "ListOps: the value is not that of the expression",
+            value,
+            label,
+            where=f"{where}:1",
         )
     return pieces

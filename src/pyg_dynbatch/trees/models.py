@@ -69,12 +69,11 @@ def make_layer(
         return TreeGRU(in_channels, out_channels, arity, recurrent_dropout=recurrent_dropout)
     if cell == "rnn" and not recurrent_dropout:
         return TreeRNN(in_channels, out_channels, arity)
-    raise ValueError(
-        mismatch(
-            f"make_layer: no layer for cell {cell!r}",
-            expected=f"one of {', '.join(map(repr, CELLS))}; 'rnn' without recurrent dropout",
-            got=f"{cell!r}, recurrent_dropout={recurrent_dropout}",
-        )
+    raise mismatch(
+        ValueError,
+        f"make_layer: no layer for cell {cell!r}",
+        f"one of {', '.join(map(repr, CELLS))}; 'rnn' without recurrent dropout",
+        f"{cell!r}, recurrent_dropout={recurrent_dropout}",
     )
 
 
@@ -199,16 +198,15 @@ def _input_rows(schedule: Schedule, rows: Tensor) -> Tensor:
     return rows.index_select(0, schedule.input_node)
 
 
-def _field(batch: Any, name: str, mend: str) -> Tensor:
+def _field(batch: Any, name: str, hint: str) -> Tensor:
     value = getattr(batch, name, None)
     if not isinstance(value, Tensor):
-        raise ValueError(
-            mismatch(
-                f"TreeEncoder: the batch has no {name}",
-                expected=f"{name}, one row a node",
-                got=", ".join(batch.keys()),
-                mend=mend,
-            )
+        raise mismatch(
+            ValueError,
+            f"TreeEncoder: the batch has no {name}",
+            f"{name}, one row a node",
+            ", ".join(batch.keys()),
+            hint=hint,
         )
     return value
 
@@ -217,13 +215,12 @@ def _embedded(embedding: nn.Embedding, token: Tensor) -> Tensor:
     try:
         return embedding(token)
     except IndexError as error:
-        raise IndexError(
-            mismatch(
-                "TreeEncoder: a token is not in the embedding",
-                expected=f"rows from 0 to {embedding.num_embeddings - 1}",
-                got=f"tokens from {int(token.min())} to {int(token.max())}",
-                mend="num_tokens=len(vocabulary), with the vocabulary that made the tokens",
-            )
+        raise mismatch(
+            IndexError,
+            "TreeEncoder: a token is not in the embedding",
+            f"rows from 0 to {embedding.num_embeddings - 1}",
+            f"tokens from {int(token.min())} to {int(token.max())}",
+            hint="num_tokens=len(vocabulary), with the vocabulary that made the tokens",
         ) from error
 
 
@@ -484,12 +481,11 @@ def _check_roots(batch: Any, examples: int) -> None:
     wanted = 2 * examples if slices is None else 2
     wrong = [number for number, count in enumerate(counts) if count != wanted]
     if wrong:
-        raise ValueError(
-            mismatch(
-                "TreeSimilarity: not two roots an example",
-                expected=f"{wanted} roots",
-                got=f"{counts[wrong[0]]} roots",
-                where="" if slices is None else f"example {wrong[0]} of the batch",
-                mend="put both trees of a pair into one Data, first tree first",
-            )
+        raise mismatch(
+            ValueError,
+            "TreeSimilarity: not two roots an example",
+            f"{wanted} roots",
+            f"{counts[wrong[0]]} roots",
+            where="" if slices is None else f"example {wrong[0]} of the batch",
+            hint="put both trees of a pair into one Data, first tree first",
         )

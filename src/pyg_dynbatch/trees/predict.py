@@ -46,14 +46,13 @@ def load_tree_task(
     task = TreeClassification.from_checkpoint(checkpoint, path)
     words = _words(checkpoint)
     if words is None:
-        raise ValueError(
-            mismatch(
-                "the checkpoint holds no vocabulary",
-                expected="a checkpoint written with a data module of trees, by this version",
-                got="none",
-                where=path,
-                mend="predict --config FILE --ckpt_path FILE",
-            )
+        raise mismatch(
+            ValueError,
+            "the checkpoint holds no vocabulary",
+            "a checkpoint written with a data module of trees, by this version",
+            "none",
+            where=path,
+            hint="predict --config FILE --ckpt_path FILE",
         )
     return task, Vocabulary(words[1:], words[0])
 
@@ -127,12 +126,11 @@ def run_tree_predict(argv: list[str], checkpoint: Mapping[str, Any]) -> int:
 def _check_words(checkpoint: Mapping[str, Any], vocabulary: Vocabulary) -> None:
     words = _words(checkpoint)
     if words is None or tuple(words) != vocabulary.words:
-        raise ValueError(
-            mismatch(
-                "the checkpoints were made with different vocabularies",
-                expected=f"the {len(vocabulary):,} words of the first checkpoint",
-                got="other words",
-            )
+        raise mismatch(
+            ValueError,
+            "the checkpoints were made with different vocabularies",
+            f"the {len(vocabulary):,} words of the first checkpoint",
+            "other words",
         )
 
 

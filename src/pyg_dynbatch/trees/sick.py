@@ -150,7 +150,7 @@ class SICK(TreeDataset):
 def _find_files(folder: Path, trees: str) -> dict[str, list[Path]]:
     """Finds, for each split, either one table or the files of words, parents and scores."""
     if trees not in _TREES:
-        raise ValueError(mismatch("SICK: trees is unknown", expected=", ".join(_TREES), got=trees))
+        raise mismatch(ValueError, "SICK: trees is unknown", ", ".join(_TREES), trees)
     names = ["a.toks", "b.toks", "sim.txt"]
     if trees in _PARENT_FILES:
         names += [f"a.{_PARENT_FILES[trees]}", f"b.{_PARENT_FILES[trees]}"]
@@ -165,16 +165,15 @@ def _find_files(folder: Path, trees: str) -> dict[str, list[Path]]:
     if trees == "chain" and all(tables.values()):
         return tables
     tables_named = ", ".join(names[0] for names in _TSV_FILES.values())
-    raise FileNotFoundError(
-        mismatch(
-            "SICK: raw files are missing",
-            expected=f"in each of train/, dev/ and test/: {', '.join(names)}"
-            + (f"; or {tables_named}" if trees == "chain" else ""),
-            got=f"no {absent[0].relative_to(folder)}, {len(absent)} files missing",
-            where=folder,
-            mend="run the preparation of the Tree-LSTM release, or trees='chain', which needs only "
-            f"{tables_named} of SemEval 2014 task 1",
-        )
+    raise mismatch(
+        FileNotFoundError,
+        "SICK: raw files are missing",
+        f"in each of train/, dev/ and test/: {', '.join(names)}"
+        + (f"; or {tables_named}" if trees == "chain" else ""),
+        f"no {absent[0].relative_to(folder)}, {len(absent)} files missing",
+        where=folder,
+        hint="run the preparation of the Tree-LSTM release, or trees='chain', which needs only "
+        f"{tables_named} of SemEval 2014 task 1",
     )
 
 
@@ -203,13 +202,12 @@ def _read_folder(paths: list[Path]) -> list[_Pair]:
     columns = [read_lines(path) for path in paths]
     for path, column in zip(paths, columns, strict=True):
         if len(column) != len(columns[0]):
-            raise ValueError(
-                mismatch(
-                    "SICK: two files of a split differ in length",
-                    expected=f"{len(columns[0])} lines, as in {paths[0].name}",
-                    got=f"{len(column)} lines",
-                    where=path,
-                )
+            raise mismatch(
+                ValueError,
+                "SICK: two files of a split differ in length",
+                f"{len(columns[0])} lines, as in {paths[0].name}",
+                f"{len(column)} lines",
+                where=path,
             )
     pairs = []
     for number, (first, second, score, *parents) in enumerate(zip(*columns, strict=True), start=1):
@@ -226,25 +224,23 @@ def _read_table(path: Path) -> list[_Pair]:
     titles = header.split("\t")
     wanted = ("sentence_A", "sentence_B", "relatedness_score")
     if not set(wanted) <= set(titles):
-        raise ValueError(
-            mismatch(
-                "SICK: the table has no such columns",
-                expected=", ".join(wanted),
-                got=", ".join(titles),
-                where=f"{path}:1",
-            )
+        raise mismatch(
+            ValueError,
+            "SICK: the table has no such columns",
+            ", ".join(wanted),
+            ", ".join(titles),
+            where=f"{path}:1",
         )
     pairs = []
     for number, line in enumerate(lines, start=2):
         fields = line.split("\t")
         if len(fields) != len(titles):
-            raise ValueError(
-                mismatch(
-                    "SICK: a line of the table has a wrong number of fields",
-                    expected=f"{len(titles)} fields divided by tabs",
-                    got=len(fields),
-                    where=f"{path}:{number}",
-                )
+            raise mismatch(
+                ValueError,
+                "SICK: a line of the table has a wrong number of fields",
+                f"{len(titles)} fields divided by tabs",
+                len(fields),
+                where=f"{path}:{number}",
             )
         row = dict(zip(titles, fields, strict=True))
         place = f"{path}:{number}"
@@ -256,9 +252,7 @@ def _read_table(path: Path) -> list[_Pair]:
 def _tree(words: list[str], parents: str | None, where: str) -> ParsedTree:
     words = [word for word in words if word]
     if not words:
-        raise ValueError(
-            mismatch("SICK: a sentence is empty", expected="a word or more", got=0, where=where)
-        )
+        raise mismatch(ValueError, "SICK: a sentence is empty", "a word or more", 0, where=where)
     above = [*range(2, len(words) + 1), 0]
     return parse_parents(" ".join(map(str, above)) if parents is None else parents, words, where)
 
@@ -269,12 +263,11 @@ def _score(text: str, where: str) -> float:
     except ValueError:
         score = float("nan")
     if not 1.0 <= score <= _CLASSES:
-        raise ValueError(
-            mismatch(
-                "SICK: the relatedness is no number from 1 to 5",
-                expected=f"1 to {_CLASSES}",
-                got=repr(text),
-                where=where,
-            )
+        raise mismatch(
+            ValueError,
+            "SICK: the relatedness is no number from 1 to 5",
+            f"1 to {_CLASSES}",
+            repr(text),
+            where=where,
         )
     return score

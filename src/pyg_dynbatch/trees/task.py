@@ -234,13 +234,12 @@ def _check_clipping(task: TreeTask) -> None:
     embeddings = (m for m in task.network.modules() if isinstance(m, nn.Embedding))
     limit = task.trainer.gradient_clip_val
     if limit and any(embedding.sparse for embedding in embeddings):
-        raise ValueError(
-            mismatch(
-                f"{type(task).__name__}: torch cannot clip the sparse gradients of the embedding",
-                expected="an embedding that is not sparse, or no gradient_clip_val",
-                got=f"gradient_clip_val {limit}, sparse_embedding true",
-                mend="--model.init_args.sparse_embedding false",
-            )
+        raise mismatch(
+            ValueError,
+            f"{type(task).__name__}: torch cannot clip the sparse gradients of the embedding",
+            "an embedding that is not sparse, or no gradient_clip_val",
+            f"gradient_clip_val {limit}, sparse_embedding true",
+            hint="--model.init_args.sparse_embedding false",
         )
 
 
@@ -292,13 +291,12 @@ class TreeClassification(TreeTask):
         self.save_hyperparameters(ignore=["optimizer", "rate"])
         self.save_hyperparameters(self.plain_options())
         if polarity and num_classes % 2 == 0:
-            raise ValueError(
-                mismatch(
-                    "TreeClassification: polarity needs a neutral middle class",
-                    expected="an odd number of classes",
-                    got=num_classes,
-                    mend="polarity: false",
-                )
+            raise mismatch(
+                ValueError,
+                "TreeClassification: polarity needs a neutral middle class",
+                "an odd number of classes",
+                num_classes,
+                hint="polarity: false",
             )
         self.num_classes = num_classes
         self.loss_on = loss_on

@@ -145,13 +145,7 @@ def parse_bracketed(
         ([3, 2, 1], [None, 'good', 'fun'], [-1, 0, 0], [1, 0, 0])
     """
     if labels not in LABELS:
-        raise ValueError(
-            mismatch(
-                "parse_bracketed: labels is unknown",
-                expected=", ".join(LABELS),
-                got=labels,
-            )
-        )
+        raise mismatch(ValueError, "parse_bracketed: labels is unknown", ", ".join(LABELS), labels)
     return _Parser(line, where, num_classes, labels).run()
 
 
@@ -272,14 +266,12 @@ class _Parser:
             "the end of the line",
         )
 
-    def fail(self, at: int, problem: str, expected: str, got: str = "", mend: str = "") -> NoReturn:
+    def fail(self, at: int, problem: str, expected: str, got: str = "", hint: str = "") -> NoReturn:
         starts = [match.start() for match in _PIECES.finditer(self.line)]
         column = (starts[at] if at < len(starts) else len(self.line)) + 1
         place = f"{self.where}:{column}" if self.where else f"column {column}"
-        raise ValueError(
-            mismatch(
-                f"bracketed tree: {problem}", expected=expected, got=got, where=place, mend=mend
-            )
+        raise mismatch(
+            ValueError, f"bracketed tree: {problem}", expected, got, where=place, hint=hint
         )
 
 
@@ -356,13 +348,12 @@ def to_bracketed(data: DynTreeData, vocabulary: Vocabulary) -> str:
     roots = data.root_index.tolist()
     child, parent = data.edge_index.tolist()
     if len(roots) != 1 or len(set(child)) != len(child):
-        raise ValueError(
-            mismatch(
-                "to_bracketed: the data is no tree",
-                expected="one root, and one parent for every other node",
-                got=f"{len(roots)} roots, {len(child) - len(set(child))} shared nodes",
-                mend="write each tree of a forest by itself",
-            )
+        raise mismatch(
+            ValueError,
+            "to_bracketed: the data is no tree",
+            "one root, and one parent for every other node",
+            f"{len(roots)} roots, {len(child) - len(set(child))} shared nodes",
+            hint="write each tree of a forest by itself",
         )
     children: list[list[int]] = [[] for _ in range(int(data.num_nodes or 0))]
     slots = data.child_slot.tolist()
@@ -390,47 +381,43 @@ def to_bracketed(data: DynTreeData, vocabulary: Vocabulary) -> str:
 
 def _check_fields(data: DynTreeData) -> None:
     if "token" not in data:
-        raise ValueError(
-            mismatch(
-                "to_bracketed: the data has no field token",
-                expected="the row of the vocabulary for every node, -1 for none",
-                got=", ".join(sorted(data.keys())),
-            )
+        raise mismatch(
+            ValueError,
+            "to_bracketed: the data has no field token",
+            "the row of the vocabulary for every node, -1 for none",
+            ", ".join(sorted(data.keys())),
         )
     if "y" in data and data.y.dtype.is_floating_point:
-        raise ValueError(
-            mismatch(
-                "to_bracketed: the labels are no whole numbers",
-                expected="classes, which parse_bracketed can read; -1 for none",
-                got=described(data.y),
-                mend="data.y of type int64, or no field y",
-            )
+        raise mismatch(
+            ValueError,
+            "to_bracketed: the labels are no whole numbers",
+            "classes, which parse_bracketed can read; -1 for none",
+            described(data.y),
+            hint="data.y of type int64, or no field y",
         )
 
 
 def _refuse_slots(node: int, parent: list[int], slots: list[int]) -> NoReturn:
     taken = sorted(slot for slot, above in zip(slots, parent, strict=True) if above == node)
-    raise ValueError(
-        mismatch(
-            "to_bracketed: a node has an empty slot, or two children in one",
-            expected=f"slots {list(range(len(taken)))} for {len(taken)} children",
-            got=f"slots {taken}",
-            where=f"node {node}",
-            mend="child_slot counted from 0 without gaps; brackets have no sign for an empty slot",
-        )
+    raise mismatch(
+        ValueError,
+        "to_bracketed: a node has an empty slot, or two children in one",
+        f"slots {list(range(len(taken)))} for {len(taken)} children",
+        f"slots {taken}",
+        where=f"node {node}",
+        hint="child_slot counted from 0 without gaps; brackets have no sign for an empty slot",
     )
 
 
 def _writable(word: str, node: int) -> str:
     if _PIECES.fullmatch(word) is None or word in "()":
-        raise ValueError(
-            mismatch(
-                f"to_bracketed: the word {word!r} cannot stand in brackets",
-                expected="a word without spaces and brackets",
-                got=repr(word),
-                where=f"node {node}",
-                mend="-LRB- and -RRB- for brackets",
-            )
+        raise mismatch(
+            ValueError,
+            f"to_bracketed: the word {word!r} cannot stand in brackets",
+            "a word without spaces and brackets",
+            repr(word),
+            where=f"node {node}",
+            hint="-LRB- and -RRB- for brackets",
         )
     return word
 
@@ -542,11 +529,10 @@ def _slots(parents: list[int], first: list[int]) -> list[int]:
 
 
 def _wrong(problem: str, where: str, got: object) -> ValueError:
-    return ValueError(
-        mismatch(
-            f"parent pointers: {problem}",
-            expected="for each node the number of its parent from 1, 0 for the root, -1 if outside",
-            got=got,
-            where=where,
-        )
+    return mismatch(
+        ValueError,
+        f"parent pointers: {problem}",
+        "for each node the number of its parent from 1, 0 for the root, -1 if outside",
+        got,
+        where=where,
     )

@@ -82,12 +82,11 @@ class WordVectors:
         source: str = "",
     ) -> None:
         if not len(vocabulary) == matrix.size(0) == found.size(0):
-            raise ValueError(
-                mismatch(
-                    "WordVectors: rows and words differ in number",
-                    expected=f"{len(vocabulary)} rows, one for each word of the vocabulary",
-                    got=f"matrix with {matrix.size(0)} rows, found with {found.size(0)}",
-                )
+            raise mismatch(
+                ValueError,
+                "WordVectors: rows and words differ in number",
+                f"{len(vocabulary)} rows, one for each word of the vocabulary",
+                f"matrix with {matrix.size(0)} rows, found with {found.size(0)}",
             )
         self.vocabulary = vocabulary
         self.matrix = matrix
@@ -143,14 +142,13 @@ class WordVectors:
         absent = (wanted & ~self.found).nonzero().flatten().tolist()
         if absent:
             first = ", ".join(repr(self.vocabulary[row]) for row in absent[:5])
-            raise ValueError(
-                mismatch(
-                    f"WordVectors: token {self.vocabulary[absent[0]]!r} has no vector",
-                    expected=f"a vector for each of {int(wanted.sum())} words",
-                    got=f"{len(absent)} words without: {first}{', ...' if absent[5:] else ''}",
-                    where=self.source,
-                    mend="missing='uniform' with strict=False, or a fuller source",
-                )
+            raise mismatch(
+                ValueError,
+                f"WordVectors: token {self.vocabulary[absent[0]]!r} has no vector",
+                f"a vector for each of {int(wanted.sum())} words",
+                f"{len(absent)} words without: {first}{', ...' if absent[5:] else ''}",
+                where=self.source,
+                hint="missing='uniform' with strict=False, or a fuller source",
             )
         return self
 
@@ -246,12 +244,8 @@ def read_word_vectors(
     """
     path = Path(path)
     if missing not in MISSING:
-        raise ValueError(
-            mismatch(
-                "read_word_vectors: missing is unknown",
-                expected=", ".join(MISSING),
-                got=missing,
-            )
+        raise mismatch(
+            ValueError, "read_word_vectors: missing is unknown", ", ".join(MISSING), missing
         )
     candidates = [_spellings(word, lower_case) for word in vocabulary.words[1:]]
     wanted = {spelling.encode() for spellings in candidates for spelling in spellings}
@@ -324,23 +318,21 @@ def _read_vectors(
                 if word in wanted and word not in vectors and line.count(b" ") == width:
                     vectors[word] = _numbers(path, number, line, width)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(
-            mismatch(
-                f"{path.name}: the compressed file is damaged or cut short",
-                expected="a complete .gz file",
-                got=error,
-                where=path,
-                mend="fetch the file again",
-            )
+        raise mismatch(
+            ValueError,
+            f"{path.name}: the compressed file is damaged or cut short",
+            "a complete .gz file",
+            error,
+            where=path,
+            hint="fetch the file again",
         ) from error
     if width == 0:
-        raise ValueError(
-            mismatch(
-                f"{path.name}: there are no vectors in the file",
-                expected="lines 'word v1 v2 ...'",
-                got="an empty file or one word a line",
-                where=path,
-            )
+        raise mismatch(
+            ValueError,
+            f"{path.name}: there are no vectors in the file",
+            "lines 'word v1 v2 ...'",
+            "an empty file or one word a line",
+            where=path,
         )
     return vectors, width
 
@@ -379,14 +371,13 @@ def _bad_line(path: Path, number: int, line: bytes, width: int) -> ValueError:
     odd = next((f for f in fields[1:] if not _is_number(f.encode())), None)
     got = f"{len(fields) - 1} values" + (f", among them {odd!r}" if odd is not None else "")
     got = got if len(fields) - 1 != width or odd is not None else "nan or infinite values"
-    return ValueError(
-        mismatch(
-            f"{path.name}: the vector of {fields[0]!r} is not {width} numbers",
-            expected=f"{width} finite numbers after the word, as in the lines before",
-            got=got,
-            where=f"{path}:{number}",
-            mend="fetch the file again; it may be cut short",
-        )
+    return mismatch(
+        ValueError,
+        f"{path.name}: the vector of {fields[0]!r} is not {width} numbers",
+        f"{width} finite numbers after the word, as in the lines before",
+        got,
+        where=f"{path}:{number}",
+        hint="fetch the file again; it may be cut short",
     )
 
 
@@ -469,13 +460,12 @@ def find_model(model: str) -> str:
     if folder.is_dir():
         inside = _model_folder(folder)
         if inside is None:
-            raise ValueError(
-                mismatch(
-                    f"sentence_vectors: {model} holds no sentence-transformers model",
-                    expected=f"a folder with {_MARKER}",
-                    got=", ".join(sorted(p.name for p in folder.iterdir())[:6]) or "nothing",
-                    where=folder.resolve(),
-                )
+            raise mismatch(
+                ValueError,
+                f"sentence_vectors: {model} holds no sentence-transformers model",
+                f"a folder with {_MARKER}",
+                ", ".join(sorted(p.name for p in folder.iterdir())[:6]) or "nothing",
+                where=folder.resolve(),
             )
         return str(inside)
     package = model.replace("-", "_")
@@ -501,13 +491,12 @@ def _encode(
     try:
         from sentence_transformers import SentenceTransformer
     except ImportError as error:
-        raise ImportError(
-            mismatch(
-                "sentence_vectors: the package sentence-transformers is missing",
-                expected=f"it, to encode {len(words)} words that are in no cache",
-                got=error,
-                mend="pip install 'pyg_dynbatch[sentence]', or cache=<file made elsewhere>",
-            )
+        raise mismatch(
+            ImportError,
+            "sentence_vectors: the package sentence-transformers is missing",
+            f"it, to encode {len(words)} words that are in no cache",
+            error,
+            hint="pip install 'pyg_dynbatch[sentence]', or cache=<file made elsewhere>",
         ) from error
     encoder: Any = SentenceTransformer(find_model(model), device=device)
     texts = [unescape(word) for word in words]
@@ -531,14 +520,13 @@ def _read_cache(path: Path, model: str) -> dict[str, Float[Tensor, " feature"]]:
         return {}
     content = load_tensors(path, _FORMAT, "sentence_vectors")
     if content["model"] != model:
-        raise ValueError(
-            mismatch(
-                "sentence_vectors: the cache was made with another model",
-                expected=model,
-                got=content["model"],
-                where=path,
-                mend="another file name for each model",
-            )
+        raise mismatch(
+            ValueError,
+            "sentence_vectors: the cache was made with another model",
+            model,
+            content["model"],
+            where=path,
+            hint="another file name for each model",
         )
     return dict(zip(content["words"], content["vectors"], strict=True))
 

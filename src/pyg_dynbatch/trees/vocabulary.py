@@ -70,13 +70,12 @@ class Vocabulary:
         self._row = {word: row for row, word in enumerate(self.words)}
         if len(self._row) != len(self.words):
             first = next(w for row, w in enumerate(self.words) if self._row[w] != row)
-            raise ValueError(
-                mismatch(
-                    f"Vocabulary: the word {first!r} has two rows",
-                    expected="every word once, the unknown word not among them",
-                    got=f"rows {self.words.index(first)} and {self._row[first]}",
-                    mend="Vocabulary.from_counts, or list(dict.fromkeys(words))",
-                )
+            raise mismatch(
+                ValueError,
+                f"Vocabulary: the word {first!r} has two rows",
+                "every word once, the unknown word not among them",
+                f"rows {self.words.index(first)} and {self._row[first]}",
+                hint="Vocabulary.from_counts, or list(dict.fromkeys(words))",
             )
 
     @classmethod
@@ -202,13 +201,12 @@ class Vocabulary:
             unknown, *words = content["words"]
             return cls(words, unknown=unknown, lower_case=content["lower_case"])
         except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise ValueError(
-                mismatch(
-                    "Vocabulary: the file is not a saved vocabulary",
-                    expected='JSON with "words" and "lower_case", as Vocabulary.save writes it',
-                    got=f"{type(error).__name__}: {error}",
-                    where=path,
-                )
+            raise mismatch(
+                ValueError,
+                "Vocabulary: the file is not a saved vocabulary",
+                'JSON with "words" and "lower_case", as Vocabulary.save writes it',
+                f"{type(error).__name__}: {error}",
+                where=path,
             ) from error
 
     def _to_json(self) -> str:
