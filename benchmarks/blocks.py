@@ -23,15 +23,7 @@ from benchmarks.protocol import (
     interleave,
     join_rounds,
 )
-from benchmarks.records import (
-    Record,
-    by_phase,
-    grouped,
-    machine,
-    number,
-    phase_records,
-    table,
-)
+from benchmarks.records import Record, by_phase, grouped, machine, number, phase_records, table
 from benchmarks.sentiment import sentiment_trees
 from benchmarks.sst_ways import make_ways
 from pyg_dynbatch import blocks as td

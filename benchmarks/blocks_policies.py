@@ -7,12 +7,7 @@ from functools import partial
 import torch
 
 from benchmarks.blocks_models import LOSS
-from benchmarks.protocol import (
-    Contender,
-    Stopwatch,
-    assert_agreement,
-    interleave,
-)
+from benchmarks.protocol import Contender, Stopwatch, assert_agreement, interleave
 from benchmarks.records import Record, by_phase, grouped, number, phase_records, table
 from benchmarks.written_models import MODELS
 from pyg_dynbatch import blocks as td

@@ -22,15 +22,7 @@ from benchmarks.protocol import (
     median_ratio,
     median_seconds,
 )
-from benchmarks.records import (
-    MOLECULES,
-    Record,
-    grouped,
-    machine,
-    make_record,
-    number,
-    table,
-)
+from benchmarks.records import MOLECULES, Record, grouped, machine, make_record, number, table
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.molecules.build import Workers, in_chunks
 from pyg_dynbatch.molecules.data import MoleculeData
@@ -112,10 +104,7 @@ def _compare(other: DeepChem, molecules: Sequence[MoleculeData]) -> Record:
 
 
 def _measure(
-    options: argparse.Namespace,
-    kept: Sequence[RawMolecule],
-    where: Record,
-    other: DeepChem | None,
+    options: argparse.Namespace, kept: Sequence[RawMolecule], where: Record, other: DeepChem | None
 ) -> list[Record]:
     contenders: dict[str, Contender] = {}
     keys: dict[str, tuple[str, str, int]] = {}

@@ -10,15 +10,7 @@ import torch
 
 from benchmarks.figures import Panel, draw_panels
 from benchmarks.peers_packages import import_peers
-from benchmarks.peers_ways import (
-    EVERY_LEAF,
-    OURS,
-    PLAIN,
-    RECURSIVE,
-    Peer,
-    PeerModel,
-    PeerTree,
-)
+from benchmarks.peers_ways import EVERY_LEAF, OURS, PLAIN, RECURSIVE, Peer, PeerModel, PeerTree
 from benchmarks.protocol import (
     Contender,
     Rounds,
@@ -148,10 +140,7 @@ class Bench:
             for name, peer in self.peers.items()
         }
         rounds = interleave(
-            contenders,
-            repeats=self.options.repeats,
-            device=self.device,
-            budget=self.options.budget,
+            contenders, repeats=self.options.repeats, device=self.device, budget=self.options.budget
         )
         # The recursive loop takes one tree after another, so a few stand for the batch.
         scale = dict.fromkeys(rounds, 1.0) | {RECURSIVE: batch / self._few(batch)}

@@ -16,16 +16,7 @@ from pyg_dynbatch.core.files import write_atomically
 
 Record = dict[str, Any]
 
-FIELDS = (
-    "bench",
-    "case",
-    "batch",
-    "mode",
-    "phase",
-    "median_seconds",
-    "ratio",
-    "ratio_to",
-)
+FIELDS = ("bench", "case", "batch", "mode", "phase", "median_seconds", "ratio", "ratio_to")
 """What every record holds; a benchmark adds fields of its own, and the machine."""
 
 TREES, MOLECULES = "trees", "molecules"

@@ -10,12 +10,7 @@ import torch
 
 from benchmarks.figures import Panel, draw_panels
 from benchmarks.memory import peak_bytes
-from benchmarks.protocol import (
-    Rounds,
-    assert_agreement,
-    interleave,
-    thread_count,
-)
+from benchmarks.protocol import Rounds, assert_agreement, interleave, thread_count
 from benchmarks.records import (
     Record,
     by_phase,

@@ -20,15 +20,7 @@ from benchmarks.protocol import (
     join_rounds,
     median_ratio,
 )
-from benchmarks.records import (
-    Record,
-    find,
-    grouped,
-    machine,
-    number,
-    phase_records,
-    table,
-)
+from benchmarks.records import Record, find, grouped, machine, number, phase_records, table
 from benchmarks.table1_models import Table1Model
 from benchmarks.table1_products import LevelProducts
 from benchmarks.table1_trees import Shape, schedule_of
@@ -143,10 +135,7 @@ class Bench:
             BARE: bare.run,
         }
         rounds = interleave(
-            contenders,
-            repeats=self.options.repeats,
-            device=self.device,
-            budget=self.options.budget,
+            contenders, repeats=self.options.repeats, device=self.device, budget=self.options.budget
         )
         return rounds, {"steps": len(schedule.steps), "flops_forward": bare.flops}
 

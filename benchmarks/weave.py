@@ -16,13 +16,7 @@ from benchmarks.deepchem_process import NAME, DeepChem
 from benchmarks.figures import Panel, draw_panels
 from benchmarks.memory import peak_bytes
 from benchmarks.molecules import sources, usable
-from benchmarks.protocol import (
-    Contender,
-    Rounds,
-    assert_agreement,
-    interleave,
-    join_rounds,
-)
+from benchmarks.protocol import Contender, Rounds, assert_agreement, interleave, join_rounds
 from benchmarks.records import (
     MOLECULES,
     Record,

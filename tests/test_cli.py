@@ -16,7 +16,7 @@ from tests.training.helpers import tree_files
 
 pytestmark = [
     # Lightning 2.6 uses names that jsonargparse has since replaced.
-    pytest.mark.filterwarnings("ignore:(?s).*(jsonargparse|deprecated in v4)"),
+    pytest.mark.filterwarnings("ignore:(?s).*(jsonargparse|deprecated in v4)")
 ]
 
 CONFIG = {

@@ -6,15 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pyg_dynbatch.core import (
-    Engine,
-    Operations,
-    Program,
-    Ragged,
-    RaggedRows,
-    Signature,
-    TensorType,
-)
+from pyg_dynbatch.core import Engine, Operations, Program, Ragged, RaggedRows, Signature, TensorType
 from pyg_dynbatch.data import DynTreeData
 from pyg_dynbatch.loader import Collater
 from pyg_dynbatch.testing import (

@@ -90,14 +90,7 @@ To predict a file of molecules or bracketed trees from checkpoints alone:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command line.
-
-    Args:
-        argv: The sub-command and its options; those of the process if left out.
-
-    Returns:
-        The exit code: 0 on success, 2 for a wrong option, missing file or faulty input.
-    """
+    """Runs a command line."""
     given = list(sys.argv[1:] if argv is None else argv)
     try:
         return _dispatch(given)
@@ -217,18 +210,7 @@ def _complain(error: Exception) -> int:
 
 
 def one_line(error: object) -> str:
-    r"""Puts a message of several lines into one.
-
-    Args:
-        error: The message or exception.
-
-    Returns:
-        The lines without their indentation, joined.
-
-    Example:
-        >>> one_line("SST: files are missing.\n  expected: train.txt\n  got:      nothing")
-        'SST: files are missing. expected: train.txt; got: nothing'
-    """
+    r"""Puts a message of several lines into one."""
     notes = getattr(error, "__notes__", [])
     text = "\n".join([_reason(str(error)), *notes])
     lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]

@@ -24,20 +24,15 @@ from pyg_dynbatch.samplers import EpochSampler, NodeBudgetBatchSampler
 _INT = torch.int64
 
 
-class Stretches(NamedTuple):
+class Segments(NamedTuple):
     """Says where the rows of every example begin, and the end."""
 
     starts: np.ndarray
     sizes: np.ndarray
 
     @classmethod
-    def of(cls, sizes: Sequence[int] | np.ndarray) -> "Stretches":
-        """Adds up the numbers of rows.
-
-        Example:
-            >>> Stretches.of([2, 0, 3]).starts.tolist()
-            [0, 2, 2, 5]
-        """
+    def of(cls, sizes: Sequence[int] | np.ndarray) -> "Segments":
+        """Adds up the numbers of rows."""
         lengths = np.asarray(sizes, dtype=np.int64)
         starts = np.zeros(lengths.size + 1, dtype=np.int64)
         lengths.cumsum(out=starts[1:])
@@ -45,13 +40,7 @@ class Stretches(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """Holds one field of all examples, put side by side.
-
-    Attributes:
-        value: The field of the batch.
-        starts: Where each example begins, and the end.
-        shift: By how much the values of each example were shifted; None where none could be.
-    """
+    """Holds one field of all examples, put side by side."""
 
     value: Any
     starts: Int[Tensor, " start"]
@@ -61,18 +50,7 @@ class Joined(NamedTuple):
 def columns_of(
     examples: Sequence[Data], kind: type[Data], fields: Collection[str], excluded: Collection[str]
 ) -> dict[str, list[Any]] | None:
-    """Lists the values of each field over all examples.
-
-    Args:
-        examples: The examples of one batch, at least one.
-        kind: The class they must have.
-        fields: The fields they may have, besides ``num_nodes``, which they must have.
-        excluded: Fields to leave out.
-
-    Returns:
-        The values of each field; None if the examples are not of that kind, or differ in their
-        fields.
-    """
+    """Lists the values of each field over all examples."""
     stores = [each._store for each in examples if type(each) is kind]
     if len(stores) != len(examples) or any("_num_nodes" in store.__dict__ for store in stores):
         return None
@@ -93,16 +71,7 @@ def columns_of(
 
 
 def are_alike(key: str, values: Sequence[Any]) -> bool:
-    """Tells whether all values are plain tensors of one dtype and width.
-
-    Args:
-        key: Name of the field; ``edge_index`` is joined along its last axis, others along the
-            first; ``num_nodes`` is no tensor and always fits.
-        values: The field of every example.
-
-    Returns:
-        Whether they can be joined as they are.
-    """
+    """Tells whether all values are plain tensors of one dtype and width."""
     if key == "num_nodes":
         return True
     if any(type(value) is not Tensor for value in values):
@@ -116,16 +85,7 @@ def are_alike(key: str, values: Sequence[Any]) -> bool:
 
 
 def assemble(kind: type[Data], joined: Mapping[str, Joined | None], counts: list[int]) -> Batch:
-    """Builds the batch that PyG would have built of the same fields.
-
-    Args:
-        kind: Class of the examples.
-        joined: The fields, side by side; ``num_nodes`` only keeps its place among them.
-        counts: Number of nodes of each example.
-
-    Returns:
-        The batch, which can be taken apart again.
-    """
+    """Builds the batch that PyG would have built of the same fields."""
     batch = copy(_empty_batch(kind))  # type: ignore[arg-type]  # a class can be hashed
     store = batch._store
     fields = store._mapping
@@ -137,7 +97,7 @@ def assemble(kind: type[Data], joined: Mapping[str, Joined | None], counts: list
             fields["num_nodes"] = sum(counts)
             continue
         fields[key], slices[key], shifts[key] = field
-    nodes = Stretches.of(counts)
+    nodes = Segments.of(counts)
     fields["batch"] = torch.from_numpy(np.arange(len(counts)).repeat(nodes.sizes))
     fields["ptr"] = torch.from_numpy(nodes.starts)
     store._num_graphs = len(counts)
@@ -183,12 +143,7 @@ def allow_batches(kind: type[Data]) -> None:
 
 
 def axis_of(key: str) -> int:
-    """Says along which axis a field of ``DynTreeData`` is joined.
-
-    Example:
-        >>> axis_of("edge_index"), axis_of("depth")
-        (-1, 0)
-    """
+    """Says along which axis a field of ``DynTreeData`` is joined."""
     return -1 if key == "edge_index" else 0
 
 
@@ -222,19 +177,7 @@ _PLANS = (Schedule, Pairs)
 
 
 class PlanningCollater(PyGCollater, ABC):
-    """Merges examples, checks that they are alike, and lets a subclass attach its plan.
-
-    Tuples, lists and dicts of examples are gone through as in PyG.
-
-    Args:
-        dataset: Not used; stands first as in PyG.
-        follow_batch: Fields that get a vector of example numbers, as in PyG.
-        exclude_keys: Fields to leave out, as in PyG.
-        needed: Name of the field the plan is made from.
-
-    Raises:
-        ValueError: If `exclude_keys` holds what the plan is made from.
-    """
+    """Merges examples, checks that they are alike, and lets a subclass attach its plan."""
 
     def __init__(
         self,
@@ -258,14 +201,7 @@ class PlanningCollater(PyGCollater, ABC):
             )
 
     def __call__(self, batch: Sequence[Any]) -> Any:
-        """Merges a list of examples.
-
-        Args:
-            batch: One example or more.
-
-        Returns:
-            A ``Batch`` with its plan, or tuples, lists or dicts of such.
-        """
+        """Merges a list of examples."""
         name = type(self).__name__
         if not len(batch):
             raise mismatch(ValueError, f"{name}: the batch is empty", "one example or more", 0)
@@ -304,19 +240,7 @@ class PlanningCollater(PyGCollater, ABC):
 def check_alike(
     examples: Sequence[Data], excluded: set[str] | None = None, name: str = "Collater"
 ) -> None:
-    """Checks that all examples hold the same fields, with equal dtypes and widths.
-
-    PyG collates the fields of the first example: one that only a later example has is dropped,
-    and a mix of dtypes is cast, both without a word.
-
-    Args:
-        examples: The examples of one batch.
-        excluded: Fields that do not matter.
-        name: Who asks, for messages.
-
-    Raises:
-        ValueError: Naming the example and the field.
-    """
+    """Checks that all examples hold the same fields, with equal dtypes and widths."""
     excluded = excluded or set()
     first = examples[0]
     forms: dict[str, tuple[int | tuple[int, int] | None, Any]] = {}
@@ -377,20 +301,7 @@ def _misshapen(name: str, number: int, key: str, value: Any, like: Any) -> Value
 
 
 class ResumableLoader(PyGDataLoader):
-    """Shuffles by seed and epoch alone, and goes on in the middle of an epoch.
-
-    Args:
-        dataset: Data set or list of ``Data``.
-        batch_size: Examples a batch; left out with ``batch_sampler``.
-        shuffle: Whether to shuffle, differently in every epoch.
-        collater: Makes the batches.
-        seed: Seed of the shuffle; None takes torch's initial seed (``seed_everything``).
-        **kwargs: As in ``torch.utils.data.DataLoader``: ``batch_sampler``, ``num_workers``, …
-
-    Raises:
-        TypeError: If ``collate_fn`` is given, which PyG would drop without a word.
-        ValueError: If the sizes of a ``NodeBudgetBatchSampler`` belong to another data set.
-    """
+    """Shuffles by seed and epoch alone, and goes on in the middle of an epoch."""
 
     def __init__(
         self,
@@ -445,11 +356,7 @@ class ResumableLoader(PyGDataLoader):
         return {"epoch": self._taken_epoch, "position": self._taken}
 
     def load_state_dict(self, state: dict[str, int | None]) -> None:
-        """Makes the next pass go on where the state was taken.
-
-        Args:
-            state: What ``state_dict`` returned.
-        """
+        """Makes the next pass go on where the state was taken."""
         epoch, position = state["epoch"], state["position"] or 0
         if position >= len(self):
             epoch, position = None if epoch is None else epoch + 1, 0
@@ -458,10 +365,7 @@ class ResumableLoader(PyGDataLoader):
         self._resume = {"epoch": epoch, "position": position}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leaves worker processes behind, and copies the state of the generator.
-
-        A generator pickles itself as a tensor that is freed before another process can read it.
-        """
+        """Leaves worker processes behind, and copies the state of the generator."""
         generator = self.generator
         numbers = None if generator is None else generator.get_state().numpy().tobytes()
         return {**self.__dict__, "_iterator": None, "generator": numbers}

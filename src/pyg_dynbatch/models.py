@@ -3,10 +3,4 @@
 from pyg_dynbatch.molecules.models import WeaveNet, WeaveProgram
 from pyg_dynbatch.trees.models import TreeClassifier, TreeEncoder, TreeSimilarity
 
-__all__ = [
-    "TreeClassifier",
-    "TreeEncoder",
-    "TreeSimilarity",
-    "WeaveNet",
-    "WeaveProgram",
-]
+__all__ = ["TreeClassifier", "TreeEncoder", "TreeSimilarity", "WeaveNet", "WeaveProgram"]

@@ -74,20 +74,7 @@ def pair_counts(dataset: Any) -> list[int]:
 
 
 def pack_in_order(order: Iterable[int], sizes: Sequence[int], budget: int) -> list[Batch]:
-    """Fills batch after batch without changing the order of the examples.
-
-    Args:
-        order: Numbers of the examples.
-        sizes: Size of every example.
-        budget: Largest sum of sizes in a batch; a bigger example stands alone.
-
-    Returns:
-        The batches.
-
-    Example:
-        >>> pack_in_order(range(4), [3, 4, 2, 9], budget=7)
-        [[0, 1], [2], [3]]
-    """
+    """Fills batch after batch without changing the order of the examples."""
     batches: list[Batch] = []
     room = 0
     for example in order:
@@ -100,20 +87,7 @@ def pack_in_order(order: Iterable[int], sizes: Sequence[int], budget: int) -> li
 
 
 def pack_tightly(order: Iterable[int], sizes: Sequence[int], budget: int) -> list[Batch]:
-    """Puts each example into the fullest batch that still has room for it (best fit).
-
-    Args:
-        order: Numbers of the examples, first come first served.
-        sizes: Size of every example.
-        budget: Largest sum of sizes in a batch; a bigger example stands alone.
-
-    Returns:
-        The batches.
-
-    Example:
-        >>> pack_tightly(range(4), [3, 5, 2, 4], budget=7)
-        [[0, 3], [1, 2]]
-    """
+    """Puts each example into the fullest batch that still has room for it (best fit)."""
     batches: list[Batch] = []
     rooms: list[tuple[int, int]] = []  # (room left, batch), rising
     for example in order:
@@ -130,24 +104,7 @@ def pack_tightly(order: Iterable[int], sizes: Sequence[int], budget: int) -> lis
 
 
 def make_exactly(batches: list[Batch], sizes: Sequence[int], count: int) -> list[Batch]:
-    """Brings the number of batches to ``count`` by splitting the biggest in two, again and again.
-
-    No example is repeated or left out as long as there are ``count`` examples; beyond that the
-    smallest ones come once more, since a rank without a batch would stop all others. Where there
-    are more batches than ``count``, the smallest are left out.
-
-    Args:
-        batches: The batches.
-        sizes: Size of every example.
-        count: Number of batches wanted, at least 1.
-
-    Returns:
-        ``count`` batches, the most costly first.
-
-    Example:
-        >>> make_exactly([[0, 1, 2], [3]], [4, 1, 3, 9], 3)
-        [[3], [1, 2], [0]]
-    """
+    """Split the largest batch in two until there are ``count`` batches."""
     splittable = sorted((_cost(batch, sizes), batch) for batch in batches if len(batch) > 1)
     done = [(_cost(batch, sizes), batch) for batch in batches if len(batch) == 1]
     while splittable and len(splittable) + len(done) < count:
@@ -161,20 +118,8 @@ def make_exactly(batches: list[Batch], sizes: Sequence[int], count: int) -> list
     return [list(batch) for _, batch in ranked[:count]]
 
 
-def deal(batches: list[Batch], ranks: int) -> list[list[Batch]]:
-    """Forms steps of one batch a rank, so that ranks run batches of about one size at one time.
-
-    Args:
-        batches: Batches, the most costly first; their number a multiple of ``ranks``.
-        ranks: Number of ranks.
-
-    Returns:
-        For each step the batches of all ranks; the biggest goes to another rank each step.
-
-    Example:
-        >>> deal([[0], [1], [2], [3]], 2)
-        [[[0], [1]], [[3], [2]]]
-    """
+def assign_to_ranks(batches: list[Batch], ranks: int) -> list[list[Batch]]:
+    """Forms steps of one batch a rank, so that ranks run batches of about one size at one time."""
     steps = []
     for number, start in enumerate(range(0, len(batches), ranks)):
         step = batches[start : start + ranks]
@@ -439,11 +384,7 @@ class NodeBudgetBatchSampler(BatchSampler):
         return self._enough
 
     def _count(self, ranks: int) -> int:
-        """Fixes the number of batches of every epoch, over all ranks.
-
-        It must not change from epoch to epoch: Lightning asks for the length once and would leave
-        out whatever comes after it.
-        """
+        """Fixes the number of batches of every epoch, over all ranks."""
         if ranks not in self._counts:
             enough = self._bound()
             count = enough - enough % ranks if self.drop_last else -(-enough // ranks) * ranks
@@ -480,7 +421,7 @@ class NodeBudgetBatchSampler(BatchSampler):
         batches = next(batches for batches in tries if len(batches) <= self._bound())
         if ranks == 1 and not self.shuffle:
             return [[batch] for batch in batches]
-        steps = deal(make_exactly(batches, self.sizes, count), ranks)
+        steps = assign_to_ranks(make_exactly(batches, self.sizes, count), ranks)
         if not self.shuffle:
             return sorted(steps, key=lambda step: min(min(batch) for batch in step))
         # Dealt by falling size the steps would be a curriculum.

@@ -76,16 +76,7 @@ def flattened(results: Mapping[str, Any]) -> Flat:
 def gradients_of(
     module: nn.Module, inputs: Inputs, run: Callable[[Inputs], Mapping[str, Any]]
 ) -> Flat:
-    """Takes the gradient of a fixed random weighting of all floating results.
-
-    Args:
-        module: Its parameters are differentiated; an unused one gets zeros.
-        inputs: Its floating rows are differentiated too.
-        run: Gives named results for inputs.
-
-    Returns:
-        One gradient a parameter and input part.
-    """
+    """Takes the gradient of a fixed random weighting of all floating results."""
     leaves: Flat = dict(module.named_parameters())
     given = {}
     for key, rows in inputs.items():
@@ -108,12 +99,7 @@ def gradients_of(
 
 
 def assert_same(law: str, wanted: Flat, found: Flat, tolerance: float) -> None:
-    """Asserts that two sets of named results are equal up to rounding.
-
-    Raises:
-        AssertionError: If names, shapes or numbers differ; it names the law, the result and the
-            row.
-    """
+    """Asserts that two sets of named results are equal up to rounding."""
     if sorted(wanted) != sorted(found):
         raise mismatch(
             AssertionError,

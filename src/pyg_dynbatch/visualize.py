@@ -27,25 +27,7 @@ _UNLABELLED = -1
 
 
 def new_figure(rows: int, columns: int, width: float, height: float) -> "tuple[Figure, list[Axes]]":
-    """Makes a figure with a grid of axes.
-
-    Args:
-        rows: Rows of the grid.
-        columns: Columns of the grid.
-        width: Width of one axes, in inches.
-        height: Height of one axes, in inches.
-
-    Returns:
-        The figure and its axes, row by row.
-
-    Raises:
-        ImportError: If matplotlib is not installed.
-
-    Example:
-        >>> figure, axes = new_figure(1, 2, 3.0, 2.0)
-        >>> len(axes)
-        2
-    """
+    """Makes a figure with a grid of axes."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -62,15 +44,7 @@ def new_figure(rows: int, columns: int, width: float, height: float) -> "tuple[F
 
 
 def save_figure(figure: "Figure", path: str | Path) -> Path:
-    """Writes a figure to a file whose name says the format, whole or not at all.
-
-    Args:
-        figure: The figure.
-        path: For instance ``schedule.png`` or ``schedule.svg``.
-
-    Returns:
-        The path.
-    """
+    """Writes a figure to a file whose name says the format, whole or not at all."""
     form = Path(path).suffix.removeprefix(".")
     return write_atomically(path, lambda file: figure.savefig(file, dpi=150, format=form or None))
 
@@ -78,24 +52,7 @@ def save_figure(figure: "Figure", path: str | Path) -> Path:
 def draw_schedule(
     axes: "Axes", names: Sequence[str], operation: Sequence[int], rows: Sequence[int], title: str
 ) -> "Axes":
-    """Draws one bar a step, as high as the step has rows, coloured by operation.
-
-    Args:
-        axes: Where to draw.
-        names: Names of the operations.
-        operation: Operation of each step, ``[step]``.
-        rows: Rows of each step, ``[step]``.
-        title: Written above.
-
-    Returns:
-        The axes.
-
-    Example:
-        >>> figure, (axes,) = new_figure(1, 1, 4.0, 3.0)
-        >>> drawn = draw_schedule(axes, ["leaf", "node"], [0, 1, 1], [8, 4, 2], "depth")
-        >>> len(drawn.patches)
-        3
-    """
+    """Draws one bar a step, as high as the step has rows, coloured by operation."""
     kind, height = np.asarray(operation, dtype=int), np.asarray(rows, dtype=int)
     if kind.shape != height.shape:
         raise mismatch(
@@ -127,22 +84,7 @@ def draw_curves(
     x_label: str,
     y_label: str,
 ) -> "Axes":
-    """Draws one line for each named curve.
-
-    Args:
-        axes: Where to draw.
-        curves: Abscissae and ordinates by name.
-        x_label: Written below.
-        y_label: Written at the left.
-
-    Returns:
-        The axes.
-
-    Example:
-        >>> figure, (axes,) = new_figure(1, 1, 4.0, 3.0)
-        >>> len(draw_curves(axes, {"val": ([0, 1], [0.5, 0.7])}, "epoch", "accuracy").lines)
-        1
-    """
+    """Draws one line for each named curve."""
     for number, (name, (x, y)) in enumerate(curves.items()):
         again, colour = divmod(number, len(SEQUENCE))
         # A single point has no line, so every point carries a mark while they are few.
@@ -161,22 +103,7 @@ def draw_curves(
 
 
 def draw_parity(axes: "Axes", target: np.ndarray, predicted: np.ndarray, title: str = "") -> "Axes":
-    """Draws predicted against true values, with the line where they are equal.
-
-    Args:
-        axes: Where to draw.
-        target: True values, ``[example]``, NaN where unknown.
-        predicted: Predicted values, ``[example]``.
-        title: Written above.
-
-    Returns:
-        The axes.
-
-    Example:
-        >>> figure, (axes,) = new_figure(1, 1, 4.0, 4.0)
-        >>> len(draw_parity(axes, np.array([1.0, 2.0]), np.array([1.1, 1.8])).collections)
-        1
-    """
+    """Draws predicted against true values, with the line where they are equal."""
     known = ~np.isnan(target)
     gold, guess = np.asarray(target)[known], np.asarray(predicted)[known]
     shown: dict[str, Any] = {"s": 14, "alpha": 0.5 if gold.size < 2000 else 0.2, "linewidths": 0}
@@ -202,28 +129,7 @@ def draw_calibration(
     bins: int = 10,
     uncalibrated: np.ndarray | None = None,
 ) -> "Axes":
-    """Draws how often a label is positive against how probable the model says it is.
-
-    The examples are sorted by probability and cut into bins of equally many; one point a bin,
-    with two standard errors.
-
-    Args:
-        axes: Where to draw.
-        label: 0 or 1, ``[example]``, NaN where unknown.
-        probability: Of the positive class, ``[example]``.
-        title: Written above.
-        bins: How many bins, fewer if there are few examples.
-        uncalibrated: The same probabilities before calibration; left out, they are not drawn.
-
-    Returns:
-        The axes.
-
-    Example:
-        >>> figure, (axes,) = new_figure(1, 1, 4.0, 4.0)
-        >>> axes = draw_calibration(axes, np.array([0.0, 1.0]), np.array([0.2, 0.9]), bins=2)
-        >>> axes.get_xlabel()
-        'predicted probability'
-    """
+    """Draws how often a label is positive against how probable the model says it is."""
     known = np.flatnonzero(~np.isnan(label))
     axes.plot([0, 1], [0, 1], color="#555555", linewidth=0.8)
     shown = {"calibrated": probability}
@@ -249,25 +155,7 @@ def draw_calibration(
 def tree_layout(
     edge_index: np.ndarray, child_slot: np.ndarray, depth: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Places the nodes of a tree: leaves side by side in order, parents above their children.
-
-    A node stands over the middle of its first and its last child, at the height of its depth. A
-    node of a DAG with several parents is placed once, below the first of them. No recursion is
-    used.
-
-    Args:
-        edge_index: Edges, child to parent, ``[2, edge]``.
-        child_slot: Position of each edge's child among its siblings, ``[edge]``.
-        depth: Depth of every node, ``[node]``, 0 for nodes without children.
-
-    Returns:
-        Horizontal and vertical place of every node, ``[node]`` each.
-
-    Example:
-        >>> x, y = tree_layout(np.array([[0, 1], [2, 2]]), np.array([0, 1]), np.array([0, 0, 1]))
-        >>> x.tolist(), y.tolist()
-        ([0.0, 1.0, 0.5], [0.0, 0.0, 1.0])
-    """
+    """Places the nodes of a tree: leaves side by side in order, parents above their children."""
     num_nodes = len(depth)
     children: list[list[int]] = [[] for _ in range(num_nodes)]
     has_parent = np.zeros(num_nodes, dtype=bool)
@@ -304,34 +192,7 @@ def draw_tree(
     words: Sequence[str],
     num_classes: int,
 ) -> "Axes":
-    """Draws a tree with the predicted class of every node and the words below the nodes.
-
-    A disc is coloured by the predicted class, on a scale from red over white to blue. At a node
-    with a label it shows the number of the predicted class inside a ring: gold if the prediction
-    is correct, otherwise in the colour of the true class. A word that the disc already shows, as
-    a digit may be, is not repeated below it. :func:`draw_tree_legend` explains the colours.
-
-    Args:
-        axes: Where to draw.
-        edge_index: Edges, child to parent, ``[2, edge]``.
-        child_slot: Position of each edge's child among its siblings, ``[edge]``.
-        depth: Depth of every node, ``[node]``.
-        predicted: Predicted class, ``[node]``.
-        gold: True class, ``[node]``, -1 where there is none.
-        words: Text of every node, ``""`` where there is none.
-        num_classes: How many classes there are.
-
-    Returns:
-        The axes.
-
-    Example:
-        >>> figure, (axes,) = new_figure(1, 1, 4.0, 3.0)
-        >>> drawn = draw_tree(
-        ...     axes, np.array([[0, 1], [2, 2]]), np.array([0, 1]), np.array([0, 0, 1]),
-        ...     np.array([2, 4, 4]), np.array([2, 3, 4]), ["a", "gem", ""], 5)
-        >>> [text.get_text() for text in drawn.texts]
-        ['2', '4', '4', 'a', 'gem']
-    """
+    """Draws a tree with the predicted class of every node and the words below the nodes."""
     from matplotlib.collections import LineCollection
 
     x, y = tree_layout(edge_index, child_slot, depth)
@@ -358,18 +219,7 @@ def draw_tree(
 
 
 def draw_tree_legend(figure: "Figure", num_classes: int) -> None:
-    """Explains the colours of :func:`draw_tree` below a figure.
-
-    Args:
-        figure: A figure of :func:`new_figure`.
-        num_classes: How many classes there are; of more than ten, a few stand for all.
-
-    Example:
-        >>> figure, _ = new_figure(1, 1, 4.0, 3.0)
-        >>> draw_tree_legend(figure, 2)
-        >>> [text.get_text() for text in figure.legends[0].get_texts()]
-        ['class 0', 'class 1', 'correct', 'wrong: ring of the true class', 'no label: no ring']
-    """
+    """Explains the colours of :func:`draw_tree` below a figure."""
     from matplotlib.lines import Line2D
 
     colours = _class_colours(num_classes)

@@ -43,8 +43,7 @@ def test_wrong_shape_and_dtype() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "data"),
-    [("uint8", 300), ("uint8", -1), ("int32", 2**40), ("int16", np.int64(40000))],
+    ("dtype", "data"), [("uint8", 300), ("uint8", -1), ("int32", 2**40), ("int16", np.int64(40000))]
 )
 def test_integers_beyond_the_dtype(dtype: str, data: Any) -> None:
     model = td.Compiler.create(td.Map(td.Scalar(dtype)) >> td.Sum())
@@ -147,10 +146,7 @@ def test_records() -> None:
     builds(one, [({"a": 1}, (1.0,))])
     ordered = td.Record(OrderedDict([("b", td.Scalar()), ("a", td.Scalar())]))
     builds(ordered, [({"a": 1, "b": 2}, (2.0, 1.0))])
-    builds(
-        td.Record([(slice(1, 3), numbers())]),
-        [([1, 2, 3, 4], ([2.0, 3.0],))],
-    )
+    builds(td.Record([(slice(1, 3), numbers())]), [([1, 2, 3, 4], ([2.0, 3.0],))])
     builds(
         (td.Scalar(), td.Scalar()) >> td.Record((td.Function(torch.neg), td.Identity())),
         [((1, 2), (-1.0, 2.0))],
@@ -185,10 +181,7 @@ def test_record_errors() -> None:
 def test_all_of() -> None:
     assert td.AllOf().eval("anything") is None
     builds(td.AllOf(td.Scalar()), [(1, (1.0,))])
-    builds(
-        td.AllOf(td.Scalar(), td.Scalar("int64"), td.Scalar()),
-        [(1, (1.0, 1, 1.0))],
-    )
+    builds(td.AllOf(td.Scalar(), td.Scalar("int64"), td.Scalar()), [(1, (1.0, 1, 1.0))])
     shapes = td.AllOf(numbers(), td.Vector(2), td.Zeros(3), td.Void())
     builds(shapes, [([1, 2], ([1.0, 2.0], [1.0, 2.0], [0.0] * 3, None))])
     assert td.AllOf(td.Identity(), td.Identity()).eval(1) == (1, 1)

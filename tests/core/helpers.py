@@ -9,13 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pyg_dynbatch.core import (
-    Engine,
-    Operations,
-    Program,
-    Signature,
-    TensorType,
-)
+from pyg_dynbatch.core import Engine, Operations, Program, Signature, TensorType
 
 SCALAR = TensorType(())
 VECTOR = TensorType((3,))

@@ -12,12 +12,7 @@ from tests.core.helpers import message
 from tests.core.test_padding import filled, schedule_of, small
 
 
-@given(
-    st.sampled_from((None, 3)),
-    st.integers(1, 5),
-    st.sampled_from((0.0, 0.3)),
-    st.data(),
-)
+@given(st.sampled_from((None, 3)), st.integers(1, 5), st.sampled_from((0.0, 0.3)), st.data())
 def test_fitted_shapes_hold_the_sample(
     arity: int | None, number: int, margin: float, data: st.DataObject
 ) -> None:

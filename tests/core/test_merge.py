@@ -4,14 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from pyg_dynbatch.core import (
-    Engine,
-    Operations,
-    Program,
-    Ragged,
-    Schedule,
-    TensorType,
-)
+from pyg_dynbatch.core import Engine, Operations, Program, Ragged, Schedule, TensorType
 from pyg_dynbatch.core.merge import _first_equal
 from pyg_dynbatch.core.reference import run_one_by_one
 from tests.core.helpers import SCALAR, VECTOR, Vectors, tree_program

@@ -54,10 +54,7 @@ def test_what_is_no_set_at_all_is_refused(pairs: object) -> None:
 def test_round_trips() -> None:
     for table in (make(), make(0), make(5)):
         text = json.dumps(table.as_dict())
-        for again in (
-            PairTable.from_dict(json.loads(text)),
-            pickle.loads(pickle.dumps(table)),
-        ):
+        for again in (PairTable.from_dict(json.loads(text)), pickle.loads(pickle.dumps(table))):
             assert again == table
             assert hash(again) == hash(table)
             assert again.digest() == table.digest()

@@ -5,15 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from pyg_dynbatch.core import (
-    Engine,
-    Operations,
-    Program,
-    Ragged,
-    Schedule,
-    Signature,
-    TensorType,
-)
+from pyg_dynbatch.core import Engine, Operations, Program, Ragged, Schedule, Signature, TensorType
 from pyg_dynbatch.core.reference import run_one_by_one
 from tests.core.helpers import SCALAR, VECTOR, message
 

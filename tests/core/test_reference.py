@@ -1,13 +1,6 @@
 import torch
 
-from pyg_dynbatch.core import (
-    Engine,
-    Operations,
-    Program,
-    Ragged,
-    TensorType,
-    run_one_by_one,
-)
+from pyg_dynbatch.core import Engine, Operations, Program, Ragged, TensorType, run_one_by_one
 from tests.core.helpers import SCALAR, VECTOR, Vectors, chain_program, tree_program
 
 

@@ -4,13 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyg_dynbatch.core import (
-    Engine,
-    Operations,
-    Program,
-    Schedule,
-    TensorType,
-)
+from pyg_dynbatch.core import Engine, Operations, Program, Schedule, TensorType
 from tests.core.helpers import SCALAR, VECTOR, message
 
 WORD = TensorType((), torch.int64, "word")

@@ -8,14 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from pyg_dynbatch.core import (
-    Engine,
-    Operations,
-    Program,
-    Schedule,
-    run_one_by_one,
-)
-from pyg_dynbatch.core.row_buffer import Read, StateStore, Write, exchange, new_token
+from pyg_dynbatch.core import Engine, Operations, Program, Schedule, run_one_by_one
+from pyg_dynbatch.core.row_buffer import Read, RowBuffer, Write, exchange, new_token
 from pyg_dynbatch.testing import assert_gradients_agree
 from tests.core.helpers import VECTOR, Vectors, message
 
@@ -165,8 +159,8 @@ def test_the_gradient_of_an_intermediate() -> None:
 
 
 def test_no_gradient_buffer_outlives_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    stores: list[StateStore] = []
-    monkeypatch.setattr(StateStore, "allocate", remembering(stores, StateStore.allocate))
+    stores: list[RowBuffer] = []
+    monkeypatch.setattr(RowBuffer, "allocate", remembering(stores, RowBuffer.allocate))
     case = Case()
     loss = case.loss(case.batched())
     loss.backward()
@@ -174,8 +168,8 @@ def test_no_gradient_buffer_outlives_the_pass(monkeypatch: pytest.MonkeyPatch) -
     assert all(store.gradients.totals == () for store in stores)
 
 
-def remembering(stores: list[StateStore], allocate: Callable[..., None]) -> Callable[..., None]:
-    def remember(store: StateStore, *args: Any) -> None:
+def remembering(stores: list[RowBuffer], allocate: Callable[..., None]) -> Callable[..., None]:
+    def remember(store: RowBuffer, *args: Any) -> None:
         stores.append(store)
         allocate(store, *args)
 
@@ -311,7 +305,7 @@ def test_an_operation_may_hand_its_gradient_on_as_it_is() -> None:
 def test_several_arguments_in_one_gather(index: list[int], stacked: bool) -> None:
     rows = torch.randn(4, 2, dtype=torch.float64, requires_grad=True)
     height = torch.arange(4)
-    store = StateStore(4)
+    store = RowBuffer(4)
     store.allocate((rows, height), (torch.float64, torch.int64))
     token = store.write(new_token(rows), 0, (rows, height))
     pick = torch.tensor(index, dtype=torch.long)
@@ -353,7 +347,7 @@ def test_gradients_of_two_arguments_lie_in_any_way(
 ) -> None:
     """They may stand together as their row numbers do, apart, be the same, or be expanded."""
     rows = torch.randn(4, *shape, dtype=dtype, requires_grad=True)
-    store, pick = StateStore(4), torch.tensor([0, 3, 3, 1, 2, 0])
+    store, pick = RowBuffer(4), torch.tensor([0, 3, 3, 1, 2, 0])
     store.allocate((rows,), (dtype,))
     token = store.write(new_token(rows), 0, (rows,))
     ((left,), (right,)) = exchange(token, (), [Read(store, pick, 2, True)])[1]
@@ -369,7 +363,7 @@ def test_gradients_of_two_arguments_lie_in_any_way(
 def test_writing_and_reading_at_once() -> None:
     """What is written is there to be read, and its gradient is whole when it is taken."""
     rows = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
-    store = StateStore(4, zero_rows=1)
+    store = RowBuffer(4, zero_rows=1)
     store.allocate((rows,), (torch.float64,))
     token, found = exchange(new_token(rows), [Write(store, 1, (rows,))], [Read(store, (1, 2))])
     (again,) = store.read(token, torch.tensor([1, 1, 3, 0]))

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyg_dynbatch.core.schedule import Wiring, first_rows, packed
+from pyg_dynbatch.core.schedule import IndexSlice, first_rows, packed
 
 
 @given(st.lists(st.lists(st.integers(0, 5), max_size=4), max_size=6))
@@ -18,17 +18,17 @@ def test_first_row_of_stretches_that_lie_side_by_side(stretches: list[list[int]]
 
 
 def test_arguments_that_share_a_gather() -> None:
-    blocks = [Wiring(0, 4, 2, -1), Wiring(0, 6, 2, -1), Wiring(0, 8, 2, -1)]
+    blocks = [IndexSlice(0, 4, 2, -1), IndexSlice(0, 6, 2, -1), IndexSlice(0, 8, 2, -1)]
     assert packed(blocks, 0) == 3
     assert packed(blocks, 1) == 2
     for other in (
-        Wiring(1, 6, 2, -1),  # of another store
-        Wiring(0, 7, 2, -1),  # not behind it
-        Wiring(0, 6, 2, 9),  # used in place
-        Wiring(0, 6, 2, -1, owner=9),  # ragged
+        IndexSlice(1, 6, 2, -1),  # of another store
+        IndexSlice(0, 7, 2, -1),  # not behind it
+        IndexSlice(0, 6, 2, 9),  # used in place
+        IndexSlice(0, 6, 2, -1, owner=9),  # ragged
     ):
         assert packed([blocks[0], other], 0) == 1
-    stacked = [Wiring(0, 4 + place, 5, -1, stride=3) for place in range(3)]
+    stacked = [IndexSlice(0, 4 + place, 5, -1, stride=3) for place in range(3)]
     assert packed(stacked, 0) == 3
     # A part of a stacked group has no stretch of its own.
     assert packed(stacked[:2], 0) == packed(stacked, 1) == 1

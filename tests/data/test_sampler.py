@@ -18,7 +18,7 @@ from torch_geometric.data import InMemoryDataset
 
 from pyg_dynbatch.data import DynTreeData
 from pyg_dynbatch.loader import EpochSampler, NodeBudgetBatchSampler, node_counts
-from pyg_dynbatch.samplers import deal, make_exactly, pack_in_order, pack_tightly
+from pyg_dynbatch.samplers import assign_to_ranks, make_exactly, pack_in_order, pack_tightly
 
 
 def ranked(sizes, ranks, epoch=0, **options):
@@ -287,4 +287,4 @@ def test_packing_pieces():
     assert pack_in_order([2, 0, 1], [5, 5, 5], 10) == [[2, 0], [1]]
     assert pack_tightly(range(5), [6, 5, 4, 3, 2], 10) == [[0, 2], [1, 3, 4]]
     assert sorted(flat(make_exactly([[0, 1, 2, 3]], [1, 1, 1, 1], 4))) == [0, 1, 2, 3]
-    assert deal([[0], [1], [2], [3], [4], [5]], 3) == [[[0], [1], [2]], [[5], [3], [4]]]
+    assert assign_to_ranks([[0], [1], [2], [3], [4], [5]], 3) == [[[0], [1], [2]], [[5], [3], [4]]]

@@ -11,13 +11,7 @@ import torch
 pytest.importorskip("rdkit")
 
 from pyg_dynbatch.data import MoleculeError, MoleculeFeaturizer
-from pyg_dynbatch.datasets import (
-    NCI,
-    FeaturizeOptions,
-    MoleculeFile,
-    MoleculeNet,
-    PackedMolecules,
-)
+from pyg_dynbatch.datasets import NCI, FeaturizeOptions, MoleculeFile, MoleculeNet, PackedMolecules
 from pyg_dynbatch.loader import MoleculeLoader
 from pyg_dynbatch.molecules.datasets import MEMBERS
 from pyg_dynbatch.molecules.rdkit_access import rdkit_data_folder

@@ -9,13 +9,7 @@ import pytest
 import torch.utils.data
 from torch_geometric.data import Batch
 
-from pyg_dynbatch.datasets import (
-    SST,
-    ListOps,
-    ListOpsRecipe,
-    MoleculeFile,
-    TreeFile,
-)
+from pyg_dynbatch.datasets import SST, ListOps, ListOpsRecipe, MoleculeFile, TreeFile
 from pyg_dynbatch.loader import Collater, MoleculeCollater
 
 

@@ -11,14 +11,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from pyg_dynbatch.core import (
-    Engine,
-    Operations,
-    Program,
-    Ragged,
-    RaggedRows,
-    TensorType,
-)
+from pyg_dynbatch.core import Engine, Operations, Program, Ragged, RaggedRows, TensorType
 
 VECTOR = TensorType((3,), tag="vector")
 SCALAR = TensorType(())

@@ -9,12 +9,7 @@ from tests.training.helpers import SIZES
 
 @pytest.mark.parametrize(
     ("monitor", "mode"),
-    [
-        ("val/pearson", "max"),
-        ("val/mse", "min"),
-        ("val/loss", "min"),
-        ("train/loss", "min"),
-    ],
+    [("val/pearson", "max"), ("val/mse", "min"), ("val/loss", "min"), ("train/loss", "min")],
 )
 def test_metrics_that_can_choose(monitor: str, mode: str) -> None:
     check_monitor(monitor, mode, TreeRelatedness(num_tokens=4, **SIZES))

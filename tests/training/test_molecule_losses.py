@@ -4,11 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pyg_dynbatch.molecules.task import (
-    TargetScale,
-    balanced_positive_weight,
-    summed_property_loss,
-)
+from pyg_dynbatch.molecules.task import TargetScale, balanced_positive_weight, summed_property_loss
 
 NAN = float("nan")
 ONES = torch.ones(2)

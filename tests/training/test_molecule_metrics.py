@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torchmetrics.functional.classification import binary_auroc
 
 from pyg_dynbatch.molecules.metrics import (
-    CellTable,
+    PredictionBuffer,
     left_out,
     mean_scores,
     property_scores,
@@ -82,7 +82,7 @@ def test_several_classes() -> None:
 
 
 def test_table_joins_batches() -> None:
-    cells = CellTable()
+    cells = PredictionBuffer()
     cells.update(torch.ones(2, 3), torch.zeros(2, 1))
     cells.update(torch.zeros(1, 3), torch.ones(1, 1))
     prediction, target = cells.table(1)

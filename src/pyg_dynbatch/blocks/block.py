@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from pyg_dynbatch.blocks.code import Code
-from pyg_dynbatch.blocks.types import IOBase, ResultType, wake
+from pyg_dynbatch.blocks.types import IOBase, ResultType, propagate_types
 from pyg_dynbatch.core.errors import mismatch
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class Block(IOBase):
         """Ends every constructor: keeps what was said, for repr, and starts inference."""
         self._settled = True
         self._said = (said, {k: v for k, v in said_by_name.items() if v is not None})
-        wake(self)
+        propagate_types(self)
 
     def walk(self) -> Iterator["Block"]:
         """Lists the block and all blocks inside, parents before children."""

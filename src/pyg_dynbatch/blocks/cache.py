@@ -147,11 +147,7 @@ def _write(file: Path, key: tuple[str, int], traced: list[Traced]) -> None:
 
 
 def _plain_labels(traced: Traced, number: int) -> dict[str, list[Any]]:
-    """The labels that were given, by metric.
-
-    Raises:
-        TypeError: If one is not a plain value, which alone can be read back without running code.
-    """
+    """The labels that were given, by metric."""
     given = {name: found for name, found in traced.labels.items() if set(map(type, found)) - _NO}
     for name, found in given.items():
         for label in found:

@@ -19,16 +19,7 @@ if TYPE_CHECKING:
 
 
 class Site(NamedTuple):
-    """One place in the model that makes values.
-
-    Args:
-        kind: ``"constant"``, ``"input"``, ``"free"`` (a call that reads nothing) or ``"call"``.
-        number: Row type of a constant or input; signature of a call.
-        path: The block.
-        fixed: Number of arguments of exactly one row.
-        ragged: Number of ragged arguments; their rows alternate.
-        table: For constants that are chosen from a table: its rows.
-    """
+    """One place in the model that makes values."""
 
     kind: str
     number: int
@@ -40,19 +31,7 @@ class Site(NamedTuple):
 
 @dataclass
 class Recipe:
-    """All that a tracer needs, and no more; it can be pickled if the user's functions can.
-
-    Args:
-        source: The written code.
-        origin: For each of its lines the path of the block, and whether the user's code runs.
-        names: Host objects that the code names.
-        sites: Places in the model that make values.
-        signatures: All signatures.
-        row_types: All row types.
-        metric_types: Type of the values of each metric.
-        result_type: Type of what the root gives.
-        keeps_result: Whether traced examples carry it.
-    """
+    """All that a tracer needs, and no more; it can be pickled if the user's functions can."""
 
     source: str
     origin: list[tuple[str, bool]]
@@ -98,11 +77,7 @@ class Recipe:
         return [self.row_types.index(t) for t in self.signatures[site.number].outputs]
 
     def fingerprint(self) -> str:
-        """Names the code and all it reads, so that kept programs are not taken for another's.
-
-        Raises:
-            TypeError: If a host function reads what cannot be told from run to run.
-        """
+        """Names the code and all it reads, so that kept programs are not taken for another's."""
         told = [str(self.signatures), str(self.row_types), str(self.result_type)]
         tables = [site.table for site in self.sites]
         return stable_text([self.source, *told, tables, self.names])[:16]
@@ -211,11 +186,7 @@ class Model:
 
 
 class Code:
-    """Writes the body of one generator function.
-
-    A value is written as the text of a variable; of a tuple type, as a tuple of values; of an
-    endless sequence, as its one element.
-    """
+    """Writes the body of one generator function."""
 
     def __init__(self, model: Model, function: str) -> None:
         self.model = model
@@ -331,17 +302,7 @@ class Code:
     def record_call(
         self, signature: int, arguments: Sequence[str], rows: str = "", *, once: bool = False
     ) -> tuple[str, ...]:
-        """Writes lines that record one call.
-
-        Args:
-            signature: Its number.
-            arguments: The values for the arguments of exactly one row.
-            rows: Expression for the alternating rows of the ragged arguments.
-            once: Whether equal arguments within an example need no second call.
-
-        Returns:
-            One value an output.
-        """
+        """Writes lines that record one call."""
         called = self.model.signatures[signature]
         ragged = sum(isinstance(wanted, Ragged) for wanted in called.inputs)
         site = self.model.site(Site("call", signature, self._where(), len(arguments), ragged))
@@ -377,12 +338,7 @@ def _name_of(module: Any) -> str:
 
 
 def packed(value: Any) -> str:
-    """Writes a value as one Python expression.
-
-    Example:
-        >>> packed(("a", ("b",)))
-        '(a, (b,))'
-    """
+    """Writes a value as one Python expression."""
     if isinstance(value, str):
         return value
     return f"({', '.join(map(packed, value))}{',' if len(value) == 1 else ''})"
@@ -395,27 +351,14 @@ def key_text(code: Code, key: Any) -> str:
 
 
 def terminals(value: Any) -> list[str]:
-    """Lists the variables of a value.
-
-    Example:
-        >>> terminals(("a", ("b",)))
-        ['a', 'b']
-    """
+    """Lists the variables of a value."""
     if isinstance(value, str):
         return [value]
     return [name for item in value for name in terminals(item)]
 
 
 def drive(function: Callable[[Any], Any], argument: Any) -> Any:
-    """Runs a generator function that yields calls of others, without recursion.
-
-    Example:
-        >>> def count(n):
-        ...     below = (yield count, n - 1) if n else 0
-        ...     yield None, below + 1
-        >>> drive(count, 10_000)
-        10001
-    """
+    """Runs a generator function that yields calls of others, without recursion."""
     waiting: list[Any] = []
     running = function(argument)
     value = None

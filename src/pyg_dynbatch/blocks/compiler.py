@@ -31,9 +31,9 @@ from pyg_dynbatch.blocks.types import (
     TensorType,
     TupleType,
     VoidType,
+    propagate_types,
     repeated,
     shown,
-    wake,
 )
 from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.errors import mismatch
@@ -52,15 +52,7 @@ equal constants are made once a mini-batch."""
 
 
 def checked_passes(passes: Iterable[str]) -> tuple[str, ...]:
-    """Refuses rewrites that do not exist.
-
-    Raises:
-        ValueError: For an unknown name.
-
-    Example:
-        >>> checked_passes(["merge_equal"])
-        ('merge_equal',)
-    """
+    """Refuses rewrites that do not exist."""
     found = tuple(passes)
     unknown = [name for name in found if name not in PASSES]
     if unknown:
@@ -80,24 +72,11 @@ def compile_block(
     *,
     keeps_result: bool = False,
 ) -> Tracer:
-    """Writes the tracer of a block and registers what it calls.
-
-    Args:
-        root: The block; an input type that nothing says is a host object.
-        operations: Takes up the operations.
-        passes: The rewrites to make.
-        keeps_result: Let traced examples carry what the root gave, host objects and all.
-
-    Returns:
-        The tracer.
-
-    Raises:
-        TypeError: If a type cannot be inferred, or a block is not complete.
-    """
+    """Writes the tracer of a block and registers what it calls."""
     if root.input_type is None:
         root.set_input_type(PyObjectType())
     reached = _reached(root)
-    wake(*reached)
+    propagate_types(*reached)
     for block in reached:
         block._check()
     for block in reached:
@@ -282,11 +261,7 @@ class Collater:
         self.merge_equal, self.max_depth = merge_equal, max_depth
 
     def __call__(self, examples: Iterable[Any]) -> TracedBatch:
-        """Makes a mini-batch of examples, traced or not.
-
-        Raises:
-            AssertionError: If an example is deeper than ``max_depth``.
-        """
+        """Makes a mini-batch of examples, traced or not."""
         traced = [
             one if isinstance(one, Traced) else self.tracer(one, number)
             for number, one in enumerate(refuse_one_example(examples))

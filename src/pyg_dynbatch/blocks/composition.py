@@ -30,15 +30,7 @@ def blocks_of(source: Any) -> list[Block]:
 
 
 def type_of(owner: Block, source: Any) -> ResultType | None:
-    """Type of what a source gives, if it is known.
-
-    Args:
-        owner: The composition, for messages.
-        source: What a wire leads from.
-
-    Raises:
-        TypeError: If a wire leads from an item that is not there.
-    """
+    """Type of what a source gives, if it is known."""
     if isinstance(source, Wire):
         return _item_type(owner, type_of(owner, source.source), source.key)
     if source == ():
@@ -114,11 +106,7 @@ _scopes = _Scopes()
 
 
 def current_composition(who: str) -> "Composition":
-    """The composition whose scope is open.
-
-    Raises:
-        AssertionError: Outside a scope.
-    """
+    """The composition whose scope is open."""
     if not _scopes.open:
         raise mismatch(
             AssertionError,

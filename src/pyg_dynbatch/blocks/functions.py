@@ -27,12 +27,7 @@ if TYPE_CHECKING:
 
 
 def flattened(value: Any) -> list[Any]:
-    """Lists the parts of nested tuples and lists.
-
-    Example:
-        >>> flattened((1, [2, (3,)]))
-        [1, 2, 3]
-    """
+    """Lists the parts of nested tuples and lists."""
     if isinstance(value, tuple | list):
         return [part for item in value for part in flattened(item)]
     return [value]
@@ -57,21 +52,7 @@ def _rows_only(nested: Any) -> Any:
 
 
 def infer_output_type(block: "Block", called: Callable[..., Any], input_type: Any) -> ResultType:
-    """Calls a function on two and on three rows, and reads the type off what comes back.
-
-    Modules are in evaluation mode meanwhile, and the random state stays as it was.
-
-    Args:
-        block: For messages.
-        called: The function.
-        input_type: Type of its input.
-
-    Returns:
-        The output type.
-
-    Raises:
-        TypeError: If the function fails, or gives something that is no batch of tensors.
-    """
+    """Calls a function on two and on three rows, and reads the type off what comes back."""
     if callable(build := getattr(called, "build", None)):
         # Parameters must be drawn from the random state of the user.
         build(input_type)
@@ -161,12 +142,7 @@ def _type_of(
 
 
 class Called(nn.Module):
-    """Calls a function with arguments nested as its block's input type says.
-
-    Args:
-        called: The function; a tuple input is spread over its arguments.
-        input_type: Tensor, or tuple of tensors and at most one sequence.
-    """
+    """Calls a function with arguments nested as its block's input type says."""
 
     def __init__(self, called: Callable[..., Any], input_type: ResultType) -> None:
         super().__init__()

@@ -320,12 +320,7 @@ def _probability(who: str, name: str, keep: Any) -> float:
 
 
 def unit_scaling(activation: Any) -> float | None:
-    """Scale that keeps the size of activations: 1.43 for relu, 1.15 for tanh, 1 for none.
-
-    Example:
-        >>> unit_scaling(torch.tanh)
-        1.15
-    """
+    """Scale that keeps the size of activations: 1.43 for relu, 1.15 for tanh, 1 for none."""
     if activation is None or isinstance(activation, nn.Identity):
         return 1.0
     name = getattr(activation, "__name__", type(activation).__name__).lower()
@@ -555,12 +550,7 @@ class Embedding(TensorToTensorLayer):
 
 
 def mean_of_two(a: Tensor, b: Tensor) -> Tensor:
-    """Joins two paths by their mean.
-
-    Example:
-        >>> mean_of_two(torch.ones(1), torch.zeros(1))
-        tensor([0.5000])
-    """
+    """Joins two paths by their mean."""
     return (a + b) / 2
 
 

@@ -36,10 +36,5 @@ INSTEAD = {
 
 
 def left_out(name: str) -> str:
-    """One line for someone who asks for a name of Fold; empty if it is none of those left out.
-
-    Example:
-        >>> left_out("TrainPlan")
-        'TrainPlan is left out here; train under Lightning, with lightning.pytorch.Trainer.fit'
-    """
+    """One line for someone who asks for a name of Fold; empty if it is none of those left out."""
     return f"{name} is left out here; {INSTEAD[name]}" if name in INSTEAD else ""

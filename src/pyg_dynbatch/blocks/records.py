@@ -14,8 +14,8 @@ from pyg_dynbatch.blocks.types import (
     TupleType,
     VoidType,
     canonicalize_type,
+    propagate_types,
     shown,
-    wake,
 )
 from pyg_dynbatch.core.errors import mismatch
 
@@ -132,12 +132,7 @@ class Record(Block):
 
 
 def sorted_pairs(named: dict[Any, Any]) -> list[tuple[Any, Any]]:
-    """The items of a dict by their keys; as they were put in where keys have no order.
-
-    Example:
-        >>> sorted_pairs({"b": 1, "a": 2, 3: 3}), sorted_pairs({str: 1, int: 2})
-        ([(3, 3), ('a', 2), ('b', 1)], [(<class 'str'>, 1), (<class 'int'>, 2)])
-    """
+    """The items of a dict by their keys; as they were put in where keys have no order."""
     items = list(named.items())
     try:
         # Keys of several types have no order of their own.
@@ -147,15 +142,7 @@ def sorted_pairs(named: dict[Any, Any]) -> list[tuple[Any, Any]]:
 
 
 def pairs_in(who: str, named: Any) -> list[tuple[Any, Any]]:
-    """The pairs of a list.
-
-    Raises:
-        TypeError: If it is no list of pairs.
-
-    Example:
-        >>> pairs_in("Record", [("a", 1)])
-        [('a', 1)]
-    """
+    """The pairs of a list."""
     if isinstance(named, list) and all(isinstance(p, tuple | list) and len(p) == 2 for p in named):
         return [(key, child) for key, child in named]
     raise mismatch(
@@ -291,7 +278,7 @@ class ForwardDeclaration(IOBase):
         self.target._declaration = self
         self.target._listeners.append(self)
         self._listeners.append(self.target)
-        wake(self)
+        propagate_types(self)
 
     def _infer(self) -> None:
         if self.target is not None:

@@ -53,23 +53,14 @@ def element_type(block: Block, kind: ResultType | None) -> ResultType | None:
 
 
 class Zipped(str):
-    """A sequence of tuples that has not been built, since whoever reads it may walk its parts.
-
-    The text is an expression that builds it; ``parts`` are the sequences, ``None`` in place of
-    those without end, and ``element`` the value in which the latter have their one element.
-    """
+    """A sequence of tuples that has not been built, since whoever reads it may walk its parts."""
 
     parts: tuple[str | None, ...]
     element: tuple[Any, ...]
 
 
 def elements(value: Any, target: Any) -> tuple[Any, str]:
-    """What to write as target and as source of a loop over a sequence.
-
-    Returns:
-        The value each element has inside the loop, and the source; the target of the loop is
-        what of the value varies.
-    """
+    """What to write as target and as source of a loop over a sequence."""
     if isinstance(value, Zipped) and isinstance(target, tuple):
         walked = [part for part in value.parts if part is not None]
         inner = tuple(

@@ -13,13 +13,7 @@ from pyg_dynbatch.blocks.types import TensorType, TupleType
 
 
 class LinearPart(nn.Module):
-    """Multiplies by the columns of a weight that belong to one item of a concatenation.
-
-    Args:
-        layer: Has ``split_weight()`` or a ``weight``, ``[out, in]``.
-        first: First column.
-        last: One more than the last column.
-    """
+    """Multiplies by the columns of a weight that belong to one item of a concatenation."""
 
     def __init__(self, layer: nn.Module, first: int, last: int) -> None:
         super().__init__()
@@ -32,12 +26,7 @@ class LinearPart(nn.Module):
 
 
 class LinearRest(nn.Module):
-    """Adds up the shares, then the bias, then does what the layer does after its product.
-
-    Args:
-        layer: See :class:`LinearPart`.
-        rest: Modules that follow the linear layer.
-    """
+    """Adds up the shares, then the bias, then does what the layer does after its product."""
 
     def __init__(self, layer: nn.Module, rest: list[nn.Module]) -> None:
         super().__init__()
@@ -81,22 +70,7 @@ def _parts_of(called: Any) -> tuple[nn.Module, list[nn.Module]] | None:
 
 
 def split(code: Code, blocks: list[Block], value: Any) -> Any:
-    """Writes ``Concat >> linear`` as a sum of products, if an item is broadcast.
-
-    A layer that has hooks by now is called whole.
-
-    Args:
-        code: What is being written.
-        blocks: Two neighbours in a pipe.
-        value: What the first is given.
-
-    Returns:
-        The output value of the second; None where there is nothing to gain.
-
-    Reference:
-        linear(concat(x, y)) = x W_x + y W_y + b; with x the same for N elements its product is
-        made once instead of N times.
-    """
+    """Writes ``Concat >> linear`` as a sum of products, if an item is broadcast."""
     if not code.model.split_linear or len(blocks) < 2:
         return None
     concat, function = blocks

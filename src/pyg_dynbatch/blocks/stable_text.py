@@ -32,30 +32,7 @@ _SLOTS = (MemberDescriptorType, GetSetDescriptorType)
 
 
 def stable_text(value: Any) -> str:
-    """Names a host object by its content: a digest of code, closures, globals and data.
-
-    Functions count with their code, defaults, closures and the globals, classes and modules they
-    name, and those of the functions they call; other objects with their class and their state,
-    as pickling takes it. Libraries count by name and version. What a function reads from a file
-    or by a computed name cannot be seen.
-
-    Args:
-        value: Anything.
-
-    Returns:
-        A digest in hexadecimal digits.
-
-    Raises:
-        TypeError: If an object's state cannot be read, such as that of an open file.
-
-    Example:
-        >>> words = {"a": 1}
-        >>> look_up = lambda word: words[word]
-        >>> before = stable_text(look_up)
-        >>> words["b"] = 2
-        >>> before == stable_text(look_up)
-        False
-    """
+    """Names a host object by its content: a digest of code, closures, globals and data."""
     digest, seen = sha256(), dict[int, int]()
     # Objects made on the way must live on, or another would get their number.
     kept: list[Any] = []

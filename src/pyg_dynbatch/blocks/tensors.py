@@ -143,15 +143,7 @@ class Zeros(Block):
 
 
 class Catenation:
-    """Concatenates tensors along an axis of one example; scalars count as vectors of one.
-
-    Args:
-        dim: The axis, counted without the batch axis.
-
-    Example:
-        >>> Catenation(0)(torch.ones(1, 2), (torch.zeros(1),))
-        tensor([[1., 1., 0.]])
-    """
+    """Concatenates tensors along an axis of one example; scalars count as vectors of one."""
 
     def __init__(self, dim: int) -> None:
         self.dim = dim

@@ -73,15 +73,7 @@ def _join(traced: Sequence[Traced]) -> _Records:
 
 
 def merge_traced(recipe: Recipe, traced: Sequence[Traced]) -> tuple[MergedPrograms, np.ndarray]:
-    """Joins traced examples into what the core schedules.
-
-    Args:
-        recipe: That of their tracer.
-        traced: One or more.
-
-    Returns:
-        Their programs side by side, and the place in the model of each call.
-    """
+    """Joins traced examples into what the core schedules."""
     tables, records = recipe.tables, _join(traced)
     start, site = records.start, records.site
     marks, examples = _marks(traced, records.offset)
@@ -138,11 +130,7 @@ def _marks(
 def _kept(
     recipe: Recipe, records: _Records, marks: dict[str, np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """How many values each record makes, and where the record begins that stands for it.
-
-    What takes no argument is the same in every example, so its first record stands for all; and
-    it stands ready whether it is wanted or not.
-    """
+    """How many values each record makes, and where the record begins that stands for it."""
     width = recipe.tables["width"][records.site]
     leader = records.start.copy()
     used = np.zeros(records.code.size, dtype=bool)
@@ -253,15 +241,7 @@ class Tracer:
         self._begin = names["begin"]
 
     def __call__(self, example: Any, number: int | None = None) -> Traced:
-        """Records the calls of one example.
-
-        Args:
-            example: The Python object.
-            number: Its place in the mini-batch, for messages.
-
-        Returns:
-            Its program and what goes with it.
-        """
+        """Records the calls of one example."""
         code, starts, data, metrics, labels, run = self._begin()
         try:
             result = drive(run, example)
@@ -343,11 +323,7 @@ class Tracer:
 
 
 def outputs_in(result_type: ResultType, result: Any) -> dict[str, list[int]]:
-    """Gives names to the values in the root's result.
-
-    Where their number is fixed each has a name; where there are sequences, values of one type
-    share one, in the order in which :meth:`ResultType.for_each_terminal` meets them.
-    """
+    """Gives names to the values in the root's result."""
     if not result_type.size:
         if result_type.size == 0:
             return {}
@@ -482,11 +458,7 @@ def result_of(
 
 
 def refuse_one_example(examples: Any) -> list[Any]:
-    """Takes any iterable of examples.
-
-    Raises:
-        TypeError: If it is none; often that is one example alone.
-    """
+    """Takes any iterable of examples."""
     try:
         return list(examples)
     except TypeError as error:
@@ -500,18 +472,7 @@ def refuse_one_example(examples: Any) -> list[Any]:
 
 
 def pool_of(tracer: Tracer, processes: int | None) -> Any:
-    """Starts processes that hold a tracer.
-
-    They are started afresh; only where the tracer cannot be sent to such, since the user's
-    functions cannot be pickled, they are forked.
-
-    Args:
-        tracer: The tracer.
-        processes: Their number; one a core where left out.
-
-    Raises:
-        TypeError: If the tracer cannot be sent, and this system does not fork.
-    """
+    """Starts processes that hold a tracer."""
     method = "spawn"
     try:
         pickle.dumps(tracer)

@@ -22,15 +22,7 @@ _DTYPES = {
 
 
 def dtype_of(dtype: Any) -> torch.dtype:
-    """Finds a torch dtype by object, name, or numpy dtype.
-
-    Raises:
-        TypeError: If there is none.
-
-    Example:
-        >>> dtype_of("int32")
-        torch.int32
-    """
+    """Finds a torch dtype by object, name, or numpy dtype."""
     if isinstance(dtype, torch.dtype):
         return dtype
     name = dtype if isinstance(dtype, str) else ""
@@ -327,12 +319,7 @@ class BroadcastSequenceType(SequenceType):
 
 
 def repeated(instance: Any) -> Any:
-    """The value of ``itertools.repeat(value)``; while examples are traced it stands alone.
-
-    Example:
-        >>> repeated(repeat(3)), repeated(3)
-        (3, 3)
-    """
+    """The value of ``itertools.repeat(value)``; while examples are traced it stands alone."""
     return next(instance) if isinstance(instance, repeat) else instance
 
 
@@ -398,12 +385,7 @@ def canonicalize_type(type_like: Any) -> ResultType:
 
 
 def shown(result_type: ResultType | None) -> str:
-    """Writes a type as one does on a wire: ``float32[3]``, ``(int64[], object)``, ``[float32[3]]``.
-
-    Example:
-        >>> shown(TupleType(3, SequenceType("int64"), PyObjectType()))
-        '(float32[3], [int64[]], object)'
-    """
+    """Write a type in short: ``float32[3]``, ``(int64[], object)``, ``[float32[3]]``."""
     if result_type is None:
         return "?"
     if isinstance(result_type, TensorType):
@@ -431,11 +413,8 @@ class _Queue(threading.local):
 _queue = _Queue()
 
 
-def wake(*parts: "IOBase | None") -> None:
-    """Lets parts derive what they can from the types they now know, until nobody learns more.
-
-    Types only ever go from unknown to known, so this ends; a queue stands in for recursion.
-    """
+def propagate_types(*parts: "IOBase | None") -> None:
+    """Lets parts derive what they can from the types they now know, until nobody learns more."""
     _queue.waiting += [part for part in parts if part is not None]
     if _queue.running:
         return
@@ -551,7 +530,7 @@ class IOBase(ABC):  # noqa: B024 - layers count as such without inheriting
             )
         self._check_class(side, new)
         self._types[side] = new
-        wake(self, *self._listeners)
+        propagate_types(self, *self._listeners)
         return self
 
     def _restrict(self: _IO, side: str, classes: tuple[type[ResultType], ...]) -> _IO:

@@ -19,8 +19,8 @@ from pyg_dynbatch.core.operation import (
 from pyg_dynbatch.core.row_buffer import (
     Pick,
     Read,
+    RowBuffer,
     Rows,
-    StateStore,
     Write,
     checked_results,
     exchange,
@@ -31,7 +31,7 @@ from pyg_dynbatch.core.row_buffer import (
     unsupported,
     versions_of,
 )
-from pyg_dynbatch.core.schedule import Schedule, Step, Wiring, packed
+from pyg_dynbatch.core.schedule import IndexSlice, Schedule, Step, packed
 from pyg_dynbatch.core.types import RaggedRows, RowType, TensorType, describe, parts_of
 
 
@@ -42,19 +42,7 @@ def call_on_no_rows(
     token: Tensor,
     no_row: Tensor,
 ) -> Tensor:
-    """Calls operations on zero rows: every rank waits for a gradient of every parameter.
-
-    Args:
-        operations: Those that no step uses. One with an argument of an open type of which no rows
-            were given is left out.
-        working_dtype: Turns a stated dtype into that of the engine.
-        given: For each row type of which rows came from outside, tensors of their form.
-        token: Token after the last write.
-        no_row: An empty index vector, on the device.
-
-    Returns:
-        The token of all that follows.
-    """
+    """Calls operations on zero rows: every rank waits for a gradient of every parameter."""
     for operation in operations:
         signature = operation.signature
         row_types = [row_type_of(wanted) for wanted in signature.inputs]
@@ -70,7 +58,7 @@ def call_on_no_rows(
         size = 0 if signature.inputs else 1
         for found in checked_results(signature, results, size, "the call on zero rows"):
             rows = tuple(part[:0] for part in found)
-            store = StateStore(0)
+            store = RowBuffer(0)
             store.allocate(rows, tuple(part.dtype for part in rows))
             token = store.write(token, 0, rows)
     return token
@@ -267,7 +255,7 @@ class _Run:
         # How many nodes of a level read an input row; the others read a row of zeros.
         self.level_inputs: Sequence[int] = schedule.facts.get("level_inputs", ())
         self.stores = [
-            StateStore(store.rows, store.constants if constants is None else 0)
+            RowBuffer(store.rows, store.constants if constants is None else 0)
             for store, constants in zip(schedule.stores, schedule.constants, strict=True)
         ]
         row_types, known = self._row_types(), dict[RowType, Rows]()
@@ -292,11 +280,7 @@ class _Run:
         return [decided.get(store.row_type, store.row_type) for store in self.schedule.stores]
 
     def _open(
-        self,
-        number: int,
-        parts: tuple[TensorType, ...],
-        constants: Rows | None,
-        given: Rows | None,
+        self, number: int, parts: tuple[TensorType, ...], constants: Rows | None, given: Rows | None
     ) -> None:
         """Allocates a store and fills in its constants and inputs."""
         store, first = self.stores[number], self.schedule.stores[number].constants
@@ -356,7 +340,7 @@ class _Run:
             return self.engine.operations["leaf"]
         return self.operations[step.operation]
 
-    def _read(self, number: int, wirings: Sequence[Wiring]) -> list[Rows]:
+    def _read(self, number: int, wirings: Sequence[IndexSlice]) -> list[Rows]:
         """Reads the rows of all arguments of a step at once."""
         first, last = self._not_zero(number, wirings)
         return [
@@ -368,7 +352,7 @@ class _Run:
     def _arguments(
         self,
         inputs: Sequence[RowType | Ragged],
-        wirings: Sequence[Wiring],
+        wirings: Sequence[IndexSlice],
         rows_of_all: Sequence[Rows],
         size: int,
     ) -> list[Any]:
@@ -382,17 +366,14 @@ class _Run:
             found.append(argument)
         return found
 
-    def _not_zero(self, number: int, wirings: Sequence[Wiring]) -> tuple[int, int]:
-        """Finds the first and last argument that is more than rows of zeros.
-
-        A structure tells: levels whose nodes read no input, and the first one, without children.
-        """
+    def _not_zero(self, number: int, wirings: Sequence[IndexSlice]) -> tuple[int, int]:
+        """Finds the first and last argument that is more than rows of zeros."""
         last = len(wirings)
         if not self.level_inputs or not last:
             return 0, last
         return int(self.level_inputs[number] == 0), 1 if number == 0 else last
 
-    def _reads(self, wirings: Sequence[Wiring]) -> list[Read]:
+    def _reads(self, wirings: Sequence[IndexSlice]) -> list[Read]:
         """Says what to read; arguments whose row numbers lie side by side share a gather."""
         reads, flat = [], self.schedule.wiring
         number = 0
@@ -407,7 +388,7 @@ class _Run:
             number += places
         return reads
 
-    def _pick(self, wiring: Wiring) -> Pick:
+    def _pick(self, wiring: IndexSlice) -> Pick:
         if wiring.start >= 0:
             return wiring.start, wiring.length
         return self.schedule.rows_of(wiring)

@@ -18,14 +18,7 @@ class Mismatch(str):
 def mismatch_text(
     what: str, expected: object = "", got: object = "", *, where: object = "", hint: object = ""
 ) -> Mismatch:
-    """Format what is wrong, expected, got, where, and a hint; empty parts are left out.
-
-    Example:
-        >>> print(mismatch_text("Collater: the list is empty", "at least one example", 0))
-        Collater: the list is empty.
-          expected: at least one example
-          got:      0
-    """
+    """Format what is wrong, expected, got, where, and a hint; empty parts are left out."""
     lines = [f"{what}."]
     parts = (("expected:", expected), ("got:", got), ("where:", where), ("try:", hint))
     lines += [f"  {label:<9} {part}" for label, part in parts if str(part) != ""]
@@ -41,23 +34,20 @@ def mismatch(
     where: object = "",
     hint: object = "",
 ) -> E:
-    """Make an error of a built-in class with the message of :func:`mismatch_text`."""
+    """Make an error of a built-in class with the message of :func:`mismatch_text`.
+
+    Example:
+        >>> raise mismatch(ValueError, "Collater: the list is empty", "at least one example", 0)
+        Traceback (most recent call last):
+        ValueError: Collater: the list is empty.
+          expected: at least one example
+          got:      0
+    """
     return kind(mismatch_text(what, expected, got, where=where, hint=hint))
 
 
 def described(value: object) -> str:
-    """Writes what was found in the place of a tensor: dtype and shape, or the class.
-
-    Args:
-        value: A tensor, None for nothing, or something else.
-
-    Returns:
-        A few words.
-
-    Example:
-        >>> described(torch.zeros(2, 3)), described([1]), described(None)
-        ('float32 tensor [2, 3]', 'list', 'nothing')
-    """
+    """Writes what was found in the place of a tensor: dtype and shape, or the class."""
     if isinstance(value, torch.Tensor):
         kind = "" if value.layout == torch.strided else f", {value.layout}"
         where = " on meta" if value.device.type == "meta" else ""
@@ -67,20 +57,7 @@ def described(value: object) -> str:
 
 
 def checked_count(name: str, value: object) -> int:
-    """Gives back a whole number of 1 or more.
-
-    Args:
-        name: What it counts, and for whom.
-        value: The number.
-
-    Raises:
-        TypeError: If it is not a whole number.
-        ValueError: If it is below 1.
-
-    Example:
-        >>> checked_count("NaryTreeLSTMCell: arity", 2)
-        2
-    """
+    """Gives back a whole number of 1 or more."""
     if isinstance(value, bool) or not isinstance(value, SupportsIndex):
         raise mismatch(TypeError, f"{name} is not a whole number", "1 or more", repr(value))
     if (number := index(value)) < 1:
@@ -89,12 +66,7 @@ def checked_count(name: str, value: object) -> int:
 
 
 class OneLineArguments(argparse.ArgumentParser):
-    """Parses the options of a sub-command; a wrong one gives one line and exit code 2.
-
-    Example:
-        >>> OneLineArguments(prog="pyg-dynbatch bench").allow_abbrev
-        False
-    """
+    """Parses the options of a sub-command; a wrong one gives one line and exit code 2."""
 
     def __init__(self, prog: str, description: str = "", **options: object) -> None:
         # A shortened option is more often a mistyped one.

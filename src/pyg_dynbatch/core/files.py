@@ -31,28 +31,7 @@ except ImportError:  # Windows
 
 
 def write_atomically(path: str | Path, write: Callable[[Path], object]) -> Path:
-    """Writes a file under a temporary name and gives it its own name only when it is complete.
-
-    A reader sees the old file or the whole new one. A process that is killed leaves at most a
-    hidden ``.tmp`` file, which nobody reads.
-
-    Args:
-        path: The file to end with; its folder is made when missing.
-        write: Is called with the temporary path and writes the content there.
-
-    Returns:
-        The path written.
-
-    Raises:
-        ConnectionError: If `write` raises it.
-        OSError: If the folder cannot be made or written.
-
-    Example:
-        >>> import tempfile
-        >>> folder = tempfile.mkdtemp()
-        >>> write_atomically(f"{folder}/a.txt", lambda p: p.write_text("whole")).read_text()
-        'whole'
-    """
+    """Writes a file under a temporary name and gives it its own name only when it is complete."""
     path = Path(path)
     temporary = _temporary(path)
     try:
@@ -72,34 +51,7 @@ def write_atomically(path: str | Path, write: Callable[[Path], object]) -> Path:
 def whole_file(
     path: str | Path, mode: str = "w", *, resume_at: int | None = None, **options: Any
 ) -> Iterator[Any]:
-    """Opens a file to be written piece by piece; it gets its own name when the block has ended.
-
-    If the block fails, what stood under the name before stays.
-
-    Args:
-        path: The file to end with; its folder is made when missing.
-        mode: ``"w"`` or ``"wb"``.
-        resume_at: If given, the file is called ``NAME.part`` until it is whole, a killed process
-            leaves it behind, and this one goes on after so many bytes of it.
-        **options: Encoding and line ends of a text.
-
-    Yields:
-        The open file.
-
-    Raises:
-        OSError: If the folder cannot be made or written, or another process writes the same
-            ``NAME.part``.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "a.txt"
-        >>> with whole_file(path) as file:
-        ...     written = file.write("whole")
-        ...     path.exists()
-        False
-        >>> path.read_text()
-        'whole'
-    """
+    """Opens a file to be written piece by piece; it gets its own name when the block has ended."""
     path = Path(path)
     temporary = _temporary(path) if resume_at is None else part_of(path)
     with _blamed_on_the_folder(path):
@@ -157,19 +109,7 @@ class _WatchedFile(io.FileIO):
 def refuse_overwriting(
     command: str, outputs: Iterable[str | Path | None], inputs: Iterable[str | Path | None]
 ) -> None:
-    """Refuses an output that is one of the inputs, whatever links lead to it, or another output.
-
-    Args:
-        command: Who asks.
-        outputs: Files to be written; ``None`` and ``-`` are passed over.
-        inputs: Files that are read; ``-`` is standard input.
-
-    Raises:
-        ValueError: If an output is an input, or two outputs are one file.
-
-    Example:
-        >>> refuse_overwriting("predict", ["out.csv", "-"], ["in.csv"])
-    """
+    """Refuses an output that is one of the inputs, whatever links lead to it, or another output."""
     named = [("an input", "/dev/stdin" if path == "-" else path) for path in inputs if path]
     for output in outputs:
         if output in (None, "-"):
@@ -195,27 +135,7 @@ def _same_file(first: str, second: str) -> bool:
 
 @contextmanager
 def locked_folder(folder: str | Path, wait: bool = False) -> Iterator[None]:
-    """Keeps other processes from writing to a folder at the same time.
-
-    The lock is the system's, on a file ``.lock``: it ends with the process, however that ends.
-
-    Args:
-        folder: The folder; it is made when missing.
-        wait: Whether to wait for a process that has the folder, rather than to refuse.
-
-    Yields:
-        Nothing, while the folder is locked. Where files cannot be locked, there is a warning.
-
-    Raises:
-        OSError: If another process is writing to the folder, or it cannot be made or written.
-
-    Example:
-        >>> import tempfile
-        >>> folder = Path(tempfile.mkdtemp())
-        >>> with locked_folder(folder):
-        ...     [path.name for path in folder.iterdir()]
-        ['.lock']
-    """
+    """Keeps other processes from writing to a folder at the same time."""
     path = Path(folder) / ".lock"
     while True:
         with _blamed_on_the_folder(path):
@@ -266,8 +186,7 @@ def _locked(file: IO[Any] | io.FileIO, what: str) -> bool:
     except OSError as error:
         reason = error.strerror or error
         warnings.warn(
-            f"{what} cannot be locked ({reason}); let no other process write to it",
-            stacklevel=6,
+            f"{what} cannot be locked ({reason}); let no other process write to it", stacklevel=6
         )
     return True
 
@@ -307,26 +226,7 @@ def _remove_quietly(path: Path) -> None:
 
 
 def existing(path: str | Path, what: str) -> Path:
-    """Refuses a path where there is no file.
-
-    Args:
-        path: The path.
-        what: What is looked for, for the message.
-
-    Returns:
-        The path.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-
-    Example:
-        >>> existing("nowhere.txt", "a text file")
-        Traceback (most recent call last):
-        ...
-        FileNotFoundError: nowhere.txt: there is no such file.
-          expected: a text file
-          where:    nowhere.txt
-    """
+    """Refuses a path where there is no file."""
     path = Path(path)
     if not path.is_file():
         raise mismatch(FileNotFoundError, f"{path.name}: there is no such file", what, where=path)
@@ -334,22 +234,7 @@ def existing(path: str | Path, what: str) -> Path:
 
 
 def read_lines(path: str | Path) -> list[str]:
-    r"""Reads the lines of a UTF-8 text file, which may be compressed by gzip.
-
-    Only ``\n`` (with an optional ``\r`` before it) ends a line: other line separators of Unicode
-    are part of the text. Blank lines at the end are dropped, those in between are kept so that
-    the position in the list, counted from 1, is the line number.
-
-    Args:
-        path: The file, with or without byte order mark.
-
-    Returns:
-        The lines, at least one, without their ends.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If the file is empty, not UTF-8, or damaged; says where.
-    """
+    r"""Reads the lines of a UTF-8 text file, which may be compressed by gzip."""
     path = existing(path, "a text file")
     raw = path.read_bytes()
     if raw.startswith(b"\x1f\x8b"):
@@ -391,19 +276,7 @@ def _unpacked(raw: bytes, path: Path) -> bytes:
 
 
 def load_tensors(path: str | Path, kind: str, what: str) -> dict[str, Any]:
-    """Reads a dictionary that was saved with its kind under ``"format"``.
-
-    Args:
-        path: The file.
-        kind: What must stand under ``"format"``.
-        what: Who reads, for messages.
-
-    Returns:
-        The dictionary; nothing but tensors and plain values is ever unpickled.
-
-    Raises:
-        ValueError: If the file cannot be read, is damaged, or is of another kind.
-    """
+    """Reads a dictionary that was saved with its kind under ``"format"``."""
     try:
         # torch writes a checksum of every part, which torch.load does not compare.
         with ZipFile(path) as archive:
@@ -440,18 +313,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class Lines:
-    r"""Gives the lines of an open file as text and knows how many it has given.
-
-    Args:
-        stream: The file, opened for bytes.
-        path: Its path, or ``"-"``.
-
-    Example:
-        >>> import io
-        >>> lines = Lines(io.BytesIO("é\nb".encode()), "a.txt")
-        >>> list(lines), lines.number
-        (['é\n', 'b'], 2)
-    """
+    r"""Gives the lines of an open file as text and knows how many it has given."""
 
     def __init__(self, stream: BufferedIOBase, path: str) -> None:
         self.path = "standard input" if path == "-" else path
@@ -492,25 +354,7 @@ class Lines:
 
 @contextmanager
 def open_lines(path: str | Path) -> Iterator[Lines]:
-    r"""Opens a text file, compressed if its name ends in ``.gz``, or standard input.
-
-    Args:
-        path: The file, or ``"-"`` for standard input, which is left open.
-
-    Yields:
-        Its lines.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "a.txt.gz"
-        >>> _ = path.write_bytes(gzip.compress(b"one\ntwo\n"))
-        >>> with open_lines(path) as lines:
-        ...     print(list(lines))
-        ['one\n', 'two\n']
-    """
+    r"""Opens a text file, compressed if its name ends in ``.gz``, or standard input."""
     if str(path) == "-":
         yield Lines(cast(BufferedIOBase, sys.stdin.buffer), "-")
         return
@@ -525,30 +369,13 @@ _TIMEOUT = 30.0  # seconds without a byte
 
 
 def sha256_of(path: str | Path) -> str:
-    """Computes the checksum of a file.
-
-    Args:
-        path: The file.
-
-    Returns:
-        SHA-256 in hexadecimal digits.
-    """
+    """Computes the checksum of a file."""
     with Path(path).open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def check_sha256(path: str | Path, sha256: str, what: str, hint: str = "") -> None:
-    """Refuses a file whose content is not the expected one.
-
-    Args:
-        path: The file.
-        sha256: The checksum wanted.
-        what: Name of the data set, for messages.
-        hint: What to try.
-
-    Raises:
-        ValueError: If the checksum differs.
-    """
+    """Refuses a file whose content is not the expected one."""
     got = sha256_of(path)
     if got != sha256:
         raise mismatch(
@@ -647,21 +474,7 @@ def _failed(what: str, url: str, reason: Exception | str, hint: str) -> Connecti
 
 
 def extract_member(archive: str | Path, member: str, target: str | Path, what: str) -> Path:
-    """Takes one file out of a zip archive, whole or not at all.
-
-    Args:
-        archive: The archive.
-        member: The name inside.
-        target: The file to write.
-        what: Name of the data set, for messages.
-
-    Returns:
-        The target.
-
-    Raises:
-        OSError: If the target cannot be written.
-        ValueError: If the archive is damaged or cut short, or has no such member.
-    """
+    """Takes one file out of a zip archive, whole or not at all."""
     try:
         with zipfile.ZipFile(archive) as opened:
             content = opened.read(member)

@@ -171,14 +171,7 @@ class LearnedPolicy:
         return named
 
     def __call__(self, graph: DependencyGraph) -> np.ndarray:
-        """Orders the calls of a graph whose kinds have no names: as if nothing were learned.
-
-        Args:
-            graph: Calls and what they wait for.
-
-        Returns:
-            Step of each call, ``[call]``.
-        """
+        """Orders the calls of a graph whose kinds have no names: as if nothing were learned."""
         return self._order(graph, None)
 
     def _order(self, graph: DependencyGraph, names: Sequence[str] | None) -> np.ndarray:
@@ -215,25 +208,12 @@ class LearnedPolicy:
 
 
 def named_policy(policy: Any, names: Sequence[str]) -> Any:
-    """Tells a policy the names of the kinds, if it asks for them.
-
-    Args:
-        policy: Name, function, or a policy with a method ``for_operations``.
-        names: The name of each kind.
-
-    Example:
-        >>> named_policy("depth", ["add"])
-        'depth'
-    """
+    """Tells a policy the names of the kinds, if it asks for them."""
     return policy.for_operations(names) if hasattr(policy, "for_operations") else policy
 
 
 def operation_names(programs: "Sequence[AnyProgram]") -> list[str]:
-    """Lists the names of the operations of programs, as merging them numbers the kinds.
-
-    Args:
-        programs: The programs of a mini-batch.
-    """
+    """Lists the names of the operations of programs, as merging them numbers the kinds."""
     return list(dict.fromkeys(s.name for program in programs for s in program.signatures))
 
 
@@ -243,9 +223,7 @@ def _moves(frontiers: Sequence[Frontier]) -> Iterator[tuple[Frontier, str]]:
             yield frontier, choice
 
 
-def _graphs_of(
-    programs: "Sequence[AnyProgram]",
-) -> list[tuple[DependencyGraph, list[str]]]:
+def _graphs_of(programs: "Sequence[AnyProgram]") -> list[tuple[DependencyGraph, list[str]]]:
     """The groups of operations that call each other in turn, one graph each."""
     from pyg_dynbatch.core.merge import schedule_programs
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.operation import Ragged, Signature, any_type
-from pyg_dynbatch.core.schedule import Output, Schedule, Step, Store, Wiring, first_rows
+from pyg_dynbatch.core.schedule import IndexSlice, Output, Schedule, Step, Store, first_rows
 from pyg_dynbatch.core.structure import (
     _checked_edges,
     array_of,
@@ -38,13 +38,7 @@ def schedule_structure(
     example_sizes: Sequence[int] | None,
     direction: str,
 ) -> Schedule:
-    """Makes the schedule; see :meth:`Schedule.from_structure`.
-
-    Row 0 of both stores is a row of zeros: it stands for a missing input and a missing child.
-    From row 1 on, the state store holds the nodes in level order (by depth, nodes with an input
-    first, then by number), and the input store holds the inputs in that order too, so that every
-    step reads its inputs and writes its states side by side.
-    """
+    """Makes the schedule; see :meth:`Schedule.from_structure`."""
     _check_options(arity, direction)
     source, target = _checked_edges(edge_index, num_nodes, "Schedule.from_structure")
     made_from = checksum(source, target)
@@ -73,7 +67,7 @@ def schedule_structure(
         reads += _fixed_children(flat, (source, target, slot), row, levels, arity)
     num_inputs = sum(levels.inputs)
     input_node = flat.add(order[reads_input]), num_inputs
-    output = Wiring(STATE_STORE, flat.add(row), num_nodes, -1 if num_nodes else 0)
+    output = IndexSlice(STATE_STORE, flat.add(row), num_nodes, -1 if num_nodes else 0)
     examples = _checked_examples(example_sizes, num_nodes)
     example = flat.add(np.arange(examples.size).repeat(examples))
     signature, inputs, state = _signature(arity)
@@ -265,14 +259,14 @@ def _slots(child_slot: Tensor | None, num_edges: int) -> np.ndarray | None:
     return slot
 
 
-def _inputs(flat: _Flat, filled: np.ndarray, levels: _Levels) -> list[Wiring]:
+def _inputs(flat: _Flat, filled: np.ndarray, levels: _Levels) -> list[IndexSlice]:
     """Wires the inputs: the k-th filled node reads row k, from 1; the others read row 0."""
     offset = flat.add(filled.cumsum() * filled)
     wirings, read = [], 0
     for begin, size, inputs in zip(levels.begins, levels.sizes, levels.inputs, strict=True):
         # Filled nodes come first: side by side are those of a level that has no others.
         first = read + 1 if inputs == size else 0 if size == 1 else -1
-        wirings.append(Wiring(INPUT_STORE, offset + begin, size, first))
+        wirings.append(IndexSlice(INPUT_STORE, offset + begin, size, first))
         read += inputs
     return wirings
 
@@ -293,11 +287,8 @@ def _ragged_children(
     row: np.ndarray,
     begins: np.ndarray,
     levels: _Levels,
-) -> tuple[list[Wiring], tuple[int, int]]:
-    """Wires all children of every node, parents in level order, children by slot.
-
-    Returns the wirings, and where the edges lie in that order.
-    """
+) -> tuple[list[IndexSlice], tuple[int, int]]:
+    """Wires all children of every node, parents in level order, children by slot."""
     source, target, slot = edges
     parent = row[target]
     order = _edge_order(parent, slot, begins)
@@ -310,7 +301,7 @@ def _ragged_children(
     offset, owner = flat.add(children), flat.add(owners)
     wirings = list(
         map(
-            Wiring,
+            IndexSlice,
             repeat(STATE_STORE),
             (starts + offset).tolist(),
             counts.tolist(),
@@ -337,7 +328,7 @@ def _edge_order(parent: np.ndarray, slot: np.ndarray | None, begins: np.ndarray)
 
 def _fixed_children(
     flat: _Flat, edges: _Edges, row: np.ndarray, levels: _Levels, arity: int
-) -> list[list[Wiring]]:
+) -> list[list[IndexSlice]]:
     """Wires N argument places a node; the N rows of one node stand together in the flat vector."""
     source, target, slot = edges
     if slot.size and int(slot.max()) >= arity:
@@ -353,7 +344,7 @@ def _fixed_children(
     return [
         list(
             map(
-                Wiring,
+                IndexSlice,
                 repeat(STATE_STORE),
                 (begins + place).tolist(),
                 levels.sizes,

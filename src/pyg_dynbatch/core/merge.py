@@ -18,7 +18,7 @@ from pyg_dynbatch.core.program import (
     MergedPrograms,
     side_by_side,
 )
-from pyg_dynbatch.core.schedule import Output, Schedule, Step, Store, Wiring, first_rows
+from pyg_dynbatch.core.schedule import IndexSlice, Output, Schedule, Step, Store, first_rows
 from pyg_dynbatch.core.types import RowType, describe, parts_of
 
 
@@ -79,15 +79,7 @@ def _merge_equal_constants(merged: MergedPrograms) -> list[np.ndarray]:
 def _merge_equal_calls(
     merged: MergedPrograms, constant_row: list[np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Finds calls that repeat another one on equal constants.
-
-    A call joins an earlier one if all its arguments are (merged) values that hang on constants
-    alone. Kinds that hang on constants alone come first, in the order in which they can run; of
-    a recursive kind only the lowest calls are looked at, for equal parts higher up are rare.
-
-    Returns:
-        The value that stands for each value, and which calls are still made.
-    """
+    """Finds calls that repeat another one on equal constants."""
     value = np.arange(merged.value_type.size)
     for number, rows in enumerate(constant_row):
         mine = np.flatnonzero((merged.value_type == number) & (merged.value_kind == CONSTANT))
@@ -116,10 +108,7 @@ def _merge_equal_calls(
 
 
 def _first_equal(table: np.ndarray) -> np.ndarray:
-    """The first row of the table, ``[row, column]``, that equals each row.
-
-    Sorts one integer a row; ``np.unique(table, axis=0)`` sorts whole rows, many times slower.
-    """
+    """The first row of the table, ``[row, column]``, that equals each row."""
     if not table.shape[1]:
         return np.zeros(len(table), dtype=np.int64)
     key, base = table[:, 0], int(table.max(initial=0)) + 1
@@ -296,7 +285,7 @@ def _wire(
     arguments: np.ndarray,
     positions: np.ndarray,
     sizes: np.ndarray,
-) -> tuple[list[np.ndarray], list[tuple[Wiring, ...]]]:
+) -> tuple[list[np.ndarray], list[tuple[IndexSlice, ...]]]:
     """Sorts all reads by step, argument and call, and cuts them into wirings."""
     order = np.lexsort((positions, arguments, steps))
     index, owners = rows[order], positions[order]
@@ -312,7 +301,7 @@ def _wire(
             place = step * most + position
             begin = int(starts[place])
             found.append(
-                Wiring(
+                IndexSlice(
                     number_of_type[row_type_of(wanted)],
                     begin,
                     int(lengths[place]),
@@ -342,7 +331,7 @@ def _wire_outputs(
         rows = row[values]
         length = np.array([rows.size])
         start = int(first_rows(rows, np.zeros(1, dtype=np.int64), length)[0])
-        wiring = Wiring(int(types[0]) if types.size else 0, offset, rows.size, start)
+        wiring = IndexSlice(int(types[0]) if types.size else 0, offset, rows.size, start)
         outputs[name] = Output(wiring, offset + rows.size)
         flat += [rows, merged.output_example[name]]
         offset += 2 * rows.size

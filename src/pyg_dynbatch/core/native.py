@@ -28,29 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 def native_library(source: Path) -> ctypes.CDLL | None:
-    """Builds a C file unless that was done before, and loads it.
-
-    What was built is kept in ``$PYG_DYNBATCH_CACHE``, or in ``pyg_dynbatch`` in the user's cache
-    folder, under a name made of the source, what it includes from its own folder, the flags, the
-    compiler, the processor, and a digest of the library itself. A library that does not match its
-    digest is built again; nothing is kept in or loaded from a folder to which other users can
-    write. Threads are those of the OpenMP library that torch has brought along.
-
-    Args:
-        source: The C file.
-
-    Returns:
-        The library; None where there is no C compiler, it fails, or torch has brought no OpenMP
-        library that fits. Why is logged.
-
-    Example:
-        >>> import tempfile
-        >>> source = Path(tempfile.mkdtemp()) / "one.c"
-        >>> _ = source.write_text("int one(void) { return 1; }")
-        >>> library = native_library(source)
-        >>> library is None or library.one() == 1
-        True
-    """
+    """Builds a C file unless that was done before, and loads it."""
     given = os.environ.get("CC") or "cc"
     try:
         command = shlex.split(given)
@@ -98,10 +76,7 @@ def _loaded(source: Path, compiler: list[str]) -> ctypes.CDLL:
 
 
 def _kept(folder: Path, name: str) -> Path | None:
-    """Finds a library that is as it was built, and removes others.
-
-    Loading one that was cut short would kill the process.
-    """
+    """Finds a library that is as it was built, and removes others."""
     for path in sorted(folder.glob(f"{name}-*.so")):
         if _is_trusted(path) and path.stem == f"{name}-{_digest(path.read_bytes())}":
             return path

@@ -106,22 +106,12 @@ class Signature:
 
 
 def row_type_of(wanted: RowType | Ragged) -> RowType:
-    """Gives the row type of an argument, ragged or not.
-
-    Example:
-        >>> print(row_type_of(Ragged(TensorType((3,)))))
-        float32[3]
-    """
+    """Gives the row type of an argument, ragged or not."""
     return wanted.row_type if isinstance(wanted, Ragged) else wanted
 
 
 def is_open(row_types: Sequence[RowType]) -> bool:
-    """Tells whether some row type leaves its shape to the engine.
-
-    Example:
-        >>> is_open([TensorType((3,)), any_type("state")])
-        True
-    """
+    """Tells whether some row type leaves its shape to the engine."""
     return any(part.shape is None for row_type in row_types for part in parts_of(row_type))
 
 
@@ -164,13 +154,7 @@ class Operation(nn.Module):
 
 
 def module_of(called: object) -> nn.Module | None:
-    """Finds the module behind a callable: itself, or that of a method or of a ``partial``.
-
-    Example:
-        >>> layer = nn.Linear(2, 2)
-        >>> module_of(layer.forward) is layer, module_of(len)
-        (True, None)
-    """
+    """Finds the module behind a callable: itself, or that of a method or of a ``partial``."""
     while isinstance(called, partial):
         called = called.func
     owner = called if isinstance(called, nn.Module) else getattr(called, "__self__", None)
@@ -182,14 +166,7 @@ _DROPOUTS = ("dropout", "recurrent_dropout")
 
 
 def draws_random_numbers(module: object) -> bool:
-    """Tells whether a module holds a part that drops anything, or says so.
-
-    A part says so by ``dropout=0.1``, ``recurrent_dropout=0.1`` or ``random=True``.
-
-    Example:
-        >>> draws_random_numbers(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)))
-        True
-    """
+    """Tells whether a module holds a part that drops anything, or says so."""
     owner = module_of(module)
     parts = [] if owner is None else list(owner.modules())
     return getattr(module, "random", False) is True or any(map(_drops, parts))
@@ -313,10 +290,5 @@ class Operations(nn.Module):
 
 
 def any_type(tag: str) -> TensorType:
-    """Makes a tensor type whose shape and dtype the first row written decides.
-
-    Example:
-        >>> print(any_type("state"))
-        any[…]<state>
-    """
+    """Makes a tensor type whose shape and dtype the first row written decides."""
     return TensorType(None, None, tag)

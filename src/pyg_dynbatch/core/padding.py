@@ -18,12 +18,12 @@ from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.levels import INPUT_STORE, STATE_STORE
 from pyg_dynbatch.core.operation import Ragged, Signature, any_type
 from pyg_dynbatch.core.schedule import (
+    IndexSlice,
     LevelShape,
     Output,
     Schedule,
     Step,
     Store,
-    Wiring,
     first_rows,
     shape_of,
 )
@@ -34,24 +34,7 @@ _KEPT_FRAMES = 256
 
 
 class PaddedForm(NamedTuple):
-    """A padded schedule, and how to get the rows of a batch into it and out of it.
-
-    Args:
-        shape: Its shape.
-        schedule: The padded schedule; its nodes are numbered in level order.
-        input_row: For each input of the padded schedule the input of the batch to be read;
-            inputs of padding read the first one.
-        input_place: For each input of the batch, in the order of ``input_node``, its place.
-        level_place: For each node of the batch in level order its place in the padded levels.
-        node_place: The same for the nodes in node order.
-
-    Example:
-        >>> schedule = Schedule.from_structure(torch.tensor([[0, 1], [2, 2]]), 3, arity=2)
-        >>> shape = shape_of(schedule)._replace(inputs=(3, 2))
-        >>> form = padded_form(padded_schedule(schedule, shape))
-        >>> form.schedule.num_nodes, form.input_row.tolist(), form.node_place.tolist()
-        (5, [0, 1, 0, 2, 0], [0, 1, 3])
-    """
+    """A padded schedule, and how to get the rows of a batch into it and out of it."""
 
     shape: LevelShape
     schedule: Schedule
@@ -62,25 +45,7 @@ class PaddedForm(NamedTuple):
 
 
 def padded_schedule(schedule: Schedule, shape: LevelShape) -> Schedule:
-    """Puts the padded form of a schedule behind its own numbers, in the same flat tensor.
-
-    Args:
-        schedule: Made by ``Schedule.from_structure``, on the CPU.
-        shape: A shape that holds it.
-
-    Returns:
-        A schedule like the given one, moved and copied with its padded form.
-
-    Raises:
-        ValueError: If the shape does not hold the schedule, or it is not on the CPU.
-
-    Example:
-        >>> schedule = Schedule.from_structure(torch.tensor([[0], [1]]), 2, arity=1)
-        >>> both = padded_schedule(schedule, shape_of(schedule)._replace(inputs=(4, 2, 1),
-        ...     others=(0, 0, 0)))
-        >>> both == schedule, [step.size for step in padded_form(both).schedule.steps]
-        (False, [4, 2, 1])
-    """
+    """Puts the padded form of a schedule behind its own numbers, in the same flat tensor."""
     mine = shape_of(schedule)
     if not shape.holds(mine) or schedule.device.type != "cpu":
         raise mismatch(
@@ -97,18 +62,7 @@ def padded_schedule(schedule: Schedule, shape: LevelShape) -> Schedule:
 
 
 def padded_form(schedule: Schedule) -> PaddedForm | None:
-    """Takes the padded form of a schedule, on whatever device it is now.
-
-    Args:
-        schedule: What :func:`padded_schedule` gave, or a copy.
-
-    Returns:
-        The form; None where the schedule was never padded.
-
-    Example:
-        >>> padded_form(Schedule.from_structure(torch.tensor([[0], [1]]), 2)) is None
-        True
-    """
+    """Takes the padded form of a schedule, on whatever device it is now."""
     found = schedule.facts.get(_FACT)
     if found is None:
         return None
@@ -121,18 +75,7 @@ def padded_form(schedule: Schedule) -> PaddedForm | None:
 
 
 def schedule_of_shape(shape: LevelShape, wiring: Int[Tensor, " entry"]) -> Schedule:
-    """Makes a padded schedule of given row numbers.
-
-    Args:
-        shape: Its shape.
-        wiring: All row numbers, such as those of another padded schedule of this shape.
-
-    Example:
-        >>> schedule = Schedule.from_structure(torch.tensor([[0], [1]]), 2, arity=1)
-        >>> form = padded_form(padded_schedule(schedule, shape_of(schedule)))
-        >>> schedule_of_shape(form.shape, form.schedule.wiring.clone()) == form.schedule
-        True
-    """
+    """Makes a padded schedule of given row numbers."""
     return _with_wiring(_frame(shape).schedule, wiring)
 
 
@@ -186,13 +129,13 @@ def _frame(shape: LevelShape) -> _Frame:
     offset, inside = layout.take(nodes), first_rows(index, starts, sizes)
     steps = []
     for level, (start, size) in enumerate(zip(starts.tolist(), sizes.tolist(), strict=True)):
-        own = Wiring(INPUT_STORE, offset + start, size, int(inside[level]))
+        own = IndexSlice(INPUT_STORE, offset + start, size, int(inside[level]))
         steps.append(
             Step(0, size, (own, *read_children(level, start, size)), ((STATE_STORE, start + 1),))
         )
     total = int(read.sum())
     input_node = layout.take(total), total
-    output = Wiring(STATE_STORE, layout.take(nodes), nodes, -1 if nodes else 0)
+    output = IndexSlice(STATE_STORE, layout.take(nodes), nodes, -1 if nodes else 0)
     example, order = layout.take(nodes), sum(shape.edges or ())
     edge_order = None if arity is not None else (layout.take(order), order)
     inputs, state = any_type("input"), any_type("state")
@@ -224,17 +167,17 @@ def _frame(shape: LevelShape) -> _Frame:
 
 def _children(
     shape: LevelShape, layout: _Layout
-) -> tuple[Callable[[int, int, int], list[Wiring]], dict[str, Any]]:
+) -> tuple[Callable[[int, int, int], list[IndexSlice]], dict[str, Any]]:
     """Says how each level reads its children, which are always gathered, and more facts."""
     nodes = shape.nodes
     if shape.edges is None:
         arity = shape.arity or 0
         first = layout.take(nodes * arity)
 
-        def fixed(level: int, start: int, size: int) -> list[Wiring]:
+        def fixed(level: int, start: int, size: int) -> list[IndexSlice]:
             offset = first + start * arity
             return [
-                Wiring(STATE_STORE, offset + place, size, -1, stride=arity)
+                IndexSlice(STATE_STORE, offset + place, size, -1, stride=arity)
                 for place in range(arity)
             ]
 
@@ -244,22 +187,15 @@ def _children(
     first, owner = layout.take(total), layout.take(total)
     child_start = layout.take(nodes)
 
-    def ragged(level: int, start: int, size: int) -> list[Wiring]:
+    def ragged(level: int, start: int, size: int) -> list[IndexSlice]:
         count, at = int(edges[level]), begin[level]
-        return [Wiring(STATE_STORE, first + at, count, -1 if count else 0, owner + at)]
+        return [IndexSlice(STATE_STORE, first + at, count, -1 if count else 0, owner + at)]
 
     return ragged, {"child_start": child_start}
 
 
 class _Padder:
-    """Computes the row numbers of a padded schedule.
-
-    Args:
-        schedule: The schedule.
-        wiring: Its own row numbers.
-        mine: Its shape.
-        shape: The shape to pad to.
-    """
+    """Computes the row numbers of a padded schedule."""
 
     def __init__(
         self, schedule: Schedule, wiring: np.ndarray, mine: LevelShape, shape: LevelShape
@@ -344,18 +280,7 @@ _QUANTILES = (0.25, 0.5, 0.75, 0.9)
 
 
 class Padding(NamedTuple):
-    """How much larger padded schedules are than the schedules themselves.
-
-    Args:
-        fitting: Share of the schedules that some shape holds; the rest is counted nowhere else.
-        nodes: Nodes with padding for each node without.
-        levels: Levels with padding for each level without.
-        shapes: How many shapes were used.
-
-    Example:
-        >>> Padding(fitting=1.0, nodes=1.25, levels=1.0, shapes=3).nodes
-        1.25
-    """
+    """How much larger padded schedules are than the schedules themselves."""
 
     fitting: float
     nodes: float
@@ -486,13 +411,7 @@ class LevelBuckets:
 
 
 class _Sample:
-    """Shapes of a sample as one array ``[schedule, level, (inputs, others, edges)]``.
-
-    Args:
-        shapes: The shapes.
-        margin: By which part every level is made larger.
-        level_rows: What a level costs.
-    """
+    """Shapes of a sample as one array ``[schedule, level, (inputs, others, edges)]``."""
 
     def __init__(self, shapes: Sequence[LevelShape], margin: float, level_rows: int) -> None:
         self.first, self.margin, self.level_rows = shapes[0], margin, level_rows

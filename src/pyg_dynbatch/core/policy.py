@@ -116,15 +116,7 @@ POLICIES: dict[str, Policy] = {"depth": depth_policy, "agenda": agenda_policy}
 
 
 def policy_of(policy: str | Policy) -> Policy:
-    """Finds a policy by name, or takes a function as it is.
-
-    Raises:
-        ValueError: If the name is unknown.
-
-    Example:
-        >>> policy_of("agenda") is agenda_policy
-        True
-    """
+    """Finds a policy by name, or takes a function as it is."""
     if callable(policy):
         return policy
     if policy not in POLICIES:
@@ -138,29 +130,7 @@ def policy_of(policy: str | Policy) -> Policy:
 
 
 def order_calls(graph: DependencyGraph, policy: str | Policy) -> np.ndarray:
-    """Gives each call its step: whole groups of kinds one after another, the policy inside.
-
-    Kinds that call each other in turn form a group (a strongly connected component of the graph
-    of kinds). A group is finished before the next begins, so a kind that feeds no recursion (a
-    classifier, a loss) and a kind that waits for none (an embedding) run in exactly one step,
-    and a recursion over a single kind reaches the lower bound whatever the policy.
-
-    Args:
-        graph: Calls and what they wait for.
-        policy: Name of a policy, or a function; it sees one group at a time.
-
-    Returns:
-        Step of each call, ``[call]``.
-
-    Raises:
-        ValueError: If the policy is unknown, or a function gives steps that cannot be made.
-
-    Example:
-        >>> both = DependencyGraph(np.array([0, 1, 0, 1]), np.array([0, 0, 2]),
-        ...                        np.array([1, 2, 3]))
-        >>> order_calls(both, "depth").tolist()
-        [0, 2, 1, 2]
-    """
+    """Gives each call its step: whole groups of kinds one after another, the policy inside."""
     chosen = policy_of(policy)
     group_of_kind = _groups(graph)
     group = group_of_kind[graph.kind]

@@ -58,10 +58,7 @@ class Value:
 
 @dataclass(frozen=True, eq=False)
 class ProgramArrays:
-    """The fields of a program as arrays, made once and merged into every mini-batch it is in.
-
-    ``constants`` holds, for every row type, one array ``[constant, …]`` a part.
-    """
+    """The fields of a program as arrays, made once and merged into every mini-batch it is in."""
 
     value_type: np.ndarray
     value_kind: np.ndarray
@@ -468,11 +465,7 @@ def _number(table: dict[Any, int], items: list[Any], item: Any) -> int:
 
 
 def side_by_side(programs: Sequence[AnyProgram]) -> MergedPrograms:
-    """Joins the fields of all programs, with one list of signatures and one of row types.
-
-    Raises:
-        TypeError: If one name stands for two signatures.
-    """
+    """Joins the fields of all programs, with one list of signatures and one of row types."""
     signatures: list[Signature] = []
     row_types: list[RowType] = []
     signature_table: dict[Any, int] = {}

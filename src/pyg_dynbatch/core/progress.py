@@ -8,17 +8,7 @@ _SECONDS = 30.0
 
 
 class Progress:
-    """Counts what is done.
-
-    On a terminal there is a bar, which work of less than half a second does without. Elsewhere
-    there is a line every 30 seconds and one at the end.
-
-    Args:
-        what: What is done, in a few words.
-        unit: What is counted.
-        total: How many there are, if it is known.
-        shown: Whether to show anything.
-    """
+    """Counts what is done."""
 
     def __init__(
         self, what: str, unit: str, total: int | None = None, *, shown: bool = True

@@ -23,19 +23,7 @@ def _shown(rows: tuple[Any, ...]) -> str:
 
 
 def inputs_of(inputs: Mapping[RowType | str, Any], store: Store) -> tuple[Tensor, ...] | None:
-    """Finds and checks the input rows of one store.
-
-    Args:
-        inputs: Rows by row type, or by the tag of a plain tensor type.
-        store: The store.
-
-    Returns:
-        The parts of the rows; ``None`` if the store wants none and none are given.
-
-    Raises:
-        ValueError: If rows are missing or their number is wrong.
-        TypeError: If they are no tensors, or their shape or kind of dtype is wrong.
-    """
+    """Finds and checks the input rows of one store."""
     parts = parts_of(store.row_type)
     tag = parts[0].tag if len(parts) == 1 else ""
     given = inputs.get(store.row_type, inputs.get(tag) if tag else None)
@@ -71,20 +59,7 @@ def inputs_of(inputs: Mapping[RowType | str, Any], store: Store) -> tuple[Tensor
 def checked_results(
     signature: Signature, results: Any, size: int, where: str
 ) -> list[tuple[Tensor, ...]]:
-    """Checks what a module returned against its signature.
-
-    Args:
-        signature: What was called.
-        results: One entry an output.
-        size: Rows each result must have.
-        where: For the message.
-
-    Returns:
-        For every output the parts of its rows.
-
-    Raises:
-        TypeError: If number, shape or kind of dtype of the results is wrong.
-    """
+    """Checks what a module returned against its signature."""
     what = f"Operation {signature.name!r}: its module returned something else"
     if not isinstance(results, tuple) or len(results) != len(signature.outputs):
         raise mismatch(
@@ -135,11 +110,7 @@ def versions_of(arguments: Sequence[tuple[Tensor, ...]]) -> list[int]:
 
 
 def refuse_change_in_place(signature: Signature, where: str) -> NoReturn:
-    """Says that a module wrote into rows that other calls read too.
-
-    Raises:
-        RuntimeError: Always.
-    """
+    """Says that a module wrote into rows that other calls read too."""
     raise mismatch(
         RuntimeError,
         f"Operation {signature.name!r}: its module changed an argument in place",
@@ -175,11 +146,7 @@ def _check_parts(
 
 
 def check_precision(owner: str, rows: Tensor, module: nn.Module) -> None:
-    """Checks that the parameters of a module have the dtype of floating rows, or autocast is on.
-
-    Raises:
-        TypeError: If they have another dtype.
-    """
+    """Checks that the parameters of a module have the dtype of floating rows, or autocast is on."""
     weight = next(module.parameters(), rows)
     if rows.dtype == weight.dtype or not weight.is_floating_point():
         return
@@ -206,12 +173,7 @@ def has_gradient(dtype: torch.dtype) -> bool:
 
 
 class GradientStore:
-    """Adds up the gradients of one state store, in one buffer a backward pass.
-
-    A graph may be left half-way (``autograd.grad`` of some inputs), entered half-way (a loss on
-    what a hook captured) and used again (``retain_graph``), so whoever comes first in a pass
-    begins with zeros, and the end of the pass lets the buffer go.
-    """
+    """Adds up the gradients of one state store, in one buffer a backward pass."""
 
     def __init__(self) -> None:
         self.forms: tuple[tuple[torch.Size, torch.dtype, torch.device], ...] = ()
@@ -236,14 +198,7 @@ class GradientStore:
     def add(
         self, pick: Pick, places: int, stacked: bool, gradients: Sequence[Tensor | None]
     ) -> None:
-        """Adds the gradients of rows that were read, for one argument or for several.
-
-        Args:
-            pick: The rows.
-            places: How many arguments they were read for.
-            stacked: Whether the row numbers of all arguments of one call stand together.
-            gradients: The parts of the first argument, then those of the next.
-        """
+        """Adds the gradients of rows that were read, for one argument or for several."""
         self._begin()
         parts = len(self.totals)
         for number, total in enumerate(self.totals):
@@ -303,19 +258,8 @@ def _add_rows(total: Tensor, pick: Pick, gradient: Tensor) -> None:
     total.index_add_(0, pick, gradient)
 
 
-class StateStore:
-    """Holds the rows of one row type for one run, written once each and read any number of times.
-
-    Reading is a gather and writing is a copy into the buffer. Backwards, every read adds its
-    gradient into one gradient buffer, and every write takes its slice out of it; a token that
-    runs from write to write makes sure that all later reads come first. So the time and memory
-    of a run and of its backward pass grow with the rows, never with rows times steps, and inside
-    the operations ordinary autograd goes on undisturbed.
-
-    Args:
-        rows: Number of rows.
-        zero_rows: How many of the first rows are zeros that nobody writes.
-    """
+class RowBuffer:
+    """Rows of one row type for one run; each is written once and read any number of times."""
 
     def __init__(self, rows: int, zero_rows: int = 0) -> None:
         self.rows = rows
@@ -369,17 +313,9 @@ class StateStore:
 
 
 class Read(NamedTuple):
-    """Says which rows of a store to read, for one argument or for several in one gather.
+    """Says which rows of a store to read, for one argument or for several in one gather."""
 
-    Args:
-        store: The store.
-        pick: The rows.
-        places: How many arguments the rows are for, as many rows each.
-        stacked: Whether the rows of all arguments of one call stand together; otherwise those of
-            one argument do.
-    """
-
-    store: StateStore
+    store: RowBuffer
     pick: Pick
     places: int = 1
     stacked: bool = False
@@ -395,15 +331,9 @@ class Read(NamedTuple):
 
 
 class Write(NamedTuple):
-    """Says where rows of a store are written, side by side.
+    """Says where rows of a store are written, side by side."""
 
-    Args:
-        store: The store.
-        start: The first row.
-        rows: Their parts.
-    """
-
-    store: StateStore
+    store: RowBuffer
     start: int
     rows: Rows
 
@@ -418,17 +348,7 @@ def _split(rows: Tensor, places: int, stacked: bool) -> tuple[Tensor, ...]:
 def exchange(
     token: Tensor, writes: Sequence[Write], reads: Sequence[Read], own: bool = False
 ) -> tuple[Tensor, list[Rows]]:
-    """Writes the results of one step and reads the arguments of the next, in one call of autograd.
-
-    Args:
-        token: Token after the last write.
-        writes: What to write; done first.
-        reads: What to read.
-        own: Whether the rows read may be changed and must keep no buffer alive.
-
-    Returns:
-        The token of all that follows, and for every argument its parts.
-    """
+    """Write the results of a step and read the arguments of the next in one autograd call."""
     recorded = torch.is_grad_enabled() and (
         (token.requires_grad and len(reads) > 0)
         or any(part.requires_grad for write in writes for part in write.rows)
@@ -454,11 +374,7 @@ def _exchanged(writes: Sequence[Write], reads: Sequence[Read], own: bool) -> lis
 
 
 def _alias(buffer: Tensor, start: int, length: int) -> Tensor:
-    """A tensor on the same memory that is no view of it.
-
-    Rows are written before they are read and never again, so autograd must not take a later
-    write to other rows for a change of these.
-    """
+    """A tensor on the same memory that is no view of it."""
     return buffer[start : start + length].data
 
 
@@ -468,14 +384,7 @@ def new_token(like: Tensor) -> Tensor:
 
 
 def refuse_transforms(owner: str) -> None:
-    """Raises under what follows each operation of torch, and would go wrong at rows in place.
-
-    Args:
-        owner: Who asks, for messages.
-
-    Raises:
-        RuntimeError: Under ``torch.func``, forward-mode derivatives, export and tracing.
-    """
+    """Raises under what follows each operation of torch, and would go wrong at rows in place."""
     if torch._C._are_functorch_transforms_active():
         raise unsupported(owner, "a transform of torch.func (grad, vjp, jvp, vmap, ...)")
     if forward_ad._current_level >= 0:
@@ -501,11 +410,7 @@ _is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)
 
 
 def refuse_second_derivative() -> None:
-    """Raises if a backward pass is itself being recorded or transformed.
-
-    Raises:
-        RuntimeError: Under ``create_graph=True`` and ``torch.func.vmap``.
-    """
+    """Raises if a backward pass is itself being recorded or transformed."""
     refuse_transforms("Engine")
     if torch.is_grad_enabled():
         raise mismatch(
@@ -556,16 +461,7 @@ class _Exchange(Function):
 
 
 def finish(
-    token: Tensor, stores: list[StateStore], picks: list[tuple[StateStore, Pick]]
+    token: Tensor, stores: list[RowBuffer], picks: list[tuple[RowBuffer, Pick]]
 ) -> list[Rows]:
-    """Reads the results of a run, as rows of their own.
-
-    Args:
-        token: Token after the last write.
-        stores: All stores of the run.
-        picks: For every result its store and rows.
-
-    Returns:
-        For every result its parts.
-    """
+    """Reads the results of a run, as rows of their own."""
     return exchange(token, (), [Read(store, pick) for store, pick in picks], own=True)[1]

@@ -20,14 +20,8 @@ if TYPE_CHECKING:
     from pyg_dynbatch.core.program import AnyProgram
 
 
-class Wiring(NamedTuple):
-    """Says which rows of one state store make up one argument (or one output).
-
-    ``start`` is the first row where the rows lie side by side, so that no gather is needed, and
-    -1 otherwise. ``owner`` is the place of the owners of ragged rows in the flat vector (the call
-    each row belongs to), and -1 for an argument of exactly one row a call. ``stride`` is the
-    distance of two entries in the flat vector: the arguments of one call may stand together.
-    """
+class IndexSlice(NamedTuple):
+    """Says which rows of one state store make up one argument (or one output)."""
 
     store: int
     offset: int
@@ -38,14 +32,11 @@ class Wiring(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One batched call: an operation, how many calls, what it reads, where its results go.
-
-    ``results`` holds a pair (store, first row) for every output; its rows lie side by side.
-    """
+    """One batched call: an operation, how many calls, what it reads, where its results go."""
 
     operation: int
     size: int
-    arguments: tuple[Wiring, ...]
+    arguments: tuple[IndexSlice, ...]
     results: tuple[tuple[int, int], ...]
 
 
@@ -61,29 +52,12 @@ class Store(NamedTuple):
 class Output(NamedTuple):
     """Where the rows of one named output lie; ``example`` is the place of their example numbers."""
 
-    wiring: Wiring
+    wiring: IndexSlice
     example: int
 
 
-def packed(wirings: Sequence[Wiring], number: int) -> int:
-    """Counts the arguments, from one on, that one gather can read.
-
-    Their row numbers lie side by side in the flat vector: argument after argument, or, with a
-    stride, those of all arguments of one call together.
-
-    Args:
-        wirings: The arguments of a step.
-        number: The first of them.
-
-    Returns:
-        How many; 1 for an argument that goes alone.
-
-    Example:
-        >>> packed([Wiring(0, 10, 5, -1), Wiring(0, 15, 5, -1), Wiring(0, 20, 5, 3)], 0)
-        2
-        >>> packed([Wiring(0, 10, 5, -1, stride=2), Wiring(0, 11, 5, -1, stride=2)], 0)
-        2
-    """
+def packed(wirings: Sequence[IndexSlice], number: int) -> int:
+    """Counts the arguments, from one on, that one gather can read."""
     store, offset, length, start, owner, stride = wirings[number]
     if start >= 0 or owner >= 0:
         return 1
@@ -100,22 +74,7 @@ def packed(wirings: Sequence[Wiring], number: int) -> int:
 
 
 def first_rows(index: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Finds, for each stretch of row numbers, its first row if the rows lie side by side.
-
-    Args:
-        index: Row numbers, all stretches one after another; of several columns ``[entry,
-            column]`` each is looked at for itself.
-        starts: Where each stretch begins.
-        lengths: How long each stretch is.
-
-    Returns:
-        First row of each stretch (and column), or -1 where a gather is needed; 0 for empty
-        stretches.
-
-    Example:
-        >>> first_rows(np.array([4, 5, 9, 7, 8]), np.array([0, 3]), np.array([3, 2])).tolist()
-        [-1, 7]
-    """
+    """Finds, for each stretch of row numbers, its first row if the rows lie side by side."""
     lengths = lengths.reshape(-1, *[1] * (index.ndim - 1))
     if not len(index):
         return np.zeros((starts.size, *index.shape[1:]), dtype=np.int64)
@@ -357,12 +316,12 @@ class Schedule(MovablePlan):
         length = first.length * (arity or 1)
         return self.wiring[first.offset : first.offset + length]
 
-    def rows_of(self, wiring: Wiring) -> Int[Tensor, " row"]:
+    def rows_of(self, wiring: IndexSlice) -> Int[Tensor, " row"]:
         """Gives the row numbers of a wiring."""
         end = wiring.offset + wiring.length * wiring.stride
         return self.wiring[wiring.offset : end : wiring.stride]
 
-    def owners_of(self, wiring: Wiring) -> Int[Tensor, " row"]:
+    def owners_of(self, wiring: IndexSlice) -> Int[Tensor, " row"]:
         """Gives, for a ragged argument, the call within the step that each row belongs to."""
         return self.wiring[wiring.owner : wiring.owner + wiring.length]
 
@@ -445,34 +404,19 @@ class Schedule(MovablePlan):
         return "\n".join(lines)
 
 
-def _shown(wiring: Wiring) -> str:
+def _shown(wiring: IndexSlice) -> str:
     if wiring.start >= 0:
         return f"store {wiring.store}[{wiring.start}:{wiring.start + wiring.length}]"
     return f"gather {wiring.length} of store {wiring.store}"
 
 
 torch.serialization.add_safe_globals(
-    [Schedule, Signature, Ragged, TensorType, Output, Step, Store, Wiring]
+    [Schedule, Signature, Ragged, TensorType, Output, Step, Store, IndexSlice]
 )
 
 
 class LevelShape(NamedTuple):
-    """Sizes of all levels of a schedule: all that its plain numbers depend on.
-
-    Args:
-        arity: Argument places a node; None for any number of children.
-        direction: ``"bottom_up"`` or ``"top_down"``.
-        inputs: Nodes of each level that read an input.
-        others: Nodes of each level that read none.
-        edges: Children of each level, only without an arity.
-        single_parent: Whether every node has one parent at most.
-
-    Example:
-        >>> import torch
-        >>> shape_of(Schedule.from_structure(torch.tensor([[0, 1], [2, 2]]), 3, arity=2))
-        LevelShape(arity=2, direction='bottom_up', inputs=(2, 1), others=(0, 0), edges=None,
-                   single_parent=True)
-    """
+    """Sizes of all levels of a schedule: all that its plain numbers depend on."""
 
     arity: int | None
     direction: str
@@ -511,19 +455,7 @@ class LevelShape(NamedTuple):
 
 
 def shape_of(schedule: Schedule) -> LevelShape:
-    """Reads the sizes of a schedule's levels off its plain numbers.
-
-    Args:
-        schedule: Made by ``Schedule.from_structure``.
-
-    Raises:
-        ValueError: If its nodes have no argument places.
-
-    Example:
-        >>> import torch
-        >>> shape_of(Schedule.from_structure(torch.tensor([[0, 1], [2, 2]]), 3)).edges
-        (0, 2)
-    """
+    """Reads the sizes of a schedule's levels off its plain numbers."""
     arity, inputs = schedule.arity, schedule.level_inputs
     if arity == 0:
         raise mismatch(ValueError, "LevelShape: nodes without argument places", "arity >= 1", 0)
@@ -592,7 +524,7 @@ class _Pass:
         self.last_use = [np.zeros(n, dtype=np.int64) for n in rows]
         self.gathered = 0
 
-    def index(self, wiring: Wiring) -> np.ndarray:
+    def index(self, wiring: IndexSlice) -> np.ndarray:
         """The row numbers of a wiring."""
         end = wiring.offset + wiring.length * wiring.stride
         return self.flat[wiring.offset : end : wiring.stride]
@@ -622,14 +554,7 @@ class _Pass:
 
 
 def collect_stats(schedule: Schedule) -> ScheduleStats:
-    """Counts the figures of a schedule; see :class:`ScheduleStats`.
-
-    Example:
-        >>> import torch
-        >>> chain = Schedule.from_structure(torch.tensor([[0, 1], [1, 2]]), 3)
-        >>> chain.stats().critical_path
-        3
-    """
+    """Counts the figures of a schedule; see :class:`ScheduleStats`."""
     walk = _Pass(schedule)
     for step in schedule.steps:
         walk.take(step)

@@ -18,24 +18,14 @@ def concatenated_ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
 
 def array_of(tensor: Tensor) -> np.ndarray:
-    """Reads a tensor as an array, without a copy and without asking torch where it need not be.
-
-    Example:
-        >>> array_of(torch.tensor([1, 2]))
-        array([1, 2])
-    """
+    """Reads a tensor as an array, without a copy and without asking torch where it need not be."""
     if tensor.is_cpu and not tensor.requires_grad:
         return tensor.numpy()
     return tensor.detach().cpu().numpy()
 
 
 def has_token(token: Tensor) -> Tensor:
-    """Says on the CPU which nodes have a token; -1 stands for none, and nothing below it may.
-
-    Example:
-        >>> has_token(torch.tensor([4, -1, 0]))
-        tensor([ True, False,  True])
-    """
+    """Says on the CPU which nodes have a token; -1 stands for none, and nothing below it may."""
     # numpy compares in a third of the time of torch.
     numbers = array_of(token if token.dtype == torch.int64 else token.double())
     if numbers.size and numbers.min() < -1:
@@ -50,30 +40,13 @@ def has_token(token: Tensor) -> Tensor:
 
 
 def checksum(source: np.ndarray, target: np.ndarray) -> int:
-    """Computes the CRC-32 of edges, the same in every process.
-
-    Example:
-        >>> checksum(np.array([0, 1]), np.array([2, 2]))
-        1571426964
-    """
+    """Computes the CRC-32 of edges, the same in every process."""
     first = zlib.crc32(np.ascontiguousarray(source).data)
     return zlib.crc32(np.ascontiguousarray(target).data, first)
 
 
 def longest_paths(source: np.ndarray, target: np.ndarray, num_nodes: int) -> np.ndarray:
-    """Finds each node's longest way from a node without incoming edges, counted in edges.
-
-    Peels the graph level by level; all work together is linear in nodes and edges, and no
-    recursion is used.
-
-    Args:
-        source: Where each edge begins.
-        target: Where each edge ends.
-        num_nodes: Number of nodes.
-
-    Returns:
-        One number a node; -1 for nodes on a cycle or behind one.
-    """
+    """Finds each node's longest way from a node without incoming edges, counted in edges."""
     depth = np.full(num_nodes, -1, dtype=np.int64)
     waiting = np.bincount(target, minlength=num_nodes)
     by_source = np.argsort(source, kind="stable")
@@ -203,12 +176,7 @@ def slots_of(edge_index: Int[Tensor, "two edge"], num_nodes: int) -> Int[Tensor,
 
 
 def numbers_among_equals(parent: np.ndarray, num_nodes: int) -> np.ndarray:
-    """Numbers the edges of every parent 0, 1, 2, … in their order.
-
-    Example:
-        >>> numbers_among_equals(np.array([3, 3, 4]), 5)
-        array([0, 1, 0])
-    """
+    """Numbers the edges of every parent 0, 1, 2, … in their order."""
     order = np.argsort(parent, kind="stable")
     count = np.bincount(parent, minlength=num_nodes)
     slot = np.empty(parent.size, dtype=np.int64)

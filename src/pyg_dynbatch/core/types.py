@@ -65,22 +65,12 @@ RowType = TensorType | tuple[TensorType, ...]
 
 
 def parts_of(row_type: RowType) -> tuple[TensorType, ...]:
-    """Lists the tensor types of a row type, one for a plain tensor.
-
-    Example:
-        >>> len(parts_of((TensorType((3,)), TensorType((3,)))))
-        2
-    """
+    """Lists the tensor types of a row type, one for a plain tensor."""
     return row_type if isinstance(row_type, tuple) else (row_type,)
 
 
 def describe(row_type: RowType) -> str:
-    """Writes a row type for people.
-
-    Example:
-        >>> describe((TensorType((3,)), TensorType((), torch.int64)))
-        '(float32[3], int64[])'
-    """
+    """Writes a row type for people."""
     if isinstance(row_type, tuple):
         return "(" + ", ".join(map(str, row_type)) + ")"
     return str(row_type)
@@ -118,11 +108,7 @@ _Plan = TypeVar("_Plan", bound="MovablePlan")
 
 
 class MovablePlan:
-    """Gives a class of few tensors the methods by which PyG moves a batch.
-
-    A subclass states ``_tensors``, all it holds, and ``_apply``, which makes another plan of the
-    same form of changed tensors.
-    """
+    """Gives a class of few tensors the methods by which PyG moves a batch."""
 
     __slots__ = ()
 
@@ -186,19 +172,7 @@ class MovablePlan:
 
 
 def beyond(values: np.ndarray | torch.Tensor, dtype: torch.dtype) -> int | None:
-    """Finds an integer that a dtype cannot hold; it would wrap round silently.
-
-    Args:
-        values: Numbers of any kind.
-        dtype: What they are to become.
-
-    Returns:
-        One that lies outside, ``None`` if all fit or the dtype is not one of integers.
-
-    Example:
-        >>> beyond(np.array([1, 300]), torch.uint8), beyond(np.array([1, 300]), torch.float32)
-        (300, None)
-    """
+    """Finds an integer that a dtype cannot hold; it would wrap round silently."""
     if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
         return None
     array = values.numpy() if isinstance(values, torch.Tensor) else values
@@ -212,31 +186,13 @@ def beyond(values: np.ndarray | torch.Tensor, dtype: torch.dtype) -> int | None:
 
 
 def range_of(dtype: torch.dtype) -> str:
-    """Says what an integer dtype holds.
-
-    Example:
-        >>> range_of(torch.uint8)
-        'from 0 to 255'
-    """
+    """Says what an integer dtype holds."""
     bounds = torch.iinfo(dtype)
     return f"from {bounds.min} to {bounds.max}"
 
 
 def constant_row(part: TensorType, data: Any) -> np.ndarray:
-    """Makes an array of a constant, of the shape and dtype of its type.
-
-    Args:
-        part: The type, with shape and dtype.
-        data: Number, nested list, array or tensor.
-
-    Raises:
-        ValueError: If the shape is another one, or an integer is beyond the range of the dtype.
-        TypeError: If the type is open, or the data is of another kind.
-
-    Example:
-        >>> constant_row(TensorType((2,)), [1, 2])
-        array([1., 2.], dtype=float32)
-    """
+    """Makes an array of a constant, of the shape and dtype of its type."""
     if part.shape is None or part.dtype is None:
         raise mismatch(
             TypeError,

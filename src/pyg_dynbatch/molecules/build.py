@@ -116,12 +116,7 @@ class FeaturizeOptions:
 
 
 class Featurized(NamedTuple):
-    """Holds what became of some consecutive records.
-
-    Attributes:
-        arrays: The packed molecules.
-        errors: The records that gave none.
-    """
+    """Holds what became of some consecutive records."""
 
     arrays: Arrays
     errors: tuple[BadMolecule, ...]
@@ -235,47 +230,21 @@ def featurize_stream(
 
 
 def packing_of(featurizer: Featurizer, num_tasks: int) -> AtomPacking:
-    """Says how the molecules of a featurizer are packed.
-
-    Args:
-        featurizer: Describes one molecule.
-        num_tasks: Number of targets to keep.
-
-    Returns:
-        The packing.
-    """
+    """Says how the molecules of a featurizer are packed."""
     return AtomPacking(
-        featurizer.atom_kinds,
-        featurizer.atom_names,
-        num_tasks,
-        len(featurizer.descriptor_names),
+        featurizer.atom_kinds, featurizer.atom_names, num_tasks, len(featurizer.descriptor_names)
     )
 
 
 def in_chunks(records: Iterable[RawMolecule], size: int) -> Iterator[list[RawMolecule]]:
-    """Cuts a stream into lists.
-
-    Args:
-        records: The stream.
-        size: Length of every list but the last.
-
-    Yields:
-        The lists.
-    """
+    """Cuts a stream into lists."""
     stream = iter(records)
     while chunk := list(islice(stream, size)):
         yield chunk
 
 
 class Workers:
-    """Runs chunks of records in processes and hands the results back in order.
-
-    Args:
-        featurizer: Describes one molecule.
-        packing: Packs them.
-        bad: The policy for bad records.
-        num_workers: Processes; 0 works in this one.
-    """
+    """Runs chunks of records in processes and hands the results back in order."""
 
     def __init__(
         self, featurizer: Featurizer, packing: AtomPacking, bad: str, num_workers: int
@@ -287,17 +256,7 @@ class Workers:
     def run(
         self, chunks: Iterable[tuple[Any, Sequence[RawMolecule]]]
     ) -> Iterator[tuple[Any, Featurized]]:
-        """Featurizes chunks.
-
-        Args:
-            chunks: Each with anything to be handed back beside its result.
-
-        Yields:
-            For each chunk what came with it, and the result.
-
-        Raises:
-            RuntimeError: If a process died.
-        """
+        """Featurizes chunks."""
         if not self._num_workers:
             for mark, records in chunks:
                 yield mark, self._job.run(records)

@@ -40,12 +40,7 @@ from pyg_dynbatch.molecules.store import HEADER
 
 
 def add_input(parser: argparse.ArgumentParser, required: bool = True) -> None:
-    """Adds the options that say which molecules are read.
-
-    Args:
-        parser: Where to add them.
-        required: Whether there must be an input.
-    """
+    """Adds the options that say which molecules are read."""
     add = parser.add_argument
     formats = ", ".join(sorted(set(FORMATS.values())))
     add("--input", required=required, metavar="FILE", help="CSV, TSV, SMILES or SDF; - for stdin")
@@ -57,16 +52,7 @@ def add_input(parser: argparse.ArgumentParser, required: bool = True) -> None:
 def read_input(
     options: argparse.Namespace, targets: list[str] | None = None, keep_source: bool = False
 ) -> Iterator[RawMolecule]:
-    """Opens the records that the options name.
-
-    Args:
-        options: What :func:`add_input` has read.
-        targets: Columns of labels.
-        keep_source: Whether records keep all their columns.
-
-    Returns:
-        The records, as a stream.
-    """
+    """Opens the records that the options name."""
     kind = options.format or ("smi" if options.input == "-" else None)
     return read_molecules(
         options.input,
@@ -102,20 +88,7 @@ def _predict_parser() -> argparse.ArgumentParser:
 
 
 def run_molecule_predict(argv: list[str], checkpoint: Mapping[str, Any]) -> int:
-    """Runs ``predict`` on a stream of molecules.
-
-    Args:
-        argv: The options.
-        checkpoint: What the first checkpoint holds; empty if there is no such file.
-
-    Returns:
-        The exit code, 0.
-
-    Raises:
-        FileNotFoundError: If a file is missing.
-        ValueError: If a checkpoint or the input cannot be used, or no record is a molecule; then
-            the output is written all the same.
-    """
+    """Runs ``predict`` on a stream of molecules."""
     parser = _predict_parser()
     options = parser.parse_args(argv)
     for name in ("workers", "dropout"):
@@ -231,18 +204,7 @@ def _featurize_parser() -> argparse.ArgumentParser:
 
 
 def run_featurize(argv: list[str]) -> int:
-    """Runs ``featurize``.
-
-    Args:
-        argv: The options.
-
-    Returns:
-        The exit code, 0.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If the input or an option cannot be used, or no row is left.
-    """
+    """Runs ``featurize``."""
     options = _featurize_parser().parse_args(argv)
     written = [Path(options.output, name) for name in ("", HEADER, ERRORS)]
     refuse_overwriting("featurize", written, [options.input])
@@ -297,16 +259,7 @@ td:first-child, th:first-child { text-align: left; }
 
 @dataclass(frozen=True)
 class Card:
-    """Holds what the page shows of one molecule.
-
-    Args:
-        title: Its name, or its number.
-        smiles: Its text.
-        picture: The picture as SVG; empty for a record that is no molecule.
-        predictions: Names and texts of what was predicted.
-        atoms: Lines of the table of atoms.
-        problem: Why it is no molecule; empty if it is one.
-    """
+    """Holds what the page shows of one molecule."""
 
     title: str
     smiles: str
@@ -317,23 +270,7 @@ class Card:
 
 
 class HtmlReport:
-    r"""Writes a page molecule by molecule, so that a long one needs no memory.
-
-    Args:
-        file: Where to write.
-        title: Title of the page.
-        facts: Names and texts that stand above the molecules.
-        atom_columns: Names of the columns of the tables of atoms.
-
-    Example:
-        >>> import io
-        >>> page = io.StringIO()
-        >>> report = HtmlReport(page, "TPSA", [("checkpoint", "best.ckpt")], ["atom"])
-        >>> report.add(Card("1", "C<O", problem="no molecule"))
-        >>> report.finish()
-        >>> "C&lt;O" in page.getvalue(), page.getvalue().endswith("</html>\n")
-        (True, True)
-    """
+    r"""Writes a page molecule by molecule, so that a long one needs no memory."""
 
     def __init__(
         self,
@@ -353,11 +290,7 @@ class HtmlReport:
         file.write('<div class="molecules">\n')
 
     def add(self, card: Card) -> None:
-        """Adds one molecule.
-
-        Args:
-            card: What to show of it.
-        """
+        """Adds one molecule."""
         write = self.file.write
         write(f'<div class="molecule">\n<h2>{html.escape(card.title)}</h2>\n')
         write(f"<p><code>{html.escape(card.smiles)}</code></p>\n")
@@ -418,19 +351,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def run_explain(argv: list[str]) -> int:
-    """Runs ``explain``.
-
-    Args:
-        argv: The options.
-
-    Returns:
-        The exit code, 0.
-
-    Raises:
-        FileNotFoundError: If a file is missing.
-        ValueError: If a checkpoint, the input or an option cannot be used, or no record is a
-            molecule.
-    """
+    """Runs ``explain``."""
     parser = _parser()
     options = parser.parse_args(argv)
     if (options.input is None) == (options.smiles is None):
@@ -478,14 +399,7 @@ class _Writer:
         self.explained = 0
 
     def run(self, records: Iterable[RawMolecule]) -> tuple[int, list[str]]:
-        """Explains all records.
-
-        Args:
-            records: The records.
-
-        Returns:
-            How many were explained, and what was wrong with the others.
-        """
+        """Explains all records."""
         prepared = map(self._prepared, records)
         leading = []
         for item in prepared:

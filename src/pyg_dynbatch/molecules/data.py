@@ -169,37 +169,12 @@ class MoleculeData(Data):
 
 
 def pairs_of_atoms(num_atoms: int) -> int:
-    """Counts the unordered pairs of atoms, each atom with itself included.
-
-    Args:
-        num_atoms: Number of atoms.
-
-    Returns:
-        ``N (N + 1) / 2``.
-
-    Example:
-        >>> pairs_of_atoms(3)
-        6
-    """
+    """Counts the unordered pairs of atoms, each atom with itself included."""
     return num_atoms * (num_atoms + 1) // 2
 
 
 def atoms_of_pairs(num_pairs: int) -> int:
-    """Finds the number of atoms that have so many unordered pairs.
-
-    Args:
-        num_pairs: Number of pairs, each atom with itself included.
-
-    Returns:
-        ``N`` of ``N (N + 1) / 2``.
-
-    Raises:
-        ValueError: If no number of atoms has so many pairs.
-
-    Example:
-        >>> atoms_of_pairs(6)
-        3
-    """
+    """Finds the number of atoms that have so many unordered pairs."""
     num_atoms = (isqrt(8 * num_pairs + 1) - 1) // 2
     if pairs_of_atoms(num_atoms) != num_pairs:
         raise mismatch(
@@ -359,10 +334,7 @@ class MoleculeColumns(Sequence[MoleculeData]):
         self.num_atoms = num_atoms
         self.fields = dict(fields)
         atoms = np.asarray(num_atoms, dtype=np.int64)
-        self._starts = {
-            "x": _starts_of(atoms),
-            "pair_code": _starts_of(atoms * (atoms + 1) // 2),
-        }
+        self._starts = {"x": _starts_of(atoms), "pair_code": _starts_of(atoms * (atoms + 1) // 2)}
         self._by_molecule = torch.arange(len(num_atoms) + 1)
 
     @classmethod

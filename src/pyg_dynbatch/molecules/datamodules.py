@@ -355,16 +355,7 @@ class MoleculeDataModule(SplitDataModule):
 
 
 def check_labels(molecules: PackedMolecules, num_classes: int, name: str) -> None:
-    """Looks for labels that are none of the classes.
-
-    Args:
-        molecules: All molecules.
-        num_classes: Number of classes, which are 0, 1, and so on.
-        name: Who asks.
-
-    Raises:
-        ValueError: If there is one.
-    """
+    """Looks for labels that are none of the classes."""
     targets = molecules.targets
     known = ~np.isnan(targets)
     wrong = known & ((targets < 0) | (targets >= num_classes) | (targets != np.round(targets)))
@@ -381,18 +372,7 @@ def check_labels(molecules: PackedMolecules, num_classes: int, name: str) -> Non
 
 
 def check_targets(molecules: PackedMolecules, kind: PropertyKind, name: str, where: object) -> None:
-    """Looks for targets that cannot be learned, and for labels that are taken for values.
-
-    Args:
-        molecules: All molecules.
-        kind: Kind of the targets.
-        name: Who asks.
-        where: The file or folder.
-
-    Raises:
-        ValueError: If a column has fewer than two different values, or if all values of a
-            regression are 0 and 1.
-    """
+    """Looks for targets that cannot be learned, and for labels that are taken for values."""
     targets = molecules.targets
     known = ~np.isnan(targets)
     for task, column in enumerate(molecules.task_names):

@@ -204,27 +204,7 @@ def open_or_build(
     task_names: Sequence[str],
     options: FeaturizeOptions,
 ) -> MoleculeStore:
-    """Opens the store of a source, or makes it.
-
-    The folder carries a hash of all that its content depends on in its name, so that a change of
-    the source, of the featurizer or of the policy makes another one.
-
-    Args:
-        root: The folder is made in ``root/processed``; None keeps the store in memory.
-        name: Name of the data set.
-        key: What the records depend on, such as the checksum of the file.
-        read: Reads the records.
-        featurizer: Describes one molecule.
-        task_names: Names of the targets.
-        options: How to featurize.
-
-    Returns:
-        The store.
-
-    Raises:
-        OSError: If the folder cannot be written.
-        ValueError: At the first bad row under the policy ``"raise"``, or if no row is left.
-    """
+    """Opens the store of a source, or makes it."""
     folder = None
     if root is not None:
         # Not the policy alone: with another one, whole shards without bad rows are kept.
@@ -333,17 +313,7 @@ _QM8_TASKS = tuple(
 
 @dataclass(frozen=True)
 class Member:
-    """Describes one data set of the collection.
-
-    Attributes:
-        title: Its name.
-        task_type: ``"regression"`` or ``"binary"``.
-        tasks: Columns of the targets; a number stands for all but the SMILES, so many.
-        smiles_column: Column of the SMILES.
-        sha256: Checksum of the text of the file with plain line ends, where it is known.
-        also: Further names a file in place may have.
-        first_of_repeated: Whether the file has targets twice under one name; the first counts.
-    """
+    """Describes one data set of the collection."""
 
     title: str
     task_type: str

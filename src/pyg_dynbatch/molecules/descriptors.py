@@ -140,18 +140,7 @@ class RDKitDescriptors(MoleculeDescriptors):
 
 
 def finite_or_nan(values: np.ndarray) -> Float32[np.ndarray, " descriptor"]:
-    """Turns numbers into float32, and those that it cannot hold into NaN.
-
-    Args:
-        values: The numbers.
-
-    Returns:
-        A new array.
-
-    Example:
-        >>> finite_or_nan(np.array([1.0, 1e39, -np.inf])).tolist()
-        [1.0, nan, nan]
-    """
+    """Turns numbers into float32, and those that it cannot hold into NaN."""
     with np.errstate(over="ignore"):
         single = values.astype(np.float32)
     single[~np.isfinite(single)] = np.nan

@@ -25,18 +25,7 @@ _FAINT = 0.05  # share of the scale below which a line would only hide the bond 
 
 
 def scale_colour(share: float) -> tuple[float, float, float]:
-    """Gives the colour of a number on the scale from -1 (blue) over 0 (white) to 1 (brown).
-
-    Args:
-        share: The number; beyond the ends it gets the colour of the end.
-
-    Returns:
-        Red, green and blue from 0 to 1.
-
-    Example:
-        >>> scale_colour(0.0), scale_colour(-7.0)
-        ((1.0, 1.0, 1.0), (0.13, 0.4, 0.67))
-    """
+    """Gives the colour of a number on the scale from -1 (blue) over 0 (white) to 1 (brown)."""
     part = min(1.0, max(-1.0, share))
     end = HIGH if part > 0 else LOW
     mixed = [m + (e - m) * abs(part) for m, e in zip(MIDDLE, end, strict=True)]
@@ -44,18 +33,7 @@ def scale_colour(share: float) -> tuple[float, float, float]:
 
 
 def largest_size(*values: Sequence[float | int] | Float[np.ndarray, " number"]) -> float:
-    """Finds the end of a scale on which all numbers have a place.
-
-    Args:
-        *values: Numbers.
-
-    Returns:
-        The largest absolute value, 1 if there is none but zero.
-
-    Example:
-        >>> largest_size([0.5, -2.0], [1.0])
-        2.0
-    """
+    """Finds the end of a scale on which all numbers have a place."""
     sizes = [float(np.abs(np.asarray(part)).max()) for part in values if len(part)]
     return max([size for size in sizes if size > 0], default=1.0)
 
@@ -70,35 +48,7 @@ def draw_attributions(
     format: Literal["svg", "png"] = "svg",
     size: tuple[int, int] = (420, 340),
 ) -> bytes:
-    """Draws a molecule whose atoms are coloured by a number, and lines between atom pairs.
-
-    Discs around the atoms and lines between the atoms of a pair are blue for negative and brown
-    for positive numbers; lines are the wider, the larger the number, and lie under the bonds. A
-    bar below says which number a colour stands for. Atoms have their number in the input.
-
-    Args:
-        mol: The molecule, which is not changed.
-        atom_values: One number an atom.
-        pair_values: Numbers of pairs of atoms, bonded or not; the pairs to show, no others. A
-            line that would be nearly white is left out.
-        limit: Number at the ends of the scale; left out, the largest of all numbers.
-        caption: Written below the scale.
-        format: ``svg`` or ``png``.
-        size: Width and height in pixels, without the scale.
-
-    Returns:
-        The content of the file.
-
-    Raises:
-        ValueError: If the numbers do not fit the atoms, or the format is unknown.
-        ImportError: If RDKit is not installed.
-
-    Example:
-        >>> from rdkit import Chem
-        >>> picture = draw_attributions(Chem.MolFromSmiles("CO"), [0.1, -0.4], {(0, 1): 0.2})
-        >>> picture[:5]
-        b'<?xml'
-    """
+    """Draws a molecule whose atoms are coloured by a number, and lines between atom pairs."""
     values = np.asarray(atom_values, dtype=float)
     _check(mol, values, format)
     pairs = dict(pair_values or {})
@@ -130,20 +80,7 @@ def draw_attributions(
 
 
 def atom_labels(mol: Mol) -> list[tuple[int, str]]:
-    """Tells for every atom its number in the input and its element.
-
-    Args:
-        mol: A molecule that ``MoleculeFeaturizer.prepare`` gave.
-
-    Returns:
-        One number and one element an atom; hydrogens that were added have -1 where the other
-        atoms have not the numbers of the input.
-
-    Example:
-        >>> from pyg_dynbatch.data import MoleculeFeaturizer
-        >>> atom_labels(MoleculeFeaturizer(fragments="largest").prepare("[Na+].CO"))
-        [(1, 'C'), (2, 'O')]
-    """
+    """Tells for every atom its number in the input and its element."""
     atoms = list(mol.GetAtoms())
     whole = not any(atom.HasProp(INPUT_ATOM) for atom in atoms)
     labels = []
@@ -154,15 +91,7 @@ def atom_labels(mol: Mol) -> list[tuple[int, str]]:
 
 
 def write_picture(path: str | Path, content: bytes) -> Path:
-    """Writes a picture, whole or not at all.
-
-    Args:
-        path: The file; its folder is made.
-        content: What :func:`draw_attributions` gave.
-
-    Returns:
-        The path.
-    """
+    """Writes a picture, whole or not at all."""
     return write_atomically(path, lambda file: file.write_bytes(content))
 
 

@@ -19,16 +19,7 @@ from pyg_dynbatch.nn.weave import WeaveStack
 
 @dataclass(frozen=True)
 class Explanation:
-    """Holds what one prediction rests on, in the units of the property (log-odds for classes).
-
-    Args:
-        value: What is explained: the predicted value, or the log-odds.
-        gradient: For each atom the gradient times its features.
-        leave_one_out: For each atom what the prediction loses without it.
-        pair_index: The pairs that the model sees, without those of an atom with itself.
-        pair_gradient: For each pair the gradient times its features.
-        pair_bonds: For each pair the bonds between its atoms; 8 for more than 7, -1 for none.
-    """
+    """Holds what one prediction rests on, in the units of the property (log-odds for classes)."""
 
     value: float
     gradient: Float[np.ndarray, " atom"]
@@ -38,14 +29,7 @@ class Explanation:
     pair_bonds: Int[np.ndarray, " pair"]
 
     def strongest_pairs(self, count: int) -> dict[tuple[int, int], float]:
-        """Picks the pairs with the largest numbers.
-
-        Args:
-            count: How many.
-
-        Returns:
-            Their numbers by the two atoms.
-        """
+        """Picks the pairs with the largest numbers."""
         order = np.argsort(-np.abs(self.pair_gradient), kind="stable")[:count]
         ends = self.pair_index[:, order].T.tolist()
         values = self.pair_gradient[order].tolist()
@@ -110,20 +94,7 @@ def explain(
 
 
 def without_atom(molecule: MoleculeData, atom: int) -> MoleculeData:
-    """Takes an atom out of a molecule; other atoms, their pairs and descriptors stay as they are.
-
-    Args:
-        molecule: The molecule.
-        atom: Number of the atom.
-
-    Returns:
-        A molecule with one atom less.
-
-    Example:
-        >>> code = torch.tensor([0, 1, 2, 0, 1, 0], dtype=torch.uint8)
-        >>> without_atom(MoleculeData(torch.eye(3), code), 1).pair_code.tolist()
-        [0, 2, 0]
-    """
+    """Remove an atom from a molecule; other atoms, pairs and descriptors stay as they are."""
     count = int(molecule.num_nodes)
     first, second = torch.triu_indices(count, count)
     kept = torch.arange(count) != atom
@@ -195,17 +166,7 @@ def _gradients(
 
 @contextmanager
 def pair_rows(task: MoleculeProperty) -> Iterator[list[Tensor]]:
-    """Gives every pair a feature row of its own for a while, so that it has its own gradient.
-
-    Within a network pairs of one code share a row of the table. Inside this block the weave
-    modules run on one row a pair instead; the outputs are the same.
-
-    Args:
-        task: The model.
-
-    Yields:
-        A list that holds the rows after the model has run.
-    """
+    """Gives every pair a feature row of its own for a while, so that it has its own gradient."""
     rows: list[Tensor] = []
 
     def run_on_rows(stack: Any, given: tuple[Any, ...], _: Tensor) -> Tensor:

@@ -17,14 +17,7 @@ KINDS = ("bit", "count", "real")
 
 
 class FeaturePart(ABC):
-    """Keeps what makes a part of a featurizer again: its options, and what must not change.
-
-    Args:
-        options: The arguments of the subclass, plain values by name; they go into the spec.
-
-    Raises:
-        ValueError: If an option is no plain value.
-    """
+    """Keeps what makes a part of a featurizer again: its options, and what must not change."""
 
     def __init__(self, options: Mapping[str, object] | None = None) -> None:
         self.options = _plain(options, type(self).__name__)
@@ -169,32 +162,14 @@ def _plain(options: Mapping[str, object] | None, owner: str) -> dict[str, Any]:
 
 
 def part_to_spec(part: FeaturePart) -> dict[str, Any]:
-    """Writes down which class with which options made a part, and what columns it has.
-
-    Args:
-        part: Atom features, pair features or descriptors.
-
-    Returns:
-        Plain values that `part_from_spec` reads.
-    """
+    """Writes down which class with which options made a part, and what columns it has."""
     cls = type(part)
     made = {"class": f"{cls.__module__}:{cls.__qualname__}", "options": dict(part.options)}
     return made | part.columns
 
 
 def part_from_spec(spec: Mapping[str, Any], base: type) -> Any:
-    """Builds a part again and checks that it still has the same columns.
-
-    Args:
-        spec: What `part_to_spec` wrote.
-        base: ``AtomFeatures``, ``PairFeatures`` or ``MoleculeDescriptors``.
-
-    Returns:
-        The part.
-
-    Raises:
-        ValueError: If the class cannot be found or is of another kind, or gives other columns.
-    """
+    """Builds a part again and checks that it still has the same columns."""
     cls = _find_class(spec["class"], base)
     part = cls(**spec["options"])
     now = part_to_spec(part)
@@ -246,21 +221,7 @@ _MOST_KINDS = 65_536
 
 
 class RowTable:
-    """Looks up rows by key and makes those that are new.
-
-    Molecules are made of few kinds of atoms (some hundreds among a million molecules), so that
-    reading the kind of each atom and looking up its row costs less than writing the row.
-
-    Args:
-        width: Length of a row.
-
-    Example:
-        >>> table = RowTable(2)
-        >>> table.rows(["C", "N", "C"], lambda key: [1.0, float(key == "N")]).tolist()
-        [[1.0, 0.0], [1.0, 1.0], [1.0, 0.0]]
-        >>> len(table)
-        2
-    """
+    """Looks up rows by key and makes those that are new."""
 
     def __init__(self, width: int) -> None:
         self.width = width
@@ -270,15 +231,7 @@ class RowTable:
     def rows(
         self, keys: Sequence[Hashable], make: Callable[..., Sequence[float]]
     ) -> Float32[np.ndarray, "atom feature"]:
-        """Gives one row for each key.
-
-        Args:
-            keys: What the rows depend on, wholly.
-            make: Makes the row of a key that was not seen before.
-
-        Returns:
-            A new array that the caller may change.
-        """
+        """Gives one row for each key."""
         place = self._place
         try:
             places = [place[key] for key in keys]

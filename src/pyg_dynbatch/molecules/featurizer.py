@@ -38,20 +38,7 @@ from pyg_dynbatch.molecules.rdkit_access import (
 
 
 def checked_rows(rows: Any, part: AtomFeatures, mol: Mol) -> Float32[np.ndarray, "atom feature"]:
-    """Checks what the `rows` of atom features have given.
-
-    Args:
-        rows: The result.
-        part: The atom features.
-        mol: The molecule.
-
-    Returns:
-        The rows as float32.
-
-    Raises:
-        ValueError: If it is not one row of numbers an atom.
-        MoleculeError: If a number is not finite.
-    """
+    """Checks what the `rows` of atom features have given."""
     name, wanted = type(part).__name__, (mol.GetNumAtoms(), len(part.names))
     if not isinstance(rows, np.ndarray) or rows.dtype.kind not in "fiub" or rows.shape != wanted:
         raise mismatch(
@@ -70,19 +57,7 @@ def checked_rows(rows: Any, part: AtomFeatures, mol: Mol) -> Float32[np.ndarray,
 
 
 def checked_codes(codes: Any, part: PairFeatures, mol: Mol) -> UInt8[np.ndarray, "atom atom"]:
-    """Checks what the `codes` of pair features have given, and sets the diagonal to 0.
-
-    Args:
-        codes: The result.
-        part: The pair features.
-        mol: The molecule.
-
-    Returns:
-        A new matrix of codes.
-
-    Raises:
-        ValueError: If it is no square of whole numbers, not symmetric, or not in the table.
-    """
+    """Checks what the `codes` of pair features have given, and sets the diagonal to 0."""
     name, atoms = type(part).__name__, mol.GetNumAtoms()
     if (
         not isinstance(codes, np.ndarray)
@@ -120,18 +95,7 @@ def checked_codes(codes: Any, part: PairFeatures, mol: Mol) -> UInt8[np.ndarray,
 
 
 def checked_descriptors(row: Any, part: MoleculeDescriptors) -> Float32[np.ndarray, " descriptor"]:
-    """Checks what the `row` of descriptors has given.
-
-    Args:
-        row: The result.
-        part: The descriptors.
-
-    Returns:
-        The row as float32, NaN also for what is infinite there.
-
-    Raises:
-        ValueError: If it is not one number a name.
-    """
+    """Checks what the `row` of descriptors has given."""
     wanted = (len(part.names),)
     if not isinstance(row, np.ndarray) or row.dtype.kind not in "fiub" or row.shape != wanted:
         raise mismatch(
@@ -156,18 +120,7 @@ _KEPT = 128
 
 
 def upper_triangle(atoms: int) -> Int[np.ndarray, " pair"]:
-    """Lists the places of the upper triangle of a square matrix, diagonal included, row by row.
-
-    Args:
-        atoms: Number of rows.
-
-    Returns:
-        Places in the flattened matrix.
-
-    Example:
-        >>> upper_triangle(3).tolist()
-        [0, 1, 2, 4, 5, 8]
-    """
+    """Lists the places of the upper triangle of a square matrix, diagonal included, row by row."""
     return _kept(atoms) if atoms <= _KEPT else _places(atoms)
 
 
@@ -185,16 +138,7 @@ _SETS = ("kearnes", "deepchem")
 
 
 def check_choice(name: str, given: object, choices: Sequence[str]) -> None:
-    """Refuses what is none of the choices.
-
-    Args:
-        name: The option.
-        given: Its value.
-        choices: What it may be.
-
-    Raises:
-        ValueError: If it is something else.
-    """
+    """Refuses what is none of the choices."""
     if given not in choices:
         raise mismatch(
             ValueError,
@@ -205,15 +149,7 @@ def check_choice(name: str, given: object, choices: Sequence[str]) -> None:
 
 
 def check_chirality(chirality: bool | None, *parts: str | FeaturePart) -> None:
-    """Refuses an option that would do nothing.
-
-    Args:
-        chirality: The option.
-        parts: Atom and pair features, or their names.
-
-    Raises:
-        ValueError: If it is given, and no features by name.
-    """
+    """Refuses an option that would do nothing."""
     if chirality is not None and not any(isinstance(part, str) for part in parts):
         raise mismatch(
             ValueError,
@@ -225,19 +161,7 @@ def check_chirality(chirality: bool | None, *parts: str | FeaturePart) -> None:
 
 
 def named_atoms(name: str, chirality: bool | None, explicit_hydrogens: bool) -> AtomFeatures:
-    """Makes the atom features of a published set.
-
-    Args:
-        name: ``"kearnes"`` or ``"deepchem"``.
-        chirality: Whether stereo is described; None as published.
-        explicit_hydrogens: Whether hydrogens are atoms.
-
-    Returns:
-        The atom features.
-
-    Raises:
-        ValueError: If there is no such set.
-    """
+    """Makes the atom features of a published set."""
     check_choice("atoms", name, _SETS)
     if name == "kearnes":
         return KearnesAtoms(chirality=chirality is not False)
@@ -245,34 +169,13 @@ def named_atoms(name: str, chirality: bool | None, explicit_hydrogens: bool) -> 
 
 
 def named_pairs(name: str, chirality: bool | None) -> PairFeatures:
-    """Makes the pair features of a published set.
-
-    Args:
-        name: ``"kearnes"`` or ``"deepchem"``.
-        chirality: Whether stereo is described; None as published.
-
-    Returns:
-        The pair features.
-
-    Raises:
-        ValueError: If there is no such set.
-    """
+    """Makes the pair features of a published set."""
     check_choice("pairs", name, _SETS)
     return KearnesPairs() if name == "kearnes" else DeepChemPairs(chirality=bool(chirality))
 
 
 def named_descriptors(name: str) -> MoleculeDescriptors:
-    """Makes a set of descriptors.
-
-    Args:
-        name: ``"rdkit"``: all that RDKit has.
-
-    Returns:
-        The descriptors.
-
-    Raises:
-        ValueError: If there is no such set.
-    """
+    """Makes a set of descriptors."""
     check_choice("descriptors", name, ("rdkit",))
     return RDKitDescriptors()
 
@@ -280,20 +183,7 @@ def named_descriptors(name: str) -> MoleculeDescriptors:
 def listed(
     names: Sequence[str], owners: Sequence[FeaturePart], kinds: Sequence[str] = ()
 ) -> list[str]:
-    """Writes one line for every column: its number, its name, its kind, who gives it.
-
-    Args:
-        names: The names.
-        owners: For every name the part that gives it.
-        kinds: For every name its kind; left out, none is shown.
-
-    Returns:
-        The lines.
-
-    Example:
-        >>> listed(["C", "charge"], [KearnesAtoms()] * 2, ["bit", "count"])
-        ['  0  C       bit    KearnesAtoms', '  1  charge  count  KearnesAtoms']
-    """
+    """Writes one line for every column: its number, its name, its kind, who gives it."""
     width = max(map(len, names), default=0)
     shown = [f"{kind:<5}  " for kind in kinds] or [""] * len(names)
     return [
@@ -395,18 +285,7 @@ class MoleculeFeaturizer:
         self.descriptor_names: tuple[str, ...] = getattr(self._descriptors, "names", ())
 
     def __call__(self, molecule: str | Mol) -> MoleculeData:
-        """Describes one molecule.
-
-        Args:
-            molecule: SMILES, or an ``rdkit.Chem.Mol``, which is not changed.
-
-        Returns:
-            The molecule as data; ``smiles`` is there if it was given as text.
-
-        Raises:
-            MoleculeError: If the molecule is bad or too big.
-            ValueError: If a feature of your own gives what it must not.
-        """
+        """Describes one molecule."""
         plain = self._without_hydrogens(molecule)
         # A copy, for features may leave properties on the molecule that descriptors read.
         described = chem().Mol(plain) if self._descriptors is not None else None

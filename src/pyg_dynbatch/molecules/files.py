@@ -451,18 +451,7 @@ class BadMolecule:
 
 
 def check_policy(bad: str, name: str) -> str:
-    """Refuses a policy for bad rows that does not exist.
-
-    Args:
-        bad: ``"raise"``, ``"skip"`` or ``"blank"``.
-        name: Who asks.
-
-    Returns:
-        The policy.
-
-    Raises:
-        ValueError: If there is no such policy.
-    """
+    """Refuses a policy for bad rows that does not exist."""
     if bad not in POLICIES:
         raise mismatch(
             ValueError,
@@ -505,19 +494,7 @@ def write_error_report(path: str | Path, errors: Iterable[BadMolecule]) -> Path:
 
 
 def summary_of(errors: Sequence[BadMolecule], total: int) -> str:
-    """Counts bad rows by reason.
-
-    Args:
-        errors: The bad rows.
-        total: Number of all rows.
-
-    Returns:
-        One line.
-
-    Example:
-        >>> summary_of([BadMolecule(3, "mine.csv:5", "C(", "an open bracket")], 10)
-        '1 of 10 rows cannot be used; the first: row 3 (mine.csv:5): an open bracket'
-    """
+    """Counts bad rows by reason."""
     first = errors[0]
     return (
         f"{len(errors):,} of {total:,} rows cannot be used; the first: row {first.row} "

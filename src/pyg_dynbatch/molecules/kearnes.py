@@ -151,28 +151,7 @@ def _hybridizations() -> dict[Any, int]:
 
 
 def cip_labelled_atoms(mol: Mol) -> tuple[list[int], list[int]]:
-    """Finds the stereo centres by the rules of Cahn, Ingold and Prelog.
-
-    The tags of RDKit (clockwise, counter-clockwise) depend on how the neighbours are numbered,
-    the labels do not. Pseudo-asymmetric centres (r, s) count with R and S: they tell cis from
-    trans in rings. The molecule itself gets no labels.
-
-    Args:
-        mol: A sanitised ``rdkit.Chem.Mol``.
-
-    Returns:
-        Numbers of the R atoms and of the S atoms.
-
-    Raises:
-        MoleculeError: If the labels are not found within a limit of steps.
-
-    Example:
-        >>> from rdkit import Chem
-        >>> cip_labelled_atoms(Chem.MolFromSmiles("C[C@H](N)O"))
-        ([1], [])
-        >>> cip_labelled_atoms(Chem.MolFromSmiles("N[C@@H](C)O"))
-        ([1], [])
-    """
+    """Finds the stereo centres by the rules of Cahn, Ingold and Prelog."""
     labelled = chem().Mol(mol)
     labeler = rdkit_module("Chem.rdCIPLabeler")
     try:
@@ -192,25 +171,7 @@ def cip_labelled_atoms(mol: Mol) -> tuple[list[int], list[int]]:
 def gasteiger_charges(
     mol: Mol, atoms: list[Any]
 ) -> tuple[Float32[np.ndarray, " atom"], Bool[np.ndarray, " atom"]]:
-    """Computes partial charges and says where there are none.
-
-    Without parameters for one of its atoms RDKit gives NaN or infinity, mostly to a whole
-    molecule. Such a value becomes 0 and its atom is marked.
-
-    Args:
-        mol: A sanitised ``rdkit.Chem.Mol``; gets the charges as properties of its atoms.
-        atoms: Its atoms.
-
-    Returns:
-        Charges in units of e, and where they are missing.
-
-    Example:
-        >>> from rdkit import Chem
-        >>> salt = Chem.MolFromSmiles("[Na+].[Cl-]")
-        >>> charges, missing = gasteiger_charges(salt, list(salt.GetAtoms()))
-        >>> bool(np.isfinite(charges).all())
-        True
-    """
+    """Computes partial charges and says where there are none."""
     rdkit_module("Chem.rdPartialCharges").ComputeGasteigerCharges(mol)
     charges = [atom.GetDoubleProp("_GasteigerCharge") for atom in atoms]
     missing = [not math.isfinite(charge) for charge in charges]
@@ -238,19 +199,7 @@ def _bonding_patterns() -> tuple[tuple[Any, ...], tuple[Any, ...]]:
 
 
 def donors_and_acceptors(mol: Mol) -> tuple[list[int], list[int]]:
-    """Finds the atoms that give or take hydrogen bonds, as RDKit's ``BaseFeatures.fdef`` says.
-
-    Args:
-        mol: A sanitised ``rdkit.Chem.Mol``.
-
-    Returns:
-        Numbers of the donors and of the acceptors.
-
-    Example:
-        >>> from rdkit import Chem
-        >>> donors_and_acceptors(Chem.MolFromSmiles("CC(=O)NCO"))
-        ([3, 5], [2, 5])
-    """
+    """Finds the atoms that give or take hydrogen bonds, as RDKit's ``BaseFeatures.fdef`` says."""
     donors, acceptors = (
         sorted(
             {
@@ -379,25 +328,13 @@ class DoubleBondStereo(PairFeatures):
 
 @cache
 def bond_kinds() -> dict[Any, int]:
-    """Numbers the four kinds of bonds that have a column; every other kind has none.
-
-    Returns:
-        From RDKit's bond type to the column.
-    """
+    """Numbers the four kinds of bonds that have a column; every other kind has none."""
     kind = chem().BondType
     return {kind.SINGLE: 0, kind.DOUBLE: 1, kind.TRIPLE: 2, kind.AROMATIC: 3}
 
 
 def coded_pairs(mol: Mol, bonds: list[tuple[int, int, int]]) -> UInt8[np.ndarray, "atom atom"]:
-    """Codes all pairs from one distance matrix, the rings and the bonds.
-
-    Args:
-        mol: A sanitised ``rdkit.Chem.Mol``.
-        bonds: First atom, second atom and code of every bond; a common ring adds 1 to it.
-
-    Returns:
-        A symmetric matrix of codes as described at the top of this file.
-    """
+    """Codes all pairs from one distance matrix, the rings and the bonds."""
     atoms = mol.GetNumAtoms()
     if not atoms:
         return np.zeros((0, 0), dtype=np.uint8)

@@ -46,15 +46,8 @@ IN_UNITS = ("rmse", "mae")
 _NAN = float("nan")
 
 
-class CellTable(Metric):
-    """Collects predictions and targets of one pass, over all devices.
-
-    Example:
-        >>> cells = CellTable()
-        >>> cells.update(torch.tensor([[0.5]]), torch.tensor([[1.0]]))
-        >>> cells.table(num_tasks=1)
-        (tensor([[0.5000]]), tensor([[1.]]))
-    """
+class PredictionBuffer(Metric):
+    """Collects predictions and targets of one pass, over all devices."""
 
     full_state_update = False
     prediction: list[Tensor]
@@ -66,16 +59,9 @@ class CellTable(Metric):
         self.add_state("target", [], dist_reduce_fx="cat")
 
     def update(
-        self,
-        prediction: Float[Tensor, "molecule output"],
-        target: Float[Tensor, "molecule task"],
+        self, prediction: Float[Tensor, "molecule output"], target: Float[Tensor, "molecule task"]
     ) -> None:
-        """Adds the molecules of a batch.
-
-        Args:
-            prediction: Values, or probabilities.
-            target: Targets, NaN where unknown.
-        """
+        """Adds the molecules of a batch."""
         self.prediction.append(prediction.detach().float())
         self.target.append(target.detach().float())
 
@@ -86,14 +72,7 @@ class CellTable(Metric):
     def table(
         self, num_tasks: int
     ) -> tuple[Float[Tensor, "molecule output"], Float[Tensor, "molecule task"]]:
-        """Gives predictions and targets of all molecules of all devices, on the host.
-
-        Args:
-            num_tasks: Number of properties.
-
-        Returns:
-            Predictions and targets.
-        """
+        """Gives predictions and targets of all molecules of all devices, on the host."""
         prediction, target = (part.cpu() for part in self.compute())
         rows = target.numel() // num_tasks
         return prediction.reshape(rows, -1), target.reshape(rows, num_tasks)
@@ -105,14 +84,7 @@ def _joined(parts: Any) -> Tensor:
 
 
 def classes_of(target: Float[Tensor, " molecule"]) -> int:
-    """Counts the different labels of one property.
-
-    Args:
-        target: Known labels.
-
-    Returns:
-        How many there are.
-    """
+    """Counts the different labels of one property."""
     return int(target.unique().numel())
 
 
@@ -122,24 +94,7 @@ def property_scores(
     kind: PropertyKind,
     deviation: float = 1.0,
 ) -> dict[str, float]:
-    """Measures the predictions of one property.
-
-    Args:
-        prediction: The value, the probability of the positive class, or that of every class.
-        target: Targets, NaN where unknown; these molecules are left out.
-        kind: Kind of the property.
-        deviation: Of a regression, the unit of ``scaled_rmse``: that of the training targets.
-
-    Returns:
-        Metrics by name; NaN for one that is not defined, such as the area under the curve of
-        labels that are all alike.
-
-    Example:
-        >>> chance, gold = torch.tensor([[0.1], [0.9]]), torch.tensor([0.0, 1.0])
-        >>> found = property_scores(chance, gold, "binary")
-        >>> found["roc_auc"], found["accuracy"]
-        (1.0, 1.0)
-    """
+    """Measures the predictions of one property."""
     known = ~torch.isnan(target)
     guess, gold = prediction[known].double().cpu(), target[known].double().cpu()
     if gold.numel() == 0:
@@ -194,17 +149,7 @@ def scores_by_task(
     kind: PropertyKind,
     deviation: Float[Tensor, " task"] | None = None,
 ) -> list[dict[str, float]]:
-    """Measures the predictions of every property.
-
-    Args:
-        prediction: Values or probabilities, property after property.
-        target: Targets, NaN where unknown.
-        kind: Kind of the properties.
-        deviation: Deviations of the training targets of a regression; left out, all 1.
-
-    Returns:
-        Metrics by name, one mapping a property.
-    """
+    """Measures the predictions of every property."""
     each = prediction.unflatten(1, (target.size(1), -1))
     units = [1.0] * target.size(1) if deviation is None else deviation.tolist()
     return [
@@ -214,21 +159,7 @@ def scores_by_task(
 
 
 def mean_scores(scores: list[dict[str, float]], kind: PropertyKind) -> dict[str, float]:
-    """Averages metrics over the properties for which they are defined.
-
-    Metrics in the units of several properties have no mean and are left out.
-
-    Args:
-        scores: What :func:`scores_by_task` gave.
-        kind: Kind of the properties.
-
-    Returns:
-        Means by name, NaN for a metric that is defined nowhere.
-
-    Example:
-        >>> mean_scores([{"accuracy": 1.0, "roc_auc": float("nan")}], "multiclass")["accuracy"]
-        1.0
-    """
+    """Averages metrics over the properties for which they are defined."""
     means = {}
     for name in METRICS[kind]:
         if len(scores) > 1 and name in IN_UNITS:
@@ -244,17 +175,7 @@ _MEAN = "mean"
 
 @dataclass(frozen=True)
 class TaskRow:
-    """Holds one line of the table of properties.
-
-    Args:
-        name: The property, or ``mean``.
-        molecules: How many known targets it has.
-        positives: How many of them are positive; ``None`` unless the property is binary.
-        status: ``counted``, ``single class`` or ``no target``.
-        scores: Metrics by name.
-        interval: Bootstrap interval of the main metric, NaN where it is not defined, as for the
-            mean of several values, which have no unit in common.
-    """
+    """Holds one line of the table of properties."""
 
     name: str
     molecules: int
@@ -266,15 +187,7 @@ class TaskRow:
 
 @dataclass(frozen=True)
 class TestedSplit:
-    """Holds what a test has found, for tables and pictures.
-
-    Args:
-        prediction: Values, or probabilities.
-        target: Targets, NaN where unknown.
-        schema: What the numbers mean.
-        deviation: Deviations of the training targets of a regression.
-        uncalibrated: Probabilities before they were calibrated, if they were.
-    """
+    """Holds what a test has found, for tables and pictures."""
 
     __test__ = False  # pytest takes the name for that of a test
 
@@ -293,29 +206,7 @@ def task_table(
     resamples: int = 1000,
     deviation: Float[Tensor, " task"] | None = None,
 ) -> list[TaskRow]:
-    """Measures every property and their mean.
-
-    The interval is the middle 95 % of the main metric over resamples of the molecules, the same
-    ones for all properties.
-
-    Args:
-        prediction: Values or probabilities, property after property.
-        target: Targets, NaN where unknown.
-        names: Names of the properties.
-        kind: Kind of the properties.
-        resamples: Number of bootstrap resamples; 0 for no interval.
-        deviation: Deviations of the training targets of a regression; left out, all 1.
-
-    Returns:
-        One row a property; with several properties, one more for their mean.
-
-    Example:
-        >>> import torch
-        >>> gold = torch.tensor([[0.0, 1.0], [1.0, 1.0]])
-        >>> rows = task_table(torch.tensor([[0.2, 0.9], [0.7, 0.8]]), gold, ["a", "b"], "binary", 0)
-        >>> [(row.name, row.status, row.scores["roc_auc"]) for row in rows]
-        [('a', 'counted', 1.0), ('b', 'single class', nan), ('mean', 'counted', 1.0)]
-    """
+    """Measures every property and their mean."""
     scores = scores_by_task(prediction, target, kind, deviation)
     draws = _resampled(prediction, target, kind, resamples)
     rows = []
@@ -342,37 +233,14 @@ def _status(known: Tensor, kind: PropertyKind) -> str:
 def left_out(
     target: Float[Tensor, "molecule task"], names: Sequence[str], kind: PropertyKind
 ) -> list[str]:
-    """Names the properties that are not in the mean, and why; their targets alone tell.
-
-    Args:
-        target: Targets, NaN where unknown.
-        names: Names of the properties.
-        kind: Kind of the properties.
-
-    Returns:
-        One text a property.
-
-    Example:
-        >>> import torch
-        >>> left_out(torch.tensor([[0.0, 1.0], [1.0, 1.0]]), ["SR-ARE", "SR-p53"], "binary")
-        ['SR-p53 (single class)']
-    """
+    """Names the properties that are not in the mean, and why; their targets alone tell."""
     columns = (column[~column.isnan()] for column in target.unbind(1))
     found = [(name, _status(known, kind)) for name, known in zip(names, columns, strict=True)]
     return [f"{name} ({status})" for name, status in found if status != "counted"]
 
 
 def write_task_table(path: Path, rows: Sequence[TaskRow], kind: PropertyKind) -> Path:
-    """Writes the table as CSV; cells that are not defined stay empty.
-
-    Args:
-        path: The file.
-        rows: The table.
-        kind: Kind of the properties.
-
-    Returns:
-        The path.
-    """
+    """Writes the table as CSV; cells that are not defined stay empty."""
     main, names = MAIN_METRIC[kind], METRICS[kind]
     with whole_file(path, newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
@@ -432,23 +300,7 @@ def _weighted(
 def weighted_area(
     score: Float[np.ndarray, " molecule"], positive: np.ndarray, weight: np.ndarray
 ) -> Float[np.ndarray, " resample"]:
-    """Computes the area under the ROC curve for many weightings of the same scores at once.
-
-    It is the share of pairs of a positive and a negative in the right order, ties half.
-
-    Args:
-        score: Scores.
-        positive: Which are positive, ``[molecule]``.
-        weight: Weights, ``[resample, molecule]``.
-
-    Returns:
-        Areas, NaN where a class has no weight.
-
-    Example:
-        >>> scores, labels = np.array([0.1, 0.4, 0.4]), np.array([False, True, False])
-        >>> weighted_area(scores, labels, np.ones((1, 3)))
-        array([0.75])
-    """
+    """Computes the area under the ROC curve for many weightings of the same scores at once."""
     order = np.argsort(score, kind="stable")
     ranked, label = score[order], positive[order]
     starts = np.flatnonzero(np.r_[True, ranked[1:] != ranked[:-1]])
@@ -478,16 +330,7 @@ _MOST_SHOWN = 12
 
 
 def report_test(folder: Path, tested: TestedSplit, resamples: int) -> list[TaskRow]:
-    """Writes the table of properties and draws parity (regression) or calibration (binary).
-
-    Args:
-        folder: Where to write.
-        tested: What the test has found.
-        resamples: Bootstrap resamples of the intervals.
-
-    Returns:
-        The rows of the table.
-    """
+    """Writes the table of properties and draws parity (regression) or calibration (binary)."""
     schema = tested.schema
     rows = task_table(
         tested.prediction,

@@ -19,18 +19,7 @@ PAIR_SETS = ("all", "connected", "bonds")
 
 
 def check_pair_set(pairs: object) -> None:
-    """Refuses what names no set of pairs; `PairTable.kept` lists those there are.
-
-    Args:
-        pairs: What was given.
-
-    Raises:
-        ValueError: If there is no such set of pairs.
-
-    Example:
-        >>> check_pair_set("bonds")
-        >>> check_pair_set(7)
-    """
+    """Refuses what names no set of pairs; `PairTable.kept` lists those there are."""
     known = isinstance(pairs, str) and pairs in PAIR_SETS
     farthest = isinstance(pairs, int) and not isinstance(pairs, bool) and 1 <= pairs < FAR
     if not (known or farthest):

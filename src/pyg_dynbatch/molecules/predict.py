@@ -34,13 +34,7 @@ _MOST_PAIRS = 200_000
 
 @dataclass(frozen=True)
 class Predicted:
-    """Holds what was predicted for some molecules.
-
-    Args:
-        values: Values in the units of the data, or probabilities.
-        deviation: Standard deviation over members or passes, if there are several.
-        fingerprint: What the network's readout gives, if it was asked for.
-    """
+    """Holds what was predicted for some molecules."""
 
     values: Float[np.ndarray, "molecule output"]
     deviation: Float[np.ndarray, "molecule output"] | None = None
@@ -50,19 +44,7 @@ class Predicted:
 def load_property_task(
     path: str | Path, checkpoint: Mapping[str, Any] | None = None
 ) -> MoleculeProperty:
-    """Builds the model of a checkpoint from the checkpoint alone; no code in it is run.
-
-    Args:
-        path: A checkpoint of :class:`~pyg_dynbatch.tasks.MoleculeProperty`.
-        checkpoint: What it holds, if it has been read.
-
-    Returns:
-        The model with its weights, ready to predict.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If it is no checkpoint, or one of another task.
-    """
+    """Builds the model of a checkpoint from the checkpoint alone; no code in it is run."""
     return MoleculeProperty.from_checkpoint(checkpoint or read_checkpoint(path), path)
 
 
@@ -253,13 +235,7 @@ def _check_alike(first: MoleculeProperty, other: MoleculeProperty, path: Any) ->
 
 
 class StreamCounts(NamedTuple):
-    """Counts what a stream held.
-
-    Args:
-        rows: Records read.
-        bad: Records without a prediction.
-        reason: Why the first bad one has none.
-    """
+    """Counts what a stream held."""
 
     rows: int = 0
     bad: int = 0
@@ -267,16 +243,7 @@ class StreamCounts(NamedTuple):
 
 
 class Unfinished:
-    """Knows what a killed run has left of its files; the note beside them ends with the run.
-
-    Args:
-        output: The table; left out, nothing is noted and nothing can go on.
-        fingerprints: The file of fingerprints, if there is one.
-        identity: All that the content of the files depends on.
-
-    Raises:
-        ValueError: If a run with another identity has left the files.
-    """
+    """Knows what a killed run has left of its files; the note beside them ends with the run."""
 
     def __init__(
         self,
@@ -310,12 +277,7 @@ class Unfinished:
         self.sizes = (first, second)
 
     def keep(self, counts: StreamCounts, *files: Any) -> None:
-        """Notes that so many rows are written to the files.
-
-        Args:
-            counts: What is written.
-            *files: The table, and the file of fingerprints or ``None``.
-        """
+        """Notes that so many rows are written to the files."""
         if self.note is None:
             return
         for file in files:
@@ -341,14 +303,7 @@ class Unfinished:
 
 
 class StreamRow(NamedTuple):
-    """Holds one record and what came of it.
-
-    Args:
-        record: The record.
-        status: ``ok``, or why there is no prediction.
-        cells: Texts of the columns of predictions, empty for a bad record.
-        fingerprint: Its fingerprint, NaN for a bad record; ``None`` if not asked for.
-    """
+    """Holds one record and what came of it."""
 
     record: RawMolecule
     status: str
@@ -357,13 +312,7 @@ class StreamRow(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """Says which columns stand before the predictions.
-
-    Args:
-        kept: Columns of the input.
-        shown: The names they are written under.
-        own: Columns of ours: ``row``, ``name``, ``smiles`` or ``status``.
-    """
+    """Says which columns stand before the predictions."""
 
     kept: tuple[str, ...] = ()
     shown: tuple[str, ...] = ()
@@ -385,20 +334,7 @@ class Columns(NamedTuple):
 
 
 def all_columns(kept: Sequence[str], own: Sequence[str], predicted: Sequence[str]) -> Columns:
-    """Keeps all columns of the input; one that is called like one of ours is renamed.
-
-    Args:
-        kept: Columns of the input.
-        own: Columns of ours that stand behind them.
-        predicted: Columns of the predictions.
-
-    Returns:
-        The columns.
-
-    Example:
-        >>> all_columns(["smiles", "status"], ["row", "status"], ["prediction_logS"]).shown
-        ('smiles', 'input_status')
-    """
+    """Keeps all columns of the input; one that is called like one of ours is renamed."""
     taken = {*kept, *own, *predicted}
     shown = []
     for name in kept:
@@ -416,17 +352,7 @@ def predict_stream(
     num_workers: int = 0,
     fingerprints: bool = False,
 ) -> Iterator[StreamRow]:
-    """Predicts records in their order; memory does not grow with the stream.
-
-    Args:
-        records: The records.
-        predictor: Who predicts.
-        num_workers: Processes that turn records into molecules; 0 does it in this one.
-        fingerprints: Whether to give fingerprints.
-
-    Yields:
-        One row a record.
-    """
+    """Predicts records in their order; memory does not grow with the stream."""
     featurizer = predictor.featurizer
     _check_pair_table(featurizer, predictor.schema)
     packing = packing_of(featurizer, 0)
@@ -459,14 +385,7 @@ def predict_stream(
 
 
 def column_names(predictor: MoleculePredictor) -> list[str]:
-    """Names the columns that the predictions of a stream have.
-
-    Args:
-        predictor: Who predicts.
-
-    Returns:
-        Names of the columns behind ``status``.
-    """
+    """Names the columns that the predictions of a stream have."""
     several = len(predictor.tasks) > 1 or predictor.dropout > 0
     values = torch.zeros(1, predictor.schema.num_outputs)
     return [
@@ -482,25 +401,7 @@ def write_stream(
     columns: Columns = Columns(),  # noqa: B008 - immutable
     unfinished: Unfinished | None = None,
 ) -> StreamCounts:
-    """Writes a stream of rows as CSV, and fingerprints as ``.npy`` or ``.csv``.
-
-    Files appear under their names only when they are whole.
-
-    Args:
-        rows: The rows, those that are missing in `unfinished`.
-        predicted: Names of the columns of predictions.
-        output: The file, or ``-`` for standard output.
-        fingerprints: The file of fingerprints; left out, there is none.
-        columns: What stands before the predictions.
-        unfinished: Notes how far the files are, so that a killed run can go on.
-
-    Returns:
-        How many rows there were, and how many of them bad.
-
-    Raises:
-        OSError: If a file cannot be written.
-        ValueError: If the file of fingerprints is neither ``.npy`` nor ``.csv``.
-    """
+    """Writes a stream of rows as CSV, and fingerprints as ``.npy`` or ``.csv``."""
     note = Unfinished() if unfinished is None else unfinished
     count, bad, reason = note.counts
     with ExitStack() as stack:
@@ -573,19 +474,7 @@ class _Csv:
 
 @contextmanager
 def fingerprint_file(path: str, rows: int = 0, resume_at: int | None = None) -> Iterator[Any]:
-    """Opens a file for fingerprints, one row at a time.
-
-    Args:
-        path: A file that ends in ``.npy`` or ``.csv``.
-        rows: How many an unfinished file holds.
-        resume_at: As in :func:`~pyg_dynbatch.core.files.whole_file`.
-
-    Yields:
-        An object with ``add(row)``.
-
-    Raises:
-        ValueError: If the file is of another kind.
-    """
+    """Opens a file for fingerprints, one row at a time."""
     kinds: dict[str, type[_Npy] | type[_Csv]] = {".npy": _Npy, ".csv": _Csv}
     kind = kinds.get(Path(path).suffix)
     if kind is None:
@@ -615,16 +504,7 @@ def _status(error: Any) -> str:
 def named_columns(
     values: torch.Tensor, deviation: torch.Tensor | None, schema: MoleculeSchema
 ) -> list[tuple[str, list[Any]]]:
-    """Names every single column of numbers.
-
-    Args:
-        values: Values, or probabilities.
-        deviation: Their standard deviation, if there is one.
-        schema: What they mean.
-
-    Returns:
-        Names and cells, column by column.
-    """
+    """Names every single column of numbers."""
     named: list[tuple[str, list[Any]]] = []
     for name, column in property_columns(values, schema).items():
         if column.ndim == 1:

@@ -18,21 +18,7 @@ Mol: TypeAlias = Any
 
 @cache
 def rdkit_module(name: str) -> ModuleType:
-    """Imports one module of RDKit, the first time it is asked for.
-
-    Args:
-        name: Its name without ``rdkit``, such as ``"Chem.rdCIPLabeler"``.
-
-    Returns:
-        The module.
-
-    Raises:
-        ImportError: If RDKit is not installed; says how to install it.
-
-    Example:
-        >>> rdkit_module("Chem").MolFromSmiles("CO").GetNumAtoms()
-        2
-    """
+    """Imports one module of RDKit, the first time it is asked for."""
     try:
         return import_module(f"rdkit.{name}")
     except ImportError as error:
@@ -46,38 +32,17 @@ def rdkit_module(name: str) -> ModuleType:
 
 
 def chem() -> ModuleType:
-    """Gives ``rdkit.Chem``.
-
-    Returns:
-        The module.
-
-    Raises:
-        ImportError: If RDKit is not installed.
-    """
+    """Gives ``rdkit.Chem``."""
     return rdkit_module("Chem")
 
 
 def atoms_of(mol: Mol) -> list[Any]:
-    """Lists the atoms of a molecule, in half the time of RDKit's own iterator.
-
-    Args:
-        mol: An ``rdkit.Chem.Mol``.
-
-    Returns:
-        Its atoms in order.
-    """
+    """Lists the atoms of a molecule, in half the time of RDKit's own iterator."""
     return list(map(mol.GetAtomWithIdx, range(mol.GetNumAtoms())))
 
 
 def bonds_of(mol: Mol) -> list[Any]:
-    """Lists the bonds of a molecule, in half the time of RDKit's own iterator.
-
-    Args:
-        mol: An ``rdkit.Chem.Mol``.
-
-    Returns:
-        Its bonds in order.
-    """
+    """Lists the bonds of a molecule, in half the time of RDKit's own iterator."""
     return list(map(mol.GetBondWithIdx, range(mol.GetNumBonds())))
 
 
@@ -243,20 +208,7 @@ def _chemistry_error(raw: Mol, text: str | None) -> MoleculeError:
 
 
 def syntax_reason(smiles: str) -> str:
-    """Guesses in one clause why a text is no well-formed SMILES.
-
-    Args:
-        smiles: The text, without blanks around it.
-
-    Returns:
-        The first fault found among strange characters, brackets and ring bonds.
-
-    Example:
-        >>> syntax_reason("C1CC(C")
-        "syntax: the '(' at character 5 is not closed"
-        >>> syntax_reason("C1CCC")
-        'syntax: ring bond 1 at character 2 is not closed'
-    """
+    """Guesses in one clause why a text is no well-formed SMILES."""
     text = smiles.split(maxsplit=1)[0]
     faults = (_strange_character, _open_bracket, _open_ring)
     found: str | None = next((fault for find in faults if (fault := find(text))), None)
@@ -339,27 +291,7 @@ def _parse_block(block: str, read: Callable[..., Mol]) -> Mol:
 
 
 def sanitized_copy(mol: Mol) -> Mol:
-    """Copies a molecule and brings the copy into the form that features are read from.
-
-    The caller's molecule is never changed. A molecule that was never sanitised is sanitised;
-    rings are the symmetrised smallest ones, whatever was found before (six in cubane, not five).
-
-    Args:
-        mol: An ``rdkit.Chem.Mol``.
-
-    Returns:
-        The copy, with the same atoms in the same order.
-
-    Raises:
-        MoleculeError: If its chemistry is refused.
-
-    Example:
-        >>> from rdkit import Chem
-        >>> mol = Chem.MolFromSmiles("c1ccccc1", sanitize=False)
-        >>> copied = sanitized_copy(mol)  # RDKit's ring information is freed with its molecule
-        >>> copied.GetRingInfo().NumRings(), mol.NeedsUpdatePropertyCache()
-        (1, True)
-    """
+    """Copies a molecule and brings the copy into the form that features are read from."""
     copied = chem().Mol(mol)
     if copied.NeedsUpdatePropertyCache():
         with rdkit_module("rdBase").BlockLogs():
@@ -372,20 +304,7 @@ def sanitized_copy(mol: Mol) -> Mol:
 
 
 def largest_fragment(mol: Mol) -> Mol:
-    """Gives the fragment with most heavy atoms, then the heaviest, then the first by its SMILES.
-
-    Args:
-        mol: A sanitised ``rdkit.Chem.Mol``.
-
-    Returns:
-        A new molecule whose atoms bear the property ``input_atom``, their number in `mol` or
-        the one they had before; or `mol` itself, unchanged, if it is one fragment or has no atoms.
-
-    Example:
-        >>> from rdkit import Chem
-        >>> Chem.MolToSmiles(largest_fragment(Chem.MolFromSmiles("[Na+].CC(=O)[O-]")))
-        'CC(=O)[O-]'
-    """
+    """Gives the fragment with most heavy atoms, then the heaviest, then the first by its SMILES."""
     places = chem().GetMolFrags(mol)
     if len(places) < 2:
         return mol

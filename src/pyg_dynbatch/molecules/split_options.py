@@ -72,22 +72,7 @@ def make_split(
     kind: PropertyKind,
     column: Callable[[str], Mapping[int, str]],
 ) -> Split:
-    """Divides molecules.
-
-    Args:
-        molecules: The molecules.
-        options: How.
-        seed: Seed of the methods that draw.
-        kind: Kind of the targets.
-        column: Reads a column of the source: its text by number of the record.
-
-    Returns:
-        The split.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If an option is missing or out of range.
-    """
+    """Divides molecules."""
     count, fractions = len(molecules), options.fractions
     if options.method == "random":
         return random_split(count, fractions, seed)

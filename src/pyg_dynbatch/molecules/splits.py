@@ -621,16 +621,7 @@ def _split(parts: Sequence[Any], method: str, seed: int | None, total: int) -> S
 
 @dataclass(frozen=True)
 class Leakage:
-    """Counts the molecules that are in more than one part of a split.
-
-    Attributes:
-        counts: For two parts the number of different molecules they have in common.
-        examples: A few of them, as canonical SMILES.
-
-    Example:
-        >>> print(Leakage({"train/test": 1}, ("CO",)))
-        1 molecule in both train and test, such as CO
-    """
+    """Counts the molecules that are in more than one part of a split."""
 
     counts: dict[str, int]
     examples: tuple[str, ...]
@@ -653,16 +644,7 @@ class Leakage:
 
 @dataclass(frozen=True)
 class Duplicates:
-    """Lists the molecules that occur more than once in a data set.
-
-    Attributes:
-        groups: For each such molecule the numbers of its examples.
-        conflicts: Those of the groups whose known targets differ.
-
-    Example:
-        >>> print(Duplicates(((0, 2), (1, 5)), ((0, 2),)))
-        2 molecules occur 4 times; 1 of them with different targets
-    """
+    """Lists the molecules that occur more than once in a data set."""
 
     groups: tuple[tuple[int, ...], ...]
     conflicts: tuple[tuple[int, ...], ...]

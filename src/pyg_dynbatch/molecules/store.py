@@ -29,38 +29,13 @@ _CHECKED_AT_ONCE = 1 << 22
 def write_shard(
     path: str | Path, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]
 ) -> Path:
-    """Writes arrays and facts into one file, whole or not at all.
-
-    Args:
-        path: The file.
-        arrays: The arrays by name.
-        facts: Plain values to be kept in the header.
-
-    Returns:
-        The path.
-
-    Raises:
-        OSError: If the file cannot be written.
-    """
+    """Writes arrays and facts into one file, whole or not at all."""
     content = shard_bytes(arrays, facts)
     return write_atomically(path, lambda temporary: temporary.write_bytes(content))
 
 
 def shard_bytes(arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> bytes:
-    """Builds what `write_shard` writes, for a shard that stays in memory.
-
-    Args:
-        arrays: The arrays by name.
-        facts: Plain values to be kept in the header.
-
-    Returns:
-        The bytes.
-
-    Example:
-        >>> shard = Shard(shard_bytes({"row": np.arange(3)}, {"records": 3}))
-        >>> shard["row"].tolist(), shard.facts
-        ([0, 1, 2], {'records': 3})
-    """
+    """Builds what `write_shard` writes, for a shard that stays in memory."""
     parts, sections, offset = [], {}, 0
     for name, array in arrays.items():
         array = np.ascontiguousarray(array)
@@ -77,28 +52,7 @@ def shard_bytes(arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> b
 
 
 class Shard:
-    """Reads a file of `write_shard`, mapped into memory when the first array is asked for.
-
-    The header is checked when it is read, the arrays once before the first of them is used; both
-    cost memory for the header alone. Each process maps the file itself: what travels to a loader
-    worker is the name.
-
-    Args:
-        source: The file, or the bytes of one.
-
-    Raises:
-        ValueError: When something is asked for and the file is damaged or cut short.
-
-    Example:
-        >>> Shard(b"no shard").facts
-        Traceback (most recent call last):
-        ...
-        ValueError: packed molecules: a shard is damaged.
-          expected: a whole shard
-          got:      8 bytes
-          where:    memory
-          try:      delete the file; the data set makes it again
-    """
+    """Reads a file of `write_shard`, mapped into memory when the first array is asked for."""
 
     def __init__(self, source: str | Path | bytes) -> None:
         self.source = source if isinstance(source, bytes) else Path(source)
@@ -124,14 +78,7 @@ class Shard:
         return part.view(dtype).reshape(shape)
 
     def check(self) -> "Shard":
-        """Reads the whole shard once and compares checksums, if that was not yet done.
-
-        Returns:
-            The shard itself.
-
-        Raises:
-            ValueError: If it is damaged.
-        """
+        """Reads the whole shard once and compares checksums, if that was not yet done."""
         header = self._read_header()
         if self._body is None:
             self._body = self._map(header)
@@ -202,36 +149,10 @@ _STARTS = ("atom_start", "pair_start", "text_start")
 
 
 class AtomPacking:
-    """Packs molecules into arrays and takes any of them out again, bit for bit.
-
-    Atom features are stored by kind: ``"bit"`` (0 or 1) one bit, ``"count"`` (a whole number from
-    -128 to 127) one byte, ``"real"`` four bytes.
-
-    Args:
-        kinds: Kind of every atom feature.
-        names: Their names, for messages.
-        num_tasks: Number of targets; 0 for none.
-        num_descriptors: Number of descriptors of a molecule; with 0 nothing is stored of them.
-
-    Raises:
-        ValueError: If a kind is unknown.
-
-    Example:
-        >>> packing = AtomPacking(("bit", "count"), ("aromatic", "charge"), 0)
-        >>> atoms = torch.tensor([[1.0, -2.0]])
-        >>> packed = packing.pack([MoleculeData(atoms, torch.zeros(1, dtype=torch.uint8))])
-        >>> sum(array.nbytes for array in packed.values())
-        59
-        >>> packing.unpack(packed, np.array([0]))[0].x
-        tensor([[ 1., -2.]])
-    """
+    """Packs molecules into arrays and takes any of them out again, bit for bit."""
 
     def __init__(
-        self,
-        kinds: Sequence[str],
-        names: Sequence[str],
-        num_tasks: int,
-        num_descriptors: int = 0,
+        self, kinds: Sequence[str], names: Sequence[str], num_tasks: int, num_descriptors: int = 0
     ) -> None:
         unknown = sorted(set(kinds) - set(_KINDS))
         if unknown:
@@ -251,18 +172,7 @@ class AtomPacking:
         }
 
     def pack(self, molecules: Sequence[MoleculeData]) -> Arrays:
-        """Packs molecules; ``smiles``, ``row`` and ``y`` may be absent.
-
-        Args:
-            molecules: The molecules, perhaps none.
-
-        Returns:
-            The arrays.
-
-        Raises:
-            ValueError: If a feature does not fit its kind, or a molecule has another number of
-                features, descriptors or targets.
-        """
+        """Packs molecules; ``smiles``, ``row`` and ``y`` may be absent."""
         for number, molecule in enumerate(molecules):
             self._check_form(molecule, number)
         texts = [(getattr(one, "smiles", None) or "").encode() for one in molecules]
@@ -294,15 +204,7 @@ class AtomPacking:
         return arrays
 
     def unpack(self, arrays: Arrays | Shard, chosen: np.ndarray) -> MoleculeColumns:
-        """Takes molecules out, reading nothing but them.
-
-        Args:
-            arrays: What `pack` gave, perhaps mapped from a file.
-            chosen: Numbers of the molecules, in any order.
-
-        Returns:
-            The molecules.
-        """
+        """Takes molecules out, reading nothing but them."""
         atoms, places = _ranges(arrays["atom_start"], chosen)
         fields: dict[str, Any] = {
             "x": torch.from_numpy(self._rows(arrays, places)),
@@ -363,14 +265,7 @@ class AtomPacking:
 
 
 def join_packs(packs: Sequence[Arrays]) -> Arrays:
-    """Joins packs of molecules to one.
-
-    Args:
-        packs: What `AtomPacking.pack` gave, at least one.
-
-    Returns:
-        One such pack.
-    """
+    """Joins packs of molecules to one."""
     there = [name for name in _LONG if name in packs[0]]
     joined = {name: np.concatenate([pack[name] for pack in packs]) for name in there}
     for name in _STARTS:
@@ -379,29 +274,13 @@ def join_packs(packs: Sequence[Arrays]) -> Arrays:
 
 
 def texts_of(arrays: Arrays | Shard, chosen: np.ndarray) -> list[str]:
-    """Reads the SMILES of some molecules.
-
-    Args:
-        arrays: What `AtomPacking.pack` gave.
-        chosen: Numbers of the molecules.
-
-    Returns:
-        One text a molecule.
-    """
+    """Reads the SMILES of some molecules."""
     start, text = arrays["text_start"], arrays["text"]
     return [text[start[i] : start[i + 1]].tobytes().decode() for i in chosen.tolist()]
 
 
 def join_columns(parts: Sequence[MoleculeColumns], order: np.ndarray) -> MoleculeColumns:
-    """Puts molecules of several shards side by side, in a given order.
-
-    Args:
-        parts: The molecules.
-        order: For each place the number of the molecule, counted through all parts.
-
-    Returns:
-        The molecules in that order.
-    """
+    """Puts molecules of several shards side by side, in a given order."""
     if len(parts) == 1 and bool((order == np.arange(len(order))).all()):
         return parts[0]
     atoms = np.array([n for part in parts for n in part.num_atoms], dtype=np.int64)
@@ -437,25 +316,7 @@ HEADER = "store.json"
 
 
 class MoleculeStore:
-    r"""Finds packed molecules in their shards.
-
-    Args:
-        header: The facts: ``format``, ``featurizer``, ``featurizer_digest``, ``atom_names``,
-            ``atom_kinds``, ``pair_table``, ``task_names``, ``shards`` (number of molecules of
-            each), ``records`` (number of those read), ``num_errors`` and ``bad`` (the policy for
-            them) and, in stores that know of them, ``descriptor_names`` and ``digests`` (what each
-            shard was made from).
-        shards: The shards, in order.
-
-    Example:
-        >>> import tempfile
-        >>> from pyg_dynbatch.datasets import MoleculeFile
-        >>> path = Path(tempfile.mkdtemp()) / "mine.smi"
-        >>> size = path.write_text("C\nCO\nCCO\n")
-        >>> store = MoleculeFile(path).store
-        >>> store.columns([2, 0]).fields["smiles"], store.smiles(1)
-        (['CCO', 'C'], 'CO')
-    """
+    r"""Finds packed molecules in their shards."""
 
     def __init__(self, header: Mapping[str, Any], shards: Sequence[Shard]) -> None:
         self.header = dict(header)
@@ -470,18 +331,7 @@ class MoleculeStore:
 
     @classmethod
     def open(cls, folder: str | Path) -> "MoleculeStore":
-        """Opens a finished folder; reads its header and those of its shards.
-
-        Args:
-            folder: The folder.
-
-        Returns:
-            The store.
-
-        Raises:
-            FileNotFoundError: If there is no finished store, or a shard is missing.
-            ValueError: If a header is damaged, or a shard is of another store.
-        """
+        """Opens a finished folder; reads its header and those of its shards."""
         folder = Path(folder)
         header = read_header(folder)
         names = [shard_name(number) for number in range(len(header["shards"]))]
@@ -503,17 +353,7 @@ class MoleculeStore:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def columns(self, chosen: Sequence[int] | np.ndarray) -> MoleculeColumns:
-        """Reads some molecules.
-
-        Args:
-            chosen: Their numbers, in any order.
-
-        Returns:
-            The molecules in that order.
-
-        Raises:
-            IndexError: If a number is out of range.
-        """
+        """Reads some molecules."""
         wanted = self._checked(chosen)
         owner = np.searchsorted(self._ends, wanted, side="right")
         order = np.argsort(owner, kind="stable")
@@ -529,14 +369,7 @@ class MoleculeStore:
         return join_columns(parts, back)
 
     def smiles(self, i: int) -> str:
-        """Reads the SMILES of one molecule.
-
-        Args:
-            i: Its number.
-
-        Returns:
-            The text as it was given; empty where there was none.
-        """
+        """Reads the SMILES of one molecule."""
         (place,) = self._checked([i]).tolist()
         number = int(np.searchsorted(self._ends, place, side="right"))
         inside = np.array([place - self._begin(number)])
@@ -549,14 +382,7 @@ class MoleculeStore:
         ]
 
     def gathered(self, name: str) -> np.ndarray:
-        """Reads one array of all shards.
-
-        Args:
-            name: ``"y"``, ``"row"``, or ``"descriptor"`` where there are some.
-
-        Returns:
-            One row a molecule.
-        """
+        """Reads one array of all shards."""
         return np.concatenate([shard[name] for shard in self.shards])
 
     def num_atoms(self) -> np.ndarray:
@@ -570,21 +396,13 @@ class MoleculeStore:
         )
 
     def check(self) -> None:
-        """Reads every shard once and compares its checksum.
-
-        Raises:
-            ValueError: If one is damaged, or is of another store.
-        """
+        """Reads every shard once and compares its checksum."""
         for shard in self.shards:
             shard.check()
         self.check_origin()
 
     def check_origin(self) -> None:
-        """Compares the headers of the shards with that of the store.
-
-        Raises:
-            ValueError: If a shard is of another store.
-        """
+        """Compares the headers of the shards with that of the store."""
         if "digests" not in self.header:
             return  # made before stores noted them
         wanted = zip(self.shards, self.header["shards"], self.header["digests"], strict=True)
@@ -617,42 +435,19 @@ class MoleculeStore:
 
 
 def shard_name(number: int) -> str:
-    """Names the file of a shard.
-
-    Args:
-        number: Its number.
-
-    Returns:
-        The name.
-    """
+    """Names the file of a shard."""
     return f"shard-{number:06d}.bin"
 
 
 def write_header(folder: Path, header: Mapping[str, Any]) -> None:
-    """Writes the header, which makes a folder of shards a finished store.
-
-    Args:
-        folder: The folder.
-        header: Plain values.
-    """
+    """Writes the header, which makes a folder of shards a finished store."""
     content = {"header": dict(header), "sha256": _digest(header)}
     text = json.dumps(content, indent=1)
     write_atomically(folder / HEADER, lambda path: path.write_text(text, encoding="utf-8"))
 
 
 def read_header(folder: Path) -> dict[str, Any]:
-    """Reads the header of a finished store.
-
-    Args:
-        folder: The folder.
-
-    Returns:
-        The plain values.
-
-    Raises:
-        FileNotFoundError: If there is none.
-        ValueError: If it is damaged or of another format.
-    """
+    """Reads the header of a finished store."""
     path = folder / HEADER
     if not path.is_file():
         raise mismatch(

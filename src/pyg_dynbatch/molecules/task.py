@@ -16,7 +16,7 @@ from pyg_dynbatch.molecules.metrics import (
     IN_UNITS,
     MAIN_METRIC,
     METRICS,
-    CellTable,
+    PredictionBuffer,
     TestedSplit,
     left_out,
     mean_scores,
@@ -37,20 +37,7 @@ _OF_REGRESSION = {"mse": F.mse_loss, "l1": F.l1_loss, "huber": F.smooth_l1_loss}
 
 
 class TargetScale(nn.Module):
-    """Brings targets to mean 0 and standard deviation 1, and predictions back.
-
-    Both numbers are fitted on the training split and are buffers, so every checkpoint has them.
-    Of binary properties they scale the logits: the deviation is one over the temperature.
-
-    Args:
-        num_tasks: Number of properties.
-
-    Example:
-        >>> scale = TargetScale(1)
-        >>> scale.fit(torch.tensor([[1.0], [3.0], [torch.nan]]))
-        >>> scale.scaled(torch.tensor([[3.0]])).item(), scale.restored(torch.tensor([[1.0]])).item()
-        (1.0, 3.0)
-    """
+    """Brings targets to mean 0 and standard deviation 1, and predictions back."""
 
     mean: Tensor
     deviation: Tensor
@@ -61,13 +48,7 @@ class TargetScale(nn.Module):
         self.register_buffer("deviation", torch.ones(num_tasks))
 
     def fit(self, targets: Float[Tensor, "molecule task"]) -> None:
-        """Measures mean and standard deviation of the known targets of every property.
-
-        A property that is constant, or known nowhere, keeps the deviation 1.
-
-        Args:
-            targets: Targets, NaN where unknown.
-        """
+        """Measures mean and standard deviation of the known targets of every property."""
         exact = targets.double()
         mean = exact.nanmean(0).nan_to_num(0.0)
         deviation = (exact - mean).square().nanmean(0).nan_to_num(0.0).sqrt()
@@ -77,12 +58,7 @@ class TargetScale(nn.Module):
     def calibrate(
         self, logits: Float[Tensor, "molecule task"], target: Float[Tensor, "molecule task"]
     ) -> None:
-        """Fits the temperatures of binary properties.
-
-        Args:
-            logits: What the model gives for the validation split.
-            target: Labels 0 and 1, NaN where unknown.
-        """
+        """Fits the temperatures of binary properties."""
         self.deviation.copy_(1 / fitted_temperature(logits, target))
 
     def scaled(self, values: Float[Tensor, "molecule task"]) -> Float[Tensor, "molecule task"]:
@@ -95,14 +71,7 @@ class TargetScale(nn.Module):
 
 
 def known_cells(target: Float[Tensor, "molecule task"]) -> Bool[Tensor, "molecule task"]:
-    """Finds the known targets.
-
-    Args:
-        target: Targets, NaN where unknown.
-
-    Returns:
-        True where a target is known.
-    """
+    """Finds the known targets."""
     return ~torch.isnan(target)
 
 
@@ -114,30 +83,7 @@ def summed_property_loss(
     positive_weight: Float[Tensor, " task"],
     regression: RegressionLoss = "mse",
 ) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
-    r"""Adds up the losses of the known cells, and counts them, without a device sync.
-
-    .. math::
-        L = \sum_{m,t \text{ known}} w_t \, \ell(o_{mt}, y_{mt})
-
-    Args:
-        output: What the model gives: values on the scale of the targets, logits of the positive
-            class, or one logit a class, property after property.
-        target: Targets on the scale of the model, NaN where unknown.
-        kind: Kind of the properties.
-        weight: Weight of each property.
-        positive_weight: Weight of a positive label of each binary property.
-        regression: Loss of a regression.
-
-    Returns:
-        The sum, and the number of known cells.
-
-    Example:
-        >>> one = torch.ones(1)
-        >>> target = torch.tensor([[1.0], [torch.nan]])
-        >>> loss, terms = summed_property_loss(torch.zeros(2, 1), target, "binary", one, one)
-        >>> round(loss.item(), 4), terms.item()
-        (0.6931, 1)
-    """
+    r"""Adds up the losses of the known cells, and counts them, without a device sync."""
     known = known_cells(target)
     # Put a number in the place of every NaN first: 0 * NaN is NaN, in the gradients too.
     filled = torch.where(known, target, torch.zeros_like(target))
@@ -159,18 +105,7 @@ def summed_property_loss(
 
 
 def balanced_positive_weight(targets: Float[Tensor, "molecule task"]) -> Float[Tensor, " task"]:
-    """Computes the weight of a positive label that makes both classes count alike.
-
-    Args:
-        targets: Labels 0 and 1, NaN where unknown.
-
-    Returns:
-        Negatives over positives of each property; 1 where a class is absent.
-
-    Example:
-        >>> balanced_positive_weight(torch.tensor([[1.0], [0.0], [0.0], [torch.nan]]))
-        tensor([2.])
-    """
+    """Computes the weight of a positive label that makes both classes count alike."""
     positives = (targets == 1).sum(0)
     negatives = (targets == 0).sum(0)
     both = (positives > 0) & (negatives > 0)
@@ -180,32 +115,7 @@ def balanced_positive_weight(targets: Float[Tensor, "molecule task"]) -> Float[T
 def fitted_temperature(
     logits: Float[Tensor, "molecule task"], target: Float[Tensor, "molecule task"]
 ) -> Float[Tensor, " task"]:
-    r"""Finds the temperatures that make the known labels most likely.
-
-    .. math::
-        T_t = \operatorname*{arg\,min}_{T} - \sum_{m \text{ known}}
-            \log \sigma\bigl((2 y_{mt} - 1) \, z_{mt} / T\bigr)
-
-    Args:
-        logits: Logits of the positive class.
-        target: Labels 0 and 1, NaN where unknown.
-
-    Returns:
-        One temperature per property, from 0.05 to 20: logits that separate the labels, or rank them
-        the wrong way round, have no best one.
-
-    Raises:
-        ValueError: If the known labels of a property are all alike, or there are none.
-
-    Reference:
-        Guo et al. (2017), arXiv:1706.04599, section 4.2.
-
-    Example:
-        >>> logits = torch.tensor([[4.0], [4.0], [4.0], [-4.0]])
-        >>> label = torch.tensor([[1.0], [1.0], [0.0], [0.0]])
-        >>> round(fitted_temperature(logits, label).item(), 2)
-        3.64
-    """
+    r"""Finds the temperatures that make the known labels most likely."""
     known = known_cells(target)
     check_both_classes(target)
     label = torch.where(known, target, 0.5).double()
@@ -223,15 +133,7 @@ def fitted_temperature(
 def check_both_classes(
     target: Float[Tensor, "molecule task"], names: Sequence[str] | None = None
 ) -> None:
-    """Refuses validation labels that no temperature can be fitted to.
-
-    Args:
-        target: Labels 0 and 1, NaN where unknown.
-        names: Names of the properties; left out, their numbers.
-
-    Raises:
-        ValueError: If the known labels of a property are all alike, or there are none.
-    """
+    """Refuses validation labels that no temperature can be fitted to."""
     both = (target == 0).any(0) & (target == 1).any(0)
     if not bool(both.all()):
         task = int((~both).nonzero()[0, 0])
@@ -246,26 +148,9 @@ def check_both_classes(
 
 
 def predicted_values(
-    output: Float[Tensor, "molecule output"],
-    scale: TargetScale,
-    kind: PropertyKind,
-    num_tasks: int,
+    output: Float[Tensor, "molecule output"], scale: TargetScale, kind: PropertyKind, num_tasks: int
 ) -> Float[Tensor, "molecule output"]:
-    """Turns outputs of a network into values in the units of the data, or probabilities.
-
-    Args:
-        output: What the network gives.
-        scale: Scale of the targets it was trained on, or of calibrated logits.
-        kind: Kind of the properties.
-        num_tasks: Number of properties.
-
-    Returns:
-        Values or probabilities, property after property.
-
-    Example:
-        >>> predicted_values(torch.zeros(1, 2), TargetScale(1), "multiclass", 1)
-        tensor([[0.5000, 0.5000]])
-    """
+    """Turns outputs of a network into values in the units of the data, or probabilities."""
     exact = output.to(torch.promote_types(output.dtype, torch.float32))
     if kind == "regression":
         return scale.restored(exact)
@@ -424,8 +309,8 @@ class MoleculeProperty(Task):
         self.register_buffer("positive", torch.ones(known.num_tasks))
         weights = torch.tensor(_checked_weights(task_weights, known))
         self.register_buffer("task_weight", weights, persistent=False)
-        self.val_cells = CellTable()
-        self.test_cells = CellTable()
+        self.val_cells = PredictionBuffer()
+        self.test_cells = PredictionBuffer()
         self.tested: TestedSplit | None = None
 
     @classmethod
@@ -637,15 +522,7 @@ class MoleculeProperty(Task):
 def property_columns(
     values: Float[Tensor, "molecule output"], schema: MoleculeSchema
 ) -> dict[str, Tensor]:
-    """Names the columns of a table of predictions.
-
-    Args:
-        values: Values, or probabilities.
-        schema: What they mean.
-
-    Returns:
-        Columns by name.
-    """
+    """Names the columns of a table of predictions."""
     columns: dict[str, Tensor] = {}
     each = values.unflatten(1, (schema.num_tasks, -1))
     for task, name in enumerate(schema.task_names):

@@ -137,16 +137,7 @@ class RecursiveCell(nn.Module, ABC):
 
 
 def spread_rows(inputs: Tensor, leaf_row: Tensor | None, schedule: Schedule) -> Tensor:
-    """Gives every leaf its own input row again, where equal leaves share one.
-
-    Args:
-        inputs: The different rows of leaves first, then those of all other nodes.
-        leaf_row: Which of the first rows each leaf reads; nothing to do where left out.
-        schedule: Says how many other nodes have an input.
-
-    Returns:
-        Input rows in the order of ``schedule.input_node``.
-    """
+    """Gives every leaf its own input row again, where equal leaves share one."""
     if leaf_row is None:
         return inputs
     shared = inputs.size(0) - sum(schedule.level_inputs[1:])
@@ -161,11 +152,7 @@ def dropped(rows: Tensor, probability: float, training: bool) -> Tensor:
 
 
 def checked_probability(owner: str, name: str, value: float) -> float:
-    """Refuses a dropout probability outside [0, 1).
-
-    Raises:
-        ValueError: If it lies outside.
-    """
+    """Refuses a dropout probability outside [0, 1)."""
     if not 0.0 <= value < 1.0:
         raise mismatch(ValueError, f"{owner}: {name} is no probability", "0 <= p < 1", value)
     return value

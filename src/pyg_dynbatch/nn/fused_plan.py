@@ -18,11 +18,7 @@ _MINUS_ONE = torch.tensor(-1.0)
 
 
 def finish_candidate(squashed: Tensor) -> None:
-    """Makes tanh(x) of sigmoid(2x), in place.
-
-    Args:
-        squashed: What the logistic function gave of the doubled rows.
-    """
+    """Makes tanh(x) of sigmoid(2x), in place."""
     torch.add(_MINUS_ONE, squashed, alpha=2, out=squashed)
 
 
@@ -34,16 +30,7 @@ def new_states(
     keep: Tensor | None,
     carried: bool,
 ) -> None:
-    """Writes ``c = i * u (+ what is carried)``, ``tanh(c)`` and ``h = o * tanh(c)``.
-
-    Args:
-        gates: u, i, o.
-        memory: Where c goes; holds what the forget gates let through if ``carried``.
-        squashed: Where tanh(c) goes.
-        hidden: Where h goes.
-        keep: Factors of u (recurrent dropout).
-        carried: Whether there are children.
-    """
+    """Writes ``c = i * u (+ what is carried)``, ``tanh(c)`` and ``h = o * tanh(c)``."""
     u, i, o = gates
     candidate = u if keep is None else u * keep
     if carried:
@@ -62,18 +49,7 @@ def gate_gradients(
     squashed: Tensor,
     keep: Tensor | None,
 ) -> Tensor:
-    """Writes the gradients of u, i, o after activation; gives that of the memory.
-
-    Args:
-        gates: u, i, o.
-        grads: Where the gradients go, in that order, side by side.
-        totals: Gradients of h and c; both are used up.
-        squashed: tanh(c).
-        keep: Factors of u.
-
-    Returns:
-        The gradient of c, that through h included.
-    """
+    """Writes the gradients of u, i, o after activation; gives that of the memory."""
     u, i, o = gates
     hidden, memory = totals
     width = u.size(1)
@@ -87,25 +63,14 @@ def gate_gradients(
 
 
 def through_activations(gates: Tensor, grads: Tensor, width: int) -> None:
-    """Takes gradients of u and of all other gates back through tanh and the logistic function.
-
-    Args:
-        gates: Activated; u first.
-        grads: Changed in place.
-        width: Columns of u.
-    """
+    """Takes gradients of u and of all other gates back through tanh and the logistic function."""
     through_tanh, u = grads[:, :width], gates[:, :width]
     torch.ops.aten.tanh_backward.grad_input(through_tanh, u, grad_input=through_tanh)
     through_logistic(gates[:, width:], grads[:, width:])
 
 
 def through_logistic(gates: Tensor, grads: Tensor) -> None:
-    """Takes gradients back through the logistic function, in place.
-
-    Args:
-        gates: Activated.
-        grads: Changed in place.
-    """
+    """Takes gradients back through the logistic function, in place."""
     torch.ops.aten.sigmoid_backward.grad_input(grads, gates, grad_input=grads)
 
 
@@ -128,27 +93,7 @@ def _has_onednn() -> bool:
 
 
 class RowProduct:
-    """Multiplies rows with one matrix, block by block: ``rows @ weight.t() + bias``.
-
-    On CPUs large matrices in float32 go to oneDNN, packed once, which is up to 1.4 times as fast
-    as the product of ``torch.mm`` and squashes on the way; a block is filled up to a few fixed
-    heights with rows that happen to lie behind it. ``torch.backends.mkldnn.enabled = False``
-    leaves every product to ``torch.mm``, or to the BLAS beneath it where C runs all levels at once.
-
-    Args:
-        weight: The matrix, ``[column, inner]``.
-        bias: Added to every row; nothing where left out.
-        candidate: How many of the first columns are squashed by tanh instead of the logistic
-            function: as tanh(x) = 2 * sigmoid(2x) - 1, several times as fast as tanh on CPUs.
-        precision: Type in which to multiply (autocast); that of the matrix where left out.
-        rows: About how many rows there will be, to see whether packing pays.
-
-    Example:
-        >>> product = RowProduct(torch.ones(3, 2), torch.zeros(3))
-        >>> product(torch.ones(5, 2), first=1, size=2)
-        tensor([[2., 2., 2.],
-                [2., 2., 2.]])
-    """
+    """Multiplies rows with one matrix, block by block: ``rows @ weight.t() + bias``."""
 
     def __init__(
         self,
@@ -175,17 +120,7 @@ class RowProduct:
         self.padded = self.packed is not None or (on_cpu and low)
 
     def __call__(self, rows: Tensor, first: int, size: int, *, squash: bool = False) -> Tensor:
-        """Multiplies ``rows[first : first + size]``.
-
-        Args:
-            rows: The rows, side by side; those behind may be read, and do not matter.
-            first: The first row.
-            size: How many.
-            squash: Whether to squash as :meth:`squash` does.
-
-        Returns:
-            New rows ``[size, column]``.
-        """
+        """Multiplies ``rows[first : first + size]``."""
         taken = self._taken(rows, first, size)
         if self.packed is not None and taken.size(0) in _HEIGHTS and taken.dtype == self.result:
             kind = "sigmoid" if squash else "none"
@@ -207,12 +142,7 @@ class RowProduct:
         return found
 
     def squash(self, gates: Tensor) -> None:
-        """Squashes products in place: the first columns by tanh, the others logistically.
-
-        Args:
-            gates: Products, perhaps with something added; if ``doubled``, twice that in the
-                columns of the candidate.
-        """
+        """Squashes products in place: the first columns by tanh, the others logistically."""
         first = gates[:, : self.candidate]
         if self.candidate and not self.doubled:
             first *= 2
@@ -221,14 +151,7 @@ class RowProduct:
             finish_candidate(first)
 
     def into(self, out: Tensor, rows: Tensor, first: int, size: int) -> None:
-        """Writes the product without bias into rows that are there already.
-
-        Args:
-            out: ``[size, column]``.
-            rows: As for a call.
-            first: The first row.
-            size: How many.
-        """
+        """Writes the product without bias into rows that are there already."""
         if self.padded or self.precision is not None:
             out.copy_(self(rows, first, size))
         else:
@@ -244,16 +167,7 @@ class RowProduct:
 
 
 def packs(weight: Tensor, rows: int) -> bool:
-    """Tells whether packing a matrix pays for about so many rows.
-
-    Args:
-        weight: The matrix.
-        rows: How many rows there will be.
-
-    Example:
-        >>> packs(torch.zeros(3, 2), 1000)
-        False
-    """
+    """Tells whether packing a matrix pays for about so many rows."""
     large = weight.numel() >= _LARGE_MATRIX and rows >= _MANY_ROWS
     single = weight.device.type == "cpu" and weight.dtype == torch.float32
     return large and single and _use_onednn()
@@ -278,21 +192,7 @@ def _height(size: int) -> int:
 def weight_gradient(
     grads: Tensor, rows: Tensor, precision: torch.dtype | None, out: Tensor | None = None
 ) -> Tensor:
-    """Computes ``grads.t() @ rows``, the gradient of a matrix over all rows it was used on.
-
-    Args:
-        grads: Gradients of the products, ``[row, column]``.
-        rows: What was multiplied, ``[row, inner]``.
-        precision: Type in which to multiply (autocast); that of the rows where left out.
-        out: Where to write it; new rows where left out.
-
-    Returns:
-        ``[column, inner]``, in the type of the gradients.
-
-    Example:
-        >>> weight_gradient(torch.ones(4, 1), torch.ones(4, 2), None)
-        tensor([[4., 4.]])
-    """
+    """Computes ``grads.t() @ rows``, the gradient of a matrix over all rows it was used on."""
     if precision is None:
         return torch.mm(grads.t(), rows, out=out)
     found = (grads.to(precision).t() @ rows.to(precision)).to(grads.dtype)
@@ -300,36 +200,13 @@ def weight_gradient(
 
 
 def sum_rows(rows: Tensor) -> Tensor:
-    """Adds up rows by a product with ones, on CPUs twice as fast as ``sum``.
-
-    Args:
-        rows: ``[row, column]``.
-
-    Returns:
-        ``[column]``.
-
-    Example:
-        >>> sum_rows(torch.ones(3, 2))
-        tensor([3., 3.])
-    """
+    """Adds up rows by a product with ones, on CPUs twice as fast as ``sum``."""
     return torch.mv(rows.t(), rows.new_ones(rows.size(0)))
 
 
 @dataclass(frozen=True)
 class FusedRun:
-    """What a fused Tree-LSTM is told besides its weights.
-
-    Args:
-        schedule: Made by ``Schedule.from_structure``, with one step or more.
-        keep: Factors of the candidate u in level order, ``[node, out_channels]`` (recurrent
-            dropout); none where left out.
-        leaf_row: Which of the first input rows each leaf with an input reads. The input rows
-            then begin with the different rows of leaves instead of one row a leaf; not together
-            with ``keep``.
-        level_order: Whether to give the states in level order, which saves a copy, instead of
-            node order.
-        precision: Type in which to multiply (autocast).
-    """
+    """What a fused Tree-LSTM is told besides its weights."""
 
     schedule: Schedule
     keep: Tensor | None = None
@@ -339,12 +216,7 @@ class FusedRun:
 
 
 class Block(NamedTuple):
-    """Some nodes of one level, side by side in level order.
-
-    ``first`` counts from the first inner node, ``input`` from the first input row of an inner
-    node, ``edge`` from the first child, ``start`` from the first node of the level; the first
-    ``filled`` nodes have an input.
-    """
+    """Some nodes of one level, side by side in level order."""
 
     first: int
     size: int
@@ -356,24 +228,12 @@ class Block(NamedTuple):
 
 
 def differentiated(*tensors: Tensor) -> bool:
-    """Tells whether autograd records what is computed from some tensors.
-
-    Example:
-        >>> differentiated(torch.ones(1)), differentiated(torch.ones(1, requires_grad=True))
-        (False, True)
-    """
+    """Tells whether autograd records what is computed from some tensors."""
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
 class FusedPlan:
-    """Sizes as plain numbers, and index vectors on the device.
-
-    Args:
-        run: The run.
-        num_inputs: Number of input rows.
-        device: On CPUs levels are cut into blocks that stay in the cache.
-        keep: Whether gates are kept for a backward pass.
-    """
+    """Sizes as plain numbers, and index vectors on the device."""
 
     def __init__(
         self, run: FusedRun, num_inputs: int, device: torch.device, keep: bool = True
@@ -502,10 +362,7 @@ class FusedPlan:
         return self.schedule.rows_of(self.schedule.outputs["node"].wiring)
 
     def place_of_row(self) -> Tensor:
-        """For every state row the argument place that reads it, from 1 on; 0 for none.
-
-        Only where every node has one parent at most.
-        """
+        """For every state row the argument place that reads it, from 1 on; 0 for none."""
         place = self.children.new_zeros(self.nodes + 1)
         numbers = torch.arange(1, self.places + 1, device=place.device)
         # Row 0, the missing child, gets any of its many places; nobody asks for it.
@@ -513,14 +370,7 @@ class FusedPlan:
 
 
 class Incoming(NamedTuple):
-    """The gradients of h and c of the nodes of one pass, whose parents are done.
-
-    Args:
-        hidden: Gradients of h; the row of a node has its own number, or that of ``place``.
-        memory: Gradients of c, likewise.
-        place: Which of these rows each node reads; its own where left out.
-        outside: Gradients of h and c to be added, one row a node.
-    """
+    """The gradients of h and c of the nodes of one pass, whose parents are done."""
 
     hidden: Tensor
     memory: Tensor
@@ -542,18 +392,7 @@ class Incoming(NamedTuple):
 
 
 class Downward:
-    """Hands the gradients of states down, from the argument places of parents to the children.
-
-    Where every node has one parent at most, each place has a row of its own, written once and
-    gathered by the child: nothing is added up, and nothing has to be filled with zeros before.
-    Otherwise the rows of a child are added up, in the order of its parents.
-
-    Args:
-        plan: The plan.
-        hidden: Gradients of the resulting h in level order.
-        memory: Gradients of the resulting c in level order.
-        like: A state row, for dtype and device.
-    """
+    """Hands the gradients of states down, from the argument places of parents to the children."""
 
     def __init__(
         self, plan: FusedPlan, hidden: Tensor | None, memory: Tensor | None, like: Tensor
@@ -597,16 +436,7 @@ class Downward:
 
 
 class ChildRows(NamedTuple):
-    """The children of inner nodes.
-
-    Args:
-        plan: The plan.
-        hidden: h of all nodes, behind a row of zeros for missing children; no rows backwards.
-        memory: c of all nodes, behind a row of zeros.
-        gathered: h of all argument places side by side, ``[inner, arity * width]``, or
-            ``[child, width]`` where nodes have any number of children; None backwards.
-        sums: h added up over the children of a node, where they have any number.
-    """
+    """The children of inner nodes."""
 
     plan: FusedPlan
     hidden: Tensor
@@ -639,31 +469,12 @@ class ChildRows(NamedTuple):
 
 
 def sum_stretches(rows: Tensor, index: Tensor, starts: Tensor) -> Tensor:
-    """Sums ``rows[index]`` over stretches of the index, always in the same order.
-
-    Args:
-        rows: The rows.
-        index: Which ones.
-        starts: Where each stretch begins.
-
-    Example:
-        >>> sum_stretches(torch.eye(2), torch.tensor([0, 1, 1]), torch.tensor([0, 1]))
-        tensor([[1., 0.],
-                [0., 2.]])
-    """
+    """Sums ``rows[index]`` over stretches of the index, always in the same order."""
     return torch.embedding_bag(rows, index, starts, False, 0)[0]
 
 
 class NodeRows(NamedTuple):
-    """The states of the nodes of one pass; ``first`` of a block counts these rows.
-
-    Args:
-        hidden: h, ``[node, width]``.
-        memory: c.
-        squashed: tanh(c).
-        keep: Factors of the candidate u (recurrent dropout).
-        children: The nodes' children; None for leaves.
-    """
+    """The states of the nodes of one pass; ``first`` of a block counts these rows."""
 
     hidden: Tensor
     memory: Tensor
@@ -682,14 +493,7 @@ def inner_rows(
     gathered: Tensor | None = None,
     sums: Tensor | None = None,
 ) -> NodeRows:
-    """Cuts the rows of inner nodes out of those of all nodes.
-
-    Args:
-        plan: The plan.
-        states: h, c and tanh(c) of all nodes behind a row of zeros; h may have no rows.
-        gathered: Room for h of the children.
-        sums: Room for its sums.
-    """
+    """Cuts the rows of inner nodes out of those of all nodes."""
     hidden, memory, squashed = (state[1 + plan.leaves :] for state in states)
     keep = None if plan.run.keep is None else plan.run.keep[plan.leaves :]
     children = ChildRows(plan, states[0], states[1], gathered, sums)
@@ -697,15 +501,7 @@ def inner_rows(
 
 
 class Gates(NamedTuple):
-    """The gates of the nodes of one block: products at first, activated afterwards.
-
-    Args:
-        rows: u, i, o side by side, and the forget gates of all child places behind them where
-            there is a fixed number.
-        forget: Those of all children, ``[child, width]``, where they are not part of ``rows``.
-        own: Products of the inputs of the first nodes, to be added; u, i, o, f.
-        product: What made the rows, and squashes what is added up.
-    """
+    """The gates of the nodes of one block: products at first, activated afterwards."""
 
     rows: Tensor
     forget: Tensor | None = None
@@ -714,13 +510,7 @@ class Gates(NamedTuple):
 
 
 class Outgoing(NamedTuple):
-    """Where the gradients of products go, and those of the children's memory.
-
-    Args:
-        rows: Like the rows of the gates.
-        forget: Like those of the gates.
-        memory: Gradients of the children's memory, ``[child, width]``; None for leaves.
-    """
+    """Where the gradients of products go, and those of the children's memory."""
 
     rows: Tensor
     forget: Tensor | None = None
@@ -729,10 +519,7 @@ class Outgoing(NamedTuple):
 
 @runtime_checkable
 class GateKernels(Protocol):
-    """Computes the gates of the nodes of one pass, block by block.
-
-    Made with the :class:`NodeRows` of the pass.
-    """
+    """Computes the gates of the nodes of one pass, block by block."""
 
     squashes: ClassVar[bool]
     """Whether products are to squash already, where nothing is added to them."""
@@ -749,10 +536,4 @@ class GateKernels(Protocol):
         """Writes gradients, from the activated gates."""
 
     def sum_equal(self, given: Incoming, cell: Tensor, cells: int) -> Incoming:
-        """Adds up the gradients of equal leaves, which were computed once.
-
-        Args:
-            given: Gradients, one row a leaf.
-            cell: Which of the computed rows each leaf has taken.
-            cells: How many were computed.
-        """
+        """Adds up the gradients of equal leaves, which were computed once."""

@@ -29,13 +29,7 @@ from pyg_dynbatch.nn.native_gates import LevelWeights, backward_levels, forward_
 
 
 class InnerInputs:
-    """Multiplies the inputs of inner nodes, block by block.
-
-    Args:
-        plan: The plan.
-        inputs: Input rows, those of leaves first.
-        weight: Input weights of all gates.
-    """
+    """Multiplies the inputs of inner nodes, block by block."""
 
     def __init__(self, plan: FusedPlan, inputs: Tensor, weight: Tensor) -> None:
         self.rows = inputs[plan.leaf_inputs :]
@@ -45,12 +39,7 @@ class InnerInputs:
         )
 
     def of(self, block: Block, doubled: int) -> Tensor | None:
-        """Gives ``W x`` of the first ``block.filled`` nodes of a block; None if that is none.
-
-        Args:
-            block: The block.
-            doubled: How many of the first columns are wanted twice as large.
-        """
+        """Gives ``W x`` of the first ``block.filled`` nodes of a block; None if that is none."""
         if self.product is None or not block.filled:
             return None
         found = self.product(self.rows, block.input, block.filled)
@@ -64,12 +53,7 @@ class InnerInputs:
 
 
 def with_input(plan: FusedPlan, grads: Tensor) -> Tensor:
-    """Takes the rows of inner nodes that have an input.
-
-    Args:
-        plan: The plan.
-        grads: One row an inner node.
-    """
+    """Takes the rows of inner nodes that have an input."""
     if all(block.filled == block.size for block in plan.blocks):
         return grads
     parts = [grads[b.first : b.first + b.filled] for b in plan.blocks if b.filled]
@@ -84,16 +68,7 @@ def inner_input_gradients(
     grad_inputs: Tensor | None,
     grad_weight: Tensor,
 ) -> None:
-    """Computes the gradients of the inputs of inner nodes, and adds up that of the weight.
-
-    Args:
-        plan: The plan.
-        grads: Gradients of all gates, one row an input of an inner node.
-        inputs: Input rows, those of leaves first.
-        weight: Input weights of all gates.
-        grad_inputs: Where the gradients of the input rows go, if they are wanted.
-        grad_weight: The gradient so far.
-    """
+    """Computes the gradients of the inputs of inner nodes, and adds up that of the weight."""
     rows, precision = inputs[plan.leaf_inputs :], plan.run.precision
     if grad_inputs is not None:
         product = RowProduct(weight.t(), precision=precision, rows=rows.size(0))
@@ -105,25 +80,9 @@ def inner_input_gradients(
 
 
 def forward_leaves(
-    plan: FusedPlan,
-    inputs: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    states: Sequence[Tensor],
+    plan: FusedPlan, inputs: Tensor, weight: Tensor, bias: Tensor, states: Sequence[Tensor]
 ) -> tuple[list[Tensor], Tensor]:
-    """Computes the states of all leaves.
-
-    Args:
-        plan: The plan.
-        inputs: Input rows, those of leaves first.
-        weight: Input weights of u, i, o.
-        bias: Bias of u, i, o.
-        states: Where h, c and tanh(c) of all nodes go, leaves from row 1 on.
-
-    Returns:
-        The activated gates, block by block where they are kept, and tanh(c) of every leaf that
-        was computed.
-    """
+    """Computes the states of all leaves."""
     width = bias.size(0) // 3
     spread = plan.run.leaf_row is not None
     if spread:
@@ -171,20 +130,7 @@ def backward_leaves(
     weight: Tensor,
     grad_inputs: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Computes the gradients of all that leaves depend on.
-
-    Args:
-        plan: The plan.
-        blocks: The activated gates.
-        squashed: tanh(c) of every leaf that was computed.
-        down: The gradients that come from parents and from outside.
-        inputs: Input rows.
-        weight: Input weights of u, i, o, f.
-        grad_inputs: Where the gradients of the input rows go, if they are wanted.
-
-    Returns:
-        The gradient of the weight over leaves, and what they add to that of the bias of u, i, o.
-    """
+    """Computes the gradients of all that leaves depend on."""
     width = weight.size(0) // 4
     own = slice(0, 3 * width)
     grads = squashed.new_empty(plan.leaf_cells, 3 * width)
@@ -219,22 +165,7 @@ Weights = Sequence[Tensor]
 def fused_nary_tree_lstm(
     inputs: Tensor, weight_input: Tensor, weight_hidden: Tensor, bias: Tensor, run: FusedRun
 ) -> tuple[Tensor, Tensor]:
-    """Runs an N-ary Tree-LSTM over all levels of a schedule.
-
-    Args:
-        inputs: Input rows in the order of ``schedule.input_node``, ``[input, in_channels]``.
-        weight_input: Rows in the order u, i, o, f, ``[4 * out_channels, in_channels]``.
-        weight_hidden: Rows in the order u, i, o, f of the first child, f of the second, …,
-            ``[(3 + arity) * out_channels, arity * out_channels]``.
-        bias: In the order of ``weight_input``, ``[4 * out_channels]``.
-        run: The schedule, made with an arity, and what else is asked for.
-
-    Returns:
-        Hidden and memory rows, each ``[node, out_channels]``.
-
-    Reference:
-        Tai, Socher, Manning (2015), arXiv:1503.00075, equations 9-14.
-    """
+    """Runs an N-ary Tree-LSTM over all levels of a schedule."""
     weights = weight_input, weight_hidden, bias
     return _FusedNary.apply(inputs, *weights, run, differentiated(inputs, *weights))
 
@@ -302,10 +233,7 @@ class _FusedNary(Function):
 def _forward_blocks(
     plan: FusedPlan, inputs: Tensor, weights: Weights, states: Weights
 ) -> tuple[list[Tensor], Tensor]:
-    """Computes all inner nodes; returns activated gates and the hidden rows of the children.
-
-    Gates that nobody will ask for go at once, so that the next ones find their rows in the cache.
-    """
+    """Computes all inner nodes; returns activated gates and the hidden rows of the children."""
     weight_input, weight_hidden, bias = weights
     width, arity = bias.size(0) // 4, plan.arity or 0
     # Zeros, as products read a few rows beyond those that are filled already.
@@ -373,21 +301,7 @@ Rows = Sequence[Tensor]
 def fused_child_sum_tree_lstm(
     inputs: Tensor, weight_input: Tensor, weight_hidden: Tensor, bias: Tensor, run: FusedRun
 ) -> tuple[Tensor, Tensor]:
-    """Runs a child-sum Tree-LSTM over all levels of a schedule.
-
-    Args:
-        inputs: Input rows in the order of ``schedule.input_node``, ``[input, in_channels]``.
-        weight_input: Rows in the order u, i, o, f, ``[4 * out_channels, in_channels]``.
-        weight_hidden: In the same order, ``[4 * out_channels, out_channels]``.
-        bias: In the same order, ``[4 * out_channels]``.
-        run: The schedule, made without an arity, and what else is asked for.
-
-    Returns:
-        Hidden and memory rows, each ``[node, out_channels]``.
-
-    Reference:
-        Tai, Socher, Manning (2015), arXiv:1503.00075, equations 2-8.
-    """
+    """Runs a child-sum Tree-LSTM over all levels of a schedule."""
     weights = weight_input, weight_hidden, bias
     return _FusedChildSum.apply(inputs, *weights, run, differentiated(inputs, *weights))
 
@@ -460,14 +374,7 @@ class _FusedChildSum(Function):
 
 
 class _Forward:
-    """Computes inner nodes block by block.
-
-    Args:
-        plan: The plan.
-        inputs: Input rows.
-        weights: Of inputs, of children, and the bias.
-        states: Where h, c and tanh(c) go.
-    """
+    """Computes inner nodes block by block."""
 
     def __init__(self, plan: FusedPlan, inputs: Tensor, weights: Rows, states: Rows) -> None:
         weight_input, self.weight, self.bias = weights

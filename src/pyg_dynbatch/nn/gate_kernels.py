@@ -39,20 +39,7 @@ Kernels = Callable[[NodeRows], GateKernels]
 
 
 def gate_kernels(like: Tensor) -> Kernels:
-    """Chooses what computes the gates of states like this one.
-
-    On a CUDA device Triton's kernels, in float32, bfloat16 or float16, where Triton can be
-    imported and the environment variable ``PYG_DYNBATCH_TRITON`` is not 0. On a CPU, in float32,
-    C that the machine's compiler has built, where there is one and ``PYG_DYNBATCH_NATIVE`` is
-    not 0. Plain torch otherwise.
-
-    Args:
-        like: A state row or more, for dtype and device.
-
-    Example:
-        >>> gate_kernels(torch.zeros(1, 2, dtype=torch.float64)).__name__
-        'PlainGates'
-    """
+    """Chooses what computes the gates of states like this one."""
     if _on_gpu(like) and like.dtype in _IN_SINGLE and os.environ.get(SWITCH) != "0":
         return _triton_gates() or PlainGates
     if _chooses_native(like):
@@ -61,28 +48,7 @@ def gate_kernels(like: Tensor) -> Kernels:
 
 
 def level_library(plan: FusedPlan, weight: Tensor, like: Tensor) -> ctypes.CDLL | None:
-    """Chooses whether C is to run all levels of a schedule by one call.
-
-    That is for gates in C, where the weight of the levels is not worth packing and every node has
-    one parent at most.
-
-    Args:
-        plan: The plan.
-        weight: What the children are multiplied with.
-        like: A state row or more.
-
-    Returns:
-        The library, if so.
-
-    Example:
-        >>> from pyg_dynbatch.core import Schedule
-        >>> from pyg_dynbatch.nn.fused_plan import FusedRun
-        >>> schedule = Schedule.from_structure(torch.tensor([[0, 1], [2, 2]]), 3)
-        >>> plan = FusedPlan(FusedRun(schedule), 3, torch.device("cpu"))
-        >>> rows = torch.zeros(3, 2, dtype=torch.float64)
-        >>> level_library(plan, rows, rows) is None
-        True
-    """
+    """Chooses whether C is to run all levels of a schedule by one call."""
     if plan.run.precision is not None or not plan.single_parent or packs(weight, plan.inner):
         return None
     return _native_library() if _chooses_native(like) and multiply_address() else None

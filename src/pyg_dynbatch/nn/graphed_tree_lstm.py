@@ -25,12 +25,7 @@ _WARM_UPS = 3
 
 
 class Recording(NamedTuple):
-    """A recorded call: what it writes, and how to do it again.
-
-    Args:
-        replay: Does the call again, on what its tensors hold by then.
-        results: Where every replay puts its results; nothing is in them before the first.
-    """
+    """A recorded call: what it writes, and how to do it again."""
 
     replay: Callable[[], object]
     results: tuple[Tensor, ...]
@@ -48,24 +43,7 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """Captures calls as CUDA graphs, all with one pool of memory and on one side stream.
-
-    Graphs of one pool overwrite each other's memory, so only one recording may be half done at
-    a time: from the replay of its forward call to that of its backward call. Unsafe calls of
-    other threads, such as the one that pins the memory of batches, do not end a capture.
-
-    Args:
-        device: A CUDA device.
-
-    Reference:
-        PyTorch, "CUDA semantics", section "CUDA Graphs"; documentation of ``torch.cuda.graph``:
-        three warm-ups on a side stream, a shared pool, error mode ``"thread_local"``.
-
-    Example:
-        >>> if torch.cuda.is_available():
-        ...     kept = torch.ones(2, device="cuda")
-        ...     recording = CudaRecorder(kept.device).record(lambda: (kept + 1,))
-    """
+    """Captures calls as CUDA graphs, all with one pool of memory and on one side stream."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -96,16 +74,7 @@ class CudaRecorder:
 
 
 class EagerRecorder:
-    """Makes calls again instead of replaying them, and writes to the same places as a graph.
-
-    Example:
-        >>> kept = torch.ones(2)
-        >>> recording = EagerRecorder().record(lambda: (kept + 1,))
-        >>> _ = kept.fill_(5)
-        >>> recording.replay()
-        >>> recording.results[0]
-        tensor([6., 6.])
-    """
+    """Makes calls again instead of replaying them, and writes to the same places as a graph."""
 
     def warm_up(self, call: Callable[[], object]) -> None:
         """Needs none."""
@@ -122,26 +91,12 @@ class EagerRecorder:
 
 
 def recorder_for(device: torch.device) -> Recorder:
-    """Chooses CUDA graphs on CUDA devices, and the stand-in elsewhere.
-
-    Example:
-        >>> type(recorder_for(torch.device("cpu"))).__name__
-        'EagerRecorder'
-    """
+    """Chooses CUDA graphs on CUDA devices, and the stand-in elsewhere."""
     return CudaRecorder(device) if device.type == "cuda" else EagerRecorder()
 
 
 class Mode(NamedTuple):
-    """All besides the shape that a recorded run depends on.
-
-    Args:
-        dtype: That of the input rows.
-        width: That of the input rows.
-        with_gradient: Whether there is a way back.
-        rows_want_gradient: Whether the input rows want a gradient.
-        precision: Type in which to multiply (autocast); None without.
-        dropout: Recurrent dropout of the cell as things stand.
-    """
+    """All besides the shape that a recorded run depends on."""
 
     dtype: torch.dtype
     width: int
@@ -152,17 +107,7 @@ class Mode(NamedTuple):
 
 
 class RecordedRun:
-    """The forward and the backward run over levels of one shape, recorded.
-
-    Args:
-        cell: A cell that runs a whole schedule in one go.
-        form: The first batch, padded; later ones have the same shape.
-        rows: Its input rows.
-        mode: What else matters.
-        recorder: What records.
-        totals: Where the gradients of the parameters that want one go; shared by all runs of
-            a cell.
-    """
+    """The forward and the backward run over levels of one shape, recorded."""
 
     def __init__(
         self,
@@ -201,17 +146,7 @@ class RecordedRun:
     def forwards(
         self, form: PaddedForm, rows: Tensor, place: Tensor, parts: int
     ) -> tuple[Tensor, ...]:
-        """Replays the way there.
-
-        Args:
-            form: The batch, padded.
-            rows: Its input rows.
-            place: Which rows of the states to give.
-            parts: How many parts of the states to give.
-
-        Returns:
-            Copies of these rows.
-        """
+        """Replays the way there."""
         self.load(form, rows)
         self.there.replay()
         return tuple(part.index_select(0, place) for part in self.there.results[:parts])
@@ -219,16 +154,7 @@ class RecordedRun:
     def backwards(
         self, form: PaddedForm, grads: Sequence[Tensor | None], place: Tensor
     ) -> tuple[Tensor | None, list[Tensor]]:
-        """Replays the way back.
-
-        Args:
-            form: The same batch.
-            grads: Gradients of what :meth:`forwards` gave.
-            place: As there.
-
-        Returns:
-            Copies of the gradients of the input rows, if they want one, and of the parameters.
-        """
+        """Replays the way back."""
         for kept, given in zip_longest(self.grads, grads):
             # Nothing comes from the rows of padding.
             kept.zero_()
@@ -388,26 +314,14 @@ class GraphedTreeLSTM(RecursiveLayer):
 
 
 class Lease:
-    """Keeps the memory of all runs of a cell for one call, from its way there to its way back.
-
-    It ends when the way back is done, or when nobody is left who could ask for it.
-
-    Args:
-        run: The run that was replayed.
-    """
+    """Keeps the memory of all runs of a cell for one call, from its way there to its way back."""
 
     def __init__(self, run: RecordedRun) -> None:
         self.run, self.open = run, True
 
 
 class RecordedRuns:
-    """Keeps the recorded runs of one cell, which share one pool of memory.
-
-    Args:
-        cell: The cell.
-        most: How many runs to keep.
-        recorder: Makes what records.
-    """
+    """Keeps the recorded runs of one cell, which share one pool of memory."""
 
     def __init__(
         self, cell: TreeLSTMCell, most: int, recorder: Callable[[torch.device], Recorder]
@@ -422,18 +336,7 @@ class RecordedRuns:
     def run(
         self, rows: Tensor, form: PaddedForm, place: Tensor, with_memory: bool
     ) -> tuple[Tensor, ...] | None:
-        """Runs a padded batch.
-
-        Args:
-            rows: Its input rows.
-            form: Its padded form.
-            place: Which rows of the padded levels to give.
-            with_memory: Whether to give the memory rows too.
-
-        Returns:
-            Hidden rows, and memory rows where asked for; None while another call waits for its
-            way back, as its values lie where those of this call would go.
-        """
+        """Runs a padded batch."""
         lease = None if self.waiting is None else self.waiting()
         if lease is not None and lease.open:
             return None

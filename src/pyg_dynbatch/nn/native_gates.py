@@ -47,11 +47,7 @@ class _Given(ctypes.Structure):
 
 
 def declare(library: ctypes.CDLL) -> None:
-    """Tells the types of the functions of ``native_gates.c``, a part of ``native_levels.c``.
-
-    Args:
-        library: The built file.
-    """
+    """Tells the types of the functions of ``native_gates.c``, a part of ``native_levels.c``."""
     block = [c_int64] * 4
     library.tree_lstm_gather.argtypes = [POINTER(_Nodes), *block, c_int]
     library.tree_lstm_forward.argtypes = [POINTER(_Nodes), *block, *[c_void_p] * 3, c_int64, c_int]
@@ -70,12 +66,7 @@ def declare(library: ctypes.CDLL) -> None:
 
 
 class NativeGates:
-    """Computes gates by compiled C, in float32 on CPUs.
-
-    Args:
-        library: ``native_levels.c``, built and declared.
-        nodes: The nodes of the pass.
-    """
+    """Computes gates by compiled C, in float32 on CPUs."""
 
     squashes: ClassVar[bool] = False
     """C squashes, not the product."""
@@ -153,15 +144,7 @@ class NativeGates:
 
 
 def address_of(rows: Tensor | None) -> int | None:
-    """Gives the address of the first number, for C; None for no tensor.
-
-    Args:
-        rows: The tensor; whoever calls C holds it as long.
-
-    Example:
-        >>> address_of(None) is None
-        True
-    """
+    """Gives the address of the first number, for C; None for no tensor."""
     return None if rows is None else rows.data_ptr()
 
 
@@ -184,14 +167,7 @@ class _Levels(ctypes.Structure):
 
 
 class LevelWeights(NamedTuple):
-    """What the children of inner nodes are multiplied with, ``[column, inner]`` and ``[column]``.
-
-    Args:
-        weight: Of the gates in the row of a node.
-        bias: Its bias; not needed backwards.
-        forget: The weight of forget gates that have rows of their own.
-        forget_bias: Its bias.
-    """
+    """Weight and bias of the children of inner nodes, ``[column, inner]`` and ``[column]``."""
 
     weight: Tensor
     bias: Tensor | None = None
@@ -210,11 +186,7 @@ def _plain(rows: Tensor) -> Tensor:
 
 
 def declare_levels(library: ctypes.CDLL) -> None:
-    """Tells the types of the functions of ``native_levels.c``.
-
-    Args:
-        library: The built file.
-    """
+    """Tells the types of the functions of ``native_levels.c``."""
     library.tree_lstm_forward_levels.argtypes = [c_void_p, POINTER(_Levels), c_int]
     library.tree_lstm_backward_levels.argtypes = [c_void_p, c_void_p, POINTER(_Levels), c_int]
     for function in (library.tree_lstm_forward_levels, library.tree_lstm_backward_levels):
@@ -223,16 +195,7 @@ def declare_levels(library: ctypes.CDLL) -> None:
 
 @cache
 def multiply_address() -> int | None:
-    """Finds ``sgemm`` in the libraries that torch has loaded.
-
-    Returns:
-        Its address; None where there is none, or it computes something else.
-
-    Example:
-        >>> address = multiply_address()
-        >>> address is None or address > 0
-        True
-    """
+    """Finds ``sgemm`` in the libraries that torch has loaded."""
     if sys.byteorder != "little":
         # The low half of a number would not come first.
         return None
@@ -270,19 +233,7 @@ def forward_levels(
     weights: LevelWeights,
     own: Tensor | None,
 ) -> list[Tensor]:
-    """Computes all inner nodes.
-
-    Args:
-        library: ``native_levels.c``, built and declared.
-        plan: The plan.
-        nodes: The inner nodes, with their children.
-        weights: The weights.
-        own: Products of the inputs of inner nodes, ``[input, 4 * width]``.
-
-    Returns:
-        The activated gates of all inner nodes, and the forget gates of all children where they
-        have rows of their own; where gates are not kept, no more than room for one block.
-    """
+    """Computes all inner nodes."""
     weights = weights.contiguous()
     rows, places = plan.inner, plan.places
     if not plan.keep:
@@ -307,16 +258,7 @@ def backward_levels(
     grads: Sequence[Tensor],
     down: Downward,
 ) -> None:
-    """Computes the gradients of all inner nodes and of what their children gave them.
-
-    Args:
-        library: ``native_levels.c``, built and declared.
-        nodes: The inner nodes, with their children; every node has one parent at most.
-        weights: The weights; no biases.
-        gates: What :func:`forward_levels` gave.
-        grads: Where the gradients of the products go; like the gates.
-        down: The gradients of states.
-    """
+    """Computes the gradients of all inner nodes and of what their children gave them."""
     plan, weights = down.plan, weights.contiguous()
     kernels = NativeGates(library, nodes)
     levels = _levels(plan, weights)

@@ -20,12 +20,7 @@ _NARROW = (torch.bfloat16, torch.float16)
 
 
 class Lists(NamedTuple):
-    """For every result row the rows to add up: row r adds up those of ``item[ptr[r]:ptr[r+1]]``.
-
-    Args:
-        item: Row numbers, one list after another.
-        ptr: Where each list begins, and the end.
-    """
+    """For every result row the rows to add up: row r adds up those of ``item[ptr[r]:ptr[r+1]]``."""
 
     item: Int[Tensor, " item"]
     ptr: Int[Tensor, " list_1"]
@@ -71,23 +66,13 @@ def pair_sum(rows: Float[Tensor, "pair width"], pairs: Pairs) -> Float[Tensor, "
 
 
 def neighbour_sum(rows: Float[Tensor, "atom width"], pairs: Pairs) -> Float[Tensor, "atom width"]:
-    """Adds up, for each atom, the rows of all atoms it is paired with; its own adjoint.
-
-    Example:
-        >>> pairs = Pairs.all_pairs([2], self_pairs=False)
-        >>> neighbour_sum(torch.tensor([[1.0], [10.0]]), pairs).flatten().tolist()
-        [10.0, 1.0]
-    """
+    """Adds up, for each atom, the rows of all atoms it is paired with; its own adjoint."""
     lists = Lists(pairs.other, pairs.ptr)
     return _add(rows, lists, lists)
 
 
 def _forth(pairs: Pairs) -> Lists:
-    """Lists for each ordered pair its two halves of rows.
-
-    Row 2a of the halves is u of atom a, row 2a + 1 is v. Result k of P pairs is u of the first
-    plus v of the second atom of pair k; result P + k is the other way round.
-    """
+    """Lists for each ordered pair its two halves of rows."""
 
     def make() -> Lists:
         first, second = 2 * pairs.first, 2 * pairs.second
@@ -165,30 +150,13 @@ class _OrderSum(Function):
 def order_gather(
     parts: Float[Tensor, "atom parts"], pairs: Pairs
 ) -> Float[Tensor, "two pair width"]:
-    """Adds, for both orders of each pair, one atom's first part and the other's second part.
-
-    With a row of ``parts`` split in two halves u and v, pair (i, j) gives u_i + v_j in the first
-    block and u_j + v_i in the second one.
-
-    Example:
-        >>> parts = torch.tensor([[1.0, 2.0], [10.0, 20.0]])  # u is 1 and 10, v is 2 and 20
-        >>> order_gather(parts, Pairs.all_pairs([2])).squeeze(2).tolist()
-        [[3.0, 21.0, 30.0], [3.0, 12.0, 30.0]]
-    """
+    """Adds, for both orders of each pair, one atom's first part and the other's second part."""
     back = _back_if_recorded(parts, pairs)
     return _OrderGather.apply(parts.contiguous(), _forth(pairs), back)
 
 
 def order_sum(rows: Float[Tensor, "two pair width"], pairs: Pairs) -> Float[Tensor, "atom parts"]:
-    """Adds up rows of ordered pairs at both atoms; the adjoint of :func:`order_gather`.
-
-    Half precision is added up in single precision.
-
-    Example:
-        >>> rows = torch.tensor([[[1.0]], [[10.0]]])
-        >>> order_sum(rows, Pairs.all_pairs([2], self_pairs=False)).tolist()
-        [[1.0, 10.0], [10.0, 1.0]]
-    """
+    """Adds up rows of ordered pairs at both atoms; the adjoint of :func:`order_gather`."""
     rows = rows.float() if rows.dtype in _NARROW else rows
     return _OrderSum.apply(rows.contiguous(), _forth(pairs), _back(pairs))
 
@@ -216,15 +184,7 @@ class _OrderReLU(Function):
 
 
 def order_relu(parts: Float[Tensor, "atom parts"], pairs: Pairs) -> Float[Tensor, "pair width"]:
-    """Computes max(u_i + v_j, 0) + max(u_j + v_i, 0) for each pair.
-
-    The same as ``order_gather(parts, pairs).relu().sum(0)`` with fewer passes over the memory.
-
-    Example:
-        >>> parts = torch.tensor([[1.0, 2.0], [10.0, -20.0]])
-        >>> order_relu(parts, Pairs.all_pairs([2])).flatten().tolist()
-        [6.0, 12.0, 0.0]
-    """
+    """Computes max(u_i + v_j, 0) + max(u_j + v_i, 0) for each pair."""
     back = _back_if_recorded(parts, pairs)
     return _OrderReLU.apply(parts.contiguous(), _forth(pairs), back)
 
@@ -256,11 +216,5 @@ class _CodeSum(Function):
 
 
 def code_rows(table: Float[Tensor, "code width"], pairs: Pairs) -> Float[Tensor, "pair width"]:
-    """Looks up each pair's code in a table.
-
-    Example:
-        >>> pairs = Pairs.from_codes(torch.tensor([0, 1, 0]), [2])
-        >>> code_rows(torch.tensor([[5.0], [6.0]]), pairs).flatten().tolist()
-        [5.0, 6.0, 5.0]
-    """
+    """Looks up each pair's code in a table."""
     return _CodeRows.apply(table, pairs)

@@ -12,11 +12,8 @@ from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.types import MovablePlan
 
 
-class HalfPairs(NamedTuple):
-    """Unordered pairs, sorted by first and then by second atom.
-
-    ``column`` is where each one stood in what it was made from.
-    """
+class UpperPairs(NamedTuple):
+    """Unordered pairs, sorted by first and then by second atom."""
 
     first: np.ndarray
     second: np.ndarray
@@ -28,11 +25,7 @@ _NONE = np.zeros(0, dtype=np.int64)
 
 
 def checked_sizes(name: str, sizes: Sequence[int] | Tensor) -> np.ndarray:
-    """Turns numbers of atoms into an array.
-
-    Raises:
-        ValueError: If one is negative, or they are no plain list.
-    """
+    """Turns numbers of atoms into an array."""
     atoms = np.asarray(sizes.cpu() if isinstance(sizes, Tensor) else sizes, dtype=np.int64)
     if atoms.ndim != 1:
         raise mismatch(
@@ -56,11 +49,7 @@ def checked_sizes(name: str, sizes: Sequence[int] | Tensor) -> np.ndarray:
 def checked_codes(
     pair_code: Tensor, atoms: np.ndarray, kept: Tensor | None, num_codes: int | None
 ) -> tuple[np.ndarray, int]:
-    """Compares codes with the numbers of atoms and of codes.
-
-    Raises:
-        ValueError: If there are too many or too few, or one is too large.
-    """
+    """Compares codes with the numbers of atoms and of codes."""
     stored = atoms * (atoms + 1) // 2
     code = pair_code.detach().cpu().numpy().astype(np.int64)
     if code.size != stored.sum():
@@ -89,29 +78,24 @@ def checked_codes(
     return code, num_codes
 
 
-def triangles(atoms: np.ndarray) -> HalfPairs:
+def triangles(atoms: np.ndarray) -> UpperPairs:
     """Enumerates all pairs i <= j of each molecule, row by row."""
     _, left = _places(atoms)
     first = np.repeat(np.arange(left.size), left)
     column = np.arange(first.size)
-    return HalfPairs(first, first + column - _row_starts(left)[first], column, _NONE)
+    return UpperPairs(first, first + column - _row_starts(left)[first], column, _NONE)
 
 
-def filtered(half: HalfPairs, keep: np.ndarray | None) -> HalfPairs:
+def filtered(half: UpperPairs, keep: np.ndarray | None) -> UpperPairs:
     """Drops pairs; the code may be left out."""
     if keep is None:
         return half
     chosen = np.flatnonzero(keep)
-    return HalfPairs(*(part[chosen] if part.size else part for part in half))
+    return UpperPairs(*(part[chosen] if part.size else part for part in half))
 
 
-def of_pair_index(pair_index: np.ndarray, num_atoms: int, atoms: np.ndarray) -> HalfPairs:
-    """Sorts a list of pairs, and takes each one once.
-
-    Raises:
-        ValueError: If an atom is out of range, a pair joins two molecules, or the sizes do not
-            add up to the number of atoms.
-    """
+def of_pair_index(pair_index: np.ndarray, num_atoms: int, atoms: np.ndarray) -> UpperPairs:
+    """Sorts a list of pairs, and takes each one once."""
     if pair_index.ndim != 2 or len(pair_index) != 2 or atoms.sum() != num_atoms:
         raise mismatch(
             ValueError,
@@ -127,22 +111,13 @@ def of_pair_index(pair_index: np.ndarray, num_atoms: int, atoms: np.ndarray) -> 
     low, high = pair_index.min(0), pair_index.max(0)
     key, column = np.unique(low.astype(np.int64) * num_atoms + high, return_index=True)
     first, second = np.divmod(key, max(num_atoms, 1))
-    return HalfPairs(first, second, column, _NONE)
+    return UpperPairs(first, second, column, _NONE)
 
 
 def incidence_of(
-    half: HalfPairs, atoms: np.ndarray, full: bool
+    half: UpperPairs, atoms: np.ndarray, full: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Lists for every atom the pairs that contain it.
-
-    Args:
-        half: The pairs.
-        atoms: Number of atoms of each molecule.
-        full: Whether these are all pairs, self pairs included; then nothing need be sorted.
-
-    Returns:
-        First entry of each atom, the pair of each entry, and the other atom of that pair.
-    """
+    """Lists for every atom the pairs that contain it."""
     if full:
         _, left = _places(atoms)
         degree = np.repeat(atoms, atoms)
@@ -163,7 +138,7 @@ def incidence_of(
     return np.concatenate([[0], np.cumsum(count)]), entry, other
 
 
-def ends_of(half: HalfPairs) -> tuple[np.ndarray, np.ndarray]:
+def ends_of(half: UpperPairs) -> tuple[np.ndarray, np.ndarray]:
     """Lists the atoms of each pair, that of a self pair once, and where each pair begins."""
     ptr = np.concatenate([[0], np.cumsum(2 - (half.first == half.second))])
     end = np.empty(ptr[-1], dtype=np.int64)
@@ -403,7 +378,7 @@ class Pairs(MovablePlan):
         return pairs.to(pair_index.device)
 
     @classmethod
-    def _of_half(cls, half: HalfPairs, atoms: np.ndarray, num_codes: int, full: bool) -> "Pairs":
+    def _of_half(cls, half: UpperPairs, atoms: np.ndarray, num_codes: int, full: bool) -> "Pairs":
         num_atoms, num_pairs = int(atoms.sum()), half.first.size
         incidence = incidence_of(half, atoms, full)
         atom_ptr = np.concatenate([[0], np.cumsum(atoms)])
@@ -439,7 +414,7 @@ class Pairs(MovablePlan):
         for start in range(0, self.num_pairs, max_pairs):
             chosen = slice(start, min(start + max_pairs, self.num_pairs))
             column = np.arange(chosen.start, chosen.stop)
-            half = HalfPairs(found[0][chosen], found[1][chosen], column, found[-1][chosen])
+            half = UpperPairs(found[0][chosen], found[1][chosen], column, found[-1][chosen])
             block = Pairs._of_half(half, atoms, self.num_codes, full=False)
             blocks.append(block.to(self.device))
         return blocks

@@ -21,11 +21,7 @@ from pyg_dynbatch.nn.fused_plan import (
 
 
 class PlainGates:
-    """Computes gates by calls of torch.
-
-    Args:
-        nodes: The nodes of the pass.
-    """
+    """Computes gates by calls of torch."""
 
     squashes: ClassVar[bool] = True
     """Products squash: oneDNN does it on the way."""

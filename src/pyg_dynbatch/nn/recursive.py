@@ -11,7 +11,7 @@ from torch_geometric.nn import MessagePassing
 from pyg_dynbatch.core.errors import described, mismatch
 from pyg_dynbatch.core.row_buffer import (
     Pick,
-    StateStore,
+    RowBuffer,
     check_precision,
     finish,
     new_token,
@@ -39,24 +39,12 @@ def run_levels(
     order: bool | Tensor = False,
     weight: Float[Tensor, " place"] | None = None,
 ) -> States:
-    """Runs a cell over all levels: one product with all inputs, then one step a level.
-
-    Args:
-        cell: The cell.
-        schedule: Made by ``Schedule.from_structure`` with the arity of the cell.
-        inputs: Input rows in the order of ``schedule.input_node``.
-        order: Whether to give the states in the order of the levels instead of node order, which
-            saves a gather; or which rows of that order to give.
-        weight: Factors of the states that nodes read, see :func:`child_weights`.
-
-    Returns:
-        The states, a tuple of ``[node, width]``.
-    """
+    """Runs a cell over all levels: one product with all inputs, then one step a level."""
     steps, counts = schedule.steps, schedule.level_inputs
     first = counts[0] if counts else 0
     none = cell.no_input(inputs)
     projected = cell.project(inputs[first:]).split(list(counts[1:]) or [0])
-    store = StateStore(schedule.num_nodes + 1, zero_rows=1)
+    store = RowBuffer(schedule.num_nodes + 1, zero_rows=1)
     states = _leaves(cell, inputs[:first], steps[0].size if steps else 0)
     store.allocate(states, stored_dtypes(states))
     token = store.write(new_token(inputs), 1, states)
@@ -78,26 +66,7 @@ def run_levels(
 def child_weights(
     schedule: Schedule, edge_index: Tensor | None, mask: Float[Tensor, " edge"]
 ) -> Float[Tensor, " place"]:
-    """Brings the mask of edges into the order in which the steps read states of children.
-
-    Args:
-        schedule: Made by ``Schedule.from_structure``, with one edge or more.
-        edge_index: The edges; not needed for schedules without an arity.
-        mask: One factor per edge.
-
-    Returns:
-        One factor per row of ``schedule.children_of``, all steps one after another; 1 for missing
-        children. Edges between the same two nodes are taken in the order of their places.
-
-    Raises:
-        ValueError: If the edges are needed and missing.
-
-    Example:
-        >>> edges = torch.tensor([[1, 0], [2, 2]])
-        >>> schedule = Schedule.from_structure(edges, 3, arity=2, child_slot=torch.tensor([1, 0]))
-        >>> child_weights(schedule, edges, torch.tensor([0.25, 0.5]))
-        tensor([1.0000, 1.0000, 1.0000, 1.0000, 0.5000, 0.2500])
-    """
+    """Brings the mask of edges into the order in which the steps read states of children."""
     if schedule.arity is None:
         return mask.index_select(0, schedule.edge_order)
     if edge_index is None:
@@ -126,13 +95,7 @@ def _output(schedule: Schedule, order: bool | Tensor) -> Pick:
 
 
 def stored_dtypes(states: States) -> tuple[torch.dtype, ...]:
-    """In what to keep states: as they are; under autocast in single precision or better.
-
-    Example:
-        >>> with torch.autocast("cpu", torch.bfloat16):
-        ...     stored_dtypes((torch.zeros(1, 1).bfloat16(), torch.zeros(1, 1).double()))
-        (torch.float32, torch.float64)
-    """
+    """In what to keep states: as they are; under autocast in single precision or better."""
     autocast = torch.is_autocast_enabled(states[0].device.type)
     least = [torch.promote_types(part.dtype, torch.float32) for part in states]
     return tuple(least) if autocast else tuple(part.dtype for part in states)
@@ -159,11 +122,7 @@ def _with_missing(projected: Tensor, none: Tensor, size: int) -> Tensor:
 
 
 def _rows_of_block(cell: RecursiveCell, states: States) -> int | None:
-    """How many rows of a level one call of the cell takes; None for all.
-
-    What a cell computes in between is several times as large as its states, and is to stay in
-    the cache of a CPU.
-    """
+    """How many rows of a level one call of the cell takes; None for all."""
     row = sum(part[:1].nbytes for part in states)
     if states[0].device.type != "cpu" or cell.arity is None or not row:
         return None
@@ -181,7 +140,7 @@ def _blocks(rows: int, most: int | None) -> Iterator[tuple[int, int]]:
 def _children(
     cell: RecursiveCell,
     schedule: Schedule,
-    store: StateStore,
+    store: RowBuffer,
     token: Tensor,
     block: tuple[Step, int, int],
     weight: Tensor | None,
@@ -202,7 +161,7 @@ def _children(
     return tuple(part.unflatten(0, (size, arity)) for part in rows)
 
 
-def _no_children(cell: RecursiveCell, store: StateStore, token: Tensor, schedule: Schedule) -> Any:
+def _no_children(cell: RecursiveCell, store: RowBuffer, token: Tensor, schedule: Schedule) -> Any:
     rows = store.read(token, schedule.wiring[:0])
     if cell.arity is None:
         return RaggedRows(rows, schedule.wiring[:0], 0)
@@ -211,11 +170,7 @@ def _no_children(cell: RecursiveCell, store: StateStore, token: Tensor, schedule
 
 
 def checked_direction(owner: str, direction: str) -> str:
-    """Refuses an unknown direction.
-
-    Raises:
-        ValueError: If it is neither ``"bottom_up"`` nor ``"top_down"``.
-    """
+    """Refuses an unknown direction."""
     if direction not in ("bottom_up", "top_down"):
         raise mismatch(
             ValueError, f"{owner}: unknown direction", "'bottom_up' or 'top_down'", repr(direction)
@@ -224,17 +179,7 @@ def checked_direction(owner: str, direction: str) -> str:
 
 
 def check_input_rows(owner: str, x: Tensor, module: nn.Module, channels: int | None) -> None:
-    """Checks the form of input rows, and that the parameters have their dtype.
-
-    Args:
-        owner: Who asks, for messages.
-        x: The rows.
-        module: What reads them.
-        channels: The width that it wants; None for any rows of numbers.
-
-    Raises:
-        TypeError: If they are something else.
-    """
+    """Checks the form of input rows, and that the parameters have their dtype."""
     fits = isinstance(x, Tensor) and x.layout == torch.strided and x.device.type != "meta"
     if (
         not fits
@@ -259,23 +204,7 @@ def derive_schedule(
     arity: int | None,
     direction: str,
 ) -> Schedule:
-    """Works out the schedule from the edges, on the device of the rows.
-
-    Args:
-        owner: Who asks, for messages.
-        x: One row a node.
-        edge_index: Edges from child to parent.
-        child_slot: Position of each edge's child among its siblings.
-        arity: Argument places, ``None`` for any number of children.
-        direction: ``"bottom_up"`` or ``"top_down"``.
-
-    Returns:
-        The schedule.
-
-    Raises:
-        TypeError: If the edges are no dense tensor.
-        ValueError: If no schedule can be made of them.
-    """
+    """Works out the schedule from the edges, on the device of the rows."""
     _check_dense(owner, edge_index)
     return Schedule.from_structure(
         torch.Tensor.as_subclass(cast(Tensor, edge_index), Tensor),
@@ -287,25 +216,9 @@ def derive_schedule(
 
 
 def check_schedule(
-    owner: str,
-    schedule: Schedule,
-    edge_index: Tensor | None,
-    arity: int | None,
-    direction: str,
+    owner: str, schedule: Schedule, edge_index: Tensor | None, arity: int | None, direction: str
 ) -> None:
-    """Checks that a schedule was made for this layer and this graph.
-
-    Args:
-        owner: Who asks, for messages.
-        schedule: The schedule.
-        edge_index: Edges of the graph, if they are given too.
-        arity: Argument places that the layer wants.
-        direction: Direction that the layer wants.
-
-    Raises:
-        TypeError: If the edges are not a dense tensor.
-        ValueError: If it was made for another arity or direction, or from other edges.
-    """
+    """Checks that a schedule was made for this layer and this graph."""
     wanted, found = (arity, direction), (schedule.arity, schedule.direction)
     if wanted != found:
         raise mismatch(
@@ -453,10 +366,7 @@ class RecursiveLayer(MessagePassing):
         order: bool | Tensor,
         return_state: bool,
     ) -> States:
-        """Computes states; all parts of them where they are asked for.
-
-        ``order`` tells whether to give them in the order of the levels, or which rows of that.
-        """
+        """Computes states; all parts of them where they are asked for."""
         states = self.cell.run_schedule(schedule, inputs, leaf_row, order is not False)
         if states is None:
             inputs = spread_rows(inputs, leaf_row, schedule)
@@ -477,11 +387,7 @@ class RecursiveLayer(MessagePassing):
         return mask.sigmoid() if self._apply_sigmoid else mask
 
     def _check(
-        self,
-        schedule: Schedule,
-        x: Tensor,
-        edge_index: Tensor | None,
-        leaf_row: Tensor | None,
+        self, schedule: Schedule, x: Tensor, edge_index: Tensor | None, leaf_row: Tensor | None
     ) -> None:
         name = type(self).__name__
         check_schedule(name, schedule, edge_index, self.arity, self.direction)
@@ -517,29 +423,12 @@ def _check_leaf_row(name: str, schedule: Schedule, x: Tensor, leaf_row: Tensor) 
 
 
 def level_row(schedule: Schedule) -> Int[Tensor, " node"]:
-    """Gives the place of every node in the order of the levels.
-
-    Args:
-        schedule: Made by ``Schedule.from_structure``.
-
-    Example:
-        >>> level_row(Schedule.from_structure(torch.tensor([[2, 1], [0, 0]]), 3))
-        tensor([2, 0, 1])
-    """
+    """Gives the place of every node in the order of the levels."""
     return schedule.rows_of(schedule.outputs["node"].wiring) - 1
 
 
 def chosen_rows(states: States, order: bool | Tensor) -> States:
-    """Takes the rows that are asked for out of states in level order.
-
-    Args:
-        states: The states.
-        order: The rows; all of them where it is no tensor.
-
-    Example:
-        >>> chosen_rows((torch.eye(3),), torch.tensor([2]))
-        (tensor([[0., 0., 1.]]),)
-    """
+    """Takes the rows that are asked for out of states in level order."""
     if not isinstance(order, Tensor):
         return states
     return tuple(part.index_select(0, order) for part in states)
@@ -649,10 +538,7 @@ class ChildSumTreeLSTM(RecursiveLayer):
         direction: str = "bottom_up",
     ) -> None:
         cell = ChildSumTreeLSTMCell(
-            in_channels,
-            out_channels,
-            forget_bias=forget_bias,
-            recurrent_dropout=recurrent_dropout,
+            in_channels, out_channels, forget_bias=forget_bias, recurrent_dropout=recurrent_dropout
         )
         super().__init__(cell, direction)
 

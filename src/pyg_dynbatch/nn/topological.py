@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.row_buffer import (
     Pick,
-    StateStore,
+    RowBuffer,
     finish,
     new_token,
     refuse_transforms,
     unsupported,
 )
-from pyg_dynbatch.core.schedule import Schedule, Wiring
+from pyg_dynbatch.core.schedule import IndexSlice, Schedule
 from pyg_dynbatch.nn.recursive import (
     check_input_rows,
     check_schedule,
@@ -153,16 +153,12 @@ class TopologicalConv(nn.Module):
         return self._run(schedule, x, arguments, masks)
 
     def _run(
-        self,
-        schedule: Schedule,
-        x: Tensor,
-        arguments: list[_Arguments],
-        masks: "_Masks",
+        self, schedule: Schedule, x: Tensor, arguments: list[_Arguments], masks: "_Masks"
     ) -> Tensor:
         row = schedule.rows_of(schedule.outputs["node"].wiring)
         in_order = torch.empty_like(x).index_copy(0, row - 1, x)
         levels = in_order.split([step.size for step in schedule.steps] or [0])
-        store, token = StateStore(schedule.num_nodes + 1, zero_rows=1), new_token(x)
+        store, token = RowBuffer(schedule.num_nodes + 1, zero_rows=1), new_token(x)
         if not schedule.steps:
             nothing = schedule.wiring[:0]
             return self._call(levels[0], self._no_sources(x), nothing, *arguments[0])
@@ -294,18 +290,14 @@ def _split(rows: Tensor | None, order: Tensor, sizes: list[int]) -> Rows:
     return rows.index_select(0, order).split(sizes)
 
 
-def _pick(schedule: Schedule, wiring: Wiring) -> Pick:
+def _pick(schedule: Schedule, wiring: IndexSlice) -> Pick:
     if wiring.start >= 0:
         return wiring.start, wiring.length
     return schedule.rows_of(wiring)
 
 
 class _Masks:
-    """Hands every level its part of the edge masks that PyG's explainers put into layers.
-
-    An explainer gives each ``MessagePassing`` module one mask for all edges of the graph, while a
-    call here has the edges of one level.
-    """
+    """Hands every level its part of the edge masks that PyG's explainers put into layers."""
 
     def __init__(self, conv: nn.Module, order: Tensor, sizes: list[int]) -> None:
         self.parts: list[tuple[nn.Module, str, Rows]] = []

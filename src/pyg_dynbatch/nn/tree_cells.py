@@ -23,10 +23,7 @@ def glorot_joint(weights: list[Tensor], fan_out: int) -> None:
 
 
 class _TreeLSTMCell(RecursiveCell):
-    """What both Tree-LSTM cells share: the weights, and the product with the inputs.
-
-    Rows of the weights stand in the order u, i, o, f; the hidden weight may have several blocks f.
-    """
+    """What both Tree-LSTM cells share: the weights, and the product with the inputs."""
 
     def __init__(
         self,
@@ -340,12 +337,7 @@ class TreeGRUCell(RecursiveCell):
     """
 
     def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        arity: int = 2,
-        *,
-        recurrent_dropout: float = 0.0,
+        self, in_channels: int, out_channels: int, arity: int = 2, *, recurrent_dropout: float = 0.0
     ) -> None:
         super().__init__(in_channels, out_channels, arity)
         self.state_channels = (out_channels,)

@@ -143,11 +143,7 @@ if find_spec("triton") is not None:
 
 
 class TritonGates(PlainGates):
-    """Computes the gates of one level in one launch; all else is done by calls of torch.
-
-    Args:
-        nodes: The nodes of the pass.
-    """
+    """Computes the gates of one level in one launch; all else is done by calls of torch."""
 
     squashes: ClassVar[bool] = False
     """The kernel squashes, not the product."""

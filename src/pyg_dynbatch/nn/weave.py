@@ -162,19 +162,7 @@ class _Normalise(Function):
 
 
 def order_moments(parts: Float[Tensor, "atom parts"], pairs: Pairs) -> Moments:
-    r"""Finds mean and variance of :math:`u_i + v_j` over all ordered pairs from atoms alone.
-
-    With :math:`u` and :math:`v` centred, the variance is
-    :math:`\big(\sum_i d_i (u_i^2 + v_i^2) + 2 \sum_i u_i \sum_{j \sim i} v_j\big) / n` for
-    :math:`d_i` pairs at atom i and n ordered pairs.
-
-    Args:
-        parts: u and v side by side.
-        pairs: The pairs, not none of them.
-
-    Returns:
-        Mean, variance and number of ordered pairs.
-    """
+    r"""Finds mean and variance of :math:`u_i + v_j` over all ordered pairs from atoms alone."""
     with torch.autocast(parts.device.type, enabled=False):
         parts = _in_single(parts)
         share = pairs.ptr.diff().to(parts.dtype) / max(pairs.num_entries, 1)
@@ -279,10 +267,7 @@ class WeaveConv(nn.Module):
                 reset()
 
     def forward(
-        self,
-        x: Float[Tensor, "atom feature"],
-        pair: Float[Tensor, "pair channel"],
-        pairs: Pairs,
+        self, x: Float[Tensor, "atom feature"], pair: Float[Tensor, "pair channel"], pairs: Pairs
     ) -> tuple[Float[Tensor, "atom out"], Float[Tensor, "pair pair_out"] | None]:
         """Computes updated rows.
 
@@ -301,10 +286,7 @@ class WeaveConv(nn.Module):
         return self.update_atoms(x, self.sum_pairs(pair, pairs)), updated
 
     def forward_coded(
-        self,
-        x: Float[Tensor, "atom feature"],
-        table: Float[Tensor, "code channel"],
-        pairs: Pairs,
+        self, x: Float[Tensor, "atom feature"], table: Float[Tensor, "code channel"], pairs: Pairs
     ) -> tuple[Float[Tensor, "atom out"], Float[Tensor, "pair pair_out"] | None]:
         """Computes updated rows where the rows of the pairs are those of a table.
 
@@ -425,10 +407,7 @@ class WeaveConv(nn.Module):
 
 
 def _counts(pairs: Pairs, coded: bool, dtype: torch.dtype) -> Tensor:
-    """How many ordered pairs each pair, or each code, stands for, in single precision or more.
-
-    float16 ends at 65504, and bfloat16 is exact up to 256.
-    """
+    """How many ordered pairs each pair, or each code, stands for, in single precision or more."""
     dtype = torch.promote_types(dtype, torch.float32)
 
     def make() -> Tensor:
@@ -525,10 +504,7 @@ class WeaveStack(nn.Module):
             conv.reset_parameters()
 
     def forward(
-        self,
-        x: Float[Tensor, "atom feature"],
-        table: Float[Tensor, "code channel"],
-        pairs: Pairs,
+        self, x: Float[Tensor, "atom feature"], table: Float[Tensor, "code channel"], pairs: Pairs
     ) -> Float[Tensor, "atom out"]:
         """Computes the atom rows after the last module."""
         levels = self._levels()

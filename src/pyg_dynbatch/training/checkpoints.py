@@ -72,19 +72,10 @@ class RandomState(Callback):
 
 
 class RunCheckpoint(ModelCheckpoint):
-    """Keeps the best checkpoint as Lightning does, also when the folder of the run was moved.
-
-    Example:
-        >>> RunCheckpoint(monitor="val/accuracy", mode="max").monitor
-        'val/accuracy'
-    """
+    """Keeps the best checkpoint as Lightning does, also when the folder of the run was moved."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores paths and scores; Lightning forgets the scores if the folder has another path.
-
-        Args:
-            state_dict: What a checkpoint holds of this callback.
-        """
+        """Restore paths and scores; Lightning forgets the scores if the folder was moved."""
 
         def moved(path: str) -> str:
             here = Path(self.dirpath or "") / Path(path).name
@@ -120,18 +111,7 @@ def last_checkpoint() -> ModelCheckpoint:
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """Reads a checkpoint onto the CPU without running code from it.
-
-    Args:
-        path: The file.
-
-    Returns:
-        What it holds.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If the file is not a checkpoint, or is cut short.
-    """
+    """Reads a checkpoint onto the CPU without running code from it."""
     check_is_checkpoint(path)
     try:
         contents = torch.load(path, map_location="cpu", weights_only=True)
@@ -146,31 +126,12 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
 
 
 class SafeCheckpointIO(TorchCheckpointIO):
-    """Writes checkpoints whole or not at all, and reads them without running code from them.
-
-    Lightning writes them to the folder of temporary files and then copies them. Code is run only
-    if ``weights_only=False`` is asked for.
-
-    Example:
-        >>> SafeCheckpointIO().load_checkpoint("none.ckpt")
-        Traceback (most recent call last):
-            ...
-        FileNotFoundError: Checkpoint file not found: none.ckpt
-    """
+    """Writes checkpoints whole or not at all, and reads them without running code from them."""
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Reads a checkpoint.
-
-        Args:
-            path: The file.
-            map_location: As in ``torch.load``; left out, the CPU.
-            weights_only: Whether anything but tensors and plain values is refused; left out, it is.
-
-        Returns:
-            What the file holds.
-        """
+        """Reads a checkpoint."""
         if weights_only is not False and map_location is None and Path(path).is_file():
             return read_checkpoint(path)
         options = {} if map_location is None else {"map_location": map_location}
@@ -179,16 +140,7 @@ class SafeCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
     ) -> None:
-        """Saves a checkpoint; one on a remote file system is left to Lightning.
-
-        Args:
-            checkpoint: What to save.
-            path: The file.
-            storage_options: None; others are refused by Lightning.
-
-        Raises:
-            OSError: If the file cannot be written.
-        """
+        """Saves a checkpoint; one on a remote file system is left to Lightning."""
         if storage_options is not None or "://" in str(path):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
@@ -199,27 +151,14 @@ class SafeCheckpointIO(TorchCheckpointIO):
 
 
 def share_split(checkpoint: dict[str, Any], datamodule: Any) -> None:
-    """Shows the split of a checkpoint to a data module of another class, which Lightning would not.
-
-    Args:
-        checkpoint: What was read; gets an entry for the data module if it notes a split.
-        datamodule: The data module in use.
-    """
+    """Show the split of a checkpoint to a data module of another class; Lightning does not."""
     for entry in list(checkpoint.values()):
         if isinstance(entry, Mapping) and "split_options" in entry:
             checkpoint.setdefault(type(datamodule).__qualname__, entry)
 
 
 def check_is_checkpoint(path: str | Path) -> None:
-    """Tells a checkpoint from a missing, foreign or truncated file, without reading all of it.
-
-    Args:
-        path: The file.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If the file is not a checkpoint, or is cut short.
-    """
+    """Tells a checkpoint from a missing, foreign or truncated file, without reading all of it."""
     if not Path(path).is_file():
         raise mismatch(
             FileNotFoundError, "the checkpoint is missing", "a file written by fit", path
@@ -232,11 +171,7 @@ def check_is_checkpoint(path: str | Path) -> None:
 
 @contextmanager
 def naming_file(path: str | Path) -> Iterator[None]:
-    """Adds the path of a checkpoint to a complaint about it.
-
-    Args:
-        path: The file.
-    """
+    """Adds the path of a checkpoint to a complaint about it."""
     try:
         yield
     except ValueError as error:
@@ -292,19 +227,7 @@ _UNUSED_AFTER_TRAINING = ("model.optimizer.*", "model.rate.*", "data.vectors.*",
 
 
 def find_checkpoint(name: str, configs: list[Path]) -> Path:
-    """Finds the file that ``--ckpt_path`` names.
-
-    Args:
-        name: A path, or ``best`` or ``last`` (also with ``.ckpt``) for that of the run whose saved
-            configuration is used.
-        configs: The configuration files of the command.
-
-    Returns:
-        The path of the file.
-
-    Raises:
-        FileNotFoundError: If ``best`` or ``last`` is asked for and there is no such file.
-    """
+    """Finds the file that ``--ckpt_path`` names."""
     path = Path(name)
     if path.name != name or path.stem not in ("best", "last") or path.is_file():
         return path
@@ -325,20 +248,7 @@ def find_checkpoint(name: str, configs: list[Path]) -> Path:
 def check_options(
     checkpoint: Mapping[str, Any], given: Mapping[str, Any], training: bool
 ) -> list[str]:
-    """Compares the options of a command with those the checkpoint was made with.
-
-    Args:
-        checkpoint: What the file holds.
-        given: The options of the command, as plain values.
-        training: Whether training goes on.
-
-    Returns:
-        One line for each option that was changed and takes effect.
-
-    Raises:
-        ValueError: If an option differs that decides what the weights mean, or the seed of a run
-            that goes on.
-    """
+    """Compares the options of a command with those the checkpoint was made with."""
     made_with = {
         "model": dict(checkpoint.get("hyper_parameters", {})),
         "data": checkpoint.get("pyg_dynbatch_data", {}),
@@ -369,14 +279,7 @@ def check_options(
 
 
 def plain_options(part: Mapping[str, Any]) -> dict[str, Any]:
-    """Flattens ``class_path`` and ``init_args`` as hyper-parameters in a checkpoint are.
-
-    Args:
-        part: The part ``model`` or ``data`` of a configuration.
-
-    Returns:
-        The class as ``_class_path``, and its options.
-    """
+    """Flattens ``class_path`` and ``init_args`` as hyper-parameters in a checkpoint are."""
     options = {**(part.get("init_args") or {}), **(part.get("dict_kwargs") or {})}
     return {"_class_path": part.get("class_path"), **options}
 
@@ -395,17 +298,7 @@ def _differences(
 def check_run_folder(
     checkpoint: Path, keeper: ModelCheckpoint, contents: Mapping[str, Any]
 ) -> None:
-    """Looks for what a run needs to continue in the folder of its checkpoint.
-
-    Args:
-        checkpoint: The file to continue from.
-        keeper: The callback that is to keep the best checkpoint.
-        contents: What the file holds.
-
-    Raises:
-        FileNotFoundError: If the folder is not that of a run, or its best checkpoint is missing.
-        ValueError: If the best checkpoint was chosen in another way.
-    """
+    """Looks for what a run needs to continue in the folder of its checkpoint."""
     folder, noted = checkpoint.parent, contents.get("callbacks", {})
     if not (folder / CONFIG).is_file():
         raise mismatch(
@@ -432,13 +325,7 @@ def check_run_folder(
 
 
 class MetricsTable(ExperimentWriter):
-    """Appends to a table of metrics that is there, which Lightning's own writer deletes.
-
-    With forked ranks, training and testing are different processes that write one table.
-
-    Args:
-        folder: The folder of the run.
-    """
+    """Appends to a table of metrics that is there, which Lightning's own writer deletes."""
 
     def _check_log_dir_exists(self) -> None:
         """Leaves the table as it is."""
@@ -451,24 +338,14 @@ class MetricsTable(ExperimentWriter):
 
 
 def append_metrics(trainer: pl.Trainer) -> None:
-    """Lets the loggers of a run append to the tables that are there.
-
-    Args:
-        trainer: The run, before it starts.
-    """
+    """Lets the loggers of a run append to the tables that are there."""
     for logger in trainer.loggers:
         if isinstance(logger, CSVLogger) and trainer.is_global_zero:
             logger._experiment = MetricsTable(logger.log_dir)
 
 
 def continue_in(trainer: pl.Trainer, checkpoint: Path, contents: Mapping[str, Any]) -> None:
-    """Lets the loggers write into the folder of a checkpoint, after what was logged before it.
-
-    Args:
-        trainer: The run, before it starts.
-        checkpoint: The file to continue from.
-        contents: What the file holds.
-    """
+    """Lets the loggers write into the folder of a checkpoint, after what was logged before it."""
     folder = checkpoint.parent
     trainer.loggers = [
         CSVLogger(folder.parent.parent, folder.parent.name, folder.name)

@@ -49,19 +49,7 @@ _CLASS_KEYS = ("class_path", "init_args", "dict_kwargs")
 
 
 def explained(message: str, options: Iterable[str]) -> str:
-    """Shortens a message of jsonargparse to what is wrong, and suggests what was meant.
-
-    Args:
-        message: The message, of several lines.
-        options: The options there are.
-
-    Returns:
-        One line.
-
-    Example:
-        >>> explained("unrecognized arguments: --modle 3", ["--model", "--data"])
-        "unrecognized arguments: --modle 3; did you mean '--model'?"
-    """
+    """Shortens a message of jsonargparse to what is wrong, and suggests what was meant."""
     line = " ".join(message.split())
     unknown = re.search(r"unrecognized arguments: (--?[\w.+-]+)", line)
     problem = re.search(r"Problem with given class_path '([\w.]+)'", line)
@@ -100,15 +88,7 @@ def _plain(kind: str) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Suggests what a mistyped word was meant to be.
-
-    Args:
-        word: The word.
-        known: The words there are.
-
-    Returns:
-        A question to append to a message; nothing if no word is close.
-    """
+    """Suggests what a mistyped word was meant to be."""
     close = closest(word, known)
     return f"; did you mean {close!r}?" if close else ""
 
@@ -119,14 +99,7 @@ def closest(word: str, known: Iterable[str]) -> str:
 
 
 def class_of(class_path: str) -> Any:
-    """Imports a class by its full name.
-
-    Args:
-        class_path: Module and class, with dots.
-
-    Returns:
-        The class.
-    """
+    """Imports a class by its full name."""
     module, _, name = class_path.rpartition(".")
     return getattr(import_module(module), name)
 
@@ -150,15 +123,7 @@ def _below(base: type) -> Iterator[type]:
 
 
 def check_config_file(path: str | Path) -> None:
-    """Looks for what jsonargparse reports badly: an empty file, wrong YAML, mistyped class keys.
-
-    Args:
-        path: A configuration file.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If it does not hold settings.
-    """
+    """Looks for what jsonargparse reports badly: an empty file, wrong YAML, mistyped class keys."""
     if not Path(path).is_file():
         raise mismatch(FileNotFoundError, "the configuration is missing", "a YAML file", path)
     try:
@@ -233,10 +198,7 @@ class OneLineParser(LightningArgumentParser):
 
 
 class TaskCLI(LightningCLI):
-    """Adds the parts that every run of this package has, and reports at the end.
-
-    ``fit`` goes on with ``test`` and ``predict`` on the best checkpoint.
-    """
+    """Adds the parts that every run of this package has, and reports at the end."""
 
     needs_checkpoint = True
 
@@ -431,22 +393,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def check_monitor(monitor: str, mode: str, model: Task, callback: str = "ModelCheckpoint") -> None:
-    """Refuses a metric that the model does not log, or whose largest value is the worst.
-
-    Args:
-        monitor: The metric to choose by, for instance ``val/loss``.
-        mode: ``min`` or ``max``.
-        model: What is trained.
-        callback: Class of the callback that monitors it.
-
-    Raises:
-        ValueError: If the model does not log the metric, it is the one the command line supposes,
-            but the model is judged by another, or its largest value is the worst.
-
-    Example:
-        >>> from pyg_dynbatch.tasks import TreeClassification
-        >>> check_monitor("val/accuracy", "max", TreeClassification(4, 3, hidden_channels=2))
-    """
+    """Refuses a metric that the model does not log, or whose largest value is the worst."""
     main, known = f"val/{model.main_metric}", model.metric_names()
     supposed = callback == "ModelCheckpoint" and monitor == _SUPPOSED
     near = "" if supposed or monitor in known else closest(monitor, known)
@@ -467,14 +414,7 @@ def check_monitor(monitor: str, mode: str, model: Task, callback: str = "ModelCh
 
 
 def run_lightning(argv: list[str]) -> int:
-    """Runs ``fit``, ``validate``, ``test`` or ``predict``.
-
-    Args:
-        argv: The sub-command and its options.
-
-    Returns:
-        The exit code, 0.
-    """
+    """Runs ``fit``, ``validate``, ``test`` or ``predict``."""
     # Processes that Lightning starts for further devices read the options from here.
     sys.argv[1:] = with_run(argv)
     _keep_quiet()
@@ -484,19 +424,7 @@ def run_lightning(argv: list[str]) -> int:
 
 
 def with_run(argv: list[str]) -> list[str]:
-    """Replaces ``--run FOLDER`` by the configuration and a checkpoint of that run.
-
-    Args:
-        argv: The sub-command and its options.
-
-    Returns:
-        The sub-command and its options, with ``--config`` and ``--ckpt_path``: the last
-        checkpoint for ``fit``, the best for all others, unless another is given.
-
-    Example:
-        >>> with_run(["test", "--run", "runs/sst/version_0"])
-        ['test', '--config', 'runs/sst/version_0/config.yaml', '--ckpt_path', 'best']
-    """
+    """Replaces ``--run FOLDER`` by the configuration and a checkpoint of that run."""
     parser = OneLineArguments(f"pyg-dynbatch {argv[0]}", add_help=False)
     parser.add_argument("--run")
     parser.add_argument("--ckpt_path", default="last" if argv[0] == "fit" else "best")
@@ -522,11 +450,7 @@ def _is_no_advertisement(record: logging.LogRecord) -> bool:
 
 
 class EnsembleCLI(TaskCLI):
-    """Runs ``test`` and ``predict`` with the average of several checkpoints.
-
-    Args:
-        checkpoints: Their paths.
-    """
+    """Runs ``test`` and ``predict`` with the average of several checkpoints."""
 
     needs_checkpoint = False
 
@@ -560,14 +484,7 @@ def _check_data(datamodule: SplitDataModule, path: str) -> None:
 
 
 def run_ensemble(argv: list[str]) -> int:
-    """Runs ``ensemble``: the options of ``test``, and ``--checkpoints`` or ``--members``.
-
-    Args:
-        argv: The options.
-
-    Returns:
-        The exit code, 0.
-    """
+    """Runs ``ensemble``: the options of ``test``, and ``--checkpoints`` or ``--members``."""
     parser = OneLineArguments(
         "pyg-dynbatch ensemble",
         "Test and predict with the average of what several checkpoints predict. All options of "
@@ -596,15 +513,7 @@ def run_ensemble(argv: list[str]) -> int:
 
 
 def _trained_members(count: int, options: list[str]) -> tuple[list[str], list[str]]:
-    """Trains models that differ in their seed alone.
-
-    Args:
-        count: How many.
-        options: The options of ``fit``.
-
-    Returns:
-        The best checkpoint of each, and the options that give all of them the same test split.
-    """
+    """Trains models that differ in their seed alone."""
     checkpoints: list[str] = []
     first, common = 1, list(options)
     for number in range(count):

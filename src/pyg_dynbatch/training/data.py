@@ -32,11 +32,7 @@ class SplitDataModule(pl.LightningDataModule, ABC):
     """
 
     def __init__(
-        self,
-        batch_size: int,
-        budget: int | None,
-        num_workers: int,
-        predict_split: SplitName,
+        self, batch_size: int, budget: int | None, num_workers: int, predict_split: SplitName
     ) -> None:
         super().__init__()
         if batch_size < 1:

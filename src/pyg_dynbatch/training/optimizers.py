@@ -164,27 +164,7 @@ _LOWEST = 0.04  # what ``one_cycle`` starts at: a twenty-fifth of the full rate
 def rate_factor(
     options: RateOptions, steps_per_epoch: float, total_steps: float
 ) -> Callable[[int], float]:
-    """Makes the function from the number of optimiser steps taken to the factor on the rates.
-
-    Args:
-        options: Which schedule.
-        steps_per_epoch: Optimiser steps in one epoch.
-        total_steps: Optimiser steps in the whole run; ``cosine`` and ``one_cycle`` need it.
-
-    Returns:
-        The factor as a function of the step, 1 at full rate.
-
-    Raises:
-        ValueError: If the run has no end and needs one.
-
-    Reference:
-        ``one_cycle``: Smith, Topin (2019), arXiv:1708.07120. Differs: the momentum stays as it is.
-
-    Example:
-        >>> factor = rate_factor(RateOptions("exponential", gamma=0.5), 10.0, 100.0)
-        >>> factor(0), factor(9), factor(10), factor(25)
-        (1.0, 1.0, 0.5, 0.25)
-    """
+    """Makes the function from the number of optimiser steps taken to the factor on the rates."""
     _check(options, total_steps)
 
     def factor(step: int) -> float:
@@ -218,17 +198,7 @@ def _one_cycle(options: RateOptions, done: float) -> float:
 def build_scheduler(
     optimizer: Optimizer, options: RateOptions, lengths: Callable[[], tuple[float, float]]
 ) -> dict[str, Any] | None:
-    """Makes what Lightning wants from ``configure_optimizers`` for a schedule.
-
-    Args:
-        optimizer: The optimiser whose rates change.
-        options: Which schedule.
-        lengths: Gives the optimiser steps of one epoch and of the whole run. Called only by
-            schedules that need them, since counting the steps makes the training loader.
-
-    Returns:
-        Lightning's description of a scheduler, or ``None`` if the rates stay as they are.
-    """
+    """Makes what Lightning wants from ``configure_optimizers`` for a schedule."""
     if options.name == "constant" and options.warmup == 0:
         return None
     by_epoch = options.name in ("step", "exponential") and options.warmup == 0
@@ -395,14 +365,7 @@ def renew_rates(
     model: nn.Module,
     options: OptimizerOptions,
 ) -> None:
-    """Puts rates, weight decay and eps of the options in the place of restored ones.
-
-    Args:
-        optimizer: What a checkpoint was restored into.
-        schedulers: Its schedules, at the step they were restored to.
-        model: Its model.
-        options: The options that hold from now on.
-    """
+    """Puts rates, weight decay and eps of the options in the place of restored ones."""
     fresh = build_optimizer(model, options).param_groups
     for group, new in zip(optimizer.param_groups, fresh, strict=True):
         group.update({name: new[name] for name in ("lr", "weight_decay", "eps") if name in new})
@@ -428,11 +391,7 @@ def _one_optimizer(
         # Divided twice: 0.1 / 0.1 / 0.1 is 10 in floating point, 0.1 / (0.1 * 0.1) is not.
         accumulator = options.initial_accumulator / scale / scale
         return Adagrad(
-            parameters,
-            lr=lr,
-            weight_decay=decay,
-            initial_accumulator_value=accumulator,
-            eps=eps,
+            parameters, lr=lr, weight_decay=decay, initial_accumulator_value=accumulator, eps=eps
         )
     if name == "sgd":
         return SGD(parameters, lr=lr * scale, weight_decay=decay)

@@ -17,17 +17,7 @@ from pyg_dynbatch.core.files import whole_file
 
 
 def checked_device(name: str) -> torch.device:
-    """Looks whether a device can be used.
-
-    Args:
-        name: ``cpu``, ``cuda`` or another name of torch's.
-
-    Returns:
-        The device.
-
-    Raises:
-        ValueError: If it cannot be used.
-    """
+    """Looks whether a device can be used."""
     try:
         torch.zeros(1, device=name)
     except (RuntimeError, AssertionError) as error:
@@ -65,10 +55,7 @@ class PredictionTable(BasePredictionWriter):
     """
 
     def __init__(
-        self,
-        folder: str | None = None,
-        name: str = "predictions.csv",
-        node_name: str | None = None,
+        self, folder: str | None = None, name: str = "predictions.csv", node_name: str | None = None
     ) -> None:
         super().__init__("batch")
         self.folder = folder
@@ -137,15 +124,7 @@ class PredictionTable(BasePredictionWriter):
 
 
 def folder_of(trainer: pl.Trainer) -> Path | None:
-    """Finds the folder of a run.
-
-    Args:
-        trainer: The run.
-
-    Returns:
-        The folder of its logger, else its root folder; ``None`` for a trial run
-        (``fast_dev_run``), which is to leave nothing behind.
-    """
+    """Finds the folder of a run."""
     if getattr(trainer, "fast_dev_run", False):
         return None
     # Not trainer.log_dir, which waits for all ranks: the first rank alone may ask here.
@@ -171,14 +150,7 @@ def _described(columns: Columns, source: Any) -> Columns:
 
 
 def tree_rows(columns: Columns) -> Columns:
-    """Keeps the rows of the roots, where there is one row per node.
-
-    Args:
-        columns: Columns by name.
-
-    Returns:
-        One row per example.
-    """
+    """Keeps the rows of the roots, where there is one row per node."""
     if "is_root" not in columns:
         return columns
     is_root = columns["is_root"]
@@ -187,44 +159,19 @@ def tree_rows(columns: Columns) -> Columns:
 
 
 def node_rows(columns: Columns) -> Columns:
-    """Keeps all rows, without saying which are roots.
-
-    Args:
-        columns: Columns by name.
-
-    Returns:
-        One row per node.
-    """
+    """Keeps all rows, without saying which are roots."""
     return {name: value for name, value in columns.items() if name != "is_root"}
 
 
 def merge_columns(parts: Sequence[Mapping[str, np.ndarray]]) -> Columns:
-    """Puts the rows of several parts one after another.
-
-    Args:
-        parts: Columns by name, the same names in each.
-
-    Returns:
-        The columns of all rows; nothing if there are no parts.
-
-    Example:
-        >>> merge_columns([{"a": np.array([1])}, {"a": np.array([2])}])["a"].tolist()
-        [1, 2]
-    """
+    """Puts the rows of several parts one after another."""
     if not parts:
         return {}
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def sort_rows(columns: Columns) -> Columns:
-    """Sorts rows by example, then by node.
-
-    Args:
-        columns: Columns by name, ``example`` among them.
-
-    Returns:
-        The same rows in order.
-    """
+    """Sorts rows by example, then by node."""
     if not columns:
         return columns
     example = columns["example"]
@@ -233,16 +180,7 @@ def sort_rows(columns: Columns) -> Columns:
 
 
 def write_table(path: str | Path, columns: Columns, first_class: int = 0) -> Path:
-    """Writes columns to a CSV file, whole or not at all.
-
-    Args:
-        path: The file, whose folder is made, or ``-`` for standard output.
-        columns: Columns by name; a column of several numbers a row becomes several columns.
-        first_class: Number of the first class, for the names of these columns.
-
-    Returns:
-        The path.
-    """
+    """Writes columns to a CSV file, whole or not at all."""
     header: list[str] = []
     cells: list[Sequence[str]] = []
     for name, value in columns.items():

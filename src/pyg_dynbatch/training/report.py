@@ -154,18 +154,7 @@ def draw_trees(
     words: Sequence[Sequence[str]],
     num_classes: int,
 ) -> Path:
-    """Draws trees side by side, two in a row.
-
-    Args:
-        path: Where to write the picture.
-        trees: The trees by name.
-        predicted: Predicted class of every node, one array per tree.
-        words: Text of every node, one list per tree.
-        num_classes: How many classes there are.
-
-    Returns:
-        The path.
-    """
+    """Draws trees side by side, two in a row."""
     columns = min(2, len(trees))
     figure, axes = new_figure(math.ceil(len(trees) / columns), columns, 6.5, 4.5)
     for place in axes[len(trees) :]:
@@ -189,14 +178,7 @@ def draw_trees(
 
 
 def metrics_file(trainer: pl.Trainer) -> Path | None:
-    """Finds the table of metrics of a run.
-
-    Args:
-        trainer: The run.
-
-    Returns:
-        Path of ``metrics.csv``, or ``None`` if the run has no ``CSVLogger`` or has logged nothing.
-    """
+    """Finds the table of metrics of a run."""
     for logger in trainer.loggers:
         if isinstance(logger, CSVLogger):
             path = Path(logger.log_dir) / "metrics.csv"
@@ -205,15 +187,7 @@ def metrics_file(trainer: pl.Trainer) -> Path | None:
 
 
 def read_curve(metrics: Path, name: str) -> Curve:
-    """Reads one column of a table of metrics against the epoch.
-
-    Args:
-        metrics: Path of ``metrics.csv``.
-        name: The column.
-
-    Returns:
-        Epochs and values; empty lists if the table has no such column.
-    """
+    """Reads one column of a table of metrics against the epoch."""
     epochs: list[float] = []
     values: list[float] = []
     with metrics.open(newline="", encoding="utf-8") as file:
@@ -225,14 +199,7 @@ def read_curve(metrics: Path, name: str) -> Curve:
 
 
 def closing_lines(trainer: pl.Trainer) -> list[str]:
-    """Says where a run wrote what.
-
-    Args:
-        trainer: The run, at its end.
-
-    Returns:
-        Lines to print, one path a line.
-    """
+    """Says where a run wrote what."""
     best = getattr(trainer.checkpoint_callback, "best_model_path", "")
     checkpoint = trainer.ckpt_path or best
     written = {"checkpoint": Path(checkpoint)} if checkpoint else {}

@@ -32,20 +32,7 @@ UNLABELLED = -1
 def summed_cross_entropy(
     logits: Float[Tensor, "node class"], labels: Int[Tensor, " node"]
 ) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
-    """Adds up the cross entropy of all labelled rows, and counts them, without a device sync.
-
-    Args:
-        logits: One row a node.
-        labels: Class of each node, -1 where there is none.
-
-    Returns:
-        The sum of the losses, and the number of labelled rows.
-
-    Example:
-        >>> loss, count = summed_cross_entropy(torch.zeros(3, 2), torch.tensor([0, 1, -1]))
-        >>> round(loss.item(), 4), count.item()
-        (1.3863, 2)
-    """
+    """Adds up the cross entropy of all labelled rows, and counts them, without a device sync."""
     exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
     loss = F.cross_entropy(exact, labels, ignore_index=UNLABELLED, reduction="sum")
     return loss, (labels != UNLABELLED).sum()
@@ -57,26 +44,7 @@ def scaled_over_ranks(
     world_size: int,
     add_up: Callable[[Tensor], Tensor],
 ) -> Float[Tensor, ""]:
-    """Scales the sum of one rank so that the average of the gradients over ranks is right.
-
-    Distributed training averages the gradients of the ranks, however many terms each of them
-    has. For a mean over all terms of the global batch every rank must therefore hand in
-    ``sum · ranks / (terms of all ranks)``, and for a sum ``sum · ranks``.
-
-    Args:
-        loss: Sum of the losses on this rank.
-        terms: What the sum of all ranks is divided by, this rank's share; ``None`` for a sum.
-        world_size: Number of ranks.
-        add_up: Adds a tensor up over all ranks.
-
-    Returns:
-        The loss to call ``backward`` on.
-
-    Example:
-        >>> alone = scaled_over_ranks(torch.tensor(6.0), torch.tensor(3), 1, lambda t: t)
-        >>> alone.item()
-        2.0
-    """
+    """Scales the sum of one rank so that the average of the gradients over ranks is right."""
     if terms is None:
         return loss * world_size
     everywhere = add_up(terms.to(loss.dtype)) if world_size > 1 else terms.to(loss.dtype)
@@ -84,15 +52,7 @@ def scaled_over_ranks(
 
 
 class MeanLoss(Metric):
-    """Measures the mean loss of a labelled row; not a number if there is none.
-
-    Example:
-        >>> mean = MeanLoss()
-        >>> mean.update(torch.tensor(6.0), torch.tensor(3))
-        >>> mean.update(torch.tensor(6.0), torch.tensor(1))
-        >>> mean.compute().item()
-        3.0
-    """
+    """Measures the mean loss of a labelled row; not a number if there is none."""
 
     full_state_update = False
     higher_is_better = False
@@ -105,12 +65,7 @@ class MeanLoss(Metric):
         self.add_state("rows", torch.tensor(0), dist_reduce_fx="sum")
 
     def update(self, loss: Float[Tensor, ""], rows: Int[Tensor, ""]) -> None:
-        """Adds a batch.
-
-        Args:
-            loss: Sum of its losses.
-            rows: How many losses it sums up.
-        """
+        """Adds a batch."""
         self.total += loss.detach()
         self.rows += rows
 
@@ -140,12 +95,7 @@ class Task(pl.LightningModule, ABC):
     needs_targets: ClassVar[bool] = False
     """Whether the names of the targets decide which metrics are logged."""
 
-    def __init__(
-        self,
-        network: nn.Module,
-        optimizer: OptimizerOptions,
-        rate: RateOptions,
-    ) -> None:
+    def __init__(self, network: nn.Module, optimizer: OptimizerOptions, rate: RateOptions) -> None:
         super().__init__()
         self.network = network
         self.optimizer_options = optimizer
@@ -285,11 +235,7 @@ class Task(pl.LightningModule, ABC):
         return max(1.0, batches / self.trainer.accumulate_grad_batches), total
 
     def scaled_loss(
-        self,
-        loss: Float[Tensor, ""],
-        terms: Int[Tensor, ""],
-        batch: Batch,
-        reduction: Reduction,
+        self, loss: Float[Tensor, ""], terms: Int[Tensor, ""], batch: Batch, reduction: Reduction
     ) -> Float[Tensor, ""]:
         """Reduces a summed loss so that the gradients do not depend on how ranks share a batch.
 
@@ -391,15 +337,7 @@ class Task(pl.LightningModule, ABC):
 
 
 def check_weights(task: Task, checkpoint: Mapping[str, Any]) -> None:
-    """Compares names and shapes of the weights of a checkpoint with those of a model.
-
-    Args:
-        task: The model.
-        checkpoint: What was read from the file.
-
-    Raises:
-        ValueError: If the checkpoint is of another task, or a name or shape differs.
-    """
+    """Compares names and shapes of the weights of a checkpoint with those of a model."""
     name = type(task).__name__
     other = checkpoint.get("pyg_dynbatch_task", name)
     if other != name:

@@ -22,15 +22,7 @@ DIRECTIONS = ("bottom_up", "top_down")
 def attach_schedules(
     batch: Any, arity: int | None, direction: str, *, name: str, checked: bool = False
 ) -> None:
-    """Sets ``batch.schedule``; for both directions ``batch.schedule_down`` as well.
-
-    Args:
-        batch: The batch.
-        arity: Argument places of the cell; None for ragged children.
-        direction: ``"bottom_up"``, ``"top_down"`` or ``"both"``.
-        name: Who asks, for messages.
-        checked: Whether :func:`check_bounds` has nothing to say any more.
-    """
+    """Sets ``batch.schedule``; for both directions ``batch.schedule_down`` as well."""
     if not checked and isinstance(getattr(batch, "edge_index", None), Tensor):
         check_bounds(batch, name=name)
     wanted = DIRECTIONS if direction == "both" else (direction,)
@@ -41,20 +33,7 @@ def attach_schedules(
 
 
 def derive_schedule(batch: Any, arity: int | None, direction: str, *, name: str) -> Schedule:
-    """Makes the schedule of a batch from its fields.
-
-    Args:
-        batch: A batch or a single example.
-        arity: Argument places of the cell; None for ragged children.
-        direction: ``"bottom_up"`` or ``"top_down"``.
-        name: Who asks, for messages.
-
-    Returns:
-        The schedule, on the device of ``edge_index``.
-
-    Raises:
-        ValueError: Naming the example that cannot be scheduled.
-    """
+    """Makes the schedule of a batch from its fields."""
     edge_index = batch.stores[0].get("edge_index")
     if not isinstance(edge_index, Tensor):
         raise mismatch(
@@ -75,18 +54,7 @@ def derive_schedule(batch: Any, arity: int | None, direction: str, *, name: str)
 
 
 def check_bounds(batch: Any, *, name: str) -> None:
-    """Checks that every example has rows for its own nodes and edges among them.
-
-    After collation an edge out of range would silently point into the next example, and a short
-    field would shift the rows of all later ones.
-
-    Args:
-        batch: What ``Batch.from_data_list`` made; anything else is let through.
-        name: Who asks, for messages.
-
-    Raises:
-        ValueError: Naming the example.
-    """
+    """Checks that every example has rows for its own nodes and edges among them."""
     slices = getattr(batch, "_slice_dict", None)
     ptr = getattr(batch, "ptr", None)
     if slices is None or ptr is None or "edge_index" not in slices:

@@ -11,7 +11,7 @@ from torch_geometric.data import Batch, Data
 from pyg_dynbatch.core.structure import concatenated_ranges
 from pyg_dynbatch.loading import (
     Joined,
-    Stretches,
+    Segments,
     _is_int64,
     _join,
     _sizes,
@@ -32,31 +32,13 @@ TREE_FIELDS = frozenset({*NODE_FIELDS, *EDGE_FIELDS, *_SHIFTED, "target"})
 
 
 def merge_trees(examples: Sequence[Data], excluded: Collection[str]) -> Batch | None:
-    """Merges examples into what ``Batch.from_data_list`` makes of them, several times as fast.
-
-    PyG asks every example about every field: how to join it and how far to shift it. For the
-    fields of ``DynTreeData`` the answers are known.
-
-    Args:
-        examples: The examples of one batch, at least one.
-        excluded: Fields to leave out.
-
-    Returns:
-        The batch, see :func:`place_trees`; None where PyG has to be asked: for another class, for
-        fields that ``DynTreeData`` does not name, for examples that differ in their fields,
-        dtypes or widths, for tensors that are no plain ones of the CPU, and for broken trees.
-
-    Example:
-        >>> tree = DynTreeData(torch.tensor([[0, 1], [2, 2]]), num_nodes=3)
-        >>> merge_trees([tree, tree], ()).edge_index.tolist()
-        [[0, 1, 3, 4], [2, 2, 5, 5]]
-    """
+    """Merges examples into what ``Batch.from_data_list`` makes of them, several times as fast."""
     columns = columns_of(examples, DynTreeData, TREE_FIELDS, excluded)
     if columns is None:
         return None
     counts = columns["num_nodes"]
     fields: dict[str, Tensor | None] = {}
-    stretches = {"num_nodes": Stretches.of(counts)}
+    stretches = {"num_nodes": Segments.of(counts)}
     known = {tuple(counts): stretches["num_nodes"]}
     for key, values in columns.items():
         joined = None if key == "num_nodes" else _join(key, values)
@@ -64,29 +46,16 @@ def merge_trees(examples: Sequence[Data], excluded: Collection[str]) -> Batch | 
         if joined is not None:
             sizes = _sizes(values, joined, axis_of(key))
             # Most fields have one row a node, an edge or an example.
-            stretches[key] = known.get(sizes) or known.setdefault(sizes, Stretches.of(sizes))
+            stretches[key] = known.get(sizes) or known.setdefault(sizes, Segments.of(sizes))
         elif key != "num_nodes":
             return None
     return place_trees(counts, fields, stretches)
 
 
 def place_trees(
-    counts: list[int], fields: Mapping[str, Tensor | None], stretches: Mapping[str, Stretches]
+    counts: list[int], fields: Mapping[str, Tensor | None], stretches: Mapping[str, Segments]
 ) -> Batch | None:
-    """Makes the batch of trees whose fields lie side by side already.
-
-    Args:
-        counts: Number of nodes of each example.
-        fields: The fields of ``DynTreeData``, each with the rows of all examples, in which every
-            example counts its nodes from 0; edges and roots are shifted in place. ``num_nodes``
-            (None) keeps its place among them.
-        stretches: For every field where the rows of each example are; for ``num_nodes``, where
-            its nodes are.
-
-    Returns:
-        The batch. Every field has as many rows as there are nodes or edges, and every edge stays
-        in its example; None where that is not so, or where there are no edges.
-    """
+    """Makes the batch of trees whose fields lie side by side already."""
     nodes, edges = stretches["num_nodes"], stretches.get("edge_index")
     index = fields.get("edge_index")
     if index is None or edges is None or index.dim() != 2:
@@ -149,7 +118,7 @@ class TreeColumns(Sequence[DynTreeData]):
         self,
         counts: list[int],
         fields: Mapping[str, Tensor | None],
-        stretches: Mapping[str, Stretches],
+        stretches: Mapping[str, Segments],
     ) -> None:
         self.counts = counts
         self.fields = dict(fields)
@@ -201,16 +170,7 @@ class TreeColumns(Sequence[DynTreeData]):
 
 
 class TreeTable:
-    """Cuts columns out of trees that were put side by side once, such as those of a data set.
-
-    Args:
-        slices: For every field where the rows of each tree begin, and the end.
-
-    Example:
-        >>> data = Batch.from_data_list([DynTreeData(torch.empty(2, 0).long(), num_nodes=1)] * 2)
-        >>> TreeTable(data._slice_dict).take(data, [0])
-        TreeColumns(1 trees, 1 nodes)
-    """
+    """Cuts columns out of trees that were put side by side once, such as those of a data set."""
 
     def __init__(self, slices: Mapping[str, Tensor]) -> None:
         self.slices = slices
@@ -222,17 +182,7 @@ class TreeTable:
             self._like[key] = next(equal, key)
 
     def take(self, data: DynTreeData, rows: list[int]) -> TreeColumns | None:
-        """Cuts some trees out.
-
-        Args:
-            data: The trees side by side, as ``InMemoryDataset`` holds them: every tree counts
-                its nodes from 0.
-            rows: Which ones, in any order.
-
-        Returns:
-            The trees; None where there is more to them than plain tensors of the fields of
-            ``DynTreeData``.
-        """
+        """Cuts some trees out."""
         store = data.stores[0]
         found = {key: store[key] for key in self.slices if key in store}
         known = found.keys() <= TREE_FIELDS and "edge_index" in found
@@ -242,12 +192,12 @@ class TreeTable:
         chosen = np.array(rows, dtype=np.int64)
         cuts = {key: _Cut(self.slices[key].numpy(), chosen) for key in {*self._like.values()}}
         fields: dict[str, Tensor | None] = {}
-        stretches: dict[str, Stretches] = {}
+        stretches: dict[str, Segments] = {}
         for key, value in found.items():
             cut = cuts[self._like[key]]
             fields[key], stretches[key] = cut.of(value, axis_of(key)), cut.stretches
         own = [each for each in stretches.values() if each.sizes.tolist() == counts]
-        stretches["num_nodes"] = own[0] if own else Stretches.of(counts)
+        stretches["num_nodes"] = own[0] if own else Segments.of(counts)
         return TreeColumns(counts, {**fields, "num_nodes": None}, stretches)
 
 
@@ -256,7 +206,7 @@ class _Cut:
 
     def __init__(self, starts: np.ndarray, chosen: np.ndarray) -> None:
         begins = starts[chosen]
-        self.stretches = Stretches.of(starts[chosen + 1] - begins)
+        self.stretches = Segments.of(starts[chosen + 1] - begins)
         self.rows = concatenated_ranges(begins, self.stretches.sizes)
 
     def of(self, column: Tensor, axis: int) -> Tensor:

@@ -136,20 +136,7 @@ def walk(
     share: bool = False,
     name: str = "walk",
 ) -> Walk:
-    """Visits nested objects, parents first and children in order.
-
-    Args:
-        root: The outermost object.
-        children: Gives an object's children; None among them stands for an empty slot.
-        share: Whether the same object met again (with children) is the same node.
-        name: Who asks, for messages.
-
-    Returns:
-        The objects and their edges.
-
-    Raises:
-        ValueError: If ``root`` is None or an object contains itself.
-    """
+    """Visits nested objects, parents first and children in order."""
     if root is None:
         raise mismatch(ValueError, f"{name}: the tree is empty", "an object", None)
     # The list keeps every object alive, so that no identity is used twice.
@@ -196,20 +183,7 @@ def node_fields(
     *,
     name: str,
 ) -> dict[str, Any]:
-    """Makes the fields ``token``, ``y``, ``x`` and ``has_input`` from one value a node.
-
-    Args:
-        tokens: Rows of the vocabulary, None for no token.
-        labels: Labels, None for none; any float makes the field float32.
-        features: Rows of features, None for none.
-        name: Who asks, for messages.
-
-    Returns:
-        The fields that were given.
-
-    Raises:
-        ValueError: If the features have different widths, or no node has any.
-    """
+    """Makes the fields ``token``, ``y``, ``x`` and ``has_input`` from one value a node."""
     fields: dict[str, Any] = {}
     if tokens is not None:
         rows = [-1 if row is None else row for row in tokens]
@@ -487,9 +461,7 @@ def to_networkx(data: DynTreeData, *, arrows: str = "parent_to_child") -> Any:
 
 
 def from_nltk(
-    tree: Any,
-    token: Callable[[str], int | None],
-    label: Callable[[str], int | None] | None = None,
+    tree: Any, token: Callable[[str], int | None], label: Callable[[str], int | None] | None = None
 ) -> DynTreeData:
     """Reads an ``nltk.Tree``; a word alone under a label is one node with that label.
 
@@ -529,9 +501,7 @@ def from_nltk(
 
 
 def to_nltk(
-    data: DynTreeData,
-    word: Callable[[int], str],
-    label: Callable[[int], str] = str,
+    data: DynTreeData, word: Callable[[int], str], label: Callable[[int], str] = str
 ) -> Any:
     """Builds an ``nltk.Tree``, the inverse of ``from_nltk``.
 

@@ -20,15 +20,7 @@ EDGE_FIELDS = ("child_slot",)
 
 @dataclass(frozen=True)
 class Demands:
-    """Holds what a caller wants of a structure beyond its being sound.
-
-    Args:
-        tree: Whether every node may have one parent at most.
-        roots: Number of nodes without a parent; None for any number of them above zero.
-        feature_width: Width of ``x``; None for any.
-        num_tokens: Rows of the vocabulary; None for any.
-        num_classes: Number of classes in ``y``; None for any.
-    """
+    """Holds what a caller wants of a structure beyond its being sound."""
 
     tree: bool = False
     roots: int | None = None
@@ -38,17 +30,7 @@ class Demands:
 
 
 def check_structure(data: Any, demands: Demands, *, name: str, where: str = "") -> None:
-    """Checks one example completely: forms, ranges, order, cycles and the caller's demands.
-
-    Args:
-        data: The example, with the fields of ``DynTreeData``.
-        demands: What is wanted beyond soundness.
-        name: The example's class, for messages.
-        where: File and line or example number, for messages.
-
-    Raises:
-        ValueError: At the first thing that is wrong.
-    """
+    """Checks one example completely: forms, ranges, order, cycles and the caller's demands."""
     # PyG guesses, with a warning, where nothing tells the number of nodes.
     num_nodes = int(data.num_nodes or 0) if "num_nodes" in data else 0
     if num_nodes < 1:
@@ -71,15 +53,7 @@ def check_structure(data: Any, demands: Demands, *, name: str, where: str = "") 
 
 
 def check_edge_form(edge_index: Any, *, name: str) -> None:
-    """Checks that edges are an int64 tensor ``[2, edge]``.
-
-    Args:
-        edge_index: The edges.
-        name: Who asks, for messages.
-
-    Raises:
-        ValueError: If they are anything else.
-    """
+    """Checks that edges are an int64 tensor ``[2, edge]``."""
     is_tensor = isinstance(edge_index, Tensor)
     if is_tensor and edge_index.dtype == torch.int64 and _fits(edge_index.shape, [2, None]):
         return

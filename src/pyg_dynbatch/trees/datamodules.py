@@ -26,15 +26,7 @@ _SEEDS = 2**31
 
 
 def check_vectors(options: VectorOptions) -> None:
-    """Looks for the file of word vectors, before any data are read.
-
-    Args:
-        options: Where the vectors come from.
-
-    Raises:
-        ValueError: If no file is given.
-        FileNotFoundError: If there is no such file.
-    """
+    """Looks for the file of word vectors, before any data are read."""
     if options.source != "glove":
         return
     if options.file is None:
@@ -56,19 +48,7 @@ def check_vectors(options: VectorOptions) -> None:
 
 
 def load_vectors(options: VectorOptions, vocabulary: Vocabulary) -> WordVectors | None:
-    """Reads the vectors of a vocabulary.
-
-    Args:
-        options: Where they come from.
-        vocabulary: The words of the data set.
-
-    Returns:
-        The vectors, or ``None`` if the model is to use its own.
-
-    Raises:
-        ValueError: If no file is given, or it cannot be read.
-        FileNotFoundError: If there is no such file.
-    """
+    """Reads the vectors of a vocabulary."""
     if options.source == "none":
         return None
     if options.source == "sentence":
@@ -88,21 +68,7 @@ def load_vectors(options: VectorOptions, vocabulary: Vocabulary) -> WordVectors 
 
 
 def set_vectors(embedding: nn.Embedding, matrix: Float[Tensor, "row feature"]) -> None:
-    """Copies word vectors into an embedding.
-
-    Args:
-        embedding: The model's embedding.
-        matrix: One vector a row of the vocabulary.
-
-    Raises:
-        ValueError: If the embedding has another shape.
-
-    Example:
-        >>> embedding = nn.Embedding(2, 3)
-        >>> set_vectors(embedding, torch.ones(2, 3))
-        >>> embedding.weight.sum().item()
-        6.0
-    """
+    """Copies word vectors into an embedding."""
     if embedding.weight.shape != matrix.shape:
         raise mismatch(
             ValueError,
@@ -284,14 +250,7 @@ class TreeDataModule(SplitDataModule):
 
 
 def arity_of(model: nn.Module) -> int | None:
-    """Finds the number of child places that the schedules of a model need.
-
-    Args:
-        model: A model of trees.
-
-    Returns:
-        The number; ``None`` for any number of children.
-    """
+    """Finds the number of child places that the schedules of a model need."""
     layers = (module for module in model.modules() if isinstance(module, RecursiveLayer))
     return next((layer.arity for layer in layers), None)
 

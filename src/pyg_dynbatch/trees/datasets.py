@@ -41,14 +41,7 @@ _FORMAT = "pyg_dynbatch.trees.1"
 
 @dataclass(frozen=True)
 class Content(Generic[Item]):
-    """Holds what a data set consists of before it is cached.
-
-    Attributes:
-        splits: The examples of each split, as they were read.
-        featurize: Turns one of them into a data object.
-        vocabulary: The words of all of them.
-        num_classes: Number of classes.
-    """
+    """Holds what a data set consists of before it is cached."""
 
     splits: Mapping[str, Sequence[Item]]
     featurize: Callable[[Item], DynTreeData]
@@ -99,14 +92,7 @@ class TreeDataset(InMemoryDataset, ABC):
     def _open(
         self, split: str, key: Mapping[str, str], build: Callable[[], Content[Any]], force: bool
     ) -> None:
-        """Fills the data set with one split.
-
-        Args:
-            split: Its name.
-            key: All that the content depends on.
-            build: Makes the content of all splits.
-            force: Whether to build even if there is a cache.
-        """
+        """Fills the data set with one split."""
         cached, digest = None, ""
         folder = None if self.root is None else Path(self.processed_dir)
         if folder is not None:
@@ -211,24 +197,7 @@ class TreeDataset(InMemoryDataset, ABC):
 
 
 def choose_split(split: str, known: Sequence[str], aliases: Mapping[str, str], what: str) -> str:
-    """Translates the name of a split into the one the data set uses.
-
-    Args:
-        split: The name given.
-        known: The names used.
-        aliases: Other names for them.
-        what: Name of the data set, for messages.
-
-    Returns:
-        One of `known`.
-
-    Raises:
-        ValueError: If the name is unknown.
-
-    Example:
-        >>> choose_split("val", ("train", "dev", "test"), {"val": "dev"}, "SST")
-        'dev'
-    """
+    """Translates the name of a split into the one the data set uses."""
     name = aliases.get(split, split)
     if name not in known:
         raise mismatch(ValueError, f"{what}: there is no such split", ", ".join(known), split)
@@ -236,22 +205,7 @@ def choose_split(split: str, known: Sequence[str], aliases: Mapping[str, str], w
 
 
 def name_of_vocabulary(vocabulary: str | Vocabulary, what: str) -> str:
-    """Names the choice of a vocabulary for the cache.
-
-    Args:
-        vocabulary: ``"all"``, ``"train"`` or a vocabulary.
-        what: Name of the data set, for messages.
-
-    Returns:
-        The name.
-
-    Raises:
-        ValueError: If the choice is unknown.
-
-    Example:
-        >>> name_of_vocabulary("all", "SST")
-        'all'
-    """
+    """Names the choice of a vocabulary for the cache."""
     if isinstance(vocabulary, Vocabulary):
         return vocabulary.digest()
     if vocabulary not in ("all", "train"):

@@ -33,21 +33,7 @@ _ROWS = (
 
 
 def record_tree(tree: Data) -> Program:
-    """Records a tree in which nodes with different numbers of children are different operations.
-
-    Args:
-        tree: A tree, DAG or forest with the fields of
-            :class:`~pyg_dynbatch.data.DynTreeData`.
-
-    Returns:
-        The program; its outputs are the roots.
-
-    Example:
-        >>> from pyg_dynbatch.data import DynTreeData
-        >>> tree = DynTreeData(torch.tensor([[0, 1], [2, 2]]), num_nodes=3)
-        >>> record_tree(tree)
-        Program(3 calls, depth 2, outputs ['output'])
-    """
+    """Records a tree in which nodes with different numbers of children are different operations."""
     program = Program()
     child, parent = tree.edge_index.numpy()
     children: list[list[int]] = [[] for _ in range(int(tree.num_nodes))]
@@ -67,15 +53,7 @@ def record_tree(tree: Data) -> Program:
 
 
 def schedules_of(trees: Sequence[Data]) -> dict[str, Schedule]:
-    """Makes the schedules of one mini-batch that are worth comparing.
-
-    Args:
-        trees: The examples.
-
-    Returns:
-        ``layer``, what a tree layer runs (one operation for all nodes), and recorded programs
-        under the policies ``depth`` and ``agenda``.
-    """
+    """Makes the schedules of one mini-batch that are worth comparing."""
     programs = [record_tree(tree) for tree in trees]
     return {
         "layer": Collater()(list(trees)).schedule,
@@ -85,14 +63,7 @@ def schedules_of(trees: Sequence[Data]) -> dict[str, Schedule]:
 
 
 def stats_table(stats: Sequence[dict[str, ScheduleStats]]) -> list[str]:
-    """Writes the mean statistics of several mini-batches side by side.
-
-    Args:
-        stats: For each mini-batch the statistics by name of the schedule.
-
-    Returns:
-        The lines of a table.
-    """
+    """Writes the mean statistics of several mini-batches side by side."""
     names = list(stats[0])
     lines = [f"{'':<24}" + "".join(f"{name:>12}" for name in names)]
     for label, field in _ROWS:
@@ -104,15 +75,7 @@ def stats_table(stats: Sequence[dict[str, ScheduleStats]]) -> list[str]:
 
 
 def draw_comparison(stats: dict[str, ScheduleStats], path: str | Path) -> Path:
-    """Draws the steps of the policies side by side.
-
-    Args:
-        stats: Statistics of one mini-batch by name of the schedule.
-        path: Where to write the picture.
-
-    Returns:
-        The path.
-    """
+    """Draws the steps of the policies side by side."""
     shown = [name for name in ("depth", "agenda") if name in stats]
     names = sorted({name for policy in shown for name in stats[policy].operations})
     figure, axes = new_figure(1, len(shown), 5.5, 3.8)
@@ -165,18 +128,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def run_inspect(argv: list[str]) -> int:
-    """Runs ``inspect``.
-
-    Args:
-        argv: The options.
-
-    Returns:
-        The exit code, 0.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If the file cannot be read, or a number is out of range.
-    """
+    """Runs ``inspect``."""
     options = _parser().parse_args(argv)
     if options.batch_size < 1 or options.batches < 1:
         raise ValueError("inspect: --batch-size and --batches must be 1 or more")

@@ -23,33 +23,12 @@ _PIECES = re.compile(r"[^ ]+")
 
 
 def listops_vocabulary() -> Vocabulary:
-    """Gives the vocabulary of ListOps: ten digits, four operators, the closing bracket.
-
-    Returns:
-        The vocabulary, the same in both forms.
-
-    Example:
-        >>> len(listops_vocabulary())
-        16
-    """
+    """Gives the vocabulary of ListOps: ten digits, four operators, the closing bracket."""
     return Vocabulary((*DIGITS, *OPERATORS, END))
 
 
 def evaluate_listops(pieces: Sequence[str]) -> int:
-    """Computes the value of an expression.
-
-    ``[MIN`` and ``[MAX`` are clear, ``[SM`` is the sum modulo 10, ``[MED`` the median rounded down.
-
-    Args:
-        pieces: The expression without parentheses, well formed.
-
-    Returns:
-        The value, 0 to 9.
-
-    Example:
-        >>> evaluate_listops("[MAX 2 9 [MIN 4 7 ] 0 ]".split())
-        9
-    """
+    """Computes the value of an expression."""
     opened: list[tuple[str, list[int]]] = [("", [])]
     for piece in pieces:
         if piece == END:
@@ -74,25 +53,7 @@ def _apply(operator: str, values: list[int]) -> int:
 
 
 def read_listops(text: str, where: str = "", column: int = 1) -> list[str]:
-    """Splits an expression into its pieces and checks that it is well formed.
-
-    Args:
-        text: The expression, either as published, with the parentheses of its left-branching
-            binary parse, or without any parentheses.
-        where: File and line, for messages.
-        column: Column of the file in which the text begins.
-
-    Returns:
-        The pieces, without parentheses.
-
-    Raises:
-        ValueError: If a piece is unknown, a list is empty or not closed, if something follows the
-            end, or if the parentheses are not the published parse; says where.
-
-    Example:
-        >>> read_listops("( ( ( [MIN 3 ) 1 ) ] )")
-        ['[MIN', '3', '1', ']']
-    """
+    """Splits an expression into its pieces and checks that it is well formed."""
     pieces: list[str] = []
     counts: list[int] = []  # arguments so far of each open list
     for match in _PIECES.finditer(text):
@@ -121,18 +82,7 @@ def read_listops(text: str, where: str = "", column: int = 1) -> list[str]:
 
 
 def format_listops(pieces: Sequence[str]) -> str:
-    """Writes an expression as published, with the parentheses of its left-branching parse.
-
-    Args:
-        pieces: The expression without parentheses.
-
-    Returns:
-        The text.
-
-    Example:
-        >>> format_listops("[MIN 3 1 ]".split())
-        '( ( ( [MIN 3 ) 1 ) ] )'
-    """
+    """Writes an expression as published, with the parentheses of its left-branching parse."""
     opened: list[str] = []
     for piece in pieces:
         done = piece
@@ -146,27 +96,7 @@ def format_listops(pieces: Sequence[str]) -> str:
 
 
 def listops_tree(pieces: Sequence[str], form: str = "operator", labels: str = "root") -> ParsedTree:
-    """Shapes an expression as a tree whose root is labelled with the value.
-
-    Args:
-        pieces: The expression without parentheses, well formed.
-        form: ``"operator"``: the operator is the token of the inner node, its arguments are the
-            ordered children, any number of them. ``"binary"``: the published left-branching
-            parse, all tokens at the leaves, every inner node with two children.
-        labels: ``"root"``: all nodes but the root are unlabelled. ``"all"``: every node of the
-            form ``"operator"`` is labelled with the value of its part of the expression.
-
-    Returns:
-        The tree.
-
-    Raises:
-        ValueError: If the form is unknown, or the labels do not go with it.
-
-    Example:
-        >>> tree = listops_tree("[MIN 3 1 ]".split())
-        >>> tree.tokens, tree.parents, tree.labels
-        (['[MIN', '3', '1'], [-1, 0, 0], [1, -1, -1])
-    """
+    """Shapes an expression as a tree whose root is labelled with the value."""
     if form not in FORMS:
         raise mismatch(ValueError, "listops_tree: form is unknown", ", ".join(FORMS), form)
     if labels not in ("root", "all") or (labels, form) == ("all", "binary"):

@@ -30,26 +30,7 @@ def make_layer(
     forget_bias: float = 1.0,
     recurrent_dropout: float = 0.0,
 ) -> RecursiveLayer:
-    """Makes a recursive layer by name.
-
-    Args:
-        cell: ``"nary"`` or ``"child_sum"`` (Tree-LSTM), ``"gru"`` or ``"rnn"``.
-        in_channels: Width of an input row.
-        out_channels: Width of the hidden row.
-        arity: Number of child places (not for child-sum).
-        forget_bias: Where the bias of the forget gates starts (Tree-LSTMs).
-        recurrent_dropout: Probability of dropping an entry of the candidate (not for ``"rnn"``).
-
-    Returns:
-        The layer.
-
-    Raises:
-        ValueError: If the name is unknown, or ``"rnn"`` is given a recurrent dropout.
-
-    Example:
-        >>> make_layer("child_sum", 4, 3)
-        ChildSumTreeLSTM(4, 3)
-    """
+    """Makes a recursive layer by name."""
     if cell == "nary":
         return NaryTreeLSTM(
             in_channels,
@@ -60,10 +41,7 @@ def make_layer(
         )
     if cell == "child_sum":
         return ChildSumTreeLSTM(
-            in_channels,
-            out_channels,
-            forget_bias=forget_bias,
-            recurrent_dropout=recurrent_dropout,
+            in_channels, out_channels, forget_bias=forget_bias, recurrent_dropout=recurrent_dropout
         )
     if cell == "gru":
         return TreeGRU(in_channels, out_channels, arity, recurrent_dropout=recurrent_dropout)
@@ -125,10 +103,7 @@ class TreeEncoder(nn.Module):
         self.layer.reset_parameters()
 
     def forward(
-        self,
-        batch: Any,
-        level_order: bool = False,
-        nodes: Int[Tensor, " chosen"] | None = None,
+        self, batch: Any, level_order: bool = False, nodes: Int[Tensor, " chosen"] | None = None
     ) -> Float[Tensor, "chosen hidden"]:
         """Computes the hidden rows of all nodes, and gives those that are asked for.
 
@@ -166,21 +141,7 @@ class TreeEncoder(nn.Module):
 
 
 def distinct_leaves(token: Tensor, schedule: Schedule) -> tuple[Tensor, Tensor] | None:
-    """Finds the different tokens of leaves, if there are few enough to be worth it.
-
-    Args:
-        token: Tokens in node order.
-        schedule: The schedule.
-
-    Returns:
-        The different tokens of leaves followed by those of the other nodes with an input, and
-        which of them each leaf has; None if nearly all of them differ.
-
-    Example:
-        >>> schedule = Schedule.from_structure(torch.tensor([[0, 1, 2], [3, 3, 3]]), 4)
-        >>> distinct_leaves(torch.tensor([7, 5, 7, 9]), schedule)
-        (tensor([5, 7, 9]), tensor([1, 0, 1]))
-    """
+    """Finds the different tokens of leaves, if there are few enough to be worth it."""
     if not schedule.level_inputs or token.size(0) != schedule.num_nodes:
         return None
     leaves = schedule.level_inputs[0]
@@ -225,21 +186,7 @@ def _embedded(embedding: nn.Embedding, token: Tensor) -> Tensor:
 
 
 def schedule_for(batch: Any, layer: RecursiveLayer) -> Schedule:
-    """Takes the batch's schedule, or works one out for batches of a stock PyG loader.
-
-    Args:
-        batch: The batch.
-        layer: The layer it is for.
-
-    Returns:
-        The schedule; one that was worked out is kept on the batch, and worked out again when the
-        edges are others. When other fields change, such as the nodes that have an input, ``del``
-        it (``schedule_ragged``, ``schedule_2``, …) or make a new batch.
-
-    Raises:
-        ValueError: If no schedule can be made (a cycle, a child beyond the arity); says in which
-            example.
-    """
+    """Takes the batch's schedule, or works one out for batches of a stock PyG loader."""
     key = "schedule" if layer.direction == "bottom_up" else "schedule_down"
     for name in ("schedule", "schedule_down"):
         attached = getattr(batch, name, None)

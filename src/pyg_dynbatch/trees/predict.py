@@ -31,18 +31,7 @@ from pyg_dynbatch.trees.vocabulary import Vocabulary
 def load_tree_task(
     checkpoint: Mapping[str, Any], path: str | Path
 ) -> tuple[TreeClassification, Vocabulary]:
-    """Builds the model of a checkpoint from the checkpoint alone; no code in it is run.
-
-    Args:
-        checkpoint: What one of :class:`~pyg_dynbatch.tasks.TreeClassification` holds.
-        path: Its file, for messages.
-
-    Returns:
-        The model with its weights, ready to predict, and its words.
-
-    Raises:
-        ValueError: If it holds no words.
-    """
+    """Builds the model of a checkpoint from the checkpoint alone; no code in it is run."""
     task = TreeClassification.from_checkpoint(checkpoint, path)
     words = _words(checkpoint)
     if words is None:
@@ -65,18 +54,7 @@ def _words(checkpoint: Mapping[str, Any]) -> list[str] | None:
 def predict_trees(
     task: TreeClassification, trees: TreeFile, batch_size: int, device: torch.device
 ) -> Columns:
-    """Predicts all nodes of all trees.
-
-    Args:
-        task: The model.
-        trees: The trees.
-        batch_size: Trees in a batch.
-        device: Where to compute.
-
-    Returns:
-        The columns of :meth:`~pyg_dynbatch.tasks.TreeClassification.predict_step`, with the
-        number of the tree in the file as ``example``.
-    """
+    """Predicts all nodes of all trees."""
     task.to(device)
     parts: list[Columns] = []
     with Progress("predicting", "trees", len(trees)) as progress:
@@ -91,19 +69,7 @@ def predict_trees(
 
 
 def run_tree_predict(argv: list[str], checkpoint: Mapping[str, Any]) -> int:
-    """Runs ``predict`` on a file of bracketed trees.
-
-    Args:
-        argv: The options.
-        checkpoint: What the first checkpoint holds.
-
-    Returns:
-        The exit code, 0.
-
-    Raises:
-        FileNotFoundError: If a file is missing.
-        ValueError: If a checkpoint or the input cannot be used.
-    """
+    """Runs ``predict`` on a file of bracketed trees."""
     options = _parser().parse_args(argv)
     paths = options.checkpoint
     refuse_overwriting("predict", [options.output, options.nodes], [options.input, *paths])

@@ -21,14 +21,7 @@ from pyg_dynbatch.trees.models import TreeClassifier, TreeSimilarity
 
 
 class HitRate(Metric):
-    """Measures the share of hits among the rows that count; not a number if none counts.
-
-    Example:
-        >>> rate = HitRate()
-        >>> rate.update(torch.tensor([True, False, True]), torch.tensor([True, True, False]))
-        >>> rate.compute().item()
-        0.5
-    """
+    """Measures the share of hits among the rows that count; not a number if none counts."""
 
     full_state_update = False
     higher_is_better = True
@@ -41,12 +34,7 @@ class HitRate(Metric):
         self.add_state("rows", torch.tensor(0), dist_reduce_fx="sum")
 
     def update(self, hit: Bool[Tensor, " row"], counts: Bool[Tensor, " row"]) -> None:
-        """Adds rows.
-
-        Args:
-            hit: Whether each row is a hit.
-            counts: Whether each row counts at all.
-        """
+        """Adds rows."""
         self.hits += (hit & counts).sum()
         self.rows += counts.sum()
 
@@ -58,38 +46,14 @@ class HitRate(Metric):
 def class_hits(
     logits: Float[Tensor, "row class"], labels: Int[Tensor, " row"]
 ) -> tuple[Bool[Tensor, " row"], Bool[Tensor, " row"]]:
-    """Finds the rows whose likeliest class is the gold one, and the rows that have a gold one.
-
-    Args:
-        logits: One row a node.
-        labels: Gold class, -1 where there is none.
-
-    Returns:
-        Hits, and the rows that count.
-    """
+    """Finds the rows whose likeliest class is the gold one, and the rows that have a gold one."""
     return logits.argmax(-1) == labels, labels != UNLABELLED
 
 
 def polarity_hits(
     logits: Float[Tensor, "row class"], labels: Int[Tensor, " row"]
 ) -> tuple[Bool[Tensor, " row"], Bool[Tensor, " row"]]:
-    """Finds the rows whose side of the middle class is right; rows of the middle do not count.
-
-    A row is positive if the classes above the middle have more probability together than those
-    below: for five classes ``p3 + p4 > p0 + p1``.
-
-    Args:
-        logits: One row a node; an odd number of classes in rising order.
-        labels: Gold class, -1 where there is none.
-
-    Returns:
-        Hits, and the rows that count.
-
-    Example:
-        >>> logits = torch.tensor([[0.0, 0.0, 9.0, 0.0, 1.0]])
-        >>> polarity_hits(logits, torch.tensor([3]))
-        (tensor([True]), tensor([True]))
-    """
+    """Finds the rows whose side of the middle class is right; rows of the middle do not count."""
     middle = logits.size(-1) // 2
     chance = logits.float().softmax(-1)
     positive = chance[:, middle + 1 :].sum(-1) > chance[:, :middle].sum(-1)
@@ -97,19 +61,7 @@ def polarity_hits(
 
 
 class TreeAccuracy(nn.Module):
-    """Holds the accuracies of one pass over the data, by the names they are logged under.
-
-    Args:
-        polarity: Whether the classes are a scale around a neutral middle, so that the two-way
-            accuracy is of interest too.
-
-    Example:
-        >>> accuracy = TreeAccuracy()
-        >>> logits, labels = torch.eye(2), torch.tensor([0, 0])
-        >>> accuracy.update(logits, labels, torch.tensor([1]))
-        >>> {name: metric.compute().item() for name, metric in accuracy.named()}
-        {'accuracy': 0.0, 'node_accuracy': 0.5}
-    """
+    """Holds the accuracies of one pass over the data, by the names they are logged under."""
 
     def __init__(self, polarity: bool = False) -> None:
         super().__init__()
@@ -126,13 +78,7 @@ class TreeAccuracy(nn.Module):
         labels: Int[Tensor, " node"],
         roots: Int[Tensor, " root"],
     ) -> None:
-        """Adds the nodes of a batch.
-
-        Args:
-            logits: One row a node.
-            labels: Gold class of each node, -1 where there is none.
-            roots: Node numbers of the roots.
-        """
+        """Adds the nodes of a batch."""
         hit, counts = class_hits(logits, labels)
         self.accuracy.update(hit[roots], counts[roots])
         self.node_accuracy.update(hit, counts)
@@ -147,14 +93,7 @@ class TreeAccuracy(nn.Module):
 
 
 class ScoreAgreement(nn.Module):
-    """Holds Pearson's r, Spearman's rho and the mean squared error of predicted scores.
-
-    Example:
-        >>> agreement = ScoreAgreement()
-        >>> agreement.update(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([1.0, 2.0, 5.0]))
-        >>> {name: round(metric.compute().item(), 3) for name, metric in agreement.named()}
-        {'pearson': 0.996, 'spearman': 1.0, 'mse': 0.333}
-    """
+    """Holds Pearson's r, Spearman's rho and the mean squared error of predicted scores."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -166,12 +105,7 @@ class ScoreAgreement(nn.Module):
         self.mse = MeanSquaredError()
 
     def update(self, predicted: Float[Tensor, " example"], gold: Float[Tensor, " example"]) -> None:
-        """Adds the pairs of a batch.
-
-        Args:
-            predicted: Predicted scores.
-            gold: Gold scores.
-        """
+        """Adds the pairs of a batch."""
         for _, metric in self.named():
             metric.update(predicted.float(), gold.float())
 
@@ -447,17 +381,6 @@ class TreeRelatedness(TreeTask):
 
 
 def mean_score(chance: Float[Tensor, "example score"]) -> Float[Tensor, " example"]:
-    """Computes the mean of a distribution over the scores 1, 2, 3, and so on.
-
-    Args:
-        chance: Probability of each whole score.
-
-    Returns:
-        One score an example.
-
-    Example:
-        >>> mean_score(torch.tensor([[0.0, 0.0, 0.0, 0.5, 0.5]]))
-        tensor([4.5000])
-    """
+    """Computes the mean of a distribution over the scores 1, 2, 3, and so on."""
     scores = torch.arange(1, chance.size(-1) + 1, dtype=chance.dtype, device=chance.device)
     return chance @ scores

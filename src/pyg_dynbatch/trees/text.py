@@ -291,28 +291,14 @@ class BracketedTree:
     """
 
     def __init__(
-        self,
-        vocabulary: Vocabulary,
-        num_classes: int | None = None,
-        labels: str = "required",
+        self, vocabulary: Vocabulary, num_classes: int | None = None, labels: str = "required"
     ) -> None:
         self.vocabulary = vocabulary
         self.num_classes = num_classes
         self.labels = labels
 
     def __call__(self, line: str, where: str = "") -> DynTreeData:
-        """Parses one line.
-
-        Args:
-            line: The text of one tree.
-            where: What to put before the column in messages.
-
-        Returns:
-            The tree.
-
-        Raises:
-            ValueError: See `parse_bracketed`.
-        """
+        """Parses one line."""
         tree = parse_bracketed(line, where, num_classes=self.num_classes, labels=self.labels)
         return tree.to_data(self.vocabulary, labelled=self.labels != "none")
 

@@ -445,17 +445,7 @@ def sentence_vectors(
 
 
 def find_model(model: str) -> str:
-    """Finds the folder of a model that lies on this machine.
-
-    Args:
-        model: A folder, an installed package that carries a model, or any other name.
-
-    Returns:
-        The folder, or the name unchanged when it is neither, for sentence-transformers to fetch.
-
-    Raises:
-        ValueError: If the name is a folder without a model.
-    """
+    """Finds the folder of a model that lies on this machine."""
     folder = Path(model)
     if folder.is_dir():
         inside = _model_folder(folder)
