@@ -15,7 +15,7 @@ from pyg_dynbatch.cli import main
 from pyg_dynbatch.datasets import PackedMolecules
 from pyg_dynbatch.molecules.datamodules import MoleculeDataModule
 from tests.core.test_files import files_of_at_most
-from tests.training.molecules import molecule_csv, trained
+from tests.molecules.molecules import molecule_csv, trained
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:(?s).*(jsonargparse|deprecated in v4)"),

@@ -12,8 +12,7 @@ from pyg_dynbatch.molecules.explain import without_atom
 from pyg_dynbatch.molecules.predict import load_property_task
 from pyg_dynbatch.tasks import MoleculePredictor, MoleculeProperty, MoleculeSchema, explain
 from pyg_dynbatch.training import ensemble_of
-from tests.training.helpers import OLD_NAME, last_of
-from tests.training.molecules import (
+from tests.molecules.molecules import (
     DESCRIPTORS,
     described,
     molecule_data,
@@ -21,6 +20,7 @@ from tests.training.molecules import (
     property_task,
     trained,
 )
+from tests.training.helpers import OLD_NAME, last_of
 
 pytestmark = [OLD_NAME, pytest.mark.filterwarnings("ignore:The dirpath has changed")]
 

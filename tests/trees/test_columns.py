@@ -12,8 +12,8 @@ from torch_geometric.data.collate import collate
 from pyg_dynbatch.data import DynTreeData
 from pyg_dynbatch.loader import Collater
 from pyg_dynbatch.trees.columns import TreeColumns, TreeTable
-from tests.data.test_merge import assert_same_batch
 from tests.strategies import Dag, structures
+from tests.trees.test_columns_merge import assert_same_batch
 
 
 def tree_of(dag: Dag, rich: bool) -> DynTreeData:

@@ -22,7 +22,7 @@ from pyg_dynbatch.tasks import (
     PackedMoleculeData,
     SplitOptions,
 )
-from tests.training.molecules import (
+from tests.molecules.molecules import (
     QUIET,
     SMILES,
     molecule_csv,

@@ -12,7 +12,7 @@ from torch_geometric.data import Batch
 from pyg_dynbatch.data import MoleculeColumns, MoleculeData
 from pyg_dynbatch.loader import MoleculeCollater, node_counts, pair_counts
 from pyg_dynbatch.nn.pairs import Pairs
-from tests.data.molecules import TABLE, molecule
+from tests.molecules.batches import TABLE, molecule
 
 
 def assert_same_batch(wanted: Batch, found: Batch) -> None:

@@ -10,7 +10,7 @@ from rdkit import Chem
 
 from pyg_dynbatch.data import MoleculeError, parse_mol_block, parse_smiles
 from pyg_dynbatch.molecules.rdkit_access import sanitized_copy
-from tests.featurizers.molecules import ODD, fingerprint
+from tests.molecules.writings import ODD, fingerprint
 
 
 @pytest.mark.parametrize(

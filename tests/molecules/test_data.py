@@ -6,7 +6,7 @@ from torch_geometric.nn import GCNConv
 
 from pyg_dynbatch.data import MoleculeData, bonds_of
 from pyg_dynbatch.molecules.data import atoms_of_pairs, pairs_of_atoms
-from tests.data.molecules import TABLE, molecule
+from tests.molecules.batches import TABLE, molecule
 
 
 def test_only_what_is_given_is_stored():

@@ -5,7 +5,7 @@ import pytest
 from rdkit import Chem
 
 from pyg_dynbatch.data import DoubleBondStereo, KearnesPairs, parse_smiles
-from tests.featurizers.molecules import ODD, distances
+from tests.molecules.writings import ODD, distances
 
 BONDS = {"SINGLE": 0, "DOUBLE": 1, "TRIPLE": 2, "AROMATIC": 3}
 

@@ -4,7 +4,7 @@ import pytest
 from rdkit import Chem
 
 from pyg_dynbatch.data import MoleculeError, canonical_smiles, murcko_scaffold
-from tests.featurizers.molecules import ODD, fingerprint
+from tests.molecules.writings import ODD, fingerprint
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from pyg_dynbatch.datasets import FeaturizeOptions, PackedMolecules, build_store
 from pyg_dynbatch.molecules.build import ERRORS
 from pyg_dynbatch.molecules.files import RawMolecule
 from pyg_dynbatch.molecules.store import HEADER, MoleculeStore
-from tests.datasets.molecules import TASKS, Letters, assert_same, records
+from tests.molecules.packed import TASKS, Letters, assert_same, records
 
 COUNT, BAD = 50, (5, 33)
 
@@ -119,7 +119,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from pyg_dynbatch.datasets import FeaturizeOptions, build_store
-from tests.datasets.molecules import TASKS, Letters, records
+from tests.molecules.packed import TASKS, Letters, records
 
 class Killed(Letters):
     seen = 0

@@ -25,8 +25,8 @@ from pyg_dynbatch.data import (
     RDKitDescriptors,
     rdkit_version,
 )
-from tests.featurizers.molecules import ODD, fingerprint, reordered
-from tests.featurizers.own_features import BothHetero, Given, GivenRows, Mass
+from tests.molecules.own_features import BothHetero, Given, GivenRows, Mass
+from tests.molecules.writings import ODD, fingerprint, reordered
 
 KEARNES = MoleculeFeaturizer()
 DEEPCHEM = MoleculeFeaturizer("deepchem", "deepchem")
@@ -351,8 +351,8 @@ def test_another_pair_table_is_an_error() -> None:
     ("path", "message"),
     [
         ("no_such_module:Mass", "No module named 'no_such_module'"),
-        ("tests.featurizers.own_features:Volume", "has no attribute 'Volume'"),
-        ("tests.featurizers.own_features:BothHetero", "importable subclass of AtomFeatures"),
+        ("tests.molecules.own_features:Volume", "has no attribute 'Volume'"),
+        ("tests.molecules.own_features:BothHetero", "importable subclass of AtomFeatures"),
         ("json:dumps", "importable subclass of AtomFeatures"),
         ("tests.a:f.<locals>.Mass", "a class made within a function"),
     ],

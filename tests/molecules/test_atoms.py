@@ -13,7 +13,7 @@ from rdkit.Chem import ChemicalFeatures, rdCIPLabeler, rdPartialCharges
 from pyg_dynbatch.data import KearnesAtoms, MoleculeError, parse_smiles
 from pyg_dynbatch.molecules import kearnes as atoms
 from pyg_dynbatch.molecules.kearnes import donors_and_acceptors
-from tests.featurizers.molecules import ODD
+from tests.molecules.writings import ODD
 
 SYMBOLS = ["H", "C", "N", "O", "F", "P", "S", "Cl", "Br", "I"]
 NO_METALS = {"*", "He", "B", "Ne", "Si", "Ar", "Ge", "As", "Se", "Kr", "Sb", "Te", "Xe", "At", "Rn"}

@@ -33,7 +33,7 @@ model = DistributedDataParallel(vectors.engine)
 # Rank 0 uses mix alone, rank 1 squash alone: neither may wait for the other for ever.
 schedule = Schedule.from_programs([chain_program(vectors.mix, 3)])
 if rank:
-    from tests.core.test_distributed import squash_program
+    from tests.integration.test_gradients_on_every_rank import squash_program
     schedule = Schedule.from_programs([squash_program(vectors)])
 for _ in range(2):
     model.zero_grad()

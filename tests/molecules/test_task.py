@@ -24,14 +24,14 @@ from pyg_dynbatch.tasks import (
     SplitOptions,
 )
 from pyg_dynbatch.training import PredictionTable, RateOptions, RunReport, ensemble_of
-from tests.training.helpers import OLD_NAME, last_of
-from tests.training.molecules import (
+from tests.molecules.molecules import (
     best_by,
     molecule_data,
     molecule_trainer,
     property_task,
     trained,
 )
+from tests.training.helpers import OLD_NAME, last_of
 
 pytestmark = [
     OLD_NAME,

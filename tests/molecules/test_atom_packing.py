@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from pyg_dynbatch.data import MoleculeColumns, MoleculeData
 from pyg_dynbatch.molecules.store import AtomPacking, join_columns, join_packs
-from tests.datasets.molecules import assert_same
+from tests.molecules.packed import assert_same
 
 KINDS = ("bit", "real", "count", "bit", "count")
 PACKING = AtomPacking(KINDS, ("a", "b", "c", "d", "e"), 2, 3)

@@ -23,7 +23,7 @@ from pyg_dynbatch.molecules.store import (
     write_header,
     write_shard,
 )
-from tests.datasets.molecules import TASKS, Letters, assert_same, records
+from tests.molecules.packed import TASKS, Letters, assert_same, records
 
 OPTIONS = FeaturizeOptions(shard_size=20, progress=False)
 

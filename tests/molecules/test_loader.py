@@ -6,7 +6,7 @@ import torch
 
 from pyg_dynbatch.loader import Collater, MoleculeLoader, NodeBudgetBatchSampler, pair_counts
 from pyg_dynbatch.nn.pairs import Pairs
-from tests.data.molecules import TABLE, molecule
+from tests.molecules.batches import TABLE, molecule
 
 
 def molecules(count: int = 20):

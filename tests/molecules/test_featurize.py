@@ -8,7 +8,7 @@ from pyg_dynbatch.datasets import FeaturizeOptions, featurize_record, featurize_
 from pyg_dynbatch.molecules.build import in_chunks, packing_of
 from pyg_dynbatch.molecules.files import RawMolecule
 from pyg_dynbatch.molecules.store import AtomPacking
-from tests.datasets.molecules import Letters, assert_same, records, texts
+from tests.molecules.packed import Letters, assert_same, records, texts
 
 
 def molecules(pieces) -> list[MoleculeData]:

@@ -19,8 +19,8 @@ from pyg_dynbatch.molecules.predict import (
     write_stream,
 )
 from pyg_dynbatch.tasks import MoleculePredictor
+from tests.molecules.molecules import described, molecule_data, property_task, trained
 from tests.training.helpers import OLD_NAME
-from tests.training.molecules import described, molecule_data, property_task, trained
 
 pytestmark = OLD_NAME
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyg_dynbatch.training import OptimizerOptions
-from tests.training.molecules import molecule_data, property_task
+from tests.molecules.molecules import molecule_data, property_task
 
 pytestmark = [
     # A process that has computed gradients on a machine with a GPU must not be forked.

@@ -9,7 +9,7 @@ import pytest
 from rdkit import Chem
 
 from pyg_dynbatch.data import DeepChemAtoms, DeepChemPairs, parse_smiles
-from tests.featurizers.molecules import ODD, distances
+from tests.molecules.writings import ODD, distances
 
 SYMBOLS = [
     "C",

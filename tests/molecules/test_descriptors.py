@@ -13,8 +13,8 @@ from rdkit.Chem import Descriptors
 
 from pyg_dynbatch.data import MoleculeFeaturizer, RDKitDescriptors
 from pyg_dynbatch.molecules import descriptors
-from tests.featurizers.molecules import ODD, fingerprint
-from tests.featurizers.own_features import GivenRow, MarkedCharge
+from tests.molecules.own_features import GivenRow, MarkedCharge
+from tests.molecules.writings import ODD, fingerprint
 
 FEW = ("MolWt", "TPSA", "MaxPartialCharge", "NumAtomStereoCenters", "HeavyAtomCount")
 
@@ -213,7 +213,7 @@ def test_a_spec_of_other_descriptors_is_an_error() -> None:
     spec["descriptors"]["names"][0] = "something"
     with pytest.raises(ValueError, match="RDKitDescriptors gives other names than"):
         MoleculeFeaturizer.from_spec(spec)
-    spec["descriptors"]["class"] = "tests.featurizers.own_features:Mass"
+    spec["descriptors"]["class"] = "tests.molecules.own_features:Mass"
     with pytest.raises(ValueError, match="importable subclass of MoleculeDescriptors"):
         MoleculeFeaturizer.from_spec(spec)
 
