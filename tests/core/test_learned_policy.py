@@ -16,9 +16,9 @@ from pyg_dynbatch.core import (
     agenda_policy,
     depth_policy,
 )
-from pyg_dynbatch.core.learned_policy import RULES, named_policy, operation_names
+from pyg_dynbatch.core.learned_policy import RULES
 from pyg_dynbatch.core.policy import order_calls
-from tests.core.helpers import VECTOR, Vectors, message
+from tests.core.helpers import Vectors, message
 from tests.core.test_policy import (
     assert_valid,
     graphs,
@@ -164,12 +164,3 @@ def test_what_is_no_saved_table(table: Any, problem: str) -> None:
 
 def test_no_batch_to_learn_from() -> None:
     assert "LearnedPolicy.fit: there is no batch" in message(ValueError, LearnedPolicy().fit, [])
-
-
-def test_names_are_numbered_as_merging_numbers_them() -> None:
-    programs = programs_of(["s", "ms"])
-    assert operation_names(programs) == ["squash", "mix"]
-    schedule = Schedule.from_programs(programs)
-    assert [s.name for s in schedule.signatures] == operation_names(programs)
-    assert named_policy(depth_policy, []) is depth_policy
-    assert VECTOR in schedule.signatures[0].inputs

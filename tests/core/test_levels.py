@@ -133,7 +133,7 @@ def test_an_edge_to_nowhere() -> None:
 def test_depth_of_the_wrong_form(depth: torch.Tensor) -> None:
     text = message(ValueError, made, depth=depth)
     assert "depth has the wrong form" in text
-    assert "one int64 number of 0 or more a node, [4]" in text
+    assert "int64 tensor [4], one number >= 0 per node" in text
 
 
 def test_depth_that_does_not_fit() -> None:
@@ -154,15 +154,18 @@ def test_has_input_of_the_wrong_form(has_input: torch.Tensor) -> None:
 @pytest.mark.parametrize(
     ("slot", "got"),
     [
-        (torch.tensor([0, 1]), "int64[2]"),
+        (torch.tensor([0, 1]), "int64 tensor [2]"),
         (torch.tensor([0, -1, 0]), "smallest -1"),
-        (torch.tensor([0.0, 1.0, 0.0]), "float32[3]"),
-        (torch.tensor([0, 1, 0], dtype=torch.int32), "int32[3]"),
+        (torch.tensor([0.0, 1.0, 0.0]), "float32 tensor [3]"),
+        (torch.tensor([0, 1, 0], dtype=torch.int32), "int32 tensor [3]"),
     ],
 )
 def test_child_slot_of_the_wrong_form(slot: torch.Tensor, got: str) -> None:
     text = message(ValueError, made, child_slot=slot)
-    assert "child_slot has the wrong form" in text and "one int64 number" in text
+    assert (
+        "child_slot has the wrong form" in text
+        and "int64 tensor [3], one number >= 0 per edge" in text
+    )
     assert message(ValueError, made, child_slot=slot, arity=2) == text
     assert got in text
 

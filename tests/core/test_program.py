@@ -16,7 +16,7 @@ WORD = TensorType((), torch.int64, "word")
 def constant_of(row_type: TensorType, data: object) -> np.ndarray:
     program = Program()
     program.constant(row_type, data)
-    return program.constants[0][0][0]
+    return program.constant_rows(0)[0][0]
 
 
 def test_depth_and_counts() -> None:

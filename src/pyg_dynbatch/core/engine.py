@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.layout import IndexSlice, Step, packed
 from pyg_dynbatch.core.operation import (
     Operation,
     Operations,
@@ -31,7 +32,7 @@ from pyg_dynbatch.core.row_buffer import (
     unsupported,
     versions_of,
 )
-from pyg_dynbatch.core.schedule import IndexSlice, Schedule, Step, packed
+from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.core.types import RaggedRows, RowType, TensorType, describe, parts_of
 
 
@@ -249,11 +250,12 @@ class _Run:
         self.engine, self.schedule = engine, schedule
         self.operations = [engine.operation_of(s) for s in schedule.signatures]
         # Only schedules of structures say how many nodes of a level read an input.
-        self.has_leaf = engine.has_leaf and "level_inputs" in schedule.facts
+        self.has_leaf = engine.has_leaf and schedule.structure is not None
         self.token = new_token(schedule.wiring)
         self.pending: list[Write] = []
         # How many nodes of a level read an input row; the others read a row of zeros.
-        self.level_inputs: Sequence[int] = schedule.facts.get("level_inputs", ())
+        info = schedule.structure
+        self.level_inputs: Sequence[int] = () if info is None else info.level_inputs
         self.stores = [
             RowBuffer(store.rows, store.constants if constants is None else 0)
             for store, constants in zip(schedule.stores, schedule.constants, strict=True)

@@ -1,17 +1,15 @@
 """Learn, on the first mini-batches of a model, in which order its kinds of calls run best."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.merge import lay_out_programs
 from pyg_dynbatch.core.policy import DependencyGraph, agenda_policy, depth_policy
+from pyg_dynbatch.core.program import Program, concatenate
 from pyg_dynbatch.core.structure import concatenated_ranges, longest_paths
-
-if TYPE_CHECKING:
-    from pyg_dynbatch.core.program import AnyProgram
-
 
 Frontier = tuple[tuple[str, ...], tuple[str, ...]]
 """Kinds with a ready call: those whose turn it may be, and the others; names, sorted."""
@@ -73,7 +71,7 @@ class LearnedPolicy:
             self.table, self.rule = _read_table(table)
 
     def fit(
-        self, batches: "Sequence[Sequence[AnyProgram]]", *, evaluations: int = 200
+        self, batches: Sequence[Sequence[Program]], *, evaluations: int = 200
     ) -> "LearnedPolicy":
         """Fills the table: one entry after another is changed, and kept if it saves steps.
 
@@ -207,34 +205,23 @@ class LearnedPolicy:
         return f"LearnedPolicy({len(self.table)} frontiers)"
 
 
-def named_policy(policy: Any, names: Sequence[str]) -> Any:
-    """Tells a policy the names of the kinds, if it asks for them."""
-    return policy.for_operations(names) if hasattr(policy, "for_operations") else policy
-
-
-def operation_names(programs: "Sequence[AnyProgram]") -> list[str]:
-    """Lists the names of the operations of programs, as merging them numbers the kinds."""
-    return list(dict.fromkeys(s.name for program in programs for s in program.signatures))
-
-
 def _moves(frontiers: Sequence[Frontier]) -> Iterator[tuple[Frontier, str]]:
     for frontier in frontiers:
         for choice in (*RULES, *frontier[0]):
             yield frontier, choice
 
 
-def _graphs_of(programs: "Sequence[AnyProgram]") -> list[tuple[DependencyGraph, list[str]]]:
+def _graphs_of(programs: Sequence[Program]) -> list[tuple[DependencyGraph, list[str]]]:
     """The groups of operations that call each other in turn, one graph each."""
-    from pyg_dynbatch.core.merge import schedule_programs
-
+    program = concatenate(programs)
+    names = [signature.name for signature in program.signatures]
     found: list[tuple[DependencyGraph, list[str]]] = []
-    names = operation_names(programs)
 
     def record(graph: DependencyGraph) -> np.ndarray:
         found.append((graph, names))
         return depth_policy(graph)
 
-    schedule_programs(programs, record)
+    lay_out_programs([program], record)
     return found
 
 

@@ -1,4 +1,4 @@
-"""Make the schedule of one recurrent operation over trees or graphs, without recorded calls."""
+"""Lay out the schedule of one recurrent operation over trees or graphs."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -10,12 +10,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.errors import described, mismatch
+from pyg_dynbatch.core.layout import (
+    FlatIndex,
+    IndexSlice,
+    Layout,
+    Output,
+    Step,
+    Store,
+    StructureInfo,
+    first_rows,
+)
 from pyg_dynbatch.core.operation import Ragged, Signature, any_type
-from pyg_dynbatch.core.schedule import IndexSlice, Output, Schedule, Step, Store, first_rows
 from pyg_dynbatch.core.structure import (
-    _checked_edges,
     array_of,
+    checked_edges,
     checksum,
     depth_of,
     longest_paths,
@@ -27,7 +36,7 @@ INPUT_STORE, STATE_STORE = 0, 1
 DIRECTIONS = ("bottom_up", "top_down")
 
 
-def schedule_structure(
+def lay_out_levels(
     edge_index: Tensor,
     num_nodes: int,
     *,
@@ -37,83 +46,86 @@ def schedule_structure(
     has_input: Tensor | None,
     example_sizes: Sequence[int] | None,
     direction: str,
-) -> Schedule:
-    """Makes the schedule; see :meth:`Schedule.from_structure`."""
+) -> Layout:
+    """Make the fields of a schedule; see :meth:`Schedule.from_structure`."""
     _check_options(arity, direction)
-    source, target = _checked_edges(edge_index, num_nodes, "Schedule.from_structure")
+    source, target = checked_edges(edge_index, num_nodes, "Schedule.from_structure")
     made_from = checksum(source, target)
-    slot = _slots(child_slot, source.size)
+    slot = None if child_slot is None else _checked("child_slot", child_slot, source.size, "edge")
     if arity is not None and slot is None:
-        # Before the edges are turned round: a place is a child's among its siblings.
+        # Before the edges are turned round: a slot is a child's place among its siblings.
         slot = numbers_among_equals(target, num_nodes)
     if direction == "top_down":
-        source, target = target, source
-        depth = None
-    level = _level_of(depth, source, target, num_nodes)
-    filled = _checked_inputs(has_input, num_nodes)
+        source, target, depth = target, source, None
+    level = _levels_of(depth, source, target, num_nodes)
+    filled = np.ones(num_nodes, dtype=bool)
+    if has_input is not None:
+        filled = _checked("has_input", has_input, num_nodes, "node", torch.bool)
     order, counts = _level_order(level, filled)
+    # Row 0 of each store is the row of zeros.
     row = np.empty(num_nodes, dtype=np.int64)
     row[order] = np.arange(1, num_nodes + 1)
-    flat, levels = _Flat(), _Levels.of(counts)
+    flat, levels = FlatIndex(), _Levels.of(counts)
     reads_input = filled[order]
     reads = [_inputs(flat, reads_input, levels)]
     edge_order = child_start = None
     if arity is None or slot is None:
         begins = _child_starts(row, target)
         child_start = flat.add(begins)
-        wirings, edge_order = _ragged_children(flat, (source, target, slot), row, begins, levels)
-        reads.append(wirings)
+        arguments, edge_order = _ragged_children(flat, (source, target, slot), row, begins, levels)
+        reads.append(arguments)
     else:
         reads += _fixed_children(flat, (source, target, slot), row, levels, arity)
     num_inputs = sum(levels.inputs)
-    input_node = flat.add(order[reads_input]), num_inputs
+    input_node = flat.add(order[reads_input])
     output = IndexSlice(STATE_STORE, flat.add(row), num_nodes, -1 if num_nodes else 0)
     examples = _checked_examples(example_sizes, num_nodes)
     example = flat.add(np.arange(examples.size).repeat(examples))
     signature, inputs, state = _signature(arity)
-    return Schedule(
+    results = [((STATE_STORE, begin + 1),) for begin in levels.begins]
+    return Layout(
         signatures=(signature,),
         stores=(Store(inputs, 1, num_inputs, num_inputs + 1), Store(state, 1, 0, num_nodes + 1)),
-        steps=tuple(map(Step, repeat(0), levels.sizes, zip(*reads, strict=True), levels.results)),
+        steps=tuple(map(Step, repeat(0), levels.sizes, zip(*reads, strict=True), results)),
         wiring=flat.tensor(),
         constants=(None, None),
         outputs={"node": Output(output, example)},
         num_examples=examples.size,
-        facts={
-            "num_nodes": num_nodes,
-            "num_edges": int(source.size),
-            "checksum": made_from,
-            "arity": arity,
-            "direction": direction,
-            "input_node": input_node,
-            "level_inputs": tuple(levels.inputs),
-            "edge_order": edge_order,
-            "child_start": child_start,
-            "single_parent": bool(np.bincount(source, minlength=1).max() <= 1),
-        },
+        structure=StructureInfo(
+            num_nodes=num_nodes,
+            num_edges=int(source.size),
+            arity=arity,
+            direction=direction,
+            level_inputs=tuple(levels.inputs),
+            single_parent=bool(np.bincount(source, minlength=1).max() <= 1),
+            checksum=made_from,
+            input_node=input_node,
+            edge_order=edge_order,
+            child_start=child_start,
+        ),
     )
 
 
 @lru_cache(16)
 def _signature(arity: int | None) -> tuple[Signature, TensorType, TensorType]:
-    """Makes the signature of the one operation, and the types of an input and a state."""
+    """Make the signature of the operation, and the types of an input and a state."""
     inputs, state = any_type("input"), any_type("state")
     children = (Ragged(state),) if arity is None else (state,) * arity
     return Signature("node", (inputs, *children), (state,), random=True), inputs, state
 
 
 class _Levels(NamedTuple):
-    """What the wirings of all arguments go by: how many nodes each level has, and where."""
+    """First node and number of nodes of each level, and how many of them have an input."""
 
     starts: np.ndarray
     lengths: np.ndarray
-    begins: list[int]
+    begins: list[int]  # the starts and lengths again, as plain numbers
     sizes: list[int]
     inputs: list[int]
 
     @classmethod
     def of(cls, counts: np.ndarray) -> "_Levels":
-        """Reads the levels off their numbers of nodes with and without an input."""
+        """Make levels of their numbers of nodes with and without an input."""
         lengths = counts[:, 0] + counts[:, 1]
         if not lengths.all():
             # Levels without a node, as given depths may have, would be steps without a row.
@@ -121,14 +133,9 @@ class _Levels(NamedTuple):
         starts = lengths.cumsum() - lengths
         return cls(starts, lengths, starts.tolist(), lengths.tolist(), counts[:, 0].tolist())
 
-    @property
-    def results(self) -> list[tuple[tuple[int, int]]]:
-        """Where the rows of every level go: side by side, behind the row of zeros."""
-        return [((STATE_STORE, begin + 1),) for begin in self.begins]
-
 
 def _level_order(level: np.ndarray, filled: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Sorts nodes by level, those with an input first, and counts both kinds of every level."""
+    """Sort nodes by level, those with an input first, and count both kinds of every level."""
     if not level.size:
         return level, np.zeros((0, 2), dtype=np.int64)
     deepest = int(level.max())
@@ -141,91 +148,58 @@ def _level_order(level: np.ndarray, filled: np.ndarray) -> tuple[np.ndarray, np.
     return key.argsort(kind="stable"), counts
 
 
-class _Flat:
-    """Collects index vectors into one, handing out offsets."""
-
-    def __init__(self) -> None:
-        self.parts: list[np.ndarray] = []
-        self.size = 0
-
-    def add(self, part: np.ndarray) -> int:
-        """Appends one vector and returns where it begins."""
-        self.parts.append(part)
-        self.size += part.size
-        return self.size - part.size
-
-    def tensor(self) -> Tensor:
-        """Joins what was added."""
-        joined = np.concatenate(self.parts) if self.parts else np.zeros(0)
-        return torch.from_numpy(joined.astype(np.int64, copy=False))
-
-
-def _level_of(
+def _levels_of(
     depth: Tensor | None, source: np.ndarray, target: np.ndarray, num_nodes: int
 ) -> np.ndarray:
-    if depth is not None:
-        return _checked_depth(depth, source, target, num_nodes)
-    level = longest_paths(source, target, num_nodes)
-    if level.size and int(level.min()) < 0:
-        # There is a cycle, which this says.
-        depth_of(torch.from_numpy(np.stack([source, target])), num_nodes)
-    return level
-
-
-def _checked_depth(
-    depth: Tensor, source: np.ndarray, target: np.ndarray, num_nodes: int
-) -> np.ndarray:
-    values = array_of(depth)
-    fits = values.shape == (num_nodes,) and depth.dtype == torch.int64
-    if not fits or (values.size and int(values.min()) < 0):
-        raise mismatch(
-            ValueError,
-            "Schedule.from_structure: depth has the wrong form",
-            f"one int64 number of 0 or more a node, [{num_nodes}]",
-            f"{str(depth.dtype).removeprefix('torch.')}{list(values.shape)}"
-            + (f", smallest {values.min()}" if values.size else ""),
-        )
-    wrong = values[target] <= values[source]
+    """Return the given depth if it fits the edges, otherwise the longest paths."""
+    if depth is None:
+        level = longest_paths(source, target, num_nodes)
+        if level.size and int(level.min()) < 0:
+            # Raises: the edges have a cycle.
+            depth_of(torch.from_numpy(np.stack([source, target])), num_nodes)
+        return level
+    level = _checked("depth", depth, num_nodes, "node")
+    wrong = level[target] <= level[source]
     if wrong.any():
-        first = int(wrong.argmax())
+        edge = int(wrong.argmax())
+        child, parent = source[edge], target[edge]
         raise mismatch(
             ValueError,
             "Schedule.from_structure: depth does not fit the edges",
             "every parent deeper than each of its children",
-            f"node {source[first]} at depth {values[source[first]]} is a child of node "
-            f"{target[first]} at depth {values[target[first]]}",
-            where=f"edge {first}",
+            f"node {child} at depth {level[child]} is a child of node {parent} at depth "
+            f"{level[parent]}",
+            where=f"edge {edge}",
             hint="recompute it: depth_of(edge_index, num_nodes)",
         )
-    return values
+    return level
 
 
-def _checked_inputs(has_input: Tensor | None, num_nodes: int) -> np.ndarray:
-    if has_input is None:
-        return np.ones(num_nodes, dtype=bool)
-    if has_input.dtype != torch.bool or tuple(has_input.shape) != (num_nodes,):
+def _checked(
+    name: str, values: Tensor, length: int, per: str, dtype: torch.dtype = torch.int64
+) -> np.ndarray:
+    """Check dtype and length of a field, and that integers are not negative."""
+    found = array_of(values)
+    smallest = int(found.min()) if found.size and values.dtype == torch.int64 else 0
+    if values.dtype != dtype or found.shape != (length,) or smallest < 0:
         raise mismatch(
             ValueError,
-            "Schedule.from_structure: has_input has the wrong form",
-            f"bool tensor [{num_nodes}]",
-            f"{has_input.dtype} tensor {list(has_input.shape)}",
+            f"Schedule.from_structure: {name} has the wrong form",
+            f"{str(dtype).removeprefix('torch.')} tensor [{length}], one number >= 0 per {per}",
+            f"{described(values)}, smallest {smallest}" if smallest < 0 else described(values),
         )
-    return array_of(has_input)
+    return found
 
 
 def _check_options(arity: int | None, direction: str) -> None:
     if direction not in DIRECTIONS:
-        raise mismatch(
-            ValueError,
-            "Schedule: unknown direction",
-            " or ".join(map(repr, DIRECTIONS)),
-            repr(direction),
-        )
+        wanted = " or ".join(map(repr, DIRECTIONS))
+        raise mismatch(ValueError, "Schedule: unknown direction", wanted, repr(direction))
     if arity is not None and (not isinstance(arity, SupportsIndex) or index(arity) < 0):
         raise mismatch(
             ValueError,
             "Schedule.from_structure: the arity is not a number of argument places",
-            "0 or more, or None for any number of children",
+            "at least 0, or None for any number of children",
             repr(arity),
         )
 
@@ -236,59 +210,38 @@ def _checked_examples(example_sizes: Sequence[int] | None, num_nodes: int) -> np
         raise mismatch(
             ValueError,
             "Schedule.from_structure: example_sizes does not fit the nodes",
-            f"numbers of 0 or more that add up to {num_nodes}",
+            f"numbers >= 0 that add up to {num_nodes}",
             f"{sizes.size} numbers that add up to {sizes.sum()}",
         )
     return sizes
 
 
-def _slots(child_slot: Tensor | None, num_edges: int) -> np.ndarray | None:
-    if child_slot is None:
-        return None
-    slot = array_of(child_slot)
-    is_int64 = child_slot.dtype == torch.int64
-    fits = is_int64 and slot.shape == (num_edges,)
-    if not fits or (slot.size and int(slot.min()) < 0):
-        raise mismatch(
-            ValueError,
-            "Schedule.from_structure: child_slot has the wrong form",
-            f"one int64 number of 0 or more an edge, [{num_edges}]",
-            f"{str(child_slot.dtype).removeprefix('torch.')}{list(slot.shape)}"
-            + (f", smallest {slot.min()}" if slot.size else ""),
-        )
-    return slot
-
-
-def _inputs(flat: _Flat, filled: np.ndarray, levels: _Levels) -> list[IndexSlice]:
-    """Wires the inputs: the k-th filled node reads row k, from 1; the others read row 0."""
+def _inputs(flat: FlatIndex, filled: np.ndarray, levels: _Levels) -> list[IndexSlice]:
+    """Lay out the inputs: the k-th node with an input reads row k, from 1; the others row 0."""
     offset = flat.add(filled.cumsum() * filled)
-    wirings, read = [], 0
+    slices, read = [], 0
     for begin, size, inputs in zip(levels.begins, levels.sizes, levels.inputs, strict=True):
-        # Filled nodes come first: side by side are those of a level that has no others.
+        # Nodes with an input come first: rows lie side by side in levels without other nodes.
         first = read + 1 if inputs == size else 0 if size == 1 else -1
-        wirings.append(IndexSlice(INPUT_STORE, offset + begin, size, first))
+        slices.append(IndexSlice(INPUT_STORE, offset + begin, size, first))
         read += inputs
-    return wirings
-
-
-_Edges = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Where each edge begins and ends, and its slot."""
+    return slices
 
 
 def _child_starts(row: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Says where the children of each node begin among all of them, in level order."""
+    """Return where the children of each node begin among all of them, in level order."""
     counts = np.bincount(row[target], minlength=row.size + 1)[1:]
     return counts.cumsum() - counts
 
 
 def _ragged_children(
-    flat: _Flat,
+    flat: FlatIndex,
     edges: tuple[np.ndarray, np.ndarray, np.ndarray | None],
     row: np.ndarray,
     begins: np.ndarray,
     levels: _Levels,
-) -> tuple[list[IndexSlice], tuple[int, int]]:
-    """Wires all children of every node, parents in level order, children by slot."""
+) -> tuple[list[IndexSlice], int]:
+    """Lay out all children of every node, parents in level order, children by slot."""
     source, target, slot = edges
     parent = row[target]
     order = _edge_order(parent, slot, begins)
@@ -299,17 +252,9 @@ def _ragged_children(
     owners = parents - (levels.starts + 1).repeat(counts)
     first = first_rows(children, starts, counts)
     offset, owner = flat.add(children), flat.add(owners)
-    wirings = list(
-        map(
-            IndexSlice,
-            repeat(STATE_STORE),
-            (starts + offset).tolist(),
-            counts.tolist(),
-            first.tolist(),
-            (starts + owner).tolist(),
-        )
-    )
-    return wirings, (flat.add(order), order.size)
+    columns = ((starts + offset), counts, first, (starts + owner))
+    slices = map(IndexSlice, repeat(STATE_STORE), *(column.tolist() for column in columns))
+    return list(slices), flat.add(order)
 
 
 def _edge_order(parent: np.ndarray, slot: np.ndarray | None, begins: np.ndarray) -> np.ndarray:
@@ -327,15 +272,19 @@ def _edge_order(parent: np.ndarray, slot: np.ndarray | None, begins: np.ndarray)
 
 
 def _fixed_children(
-    flat: _Flat, edges: _Edges, row: np.ndarray, levels: _Levels, arity: int
+    flat: FlatIndex,
+    edges: tuple[np.ndarray, np.ndarray, np.ndarray],
+    row: np.ndarray,
+    levels: _Levels,
+    arity: int,
 ) -> list[list[IndexSlice]]:
-    """Wires N argument places a node; the N rows of one node stand together in the flat vector."""
+    """Lay out N argument places per node; the N rows of a node lie together in the flat index."""
     source, target, slot = edges
     if slot.size and int(slot.max()) >= arity:
         raise _beyond_arity(target, slot, arity)
     places = np.zeros((row.size, arity), dtype=np.int64)
     places[row[target] - 1, slot] = row[source]
-    # Rows of nodes begin at 1: an edge that is not seen has been written over.
+    # Rows of nodes begin at 1: an edge that is missing has been written over.
     if np.count_nonzero(places) != source.size:
         raise _taken_twice(source, target, slot, arity)
     offset = flat.add(places.reshape(-1))

@@ -1,13 +1,14 @@
-"""Pad the schedule of a structure to a given shape, with nodes that nobody reads.
+"""Pad the schedule of a structure to a given shape, with nodes that no other node reads.
 
 All plain numbers of a padded schedule depend on the shape alone; the batch decides nothing but
 the row numbers. So whatever runs it does the same calls on tensors of the same sizes for every
-batch of one shape, which is what a CUDA graph asks for.
+batch of one shape, as CUDA graphs require.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,22 +16,9 @@ from jaxtyping import Int
 from torch import Tensor
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.levels import INPUT_STORE, STATE_STORE
-from pyg_dynbatch.core.operation import Ragged, Signature, any_type
-from pyg_dynbatch.core.schedule import (
-    IndexSlice,
-    LevelShape,
-    Output,
-    Schedule,
-    Step,
-    Store,
-    first_rows,
-    shape_of,
-)
+from pyg_dynbatch.core.layout import LevelShape, StructureInfo
+from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.core.structure import concatenated_ranges
-
-_FACT = "padded"
-_KEPT_FRAMES = 256
 
 
 class PaddedForm(NamedTuple):
@@ -38,16 +26,31 @@ class PaddedForm(NamedTuple):
 
     shape: LevelShape
     schedule: Schedule
-    input_row: Int[Tensor, " padded_input"]
-    input_place: Int[Tensor, " input"]
-    level_place: Int[Tensor, " node"]
-    node_place: Int[Tensor, " node"]
+    input_row: Int[Tensor, " padded_input"]  # input row of each padded input; 0 for padding
+    input_place: Int[Tensor, " input"]  # padded input of each input
+    level_place: Int[Tensor, " node"]  # padded place of each node in level order
+    node_place: Int[Tensor, " node"]  # padded place of each node in node order
+
+
+def shape_of(schedule: Schedule) -> LevelShape:
+    """Return the sizes of a schedule's levels."""
+    arity, inputs, steps = schedule.arity, schedule.level_inputs, schedule.steps
+    if arity == 0:
+        raise mismatch(ValueError, "LevelShape: nodes without argument places", "arity >= 1", 0)
+    return LevelShape(
+        arity,
+        schedule.direction,
+        inputs,
+        tuple(step.size - read for step, read in zip(steps, inputs, strict=True)),
+        None if arity is not None else tuple(step.arguments[1].length for step in steps),
+        schedule.single_parent,
+    )
 
 
 def padded_schedule(schedule: Schedule, shape: LevelShape) -> Schedule:
-    """Puts the padded form of a schedule behind its own numbers, in the same flat tensor."""
-    mine = shape_of(schedule)
-    if not shape.holds(mine) or schedule.device.type != "cpu":
+    """Append the row numbers of the padded form of a schedule to its own."""
+    mine, info = shape_of(schedule), schedule.structure
+    if not shape.holds(mine) or schedule.device.type != "cpu" or info is None:
         raise mismatch(
             ValueError,
             "padded_schedule: the schedule cannot be padded to this shape",
@@ -55,225 +58,109 @@ def padded_schedule(schedule: Schedule, shape: LevelShape) -> Schedule:
             f"{mine} on {schedule.device}",
             hint="LevelBuckets.fit(schedules).pad(schedule)",
         )
-    own = schedule.wiring[: schedule.facts.get(_FACT, (None, schedule.wiring.numel()))[1]]
-    parts = _Padder(schedule, own.numpy(), mine, shape).parts()
-    wiring = torch.cat([own, torch.from_numpy(np.concatenate(parts))])
-    return _with_wiring(schedule, wiring, {**schedule.facts, _FACT: (shape, own.numel())})
+    own = schedule.wiring if info.padded is None else schedule.wiring[: info.padded[1]]
+    padded, nodes = _padded(schedule, mine, shape), info.num_nodes
+    input_node = padded.input_node
+    (input_place,) = (input_node < nodes).nonzero(as_tuple=True)
+    input_row = torch.zeros_like(input_node)
+    input_row[input_place] = torch.arange(input_place.numel())
+    level_place = padded.rows_of(padded.outputs["node"].wiring)[:nodes] - 1
+    node_place = level_place[schedule.rows_of(schedule.outputs["node"].wiring) - 1]
+    parts = (own, padded.wiring, input_row, input_place, level_place, node_place)
+    structure = info._replace(padded=(shape, own.numel()))
+    return replace(schedule, wiring=torch.cat(parts), structure=structure)
+
+
+def _padded(schedule: Schedule, mine: LevelShape, shape: LevelShape) -> Schedule:
+    """Schedule the nodes in level order, followed by the nodes of padding."""
+    sizes, read = np.array(mine.sizes, dtype=np.int64), np.array(mine.inputs, dtype=np.int64)
+    *spare_nodes, spare_edges = shape.spare(mine)
+    levels = np.arange(len(shape.inputs))
+    padding = np.concatenate([levels.repeat(count) for count in spare_nodes])
+    level = np.concatenate([levels[: sizes.size].repeat(sizes), padding])
+    within = concatenated_ranges(np.zeros_like(sizes), sizes)
+    with_input = np.arange(padding.size) < spare_nodes[0].sum()
+    filled = np.concatenate([within < read.repeat(sizes), with_input])
+    child, parent, slot = _edges_in_level_order(schedule)
+    if slot is None:
+        more = _parents_of_padding(padding, spare_edges) + sizes.sum()
+        first = sizes.sum() + int((padding == 0).argmax()) if more.size else 0
+        child = np.concatenate([child, np.full_like(more, first)])
+        parent = np.concatenate([parent, more])
+    return Schedule.from_structure(
+        torch.from_numpy(np.stack([child, parent])),
+        level.size,
+        depth=torch.from_numpy(level),
+        child_slot=None if slot is None else torch.from_numpy(slot),
+        arity=shape.arity,
+        has_input=torch.from_numpy(filled),
+    )
+
+
+def _edges_in_level_order(schedule: Schedule) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Return child, parent and slot of all edges, with nodes numbered in level order."""
+    arity, steps = schedule.arity, schedule.steps
+    if not steps:
+        none = np.zeros(0, dtype=np.int64)
+        return none, none, None if arity is None else none
+    first, wiring = steps[0].arguments[1], schedule.wiring.numpy()
+    if arity is None:
+        edges = schedule.num_edges
+        counts = [step.arguments[1].length for step in steps]
+        starts = np.array([step.results[0][1] - 1 for step in steps]).repeat(counts)
+        children = wiring[first.offset : first.offset + edges] - 1
+        return children, wiring[first.owner : first.owner + edges] + starts, None
+    nodes = schedule.num_nodes
+    places = wiring[first.offset : first.offset + nodes * arity].reshape(nodes, arity)
+    parent, slot = places.nonzero()
+    return places[parent, slot] - 1, parent, slot
+
+
+def _parents_of_padding(level: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """Spread the edges of padding evenly over the nodes of padding of their levels."""
+    nodes = level.argsort(kind="stable")
+    room = np.bincount(level, minlength=edges.size)
+    number = concatenated_ranges(np.zeros_like(edges), edges)
+    within = number * room.repeat(edges) // np.maximum(edges, 1).repeat(edges)
+    return nodes[(room.cumsum() - room).repeat(edges) + within]
+
+
+@lru_cache(maxsize=256)
+def _frame(shape: LevelShape) -> Schedule:
+    """Schedule nothing but padding: its plain numbers are those of all batches of a shape."""
+    none = torch.zeros(2, 0, dtype=torch.int64)
+    empty = Schedule.from_structure(none, 0, arity=shape.arity)
+    frame = _padded(empty, shape_of(empty), shape)
+    # Children that lie side by side here do not do so in other batches: all are gathered.
+    steps = (
+        step._replace(
+            arguments=(
+                step.arguments[0],
+                *(c._replace(start=-1 if c.length else 0) for c in step.arguments[1:]),
+            )
+        )
+        for step in frame.steps
+    )
+    info: StructureInfo | None = frame.structure
+    if info is not None:
+        info = info._replace(direction=shape.direction, single_parent=shape.single_parent)
+    return replace(frame, steps=tuple(steps), structure=info)
 
 
 def padded_form(schedule: Schedule) -> PaddedForm | None:
-    """Takes the padded form of a schedule, on whatever device it is now."""
-    found = schedule.facts.get(_FACT)
-    if found is None:
+    """Return the padded form of a schedule, on the device of the schedule."""
+    if schedule.structure is None or schedule.structure.padded is None:
         return None
-    shape, first = found
-    frame = _frame(shape)
-    inputs, nodes = schedule.stores[INPUT_STORE].inputs, schedule.num_nodes
-    lengths = (frame.length, sum(shape.inputs), inputs, nodes, nodes)
-    parts = schedule.wiring[first:].split(lengths)
-    return PaddedForm(shape, schedule_of_shape(shape, parts[0]), *parts[1:])
+    shape, first = schedule.structure.padded
+    nodes, inputs = schedule.num_nodes, schedule.stores[0].inputs
+    lengths = (_frame(shape).wiring.numel(), sum(shape.inputs), inputs, nodes, nodes)
+    wiring, *places = schedule.wiring[first:].split(lengths)
+    return PaddedForm(shape, schedule_of_shape(shape, wiring), *places)
 
 
 def schedule_of_shape(shape: LevelShape, wiring: Int[Tensor, " entry"]) -> Schedule:
-    """Makes a padded schedule of given row numbers."""
-    return _with_wiring(_frame(shape).schedule, wiring)
-
-
-def _with_wiring(schedule: Schedule, wiring: Tensor, facts: dict[str, Any] | None = None) -> Any:
-    return Schedule(
-        schedule.signatures,
-        schedule.stores,
-        schedule.steps,
-        wiring,
-        schedule.constants,
-        schedule.outputs,
-        schedule.num_examples,
-        schedule.facts if facts is None else facts,
-    )
-
-
-class _Frame(NamedTuple):
-    """What all padded schedules of one shape share: a schedule without its row numbers."""
-
-    schedule: Schedule
-    length: int
-    constant: tuple[np.ndarray, ...]
-
-
-class _Layout:
-    """Hands out stretches of a flat vector."""
-
-    def __init__(self) -> None:
-        self.length = 0
-
-    def take(self, length: int) -> int:
-        """Gives the place of the next stretch."""
-        self.length += length
-        return self.length - length
-
-
-def _before(counts: np.ndarray) -> np.ndarray:
-    return np.cumsum(counts) - counts
-
-
-@lru_cache(maxsize=_KEPT_FRAMES)
-def _frame(shape: LevelShape) -> _Frame:
-    """Lays out the row numbers: those of children first, then those that never change."""
-    arity, nodes = shape.arity, shape.nodes
-    sizes = np.array(shape.sizes, dtype=np.int64)
-    read = np.array(shape.inputs, dtype=np.int64)
-    starts, layout = _before(sizes), _Layout()
-    read_children, more = _children(shape, layout)
-    filled = np.arange(nodes) - np.repeat(starts, sizes) < np.repeat(read, sizes)
-    index = np.where(filled, np.cumsum(filled), 0)
-    offset, inside = layout.take(nodes), first_rows(index, starts, sizes)
-    steps = []
-    for level, (start, size) in enumerate(zip(starts.tolist(), sizes.tolist(), strict=True)):
-        own = IndexSlice(INPUT_STORE, offset + start, size, int(inside[level]))
-        steps.append(
-            Step(0, size, (own, *read_children(level, start, size)), ((STATE_STORE, start + 1),))
-        )
-    total = int(read.sum())
-    input_node = layout.take(total), total
-    output = IndexSlice(STATE_STORE, layout.take(nodes), nodes, -1 if nodes else 0)
-    example, order = layout.take(nodes), sum(shape.edges or ())
-    edge_order = None if arity is not None else (layout.take(order), order)
-    inputs, state = any_type("input"), any_type("state")
-    children = (Ragged(state),) if arity is None else (state,) * arity
-    schedule = Schedule(
-        signatures=(Signature("node", (inputs, *children), (state,), random=True),),
-        stores=(Store(inputs, 1, total, total + 1), Store(state, 1, 0, nodes + 1)),
-        steps=tuple(steps),
-        wiring=torch.empty(0, dtype=torch.int64),
-        constants=(None, None),
-        outputs={"node": Output(output, example)},
-        num_examples=1,
-        facts={
-            "num_nodes": nodes,
-            "num_edges": order,
-            "arity": arity,
-            "direction": shape.direction,
-            "input_node": input_node,
-            "level_inputs": shape.inputs,
-            "edge_order": edge_order,
-            "single_parent": shape.single_parent,
-            **more,
-        },
-    )
-    rows, example_of = np.arange(1, nodes + 1), np.zeros(nodes, dtype=np.int64)
-    constant = (index, np.flatnonzero(filled), rows, example_of, np.arange(order))
-    return _Frame(schedule, layout.length, constant)
-
-
-def _children(
-    shape: LevelShape, layout: _Layout
-) -> tuple[Callable[[int, int, int], list[IndexSlice]], dict[str, Any]]:
-    """Says how each level reads its children, which are always gathered, and more facts."""
-    nodes = shape.nodes
-    if shape.edges is None:
-        arity = shape.arity or 0
-        first = layout.take(nodes * arity)
-
-        def fixed(level: int, start: int, size: int) -> list[IndexSlice]:
-            offset = first + start * arity
-            return [
-                IndexSlice(STATE_STORE, offset + place, size, -1, stride=arity)
-                for place in range(arity)
-            ]
-
-        return fixed, {"child_start": None}
-    edges = np.array(shape.edges, dtype=np.int64)
-    begin, total = _before(edges).tolist(), int(edges.sum())
-    first, owner = layout.take(total), layout.take(total)
-    child_start = layout.take(nodes)
-
-    def ragged(level: int, start: int, size: int) -> list[IndexSlice]:
-        count, at = int(edges[level]), begin[level]
-        return [IndexSlice(STATE_STORE, first + at, count, -1 if count else 0, owner + at)]
-
-    return ragged, {"child_start": child_start}
-
-
-class _Padder:
-    """Computes the row numbers of a padded schedule."""
-
-    def __init__(
-        self, schedule: Schedule, wiring: np.ndarray, mine: LevelShape, shape: LevelShape
-    ) -> None:
-        self.schedule, self.wiring, self.mine, self.shape = schedule, wiring, mine, shape
-        self.sizes = np.array(shape.sizes, dtype=np.int64)
-        self.starts = _before(self.sizes)
-        levels = len(mine.sizes)
-        own, read = np.array(mine.sizes, dtype=np.int64), np.array(mine.inputs, dtype=np.int64)
-        wide = np.array(shape.inputs, dtype=np.int64)
-        self.own_starts = _before(own)
-        within = concatenated_ranges(np.zeros(levels, dtype=np.int64), own)
-        moved = np.repeat(wide[:levels] - read, own)
-        # Nodes without an input come last in a level, behind the inputs of padding.
-        behind = within >= np.repeat(read, own)
-        self.place = np.repeat(self.starts[:levels], own) + within + np.where(behind, moved, 0)
-        self.row = np.concatenate([[0], self.place + 1])
-        self.input_place = concatenated_ranges(_before(wide)[:levels], read)
-
-    def parts(self) -> list[np.ndarray]:
-        """Gives the padded row numbers, and the places of inputs and nodes."""
-        input_row = np.zeros(sum(self.shape.inputs), dtype=np.int64)
-        input_row[self.input_place] = np.arange(self.input_place.size)
-        children = self._fixed() if self.shape.edges is None else self._ragged()
-        node = self.schedule.outputs["node"].wiring
-        rows = self.wiring[node.offset : node.offset + node.length]
-        constant = _frame(self.shape).constant
-        return [
-            *children, *constant, input_row, self.input_place, self.place, self.place[rows - 1],
-        ]  # fmt: skip
-
-    def _taken(self, offset: int, length: int) -> np.ndarray:
-        return self.wiring[offset : offset + length]
-
-    def _fixed(self) -> list[np.ndarray]:
-        arity, nodes = self.shape.arity or 0, self.schedule.num_nodes
-        children = np.zeros((self.shape.nodes, arity), dtype=np.int64)
-        if nodes:
-            first = self.schedule.steps[0].arguments[1].offset
-            own = self._taken(first, nodes * arity).reshape(nodes, arity)
-            children[self.place] = self.row[own]
-        return [children.reshape(-1)]
-
-    def _ragged(self) -> list[np.ndarray]:
-        edges = np.array(self.shape.edges, dtype=np.int64)
-        counts = np.zeros_like(edges)
-        counts[: len(self.mine.sizes)] = self.mine.edges or ()
-        children = parents = np.zeros(0, dtype=np.int64)
-        if counts.sum():
-            first = self.schedule.steps[0].arguments[1]
-            total, levels = int(counts.sum()), len(self.mine.sizes)
-            children = self.row[self._taken(first.offset, total)]
-            own = self._taken(first.owner, total) + np.repeat(self.own_starts, counts[:levels])
-            parents = self.place[own]
-        spare = self._spare_parents(edges - counts)
-        children = np.concatenate([children, np.zeros_like(spare)])
-        parents = np.concatenate([parents, spare])
-        order = np.argsort(parents, kind="stable")
-        children, parents = children[order], parents[order]
-        owners = parents - np.repeat(self.starts, edges)
-        child_start = _before(np.bincount(parents, minlength=self.shape.nodes))
-        return [children, owners, child_start]
-
-    def _spare_parents(self, spare: np.ndarray) -> np.ndarray:
-        """Hangs the edges of padding, which read the row of zeros, on the nodes of padding."""
-        free = np.ones(self.shape.nodes, dtype=bool)
-        free[self.place] = False
-        rows = np.flatnonzero(free)
-        level = np.repeat(np.arange(self.sizes.size), self.sizes)[rows]
-        room = np.bincount(level, minlength=self.sizes.size)
-        number = concatenated_ranges(np.zeros_like(spare), spare)
-        # Spread evenly, as one node with all of them would be waited for.
-        within = number * np.repeat(room, spare) // np.repeat(np.maximum(spare, 1), spare)
-        return rows[np.repeat(_before(room), spare) + within]
-
-
-# The shape goes with a padded schedule.
-torch.serialization.add_safe_globals([LevelShape])
+    """Make a padded schedule of given row numbers."""
+    return replace(_frame(shape), wiring=wiring)
 
 
 _QUANTILES = (0.25, 0.5, 0.75, 0.9)
@@ -458,8 +345,8 @@ class _Sample:
         inputs, others, edges = (tuple(column) for column in largest.T.tolist())
         ragged = self.first.arity is None
         if ragged:
-            # Edges of padding hang on nodes of padding; leaves have none.
-            others = tuple(count + (level > 0) for level, count in enumerate(others))
+            # Edges of padding lead from a leaf of padding to nodes of padding.
+            others = tuple(count + 1 for count in others)
         return LevelShape(
             self.first.arity,
             self.first.direction,

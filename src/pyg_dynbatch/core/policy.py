@@ -1,6 +1,6 @@
 """Decide the order of steps: pure functions from a dependency graph to step numbers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -127,6 +127,11 @@ def policy_of(policy: str | Policy) -> Policy:
             repr(policy),
         )
     return POLICIES[policy]
+
+
+def named_policy(policy: str | Policy, names: Sequence[str]) -> str | Policy:
+    """Tell a policy the names of the kinds if it asks for them, as a learned one does."""
+    return policy.for_operations(names) if hasattr(policy, "for_operations") else policy
 
 
 def order_calls(graph: DependencyGraph, policy: str | Policy) -> np.ndarray:

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.autograd import Function, Variable, forward_ad
 
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.layout import Store
 from pyg_dynbatch.core.operation import Signature
-from pyg_dynbatch.core.schedule import Store
 from pyg_dynbatch.core.types import RowType, TensorType, describe, parts_of
 
 

@@ -64,7 +64,8 @@ def longest_paths(source: np.ndarray, target: np.ndarray, num_nodes: int) -> np.
     return depth
 
 
-def _checked_edges(edge_index: Tensor, num_nodes: int, name: str) -> tuple[np.ndarray, np.ndarray]:
+def checked_edges(edge_index: Tensor, num_nodes: int, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Check the form and the node numbers of edges, and return their children and parents."""
     if edge_index.dim() != 2 or edge_index.size(0) != 2 or edge_index.dtype != torch.int64:
         raise mismatch(
             ValueError,
@@ -101,7 +102,7 @@ def find_cycle(edge_index: Int[Tensor, "two edge"], num_nodes: int) -> list[int]
         >>> find_cycle(torch.tensor([[0, 1], [1, 0]]), 2)
         [0, 1]
     """
-    child, parent = _checked_edges(edge_index, num_nodes, "find_cycle")
+    child, parent = checked_edges(edge_index, num_nodes, "find_cycle")
     stuck = longest_paths(child, parent, num_nodes) < 0
     if not stuck.any():
         return []
@@ -139,7 +140,7 @@ def depth_of(edge_index: Int[Tensor, "two edge"], num_nodes: int) -> Int[Tensor,
         >>> depth_of(torch.tensor([[0, 1, 2], [2, 2, 3]]), 4)
         tensor([0, 0, 1, 2])
     """
-    child, parent = _checked_edges(edge_index, num_nodes, "depth_of")
+    child, parent = checked_edges(edge_index, num_nodes, "depth_of")
     depth = longest_paths(child, parent, num_nodes)
     if (depth < 0).any():
         cycle = find_cycle(edge_index, num_nodes)
@@ -171,7 +172,7 @@ def slots_of(edge_index: Int[Tensor, "two edge"], num_nodes: int) -> Int[Tensor,
         >>> slots_of(torch.tensor([[0, 1, 2], [3, 3, 4]]), 5)
         tensor([0, 1, 0])
     """
-    _, parent = _checked_edges(edge_index, num_nodes, "slots_of")
+    _, parent = checked_edges(edge_index, num_nodes, "slots_of")
     return torch.from_numpy(numbers_among_equals(parent, num_nodes))
 
 
@@ -201,7 +202,7 @@ def roots_of(edge_index: Int[Tensor, "two edge"], num_nodes: int) -> Int[Tensor,
         >>> roots_of(torch.tensor([[0, 1], [2, 2]]), 3)
         tensor([2])
     """
-    child, _ = _checked_edges(edge_index, num_nodes, "roots_of")
+    child, _ = checked_edges(edge_index, num_nodes, "roots_of")
     is_root = np.ones(num_nodes, dtype=bool)
     is_root[child] = False
     return torch.from_numpy(np.flatnonzero(is_root))
