@@ -151,13 +151,13 @@ def test_fitting_twice_gives_the_same() -> None:
         ({}, "KeyError"),
         ({"table": 3, "rule": "*nearest"}, "TypeError"),
         ({"table": [[1]], "rule": "*nearest"}, "ValueError"),
-        ({"table": [], "rule": "widest"}, "no rule and no kind"),
-        ({"table": [[["a"], [], "b"]], "rule": "*nearest"}, "no rule and no kind"),
+        ({"table": [], "rule": "widest"}, "neither a rule nor a kind"),
+        ({"table": [[["a"], [], "b"]], "rule": "*nearest"}, "neither a rule nor a kind"),
     ],
 )
 def test_what_is_no_saved_table(table: Any, problem: str) -> None:
     text = message(ValueError, LearnedPolicy, table)
-    assert "LearnedPolicy: this is no saved table" in text
+    assert "LearnedPolicy: not a saved table" in text
     assert problem in text
     assert LearnedPolicy(saved()).rule in RULES
 

@@ -1,10 +1,11 @@
 """Run a schedule with real modules: gather, call, write, step by step."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.layout import IndexSlice, Step, packed
@@ -36,55 +37,6 @@ from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.core.types import RaggedRows, RowType, TensorType, describe, parts_of
 
 
-def call_on_no_rows(
-    operations: Sequence[Operation],
-    working_dtype: Callable[[torch.dtype], torch.dtype],
-    given: Mapping[RowType, Rows],
-    token: Tensor,
-    no_row: Tensor,
-) -> Tensor:
-    """Calls operations on zero rows: every rank waits for a gradient of every parameter."""
-    for operation in operations:
-        signature = operation.signature
-        row_types = [row_type_of(wanted) for wanted in signature.inputs]
-        if any(is_open([kind]) and kind not in given for kind in row_types):
-            continue
-        arguments = []
-        for wanted, kind in zip(signature.inputs, row_types, strict=True):
-            rows = _no_rows(kind, working_dtype, given, no_row.device)
-            arguments.append(RaggedRows(rows, no_row, 0) if isinstance(wanted, Ragged) else rows)
-        results = operation(*arguments)
-        results = (results,) if len(signature.outputs) == 1 else results
-        # Without arguments nothing tells a module that no row is wanted: it gives its one.
-        size = 0 if signature.inputs else 1
-        for found in checked_results(signature, results, size, "the call on zero rows"):
-            rows = tuple(part[:0] for part in found)
-            store = RowBuffer(0)
-            store.allocate(rows, tuple(part.dtype for part in rows))
-            token = store.write(token, 0, rows)
-    return token
-
-
-def _no_rows(
-    row_type: RowType,
-    working_dtype: Callable[[torch.dtype], torch.dtype],
-    given: Mapping[RowType, Rows],
-    device: torch.device,
-) -> Any:
-    if is_open([row_type]):
-        rows = tuple(part.new_zeros((0, *part.shape[1:])) for part in given[row_type])
-    else:
-        rows = tuple(
-            torch.zeros(
-                (0, *(part.shape or ())),
-                dtype=working_dtype(part.dtype or torch.float32),
-                device=device,
-            )
-            for part in parts_of(row_type)
-        )
-    return rows if isinstance(row_type, tuple) or len(rows) > 1 else rows[0]
-
-
 class Engine(nn.Module):
     """Runs schedules: one batched call of a module per step, rows kept in state stores.
 
@@ -113,15 +65,11 @@ class Engine(nn.Module):
     def __init__(self, operations: Operations) -> None:
         super().__init__()
         if not isinstance(operations, Operations):
-            raise mismatch(
-                TypeError,
-                "Engine: operations are of the wrong kind",
-                "Operations",
-                type(operations).__name__,
-            )
+            got = type(operations).__name__
+            raise mismatch(TypeError, "Engine: not Operations", "Operations", got)
         self.operations = operations
-        self.has_leaf = False
-        # Follows .to() and .double(): tells the working precision and the device of constants.
+        self._leaf: Signature | None = None
+        # Follows .to() and .double(): gives the working precision and the device of constants.
         self.register_buffer("_precision", torch.empty(0), persistent=False)
 
     @classmethod
@@ -162,10 +110,9 @@ class Engine(nn.Module):
         operations = Operations()
         inputs = any_type("input") if input_type is None else input_type
         operations.add(cell, [inputs, *children], [state], name="node", random=True)
-        if leaf is not None:
-            operations.add(leaf, [inputs], [state], name="leaf", random=True)
         engine = cls(operations)
-        engine.has_leaf = leaf is not None
+        if leaf is not None:
+            engine._leaf = operations.add(leaf, [inputs], [state], name="leaf", random=True)
         return engine
 
     def forward(
@@ -191,6 +138,8 @@ class Engine(nn.Module):
             RuntimeError: If an operation changes an argument in place.
         """
         refuse_transforms("Engine")
+        if self._leaf is not None and schedule.structure is not None and schedule.steps:
+            schedule = _with_leaf(schedule, self._leaf)
         run = _Run(self, schedule, inputs or {})
         for number, step in enumerate(schedule.steps):
             run.make(number, step)
@@ -206,26 +155,34 @@ class Engine(nn.Module):
             LookupError: If there is none of that name.
             TypeError: If the one of that name has other types.
         """
-        if signature.name not in self.operations:
+        name = signature.name
+        if name not in self.operations:
             known = ", ".join(s.name for s in self.operations.signatures)
-            raise mismatch(
-                LookupError,
-                f"Engine: no operation is called {signature.name!r}",
-                f"one of {known or 'none'}",
-                str(signature),
-                hint="record programs with signatures of this engine's operations",
-            )
-        operation = self.operations[signature.name]
+            hint = "record programs with signatures of this engine's operations"
+            what, wanted = f"Engine: no operation is called {name!r}", f"one of {known or 'none'}"
+            raise mismatch(LookupError, what, wanted, str(signature), hint=hint)
+        operation = self.operations[name]
         mine = operation.signature
         if not mine.fits(signature):
-            raise mismatch(
-                TypeError,
-                f"Engine: operation {signature.name!r} has another signature",
-                str(mine),
-                str(signature),
-                hint="schedules of structures: give both the same arity",
-            )
+            what = f"Engine: operation {name!r} has another signature"
+            hint = "schedules of structures: give both the same arity"
+            raise mismatch(TypeError, what, str(mine), str(signature), hint=hint)
         return operation
+
+    def no_rows(self, row_type: RowType, given: Mapping[RowType, Rows] | None = None) -> Any:
+        """Make zero rows of a row type; ``given`` has rows for the types that are left open."""
+        if given and is_open([row_type]):
+            rows = tuple(part.new_zeros((0, *part.shape[1:])) for part in given[row_type])
+        else:
+            rows = tuple(
+                torch.zeros(
+                    (0, *(part.shape or ())),
+                    dtype=self.working_dtype(part.dtype or torch.float32),
+                    device=self.device,
+                )
+                for part in parts_of(row_type)
+            )
+        return rows if isinstance(row_type, tuple) or len(rows) > 1 else rows[0]
 
     @property
     def device(self) -> torch.device:
@@ -241,6 +198,14 @@ class Engine(nn.Module):
         return f"Engine({', '.join(s.name for s in self.operations.signatures)})"
 
 
+def _with_leaf(schedule: Schedule, leaf: Signature) -> Schedule:
+    """Let the leaf operation, which reads no children, make the first step of a structure."""
+    first, *others = schedule.steps
+    number = len(schedule.signatures)
+    step = Step(number, first.size, first.arguments[:1], first.results)
+    return replace(schedule, signatures=(*schedule.signatures, leaf), steps=(step, *others))
+
+
 class _Run:
     """One run of one schedule: its stores, and the token that orders reads and writes."""
 
@@ -249,11 +214,9 @@ class _Run:
     ) -> None:
         self.engine, self.schedule = engine, schedule
         self.operations = [engine.operation_of(s) for s in schedule.signatures]
-        # Only schedules of structures say how many nodes of a level read an input.
-        self.has_leaf = engine.has_leaf and schedule.structure is not None
         self.token = new_token(schedule.wiring)
         self.pending: list[Write] = []
-        # How many nodes of a level read an input row; the others read a row of zeros.
+        # How many nodes of each level read an input row; the others read a row of zeros.
         info = schedule.structure
         self.level_inputs: Sequence[int] = () if info is None else info.level_inputs
         self.stores = [
@@ -286,16 +249,12 @@ class _Run:
     ) -> None:
         """Allocates a store and fills in its constants and inputs."""
         store, first = self.stores[number], self.schedule.stores[number].constants
-        # Without a step nobody asks how wide rows are, and there are none to give back.
+        # Without a step the width of rows does not matter.
         wanted = store.rows > 0 and len(self.schedule.steps) > 0
         if wanted and given is None and any(part.shape is None for part in parts):
-            raise mismatch(
-                TypeError,
-                f"Engine: nothing says how wide the rows of {describe(parts[0])} are",
-                "input rows, or a row type with a shape",
-                "neither",
-                hint="pass inputs={...} or Engine.of_cell(..., input_type=TensorType(...))",
-            )
+            what = f"Engine: the width of the rows of {describe(parts[0])} is not known"
+            hint = "pass inputs={...} or Engine.of_cell(..., input_type=TensorType(...))"
+            raise mismatch(TypeError, what, "input rows, or a row type with a shape", hint=hint)
         device = self.schedule.device
         like = given or tuple(torch.empty((0, *(p.shape or ())), device=device) for p in parts)
         if given is not None and len(parts) != len(given):
@@ -315,13 +274,11 @@ class _Run:
 
     def make(self, number: int, step: Step) -> None:
         """Makes one step."""
-        operation = self._operation(number, step)
+        operation = self.operations[step.operation]
         signature = operation.signature
-        # A leaf module takes the first argument alone.
-        wirings = step.arguments[: len(signature.inputs)]
-        rows = self._read(number, wirings)
+        rows = self._read(number, step.arguments)
         before = versions_of(rows)
-        results = operation(*self._arguments(signature.inputs, wirings, rows, step.size))
+        results = operation(*self._arguments(signature.inputs, step, rows))
         if versions_of(rows) != before:
             refuse_change_in_place(signature, f"step {number}")
         if len(signature.outputs) == 1:
@@ -337,11 +294,6 @@ class _Run:
         self.pending = []
         return found
 
-    def _operation(self, number: int, step: Step) -> Operation:
-        if self.has_leaf and number == 0:
-            return self.engine.operations["leaf"]
-        return self.operations[step.operation]
-
     def _read(self, number: int, wirings: Sequence[IndexSlice]) -> list[Rows]:
         """Reads the rows of all arguments of a step at once."""
         first, last = self._not_zero(number, wirings)
@@ -352,19 +304,15 @@ class _Run:
         ]
 
     def _arguments(
-        self,
-        inputs: Sequence[RowType | Ragged],
-        wirings: Sequence[IndexSlice],
-        rows_of_all: Sequence[Rows],
-        size: int,
+        self, inputs: Sequence[RowType | Ragged], step: Step, rows_of_all: Sequence[Rows]
     ) -> list[Any]:
-        """Makes arguments of rows as the module wants them."""
+        """Make arguments of rows as the module takes them."""
         found: list[Any] = []
-        for wanted, wiring, rows in zip(inputs, wirings, rows_of_all, strict=True):
+        for wanted, wiring, rows in zip(inputs, step.arguments, rows_of_all, strict=True):
             one = len(rows) == 1 and not isinstance(row_type_of(wanted), tuple)
             argument: Any = rows[0] if one else rows
             if isinstance(wanted, Ragged):
-                argument = RaggedRows(argument, self.schedule.owners_of(wiring), size)
+                argument = RaggedRows(argument, self.schedule.owners_of(wiring), step.size)
             found.append(argument)
         return found
 
@@ -396,14 +344,29 @@ class _Run:
         return self.schedule.rows_of(wiring)
 
     def _touch_unused(self, given: Mapping[RowType, Rows]) -> None:
-        """Calls the operations that no step uses on zero rows; ``given`` tells open types."""
-        used = {
-            self._operation(number, step).signature.name
-            for number, step in enumerate(self.schedule.steps)
-        }
-        unused = [o for o in self.engine.operations if o.signature.name not in used]
+        """Call unused operations on zero rows: other ranks wait for all their gradients."""
+        used = {self.operations[step.operation] for step in self.schedule.steps}
         no_row = self.schedule.wiring[:0]
-        self.token = call_on_no_rows(unused, self.engine.working_dtype, given, self.token, no_row)
+        for operation in self.engine.operations:
+            signature = operation.signature
+            row_types = [row_type_of(wanted) for wanted in signature.inputs]
+            if operation in used or any(is_open([t]) and t not in given for t in row_types):
+                continue
+            arguments = [self.engine.no_rows(row_type, given) for row_type in row_types]
+            results = operation(
+                *(
+                    RaggedRows(rows, no_row, 0) if isinstance(wanted, Ragged) else rows
+                    for wanted, rows in zip(signature.inputs, arguments, strict=True)
+                )
+            )
+            results = (results,) if len(signature.outputs) == 1 else results
+            # A module without arguments always returns its one row.
+            size = 0 if signature.inputs else 1
+            for found in checked_results(signature, results, size, "the call on zero rows"):
+                rows = tuple(part[:0] for part in found)
+                store = RowBuffer(0)
+                store.allocate(rows, tuple(part.dtype for part in rows))
+                self.token = store.write(self.token, 0, rows)
 
     def outputs(self) -> dict[str, Any]:
         """Reads all outputs."""

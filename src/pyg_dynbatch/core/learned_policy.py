@@ -232,15 +232,11 @@ def _read_table(saved: Mapping[str, Any]) -> tuple[dict[Frontier, str], str]:
         known = all(kind in free or kind in RULES for (free, _), kind in table.items())
         if known and rule in RULES:
             return table, rule
-        problem = "a choice that is no rule and no kind of its frontier"
+        problem = "a choice that is neither a rule nor a kind of its frontier"
     except (KeyError, TypeError, ValueError) as error:
         problem = f"{type(error).__name__}: {error}"
-    raise mismatch(
-        ValueError,
-        "LearnedPolicy: this is no saved table",
-        "what LearnedPolicy.to_dict() gives",
-        problem,
-    )
+    what = "LearnedPolicy: not a saved table"
+    raise mismatch(ValueError, what, "the result of LearnedPolicy.to_dict()", problem)
 
 
 class _Walk:

@@ -1,6 +1,6 @@
 """Lay out the schedule of one recurrent operation over trees or graphs."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import repeat
 from operator import index
@@ -163,15 +163,14 @@ def _levels_of(
     if wrong.any():
         edge = int(wrong.argmax())
         child, parent = source[edge], target[edge]
-        raise mismatch(
-            ValueError,
-            "Schedule.from_structure: depth does not fit the edges",
-            "every parent deeper than each of its children",
-            f"node {child} at depth {level[child]} is a child of node {parent} at depth "
-            f"{level[parent]}",
-            where=f"edge {edge}",
-            hint="recompute it: depth_of(edge_index, num_nodes)",
+        what = "Schedule.from_structure: depth does not fit the edges"
+        wanted = "every parent deeper than each of its children"
+        got = (
+            f"node {child} at depth {level[child]} is a child of "
+            f"node {parent} at depth {level[parent]}"
         )
+        hint = "recompute it: depth_of(edge_index, num_nodes)"
+        raise mismatch(ValueError, what, wanted, got, where=f"edge {edge}", hint=hint)
     return level
 
 
@@ -182,11 +181,10 @@ def _checked(
     found = array_of(values)
     smallest = int(found.min()) if found.size and values.dtype == torch.int64 else 0
     if values.dtype != dtype or found.shape != (length,) or smallest < 0:
+        wanted = f"{str(dtype).removeprefix('torch.')} tensor [{length}], one number >= 0 per {per}"
+        got = f"{described(values)}, smallest {smallest}" if smallest < 0 else described(values)
         raise mismatch(
-            ValueError,
-            f"Schedule.from_structure: {name} has the wrong form",
-            f"{str(dtype).removeprefix('torch.')} tensor [{length}], one number >= 0 per {per}",
-            f"{described(values)}, smallest {smallest}" if smallest < 0 else described(values),
+            ValueError, f"Schedule.from_structure: {name} has the wrong form", wanted, got
         )
     return found
 
@@ -196,23 +194,17 @@ def _check_options(arity: int | None, direction: str) -> None:
         wanted = " or ".join(map(repr, DIRECTIONS))
         raise mismatch(ValueError, "Schedule: unknown direction", wanted, repr(direction))
     if arity is not None and (not isinstance(arity, SupportsIndex) or index(arity) < 0):
-        raise mismatch(
-            ValueError,
-            "Schedule.from_structure: the arity is not a number of argument places",
-            "at least 0, or None for any number of children",
-            repr(arity),
-        )
+        what = "Schedule.from_structure: the arity is not a number of argument places"
+        wanted = "at least 0, or None for any number of children"
+        raise mismatch(ValueError, what, wanted, repr(arity))
 
 
 def _checked_examples(example_sizes: Sequence[int] | None, num_nodes: int) -> np.ndarray:
     sizes = np.array([num_nodes] if example_sizes is None else example_sizes, dtype=np.int64)
     if sizes.sum() != num_nodes or (sizes < 0).any():
-        raise mismatch(
-            ValueError,
-            "Schedule.from_structure: example_sizes does not fit the nodes",
-            f"numbers >= 0 that add up to {num_nodes}",
-            f"{sizes.size} numbers that add up to {sizes.sum()}",
-        )
+        what = "Schedule.from_structure: example_sizes does not fit the nodes"
+        got = f"{sizes.size} numbers that add up to {sizes.sum()}"
+        raise mismatch(ValueError, what, f"numbers >= 0 that add up to {num_nodes}", got)
     return sizes
 
 
@@ -252,9 +244,13 @@ def _ragged_children(
     owners = parents - (levels.starts + 1).repeat(counts)
     first = first_rows(children, starts, counts)
     offset, owner = flat.add(children), flat.add(owners)
-    columns = ((starts + offset), counts, first, (starts + owner))
-    slices = map(IndexSlice, repeat(STATE_STORE), *(column.tolist() for column in columns))
-    return list(slices), flat.add(order)
+    return _slices(starts + offset, counts, first, starts + owner), flat.add(order)
+
+
+def _slices(*columns: Iterable[int]) -> list[IndexSlice]:
+    """Make slices of the state store of columns of offsets, lengths and so on."""
+    lists = (each.tolist() if isinstance(each, np.ndarray) else each for each in columns)
+    return list(map(IndexSlice, repeat(STATE_STORE), *lists))
 
 
 def _edge_order(parent: np.ndarray, slot: np.ndarray | None, begins: np.ndarray) -> np.ndarray:
@@ -289,33 +285,16 @@ def _fixed_children(
         raise _taken_twice(source, target, slot, arity)
     offset = flat.add(places.reshape(-1))
     first = first_rows(places, levels.starts, levels.lengths)
-    begins = levels.starts * arity + offset
-    return [
-        list(
-            map(
-                IndexSlice,
-                repeat(STATE_STORE),
-                (begins + place).tolist(),
-                levels.sizes,
-                first[:, place].tolist(),
-                repeat(-1),
-                repeat(arity),
-            )
-        )
-        for place in range(arity)
-    ]
+    begins, rest = levels.starts * arity + offset, (repeat(-1), repeat(arity))
+    return [_slices(begins + place, levels.sizes, first[:, place], *rest) for place in range(arity)]
 
 
 def _beyond_arity(target: np.ndarray, slot: np.ndarray, arity: int) -> ValueError:
-    first = int(np.flatnonzero(slot >= arity)[0])
-    return mismatch(
-        ValueError,
-        f"Schedule.from_structure: node {target[first]} has a child beyond the arity",
-        f"child slots below {arity}",
-        f"slot {slot[first]}",
-        where=f"edge {first}",
-        hint=f"arity={int(slot.max()) + 1}, or arity=None for any number of children",
-    )
+    edge = int((slot >= arity).argmax())
+    what = f"Schedule.from_structure: node {target[edge]} has a child beyond the arity"
+    hint = f"arity={int(slot.max()) + 1}, or arity=None for any number of children"
+    wanted, got = f"child slots below {arity}", f"slot {slot[edge]}"
+    return mismatch(ValueError, what, wanted, got, where=f"edge {edge}", hint=hint)
 
 
 def _taken_twice(
@@ -323,12 +302,9 @@ def _taken_twice(
 ) -> ValueError:
     place = target * arity + slot
     unique, count = np.unique(place, return_counts=True)
-    node, twice = divmod(int(unique[count > 1][0]), arity)
-    return mismatch(
-        ValueError,
-        f"Schedule.from_structure: node {node} has two arguments in one place",
-        "one argument a slot",
-        f"slot {twice} taken by nodes {source[place == node * arity + twice].tolist()}",
-        hint="give children of one parent slots of their own; use arity=None where a "
-        "top-down node has several parents",
-    )
+    twice = unique[count > 1][0]
+    node, taken = divmod(int(twice), arity)
+    what = f"Schedule.from_structure: node {node} has two arguments in one place"
+    got = f"slot {taken} taken by nodes {source[place == twice].tolist()}"
+    hint = "one slot per child; use arity=None where a top-down node has several parents"
+    return mismatch(ValueError, what, "one argument per slot", got, hint=hint)

@@ -19,12 +19,8 @@ def lay_out_programs(
 ) -> Layout:
     """Merge programs into the fields of a schedule; see :meth:`Schedule.from_programs`."""
     if not programs:
-        raise mismatch(
-            ValueError,
-            "Schedule.from_programs: the list of programs is empty",
-            "at least one program",
-            0,
-        )
+        what = "Schedule.from_programs: the list of programs is empty"
+        raise mismatch(ValueError, what, "at least one program", 0)
     program = concatenate(programs)
     _refuse_one_name_twice(program)
     policy = named_policy(policy, [signature.name for signature in program.signatures])
@@ -83,13 +79,9 @@ def _refuse_one_name_twice(program: Program) -> None:
     first = {signature.name: signature for signature in reversed(program.signatures)}
     for signature in program.signatures:
         if first[signature.name] != signature:
-            raise mismatch(
-                TypeError,
-                f"Schedule.from_programs: two signatures are called {signature.name!r}",
-                str(first[signature.name]),
-                str(signature),
-                hint="take every signature from one Operations object",
-            )
+            what = f"Schedule.from_programs: two signatures are called {signature.name!r}"
+            known, hint = first[signature.name], "take every signature from one Operations object"
+            raise mismatch(TypeError, what, str(known), str(signature), hint=hint)
 
 
 def _distinct_constants(program: Program) -> tuple[list[Rows], list[np.ndarray]]:
@@ -289,13 +281,9 @@ def _wire_outputs(program: Program, flat: FlatIndex, row: np.ndarray) -> dict[st
     for name, values in program.outputs.items():
         types = np.unique(program.value_type[values])
         if types.size > 1:
-            raise mismatch(
-                TypeError,
-                f"Schedule.from_programs: output {name!r} has two types",
-                describe(program.row_types[types[0]]),
-                describe(program.row_types[types[1]]),
-                hint="give each type an output name of its own",
-            )
+            wanted, got = (describe(program.row_types[number]) for number in types[:2])
+            what = f"Schedule.from_programs: output {name!r} has two types"
+            raise mismatch(TypeError, what, wanted, got, hint="give each type a name of its own")
         rows = row[values]
         start = int(first_rows(rows, np.zeros(1, dtype=np.int64), np.array([rows.size]))[0])
         store = int(types[0]) if types.size else 0

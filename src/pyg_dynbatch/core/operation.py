@@ -68,20 +68,13 @@ class Signature:
         object.__setattr__(self, "inputs", tuple(self.inputs))
         object.__setattr__(self, "outputs", tuple(self.outputs))
         if not self.name or not self.outputs:
-            raise mismatch(
-                ValueError,
-                "Signature: a name and one output are needed",
-                "Signature(name, inputs, outputs)",
-                f"name {self.name!r}, {len(self.outputs)} outputs",
-            )
+            what, wanted = "Signature: name or outputs are empty", "a name and at least one output"
+            got = f"name {self.name!r}, {len(self.outputs)} outputs"
+            raise mismatch(ValueError, what, wanted, got)
         if self.random and not self.inputs:
-            raise mismatch(
-                ValueError,
-                f"Signature {self.name!r}: random, but without an argument",
-                "an argument, whose rows tell the module how many calls there are",
-                str(self),
-                hint="call it on a constant",
-            )
+            what = f"Signature {self.name!r}: random, but without an argument"
+            wanted = "an argument, whose rows tell the module how many calls there are"
+            raise mismatch(ValueError, what, wanted, str(self), hint="call it on a constant")
 
     def fits(self, called: "Signature") -> bool:
         """Tells whether a schedule that calls ``called`` can be run with this signature.
@@ -137,12 +130,9 @@ class Operation(nn.Module):
     def __init__(self, signature: Signature, module: Callable[..., Any]) -> None:
         super().__init__()
         if not callable(module):
-            raise mismatch(
-                TypeError,
-                f"Operation {signature.name!r}: module cannot be called",
-                "an nn.Module or a function on batched tensors",
-                type(module).__name__,
-            )
+            what = f"Operation {signature.name!r}: module cannot be called"
+            wanted = "an nn.Module or a function on batched tensors"
+            raise mismatch(TypeError, what, wanted, type(module).__name__)
         self.signature = signature
         self.module = module
         if (owner := module_of(module)) is not module:
@@ -235,30 +225,23 @@ class Operations(nn.Module):
             # Every look at a method makes another object of it.
             method = isinstance(module, MethodType) and known.module == module
             same_module = known.module is module or method
-            if same_module and known.signature.inputs == tuple(inputs):
-                return self._same(known.signature, outputs)
+            signature = known.signature
+            if same_module and signature.inputs == tuple(inputs):
+                if signature.outputs != tuple(outputs):
+                    what = f"Operations: {signature.name!r} was added before with other outputs"
+                    types = (signature.outputs, outputs)
+                    wanted, got = (", ".join(map(describe, each)) for each in types)
+                    raise mismatch(ValueError, what, wanted, got)
+                return signature
         name = name or self._free_name(type(module).__name__.lower())
         if name in self or "." in name:
-            raise mismatch(
-                ValueError,
-                f"Operations: the name {name!r} cannot be used",
-                "a name without a full stop that no other operation has",
-                f"{name!r}; so far: {', '.join(s.name for s in self.signatures) or 'none'}",
-            )
+            taken = ", ".join(s.name for s in self.signatures) or "none"
+            what = f"Operations: the name {name!r} cannot be used"
+            got = f"{name!r}; so far: {taken}"
+            raise mismatch(ValueError, what, "a free name without a full stop", got)
         draws = draws_random_numbers(module) if random is None else random
         signature = Signature(name, tuple(inputs), tuple(outputs), draws)
         self._by_name[_KEY + name] = Operation(signature, module)
-        return signature
-
-    @staticmethod
-    def _same(signature: Signature, outputs: Sequence[RowType]) -> Signature:
-        if signature.outputs != tuple(outputs):
-            raise mismatch(
-                ValueError,
-                f"Operations: {signature.name!r} was added before with other outputs",
-                ", ".join(describe(o) for o in signature.outputs),
-                ", ".join(describe(o) for o in outputs),
-            )
         return signature
 
     def _free_name(self, stem: str) -> str:

@@ -51,13 +51,13 @@ def padded_schedule(schedule: Schedule, shape: LevelShape) -> Schedule:
     """Append the row numbers of the padded form of a schedule to its own."""
     mine, info = shape_of(schedule), schedule.structure
     if not shape.holds(mine) or schedule.device.type != "cpu" or info is None:
-        raise mismatch(
-            ValueError,
-            "padded_schedule: the schedule cannot be padded to this shape",
+        what = "padded_schedule: the schedule cannot be padded to this shape"
+        wanted, got = (
             f"a schedule on the CPU that fits into {shape}",
             f"{mine} on {schedule.device}",
-            hint="LevelBuckets.fit(schedules).pad(schedule)",
         )
+        hint = "LevelBuckets.fit(schedules).pad(schedule)"
+        raise mismatch(ValueError, what, wanted, got, hint=hint)
     own = schedule.wiring if info.padded is None else schedule.wiring[: info.padded[1]]
     padded, nodes = _padded(schedule, mine, shape), info.num_nodes
     input_node = padded.input_node
@@ -204,13 +204,9 @@ class LevelBuckets:
 
     def __init__(self, shapes: Sequence[LevelShape], *, level_rows: int = 64) -> None:
         if not shapes or level_rows < 0:
-            raise mismatch(
-                ValueError,
-                "LevelBuckets: nothing to pad to",
-                "one shape or more, and level_rows of 0 or more",
-                f"{len(shapes)} shapes, level_rows={level_rows}",
-                hint="LevelBuckets.fit(schedules)",
-            )
+            wanted, hint = "at least one shape, level_rows >= 0", "LevelBuckets.fit(schedules)"
+            got = f"{len(shapes)} shapes, level_rows={level_rows}"
+            raise mismatch(ValueError, "LevelBuckets: nothing to pad to", wanted, got, hint=hint)
         self.level_rows = level_rows
         self.shapes = tuple(sorted(set(shapes), key=self._cost))
 
@@ -241,12 +237,10 @@ class LevelBuckets:
         shapes = [shape_of(schedule) for schedule in schedules]
         kinds = {(shape.arity, shape.direction) for shape in shapes}
         if len(kinds) != 1 or number < 1 or margin < 0:
-            raise mismatch(
-                ValueError,
-                "LevelBuckets.fit: no sample of schedules of one kind, or no size",
-                "schedules of one arity and direction, number >= 1, margin >= 0",
-                f"{len(shapes)} schedules of {len(kinds)} kinds, number={number}, margin={margin}",
-            )
+            what = "LevelBuckets.fit: no sample of schedules of one kind, or no size"
+            wanted = "schedules of one arity and direction, number >= 1, margin >= 0"
+            got = f"{len(shapes)} schedules of {len(kinds)} kinds, number={number}, margin={margin}"
+            raise mismatch(ValueError, what, wanted, got)
         return cls(_Sample(shapes, margin, level_rows).parted(number), level_rows=level_rows)
 
     def _cost(self, shape: LevelShape) -> int:

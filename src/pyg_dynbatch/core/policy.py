@@ -120,12 +120,8 @@ def policy_of(policy: str | Policy) -> Policy:
     if callable(policy):
         return policy
     if policy not in POLICIES:
-        raise mismatch(
-            ValueError,
-            f"Schedule: unknown policy {policy!r}",
-            f"one of {', '.join(map(repr, POLICIES))}, or a function",
-            repr(policy),
-        )
+        wanted = f"one of {', '.join(map(repr, POLICIES))}, or a function"
+        raise mismatch(ValueError, f"Schedule: unknown policy {policy!r}", wanted)
     return POLICIES[policy]
 
 
@@ -174,12 +170,9 @@ def _checked_steps(graph: DependencyGraph, step: object) -> np.ndarray:
         elif mixed.size:
             problem = f"call {mixed[0]} in one step with a call of another kind"
     if problem:
-        raise mismatch(
-            ValueError,
-            "Schedule: the policy gives steps that cannot be made",
-            "an integer a call; calls of one step are of one kind and independent",
-            problem,
-        )
+        what = "Schedule: the policy gives steps that cannot be made"
+        wanted = "an integer per call; calls of one step are of one kind and independent"
+        raise mismatch(ValueError, what, wanted, problem)
     return found
 
 

@@ -48,24 +48,16 @@ class Value:
 
     def __bool__(self) -> bool:
         """Refuses to decide anything: a value is only recorded, and computed later."""
-        raise mismatch(
-            TypeError,
-            "Value: used as a truth value while calls are recorded",
-            "a decision by what the host knows, such as the shape of the tree",
-            repr(self),
-            hint="`value is not None` for its presence; torch.where inside an operation for "
-            "its content",
-        )
+        what = "Value: used as a truth value while calls are recorded"
+        wanted = "a decision that the host can make, such as by the shape of the tree"
+        hint = "`value is not None` for its presence; torch.where in an operation for its content"
+        raise mismatch(TypeError, what, wanted, repr(self), hint=hint)
 
     def __reduce__(self) -> Any:
         """Refuses to be pickled alone: a value means nothing without its program."""
-        raise mismatch(
-            TypeError,
-            "Value: a value cannot be pickled or copied",
-            "the program that recorded it",
-            repr(self),
-            hint="pickle the program; mark what you need with program.output(value)",
-        )
+        what, wanted = "Value: a value cannot be pickled or copied", "the program that recorded it"
+        hint = "pickle the program; mark what you need with program.output(value)"
+        raise mismatch(TypeError, what, wanted, repr(self), hint=hint)
 
 
 @dataclass(eq=False, repr=False)
@@ -173,12 +165,8 @@ class Program:
         parts = parts_of(row_type)
         pieces = data if isinstance(row_type, tuple) else (data,)
         if len(pieces) != len(parts):
-            raise mismatch(
-                ValueError,
-                "Program.constant: wrong number of parts",
-                describe(row_type),
-                f"{len(pieces)} parts",
-            )
+            what = "Program.constant: wrong number of parts"
+            raise mismatch(ValueError, what, describe(row_type), f"{len(pieces)} parts")
         rows = tuple(constant_row(p, d)[None] for p, d in zip(parts, pieces, strict=True))
         number = self._number_of_type(row_type)
         self.constants[number].append(rows)
@@ -202,7 +190,7 @@ class Program:
             ValueError: If the row is negative.
         """
         if row < 0:
-            raise mismatch(ValueError, "Program.input: negative row", "0 or more", row)
+            raise mismatch(ValueError, "Program.input: negative row", "row >= 0", row)
         number = self._number_of_type(row_type)
         self.num_inputs[number] = max(self.num_inputs[number], row + 1)
         return self._value(row_type, INPUT, row, 0, 0)
@@ -219,12 +207,8 @@ class Program:
         """
         number = self._number_of_type(row_type)
         if rows < self.num_inputs[number]:
-            raise mismatch(
-                ValueError,
-                "Program.declare_inputs: fewer rows than are read",
-                f"{self.num_inputs[number]} or more",
-                rows,
-            )
+            what = "Program.declare_inputs: fewer rows than are read"
+            raise mismatch(ValueError, what, f"at least {self.num_inputs[number]}", rows)
         self.num_inputs[number] = rows
 
     def call(self, signature: Signature, *arguments: Value | Sequence[Value]) -> Any:
@@ -242,22 +226,14 @@ class Program:
             ValueError: If a value belongs to another program.
         """
         if not isinstance(signature, Signature):
-            raise mismatch(
-                TypeError,
-                "Program.call: not a signature",
-                "a Signature",
-                type(signature).__name__,
-                where=f"call {self.num_calls}",
-                hint="what operations.add(module, inputs, outputs) gives back",
-            )
+            got, where = type(signature).__name__, f"call {self.num_calls}"
+            hint = "the signature that operations.add(module, inputs, outputs) returns"
+            what = "Program.call: not a signature"
+            raise mismatch(TypeError, what, "a Signature", got, where=where, hint=hint)
         if len(arguments) != len(signature.inputs):
-            raise mismatch(
-                TypeError,
-                f"Operation {signature.name!r}: wrong number of arguments",
-                f"{len(signature.inputs)}: {signature}",
-                len(arguments),
-                where=f"call {self.num_calls}",
-            )
+            what = f"Operation {signature.name!r}: wrong number of arguments"
+            wanted, where = f"{len(signature.inputs)}: {signature}", f"call {self.num_calls}"
+            raise mismatch(TypeError, what, wanted, len(arguments), where=where)
         rows = [
             self._rows(signature, position, wanted, argument)
             for position, (wanted, argument) in enumerate(
@@ -296,13 +272,9 @@ class Program:
         if marked:
             first = self.row_types[self.value_type[marked[0]]]
             if first != value.row_type:
-                raise mismatch(
-                    TypeError,
-                    f"Program.output: {name!r} mixes two types",
-                    describe(first),
-                    describe(value.row_type),
-                    hint="give the second one a name of its own",
-                )
+                what, wanted = f"Program.output: {name!r} mixes two types", describe(first)
+                hint = "give the second one a name of its own"
+                raise mismatch(TypeError, what, wanted, describe(value.row_type), hint=hint)
         marked.append(value.number)
 
     def _rows(
@@ -310,38 +282,27 @@ class Program:
     ) -> list[Value]:
         where = f"call {self.num_calls}, argument {position}"
         ragged = isinstance(wanted, Ragged)
-        row_type = wanted.row_type if isinstance(wanted, Ragged) else wanted
+        row_type = row_type_of(wanted)
         values = list(argument) if ragged and not isinstance(argument, Value) else [argument]
         for value in values:
             self._own(value, where)
             if value.row_type != row_type:
-                raise mismatch(
-                    TypeError,
-                    f"Operation {signature.name!r}: argument types differ",
-                    describe(row_type),
-                    describe(value.row_type),
-                    where=where,
-                )
+                what = f"Operation {signature.name!r}: argument types differ"
+                got = describe(value.row_type)
+                raise mismatch(TypeError, what, describe(row_type), got, where=where)
         return values
 
     def _own(self, value: Any, where: str) -> None:
         if not isinstance(value, Value):
-            raise mismatch(
-                TypeError,
+            got, hint = type(value).__name__, "wrap data with program.constant(row_type, data)"
+            what, wanted = (
                 "Program: not a value of a program",
-                "what constant(), input() or call() gave back",
-                type(value).__name__,
-                where=where,
-                hint="wrap data with program.constant(row_type, data)",
+                "what constant(), input() or call() returned",
             )
+            raise mismatch(TypeError, what, wanted, got, where=where, hint=hint)
         if value.program is not self:
-            raise mismatch(
-                ValueError,
-                "Program: a value of another program",
-                "values of this program",
-                repr(value),
-                where=where,
-            )
+            what, wanted = "Program: a value of another program", "values of this program"
+            raise mismatch(ValueError, what, wanted, repr(value), where=where)
 
     def _value(self, row_type: RowType, kind: int, place: int, slot: int, depth: int) -> Value:
         self.value_type.append(self._number_of_type(row_type))

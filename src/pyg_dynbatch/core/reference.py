@@ -113,18 +113,10 @@ def _call(
     arguments = []
     for wanted, numbers in zip(signature.inputs, reads, strict=True):
         row_type = row_type_of(wanted)
+        rows: Any = engine.no_rows(row_type)
         if numbers:
-            rows: Any = tuple(torch.cat(p) for p in zip(*(values[n] for n in numbers), strict=True))
-        else:
-            rows = tuple(
-                torch.zeros(
-                    (0, *(p.shape or ())),
-                    dtype=engine.working_dtype(p.dtype or torch.float32),
-                    device=engine.device,
-                )
-                for p in parts_of(row_type)
-            )
-        rows = rows if isinstance(row_type, tuple) else rows[0]
+            parts = tuple(torch.cat(p) for p in zip(*(values[n] for n in numbers), strict=True))
+            rows = parts if isinstance(row_type, tuple) else parts[0]
         if isinstance(wanted, Ragged):
             owner = torch.zeros(len(numbers), dtype=torch.int64, device=engine.device)
             rows = RaggedRows(rows, owner, 1)

@@ -7,68 +7,49 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function, Variable, forward_ad
 
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.errors import described, mismatch
 from pyg_dynbatch.core.layout import Store
 from pyg_dynbatch.core.operation import Signature
 from pyg_dynbatch.core.types import RowType, TensorType, describe, parts_of
 
 
-def _shown(rows: tuple[Any, ...]) -> str:
-    return ", ".join(
-        f"{str(r.dtype).removeprefix('torch.')}{list(r.shape)}"
-        if isinstance(r, Tensor)
-        else type(r).__name__
-        for r in rows
-    )
-
-
 def inputs_of(inputs: Mapping[RowType | str, Any], store: Store) -> tuple[Tensor, ...] | None:
-    """Finds and checks the input rows of one store."""
-    parts = parts_of(store.row_type)
+    """Find and check the input rows of one store."""
+    kind, parts = describe(store.row_type), parts_of(store.row_type)
     tag = parts[0].tag if len(parts) == 1 else ""
     given = inputs.get(store.row_type, inputs.get(tag) if tag else None)
     if given is None:
         if not store.inputs:
             return None
-        raise mismatch(
-            ValueError,
-            f"Engine: the inputs of type {describe(store.row_type)} are missing",
-            f"{store.inputs} rows",
-            f"inputs for {', '.join(map(str, inputs)) or 'nothing'}",
-            hint=f"engine(schedule, inputs={{{tag or '<row type>'!r}: rows}})",
-        )
+        what, wanted = f"Engine: the inputs of type {kind} are missing", f"{store.inputs} rows"
+        got = f"inputs for {', '.join(map(str, inputs)) or 'nothing'}"
+        hint = f"engine(schedule, inputs={{{tag or '<row type>'!r}: rows}})"
+        raise mismatch(ValueError, what, wanted, got, hint=hint)
     rows = given if isinstance(given, tuple) else (given,)
     if any(not isinstance(part, Tensor) or not part.dim() for part in rows):
-        raise mismatch(
-            TypeError,
-            f"Engine: input rows of type {describe(store.row_type)} are no tensors",
-            "a tensor [row, ...], or a tuple of them for a tuple type",
-            _shown(rows),
-        )
+        what = f"Engine: input rows of type {kind} are not tensors"
+        wanted = "a tensor [row, ...], or a tuple of them for a tuple type"
+        raise mismatch(TypeError, what, wanted, _shown(rows))
     if any(part.size(0) != store.inputs for part in rows):
-        raise mismatch(
-            ValueError,
-            f"Engine: wrong number of input rows of type {describe(store.row_type)}",
-            store.inputs,
-            _shown(rows),
-        )
-    _check_parts(rows, parts, f"Engine: input rows of type {describe(store.row_type)}", "")
+        what = f"Engine: wrong number of input rows of type {kind}"
+        raise mismatch(ValueError, what, store.inputs, _shown(rows))
+    _check_parts(rows, parts, f"Engine: input rows of type {kind}", "")
     return rows
+
+
+def _shown(rows: tuple[Any, ...]) -> str:
+    return ", ".join(map(described, rows))
 
 
 def checked_results(
     signature: Signature, results: Any, size: int, where: str
 ) -> list[tuple[Tensor, ...]]:
-    """Checks what a module returned against its signature."""
+    """Check what a module returned against its signature."""
     what = f"Operation {signature.name!r}: its module returned something else"
     if not isinstance(results, tuple) or len(results) != len(signature.outputs):
-        raise mismatch(
-            TypeError,
-            what,
-            f"{len(signature.outputs)} results: {signature}",
-            _shown(results if isinstance(results, tuple) else (results,)),
-            where=where,
-        )
+        wanted = f"{len(signature.outputs)} results: {signature}"
+        got = _shown(results if isinstance(results, tuple) else (results,))
+        raise mismatch(TypeError, what, wanted, got, where=where)
     checked = []
     for result, row_type in zip(results, signature.outputs, strict=True):
         rows = result if isinstance(result, tuple) else (result,)
@@ -79,45 +60,23 @@ def checked_results(
         if len(parts) != len(rows) or any(
             not isinstance(r, Tensor) or not r.dim() or r.size(0) != size for r in rows
         ):
-            raise mismatch(
-                TypeError,
-                what,
+            wanted, hint = (
                 f"{size} rows of {describe(row_type)}",
-                _shown(rows),
-                where=where,
-                hint="the module must keep the first axis: one row a call",
+                "keep the first axis: one row a call",
             )
+            raise mismatch(TypeError, what, wanted, _shown(rows), where=where, hint=hint)
         _check_parts(rows, parts, what, where)
     return checked
 
 
 def _fit_exactly(rows: tuple[Any, ...], parts: tuple[TensorType, ...], size: int) -> bool:
-    """Tells quickly whether rows are just as stated; the slow checks find out what is wrong."""
+    """Tell quickly whether rows are just as stated; the slow checks find out what is wrong."""
     return len(rows) == len(parts) and all(
         isinstance(row, Tensor)
         and row.dtype == part.dtype
         and part.shape is not None
         and row.shape == (size, *part.shape)
         for row, part in zip(rows, parts, strict=True)
-    )
-
-
-def versions_of(arguments: Sequence[tuple[Tensor, ...]]) -> list[int]:
-    """Reads autograd's counters of changes in place; nothing in inference mode, which has none."""
-    if torch.is_inference_mode_enabled():
-        return []
-    return [part._version for rows in arguments for part in rows]
-
-
-def refuse_change_in_place(signature: Signature, where: str) -> NoReturn:
-    """Says that a module wrote into rows that other calls read too."""
-    raise mismatch(
-        RuntimeError,
-        f"Operation {signature.name!r}: its module changed an argument in place",
-        "rows left as they are: other calls read them too",
-        "a layer with inplace=True, or a method such as add_()",
-        where=where,
-        hint="inplace=False, or work on a clone",
     )
 
 
@@ -134,32 +93,37 @@ def _check_parts(
                 row.dtype.is_floating_point and part.dtype.is_floating_point
             )
         if not fits or len(rows) != len(parts):
-            raise mismatch(
-                TypeError,
-                what,
-                ", ".join(map(str, parts)),
-                ", ".join(
-                    f"{str(r.dtype).removeprefix('torch.')}{list(r.shape[1:])}" for r in rows
-                ),
-                where=where,
-            )
+            got = (str(TensorType(tuple(r.shape[1:]), r.dtype)) for r in rows)
+            wanted = ", ".join(map(str, parts))
+            raise mismatch(TypeError, what, wanted, ", ".join(got), where=where)
+
+
+def versions_of(arguments: Sequence[tuple[Tensor, ...]]) -> list[int]:
+    """Reads autograd's counters of changes in place; nothing in inference mode, which has none."""
+    if torch.is_inference_mode_enabled():
+        return []
+    return [part._version for rows in arguments for part in rows]
+
+
+def refuse_change_in_place(signature: Signature, where: str) -> NoReturn:
+    """Raise: a module wrote into rows that other calls read too."""
+    what = f"Operation {signature.name!r}: its module changed an argument in place"
+    got = "a layer with inplace=True, or a method such as add_()"
+    hint = "inplace=False, or work on a clone: other calls read these rows too"
+    raise mismatch(RuntimeError, what, "rows left as they are", got, where=where, hint=hint)
 
 
 def check_precision(owner: str, rows: Tensor, module: nn.Module) -> None:
-    """Checks that the parameters of a module have the dtype of floating rows, or autocast is on."""
+    """Check that floating parameters of a module have the dtype of rows, or autocast is on."""
     weight = next(module.parameters(), rows)
     if rows.dtype == weight.dtype or not weight.is_floating_point():
         return
     # Autocast leaves double precision alone.
     double = torch.float64 in (rows.dtype, weight.dtype)
     if double or not torch.is_autocast_enabled(rows.device.type):
-        raise mismatch(
-            TypeError,
-            f"{owner}: input rows have another dtype than the parameters",
-            weight.dtype,
-            rows.dtype,
-            hint=f"rows.to({weight.dtype}), or layer.to({rows.dtype})",
-        )
+        what = f"{owner}: input rows have another dtype than the parameters"
+        hint = f"rows.to({weight.dtype}), or layer.to({rows.dtype})"
+        raise mismatch(TypeError, what, weight.dtype, rows.dtype, hint=hint)
 
 
 Rows = tuple[Tensor, ...]
@@ -396,13 +360,11 @@ def refuse_transforms(owner: str) -> None:
 
 
 def unsupported(owner: str, way: str) -> RuntimeError:
-    """Makes the error of a way to run that a schedule does not have."""
-    return mismatch(
-        RuntimeError,
-        f"{owner}: {way} does not work through a schedule, which differs from batch to batch",
-        "a plain call, and backward() or autograd.grad()",
-        hint="the cell or the operation alone, which is plain torch",
-    )
+    """Make the error for a way to run that schedules do not support."""
+    what = f"{owner}: {way} does not work through a schedule, which differs from batch to batch"
+    hint = "the cell or the operation alone, which is plain torch"
+    wanted = "a plain call, and backward() or autograd.grad()"
+    return mismatch(RuntimeError, what, wanted, hint=hint)
 
 
 # Newer than the oldest torch that will do.
@@ -410,17 +372,13 @@ _is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)
 
 
 def refuse_second_derivative() -> None:
-    """Raises if a backward pass is itself being recorded or transformed."""
+    """Raise if a backward pass is itself being recorded or transformed."""
     refuse_transforms("Engine")
     if torch.is_grad_enabled():
-        raise mismatch(
-            RuntimeError,
-            "Engine: second derivatives through a schedule are not available",
-            "backward() or autograd.grad() without create_graph",
-            "create_graph=True",
-            hint="evaluate with core.reference.run_one_by_one, which plain autograd "
-            "differentiates twice",
-        )
+        what = "Engine: second derivatives through a schedule are not available"
+        wanted = "backward() or autograd.grad() without create_graph"
+        hint = "core.reference.run_one_by_one, which plain autograd differentiates twice"
+        raise mismatch(RuntimeError, what, wanted, "create_graph=True", hint=hint)
 
 
 class _Exchange(Function):

@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -133,12 +133,9 @@ class Schedule(Layout, MovablePlan):
 
     def _info(self, name: str) -> StructureInfo:
         if self.structure is None:
-            raise mismatch(
-                AttributeError,
-                f"Schedule: {name} is known only for schedules made from a structure",
-                "Schedule.from_structure(...)",
-                "a schedule made from programs",
-            )
+            what = f"Schedule: {name} is known only for schedules made from a structure"
+            got = "a schedule made from programs"
+            raise mismatch(AttributeError, what, "Schedule.from_structure(...)", got)
         return self.structure
 
     @property
@@ -247,7 +244,7 @@ class Schedule(Layout, MovablePlan):
 
     def stats(self) -> "ScheduleStats":
         """Counts steps, rows, the critical path, the lower bound, and what Fold would copy."""
-        return collect_stats(self)
+        return _collect_stats(self)
 
     # Moving, as PyG expects it of anything stored on a batch.
 
@@ -409,76 +406,50 @@ class ScheduleStats:
     fold_steps: int
     fold_copies: int
 
-    def as_dict(self) -> dict[str, Any]:
-        """Gives the figures by name."""
-        return asdict(self)
 
-
-class _Pass:
-    """Walks over the steps once and keeps, for every row, figures about the value in it."""
-
-    def __init__(self, schedule: Schedule) -> None:
-        self.schedule = schedule
-        self.flat = schedule.wiring.cpu().numpy()
-        rows = [store.rows for store in schedule.stores]
-        self.depth = [np.zeros(n, dtype=np.int64) for n in rows]
-        self.chains = [np.zeros((n, len(schedule.signatures)), dtype=np.int64) for n in rows]
-        self.last_use = [np.zeros(n, dtype=np.int64) for n in rows]
-        self.gathered = 0
-
-    def index(self, wiring: IndexSlice) -> np.ndarray:
-        """The row numbers of a wiring."""
-        end = wiring.offset + wiring.length * wiring.stride
-        return self.flat[wiring.offset : end : wiring.stride]
-
-    def take(self, step: Step) -> None:
-        """Works out depth and chains of the results of one step."""
+def _collect_stats(schedule: Schedule) -> ScheduleStats:
+    """Walk over the steps once and keep figures about the value in every row."""
+    schedule = schedule.cpu()
+    kinds = len(schedule.signatures)
+    depths = [np.zeros(store.rows, dtype=np.int64) for store in schedule.stores]
+    last_uses = [np.zeros(store.rows, dtype=np.int64) for store in schedule.stores]
+    # Per row: the longest chain of calls of each operation that leads to it.
+    chains = [np.zeros((store.rows, kinds), dtype=np.int64) for store in schedule.stores]
+    gathered = 0
+    for step in schedule.steps:
         depth = np.zeros(step.size, dtype=np.int64)
-        chains = np.zeros((step.size, len(self.schedule.signatures)), dtype=np.int64)
+        chain = np.zeros((step.size, kinds), dtype=np.int64)
         reads = []
         for wiring in step.arguments:
-            index = self.index(wiring)
+            rows = schedule.rows_of(wiring).numpy()
+            call = np.arange(step.size)
             if wiring.owner >= 0:
-                owner = self.flat[wiring.owner : wiring.owner + wiring.length]
-            else:
-                owner = np.arange(step.size)
-            np.maximum.at(depth, owner, self.depth[wiring.store][index])
-            np.maximum.at(chains, owner, self.chains[wiring.store][index])
-            reads.append((wiring.store, index, owner))
-            self.gathered += wiring.length if wiring.start < 0 else 0
+                call = schedule.owners_of(wiring).numpy()
+            np.maximum.at(depth, call, depths[wiring.store][rows])
+            np.maximum.at(chain, call, chains[wiring.store][rows])
+            reads.append((wiring.store, rows, call))
+            gathered += wiring.length if wiring.start < 0 else 0
         depth += 1
-        chains[:, step.operation] += 1
-        for store, index, owner in reads:
-            np.maximum.at(self.last_use[store], index, depth[owner])
+        chain[:, step.operation] += 1
+        for store, rows, call in reads:
+            np.maximum.at(last_uses[store], rows, depth[call])
         for store, start in step.results:
-            self.depth[store][start : start + step.size] = depth
-            self.chains[store][start : start + step.size] = chains
-
-
-def collect_stats(schedule: Schedule) -> ScheduleStats:
-    """Counts the figures of a schedule; see :class:`ScheduleStats`."""
-    walk = _Pass(schedule)
-    for step in schedule.steps:
-        walk.take(step)
-    deepest = max((int(d.max(initial=0)) for d in walk.depth), default=0)
+            depths[store][start : start + step.size] = depth
+            chains[store][start : start + step.size] = chain
+    deepest = max((int(depth.max(initial=0)) for depth in depths), default=0)
+    longest = [chain.max(0, initial=0) for chain in chains]
     used = {step.operation for step in schedule.steps}
-    longest = np.zeros(len(schedule.signatures), dtype=np.int64)
-    for chains in walk.chains:
-        longest = np.maximum(longest, chains.max(0, initial=0))
-    copies = sum(
-        int(np.maximum(last - depth - 1, 0).sum())
-        for last, depth in zip(walk.last_use, walk.depth, strict=True)
-    )
+    copies = (np.maximum(u - d - 1, 0).sum() for u, d in zip(last_uses, depths, strict=True))
     return ScheduleStats(
         examples=schedule.num_examples,
         steps=len(schedule.steps),
         rows=sum(step.size for step in schedule.steps),
         merged_calls=schedule.merged_calls,
         critical_path=deepest,
-        lower_bound=int(longest.sum()),
+        lower_bound=int(np.max(longest, axis=0).sum()) if longest else 0,
         widths=tuple(step.size for step in schedule.steps),
         operations=tuple(schedule.signatures[step.operation].name for step in schedule.steps),
-        gathered_rows=walk.gathered,
+        gathered_rows=gathered,
         fold_steps=deepest * len(used),
-        fold_copies=copies,
+        fold_copies=int(sum(copies)),
     )

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.errors import described, mismatch
 
 
 def concatenated_ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -30,12 +30,8 @@ def has_token(token: Tensor) -> Tensor:
     numbers = array_of(token if token.dtype == torch.int64 else token.double())
     if numbers.size and numbers.min() < -1:
         node = np.argwhere(numbers < -1)[0]
-        raise mismatch(
-            ValueError,
-            f"token is out of range at node {node[0]}",
-            "-1 (none) or 0 upwards",
-            f"{numbers[tuple(node)]:g}",
-        )
+        what = f"token is out of range at node {node[0]}"
+        raise mismatch(ValueError, what, "-1 (none) or >= 0", f"{numbers[tuple(node)]:g}")
     return torch.from_numpy(numbers >= 0)
 
 
@@ -67,24 +63,20 @@ def longest_paths(source: np.ndarray, target: np.ndarray, num_nodes: int) -> np.
 def checked_edges(edge_index: Tensor, num_nodes: int, name: str) -> tuple[np.ndarray, np.ndarray]:
     """Check the form and the node numbers of edges, and return their children and parents."""
     if edge_index.dim() != 2 or edge_index.size(0) != 2 or edge_index.dtype != torch.int64:
-        raise mismatch(
-            ValueError,
-            f"{name}: edge_index has the wrong form",
-            "int64 tensor [2, edge], row 0 the children, row 1 the parents",
-            f"{edge_index.dtype} tensor {list(edge_index.shape)}",
-        )
+        wanted = "int64 tensor [2, edge], row 0 the children, row 1 the parents"
+        what, got = f"{name}: edge_index has the wrong form", described(edge_index)
+        raise mismatch(ValueError, what, wanted, got)
     edges = array_of(edge_index)
     # Read without a sign, a number below 0 is a huge one: one pass finds both.
     if edges.size and int(edges.view(np.uint64).max()) >= num_nodes:
         outside = (edges < 0) | (edges >= num_nodes)
         first = int(np.flatnonzero(outside.any(0))[0])
-        raise mismatch(
-            ValueError,
-            f"{name}: an edge names a node that does not exist",
+        what = f"{name}: an edge names a node that does not exist"
+        wanted, got = (
             f"node numbers from 0 to {num_nodes - 1}",
             f"{edges[0, first]} -> {edges[1, first]}",
-            where=f"edge {first}",
         )
+        raise mismatch(ValueError, what, wanted, got, where=f"edge {first}")
     return edges[0], edges[1]
 
 
@@ -145,13 +137,12 @@ def depth_of(edge_index: Int[Tensor, "two edge"], num_nodes: int) -> Int[Tensor,
     if (depth < 0).any():
         cycle = find_cycle(edge_index, num_nodes)
         shown = " -> ".join(str(node) for node in [*cycle[:10], cycle[0]])
-        raise mismatch(
-            ValueError,
+        got = shown if len(cycle) <= 10 else f"a cycle of {len(cycle)} nodes: {shown} …"
+        what, wanted = (
             "depth_of: edge_index has a cycle",
-            "edges from child to parent without a way back",
-            shown if len(cycle) <= 10 else f"a cycle of {len(cycle)} nodes: {shown} …",
-            hint="remove one edge of the cycle",
+            "edges from child to parent without cycles",
         )
+        raise mismatch(ValueError, what, wanted, got, hint="remove one edge of the cycle")
     return torch.from_numpy(depth)
 
 

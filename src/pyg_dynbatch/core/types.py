@@ -45,12 +45,8 @@ class TensorType:
             return
         shape = tuple(int(size) for size in self.shape)
         if any(size < 0 for size in shape):
-            raise mismatch(
-                ValueError,
-                "TensorType: negative dimension",
-                "dimensions of 0 or more, without the batch axis",
-                list(shape),
-            )
+            wanted = "dimensions >= 0, without the batch axis"
+            raise mismatch(ValueError, "TensorType: negative dimension", wanted, list(shape))
         object.__setattr__(self, "shape", shape)
 
     def __str__(self) -> str:
@@ -194,12 +190,8 @@ def range_of(dtype: torch.dtype) -> str:
 def constant_row(part: TensorType, data: Any) -> np.ndarray:
     """Makes an array of a constant, of the shape and dtype of its type."""
     if part.shape is None or part.dtype is None:
-        raise mismatch(
-            TypeError,
-            "Program.constant: the type leaves shape or dtype open",
-            "a TensorType with shape and dtype",
-            str(part),
-        )
+        what = "Program.constant: the type leaves shape or dtype open"
+        raise mismatch(TypeError, what, "a TensorType with shape and dtype", str(part))
     tensor = torch.as_tensor(data).detach().cpu()
     shape_fits = tuple(tensor.shape) == part.shape
     kind_fits = (
@@ -208,19 +200,12 @@ def constant_row(part: TensorType, data: Any) -> np.ndarray:
         or not (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
     )
     if not shape_fits or not kind_fits:
-        raise mismatch(
-            TypeError if shape_fits else ValueError,
-            f"Program.constant: {'dtype' if shape_fits else 'shape'} differs",
-            str(part),
-            f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}",
-        )
+        kind, what = (TypeError, "dtype") if shape_fits else (ValueError, "shape")
+        got = TensorType(tuple(tensor.shape), tensor.dtype)
+        raise mismatch(kind, f"Program.constant: {what} differs", str(part), str(got))
     if (wrong := beyond(tensor, part.dtype)) is not None:
-        raise mismatch(
-            ValueError,
-            "Program.constant: an integer is beyond the range of its dtype",
-            f"{part}, {range_of(part.dtype)}",
-            wrong,
-        )
+        what = "Program.constant: an integer is beyond the range of its dtype"
+        raise mismatch(ValueError, what, f"{part}, {range_of(part.dtype)}", wrong)
     if not isinstance(data, torch.Tensor | np.ndarray):
         # Python's numbers are float64; torch would round them to float32 on the way.
         tensor = torch.as_tensor(data, dtype=part.dtype)
