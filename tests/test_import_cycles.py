@@ -10,8 +10,11 @@ ROOT = Path(pyg_dynbatch.__file__).parent
 # Files that still import each other; to be emptied.
 ALLOWED = {
     f"pyg_dynbatch.blocks.{name}"
-    for name in ["block", "compiler", "composition", "control", "draw", "functions", "indexing", "inputs", "layers", "records", "sequences", "split_linear", "tensors", "tracing"]
-}
+    for name in (
+        "block", "compiler", "composition", "control", "draw", "functions", "indexing", "inputs",
+        "layers", "records", "sequences", "split_linear", "tensors", "tracing",
+    )
+}  # fmt: skip
 
 
 def name_of(path: Path) -> str:

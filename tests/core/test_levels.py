@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyg_dynbatch.core import Schedule
+from pyg_dynbatch.core.layout import ZEROS
 from pyg_dynbatch.core.structure import slots_of
 from tests.core.helpers import message
 from tests.strategies import Dag, chain, diamond, forests, star, structures, trees
@@ -43,7 +44,7 @@ def test_top_down_steps_are_the_distances_from_the_root(tree: Dag) -> None:
 
 def test_inputs_and_results_lie_side_by_side() -> None:
     schedule = made(has_input=torch.tensor([True, True, False, True]))
-    assert [step.arguments[0].start for step in schedule.steps] == [1, 0, 3]
+    assert [step.arguments[0].start for step in schedule.steps] == [1, ZEROS, 3]
     assert [step.results[0][1] for step in schedule.steps] == [1, 3, 4]
     assert schedule.input_node.tolist() == [0, 1, 3]
     assert schedule.level_inputs == (2, 0, 1)

@@ -1,4 +1,4 @@
-"""The algorithm: recorded calls in, batched calls out; knows torch and numpy alone."""
+"""The algorithm: recorded calls in, batched calls out; needs torch and numpy alone."""
 
 from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.errors import mismatch

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.layout import IndexSlice, Step, packed
+from pyg_dynbatch.core.layout import ZEROS, IndexSlice, Step, packed
 from pyg_dynbatch.core.operation import (
     Operation,
     Operations,
@@ -38,15 +38,15 @@ from pyg_dynbatch.core.types import RaggedRows, RowType, TensorType, describe, p
 
 
 class Engine(nn.Module):
-    """Runs schedules: one batched call of a module per step, rows kept in state stores.
+    """Runs schedules: one batched call of a module per step, rows kept in one buffer per type.
 
     Args:
         operations: The operations that programs may call. For schedules made by
-            :meth:`Schedule.from_structure` one operation called ``"node"`` is wanted, see
+            :meth:`Schedule.from_structure` it needs one operation called ``"node"``, see
             :meth:`of_cell`.
 
     Raises:
-        TypeError: If ``operations`` is something else.
+        TypeError: If ``operations`` is not an :class:`Operations`.
 
     Reference:
         Looks et al. (2017), arXiv:1702.02181, section 2. Differs: values are read from any
@@ -81,7 +81,7 @@ class Engine(nn.Module):
         input_type: RowType | None = None,
         leaf: nn.Module | None = None,
     ) -> "Engine":
-        """Makes an engine for schedules of structures from one recurrent cell.
+        """Make an engine for schedules of structures from one recurrent cell.
 
         Args:
             cell: Called as ``cell(x, *children)``: the input rows ``[row, …]``, then either
@@ -89,7 +89,7 @@ class Engine(nn.Module):
                 row of zeros. It returns the new state, a tensor or a tuple of tensors.
             state: Type of the state of one node.
             arity: As given to :meth:`Schedule.from_structure`.
-            input_type: Type of an input row; taken from the inputs where left out.
+            input_type: Type of an input row; taken from the inputs by default.
             leaf: Called as ``leaf(x)`` in place of the cell for all nodes of the first level,
                 which have no children: no work on rows of zeros. In sentiment trees, where only
                 leaves have words, it is half of the work, and the cell need not look at ``x``.
@@ -118,7 +118,7 @@ class Engine(nn.Module):
     def forward(
         self, schedule: Schedule, inputs: Mapping[RowType | str, Any] | None = None
     ) -> dict[str, Any]:
-        """Runs a schedule.
+        """Run a schedule.
 
         Args:
             schedule: On the device of the modules.
@@ -134,7 +134,7 @@ class Engine(nn.Module):
             LookupError: If the schedule names an operation the engine does not have.
             TypeError: If a signature differs, an operation returns another type than stated, or
                 input rows are of another type.
-            ValueError: If the number of input rows is not what the schedule wants.
+            ValueError: If the number of input rows is not that of the schedule.
             RuntimeError: If an operation changes an argument in place.
         """
         refuse_transforms("Engine")
@@ -149,11 +149,11 @@ class Engine(nn.Module):
         raise unsupported("Engine", "torch.jit.script (TorchScript)")
 
     def operation_of(self, signature: Signature) -> Operation:
-        """Finds the operation of a signature.
+        """Find the operation of a signature.
 
         Raises:
-            LookupError: If there is none of that name.
-            TypeError: If the one of that name has other types.
+            LookupError: If the engine has no operation of that name.
+            TypeError: If the operation of that name has other types.
         """
         name = signature.name
         if name not in self.operations:
@@ -190,11 +190,11 @@ class Engine(nn.Module):
         return self._precision.device  # type: ignore[return-value]
 
     def working_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """Turns the stated float32 into the precision the engine works in."""
+        """Turn the stated float32 into the precision the engine works in."""
         return self._precision.dtype if dtype == torch.float32 else dtype  # type: ignore[return-value]
 
     def __repr__(self) -> str:
-        """Lists the operations."""
+        """List the operations."""
         return f"Engine({', '.join(s.name for s in self.operations.signatures)})"
 
 
@@ -216,9 +216,6 @@ class _Run:
         self.operations = [engine.operation_of(s) for s in schedule.signatures]
         self.token = new_token(schedule.wiring)
         self.pending: list[Write] = []
-        # How many nodes of each level read an input row; the others read a row of zeros.
-        info = schedule.structure
-        self.level_inputs: Sequence[int] = () if info is None else info.level_inputs
         self.stores = [
             RowBuffer(store.rows, store.constants if constants is None else 0)
             for store, constants in zip(schedule.stores, schedule.constants, strict=True)
@@ -247,7 +244,7 @@ class _Run:
     def _open(
         self, number: int, parts: tuple[TensorType, ...], constants: Rows | None, given: Rows | None
     ) -> None:
-        """Allocates a store and fills in its constants and inputs."""
+        """Allocate a store and fills in its constants and inputs."""
         store, first = self.stores[number], self.schedule.stores[number].constants
         # Without a step the width of rows does not matter.
         wanted = store.rows > 0 and len(self.schedule.steps) > 0
@@ -273,10 +270,10 @@ class _Run:
         )
 
     def make(self, number: int, step: Step) -> None:
-        """Makes one step."""
+        """Make one step."""
         operation = self.operations[step.operation]
         signature = operation.signature
-        rows = self._read(number, step.arguments)
+        rows = self._read(step.arguments)
         before = versions_of(rows)
         results = operation(*self._arguments(signature.inputs, step, rows))
         if versions_of(rows) != before:
@@ -289,18 +286,17 @@ class _Run:
             self.pending.append(Write(self.stores[store], start, parts))
 
     def _exchange(self, reads: Sequence[Read], own: bool = False) -> list[Rows]:
-        """Writes what is to be written, and reads."""
+        """Write what is to be written, and reads."""
         self.token, found = exchange(self.token, self.pending, reads, own)
         self.pending = []
         return found
 
-    def _read(self, number: int, wirings: Sequence[IndexSlice]) -> list[Rows]:
-        """Reads the rows of all arguments of a step at once."""
-        first, last = self._not_zero(number, wirings)
+    def _read(self, wirings: Sequence[IndexSlice]) -> list[Rows]:
+        """Read the rows of all arguments of a step at once."""
+        found = iter(self._exchange(self._reads([w for w in wirings if w.start != ZEROS])))
         return [
-            *(self.stores[w.store].zeros(w.length) for w in wirings[:first]),
-            *self._exchange(self._reads(wirings[first:last])),
-            *(self.stores[w.store].zeros(w.length) for w in wirings[last:]),
+            self.stores[w.store].zeros(w.length) if w.start == ZEROS else next(found)
+            for w in wirings
         ]
 
     def _arguments(
@@ -316,15 +312,8 @@ class _Run:
             found.append(argument)
         return found
 
-    def _not_zero(self, number: int, wirings: Sequence[IndexSlice]) -> tuple[int, int]:
-        """Finds the first and last argument that is more than rows of zeros."""
-        last = len(wirings)
-        if not self.level_inputs or not last:
-            return 0, last
-        return int(self.level_inputs[number] == 0), 1 if number == 0 else last
-
     def _reads(self, wirings: Sequence[IndexSlice]) -> list[Read]:
-        """Says what to read; arguments whose row numbers lie side by side share a gather."""
+        """Say what to read; arguments whose row numbers lie side by side share a gather."""
         reads, flat = [], self.schedule.wiring
         number = 0
         while number < len(wirings):
@@ -369,7 +358,7 @@ class _Run:
                 self.token = store.write(self.token, 0, rows)
 
     def outputs(self) -> dict[str, Any]:
-        """Reads all outputs."""
+        """Read all outputs."""
         found = self.schedule.outputs
         reads = [Read(self.stores[o.wiring.store], self._pick(o.wiring)) for o in found.values()]
         results = self._exchange(reads, own=True)

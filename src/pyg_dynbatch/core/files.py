@@ -31,7 +31,7 @@ except ImportError:  # Windows
 
 
 def write_atomically(path: str | Path, write: Callable[[Path], object]) -> Path:
-    """Writes a file under a temporary name and gives it its own name only when it is complete."""
+    """Write a file under a temporary name and gives it its own name only when it is complete."""
     path = Path(path)
     temporary = _temporary(path)
     try:
@@ -51,7 +51,7 @@ def write_atomically(path: str | Path, write: Callable[[Path], object]) -> Path:
 def whole_file(
     path: str | Path, mode: str = "w", *, resume_at: int | None = None, **options: Any
 ) -> Iterator[Any]:
-    """Opens a file to be written piece by piece; it gets its own name when the block has ended."""
+    """Open a file to be written piece by piece; it gets its own name when the block has ended."""
     path = Path(path)
     temporary = _temporary(path) if resume_at is None else part_of(path)
     with _blamed_on_the_folder(path):
@@ -73,7 +73,7 @@ def whole_file(
 
 
 def part_of(path: str | Path) -> Path:
-    """Names the unfinished file that :func:`whole_file` can resume."""
+    """Name the unfinished file that :func:`whole_file` can resume."""
     return Path(f"{path}.part")
 
 
@@ -101,7 +101,7 @@ class _WatchedFile(io.FileIO):
         self.seek(size)
 
     def write(self, content: Any) -> int:
-        """Writes as much as the system takes."""
+        """Write as much as the system takes."""
         with _blamed_on_the_folder(self.path):
             return super().write(content)
 
@@ -109,7 +109,7 @@ class _WatchedFile(io.FileIO):
 def refuse_overwriting(
     command: str, outputs: Iterable[str | Path | None], inputs: Iterable[str | Path | None]
 ) -> None:
-    """Refuses an output that is one of the inputs, whatever links lead to it, or another output."""
+    """Refuse an output that is one of the inputs, whatever links lead to it, or another output."""
     named = [("an input", "/dev/stdin" if path == "-" else path) for path in inputs if path]
     for output in outputs:
         if output in (None, "-"):
@@ -131,7 +131,7 @@ def _same_file(first: str, second: str) -> bool:
 
 @contextmanager
 def locked_folder(folder: str | Path, wait: bool = False) -> Iterator[None]:
-    """Keeps other processes from writing to a folder at the same time."""
+    """Keep other processes from writing to a folder at the same time."""
     path = Path(folder) / ".lock"
     while True:
         with _blamed_on_the_folder(path):
@@ -167,7 +167,7 @@ def _lock_folder(file: IO[str], path: Path, wait: bool) -> None:
 
 
 def _locked(file: IO[Any] | io.FileIO, what: str) -> bool:
-    """Locks an open file unless another process has it; warns where files cannot be locked."""
+    """Lock an open file unless another process has it; warns where files cannot be locked."""
     try:
         if fcntl is None:
             raise OSError("this system has no such locks")
@@ -213,7 +213,7 @@ def _remove_quietly(path: Path) -> None:
 
 
 def existing(path: str | Path, what: str) -> Path:
-    """Refuses a path where there is no file."""
+    """Refuse a path where there is no file."""
     path = Path(path)
     if not path.is_file():
         raise mismatch(FileNotFoundError, f"{path.name}: there is no such file", what, where=path)
@@ -307,13 +307,13 @@ _TIMEOUT = 30.0  # seconds without a byte
 
 
 def sha256_of(path: str | Path) -> str:
-    """Computes the checksum of a file."""
+    """Compute the checksum of a file."""
     with Path(path).open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def check_sha256(path: str | Path, sha256: str, what: str, hint: str = "") -> None:
-    """Refuses a file whose content is not the expected one."""
+    """Refuse a file whose content is not the expected one."""
     if (found := sha256_of(path)) != sha256:
         got = f"sha256 {found}, {Path(path).stat().st_size:,} bytes"
         what = f"{what}: {Path(path).name} has a wrong checksum"
@@ -324,7 +324,7 @@ def check_sha256(path: str | Path, sha256: str, what: str, hint: str = "") -> No
 def download_verified(
     url: str, folder: str | Path, sha256: str | None, what: str, *, hint: str = ""
 ) -> Path:
-    """Downloads a file unless it is there, and keeps it only if its checksum is right.
+    """Download a file unless it is there, and keeps it only if its checksum is right.
 
     Args:
         url: Where the file is.
@@ -390,7 +390,7 @@ def _download(url: str, target: Path, what: str) -> None:
 
 
 def extract_member(archive: str | Path, member: str, target: str | Path, what: str) -> Path:
-    """Takes one file out of a zip archive, whole or not at all."""
+    """Take one file out of a zip archive, whole or not at all."""
     try:
         with ZipFile(archive) as opened:
             content = opened.read(member)

@@ -12,6 +12,9 @@ from torch import Tensor
 from pyg_dynbatch.core.operation import Ragged, Signature
 from pyg_dynbatch.core.types import RowType, TensorType
 
+GATHER, ZEROS = -1, -2
+"""Marks an index slice whose rows do not lie side by side, or are all the row of zeros."""
+
 
 class IndexSlice(NamedTuple):
     """Which rows of a store one argument or output reads: a slice of the flat index."""
@@ -19,7 +22,7 @@ class IndexSlice(NamedTuple):
     store: int
     offset: int  # where its row numbers begin in the flat index
     length: int
-    start: int  # first row if the rows lie side by side, -1 if they are gathered
+    start: int  # first row if the rows lie side by side, otherwise GATHER or ZEROS
     owner: int = -1  # ragged arguments: where the call of each row is written
     stride: int = 1
 
@@ -149,14 +152,14 @@ class FlatIndex:
 def packed(wirings: Sequence[IndexSlice], number: int) -> int:
     """Count the arguments, beginning with one, that a single gather can read."""
     store, offset, length, start, owner, stride = wirings[number]
-    if start >= 0 or owner >= 0:
+    if start != GATHER or owner >= 0:
         return 1
     jump = length if stride == 1 else 1
     count, last = 1, len(wirings) - number
     if stride > 1:
         last = min(last, stride)
     while count < last and wirings[number + count] == (
-        store, offset + count * jump, length, -1, -1, stride,
+        store, offset + count * jump, length, GATHER, -1, stride,
     ):  # fmt: skip
         count += 1
     # A stride is that of all arguments together, or of none.
@@ -164,7 +167,7 @@ def packed(wirings: Sequence[IndexSlice], number: int) -> int:
 
 
 def first_rows(index: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Find the first row of each slice whose rows lie side by side; -1 for the others."""
+    """Find the first row of each slice whose rows lie side by side; GATHER for the others."""
     lengths = lengths.reshape(-1, *[1] * (index.ndim - 1))
     if not len(index):
         return np.zeros((starts.size, *index.shape[1:]), dtype=np.int64)
@@ -179,7 +182,7 @@ def first_rows(index: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np
         jumps = np.zeros(index.shape, dtype=np.int64)
         np.cumsum(index[1:] - index[:-1] != 1, axis=0, out=jumps[1:])
         joined &= jumps[ends] == jumps[begins]
-    return np.where(lengths == 0, 0, np.where(joined, first, -1))
+    return np.where(lengths == 0, 0, np.where(joined, first, GATHER))
 
 
 torch.serialization.add_safe_globals(

@@ -1,10 +1,10 @@
 """Lay out the schedule of one recurrent operation over trees or graphs."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import repeat
 from operator import index
-from typing import NamedTuple, SupportsIndex
+from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
 import torch
@@ -12,6 +12,8 @@ from torch import Tensor
 
 from pyg_dynbatch.core.errors import described, mismatch
 from pyg_dynbatch.core.layout import (
+    GATHER,
+    ZEROS,
     FlatIndex,
     IndexSlice,
     Layout,
@@ -78,7 +80,7 @@ def lay_out_levels(
         reads += _fixed_children(flat, (source, target, slot), row, levels, arity)
     num_inputs = sum(levels.inputs)
     input_node = flat.add(order[reads_input])
-    output = IndexSlice(STATE_STORE, flat.add(row), num_nodes, -1 if num_nodes else 0)
+    output = IndexSlice(STATE_STORE, flat.add(row), num_nodes, GATHER if num_nodes else 0)
     examples = _checked_examples(example_sizes, num_nodes)
     example = flat.add(np.arange(examples.size).repeat(examples))
     signature, inputs, state = _signature(arity)
@@ -214,7 +216,7 @@ def _inputs(flat: FlatIndex, filled: np.ndarray, levels: _Levels) -> list[IndexS
     slices, read = [], 0
     for begin, size, inputs in zip(levels.begins, levels.sizes, levels.inputs, strict=True):
         # Nodes with an input come first: rows lie side by side in levels without other nodes.
-        first = read + 1 if inputs == size else 0 if size == 1 else -1
+        first = read + 1 if inputs == size else GATHER if inputs else ZEROS
         slices.append(IndexSlice(INPUT_STORE, offset + begin, size, first))
         read += inputs
     return slices
@@ -247,14 +249,14 @@ def _ragged_children(
     return _slices(starts + offset, counts, first, starts + owner), flat.add(order)
 
 
-def _slices(*columns: Iterable[int]) -> list[IndexSlice]:
+def _slices(*columns: Any) -> list[IndexSlice]:
     """Make slices of the state store of columns of offsets, lengths and so on."""
     lists = (each.tolist() if isinstance(each, np.ndarray) else each for each in columns)
     return list(map(IndexSlice, repeat(STATE_STORE), *lists))
 
 
 def _edge_order(parent: np.ndarray, slot: np.ndarray | None, begins: np.ndarray) -> np.ndarray:
-    """Sorts edges by the row of their parent, from 1, and then by slot."""
+    """Sort edges by the row of their parent, from 1, and then by slot."""
     if slot is None:
         return np.argsort(parent.astype(np.min_scalar_type(begins.size)), kind="stable")
     # Slots without a gap say where each edge comes; with one, an edge is missed or goes too far.
@@ -285,6 +287,7 @@ def _fixed_children(
         raise _taken_twice(source, target, slot, arity)
     offset = flat.add(places.reshape(-1))
     first = first_rows(places, levels.starts, levels.lengths)
+    first[:1] = ZEROS  # nodes of the first level have no children
     begins, rest = levels.starts * arity + offset, (repeat(-1), repeat(arity))
     return [_slices(begins + place, levels.sizes, first[:, place], *rest) for place in range(arity)]
 

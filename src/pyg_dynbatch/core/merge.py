@@ -9,7 +9,7 @@ from torch import Tensor
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.layout import FlatIndex, IndexSlice, Layout, Output, Step, Store, first_rows
 from pyg_dynbatch.core.operation import Ragged, row_type_of
-from pyg_dynbatch.core.policy import DependencyGraph, Policy, named_policy, order_calls
+from pyg_dynbatch.core.policy import DependencyGraph, Policy, order_calls
 from pyg_dynbatch.core.program import CONSTANT, INPUT, RESULT, Program, Rows, concatenate
 from pyg_dynbatch.core.types import RowType, describe, parts_of
 
@@ -23,7 +23,6 @@ def lay_out_programs(
         raise mismatch(ValueError, what, "at least one program", 0)
     program = concatenate(programs)
     _refuse_one_name_twice(program)
-    policy = named_policy(policy, [signature.name for signature in program.signatures])
     constants, constant_row = _distinct_constants(program)
     if merge_equal:
         value, alive = _merge_equal_calls(program, constant_row)
@@ -37,9 +36,9 @@ def lay_out_programs(
     read_call = new_number[program.read_call[kept]]
     inner = program.value_kind[read_value] == RESULT
     kind = program.call_signature[made]
-    graph = DependencyGraph(
-        kind, new_number[program.value_place[read_value[inner]]], read_call[inner]
-    )
+    source = new_number[program.value_place[read_value[inner]]]
+    names = tuple(signature.name for signature in program.signatures)
+    graph = DependencyGraph(kind, source, read_call[inner], names)
     step_of_call = order_calls(graph, policy) if made.size else np.zeros(0, dtype=np.int64)
     order = np.argsort(step_of_call, kind="stable")
     sizes = np.bincount(step_of_call)
@@ -64,7 +63,7 @@ def lay_out_programs(
     steps = zip(kind_of_step.tolist(), sizes.tolist(), arguments, results, strict=True)
     outputs = _wire_outputs(program, flat, row)
     return Layout(
-        signatures=tuple(program.signatures),
+        signatures=program.signatures,
         stores=tuple(stores),
         steps=tuple(Step(*step) for step in steps),
         wiring=flat.tensor(),

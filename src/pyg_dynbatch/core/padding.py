@@ -16,7 +16,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.layout import LevelShape, StructureInfo
+from pyg_dynbatch.core.layout import GATHER, LevelShape, StructureInfo
 from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.core.structure import concatenated_ranges
 
@@ -136,7 +136,10 @@ def _frame(shape: LevelShape) -> Schedule:
         step._replace(
             arguments=(
                 step.arguments[0],
-                *(c._replace(start=-1 if c.length else 0) for c in step.arguments[1:]),
+                *(
+                    c._replace(start=min(c.start, GATHER)) if c.length else c
+                    for c in step.arguments[1:]
+                ),
             )
         )
         for step in frame.steps
@@ -185,11 +188,11 @@ class LevelBuckets:
 
     Args:
         shapes: The shapes; see :meth:`fit`.
-        level_rows: What one more level costs, counted in nodes. On a GPU small levels take about
+        level_rows: Cost of one more level, counted in nodes. On a GPU small levels take about
             as long as large ones.
 
     Raises:
-        ValueError: If there is no shape, or a level costs less than nothing.
+        ValueError: If ``shapes`` is empty or ``level_rows`` is negative.
 
     Example:
         >>> import torch
@@ -219,12 +222,12 @@ class LevelBuckets:
         margin: float = 0.1,
         level_rows: int = 64,
     ) -> "LevelBuckets":
-        """Finds shapes that hold all of some schedules.
+        """Find shapes that hold all of some schedules.
 
         Args:
             schedules: A sample, such as those of one epoch; of one arity and direction.
-            number: How many shapes at most, one or more.
-            margin: By which part every level is made larger than in the sample, rounded up, so
+            number: Largest number of shapes, at least 1.
+            margin: Fraction by which every level is made larger than in the sample, rounded up, so
                 that more of other batches fit; 0 for a sample of all batches there are.
             level_rows: See the class.
 
@@ -232,7 +235,7 @@ class LevelBuckets:
             The buckets.
 
         Raises:
-            ValueError: If there is no schedule, or they were made for different layers.
+            ValueError: If ``schedules`` is empty, or they were made for different layers.
         """
         shapes = [shape_of(schedule) for schedule in schedules]
         kinds = {(shape.arity, shape.direction) for shape in shapes}
@@ -247,29 +250,29 @@ class LevelBuckets:
         return shape.nodes + self.level_rows * len(shape.sizes)
 
     def shape_for(self, schedule: Schedule) -> LevelShape | None:
-        """Finds the cheapest shape that holds a schedule; None where none does."""
+        """Find the cheapest shape that holds a schedule; None where none does."""
         mine = shape_of(schedule)
         # They lie in the order of what they cost.
         return next((shape for shape in self.shapes if shape.holds(mine)), None)
 
     def pad(self, schedule: Schedule) -> Schedule:
-        """Puts the padded form of a schedule behind its own numbers.
+        """Append the padded form of a schedule to its row numbers.
 
-        The result is used like the schedule itself; whoever wants the padded form asks
-        :func:`~pyg_dynbatch.core.padding.padded_form` for it, on any device. It is made on the
-        host, so in a worker process of a loader at best.
+        The result is used like the schedule itself;
+        :func:`~pyg_dynbatch.core.padding.padded_form` returns the padded form, on any device. It is
+        made on the host, so preferably in a worker process of a loader.
 
         Args:
             schedule: Made by ``Schedule.from_structure``, on the CPU.
 
         Returns:
-            A schedule that holds both; the same as before where no shape holds it.
+            A schedule that holds both; the same as before if no shape holds it.
         """
         shape = self.shape_for(schedule)
         return schedule if shape is None else padded_schedule(schedule, shape)
 
     def padding(self, schedules: Iterable[Schedule]) -> Padding:
-        """Counts how much of padded schedules is padding."""
+        """Count how much of padded schedules is padding."""
         used, rows = set(), []
         total = 0
         for schedule in schedules:
@@ -305,7 +308,7 @@ class _Sample:
         self.keys = (self.levels, self.sizes[:, :, :2].sum((1, 2)))
 
     def parted(self, number: int) -> list[LevelShape]:
-        """Splits the sample into parts, and finds the shape of each."""
+        """Split the sample into parts, and finds the shape of each."""
         parts = [np.arange(self.levels.size)]
         splits = [self._best_split(parts[0])]
         while len(parts) < number:
@@ -318,7 +321,7 @@ class _Sample:
         return [self._shape(part) for part in parts]
 
     def _best_split(self, part: np.ndarray) -> tuple[int, np.ndarray, np.ndarray]:
-        """Gives what the best split of a part saves, and its two sides."""
+        """Return how much the best split of a part saves, and its two sides."""
         best, whole = (0, part, part), self._cost(part)
         for key in self.keys:
             values = key[part]

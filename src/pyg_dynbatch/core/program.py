@@ -3,6 +3,7 @@
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ class Value:
     Args:
         program: The program it belongs to.
         number: Its position in the program.
-        row_type: What one row of it looks like.
+        row_type: Type of one row of it.
         depth: Longest way to it, counted in calls that read something.
     """
 
@@ -43,18 +44,18 @@ class Value:
     depth: int
 
     def __repr__(self) -> str:
-        """Reads like ``Value(3, float32[150], depth 2)``."""
+        """Read like ``Value(3, float32[150], depth 2)``."""
         return f"Value({self.number}, {describe(self.row_type)}, depth {self.depth})"
 
     def __bool__(self) -> bool:
-        """Refuses to decide anything: a value is only recorded, and computed later."""
+        """Refuse to decide anything: a value is only recorded, and computed later."""
         what = "Value: used as a truth value while calls are recorded"
         wanted = "a decision that the host can make, such as by the shape of the tree"
         hint = "`value is not None` for its presence; torch.where in an operation for its content"
         raise mismatch(TypeError, what, wanted, repr(self), hint=hint)
 
     def __reduce__(self) -> Any:
-        """Refuses to be pickled alone: a value means nothing without its program."""
+        """Refuse to be pickled alone: a value means nothing without its program."""
         what, wanted = "Value: a value cannot be pickled or copied", "the program that recorded it"
         hint = "pickle the program; mark what you need with program.output(value)"
         raise mismatch(TypeError, what, wanted, repr(self), hint=hint)
@@ -99,8 +100,8 @@ class Program:
         2
     """
 
-    signatures: Any = field(default_factory=list)
-    row_types: Any = field(default_factory=list)
+    signatures: tuple[Signature, ...] = ()
+    row_types: tuple[RowType, ...] = ()
     num_inputs: list[int] = field(default_factory=list)
     num_constants: list[int] = field(default_factory=list)
     constants: list[list[Rows]] = field(default_factory=list)
@@ -116,10 +117,14 @@ class Program:
     output_example: dict[str, np.ndarray] = field(default_factory=dict)
     num_examples: int = 1
 
-    def __post_init__(self) -> None:
-        """Number the signatures and row types."""
-        self._signature_number = {each: number for number, each in enumerate(self.signatures)}
-        self._type_number = {each: number for number, each in enumerate(self.row_types)}
+    # Made when the first call is recorded or another program is added.
+    @cached_property
+    def _signature_number(self) -> dict[Signature, int]:
+        return {each: number for number, each in enumerate(self.signatures)}
+
+    @cached_property
+    def _type_number(self) -> dict[RowType, int]:
+        return {each: number for number, each in enumerate(self.row_types)}
 
     @property
     def num_calls(self) -> int:
@@ -148,7 +153,7 @@ class Program:
         return pieces[0] if pieces else ()
 
     def constant(self, row_type: RowType, data: Any) -> Value:
-        """Adds one constant row.
+        """Add one constant row.
 
         Args:
             row_type: Type of the row; its shape and dtype must be stated.
@@ -174,7 +179,7 @@ class Program:
         return self._value(row_type, CONSTANT, self.num_constants[number] - 1, 0, 0)
 
     def input(self, row_type: RowType, row: int) -> Value:
-        """Adds a row that comes from outside, such as one row of an encoder's result.
+        """Add a row that comes from outside, such as one row of an encoder's result.
 
         The rows of all examples lie one after another in the tensor handed to the engine, as
         PyG lays out ``x``; gradients flow back into it.
@@ -196,7 +201,7 @@ class Program:
         return self._value(row_type, INPUT, row, 0, 0)
 
     def declare_inputs(self, row_type: RowType, rows: int) -> None:
-        """States how many input rows of a type the example has, if not all of them are read.
+        """State how many input rows of a type the example has, if not all of them are read.
 
         Args:
             row_type: Type of the rows.
@@ -212,7 +217,7 @@ class Program:
         self.num_inputs[number] = rows
 
     def call(self, signature: Signature, *arguments: Value | Sequence[Value]) -> Any:
-        """Records one call.
+        """Record one call.
 
         Args:
             signature: What to call.
@@ -256,7 +261,7 @@ class Program:
         return results if len(results) > 1 else results[0]
 
     def output(self, value: Value, name: str = "output") -> None:
-        """Marks a value as a result of the example.
+        """Mark a value as a result of the example.
 
         Args:
             value: The value.
@@ -314,7 +319,7 @@ class Program:
     def _number_of_type(self, row_type: RowType) -> int:
         number = self._type_number.setdefault(row_type, len(self.row_types))
         if number == len(self.row_types):
-            self.row_types.append(row_type)
+            self.row_types = (*self.row_types, row_type)
             self.constants.append([])
             self.num_constants.append(0)
             self.num_inputs.append(0)
@@ -323,7 +328,7 @@ class Program:
     def _number_of_signature(self, signature: Signature) -> int:
         number = self._signature_number.setdefault(signature, len(self.signatures))
         if number == len(self.signatures):
-            self.signatures.append(signature)
+            self.signatures = (*self.signatures, signature)
             for wanted in signature.inputs:
                 # Of the type of a ragged argument there may be no value.
                 self._number_of_type(row_type_of(wanted))

@@ -14,7 +14,7 @@ from pyg_dynbatch.core.types import RaggedRows, RowType, parts_of
 def run_one_by_one(
     engine: Engine, programs: Sequence[Program], inputs: Mapping[RowType | str, Any] | None = None
 ) -> dict[str, Any]:
-    """Runs every call of every program by itself, on rows of batch size 1.
+    """Run every call of every program by itself, on rows of batch size 1.
 
     No schedule, no stores, no merging; plain autograd, so second derivatives are right too.
 

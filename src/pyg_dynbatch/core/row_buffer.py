@@ -99,7 +99,7 @@ def _check_parts(
 
 
 def versions_of(arguments: Sequence[tuple[Tensor, ...]]) -> list[int]:
-    """Reads autograd's counters of changes in place; nothing in inference mode, which has none."""
+    """Read autograd's counters of changes in place; nothing in inference mode, which has none."""
     if torch.is_inference_mode_enabled():
         return []
     return [part._version for rows in arguments for part in rows]
@@ -132,12 +132,12 @@ Pick = Tensor | tuple[int, int]
 
 
 def has_gradient(dtype: torch.dtype) -> bool:
-    """Tells whether autograd differentiates numbers of a dtype."""
+    """Return whether a dtype has gradients."""
     return dtype.is_floating_point or dtype.is_complex
 
 
 class GradientStore:
-    """Adds up the gradients of one state store, in one buffer a backward pass."""
+    """Adds up the gradients of one row buffer, in one buffer per backward pass."""
 
     def __init__(self) -> None:
         self.forms: tuple[tuple[torch.Size, torch.dtype, torch.device], ...] = ()
@@ -153,7 +153,7 @@ class GradientStore:
             torch.zeros(shape if has_gradient(dtype) else 0, dtype=dtype, device=device)
             for shape, dtype, device in self.forms
         )
-        # The graph outlives the pass as long as somebody holds the loss; the buffer need not.
+        # The graph outlives the pass as long as the loss is kept; the buffer need not.
         Variable._execution_engine.queue_callback(self._end)
 
     def _end(self) -> None:
@@ -162,7 +162,7 @@ class GradientStore:
     def add(
         self, pick: Pick, places: int, stacked: bool, gradients: Sequence[Tensor | None]
     ) -> None:
-        """Adds the gradients of rows that were read, for one argument or for several."""
+        """Add the gradients of rows that were read, for one argument or for several."""
         self._begin()
         parts = len(self.totals)
         for number, total in enumerate(self.totals):
@@ -176,7 +176,7 @@ class GradientStore:
                     _add_rows(total, rows, gradient)
 
     def take(self, start: int, size: int, dtypes: Sequence[torch.dtype]) -> list[Tensor | None]:
-        """Gives the finished gradients of rows that were written."""
+        """Return the finished gradients of rows that were written."""
         self._begin()
         found: list[Tensor | None] = []
         for total, dtype in zip(self.totals, dtypes, strict=True):
@@ -186,7 +186,7 @@ class GradientStore:
 
 
 def _interleaved(rows: Sequence[Any]) -> Tensor:
-    """Puts the first row of every tensor, then the second of every one, and so on."""
+    """Interleave tensors: all first rows, then all second rows, and so on."""
     first, places = rows[0], len(rows)
     width = first[0].numel() if first.size(0) else 0
     offset = first.storage_offset()
@@ -213,7 +213,7 @@ def _add_rows(total: Tensor, pick: Pick, gradient: Tensor) -> None:
         total[pick[0] : pick[0] + pick[1]].add_(gradient)
         return
     gradient = gradient.to(total.dtype)
-    # An addition hands on the very slice of the buffer that `take` gave it.
+    # The gradient of an addition may be the very slice that `take` returned.
     if _share_memory(gradient, total):
         gradient = gradient.clone()
     elif gradient.is_cpu:
@@ -234,7 +234,7 @@ class RowBuffer:
         self.gradients = GradientStore()
 
     def allocate(self, like: Rows, dtypes: tuple[torch.dtype, ...]) -> None:
-        """Makes room for all rows; ``like`` gives the shape and device of one row."""
+        """Make room for all rows; ``like`` gives the shape and device of one row."""
         self.buffers = tuple(
             part.new_empty((self.rows, *part.shape[1:]), dtype=dtype)
             for part, dtype in zip(like, dtypes, strict=True)
@@ -244,18 +244,18 @@ class RowBuffer:
         self.gradients.forms = tuple((b.shape, b.dtype, b.device) for b in self.buffers)
 
     def put(self, start: int, rows: Rows) -> None:
-        """Copies rows into the buffer."""
+        """Copy rows into the buffer."""
         for buffer, part in zip(self.buffers, rows, strict=True):
             buffer[start : start + part.size(0)].copy_(part)
 
     def take(self, pick: Pick) -> Rows:
-        """Gives rows: an alias of the buffer where they lie side by side, a gather otherwise."""
+        """Return rows: an alias of the buffer where they lie side by side, a gather otherwise."""
         if isinstance(pick, tuple):
             return tuple(_alias(buffer, *pick) for buffer in self.buffers)
         return tuple(buffer.index_select(0, pick) for buffer in self.buffers)
 
     def zeros(self, size: int) -> Rows:
-        """Gives rows of zeros, the same ones to all who ask."""
+        """Return rows of zeros; the same memory every time."""
         # In inference mode nothing would notice that one of them is written into.
         own = torch.is_inference_mode_enabled()
         if own or not self._blank or self._blank[0].size(0) < size:
@@ -263,21 +263,21 @@ class RowBuffer:
         return tuple(part[:size] for part in self._blank)
 
     def copy(self, pick: Pick) -> Rows:
-        """Gives rows of their own: they may be changed, and keep no buffer alive."""
+        """Return copies of rows: they may be changed, and keep no buffer alive."""
         rows = self.take(pick)
         return tuple(part.clone() for part in rows) if isinstance(pick, tuple) else rows
 
     def read(self, token: Tensor, pick: Pick) -> Rows:
-        """Reads rows; gradients that come back are added up in the gradient buffer."""
+        """Read rows; gradients that come back are added up in the gradient buffer."""
         return exchange(token, (), [Read(self, pick)])[1][0]
 
     def write(self, token: Tensor, start: int, rows: Rows) -> Tensor:
-        """Writes rows side by side from ``start`` on; returns the token of all that follows."""
+        """Write rows side by side from ``start`` on; returns the token of all that follows."""
         return exchange(token, [Write(self, start, rows)], ())[0]
 
 
 class Read(NamedTuple):
-    """Says which rows of a store to read, for one argument or for several in one gather."""
+    """Rows of a store to read, for one argument or for several in one gather."""
 
     store: RowBuffer
     pick: Pick
@@ -285,7 +285,7 @@ class Read(NamedTuple):
     stacked: bool = False
 
     def taken(self, own: bool) -> Sequence[Tensor]:
-        """Takes the rows: the parts of the first argument, then those of the next."""
+        """Take the rows: the parts of the first argument, then those of the next."""
         rows = self.store.copy(self.pick) if own else self.store.take(self.pick)
         if self.places == 1:
             return rows
@@ -295,7 +295,7 @@ class Read(NamedTuple):
 
 
 class Write(NamedTuple):
-    """Says where rows of a store are written, side by side."""
+    """Rows to write side by side into a store."""
 
     store: RowBuffer
     start: int
@@ -303,7 +303,7 @@ class Write(NamedTuple):
 
 
 def _split(rows: Tensor, places: int, stacked: bool) -> tuple[Tensor, ...]:
-    """Gives each argument its rows, or its row numbers."""
+    """Split rows, or row numbers, by argument."""
     if stacked:
         return tuple(rows[place::places] for place in range(places))
     return rows.chunk(places) if rows.size(0) else (rows,) * places
@@ -338,17 +338,17 @@ def _exchanged(writes: Sequence[Write], reads: Sequence[Read], own: bool) -> lis
 
 
 def _alias(buffer: Tensor, start: int, length: int) -> Tensor:
-    """A tensor on the same memory that is no view of it."""
+    """Return a tensor on the same memory that is not a view of it."""
     return buffer[start : start + length].data
 
 
 def new_token(like: Tensor) -> Tensor:
-    """Makes the token that begins a run."""
+    """Make the token that begins a run."""
     return torch.empty(0, device=like.device)
 
 
 def refuse_transforms(owner: str) -> None:
-    """Raises under what follows each operation of torch, and would go wrong at rows in place."""
+    """Raise under what follows each operation of torch, and would go wrong at rows in place."""
     if torch._C._are_functorch_transforms_active():
         raise unsupported(owner, "a transform of torch.func (grad, vjp, jvp, vmap, ...)")
     if forward_ad._current_level >= 0:
@@ -421,5 +421,5 @@ class _Exchange(Function):
 def finish(
     token: Tensor, stores: list[RowBuffer], picks: list[tuple[RowBuffer, Pick]]
 ) -> list[Rows]:
-    """Reads the results of a run, as rows of their own."""
+    """Read the results of a run, as rows of their own."""
     return exchange(token, (), [Read(store, pick) for store, pick in picks], own=True)[1]

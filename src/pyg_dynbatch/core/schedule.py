@@ -12,8 +12,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from pyg_dynbatch.core.errors import Mismatch, mismatch
+from pyg_dynbatch.core.layout import GATHER, ZEROS, Layout, StructureInfo
 from pyg_dynbatch.core.layout import IndexSlice as IndexSlice
-from pyg_dynbatch.core.layout import Layout, StructureInfo
 from pyg_dynbatch.core.layout import Step as Step
 from pyg_dynbatch.core.levels import lay_out_levels
 from pyg_dynbatch.core.merge import lay_out_programs
@@ -38,7 +38,7 @@ class Schedule(Layout, MovablePlan):
         stores: Row buffers that index slices name by number.
         steps: The batched calls in order.
         wiring: All row numbers, int64, flat.
-        constants: Per store the constant rows, one tensor a part; ``None`` for rows of zeros.
+        constants: Per store the constant rows, one tensor per part; ``None`` for rows of zeros.
         outputs: Named outputs.
         num_examples: Number of examples.
         merged_calls: Calls saved because they repeat another one on equal constants.
@@ -65,7 +65,7 @@ class Schedule(Layout, MovablePlan):
         *,
         merge_equal: bool = True,
     ) -> "Schedule":
-        """Merges the programs of a mini-batch into one schedule.
+        """Merge the programs of a mini-batch into one schedule.
 
         Args:
             programs: One program per example; empty programs are allowed.
@@ -95,7 +95,7 @@ class Schedule(Layout, MovablePlan):
         example_sizes: Sequence[int] | None = None,
         direction: str = "bottom_up",
     ) -> "Schedule":
-        """Makes the schedule of one recurrent operation over trees or acyclic graphs.
+        """Make the schedule of one recurrent operation over trees or acyclic graphs.
 
         Args:
             edge_index: Edges from child to parent, ``[2, edge]``.
@@ -189,7 +189,7 @@ class Schedule(Layout, MovablePlan):
         return self.wiring[offset : offset + length]
 
     def belongs_to(self, edge_index: Tensor) -> bool:
-        """Tells whether the schedule was made from these edges.
+        """Return whether the schedule was made from these edges.
 
         On a CPU values are compared, by a checksum. Reading them on another device would make the
         host wait, so there only two things are seen: another number of edges, and a change in
@@ -243,7 +243,7 @@ class Schedule(Layout, MovablePlan):
         return self.wiring[output.example : output.example + output.wiring.length]
 
     def stats(self) -> "ScheduleStats":
-        """Counts steps, rows, the critical path, the lower bound, and what Fold would copy."""
+        """Count steps, rows, the critical path, the lower bound, and what Fold would copy."""
         return _collect_stats(self)
 
     # Moving, as PyG expects it of anything stored on a batch.
@@ -264,7 +264,7 @@ class Schedule(Layout, MovablePlan):
         return (self.signatures, self.stores, self.steps, self.outputs, self.num_examples)
 
     def __eq__(self, other: object) -> bool:
-        """Compares contents: the same steps, the same row numbers, the same constants."""
+        """Compare contents: the same steps, the same row numbers, the same constants."""
         if not isinstance(other, Schedule):
             return NotImplemented
         mine, theirs = self._tensors(), other._tensors()
@@ -281,7 +281,7 @@ class Schedule(Layout, MovablePlan):
         return f"Schedule({self.num_examples} examples, {len(self.steps)} steps, {rows} rows)"
 
     def __str__(self) -> str:
-        """Prints one line per step."""
+        """Print one line per step."""
         lines = [repr(self)]
         for number, step in enumerate(self.steps):
             reads = ", ".join(_shown(wiring) for wiring in step.arguments)
@@ -296,6 +296,8 @@ class Schedule(Layout, MovablePlan):
 def _shown(wiring: IndexSlice) -> str:
     if wiring.start >= 0:
         return f"store {wiring.store}[{wiring.start}:{wiring.start + wiring.length}]"
+    if wiring.start == ZEROS:
+        return f"{wiring.length} rows of zeros"
     return f"gather {wiring.length} of store {wiring.store}"
 
 
@@ -380,7 +382,7 @@ class ScheduleStats:
         merged_calls: Calls saved because they repeat another one on equal constants.
         critical_path: Longest chain of calls: the fewest steps with a kernel for everything.
         lower_bound: Sum over operations of the longest chain through calls of that operation: no
-            schedule with one operation a step has fewer steps.
+            schedule with one operation per step has fewer steps.
         widths: Rows of each step.
         operations: Name of each step's operation.
         gathered_rows: Rows read through an index; the others lie side by side and are used in
@@ -428,7 +430,7 @@ def _collect_stats(schedule: Schedule) -> ScheduleStats:
             np.maximum.at(depth, call, depths[wiring.store][rows])
             np.maximum.at(chain, call, chains[wiring.store][rows])
             reads.append((wiring.store, rows, call))
-            gathered += wiring.length if wiring.start < 0 else 0
+            gathered += wiring.length if wiring.start == GATHER else 0
         depth += 1
         chain[:, step.operation] += 1
         for store, rows, call in reads:

@@ -11,21 +11,21 @@ from pyg_dynbatch.core.errors import described, mismatch
 
 
 def concatenated_ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Writes ``starts[0], starts[0]+1, …`` for every range, one range after another."""
+    """Write ``starts[0], starts[0]+1, …`` for every range, one range after another."""
     total = int(lengths.sum())
     ends = lengths.cumsum()
     return np.arange(total) + (starts - (ends - lengths)).repeat(lengths)
 
 
 def array_of(tensor: Tensor) -> np.ndarray:
-    """Reads a tensor as an array, without a copy and without asking torch where it need not be."""
+    """Read a tensor as an array, without a copy and without asking torch where it need not be."""
     if tensor.is_cpu and not tensor.requires_grad:
         return tensor.numpy()
     return tensor.detach().cpu().numpy()
 
 
 def has_token(token: Tensor) -> Tensor:
-    """Says on the CPU which nodes have a token; -1 stands for none, and nothing below it may."""
+    """Return on the CPU which nodes have a token; -1 means none, lower numbers are refused."""
     # numpy compares in a third of the time of torch.
     numbers = array_of(token if token.dtype == torch.int64 else token.double())
     if numbers.size and numbers.min() < -1:
@@ -36,13 +36,13 @@ def has_token(token: Tensor) -> Tensor:
 
 
 def checksum(source: np.ndarray, target: np.ndarray) -> int:
-    """Computes the CRC-32 of edges, the same in every process."""
+    """Compute the CRC-32 of edges, the same in every process."""
     first = zlib.crc32(np.ascontiguousarray(source).data)
     return zlib.crc32(np.ascontiguousarray(target).data, first)
 
 
 def longest_paths(source: np.ndarray, target: np.ndarray, num_nodes: int) -> np.ndarray:
-    """Finds each node's longest way from a node without incoming edges, counted in edges."""
+    """Find each node's longest way from a node without incoming edges, counted in edges."""
     depth = np.full(num_nodes, -1, dtype=np.int64)
     waiting = np.bincount(target, minlength=num_nodes)
     by_source = np.argsort(source, kind="stable")
@@ -81,7 +81,7 @@ def checked_edges(edge_index: Tensor, num_nodes: int, name: str) -> tuple[np.nda
 
 
 def find_cycle(edge_index: Int[Tensor, "two edge"], num_nodes: int) -> list[int]:
-    """Finds one cycle, or returns an empty list where there is none.
+    """Find one cycle; return an empty list if the edges have none.
 
     Args:
         edge_index: Edges, child to parent, ``[2, edge]``.
@@ -115,7 +115,7 @@ def find_cycle(edge_index: Int[Tensor, "two edge"], num_nodes: int) -> list[int]
 
 
 def depth_of(edge_index: Int[Tensor, "two edge"], num_nodes: int) -> Int[Tensor, " node"]:
-    """Computes each node's depth: 0 without children, else one more than its deepest child.
+    """Compute each node's depth: 0 without children, else one more than its deepest child.
 
     Args:
         edge_index: Edges, child to parent, ``[2, edge]``.
@@ -147,7 +147,7 @@ def depth_of(edge_index: Int[Tensor, "two edge"], num_nodes: int) -> Int[Tensor,
 
 
 def slots_of(edge_index: Int[Tensor, "two edge"], num_nodes: int) -> Int[Tensor, " edge"]:
-    """Numbers the children of every parent 0, 1, 2, … in the order of their edges.
+    """Number the children of every parent 0, 1, 2, … in the order of their edges.
 
     Args:
         edge_index: Edges, child to parent, ``[2, edge]``.
@@ -168,7 +168,7 @@ def slots_of(edge_index: Int[Tensor, "two edge"], num_nodes: int) -> Int[Tensor,
 
 
 def numbers_among_equals(parent: np.ndarray, num_nodes: int) -> np.ndarray:
-    """Numbers the edges of every parent 0, 1, 2, … in their order."""
+    """Number the edges of every parent 0, 1, 2, … in their order."""
     order = np.argsort(parent, kind="stable")
     count = np.bincount(parent, minlength=num_nodes)
     slot = np.empty(parent.size, dtype=np.int64)
@@ -177,7 +177,7 @@ def numbers_among_equals(parent: np.ndarray, num_nodes: int) -> np.ndarray:
 
 
 def roots_of(edge_index: Int[Tensor, "two edge"], num_nodes: int) -> Int[Tensor, " root"]:
-    """Lists the nodes that are nobody's child.
+    """List the nodes without a parent.
 
     Args:
         edge_index: Edges, child to parent, ``[2, edge]``.
