@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.merge import lay_out_programs
+from pyg_dynbatch.core.merge import schedule_programs
 from pyg_dynbatch.core.policy import DependencyGraph, agenda_policy, depth_policy
 from pyg_dynbatch.core.program import Program
 from pyg_dynbatch.core.structure import concatenated_ranges, longest_paths
@@ -203,7 +203,7 @@ def _graphs_of(programs: Sequence[Program]) -> list[DependencyGraph]:
         found.append(graph)
         return depth_policy(graph)
 
-    lay_out_programs(programs, record)
+    schedule_programs(programs, record)
     return found
 
 

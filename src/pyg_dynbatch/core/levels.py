@@ -38,7 +38,7 @@ INPUT_STORE, STATE_STORE = 0, 1
 DIRECTIONS = ("bottom_up", "top_down")
 
 
-def lay_out_levels(
+def schedule_structure(
     edge_index: Tensor,
     num_nodes: int,
     *,

@@ -14,7 +14,7 @@ from pyg_dynbatch.core.program import CONSTANT, INPUT, RESULT, Program, Rows, co
 from pyg_dynbatch.core.types import RowType, describe, parts_of
 
 
-def lay_out_programs(
+def schedule_programs(
     programs: Sequence[Program], policy: str | Policy = "depth", merge_equal: bool = True
 ) -> Layout:
     """Merge programs into the fields of a schedule; see :meth:`Schedule.from_programs`."""

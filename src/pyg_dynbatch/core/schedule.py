@@ -15,8 +15,8 @@ from pyg_dynbatch.core.errors import Mismatch, mismatch
 from pyg_dynbatch.core.layout import GATHER, ZEROS, Layout, StructureInfo
 from pyg_dynbatch.core.layout import IndexSlice as IndexSlice
 from pyg_dynbatch.core.layout import Step as Step
-from pyg_dynbatch.core.levels import lay_out_levels
-from pyg_dynbatch.core.merge import lay_out_programs
+from pyg_dynbatch.core.levels import schedule_structure
+from pyg_dynbatch.core.merge import schedule_programs
 from pyg_dynbatch.core.policy import Policy
 from pyg_dynbatch.core.program import Program
 from pyg_dynbatch.core.structure import array_of, checksum, has_token
@@ -80,7 +80,7 @@ class Schedule(Layout, MovablePlan):
             ValueError: If ``programs`` is empty, or the policy is unknown.
             TypeError: If one name stands for two signatures, or one output for two types.
         """
-        return cls(**vars(lay_out_programs(programs, policy, merge_equal)))
+        return cls(**vars(schedule_programs(programs, policy, merge_equal)))
 
     @classmethod
     def from_structure(
@@ -117,7 +117,7 @@ class Schedule(Layout, MovablePlan):
             ValueError: For a cycle, a child beyond the arity, two children in one place, or an
                 unknown direction.
         """
-        layout = lay_out_levels(
+        layout = schedule_structure(
             edge_index,
             num_nodes,
             depth=depth,

@@ -31,7 +31,7 @@ def has_token(token: Tensor) -> Tensor:
     if numbers.size and numbers.min() < -1:
         node = np.argwhere(numbers < -1)[0]
         what = f"token is out of range at node {node[0]}"
-        raise mismatch(ValueError, what, "-1 (none) or >= 0", f"{numbers[tuple(node)]:g}")
+        raise mismatch(ValueError, what, "-1 (none) or 0 upwards", f"{numbers[tuple(node)]:g}")
     return torch.from_numpy(numbers >= 0)
 
 
