@@ -295,17 +295,16 @@ class LevelBuckets:
 
 
 class _Sample:
-    """Shapes of a sample as one array ``[schedule, level, (inputs, others, edges)]``."""
+    """Shapes of a sample as one array ``[schedule, (inputs, others, edges), level]``."""
 
     def __init__(self, shapes: Sequence[LevelShape], margin: float, level_rows: int) -> None:
         self.first, self.margin, self.level_rows = shapes[0], margin, level_rows
         self.single_parent = np.array([shape.single_parent for shape in shapes])
         self.levels = np.array([len(shape.sizes) for shape in shapes])
-        self.sizes = np.zeros((len(shapes), int(self.levels.max()), 3), dtype=np.int64)
-        for number, shape in enumerate(shapes):
-            edges = shape.edges or (0,) * len(shape.inputs)
-            self.sizes[number, : len(edges)] = np.stack([shape.inputs, shape.others, edges], 1)
-        self.keys = (self.levels, self.sizes[:, :, :2].sum((1, 2)))
+        self.counts = np.zeros((len(shapes), 3, int(self.levels.max())), dtype=np.int64)
+        for counts, shape in zip(self.counts, shapes, strict=True):
+            counts[:, : len(shape.sizes)] = shape.counts()
+        self.keys = (self.levels, self.counts[:, :2].sum((1, 2)))
 
     def parted(self, number: int) -> list[LevelShape]:
         """Split the sample into parts, and finds the shape of each."""
@@ -333,22 +332,18 @@ class _Sample:
         return best
 
     def _cost(self, part: np.ndarray) -> int:
-        nodes = int(self.sizes[part, :, :2].max(0).sum())
+        nodes = int(self.counts[part, :2].max(0).sum())
         return part.size * (nodes + self.level_rows * int(self.levels[part].max()))
 
     def _shape(self, part: np.ndarray) -> LevelShape:
-        largest = self.sizes[part].max(0)[: self.levels[part].max()]
+        largest = self.counts[part, :, : self.levels[part].max()].max(0)
         largest = np.ceil(largest * (1 + self.margin)).astype(np.int64)
-        inputs, others, edges = (tuple(column) for column in largest.T.tolist())
-        ragged = self.first.arity is None
-        if ragged:
+        arity, direction = self.first.arity, self.first.direction
+        if arity is None:
             # Edges of padding lead from a leaf of padding to nodes of padding.
-            others = tuple(count + 1 for count in others)
+            largest[1] += 1
+        inputs, others, edges = map(tuple, largest.tolist())
+        single_parent = bool(self.single_parent[part].all())
         return LevelShape(
-            self.first.arity,
-            self.first.direction,
-            inputs,
-            others,
-            edges if ragged else None,
-            bool(self.single_parent[part].all()),
+            arity, direction, inputs, others, edges if arity is None else None, single_parent
         )
