@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import repeat
 from operator import index
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any, SupportsIndex
 
 import numpy as np
 import torch
@@ -63,32 +63,36 @@ def schedule_structure(
     filled = np.ones(num_nodes, dtype=bool)
     if has_input is not None:
         filled = _checked("has_input", has_input, num_nodes, "node", torch.bool)
-    order, counts = _level_order(level, filled)
+    order, sizes, inputs = _level_order(level, filled)
+    starts = sizes.cumsum() - sizes
     # Row 0 of each store is the row of zeros.
     row = np.empty(num_nodes, dtype=np.int64)
     row[order] = np.arange(1, num_nodes + 1)
-    flat, levels = FlatIndex(), _Levels.of(counts)
-    reads_input = filled[order]
-    reads = [_inputs(flat, reads_input, levels)]
+    flat, reads_input = FlatIndex(), filled[order]
+    arguments = [_inputs(flat, reads_input, starts, sizes, inputs)]
     edge_order = child_start = None
     if arity is None or slot is None:
         begins = _child_starts(row, target)
         child_start = flat.add(begins)
-        arguments, edge_order = _ragged_children(flat, (source, target, slot), row, begins, levels)
-        reads.append(arguments)
+        children, edge_order = _ragged_children(flat, (source, target, slot), row, begins, starts)
+        arguments.append(children)
     else:
-        reads += _fixed_children(flat, (source, target, slot), row, levels, arity)
-    num_inputs = sum(levels.inputs)
+        arguments += _fixed_children(flat, (source, target, slot), row, (starts, sizes), arity)
+    num_inputs = int(inputs.sum())
     input_node = flat.add(order[reads_input])
     output = IndexSlice(STATE_STORE, flat.add(row), num_nodes, GATHER if num_nodes else 0)
     examples = _checked_examples(example_sizes, num_nodes)
     example = flat.add(np.arange(examples.size).repeat(examples))
-    signature, inputs, state = _signature(arity)
-    results = [((STATE_STORE, begin + 1),) for begin in levels.begins]
+    signature, input_type, state_type = _signature(arity)
+    results = [((STATE_STORE, start + 1),) for start in starts.tolist()]
+    steps = map(Step, repeat(0), sizes.tolist(), zip(*arguments, strict=True), results)
     return Layout(
         signatures=(signature,),
-        stores=(Store(inputs, 1, num_inputs, num_inputs + 1), Store(state, 1, 0, num_nodes + 1)),
-        steps=tuple(map(Step, repeat(0), levels.sizes, zip(*reads, strict=True), results)),
+        stores=(
+            Store(input_type, 1, num_inputs, num_inputs + 1),
+            Store(state_type, 1, 0, num_nodes + 1),
+        ),
+        steps=tuple(steps),
         wiring=flat.tensor(),
         constants=(None, None),
         outputs={"node": Output(output, example)},
@@ -98,7 +102,7 @@ def schedule_structure(
             num_edges=int(source.size),
             arity=arity,
             direction=direction,
-            level_inputs=tuple(levels.inputs),
+            level_inputs=tuple(inputs.tolist()),
             single_parent=bool(np.bincount(source, minlength=1).max() <= 1),
             checksum=made_from,
             input_node=input_node,
@@ -116,30 +120,12 @@ def _signature(arity: int | None) -> tuple[Signature, TensorType, TensorType]:
     return Signature("node", (inputs, *children), (state,), random=True), inputs, state
 
 
-class _Levels(NamedTuple):
-    """First node and number of nodes of each level, and how many of them have an input."""
-
-    starts: np.ndarray
-    lengths: np.ndarray
-    begins: list[int]  # the starts and lengths again, as plain numbers
-    sizes: list[int]
-    inputs: list[int]
-
-    @classmethod
-    def of(cls, counts: np.ndarray) -> "_Levels":
-        """Make levels of their numbers of nodes with and without an input."""
-        lengths = counts[:, 0] + counts[:, 1]
-        if not lengths.all():
-            # Levels without a node, as given depths may have, would be steps without a row.
-            counts, lengths = counts[lengths > 0], lengths[lengths > 0]
-        starts = lengths.cumsum() - lengths
-        return cls(starts, lengths, starts.tolist(), lengths.tolist(), counts[:, 0].tolist())
-
-
-def _level_order(level: np.ndarray, filled: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Sort nodes by level, those with an input first, and count both kinds of every level."""
+def _level_order(
+    level: np.ndarray, filled: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Sort nodes by level, those with an input first; count the nodes and inputs of each level."""
     if not level.size:
-        return level, np.zeros((0, 2), dtype=np.int64)
+        return level, np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
     deepest = int(level.max())
     # Numbers of few bytes are sorted by counting, in one pass a byte pair, and keep their order.
     narrow = np.min_scalar_type(2 * deepest + 1)
@@ -147,7 +133,9 @@ def _level_order(level: np.ndarray, filled: np.ndarray) -> tuple[np.ndarray, np.
     key += key
     key += ~filled
     counts = np.bincount(key, minlength=2 * deepest + 2).reshape(-1, 2)
-    return key.argsort(kind="stable"), counts
+    sizes = counts[:, 0] + counts[:, 1]
+    # Levels without a node, as given depths may have, would be steps without a row.
+    return key.argsort(kind="stable"), sizes[sizes > 0], counts[sizes > 0, 0]
 
 
 def _levels_of(
@@ -210,16 +198,21 @@ def _checked_examples(example_sizes: Sequence[int] | None, num_nodes: int) -> np
     return sizes
 
 
-def _inputs(flat: FlatIndex, filled: np.ndarray, levels: _Levels) -> list[IndexSlice]:
+def _inputs(
+    flat: FlatIndex, filled: np.ndarray, starts: np.ndarray, sizes: np.ndarray, inputs: np.ndarray
+) -> list[IndexSlice]:
     """Lay out the inputs: the k-th node with an input reads row k, from 1; the others row 0."""
     offset = flat.add(filled.cumsum() * filled)
-    slices, read = [], 0
-    for begin, size, inputs in zip(levels.begins, levels.sizes, levels.inputs, strict=True):
-        # Nodes with an input come first: rows lie side by side in levels without other nodes.
-        first = read + 1 if inputs == size else GATHER if inputs else ZEROS
-        slices.append(IndexSlice(INPUT_STORE, offset + begin, size, first))
-        read += inputs
-    return slices
+    # Nodes with an input come first: rows lie side by side in levels without other nodes.
+    first = np.where(inputs > 0, GATHER, ZEROS)
+    first = np.where(inputs == sizes, inputs.cumsum() - inputs + 1, first)
+    return _slices(INPUT_STORE, starts + offset, sizes, first)
+
+
+def _slices(store: int, *columns: Any) -> list[IndexSlice]:
+    """Make slices of a store of columns of offsets, lengths and so on."""
+    lists = (each.tolist() if isinstance(each, np.ndarray) else each for each in columns)
+    return list(map(IndexSlice, repeat(store), *lists))
 
 
 def _child_starts(row: np.ndarray, target: np.ndarray) -> np.ndarray:
@@ -233,7 +226,7 @@ def _ragged_children(
     edges: tuple[np.ndarray, np.ndarray, np.ndarray | None],
     row: np.ndarray,
     begins: np.ndarray,
-    levels: _Levels,
+    levels: np.ndarray,
 ) -> tuple[list[IndexSlice], int]:
     """Lay out all children of every node, parents in level order, children by slot."""
     source, target, slot = edges
@@ -241,18 +234,12 @@ def _ragged_children(
     order = _edge_order(parent, slot, begins)
     children, parents = row[source[order]], parent[order]
     # Where the children of each level begin, and the end.
-    bounds = np.append(begins[levels.starts], order.size)
+    bounds = np.append(begins[levels], order.size)
     starts, counts = bounds[:-1], bounds[1:] - bounds[:-1]
-    owners = parents - (levels.starts + 1).repeat(counts)
+    owners = parents - (levels + 1).repeat(counts)
     first = first_rows(children, starts, counts)
     offset, owner = flat.add(children), flat.add(owners)
-    return _slices(starts + offset, counts, first, starts + owner), flat.add(order)
-
-
-def _slices(*columns: Any) -> list[IndexSlice]:
-    """Make slices of the state store of columns of offsets, lengths and so on."""
-    lists = (each.tolist() if isinstance(each, np.ndarray) else each for each in columns)
-    return list(map(IndexSlice, repeat(STATE_STORE), *lists))
+    return _slices(STATE_STORE, starts + offset, counts, first, starts + owner), flat.add(order)
 
 
 def _edge_order(parent: np.ndarray, slot: np.ndarray | None, begins: np.ndarray) -> np.ndarray:
@@ -273,7 +260,7 @@ def _fixed_children(
     flat: FlatIndex,
     edges: tuple[np.ndarray, np.ndarray, np.ndarray],
     row: np.ndarray,
-    levels: _Levels,
+    levels: tuple[np.ndarray, np.ndarray],
     arity: int,
 ) -> list[list[IndexSlice]]:
     """Lay out N argument places per node; the N rows of a node lie together in the flat index."""
@@ -286,10 +273,14 @@ def _fixed_children(
     if np.count_nonzero(places) != source.size:
         raise _taken_twice(source, target, slot, arity)
     offset = flat.add(places.reshape(-1))
-    first = first_rows(places, levels.starts, levels.lengths)
+    starts, sizes = levels
+    first = first_rows(places, starts, sizes)
     first[:1] = ZEROS  # nodes of the first level have no children
-    begins, rest = levels.starts * arity + offset, (repeat(-1), repeat(arity))
-    return [_slices(begins + place, levels.sizes, first[:, place], *rest) for place in range(arity)]
+    begins, rest = starts * arity + offset, (repeat(-1), repeat(arity))
+    return [
+        _slices(STATE_STORE, begins + place, sizes, first[:, place], *rest)
+        for place in range(arity)
+    ]
 
 
 def _beyond_arity(target: np.ndarray, slot: np.ndarray, arity: int) -> ValueError:
