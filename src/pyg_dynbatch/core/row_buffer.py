@@ -26,19 +26,15 @@ def inputs_of(inputs: Mapping[RowType | str, Any], store: Store) -> tuple[Tensor
         hint = f"engine(schedule, inputs={{{tag or '<row type>'!r}: rows}})"
         raise mismatch(ValueError, what, wanted, got, hint=hint)
     rows = given if isinstance(given, tuple) else (given,)
-    if any(not isinstance(part, Tensor) or not part.dim() for part in rows):
-        what = f"Engine: input rows of type {kind} are not tensors"
-        wanted = "a tensor [row, ...], or a tuple of them for a tuple type"
-        raise mismatch(TypeError, what, wanted, _shown(rows))
-    if any(part.size(0) != store.inputs for part in rows):
+    if len(parts) == 1 and parts[0].shape is None:
+        parts *= len(rows)
+    if all(isinstance(part, Tensor) and part.dim() > 0 for part in rows) and any(
+        part.size(0) != store.inputs for part in rows
+    ):
         what = f"Engine: wrong number of input rows of type {kind}"
-        raise mismatch(ValueError, what, store.inputs, _shown(rows))
-    _check_parts(rows, parts, f"Engine: input rows of type {kind}", "")
+        raise mismatch(ValueError, what, store.inputs, ", ".join(map(described, rows)))
+    _check_rows(rows, parts, store.inputs, f"Engine: input rows of type {kind} do not fit")
     return rows
-
-
-def _shown(rows: tuple[Any, ...]) -> str:
-    return ", ".join(map(described, rows))
 
 
 def checked_results(
@@ -48,54 +44,40 @@ def checked_results(
     what = f"Operation {signature.name!r}: its module returned something else"
     if not isinstance(results, tuple) or len(results) != len(signature.outputs):
         wanted = f"{len(signature.outputs)} results: {signature}"
-        got = _shown(results if isinstance(results, tuple) else (results,))
+        got = ", ".join(map(described, results if isinstance(results, tuple) else (results,)))
         raise mismatch(TypeError, what, wanted, got, where=where)
     checked = []
     for result, row_type in zip(results, signature.outputs, strict=True):
         rows = result if isinstance(result, tuple) else (result,)
-        parts = parts_of(row_type)
+        _check_rows(rows, parts_of(row_type), size, what, where)
         checked.append(rows)
-        if _fit_exactly(rows, parts, size):
-            continue
-        if len(parts) != len(rows) or any(
-            not isinstance(r, Tensor) or not r.dim() or r.size(0) != size for r in rows
-        ):
-            wanted, hint = (
-                f"{size} rows of {describe(row_type)}",
-                "keep the first axis: one row a call",
-            )
-            raise mismatch(TypeError, what, wanted, _shown(rows), where=where, hint=hint)
-        _check_parts(rows, parts, what, where)
     return checked
 
 
-def _fit_exactly(rows: tuple[Any, ...], parts: tuple[TensorType, ...], size: int) -> bool:
-    """Tell quickly whether rows are just as stated; the slow checks find out what is wrong."""
-    return len(rows) == len(parts) and all(
-        isinstance(row, Tensor)
-        and row.dtype == part.dtype
-        and part.shape is not None
-        and row.shape == (size, *part.shape)
-        for row, part in zip(rows, parts, strict=True)
-    )
-
-
-def _check_parts(
-    rows: tuple[Tensor, ...], parts: tuple[TensorType, ...], what: str, where: str
+def _check_rows(
+    rows: tuple[Any, ...], parts: tuple[TensorType, ...], size: int, what: str, where: str = ""
 ) -> None:
-    if len(parts) == 1 and parts[0].shape is None:
-        return
-    for row, part in zip(rows, parts, strict=False):
-        fits = part.shape is None or tuple(row.shape[1:]) == part.shape
-        if part.dtype is not None:
-            # Half, single and double precision mix (autocast, .double()); kinds do not.
-            fits &= row.dtype == part.dtype or (
-                row.dtype.is_floating_point and part.dtype.is_floating_point
-            )
-        if not fits or len(rows) != len(parts):
-            got = (str(TensorType(tuple(r.shape[1:]), r.dtype)) for r in rows)
-            wanted = ", ".join(map(str, parts))
-            raise mismatch(TypeError, what, wanted, ", ".join(got), where=where)
+    if len(rows) != len(parts) or not all(
+        _fits(row, part, size) for row, part in zip(rows, parts, strict=True)
+    ):
+        wanted = f"{size} rows of {describe(parts if len(parts) > 1 else parts[0])}"
+        got, hint = ", ".join(map(described, rows)), "one row per call, along the first axis"
+        raise mismatch(TypeError, what, wanted, got, where=where, hint=hint)
+
+
+def _fits(row: Any, part: TensorType, size: int) -> bool:
+    if not isinstance(row, Tensor):
+        return False
+    if part.shape is None:
+        fits = row.dim() > 0 and row.size(0) == size
+    else:
+        fits = row.shape == (size, *part.shape)
+    # Half, single and double precision mix (autocast, .double()); kinds do not.
+    return fits and (
+        part.dtype is None
+        or row.dtype == part.dtype
+        or (row.dtype.is_floating_point and part.dtype.is_floating_point)
+    )
 
 
 def versions_of(arguments: Sequence[tuple[Tensor, ...]]) -> list[int]:
