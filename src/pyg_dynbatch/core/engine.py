@@ -244,7 +244,7 @@ class _Run:
     def _open(
         self, number: int, parts: tuple[TensorType, ...], constants: Rows | None, given: Rows | None
     ) -> None:
-        """Allocate a store and fills in its constants and inputs."""
+        """Allocate a store and fill in its constants and inputs."""
         store, first = self.stores[number], self.schedule.stores[number].constants
         # Without a step the width of rows does not matter.
         wanted = store.rows > 0 and len(self.schedule.steps) > 0

@@ -31,7 +31,7 @@ except ImportError:  # Windows
 
 
 def write_atomically(path: str | Path, write: Callable[[Path], object]) -> Path:
-    """Write a file under a temporary name and gives it its own name only when it is complete."""
+    """Write a file under a temporary name and rename it when it is complete."""
     path = Path(path)
     temporary = _temporary(path)
     try:
@@ -167,7 +167,7 @@ def _lock_folder(file: IO[str], path: Path, wait: bool) -> None:
 
 
 def _locked(file: IO[Any] | io.FileIO, what: str) -> bool:
-    """Lock an open file unless another process has it; warns where files cannot be locked."""
+    """Lock an open file unless another process has; warn if files cannot be locked."""
     try:
         if fcntl is None:
             raise OSError("this system has no such locks")
@@ -324,7 +324,7 @@ def check_sha256(path: str | Path, sha256: str, what: str, hint: str = "") -> No
 def download_verified(
     url: str, folder: str | Path, sha256: str | None, what: str, *, hint: str = ""
 ) -> Path:
-    """Download a file unless it is there, and keeps it only if its checksum is right.
+    """Download a file unless it is there, and keep it only if its checksum is right.
 
     Args:
         url: Where the file is.

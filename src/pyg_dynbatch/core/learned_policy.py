@@ -270,7 +270,7 @@ class _Walk:
         return float(self.ready[kind, longest] / self.left[kind, longest])
 
     def run(self, choose: Choose) -> np.ndarray:
-        """Make all steps; gives the step of each call."""
+        """Make all steps; return the step of each call."""
         self._begin()
         waiting, step = self.waiting.copy(), np.full(self.graph.num_calls, -1, dtype=np.int64)
         ready: list[list[np.ndarray]] = [[] for _ in self.names]

@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 def native_library(source: Path) -> ctypes.CDLL | None:
-    """Build a C file unless that was done before, and loads it."""
+    """Build a C file unless that was done before, and load it."""
     given = os.environ.get("CC") or "cc"
     try:
         command = shlex.split(given)
@@ -76,7 +76,7 @@ def _loaded(source: Path, compiler: list[str]) -> ctypes.CDLL:
 
 
 def _kept(folder: Path, name: str) -> Path | None:
-    """Find a library that is as it was built, and removes others."""
+    """Find a library that is as it was built, and remove others."""
     for path in sorted(folder.glob(f"{name}-*.so")):
         if _is_trusted(path) and path.stem == f"{name}-{_digest(path.read_bytes())}":
             return path

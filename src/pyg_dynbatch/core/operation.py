@@ -64,7 +64,7 @@ class Signature:
     random: bool = False
 
     def __post_init__(self) -> None:
-        """Turn lists into tuples and refuses what no program could call."""
+        """Turn lists into tuples and refuse what no program could call."""
         object.__setattr__(self, "inputs", tuple(self.inputs))
         object.__setattr__(self, "outputs", tuple(self.outputs))
         if not self.name or not self.outputs:
@@ -204,7 +204,7 @@ class Operations(nn.Module):
         name: str = "",
         random: bool | None = None,
     ) -> Signature:
-        """Register a module, or finds the signature it already has.
+        """Register a module, or find the signature it already has.
 
         Args:
             module: The computation on batched rows.

@@ -307,7 +307,7 @@ class _Sample:
         self.keys = (self.levels, self.counts[:, :2].sum((1, 2)))
 
     def parted(self, number: int) -> list[LevelShape]:
-        """Split the sample into parts, and finds the shape of each."""
+        """Split the sample into parts, and find the shape of each."""
         parts = [np.arange(self.levels.size)]
         splits = [self._best_split(parts[0])]
         while len(parts) < number:

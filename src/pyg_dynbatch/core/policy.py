@@ -118,7 +118,7 @@ POLICIES: dict[str, Policy] = {"depth": depth_policy, "agenda": agenda_policy}
 
 
 def policy_of(policy: str | Policy) -> Policy:
-    """Find a policy by name, or takes a function as it is."""
+    """Find a policy by name; return a function as it is."""
     if callable(policy):
         return policy
     if policy not in POLICIES:
@@ -152,7 +152,7 @@ def order_calls(graph: DependencyGraph, policy: str | Policy) -> np.ndarray:
 
 
 def _checked_steps(graph: DependencyGraph, step: object) -> np.ndarray:
-    """Check what a policy of the user gave, and numbers its steps without holes."""
+    """Check the result of a user's policy, and number its steps without gaps."""
     found = np.asarray(step)
     problem = ""
     if found.shape != (graph.num_calls,) or not np.issubdtype(found.dtype, np.integer):

@@ -24,7 +24,7 @@ Rows = tuple[np.ndarray, ...]
 
 
 def _growing() -> Numbers:
-    return array("q")
+    return array("i")
 
 
 @dataclass(frozen=True, eq=False)
@@ -333,6 +333,12 @@ class Program:
                 # Of the type of a ragged argument there may be no value.
                 self._number_of_type(row_type_of(wanted))
         return number
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Join the constants of each type, as many small arrays take more room."""
+        for number in range(len(self.row_types)):
+            self.constant_rows(number)
+        return vars(self)
 
     def __repr__(self) -> str:
         return f"Program({self.num_calls} calls, depth {self.depth}, outputs {list(self.outputs)})"

@@ -254,7 +254,7 @@ class RowBuffer:
         return exchange(token, (), [Read(self, pick)])[1][0]
 
     def write(self, token: Tensor, start: int, rows: Rows) -> Tensor:
-        """Write rows side by side from ``start`` on; returns the token of all that follows."""
+        """Write rows side by side from ``start`` on; return the token for what follows."""
         return exchange(token, [Write(self, start, rows)], ())[0]
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -40,7 +40,7 @@ class TensorType:
     tag: str = ""
 
     def __post_init__(self) -> None:
-        """Turn lists into tuples and refuses negative dimensions."""
+        """Turn lists into tuples and refuse negative dimensions."""
         if self.shape is None:
             return
         shape = tuple(int(size) for size in self.shape)
@@ -100,9 +100,6 @@ class RaggedRows(NamedTuple):
         return total.index_add(0, self.owner, self.rows)
 
 
-_Plan = TypeVar("_Plan", bound="MovablePlan")
-
-
 class MovablePlan:
     """The methods by which PyG moves a batch, for classes that hold tensors."""
 
@@ -111,55 +108,55 @@ class MovablePlan:
     def _tensors(self) -> tuple[Tensor, ...]:
         raise NotImplementedError
 
-    def _apply(self: _Plan, fn: Callable[[Tensor], Tensor]) -> _Plan:
+    def _apply(self, fn: Callable[[Tensor], Tensor]) -> Self:
         raise NotImplementedError
 
-    def to(self: _Plan, *args: Any, **kwargs: Any) -> _Plan:
-        """Move all numbers to a device; dtypes stay as they are."""
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """Move all tensors to a device; dtypes stay as they are."""
         device, _, non_blocking, _ = torch._C._nn._parse_to(*args, **kwargs)
         if device is None or device == self.device:
             return self
         return self._apply(lambda t: t.to(device=device, non_blocking=non_blocking))
 
-    def cpu(self: _Plan) -> _Plan:
+    def cpu(self) -> Self:
         """Move to the CPU."""
         return self.to("cpu")
 
-    def cuda(self: _Plan, device: Any = None, non_blocking: bool = False) -> _Plan:
+    def cuda(self, device: Any = None, non_blocking: bool = False) -> Self:
         """Move to a CUDA device."""
         return self._apply(lambda t: t.cuda(device, non_blocking=non_blocking))
 
-    def pin_memory(self: _Plan) -> _Plan:
+    def pin_memory(self) -> Self:
         """Copy into page-locked memory, from which the copy to a device is asynchronous."""
         return self._apply(lambda t: t.pin_memory())
 
-    def share_memory_(self: _Plan) -> _Plan:
+    def share_memory_(self) -> Self:
         """Move into shared memory, in place."""
         for tensor in self._tensors():
             tensor.share_memory_()
         return self
 
-    def record_stream(self: _Plan, stream: Any) -> _Plan:
+    def record_stream(self, stream: Any) -> Self:
         """Tell the CUDA allocator that a stream uses the tensors."""
         for tensor in self._tensors():
             tensor.record_stream(stream)
         return self
 
-    def clone(self: _Plan) -> _Plan:
-        """Copy the numbers."""
+    def clone(self) -> Self:
+        """Copy the tensors."""
         return self._apply(lambda t: t.clone())
 
-    def contiguous(self: _Plan) -> _Plan:
+    def contiguous(self) -> Self:
         """Return itself: the tensors are contiguous."""
         return self
 
-    def detach(self: _Plan) -> _Plan:
+    def detach(self) -> Self:
         """Return itself: there are no gradients."""
         return self
 
     @property
     def device(self) -> torch.device:
-        """Device of the numbers."""
+        """Device of the tensors."""
         return self._tensors()[0].device
 
     def is_pinned(self) -> bool:
