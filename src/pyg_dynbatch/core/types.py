@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -100,6 +100,9 @@ class RaggedRows(NamedTuple):
         return total.index_add(0, self.owner, self.rows)
 
 
+_Plan = TypeVar("_Plan", bound="MovablePlan")
+
+
 class MovablePlan:
     """The methods by which PyG moves a batch, for classes that hold tensors."""
 
@@ -108,49 +111,49 @@ class MovablePlan:
     def _tensors(self) -> tuple[Tensor, ...]:
         raise NotImplementedError
 
-    def _apply(self, fn: Callable[[Tensor], Tensor]) -> Self:
+    def _apply(self: _Plan, fn: Callable[[Tensor], Tensor]) -> _Plan:
         raise NotImplementedError
 
-    def to(self, *args: Any, **kwargs: Any) -> Self:
+    def to(self: _Plan, *args: Any, **kwargs: Any) -> _Plan:
         """Move all tensors to a device; dtypes stay as they are."""
         device, _, non_blocking, _ = torch._C._nn._parse_to(*args, **kwargs)
         if device is None or device == self.device:
             return self
         return self._apply(lambda t: t.to(device=device, non_blocking=non_blocking))
 
-    def cpu(self) -> Self:
+    def cpu(self: _Plan) -> _Plan:
         """Move to the CPU."""
         return self.to("cpu")
 
-    def cuda(self, device: Any = None, non_blocking: bool = False) -> Self:
+    def cuda(self: _Plan, device: Any = None, non_blocking: bool = False) -> _Plan:
         """Move to a CUDA device."""
         return self._apply(lambda t: t.cuda(device, non_blocking=non_blocking))
 
-    def pin_memory(self) -> Self:
+    def pin_memory(self: _Plan) -> _Plan:
         """Copy into page-locked memory, from which the copy to a device is asynchronous."""
         return self._apply(lambda t: t.pin_memory())
 
-    def share_memory_(self) -> Self:
+    def share_memory_(self: _Plan) -> _Plan:
         """Move into shared memory, in place."""
         for tensor in self._tensors():
             tensor.share_memory_()
         return self
 
-    def record_stream(self, stream: Any) -> Self:
+    def record_stream(self: _Plan, stream: Any) -> _Plan:
         """Tell the CUDA allocator that a stream uses the tensors."""
         for tensor in self._tensors():
             tensor.record_stream(stream)
         return self
 
-    def clone(self) -> Self:
+    def clone(self: _Plan) -> _Plan:
         """Copy the tensors."""
         return self._apply(lambda t: t.clone())
 
-    def contiguous(self) -> Self:
+    def contiguous(self: _Plan) -> _Plan:
         """Return itself: the tensors are contiguous."""
         return self
 
-    def detach(self) -> Self:
+    def detach(self: _Plan) -> _Plan:
         """Return itself: there are no gradients."""
         return self
 
