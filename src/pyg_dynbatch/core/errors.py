@@ -1,4 +1,4 @@
-"""Format every complaint about user input alike: five lines in Python, one on a command line."""
+"""Format errors in user input: up to five lines in Python, one on a command line."""
 
 import argparse
 from operator import index

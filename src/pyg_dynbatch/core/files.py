@@ -1,4 +1,4 @@
-"""Open text, write and lock files so that nothing is left half-done, download with checksums."""
+"""Open text, write and lock files as a whole, download with checksums."""
 
 import codecs
 import gzip
@@ -109,7 +109,7 @@ class _WatchedFile(io.FileIO):
 def refuse_overwriting(
     command: str, outputs: Iterable[str | Path | None], inputs: Iterable[str | Path | None]
 ) -> None:
-    """Refuse an output that is one of the inputs, whatever links lead to it, or another output."""
+    """Refuse an output that is an input or another output, links included."""
     named = [("an input", "/dev/stdin" if path == "-" else path) for path in inputs if path]
     for output in outputs:
         if output in (None, "-"):
@@ -213,7 +213,7 @@ def _remove_quietly(path: Path) -> None:
 
 
 def existing(path: str | Path, what: str) -> Path:
-    """Refuse a path where there is no file."""
+    """Return the path of a file, or raise if it does not exist."""
     path = Path(path)
     if not path.is_file():
         raise mismatch(FileNotFoundError, f"{path.name}: there is no such file", what, where=path)

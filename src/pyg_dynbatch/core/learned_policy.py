@@ -28,7 +28,7 @@ chains; the ready share of all its waiting calls."""
 
 
 class LearnedPolicy:
-    """Runs, again and again, all ready calls of the kind that a small table names.
+    """Repeatedly runs all ready calls of the kind that a small table names.
 
     The lower bound on steps is the sum over kinds of the longest chain of calls of that kind. A
     step is free if it makes this sum smaller: if every call at the head of one of the longest

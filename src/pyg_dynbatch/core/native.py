@@ -76,7 +76,7 @@ def _loaded(source: Path, compiler: list[str]) -> ctypes.CDLL:
 
 
 def _kept(folder: Path, name: str) -> Path | None:
-    """Find a library that is as it was built, and remove others."""
+    """Find a library with the checksum in its name, and remove others."""
     for path in sorted(folder.glob(f"{name}-*.so")):
         if _is_trusted(path) and path.stem == f"{name}-{_digest(path.read_bytes())}":
             return path

@@ -73,7 +73,7 @@ class Signature:
             raise mismatch(ValueError, what, wanted, got)
         if self.random and not self.inputs:
             what = f"Signature {self.name!r}: random, but without an argument"
-            wanted = "an argument, whose rows tell the module how many calls there are"
+            wanted = "an argument, whose rows are the number of calls"
             raise mismatch(ValueError, what, wanted, str(self), hint="call it on a constant")
 
     def fits(self, called: "Signature") -> bool:

@@ -1,7 +1,7 @@
 """Pad the schedule of a structure to a given shape, with nodes that no other node reads.
 
 All plain numbers of a padded schedule depend on the shape alone; the batch decides nothing but
-the row numbers. So whatever runs it does the same calls on tensors of the same sizes for every
+the row numbers. So a model does the same calls on tensors of the same sizes for every
 batch of one shape, as CUDA graphs require.
 """
 
@@ -182,8 +182,8 @@ class LevelBuckets:
     """Pads schedules to a few shapes: so many levels, each with so many nodes.
 
     Rounding the size of every level on its own leaves nearly as many shapes as batches. Here the
-    shapes come from a sample of schedules instead: the sample is split, again and again where it
-    saves most, by number of levels or of nodes, and each part is held by one shape, as large in
+    shapes come from a sample of schedules instead: the sample is repeatedly split where it saves
+    most, by number of levels or of nodes, and each part is held by one shape, as large in
     every level as the largest of its schedules.
 
     Args:

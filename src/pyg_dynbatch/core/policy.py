@@ -58,7 +58,7 @@ def depth_policy(graph: DependencyGraph) -> np.ndarray:
 
 
 def agenda_policy(graph: DependencyGraph) -> np.ndarray:
-    """Run, again and again, all ready calls of the kind whose waiting calls are shallowest.
+    """Repeatedly run all ready calls of the kind whose waiting calls are shallowest.
 
     A kind with deep members waits for them, so it mostly runs in fewer and fuller steps; where
     this rule makes more of them than :func:`depth_policy`, the latter's are taken.

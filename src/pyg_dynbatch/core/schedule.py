@@ -220,7 +220,7 @@ class Schedule(Layout, MovablePlan):
     def children_of(self, step: Step) -> Int[Tensor, " child"]:
         """Return the rows of all children of a step's nodes, the children of one node together.
 
-        With an arity N there are N rows per node, row 0 standing for a missing child.
+        With an arity N there are N rows per node, row 0 for a missing child.
         """
         arity, first = self.arity, step.arguments[1]
         length = first.length * (arity or 1)
@@ -261,7 +261,8 @@ class Schedule(Layout, MovablePlan):
         return {name: value for name, value in vars(self).items() if name != "_edges_seen"}
 
     def _plain(self) -> tuple[Any, ...]:
-        return (self.signatures, self.stores, self.steps, self.outputs, self.num_examples)
+        zeros = [parts is None for parts in self.constants]
+        return self.signatures, self.stores, self.steps, self.outputs, self.num_examples, zeros
 
     def __eq__(self, other: object) -> bool:
         """Compare contents: the same steps, the same row numbers, the same constants."""
@@ -310,7 +311,7 @@ def derive_schedule(
     """Make the schedule of a batch from its fields, or name the example that prevents it.
 
     Args:
-        owner: Who asks, for messages.
+        owner: Name of the caller, for messages.
         fields: ``edge_index``, and where a batch has them ``ptr`` (first node of each example,
             and the end), ``child_slot``, ``depth``, and ``token`` or ``has_input``, which tell
             the nodes with an input.
@@ -330,7 +331,7 @@ def derive_schedule(
             try:
                 own = _fields_of_example(fields, first, end)
                 _schedule_of_fields(own, end - first, None, arity, direction)
-            except IndexError:  # no field has the form of a batch, which the error says
+            except IndexError:  # a field is too short or too flat to be cut
                 break
             except ValueError as reason:
                 text = f"{owner}: example {number} of the batch: {reason}"
