@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.operation import Ragged, Signature, row_type_of
-from pyg_dynbatch.core.program import AnyProgram, Program
+from pyg_dynbatch.core.program import Program
 from pyg_dynbatch.core.reference import run_one_by_one
 from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.core.structure import depth_of, slots_of
@@ -220,7 +220,7 @@ def join_structures(structures: Sequence[Structure]) -> Structure:
 
 def assert_batching_agrees(
     engine: Engine,
-    programs: Sequence[AnyProgram],
+    programs: Sequence[Program],
     inputs: Inputs | None = None,
     *,
     tolerance: float = TOLERANCE,
@@ -255,7 +255,7 @@ def assert_batching_agrees(
 
 def assert_gradients_agree(
     engine: Engine,
-    programs: Sequence[AnyProgram],
+    programs: Sequence[Program],
     inputs: Inputs | None = None,
     *,
     tolerance: float = TOLERANCE,
@@ -291,7 +291,7 @@ def assert_gradients_agree(
 
 def assert_order_is_free(
     engine: Engine,
-    programs: Sequence[AnyProgram],
+    programs: Sequence[Program],
     inputs: Inputs | None = None,
     *,
     tolerance: float = TOLERANCE,
@@ -332,7 +332,7 @@ def assert_order_is_free(
             assert_same(title, wanted, others[number], tolerance)
 
 
-def _inputs_by_example(programs: Sequence[AnyProgram], inputs: Inputs) -> list[dict[Any, Any]]:
+def _inputs_by_example(programs: Sequence[Program], inputs: Inputs) -> list[dict[Any, Any]]:
     """Cuts the input rows of a batch into those of its examples."""
     used = dict.fromkeys(inputs, 0)
     shares = []
@@ -359,7 +359,7 @@ def _joined(shares: Sequence[Inputs]) -> dict[Any, Any]:
     }
 
 
-def _by_example(engine: Engine, programs: Sequence[AnyProgram], inputs: Inputs) -> list[Flat]:
+def _by_example(engine: Engine, programs: Sequence[Program], inputs: Inputs) -> list[Flat]:
     schedule = Schedule.from_programs(programs)
     results = engine(schedule, inputs)
     found: list[Flat] = [{} for _ in programs]

@@ -11,7 +11,6 @@ from pyg_dynbatch import blocks as td
 from pyg_dynbatch.blocks.compiler import PASSES, compile_block
 from pyg_dynbatch.blocks.tracing import merge_traced
 from pyg_dynbatch.core import Engine, Operations, Schedule, run_one_by_one
-from pyg_dynbatch.core.merge import schedule_merged
 from pyg_dynbatch.testing import assert_same, flattened, gradients_of, prepared
 
 TOLERANCE = 1e-10
@@ -30,7 +29,7 @@ def three_ways(block: td.Block, examples: Sequence[Any], passes: Any = PASSES) -
 
     def mixed(_: Any) -> dict[str, Any]:
         merged, _ = merge_traced(tracer.recipe, traced)
-        return engine(schedule_merged(merged, "depth", "merge_equal" in passes, len(traced)))
+        return engine(Schedule.from_programs([merged], merge_equal="merge_equal" in passes))
 
     wanted = flattened(reference({}))
     for policy in ("depth", "agenda"):
@@ -40,7 +39,7 @@ def three_ways(block: td.Block, examples: Sequence[Any], passes: Any = PASSES) -
     for one, program in zip(traced, programs, strict=True):
         alone = flattened(run_one_by_one(engine, [program]))
         merged, _ = merge_traced(tracer.recipe, [one])
-        found = flattened(engine(schedule_merged(merged, "depth", True, 1)))
+        found = flattened(engine(Schedule.from_programs([merged])))
         assert_same("alone = call by call", alone, found, TOLERANCE)
     gradients = gradients_of(engine, {}, reference)
     assert_same("gradients", gradients, gradients_of(engine, {}, mixed), TOLERANCE)

@@ -16,7 +16,7 @@ from torch_geometric.data import Data
 from pyg_dynbatch import blocks as td
 from pyg_dynbatch.blocks import draw
 from pyg_dynbatch.core import LearnedPolicy
-from pyg_dynbatch.core.policy import depth_policy
+from pyg_dynbatch.core.policy import DependencyGraph, depth_policy
 from tests.blocks.harness import add, numbers, refused, three_ways
 
 
@@ -117,15 +117,14 @@ def test_order_and_company_change_nothing() -> None:
 def test_a_learned_policy_is_told_the_names_of_operations(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
 
-    def ask(self: LearnedPolicy, names: list[str]) -> Any:
-        told.extend(names)
-        return depth_policy
+    def order(self: LearnedPolicy, graph: DependencyGraph) -> np.ndarray:
+        told.extend(graph.names)
+        return depth_policy(graph)
 
-    monkeypatch.setattr(LearnedPolicy, "for_operations", ask)
-    assert td.Compiler.create(sentence(), policy=LearnedPolicy())(TREES).output.size(0) == len(
-        TREES
-    )
-    assert len(told) > 1
+    monkeypatch.setattr(LearnedPolicy, "__call__", order)
+    model = td.Compiler.create(sentence(), policy=LearnedPolicy())
+    assert model(TREES).output.size(0) == len(TREES)
+    assert len(set(told)) > 1
 
 
 def test_unknown_policies_are_refused_at_once() -> None:

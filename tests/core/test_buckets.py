@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyg_dynbatch.core import Schedule
-from pyg_dynbatch.core.padding import LevelBuckets, padded_form
-from pyg_dynbatch.core.schedule import shape_of
+from pyg_dynbatch.core.padding import LevelBuckets, padded_form, shape_of
 from tests.core.helpers import message
 from tests.core.test_padding import filled, schedule_of, small
 

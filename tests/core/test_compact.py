@@ -1,22 +1,13 @@
-"""Compact programs stand for the programs they were made of."""
+"""Programs that were joined, or made of finished arrays, stand for those that were recorded."""
 
 import pickle
 
-import pytest
+import numpy as np
 import torch
 
-from pyg_dynbatch.core import CompactProgram, Program, Schedule, run_one_by_one
-from pyg_dynbatch.core.program import ProgramArrays
+from pyg_dynbatch.core import Program, Schedule, run_one_by_one
+from pyg_dynbatch.core.program import concatenate
 from tests.core.helpers import VECTOR, Vectors, constants
-
-
-def compact(program: Program) -> CompactProgram:
-    return CompactProgram(
-        tuple(program.signatures),
-        tuple(program.row_types),
-        tuple(program.num_inputs),
-        program.arrays(),
-    )
 
 
 def recorded(language: Vectors, calls: int) -> Program:
@@ -31,49 +22,45 @@ def recorded(language: Vectors, calls: int) -> Program:
 def test_schedules_and_reference_take_either() -> None:
     language = Vectors()
     programs = [recorded(language, calls) for calls in (1, 3, 2)]
-    small = [compact(program) for program in programs]
+    finished = [concatenate([program]) for program in programs]
     wanted = run_one_by_one(language.engine, programs)["output"]
-    for mixed in (small, [programs[0], *small[1:]]):
+    for mixed in (finished, [programs[0], *finished[1:]]):
         torch.testing.assert_close(run_one_by_one(language.engine, mixed)["output"], wanted)
         found = language.engine(Schedule.from_programs(mixed))["output"]
         torch.testing.assert_close(found, wanted)
-    assert Schedule.from_programs(small) == Schedule.from_programs(programs)
-
-
-def test_the_reference_reads_the_fields_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long a program is; reading them for every call made long ones quadratic."""
-    language, read = Vectors(), []
-    small, arrays = compact(recorded(language, 20)), CompactProgram.arrays
-
-    def counted(program: CompactProgram) -> ProgramArrays:
-        read.append(program)
-        return arrays(program)
-
-    monkeypatch.setattr(CompactProgram, "arrays", counted)
-    run_one_by_one(language.engine, [small])
-    assert read == [small]
-    rows = ProgramArrays.__annotations__
-    assert not any(hasattr(small, name) for name in [*rows, "constants"] if name != "outputs")
+    assert Schedule.from_programs(finished) == Schedule.from_programs(programs)
+    halves = [concatenate(programs[:2]), concatenate(programs[2:])]
+    assert Schedule.from_programs(halves) == Schedule.from_programs(programs)
 
 
 def test_depth_and_size() -> None:
     language = Vectors()
     program = recorded(language, 4)
-    small = pickle.loads(pickle.dumps(compact(program)))
-    assert (small.depth, small.num_calls) == (program.depth, program.num_calls) == (5, 5)
-    assert small.arrays().value_place.tolist() == program.value_place
-    assert repr(small) == "CompactProgram(5 calls, depth 5, outputs ['output'])"
+    finished = pickle.loads(pickle.dumps(concatenate([program])))
+    assert (finished.depth, finished.num_calls) == (program.depth, program.num_calls) == (5, 5)
+    assert isinstance(finished.value_place, np.ndarray)
+    assert finished.value_place.tolist() == program.value_place.tolist()
+    assert repr(finished) == repr(program) == "Program(5 calls, depth 5, outputs ['output'])"
+
+
+def test_programs_grow_after_they_were_scheduled() -> None:
+    language = Vectors()
+    program = recorded(language, 1)
+    before = Schedule.from_programs([program])
+    left, right = constants(program, 2)
+    program.output(program.call(language.mix, left, right), "more")
+    after = Schedule.from_programs([program])
+    assert list(before.outputs) == ["output"] and list(after.outputs) == ["output", "more"]
 
 
 def test_calls_without_arguments_add_no_depth() -> None:
     language, program = Vectors(), Program()
     start = language.engine.operations.add(lambda: torch.ones(1, 3), [], [VECTOR], name="start")
-    first = program.call(start)
-    program.output(program.call(language.squash, first))
-    assert program.depth == compact(program).depth == 1
+    program.output(program.call(language.squash, program.call(start)))
+    assert program.depth == concatenate([program]).depth == 1
     only = Program()
     only.output(only.call(start))
-    assert only.depth == compact(only).depth == 0
+    assert only.depth == concatenate([only]).depth == 0
 
 
 def test_equal_calls_are_merged_unless_told_otherwise() -> None:

@@ -214,7 +214,7 @@ def test_hooks_fire_once_a_step() -> None:
 
 def test_engine_of_something_else() -> None:
     text = message(TypeError, Engine, [nn.Linear(3, 3)])
-    assert "Engine: operations are of the wrong kind" in text
+    assert "Engine: not Operations" in text
     assert "list" in text
 
 
@@ -247,7 +247,7 @@ def test_nothing_says_how_wide_an_input_is() -> None:
         torch.tensor([[0], [1]]), 2, has_input=torch.zeros(2, dtype=torch.bool)
     )
     text = message(TypeError, Engine.of_cell(Cell(), STATE), schedule)
-    assert "Engine: nothing says how wide the rows of any[…]<input> are" in text
+    assert "Engine: the width of the rows of any[…]<input> is not known" in text
     assert "input_type=TensorType" in text
     typed = Engine.of_cell(Cell(), STATE, input_type=TensorType((2,), tag="input"))
     assert typed(schedule)["node"][1].tolist() == [0, 1]

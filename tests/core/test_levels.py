@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyg_dynbatch.core import Schedule
+from pyg_dynbatch.core.layout import ZEROS
 from pyg_dynbatch.core.structure import slots_of
 from tests.core.helpers import message
 from tests.strategies import Dag, chain, diamond, forests, star, structures, trees
@@ -43,7 +44,7 @@ def test_top_down_steps_are_the_distances_from_the_root(tree: Dag) -> None:
 
 def test_inputs_and_results_lie_side_by_side() -> None:
     schedule = made(has_input=torch.tensor([True, True, False, True]))
-    assert [step.arguments[0].start for step in schedule.steps] == [1, 0, 3]
+    assert [step.arguments[0].start for step in schedule.steps] == [1, ZEROS, 3]
     assert [step.results[0][1] for step in schedule.steps] == [1, 3, 4]
     assert schedule.input_node.tolist() == [0, 1, 3]
     assert schedule.level_inputs == (2, 0, 1)
@@ -133,7 +134,7 @@ def test_an_edge_to_nowhere() -> None:
 def test_depth_of_the_wrong_form(depth: torch.Tensor) -> None:
     text = message(ValueError, made, depth=depth)
     assert "depth has the wrong form" in text
-    assert "one int64 number of 0 or more a node, [4]" in text
+    assert "int64 tensor [4], one number >= 0 per node" in text
 
 
 def test_depth_that_does_not_fit() -> None:
@@ -154,15 +155,18 @@ def test_has_input_of_the_wrong_form(has_input: torch.Tensor) -> None:
 @pytest.mark.parametrize(
     ("slot", "got"),
     [
-        (torch.tensor([0, 1]), "int64[2]"),
+        (torch.tensor([0, 1]), "int64 tensor [2]"),
         (torch.tensor([0, -1, 0]), "smallest -1"),
-        (torch.tensor([0.0, 1.0, 0.0]), "float32[3]"),
-        (torch.tensor([0, 1, 0], dtype=torch.int32), "int32[3]"),
+        (torch.tensor([0.0, 1.0, 0.0]), "float32 tensor [3]"),
+        (torch.tensor([0, 1, 0], dtype=torch.int32), "int32 tensor [3]"),
     ],
 )
 def test_child_slot_of_the_wrong_form(slot: torch.Tensor, got: str) -> None:
     text = message(ValueError, made, child_slot=slot)
-    assert "child_slot has the wrong form" in text and "one int64 number" in text
+    assert (
+        "child_slot has the wrong form" in text
+        and "int64 tensor [3], one number >= 0 per edge" in text
+    )
     assert message(ValueError, made, child_slot=slot, arity=2) == text
     assert got in text
 

@@ -1,11 +1,9 @@
-import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from pyg_dynbatch.core import Engine, Operations, Program, Ragged, Schedule, TensorType
-from pyg_dynbatch.core.merge import _first_equal
+from pyg_dynbatch.core import Engine, Operations, Program, Ragged, Schedule, Signature, TensorType
 from pyg_dynbatch.core.reference import run_one_by_one
 from tests.core.helpers import SCALAR, VECTOR, Vectors, tree_program
 
@@ -65,14 +63,16 @@ def test_equal_calls_on_equal_constants_are_made_once() -> None:
 @given(
     st.integers(1, 4).flatmap(lambda n: st.lists(st.tuples(*[st.integers(0, 3)] * n), min_size=1))
 )
-def test_equal_rows_of_a_table(rows: list[tuple[int, ...]]) -> None:
-    assert _first_equal(np.array(rows)).tolist() == [rows.index(row) for row in rows]
-
-
-def test_equal_rows_of_large_numbers() -> None:
-    """Numbers whose product is beyond 64 bits are told apart all the same."""
-    rows = np.array([[2**40, 0, 1], [2**40, 2**24, 1], [0, 0, 1], [2**40, 2**24, 1]])
-    assert _first_equal(rows).tolist() == [0, 1, 2, 1]
+def test_calls_differ_if_any_argument_does(rows: list[tuple[int, ...]]) -> None:
+    called, program = Signature("called", (WORD,) * len(rows[0]), (WORD,)), Program()
+    for row in rows:
+        program.output(program.call(called, *(program.constant(WORD, n) for n in row)))
+    schedule = Schedule.from_programs([program])
+    assert schedule.steps[0].size == len(set(rows))
+    # The k-th output is the result of the first equal call.
+    distinct = list(dict.fromkeys(rows))
+    found = schedule.rows_of(schedule.outputs["output"].wiring)
+    assert (found - found.min()).tolist() == [distinct.index(row) for row in rows]
 
 
 def test_gradients_of_merged_calls_add_up() -> None:

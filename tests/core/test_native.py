@@ -3,14 +3,16 @@
 import logging
 import os
 import shutil
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pyg_dynbatch.core import native
 from pyg_dynbatch.core.native import native_library
 
-HAS_COMPILER = shutil.which("cc") is not None
+needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 
 
 @pytest.fixture
@@ -27,22 +29,24 @@ def source(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.skipif(not HAS_COMPILER, reason="no C compiler")
+@needs_compiler
 def test_built_once_and_kept(folder: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    library = native_library(source)
-    assert library is not None
-    assert library.seven() == 7
+    assert seven(source) == 7
     (kept,) = folder.iterdir()
     assert kept.name.startswith("seven-")
-    monkeypatch.setattr(native, "_build", lambda *paths: pytest.fail("built twice"))
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("built twice"))
     assert native_library(source) is not None
+
+
+def seven(source: Path) -> int:
+    library = native_library(source)
+    assert library is not None
+    return library.seven()
 
 
 def rebuilt_with_one_warning(source: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.clear()
-    library = native_library(source)
-    assert library is not None
-    assert library.seven() == 7
+    assert seven(source) == 7
     (record,) = caplog.records
     assert "built again" in record.getMessage()
     caplog.clear()
@@ -50,7 +54,7 @@ def rebuilt_with_one_warning(source: Path, caplog: pytest.LogCaptureFixture) -> 
     assert not caplog.records
 
 
-@pytest.mark.skipif(not HAS_COMPILER, reason="no C compiler")
+@needs_compiler
 @pytest.mark.parametrize("kept_bytes", (0, 5000, None))
 def test_a_library_that_is_not_as_it_was_built_is_built_again(
     folder: Path, source: Path, caplog: pytest.LogCaptureFixture, kept_bytes: int | None
@@ -65,7 +69,7 @@ def test_a_library_that_is_not_as_it_was_built_is_built_again(
     assert [path.read_bytes() for path in folder.iterdir()] == [content]
 
 
-@pytest.mark.skipif(not HAS_COMPILER, reason="no C compiler")
+@needs_compiler
 def test_a_library_that_others_can_write_to_is_built_again(
     folder: Path, source: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -76,7 +80,7 @@ def test_a_library_that_others_can_write_to_is_built_again(
     rebuilt_with_one_warning(source, caplog)
 
 
-@pytest.mark.skipif(not HAS_COMPILER, reason="no C compiler")
+@needs_compiler
 @pytest.mark.parametrize("reason", ("mode", "owner"))
 def test_nothing_is_taken_from_a_folder_of_others(
     folder: Path,
@@ -93,32 +97,28 @@ def test_nothing_is_taken_from_a_folder_of_others(
         monkeypatch.setattr(os, "geteuid", lambda: 12345)
     else:
         os.chown(folder, 12345, -1)
-    monkeypatch.setattr(native, "_kept", lambda *where: pytest.fail("looked there"))
-    library = native_library(source)
-    assert library is not None
-    assert library.seven() == 7
+    assert seven(source) == 7
     assert list(folder.iterdir()) == before
     (record,) = caplog.records
     assert "seven.c: built for this process alone" in record.getMessage()
 
 
-@pytest.mark.skipif(not HAS_COMPILER, reason="no C compiler")
+@needs_compiler
 def test_a_killed_build_leaves_nothing_in_the_way(
     folder: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class KilledError(BaseException):
         pass
 
-    def killed(*command: str) -> None:
-        run(*command)
+    def killed(*command: Any, **options: Any) -> None:
+        run(*command, **options)
         assert not list(folder.iterdir())
         raise KilledError
 
-    run = native._run
-    monkeypatch.setattr(native, "_run", killed)
-    with pytest.raises(KilledError):
+    run = subprocess.run
+    with monkeypatch.context() as patch, pytest.raises(KilledError):
+        patch.setattr(subprocess, "run", killed)
         native_library(source)
-    monkeypatch.setattr(native, "_run", run)
     assert native_library(source) is not None
     assert [path.suffix for path in folder.iterdir()] == [".so"]
 
@@ -135,29 +135,25 @@ def test_a_compiler_that_cannot_be_parsed(
     assert "cannot be parsed: No closing quotation" in caplog.text or not given.strip()
 
 
-@pytest.mark.skipif(not HAS_COMPILER, reason="no C compiler")
+@needs_compiler
 def test_a_changed_source_is_built_anew(folder: Path, source: Path) -> None:
     native_library(source)
     source.write_text("int seven(void) { return 8; }\n")
-    library = native_library(source)
-    assert library is not None
-    assert library.seven() == 8
+    assert seven(source) == 8
     assert len(list(folder.iterdir())) == 2
 
 
-@pytest.mark.skipif(not HAS_COMPILER, reason="no C compiler")
+@needs_compiler
 def test_a_changed_part_is_built_anew(folder: Path, source: Path) -> None:
     part = source.with_name("part.c")
     source.write_text('#include "part.c"\nint seven(void) { return part(); }\n')
     for number in (7, 8):
         part.write_text(f"static int part(void) {{ return {number}; }}\n")
-        library = native_library(source)
-        assert library is not None
-        assert library.seven() == number
+        assert seven(source) == number
     assert len(list(folder.iterdir())) == 2
 
 
-@pytest.mark.skipif(not HAS_COMPILER, reason="no C compiler")
+@needs_compiler
 def test_what_a_compiler_says_is_logged(
     folder: Path, source: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -168,7 +164,7 @@ def test_what_a_compiler_says_is_logged(
     assert not list(folder.iterdir())
 
 
-@pytest.mark.skipif(not HAS_COMPILER, reason="no C compiler")
+@needs_compiler
 @pytest.mark.usefixtures("folder")
 def test_a_library_that_cannot_be_loaded_is_logged(
     source: Path, caplog: pytest.LogCaptureFixture
@@ -179,7 +175,7 @@ def test_a_library_that_cannot_be_loaded_is_logged(
     assert "undefined symbol: no_such" in caplog.text
 
 
-@pytest.mark.skipif(not HAS_COMPILER, reason="no C compiler")
+@needs_compiler
 def test_a_folder_that_cannot_be_written_is_logged(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -199,7 +195,7 @@ def test_no_compiler(
     assert "seven.c: no C compiler found" in caplog.text
 
 
-@pytest.mark.skipif(not HAS_COMPILER, reason="no C compiler")
+@needs_compiler
 def test_a_compiler_with_options_and_a_folder_beside(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,7 +205,7 @@ def test_a_compiler_with_options_and_a_folder_beside(
     assert native_library(source) is not None
 
 
-@pytest.mark.skipif(not HAS_COMPILER, reason="no C compiler")
+@needs_compiler
 def test_without_a_home_nothing_is_built(
     source: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -223,10 +219,15 @@ def test_without_a_home_nothing_is_built(
     assert "Could not determine home directory." in caplog.text
 
 
-def test_folder_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv(native.FOLDER, raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert native._folder() == tmp_path / "pyg_dynbatch"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert native._folder() == tmp_path / ".cache" / "pyg_dynbatch"
+@needs_compiler
+@pytest.mark.parametrize(
+    ("variable", "place"), [("XDG_CACHE_HOME", "pyg_dynbatch"), ("HOME", ".cache/pyg_dynbatch")]
+)
+def test_folder_of_the_user(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, place: str
+) -> None:
+    for name in (native.FOLDER, "XDG_CACHE_HOME", "CC"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, str(tmp_path / "user"))
+    native_library(source)
+    assert len(list((tmp_path / "user" / place).iterdir())) == 1

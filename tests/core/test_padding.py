@@ -7,8 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyg_dynbatch.core import Schedule
-from pyg_dynbatch.core.padding import PaddedForm, padded_form, padded_schedule, schedule_of_shape
-from pyg_dynbatch.core.schedule import LevelShape, shape_of
+from pyg_dynbatch.core.layout import LevelShape
+from pyg_dynbatch.core.padding import (
+    PaddedForm,
+    padded_form,
+    padded_schedule,
+    schedule_of_shape,
+    shape_of,
+)
 from tests.core.helpers import message
 from tests.strategies import Dag, structures
 
@@ -101,9 +107,9 @@ def test_every_node_keeps_its_inputs_and_children(arity: int | None, data: st.Da
         assert own == (inputs[read_row - 1] + 1 if read_row else 0)
         assert children == [new[child] for child in below]
     assert form.input_row[form.input_place].tolist() == list(range(len(inputs)))
-    # Nodes of padding read nothing but the row of zeros, and nobody reads them.
+    # Nodes of padding read nothing but each other.
     for row in set(changed) - set(new.values()):
-        assert not any(changed[row][1])
+        assert not set(changed[row][1]) & (set(new.values()) - {0})
 
 
 @given(st.sampled_from(ARITIES), st.data())
@@ -111,7 +117,8 @@ def test_plain_numbers_depend_on_the_shape_alone(arity: int | None, data: st.Dat
     first, second = (schedule_of(data.draw(filled()), arity) for _ in range(2))
     shape = data.draw(wider(shape_of(first), shape_of(second)))
     one, two = padded(first, shape).schedule, padded(second, shape).schedule
-    assert one._plain() == two._plain() and one.facts == two.facts
+    for name in ("signatures", "stores", "steps", "outputs", "num_examples", "structure"):
+        assert getattr(one, name) == getattr(two, name)
     assert one.wiring.shape == two.wiring.shape
     assert int(one.wiring.min()) >= 0 and int(one.wiring.max()) <= shape.nodes
 
@@ -120,8 +127,7 @@ def test_plain_numbers_depend_on_the_shape_alone(arity: int | None, data: st.Dat
 def test_ragged_children_lie_together(data: st.DataObject) -> None:
     schedule = schedule_of(data.draw(filled()), None)
     padded_one = padded(schedule, data.draw(wider(shape_of(schedule)))).schedule
-    begin, nodes = padded_one.facts["child_start"], padded_one.num_nodes
-    starts = padded_one.wiring[begin : begin + nodes]
+    nodes, starts = padded_one.num_nodes, padded_one.child_start
     owners = [
         step.results[0][1] - 1 + owner
         for step in padded_one.steps
@@ -140,7 +146,11 @@ def test_the_schedule_itself_stays_and_moves_with_its_padded_form() -> None:
     schedule = small()
     shape = shape_of(schedule)._replace(inputs=(3, 2))
     both = padded_schedule(schedule, shape)
-    assert both._plain() == schedule._plain()
+    assert (both.steps, both.stores, both.outputs) == (
+        schedule.steps,
+        schedule.stores,
+        schedule.outputs,
+    )
     assert both.wiring[: schedule.wiring.numel()].tolist() == schedule.wiring.tolist()
     right = padded_form(both)
     assert right is not None
@@ -156,7 +166,7 @@ def test_the_schedule_itself_stays_and_moves_with_its_padded_form() -> None:
 def test_a_schedule_that_does_not_fit_is_refused() -> None:
     text = message(ValueError, padded_schedule, small(), shape_of(small())._replace(inputs=(1, 1)))
     assert "cannot be padded to this shape" in text and "inputs=(2, 1)" in text
-    elsewhere = small()._apply(lambda t: t.to("meta"))
+    elsewhere = small().to("meta")
     text = message(ValueError, padded_schedule, elsewhere, shape_of(small()))
     assert "on meta" in text
 
@@ -168,10 +178,11 @@ def test_shapes_hold_what_is_smaller_and_of_the_same_kind() -> None:
     assert not shape._replace(direction="top_down").holds(shape)
     assert shape._replace(single_parent=False).holds(shape)
     assert not shape.holds(shape._replace(single_parent=False))
-    # An edge of padding needs a node of padding.
-    assert not shape._replace(edges=(0, 3)).holds(shape)
-    assert shape._replace(edges=(0, 3), others=(0, 1)).holds(shape)
-    assert not shape._replace(edges=(0, 1), others=(0, 1)).holds(shape)
+    # An edge of padding needs a leaf of padding and a node of padding.
+    for others in ((0, 0), (0, 1), (1, 0)):
+        assert not shape._replace(edges=(0, 3), others=others).holds(shape)
+    assert shape._replace(edges=(0, 3), others=(1, 1)).holds(shape)
+    assert not shape._replace(edges=(0, 1), others=(1, 1)).holds(shape)
 
 
 def test_no_shape_without_argument_places() -> None:

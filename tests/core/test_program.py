@@ -16,7 +16,7 @@ WORD = TensorType((), torch.int64, "word")
 def constant_of(row_type: TensorType, data: object) -> np.ndarray:
     program = Program()
     program.constant(row_type, data)
-    return program.constants[0][0][0]
+    return program.constant_rows(0)[0][0]
 
 
 def test_depth_and_counts() -> None:
@@ -132,7 +132,7 @@ def test_declared_inputs() -> None:
     assert program.num_inputs == [5]
     text = message(ValueError, program.declare_inputs, SCALAR, 4)
     assert "fewer rows than are read" in text
-    assert "5 or more" in text
+    assert "at least 5" in text
 
 
 @pytest.mark.parametrize("operation", (torch.nn.Linear(3, 3), torch.tanh, "add", None))

@@ -36,22 +36,24 @@ def test_missing_inputs() -> None:
 def test_wrong_number_of_input_rows() -> None:
     text = complaint(ValueError, VECTOR, {VECTOR: torch.zeros(5, 3)})
     assert "Engine: wrong number of input rows of type float32[3]" in text
-    assert "float32[5, 3]" in text
+    assert "float32 tensor [5, 3]" in text
 
 
 @pytest.mark.parametrize("rows", [[1.0, 2.0], torch.tensor(1.0), (torch.zeros(2, 3), None)])
 def test_inputs_that_are_no_rows(rows: Any) -> None:
-    assert "are no tensors" in complaint(TypeError, VECTOR, {VECTOR: rows})
+    text = complaint(TypeError, VECTOR, {VECTOR: rows})
+    assert "Engine: input rows of type float32[3] do not fit" in text
+    assert "2 rows of float32[3]" in text
 
 
 @pytest.mark.parametrize(
     ("row_type", "rows", "got"),
     [
-        (VECTOR, torch.zeros(2, 4), "float32[4]"),
-        (VECTOR, torch.zeros(2, 3, dtype=torch.int64), "int64[3]"),
-        (WORD, torch.zeros(2), "float32[]"),
-        (PAIR, (torch.zeros(2, 3), torch.zeros(2, 1)), "float32[3], float32[1]"),
-        (PAIR, torch.zeros(2, 3), "float32[3]"),
+        (VECTOR, torch.zeros(2, 4), "float32 tensor [2, 4]"),
+        (VECTOR, torch.zeros(2, 3, dtype=torch.int64), "int64 tensor [2, 3]"),
+        (WORD, torch.zeros(2), "float32 tensor [2]"),
+        (PAIR, (torch.zeros(2, 3), torch.zeros(2, 1)), "float32 tensor [2, 1]"),
+        (PAIR, torch.zeros(2, 3), "float32 tensor [2, 3]"),
     ],
 )
 def test_input_rows_of_another_type(row_type: Any, rows: Any, got: str) -> None:
@@ -81,12 +83,12 @@ def mean_over_all(x: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("module", "got"),
     [
-        (lambda x: x[:, :2], "float32[2]"),
-        (lambda x: x.long(), "int64[3]"),
-        (mean_over_all, "float32[1, 3]"),
-        (lambda x: (x, x), "float32[2, 3], float32[2, 3]"),
-        (lambda x: None, "NoneType"),
-        (lambda x: x.sum(), "float32[]"),
+        (lambda x: x[:, :2], "float32 tensor [2, 2]"),
+        (lambda x: x.long(), "int64 tensor [2, 3]"),
+        (mean_over_all, "float32 tensor [1, 3]"),
+        (lambda x: (x, x), "float32 tensor [2, 3], float32 tensor [2, 3]"),
+        (lambda x: None, "nothing"),
+        (lambda x: x.sum(), "float32 tensor []"),
     ],
 )
 def test_a_module_that_returns_something_else(module: Any, got: str) -> None:
@@ -99,7 +101,7 @@ def test_a_module_that_returns_something_else(module: Any, got: str) -> None:
 def test_the_first_axis_must_stay() -> None:
     text = returning(mean_over_all)
     assert "2 rows of float32[3]" in text
-    assert "the module must keep the first axis: one row a call" in text
+    assert "one row per call, along the first axis" in text
 
 
 @pytest.mark.parametrize("module", [lambda x: x, lambda x: (x,), lambda x: [x, x]])

@@ -48,7 +48,7 @@ def test_copies_are_equal_and_run(made: Any, copier: str) -> None:
     schedule = made()
     twin = COPIERS[copier](schedule)
     assert twin == schedule
-    assert twin.facts == schedule.facts
+    assert twin.structure == schedule.structure
     if copier in ("pickle", "deepcopy", "clone", "torch.save"):
         assert twin.wiring.data_ptr() != schedule.wiring.data_ptr()
     if made is program_schedule:
@@ -147,12 +147,12 @@ def test_reads_well() -> None:
     assert lines[0] == repr(schedule)
     assert lines[1].strip().startswith("0 mix x 2: ")
     assert "-> store 0[" in lines[1]
-    assert "gather" in str(structure_schedule(arity=2))
+    assert "3 rows of zeros" in str(structure_schedule(arity=2))
     assert lines[-1].strip() == "store 0: float32[3], 10 rows"
     assert "nothing" not in str(schedule)
 
 
-def test_facts_of_structures() -> None:
+def test_what_is_known_of_structures() -> None:
     schedule = structure_schedule(arity=2, direction="bottom_up")
     assert (schedule.num_nodes, schedule.num_edges, schedule.arity) == (5, 3, 2)
     assert schedule.direction == "bottom_up"
@@ -193,7 +193,7 @@ def test_edge_order_lists_the_edges_as_the_steps_read_them(dag: Dag) -> None:
 def test_no_programs() -> None:
     text = message(ValueError, Schedule.from_programs, [])
     assert "the list of programs is empty" in text
-    assert "one program or more" in text
+    assert "at least one program" in text
 
 
 def test_unknown_policy() -> None:

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyg_dynbatch.core.schedule import IndexSlice, first_rows, packed
+from pyg_dynbatch.core.layout import IndexSlice, first_rows, packed
 
 
 @given(st.lists(st.lists(st.integers(0, 5), max_size=4), max_size=6))

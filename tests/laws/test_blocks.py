@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from pyg_dynbatch import blocks as td
 from pyg_dynbatch.blocks.compiler import PASSES, compile_block
 from pyg_dynbatch.blocks.tracing import merge_traced
-from pyg_dynbatch.core import Engine, Operations
-from pyg_dynbatch.core.merge import schedule_merged
+from pyg_dynbatch.core import Engine, Operations, Schedule
 from tests.blocks.harness import three_ways
 
 # Not a strategy: what checks annotations draws random numbers, which strategies must not.
@@ -186,7 +185,7 @@ def test_the_rewrites_change_nothing(data: st.DataObject) -> None:
         operations = Operations()
         tracer = compile_block(block, operations, passes)
         merged, _ = merge_traced(tracer.recipe, [tracer(example) for example in examples])
-        schedule = schedule_merged(merged, "depth", "merge_equal" in passes, len(examples))
+        schedule = Schedule.from_programs([merged], merge_equal="merge_equal" in passes)
         found.append(Engine(operations).double()(schedule))
     assert found[0].keys() == found[1].keys()
     for name, rows in found[0].items():

@@ -121,7 +121,7 @@ def test_nodes_of_many_parents() -> None:
     for layer in layers(5):
         if layer.arity in (None, 2):
             schedule = Schedule.from_structure(edges, 5, arity=layer.arity)
-            assert not schedule.facts["single_parent"]
+            assert not schedule.single_parent
             compare(layer, torch.randn(5, 3), FusedRun(schedule))
 
 

@@ -135,7 +135,7 @@ def interpreted_nodes_of_many_parents() -> None:
     edges = torch.tensor([[0, 1, 0, 1, 2, 0], [2, 2, 3, 3, 4, 4]])
     for layer in layers(5):
         schedule = Schedule.from_structure(edges, 5, arity=layer.arity)
-        assert not schedule.facts["single_parent"]
+        assert not schedule.single_parent
         compare(layer, schedule, torch.randn(5, 3))
 
 

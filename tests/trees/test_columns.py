@@ -64,7 +64,7 @@ def test_same_as_the_list(dags: list[Dag], rich: bool, data: st.DataObject) -> N
     for arity in (None, 3):
         one, other = (Collater(arity=arity)(each) for each in (columns, chosen))
         assert one.schedule == other.schedule
-        assert one.schedule.facts == other.schedule.facts
+        assert one.schedule.structure == other.schedule.structure
 
 
 def small() -> list[DynTreeData]:

@@ -129,7 +129,7 @@ def _value_text(merged: Any, value: int) -> str:
         slot = int(merged.value_slot[value])
         several = len(merged.signatures[merged.call_signature[place]].outputs) > 1
         return f"call {place}" + (f".{slot}" if several else "")
-    (constants,) = merged.constants[merged.value_type[value]] or (None,)
+    (constants,) = merged.constant_rows(int(merged.value_type[value])) or (None,)
     if constants is None:
         return f"row {place}"
     row = constants[place].tolist()

@@ -15,8 +15,7 @@ from pyg_dynbatch.blocks.errors import Complaint, UnknownKey
 from pyg_dynbatch.blocks.inputs import rows_of
 from pyg_dynbatch.blocks.types import ResultType, TensorType
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.merge import schedule_merged
-from pyg_dynbatch.core.program import RESULT, CompactProgram, MergedPrograms, ProgramArrays
+from pyg_dynbatch.core.program import RESULT, Program
 from pyg_dynbatch.core.schedule import Schedule
 
 
@@ -72,7 +71,7 @@ def _join(traced: Sequence[Traced]) -> _Records:
     return _Records(code, start, site, is_read, offset)
 
 
-def merge_traced(recipe: Recipe, traced: Sequence[Traced]) -> tuple[MergedPrograms, np.ndarray]:
+def merge_traced(recipe: Recipe, traced: Sequence[Traced]) -> tuple[Program, np.ndarray]:
     """Joins traced examples into what the core schedules."""
     tables, records = recipe.tables, _join(traced)
     start, site = records.start, records.site
@@ -92,11 +91,12 @@ def merge_traced(recipe: Recipe, traced: Sequence[Traced]) -> tuple[MergedProgra
     slot_of = np.arange(int(width.sum())) - np.repeat(first_value, width)
     position = np.flatnonzero(records.is_read)
     owner = np.repeat(np.arange(start.size), np.diff(start, append=records.code.size))[position]
-    merged = MergedPrograms(
-        list(recipe.signatures),
-        list(recipe.row_types),
-        constants,
+    merged = Program(
+        recipe.signatures,
+        recipe.row_types,
         num_inputs,
+        [len(rows[0]) if rows else 0 for rows in constants],
+        [[rows] if rows else [] for rows in constants],
         value_type=tables["type"][np.repeat(site, width), slot_of],
         value_kind=np.repeat(kind, width),
         value_place=np.repeat(place, width),
@@ -105,8 +105,9 @@ def merge_traced(recipe: Recipe, traced: Sequence[Traced]) -> tuple[MergedProgra
         read_value=number[records.code[position]],
         read_call=call_number[owner],
         read_argument=_arguments(recipe, position - start[owner] - 1, site[owner]),
-        output_value={name: number[found] for name, found in marks.items()},
+        outputs={name: number[found] for name, found in marks.items()},
         output_example=examples,
+        num_examples=len(traced),
     )
     return merged, site[is_call]
 
@@ -205,17 +206,6 @@ def _input_rows(traced: Sequence[Traced], number: int, rows: np.ndarray) -> np.n
     return np.concatenate(found)
 
 
-def program_of(recipe: Recipe, traced: Traced) -> CompactProgram:
-    """Spells out the program of one example."""
-    merged, _ = merge_traced(recipe, [traced])
-    names = list(ProgramArrays.__annotations__)[:8]
-    fields = {name: getattr(merged, name) for name in names}
-    arrays = ProgramArrays(**fields, constants=tuple(merged.constants), outputs=merged.output_value)
-    return CompactProgram(
-        tuple(recipe.signatures), tuple(recipe.row_types), tuple(merged.num_inputs), arrays
-    )
-
-
 _SOURCE = "<blocks>"
 
 
@@ -231,7 +221,7 @@ class Tracer:
         >>> from pyg_dynbatch import blocks as td
         >>> tracer = td.Compiler.create(td.Map(td.Scalar()) >> td.Sum()).tracer
         >>> tracer.program(tracer([1.0, 2.0]))
-        CompactProgram(1 calls, depth 1, outputs ['output_0'])
+        Program(1 calls, depth 1, outputs ['output_0'])
     """
 
     def __init__(self, recipe: Recipe) -> None:
@@ -277,9 +267,9 @@ class Tracer:
             result if recipe.keeps_result else None,
         )
 
-    def program(self, traced: Traced) -> CompactProgram:
+    def program(self, traced: Traced) -> Program:
         """Spells out the program of a traced example, as the core knows programs."""
-        return program_of(self.recipe, traced)
+        return merge_traced(self.recipe, [traced])[0]
 
     def _explain(self, error: Exception, number: int | None) -> NoReturn:
         """Raises the error again, with the block and the example."""
@@ -429,7 +419,7 @@ def collate_traced(
     if not traced:
         raise mismatch(ValueError, "Compiler: there is no example", "one example or more", 0)
     merged, _ = merge_traced(recipe, traced)
-    schedule = schedule_merged(merged, policy, merge_equal, len(traced))
+    schedule = Schedule.from_programs([merged], policy, merge_equal=merge_equal)
     labels = {
         name: [label for one in traced for label in one.labels[name]]
         for name in recipe.metric_types

@@ -1,4 +1,4 @@
-"""The algorithm: recorded calls in, batched calls out; knows torch and numpy alone."""
+"""The algorithm: recorded calls in, batched calls out; needs torch and numpy alone."""
 
 from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.errors import mismatch
@@ -7,14 +7,13 @@ from pyg_dynbatch.core.native import keep_freed_memory
 from pyg_dynbatch.core.operation import Operation, Operations, Ragged, Signature
 from pyg_dynbatch.core.padding import LevelBuckets
 from pyg_dynbatch.core.policy import DependencyGraph, agenda_policy, depth_policy
-from pyg_dynbatch.core.program import CompactProgram, Program, Value
+from pyg_dynbatch.core.program import Program, Value
 from pyg_dynbatch.core.reference import run_one_by_one
 from pyg_dynbatch.core.schedule import Schedule, ScheduleStats
 from pyg_dynbatch.core.structure import depth_of, find_cycle, roots_of, slots_of
 from pyg_dynbatch.core.types import RaggedRows, RowType, TensorType
 
 __all__ = [
-    "CompactProgram",
     "DependencyGraph",
     "Engine",
     "LearnedPolicy",

@@ -1,12 +1,14 @@
 """Run a schedule with real modules: gather, call, write, step by step."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.layout import ZEROS, IndexSlice, Step, packed
 from pyg_dynbatch.core.operation import (
     Operation,
     Operations,
@@ -31,69 +33,20 @@ from pyg_dynbatch.core.row_buffer import (
     unsupported,
     versions_of,
 )
-from pyg_dynbatch.core.schedule import IndexSlice, Schedule, Step, packed
+from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.core.types import RaggedRows, RowType, TensorType, describe, parts_of
 
 
-def call_on_no_rows(
-    operations: Sequence[Operation],
-    working_dtype: Callable[[torch.dtype], torch.dtype],
-    given: Mapping[RowType, Rows],
-    token: Tensor,
-    no_row: Tensor,
-) -> Tensor:
-    """Calls operations on zero rows: every rank waits for a gradient of every parameter."""
-    for operation in operations:
-        signature = operation.signature
-        row_types = [row_type_of(wanted) for wanted in signature.inputs]
-        if any(is_open([kind]) and kind not in given for kind in row_types):
-            continue
-        arguments = []
-        for wanted, kind in zip(signature.inputs, row_types, strict=True):
-            rows = _no_rows(kind, working_dtype, given, no_row.device)
-            arguments.append(RaggedRows(rows, no_row, 0) if isinstance(wanted, Ragged) else rows)
-        results = operation(*arguments)
-        results = (results,) if len(signature.outputs) == 1 else results
-        # Without arguments nothing tells a module that no row is wanted: it gives its one.
-        size = 0 if signature.inputs else 1
-        for found in checked_results(signature, results, size, "the call on zero rows"):
-            rows = tuple(part[:0] for part in found)
-            store = RowBuffer(0)
-            store.allocate(rows, tuple(part.dtype for part in rows))
-            token = store.write(token, 0, rows)
-    return token
-
-
-def _no_rows(
-    row_type: RowType,
-    working_dtype: Callable[[torch.dtype], torch.dtype],
-    given: Mapping[RowType, Rows],
-    device: torch.device,
-) -> Any:
-    if is_open([row_type]):
-        rows = tuple(part.new_zeros((0, *part.shape[1:])) for part in given[row_type])
-    else:
-        rows = tuple(
-            torch.zeros(
-                (0, *(part.shape or ())),
-                dtype=working_dtype(part.dtype or torch.float32),
-                device=device,
-            )
-            for part in parts_of(row_type)
-        )
-    return rows if isinstance(row_type, tuple) or len(rows) > 1 else rows[0]
-
-
 class Engine(nn.Module):
-    """Runs schedules: one batched call of a module per step, rows kept in state stores.
+    """Runs schedules: one batched call of a module per step, rows kept in one buffer per type.
 
     Args:
         operations: The operations that programs may call. For schedules made by
-            :meth:`Schedule.from_structure` one operation called ``"node"`` is wanted, see
+            :meth:`Schedule.from_structure` it needs one operation called ``"node"``, see
             :meth:`of_cell`.
 
     Raises:
-        TypeError: If ``operations`` is something else.
+        TypeError: If ``operations`` is not an :class:`Operations`.
 
     Reference:
         Looks et al. (2017), arXiv:1702.02181, section 2. Differs: values are read from any
@@ -112,15 +65,11 @@ class Engine(nn.Module):
     def __init__(self, operations: Operations) -> None:
         super().__init__()
         if not isinstance(operations, Operations):
-            raise mismatch(
-                TypeError,
-                "Engine: operations are of the wrong kind",
-                "Operations",
-                type(operations).__name__,
-            )
+            got = type(operations).__name__
+            raise mismatch(TypeError, "Engine: not Operations", "Operations", got)
         self.operations = operations
-        self.has_leaf = False
-        # Follows .to() and .double(): tells the working precision and the device of constants.
+        self._leaf: Signature | None = None
+        # Follows .to() and .double(): gives the working precision and the device of constants.
         self.register_buffer("_precision", torch.empty(0), persistent=False)
 
     @classmethod
@@ -132,7 +81,7 @@ class Engine(nn.Module):
         input_type: RowType | None = None,
         leaf: nn.Module | None = None,
     ) -> "Engine":
-        """Makes an engine for schedules of structures from one recurrent cell.
+        """Make an engine for schedules of structures from one recurrent cell.
 
         Args:
             cell: Called as ``cell(x, *children)``: the input rows ``[row, …]``, then either
@@ -140,7 +89,7 @@ class Engine(nn.Module):
                 row of zeros. It returns the new state, a tensor or a tuple of tensors.
             state: Type of the state of one node.
             arity: As given to :meth:`Schedule.from_structure`.
-            input_type: Type of an input row; taken from the inputs where left out.
+            input_type: Type of an input row; taken from the inputs by default.
             leaf: Called as ``leaf(x)`` in place of the cell for all nodes of the first level,
                 which have no children: no work on rows of zeros. In sentiment trees, where only
                 leaves have words, it is half of the work, and the cell need not look at ``x``.
@@ -161,16 +110,15 @@ class Engine(nn.Module):
         operations = Operations()
         inputs = any_type("input") if input_type is None else input_type
         operations.add(cell, [inputs, *children], [state], name="node", random=True)
-        if leaf is not None:
-            operations.add(leaf, [inputs], [state], name="leaf", random=True)
         engine = cls(operations)
-        engine.has_leaf = leaf is not None
+        if leaf is not None:
+            engine._leaf = operations.add(leaf, [inputs], [state], name="leaf", random=True)
         return engine
 
     def forward(
         self, schedule: Schedule, inputs: Mapping[RowType | str, Any] | None = None
     ) -> dict[str, Any]:
-        """Runs a schedule.
+        """Run a schedule.
 
         Args:
             schedule: On the device of the modules.
@@ -186,10 +134,12 @@ class Engine(nn.Module):
             LookupError: If the schedule names an operation the engine does not have.
             TypeError: If a signature differs, an operation returns another type than stated, or
                 input rows are of another type.
-            ValueError: If the number of input rows is not what the schedule wants.
+            ValueError: If the number of input rows is not that of the schedule.
             RuntimeError: If an operation changes an argument in place.
         """
         refuse_transforms("Engine")
+        if self._leaf is not None and schedule.structure is not None and schedule.steps:
+            schedule = _with_leaf(schedule, self._leaf)
         run = _Run(self, schedule, inputs or {})
         for number, step in enumerate(schedule.steps):
             run.make(number, step)
@@ -199,32 +149,40 @@ class Engine(nn.Module):
         raise unsupported("Engine", "torch.jit.script (TorchScript)")
 
     def operation_of(self, signature: Signature) -> Operation:
-        """Finds the operation of a signature.
+        """Find the operation of a signature.
 
         Raises:
-            LookupError: If there is none of that name.
-            TypeError: If the one of that name has other types.
+            LookupError: If the engine has no operation of that name.
+            TypeError: If the operation of that name has other types.
         """
-        if signature.name not in self.operations:
+        name = signature.name
+        if name not in self.operations:
             known = ", ".join(s.name for s in self.operations.signatures)
-            raise mismatch(
-                LookupError,
-                f"Engine: no operation is called {signature.name!r}",
-                f"one of {known or 'none'}",
-                str(signature),
-                hint="record programs with signatures of this engine's operations",
-            )
-        operation = self.operations[signature.name]
+            hint = "record programs with signatures of this engine's operations"
+            what, wanted = f"Engine: no operation is called {name!r}", f"one of {known or 'none'}"
+            raise mismatch(LookupError, what, wanted, str(signature), hint=hint)
+        operation = self.operations[name]
         mine = operation.signature
         if not mine.fits(signature):
-            raise mismatch(
-                TypeError,
-                f"Engine: operation {signature.name!r} has another signature",
-                str(mine),
-                str(signature),
-                hint="schedules of structures: give both the same arity",
-            )
+            what = f"Engine: operation {name!r} has another signature"
+            hint = "schedules of structures: give both the same arity"
+            raise mismatch(TypeError, what, str(mine), str(signature), hint=hint)
         return operation
+
+    def no_rows(self, row_type: RowType, given: Mapping[RowType, Rows] | None = None) -> Any:
+        """Make zero rows of a row type; ``given`` has rows for the types that are left open."""
+        if given and is_open([row_type]):
+            rows = tuple(part.new_zeros((0, *part.shape[1:])) for part in given[row_type])
+        else:
+            rows = tuple(
+                torch.zeros(
+                    (0, *(part.shape or ())),
+                    dtype=self.working_dtype(part.dtype or torch.float32),
+                    device=self.device,
+                )
+                for part in parts_of(row_type)
+            )
+        return rows if isinstance(row_type, tuple) or len(rows) > 1 else rows[0]
 
     @property
     def device(self) -> torch.device:
@@ -232,12 +190,20 @@ class Engine(nn.Module):
         return self._precision.device  # type: ignore[return-value]
 
     def working_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """Turns the stated float32 into the precision the engine works in."""
+        """Turn the stated float32 into the precision the engine works in."""
         return self._precision.dtype if dtype == torch.float32 else dtype  # type: ignore[return-value]
 
     def __repr__(self) -> str:
-        """Lists the operations."""
+        """List the operations."""
         return f"Engine({', '.join(s.name for s in self.operations.signatures)})"
+
+
+def _with_leaf(schedule: Schedule, leaf: Signature) -> Schedule:
+    """Let the leaf operation, which reads no children, make the first step of a structure."""
+    first, *others = schedule.steps
+    number = len(schedule.signatures)
+    step = Step(number, first.size, first.arguments[:1], first.results)
+    return replace(schedule, signatures=(*schedule.signatures, leaf), steps=(step, *others))
 
 
 class _Run:
@@ -248,12 +214,8 @@ class _Run:
     ) -> None:
         self.engine, self.schedule = engine, schedule
         self.operations = [engine.operation_of(s) for s in schedule.signatures]
-        # Only schedules of structures say how many nodes of a level read an input.
-        self.has_leaf = engine.has_leaf and "level_inputs" in schedule.facts
         self.token = new_token(schedule.wiring)
         self.pending: list[Write] = []
-        # How many nodes of a level read an input row; the others read a row of zeros.
-        self.level_inputs: Sequence[int] = schedule.facts.get("level_inputs", ())
         self.stores = [
             RowBuffer(store.rows, store.constants if constants is None else 0)
             for store, constants in zip(schedule.stores, schedule.constants, strict=True)
@@ -282,18 +244,14 @@ class _Run:
     def _open(
         self, number: int, parts: tuple[TensorType, ...], constants: Rows | None, given: Rows | None
     ) -> None:
-        """Allocates a store and fills in its constants and inputs."""
+        """Allocate a store and fill in its constants and inputs."""
         store, first = self.stores[number], self.schedule.stores[number].constants
-        # Without a step nobody asks how wide rows are, and there are none to give back.
+        # Without a step the width of rows does not matter.
         wanted = store.rows > 0 and len(self.schedule.steps) > 0
         if wanted and given is None and any(part.shape is None for part in parts):
-            raise mismatch(
-                TypeError,
-                f"Engine: nothing says how wide the rows of {describe(parts[0])} are",
-                "input rows, or a row type with a shape",
-                "neither",
-                hint="pass inputs={...} or Engine.of_cell(..., input_type=TensorType(...))",
-            )
+            what = f"Engine: the width of the rows of {describe(parts[0])} is not known"
+            hint = "pass inputs={...} or Engine.of_cell(..., input_type=TensorType(...))"
+            raise mismatch(TypeError, what, "input rows, or a row type with a shape", hint=hint)
         device = self.schedule.device
         like = given or tuple(torch.empty((0, *(p.shape or ())), device=device) for p in parts)
         if given is not None and len(parts) != len(given):
@@ -312,14 +270,12 @@ class _Run:
         )
 
     def make(self, number: int, step: Step) -> None:
-        """Makes one step."""
-        operation = self._operation(number, step)
+        """Make one step."""
+        operation = self.operations[step.operation]
         signature = operation.signature
-        # A leaf module takes the first argument alone.
-        wirings = step.arguments[: len(signature.inputs)]
-        rows = self._read(number, wirings)
+        rows = self._read(step.arguments)
         before = versions_of(rows)
-        results = operation(*self._arguments(signature.inputs, wirings, rows, step.size))
+        results = operation(*self._arguments(signature.inputs, step, rows))
         if versions_of(rows) != before:
             refuse_change_in_place(signature, f"step {number}")
         if len(signature.outputs) == 1:
@@ -330,51 +286,34 @@ class _Run:
             self.pending.append(Write(self.stores[store], start, parts))
 
     def _exchange(self, reads: Sequence[Read], own: bool = False) -> list[Rows]:
-        """Writes what is to be written, and reads."""
+        """Write what is to be written, and reads."""
         self.token, found = exchange(self.token, self.pending, reads, own)
         self.pending = []
         return found
 
-    def _operation(self, number: int, step: Step) -> Operation:
-        if self.has_leaf and number == 0:
-            return self.engine.operations["leaf"]
-        return self.operations[step.operation]
-
-    def _read(self, number: int, wirings: Sequence[IndexSlice]) -> list[Rows]:
-        """Reads the rows of all arguments of a step at once."""
-        first, last = self._not_zero(number, wirings)
+    def _read(self, wirings: Sequence[IndexSlice]) -> list[Rows]:
+        """Read the rows of all arguments of a step at once."""
+        found = iter(self._exchange(self._reads([w for w in wirings if w.start != ZEROS])))
         return [
-            *(self.stores[w.store].zeros(w.length) for w in wirings[:first]),
-            *self._exchange(self._reads(wirings[first:last])),
-            *(self.stores[w.store].zeros(w.length) for w in wirings[last:]),
+            self.stores[w.store].zeros(w.length) if w.start == ZEROS else next(found)
+            for w in wirings
         ]
 
     def _arguments(
-        self,
-        inputs: Sequence[RowType | Ragged],
-        wirings: Sequence[IndexSlice],
-        rows_of_all: Sequence[Rows],
-        size: int,
+        self, inputs: Sequence[RowType | Ragged], step: Step, rows_of_all: Sequence[Rows]
     ) -> list[Any]:
-        """Makes arguments of rows as the module wants them."""
+        """Make arguments of rows as the module takes them."""
         found: list[Any] = []
-        for wanted, wiring, rows in zip(inputs, wirings, rows_of_all, strict=True):
+        for wanted, wiring, rows in zip(inputs, step.arguments, rows_of_all, strict=True):
             one = len(rows) == 1 and not isinstance(row_type_of(wanted), tuple)
             argument: Any = rows[0] if one else rows
             if isinstance(wanted, Ragged):
-                argument = RaggedRows(argument, self.schedule.owners_of(wiring), size)
+                argument = RaggedRows(argument, self.schedule.owners_of(wiring), step.size)
             found.append(argument)
         return found
 
-    def _not_zero(self, number: int, wirings: Sequence[IndexSlice]) -> tuple[int, int]:
-        """Finds the first and last argument that is more than rows of zeros."""
-        last = len(wirings)
-        if not self.level_inputs or not last:
-            return 0, last
-        return int(self.level_inputs[number] == 0), 1 if number == 0 else last
-
     def _reads(self, wirings: Sequence[IndexSlice]) -> list[Read]:
-        """Says what to read; arguments whose row numbers lie side by side share a gather."""
+        """Say what to read; arguments whose row numbers lie side by side share a gather."""
         reads, flat = [], self.schedule.wiring
         number = 0
         while number < len(wirings):
@@ -394,17 +333,32 @@ class _Run:
         return self.schedule.rows_of(wiring)
 
     def _touch_unused(self, given: Mapping[RowType, Rows]) -> None:
-        """Calls the operations that no step uses on zero rows; ``given`` tells open types."""
-        used = {
-            self._operation(number, step).signature.name
-            for number, step in enumerate(self.schedule.steps)
-        }
-        unused = [o for o in self.engine.operations if o.signature.name not in used]
+        """Call unused operations on zero rows: other ranks wait for all their gradients."""
+        used = {self.operations[step.operation] for step in self.schedule.steps}
         no_row = self.schedule.wiring[:0]
-        self.token = call_on_no_rows(unused, self.engine.working_dtype, given, self.token, no_row)
+        for operation in self.engine.operations:
+            signature = operation.signature
+            row_types = [row_type_of(wanted) for wanted in signature.inputs]
+            if operation in used or any(is_open([t]) and t not in given for t in row_types):
+                continue
+            arguments = [self.engine.no_rows(row_type, given) for row_type in row_types]
+            results = operation(
+                *(
+                    RaggedRows(rows, no_row, 0) if isinstance(wanted, Ragged) else rows
+                    for wanted, rows in zip(signature.inputs, arguments, strict=True)
+                )
+            )
+            results = (results,) if len(signature.outputs) == 1 else results
+            # A module without arguments always returns its one row.
+            size = 0 if signature.inputs else 1
+            for found in checked_results(signature, results, size, "the call on zero rows"):
+                rows = tuple(part[:0] for part in found)
+                store = RowBuffer(0)
+                store.allocate(rows, tuple(part.dtype for part in rows))
+                self.token = store.write(self.token, 0, rows)
 
     def outputs(self) -> dict[str, Any]:
-        """Reads all outputs."""
+        """Read all outputs."""
         found = self.schedule.outputs
         reads = [Read(self.stores[o.wiring.store], self._pick(o.wiring)) for o in found.values()]
         results = self._exchange(reads, own=True)

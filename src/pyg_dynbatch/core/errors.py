@@ -1,4 +1,4 @@
-"""Format every complaint about user input alike: five lines in Python, one on a command line."""
+"""Format errors in user input: up to five lines in Python, one on a command line."""
 
 import argparse
 from operator import index
@@ -10,7 +10,7 @@ E = TypeVar("E", bound=Exception)
 
 
 class Mismatch(str):
-    """The message of an error in what the user gave; the command line knows such errors by it."""
+    """The message of an error in user input, which the command line prints in one line."""
 
     __slots__ = ()
 
@@ -47,7 +47,7 @@ def mismatch(
 
 
 def described(value: object) -> str:
-    """Writes what was found in the place of a tensor: dtype and shape, or the class."""
+    """Write what was found in the place of a tensor: dtype and shape, or the class."""
     if isinstance(value, torch.Tensor):
         kind = "" if value.layout == torch.strided else f", {value.layout}"
         where = " on meta" if value.device.type == "meta" else ""
@@ -57,7 +57,7 @@ def described(value: object) -> str:
 
 
 def checked_count(name: str, value: object) -> int:
-    """Gives back a whole number of 1 or more."""
+    """Return a whole number that is at least 1."""
     if isinstance(value, bool) or not isinstance(value, SupportsIndex):
         raise mismatch(TypeError, f"{name} is not a whole number", "1 or more", repr(value))
     if (number := index(value)) < 1:
@@ -73,6 +73,6 @@ class OneLineArguments(argparse.ArgumentParser):
         super().__init__(prog, description=description, allow_abbrev=False, **options)  # type: ignore[arg-type]
 
     def error(self, message: str) -> NoReturn:
-        """Prints the message on the error stream and ends the program."""
+        """Print the message on the error stream and ends the program."""
         line = " ".join(message.split())
         self.exit(2, f"pyg-dynbatch: error: {line}; see '{self.prog} --help'\n")

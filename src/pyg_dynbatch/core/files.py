@@ -1,8 +1,8 @@
-"""Open text, write and lock files so that nothing is left half-done, download with checksums."""
+"""Open text, write and lock files as a whole, download with checksums."""
 
+import codecs
 import gzip
 import hashlib
-import http.client
 import io
 import os
 import socket
@@ -10,13 +10,13 @@ import sys
 import urllib.request
 import uuid
 import warnings
-import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from io import BufferedIOBase
+from http.client import HTTPException
 from pathlib import Path
 from typing import IO, Any, cast
+from urllib.error import URLError
 from zipfile import BadZipFile, ZipFile
 
 import torch
@@ -31,7 +31,7 @@ except ImportError:  # Windows
 
 
 def write_atomically(path: str | Path, write: Callable[[Path], object]) -> Path:
-    """Writes a file under a temporary name and gives it its own name only when it is complete."""
+    """Write a file under a temporary name and rename it when it is complete."""
     path = Path(path)
     temporary = _temporary(path)
     try:
@@ -51,7 +51,7 @@ def write_atomically(path: str | Path, write: Callable[[Path], object]) -> Path:
 def whole_file(
     path: str | Path, mode: str = "w", *, resume_at: int | None = None, **options: Any
 ) -> Iterator[Any]:
-    """Opens a file to be written piece by piece; it gets its own name when the block has ended."""
+    """Open a file to be written piece by piece; it gets its own name when the block has ended."""
     path = Path(path)
     temporary = _temporary(path) if resume_at is None else part_of(path)
     with _blamed_on_the_folder(path):
@@ -73,7 +73,7 @@ def whole_file(
 
 
 def part_of(path: str | Path) -> Path:
-    """Names the unfinished file that :func:`whole_file` can resume."""
+    """Name the unfinished file that :func:`whole_file` can resume."""
     return Path(f"{path}.part")
 
 
@@ -101,7 +101,7 @@ class _WatchedFile(io.FileIO):
         self.seek(size)
 
     def write(self, content: Any) -> int:
-        """Writes as much as the system takes."""
+        """Write as much as the system takes."""
         with _blamed_on_the_folder(self.path):
             return super().write(content)
 
@@ -109,7 +109,7 @@ class _WatchedFile(io.FileIO):
 def refuse_overwriting(
     command: str, outputs: Iterable[str | Path | None], inputs: Iterable[str | Path | None]
 ) -> None:
-    """Refuses an output that is one of the inputs, whatever links lead to it, or another output."""
+    """Refuse an output that is an input or another output, links included."""
     named = [("an input", "/dev/stdin" if path == "-" else path) for path in inputs if path]
     for output in outputs:
         if output in (None, "-"):
@@ -117,11 +117,7 @@ def refuse_overwriting(
         same = next((what for what, path in named if _same_file(str(output), str(path))), None)
         if same is not None:
             raise mismatch(
-                ValueError,
-                f"{command}: an output is also {same}",
-                "a file of its own for each output",
-                output,
-                hint="another name",
+                ValueError, f"{command}: an output is also {same}", "another name", output
             )
         named.append(("another output", output))
 
@@ -135,7 +131,7 @@ def _same_file(first: str, second: str) -> bool:
 
 @contextmanager
 def locked_folder(folder: str | Path, wait: bool = False) -> Iterator[None]:
-    """Keeps other processes from writing to a folder at the same time."""
+    """Keep other processes from writing to a folder at the same time."""
     path = Path(folder) / ".lock"
     while True:
         with _blamed_on_the_folder(path):
@@ -165,18 +161,13 @@ def _lock_folder(file: IO[str], path: Path, wait: bool) -> None:
         print(f"{path.parent}: waiting for {holder}, which writes to it", file=sys.stderr)
         fcntl.flock(file, fcntl.LOCK_EX)
         return
-    raise mismatch(
-        OSError,
-        "the folder is in use",
-        "one process that writes to it",
-        f"{holder}, which has not finished",
-        where=path.parent,
-        hint="wait for it, or choose another folder",
-    )
+    wanted, got = "one process that writes to it", f"{holder}, which has not finished"
+    hint = "wait for it, or choose another folder"
+    raise mismatch(OSError, "the folder is in use", wanted, got, where=path.parent, hint=hint)
 
 
 def _locked(file: IO[Any] | io.FileIO, what: str) -> bool:
-    """Locks an open file unless another process has it; warns where files cannot be locked."""
+    """Lock an open file unless another process has; warn if files cannot be locked."""
     try:
         if fcntl is None:
             raise OSError("this system has no such locks")
@@ -209,14 +200,10 @@ def _blamed_on_the_folder(path: Path) -> Iterator[None]:
     except ConnectionError:  # the content could not be fetched; the folder is not to blame
         raise
     except OSError as error:
-        raise mismatch(
-            OSError,
-            f"{path.name}: the file cannot be written",
-            "a folder that can be made and written",
-            f"{type(error).__name__}: {error.strerror or error}",
-            where=path.parent,
-            hint="another folder, or hint its permissions or the free space",
-        ) from error
+        what, wanted = f"{path.name}: the file cannot be written", "a folder that can be written"
+        got = f"{type(error).__name__}: {error.strerror or error}"
+        hint = "another folder; or check its permissions and the free space"
+        raise mismatch(OSError, what, wanted, got, where=path.parent, hint=hint) from error
 
 
 def _remove_quietly(path: Path) -> None:
@@ -226,57 +213,75 @@ def _remove_quietly(path: Path) -> None:
 
 
 def existing(path: str | Path, what: str) -> Path:
-    """Refuses a path where there is no file."""
+    """Return the path of a file, or raise if it does not exist."""
     path = Path(path)
     if not path.is_file():
         raise mismatch(FileNotFoundError, f"{path.name}: there is no such file", what, where=path)
     return path
 
 
+class Lines:
+    """Yields the lines of an open file as text and counts them."""
+
+    def __init__(self, stream: io.BufferedIOBase, path: str) -> None:
+        self.path = "standard input" if path == "-" else path
+        self.name = Path(self.path).name
+        self.number = 0
+        self._stream = stream
+
+    def __iter__(self) -> Iterator[str]:
+        while line := self._next():
+            yield line
+
+    def _next(self) -> str:
+        try:
+            raw = self._stream.readline()
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            what = f"{self.name}: the compressed file is damaged or cut short"
+            got = f"{type(error).__name__}: {error}"
+            where = f"{self.path}, after line {self.number}"
+            raise mismatch(ValueError, what, "a complete gzip file", got, where=where) from error
+        self.number += bool(raw)
+        if self.number == 1:
+            raw = raw.removeprefix(codecs.BOM_UTF8) or (b"\n" if raw else b"")
+        try:
+            return raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            got = f"byte 0x{raw[error.start]:02x} ({error.reason})"
+            where = f"{self.path}:{self.number}:{error.start + 1}"
+            hint = f"iconv -f <its encoding> -t utf-8 {self.name}"
+            what = f"{self.name}: the text is not UTF-8"
+            raise mismatch(ValueError, what, "UTF-8", got, where=where, hint=hint) from error
+
+
+@contextmanager
+def open_lines(path: str | Path) -> Iterator[Lines]:
+    """Open a UTF-8 text file, which may be compressed by gzip, or standard input for ``-``."""
+    if str(path) == "-":
+        yield Lines(cast(io.BufferedIOBase, sys.stdin.buffer), "-")
+        return
+    path = existing(path, "a file")
+    with path.open("rb") as stream:
+        is_gzip = path.suffix.lower() == ".gz" or stream.read(2) == b"\x1f\x8b"
+        stream.seek(0)
+        yield Lines(gzip.GzipFile(fileobj=stream) if is_gzip else stream, str(path))
+
+
 def read_lines(path: str | Path) -> list[str]:
-    r"""Reads the lines of a UTF-8 text file, which may be compressed by gzip."""
-    path = existing(path, "a text file")
-    raw = path.read_bytes()
-    if raw.startswith(b"\x1f\x8b"):
-        raw = _unpacked(raw, path)
-    try:
-        text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        column = error.start - raw.rfind(b"\n", 0, error.start)
-        raise mismatch(
-            ValueError,
-            f"{path.name}: the text is not UTF-8",
-            "UTF-8",
-            f"byte 0x{raw[error.start]:02x} ({error.reason})",
-            where=f"{path}:{line}:{column}",
-            hint=f"iconv -f <its encoding> -t utf-8 {path.name}",
-        ) from error
-    lines = [line.removesuffix("\r") for line in text.split("\n")]
+    """Read the lines of a text file as :func:`open_lines` does, without empty lines at its end."""
+    with open_lines(existing(path, "a text file")) as opened:
+        lines = [line.removesuffix("\n").removesuffix("\r") for line in opened]
     while lines and not lines[-1].strip():
         lines.pop()
     if not lines:
-        raise mismatch(
-            ValueError, f"{path.name}: the file is empty", "one line or more", 0, where=path
-        )
+        name = Path(path).name
+        raise mismatch(ValueError, f"{name}: the file is empty", "at least one line", 0, where=path)
     return lines
 
 
-def _unpacked(raw: bytes, path: Path) -> bytes:
-    try:
-        return gzip.decompress(raw)
-    except (EOFError, OSError, zlib.error) as error:
-        raise mismatch(
-            ValueError,
-            f"{path.name}: the compressed file is damaged or cut short",
-            "a complete .gz file",
-            f"{type(error).__name__}: {error}",
-            where=path,
-        ) from error
-
-
 def load_tensors(path: str | Path, kind: str, what: str) -> dict[str, Any]:
-    """Reads a dictionary that was saved with its kind under ``"format"``."""
+    """Read a dictionary that was saved with its kind under ``"format"``."""
+    hint = "delete the file and make it again"
     try:
         # torch writes a checksum of every part, which torch.load does not compare.
         with ZipFile(path) as archive:
@@ -288,80 +293,13 @@ def load_tensors(path: str | Path, kind: str, what: str) -> dict[str, Any]:
     except FileNotFoundError:
         raise
     except Exception as error:  # torch and pickle raise many classes for a damaged file
-        first = str(error).partition("\n")[0]
-        raise mismatch(
-            ValueError,
-            f"{what}: the file cannot be read",
-            f"a file of the kind {kind}",
-            f"{type(error).__name__}: {first}",
-            where=path,
-            hint="delete the file and make it again",
-        ) from error
+        got = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        what, wanted = f"{what}: the file cannot be read", f"a file of the kind {kind}"
+        raise mismatch(ValueError, what, wanted, got, where=path, hint=hint) from error
     if found != kind:
-        raise mismatch(
-            ValueError,
-            f"{what}: the file is of another kind",
-            kind,
-            found,
-            where=path,
-            hint="delete the file and make it again",
-        )
+        what = f"{what}: the file is of another kind"
+        raise mismatch(ValueError, what, kind, found, where=path, hint=hint)
     return dict(content)
-
-
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-
-
-class Lines:
-    r"""Gives the lines of an open file as text and knows how many it has given."""
-
-    def __init__(self, stream: BufferedIOBase, path: str) -> None:
-        self.path = "standard input" if path == "-" else path
-        self.name = "standard input" if path == "-" else Path(path).name
-        self.number = 0
-        self._stream = stream
-
-    def __iter__(self) -> Iterator[str]:
-        while raw := self._next():
-            yield raw
-
-    def _next(self) -> str:
-        try:
-            raw = self._stream.readline()
-        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise mismatch(
-                ValueError,
-                f"{self.name}: the compressed file is damaged",
-                "a complete gzip file",
-                f"{type(error).__name__}: {error}",
-                where=f"{self.path}, after line {self.number}",
-            ) from error
-        self.number += bool(raw)
-        if self.number == 1:
-            raw = raw.removeprefix(_BYTE_ORDER_MARK) or (b"\n" if raw else b"")
-        try:
-            return raw.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise mismatch(
-                ValueError,
-                f"{self.name}: the text is not UTF-8",
-                "UTF-8",
-                f"byte 0x{raw[error.start]:02x} ({error.reason})",
-                where=f"{self.path}:{self.number}:{error.start + 1}",
-                hint=f"iconv -f <its encoding> -t utf-8 {self.name}",
-            ) from error
-
-
-@contextmanager
-def open_lines(path: str | Path) -> Iterator[Lines]:
-    r"""Opens a text file, compressed if its name ends in ``.gz``, or standard input."""
-    if str(path) == "-":
-        yield Lines(cast(BufferedIOBase, sys.stdin.buffer), "-")
-        return
-    path = existing(path, "a file")
-    is_gzip = path.suffix.lower() == ".gz"
-    with gzip.open(path, "rb") if is_gzip else path.open("rb") as stream:
-        yield Lines(cast(BufferedIOBase, stream), str(path))
 
 
 _CHUNK = 1 << 16
@@ -369,29 +307,24 @@ _TIMEOUT = 30.0  # seconds without a byte
 
 
 def sha256_of(path: str | Path) -> str:
-    """Computes the checksum of a file."""
+    """Compute the checksum of a file."""
     with Path(path).open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def check_sha256(path: str | Path, sha256: str, what: str, hint: str = "") -> None:
-    """Refuses a file whose content is not the expected one."""
-    got = sha256_of(path)
-    if got != sha256:
-        raise mismatch(
-            ValueError,
-            f"{what}: {Path(path).name} has a wrong checksum",
-            f"sha256 {sha256}",
-            f"sha256 {got}, {Path(path).stat().st_size:,} bytes",
-            where=path,
-            hint=hint or "delete the file and fetch it again",
-        )
+    """Refuse a file whose content is not the expected one."""
+    if (found := sha256_of(path)) != sha256:
+        got = f"sha256 {found}, {Path(path).stat().st_size:,} bytes"
+        what = f"{what}: {Path(path).name} has a wrong checksum"
+        hint = hint or "delete the file and fetch it again"
+        raise mismatch(ValueError, what, f"sha256 {sha256}", got, where=path, hint=hint)
 
 
 def download_verified(
     url: str, folder: str | Path, sha256: str | None, what: str, *, hint: str = ""
 ) -> Path:
-    """Downloads a file unless it is there, and keeps it only if its checksum is right.
+    """Download a file unless it is there, and keep it only if its checksum is right.
 
     Args:
         url: Where the file is.
@@ -428,9 +361,12 @@ def download_verified(
         return path
 
     def fetch(temporary: Path) -> None:
-        with temporary.open("wb") as handle:
-            for chunk in _chunks(url, what, hint):
-                handle.write(chunk)
+        try:
+            _download(url, temporary, what)
+        except (URLError, ConnectionError, TimeoutError, HTTPException) as error:
+            failed, got = f"{what}: the download failed", f"{type(error).__name__}: {error}"
+            wanted = "a network connection, or the files put in place by hand"
+            raise mismatch(ConnectionError, failed, wanted, got, where=url, hint=hint) from error
         if sha256 is not None:
             check_sha256(temporary, sha256, what, hint)
 
@@ -440,51 +376,30 @@ def download_verified(
     return path
 
 
-def _chunks(url: str, what: str, hint: str) -> Iterator[bytes]:
-    try:
-        response = urllib.request.urlopen(url, timeout=_TIMEOUT)
-    except (OSError, http.client.HTTPException) as error:
-        raise _failed(what, url, error, hint) from error
-    promised = int(response.headers.get("Content-Length") or 0)
-    with response, Progress(f"{what}: {url}", "bytes", promised or None) as progress:
-        while True:
-            try:
-                chunk = response.read(_CHUNK)
-            except (OSError, http.client.HTTPException) as error:
-                raise _failed(what, url, error, hint) from error
-            if not chunk:
-                break
-            progress.update(len(chunk))
-            yield chunk
+def _download(url: str, target: Path, what: str) -> None:
+    # torch.hub.download_url_to_file waits without end, and takes a file that is cut short.
+    with urllib.request.urlopen(url, timeout=_TIMEOUT) as response, target.open("wb") as handle:
+        promised = int(response.headers.get("Content-Length") or 0)
+        with Progress(f"{what}: {url}", "bytes", promised or None) as progress:
+            while chunk := response.read(_CHUNK):
+                handle.write(chunk)
+                progress.update(len(chunk))
         if progress.done < promised:
-            cut = f"the connection ended after {progress.done:,} of {promised:,} bytes"
-            raise _failed(what, url, cut, hint)
-
-
-def _failed(what: str, url: str, reason: Exception | str, hint: str) -> ConnectionError:
-    got = reason if isinstance(reason, str) else f"{type(reason).__name__}: {reason}"
-    return mismatch(
-        ConnectionError,
-        f"{what}: the download failed",
-        "a network connection, or the files put in place by hand",
-        got,
-        where=url,
-        hint=hint,
-    )
+            got = f"{progress.done:,} of {promised:,} bytes"
+            raise ConnectionError(f"the connection ended after {got}")
 
 
 def extract_member(archive: str | Path, member: str, target: str | Path, what: str) -> Path:
-    """Takes one file out of a zip archive, whole or not at all."""
+    """Take one file out of a zip archive, whole or not at all."""
     try:
-        with zipfile.ZipFile(archive) as opened:
+        with ZipFile(archive) as opened:
             content = opened.read(member)
-    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError) as error:
-        raise mismatch(
-            ValueError,
-            f"{what}: the archive is damaged or cut short",
+    except (BadZipFile, zlib.error, EOFError, KeyError) as error:
+        size = Path(archive).stat().st_size
+        wanted, got = (
             f"a zip archive with {member}",
-            f"{type(error).__name__}: {error}, {Path(archive).stat().st_size:,} bytes",
-            where=archive,
-            hint="delete it and fetch it again",
-        ) from error
+            f"{type(error).__name__}: {error}, {size:,} bytes",
+        )
+        what, hint = f"{what}: the archive is damaged or cut short", "delete it and fetch it again"
+        raise mismatch(ValueError, what, wanted, got, where=archive, hint=hint) from error
     return write_atomically(target, lambda temporary: temporary.write_bytes(content))

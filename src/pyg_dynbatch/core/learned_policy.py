@@ -1,17 +1,15 @@
 """Learn, on the first mini-batches of a model, in which order its kinds of calls run best."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.merge import schedule_programs
 from pyg_dynbatch.core.policy import DependencyGraph, agenda_policy, depth_policy
+from pyg_dynbatch.core.program import Program
 from pyg_dynbatch.core.structure import concatenated_ranges, longest_paths
-
-if TYPE_CHECKING:
-    from pyg_dynbatch.core.program import AnyProgram
-
 
 Frontier = tuple[tuple[str, ...], tuple[str, ...]]
 """Kinds with a ready call: those whose turn it may be, and the others; names, sorted."""
@@ -30,7 +28,7 @@ chains; the ready share of all its waiting calls."""
 
 
 class LearnedPolicy:
-    """Runs, again and again, all ready calls of the kind that a small table names.
+    """Repeatedly runs all ready calls of the kind that a small table names.
 
     The lower bound on steps is the sum over kinds of the longest chain of calls of that kind. A
     step is free if it makes this sum smaller: if every call at the head of one of the longest
@@ -42,7 +40,7 @@ class LearnedPolicy:
     A policy may be used before it is fitted; it may be pickled, and saved as a plain dictionary.
 
     Args:
-        table: What :meth:`to_dict` gave; empty if left out.
+        table: The result of :meth:`to_dict`; empty by default.
 
     Reference:
         Chen et al. (2023), arXiv:2302.03851 (the set of kinds on the frontier as the state, the
@@ -73,9 +71,9 @@ class LearnedPolicy:
             self.table, self.rule = _read_table(table)
 
     def fit(
-        self, batches: "Sequence[Sequence[AnyProgram]]", *, evaluations: int = 200
+        self, batches: Sequence[Sequence[Program]], *, evaluations: int = 200
     ) -> "LearnedPolicy":
-        """Fills the table: one entry after another is changed, and kept if it saves steps.
+        """Fill the table: one entry after another is changed, and kept if it saves steps.
 
         Args:
             batches: A few mini-batches, each a list of programs.
@@ -85,16 +83,16 @@ class LearnedPolicy:
             The policy itself.
 
         Raises:
-            ValueError: If there is no batch.
+            ValueError: If ``batches`` is empty.
         """
         if not len(batches):
-            raise mismatch(ValueError, "LearnedPolicy.fit: there is no batch", "one or more", 0)
+            raise mismatch(ValueError, "LearnedPolicy.fit: no batches", "at least one", 0)
         self.table = {}
         walks: dict[tuple[str, ...], list[_Walk]] = {}
         for programs in batches:
-            for graph, names in _graphs_of(programs):
+            for graph in _graphs_of(programs):
                 if np.unique(graph.kind).size > 1:
-                    walk = _Walk(graph, names)
+                    walk = _Walk(graph)
                     walks.setdefault(tuple(sorted(walk.names)), []).append(walk)
         self._choose_rule([walk for mine in walks.values() for walk in mine])
         for mine in walks.values():
@@ -109,7 +107,7 @@ class LearnedPolicy:
         self.rule = min(steps, key=lambda rule: steps[rule])
 
     def _descend(self, walks: "list[_Walk]", evaluations: int) -> None:
-        """Changes one entry at a time, until none saves steps or the bound is reached."""
+        """Change one entry at a time, until none saves steps or the bound is reached."""
         bound = sum(walk.bound for walk in walks)
         best, seen = self._measure(walks)
         moves = _moves(seen)
@@ -134,7 +132,7 @@ class LearnedPolicy:
             self.table.setdefault(frontier, self.rule)
 
     def _measure(self, walks: "list[_Walk]") -> "tuple[int, list[Frontier]]":
-        """Counts the steps, and collects the frontiers met that leave a choice."""
+        """Count the steps, and collect the frontiers on which there is a choice."""
         seen: dict[Frontier, None] = {}
         steps = 0
 
@@ -157,27 +155,11 @@ class LearnedPolicy:
         # Ties go by name, so that the order is the same in every process.
         return min(free, key=lambda kind: (-figure(walk, kind), walk.names[kind]))
 
-    def for_operations(self, names: Sequence[str]) -> Callable[[DependencyGraph], np.ndarray]:
-        """Gives the policy for graphs whose kinds are numbers into a list of names.
-
-        Args:
-            names: Name of each kind: entries of the table are found by names, as the numbers
-                differ from batch to batch.
-        """
-
-        def named(graph: DependencyGraph) -> np.ndarray:
-            return self._order(graph, names)
-
-        return named
-
     def __call__(self, graph: DependencyGraph) -> np.ndarray:
-        """Orders the calls of a graph whose kinds have no names: as if nothing were learned."""
-        return self._order(graph, None)
-
-    def _order(self, graph: DependencyGraph, names: Sequence[str] | None) -> np.ndarray:
+        """Return the step of each call; without names of operations the table is not used."""
         if graph.num_calls == 0 or np.unique(graph.kind).size == 1:
             return depth_policy(graph)
-        walk = _Walk(graph, names)
+        walk = _Walk(graph)
         step = walk.run(self._choose)
         if int(step.max()) + 1 == walk.bound:
             return step
@@ -185,7 +167,7 @@ class LearnedPolicy:
         return min(step, agenda_policy(graph), key=lambda found: int(found.max()))
 
     def to_dict(self) -> dict[str, Any]:
-        """Gives the table as plain lists and strings, to be saved as JSON or in a checkpoint.
+        """Return the table as plain lists and strings, to be saved as JSON or in a checkpoint.
 
         Example:
             >>> LearnedPolicy().to_dict()
@@ -195,7 +177,7 @@ class LearnedPolicy:
         return {"table": sorted(entries), "rule": self.rule}
 
     def __eq__(self, other: object) -> bool:
-        """Compares tables."""
+        """Compare tables."""
         if not isinstance(other, LearnedPolicy):
             return NotImplemented
         return self.to_dict() == other.to_dict()
@@ -203,18 +185,8 @@ class LearnedPolicy:
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        """Says how much was learned."""
+        """Describe how much was learned."""
         return f"LearnedPolicy({len(self.table)} frontiers)"
-
-
-def named_policy(policy: Any, names: Sequence[str]) -> Any:
-    """Tells a policy the names of the kinds, if it asks for them."""
-    return policy.for_operations(names) if hasattr(policy, "for_operations") else policy
-
-
-def operation_names(programs: "Sequence[AnyProgram]") -> list[str]:
-    """Lists the names of the operations of programs, as merging them numbers the kinds."""
-    return list(dict.fromkeys(s.name for program in programs for s in program.signatures))
 
 
 def _moves(frontiers: Sequence[Frontier]) -> Iterator[tuple[Frontier, str]]:
@@ -223,15 +195,12 @@ def _moves(frontiers: Sequence[Frontier]) -> Iterator[tuple[Frontier, str]]:
             yield frontier, choice
 
 
-def _graphs_of(programs: "Sequence[AnyProgram]") -> list[tuple[DependencyGraph, list[str]]]:
-    """The groups of operations that call each other in turn, one graph each."""
-    from pyg_dynbatch.core.merge import schedule_programs
-
-    found: list[tuple[DependencyGraph, list[str]]] = []
-    names = operation_names(programs)
+def _graphs_of(programs: Sequence[Program]) -> list[DependencyGraph]:
+    """Return a graph for each group of operations that call each other in turn."""
+    found: list[DependencyGraph] = []
 
     def record(graph: DependencyGraph) -> np.ndarray:
-        found.append((graph, names))
+        found.append(graph)
         return depth_policy(graph)
 
     schedule_programs(programs, record)
@@ -245,25 +214,21 @@ def _read_table(saved: Mapping[str, Any]) -> tuple[dict[Frontier, str], str]:
         known = all(kind in free or kind in RULES for (free, _), kind in table.items())
         if known and rule in RULES:
             return table, rule
-        problem = "a choice that is no rule and no kind of its frontier"
+        problem = "a choice that is neither a rule nor a kind of its frontier"
     except (KeyError, TypeError, ValueError) as error:
         problem = f"{type(error).__name__}: {error}"
-    raise mismatch(
-        ValueError,
-        "LearnedPolicy: this is no saved table",
-        "what LearnedPolicy.to_dict() gives",
-        problem,
-    )
+    what = "LearnedPolicy: not a saved table"
+    raise mismatch(ValueError, what, "the result of LearnedPolicy.to_dict()", problem)
 
 
 class _Walk:
     """Makes the steps of one graph, one kind at a time."""
 
-    def __init__(self, graph: DependencyGraph, names: Sequence[str] | None) -> None:
+    def __init__(self, graph: DependencyGraph) -> None:
         self.graph = graph
         kinds, self.kind = np.unique(graph.kind, return_inverse=True)
         # Kinds without names match no entry.
-        self.names = [f"\0{kind}" if names is None else names[kind] for kind in kinds]
+        self.names = [graph.names[kind] if graph.names else f"\0{kind}" for kind in kinds]
         self.number = {name: number for number, name in enumerate(self.names)}
         calls = graph.num_calls
         self.depth = longest_paths(graph.source, graph.target, calls)
@@ -295,7 +260,7 @@ class _Walk:
         return chains[np.arange(calls), self.kind]
 
     def frontier(self, free: list[int], others: list[int]) -> Frontier:
-        """Names the kinds on the frontier."""
+        """Name the kinds on the frontier."""
         first, rest = (tuple(sorted(self.names[k] for k in kinds)) for kinds in (free, others))
         return first, rest
 
@@ -305,7 +270,7 @@ class _Walk:
         return float(self.ready[kind, longest] / self.left[kind, longest])
 
     def run(self, choose: Choose) -> np.ndarray:
-        """Makes all steps; gives the step of each call."""
+        """Make all steps; return the step of each call."""
         self._begin()
         waiting, step = self.waiting.copy(), np.full(self.graph.num_calls, -1, dtype=np.int64)
         ready: list[list[np.ndarray]] = [[] for _ in self.names]
@@ -329,7 +294,7 @@ class _Walk:
             new = np.unique(reached[waiting[reached] == 0])
 
     def _begin(self) -> None:
-        """Counts the calls not yet made, and those of them that are ready: none so far."""
+        """Count the calls not yet made, and those of them that are ready: none so far."""
         kinds, width = len(self.names), max(self.chains) + 1
         self.calls_left: np.ndarray = np.bincount(self.kind, minlength=kinds)
         self.depth_left: np.ndarray = np.bincount(self.kind, weights=self.depth, minlength=kinds)
@@ -340,7 +305,7 @@ class _Walk:
         self.ready: np.ndarray = np.zeros_like(self.left)
 
     def _made(self, kind: int, calls: np.ndarray) -> None:
-        """Counts the ready calls of a kind as made."""
+        """Count the ready calls of a kind as made."""
         self.left[kind] -= self.ready[kind]
         self.ready[kind] = 0
         while self.longest[kind] and not self.left[kind, self.longest[kind]]:

@@ -1,21 +1,32 @@
-"""Make the schedule of one recurrent operation over trees or graphs, without recorded calls."""
+"""Lay out the schedule of one recurrent operation over trees or graphs."""
 
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import repeat
 from operator import index
-from typing import NamedTuple, SupportsIndex
+from typing import Any, SupportsIndex
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.errors import described, mismatch
+from pyg_dynbatch.core.layout import (
+    GATHER,
+    ZEROS,
+    FlatIndex,
+    IndexSlice,
+    Layout,
+    Output,
+    Step,
+    Store,
+    StructureInfo,
+    first_rows,
+)
 from pyg_dynbatch.core.operation import Ragged, Signature, any_type
-from pyg_dynbatch.core.schedule import IndexSlice, Output, Schedule, Step, Store, first_rows
 from pyg_dynbatch.core.structure import (
-    _checked_edges,
     array_of,
+    checked_edges,
     checksum,
     depth_of,
     longest_paths,
@@ -37,100 +48,84 @@ def schedule_structure(
     has_input: Tensor | None,
     example_sizes: Sequence[int] | None,
     direction: str,
-) -> Schedule:
-    """Makes the schedule; see :meth:`Schedule.from_structure`."""
+) -> Layout:
+    """Make the fields of a schedule; see :meth:`Schedule.from_structure`."""
     _check_options(arity, direction)
-    source, target = _checked_edges(edge_index, num_nodes, "Schedule.from_structure")
+    source, target = checked_edges(edge_index, num_nodes, "Schedule.from_structure")
     made_from = checksum(source, target)
-    slot = _slots(child_slot, source.size)
+    slot = None if child_slot is None else _checked("child_slot", child_slot, source.size, "edge")
     if arity is not None and slot is None:
-        # Before the edges are turned round: a place is a child's among its siblings.
+        # Before the edges are turned round: a slot is a child's place among its siblings.
         slot = numbers_among_equals(target, num_nodes)
     if direction == "top_down":
-        source, target = target, source
-        depth = None
-    level = _level_of(depth, source, target, num_nodes)
-    filled = _checked_inputs(has_input, num_nodes)
-    order, counts = _level_order(level, filled)
+        source, target, depth = target, source, None
+    level = _levels_of(depth, source, target, num_nodes)
+    filled = np.ones(num_nodes, dtype=bool)
+    if has_input is not None:
+        filled = _checked("has_input", has_input, num_nodes, "node", torch.bool)
+    order, sizes, inputs = _level_order(level, filled)
+    starts = sizes.cumsum() - sizes
+    # Row 0 of each store is the row of zeros.
     row = np.empty(num_nodes, dtype=np.int64)
     row[order] = np.arange(1, num_nodes + 1)
-    flat, levels = _Flat(), _Levels.of(counts)
-    reads_input = filled[order]
-    reads = [_inputs(flat, reads_input, levels)]
+    flat, reads_input = FlatIndex(), filled[order]
+    arguments = [_inputs(flat, reads_input, starts, sizes, inputs)]
     edge_order = child_start = None
     if arity is None or slot is None:
         begins = _child_starts(row, target)
         child_start = flat.add(begins)
-        wirings, edge_order = _ragged_children(flat, (source, target, slot), row, begins, levels)
-        reads.append(wirings)
+        children, edge_order = _ragged_children(flat, (source, target, slot), row, begins, starts)
+        arguments.append(children)
     else:
-        reads += _fixed_children(flat, (source, target, slot), row, levels, arity)
-    num_inputs = sum(levels.inputs)
-    input_node = flat.add(order[reads_input]), num_inputs
-    output = IndexSlice(STATE_STORE, flat.add(row), num_nodes, -1 if num_nodes else 0)
+        arguments += _fixed_children(flat, (source, target, slot), row, (starts, sizes), arity)
+    num_inputs = int(inputs.sum())
+    input_node = flat.add(order[reads_input])
+    output = IndexSlice(STATE_STORE, flat.add(row), num_nodes, GATHER if num_nodes else 0)
     examples = _checked_examples(example_sizes, num_nodes)
     example = flat.add(np.arange(examples.size).repeat(examples))
-    signature, inputs, state = _signature(arity)
-    return Schedule(
+    signature, input_type, state_type = _signature(arity)
+    results = [((STATE_STORE, start + 1),) for start in starts.tolist()]
+    steps = map(Step, repeat(0), sizes.tolist(), zip(*arguments, strict=True), results)
+    return Layout(
         signatures=(signature,),
-        stores=(Store(inputs, 1, num_inputs, num_inputs + 1), Store(state, 1, 0, num_nodes + 1)),
-        steps=tuple(map(Step, repeat(0), levels.sizes, zip(*reads, strict=True), levels.results)),
+        stores=(
+            Store(input_type, 1, num_inputs, num_inputs + 1),
+            Store(state_type, 1, 0, num_nodes + 1),
+        ),
+        steps=tuple(steps),
         wiring=flat.tensor(),
         constants=(None, None),
         outputs={"node": Output(output, example)},
         num_examples=examples.size,
-        facts={
-            "num_nodes": num_nodes,
-            "num_edges": int(source.size),
-            "checksum": made_from,
-            "arity": arity,
-            "direction": direction,
-            "input_node": input_node,
-            "level_inputs": tuple(levels.inputs),
-            "edge_order": edge_order,
-            "child_start": child_start,
-            "single_parent": bool(np.bincount(source, minlength=1).max() <= 1),
-        },
+        structure=StructureInfo(
+            num_nodes=num_nodes,
+            num_edges=int(source.size),
+            arity=arity,
+            direction=direction,
+            level_inputs=tuple(inputs.tolist()),
+            single_parent=bool(np.bincount(source, minlength=1).max() <= 1),
+            checksum=made_from,
+            input_node=input_node,
+            edge_order=edge_order,
+            child_start=child_start,
+        ),
     )
 
 
 @lru_cache(16)
 def _signature(arity: int | None) -> tuple[Signature, TensorType, TensorType]:
-    """Makes the signature of the one operation, and the types of an input and a state."""
+    """Make the signature of the operation, and the types of an input and a state."""
     inputs, state = any_type("input"), any_type("state")
     children = (Ragged(state),) if arity is None else (state,) * arity
     return Signature("node", (inputs, *children), (state,), random=True), inputs, state
 
 
-class _Levels(NamedTuple):
-    """What the wirings of all arguments go by: how many nodes each level has, and where."""
-
-    starts: np.ndarray
-    lengths: np.ndarray
-    begins: list[int]
-    sizes: list[int]
-    inputs: list[int]
-
-    @classmethod
-    def of(cls, counts: np.ndarray) -> "_Levels":
-        """Reads the levels off their numbers of nodes with and without an input."""
-        lengths = counts[:, 0] + counts[:, 1]
-        if not lengths.all():
-            # Levels without a node, as given depths may have, would be steps without a row.
-            counts, lengths = counts[lengths > 0], lengths[lengths > 0]
-        starts = lengths.cumsum() - lengths
-        return cls(starts, lengths, starts.tolist(), lengths.tolist(), counts[:, 0].tolist())
-
-    @property
-    def results(self) -> list[tuple[tuple[int, int]]]:
-        """Where the rows of every level go: side by side, behind the row of zeros."""
-        return [((STATE_STORE, begin + 1),) for begin in self.begins]
-
-
-def _level_order(level: np.ndarray, filled: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Sorts nodes by level, those with an input first, and counts both kinds of every level."""
+def _level_order(
+    level: np.ndarray, filled: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Sort nodes by level, those with an input first; count the nodes and inputs of each level."""
     if not level.size:
-        return level, np.zeros((0, 2), dtype=np.int64)
+        return level, np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
     deepest = int(level.max())
     # Numbers of few bytes are sorted by counting, in one pass a byte pair, and keep their order.
     narrow = np.min_scalar_type(2 * deepest + 1)
@@ -138,182 +133,117 @@ def _level_order(level: np.ndarray, filled: np.ndarray) -> tuple[np.ndarray, np.
     key += key
     key += ~filled
     counts = np.bincount(key, minlength=2 * deepest + 2).reshape(-1, 2)
-    return key.argsort(kind="stable"), counts
+    sizes = counts[:, 0] + counts[:, 1]
+    # Levels without a node, as given depths may have, would be steps without a row.
+    return key.argsort(kind="stable"), sizes[sizes > 0], counts[sizes > 0, 0]
 
 
-class _Flat:
-    """Collects index vectors into one, handing out offsets."""
-
-    def __init__(self) -> None:
-        self.parts: list[np.ndarray] = []
-        self.size = 0
-
-    def add(self, part: np.ndarray) -> int:
-        """Appends one vector and returns where it begins."""
-        self.parts.append(part)
-        self.size += part.size
-        return self.size - part.size
-
-    def tensor(self) -> Tensor:
-        """Joins what was added."""
-        joined = np.concatenate(self.parts) if self.parts else np.zeros(0)
-        return torch.from_numpy(joined.astype(np.int64, copy=False))
-
-
-def _level_of(
+def _levels_of(
     depth: Tensor | None, source: np.ndarray, target: np.ndarray, num_nodes: int
 ) -> np.ndarray:
-    if depth is not None:
-        return _checked_depth(depth, source, target, num_nodes)
-    level = longest_paths(source, target, num_nodes)
-    if level.size and int(level.min()) < 0:
-        # There is a cycle, which this says.
-        depth_of(torch.from_numpy(np.stack([source, target])), num_nodes)
+    """Return the given depth if it fits the edges, otherwise the longest paths."""
+    if depth is None:
+        level = longest_paths(source, target, num_nodes)
+        if level.size and int(level.min()) < 0:
+            # Raises: the edges have a cycle.
+            depth_of(torch.from_numpy(np.stack([source, target])), num_nodes)
+        return level
+    level = _checked("depth", depth, num_nodes, "node")
+    wrong = level[target] <= level[source]
+    if wrong.any():
+        edge = int(wrong.argmax())
+        child, parent = source[edge], target[edge]
+        what = "Schedule.from_structure: depth does not fit the edges"
+        wanted = "every parent deeper than each of its children"
+        got = (
+            f"node {child} at depth {level[child]} is a child of "
+            f"node {parent} at depth {level[parent]}"
+        )
+        hint = "recompute it: depth_of(edge_index, num_nodes)"
+        raise mismatch(ValueError, what, wanted, got, where=f"edge {edge}", hint=hint)
     return level
 
 
-def _checked_depth(
-    depth: Tensor, source: np.ndarray, target: np.ndarray, num_nodes: int
+def _checked(
+    name: str, values: Tensor, length: int, per: str, dtype: torch.dtype = torch.int64
 ) -> np.ndarray:
-    values = array_of(depth)
-    fits = values.shape == (num_nodes,) and depth.dtype == torch.int64
-    if not fits or (values.size and int(values.min()) < 0):
+    """Check dtype and length of a field, and that integers are not negative."""
+    found = array_of(values)
+    smallest = int(found.min()) if found.size and values.dtype == torch.int64 else 0
+    if values.dtype != dtype or found.shape != (length,) or smallest < 0:
+        wanted = f"{str(dtype).removeprefix('torch.')} tensor [{length}], one number >= 0 per {per}"
+        got = f"{described(values)}, smallest {smallest}" if smallest < 0 else described(values)
         raise mismatch(
-            ValueError,
-            "Schedule.from_structure: depth has the wrong form",
-            f"one int64 number of 0 or more a node, [{num_nodes}]",
-            f"{str(depth.dtype).removeprefix('torch.')}{list(values.shape)}"
-            + (f", smallest {values.min()}" if values.size else ""),
+            ValueError, f"Schedule.from_structure: {name} has the wrong form", wanted, got
         )
-    wrong = values[target] <= values[source]
-    if wrong.any():
-        first = int(wrong.argmax())
-        raise mismatch(
-            ValueError,
-            "Schedule.from_structure: depth does not fit the edges",
-            "every parent deeper than each of its children",
-            f"node {source[first]} at depth {values[source[first]]} is a child of node "
-            f"{target[first]} at depth {values[target[first]]}",
-            where=f"edge {first}",
-            hint="recompute it: depth_of(edge_index, num_nodes)",
-        )
-    return values
-
-
-def _checked_inputs(has_input: Tensor | None, num_nodes: int) -> np.ndarray:
-    if has_input is None:
-        return np.ones(num_nodes, dtype=bool)
-    if has_input.dtype != torch.bool or tuple(has_input.shape) != (num_nodes,):
-        raise mismatch(
-            ValueError,
-            "Schedule.from_structure: has_input has the wrong form",
-            f"bool tensor [{num_nodes}]",
-            f"{has_input.dtype} tensor {list(has_input.shape)}",
-        )
-    return array_of(has_input)
+    return found
 
 
 def _check_options(arity: int | None, direction: str) -> None:
     if direction not in DIRECTIONS:
-        raise mismatch(
-            ValueError,
-            "Schedule: unknown direction",
-            " or ".join(map(repr, DIRECTIONS)),
-            repr(direction),
-        )
+        wanted = " or ".join(map(repr, DIRECTIONS))
+        raise mismatch(ValueError, "Schedule: unknown direction", wanted, repr(direction))
     if arity is not None and (not isinstance(arity, SupportsIndex) or index(arity) < 0):
-        raise mismatch(
-            ValueError,
-            "Schedule.from_structure: the arity is not a number of argument places",
-            "0 or more, or None for any number of children",
-            repr(arity),
-        )
+        what = "Schedule.from_structure: the arity is not a number of argument places"
+        wanted = "at least 0, or None for any number of children"
+        raise mismatch(ValueError, what, wanted, repr(arity))
 
 
 def _checked_examples(example_sizes: Sequence[int] | None, num_nodes: int) -> np.ndarray:
     sizes = np.array([num_nodes] if example_sizes is None else example_sizes, dtype=np.int64)
     if sizes.sum() != num_nodes or (sizes < 0).any():
-        raise mismatch(
-            ValueError,
-            "Schedule.from_structure: example_sizes does not fit the nodes",
-            f"numbers of 0 or more that add up to {num_nodes}",
-            f"{sizes.size} numbers that add up to {sizes.sum()}",
-        )
+        what = "Schedule.from_structure: example_sizes does not fit the nodes"
+        got = f"{sizes.size} numbers that add up to {sizes.sum()}"
+        raise mismatch(ValueError, what, f"numbers >= 0 that add up to {num_nodes}", got)
     return sizes
 
 
-def _slots(child_slot: Tensor | None, num_edges: int) -> np.ndarray | None:
-    if child_slot is None:
-        return None
-    slot = array_of(child_slot)
-    is_int64 = child_slot.dtype == torch.int64
-    fits = is_int64 and slot.shape == (num_edges,)
-    if not fits or (slot.size and int(slot.min()) < 0):
-        raise mismatch(
-            ValueError,
-            "Schedule.from_structure: child_slot has the wrong form",
-            f"one int64 number of 0 or more an edge, [{num_edges}]",
-            f"{str(child_slot.dtype).removeprefix('torch.')}{list(slot.shape)}"
-            + (f", smallest {slot.min()}" if slot.size else ""),
-        )
-    return slot
-
-
-def _inputs(flat: _Flat, filled: np.ndarray, levels: _Levels) -> list[IndexSlice]:
-    """Wires the inputs: the k-th filled node reads row k, from 1; the others read row 0."""
+def _inputs(
+    flat: FlatIndex, filled: np.ndarray, starts: np.ndarray, sizes: np.ndarray, inputs: np.ndarray
+) -> list[IndexSlice]:
+    """Lay out the inputs: the k-th node with an input reads row k, from 1; the others row 0."""
     offset = flat.add(filled.cumsum() * filled)
-    wirings, read = [], 0
-    for begin, size, inputs in zip(levels.begins, levels.sizes, levels.inputs, strict=True):
-        # Filled nodes come first: side by side are those of a level that has no others.
-        first = read + 1 if inputs == size else 0 if size == 1 else -1
-        wirings.append(IndexSlice(INPUT_STORE, offset + begin, size, first))
-        read += inputs
-    return wirings
+    # Nodes with an input come first: rows lie side by side in levels without other nodes.
+    first = np.where(inputs > 0, GATHER, ZEROS)
+    first = np.where(inputs == sizes, inputs.cumsum() - inputs + 1, first)
+    return _slices(INPUT_STORE, starts + offset, sizes, first)
 
 
-_Edges = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Where each edge begins and ends, and its slot."""
+def _slices(store: int, *columns: Any) -> list[IndexSlice]:
+    """Make slices of a store of columns of offsets, lengths and so on."""
+    lists = (each.tolist() if isinstance(each, np.ndarray) else each for each in columns)
+    return list(map(IndexSlice, repeat(store), *lists))
 
 
 def _child_starts(row: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Says where the children of each node begin among all of them, in level order."""
+    """Return where the children of each node begin among all of them, in level order."""
     counts = np.bincount(row[target], minlength=row.size + 1)[1:]
     return counts.cumsum() - counts
 
 
 def _ragged_children(
-    flat: _Flat,
+    flat: FlatIndex,
     edges: tuple[np.ndarray, np.ndarray, np.ndarray | None],
     row: np.ndarray,
     begins: np.ndarray,
-    levels: _Levels,
-) -> tuple[list[IndexSlice], tuple[int, int]]:
-    """Wires all children of every node, parents in level order, children by slot."""
+    levels: np.ndarray,
+) -> tuple[list[IndexSlice], int]:
+    """Lay out all children of every node, parents in level order, children by slot."""
     source, target, slot = edges
     parent = row[target]
     order = _edge_order(parent, slot, begins)
     children, parents = row[source[order]], parent[order]
     # Where the children of each level begin, and the end.
-    bounds = np.append(begins[levels.starts], order.size)
+    bounds = np.append(begins[levels], order.size)
     starts, counts = bounds[:-1], bounds[1:] - bounds[:-1]
-    owners = parents - (levels.starts + 1).repeat(counts)
+    owners = parents - (levels + 1).repeat(counts)
     first = first_rows(children, starts, counts)
     offset, owner = flat.add(children), flat.add(owners)
-    wirings = list(
-        map(
-            IndexSlice,
-            repeat(STATE_STORE),
-            (starts + offset).tolist(),
-            counts.tolist(),
-            first.tolist(),
-            (starts + owner).tolist(),
-        )
-    )
-    return wirings, (flat.add(order), order.size)
+    return _slices(STATE_STORE, starts + offset, counts, first, starts + owner), flat.add(order)
 
 
 def _edge_order(parent: np.ndarray, slot: np.ndarray | None, begins: np.ndarray) -> np.ndarray:
-    """Sorts edges by the row of their parent, from 1, and then by slot."""
+    """Sort edges by the row of their parent, from 1, and then by slot."""
     if slot is None:
         return np.argsort(parent.astype(np.min_scalar_type(begins.size)), kind="stable")
     # Slots without a gap say where each edge comes; with one, an edge is missed or goes too far.
@@ -327,46 +257,38 @@ def _edge_order(parent: np.ndarray, slot: np.ndarray | None, begins: np.ndarray)
 
 
 def _fixed_children(
-    flat: _Flat, edges: _Edges, row: np.ndarray, levels: _Levels, arity: int
+    flat: FlatIndex,
+    edges: tuple[np.ndarray, np.ndarray, np.ndarray],
+    row: np.ndarray,
+    levels: tuple[np.ndarray, np.ndarray],
+    arity: int,
 ) -> list[list[IndexSlice]]:
-    """Wires N argument places a node; the N rows of one node stand together in the flat vector."""
+    """Lay out N argument places per node; the N rows of a node lie together in the flat index."""
     source, target, slot = edges
     if slot.size and int(slot.max()) >= arity:
         raise _beyond_arity(target, slot, arity)
     places = np.zeros((row.size, arity), dtype=np.int64)
     places[row[target] - 1, slot] = row[source]
-    # Rows of nodes begin at 1: an edge that is not seen has been written over.
+    # Rows of nodes begin at 1: an edge that is missing has been written over.
     if np.count_nonzero(places) != source.size:
         raise _taken_twice(source, target, slot, arity)
     offset = flat.add(places.reshape(-1))
-    first = first_rows(places, levels.starts, levels.lengths)
-    begins = levels.starts * arity + offset
+    starts, sizes = levels
+    first = first_rows(places, starts, sizes)
+    first[:1] = ZEROS  # nodes of the first level have no children
+    begins, rest = starts * arity + offset, (repeat(-1), repeat(arity))
     return [
-        list(
-            map(
-                IndexSlice,
-                repeat(STATE_STORE),
-                (begins + place).tolist(),
-                levels.sizes,
-                first[:, place].tolist(),
-                repeat(-1),
-                repeat(arity),
-            )
-        )
+        _slices(STATE_STORE, begins + place, sizes, first[:, place], *rest)
         for place in range(arity)
     ]
 
 
 def _beyond_arity(target: np.ndarray, slot: np.ndarray, arity: int) -> ValueError:
-    first = int(np.flatnonzero(slot >= arity)[0])
-    return mismatch(
-        ValueError,
-        f"Schedule.from_structure: node {target[first]} has a child beyond the arity",
-        f"child slots below {arity}",
-        f"slot {slot[first]}",
-        where=f"edge {first}",
-        hint=f"arity={int(slot.max()) + 1}, or arity=None for any number of children",
-    )
+    edge = int((slot >= arity).argmax())
+    what = f"Schedule.from_structure: node {target[edge]} has a child beyond the arity"
+    hint = f"arity={int(slot.max()) + 1}, or arity=None for any number of children"
+    wanted, got = f"child slots below {arity}", f"slot {slot[edge]}"
+    return mismatch(ValueError, what, wanted, got, where=f"edge {edge}", hint=hint)
 
 
 def _taken_twice(
@@ -374,12 +296,9 @@ def _taken_twice(
 ) -> ValueError:
     place = target * arity + slot
     unique, count = np.unique(place, return_counts=True)
-    node, twice = divmod(int(unique[count > 1][0]), arity)
-    return mismatch(
-        ValueError,
-        f"Schedule.from_structure: node {node} has two arguments in one place",
-        "one argument a slot",
-        f"slot {twice} taken by nodes {source[place == node * arity + twice].tolist()}",
-        hint="give children of one parent slots of their own; use arity=None where a "
-        "top-down node has several parents",
-    )
+    twice = unique[count > 1][0]
+    node, taken = divmod(int(twice), arity)
+    what = f"Schedule.from_structure: node {node} has two arguments in one place"
+    got = f"slot {taken} taken by nodes {source[place == twice].tolist()}"
+    hint = "one slot per child; use arity=None where a top-down node has several parents"
+    return mismatch(ValueError, what, "one argument per slot", got, hint=hint)

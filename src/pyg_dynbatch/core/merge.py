@@ -7,56 +7,90 @@ import torch
 from torch import Tensor
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.learned_policy import named_policy
+from pyg_dynbatch.core.layout import FlatIndex, IndexSlice, Layout, Output, Step, Store, first_rows
 from pyg_dynbatch.core.operation import Ragged, row_type_of
 from pyg_dynbatch.core.policy import DependencyGraph, Policy, order_calls
-from pyg_dynbatch.core.program import (
-    CONSTANT,
-    INPUT,
-    RESULT,
-    AnyProgram,
-    MergedPrograms,
-    side_by_side,
-)
-from pyg_dynbatch.core.schedule import IndexSlice, Output, Schedule, Step, Store, first_rows
+from pyg_dynbatch.core.program import CONSTANT, INPUT, RESULT, Program, Rows, concatenate
 from pyg_dynbatch.core.types import RowType, describe, parts_of
 
 
 def schedule_programs(
-    programs: Sequence[AnyProgram], policy: str | Policy, merge_equal: bool = True
-) -> Schedule:
-    """Merges programs into a schedule; see :meth:`Schedule.from_programs`."""
-    programs = list(programs)
+    programs: Sequence[Program], policy: str | Policy = "depth", merge_equal: bool = True
+) -> Layout:
+    """Merge programs into the fields of a schedule; see :meth:`Schedule.from_programs`."""
     if not programs:
-        raise mismatch(
-            ValueError,
-            "Schedule.from_programs: the list of programs is empty",
-            "one program or more",
-            0,
-        )
-    return schedule_merged(side_by_side(programs), policy, merge_equal, len(programs))
-
-
-def schedule_merged(
-    merged: MergedPrograms, policy: str | Policy, merge_equal: bool, num_examples: int
-) -> Schedule:
-    """Schedules programs that lie side by side already."""
-    policy = named_policy(policy, [signature.name for signature in merged.signatures])
-    constant_row = _merge_equal_constants(merged)
+        what = "Schedule.from_programs: the list of programs is empty"
+        raise mismatch(ValueError, what, "at least one program", 0)
+    program = concatenate(programs)
+    _refuse_one_name_twice(program)
+    constants, constant_row = _distinct_constants(program)
     if merge_equal:
-        value, alive = _merge_equal_calls(merged, constant_row)
+        value, alive = _merge_equal_calls(program, constant_row)
     else:
-        value = np.arange(merged.value_type.size)
-        alive = np.ones(merged.call_signature.size, dtype=bool)
-    return _lay_out(merged, value, alive, constant_row, policy, num_examples)
+        value, alive = np.arange(program.value_type.size), np.ones(program.num_calls, dtype=bool)
+
+    # Calls and reads that remain, numbered without gaps.
+    made, new_number = np.flatnonzero(alive), np.cumsum(alive) - 1
+    kept = alive[program.read_call]
+    read_value, read_argument = value[program.read_value[kept]], program.read_argument[kept]
+    read_call = new_number[program.read_call[kept]]
+    inner = program.value_kind[read_value] == RESULT
+    kind = program.call_signature[made]
+    source = new_number[program.value_place[read_value[inner]]]
+    names = tuple(signature.name for signature in program.signatures)
+    graph = DependencyGraph(kind, source, read_call[inner], names)
+    step_of_call = order_calls(graph, policy) if made.size else np.zeros(0, dtype=np.int64)
+    order = np.argsort(step_of_call, kind="stable")
+    sizes = np.bincount(step_of_call)
+    position = np.empty(made.size, dtype=np.int64)
+    position[order] = np.arange(made.size) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    kind_of_step = np.zeros(sizes.size, dtype=np.int64)
+    kind_of_step[step_of_call] = kind
+
+    # The row of every value in the store of its type.
+    stores, results, first_row = _place_results(program, constants, kind_of_step, sizes)
+    row = _rows_of_values(program, stores, constant_row)
+    results_made = np.flatnonzero(program.value_kind == RESULT)
+    results_made = results_made[alive[program.value_place[results_made]]]
+    call = new_number[program.value_place[results_made]]
+    slot = program.value_slot[results_made]
+    row[results_made] = first_row[step_of_call[call], slot] + position[call]
+    row = row[value]
+
+    flat = FlatIndex()
+    reads = np.stack([step_of_call[read_call], read_argument, position[read_call], row[read_value]])
+    arguments = _wire_arguments(program, flat, kind_of_step, reads)
+    steps = zip(kind_of_step.tolist(), sizes.tolist(), arguments, results, strict=True)
+    outputs = _wire_outputs(program, flat, row)
+    return Layout(
+        signatures=program.signatures,
+        stores=tuple(stores),
+        steps=tuple(Step(*step) for step in steps),
+        wiring=flat.tensor(),
+        constants=tuple(map(_as_tensors, program.row_types, constants)),
+        outputs=outputs,
+        num_examples=program.num_examples,
+        merged_calls=int((~alive).sum()),
+    )
 
 
-def _merge_equal_constants(merged: MergedPrograms) -> list[np.ndarray]:
-    """Keeps one of each group of equal constants; returns the row of every constant."""
-    rows = []
-    for number, parts in enumerate(merged.constants):
+def _refuse_one_name_twice(program: Program) -> None:
+    first = {signature.name: signature for signature in reversed(program.signatures)}
+    for signature in program.signatures:
+        if first[signature.name] != signature:
+            what = f"Schedule.from_programs: two signatures are called {signature.name!r}"
+            known, hint = first[signature.name], "take every signature from one Operations object"
+            raise mismatch(TypeError, what, str(known), str(signature), hint=hint)
+
+
+def _distinct_constants(program: Program) -> tuple[list[Rows], list[np.ndarray]]:
+    """Keep one of each group of equal constants; also return the row of every constant."""
+    distinct, row_of_constant = [], []
+    for number in range(len(program.row_types)):
+        parts = program.constant_rows(number)
         if not parts:
-            rows.append(np.zeros(0, dtype=np.int64))
+            distinct.append(parts)
+            row_of_constant.append(np.zeros(0, dtype=np.int64))
             continue
         # Compared byte by byte, so that nan equals itself and -0.0 differs from 0.0.
         flat = [
@@ -71,28 +105,31 @@ def _merge_equal_constants(merged: MergedPrograms) -> list[np.ndarray]:
         order = np.argsort(first)
         rank = np.empty_like(order)
         rank[order] = np.arange(order.size)
-        merged.constants[number] = tuple(part[first[order]] for part in parts)
-        rows.append(rank[group.reshape(-1)])
-    return rows
+        distinct.append(tuple(part[first[order]] for part in parts))
+        row_of_constant.append(rank[group.reshape(-1)])
+    return distinct, row_of_constant
 
 
 def _merge_equal_calls(
-    merged: MergedPrograms, constant_row: list[np.ndarray]
+    program: Program, constant_row: list[np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Finds calls that repeat another one on equal constants."""
-    value = np.arange(merged.value_type.size)
+    """Find calls that repeat another one on equal constants.
+
+    Returns the value that stands for each value, and which calls remain.
+    """
+    value = np.arange(program.value_type.size)
     for number, rows in enumerate(constant_row):
-        mine = np.flatnonzero((merged.value_type == number) & (merged.value_kind == CONSTANT))
+        mine = np.flatnonzero((program.value_type == number) & (program.value_kind == CONSTANT))
         first = np.full(int(rows.max(initial=-1)) + 1, -1, dtype=np.int64)
-        row = rows[merged.value_place[mine]]
+        row = rows[program.value_place[mine]]
         first[row[::-1]] = mine[::-1]
         value[mine] = first[row]
-    alive = np.ones(merged.call_signature.size, dtype=bool)
-    fixed = merged.value_kind == CONSTANT
-    results = _results_of(merged)
-    for kind in _mergeable_kinds(merged):
-        calls = np.flatnonzero(merged.call_signature == kind)
-        table = _argument_table(merged, calls, len(merged.signatures[kind].inputs), value)
+    alive = np.ones(program.num_calls, dtype=bool)
+    fixed = program.value_kind == CONSTANT
+    results = _results_of(program)
+    for kind in _mergeable_kinds(program):
+        calls = np.flatnonzero(program.call_signature == kind)
+        table = _argument_table(program, calls, len(program.signatures[kind].inputs), value)
         mergeable = fixed[table].all(1)
         calls, table = calls[mergeable], table[mergeable]
         if not calls.size:
@@ -103,12 +140,11 @@ def _merge_equal_calls(
         for slot_values in results[kind]:
             value[slot_values[calls]] = slot_values[leader]
             fixed[slot_values[calls]] = True
-    merged.merged_calls = int((~alive).sum())
     return value[value], alive
 
 
 def _first_equal(table: np.ndarray) -> np.ndarray:
-    """The first row of the table, ``[row, column]``, that equals each row."""
+    """Return for each row of a table the first row that equals it."""
     if not table.shape[1]:
         return np.zeros(len(table), dtype=np.int64)
     key, base = table[:, 0], int(table.max(initial=0)) + 1
@@ -119,34 +155,32 @@ def _first_equal(table: np.ndarray) -> np.ndarray:
     return first[group]
 
 
-def _results_of(merged: MergedPrograms) -> list[list[np.ndarray]]:
-    """For each kind and output slot: the value of every call (an array over all calls)."""
+def _results_of(program: Program) -> list[list[np.ndarray]]:
+    """Return for each signature and output the value of every call, -1 for other calls."""
     table: list[list[np.ndarray]] = []
-    made = np.flatnonzero(merged.value_kind == RESULT)
-    for signature in merged.signatures:
-        table.append([np.full(merged.call_signature.size, -1) for _ in signature.outputs])
-    kind = merged.call_signature[merged.value_place[made]]
-    for number, slots in enumerate(table):
-        for slot, by_call in enumerate(slots):
-            mine = made[(kind == number) & (merged.value_slot[made] == slot)]
-            by_call[merged.value_place[mine]] = mine
+    made = np.flatnonzero(program.value_kind == RESULT)
+    kind = program.call_signature[program.value_place[made]]
+    for number, signature in enumerate(program.signatures):
+        table.append([np.full(program.num_calls, -1) for _ in signature.outputs])
+        for slot, by_call in enumerate(table[number]):
+            mine = made[(kind == number) & (program.value_slot[made] == slot)]
+            by_call[program.value_place[mine]] = mine
     return table
 
 
-def _mergeable_kinds(merged: MergedPrograms) -> list[int]:
-    """Kinds whose calls may be merged, those that hang on constants alone first and in order."""
-    source = merged.value_kind[merged.read_value] == RESULT
-    user = merged.call_signature[merged.read_call[source]]
-    made = merged.call_signature[merged.value_place[merged.read_value[source]]]
-    pairs = np.unique(user * len(merged.signatures) + made)
-    waits = [divmod(int(pair), len(merged.signatures)) for pair in pairs]
-    found: list[int] = []
+def _mergeable_kinds(program: Program) -> list[int]:
+    """Signatures whose calls may be merged; those that depend on constants alone come first."""
+    source = program.value_kind[program.read_value] == RESULT
+    user = program.call_signature[program.read_call[source]]
+    made = program.call_signature[program.value_place[program.read_value[source]]]
+    waits = set(zip(user.tolist(), made.tolist(), strict=True))
     candidates = [
         number
-        for number, signature in enumerate(merged.signatures)
+        for number, signature in enumerate(program.signatures)
         if not signature.random
         and not any(isinstance(wanted, Ragged) for wanted in signature.inputs)
     ]
+    found: list[int] = []
     changed = True
     while changed:
         changed = False
@@ -159,180 +193,99 @@ def _mergeable_kinds(merged: MergedPrograms) -> list[int]:
 
 
 def _argument_table(
-    merged: MergedPrograms, calls: np.ndarray, arguments: int, value: np.ndarray
+    program: Program, calls: np.ndarray, arguments: int, value: np.ndarray
 ) -> np.ndarray:
-    """The (merged) value of each fixed argument of each call, ``[call, argument]``."""
-    row = np.full(merged.call_signature.size, -1)
+    """Return the (merged) value of each fixed argument of each call, ``[call, argument]``."""
+    row = np.full(program.num_calls, -1)
     row[calls] = np.arange(calls.size)
-    mine = row[merged.read_call] >= 0
+    mine = row[program.read_call] >= 0
     table = np.zeros((calls.size, arguments), dtype=np.int64)
-    table[row[merged.read_call[mine]], merged.read_argument[mine]] = value[merged.read_value[mine]]
+    place = row[program.read_call[mine]], program.read_argument[mine]
+    table[place] = value[program.read_value[mine]]
     return table
 
 
-def _lay_out(
-    merged: MergedPrograms,
-    value: np.ndarray,
-    alive: np.ndarray,
-    constant_row: list[np.ndarray],
-    policy: str | Policy,
-    num_examples: int,
-) -> Schedule:
-    made = np.flatnonzero(alive)
-    new_number = np.cumsum(alive) - 1
-    kept = alive[merged.read_call]
-    read_value, read_argument = value[merged.read_value[kept]], merged.read_argument[kept]
-    read_call = new_number[merged.read_call[kept]]
-    inner = merged.value_kind[read_value] == RESULT
-    kind = merged.call_signature[made]
-    graph = DependencyGraph(
-        kind, new_number[merged.value_place[read_value[inner]]], read_call[inner]
-    )
-    step_of_call = order_calls(graph, policy) if made.size else np.zeros(0, dtype=np.int64)
-    order = np.argsort(step_of_call, kind="stable")
-    sizes = np.bincount(step_of_call)
-    position = np.empty(made.size, dtype=np.int64)
-    position[order] = np.arange(made.size) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    kind_of_step = np.zeros(sizes.size, dtype=np.int64)
-    kind_of_step[step_of_call] = kind
-
-    stores, results, first_row = _place_results(merged, kind_of_step, sizes)
-    row = _rows_of_values(merged, stores, constant_row)
-    results_made = np.flatnonzero(merged.value_kind == RESULT)
-    results_made = results_made[alive[merged.value_place[results_made]]]
-    call = new_number[merged.value_place[results_made]]
-    slot = merged.value_slot[results_made]
-    row[results_made] = first_row[step_of_call[call], slot] + position[call]
-    row = row[value]
-
-    flat, arguments = _wire(
-        merged, kind_of_step, row[read_value], step_of_call[read_call], read_argument,
-        position[read_call], sizes,
-    )  # fmt: skip
-    steps = tuple(
-        Step(int(kind_of_step[number]), int(size), arguments[number], results[number])
-        for number, size in enumerate(sizes)
-    )
-    outputs = _wire_outputs(merged, flat, row)
-    return Schedule(
-        signatures=tuple(merged.signatures),
-        stores=tuple(stores),
-        steps=steps,
-        wiring=torch.from_numpy(np.concatenate(flat).astype(np.int64, copy=False)),
-        constants=tuple(
-            _as_tensors(row_type, rows)
-            for row_type, rows in zip(merged.row_types, merged.constants, strict=True)
-        ),
-        outputs=outputs,
-        num_examples=num_examples,
-        facts={"merged_calls": merged.merged_calls},
-    )
-
-
-def _as_tensors(row_type: RowType, rows: tuple[np.ndarray, ...]) -> tuple[Tensor, ...] | None:
-    if not rows:
-        return None
-    parts = parts_of(row_type)
-    return tuple(
-        torch.from_numpy(part).to(wanted.dtype) for part, wanted in zip(rows, parts, strict=True)
-    )
+def _as_tensors(row_type: RowType, rows: Rows) -> tuple[Tensor, ...] | None:
+    parts = zip(rows, parts_of(row_type), strict=True) if rows else ()
+    return tuple(torch.from_numpy(part).to(wanted.dtype) for part, wanted in parts) or None
 
 
 def _place_results(
-    merged: MergedPrograms, kind_of_step: np.ndarray, sizes: np.ndarray
+    program: Program, constants: list[Rows], kind_of_step: np.ndarray, sizes: np.ndarray
 ) -> tuple[list[Store], list[tuple[tuple[int, int], ...]], np.ndarray]:
-    """Gives the results of every step the next free rows of their stores."""
-    number_of_type = {row_type: number for number, row_type in enumerate(merged.row_types)}
-    constants = [len(rows[0]) if rows else 0 for rows in merged.constants]
-    free = [c + i for c, i in zip(constants, merged.num_inputs, strict=True)]
-    slots = max((len(s.outputs) for s in merged.signatures), default=1)
+    """Give the results of every step the next free rows of their stores."""
+    number_of_type = {row_type: number for number, row_type in enumerate(program.row_types)}
+    counts = [len(rows[0]) if rows else 0 for rows in constants]
+    free = [c + i for c, i in zip(counts, program.num_inputs, strict=True)]
+    slots = max((len(s.outputs) for s in program.signatures), default=1)
     first_row = np.zeros((sizes.size, slots), dtype=np.int64)
     results = []
     for step, (kind, size) in enumerate(zip(kind_of_step, sizes, strict=True)):
         placed = []
-        for slot, row_type in enumerate(merged.signatures[kind].outputs):
+        for slot, row_type in enumerate(program.signatures[kind].outputs):
             store = number_of_type[row_type]
             placed.append((store, free[store]))
             first_row[step, slot] = free[store]
             free[store] += int(size)
         results.append(tuple(placed))
-    stores = [
-        Store(row_type, constants[number], merged.num_inputs[number], free[number])
-        for number, row_type in enumerate(merged.row_types)
-    ]
-    return stores, results, first_row
+    columns = zip(program.row_types, counts, program.num_inputs, free, strict=True)
+    return [Store(*column) for column in columns], results, first_row
 
 
 def _rows_of_values(
-    merged: MergedPrograms, stores: list[Store], constant_row: list[np.ndarray]
+    program: Program, stores: list[Store], constant_row: list[np.ndarray]
 ) -> np.ndarray:
-    """The row of every constant and input in its store; 0 for results, filled in later."""
-    row = np.zeros(merged.value_type.size, dtype=np.int64)
+    """Return the row of every constant and input in its store; 0 for results."""
+    row = np.zeros(program.value_type.size, dtype=np.int64)
     for number, store in enumerate(stores):
-        mine = merged.value_type == number
-        constants = mine & (merged.value_kind == CONSTANT)
-        row[constants] = constant_row[number][merged.value_place[constants]]
-        inputs = mine & (merged.value_kind == INPUT)
-        row[inputs] = store.constants + merged.value_place[inputs]
+        mine = program.value_type == number
+        constants = mine & (program.value_kind == CONSTANT)
+        row[constants] = constant_row[number][program.value_place[constants]]
+        inputs = mine & (program.value_kind == INPUT)
+        row[inputs] = store.constants + program.value_place[inputs]
     return row
 
 
-def _wire(
-    merged: MergedPrograms,
-    kind_of_step: np.ndarray,
-    rows: np.ndarray,
-    steps: np.ndarray,
-    arguments: np.ndarray,
-    positions: np.ndarray,
-    sizes: np.ndarray,
-) -> tuple[list[np.ndarray], list[tuple[IndexSlice, ...]]]:
-    """Sorts all reads by step, argument and call, and cuts them into wirings."""
-    order = np.lexsort((positions, arguments, steps))
-    index, owners = rows[order], positions[order]
-    most = max((len(s.inputs) for s in merged.signatures), default=0) or 1
-    lengths = np.bincount(steps * most + arguments, minlength=sizes.size * most)
+def _wire_arguments(
+    program: Program, flat: FlatIndex, kind_of_step: np.ndarray, reads: np.ndarray
+) -> list[tuple[IndexSlice, ...]]:
+    """Sort reads, ``[(step, argument, call, row), read]``, and cut them into arguments."""
+    step, argument, position, row = reads[:, np.lexsort(reads[2::-1])]
+    first_read, first_owner = flat.add(row), flat.add(position)
+    most = max((len(s.inputs) for s in program.signatures), default=0) or 1
+    lengths = np.bincount(step * most + argument, minlength=kind_of_step.size * most)
     starts = np.cumsum(lengths) - lengths
-    first = first_rows(index, starts, lengths)
-    number_of_type = {row_type: number for number, row_type in enumerate(merged.row_types)}
-    wirings = []
-    for step, kind in enumerate(kind_of_step):
+    first = first_rows(row, starts, lengths)
+    number_of_type = {row_type: number for number, row_type in enumerate(program.row_types)}
+    arguments = []
+    for number, kind in enumerate(kind_of_step):
         found = []
-        for position, wanted in enumerate(merged.signatures[kind].inputs):
-            place = step * most + position
+        for place, wanted in enumerate(program.signatures[kind].inputs, number * most):
             begin = int(starts[place])
             found.append(
                 IndexSlice(
                     number_of_type[row_type_of(wanted)],
-                    begin,
+                    first_read + begin,
                     int(lengths[place]),
                     int(first[place]),
-                    index.size + begin if isinstance(wanted, Ragged) else -1,
+                    first_owner + begin if isinstance(wanted, Ragged) else -1,
                 )
             )
-        wirings.append(tuple(found))
-    return [index, owners], wirings
+        arguments.append(tuple(found))
+    return arguments
 
 
-def _wire_outputs(
-    merged: MergedPrograms, flat: list[np.ndarray], row: np.ndarray
-) -> dict[str, Output]:
+def _wire_outputs(program: Program, flat: FlatIndex, row: np.ndarray) -> dict[str, Output]:
     outputs = {}
-    offset = sum(part.size for part in flat)
-    for name, values in merged.output_value.items():
-        types = np.unique(merged.value_type[values])
+    for name, values in program.outputs.items():
+        types = np.unique(program.value_type[values])
         if types.size > 1:
-            raise mismatch(
-                TypeError,
-                f"Schedule.from_programs: output {name!r} has two types",
-                describe(merged.row_types[types[0]]),
-                describe(merged.row_types[types[1]]),
-                hint="give each type an output name of its own",
-            )
+            wanted, got = (describe(program.row_types[number]) for number in types[:2])
+            what = f"Schedule.from_programs: output {name!r} has two types"
+            raise mismatch(TypeError, what, wanted, got, hint="give each type a name of its own")
         rows = row[values]
-        length = np.array([rows.size])
-        start = int(first_rows(rows, np.zeros(1, dtype=np.int64), length)[0])
-        wiring = IndexSlice(int(types[0]) if types.size else 0, offset, rows.size, start)
-        outputs[name] = Output(wiring, offset + rows.size)
-        flat += [rows, merged.output_example[name]]
-        offset += 2 * rows.size
+        start = int(first_rows(rows, np.zeros(1, dtype=np.int64), np.array([rows.size]))[0])
+        store = int(types[0]) if types.size else 0
+        wiring = IndexSlice(store, flat.add(rows), rows.size, start)
+        outputs[name] = Output(wiring, flat.add(program.output_example[name]))
     return outputs

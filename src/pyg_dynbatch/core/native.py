@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 def native_library(source: Path) -> ctypes.CDLL | None:
-    """Builds a C file unless that was done before, and loads it."""
+    """Build a C file unless that was done before, and load it."""
     given = os.environ.get("CC") or "cc"
     try:
         command = shlex.split(given)
@@ -76,7 +76,7 @@ def _loaded(source: Path, compiler: list[str]) -> ctypes.CDLL:
 
 
 def _kept(folder: Path, name: str) -> Path | None:
-    """Finds a library that is as it was built, and removes others."""
+    """Find a library with the checksum in its name, and remove others."""
     for path in sorted(folder.glob(f"{name}-*.so")):
         if _is_trusted(path) and path.stem == f"{name}-{_digest(path.read_bytes())}":
             return path
@@ -142,7 +142,7 @@ def _run(*command: str) -> None:
 
 
 SWITCH = "PYG_DYNBATCH_KEEP_MEMORY"
-"""The environment variable that leaves the C library as it is where it is 0."""
+"""The environment variable that switches this off where it is 0."""
 
 # Numbers of malloc.h.
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
@@ -150,14 +150,14 @@ _NEVER = -1
 
 
 def keep_freed_memory() -> bool:
-    """Tells the C library to keep freed memory instead of handing it back to the system.
+    """Make the C library keep freed memory instead of returning it to the system.
 
-    glibc gets every piece above 32 MB from the system and hands it back when it is freed. The
+    glibc gets every piece above 32 MB from the system and returns it when it is freed. The
     next step gets it again, page by page and filled with zeros: writing a tensor of 64 MB on a CPU
     then takes five times as long as writing into one that is there. Afterwards freed memory stays
     with the process, which therefore never shrinks below its peak. It holds for the
     whole process, so a library does not do it unasked; the console script does.
-    ``PYG_DYNBATCH_KEEP_MEMORY=0`` in the environment leaves all as it is.
+    ``PYG_DYNBATCH_KEEP_MEMORY=0`` in the environment switches this off.
 
     Returns:
         Whether that was done; only glibc, on Linux, can be told.

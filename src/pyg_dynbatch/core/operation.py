@@ -14,7 +14,7 @@ from pyg_dynbatch.core.types import RowType, TensorType, describe, parts_of
 
 @dataclass(frozen=True)
 class Ragged:
-    """Marks an argument that takes any number of rows a call instead of exactly one.
+    """Marks an argument that takes any number of rows per call instead of exactly one.
 
     The module receives a :class:`~pyg_dynbatch.core.types.RaggedRows` for it.
 
@@ -29,7 +29,7 @@ class Ragged:
     row_type: RowType
 
     def __str__(self) -> str:
-        """Reads like ``Ragged(float32[3])``."""
+        """Read like ``Ragged(float32[3])``."""
         return f"Ragged({describe(self.row_type)})"
 
 
@@ -43,14 +43,14 @@ class Signature:
     Args:
         name: Name of the operation, unique within one engine.
         inputs: Type of each argument; ``Ragged`` for any number of rows. Without any, the module
-            is called once a batch and returns its one row (a learned start state).
+            is called once per batch and returns its one row (a learned start state).
         outputs: Type of each result.
         random: Whether every call draws random numbers of its own (dropout). Equal calls on
             equal constants are made once, unless this is set.
 
     Raises:
-        ValueError: If the name is empty, there is no output, or random numbers are to be drawn
-            without an argument.
+        ValueError: If the name is empty, ``outputs`` is empty, or a random operation
+            has no argument.
 
     Example:
         >>> add = Signature("add", (TensorType((3,)), TensorType((3,))), (TensorType((3,)),))
@@ -64,27 +64,20 @@ class Signature:
     random: bool = False
 
     def __post_init__(self) -> None:
-        """Turns lists into tuples and refuses what no program could call."""
+        """Turn lists into tuples and refuse what no program could call."""
         object.__setattr__(self, "inputs", tuple(self.inputs))
         object.__setattr__(self, "outputs", tuple(self.outputs))
         if not self.name or not self.outputs:
-            raise mismatch(
-                ValueError,
-                "Signature: a name and one output are needed",
-                "Signature(name, inputs, outputs)",
-                f"name {self.name!r}, {len(self.outputs)} outputs",
-            )
+            what, wanted = "Signature: name or outputs are empty", "a name and at least one output"
+            got = f"name {self.name!r}, {len(self.outputs)} outputs"
+            raise mismatch(ValueError, what, wanted, got)
         if self.random and not self.inputs:
-            raise mismatch(
-                ValueError,
-                f"Signature {self.name!r}: random, but without an argument",
-                "an argument, whose rows tell the module how many calls there are",
-                str(self),
-                hint="call it on a constant",
-            )
+            what = f"Signature {self.name!r}: random, but without an argument"
+            wanted = "an argument, whose rows are the number of calls"
+            raise mismatch(ValueError, what, wanted, str(self), hint="call it on a constant")
 
     def fits(self, called: "Signature") -> bool:
-        """Tells whether a schedule that calls ``called`` can be run with this signature.
+        """Return whether a schedule that calls ``called`` can be run with this signature.
 
         Types that the schedule leaves open (see :func:`any_type`) fit any type.
         """
@@ -100,18 +93,18 @@ class Signature:
         )
 
     def __str__(self) -> str:
-        """Reads like ``add(float32[3], float32[3]) -> float32[3]``."""
+        """Read like ``add(float32[3], float32[3]) -> float32[3]``."""
         inputs = ", ".join(str(i) if isinstance(i, Ragged) else describe(i) for i in self.inputs)
         return f"{self.name}({inputs}) -> {', '.join(describe(o) for o in self.outputs)}"
 
 
 def row_type_of(wanted: RowType | Ragged) -> RowType:
-    """Gives the row type of an argument, ragged or not."""
+    """Return the row type of an argument, ragged or not."""
     return wanted.row_type if isinstance(wanted, Ragged) else wanted
 
 
 def is_open(row_types: Sequence[RowType]) -> bool:
-    """Tells whether some row type leaves its shape to the engine."""
+    """Return whether some row type leaves its shape to the engine."""
     return any(part.shape is None for row_type in row_types for part in parts_of(row_type))
 
 
@@ -137,24 +130,21 @@ class Operation(nn.Module):
     def __init__(self, signature: Signature, module: Callable[..., Any]) -> None:
         super().__init__()
         if not callable(module):
-            raise mismatch(
-                TypeError,
-                f"Operation {signature.name!r}: module cannot be called",
-                "an nn.Module or a function on batched tensors",
-                type(module).__name__,
-            )
+            what = f"Operation {signature.name!r}: module cannot be called"
+            wanted = "an nn.Module or a function on batched tensors"
+            raise mismatch(TypeError, what, wanted, type(module).__name__)
         self.signature = signature
         self.module = module
         if (owner := module_of(module)) is not module:
             self.owner = owner
 
     def forward(self, *arguments: Any) -> Any:
-        """Runs the module on batched rows; one row of every argument belongs to one call."""
+        """Run the module on batched rows; one row of every argument belongs to one call."""
         return self.module(*arguments)
 
 
 def module_of(called: object) -> nn.Module | None:
-    """Finds the module behind a callable: itself, or that of a method or of a ``partial``."""
+    """Find the module behind a callable: itself, or that of a method or of a ``partial``."""
     while isinstance(called, partial):
         called = called.func
     owner = called if isinstance(called, nn.Module) else getattr(called, "__self__", None)
@@ -166,7 +156,7 @@ _DROPOUTS = ("dropout", "recurrent_dropout")
 
 
 def draws_random_numbers(module: object) -> bool:
-    """Tells whether a module holds a part that drops anything, or says so."""
+    """Return whether a module has dropout, or an attribute ``random`` that is true."""
     owner = module_of(module)
     parts = [] if owner is None else list(owner.modules())
     return getattr(module, "random", False) is True or any(map(_drops, parts))
@@ -176,8 +166,8 @@ def _drops(part: nn.Module) -> bool:
     if isinstance(part, nn.modules.dropout._DropoutNd | nn.RReLU):
         return bool(getattr(part, "p", 1))
     shares = [getattr(part, name, None) for name in _DROPOUTS]
-    says = getattr(part, "random", False) is True
-    return says or any(isinstance(share, float) and share > 0 for share in shares)
+    marked = getattr(part, "random", False) is True
+    return marked or any(isinstance(share, float) and share > 0 for share in shares)
 
 
 # Keeps an operation called "double" or "train" apart from the methods of nn.Module.
@@ -214,15 +204,15 @@ class Operations(nn.Module):
         name: str = "",
         random: bool | None = None,
     ) -> Signature:
-        """Registers a module, or finds the signature it already has.
+        """Register a module, or find the signature it already has.
 
         Args:
             module: The computation on batched rows.
             inputs: Type of each argument.
             outputs: Type of each result.
-            name: A name for messages and pictures; made from the class where left out.
-            random: Whether each call draws its own random numbers; found by looking for dropout
-                layers where left out (see :func:`draws_random_numbers`).
+            name: A name for messages and pictures; made from the class by default.
+            random: Whether each call draws its own random numbers; by default, whether the
+                module has dropout layers (see :func:`draws_random_numbers`).
 
         Returns:
             The signature that programs call.
@@ -235,30 +225,23 @@ class Operations(nn.Module):
             # Every look at a method makes another object of it.
             method = isinstance(module, MethodType) and known.module == module
             same_module = known.module is module or method
-            if same_module and known.signature.inputs == tuple(inputs):
-                return self._same(known.signature, outputs)
+            signature = known.signature
+            if same_module and signature.inputs == tuple(inputs):
+                if signature.outputs != tuple(outputs):
+                    what = f"Operations: {signature.name!r} was added before with other outputs"
+                    types = (signature.outputs, outputs)
+                    wanted, got = (", ".join(map(describe, each)) for each in types)
+                    raise mismatch(ValueError, what, wanted, got)
+                return signature
         name = name or self._free_name(type(module).__name__.lower())
         if name in self or "." in name:
-            raise mismatch(
-                ValueError,
-                f"Operations: the name {name!r} cannot be used",
-                "a name without a full stop that no other operation has",
-                f"{name!r}; so far: {', '.join(s.name for s in self.signatures) or 'none'}",
-            )
+            taken = ", ".join(s.name for s in self.signatures) or "none"
+            what = f"Operations: the name {name!r} cannot be used"
+            got = f"{name!r}; so far: {taken}"
+            raise mismatch(ValueError, what, "a free name without a full stop", got)
         draws = draws_random_numbers(module) if random is None else random
         signature = Signature(name, tuple(inputs), tuple(outputs), draws)
         self._by_name[_KEY + name] = Operation(signature, module)
-        return signature
-
-    @staticmethod
-    def _same(signature: Signature, outputs: Sequence[RowType]) -> Signature:
-        if signature.outputs != tuple(outputs):
-            raise mismatch(
-                ValueError,
-                f"Operations: {signature.name!r} was added before with other outputs",
-                ", ".join(describe(o) for o in signature.outputs),
-                ", ".join(describe(o) for o in outputs),
-            )
         return signature
 
     def _free_name(self, stem: str) -> str:
@@ -268,19 +251,19 @@ class Operations(nn.Module):
         return name
 
     def __getitem__(self, name: str) -> Operation:
-        """Gives the operation of a name."""
+        """Return the operation of a name."""
         return self._by_name[_KEY + name]  # type: ignore[return-value]
 
     def __contains__(self, name: str) -> bool:
-        """Tells whether a name is registered."""
+        """Return whether a name is registered."""
         return _KEY + name in self._by_name
 
     def __iter__(self) -> Iterator[Operation]:
-        """Walks over the operations in the order they were added."""
+        """Walk over the operations in the order they were added."""
         return iter(self._by_name.values())  # type: ignore[arg-type]
 
     def __len__(self) -> int:
-        """Counts the operations."""
+        """Count the operations."""
         return len(self._by_name)
 
     @property
@@ -290,5 +273,5 @@ class Operations(nn.Module):
 
 
 def any_type(tag: str) -> TensorType:
-    """Makes a tensor type whose shape and dtype the first row written decides."""
+    """Make a tensor type whose shape and dtype the first row written decides."""
     return TensorType(None, None, tag)

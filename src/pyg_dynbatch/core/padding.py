@@ -1,13 +1,14 @@
-"""Pad the schedule of a structure to a given shape, with nodes that nobody reads.
+"""Pad the schedule of a structure to a given shape, with nodes that no other node reads.
 
 All plain numbers of a padded schedule depend on the shape alone; the batch decides nothing but
-the row numbers. So whatever runs it does the same calls on tensors of the same sizes for every
-batch of one shape, which is what a CUDA graph asks for.
+the row numbers. So a model does the same calls on tensors of the same sizes for every
+batch of one shape, as CUDA graphs require.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,22 +16,9 @@ from jaxtyping import Int
 from torch import Tensor
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.levels import INPUT_STORE, STATE_STORE
-from pyg_dynbatch.core.operation import Ragged, Signature, any_type
-from pyg_dynbatch.core.schedule import (
-    IndexSlice,
-    LevelShape,
-    Output,
-    Schedule,
-    Step,
-    Store,
-    first_rows,
-    shape_of,
-)
+from pyg_dynbatch.core.layout import GATHER, LevelShape, StructureInfo
+from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.core.structure import concatenated_ranges
-
-_FACT = "padded"
-_KEPT_FRAMES = 256
 
 
 class PaddedForm(NamedTuple):
@@ -38,242 +26,144 @@ class PaddedForm(NamedTuple):
 
     shape: LevelShape
     schedule: Schedule
-    input_row: Int[Tensor, " padded_input"]
-    input_place: Int[Tensor, " input"]
-    level_place: Int[Tensor, " node"]
-    node_place: Int[Tensor, " node"]
+    input_row: Int[Tensor, " padded_input"]  # input row of each padded input; 0 for padding
+    input_place: Int[Tensor, " input"]  # padded input of each input
+    level_place: Int[Tensor, " node"]  # padded place of each node in level order
+    node_place: Int[Tensor, " node"]  # padded place of each node in node order
+
+
+def shape_of(schedule: Schedule) -> LevelShape:
+    """Return the sizes of a schedule's levels."""
+    arity, inputs, steps = schedule.arity, schedule.level_inputs, schedule.steps
+    if arity == 0:
+        raise mismatch(ValueError, "LevelShape: nodes without argument places", "arity >= 1", 0)
+    return LevelShape(
+        arity,
+        schedule.direction,
+        inputs,
+        tuple(step.size - read for step, read in zip(steps, inputs, strict=True)),
+        None if arity is not None else tuple(step.arguments[1].length for step in steps),
+        schedule.single_parent,
+    )
 
 
 def padded_schedule(schedule: Schedule, shape: LevelShape) -> Schedule:
-    """Puts the padded form of a schedule behind its own numbers, in the same flat tensor."""
-    mine = shape_of(schedule)
-    if not shape.holds(mine) or schedule.device.type != "cpu":
-        raise mismatch(
-            ValueError,
-            "padded_schedule: the schedule cannot be padded to this shape",
+    """Append the row numbers of the padded form of a schedule to its own."""
+    mine, info = shape_of(schedule), schedule.structure
+    if not shape.holds(mine) or schedule.device.type != "cpu" or info is None:
+        what = "padded_schedule: the schedule cannot be padded to this shape"
+        wanted, got = (
             f"a schedule on the CPU that fits into {shape}",
             f"{mine} on {schedule.device}",
-            hint="LevelBuckets.fit(schedules).pad(schedule)",
         )
-    own = schedule.wiring[: schedule.facts.get(_FACT, (None, schedule.wiring.numel()))[1]]
-    parts = _Padder(schedule, own.numpy(), mine, shape).parts()
-    wiring = torch.cat([own, torch.from_numpy(np.concatenate(parts))])
-    return _with_wiring(schedule, wiring, {**schedule.facts, _FACT: (shape, own.numel())})
+        hint = "LevelBuckets.fit(schedules).pad(schedule)"
+        raise mismatch(ValueError, what, wanted, got, hint=hint)
+    own = schedule.wiring if info.padded is None else schedule.wiring[: info.padded[1]]
+    padded, nodes = _padded(schedule, mine, shape), info.num_nodes
+    input_node = padded.input_node
+    (input_place,) = (input_node < nodes).nonzero(as_tuple=True)
+    input_row = torch.zeros_like(input_node)
+    input_row[input_place] = torch.arange(input_place.numel())
+    level_place = padded.rows_of(padded.outputs["node"].wiring)[:nodes] - 1
+    node_place = level_place[schedule.rows_of(schedule.outputs["node"].wiring) - 1]
+    parts = (own, padded.wiring, input_row, input_place, level_place, node_place)
+    structure = info._replace(padded=(shape, own.numel()))
+    return replace(schedule, wiring=torch.cat(parts), structure=structure)
+
+
+def _padded(schedule: Schedule, mine: LevelShape, shape: LevelShape) -> Schedule:
+    """Schedule the nodes in level order, followed by the nodes of padding."""
+    sizes, read = np.array(mine.sizes, dtype=np.int64), np.array(mine.inputs, dtype=np.int64)
+    *spare_nodes, spare_edges = shape.spare(mine)
+    levels = np.arange(len(shape.inputs))
+    padding = np.concatenate([levels.repeat(count) for count in spare_nodes])
+    level = np.concatenate([levels[: sizes.size].repeat(sizes), padding])
+    within = concatenated_ranges(np.zeros_like(sizes), sizes)
+    with_input = np.arange(padding.size) < spare_nodes[0].sum()
+    filled = np.concatenate([within < read.repeat(sizes), with_input])
+    child, parent, slot = _edges_in_level_order(schedule)
+    if slot is None:
+        more = _parents_of_padding(padding, spare_edges) + sizes.sum()
+        first = sizes.sum() + int((padding == 0).argmax()) if more.size else 0
+        child = np.concatenate([child, np.full_like(more, first)])
+        parent = np.concatenate([parent, more])
+    return Schedule.from_structure(
+        torch.from_numpy(np.stack([child, parent])),
+        level.size,
+        depth=torch.from_numpy(level),
+        child_slot=None if slot is None else torch.from_numpy(slot),
+        arity=shape.arity,
+        has_input=torch.from_numpy(filled),
+    )
+
+
+def _edges_in_level_order(schedule: Schedule) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Return child, parent and slot of all edges, with nodes numbered in level order."""
+    arity, steps = schedule.arity, schedule.steps
+    if not steps:
+        none = np.zeros(0, dtype=np.int64)
+        return none, none, None if arity is None else none
+    first, wiring = steps[0].arguments[1], schedule.wiring.numpy()
+    if arity is None:
+        edges = schedule.num_edges
+        counts = [step.arguments[1].length for step in steps]
+        starts = np.array([step.results[0][1] - 1 for step in steps]).repeat(counts)
+        children = wiring[first.offset : first.offset + edges] - 1
+        return children, wiring[first.owner : first.owner + edges] + starts, None
+    nodes = schedule.num_nodes
+    places = wiring[first.offset : first.offset + nodes * arity].reshape(nodes, arity)
+    parent, slot = places.nonzero()
+    return places[parent, slot] - 1, parent, slot
+
+
+def _parents_of_padding(level: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """Spread the edges of padding evenly over the nodes of padding of their levels."""
+    nodes = level.argsort(kind="stable")
+    room = np.bincount(level, minlength=edges.size)
+    number = concatenated_ranges(np.zeros_like(edges), edges)
+    within = number * room.repeat(edges) // np.maximum(edges, 1).repeat(edges)
+    return nodes[(room.cumsum() - room).repeat(edges) + within]
+
+
+@lru_cache(maxsize=256)
+def _frame(shape: LevelShape) -> Schedule:
+    """Schedule nothing but padding: its plain numbers are those of all batches of a shape."""
+    none = torch.zeros(2, 0, dtype=torch.int64)
+    empty = Schedule.from_structure(none, 0, arity=shape.arity)
+    frame = _padded(empty, shape_of(empty), shape)
+    # Children that lie side by side here do not do so in other batches: all are gathered.
+    steps = (
+        step._replace(
+            arguments=(
+                step.arguments[0],
+                *(
+                    c._replace(start=min(c.start, GATHER)) if c.length else c
+                    for c in step.arguments[1:]
+                ),
+            )
+        )
+        for step in frame.steps
+    )
+    info: StructureInfo | None = frame.structure
+    if info is not None:
+        info = info._replace(direction=shape.direction, single_parent=shape.single_parent)
+    return replace(frame, steps=tuple(steps), structure=info)
 
 
 def padded_form(schedule: Schedule) -> PaddedForm | None:
-    """Takes the padded form of a schedule, on whatever device it is now."""
-    found = schedule.facts.get(_FACT)
-    if found is None:
+    """Return the padded form of a schedule, on the device of the schedule."""
+    if schedule.structure is None or schedule.structure.padded is None:
         return None
-    shape, first = found
-    frame = _frame(shape)
-    inputs, nodes = schedule.stores[INPUT_STORE].inputs, schedule.num_nodes
-    lengths = (frame.length, sum(shape.inputs), inputs, nodes, nodes)
-    parts = schedule.wiring[first:].split(lengths)
-    return PaddedForm(shape, schedule_of_shape(shape, parts[0]), *parts[1:])
+    shape, first = schedule.structure.padded
+    nodes, inputs = schedule.num_nodes, schedule.stores[0].inputs
+    lengths = (_frame(shape).wiring.numel(), sum(shape.inputs), inputs, nodes, nodes)
+    wiring, *places = schedule.wiring[first:].split(lengths)
+    return PaddedForm(shape, schedule_of_shape(shape, wiring), *places)
 
 
 def schedule_of_shape(shape: LevelShape, wiring: Int[Tensor, " entry"]) -> Schedule:
-    """Makes a padded schedule of given row numbers."""
-    return _with_wiring(_frame(shape).schedule, wiring)
-
-
-def _with_wiring(schedule: Schedule, wiring: Tensor, facts: dict[str, Any] | None = None) -> Any:
-    return Schedule(
-        schedule.signatures,
-        schedule.stores,
-        schedule.steps,
-        wiring,
-        schedule.constants,
-        schedule.outputs,
-        schedule.num_examples,
-        schedule.facts if facts is None else facts,
-    )
-
-
-class _Frame(NamedTuple):
-    """What all padded schedules of one shape share: a schedule without its row numbers."""
-
-    schedule: Schedule
-    length: int
-    constant: tuple[np.ndarray, ...]
-
-
-class _Layout:
-    """Hands out stretches of a flat vector."""
-
-    def __init__(self) -> None:
-        self.length = 0
-
-    def take(self, length: int) -> int:
-        """Gives the place of the next stretch."""
-        self.length += length
-        return self.length - length
-
-
-def _before(counts: np.ndarray) -> np.ndarray:
-    return np.cumsum(counts) - counts
-
-
-@lru_cache(maxsize=_KEPT_FRAMES)
-def _frame(shape: LevelShape) -> _Frame:
-    """Lays out the row numbers: those of children first, then those that never change."""
-    arity, nodes = shape.arity, shape.nodes
-    sizes = np.array(shape.sizes, dtype=np.int64)
-    read = np.array(shape.inputs, dtype=np.int64)
-    starts, layout = _before(sizes), _Layout()
-    read_children, more = _children(shape, layout)
-    filled = np.arange(nodes) - np.repeat(starts, sizes) < np.repeat(read, sizes)
-    index = np.where(filled, np.cumsum(filled), 0)
-    offset, inside = layout.take(nodes), first_rows(index, starts, sizes)
-    steps = []
-    for level, (start, size) in enumerate(zip(starts.tolist(), sizes.tolist(), strict=True)):
-        own = IndexSlice(INPUT_STORE, offset + start, size, int(inside[level]))
-        steps.append(
-            Step(0, size, (own, *read_children(level, start, size)), ((STATE_STORE, start + 1),))
-        )
-    total = int(read.sum())
-    input_node = layout.take(total), total
-    output = IndexSlice(STATE_STORE, layout.take(nodes), nodes, -1 if nodes else 0)
-    example, order = layout.take(nodes), sum(shape.edges or ())
-    edge_order = None if arity is not None else (layout.take(order), order)
-    inputs, state = any_type("input"), any_type("state")
-    children = (Ragged(state),) if arity is None else (state,) * arity
-    schedule = Schedule(
-        signatures=(Signature("node", (inputs, *children), (state,), random=True),),
-        stores=(Store(inputs, 1, total, total + 1), Store(state, 1, 0, nodes + 1)),
-        steps=tuple(steps),
-        wiring=torch.empty(0, dtype=torch.int64),
-        constants=(None, None),
-        outputs={"node": Output(output, example)},
-        num_examples=1,
-        facts={
-            "num_nodes": nodes,
-            "num_edges": order,
-            "arity": arity,
-            "direction": shape.direction,
-            "input_node": input_node,
-            "level_inputs": shape.inputs,
-            "edge_order": edge_order,
-            "single_parent": shape.single_parent,
-            **more,
-        },
-    )
-    rows, example_of = np.arange(1, nodes + 1), np.zeros(nodes, dtype=np.int64)
-    constant = (index, np.flatnonzero(filled), rows, example_of, np.arange(order))
-    return _Frame(schedule, layout.length, constant)
-
-
-def _children(
-    shape: LevelShape, layout: _Layout
-) -> tuple[Callable[[int, int, int], list[IndexSlice]], dict[str, Any]]:
-    """Says how each level reads its children, which are always gathered, and more facts."""
-    nodes = shape.nodes
-    if shape.edges is None:
-        arity = shape.arity or 0
-        first = layout.take(nodes * arity)
-
-        def fixed(level: int, start: int, size: int) -> list[IndexSlice]:
-            offset = first + start * arity
-            return [
-                IndexSlice(STATE_STORE, offset + place, size, -1, stride=arity)
-                for place in range(arity)
-            ]
-
-        return fixed, {"child_start": None}
-    edges = np.array(shape.edges, dtype=np.int64)
-    begin, total = _before(edges).tolist(), int(edges.sum())
-    first, owner = layout.take(total), layout.take(total)
-    child_start = layout.take(nodes)
-
-    def ragged(level: int, start: int, size: int) -> list[IndexSlice]:
-        count, at = int(edges[level]), begin[level]
-        return [IndexSlice(STATE_STORE, first + at, count, -1 if count else 0, owner + at)]
-
-    return ragged, {"child_start": child_start}
-
-
-class _Padder:
-    """Computes the row numbers of a padded schedule."""
-
-    def __init__(
-        self, schedule: Schedule, wiring: np.ndarray, mine: LevelShape, shape: LevelShape
-    ) -> None:
-        self.schedule, self.wiring, self.mine, self.shape = schedule, wiring, mine, shape
-        self.sizes = np.array(shape.sizes, dtype=np.int64)
-        self.starts = _before(self.sizes)
-        levels = len(mine.sizes)
-        own, read = np.array(mine.sizes, dtype=np.int64), np.array(mine.inputs, dtype=np.int64)
-        wide = np.array(shape.inputs, dtype=np.int64)
-        self.own_starts = _before(own)
-        within = concatenated_ranges(np.zeros(levels, dtype=np.int64), own)
-        moved = np.repeat(wide[:levels] - read, own)
-        # Nodes without an input come last in a level, behind the inputs of padding.
-        behind = within >= np.repeat(read, own)
-        self.place = np.repeat(self.starts[:levels], own) + within + np.where(behind, moved, 0)
-        self.row = np.concatenate([[0], self.place + 1])
-        self.input_place = concatenated_ranges(_before(wide)[:levels], read)
-
-    def parts(self) -> list[np.ndarray]:
-        """Gives the padded row numbers, and the places of inputs and nodes."""
-        input_row = np.zeros(sum(self.shape.inputs), dtype=np.int64)
-        input_row[self.input_place] = np.arange(self.input_place.size)
-        children = self._fixed() if self.shape.edges is None else self._ragged()
-        node = self.schedule.outputs["node"].wiring
-        rows = self.wiring[node.offset : node.offset + node.length]
-        constant = _frame(self.shape).constant
-        return [
-            *children, *constant, input_row, self.input_place, self.place, self.place[rows - 1],
-        ]  # fmt: skip
-
-    def _taken(self, offset: int, length: int) -> np.ndarray:
-        return self.wiring[offset : offset + length]
-
-    def _fixed(self) -> list[np.ndarray]:
-        arity, nodes = self.shape.arity or 0, self.schedule.num_nodes
-        children = np.zeros((self.shape.nodes, arity), dtype=np.int64)
-        if nodes:
-            first = self.schedule.steps[0].arguments[1].offset
-            own = self._taken(first, nodes * arity).reshape(nodes, arity)
-            children[self.place] = self.row[own]
-        return [children.reshape(-1)]
-
-    def _ragged(self) -> list[np.ndarray]:
-        edges = np.array(self.shape.edges, dtype=np.int64)
-        counts = np.zeros_like(edges)
-        counts[: len(self.mine.sizes)] = self.mine.edges or ()
-        children = parents = np.zeros(0, dtype=np.int64)
-        if counts.sum():
-            first = self.schedule.steps[0].arguments[1]
-            total, levels = int(counts.sum()), len(self.mine.sizes)
-            children = self.row[self._taken(first.offset, total)]
-            own = self._taken(first.owner, total) + np.repeat(self.own_starts, counts[:levels])
-            parents = self.place[own]
-        spare = self._spare_parents(edges - counts)
-        children = np.concatenate([children, np.zeros_like(spare)])
-        parents = np.concatenate([parents, spare])
-        order = np.argsort(parents, kind="stable")
-        children, parents = children[order], parents[order]
-        owners = parents - np.repeat(self.starts, edges)
-        child_start = _before(np.bincount(parents, minlength=self.shape.nodes))
-        return [children, owners, child_start]
-
-    def _spare_parents(self, spare: np.ndarray) -> np.ndarray:
-        """Hangs the edges of padding, which read the row of zeros, on the nodes of padding."""
-        free = np.ones(self.shape.nodes, dtype=bool)
-        free[self.place] = False
-        rows = np.flatnonzero(free)
-        level = np.repeat(np.arange(self.sizes.size), self.sizes)[rows]
-        room = np.bincount(level, minlength=self.sizes.size)
-        number = concatenated_ranges(np.zeros_like(spare), spare)
-        # Spread evenly, as one node with all of them would be waited for.
-        within = number * np.repeat(room, spare) // np.repeat(np.maximum(spare, 1), spare)
-        return rows[np.repeat(_before(room), spare) + within]
-
-
-# The shape goes with a padded schedule.
-torch.serialization.add_safe_globals([LevelShape])
+    """Make a padded schedule of given row numbers."""
+    return replace(_frame(shape), wiring=wiring)
 
 
 _QUANTILES = (0.25, 0.5, 0.75, 0.9)
@@ -292,17 +182,17 @@ class LevelBuckets:
     """Pads schedules to a few shapes: so many levels, each with so many nodes.
 
     Rounding the size of every level on its own leaves nearly as many shapes as batches. Here the
-    shapes come from a sample of schedules instead: the sample is split, again and again where it
-    saves most, by number of levels or of nodes, and each part is held by one shape, as large in
+    shapes come from a sample of schedules instead: the sample is repeatedly split where it saves
+    most, by number of levels or of nodes, and each part is held by one shape, as large in
     every level as the largest of its schedules.
 
     Args:
         shapes: The shapes; see :meth:`fit`.
-        level_rows: What one more level costs, counted in nodes. On a GPU small levels take about
+        level_rows: Cost of one more level, counted in nodes. On a GPU small levels take about
             as long as large ones.
 
     Raises:
-        ValueError: If there is no shape, or a level costs less than nothing.
+        ValueError: If ``shapes`` is empty or ``level_rows`` is negative.
 
     Example:
         >>> import torch
@@ -317,13 +207,9 @@ class LevelBuckets:
 
     def __init__(self, shapes: Sequence[LevelShape], *, level_rows: int = 64) -> None:
         if not shapes or level_rows < 0:
-            raise mismatch(
-                ValueError,
-                "LevelBuckets: nothing to pad to",
-                "one shape or more, and level_rows of 0 or more",
-                f"{len(shapes)} shapes, level_rows={level_rows}",
-                hint="LevelBuckets.fit(schedules)",
-            )
+            wanted, hint = "at least one shape, level_rows >= 0", "LevelBuckets.fit(schedules)"
+            got = f"{len(shapes)} shapes, level_rows={level_rows}"
+            raise mismatch(ValueError, "LevelBuckets: nothing to pad to", wanted, got, hint=hint)
         self.level_rows = level_rows
         self.shapes = tuple(sorted(set(shapes), key=self._cost))
 
@@ -336,12 +222,12 @@ class LevelBuckets:
         margin: float = 0.1,
         level_rows: int = 64,
     ) -> "LevelBuckets":
-        """Finds shapes that hold all of some schedules.
+        """Find shapes that hold all of some schedules.
 
         Args:
             schedules: A sample, such as those of one epoch; of one arity and direction.
-            number: How many shapes at most, one or more.
-            margin: By which part every level is made larger than in the sample, rounded up, so
+            number: Largest number of shapes, at least 1.
+            margin: Fraction by which every level is made larger than in the sample, rounded up, so
                 that more of other batches fit; 0 for a sample of all batches there are.
             level_rows: See the class.
 
@@ -349,46 +235,44 @@ class LevelBuckets:
             The buckets.
 
         Raises:
-            ValueError: If there is no schedule, or they were made for different layers.
+            ValueError: If ``schedules`` is empty, or they were made for different layers.
         """
         shapes = [shape_of(schedule) for schedule in schedules]
         kinds = {(shape.arity, shape.direction) for shape in shapes}
         if len(kinds) != 1 or number < 1 or margin < 0:
-            raise mismatch(
-                ValueError,
-                "LevelBuckets.fit: no sample of schedules of one kind, or no size",
-                "schedules of one arity and direction, number >= 1, margin >= 0",
-                f"{len(shapes)} schedules of {len(kinds)} kinds, number={number}, margin={margin}",
-            )
+            what = "LevelBuckets.fit: no sample of schedules of one kind, or no size"
+            wanted = "schedules of one arity and direction, number >= 1, margin >= 0"
+            got = f"{len(shapes)} schedules of {len(kinds)} kinds, number={number}, margin={margin}"
+            raise mismatch(ValueError, what, wanted, got)
         return cls(_Sample(shapes, margin, level_rows).parted(number), level_rows=level_rows)
 
     def _cost(self, shape: LevelShape) -> int:
         return shape.nodes + self.level_rows * len(shape.sizes)
 
     def shape_for(self, schedule: Schedule) -> LevelShape | None:
-        """Finds the cheapest shape that holds a schedule; None where none does."""
+        """Find the cheapest shape that holds a schedule; None where none does."""
         mine = shape_of(schedule)
         # They lie in the order of what they cost.
         return next((shape for shape in self.shapes if shape.holds(mine)), None)
 
     def pad(self, schedule: Schedule) -> Schedule:
-        """Puts the padded form of a schedule behind its own numbers.
+        """Append the padded form of a schedule to its row numbers.
 
-        The result is used like the schedule itself; whoever wants the padded form asks
-        :func:`~pyg_dynbatch.core.padding.padded_form` for it, on any device. It is made on the
-        host, so in a worker process of a loader at best.
+        The result is used like the schedule itself;
+        :func:`~pyg_dynbatch.core.padding.padded_form` returns the padded form, on any device. It is
+        made on the host, so preferably in a worker process of a loader.
 
         Args:
             schedule: Made by ``Schedule.from_structure``, on the CPU.
 
         Returns:
-            A schedule that holds both; the same as before where no shape holds it.
+            A schedule that holds both; the same as before if no shape holds it.
         """
         shape = self.shape_for(schedule)
         return schedule if shape is None else padded_schedule(schedule, shape)
 
     def padding(self, schedules: Iterable[Schedule]) -> Padding:
-        """Counts how much of padded schedules is padding."""
+        """Count how much of padded schedules is padding."""
         used, rows = set(), []
         total = 0
         for schedule in schedules:
@@ -411,20 +295,19 @@ class LevelBuckets:
 
 
 class _Sample:
-    """Shapes of a sample as one array ``[schedule, level, (inputs, others, edges)]``."""
+    """Shapes of a sample as one array ``[schedule, (inputs, others, edges), level]``."""
 
     def __init__(self, shapes: Sequence[LevelShape], margin: float, level_rows: int) -> None:
         self.first, self.margin, self.level_rows = shapes[0], margin, level_rows
         self.single_parent = np.array([shape.single_parent for shape in shapes])
         self.levels = np.array([len(shape.sizes) for shape in shapes])
-        self.sizes = np.zeros((len(shapes), int(self.levels.max()), 3), dtype=np.int64)
-        for number, shape in enumerate(shapes):
-            edges = shape.edges or (0,) * len(shape.inputs)
-            self.sizes[number, : len(edges)] = np.stack([shape.inputs, shape.others, edges], 1)
-        self.keys = (self.levels, self.sizes[:, :, :2].sum((1, 2)))
+        self.counts = np.zeros((len(shapes), 3, int(self.levels.max())), dtype=np.int64)
+        for counts, shape in zip(self.counts, shapes, strict=True):
+            counts[:, : len(shape.sizes)] = shape.counts()
+        self.keys = (self.levels, self.counts[:, :2].sum((1, 2)))
 
     def parted(self, number: int) -> list[LevelShape]:
-        """Splits the sample into parts, and finds the shape of each."""
+        """Split the sample into parts, and find the shape of each."""
         parts = [np.arange(self.levels.size)]
         splits = [self._best_split(parts[0])]
         while len(parts) < number:
@@ -437,7 +320,7 @@ class _Sample:
         return [self._shape(part) for part in parts]
 
     def _best_split(self, part: np.ndarray) -> tuple[int, np.ndarray, np.ndarray]:
-        """Gives what the best split of a part saves, and its two sides."""
+        """Return how much the best split of a part saves, and its two sides."""
         best, whole = (0, part, part), self._cost(part)
         for key in self.keys:
             values = key[part]
@@ -449,22 +332,18 @@ class _Sample:
         return best
 
     def _cost(self, part: np.ndarray) -> int:
-        nodes = int(self.sizes[part, :, :2].max(0).sum())
+        nodes = int(self.counts[part, :2].max(0).sum())
         return part.size * (nodes + self.level_rows * int(self.levels[part].max()))
 
     def _shape(self, part: np.ndarray) -> LevelShape:
-        largest = self.sizes[part].max(0)[: self.levels[part].max()]
+        largest = self.counts[part, :, : self.levels[part].max()].max(0)
         largest = np.ceil(largest * (1 + self.margin)).astype(np.int64)
-        inputs, others, edges = (tuple(column) for column in largest.T.tolist())
-        ragged = self.first.arity is None
-        if ragged:
-            # Edges of padding hang on nodes of padding; leaves have none.
-            others = tuple(count + (level > 0) for level, count in enumerate(others))
+        arity, direction = self.first.arity, self.first.direction
+        if arity is None:
+            # Edges of padding lead from a leaf of padding to nodes of padding.
+            largest[1] += 1
+        inputs, others, edges = map(tuple, largest.tolist())
+        single_parent = bool(self.single_parent[part].all())
         return LevelShape(
-            self.first.arity,
-            self.first.direction,
-            inputs,
-            others,
-            edges if ragged else None,
-            bool(self.single_parent[part].all()),
+            arity, direction, inputs, others, edges if arity is None else None, single_parent
         )

@@ -11,17 +11,19 @@ from pyg_dynbatch.core.structure import concatenated_ranges, longest_paths
 
 @dataclass(frozen=True)
 class DependencyGraph:
-    """Says which calls wait for which, and which calls are of one kind.
+    """Dependencies between calls, and the kind of each call.
 
     Args:
         kind: Operation of each call, ``[call]``.
         source: The call that must come first, ``[dependency]``.
         target: The call that waits for it, ``[dependency]``.
+        names: Name of each operation, if policies are to know operations by name.
     """
 
     kind: np.ndarray
     source: np.ndarray
     target: np.ndarray
+    names: tuple[str, ...] = ()
 
     @property
     def num_calls(self) -> int:
@@ -30,11 +32,11 @@ class DependencyGraph:
 
 
 Policy = Callable[[DependencyGraph], np.ndarray]
-"""Gives each call the number of its step; calls of one step are of one kind and independent."""
+"""Returns the step of each call; calls of one step are of one kind and independent."""
 
 
 def depth_policy(graph: DependencyGraph) -> np.ndarray:
-    """Runs all calls of one kind at one depth together.
+    """Run all calls of one kind at one depth together.
 
     Args:
         graph: Calls and what they wait for.
@@ -56,7 +58,7 @@ def depth_policy(graph: DependencyGraph) -> np.ndarray:
 
 
 def agenda_policy(graph: DependencyGraph) -> np.ndarray:
-    """Runs, again and again, all ready calls of the kind whose waiting calls are shallowest.
+    """Repeatedly run all ready calls of the kind whose waiting calls are shallowest.
 
     A kind with deep members waits for them, so it mostly runs in fewer and fuller steps; where
     this rule makes more of them than :func:`depth_policy`, the latter's are taken.
@@ -116,21 +118,17 @@ POLICIES: dict[str, Policy] = {"depth": depth_policy, "agenda": agenda_policy}
 
 
 def policy_of(policy: str | Policy) -> Policy:
-    """Finds a policy by name, or takes a function as it is."""
+    """Find a policy by name; return a function as it is."""
     if callable(policy):
         return policy
     if policy not in POLICIES:
-        raise mismatch(
-            ValueError,
-            f"Schedule: unknown policy {policy!r}",
-            f"one of {', '.join(map(repr, POLICIES))}, or a function",
-            repr(policy),
-        )
+        wanted = f"one of {', '.join(map(repr, POLICIES))}, or a function"
+        raise mismatch(ValueError, f"Schedule: unknown policy {policy!r}", wanted)
     return POLICIES[policy]
 
 
 def order_calls(graph: DependencyGraph, policy: str | Policy) -> np.ndarray:
-    """Gives each call its step: whole groups of kinds one after another, the policy inside."""
+    """Return the step of each call: groups of kinds one after another, the policy inside."""
     chosen = policy_of(policy)
     group_of_kind = _groups(graph)
     group = group_of_kind[graph.kind]
@@ -143,7 +141,7 @@ def order_calls(graph: DependencyGraph, policy: str | Policy) -> np.ndarray:
         place[calls] = np.arange(calls.size)
         edges = inner & (group[graph.source] == number)
         part = DependencyGraph(
-            graph.kind[calls], place[graph.source[edges]], place[graph.target[edges]]
+            graph.kind[calls], place[graph.source[edges]], place[graph.target[edges]], graph.names
         )
         inside = chosen(part)
         if chosen not in POLICIES.values():
@@ -154,7 +152,7 @@ def order_calls(graph: DependencyGraph, policy: str | Policy) -> np.ndarray:
 
 
 def _checked_steps(graph: DependencyGraph, step: object) -> np.ndarray:
-    """Checks what a policy of the user gave, and numbers its steps without holes."""
+    """Check the result of a user's policy, and number its steps without gaps."""
     found = np.asarray(step)
     problem = ""
     if found.shape != (graph.num_calls,) or not np.issubdtype(found.dtype, np.integer):
@@ -169,17 +167,14 @@ def _checked_steps(graph: DependencyGraph, step: object) -> np.ndarray:
         elif mixed.size:
             problem = f"call {mixed[0]} in one step with a call of another kind"
     if problem:
-        raise mismatch(
-            ValueError,
-            "Schedule: the policy gives steps that cannot be made",
-            "an integer a call; calls of one step are of one kind and independent",
-            problem,
-        )
+        what = "Schedule: the policy gives steps that cannot be made"
+        wanted = "an integer per call; calls of one step are of one kind and independent"
+        raise mismatch(ValueError, what, wanted, problem)
     return found
 
 
 def _groups(graph: DependencyGraph) -> np.ndarray:
-    """Numbers the strongly connected groups of kinds in topological order."""
+    """Number the strongly connected groups of kinds in topological order."""
     num_kinds = int(graph.kind.max()) + 1 if graph.num_calls else 0
     reach = np.eye(num_kinds, dtype=bool)
     reach[graph.kind[graph.source], graph.kind[graph.target]] = True

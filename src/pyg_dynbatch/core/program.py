@@ -1,7 +1,9 @@
-"""Record the calls of one example without running them; frozen forms and their concatenation."""
+"""Record the calls of one example without running them; join the programs of a mini-batch."""
 
+from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,17 @@ from pyg_dynbatch.core.structure import longest_paths
 from pyg_dynbatch.core.types import RowType, constant_row, describe, parts_of
 
 CONSTANT, INPUT, RESULT = 0, 1, 2
+"""Where a value comes from."""
+
+Numbers = Any
+"""Integers: an ``array`` that grows while calls are recorded, a numpy array afterwards."""
+
+Rows = tuple[np.ndarray, ...]
+"""Constants of one row type, one array ``[row, ...]`` per part."""
+
+
+def _growing() -> Numbers:
+    return array("i")
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,7 +34,7 @@ class Value:
     Args:
         program: The program it belongs to.
         number: Its position in the program.
-        row_type: What one row of it looks like.
+        row_type: Type of one row of it.
         depth: Longest way to it, counted in calls that read something.
     """
 
@@ -31,52 +44,49 @@ class Value:
     depth: int
 
     def __repr__(self) -> str:
-        """Reads like ``Value(3, float32[150], depth 2)``."""
+        """Read like ``Value(3, float32[150], depth 2)``."""
         return f"Value({self.number}, {describe(self.row_type)}, depth {self.depth})"
 
     def __bool__(self) -> bool:
-        """Refuses to decide anything: a value is only recorded, and computed later."""
-        raise mismatch(
-            TypeError,
-            "Value: used as a truth value while calls are recorded",
-            "a decision by what the host knows, such as the shape of the tree",
-            repr(self),
-            hint="`value is not None` for its presence; torch.where inside an operation for "
-            "its content",
-        )
+        """Refuse to decide anything: a value is only recorded, and computed later."""
+        what = "Value: used as a truth value while calls are recorded"
+        wanted = "a decision that the host can make, such as by the shape of the tree"
+        hint = "`value is not None` for its presence; torch.where in an operation for its content"
+        raise mismatch(TypeError, what, wanted, repr(self), hint=hint)
 
     def __reduce__(self) -> Any:
-        """Refuses to be pickled alone: a value means nothing without its program."""
-        raise mismatch(
-            TypeError,
-            "Value: a value cannot be pickled or copied",
-            "the program that recorded it",
-            repr(self),
-            hint="pickle the program; mark what you need with program.output(value)",
-        )
+        """Refuse to be pickled alone: a value means nothing without its program."""
+        what, wanted = "Value: a value cannot be pickled or copied", "the program that recorded it"
+        hint = "pickle the program; mark what you need with program.output(value)"
+        raise mismatch(TypeError, what, wanted, repr(self), hint=hint)
 
 
-@dataclass(frozen=True, eq=False)
-class ProgramArrays:
-    """The fields of a program as arrays, made once and merged into every mini-batch it is in."""
-
-    value_type: np.ndarray
-    value_kind: np.ndarray
-    value_place: np.ndarray
-    value_slot: np.ndarray
-    call_signature: np.ndarray
-    read_value: np.ndarray
-    read_call: np.ndarray
-    read_argument: np.ndarray
-    constants: tuple[tuple[np.ndarray, ...], ...]
-    outputs: dict[str, np.ndarray]
-
-
+@dataclass(eq=False, repr=False)
 class Program:
     """Records the calls of one example as integers and constants; holds no parameters.
 
     Values are numbered in the order they are made, so a program is always acyclic. Programs are
-    cheap to pickle and to keep; many are merged into a :class:`Schedule` by adding offsets.
+    cheap to pickle and to keep; many are merged into a :class:`Schedule` by adding offsets. A
+    program may also be made of finished arrays, and :func:`concatenate` makes one program of many
+    examples.
+
+    Args:
+        signatures: Signatures that calls name by number.
+        row_types: Row types that values name by number.
+        num_inputs: Number of input rows of each row type.
+        num_constants: Number of constants of each row type.
+        constants: Constants of each row type, as a list of pieces of any number of rows.
+        value_type: Row type of each value.
+        value_kind: Whether a value is a constant, an input row or a result.
+        value_place: Number of the constant, of the input row, or of the call.
+        value_slot: For results, which output of the call.
+        call_signature: Signature of each call.
+        read_value: For each row that is read: the value.
+        read_call: The call that reads it.
+        read_argument: Which argument of the call it belongs to.
+        outputs: Values of each named output.
+        output_example: Example of each of these values; filled in by :func:`concatenate`.
+        num_examples: Number of examples.
 
     Example:
         >>> from pyg_dynbatch.core.types import TensorType
@@ -90,50 +100,31 @@ class Program:
         2
     """
 
-    def __init__(self) -> None:
-        self.signatures: list[Signature] = []
-        self.row_types: list[RowType] = []
-        self.constants: list[list[tuple[np.ndarray, ...]]] = []
-        self.num_inputs: list[int] = []
-        self.outputs: dict[str, list[int]] = {}
-        self._signature_number: dict[Signature, int] = {}
-        self._type_number: dict[RowType, int] = {}
-        # One entry a value: its row type, where it comes from, and its place there (the number
-        # of the constant, the input row, or the call); for results also the output slot.
-        self.value_type: list[int] = []
-        self.value_kind: list[int] = []
-        self.value_place: list[int] = []
-        self.value_slot: list[int] = []
-        self.value_depth: list[int] = []
-        self.call_signature: list[int] = []
-        # One entry an argument row: the value, its call, and which argument of the call it is.
-        self.read_value: list[int] = []
-        self.read_call: list[int] = []
-        self.read_argument: list[int] = []
-        self._arrays: tuple[tuple[int, ...], ProgramArrays] | None = None
+    signatures: tuple[Signature, ...] = ()
+    row_types: tuple[RowType, ...] = ()
+    num_inputs: list[int] = field(default_factory=list)
+    num_constants: list[int] = field(default_factory=list)
+    constants: list[list[Rows]] = field(default_factory=list)
+    value_type: Numbers = field(default_factory=_growing)
+    value_kind: Numbers = field(default_factory=_growing)
+    value_place: Numbers = field(default_factory=_growing)
+    value_slot: Numbers = field(default_factory=_growing)
+    call_signature: Numbers = field(default_factory=_growing)
+    read_value: Numbers = field(default_factory=_growing)
+    read_call: Numbers = field(default_factory=_growing)
+    read_argument: Numbers = field(default_factory=_growing)
+    outputs: dict[str, Numbers] = field(default_factory=dict)
+    output_example: dict[str, np.ndarray] = field(default_factory=dict)
+    num_examples: int = 1
 
-    def arrays(self) -> ProgramArrays:
-        """Gives the fields as arrays; they are kept until the program grows."""
-        marked = sum(len(values) for values in self.outputs.values())
-        size = (len(self.value_type), len(self.read_value), len(self.outputs), marked)
-        if self._arrays is None or self._arrays[0] != size:
-            self._arrays = (size, self._as_arrays())
-        return self._arrays[1]
+    # Made when the first call is recorded or another program is added.
+    @cached_property
+    def _signature_number(self) -> dict[Signature, int]:
+        return {each: number for number, each in enumerate(self.signatures)}
 
-    def _as_arrays(self) -> ProgramArrays:
-        names = [field.name for field in fields(ProgramArrays)][:8]
-        integers: dict[str, Any] = {
-            name: np.asarray(getattr(self, name), dtype=np.int64) for name in names
-        }
-        return ProgramArrays(
-            **integers,
-            constants=tuple(
-                tuple(np.stack(part) for part in zip(*rows, strict=True)) for rows in self.constants
-            ),
-            outputs={
-                name: np.asarray(values, dtype=np.int64) for name, values in self.outputs.items()
-            },
-        )
+    @cached_property
+    def _type_number(self) -> dict[RowType, int]:
+        return {each: number for number, each in enumerate(self.row_types)}
 
     @property
     def num_calls(self) -> int:
@@ -143,10 +134,26 @@ class Program:
     @property
     def depth(self) -> int:
         """Longest chain of calls that read something; 0 for a program without calls."""
-        return max(self.value_depth, default=0)
+        # Copies: an array that is being viewed cannot grow.
+        value, call = np.array(self.read_value), np.array(self.read_call)
+        # A call that reads nothing (a learned start state) waits for nothing and counts nothing.
+        reads = np.zeros(self.num_calls, dtype=bool)
+        reads[call] = True
+        inner = np.flatnonzero(np.array(self.value_kind)[value] == RESULT)
+        source, target = np.array(self.value_place)[value[inner]], call[inner]
+        kept = reads[source]
+        depth = longest_paths(source[kept], target[kept], self.num_calls) + 1
+        return int(depth[reads].max(initial=0))
+
+    def constant_rows(self, number: int) -> Rows:
+        """Return all constants of a row type by its number; an empty tuple if it has none."""
+        pieces = self.constants[number]
+        if len(pieces) > 1:
+            pieces[:] = [tuple(np.concatenate(part) for part in zip(*pieces, strict=True))]
+        return pieces[0] if pieces else ()
 
     def constant(self, row_type: RowType, data: Any) -> Value:
-        """Adds one constant row.
+        """Add one constant row.
 
         Args:
             row_type: Type of the row; its shape and dtype must be stated.
@@ -163,19 +170,16 @@ class Program:
         parts = parts_of(row_type)
         pieces = data if isinstance(row_type, tuple) else (data,)
         if len(pieces) != len(parts):
-            raise mismatch(
-                ValueError,
-                "Program.constant: wrong number of parts",
-                describe(row_type),
-                f"{len(pieces)} parts",
-            )
-        rows = tuple(constant_row(p, d) for p, d in zip(parts, pieces, strict=True))
-        kept = self.constants[self._number_of_type(row_type)]
-        kept.append(rows)
-        return self._value(row_type, CONSTANT, len(kept) - 1, 0, 0)
+            what = "Program.constant: wrong number of parts"
+            raise mismatch(ValueError, what, describe(row_type), f"{len(pieces)} parts")
+        rows = tuple(constant_row(p, d)[None] for p, d in zip(parts, pieces, strict=True))
+        number = self._number_of_type(row_type)
+        self.constants[number].append(rows)
+        self.num_constants[number] += 1
+        return self._value(row_type, CONSTANT, self.num_constants[number] - 1, 0, 0)
 
     def input(self, row_type: RowType, row: int) -> Value:
-        """Adds a row that comes from outside, such as one row of an encoder's result.
+        """Add a row that comes from outside, such as one row of an encoder's result.
 
         The rows of all examples lie one after another in the tensor handed to the engine, as
         PyG lays out ``x``; gradients flow back into it.
@@ -191,13 +195,13 @@ class Program:
             ValueError: If the row is negative.
         """
         if row < 0:
-            raise mismatch(ValueError, "Program.input: negative row", "0 or more", row)
+            raise mismatch(ValueError, "Program.input: negative row", "row >= 0", row)
         number = self._number_of_type(row_type)
         self.num_inputs[number] = max(self.num_inputs[number], row + 1)
         return self._value(row_type, INPUT, row, 0, 0)
 
     def declare_inputs(self, row_type: RowType, rows: int) -> None:
-        """States how many input rows of a type the example has, if not all of them are read.
+        """State how many input rows of a type the example has, if not all of them are read.
 
         Args:
             row_type: Type of the rows.
@@ -208,16 +212,12 @@ class Program:
         """
         number = self._number_of_type(row_type)
         if rows < self.num_inputs[number]:
-            raise mismatch(
-                ValueError,
-                "Program.declare_inputs: fewer rows than are read",
-                f"{self.num_inputs[number]} or more",
-                rows,
-            )
+            what = "Program.declare_inputs: fewer rows than are read"
+            raise mismatch(ValueError, what, f"at least {self.num_inputs[number]}", rows)
         self.num_inputs[number] = rows
 
     def call(self, signature: Signature, *arguments: Value | Sequence[Value]) -> Any:
-        """Records one call.
+        """Record one call.
 
         Args:
             signature: What to call.
@@ -231,22 +231,14 @@ class Program:
             ValueError: If a value belongs to another program.
         """
         if not isinstance(signature, Signature):
-            raise mismatch(
-                TypeError,
-                "Program.call: not a signature",
-                "a Signature",
-                type(signature).__name__,
-                where=f"call {self.num_calls}",
-                hint="what operations.add(module, inputs, outputs) gives back",
-            )
+            got, where = type(signature).__name__, f"call {self.num_calls}"
+            hint = "the signature that operations.add(module, inputs, outputs) returns"
+            what = "Program.call: not a signature"
+            raise mismatch(TypeError, what, "a Signature", got, where=where, hint=hint)
         if len(arguments) != len(signature.inputs):
-            raise mismatch(
-                TypeError,
-                f"Operation {signature.name!r}: wrong number of arguments",
-                f"{len(signature.inputs)}: {signature}",
-                len(arguments),
-                where=f"call {self.num_calls}",
-            )
+            what = f"Operation {signature.name!r}: wrong number of arguments"
+            wanted, where = f"{len(signature.inputs)}: {signature}", f"call {self.num_calls}"
+            raise mismatch(TypeError, what, wanted, len(arguments), where=where)
         rows = [
             self._rows(signature, position, wanted, argument)
             for position, (wanted, argument) in enumerate(
@@ -269,7 +261,7 @@ class Program:
         return results if len(results) > 1 else results[0]
 
     def output(self, value: Value, name: str = "output") -> None:
-        """Marks a value as a result of the example.
+        """Mark a value as a result of the example.
 
         Args:
             value: The value.
@@ -281,17 +273,13 @@ class Program:
             TypeError: If values of two types are marked under one name.
         """
         self._own(value, f"output {name!r}")
-        marked = self.outputs.setdefault(name, [])
+        marked: Numbers = self.outputs.setdefault(name, _growing())
         if marked:
             first = self.row_types[self.value_type[marked[0]]]
             if first != value.row_type:
-                raise mismatch(
-                    TypeError,
-                    f"Program.output: {name!r} mixes two types",
-                    describe(first),
-                    describe(value.row_type),
-                    hint="give the second one a name of its own",
-                )
+                what, wanted = f"Program.output: {name!r} mixes two types", describe(first)
+                hint = "give the second one a name of its own"
+                raise mismatch(TypeError, what, wanted, describe(value.row_type), hint=hint)
         marked.append(value.number)
 
     def _rows(
@@ -299,252 +287,112 @@ class Program:
     ) -> list[Value]:
         where = f"call {self.num_calls}, argument {position}"
         ragged = isinstance(wanted, Ragged)
-        row_type = wanted.row_type if isinstance(wanted, Ragged) else wanted
+        row_type = row_type_of(wanted)
         values = list(argument) if ragged and not isinstance(argument, Value) else [argument]
         for value in values:
             self._own(value, where)
             if value.row_type != row_type:
-                raise mismatch(
-                    TypeError,
-                    f"Operation {signature.name!r}: argument types differ",
-                    describe(row_type),
-                    describe(value.row_type),
-                    where=where,
-                )
+                what = f"Operation {signature.name!r}: argument types differ"
+                got = describe(value.row_type)
+                raise mismatch(TypeError, what, describe(row_type), got, where=where)
         return values
 
     def _own(self, value: Any, where: str) -> None:
         if not isinstance(value, Value):
-            raise mismatch(
-                TypeError,
+            got, hint = type(value).__name__, "wrap data with program.constant(row_type, data)"
+            what, wanted = (
                 "Program: not a value of a program",
-                "what constant(), input() or call() gave back",
-                type(value).__name__,
-                where=where,
-                hint="wrap data with program.constant(row_type, data)",
+                "what constant(), input() or call() returned",
             )
+            raise mismatch(TypeError, what, wanted, got, where=where, hint=hint)
         if value.program is not self:
-            raise mismatch(
-                ValueError,
-                "Program: a value of another program",
-                "values of this program",
-                repr(value),
-                where=where,
-            )
+            what, wanted = "Program: a value of another program", "values of this program"
+            raise mismatch(ValueError, what, wanted, repr(value), where=where)
 
     def _value(self, row_type: RowType, kind: int, place: int, slot: int, depth: int) -> Value:
         self.value_type.append(self._number_of_type(row_type))
         self.value_kind.append(kind)
         self.value_place.append(place)
         self.value_slot.append(slot)
-        self.value_depth.append(depth)
         return Value(self, len(self.value_type) - 1, row_type, depth)
 
     def _number_of_type(self, row_type: RowType) -> int:
-        number = self._type_number.get(row_type)
-        if number is None:
-            number = self._type_number[row_type] = len(self.row_types)
-            self.row_types.append(row_type)
+        number = self._type_number.setdefault(row_type, len(self.row_types))
+        if number == len(self.row_types):
+            self.row_types = (*self.row_types, row_type)
             self.constants.append([])
+            self.num_constants.append(0)
             self.num_inputs.append(0)
         return number
 
     def _number_of_signature(self, signature: Signature) -> int:
-        number = self._signature_number.get(signature)
-        if number is None:
-            number = self._signature_number[signature] = len(self.signatures)
-            self.signatures.append(signature)
+        number = self._signature_number.setdefault(signature, len(self.signatures))
+        if number == len(self.signatures):
+            self.signatures = (*self.signatures, signature)
+            for wanted in signature.inputs:
+                # Of the type of a ragged argument there may be no value.
+                self._number_of_type(row_type_of(wanted))
         return number
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leaves out the arrays, which repeat the fields."""
-        return {**self.__dict__, "_arrays": None}
+        """Join the constants of each type, as many small arrays take more room."""
+        for number in range(len(self.row_types)):
+            self.constant_rows(number)
+        return vars(self)
 
     def __repr__(self) -> str:
-        """Says how large the program is."""
         return f"Program({self.num_calls} calls, depth {self.depth}, outputs {list(self.outputs)})"
 
 
-@dataclass(frozen=True, eq=False)
-class CompactProgram:
-    """Holds what a :class:`Program` holds, without the lists that are only needed to record it.
-
-    Schedules and the one-by-one reference take either. Programs of one model share their tables
-    of signatures and row types, so that an example costs its integers and constants alone.
-
-    Args:
-        signatures: What calls name by number; some may not be called.
-        row_types: What values name by number; of some there may be no value.
-        num_inputs: Input rows of each row type.
-        fields: The calls, values, reads, constants and outputs.
-
-    Example:
-        >>> from pyg_dynbatch.core.types import TensorType
-        >>> scalar, program = TensorType(()), Program()
-        >>> add = Signature("add", (scalar, scalar), (scalar,))
-        >>> one = program.constant(scalar, 1.0)
-        >>> program.output(program.call(add, one, one))
-        >>> compact = CompactProgram((add,), (scalar,), (0,), program.arrays())
-        >>> compact
-        CompactProgram(1 calls, depth 1, outputs ['output'])
-    """
-
-    signatures: tuple[Signature, ...]
-    row_types: tuple[RowType, ...]
-    num_inputs: tuple[int, ...]
-    fields: ProgramArrays
-
-    def arrays(self) -> ProgramArrays:
-        """Gives the fields."""
-        return self.fields
-
-    @property
-    def num_calls(self) -> int:
-        """Number of calls."""
-        return len(self.fields.call_signature)
-
-    @property
-    def depth(self) -> int:
-        """Longest chain of calls that read something; 0 for a program without calls."""
-        f = self.fields
-        # A call that reads nothing (a learned start state) waits for nothing and counts nothing.
-        reads = np.zeros(self.num_calls, dtype=bool)
-        reads[f.read_call] = True
-        inner = np.flatnonzero(f.value_kind[f.read_value] == RESULT)
-        source, target = f.value_place[f.read_value[inner]], f.read_call[inner]
-        kept = reads[source]
-        depth = longest_paths(source[kept], target[kept], self.num_calls) + 1
-        return int(depth[reads].max(initial=0))
-
-    @property
-    def outputs(self) -> dict[str, np.ndarray]:
-        """Values of each named output."""
-        return self.fields.outputs
-
-    def __repr__(self) -> str:
-        """Says how large the program is."""
-        outputs = list(self.outputs)
-        return f"CompactProgram({self.num_calls} calls, depth {self.depth}, outputs {outputs})"
+_INTEGERS = (
+    "value_type", "value_kind", "value_place", "value_slot", "call_signature", "read_value",
+    "read_call", "read_argument",
+)  # fmt: skip
 
 
-AnyProgram = Program | CompactProgram
-"""The calls of one example, while they are recorded or afterwards."""
-
-
-@dataclass
-class MergedPrograms:
-    """All programs side by side: the fields of Program as arrays, numbers shifted by offsets."""
-
-    signatures: list[Signature]
-    row_types: list[RowType]
-    constants: list[tuple[np.ndarray, ...]]
-    num_inputs: list[int]
-    value_type: np.ndarray
-    value_kind: np.ndarray
-    value_place: np.ndarray
-    value_slot: np.ndarray
-    call_signature: np.ndarray
-    read_value: np.ndarray
-    read_call: np.ndarray
-    read_argument: np.ndarray
-    output_value: dict[str, np.ndarray]
-    output_example: dict[str, np.ndarray]
-    merged_calls: int = 0
-
-
-# The fields of a program that are plain arrays, in their order.
-_ARRAYS = tuple(field.name for field in fields(ProgramArrays))[:8]
-
-
-def _number(table: dict[Any, int], items: list[Any], item: Any) -> int:
-    number = table.get(item)
-    if number is None:
-        number = table[item] = len(items)
-        items.append(item)
-    return number
-
-
-def side_by_side(programs: Sequence[AnyProgram]) -> MergedPrograms:
-    """Joins the fields of all programs, with one list of signatures and one of row types."""
-    signatures: list[Signature] = []
-    row_types: list[RowType] = []
-    signature_table: dict[Any, int] = {}
-    type_table: dict[Any, int] = {}
-    _number_all(programs, signature_table, signatures, type_table, row_types)
-    stacks: list[list[tuple[np.ndarray, ...]]] = [[] for _ in row_types]
-    num_constants, num_inputs = [0] * len(row_types), [0] * len(row_types)
-    parts: dict[str, list[np.ndarray]] = {name: [] for name in _ARRAYS}
-    output_value: dict[str, list[np.ndarray]] = {}
-    output_example: dict[str, list[np.ndarray]] = {}
+def concatenate(programs: Sequence[Program]) -> Program:
+    """Join the programs of a mini-batch into one, with one list of signatures and row types."""
+    if len(programs) == 1 and isinstance(programs[0].value_type, np.ndarray):
+        return programs[0]
+    joined = Program(num_examples=0)
+    parts: dict[str, list[np.ndarray]] = {name: [] for name in _INTEGERS}
+    outputs: dict[str, list[np.ndarray]] = {}
+    examples: dict[str, list[np.ndarray]] = {}
     values = calls = 0
-    for number, program in enumerate(programs):
-        types = np.array([type_table[t] for t in program.row_types], dtype=np.int64)
-        kinds = [signature_table[s] for s in program.signatures]
-        own = program.arrays()
-        place, kind, local = own.value_place.copy(), own.value_kind, own.value_type
-        shift = np.array([num_constants[t] for t in types], dtype=np.int64)
-        place[kind == CONSTANT] += shift[local[kind == CONSTANT]]
-        shift = np.array([num_inputs[t] for t in types], dtype=np.int64)
-        place[kind == INPUT] += shift[local[kind == INPUT]]
-        place[kind == RESULT] += calls
-        parts["value_type"].append(types[local])
-        parts["value_kind"].append(kind)
-        parts["value_place"].append(place)
-        parts["value_slot"].append(own.value_slot)
-        parts["call_signature"].append(np.array(kinds, dtype=np.int64)[own.call_signature])
-        parts["read_value"].append(own.read_value + values)
-        parts["read_call"].append(own.read_call + calls)
-        parts["read_argument"].append(own.read_argument)
-        for local_type, stack in enumerate(own.constants):
-            if stack:
-                stacks[types[local_type]].append(stack)
-                num_constants[types[local_type]] += len(stack[0])
-            num_inputs[types[local_type]] += program.num_inputs[local_type]
-        for name, marked in own.outputs.items():
-            output_value.setdefault(name, []).append(marked + values)
-            output_example.setdefault(name, []).append(np.full(len(marked), number))
-        values += own.value_type.size
-        calls += own.call_signature.size
-    joined: dict[str, Any] = {name: np.concatenate(found) for name, found in parts.items()}
-    return MergedPrograms(
-        signatures,
-        row_types,
-        [tuple(np.concatenate(part) for part in zip(*stack, strict=True)) for stack in stacks],
-        num_inputs,
-        output_value={name: np.concatenate(found) for name, found in output_value.items()},
-        output_example={name: np.concatenate(found) for name, found in output_example.items()},
-        **joined,
-    )
-
-
-def _number_all(
-    programs: Sequence[AnyProgram],
-    signature_table: dict[Any, int],
-    signatures: list[Signature],
-    type_table: dict[Any, int],
-    row_types: list[RowType],
-) -> None:
-    """Numbers all signatures and row types of a mini-batch in the order they are met."""
     for program in programs:
-        for signature in program.signatures:
-            _number(signature_table, signatures, signature)
-        for row_type in program.row_types:
-            _number(type_table, row_types, row_type)
-    _refuse_one_name_twice(signatures)
-    for wanted in (wanted for signature in signatures for wanted in signature.inputs):
-        # A ragged argument may name a type of which no value exists.
-        _number(type_table, row_types, row_type_of(wanted))
-
-
-def _refuse_one_name_twice(signatures: list[Signature]) -> None:
-    first: dict[str, Signature] = {}
-    for signature in signatures:
-        known = first.setdefault(signature.name, signature)
-        if known != signature:
-            raise mismatch(
-                TypeError,
-                f"Schedule.from_programs: two signatures are called {signature.name!r}",
-                str(known),
-                str(signature),
-                hint="take every signature from one Operations object",
-            )
+        own = {name: np.array(getattr(program, name), dtype=np.int64) for name in _INTEGERS}
+        kinds = np.array([joined._number_of_signature(s) for s in program.signatures], np.int64)
+        types = [joined._number_of_type(row_type) for row_type in program.row_types]
+        # Places count constants or input rows of a type, or calls.
+        before = np.array(
+            [
+                [joined.num_constants[number] for number in types],
+                [joined.num_inputs[number] for number in types],
+                [calls] * len(types),
+            ],
+            dtype=np.int64,
+        )
+        own["value_place"] += before[own["value_kind"], own["value_type"]]
+        own["value_type"] = np.array(types, dtype=np.int64)[own["value_type"]]
+        own["call_signature"] = kinds[own["call_signature"]]
+        own["read_value"] += values
+        own["read_call"] += calls
+        for name in _INTEGERS:
+            parts[name].append(own[name])
+        for local, number in enumerate(types):
+            if rows := program.constant_rows(local):
+                joined.constants[number].append(rows)
+                joined.num_constants[number] += len(rows[0])
+            joined.num_inputs[number] += program.num_inputs[local]
+        for name, marked in program.outputs.items():
+            example = program.output_example.get(name, np.zeros(len(marked), dtype=np.int64))
+            outputs.setdefault(name, []).append(np.array(marked, dtype=np.int64) + values)
+            examples.setdefault(name, []).append(example + joined.num_examples)
+        values += own["value_type"].size
+        calls += own["call_signature"].size
+        joined.num_examples += program.num_examples
+    for name, found in parts.items():
+        setattr(joined, name, np.concatenate(found))
+    joined.outputs = {name: np.concatenate(found) for name, found in outputs.items()}
+    joined.output_example = {name: np.concatenate(found) for name, found in examples.items()}
+    return joined

@@ -26,18 +26,18 @@ class Progress:
                 mininterval=0.5,
                 delay=0.5,
             )
-        self._says = shown and not terminal
+        self._logs = shown and not terminal
         self._what, self.done = what, 0
         self._unit = unit if total is None else f"of {total:,} {unit}"
-        self._begun = self._said = time.monotonic()
+        self._begun = self._logged = time.monotonic()
 
     def update(self, count: int = 1) -> None:
-        """Adds what has been done since."""
+        """Add what has been done since."""
         self.done += count
         if self._bar is not None:
             self._bar.update(count)
-        elif self._says and time.monotonic() - self._said >= _SECONDS:
-            self._say()
+        elif self._logs and time.monotonic() - self._logged >= _SECONDS:
+            self._log()
 
     def __enter__(self) -> "Progress":
         return self
@@ -45,11 +45,11 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.close()
-        elif self._says and self.done:
-            self._say()
+        elif self._logs and self.done:
+            self._log()
 
-    def _say(self) -> None:
-        self._said = time.monotonic()
-        passed = self._said - self._begun
+    def _log(self) -> None:
+        self._logged = time.monotonic()
+        passed = self._logged - self._begun
         line = f"{self._what}: {self.done:,} {self._unit} in {passed:.0f} s"
         print(line, file=sys.stderr, flush=True)

@@ -7,16 +7,14 @@ import torch
 
 from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.operation import Ragged, Signature, row_type_of
-from pyg_dynbatch.core.program import CONSTANT, INPUT, AnyProgram
+from pyg_dynbatch.core.program import CONSTANT, INPUT, Program
 from pyg_dynbatch.core.types import RaggedRows, RowType, parts_of
 
 
 def run_one_by_one(
-    engine: Engine,
-    programs: Sequence[AnyProgram],
-    inputs: Mapping[RowType | str, Any] | None = None,
+    engine: Engine, programs: Sequence[Program], inputs: Mapping[RowType | str, Any] | None = None
 ) -> dict[str, Any]:
-    """Runs every call of every program by itself, on rows of batch size 1.
+    """Run every call of every program by itself, on rows of batch size 1.
 
     No schedule, no stores, no merging; plain autograd, so second derivatives are right too.
 
@@ -54,31 +52,30 @@ def run_one_by_one(
 
 
 def _run(
-    engine: Engine, program: AnyProgram, inputs: Mapping[Any, Any], used: Mapping[RowType, int]
+    engine: Engine, program: Program, inputs: Mapping[Any, Any], used: Mapping[RowType, int]
 ) -> list[tuple[torch.Tensor, ...]]:
     """The parts of every value of one program, each with a batch axis of 1."""
-    fields = program.arrays()
-    kinds = fields.call_signature.tolist()
+    kinds = program.call_signature.tolist()
     reads: list[list[list[int]]] = [[[] for _ in program.signatures[kind].inputs] for kind in kinds]
     for value, call, argument in zip(
-        fields.read_value.tolist(),
-        fields.read_call.tolist(),
-        fields.read_argument.tolist(),
+        program.read_value.tolist(),
+        program.read_call.tolist(),
+        program.read_argument.tolist(),
         strict=True,
     ):
         reads[call][argument].append(value)
     values: list[tuple[torch.Tensor, ...]] = []
     results: dict[int, list[Any]] = {}
     for kind, place, slot, type_number in zip(
-        fields.value_kind.tolist(),
-        fields.value_place.tolist(),
-        fields.value_slot.tolist(),
-        fields.value_type.tolist(),
+        program.value_kind.tolist(),
+        program.value_place.tolist(),
+        program.value_slot.tolist(),
+        program.value_type.tolist(),
         strict=True,
     ):
         row_type = program.row_types[type_number]
         if kind == CONSTANT:
-            rows = [part[place, ...] for part in fields.constants[type_number]]
+            rows = [part[place, ...] for part in program.constant_rows(type_number)]
             values.append(_as_rows(engine, row_type, rows))
         elif kind == INPUT:
             values.append(_input_row(inputs, row_type, used.get(row_type, 0) + place))
@@ -116,18 +113,10 @@ def _call(
     arguments = []
     for wanted, numbers in zip(signature.inputs, reads, strict=True):
         row_type = row_type_of(wanted)
+        rows: Any = engine.no_rows(row_type)
         if numbers:
-            rows: Any = tuple(torch.cat(p) for p in zip(*(values[n] for n in numbers), strict=True))
-        else:
-            rows = tuple(
-                torch.zeros(
-                    (0, *(p.shape or ())),
-                    dtype=engine.working_dtype(p.dtype or torch.float32),
-                    device=engine.device,
-                )
-                for p in parts_of(row_type)
-            )
-        rows = rows if isinstance(row_type, tuple) else rows[0]
+            parts = tuple(torch.cat(p) for p in zip(*(values[n] for n in numbers), strict=True))
+            rows = parts if isinstance(row_type, tuple) else parts[0]
         if isinstance(wanted, Ragged):
             owner = torch.zeros(len(numbers), dtype=torch.int64, device=engine.device)
             rows = RaggedRows(rows, owner, 1)

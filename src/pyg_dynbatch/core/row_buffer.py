@@ -7,159 +7,105 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function, Variable, forward_ad
 
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.errors import described, mismatch
+from pyg_dynbatch.core.layout import Store
 from pyg_dynbatch.core.operation import Signature
-from pyg_dynbatch.core.schedule import Store
 from pyg_dynbatch.core.types import RowType, TensorType, describe, parts_of
 
 
-def _shown(rows: tuple[Any, ...]) -> str:
-    return ", ".join(
-        f"{str(r.dtype).removeprefix('torch.')}{list(r.shape)}"
-        if isinstance(r, Tensor)
-        else type(r).__name__
-        for r in rows
-    )
-
-
 def inputs_of(inputs: Mapping[RowType | str, Any], store: Store) -> tuple[Tensor, ...] | None:
-    """Finds and checks the input rows of one store."""
-    parts = parts_of(store.row_type)
+    """Find and check the input rows of one store."""
+    kind, parts = describe(store.row_type), parts_of(store.row_type)
     tag = parts[0].tag if len(parts) == 1 else ""
     given = inputs.get(store.row_type, inputs.get(tag) if tag else None)
     if given is None:
         if not store.inputs:
             return None
-        raise mismatch(
-            ValueError,
-            f"Engine: the inputs of type {describe(store.row_type)} are missing",
-            f"{store.inputs} rows",
-            f"inputs for {', '.join(map(str, inputs)) or 'nothing'}",
-            hint=f"engine(schedule, inputs={{{tag or '<row type>'!r}: rows}})",
-        )
+        what, wanted = f"Engine: the inputs of type {kind} are missing", f"{store.inputs} rows"
+        got = f"inputs for {', '.join(map(str, inputs)) or 'nothing'}"
+        hint = f"engine(schedule, inputs={{{tag or '<row type>'!r}: rows}})"
+        raise mismatch(ValueError, what, wanted, got, hint=hint)
     rows = given if isinstance(given, tuple) else (given,)
-    if any(not isinstance(part, Tensor) or not part.dim() for part in rows):
-        raise mismatch(
-            TypeError,
-            f"Engine: input rows of type {describe(store.row_type)} are no tensors",
-            "a tensor [row, ...], or a tuple of them for a tuple type",
-            _shown(rows),
-        )
-    if any(part.size(0) != store.inputs for part in rows):
-        raise mismatch(
-            ValueError,
-            f"Engine: wrong number of input rows of type {describe(store.row_type)}",
-            store.inputs,
-            _shown(rows),
-        )
-    _check_parts(rows, parts, f"Engine: input rows of type {describe(store.row_type)}", "")
+    if len(parts) == 1 and parts[0].shape is None:
+        parts *= len(rows)
+    if all(isinstance(part, Tensor) and part.dim() > 0 for part in rows) and any(
+        part.size(0) != store.inputs for part in rows
+    ):
+        what = f"Engine: wrong number of input rows of type {kind}"
+        raise mismatch(ValueError, what, store.inputs, ", ".join(map(described, rows)))
+    _check_rows(rows, parts, store.inputs, f"Engine: input rows of type {kind} do not fit")
     return rows
 
 
 def checked_results(
     signature: Signature, results: Any, size: int, where: str
 ) -> list[tuple[Tensor, ...]]:
-    """Checks what a module returned against its signature."""
+    """Check what a module returned against its signature."""
     what = f"Operation {signature.name!r}: its module returned something else"
     if not isinstance(results, tuple) or len(results) != len(signature.outputs):
-        raise mismatch(
-            TypeError,
-            what,
-            f"{len(signature.outputs)} results: {signature}",
-            _shown(results if isinstance(results, tuple) else (results,)),
-            where=where,
-        )
+        wanted = f"{len(signature.outputs)} results: {signature}"
+        got = ", ".join(map(described, results if isinstance(results, tuple) else (results,)))
+        raise mismatch(TypeError, what, wanted, got, where=where)
     checked = []
     for result, row_type in zip(results, signature.outputs, strict=True):
         rows = result if isinstance(result, tuple) else (result,)
-        parts = parts_of(row_type)
+        _check_rows(rows, parts_of(row_type), size, what, where)
         checked.append(rows)
-        if _fit_exactly(rows, parts, size):
-            continue
-        if len(parts) != len(rows) or any(
-            not isinstance(r, Tensor) or not r.dim() or r.size(0) != size for r in rows
-        ):
-            raise mismatch(
-                TypeError,
-                what,
-                f"{size} rows of {describe(row_type)}",
-                _shown(rows),
-                where=where,
-                hint="the module must keep the first axis: one row a call",
-            )
-        _check_parts(rows, parts, what, where)
     return checked
 
 
-def _fit_exactly(rows: tuple[Any, ...], parts: tuple[TensorType, ...], size: int) -> bool:
-    """Tells quickly whether rows are just as stated; the slow checks find out what is wrong."""
-    return len(rows) == len(parts) and all(
-        isinstance(row, Tensor)
-        and row.dtype == part.dtype
-        and part.shape is not None
-        and row.shape == (size, *part.shape)
-        for row, part in zip(rows, parts, strict=True)
+def _check_rows(
+    rows: tuple[Any, ...], parts: tuple[TensorType, ...], size: int, what: str, where: str = ""
+) -> None:
+    if len(rows) != len(parts) or not all(
+        _fits(row, part, size) for row, part in zip(rows, parts, strict=True)
+    ):
+        wanted = f"{size} rows of {describe(parts if len(parts) > 1 else parts[0])}"
+        got, hint = ", ".join(map(described, rows)), "one row per call, along the first axis"
+        raise mismatch(TypeError, what, wanted, got, where=where, hint=hint)
+
+
+def _fits(row: Any, part: TensorType, size: int) -> bool:
+    if not isinstance(row, Tensor):
+        return False
+    if part.shape is None:
+        fits = row.dim() > 0 and row.size(0) == size
+    else:
+        fits = row.shape == (size, *part.shape)
+    # Half, single and double precision mix (autocast, .double()); kinds do not.
+    return fits and (
+        part.dtype is None
+        or row.dtype == part.dtype
+        or (row.dtype.is_floating_point and part.dtype.is_floating_point)
     )
 
 
 def versions_of(arguments: Sequence[tuple[Tensor, ...]]) -> list[int]:
-    """Reads autograd's counters of changes in place; nothing in inference mode, which has none."""
+    """Read autograd's counters of changes in place; nothing in inference mode, which has none."""
     if torch.is_inference_mode_enabled():
         return []
     return [part._version for rows in arguments for part in rows]
 
 
 def refuse_change_in_place(signature: Signature, where: str) -> NoReturn:
-    """Says that a module wrote into rows that other calls read too."""
-    raise mismatch(
-        RuntimeError,
-        f"Operation {signature.name!r}: its module changed an argument in place",
-        "rows left as they are: other calls read them too",
-        "a layer with inplace=True, or a method such as add_()",
-        where=where,
-        hint="inplace=False, or work on a clone",
-    )
-
-
-def _check_parts(
-    rows: tuple[Tensor, ...], parts: tuple[TensorType, ...], what: str, where: str
-) -> None:
-    if len(parts) == 1 and parts[0].shape is None:
-        return
-    for row, part in zip(rows, parts, strict=False):
-        fits = part.shape is None or tuple(row.shape[1:]) == part.shape
-        if part.dtype is not None:
-            # Half, single and double precision mix (autocast, .double()); kinds do not.
-            fits &= row.dtype == part.dtype or (
-                row.dtype.is_floating_point and part.dtype.is_floating_point
-            )
-        if not fits or len(rows) != len(parts):
-            raise mismatch(
-                TypeError,
-                what,
-                ", ".join(map(str, parts)),
-                ", ".join(
-                    f"{str(r.dtype).removeprefix('torch.')}{list(r.shape[1:])}" for r in rows
-                ),
-                where=where,
-            )
+    """Raise: a module wrote into rows that other calls read too."""
+    what = f"Operation {signature.name!r}: its module changed an argument in place"
+    got = "a layer with inplace=True, or a method such as add_()"
+    hint = "inplace=False, or work on a clone: other calls read these rows too"
+    raise mismatch(RuntimeError, what, "rows left as they are", got, where=where, hint=hint)
 
 
 def check_precision(owner: str, rows: Tensor, module: nn.Module) -> None:
-    """Checks that the parameters of a module have the dtype of floating rows, or autocast is on."""
+    """Check that floating parameters of a module have the dtype of rows, or autocast is on."""
     weight = next(module.parameters(), rows)
     if rows.dtype == weight.dtype or not weight.is_floating_point():
         return
     # Autocast leaves double precision alone.
     double = torch.float64 in (rows.dtype, weight.dtype)
     if double or not torch.is_autocast_enabled(rows.device.type):
-        raise mismatch(
-            TypeError,
-            f"{owner}: input rows have another dtype than the parameters",
-            weight.dtype,
-            rows.dtype,
-            hint=f"rows.to({weight.dtype}), or layer.to({rows.dtype})",
-        )
+        what = f"{owner}: input rows have another dtype than the parameters"
+        hint = f"rows.to({weight.dtype}), or layer.to({rows.dtype})"
+        raise mismatch(TypeError, what, weight.dtype, rows.dtype, hint=hint)
 
 
 Rows = tuple[Tensor, ...]
@@ -168,12 +114,12 @@ Pick = Tensor | tuple[int, int]
 
 
 def has_gradient(dtype: torch.dtype) -> bool:
-    """Tells whether autograd differentiates numbers of a dtype."""
+    """Return whether a dtype has gradients."""
     return dtype.is_floating_point or dtype.is_complex
 
 
 class GradientStore:
-    """Adds up the gradients of one state store, in one buffer a backward pass."""
+    """Adds up the gradients of one row buffer, in one buffer per backward pass."""
 
     def __init__(self) -> None:
         self.forms: tuple[tuple[torch.Size, torch.dtype, torch.device], ...] = ()
@@ -189,7 +135,7 @@ class GradientStore:
             torch.zeros(shape if has_gradient(dtype) else 0, dtype=dtype, device=device)
             for shape, dtype, device in self.forms
         )
-        # The graph outlives the pass as long as somebody holds the loss; the buffer need not.
+        # The graph outlives the pass as long as the loss is kept; the buffer need not.
         Variable._execution_engine.queue_callback(self._end)
 
     def _end(self) -> None:
@@ -198,7 +144,7 @@ class GradientStore:
     def add(
         self, pick: Pick, places: int, stacked: bool, gradients: Sequence[Tensor | None]
     ) -> None:
-        """Adds the gradients of rows that were read, for one argument or for several."""
+        """Add the gradients of rows that were read, for one argument or for several."""
         self._begin()
         parts = len(self.totals)
         for number, total in enumerate(self.totals):
@@ -212,7 +158,7 @@ class GradientStore:
                     _add_rows(total, rows, gradient)
 
     def take(self, start: int, size: int, dtypes: Sequence[torch.dtype]) -> list[Tensor | None]:
-        """Gives the finished gradients of rows that were written."""
+        """Return the finished gradients of rows that were written."""
         self._begin()
         found: list[Tensor | None] = []
         for total, dtype in zip(self.totals, dtypes, strict=True):
@@ -222,7 +168,7 @@ class GradientStore:
 
 
 def _interleaved(rows: Sequence[Any]) -> Tensor:
-    """Puts the first row of every tensor, then the second of every one, and so on."""
+    """Interleave tensors: all first rows, then all second rows, and so on."""
     first, places = rows[0], len(rows)
     width = first[0].numel() if first.size(0) else 0
     offset = first.storage_offset()
@@ -249,7 +195,7 @@ def _add_rows(total: Tensor, pick: Pick, gradient: Tensor) -> None:
         total[pick[0] : pick[0] + pick[1]].add_(gradient)
         return
     gradient = gradient.to(total.dtype)
-    # An addition hands on the very slice of the buffer that `take` gave it.
+    # The gradient of an addition may be the very slice that `take` returned.
     if _share_memory(gradient, total):
         gradient = gradient.clone()
     elif gradient.is_cpu:
@@ -270,7 +216,7 @@ class RowBuffer:
         self.gradients = GradientStore()
 
     def allocate(self, like: Rows, dtypes: tuple[torch.dtype, ...]) -> None:
-        """Makes room for all rows; ``like`` gives the shape and device of one row."""
+        """Make room for all rows; ``like`` gives the shape and device of one row."""
         self.buffers = tuple(
             part.new_empty((self.rows, *part.shape[1:]), dtype=dtype)
             for part, dtype in zip(like, dtypes, strict=True)
@@ -280,18 +226,18 @@ class RowBuffer:
         self.gradients.forms = tuple((b.shape, b.dtype, b.device) for b in self.buffers)
 
     def put(self, start: int, rows: Rows) -> None:
-        """Copies rows into the buffer."""
+        """Copy rows into the buffer."""
         for buffer, part in zip(self.buffers, rows, strict=True):
             buffer[start : start + part.size(0)].copy_(part)
 
     def take(self, pick: Pick) -> Rows:
-        """Gives rows: an alias of the buffer where they lie side by side, a gather otherwise."""
+        """Return rows: an alias of the buffer where they lie side by side, a gather otherwise."""
         if isinstance(pick, tuple):
             return tuple(_alias(buffer, *pick) for buffer in self.buffers)
         return tuple(buffer.index_select(0, pick) for buffer in self.buffers)
 
     def zeros(self, size: int) -> Rows:
-        """Gives rows of zeros, the same ones to all who ask."""
+        """Return rows of zeros; the same memory every time."""
         # In inference mode nothing would notice that one of them is written into.
         own = torch.is_inference_mode_enabled()
         if own or not self._blank or self._blank[0].size(0) < size:
@@ -299,21 +245,21 @@ class RowBuffer:
         return tuple(part[:size] for part in self._blank)
 
     def copy(self, pick: Pick) -> Rows:
-        """Gives rows of their own: they may be changed, and keep no buffer alive."""
+        """Return copies of rows: they may be changed, and keep no buffer alive."""
         rows = self.take(pick)
         return tuple(part.clone() for part in rows) if isinstance(pick, tuple) else rows
 
     def read(self, token: Tensor, pick: Pick) -> Rows:
-        """Reads rows; gradients that come back are added up in the gradient buffer."""
+        """Read rows; gradients that come back are added up in the gradient buffer."""
         return exchange(token, (), [Read(self, pick)])[1][0]
 
     def write(self, token: Tensor, start: int, rows: Rows) -> Tensor:
-        """Writes rows side by side from ``start`` on; returns the token of all that follows."""
+        """Write rows side by side from ``start`` on; return the token for what follows."""
         return exchange(token, [Write(self, start, rows)], ())[0]
 
 
 class Read(NamedTuple):
-    """Says which rows of a store to read, for one argument or for several in one gather."""
+    """Rows of a store to read, for one argument or for several in one gather."""
 
     store: RowBuffer
     pick: Pick
@@ -321,7 +267,7 @@ class Read(NamedTuple):
     stacked: bool = False
 
     def taken(self, own: bool) -> Sequence[Tensor]:
-        """Takes the rows: the parts of the first argument, then those of the next."""
+        """Take the rows: the parts of the first argument, then those of the next."""
         rows = self.store.copy(self.pick) if own else self.store.take(self.pick)
         if self.places == 1:
             return rows
@@ -331,7 +277,7 @@ class Read(NamedTuple):
 
 
 class Write(NamedTuple):
-    """Says where rows of a store are written, side by side."""
+    """Rows to write side by side into a store."""
 
     store: RowBuffer
     start: int
@@ -339,7 +285,7 @@ class Write(NamedTuple):
 
 
 def _split(rows: Tensor, places: int, stacked: bool) -> tuple[Tensor, ...]:
-    """Gives each argument its rows, or its row numbers."""
+    """Split rows, or row numbers, by argument."""
     if stacked:
         return tuple(rows[place::places] for place in range(places))
     return rows.chunk(places) if rows.size(0) else (rows,) * places
@@ -374,17 +320,17 @@ def _exchanged(writes: Sequence[Write], reads: Sequence[Read], own: bool) -> lis
 
 
 def _alias(buffer: Tensor, start: int, length: int) -> Tensor:
-    """A tensor on the same memory that is no view of it."""
+    """Return a tensor on the same memory that is not a view of it."""
     return buffer[start : start + length].data
 
 
 def new_token(like: Tensor) -> Tensor:
-    """Makes the token that begins a run."""
+    """Make the token that begins a run."""
     return torch.empty(0, device=like.device)
 
 
 def refuse_transforms(owner: str) -> None:
-    """Raises under what follows each operation of torch, and would go wrong at rows in place."""
+    """Raise under what follows each operation of torch, and would go wrong at rows in place."""
     if torch._C._are_functorch_transforms_active():
         raise unsupported(owner, "a transform of torch.func (grad, vjp, jvp, vmap, ...)")
     if forward_ad._current_level >= 0:
@@ -396,13 +342,11 @@ def refuse_transforms(owner: str) -> None:
 
 
 def unsupported(owner: str, way: str) -> RuntimeError:
-    """Makes the error of a way to run that a schedule does not have."""
-    return mismatch(
-        RuntimeError,
-        f"{owner}: {way} does not work through a schedule, which differs from batch to batch",
-        "a plain call, and backward() or autograd.grad()",
-        hint="the cell or the operation alone, which is plain torch",
-    )
+    """Make the error for a way to run that schedules do not support."""
+    what = f"{owner}: {way} does not work through a schedule, which differs from batch to batch"
+    hint = "the cell or the operation alone, which is plain torch"
+    wanted = "a plain call, and backward() or autograd.grad()"
+    return mismatch(RuntimeError, what, wanted, hint=hint)
 
 
 # Newer than the oldest torch that will do.
@@ -410,17 +354,13 @@ _is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)
 
 
 def refuse_second_derivative() -> None:
-    """Raises if a backward pass is itself being recorded or transformed."""
+    """Raise if a backward pass is itself being recorded or transformed."""
     refuse_transforms("Engine")
     if torch.is_grad_enabled():
-        raise mismatch(
-            RuntimeError,
-            "Engine: second derivatives through a schedule are not available",
-            "backward() or autograd.grad() without create_graph",
-            "create_graph=True",
-            hint="evaluate with core.reference.run_one_by_one, which plain autograd "
-            "differentiates twice",
-        )
+        what = "Engine: second derivatives through a schedule are not available"
+        wanted = "backward() or autograd.grad() without create_graph"
+        hint = "core.reference.run_one_by_one, which plain autograd differentiates twice"
+        raise mismatch(RuntimeError, what, wanted, "create_graph=True", hint=hint)
 
 
 class _Exchange(Function):
@@ -463,5 +403,5 @@ class _Exchange(Function):
 def finish(
     token: Tensor, stores: list[RowBuffer], picks: list[tuple[RowBuffer, Pick]]
 ) -> list[Rows]:
-    """Reads the results of a run, as rows of their own."""
+    """Read the results of a run, as rows of their own."""
     return exchange(token, (), [Read(store, pick) for store, pick in picks], own=True)[1]

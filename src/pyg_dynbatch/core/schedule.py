@@ -1,98 +1,29 @@
 """Hold the batched plan of a mini-batch: which rows go into which operation, step by step."""
 
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.operation import Ragged, Signature
-from pyg_dynbatch.core.structure import array_of, checksum
-from pyg_dynbatch.core.types import MovablePlan, RowType, TensorType, describe
-
-if TYPE_CHECKING:
-    from pyg_dynbatch.core.policy import Policy
-    from pyg_dynbatch.core.program import AnyProgram
-
-
-class IndexSlice(NamedTuple):
-    """Says which rows of one state store make up one argument (or one output)."""
-
-    store: int
-    offset: int
-    length: int
-    start: int
-    owner: int = -1
-    stride: int = 1
+from pyg_dynbatch.core.errors import Mismatch, mismatch
+from pyg_dynbatch.core.layout import GATHER, ZEROS, Layout, StructureInfo
+from pyg_dynbatch.core.layout import IndexSlice as IndexSlice
+from pyg_dynbatch.core.layout import Step as Step
+from pyg_dynbatch.core.levels import schedule_structure
+from pyg_dynbatch.core.merge import schedule_programs
+from pyg_dynbatch.core.policy import Policy
+from pyg_dynbatch.core.program import Program
+from pyg_dynbatch.core.structure import array_of, checksum, has_token
+from pyg_dynbatch.core.types import MovablePlan, describe
 
 
-class Step(NamedTuple):
-    """One batched call: an operation, how many calls, what it reads, where its results go."""
-
-    operation: int
-    size: int
-    arguments: tuple[IndexSlice, ...]
-    results: tuple[tuple[int, int], ...]
-
-
-class Store(NamedTuple):
-    """One state store: the rows of one row type, constants first, then inputs, then results."""
-
-    row_type: RowType
-    constants: int
-    inputs: int
-    rows: int
-
-
-class Output(NamedTuple):
-    """Where the rows of one named output lie; ``example`` is the place of their example numbers."""
-
-    wiring: IndexSlice
-    example: int
-
-
-def packed(wirings: Sequence[IndexSlice], number: int) -> int:
-    """Counts the arguments, from one on, that one gather can read."""
-    store, offset, length, start, owner, stride = wirings[number]
-    if start >= 0 or owner >= 0:
-        return 1
-    jump = length if stride == 1 else 1
-    count, last = 1, len(wirings) - number
-    if stride > 1:
-        last = min(last, stride)
-    while count < last and wirings[number + count] == (
-        store, offset + count * jump, length, -1, -1, stride,
-    ):  # fmt: skip
-        count += 1
-    # A stride is that of all arguments together, or of none.
-    return count if stride in (1, count) else 1
-
-
-def first_rows(index: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Finds, for each stretch of row numbers, its first row if the rows lie side by side."""
-    lengths = lengths.reshape(-1, *[1] * (index.ndim - 1))
-    if not len(index):
-        return np.zeros((starts.size, *index.shape[1:]), dtype=np.int64)
-    # Of an empty stretch, any entry that there is.
-    begins = np.minimum(starts, len(index) - 1)
-    ends = np.maximum(starts + lengths.reshape(-1), 1) - 1
-    first = index[begins]
-    joined = index[ends] - first == lengths - 1
-    # Two ends that fit by chance are told apart by the row after the first, as a rule.
-    joined &= index[np.minimum(begins + 1, ends)] - first == np.minimum(lengths, 2) - 1
-    if (joined & (lengths > 3)).any():
-        jumps = np.zeros(index.shape, dtype=np.int64)
-        np.cumsum(index[1:] - index[:-1] != 1, axis=0, out=jumps[1:])
-        joined &= jumps[ends] == jumps[begins]
-    return np.where(lengths == 0, 0, np.where(joined, first, -1))
-
-
-class Schedule(MovablePlan):
+class Schedule(Layout, MovablePlan):
     """Lists the steps of a mini-batch, with every row number in one flat int64 tensor.
 
     A schedule holds no parameters and no modules: it is made in a loader worker, moves to the
@@ -104,13 +35,14 @@ class Schedule(MovablePlan):
 
     Args:
         signatures: Operations that the steps name by number.
-        stores: State stores that wirings name by number.
+        stores: Row buffers that index slices name by number.
         steps: The batched calls in order.
         wiring: All row numbers, int64, flat.
-        constants: Per store the constant rows, one tensor a part; ``None`` for rows of zeros.
+        constants: Per store the constant rows, one tensor per part; ``None`` for rows of zeros.
         outputs: Named outputs.
         num_examples: Number of examples.
-        facts: Plain numbers about the making (duplicate calls merged, and so on).
+        merged_calls: Calls saved because they repeat another one on equal constants.
+        structure: Set by :meth:`from_structure`: number of nodes, arity, direction and so on.
 
     Reference:
         Looks et al. (2017), arXiv:1702.02181, section 2. Differs: rows are gathered from any
@@ -122,51 +54,21 @@ class Schedule(MovablePlan):
         [2, 1]
     """
 
-    __slots__ = (
-        "_edges_seen",
-        "constants",
-        "facts",
-        "num_examples",
-        "outputs",
-        "signatures",
-        "steps",
-        "stores",
-        "wiring",
-    )
-
-    def __init__(
-        self,
-        signatures: tuple[Signature, ...],
-        stores: tuple[Store, ...],
-        steps: tuple[Step, ...],
-        wiring: Int[Tensor, " entry"],
-        constants: tuple[tuple[Tensor, ...] | None, ...],
-        outputs: dict[str, Output],
-        num_examples: int,
-        facts: dict[str, Any],
-    ) -> None:
-        self.signatures = signatures
-        self.stores = stores
-        self.steps = steps
-        self.wiring = wiring
-        self.constants = constants
-        self.outputs = outputs
-        self.num_examples = num_examples
-        self.facts = facts
-        self._edges_seen: tuple[weakref.ref[Tensor], int] | None = None
+    # The edges that ``belongs_to`` was last asked about on a device, and their version.
+    _edges_seen: tuple[weakref.ref[Tensor], int] | None = None
 
     @classmethod
     def from_programs(
         cls,
-        programs: "Sequence[AnyProgram]",
-        policy: "str | Policy" = "depth",
+        programs: Sequence[Program],
+        policy: str | Policy = "depth",
         *,
         merge_equal: bool = True,
     ) -> "Schedule":
-        """Merges the programs of a mini-batch into one schedule.
+        """Merge the programs of a mini-batch into one schedule.
 
         Args:
-            programs: One program an example; empty programs are allowed.
+            programs: One program per example; empty programs are allowed.
             policy: ``"depth"``, ``"agenda"``, a :class:`LearnedPolicy`, or a function (see
                 :mod:`pyg_dynbatch.core.policy`).
             merge_equal: Make equal calls on equal constants once; off only to compare.
@@ -175,12 +77,10 @@ class Schedule(MovablePlan):
             The schedule; outputs come back in the order of ``programs``.
 
         Raises:
-            ValueError: If there is no program, or the policy is unknown.
+            ValueError: If ``programs`` is empty, or the policy is unknown.
             TypeError: If one name stands for two signatures, or one output for two types.
         """
-        from pyg_dynbatch.core.merge import schedule_programs
-
-        return schedule_programs(programs, policy, merge_equal)
+        return cls(**vars(schedule_programs(programs, policy, merge_equal)))
 
     @classmethod
     def from_structure(
@@ -195,18 +95,18 @@ class Schedule(MovablePlan):
         example_sizes: Sequence[int] | None = None,
         direction: str = "bottom_up",
     ) -> "Schedule":
-        """Makes the schedule of one recurrent operation over trees or acyclic graphs.
+        """Make the schedule of one recurrent operation over trees or acyclic graphs.
 
         Args:
             edge_index: Edges from child to parent, ``[2, edge]``.
             num_nodes: Number of nodes of the whole mini-batch.
-            depth: Depth of every node if it is known (bottom-up only); found otherwise.
+            depth: Depth of every node if it is known (bottom-up only); computed otherwise.
             child_slot: Position of each edge's child among its siblings; the order of the edges
-                if left out.
-            arity: ``None`` to hand the operation any number of children (ragged); a number N
+                by default.
+            arity: ``None`` to pass any number of children to the operation (ragged); a number N
                 for N argument places, where a missing child is a row of zeros.
-            has_input: Which nodes read an input row, bool ``[node]``; all if left out.
-            example_sizes: Number of nodes of each example, one example after another; left out,
+            has_input: Which nodes read an input row, bool ``[node]``; all by default.
+            example_sizes: Number of nodes of each example, one example after another; by default
                 all nodes are one example.
             direction: ``"bottom_up"`` (children before parents) or ``"top_down"``.
 
@@ -217,9 +117,7 @@ class Schedule(MovablePlan):
             ValueError: For a cycle, a child beyond the arity, two children in one place, or an
                 unknown direction.
         """
-        from pyg_dynbatch.core.levels import schedule_structure
-
-        return schedule_structure(
+        layout = schedule_structure(
             edge_index,
             num_nodes,
             depth=depth,
@@ -229,58 +127,69 @@ class Schedule(MovablePlan):
             example_sizes=example_sizes,
             direction=direction,
         )
+        return cls(**vars(layout))
 
-    # What a schedule made from a structure knows besides.
+    # Schedules that were made from a structure.
 
-    def _fact(self, name: str) -> Any:
-        if name not in self.facts:
-            raise mismatch(
-                AttributeError,
-                f"Schedule: {name} is known only for schedules made from a structure",
-                "Schedule.from_structure(...)",
-                "a schedule made from programs",
-            )
-        return self.facts[name]
+    def _info(self, name: str) -> StructureInfo:
+        if self.structure is None:
+            what = f"Schedule: {name} is known only for schedules made from a structure"
+            got = "a schedule made from programs"
+            raise mismatch(AttributeError, what, "Schedule.from_structure(...)", got)
+        return self.structure
 
     @property
     def num_nodes(self) -> int:
         """Number of nodes (schedules made from a structure)."""
-        return self._fact("num_nodes")
+        return self._info("num_nodes").num_nodes
 
     @property
     def num_edges(self) -> int:
         """Number of edges (schedules made from a structure)."""
-        return self._fact("num_edges")
+        return self._info("num_edges").num_edges
 
     @property
     def arity(self) -> int | None:
         """Argument places per node, ``None`` if ragged (schedules made from a structure)."""
-        return self._fact("arity")
+        return self._info("arity").arity
 
     @property
     def direction(self) -> str:
         """``"bottom_up"`` or ``"top_down"`` (schedules made from a structure)."""
-        return self._fact("direction")
+        return self._info("direction").direction
 
     @property
-    def input_node(self) -> Int[Tensor, " input"]:
-        """Nodes that read an input row, in the order in which the input store holds them."""
-        offset, length = self._fact("input_node")
-        return self.wiring[offset : offset + length]
+    def single_parent(self) -> bool:
+        """Whether every node is read at most once (schedules made from a structure)."""
+        return self._info("single_parent").single_parent
 
     @property
     def level_inputs(self) -> tuple[int, ...]:
         """How many nodes of each step read an input; they are the first ones of the step."""
-        return self._fact("level_inputs")
+        return self._info("level_inputs").level_inputs
+
+    @property
+    def input_node(self) -> Int[Tensor, " input"]:
+        """Nodes that read an input row, in the order in which the input store holds them."""
+        offset = self._info("input_node").input_node
+        return self.wiring[offset : offset + self.stores[0].inputs]
 
     @property
     def edge_order(self) -> Int[Tensor, " edge"]:
         """Edges in the order in which ragged steps read them (schedules without an arity)."""
-        offset, length = self._fact("edge_order") or (0, 0)
+        info = self._info("edge_order")
+        offset, length = (0, 0) if info.edge_order is None else (info.edge_order, info.num_edges)
+        return self.wiring[offset : offset + length]
+
+    @property
+    def child_start(self) -> Int[Tensor, " node"]:
+        """Where the children of each node begin, in level order (schedules without an arity)."""
+        info = self._info("child_start")
+        offset, length = (0, 0) if info.child_start is None else (info.child_start, info.num_nodes)
         return self.wiring[offset : offset + length]
 
     def belongs_to(self, edge_index: Tensor) -> bool:
-        """Tells whether edges are those that this schedule was made from.
+        """Return whether the schedule was made from these edges.
 
         On a CPU values are compared, by a checksum. Reading them on another device would make the
         host wait, so there only two things are seen: another number of edges, and a change in
@@ -296,10 +205,11 @@ class Schedule(MovablePlan):
             >>> schedule.belongs_to(edges), schedule.belongs_to(edges.flip(1))
             (True, False)
         """
-        if edge_index.shape != (2, self.num_edges):
+        info = self._info("belongs_to")
+        if edge_index.shape != (2, info.num_edges):
             return False
         if edge_index.is_cpu and type(edge_index) is Tensor:
-            return self.facts.get("checksum") in (None, checksum(*array_of(edge_index)))
+            return info.checksum == checksum(*array_of(edge_index))
         if edge_index.is_inference():  # has no version
             return True
         seen = self._edges_seen
@@ -308,31 +218,33 @@ class Schedule(MovablePlan):
         return seen[1] == edge_index._version
 
     def children_of(self, step: Step) -> Int[Tensor, " child"]:
-        """State rows of all children of a step's nodes, the children of one node together.
+        """Return the rows of all children of a step's nodes, the children of one node together.
 
-        With an arity N there are N rows a node, row 0 standing for a missing child.
+        With an arity N there are N rows per node, row 0 for a missing child.
         """
         arity, first = self.arity, step.arguments[1]
         length = first.length * (arity or 1)
         return self.wiring[first.offset : first.offset + length]
 
+    # Row numbers.
+
     def rows_of(self, wiring: IndexSlice) -> Int[Tensor, " row"]:
-        """Gives the row numbers of a wiring."""
+        """Return the row numbers of an argument or output."""
         end = wiring.offset + wiring.length * wiring.stride
         return self.wiring[wiring.offset : end : wiring.stride]
 
     def owners_of(self, wiring: IndexSlice) -> Int[Tensor, " row"]:
-        """Gives, for a ragged argument, the call within the step that each row belongs to."""
+        """Return, for a ragged argument, the call within the step that each row belongs to."""
         return self.wiring[wiring.owner : wiring.owner + wiring.length]
 
     def example_of(self, name: str) -> Int[Tensor, " row"]:
-        """Gives the example of every row of a named output."""
+        """Return the example of every row of a named output."""
         output = self.outputs[name]
         return self.wiring[output.example : output.example + output.wiring.length]
 
     def stats(self) -> "ScheduleStats":
-        """Counts steps, rows, the critical path, the lower bound, and what Fold would copy."""
-        return collect_stats(self)
+        """Count steps, rows, the critical path, the lower bound, and what Fold would copy."""
+        return _collect_stats(self)
 
     # Moving, as PyG expects it of anything stored on a batch.
 
@@ -340,59 +252,37 @@ class Schedule(MovablePlan):
         return (self.wiring, *(part for parts in self.constants for part in parts or ()))
 
     def _apply(self, fn: Callable[[Tensor], Tensor]) -> "Schedule":
-        constants = tuple(
-            None if parts is None else tuple(fn(part) for part in parts) for parts in self.constants
-        )
-        return Schedule(
-            self.signatures,
-            self.stores,
-            self.steps,
-            fn(self.wiring),
-            constants,
-            self.outputs,
-            self.num_examples,
-            self.facts,
-        )
+        constants = (None if parts is None else tuple(map(fn, parts)) for parts in self.constants)
+        return replace(self, wiring=fn(self.wiring), constants=tuple(constants))
 
-    # Pickling and comparing.
+    # Pickling, comparing, printing.
 
     def __getstate__(self) -> dict[str, Any]:
-        """Lists the fields."""
-        return {name: getattr(self, name) for name in self.__slots__ if name != "_edges_seen"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restores the fields."""
-        self._edges_seen = None
-        for name, value in state.items():
-            setattr(self, name, value)
+        return {name: value for name, value in vars(self).items() if name != "_edges_seen"}
 
     def _plain(self) -> tuple[Any, ...]:
-        return (self.signatures, self.stores, self.steps, self.outputs, self.num_examples)
+        zeros = [parts is None for parts in self.constants]
+        return self.signatures, self.stores, self.steps, self.outputs, self.num_examples, zeros
 
     def __eq__(self, other: object) -> bool:
-        """Compares contents: the same steps, the same row numbers, the same constants."""
+        """Compare contents: the same steps, the same row numbers, the same constants."""
         if not isinstance(other, Schedule):
             return NotImplemented
-        if self._plain() != other._plain() or not torch.equal(self.wiring, other.wiring):
-            return False
-        for mine, theirs in zip(self.constants, other.constants, strict=True):
-            if (mine is None) != (theirs is None):
-                return False
-            if mine is not None and theirs is not None:
-                pairs = zip(mine, theirs, strict=True)
-                if not all(torch.equal(a, b) for a, b in pairs):
-                    return False
-        return True
+        mine, theirs = self._tensors(), other._tensors()
+        return (
+            self._plain() == other._plain()
+            and len(mine) == len(theirs)
+            and all(map(torch.equal, mine, theirs))
+        )
 
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        """Says how large the schedule is."""
         rows = sum(step.size for step in self.steps)
         return f"Schedule({self.num_examples} examples, {len(self.steps)} steps, {rows} rows)"
 
     def __str__(self) -> str:
-        """Prints one line a step."""
+        """Print one line per step."""
         lines = [repr(self)]
         for number, step in enumerate(self.steps):
             reads = ", ".join(_shown(wiring) for wiring in step.arguments)
@@ -407,67 +297,79 @@ class Schedule(MovablePlan):
 def _shown(wiring: IndexSlice) -> str:
     if wiring.start >= 0:
         return f"store {wiring.store}[{wiring.start}:{wiring.start + wiring.length}]"
+    if wiring.start == ZEROS:
+        return f"{wiring.length} rows of zeros"
     return f"gather {wiring.length} of store {wiring.store}"
 
 
-torch.serialization.add_safe_globals(
-    [Schedule, Signature, Ragged, TensorType, Output, Step, Store, IndexSlice]
-)
+torch.serialization.add_safe_globals([Schedule])
 
 
-class LevelShape(NamedTuple):
-    """Sizes of all levels of a schedule: all that its plain numbers depend on."""
+def derive_schedule(
+    owner: str, fields: Mapping[str, Any], num_nodes: int, arity: int | None, direction: str
+) -> Schedule:
+    """Make the schedule of a batch from its fields, or name the example that prevents it.
 
-    arity: int | None
-    direction: str
-    inputs: tuple[int, ...]
-    others: tuple[int, ...]
-    edges: tuple[int, ...] | None
-    single_parent: bool
+    Args:
+        owner: Name of the caller, for messages.
+        fields: ``edge_index``, and where a batch has them ``ptr`` (first node of each example,
+            and the end), ``child_slot``, ``depth``, and ``token`` or ``has_input``, which tell
+            the nodes with an input.
+        num_nodes: Number of nodes.
+        arity: See :meth:`Schedule.from_structure`.
+        direction: See :meth:`Schedule.from_structure`.
 
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Nodes of each level."""
-        return tuple(map(sum, zip(self.inputs, self.others, strict=True)))
-
-    @property
-    def nodes(self) -> int:
-        """Nodes of all levels."""
-        return sum(self.inputs) + sum(self.others)
-
-    def holds(self, other: "LevelShape") -> bool:
-        """Tells whether a schedule of another shape can be padded to this one."""
-        kind = (self.arity, self.direction) == (other.arity, other.direction)
-        if not kind or len(self.inputs) < len(other.inputs):
-            return False
-        if self.single_parent and not other.single_parent:
-            return False
-        wide = all(
-            mine >= theirs
-            for ours, others in ((self.inputs, other.inputs), (self.others, other.others))
-            for mine, theirs in zip(ours, others, strict=False)
-        )
-        if not wide or self.edges is None:
-            return wide
-        spare = [mine - theirs for mine, theirs in zip(self.edges, other.edges or (), strict=False)]
-        room = [mine > theirs for mine, theirs in zip(self.sizes, other.sizes, strict=False)]
-        return all(more == 0 or (more > 0 and free) for more, free in zip(spare, room, strict=True))
+    Returns:
+        The schedule, on the device of the edges.
+    """
+    ptr = fields.get("ptr")
+    bounds = None if ptr is None else array_of(ptr).tolist()
+    try:
+        schedule = _schedule_of_fields(fields, num_nodes, bounds, arity, direction)
+    except ValueError as error:
+        for number, (first, end) in enumerate(pairwise(bounds or ())):
+            try:
+                own = _fields_of_example(fields, first, end)
+                _schedule_of_fields(own, end - first, None, arity, direction)
+            except IndexError:  # a field is too short or too flat to be cut
+                break
+            except ValueError as reason:
+                text = f"{owner}: example {number} of the batch: {reason}"
+                raise ValueError(Mismatch(text)) from error
+        raise
+    edge_index = fields["edge_index"]
+    return schedule if edge_index.is_cpu else schedule.to(edge_index.device)
 
 
-def shape_of(schedule: Schedule) -> LevelShape:
-    """Reads the sizes of a schedule's levels off its plain numbers."""
-    arity, inputs = schedule.arity, schedule.level_inputs
-    if arity == 0:
-        raise mismatch(ValueError, "LevelShape: nodes without argument places", "arity >= 1", 0)
-    steps = schedule.steps
-    return LevelShape(
-        arity,
-        schedule.direction,
-        inputs,
-        tuple(step.size - read for step, read in zip(steps, inputs, strict=True)),
-        None if arity is not None else tuple(step.arguments[1].length for step in steps),
-        schedule.facts["single_parent"],
+def _schedule_of_fields(
+    fields: Mapping[str, Any],
+    num_nodes: int,
+    bounds: list[int] | None,
+    arity: int | None,
+    direction: str,
+) -> Schedule:
+    token = fields.get("token")
+    return Schedule.from_structure(
+        fields["edge_index"],
+        num_nodes,
+        depth=fields.get("depth"),
+        child_slot=fields.get("child_slot"),
+        arity=arity,
+        has_input=fields.get("has_input") if token is None else has_token(token),
+        example_sizes=None if bounds is None else [end - first for first, end in pairwise(bounds)],
+        direction=direction,
     )
+
+
+def _fields_of_example(fields: Mapping[str, Any], first: int, end: int) -> dict[str, Any]:
+    """Cut the fields of one example out of those of a batch."""
+    edge_index = fields["edge_index"]
+    inside = (edge_index[1] >= first) & (edge_index[1] < end)
+    own = {"edge_index": edge_index[:, inside] - first}
+    for key in ("child_slot", "depth", "token", "has_input"):
+        if fields.get(key) is not None:
+            own[key] = fields[key][inside if key == "child_slot" else slice(first, end)]
+    return own
 
 
 @dataclass(frozen=True)
@@ -481,7 +383,7 @@ class ScheduleStats:
         merged_calls: Calls saved because they repeat another one on equal constants.
         critical_path: Longest chain of calls: the fewest steps with a kernel for everything.
         lower_bound: Sum over operations of the longest chain through calls of that operation: no
-            schedule with one operation a step has fewer steps.
+            schedule with one operation per step has fewer steps.
         widths: Rows of each step.
         operations: Name of each step's operation.
         gathered_rows: Rows read through an index; the others lie side by side and are used in
@@ -507,76 +409,50 @@ class ScheduleStats:
     fold_steps: int
     fold_copies: int
 
-    def as_dict(self) -> dict[str, Any]:
-        """Gives the figures by name."""
-        return asdict(self)
 
-
-class _Pass:
-    """Walks over the steps once and keeps, for every row, figures about the value in it."""
-
-    def __init__(self, schedule: Schedule) -> None:
-        self.schedule = schedule
-        self.flat = schedule.wiring.cpu().numpy()
-        rows = [store.rows for store in schedule.stores]
-        self.depth = [np.zeros(n, dtype=np.int64) for n in rows]
-        self.chains = [np.zeros((n, len(schedule.signatures)), dtype=np.int64) for n in rows]
-        self.last_use = [np.zeros(n, dtype=np.int64) for n in rows]
-        self.gathered = 0
-
-    def index(self, wiring: IndexSlice) -> np.ndarray:
-        """The row numbers of a wiring."""
-        end = wiring.offset + wiring.length * wiring.stride
-        return self.flat[wiring.offset : end : wiring.stride]
-
-    def take(self, step: Step) -> None:
-        """Works out depth and chains of the results of one step."""
+def _collect_stats(schedule: Schedule) -> ScheduleStats:
+    """Walk over the steps once and keep figures about the value in every row."""
+    schedule = schedule.cpu()
+    kinds = len(schedule.signatures)
+    depths = [np.zeros(store.rows, dtype=np.int64) for store in schedule.stores]
+    last_uses = [np.zeros(store.rows, dtype=np.int64) for store in schedule.stores]
+    # Per row: the longest chain of calls of each operation that leads to it.
+    chains = [np.zeros((store.rows, kinds), dtype=np.int64) for store in schedule.stores]
+    gathered = 0
+    for step in schedule.steps:
         depth = np.zeros(step.size, dtype=np.int64)
-        chains = np.zeros((step.size, len(self.schedule.signatures)), dtype=np.int64)
+        chain = np.zeros((step.size, kinds), dtype=np.int64)
         reads = []
         for wiring in step.arguments:
-            index = self.index(wiring)
+            rows = schedule.rows_of(wiring).numpy()
+            call = np.arange(step.size)
             if wiring.owner >= 0:
-                owner = self.flat[wiring.owner : wiring.owner + wiring.length]
-            else:
-                owner = np.arange(step.size)
-            np.maximum.at(depth, owner, self.depth[wiring.store][index])
-            np.maximum.at(chains, owner, self.chains[wiring.store][index])
-            reads.append((wiring.store, index, owner))
-            self.gathered += wiring.length if wiring.start < 0 else 0
+                call = schedule.owners_of(wiring).numpy()
+            np.maximum.at(depth, call, depths[wiring.store][rows])
+            np.maximum.at(chain, call, chains[wiring.store][rows])
+            reads.append((wiring.store, rows, call))
+            gathered += wiring.length if wiring.start == GATHER else 0
         depth += 1
-        chains[:, step.operation] += 1
-        for store, index, owner in reads:
-            np.maximum.at(self.last_use[store], index, depth[owner])
+        chain[:, step.operation] += 1
+        for store, rows, call in reads:
+            np.maximum.at(last_uses[store], rows, depth[call])
         for store, start in step.results:
-            self.depth[store][start : start + step.size] = depth
-            self.chains[store][start : start + step.size] = chains
-
-
-def collect_stats(schedule: Schedule) -> ScheduleStats:
-    """Counts the figures of a schedule; see :class:`ScheduleStats`."""
-    walk = _Pass(schedule)
-    for step in schedule.steps:
-        walk.take(step)
-    deepest = max((int(d.max(initial=0)) for d in walk.depth), default=0)
+            depths[store][start : start + step.size] = depth
+            chains[store][start : start + step.size] = chain
+    deepest = max((int(depth.max(initial=0)) for depth in depths), default=0)
+    longest = [chain.max(0, initial=0) for chain in chains]
     used = {step.operation for step in schedule.steps}
-    longest = np.zeros(len(schedule.signatures), dtype=np.int64)
-    for chains in walk.chains:
-        longest = np.maximum(longest, chains.max(0, initial=0))
-    copies = sum(
-        int(np.maximum(last - depth - 1, 0).sum())
-        for last, depth in zip(walk.last_use, walk.depth, strict=True)
-    )
+    copies = (np.maximum(u - d - 1, 0).sum() for u, d in zip(last_uses, depths, strict=True))
     return ScheduleStats(
         examples=schedule.num_examples,
         steps=len(schedule.steps),
         rows=sum(step.size for step in schedule.steps),
-        merged_calls=int(schedule.facts.get("merged_calls", 0)),
+        merged_calls=schedule.merged_calls,
         critical_path=deepest,
-        lower_bound=int(longest.sum()),
+        lower_bound=int(np.max(longest, axis=0).sum()) if longest else 0,
         widths=tuple(step.size for step in schedule.steps),
         operations=tuple(schedule.signatures[step.operation].name for step in schedule.steps),
-        gathered_rows=walk.gathered,
+        gathered_rows=gathered,
         fold_steps=deepest * len(used),
-        fold_copies=copies,
+        fold_copies=int(sum(copies)),
     )

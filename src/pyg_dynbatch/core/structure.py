@@ -7,46 +7,42 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.errors import described, mismatch
 
 
 def concatenated_ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Writes ``starts[0], starts[0]+1, …`` for every range, one range after another."""
+    """Write ``starts[0], starts[0]+1, …`` for every range, one range after another."""
     total = int(lengths.sum())
     ends = lengths.cumsum()
     return np.arange(total) + (starts - (ends - lengths)).repeat(lengths)
 
 
 def array_of(tensor: Tensor) -> np.ndarray:
-    """Reads a tensor as an array, without a copy and without asking torch where it need not be."""
+    """Read a tensor as an array, without a copy and without asking torch where it need not be."""
     if tensor.is_cpu and not tensor.requires_grad:
         return tensor.numpy()
     return tensor.detach().cpu().numpy()
 
 
 def has_token(token: Tensor) -> Tensor:
-    """Says on the CPU which nodes have a token; -1 stands for none, and nothing below it may."""
+    """Return on the CPU which nodes have a token; -1 means none, lower numbers are refused."""
     # numpy compares in a third of the time of torch.
     numbers = array_of(token if token.dtype == torch.int64 else token.double())
     if numbers.size and numbers.min() < -1:
         node = np.argwhere(numbers < -1)[0]
-        raise mismatch(
-            ValueError,
-            f"token is out of range at node {node[0]}",
-            "-1 (none) or 0 upwards",
-            f"{numbers[tuple(node)]:g}",
-        )
+        what = f"token is out of range at node {node[0]}"
+        raise mismatch(ValueError, what, "-1 (none) or 0 upwards", f"{numbers[tuple(node)]:g}")
     return torch.from_numpy(numbers >= 0)
 
 
 def checksum(source: np.ndarray, target: np.ndarray) -> int:
-    """Computes the CRC-32 of edges, the same in every process."""
+    """Compute the CRC-32 of edges, the same in every process."""
     first = zlib.crc32(np.ascontiguousarray(source).data)
     return zlib.crc32(np.ascontiguousarray(target).data, first)
 
 
 def longest_paths(source: np.ndarray, target: np.ndarray, num_nodes: int) -> np.ndarray:
-    """Finds each node's longest way from a node without incoming edges, counted in edges."""
+    """Find each node's longest way from a node without incoming edges, counted in edges."""
     depth = np.full(num_nodes, -1, dtype=np.int64)
     waiting = np.bincount(target, minlength=num_nodes)
     by_source = np.argsort(source, kind="stable")
@@ -64,31 +60,28 @@ def longest_paths(source: np.ndarray, target: np.ndarray, num_nodes: int) -> np.
     return depth
 
 
-def _checked_edges(edge_index: Tensor, num_nodes: int, name: str) -> tuple[np.ndarray, np.ndarray]:
+def checked_edges(edge_index: Tensor, num_nodes: int, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Check the form and the node numbers of edges, and return their children and parents."""
     if edge_index.dim() != 2 or edge_index.size(0) != 2 or edge_index.dtype != torch.int64:
-        raise mismatch(
-            ValueError,
-            f"{name}: edge_index has the wrong form",
-            "int64 tensor [2, edge], row 0 the children, row 1 the parents",
-            f"{edge_index.dtype} tensor {list(edge_index.shape)}",
-        )
+        wanted = "int64 tensor [2, edge], row 0 the children, row 1 the parents"
+        what, got = f"{name}: edge_index has the wrong form", described(edge_index)
+        raise mismatch(ValueError, what, wanted, got)
     edges = array_of(edge_index)
     # Read without a sign, a number below 0 is a huge one: one pass finds both.
     if edges.size and int(edges.view(np.uint64).max()) >= num_nodes:
         outside = (edges < 0) | (edges >= num_nodes)
         first = int(np.flatnonzero(outside.any(0))[0])
-        raise mismatch(
-            ValueError,
-            f"{name}: an edge names a node that does not exist",
+        what = f"{name}: an edge names a node that does not exist"
+        wanted, got = (
             f"node numbers from 0 to {num_nodes - 1}",
             f"{edges[0, first]} -> {edges[1, first]}",
-            where=f"edge {first}",
         )
+        raise mismatch(ValueError, what, wanted, got, where=f"edge {first}")
     return edges[0], edges[1]
 
 
 def find_cycle(edge_index: Int[Tensor, "two edge"], num_nodes: int) -> list[int]:
-    """Finds one cycle, or returns an empty list where there is none.
+    """Find one cycle; return an empty list if the edges have none.
 
     Args:
         edge_index: Edges, child to parent, ``[2, edge]``.
@@ -101,7 +94,7 @@ def find_cycle(edge_index: Int[Tensor, "two edge"], num_nodes: int) -> list[int]
         >>> find_cycle(torch.tensor([[0, 1], [1, 0]]), 2)
         [0, 1]
     """
-    child, parent = _checked_edges(edge_index, num_nodes, "find_cycle")
+    child, parent = checked_edges(edge_index, num_nodes, "find_cycle")
     stuck = longest_paths(child, parent, num_nodes) < 0
     if not stuck.any():
         return []
@@ -122,7 +115,7 @@ def find_cycle(edge_index: Int[Tensor, "two edge"], num_nodes: int) -> list[int]
 
 
 def depth_of(edge_index: Int[Tensor, "two edge"], num_nodes: int) -> Int[Tensor, " node"]:
-    """Computes each node's depth: 0 without children, else one more than its deepest child.
+    """Compute each node's depth: 0 without children, else one more than its deepest child.
 
     Args:
         edge_index: Edges, child to parent, ``[2, edge]``.
@@ -139,23 +132,22 @@ def depth_of(edge_index: Int[Tensor, "two edge"], num_nodes: int) -> Int[Tensor,
         >>> depth_of(torch.tensor([[0, 1, 2], [2, 2, 3]]), 4)
         tensor([0, 0, 1, 2])
     """
-    child, parent = _checked_edges(edge_index, num_nodes, "depth_of")
+    child, parent = checked_edges(edge_index, num_nodes, "depth_of")
     depth = longest_paths(child, parent, num_nodes)
     if (depth < 0).any():
         cycle = find_cycle(edge_index, num_nodes)
         shown = " -> ".join(str(node) for node in [*cycle[:10], cycle[0]])
-        raise mismatch(
-            ValueError,
+        got = shown if len(cycle) <= 10 else f"a cycle of {len(cycle)} nodes: {shown} …"
+        what, wanted = (
             "depth_of: edge_index has a cycle",
-            "edges from child to parent without a way back",
-            shown if len(cycle) <= 10 else f"a cycle of {len(cycle)} nodes: {shown} …",
-            hint="remove one edge of the cycle",
+            "edges from child to parent without cycles",
         )
+        raise mismatch(ValueError, what, wanted, got, hint="remove one edge of the cycle")
     return torch.from_numpy(depth)
 
 
 def slots_of(edge_index: Int[Tensor, "two edge"], num_nodes: int) -> Int[Tensor, " edge"]:
-    """Numbers the children of every parent 0, 1, 2, … in the order of their edges.
+    """Number the children of every parent 0, 1, 2, … in the order of their edges.
 
     Args:
         edge_index: Edges, child to parent, ``[2, edge]``.
@@ -171,12 +163,12 @@ def slots_of(edge_index: Int[Tensor, "two edge"], num_nodes: int) -> Int[Tensor,
         >>> slots_of(torch.tensor([[0, 1, 2], [3, 3, 4]]), 5)
         tensor([0, 1, 0])
     """
-    _, parent = _checked_edges(edge_index, num_nodes, "slots_of")
+    _, parent = checked_edges(edge_index, num_nodes, "slots_of")
     return torch.from_numpy(numbers_among_equals(parent, num_nodes))
 
 
 def numbers_among_equals(parent: np.ndarray, num_nodes: int) -> np.ndarray:
-    """Numbers the edges of every parent 0, 1, 2, … in their order."""
+    """Number the edges of every parent 0, 1, 2, … in their order."""
     order = np.argsort(parent, kind="stable")
     count = np.bincount(parent, minlength=num_nodes)
     slot = np.empty(parent.size, dtype=np.int64)
@@ -185,7 +177,7 @@ def numbers_among_equals(parent: np.ndarray, num_nodes: int) -> np.ndarray:
 
 
 def roots_of(edge_index: Int[Tensor, "two edge"], num_nodes: int) -> Int[Tensor, " root"]:
-    """Lists the nodes that are nobody's child.
+    """List the nodes without a parent.
 
     Args:
         edge_index: Edges, child to parent, ``[2, edge]``.
@@ -201,7 +193,7 @@ def roots_of(edge_index: Int[Tensor, "two edge"], num_nodes: int) -> Int[Tensor,
         >>> roots_of(torch.tensor([[0, 1], [2, 2]]), 3)
         tensor([2])
     """
-    child, _ = _checked_edges(edge_index, num_nodes, "roots_of")
+    child, _ = checked_edges(edge_index, num_nodes, "roots_of")
     is_root = np.ones(num_nodes, dtype=bool)
     is_root[child] = False
     return torch.from_numpy(np.flatnonzero(is_root))

@@ -14,7 +14,7 @@ from pyg_dynbatch.core.errors import mismatch
 
 @dataclass(frozen=True)
 class TensorType:
-    """Names the form of one row; rows of equal tensor types may lie in one state store.
+    """The form of one row; rows of equal tensor types share one buffer.
 
     Args:
         shape: Shape of one row without the batch axis; ``()`` is a scalar, and ``None`` leaves
@@ -22,7 +22,7 @@ class TensorType:
         dtype: Dtype of the row. ``torch.float32`` stands for the working precision of the
             engine, so that a model turned to float64 needs no other types. ``None`` leaves it
             to the first row written.
-        tag: Tells apart types of equal shape that must not mix.
+        tag: Distinguishes types of equal shape that must not mix.
 
     Raises:
         ValueError: If a dimension is negative.
@@ -40,21 +40,17 @@ class TensorType:
     tag: str = ""
 
     def __post_init__(self) -> None:
-        """Turns lists into tuples and refuses negative dimensions."""
+        """Turn lists into tuples and refuse negative dimensions."""
         if self.shape is None:
             return
         shape = tuple(int(size) for size in self.shape)
         if any(size < 0 for size in shape):
-            raise mismatch(
-                ValueError,
-                "TensorType: negative dimension",
-                "dimensions of 0 or more, without the batch axis",
-                list(shape),
-            )
+            wanted = "dimensions >= 0, without the batch axis"
+            raise mismatch(ValueError, "TensorType: negative dimension", wanted, list(shape))
         object.__setattr__(self, "shape", shape)
 
     def __str__(self) -> str:
-        """Reads like ``float32[150]``."""
+        """Read like ``float32[150]``."""
         name = "any" if self.dtype is None else str(self.dtype).removeprefix("torch.")
         size = "…" if self.shape is None else ", ".join(map(str, self.shape))
         return f"{name}[{size}]" + (f"<{self.tag}>" if self.tag else "")
@@ -65,19 +61,19 @@ RowType = TensorType | tuple[TensorType, ...]
 
 
 def parts_of(row_type: RowType) -> tuple[TensorType, ...]:
-    """Lists the tensor types of a row type, one for a plain tensor."""
+    """List the tensor types of a row type, one for a plain tensor."""
     return row_type if isinstance(row_type, tuple) else (row_type,)
 
 
 def describe(row_type: RowType) -> str:
-    """Writes a row type for people."""
+    """Write a row type for people."""
     if isinstance(row_type, tuple):
         return "(" + ", ".join(map(str, row_type)) + ")"
     return str(row_type)
 
 
 class RaggedRows(NamedTuple):
-    """Hands a module all rows of a ragged argument.
+    """All rows of a ragged argument, as a module receives them.
 
     Args:
         rows: The rows of all calls, one call after another: a tensor ``[row, …]``, or a tuple of
@@ -91,7 +87,7 @@ class RaggedRows(NamedTuple):
     num_calls: int
 
     def sum(self) -> Any:
-        """Adds up the rows of each call, part by part; zeros for a call without rows.
+        """Add up the rows of each call, part by part; zeros for a call without rows.
 
         Example:
             >>> import torch
@@ -108,7 +104,7 @@ _Plan = TypeVar("_Plan", bound="MovablePlan")
 
 
 class MovablePlan:
-    """Gives a class of few tensors the methods by which PyG moves a batch."""
+    """The methods by which PyG moves a batch, for classes that hold tensors."""
 
     __slots__ = ()
 
@@ -119,60 +115,60 @@ class MovablePlan:
         raise NotImplementedError
 
     def to(self: _Plan, *args: Any, **kwargs: Any) -> _Plan:
-        """Moves all numbers to a device; dtypes stay as they are."""
+        """Move all tensors to a device; dtypes stay as they are."""
         device, _, non_blocking, _ = torch._C._nn._parse_to(*args, **kwargs)
         if device is None or device == self.device:
             return self
         return self._apply(lambda t: t.to(device=device, non_blocking=non_blocking))
 
     def cpu(self: _Plan) -> _Plan:
-        """Moves to the CPU."""
+        """Move to the CPU."""
         return self.to("cpu")
 
     def cuda(self: _Plan, device: Any = None, non_blocking: bool = False) -> _Plan:
-        """Moves to a CUDA device."""
+        """Move to a CUDA device."""
         return self._apply(lambda t: t.cuda(device, non_blocking=non_blocking))
 
     def pin_memory(self: _Plan) -> _Plan:
-        """Copies into page-locked memory, from which the copy to a device is asynchronous."""
+        """Copy into page-locked memory, from which the copy to a device is asynchronous."""
         return self._apply(lambda t: t.pin_memory())
 
     def share_memory_(self: _Plan) -> _Plan:
-        """Moves into shared memory, in place."""
+        """Move into shared memory, in place."""
         for tensor in self._tensors():
             tensor.share_memory_()
         return self
 
     def record_stream(self: _Plan, stream: Any) -> _Plan:
-        """Tells the CUDA allocator that a stream uses the numbers."""
+        """Tell the CUDA allocator that a stream uses the tensors."""
         for tensor in self._tensors():
             tensor.record_stream(stream)
         return self
 
     def clone(self: _Plan) -> _Plan:
-        """Copies the numbers."""
+        """Copy the tensors."""
         return self._apply(lambda t: t.clone())
 
     def contiguous(self: _Plan) -> _Plan:
-        """Gives the plan back: its numbers are contiguous by making."""
+        """Return itself: the tensors are contiguous."""
         return self
 
     def detach(self: _Plan) -> _Plan:
-        """Gives the plan back: it never carries gradients."""
+        """Return itself: there are no gradients."""
         return self
 
     @property
     def device(self) -> torch.device:
-        """Device of the numbers."""
+        """Device of the tensors."""
         return self._tensors()[0].device
 
     def is_pinned(self) -> bool:
-        """Tells whether the numbers lie in page-locked memory."""
+        """Return whether the tensors are in page-locked memory."""
         return self._tensors()[0].is_pinned()
 
 
 def beyond(values: np.ndarray | torch.Tensor, dtype: torch.dtype) -> int | None:
-    """Finds an integer that a dtype cannot hold; it would wrap round silently."""
+    """Find an integer that a dtype cannot hold; it would wrap round silently."""
     if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
         return None
     array = values.numpy() if isinstance(values, torch.Tensor) else values
@@ -186,20 +182,16 @@ def beyond(values: np.ndarray | torch.Tensor, dtype: torch.dtype) -> int | None:
 
 
 def range_of(dtype: torch.dtype) -> str:
-    """Says what an integer dtype holds."""
+    """Describe the range of an integer dtype."""
     bounds = torch.iinfo(dtype)
     return f"from {bounds.min} to {bounds.max}"
 
 
 def constant_row(part: TensorType, data: Any) -> np.ndarray:
-    """Makes an array of a constant, of the shape and dtype of its type."""
+    """Make an array of a constant, of the shape and dtype of its type."""
     if part.shape is None or part.dtype is None:
-        raise mismatch(
-            TypeError,
-            "Program.constant: the type leaves shape or dtype open",
-            "a TensorType with shape and dtype",
-            str(part),
-        )
+        what = "Program.constant: the type leaves shape or dtype open"
+        raise mismatch(TypeError, what, "a TensorType with shape and dtype", str(part))
     tensor = torch.as_tensor(data).detach().cpu()
     shape_fits = tuple(tensor.shape) == part.shape
     kind_fits = (
@@ -208,19 +200,12 @@ def constant_row(part: TensorType, data: Any) -> np.ndarray:
         or not (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
     )
     if not shape_fits or not kind_fits:
-        raise mismatch(
-            TypeError if shape_fits else ValueError,
-            f"Program.constant: {'dtype' if shape_fits else 'shape'} differs",
-            str(part),
-            f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}",
-        )
+        kind, what = (TypeError, "dtype") if shape_fits else (ValueError, "shape")
+        got = TensorType(tuple(tensor.shape), tensor.dtype)
+        raise mismatch(kind, f"Program.constant: {what} differs", str(part), str(got))
     if (wrong := beyond(tensor, part.dtype)) is not None:
-        raise mismatch(
-            ValueError,
-            "Program.constant: an integer is beyond the range of its dtype",
-            f"{part}, {range_of(part.dtype)}",
-            wrong,
-        )
+        what = "Program.constant: an integer is beyond the range of its dtype"
+        raise mismatch(ValueError, what, f"{part}, {range_of(part.dtype)}", wrong)
     if not isinstance(data, torch.Tensor | np.ndarray):
         # Python's numbers are float64; torch would round them to float32 on the way.
         tensor = torch.as_tensor(data, dtype=part.dtype)

@@ -251,7 +251,7 @@ class FusedPlan:
         self.leaf_inputs = num_inputs - sum(schedule.level_inputs[1:])
         self.leaf_cells = self.leaf_inputs + self.leaves - schedule.level_inputs[0]
         self._check(device)
-        self.single_parent: bool = schedule.facts["single_parent"]
+        self.single_parent = schedule.single_parent
         self.block = BLOCK if device.type == "cpu" else max(self.nodes, 1)
         children = steps[0].arguments[1]
         skipped = self.leaves * (self.arity or 0)
@@ -260,8 +260,7 @@ class FusedPlan:
         self.children = schedule.wiring[start : start + self.places]
         if self.arity is None:
             self.owners = schedule.wiring[children.owner : children.owner + self.places]
-            begin = schedule.facts["child_start"]
-            self.child_start = schedule.wiring[begin + self.leaves : begin + self.nodes]
+            self.child_start = schedule.child_start[self.leaves :]
         self.blocks = list(self._blocks())
 
     def _check(self, device: torch.device) -> None:

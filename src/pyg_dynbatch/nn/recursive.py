@@ -18,7 +18,7 @@ from pyg_dynbatch.core.row_buffer import (
     refuse_transforms,
     unsupported,
 )
-from pyg_dynbatch.core.schedule import Schedule, Step
+from pyg_dynbatch.core.schedule import Schedule, Step, derive_schedule
 from pyg_dynbatch.core.types import RaggedRows
 from pyg_dynbatch.nn.cell import RecursiveCell, States, spread_rows
 from pyg_dynbatch.nn.tree_cells import (
@@ -196,7 +196,7 @@ def check_input_rows(owner: str, x: Tensor, module: nn.Module, channels: int | N
     check_precision(owner, x, module)
 
 
-def derive_schedule(
+def schedule_of_edges(
     owner: str,
     x: Tensor,
     edge_index: Tensor | None,
@@ -204,15 +204,11 @@ def derive_schedule(
     arity: int | None,
     direction: str,
 ) -> Schedule:
-    """Works out the schedule from the edges, on the device of the rows."""
+    """Work out the schedule from the edges, on the device of the rows."""
     _check_dense(owner, edge_index)
-    return Schedule.from_structure(
-        torch.Tensor.as_subclass(cast(Tensor, edge_index), Tensor),
-        x.size(0),
-        child_slot=child_slot,
-        arity=arity,
-        direction=direction,
-    ).to(x.device)
+    edges = torch.Tensor.as_subclass(cast(Tensor, edge_index), Tensor)
+    fields = {"edge_index": edges, "child_slot": child_slot}
+    return derive_schedule(owner, fields, x.size(0), arity, direction).to(x.device)
 
 
 def check_schedule(
@@ -344,7 +340,7 @@ class RecursiveLayer(MessagePassing):
         refuse_transforms(type(self).__name__)
         check_input_rows(type(self).__name__, x, self.cell, self.in_channels)
         if schedule is None:
-            schedule = derive_schedule(
+            schedule = schedule_of_edges(
                 type(self).__name__, x, edge_index, child_slot, self.arity, self.direction
             )
         self._check(schedule, x, edge_index, leaf_row)

@@ -22,7 +22,7 @@ from pyg_dynbatch.nn.recursive import (
     check_input_rows,
     check_schedule,
     checked_direction,
-    derive_schedule,
+    schedule_of_edges,
     stored_dtypes,
 )
 
@@ -137,7 +137,7 @@ class TopologicalConv(nn.Module):
         refuse_transforms(name)
         check_input_rows(name, x, self.conv, None)
         if schedule is None:
-            schedule = derive_schedule(name, x, edge_index, child_slot, None, self.direction)
+            schedule = schedule_of_edges(name, x, edge_index, child_slot, None, self.direction)
         check_schedule(name, schedule, edge_index, None, self.direction)
         _check_rows(name, schedule, x, {**dict(enumerate(edge_rows, 2)), **named_edge_rows})
         sizes = [step.arguments[1].length for step in schedule.steps] or [0]

@@ -10,8 +10,7 @@ from torch_geometric.data import Batch, Data
 
 from pyg_dynbatch.core.errors import checked_count, mismatch
 from pyg_dynbatch.core.padding import LevelBuckets
-from pyg_dynbatch.core.schedule import Schedule
-from pyg_dynbatch.core.structure import array_of, has_token
+from pyg_dynbatch.core.schedule import Schedule, derive_schedule
 from pyg_dynbatch.loading import _PLANS, PlanningCollater, ResumableLoader
 from pyg_dynbatch.trees.columns import TreeColumns, merge_trees
 from pyg_dynbatch.trees.data import EDGE_FIELDS, NODE_FIELDS, DynTreeData, check_roots
@@ -27,12 +26,12 @@ def attach_schedules(
         check_bounds(batch, name=name)
     wanted = DIRECTIONS if direction == "both" else (direction,)
     for key, each in zip(("schedule", "schedule_down"), wanted, strict=False):
-        schedule = derive_schedule(batch, arity, each, name=name)
+        schedule = _schedule_of(batch, arity, each, name=name)
         # Not by PyG's own way, which raises and catches an error on it: a tenth of the schedule.
         batch.stores[0]._mapping[key] = schedule
 
 
-def derive_schedule(batch: Any, arity: int | None, direction: str, *, name: str) -> Schedule:
+def _schedule_of(batch: Any, arity: int | None, direction: str, *, name: str) -> Schedule:
     """Makes the schedule of a batch from its fields."""
     edge_index = batch.stores[0].get("edge_index")
     if not isinstance(edge_index, Tensor):
@@ -42,15 +41,22 @@ def derive_schedule(batch: Any, arity: int | None, direction: str, *, name: str)
             "edge_index [2, edge] from child to parent",
             f"{type(batch).__name__} with {', '.join(batch.keys())}",
         )
+    _check_roots(batch, name)
+    return derive_schedule(name, batch.stores[0], int(batch.num_nodes), arity, direction)
+
+
+def _check_roots(batch: Any, name: str) -> None:
+    """Check that ``root_index`` of a batch of trees belongs to its edges, or name the example."""
+    if not isinstance(batch, DynTreeData) or "root_index" not in batch.stores[0]:
+        return
     try:
-        schedule = _schedule(batch, arity, direction)
-    except ValueError as error:
-        blamed = _blame(batch, arity, direction)
-        if blamed is None:
-            raise
-        number, reason = blamed
-        raise ValueError(f"{name}: example {number} of the batch: {reason}") from error
-    return schedule if edge_index.is_cpu else schedule.to(edge_index.device)
+        check_roots(batch, int(batch.num_nodes), name="DynTreeData")
+    except ValueError:
+        for number in range(getattr(batch, "num_graphs", 0)):
+            one = batch.get_example(number)
+            where = f"{name}: example {number} of the batch: DynTreeData"
+            check_roots(one, int(one.num_nodes), name=where)
+        raise
 
 
 def check_bounds(batch: Any, *, name: str) -> None:
@@ -60,12 +66,12 @@ def check_bounds(batch: Any, *, name: str) -> None:
     if slices is None or ptr is None or "edge_index" not in slices:
         return
     ptr, edge_starts = ptr.cpu().numpy(), slices["edge_index"].numpy()
-    if isinstance(batch, DynTreeData):
-        wanted = dict.fromkeys(NODE_FIELDS, ptr) | dict.fromkeys(EDGE_FIELDS, edge_starts)
-        for key, right in wanted.items():
-            found = slices[key].numpy() if key in slices else right
-            if not np.array_equal(found, right):
-                raise _wrong_length(name, key, np.diff(found), np.diff(right))
+    keys = NODE_FIELDS if isinstance(batch, DynTreeData) else ("depth", "token", "has_input")
+    wanted = dict.fromkeys(keys, ptr) | dict.fromkeys(EDGE_FIELDS, edge_starts)
+    for key, right in wanted.items():
+        found = slices[key].numpy() if key in slices else right
+        if not np.array_equal(found, right):
+            raise _wrong_length(name, key, np.diff(found), np.diff(right))
     if batch.edge_index.dtype != torch.int64 or batch.edge_index.dim() != 2:
         return  # not edges at all, which whoever makes the schedule says
     edges, num_edges = batch.edge_index.cpu().numpy(), np.diff(edge_starts)
@@ -94,45 +100,6 @@ def _wrong_length(name: str, key: str, found: np.ndarray, wanted: np.ndarray) ->
         found[number],
         where=f"example {number} of the batch",
     )
-
-
-def _schedule(data: Any, arity: int | None, direction: str) -> Schedule:
-    # Not as attributes: PyG answers for one that is absent by raising and catching an error.
-    store = data.stores[0]
-    depth, slot, ptr = (store.get(key) for key in ("depth", "child_slot", "ptr"))
-    if isinstance(data, DynTreeData) and "root_index" in store:
-        check_roots(data, int(data.num_nodes), name="DynTreeData")
-    return Schedule.from_structure(
-        store["edge_index"],
-        int(data.num_nodes),
-        depth=depth,
-        child_slot=slot,
-        arity=arity,
-        has_input=_has_input(store),
-        example_sizes=None if ptr is None else _sizes(array_of(ptr)),
-        direction=direction,
-    )
-
-
-def _sizes(starts: np.ndarray) -> list[int]:
-    return (starts[1:] - starts[:-1]).tolist()
-
-
-def _has_input(store: Mapping[str, Any]) -> Tensor | None:
-    """Says which nodes read an input: those with a token, else those marked, else (None) all."""
-    token = store.get("token")
-    return store.get("has_input") if token is None else has_token(token)
-
-
-def _blame(batch: Any, arity: int | None, direction: str) -> tuple[int, ValueError] | None:
-    if not isinstance(batch, Batch) or not hasattr(batch, "_slice_dict"):
-        return None
-    for number in range(batch.num_graphs):
-        try:
-            _schedule(batch.get_example(number), arity, direction)
-        except ValueError as error:
-            return number, error
-    return None
 
 
 def checked_direction(direction: str, allowed: tuple[str, ...], name: str) -> str:

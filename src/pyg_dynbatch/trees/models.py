@@ -1,6 +1,5 @@
 """Whole networks of trees: encoder, classifier of nodes, similarity of two trees."""
 
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -8,8 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.schedule import Schedule
-from pyg_dynbatch.core.structure import has_token
+from pyg_dynbatch.core.schedule import Schedule, derive_schedule
 from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer, TreeGRU, TreeRNN
 from pyg_dynbatch.nn.recursive import level_row
 
@@ -192,51 +190,18 @@ def schedule_for(batch: Any, layer: RecursiveLayer) -> Schedule:
         attached = getattr(batch, name, None)
         if not isinstance(attached, Schedule):
             continue
-        if attached.facts.get("direction", layer.direction) == layer.direction:
+        if attached.structure is None or attached.direction == layer.direction:
             return attached
     # Under a name of its own, as the next model may want another arity.
     key = f"{key}_{'ragged' if layer.arity is None else layer.arity}"
     kept = getattr(batch, key, None)
     if isinstance(kept, Schedule) and kept.belongs_to(batch.edge_index):
         return kept
-    token = getattr(batch, "token", None)
-    ptr = getattr(batch, "ptr", None)
-    options: dict[str, Any] = {"arity": layer.arity, "direction": layer.direction}
-    try:
-        has_input = getattr(batch, "has_input", None) if token is None else has_token(token)
-        schedule = Schedule.from_structure(
-            batch.edge_index,
-            batch.num_nodes,
-            child_slot=getattr(batch, "child_slot", None),
-            depth=getattr(batch, "depth", None),
-            has_input=has_input,
-            example_sizes=None if ptr is None else ptr.diff().tolist(),
-            **options,
-        ).to(batch.edge_index.device)
-    except ValueError as error:
-        blamed = None if ptr is None else _blamed(batch, ptr.tolist(), options)
-        if blamed is None:
-            raise
-        number, reason = blamed
-        raise ValueError(f"TreeEncoder: example {number} of the batch: {reason}") from error
+    schedule = derive_schedule(
+        "TreeEncoder", batch.stores[0], batch.num_nodes, layer.arity, layer.direction
+    )
     setattr(batch, key, schedule)
     return schedule
-
-
-def _blamed(
-    batch: Any, bounds: list[int], options: dict[str, Any]
-) -> tuple[int, ValueError] | None:
-    """Finds the first example that has no schedule by itself, and says why."""
-    slots = getattr(batch, "child_slot", None)
-    for number, (first, end) in enumerate(pairwise(bounds)):
-        own = (batch.edge_index[1] >= first) & (batch.edge_index[1] < end)
-        edges = batch.edge_index[:, own] - first
-        slot = None if slots is None else slots[own]
-        try:
-            Schedule.from_structure(edges, end - first, child_slot=slot, **options)
-        except ValueError as error:
-            return number, error
-    return None
 
 
 class TreeClassifier(nn.Module):
