@@ -6,6 +6,7 @@ parameters, which its comments state.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from pyg_dynbatch.core import Schedule
 from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer, TreeGRU, TreeRNN
+from pyg_dynbatch.nn.fused_tree_lstm import fused_tree_lstm
 from tests.strategies import Dag, trees
 from tests.strategies import structures as dags_and_trees
 
@@ -253,6 +255,15 @@ def gradients(layer: torch.nn.Module, x: Tensor, states: Sequence[Tensor]) -> li
         torch.zeros_like(leaf) if grad is None else grad
         for leaf, grad in zip(leaves, found, strict=True)
     ]
+
+
+def run_fused(
+    layer: RecursiveLayer, schedule: Schedule, inputs: Tensor, **options: Any
+) -> tuple[Tensor, Tensor]:
+    """Runs a Tree-LSTM with a given dropout mask, for instance."""
+    cell: Any = layer.cell
+    weights = cell.weight_input, cell.weight_hidden, cell.bias
+    return fused_tree_lstm(schedule, inputs, weights, **options)
 
 
 def assert_equal(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:

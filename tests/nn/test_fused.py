@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pyg_dynbatch.core import Schedule
-from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer, fused_plan
-from pyg_dynbatch.nn import fused_plan as fused_products
-from pyg_dynbatch.nn.fused_plan import RowProduct
+from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer, fused_gates
+from pyg_dynbatch.nn.fused_gates import RowProduct
 from pyg_dynbatch.nn.recursive import level_row, run_levels
 from tests.core.helpers import as_users_run_it
 from tests.nn.recursion import IN, assert_equal, features, gradients, make, placed
@@ -24,18 +23,18 @@ FEW = settings(max_examples=12, suppress_health_check=list(HealthCheck))
 def small_blocks() -> Iterator[None]:
     """Cuts levels into blocks of two nodes."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fused_plan, "BLOCK", 2)
+        patch.setattr(fused_gates, "BLOCK", 2)
         yield
 
 
 @pytest.fixture
 def pack_all() -> Iterator[None]:
     """Packs matrices of any size."""
-    if not fused_products._has_onednn():
+    if not fused_gates._has_onednn():
         pytest.skip("this torch has no oneDNN")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fused_products, "_LARGE_MATRIX", 0)
-        patch.setattr(fused_products, "_MANY_ROWS", 0)
+        patch.setattr(fused_gates, "_LARGE_MATRIX", 0)
+        patch.setattr(fused_gates, "_MANY_ROWS", 0)
         yield
 
 
@@ -180,14 +179,14 @@ def test_products_of_every_height() -> None:
     right = rows @ weight.t() + bias
     for size in range(1, 141):
         torch.testing.assert_close(product(rows, 2, size)[:, 3:], right[2 : 2 + size, 3:])
-        squashed = product(rows, 2, size, squash=True)
-        torch.testing.assert_close(squashed[:, :3], right[2 : 2 + size, :3].tanh())
-        torch.testing.assert_close(squashed[:, 3:], right[2 : 2 + size, 3:].sigmoid())
-        assert squashed.shape == (size, 7)
+        activated = product(rows, 2, size, activate=True)
+        torch.testing.assert_close(activated[:, :3], right[2 : 2 + size, :3].tanh())
+        torch.testing.assert_close(activated[:, 3:], right[2 : 2 + size, 3:].sigmoid())
+        assert activated.shape == (size, 7)
 
 
 def test_onednn_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused_products, "_LARGE_MATRIX", 0)
-    monkeypatch.setattr(fused_products, "_MANY_ROWS", 0)
+    monkeypatch.setattr(fused_gates, "_LARGE_MATRIX", 0)
+    monkeypatch.setattr(fused_gates, "_MANY_ROWS", 0)
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
     assert RowProduct(torch.ones(3, IN)).packed is None

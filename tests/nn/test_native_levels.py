@@ -12,21 +12,15 @@ import torch
 from torch import Tensor
 
 from pyg_dynbatch.core import Schedule
-from pyg_dynbatch.nn import (
-    ChildSumTreeLSTM,
-    NaryTreeLSTM,
-    RecursiveLayer,
-    fused_tree_lstm,
-    gate_kernels,
-)
+from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer, fused_tree_lstm
 from pyg_dynbatch.nn import native_gates as native_levels
-from pyg_dynbatch.nn.native_gates import multiply_address
+from pyg_dynbatch.nn.native_gates import gates_library, multiply_address
 from tests.nn.test_native_gates import MUST_BUILD
 
 # Where torch has MKL, C that builds and no sgemm_ must not pass for a machine without one.
 MUST_RUN = MUST_BUILD and torch.backends.mkl.is_available()
 pytestmark = pytest.mark.skipif(
-    not MUST_RUN and (gate_kernels._native_library() is None or multiply_address() is None),
+    not MUST_RUN and (gates_library() is None or multiply_address() is None),
     reason="no C compiler, or no sgemm_ in the libraries of torch",
 )
 
@@ -51,9 +45,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return call
 
-    for module in (fused_tree_lstm,):
-        for name in ("forward_levels", "backward_levels"):
-            monkeypatch.setattr(module, name, spied(name, getattr(module, name)))
+    for name in ("forward_levels", "backward_levels"):
+        monkeypatch.setattr(fused_tree_lstm, name, spied(name, getattr(fused_tree_lstm, name)))
     return found
 
 
@@ -113,7 +106,7 @@ def test_the_same_as_block_by_block(calls: list[str], monkeypatch: pytest.Monkey
         inputs = torch.randn(schedule.num_nodes, 3)
         at_once = everything(layer, schedule, inputs)
         with monkeypatch.context() as without:
-            without.setattr(gate_kernels, "multiply_address", lambda: None)
+            without.setattr(fused_tree_lstm, "multiply_address", lambda: None)
             assert_near(at_once, everything(layer, schedule, inputs))
     assert len(calls) == 8
 
@@ -175,7 +168,7 @@ def test_levels_of_several_blocks(dropout: float, recorded: bool, calls: list[st
 
         found = states(layer, schedule, inputs, recorded)
         with pytest.MonkeyPatch.context() as without:
-            without.setattr(gate_kernels, "multiply_address", lambda: None)
+            without.setattr(fused_tree_lstm, "multiply_address", lambda: None)
             assert_near(found, states(layer, schedule, inputs, recorded))
     assert len(calls) == (8 if recorded else 4)
 
@@ -201,7 +194,7 @@ def test_infinite_weights_stay_infinite(width: int) -> None:
     inputs = torch.randn(schedule.num_nodes, 3)
     found = layer(inputs, schedule=schedule)
     with pytest.MonkeyPatch.context() as without:
-        without.setattr(gate_kernels, "multiply_address", lambda: None)
+        without.setattr(fused_tree_lstm, "multiply_address", lambda: None)
         torch.testing.assert_close(found, layer(inputs, schedule=schedule), equal_nan=True)
     assert not found.isnan().any()
 

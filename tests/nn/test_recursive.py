@@ -445,7 +445,7 @@ def test_refuses_options() -> None:
         assert "the arity is not a number of argument places" in text
     for make_one in (NaryTreeLSTM, ChildSumTreeLSTM, TreeGRU):
         text = message(lambda m=make_one: m(2, 2, recurrent_dropout=1.0), ValueError)
-        assert "recurrent_dropout is no probability" in text
+        assert "recurrent_dropout is not a probability" in text
         assert "0 <= p < 1" in text
 
 

@@ -8,15 +8,16 @@ CPU tensors, otherwise those that compile kernels for devices that need not be t
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from unittest import mock
 
 import torch
 from torch import Tensor
 
 from pyg_dynbatch.core import Schedule
-from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer, gate_kernels
-from pyg_dynbatch.nn.fused_plan import FusedRun
+from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer, fused_tree_lstm
 from tests.nn.own_process import print_outcomes
+from tests.nn.recursion import run_fused
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -37,10 +38,15 @@ def triton_everywhere() -> Iterator[list[str]]:
 
         return launch
 
+    choose = fused_tree_lstm.choose_gates
+
+    def choose_on_gpu(like: Tensor) -> object:
+        return choose(SimpleNamespace(is_cuda=True, dtype=like.dtype))  # type: ignore[arg-type]
+
     names = ("forward", "backward")
     with (
-        mock.patch.object(gate_kernels, "_on_gpu", lambda like: True),
-        mock.patch.object(gate_kernels, "_on_cpu", lambda like: False),
+        mock.patch.object(fused_tree_lstm, "choose_gates", choose_on_gpu),
+        mock.patch.dict(os.environ, {fused_tree_lstm.NATIVE_SWITCH: "0"}),
         mock.patch.multiple(TritonGates, **{name: spied(name) for name in names}),
     ):
         yield launched
@@ -150,17 +156,16 @@ def interpreted_dropout_factors_that_are_not_contiguous() -> None:
     for layer in layers(5):
         schedule = tree_schedule(layer)
         inputs = torch.randn(int(sum(schedule.level_inputs)), 3)
-        keep = torch.rand(5, 12).t() * 2
-        run = FusedRun(schedule, keep=keep)
-        right, wanted = _run(layer, inputs, run)
+        mask = torch.rand(5, 12).t() * 2
+        right, wanted = _run(layer, schedule, inputs, mask)
         with triton_everywhere():
-            mine, found = _run(layer, inputs, run)
+            mine, found = _run(layer, schedule, inputs, mask)
         torch.testing.assert_close((mine, found), (right, wanted), rtol=2e-5, atol=2e-6)
 
 
-def _run(layer: RecursiveLayer, inputs: Tensor, run: FusedRun) -> tuple:
+def _run(layer: RecursiveLayer, schedule: Schedule, inputs: Tensor, mask: Tensor) -> tuple:
     inputs = inputs.clone().requires_grad_()
-    states = layer.cell.run_fused(inputs, run)
+    states = run_fused(layer, schedule, inputs, dropout_mask=mask)
     total = states[0].square().sum() + states[1].sum()
     return states, torch.autograd.grad(total, [inputs, *layer.cell.parameters()])
 
@@ -208,7 +213,7 @@ def interpreted_double_precision_goes_without() -> None:
 
 
 def interpreted_switch() -> None:
-    with mock.patch.dict(os.environ, {gate_kernels.SWITCH: "0"}):
+    with mock.patch.dict(os.environ, {fused_tree_lstm.SWITCH: "0"}):
         for layer in layers(5):
             assert compare(layer, tree_schedule(layer), torch.randn(12, 3)) == []
 
@@ -233,7 +238,7 @@ def _signature(names: list[str], dtype: str, kind: str) -> tuple[dict, dict]:
     signature = {name: f"*{dtype}" if not _is_number(name) else "i32" for name in names}
     constants: dict[str, object] = {"ARITY": 2 if kind == "nary" else 0, "COLUMNS": 256}
     none = {"leaf": ("own", "forget", "cells", "index", "starts", "grad_forget", "grad_cells")}
-    none |= {"nary": ("starts", "keep"), "ragged": ("keep",)}
+    none |= {"nary": ("starts", "dropout"), "ragged": ("dropout",)}
     constants |= {name: None for name in none[kind] if name in names}
     signature |= {name: "*i64" for name in ("index", "starts")}
     signature |= dict.fromkeys(constants, "constexpr")
