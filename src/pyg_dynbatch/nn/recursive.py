@@ -1,4 +1,4 @@
-"""Layers that carry a recurrent cell through trees and acyclic graphs, level by level."""
+"""Layers that run a recurrent cell over trees and acyclic graphs, level by level."""
 
 from collections.abc import Iterator
 from typing import Any, NoReturn, cast
@@ -39,7 +39,7 @@ def run_levels(
     order: bool | Tensor = False,
     weight: Float[Tensor, " place"] | None = None,
 ) -> States:
-    """Runs a cell over all levels: one product with all inputs, then one step a level."""
+    """Run a cell over all levels: one product with all inputs, then one step per level."""
     steps, counts = schedule.steps, schedule.level_inputs
     first = counts[0] if counts else 0
     none = cell.no_input(inputs)
@@ -52,13 +52,15 @@ def run_levels(
     for number, step in enumerate(steps[1:], start=1):
         rows = _with_missing(projected[number - 1], none, step.size)
         for first, size in _blocks(step.size, most):
-            children = _children(cell, schedule, store, token, (step, first, size), weight)
+            children = _read_children(schedule, store, token, (step, first, size), weight)
             states = cell.step(rows[first : first + size], children)
             token = store.write(token, step.results[0][1] + first, states)
     if len(steps) < 2 and torch.is_grad_enabled():
         # A batch of single nodes: the recurrent weights still take part, with zero rows, as
         # distributed training wants a gradient of every parameter on every rank.
-        states = cell.step(projected[0][:0], _no_children(cell, store, token, schedule))
+        none = schedule.wiring[:0]
+        children = _as_children(schedule, store.read(token, none), none, 0)
+        states = cell.step(projected[0][:0], children)
         token = store.write(token, 1, states)
     return finish(token, [store], [(store, _output(schedule, order))])[0]
 
@@ -66,7 +68,7 @@ def run_levels(
 def child_weights(
     schedule: Schedule, edge_index: Tensor | None, mask: Float[Tensor, " edge"]
 ) -> Float[Tensor, " place"]:
-    """Brings the mask of edges into the order in which the steps read states of children."""
+    """Bring an edge mask into the order in which the steps read the states of children."""
     if schedule.arity is None:
         return mask.index_select(0, schedule.edge_order)
     if edge_index is None:
@@ -88,14 +90,14 @@ def child_weights(
 
 
 def _output(schedule: Schedule, order: bool | Tensor) -> Pick:
-    """Which rows to give; row 0 is that of missing children."""
+    """Which rows to return; row 0 is that of missing children."""
     if isinstance(order, Tensor):
         return order + 1
     return (1, schedule.num_nodes) if order else schedule.rows_of(schedule.outputs["node"].wiring)
 
 
 def stored_dtypes(states: States) -> tuple[torch.dtype, ...]:
-    """In what to keep states: as they are; under autocast in single precision or better."""
+    """The dtypes to store states in: their own; under autocast single precision or better."""
     autocast = torch.is_autocast_enabled(states[0].device.type)
     least = [torch.promote_types(part.dtype, torch.float32) for part in states]
     return tuple(least) if autocast else tuple(part.dtype for part in states)
@@ -113,7 +115,7 @@ def _leaves(cell: RecursiveCell, inputs: Tensor, size: int) -> States:
 
 
 def _with_missing(projected: Tensor, none: Tensor, size: int) -> Tensor:
-    """Adds the projected rows of the nodes without an input, which come last in a level."""
+    """Append the projected rows of the nodes without an input, which come last in a level."""
     missing = size - projected.size(0)
     if not missing:
         return projected
@@ -122,7 +124,7 @@ def _with_missing(projected: Tensor, none: Tensor, size: int) -> Tensor:
 
 
 def _rows_of_block(cell: RecursiveCell, states: States) -> int | None:
-    """How many rows of a level one call of the cell takes; None for all."""
+    """Number of rows of a level per call of the cell; None for all."""
     row = sum(part[:1].nbytes for part in states)
     if states[0].device.type != "cpu" or cell.arity is None or not row:
         return None
@@ -130,23 +132,23 @@ def _rows_of_block(cell: RecursiveCell, states: States) -> int | None:
 
 
 def _blocks(rows: int, most: int | None) -> Iterator[tuple[int, int]]:
-    """Cuts rows into as few blocks as may be, of about one size: (first, size)."""
+    """Cut rows into as few blocks as possible, of about one size: (first, size)."""
     count = 1 if most is None else -(-rows // most)
     for number in range(count):
         first = rows * number // count
         yield first, rows * (number + 1) // count - first
 
 
-def _children(
-    cell: RecursiveCell,
+def _read_children(
     schedule: Schedule,
     store: RowBuffer,
     token: Tensor,
     block: tuple[Step, int, int],
     weight: Tensor | None,
 ) -> Any:
+    """Gather the states of the children of some nodes of a step."""
     step, first, size = block
-    arity = cell.arity
+    arity = schedule.arity
     index = schedule.children_of(step)
     if arity is not None and size != step.size:
         index = index[first * arity : (first + size) * arity]
@@ -156,21 +158,20 @@ def _children(
         place += first * (arity or 0)
         own = weight[place : place + index.size(0), None]
         rows = tuple(part * own for part in rows)
-    if arity is None:
-        return RaggedRows(rows, schedule.owners_of(step.arguments[1]), size)
-    return tuple(part.unflatten(0, (size, arity)) for part in rows)
+    owners = schedule.owners_of(step.arguments[1]) if arity is None else index
+    return _as_children(schedule, rows, owners, size)
 
 
-def _no_children(cell: RecursiveCell, store: RowBuffer, token: Tensor, schedule: Schedule) -> Any:
-    rows = store.read(token, schedule.wiring[:0])
-    if cell.arity is None:
-        return RaggedRows(rows, schedule.wiring[:0], 0)
-    arity = cell.arity
-    return tuple(part.reshape(0, arity, part.size(1)) for part in rows)
+def _as_children(schedule: Schedule, rows: States, owners: Tensor, size: int) -> Any:
+    """Arrange states as the argument ``children`` of a step."""
+    if schedule.arity is None:
+        return RaggedRows(rows, owners, size)
+    shape = size, schedule.arity
+    return tuple(part.unflatten(0, shape) for part in rows)
 
 
 def checked_direction(owner: str, direction: str) -> str:
-    """Refuses an unknown direction."""
+    """Check a direction."""
     if direction not in ("bottom_up", "top_down"):
         raise mismatch(
             ValueError, f"{owner}: unknown direction", "'bottom_up' or 'top_down'", repr(direction)
@@ -179,7 +180,7 @@ def checked_direction(owner: str, direction: str) -> str:
 
 
 def check_input_rows(owner: str, x: Tensor, module: nn.Module, channels: int | None) -> None:
-    """Checks the form of input rows, and that the parameters have their dtype."""
+    """Check the form of input rows, and that the parameters have their dtype."""
     fits = isinstance(x, Tensor) and x.layout == torch.strided and x.device.type != "meta"
     if (
         not fits
@@ -218,7 +219,7 @@ def derive_schedule(
 def check_schedule(
     owner: str, schedule: Schedule, edge_index: Tensor | None, arity: int | None, direction: str
 ) -> None:
-    """Checks that a schedule was made for this layer and this graph."""
+    """Check that a schedule was made for this layer and this graph."""
     wanted, found = (arity, direction), (schedule.arity, schedule.direction)
     if wanted != found:
         raise mismatch(
@@ -258,14 +259,14 @@ def _check_dense(owner: str, edge_index: object) -> None:
 
 
 class RecursiveLayer(MessagePassing):
-    """Carries a cell from the leaves to the roots (or back), all nodes of a depth at once.
+    """Run a cell from the leaves to the roots (or back), all nodes of a level at once.
 
-    Usable like a PyG layer, ``layer(x, edge_index)``; the schedule is then worked out from the
-    edges at every call. Faster: hand it the schedule that this package's loader puts on the
-    batch, ``layer(x, batch.edge_index, schedule=batch.schedule)``.
+    Called like a PyG layer, ``layer(x, edge_index)``, it derives the schedule from the edges at
+    every call. Faster: pass the schedule that this package's loader attaches to the batch,
+    ``layer(x, batch.edge_index, schedule=batch.schedule)``.
 
-    It is a ``MessagePassing`` module so that explainers of PyG find it: what a node reads of the
-    state of a child is multiplied by the edge mask of ``GNNExplainer`` or ``CaptumExplainer``.
+    It is a ``MessagePassing`` module so that explainers of PyG find it: the states of children are
+    multiplied by the edge mask of ``GNNExplainer`` or ``CaptumExplainer`` when they are read.
 
     Args:
         cell: The cell; any :class:`RecursiveCell`.
@@ -279,13 +280,12 @@ class RecursiveLayer(MessagePassing):
         - returns: ``[node, out_channels]``, in node order
 
     Raises:
-        ValueError: If a schedule has another arity or direction, or another number of nodes or
-            edges than ``x`` and ``edge_index``, or was made from other edges; or if an explainer
-            gives no edge mask (``GraphMaskExplainer``).
-        IndexError: If ``nodes`` has a number that is no node's (on CPUs; a GPU reports it in its
-            own way).
-        TypeError: If ``edge_index`` is no dense int64 tensor, or ``x`` is not a dense
-            tensor of the cell's width and dtype, or ``nodes`` is no vector of integers.
+        ValueError: If a schedule has another arity or direction, or was made from other edges or
+            for another number of nodes; or if an explainer sets no edge mask
+            (``GraphMaskExplainer``).
+        IndexError: If ``nodes`` is out of range (on CPUs; GPUs report it in their own way).
+        TypeError: If ``edge_index`` is not a dense int64 tensor, ``x`` is not a dense tensor of
+            the cell's width and dtype, or ``nodes`` is not a vector of integers.
 
     Example:
         >>> layer = RecursiveLayer(TreeRNNCell(4, 3))
@@ -301,7 +301,7 @@ class RecursiveLayer(MessagePassing):
         self.arity = cell.arity
 
     def reset_parameters(self) -> None:
-        """Draws all parameters anew."""
+        """Draw all parameters anew."""
         self.cell.reset_parameters()
 
     # Every batch has levels of its own: compiled code would be made anew for each.
@@ -318,7 +318,7 @@ class RecursiveLayer(MessagePassing):
         nodes: Int[Tensor, " chosen"] | None = None,
         return_state: bool = False,
     ) -> Any:
-        """Computes the hidden rows of all nodes, and gives those that are asked for.
+        """Compute the hidden rows of all nodes, and return those that are asked for.
 
         Args:
             x: Input rows, see the class.
@@ -330,16 +330,14 @@ class RecursiveLayer(MessagePassing):
                 ``schedule.input_node``. Then ``x`` holds the different rows of leaves, followed
                 by those of all other nodes with an input, and Tree-LSTMs without recurrent
                 dropout compute equal leaves once. Only with a schedule.
-            level_order: Whether to give the rows in the order of the schedule's levels, which
-                saves a copy: row ``k`` of the result in node order is then row
-                ``level_row(schedule)[k]``.
-            nodes: Which nodes to give, in this order (``batch.root_index``, for instance); all
-                where left out. Spares bringing all rows into node order, and their gradients
-                back; ``level_order`` does not matter then.
-            return_state: Whether to give all parts of the state, not only the hidden rows.
+            level_order: Whether to return the rows in level order, which saves a copy: node ``k``
+                is then in row ``level_row(schedule)[k]``.
+            nodes: Which nodes to return, in this order (``batch.root_index``, for instance); all
+                by default. Saves bringing all rows into node order; ``level_order`` is ignored.
+            return_state: Whether to return all parts of the state, not only the hidden rows.
 
         Returns:
-            ``h``, in node order unless another one is asked for, or the tuple of the state's parts.
+            ``h``, in node order by default, or the tuple of the state's parts.
         """
         refuse_transforms(type(self).__name__)
         check_input_rows(type(self).__name__, x, self.cell, self.in_channels)
@@ -366,7 +364,7 @@ class RecursiveLayer(MessagePassing):
         order: bool | Tensor,
         return_state: bool,
     ) -> States:
-        """Computes states; all parts of them where they are asked for."""
+        """Compute the states, all parts of them if asked for."""
         states = self.cell.run_schedule(schedule, inputs, leaf_row, order is not False)
         if states is None:
             inputs = spread_rows(inputs, leaf_row, schedule)
@@ -374,7 +372,7 @@ class RecursiveLayer(MessagePassing):
         return chosen_rows(states, order)
 
     def _checked_edge_mask(self, schedule: Schedule) -> Tensor:
-        """Gives the mask that an explainer has put into this module, one number per edge."""
+        """Return the mask that an explainer has put into this module, one number per edge."""
         mask = self._edge_mask
         if mask is None or mask.shape != (schedule.num_edges,):
             raise mismatch(
@@ -406,7 +404,7 @@ class RecursiveLayer(MessagePassing):
         raise unsupported(type(self).__name__, "torch.jit.script (TorchScript)")
 
     def __repr__(self) -> str:
-        """Names the widths, as PyG's layers do."""
+        """Show the widths, as PyG's layers do."""
         arity = "" if self.arity is None else f", arity={self.arity}"
         return f"{type(self).__name__}({self.in_channels}, {self.out_channels}{arity})"
 
@@ -417,18 +415,18 @@ def _check_leaf_row(name: str, schedule: Schedule, x: Tensor, leaf_row: Tensor) 
         raise mismatch(
             ValueError,
             f"{name}: leaf_row does not fit the schedule",
-            f"{leaves} leaves with an input, and {sum(others)} rows or more in x",
+            f"{leaves} leaves with an input, and at least {sum(others)} rows in x",
             f"{leaf_row.size(0)} in leaf_row, {x.size(0)} rows in x",
         )
 
 
 def level_row(schedule: Schedule) -> Int[Tensor, " node"]:
-    """Gives the place of every node in the order of the levels."""
+    """Return the place of every node in level order."""
     return schedule.rows_of(schedule.outputs["node"].wiring) - 1
 
 
 def chosen_rows(states: States, order: bool | Tensor) -> States:
-    """Takes the rows that are asked for out of states in level order."""
+    """Take the rows that are asked for out of states in level order."""
     if not isinstance(order, Tensor):
         return states
     return tuple(part.index_select(0, order) for part in states)
@@ -462,15 +460,15 @@ def _input_rows(schedule: Schedule, x: Tensor) -> Tensor:
 
 
 class NaryTreeLSTM(RecursiveLayer):
-    """Carries an N-ary Tree-LSTM through trees with ordered children, missing ones allowed.
+    """Run an N-ary Tree-LSTM over trees with ordered children, some of which may be missing.
 
     Args:
         in_channels: Width of an input row.
         out_channels: Width of the hidden row.
         arity: Number of child places.
-        forget_bias: Where the bias of the forget gates starts.
-        recurrent_dropout: Probability of dropping an entry of the candidate while training.
         direction: ``"bottom_up"`` or ``"top_down"``.
+        **cell_options: ``forget_bias`` (1.0) and ``recurrent_dropout`` (0.0) of
+            :class:`~pyg_dynbatch.nn.NaryTreeLSTMCell`.
 
     Shape:
         As for :class:`RecursiveLayer`.
@@ -492,29 +490,23 @@ class NaryTreeLSTM(RecursiveLayer):
         out_channels: int,
         arity: int = 2,
         *,
-        forget_bias: float = 1.0,
-        recurrent_dropout: float = 0.0,
         direction: str = "bottom_up",
+        **cell_options: Any,
     ) -> None:
-        cell = NaryTreeLSTMCell(
-            in_channels,
-            out_channels,
-            arity,
-            forget_bias=forget_bias,
-            recurrent_dropout=recurrent_dropout,
+        super().__init__(
+            NaryTreeLSTMCell(in_channels, out_channels, arity, **cell_options), direction
         )
-        super().__init__(cell, direction)
 
 
 class ChildSumTreeLSTM(RecursiveLayer):
-    """Carries a child-sum Tree-LSTM through trees and graphs with any number of children.
+    """Run a child-sum Tree-LSTM over trees and graphs with any number of children.
 
     Args:
         in_channels: Width of an input row.
         out_channels: Width of the hidden row.
-        forget_bias: Where the bias of the forget gates starts.
-        recurrent_dropout: Probability of dropping an entry of the candidate while training.
         direction: ``"bottom_up"`` or ``"top_down"``.
+        **cell_options: ``forget_bias`` (0.0) and ``recurrent_dropout`` (0.0) of
+            :class:`~pyg_dynbatch.nn.ChildSumTreeLSTMCell`.
 
     Shape:
         As for :class:`RecursiveLayer`.
@@ -533,25 +525,21 @@ class ChildSumTreeLSTM(RecursiveLayer):
         in_channels: int,
         out_channels: int,
         *,
-        forget_bias: float = 0.0,
-        recurrent_dropout: float = 0.0,
         direction: str = "bottom_up",
+        **cell_options: Any,
     ) -> None:
-        cell = ChildSumTreeLSTMCell(
-            in_channels, out_channels, forget_bias=forget_bias, recurrent_dropout=recurrent_dropout
-        )
-        super().__init__(cell, direction)
+        super().__init__(ChildSumTreeLSTMCell(in_channels, out_channels, **cell_options), direction)
 
 
 class TreeGRU(RecursiveLayer):
-    """Carries a Tree-GRU through trees with ordered children (binary by default).
+    """Run a Tree-GRU over trees with ordered children (binary by default).
 
     Args:
         in_channels: Width of an input row.
         out_channels: Width of the hidden row.
         arity: Number of child places.
-        recurrent_dropout: Probability of dropping an entry of the candidate while training.
         direction: ``"bottom_up"`` or ``"top_down"``.
+        **cell_options: ``recurrent_dropout`` (0.0) of :class:`~pyg_dynbatch.nn.TreeGRUCell`.
 
     Shape:
         As for :class:`RecursiveLayer`.
@@ -570,15 +558,14 @@ class TreeGRU(RecursiveLayer):
         out_channels: int,
         arity: int = 2,
         *,
-        recurrent_dropout: float = 0.0,
         direction: str = "bottom_up",
+        **cell_options: Any,
     ) -> None:
-        cell = TreeGRUCell(in_channels, out_channels, arity, recurrent_dropout=recurrent_dropout)
-        super().__init__(cell, direction)
+        super().__init__(TreeGRUCell(in_channels, out_channels, arity, **cell_options), direction)
 
 
 class TreeRNN(RecursiveLayer):
-    """Carries a single-layer recursive network through trees with ordered children.
+    """Run a single-layer recursive network over trees with ordered children.
 
     Args:
         in_channels: Width of an input row.
