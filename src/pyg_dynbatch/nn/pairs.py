@@ -201,6 +201,9 @@ class Pairs(MovablePlan):
         num_entries: Number of ordered pairs; an atom with itself is one, all others are two.
         num_codes: Number of different pair codes; 0 for pairs without codes.
 
+    Raises:
+        AttributeError: If codes are read of pairs that were made without codes.
+
     Example:
         >>> pairs = Pairs.all_pairs([2, 1])
         >>> pairs.first.tolist(), pairs.second.tolist()
@@ -391,6 +394,10 @@ class Pairs(MovablePlan):
     # Reading.
 
     def _part(self, name: str) -> Tensor:
+        if name.startswith("code") and not self.num_codes:
+            what, wanted = "Pairs: these pairs have no codes", "Pairs.from_codes(...)"
+            found = "Pairs.all_pairs(...) or Pairs.from_pair_index(...)"
+            raise mismatch(AttributeError, what, wanted, found)
         return self.plan.narrow(0, *self._layout[name])
 
     @property
@@ -405,12 +412,7 @@ class Pairs(MovablePlan):
 
     @property
     def code(self) -> Int[Tensor, " pair"]:
-        """Code of each pair.
-
-        Raises:
-            AttributeError: If the pairs were made without codes.
-        """
-        self._want_codes("code")
+        """Code of each pair."""
         return self._part("code")
 
     @property
@@ -454,22 +456,12 @@ class Pairs(MovablePlan):
 
     @property
     def by_code(self) -> tuple[Int[Tensor, " pair"], Int[Tensor, " code_1"]]:
-        """The pairs of each code, in ascending order, and where those of each code begin.
-
-        Raises:
-            AttributeError: If the pairs were made without codes.
-        """
-        self._want_codes("by_code")
+        """The pairs of each code, in ascending order, and where those of each code begin."""
         return self._part("code_order"), self._part("code_ptr")
 
     @property
     def code_count(self) -> Int[Tensor, "atom code"]:
-        """Number of entries of each atom with each code.
-
-        Raises:
-            AttributeError: If the pairs were made without codes.
-        """
-        self._want_codes("code_count")
+        """Number of entries of each atom with each code."""
         return self._part("code_count").view(self.num_atoms, self.num_codes)
 
     @property
@@ -487,15 +479,6 @@ class Pairs(MovablePlan):
         if key not in self._remembered:
             self._remembered[key] = make()
         return self._remembered[key]
-
-    def _want_codes(self, name: str) -> None:
-        if not self.num_codes:
-            raise mismatch(
-                AttributeError,
-                f"Pairs: {name} is known only for pairs made from codes",
-                "Pairs.from_codes(...)",
-                "Pairs.all_pairs(...) or Pairs.from_pair_index(...)",
-            )
 
     def _tensors(self) -> tuple[Tensor, ...]:
         return (self.plan,)
