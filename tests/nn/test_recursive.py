@@ -452,7 +452,7 @@ def test_refuses_options() -> None:
 def test_refuses_input_rows() -> None:
     layer = NaryTreeLSTM(IN, OUT)
     text = message(lambda: layer(torch.zeros(3, IN + 1), NO_EDGES), TypeError)
-    assert "NaryTreeLSTM: input rows of the wrong form" in text
+    assert "NaryTreeLSTM: invalid input rows" in text
     assert "expected: a dense tensor, floating [row, 3]" in text
     assert "got:      float32 tensor [3, 4]" in text
     with as_users_run_it():
@@ -481,7 +481,7 @@ def test_refuses_schedules_of_others() -> None:
     other = Schedule.from_structure(chain(7).edge_index[:, :5], 7, arity=2)
     text = message(lambda: layer(x, TREE.edge_index, other), ValueError)
     assert "the schedule belongs to another graph" in text
-    assert "expected: the 5 edges that it was made from" in text
+    assert "expected: its 5 edges" in text
     assert "got:      int64 tensor [2, 6]" in text
     text = message(lambda: layer(x, TREE.edge_index.to_sparse(), ragged), ValueError)
     assert "made for another layer" in text

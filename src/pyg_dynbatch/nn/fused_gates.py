@@ -103,13 +103,10 @@ class FusedPlan:
         schedule, leaf_row = self.schedule, self.leaf_row
         given = self.leaf_inputs if leaf_row is None else leaf_row.size(0)
         if given != schedule.level_inputs[0] or self.leaf_inputs < 0 or schedule.device != device:
-            raise mismatch(
-                ValueError,
-                "FusedPlan: the schedule does not fit the input rows",
-                f"{schedule.level_inputs[0]} leaves with an input, on {schedule.device}",
-                f"{given} leaves, on {device}",
-                hint="rows in the order of schedule.input_node; batch.to(device)",
-            )
+            what = "FusedPlan: the schedule does not fit the input rows"
+            wanted = f"{schedule.level_inputs[0]} leaves with an input, on {schedule.device}"
+            hint = "rows in the order of schedule.input_node; batch.to(device)"
+            raise mismatch(ValueError, what, wanted, f"{given} leaves, on {device}", hint=hint)
 
     def _blocks(self) -> Iterator[Block]:
         first = seen = edge = 0

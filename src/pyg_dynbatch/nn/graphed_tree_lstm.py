@@ -386,13 +386,10 @@ class _Replayed(Function):
         refuse_second_derivative()
         call, _ = ctx.call, ctx.saved_tensors
         if not call.open:
-            raise mismatch(
-                RuntimeError,
-                "GraphedTreeLSTM: backward() was called before",
-                "one backward() per forward(), as it frees the values",
-                "retain_graph=True and another backward()",
-                hint="add up the losses, or use the layer without graphs",
-            )
+            what, got = "backward() was called before", "retain_graph=True and another backward()"
+            wanted = "one backward() per forward(), as it frees the values"
+            hint = "add up the losses, or use the layer without graphs"
+            raise mismatch(RuntimeError, f"GraphedTreeLSTM: {what}", wanted, got, hint=hint)
         of_rows, of_parameters = call.run.backward(call.form, grads, call.place)
         call.open = False
         return of_rows, None, *of_parameters

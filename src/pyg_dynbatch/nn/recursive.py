@@ -72,12 +72,11 @@ def child_weights(
     if schedule.arity is None:
         return mask.index_select(0, schedule.edge_order)
     if edge_index is None:
-        raise mismatch(
-            ValueError,
+        what, wanted = (
             "RecursiveLayer: an edge mask needs the edges",
             "layer(x, edge_index, schedule)",
-            "a schedule without edge_index",
         )
+        raise mismatch(ValueError, what, wanted, "a schedule without edge_index")
     child = torch.cat([schedule.children_of(step) for step in schedule.steps])
     owner = torch.arange(child.size(0), device=child.device) // schedule.arity
     row, rows = schedule.rows_of(schedule.outputs["node"].wiring), schedule.num_nodes + 1
@@ -173,27 +172,17 @@ def _as_children(schedule: Schedule, rows: States, owners: Tensor, size: int) ->
 def checked_direction(owner: str, direction: str) -> str:
     """Check a direction."""
     if direction not in ("bottom_up", "top_down"):
-        raise mismatch(
-            ValueError, f"{owner}: unknown direction", "'bottom_up' or 'top_down'", repr(direction)
-        )
+        wanted = "'bottom_up' or 'top_down'"
+        raise mismatch(ValueError, f"{owner}: unknown direction", wanted, repr(direction))
     return direction
 
 
 def check_input_rows(owner: str, x: Tensor, module: nn.Module, channels: int | None) -> None:
     """Check the form of input rows, and that the parameters have their dtype."""
-    fits = isinstance(x, Tensor) and x.layout == torch.strided and x.device.type != "meta"
-    if (
-        not fits
-        or x.dim() != 2
-        or x.size(1) != (channels or x.size(1))
-        or not x.is_floating_point()
-    ):
-        raise mismatch(
-            TypeError,
-            f"{owner}: input rows of the wrong form",
-            f"a dense tensor, floating [row, {channels or 'feature'}]",
-            described(x),
-        )
+    fits = _is_dense(x) and x.dim() == 2 and x.is_floating_point()
+    if not fits or x.size(1) != (channels or x.size(1)):
+        wanted = f"a dense tensor, floating [row, {channels or 'feature'}]"
+        raise mismatch(TypeError, f"{owner}: invalid input rows", wanted, described(x))
     check_precision(owner, x, module)
 
 
@@ -220,42 +209,35 @@ def check_schedule(
     owner: str, schedule: Schedule, edge_index: Tensor | None, arity: int | None, direction: str
 ) -> None:
     """Check that a schedule was made for this layer and this graph."""
-    wanted, found = (arity, direction), (schedule.arity, schedule.direction)
-    if wanted != found:
-        raise mismatch(
-            ValueError,
+    found = schedule.arity, schedule.direction
+    if found != (arity, direction):
+        what, wanted = (
             f"{owner}: the schedule was made for another layer",
-            "arity {}, {}".format(*wanted),
-            "arity {}, {}".format(*found),
-            hint="DataLoader(..., arity={}, direction={!r})".format(*wanted),
+            f"arity {arity}, {direction}",
         )
+        hint = f"DataLoader(..., arity={arity}, direction={direction!r})"
+        raise mismatch(ValueError, what, wanted, "arity {}, {}".format(*found), hint=hint)
     if edge_index is None:
         return
     _check_dense(owner, edge_index)
     if not schedule.belongs_to(edge_index):
         same_number = edge_index.shape == (2, schedule.num_edges)
-        raise mismatch(
-            ValueError,
-            f"{owner}: the schedule belongs to another graph",
-            f"the {schedule.num_edges} edges that it was made from",
-            "as many edges with other values" if same_number else described(edge_index),
-            hint="make the schedule after the last change of the graph",
-        )
+        got = "as many edges with other values" if same_number else described(edge_index)
+        what, wanted = "the schedule belongs to another graph", f"its {schedule.num_edges} edges"
+        hint = "make the schedule after the last change of the graph"
+        raise mismatch(ValueError, f"{owner}: {what}", wanted, got, hint=hint)
+
+
+def _is_dense(value: object) -> bool:
+    strided = isinstance(value, Tensor) and value.layout == torch.strided
+    return strided and value.device.type != "meta"  # type: ignore[attr-defined]
 
 
 def _check_dense(owner: str, edge_index: object) -> None:
-    if (
-        not isinstance(edge_index, Tensor)
-        or edge_index.layout != torch.strided
-        or edge_index.device.type == "meta"
-    ):
-        raise mismatch(
-            TypeError,
-            f"{owner}: neither a schedule nor dense edges",
-            "edge_index [2, edge], or schedule=batch.schedule",
-            described(edge_index),
-            hint="edge_index, _ = to_edge_index(adj_t) for a sparse adjacency",
-        )
+    if not _is_dense(edge_index):
+        what, wanted = "neither a schedule nor dense edges", "edge_index [2, edge], or a schedule"
+        hint = "edge_index, _ = to_edge_index(adj_t) for a sparse adjacency"
+        raise mismatch(TypeError, f"{owner}: {what}", wanted, described(edge_index), hint=hint)
 
 
 class RecursiveLayer(MessagePassing):
@@ -375,13 +357,10 @@ class RecursiveLayer(MessagePassing):
         """Return the mask that an explainer has put into this module, one number per edge."""
         mask = self._edge_mask
         if mask is None or mask.shape != (schedule.num_edges,):
-            raise mismatch(
-                ValueError,
-                f"{type(self).__name__}: the explainer does not give one mask value per edge",
-                f"edge mask [{schedule.num_edges}]",
-                "no edge mask" if mask is None else described(mask),
-                hint="GNNExplainer or CaptumExplainer, on the edges of the batch",
-            )
+            what = f"{type(self).__name__}: the explainer does not set one mask value per edge"
+            got = "no edge mask" if mask is None else described(mask)
+            hint = "GNNExplainer or CaptumExplainer, on the edges of the batch"
+            raise mismatch(ValueError, what, f"edge mask [{schedule.num_edges}]", got, hint=hint)
         return mask.sigmoid() if self._apply_sigmoid else mask
 
     def _check(
@@ -392,13 +371,9 @@ class RecursiveLayer(MessagePassing):
         if leaf_row is not None:
             _check_leaf_row(name, schedule, x, leaf_row)
         elif x.size(0) not in (schedule.num_nodes, schedule.stores[0].inputs):
-            raise mismatch(
-                ValueError,
-                f"{name}: wrong number of input rows",
-                f"{schedule.num_nodes} (all nodes) or {schedule.stores[0].inputs} "
-                "(schedule.input_node)",
-                x.size(0),
-            )
+            nodes, inputs = schedule.num_nodes, schedule.stores[0].inputs
+            wanted = f"{nodes} (all nodes) or {inputs} (schedule.input_node)"
+            raise mismatch(ValueError, f"{name}: wrong number of input rows", wanted, x.size(0))
 
     def __prepare_scriptable__(self) -> NoReturn:
         raise unsupported(type(self).__name__, "torch.jit.script (TorchScript)")
@@ -412,12 +387,9 @@ class RecursiveLayer(MessagePassing):
 def _check_leaf_row(name: str, schedule: Schedule, x: Tensor, leaf_row: Tensor) -> None:
     leaves, *others = schedule.level_inputs or (0,)
     if leaf_row.size(0) != leaves or x.size(0) < sum(others):
-        raise mismatch(
-            ValueError,
-            f"{name}: leaf_row does not fit the schedule",
-            f"{leaves} leaves with an input, and at least {sum(others)} rows in x",
-            f"{leaf_row.size(0)} in leaf_row, {x.size(0)} rows in x",
-        )
+        wanted = f"{leaves} leaves with an input, and at least {sum(others)} rows in x"
+        got = f"{leaf_row.size(0)} in leaf_row, {x.size(0)} rows in x"
+        raise mismatch(ValueError, f"{name}: leaf_row does not fit the schedule", wanted, got)
 
 
 def level_row(schedule: Schedule) -> Int[Tensor, " node"]:
@@ -435,21 +407,15 @@ def chosen_rows(states: States, order: bool | Tensor) -> States:
 def _rows_of_nodes(schedule: Schedule, nodes: Tensor) -> Tensor:
     if nodes.dim() != 1 or nodes.dtype not in (torch.int32, torch.int64):
         raise mismatch(
-            TypeError,
-            "RecursiveLayer: nodes of the wrong form",
-            "int64[chosen]",
-            f"{str(nodes.dtype).removeprefix('torch.')}{list(nodes.shape)}",
+            TypeError, "RecursiveLayer: invalid nodes", "int64[chosen]", described(nodes)
         )
     try:
         return level_row(schedule).index_select(0, nodes)
     except IndexError as error:
-        raise mismatch(
-            IndexError,
-            "RecursiveLayer: nodes that the schedule does not have",
-            f"numbers from 0 to {schedule.num_nodes - 1}",
-            f"{int(nodes.min())} to {int(nodes.max())}",
-            hint="nodes=batch.root_index, of the batch that has the schedule",
-        ) from error
+        wanted = f"numbers from 0 to {schedule.num_nodes - 1}"
+        got, hint = f"{int(nodes.min())} to {int(nodes.max())}", "nodes of the schedule's own batch"
+        what = "RecursiveLayer: nodes that the schedule does not have"
+        raise mismatch(IndexError, what, wanted, got, hint=hint) from error
 
 
 def _input_rows(schedule: Schedule, x: Tensor) -> Tensor:
