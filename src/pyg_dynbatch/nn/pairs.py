@@ -44,28 +44,22 @@ def checked_codes(
     stored = atoms * (atoms + 1) // 2
     code = pair_code.detach().cpu().numpy().astype(np.int64)
     if code.size != stored.sum():
-        raise mismatch(
-            ValueError,
-            "Pairs.from_codes: the number of codes does not fit the atoms",
-            f"{int(stored.sum())} codes, N (N + 1) / 2 for N atoms",
-            f"{code.size} codes",
-            where=f"a batch of {atoms.size} molecules with {int(atoms.sum())} atoms",
-            hint="codes of all pairs i <= j with self pairs, whichever of them are used",
-        )
+        what = "Pairs.from_codes: the number of codes does not fit the atoms"
+        wanted = f"{int(stored.sum())} codes, N (N + 1) / 2 for N atoms"
+        where = f"a batch of {atoms.size} molecules with {int(atoms.sum())} atoms"
+        hint = "codes of all pairs i <= j with self pairs, whichever of them are used"
+        raise mismatch(ValueError, what, wanted, f"{code.size} codes", where=where, hint=hint)
     if num_codes is None:
         num_codes = int(code.max(initial=0)) + 1
     outside = (code < 0) | (code >= num_codes)
-    if outside.any() or (kept is not None and kept.numel() != num_codes):
-        wrong = int(np.argmax(outside)) if outside.any() else -1
-        example = int(np.searchsorted(np.cumsum(stored), wrong, side="right"))
-        raise mismatch(
-            ValueError,
-            "Pairs.from_codes: a code is outside of the table",
-            f"codes 0 to {num_codes - 1}",
-            int(code[wrong]) if wrong >= 0 else f"{kept.numel()} in kept",  # type: ignore[union-attr]
-            where=f"example {example}" if wrong >= 0 else "kept",
-            hint="the table with which the codes were made",
-        )
+    what, wanted = "Pairs.from_codes: a code is outside of the table", f"codes 0 to {num_codes - 1}"
+    hint = "the table with which the codes were made"
+    if outside.any():
+        wrong = int(np.argmax(outside))
+        where = f"example {int(np.searchsorted(np.cumsum(stored), wrong, side='right'))}"
+        raise mismatch(ValueError, what, wanted, int(code[wrong]), where=where, hint=hint)
+    if kept is not None and kept.numel() != num_codes:
+        raise mismatch(ValueError, what, wanted, f"{kept.numel()} in kept", where="kept", hint=hint)
     return code, num_codes
 
 
@@ -86,17 +80,15 @@ def filtered(half: UpperPairs, mask: np.ndarray) -> UpperPairs:
 def of_pair_index(pair_index: np.ndarray, num_atoms: int, atoms: np.ndarray) -> UpperPairs:
     """Sort a list of pairs, and take each one once."""
     if pair_index.ndim != 2 or len(pair_index) != 2 or atoms.sum() != num_atoms:
-        raise mismatch(
-            ValueError,
-            "Pairs.from_pair_index: pair_index or sizes are of another shape",
-            f"pair_index [2, pair], sizes of {num_atoms} atoms together",
-            f"pair_index {list(pair_index.shape)}, sizes of {int(atoms.sum())} atoms",
-        )
+        what = "Pairs.from_pair_index: pair_index or sizes are of another shape"
+        wanted = f"pair_index [2, pair], sizes of {num_atoms} atoms together"
+        found = f"pair_index {list(pair_index.shape)}, sizes of {int(atoms.sum())} atoms"
+        raise mismatch(ValueError, what, wanted, found)
     outside = np.any((pair_index < 0) | (pair_index >= num_atoms), axis=0)
-    _complain("an atom is out of range", f"atoms 0 to {num_atoms - 1}", pair_index, outside)
+    _refuse("an atom is out of range", f"atoms 0 to {num_atoms - 1}", pair_index, outside)
     molecule = np.repeat(np.arange(atoms.size), atoms)[pair_index]
     strange = molecule[0] != molecule[1]
-    _complain("a pair joins two molecules", "two atoms of one molecule", pair_index, strange)
+    _refuse("a pair joins two molecules", "two atoms of one molecule", pair_index, strange)
     low, high = pair_index.min(0), pair_index.max(0)
     key, column = np.unique(low.astype(np.int64) * num_atoms + high, return_index=True)
     first, second = np.divmod(key, max(num_atoms, 1))
@@ -171,16 +163,12 @@ def _starts(lengths: np.ndarray) -> np.ndarray:
     return np.cumsum(lengths) - lengths
 
 
-def _complain(what: str, expected: str, pair_index: np.ndarray, wrong: Any) -> None:
+def _refuse(what: str, expected: str, pair_index: np.ndarray, wrong: np.ndarray) -> None:
+    """Refuse the first of the wrong columns."""
     if wrong.any():
-        column = int(np.argmax(wrong))
-        raise mismatch(
-            ValueError,
-            f"Pairs.from_pair_index: {what}",
-            expected,
-            f"atoms {pair_index[0, column]} and {pair_index[1, column]}",
-            where=f"column {column}",
-        )
+        column, what = int(np.argmax(wrong)), f"Pairs.from_pair_index: {what}"
+        got = f"atoms {pair_index[0, column]} and {pair_index[1, column]}"
+        raise mismatch(ValueError, what, expected, got, where=f"column {column}")
 
 
 class Pairs(MovablePlan):
