@@ -369,7 +369,7 @@ def test_refuses_explainers_without_one_mask_per_edge() -> None:
     schedule = Schedule.from_structure(TREE.edge_index, TREE.num_nodes, arity=2)
     layer.explain = True  # and no mask, as GraphMaskExplainer does
     text = message(lambda: layer(x, TREE.edge_index), ValueError)
-    assert "NaryTreeLSTM: the explainer does not give one mask value per edge" in text
+    assert "NaryTreeLSTM: the explainer does not set one mask value per edge" in text
     assert "got:      no edge mask" in text
     set_masks(layer, torch.ones(3), TREE.edge_index)
     text = message(lambda: layer(x, TREE.edge_index), ValueError)

@@ -244,12 +244,13 @@ def sum_segments(rows: Tensor, index: Tensor, starts: Tensor) -> Tensor:
 
 
 class Gates(NamedTuple):
-    """The gates of one block, or the gradients of their products."""
+    """The gates of one block, or the gradients of what they were computed from."""
 
     rows: Tensor  # u, i, o, and f of a fixed number of children; one row per node
     forget: Tensor | None = None  # f of any number of children, one row per child
     own: Tensor | None = None  # W x of the nodes with an input, to be added first
     product: "RowProduct | None" = None  # has computed the rows, without activation if own is set
+    child_memory: Tensor | None = None  # only of gradients: those of c of the children
 
     def forget_of(self, width: int) -> Tensor:
         """The forget gates, ``[node, arity, width]`` or ``[child, width]``."""
@@ -319,9 +320,10 @@ class StateGradients:
         shape = (edges, self.hidden.size(1))
         return self.hidden.new_empty(shape), self.memory.new_empty(shape)
 
-    def scatter(self, index: Tensor, hidden: Tensor, memory: Tensor) -> None:
-        """Add what was written into the room, unless it is in its place already."""
+    def scatter(self, children: Tensor, hidden: Tensor, memory: Tensor, block: Block) -> None:
+        """Add what was written into the room of a block, unless it is in its place already."""
         if self.place is None:
+            index = children[block.children]
             self.hidden.index_add_(0, index, hidden)
             self.memory.index_add_(0, index, memory)
 
@@ -516,14 +518,7 @@ class TorchGates:
             own = torch.cat([own, own.new_zeros(1, own.size(1))])
         forget += own[:, last:].index_select(0, self.nodes.plan.owner(block).clamp(max=filled))
 
-    def backward(
-        self,
-        block: Block,
-        gates: Gates,
-        given: StateGradients,
-        grads: Gates,
-        child_memory: Tensor | None = None,
-    ) -> None:
+    def backward(self, block: Block, gates: Gates, given: StateGradients, grads: Gates) -> None:
         """Write the gradients of products, and those of the children's memory."""
         nodes, tanh_backward = self.nodes, torch.ops.aten.tanh_backward.grad_input
         activated, mask = nodes.activated[block.nodes], nodes.mask_of(block)
@@ -536,26 +531,25 @@ class TorchGates:
         candidate = memory if mask is None else memory * mask
         torch.mul(candidate, i, out=grads.rows[:, :width])
         torch.mul(candidate, u, out=grads.rows[:, width : 2 * width])
-        if child_memory is not None:
-            self._to_children(block, gates, memory, grads, child_memory)
+        if grads.child_memory is not None:
+            self._to_children(block, gates, memory, grads)
         to_u = grads.rows[:, :width]
         tanh_backward(to_u, u, grad_input=to_u)
         _through_sigmoid(grads.rows[:, width:], gates.rows[:, width:])
         if grads.forget is not None and gates.forget is not None:
             _through_sigmoid(grads.forget, gates.forget)
 
-    def _to_children(
-        self, block: Block, gates: Gates, memory: Tensor, grads: Gates, child_memory: Tensor
-    ) -> None:
+    def _to_children(self, block: Block, gates: Gates, memory: Tensor, grads: Gates) -> None:
         """Write the gradients of f after activation, and of the children's c."""
         width, before = memory.size(1), self.nodes.children_memory(block)
+        assert grads.child_memory is not None
         forget, to_forget = gates.forget_of(width), grads.forget_of(width)
         if gates.forget is not None:
             memory = torch.index_select(memory, 0, self.nodes.plan.owner(block))
         else:
             memory, before = memory[:, None], before.view(forget.shape)
         torch.mul(memory, before, out=to_forget)
-        torch.mul(memory, forget, out=child_memory.view(forget.shape))
+        torch.mul(memory, forget, out=grads.child_memory.view(forget.shape))
 
     def sum_equal(self, given: StateGradients, cell: Tensor, cells: int) -> StateGradients:
         """Sum the gradients of equal leaves, always in the same order."""

@@ -267,16 +267,17 @@ def _backward_levels(
         to_hidden, to_memory = given.room(block.edge, block.edges)
         of_block = grads.rows[block.nodes]
         if grads.forget is None:
-            kernels.backward(block, Gates(gates[number]), own, Gates(of_block), to_memory)
+            wanted = Gates(of_block, child_memory=to_memory)
+            kernels.backward(block, Gates(gates[number]), own, wanted)
             product.into(to_hidden.view(block.size, -1), grads.rows, block.first, block.size)
         else:
-            wanted = Gates(of_block, grads.forget[block.children])
-            kernels.backward(block, Gates(gates[number], forgets[number]), own, wanted, to_memory)
+            wanted = Gates(of_block, grads.forget[block.children], child_memory=to_memory)
+            kernels.backward(block, Gates(gates[number], forgets[number]), own, wanted)
             of_sums = product(grads.rows, block.first, block.size)
             of_sums = torch.index_select(of_sums, 0, plan.owner(block))
             of_each = forget_product(grads.forget, block.edge, block.edges)
             torch.add(of_sums, of_each, out=to_hidden)
-        given.scatter(plan.children[block.children], to_hidden, to_memory)
+        given.scatter(plan.children, to_hidden, to_memory, block)
     return grads
 
 

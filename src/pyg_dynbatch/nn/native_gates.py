@@ -122,20 +122,13 @@ class NativeGates(TorchGates):
     def forward(self, block: Block, gates: Gates) -> None:
         """Activate the gates in place, and write the states."""
         first, size, _, filled, edge, edges, _ = block
-        rows, forget, own, _ = gates
+        rows, forget, own, *_ = gates
         self.library.tree_lstm_forward(
             self.rows, first, size, edge, edges, rows.data_ptr(), _address(forget),
             _address(own), filled, self.threads,
         )  # fmt: skip
 
-    def backward(
-        self,
-        block: Block,
-        gates: Gates,
-        given: StateGradients,
-        grads: Gates,
-        child_memory: Tensor | None = None,
-    ) -> None:
+    def backward(self, block: Block, gates: Gates, given: StateGradients, grads: Gates) -> None:
         """Write the gradients of products, and those of the children's memory."""
         first, size, _, _, edge, edges, _ = block
         if self._given is None or self._given[0] is not given:
@@ -143,7 +136,7 @@ class NativeGates(TorchGates):
         self.library.tree_lstm_backward(
             self.rows, self._given[1], first, size, edge, edges, gates.rows.data_ptr(),
             _address(gates.forget), grads.rows.data_ptr(), _address(grads.forget),
-            _address(child_memory), self.threads,
+            _address(grads.child_memory), self.threads,
         )  # fmt: skip
 
     def sum_equal(self, given: StateGradients, cell: Tensor, cells: int) -> StateGradients:

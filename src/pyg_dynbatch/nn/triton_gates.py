@@ -166,14 +166,7 @@ class TritonGates(TorchGates):
                 _stride(mask), memory.stride(0), ARITY=arity, COLUMNS=columns, num_warps=warps,
             )  # fmt: skip
 
-    def backward(
-        self,
-        block: Block,
-        gates: Gates,
-        given: StateGradients,
-        grads: Gates,
-        child_memory: Tensor | None = None,
-    ) -> None:
+    def backward(self, block: Block, gates: Gates, given: StateGradients, grads: Gates) -> None:
         """Write the gradients of products, and those of the children's memory."""
         rows, mask = gates.rows, self.nodes.mask_of(block)
         activated = self.nodes.activated[block.nodes]
@@ -181,7 +174,7 @@ class TritonGates(TorchGates):
         to_forget = None if forget is None else grads.forget_of(activated.size(1))
         grid, columns, warps = _launch(activated)
         read = (rows, forget, cells, mask, activated, *given.read(block.nodes))
-        write = grads.rows, to_forget, child_memory
+        write = grads.rows, to_forget, grads.child_memory
         with torch.cuda.device_of(rows):
             backward_kernel[grid](
                 *read[:3], index, starts, *read[3:], *write, activated.size(1), block.edges,
