@@ -6,7 +6,6 @@ parameters, which its comments state.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from hypothesis import strategies as st
@@ -14,7 +13,6 @@ from torch import Tensor
 
 from pyg_dynbatch.core import Schedule
 from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer, TreeGRU, TreeRNN
-from pyg_dynbatch.nn.fused_tree_lstm import fused_tree_lstm
 from tests.strategies import Dag, trees
 from tests.strategies import structures as dags_and_trees
 
@@ -77,6 +75,20 @@ class Placed:
                 assert places[child][slot] is None
                 places[child][slot] = parent
         return Placed(tuple(map(tuple, places)), self.has_input)
+
+
+def batched(structures: Sequence[Placed], layer: RecursiveLayer) -> Schedule:
+    """The schedule of several structures."""
+    sizes = [each.num_nodes for each in structures]
+    firsts = [sum(sizes[:number]) for number in range(len(sizes))]
+    return Schedule.from_structure(
+        torch.cat([s.edge_index + f for s, f in zip(structures, firsts, strict=True)], 1),
+        sum(sizes),
+        child_slot=torch.cat([s.child_slot for s in structures]),
+        arity=layer.arity,
+        has_input=torch.cat([s.filled for s in structures]),
+        direction=layer.direction,
+    )
 
 
 @st.composite
@@ -255,15 +267,6 @@ def gradients(layer: torch.nn.Module, x: Tensor, states: Sequence[Tensor]) -> li
         torch.zeros_like(leaf) if grad is None else grad
         for leaf, grad in zip(leaves, found, strict=True)
     ]
-
-
-def run_fused(
-    layer: RecursiveLayer, schedule: Schedule, inputs: Tensor, **options: Any
-) -> tuple[Tensor, Tensor]:
-    """Runs a Tree-LSTM with a given dropout mask, for instance."""
-    cell: Any = layer.cell
-    weights = cell.weight_input, cell.weight_hidden, cell.bias
-    return fused_tree_lstm(schedule, inputs, weights, **options)
 
 
 def assert_equal(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:

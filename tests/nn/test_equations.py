@@ -11,6 +11,7 @@ from torch_geometric.explain.algorithm.utils import clear_masks, set_masks
 
 from pyg_dynbatch.nn import NaryTreeLSTM
 from pyg_dynbatch.nn.recursive import run_levels
+from tests.nn.fused import run_fused
 from tests.nn.recursion import (
     IN,
     KINDS,
@@ -23,7 +24,6 @@ from tests.nn.recursion import (
     make,
     placed,
     recurse,
-    run_fused,
     whole,
 )
 from tests.strategies import SHAPES, balanced, chain, diamond, star

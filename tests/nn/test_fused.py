@@ -13,7 +13,7 @@ from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer, fuse
 from pyg_dynbatch.nn.fused_gates import RowProduct
 from pyg_dynbatch.nn.recursive import level_row, run_levels
 from tests.core.helpers import as_users_run_it
-from tests.nn.recursion import IN, assert_equal, features, gradients, make, placed
+from tests.nn.recursion import IN, assert_equal, batched, features, gradients, make, placed
 
 FUSED = ("nary-2", "child-sum")
 FEW = settings(max_examples=12, suppress_health_check=list(HealthCheck))
@@ -45,16 +45,8 @@ def pack_all() -> Iterator[None]:
 def test_blocks_within_a_level(kind: str, data: st.DataObject) -> None:
     layer = make(kind)
     structures = data.draw(st.lists(placed(layer.arity), min_size=1, max_size=5))
-    sizes = [each.num_nodes for each in structures]
-    firsts = [sum(sizes[:k]) for k in range(len(sizes))]
-    schedule = Schedule.from_structure(
-        torch.cat([s.edge_index + f for s, f in zip(structures, firsts, strict=True)], 1),
-        sum(sizes),
-        child_slot=torch.cat([s.child_slot for s in structures]),
-        arity=layer.arity,
-        has_input=torch.cat([s.filled for s in structures]),
-    )
-    x = features(sum(sizes)).requires_grad_()
+    schedule = batched(structures, layer)
+    x = features(schedule.num_nodes).requires_grad_()
     wanted = run_levels(layer.cell, schedule, x.index_select(0, schedule.input_node))
     found = layer(x, schedule=schedule, return_state=True)
     assert_equal(found, wanted)

@@ -29,7 +29,7 @@ from pyg_dynbatch.nn.graphed_tree_lstm import (
     recorder_for,
 )
 from tests.core.helpers import message
-from tests.nn.recursion import Placed, assert_equal, features, gradients, make, placed
+from tests.nn.recursion import assert_equal, batched, features, gradients, make, placed
 
 KINDS, LAYERS = ("nary-2", "child-sum"), (NaryTreeLSTM, ChildSumTreeLSTM)
 FEW = settings(max_examples=20, suppress_health_check=list(HealthCheck))
@@ -69,19 +69,6 @@ def graphed(
     return GraphedTreeLSTM(layer, buckets, recorder=counts, **options), counts
 
 
-def together(structures: Sequence[Placed], layer: RecursiveLayer) -> Schedule:
-    sizes = [each.num_nodes for each in structures]
-    firsts = [sum(sizes[:k]) for k in range(len(sizes))]
-    return Schedule.from_structure(
-        torch.cat([s.edge_index + f for s, f in zip(structures, firsts, strict=True)], 1),
-        sum(sizes),
-        child_slot=torch.cat([s.child_slot for s in structures]),
-        arity=layer.arity,
-        has_input=torch.cat([s.filled for s in structures]),
-        direction=layer.direction,
-    )
-
-
 def forest(layer: RecursiveLayer, trees: int) -> Schedule:
     """Trees of five nodes, all with an input."""
     every = torch.cat([EDGES + 5 * k for k in range(trees)], 1)
@@ -114,7 +101,7 @@ def test_values_and_gradients_batch_after_batch(kind: str, data: st.DataObject) 
     batch = st.lists(placed(layer.arity), min_size=1, max_size=4)
     structures = data.draw(st.lists(batch, min_size=1, max_size=4))
     level_order, some = data.draw(st.booleans()), data.draw(st.booleans())
-    schedules = [together(each, layer) for each in structures]
+    schedules = [batched(each, layer) for each in structures]
     fast, counts = graphed(layer, schedules)
     order = [*schedules, *schedules]
     for turn, schedule in enumerate(order):

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pyg_dynbatch.core import Schedule
-from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer
+from pyg_dynbatch.nn import NaryTreeLSTM, RecursiveLayer
 from pyg_dynbatch.nn.native_gates import NativeGates, gates_library
-from tests.nn.recursion import run_fused
+from tests.nn.fused import assert_near, everything, layers, run_fused
 
 # With GCC on Linux a build that fails must not pass for a machine that cannot build.
 COMPILERS = [os.path.realpath(shutil.which(name) or name) for name in ("cc", "gcc")]
@@ -32,17 +32,6 @@ def with_threads() -> Iterator[Callable[[int], None]]:
     torch.set_num_threads(before)
 
 
-def layers(width: int, **more: object) -> Iterator[RecursiveLayer]:
-    """N-ary layers of one to three children, and a child-sum one, with biases."""
-    torch.manual_seed(0)
-    kinds = [(NaryTreeLSTM, {"arity": n}) for n in (1, 2, 3)] + [(ChildSumTreeLSTM, {})]
-    for make, arity in kinds:
-        layer = make(3, width, **arity, **more)
-        with torch.no_grad():
-            layer.cell.bias.normal_()
-        yield layer
-
-
 def forest(parents: list[int], arity: int | None, has_input: Tensor | None = None) -> Schedule:
     """Node k + 1 hangs below ``parents[k]``, as far as that has a place for another child."""
     taken = [0] * (len(parents) + 1)
@@ -55,41 +44,21 @@ def forest(parents: list[int], arity: int | None, has_input: Tensor | None = Non
     return Schedule.from_structure(pairs, len(taken), arity=arity, has_input=has_input)
 
 
-def everything(
-    layer: RecursiveLayer,
-    inputs: Tensor,
-    schedule: Schedule,
-    expand: bool = False,
-    **options: object,
-) -> list[Tensor]:
-    """States and all gradients."""
-    inputs = inputs.detach().to(layer.cell.bias.dtype).requires_grad_()
-    h, c = run_fused(layer, schedule, inputs, **options)
-    if expand:
-        loss = h.sum() + 2 * c.sum()
-    else:
-        weights = torch.linspace(-1, 2, h.numel(), dtype=h.dtype).view_as(h)
-        loss = (h * weights).sum() + (c * weights.flip(0)).sum()
-    return [h, c, *torch.autograd.grad(loss, [*layer.cell.parameters(), inputs])]
-
-
 def compare(
     layer: RecursiveLayer,
-    inputs: Tensor,
     schedule: Schedule,
+    inputs: Tensor,
     expand: bool = False,
     **options: object,
 ) -> None:
     """C in single precision against torch in double precision."""
     plain = NativeGates.forward
     with mock.patch.object(NativeGates, "forward", autospec=True, side_effect=plain) as forward:
-        found = everything(layer.float(), inputs, schedule, expand, **options)
+        found = everything(layer.float(), schedule, inputs, expand, **options)
     assert forward.called
-    wanted = everything(layer.double(), inputs, schedule, expand, **options)
+    wanted = everything(layer.double(), schedule, inputs, expand, **options)
     layer.float()
-    for mine, right in zip(found, wanted, strict=True):
-        scale = right.abs().max().item() if right.numel() else 1.0
-        torch.testing.assert_close(mine.double(), right, rtol=2e-5, atol=2e-6 * max(scale, 1.0))
+    assert_near(found, wanted)
 
 
 @given(
@@ -106,7 +75,7 @@ def test_random_forests(parents: list[int], width: int, seed: int) -> None:
     for layer in layers(width):
         schedule = forest(parents, layer.arity, has_input)
         inputs = torch.randn(sum(schedule.level_inputs), 3, generator=generator)
-        compare(layer, inputs, schedule, level_order=bool(seed % 2))
+        compare(layer, schedule, inputs, level_order=bool(seed % 2))
 
 
 @pytest.mark.parametrize("threads", (1, 2))
@@ -114,13 +83,13 @@ def test_levels_of_several_blocks(threads: int, with_threads: Callable[[int], No
     with_threads(threads)
     for layer in layers(70):
         schedule = forest([k // 3 for k in range(900)], layer.arity)
-        compare(layer, torch.randn(901, 3), schedule)
+        compare(layer, schedule, torch.randn(901, 3))
 
 
 def test_gradients_that_are_one_number() -> None:
     for layer in layers(5):
         schedule = forest([0, 0, 1, 1, 4], layer.arity)
-        compare(layer, torch.randn(6, 3), schedule, expand=True, level_order=True)
+        compare(layer, schedule, torch.randn(6, 3), expand=True, level_order=True)
 
 
 def test_nodes_of_many_parents() -> None:
@@ -129,14 +98,14 @@ def test_nodes_of_many_parents() -> None:
         if layer.arity in (None, 2):
             schedule = Schedule.from_structure(edges, 5, arity=layer.arity)
             assert not schedule.facts["single_parent"]
-            compare(layer, torch.randn(5, 3), schedule)
+            compare(layer, schedule, torch.randn(5, 3))
 
 
 def test_recurrent_dropout_whose_factors_are_not_contiguous() -> None:
     for layer in layers(5):
         schedule = forest([0, 0, 1, 1, 4], layer.arity)
         mask = torch.rand(5, schedule.num_nodes).t() * 2
-        compare(layer, torch.randn(6, 3), schedule, dropout_mask=mask)
+        compare(layer, schedule, torch.randn(6, 3), dropout_mask=mask)
 
 
 def test_equal_leaves_once() -> None:
@@ -144,7 +113,7 @@ def test_equal_leaves_once() -> None:
         if layer.arity in (None, 2):
             schedule = forest([0, 0, 1, 1], layer.arity)
             leaf_row = torch.tensor([1, 0, 1])
-            compare(layer, torch.randn(4, 3), schedule, leaf_row=leaf_row)
+            compare(layer, schedule, torch.randn(4, 3), leaf_row=leaf_row)
 
 
 @pytest.mark.parametrize("threads", (1, 2))
@@ -156,7 +125,7 @@ def test_many_equal_leaves(threads: int, with_threads: Callable[[int], None]) ->
         leaf_row = torch.randint(0, 7, (leaves,))
         for expand in (False, True):
             inputs = torch.randn(7 + schedule.num_nodes - leaves, 3)
-            compare(layer, inputs, schedule, expand, leaf_row=leaf_row, level_order=True)
+            compare(layer, schedule, inputs, expand, leaf_row=leaf_row, level_order=True)
 
 
 def test_far_and_near_numbers() -> None:
@@ -194,10 +163,10 @@ def test_gradients_that_are_negated_when_they_are_read() -> None:
 def test_saved_tensors_that_come_back_in_another_layout() -> None:
     for layer in layers(5):
         schedule, inputs = forest([0, 0, 1, 1, 4], layer.arity), torch.randn(6, 3)
-        wanted = everything(layer, inputs, schedule)
+        wanted = everything(layer, schedule, inputs)
         hooks = lambda saved: saved.t().contiguous(), lambda kept: kept.t()  # noqa: E731
         with torch.autograd.graph.saved_tensors_hooks(*hooks):
-            found = everything(layer, inputs, schedule)
+            found = everything(layer, schedule, inputs)
         torch.testing.assert_close(found, wanted)
 
 
@@ -205,8 +174,8 @@ def test_factors_of_another_dtype() -> None:
     for layer in layers(5):
         schedule, inputs = forest([0, 0, 1, 1, 4], layer.arity), torch.randn(6, 3)
         mask = torch.rand(6, 5)
-        wanted = everything(layer, inputs, schedule, dropout_mask=mask)
-        found = everything(layer, inputs, schedule, dropout_mask=mask.double())
+        wanted = everything(layer, schedule, inputs, dropout_mask=mask)
+        found = everything(layer, schedule, inputs, dropout_mask=mask.double())
         torch.testing.assert_close(found, wanted)
 
 
@@ -239,5 +208,5 @@ def test_the_same_to_the_last_bit_at_every_run() -> None:
     for layer in layers(20):
         schedule = forest([k // 3 for k in range(200)], layer.arity)
         inputs = torch.randn(201, 3)
-        first, second = (everything(layer, inputs, schedule) for _ in range(2))
+        first, second = (everything(layer, schedule, inputs) for _ in range(2))
         assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))

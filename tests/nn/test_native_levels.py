@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from pyg_dynbatch.core import Schedule
-from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer, fused_tree_lstm
+from pyg_dynbatch.nn import NaryTreeLSTM, RecursiveLayer, fused_tree_lstm
 from pyg_dynbatch.nn import native_gates as native_levels
 from pyg_dynbatch.nn.native_gates import gates_library, multiply_address
+from tests.nn.fused import assert_near, everything, layers
 from tests.nn.test_native_gates import MUST_BUILD
 
 # Where torch has MKL, C that builds and no sgemm_ must not pass for a machine without one.
@@ -50,16 +51,6 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def layers(width: int) -> Iterator[RecursiveLayer]:
-    torch.manual_seed(0)
-    kinds = [(NaryTreeLSTM, {"arity": n}) for n in (1, 2, 3)] + [(ChildSumTreeLSTM, {})]
-    for make, arity in kinds:
-        layer = make(3, width, **arity)
-        with torch.no_grad():
-            layer.cell.bias.normal_()
-        yield layer
-
-
 def combs(trees: int, layer: RecursiveLayer) -> Schedule:
     """Trees of 9 nodes, 5 levels deep; their levels have as many nodes as there are trees."""
     return Schedule.from_structure(plain_edges(trees, layer), 9 * trees, arity=layer.arity)
@@ -71,20 +62,6 @@ def plain_edges(trees: int, layer: RecursiveLayer) -> Tensor:
         below = [(child, child - 1) for child in range(1, 9)]
     edges = [(9 * t + child, 9 * t + parent) for t in range(trees) for child, parent in below]
     return torch.tensor(edges).t()
-
-
-def everything(layer: RecursiveLayer, schedule: Schedule, inputs: Tensor) -> list[Tensor]:
-    inputs = inputs.to(layer.cell.bias.dtype).requires_grad_()
-    h, c = layer(inputs, schedule=schedule, return_state=True)
-    weights = torch.linspace(-1, 2, h.numel(), dtype=h.dtype).view_as(h)
-    loss = (h * weights).sum() + (c * weights.flip(0)).sum()
-    return [h, c, *torch.autograd.grad(loss, [*layer.parameters(), inputs])]
-
-
-def assert_near(found: list[Tensor], wanted: list[Tensor]) -> None:
-    for mine, right in zip(found, wanted, strict=True):
-        scale = max(right.abs().max().item(), 1.0)
-        torch.testing.assert_close(mine.double(), right.double(), rtol=2e-5, atol=2e-6 * scale)
 
 
 # Levels of 1 to 7 nodes are multiplied by our own C where rows have 8 columns or more.
@@ -166,22 +143,18 @@ def test_levels_of_several_blocks(dropout: float, recorded: bool, calls: list[st
         )
         inputs = torch.randn(schedule.num_nodes, 3)
 
-        found = states(layer, schedule, inputs, recorded)
+        run = everything if recorded else states
+        found = run(layer, schedule, inputs)
         with pytest.MonkeyPatch.context() as without:
             without.setattr(fused_tree_lstm, "multiply_address", lambda: None)
-            assert_near(found, states(layer, schedule, inputs, recorded))
+            assert_near(found, run(layer, schedule, inputs))
     assert len(calls) == (8 if recorded else 4)
 
 
-def states(
-    layer: RecursiveLayer, schedule: Schedule, inputs: Tensor, recorded: bool
-) -> list[Tensor]:
-    """States, and gradients where wanted, with the same factors of dropout every time."""
+@torch.no_grad()
+def states(layer: RecursiveLayer, schedule: Schedule, inputs: Tensor) -> list[Tensor]:
     torch.manual_seed(1)
-    if recorded:
-        return everything(layer, schedule, inputs)
-    with torch.no_grad():
-        return [*layer(inputs, schedule=schedule, return_state=True)]
+    return [*layer(inputs, schedule=schedule, return_state=True)]
 
 
 @pytest.mark.parametrize("width", (9, 20))

@@ -385,18 +385,12 @@ class Height(RecursiveCell):
         super().__init__(IN, 1, None)
         self.state_channels = (1,)
 
-    def reset_parameters(self) -> None:
-        pass
-
-    def project(self, x: Tensor) -> Tensor:
-        return 0 * x[:, :1]
-
     def step(self, projected: Tensor, children: Any) -> tuple[Tensor, ...]:
+        height = 0 * projected[:, :1]
         if children is None:
-            return (projected,)
+            return (height,)
         (h,), owner = children.rows, children.owner
-        deepest = projected.scatter_reduce(0, owner[:, None], h, "amax")
-        return (deepest + 1,)
+        return (1 + height.scatter_reduce(0, owner[:, None], h, "amax"),)
 
 
 def test_a_cell_of_your_own() -> None:

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from pyg_dynbatch.core import Schedule
-from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer, fused_tree_lstm
+from pyg_dynbatch.nn import RecursiveLayer, fused_tree_lstm
+from tests.nn import fused
+from tests.nn.fused import everything
 from tests.nn.own_process import print_outcomes
-from tests.nn.recursion import run_fused
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -63,28 +64,8 @@ def tree_schedule(layer: RecursiveLayer, inner_inputs: bool = True) -> Schedule:
     return Schedule.from_structure(edges, 12, arity=layer.arity, has_input=has_input)
 
 
-def everything(layer: RecursiveLayer, schedule: Schedule, x: Tensor, **more: object) -> list:
-    """States and all gradients, by a loss that asks for h and c."""
-    layer.zero_grad()
-    x = x.detach().requires_grad_()
-    torch.manual_seed(7)
-    h, c = layer(x, schedule=schedule, return_state=True, **more)
-    weights = torch.linspace(-1, 2, h.numel(), dtype=torch.float64).view_as(h)
-    loss = (h.double() * weights).sum() + (c.double() * weights.flip(0)).sum()
-    return [h, c, *torch.autograd.grad(loss, [*layer.parameters(), x])]
-
-
-def layers(width: int, **more: object) -> Iterator[RecursiveLayer]:
-    """An N-ary layer of two and of three children, and a child-sum one, with biases."""
-    torch.manual_seed(0)
-    for layer in (
-        NaryTreeLSTM(3, width, **more),
-        NaryTreeLSTM(3, width, arity=3, **more),
-        ChildSumTreeLSTM(3, width, **more),
-    ):
-        with torch.no_grad():
-            layer.cell.bias.normal_()
-        yield layer
+def layers(width: int, **options: object) -> Iterator[RecursiveLayer]:
+    return fused.layers(width, (2, 3), **options)
 
 
 def compare(
@@ -156,18 +137,7 @@ def interpreted_dropout_factors_that_are_not_contiguous() -> None:
     for layer in layers(5):
         schedule = tree_schedule(layer)
         inputs = torch.randn(int(sum(schedule.level_inputs)), 3)
-        mask = torch.rand(5, 12).t() * 2
-        right, wanted = _run(layer, schedule, inputs, mask)
-        with triton_everywhere():
-            mine, found = _run(layer, schedule, inputs, mask)
-        torch.testing.assert_close((mine, found), (right, wanted), rtol=2e-5, atol=2e-6)
-
-
-def _run(layer: RecursiveLayer, schedule: Schedule, inputs: Tensor, mask: Tensor) -> tuple:
-    inputs = inputs.clone().requires_grad_()
-    states = run_fused(layer, schedule, inputs, dropout_mask=mask)
-    total = states[0].square().sum() + states[1].sum()
-    return states, torch.autograd.grad(total, [inputs, *layer.cell.parameters()])
+        compare(layer, schedule, inputs, dropout_mask=torch.rand(5, 12).t() * 2)
 
 
 def interpreted_recurrent_dropout() -> None:
