@@ -392,8 +392,8 @@ def _level_library(plan: FusedPlan, weight: Tensor, like: Tensor) -> ctypes.CDLL
 
 
 def _chooses_native(like: Tensor) -> bool:
-    # Subclasses may have no values that C could read, as those that a compiler traces with, and
-    # who follows every call of torch would miss those of C.
+    # Tensors that a compiler traces with have no values that C could read, and a dispatch mode
+    # would miss the calls of C.
     plain = type(like) is Tensor and not is_in_torch_dispatch_mode()
     in_single = plain and like.device.type == "cpu" and like.dtype == torch.float32
     return in_single and os.environ.get(NATIVE_SWITCH) != "0"

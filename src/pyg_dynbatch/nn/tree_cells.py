@@ -82,7 +82,7 @@ class _TreeLSTMCell(_TreeCell):
 
     @property
     def shares_leaves(self) -> bool:
-        """Tells whether equal leaves are computed once: unless each draws its own dropout."""
+        """Return whether equal leaves are computed once: unless each draws its own dropout."""
         return not (self.training and self.recurrent_dropout)
 
     def run_schedule(
@@ -92,7 +92,7 @@ class _TreeLSTMCell(_TreeCell):
         leaf_row: Tensor | None = None,
         level_order: bool = False,
     ) -> States | None:
-        """Runs a whole schedule in one autograd function; under autocast its products only."""
+        """Run a whole schedule in one autograd function; autocast concerns its products only."""
         if not schedule.steps:
             return None
         mask = precision = None
@@ -115,14 +115,14 @@ class _TreeLSTMCell(_TreeCell):
         )
 
     def leaf(self, x: Float[Tensor, "row feature"]) -> States:
-        """Computes leaves, for which the forget gates are not needed."""
+        """Compute leaves, for which the forget gates are not needed."""
         width = 3 * self.out_channels
         gates = functional.linear(x, self.weight_input[:width], self.bias[:width])
         return self.step(gates, None)
 
 
 class NaryTreeLSTMCell(_TreeLSTMCell):
-    r"""Computes one N-ary Tree-LSTM step: every child place has weights and a forget gate.
+    r"""Compute one N-ary Tree-LSTM step: every child place has weights and a forget gate.
 
     .. math::
         i &= \sigma(W^{(i)} x + \textstyle\sum_l U^{(i)}_l h_l + b^{(i)}), \quad
@@ -172,7 +172,7 @@ class NaryTreeLSTMCell(_TreeLSTMCell):
         super().__init__(in_channels, out_channels, arity, forget_bias, recurrent_dropout)
 
     def step(self, projected: Float[Tensor, "row projected"], children: Any) -> States:
-        """Computes the gates and the new state; see the class."""
+        """Compute the gates and the new state; see the class."""
         width = self.out_channels
         gates = projected[:, : 3 * width]
         if children is not None:
@@ -189,7 +189,7 @@ class NaryTreeLSTMCell(_TreeLSTMCell):
 
 
 class ChildSumTreeLSTMCell(_TreeLSTMCell):
-    r"""Computes one child-sum Tree-LSTM step, for any number of unordered children.
+    r"""Compute one child-sum Tree-LSTM step, for any number of unordered children.
 
     The hidden rows of the children are added up; every child keeps a forget gate of its own:
 
@@ -241,7 +241,7 @@ class ChildSumTreeLSTMCell(_TreeLSTMCell):
         super().__init__(in_channels, out_channels, None, forget_bias, recurrent_dropout)
 
     def step(self, projected: Float[Tensor, "row projected"], children: Any) -> States:
-        """Computes the gates and the new state; see the class."""
+        """Compute the gates and the new state; see the class."""
         width = self.out_channels
         gates = projected[:, : 3 * width]
         if children is not None:
@@ -259,7 +259,7 @@ class ChildSumTreeLSTMCell(_TreeLSTMCell):
 
 
 class TreeRNNCell(_TreeCell):
-    r"""Computes :math:`h = \tanh(W x + \sum_k U_k h_k + b)`.
+    r"""Compute :math:`h = \tanh(W x + \sum_k U_k h_k + b)`.
 
     Args:
         in_channels: Width of an input row.
@@ -290,12 +290,12 @@ class TreeRNNCell(_TreeCell):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws the weights as one Glorot-uniform matrix; the bias starts at 0."""
+        """Draw the weights as one Glorot-uniform matrix; the bias starts at 0."""
         _glorot_joint([self.weight_input, self.weight_hidden], self.out_channels)
         nn.init.zeros_(self.bias)
 
     def step(self, projected: Float[Tensor, "row projected"], children: Any) -> States:
-        """Adds the children and squashes; see the class."""
+        """Add the children and apply tanh; see the class."""
         if children is not None:
             (h,) = children
             projected = projected + functional.linear(h.flatten(1), self.weight_hidden)
@@ -303,7 +303,7 @@ class TreeRNNCell(_TreeCell):
 
 
 class TreeGRUCell(_TreeCell):
-    r"""Computes one Tree-GRU step: a reset gate and an update gate for every child place.
+    r"""Compute one Tree-GRU step: a reset gate and an update gate for every child place.
 
     .. math::
         r_k &= \sigma(W^{(r)} x + \textstyle\sum_l U^{(r)}_{kl} h_l + b^{(r)}), \qquad
@@ -351,14 +351,14 @@ class TreeGRUCell(_TreeCell):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws Glorot-uniform weights; biases start at 0."""
+        """Draw Glorot-uniform weights; biases start at 0."""
         width = self.out_channels
         _glorot_joint([self.weight_input, self.weight_gates], self.weight_gates.size(0))
         _glorot_joint([self.weight_update], width)
         nn.init.zeros_(self.bias)
 
     def step(self, projected: Float[Tensor, "row projected"], children: Any) -> States:
-        """Computes the gates and the new state; see the class."""
+        """Compute the gates and the new state; see the class."""
         width = self.out_channels
         own_r, own_z, candidate = projected.split(width, 1)
         if children is None:

@@ -1,4 +1,4 @@
-"""Triton kernels for the gates of fused Tree-LSTMs: one launch a level forwards, one backwards.
+"""Triton kernels for the gates of fused Tree-LSTMs: one launch per level and pass.
 
 Rows are stored in float32, bfloat16 or float16, and everything in between is float32. Each
 program computes some columns of one node, its children one after another, so sums are the same to
@@ -15,8 +15,7 @@ from pyg_dynbatch.nn.fused_gates import Block, Gates, Nodes, StateGradients, Tor
 
 _MOST_COLUMNS, _COLUMNS_OF_WARP = 512, 128
 
-# Without Triton nobody asks for the kernels, and yet the file can be read, by tests of
-# documentation for one.
+# The file can be imported without Triton, by tests of documentation for instance.
 if find_spec("triton") is not None:
     import triton
     import triton.language as tl
@@ -64,7 +63,7 @@ if find_spec("triton") is not None:
         width, filled, edges, gates_row, own_row, forget_row, cells_row, dropout_row, state_row,
         ARITY: tl.constexpr, COLUMNS: tl.constexpr,
     ):  # fmt: skip
-        """Activates gates in place and writes c, tanh(c) and h, for some columns of one node."""
+        """Activate gates in place and writes c, tanh(c) and h, for some columns of one node."""
         row = tl.program_id(0).to(tl.int64)
         column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
         inside = column < width
@@ -111,7 +110,7 @@ if find_spec("triton") is not None:
         grad_gates_row, grad_forget_row, grad_cells_row,
         ARITY: tl.constexpr, COLUMNS: tl.constexpr,
     ):  # fmt: skip
-        """Writes gradients before activation and of children's c, for some columns of a node."""
+        """Write gradients before activation and of children's c, for some columns of a node."""
         row = tl.program_id(0).to(tl.int64)
         column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
         inside = column < width
