@@ -122,7 +122,8 @@ class RecordedRun:
                 self.grads = tuple(torch.zeros_like(part) for part in self._forward())
             recorder.warm_up(self._both)
             self.forward_graph = recorder.record(self._forward)
-            self.backward_graph = recorder.record(self._backward) if mode.with_gradient else None
+            if mode.with_gradient:
+                self.backward_graph = recorder.record(self._backward)
 
     def load(self, form: PaddedForm, rows: Tensor) -> None:
         """Copy a batch to where the graphs read it."""
@@ -150,8 +151,6 @@ class RecordedRun:
             kept.zero_()
             if given is not None:
                 kept.index_copy_(0, place, given)
-        if self.backward_graph is None:
-            return None, []
         self.backward_graph.replay()
         of_rows = None
         if self.mode.rows_want_gradient:

@@ -271,11 +271,7 @@ class WeaveConv(nn.Module):
         Returns:
             The updated atom rows, and the updated pair rows or ``None``.
         """
-        self._check(x, pair, pairs, coded=False)
-        updated = None
-        if self.pair_out is not None:
-            updated = self.update_pairs(self.split(x, pairs), pair, pairs)
-        return self.update_atoms(x, self.sum_pairs(pair, pairs)), updated
+        return self._update(x, pair, pairs, coded=False)
 
     def forward_coded(
         self, x: Float[Tensor, "atom feature"], table: Float[Tensor, "code channel"], pairs: Pairs
@@ -293,11 +289,16 @@ class WeaveConv(nn.Module):
         Returns:
             The updated atom rows, and the updated pair rows or ``None``.
         """
-        self._check(x, table, pairs, coded=True)
+        return self._update(x, table, pairs, coded=True)
+
+    def _update(
+        self, x: Tensor, pair: Tensor, pairs: Pairs, *, coded: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        self._check(x, pair, pairs, coded)
         updated = None
         if self.pair_out is not None:
-            updated = self.update_pairs(self.split(x, pairs), table, pairs, coded=True)
-        return self.update_atoms(x, self.sum_pairs(table, pairs, coded=True)), updated
+            updated = self.update_pairs(self.split(x, pairs), pair, pairs, coded=coded)
+        return self.update_atoms(x, self.sum_pairs(pair, pairs, coded=coded)), updated
 
     # The parts, for networks that process the pairs in blocks.
 
