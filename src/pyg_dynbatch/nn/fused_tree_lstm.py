@@ -112,11 +112,17 @@ class _FusedTreeLSTM(Function):
             grad_weight, leaf_bias = _backward_leaves(
                 plan, leaf_gates, leaf_activated, given, inputs, weight_input, grad_inputs
             )
-            grad_bias = _bias_gradient(grads, states[0].size(1))
-            grad_bias[: leaf_bias.size(0)] += leaf_bias
+            width = states[0].size(1)
+            grad_bias = _bias_gradient(grads, width)
+            grad_bias[: leaf_bias.size(0)].add_(leaf_bias)
             if inputs.size(0) > plan.leaf_inputs:
-                own = _input_product_gradients(plan, grads, states[0].size(1))
-                _inner_input_gradients(plan, own, inputs, weight_input, grad_inputs, grad_weight)
+                own, inner = (
+                    _input_product_gradients(plan, grads, width),
+                    slice(plan.leaf_inputs, None),
+                )
+                if grad_inputs is not None:
+                    _write_input_gradients(plan, own, weight_input, grad_inputs[inner])
+                grad_weight += weight_gradient(own, inputs[inner], plan.precision)
             grad_hidden = None
             if ctx.needs_input_grad[2]:
                 grad_hidden = _hidden_weight_gradient(plan, grads, gathered, sums)
@@ -301,10 +307,7 @@ def _backward_leaves(
     for block, rows in zip(plan.leaf_blocks(), gates, strict=True):
         kernels.backward(block, Gates(rows), given, Gates(grads[block.nodes]))
     if grad_inputs is not None:
-        product = RowProduct(weight[own].t(), precision=plan.precision, rows=plan.leaf_inputs)
-        for block in plan.leaf_blocks():
-            if block.filled:
-                product.into(grad_inputs[block.nodes], grads, block.first, block.size)
+        _write_input_gradients(plan, grads, weight[own], grad_inputs[: plan.leaf_inputs])
     grad_weight, read = torch.empty_like(weight), slice(0, plan.leaf_inputs)
     # Leaves have no forget gates.
     grad_weight[own.stop :] = 0
@@ -312,23 +315,12 @@ def _backward_leaves(
     return grad_weight, sum_rows(grads)
 
 
-def _inner_input_gradients(
-    plan: FusedPlan,
-    grads: Tensor,
-    inputs: Tensor,
-    weight: Tensor,
-    grad_inputs: Tensor | None,
-    grad_weight: Tensor,
-) -> None:
-    """Write the gradients of the inputs of inner nodes, and add that of the weight."""
-    rows, precision = inputs[plan.leaf_inputs :], plan.precision
-    if grad_inputs is not None:
-        product = RowProduct(weight.t(), precision=precision, rows=rows.size(0))
-        own = grad_inputs[plan.leaf_inputs :]
-        for first in range(0, rows.size(0), plan.block):
-            size = min(plan.block, rows.size(0) - first)
-            product.into(own[first : first + size], grads, first, size)
-    grad_weight += weight_gradient(grads, rows, precision)
+def _write_input_gradients(plan: FusedPlan, grads: Tensor, weight: Tensor, out: Tensor) -> None:
+    """Write ``grads @ weight``, block by block."""
+    product = RowProduct(weight.t(), precision=plan.precision, rows=out.size(0))
+    for first in range(0, out.size(0), plan.block):
+        size = min(plan.block, out.size(0) - first)
+        product.into(out[first : first + size], grads, first, size)
 
 
 def _input_product_gradients(plan: FusedPlan, grads: Gates, width: int) -> Tensor:
