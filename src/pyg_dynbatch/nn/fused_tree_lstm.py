@@ -264,7 +264,7 @@ def _backward_levels(
     if plan.library is not None:
         backward_levels(plan.library, nodes, weight, (*gates, *forgets), grads, given)
         return grads
-    kernels, own = choose_gates(grads.rows)(nodes), given.of_nodes(plan.leaves, plan.inner)
+    kernels, incoming = choose_gates(grads.rows)(nodes), given.of_nodes(plan.leaves, plan.inner)
     product = RowProduct(weight[:columns].t(), precision=precision, rows=plan.inner)
     if plan.ragged:
         forget_product = RowProduct(weight[columns:].t(), precision=precision, rows=plan.places)
@@ -274,11 +274,11 @@ def _backward_levels(
         of_block = grads.rows[block.nodes]
         if grads.forget is None:
             wanted = Gates(of_block, child_memory=to_memory)
-            kernels.backward(block, Gates(gates[number]), own, wanted)
+            kernels.backward(block, Gates(gates[number]), incoming, wanted)
             product.into(to_hidden.view(block.size, -1), grads.rows, block.first, block.size)
         else:
             wanted = Gates(of_block, grads.forget[block.children], child_memory=to_memory)
-            kernels.backward(block, Gates(gates[number], forgets[number]), own, wanted)
+            kernels.backward(block, Gates(gates[number], forgets[number]), incoming, wanted)
             of_sums = product(grads.rows, block.first, block.size)
             of_sums = torch.index_select(of_sums, 0, plan.owner(block))
             of_each = forget_product(grads.forget, block.edge, block.edges)
