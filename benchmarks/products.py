@@ -10,7 +10,7 @@ from torch import Tensor
 
 from benchmarks.protocol import Stopwatch
 from pyg_dynbatch.core.schedule import Schedule
-from pyg_dynbatch.nn.fused_plan import BLOCK, RowProduct
+from pyg_dynbatch.nn.fused_gates import BLOCK, RowProduct
 
 
 class Product(NamedTuple):

@@ -20,7 +20,7 @@ from benchmarks.scaling import growth_exponent
 from benchmarks.shapes import forest_edges, sentiment_like_trees, tree_edges
 from benchmarks.table1_trees import schedule_of
 from pyg_dynbatch.core import Schedule, depth_of, roots_of
-from pyg_dynbatch.nn.fused_plan import RowProduct
+from pyg_dynbatch.nn.fused_gates import RowProduct
 
 CPU = torch.device("cpu")
 

@@ -6,9 +6,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pyg_dynbatch.core import Schedule
 from pyg_dynbatch.nn import RecursiveLayer
-from tests.nn.recursion import SMALL, Placed, features, make, placed, whole
+from tests.nn.recursion import SMALL, Placed, batched, features, make, placed, whole
 from tests.strategies import SHAPES
 
 FEW = settings(max_examples=8, suppress_health_check=list(HealthCheck))
@@ -17,15 +16,7 @@ FEW = settings(max_examples=8, suppress_health_check=list(HealthCheck))
 def run(layer: RecursiveLayer, examples: list[Placed], rows: list[Tensor]) -> list[Tensor]:
     """Runs a layer over a batch, and cuts the result into examples."""
     sizes = [example.num_nodes for example in examples]
-    firsts = [sum(sizes[:number]) for number in range(len(sizes))]
-    schedule = Schedule.from_structure(
-        torch.cat([e.edge_index + f for e, f in zip(examples, firsts, strict=True)], 1),
-        sum(sizes),
-        child_slot=torch.cat([e.child_slot for e in examples]),
-        arity=layer.arity,
-        has_input=torch.cat([e.filled for e in examples]),
-        direction=layer.direction,
-    )
+    schedule = batched(examples, layer)
     return list(layer(torch.cat(rows), schedule=schedule).split(sizes))
 
 

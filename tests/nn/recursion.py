@@ -77,6 +77,20 @@ class Placed:
         return Placed(tuple(map(tuple, places)), self.has_input)
 
 
+def batched(structures: Sequence[Placed], layer: RecursiveLayer) -> Schedule:
+    """The schedule of several structures."""
+    sizes = [each.num_nodes for each in structures]
+    firsts = [sum(sizes[:number]) for number in range(len(sizes))]
+    return Schedule.from_structure(
+        torch.cat([s.edge_index + f for s, f in zip(structures, firsts, strict=True)], 1),
+        sum(sizes),
+        child_slot=torch.cat([s.child_slot for s in structures]),
+        arity=layer.arity,
+        has_input=torch.cat([s.filled for s in structures]),
+        direction=layer.direction,
+    )
+
+
 @st.composite
 def placed(draw: st.DrawFn, arity: int | None, only_trees: bool = False) -> Placed:
     """A structure with empty places and nodes without an input."""

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch_geometric.explain.algorithm.utils import clear_masks, set_masks
 
 from pyg_dynbatch.nn import NaryTreeLSTM
-from pyg_dynbatch.nn.fused_plan import FusedRun
 from pyg_dynbatch.nn.recursive import run_levels
+from tests.nn.fused import run_fused
 from tests.nn.recursion import (
     IN,
     KINDS,
@@ -172,14 +172,13 @@ def test_recurrent_dropout_with_a_given_mask(kind: str, data: st.DataObject) -> 
     wanted = recurse(layer, KINDS[kind][1], structure, x, keep[row])
     inputs = x.index_select(0, schedule.input_node)
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("tree_cells",):
-            patch.setattr(f"pyg_dynbatch.nn.{module}.dropped", Masks(keep))
+        patch.setattr(torch.nn.functional, "dropout", Masks(keep))
         found = run_levels(layer.cell, schedule, inputs)
     assert_equal(found, wanted)
     assert_equal(gradients(layer, x, found), gradients(layer, x, wanted))
     if kind != "gru-3":
         inputs = x.index_select(0, schedule.input_node)
-        fused = layer.cell.run_fused(inputs, FusedRun(schedule, keep))
+        fused = run_fused(layer, schedule, inputs, dropout_mask=keep)
         assert_equal(fused, wanted)
         wanted = recurse(layer, KINDS[kind][1], structure, x, keep[row])
         assert_equal(gradients(layer, x, fused), gradients(layer, x, wanted))

@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pyg_dynbatch.core import Schedule
-from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer, fused_plan
-from pyg_dynbatch.nn import fused_plan as fused_products
-from pyg_dynbatch.nn.fused_plan import RowProduct
+from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer, fused_gates
+from pyg_dynbatch.nn.fused_gates import RowProduct
 from pyg_dynbatch.nn.recursive import level_row, run_levels
 from tests.core.helpers import as_users_run_it
-from tests.nn.recursion import IN, assert_equal, features, gradients, make, placed
+from tests.nn.recursion import IN, assert_equal, batched, features, gradients, make, placed
 
 FUSED = ("nary-2", "child-sum")
 FEW = settings(max_examples=12, suppress_health_check=list(HealthCheck))
@@ -24,18 +23,18 @@ FEW = settings(max_examples=12, suppress_health_check=list(HealthCheck))
 def small_blocks() -> Iterator[None]:
     """Cuts levels into blocks of two nodes."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fused_plan, "BLOCK", 2)
+        patch.setattr(fused_gates, "BLOCK", 2)
         yield
 
 
 @pytest.fixture
 def pack_all() -> Iterator[None]:
     """Packs matrices of any size."""
-    if not fused_products._has_onednn():
+    if not fused_gates._has_onednn():
         pytest.skip("this torch has no oneDNN")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fused_products, "_LARGE_MATRIX", 0)
-        patch.setattr(fused_products, "_MANY_ROWS", 0)
+        patch.setattr(fused_gates, "_LARGE_MATRIX", 0)
+        patch.setattr(fused_gates, "_MANY_ROWS", 0)
         yield
 
 
@@ -46,16 +45,8 @@ def pack_all() -> Iterator[None]:
 def test_blocks_within_a_level(kind: str, data: st.DataObject) -> None:
     layer = make(kind)
     structures = data.draw(st.lists(placed(layer.arity), min_size=1, max_size=5))
-    sizes = [each.num_nodes for each in structures]
-    firsts = [sum(sizes[:k]) for k in range(len(sizes))]
-    schedule = Schedule.from_structure(
-        torch.cat([s.edge_index + f for s, f in zip(structures, firsts, strict=True)], 1),
-        sum(sizes),
-        child_slot=torch.cat([s.child_slot for s in structures]),
-        arity=layer.arity,
-        has_input=torch.cat([s.filled for s in structures]),
-    )
-    x = features(sum(sizes)).requires_grad_()
+    schedule = batched(structures, layer)
+    x = features(schedule.num_nodes).requires_grad_()
     wanted = run_levels(layer.cell, schedule, x.index_select(0, schedule.input_node))
     found = layer(x, schedule=schedule, return_state=True)
     assert_equal(found, wanted)
@@ -114,7 +105,7 @@ def test_nodes_that_are_none_are_refused(number: int) -> None:
 def test_nodes_of_the_wrong_form_are_refused(nodes: Tensor) -> None:
     layer = make("nary-2")
     schedule = Schedule.from_structure(torch.tensor([[0, 1], [2, 2]]), 3, arity=2)
-    with as_users_run_it(), pytest.raises(TypeError, match="nodes of the wrong form") as caught:
+    with as_users_run_it(), pytest.raises(TypeError, match="invalid nodes") as caught:
         layer(features(3), schedule=schedule, nodes=nodes)
     assert "int64[chosen]" in str(caught.value)
 
@@ -180,14 +171,14 @@ def test_products_of_every_height() -> None:
     right = rows @ weight.t() + bias
     for size in range(1, 141):
         torch.testing.assert_close(product(rows, 2, size)[:, 3:], right[2 : 2 + size, 3:])
-        squashed = product(rows, 2, size, squash=True)
-        torch.testing.assert_close(squashed[:, :3], right[2 : 2 + size, :3].tanh())
-        torch.testing.assert_close(squashed[:, 3:], right[2 : 2 + size, 3:].sigmoid())
-        assert squashed.shape == (size, 7)
+        activated = product(rows, 2, size, activate=True)
+        torch.testing.assert_close(activated[:, :3], right[2 : 2 + size, :3].tanh())
+        torch.testing.assert_close(activated[:, 3:], right[2 : 2 + size, 3:].sigmoid())
+        assert activated.shape == (size, 7)
 
 
 def test_onednn_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused_products, "_LARGE_MATRIX", 0)
-    monkeypatch.setattr(fused_products, "_MANY_ROWS", 0)
+    monkeypatch.setattr(fused_gates, "_LARGE_MATRIX", 0)
+    monkeypatch.setattr(fused_gates, "_MANY_ROWS", 0)
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
     assert RowProduct(torch.ones(3, IN)).packed is None

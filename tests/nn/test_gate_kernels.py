@@ -1,80 +1,68 @@
 """What computes gates is chosen by device, dtype, what is installed, and two switches."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from pyg_dynbatch.nn import gate_kernels
-from pyg_dynbatch.nn.fused_plan import NodeRows
-from pyg_dynbatch.nn.plain_gates import PlainGates
+from pyg_dynbatch.nn import fused_tree_lstm
+from pyg_dynbatch.nn.fused_gates import TorchGates
 
+HALF = (torch.bfloat16, torch.float16)
 pytestmark = pytest.mark.usefixtures("no_switch")
 
 
-class OtherGates(PlainGates):
-    """Stands for kernels that this machine need not have."""
-
-
 def chosen(dtype: torch.dtype = torch.float32) -> object:
-    return gate_kernels.gate_kernels(torch.zeros(1, 2, dtype=dtype))
+    return fused_tree_lstm.choose_gates(torch.zeros(1, 2, dtype=dtype))
+
+
+def chosen_on_gpu(dtype: torch.dtype = torch.float32) -> object:
+    return fused_tree_lstm.choose_gates(SimpleNamespace(is_cuda=True, dtype=dtype))  # type: ignore[arg-type]
 
 
 @pytest.fixture
 def no_switch(monkeypatch: pytest.MonkeyPatch) -> None:
-    for switch in (gate_kernels.SWITCH, gate_kernels.NATIVE_SWITCH):
+    for switch in (fused_tree_lstm.SWITCH, fused_tree_lstm.NATIVE_SWITCH):
         monkeypatch.delenv(switch, raising=False)
 
 
 @pytest.fixture
-def gpu_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate_kernels, "_on_gpu", lambda like: True)
-    monkeypatch.setattr(gate_kernels, "_on_cpu", lambda like: False)
+def with_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_tree_lstm, "gates_library", lambda: object())
 
 
-@pytest.mark.usefixtures("gpu_everywhere")
 def test_plain_torch_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    gate_kernels._triton_gates.cache_clear()
-    monkeypatch.setattr(gate_kernels, "find_spec", lambda name: None)
-    assert chosen() is PlainGates
-    gate_kernels._triton_gates.cache_clear()
+    fused_tree_lstm._triton_gates.cache_clear()
+    monkeypatch.setattr(fused_tree_lstm, "find_spec", lambda name: None)
+    assert chosen_on_gpu() is TorchGates
+    fused_tree_lstm._triton_gates.cache_clear()
 
 
-@pytest.mark.usefixtures("gpu_everywhere")
 def test_triton_where_it_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate_kernels, "_triton_gates", lambda: OtherGates)
-    for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        assert chosen(dtype) is OtherGates
-    assert chosen(torch.float64) is PlainGates
-    monkeypatch.setenv(gate_kernels.SWITCH, "0")
-    assert chosen() is PlainGates
+    pytest.importorskip("triton")
+    from pyg_dynbatch.nn.triton_gates import TritonGates
+
+    assert [chosen_on_gpu(dtype) for dtype in (torch.float32, *HALF)] == [TritonGates] * 3
+    assert chosen_on_gpu(torch.float64) is TorchGates
+    monkeypatch.setenv(fused_tree_lstm.SWITCH, "0")
+    assert chosen_on_gpu() is TorchGates
 
 
 def test_plain_torch_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    gate_kernels._native_library.cache_clear()
-    monkeypatch.setattr(gate_kernels, "native_library", lambda source: None)
-    try:
-        assert chosen() is PlainGates
-    finally:
-        gate_kernels._native_library.cache_clear()
+    monkeypatch.setattr(fused_tree_lstm, "gates_library", lambda: None)
+    assert chosen() is TorchGates
 
 
+@pytest.mark.usefixtures("with_compiler")
 def test_c_on_cpus_in_single_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate_kernels, "_native_gates", lambda: OtherGates)
-    assert chosen() is OtherGates
-    for dtype in (torch.float64, torch.bfloat16, torch.float16):
-        assert chosen(dtype) is PlainGates
-    monkeypatch.setenv(gate_kernels.NATIVE_SWITCH, "0")
-    assert chosen() is PlainGates
+    assert chosen() is not TorchGates
+    assert [chosen(dtype) for dtype in (torch.float64, *HALF)] == [TorchGates] * 3
+    monkeypatch.setenv(fused_tree_lstm.NATIVE_SWITCH, "0")
+    assert chosen() is TorchGates
 
 
-def test_plain_torch_for_tensors_without_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    monkeypatch.setattr(gate_kernels, "_native_gates", lambda: OtherGates)
+@pytest.mark.usefixtures("with_compiler")
+def test_plain_torch_for_tensors_without_values() -> None:
     with FakeTensorMode():
-        assert chosen() is PlainGates
-
-
-def test_kernels_are_made_with_the_rows_of_a_pass() -> None:
-    rows = torch.zeros(3, 2)
-    nodes = NodeRows(rows, rows, rows)
-    assert gate_kernels.gate_kernels(rows)(nodes).squashes in (True, False)
+        assert chosen() is TorchGates

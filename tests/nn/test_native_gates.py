@@ -13,16 +13,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pyg_dynbatch.core import Schedule
-from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer, gate_kernels
-from pyg_dynbatch.nn.fused_plan import FusedRun
-from pyg_dynbatch.nn.native_gates import NativeGates
+from pyg_dynbatch.nn import NaryTreeLSTM, RecursiveLayer
+from pyg_dynbatch.nn.native_gates import NativeGates, gates_library
+from tests.nn.fused import assert_near, everything, layers, run_fused
 
 # With GCC on Linux a build that fails must not pass for a machine that cannot build.
 COMPILERS = [os.path.realpath(shutil.which(name) or name) for name in ("cc", "gcc")]
 MUST_BUILD = sys.platform == "linux" and COMPILERS[0] == COMPILERS[1]
 pytestmark = pytest.mark.skipif(
-    not MUST_BUILD and gate_kernels._native_gates() is None,
-    reason="no C compiler that fits the OpenMP of torch",
+    not MUST_BUILD and gates_library() is None, reason="no C compiler that fits the OpenMP of torch"
 )
 
 
@@ -31,17 +30,6 @@ def with_threads() -> Iterator[Callable[[int], None]]:
     before = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(before)
-
-
-def layers(width: int, **more: object) -> Iterator[RecursiveLayer]:
-    """N-ary layers of one to three children, and a child-sum one, with biases."""
-    torch.manual_seed(0)
-    kinds = [(NaryTreeLSTM, {"arity": n}) for n in (1, 2, 3)] + [(ChildSumTreeLSTM, {})]
-    for make, arity in kinds:
-        layer = make(3, width, **arity, **more)
-        with torch.no_grad():
-            layer.cell.bias.normal_()
-        yield layer
 
 
 def forest(parents: list[int], arity: int | None, has_input: Tensor | None = None) -> Schedule:
@@ -56,33 +44,21 @@ def forest(parents: list[int], arity: int | None, has_input: Tensor | None = Non
     return Schedule.from_structure(pairs, len(taken), arity=arity, has_input=has_input)
 
 
-def everything(
-    layer: RecursiveLayer, inputs: Tensor, run: FusedRun, expand: bool = False
-) -> list[Tensor]:
-    """States and all gradients."""
-    inputs = inputs.detach().to(layer.cell.bias.dtype).requires_grad_()
-    h, c = layer.cell.run_fused(inputs, run)
-    if expand:
-        loss = h.sum() + 2 * c.sum()
-    else:
-        weights = torch.linspace(-1, 2, h.numel(), dtype=h.dtype).view_as(h)
-        loss = (h * weights).sum() + (c * weights.flip(0)).sum()
-    return [h, c, *torch.autograd.grad(loss, [*layer.cell.parameters(), inputs])]
-
-
-def compare(layer: RecursiveLayer, inputs: Tensor, run: FusedRun, expand: bool = False) -> None:
+def compare(
+    layer: RecursiveLayer,
+    schedule: Schedule,
+    inputs: Tensor,
+    expand: bool = False,
+    **options: object,
+) -> None:
     """C in single precision against torch in double precision."""
     plain = NativeGates.forward
     with mock.patch.object(NativeGates, "forward", autospec=True, side_effect=plain) as forward:
-        found = everything(layer.float(), inputs, run, expand)
+        found = everything(layer.float(), schedule, inputs, expand, **options)
     assert forward.called
-    keep = None if run.keep is None else run.keep.double()
-    exact = FusedRun(run.schedule, keep, run.leaf_row, run.level_order)
-    wanted = everything(layer.double(), inputs, exact, expand)
+    wanted = everything(layer.double(), schedule, inputs, expand, **options)
     layer.float()
-    for mine, right in zip(found, wanted, strict=True):
-        scale = right.abs().max().item() if right.numel() else 1.0
-        torch.testing.assert_close(mine.double(), right, rtol=2e-5, atol=2e-6 * max(scale, 1.0))
+    assert_near(found, wanted)
 
 
 @given(
@@ -99,7 +75,7 @@ def test_random_forests(parents: list[int], width: int, seed: int) -> None:
     for layer in layers(width):
         schedule = forest(parents, layer.arity, has_input)
         inputs = torch.randn(sum(schedule.level_inputs), 3, generator=generator)
-        compare(layer, inputs, FusedRun(schedule, level_order=bool(seed % 2)))
+        compare(layer, schedule, inputs, level_order=bool(seed % 2))
 
 
 @pytest.mark.parametrize("threads", (1, 2))
@@ -107,13 +83,13 @@ def test_levels_of_several_blocks(threads: int, with_threads: Callable[[int], No
     with_threads(threads)
     for layer in layers(70):
         schedule = forest([k // 3 for k in range(900)], layer.arity)
-        compare(layer, torch.randn(901, 3), FusedRun(schedule))
+        compare(layer, schedule, torch.randn(901, 3))
 
 
 def test_gradients_that_are_one_number() -> None:
     for layer in layers(5):
         schedule = forest([0, 0, 1, 1, 4], layer.arity)
-        compare(layer, torch.randn(6, 3), FusedRun(schedule, level_order=True), expand=True)
+        compare(layer, schedule, torch.randn(6, 3), expand=True, level_order=True)
 
 
 def test_nodes_of_many_parents() -> None:
@@ -122,14 +98,14 @@ def test_nodes_of_many_parents() -> None:
         if layer.arity in (None, 2):
             schedule = Schedule.from_structure(edges, 5, arity=layer.arity)
             assert not schedule.single_parent
-            compare(layer, torch.randn(5, 3), FusedRun(schedule))
+            compare(layer, schedule, torch.randn(5, 3))
 
 
 def test_recurrent_dropout_whose_factors_are_not_contiguous() -> None:
     for layer in layers(5):
         schedule = forest([0, 0, 1, 1, 4], layer.arity)
-        keep = torch.rand(5, schedule.num_nodes).t() * 2
-        compare(layer, torch.randn(6, 3), FusedRun(schedule, keep=keep))
+        mask = torch.rand(5, schedule.num_nodes).t() * 2
+        compare(layer, schedule, torch.randn(6, 3), dropout_mask=mask)
 
 
 def test_equal_leaves_once() -> None:
@@ -137,7 +113,7 @@ def test_equal_leaves_once() -> None:
         if layer.arity in (None, 2):
             schedule = forest([0, 0, 1, 1], layer.arity)
             leaf_row = torch.tensor([1, 0, 1])
-            compare(layer, torch.randn(4, 3), FusedRun(schedule, leaf_row=leaf_row))
+            compare(layer, schedule, torch.randn(4, 3), leaf_row=leaf_row)
 
 
 @pytest.mark.parametrize("threads", (1, 2))
@@ -147,9 +123,9 @@ def test_many_equal_leaves(threads: int, with_threads: Callable[[int], None]) ->
         schedule = forest([k // 3 for k in range(900)], layer.arity)
         leaves = schedule.steps[0].size
         leaf_row = torch.randint(0, 7, (leaves,))
-        run = FusedRun(schedule, leaf_row=leaf_row, level_order=True)
-        compare(layer, torch.randn(7 + schedule.num_nodes - leaves, 3), run)
-        compare(layer, torch.randn(7 + schedule.num_nodes - leaves, 3), run, expand=True)
+        for expand in (False, True):
+            inputs = torch.randn(7 + schedule.num_nodes - leaves, 3)
+            compare(layer, schedule, inputs, expand, leaf_row=leaf_row, level_order=True)
 
 
 def test_far_and_near_numbers() -> None:
@@ -162,7 +138,7 @@ def test_far_and_near_numbers() -> None:
     x = torch.tensor(
         [[0.0], [1e-30], [1e-6], [-1e-3], [0.4999], [0.5001], [-30.0], [500.0], [-500.0]]
     )
-    h, c = layer.cell.run_fused(x, FusedRun(schedule, level_order=True))
+    h, c = run_fused(layer, schedule, x, level_order=True)
     exact = x.double()
     memory = exact.tanh() * exact.sigmoid()
     torch.testing.assert_close(c.double(), memory.expand(-1, 4), rtol=5e-7, atol=1e-37)
@@ -170,14 +146,14 @@ def test_far_and_near_numbers() -> None:
     torch.testing.assert_close(h.double(), right, rtol=1e-6, atol=1e-37)
     for bits in (0x7FC00000, -1, 0x7F800001):
         none = torch.full((9, 1), bits, dtype=torch.int32).view(torch.float32)
-        assert layer.cell.run_fused(none, FusedRun(schedule))[0].isnan().all()
+        assert run_fused(layer, schedule, none)[0].isnan().all()
 
 
 def test_gradients_that_are_negated_when_they_are_read() -> None:
     for layer in layers(5):
         schedule = forest([0, 0, 1, 1, 4], layer.arity)
         inputs = torch.randn(6, 3, requires_grad=True)
-        _, c = layer.cell.run_fused(inputs, FusedRun(schedule, level_order=True))
+        _, c = run_fused(layer, schedule, inputs, level_order=True)
         ones = torch.ones_like(c)
         (wanted,) = torch.autograd.grad(c, inputs, -ones, retain_graph=True)
         (found,) = torch.autograd.grad(c, inputs, torch._neg_view(ones))
@@ -187,33 +163,34 @@ def test_gradients_that_are_negated_when_they_are_read() -> None:
 def test_saved_tensors_that_come_back_in_another_layout() -> None:
     for layer in layers(5):
         schedule, inputs = forest([0, 0, 1, 1, 4], layer.arity), torch.randn(6, 3)
-        wanted = everything(layer, inputs, FusedRun(schedule))
+        wanted = everything(layer, schedule, inputs)
         hooks = lambda saved: saved.t().contiguous(), lambda kept: kept.t()  # noqa: E731
         with torch.autograd.graph.saved_tensors_hooks(*hooks):
-            found = everything(layer, inputs, FusedRun(schedule))
+            found = everything(layer, schedule, inputs)
         torch.testing.assert_close(found, wanted)
 
 
 def test_factors_of_another_dtype() -> None:
     for layer in layers(5):
         schedule, inputs = forest([0, 0, 1, 1, 4], layer.arity), torch.randn(6, 3)
-        keep = torch.rand(6, 5)
-        wanted = everything(layer, inputs, FusedRun(schedule, keep))
-        found = everything(layer, inputs, FusedRun(schedule, keep.double()))
+        mask = torch.rand(6, 5)
+        wanted = everything(layer, schedule, inputs, dropout_mask=mask)
+        found = everything(layer, schedule, inputs, dropout_mask=mask.double())
         torch.testing.assert_close(found, wanted)
 
 
 def test_rows_that_do_not_fit_the_schedule_are_refused() -> None:
     for layer in layers(5):
         schedule = forest([0, 0, 1, 1, 4], layer.arity)
-        for rows, run in (
-            (8, FusedRun(schedule)),
-            (6, FusedRun(schedule, leaf_row=torch.zeros(9, dtype=torch.long))),
-            (0, FusedRun(schedule, leaf_row=torch.zeros(3, dtype=torch.long))),
-            (6, FusedRun(schedule.to("meta"))),
+        for rows, leaves, device in (
+            (8, None, "cpu"),
+            (6, 9, "cpu"),
+            (0, 3, "cpu"),
+            (6, None, "meta"),
         ):
+            leaf_row = None if leaves is None else torch.zeros(leaves, dtype=torch.long)
             with pytest.raises(ValueError, match="the schedule does not fit the input rows"):
-                layer.cell.run_fused(torch.randn(rows, 3), run)
+                run_fused(layer, schedule.to(device), torch.randn(rows, 3), leaf_row=leaf_row)
 
 
 def test_who_follows_every_call_of_torch_misses_none() -> None:
@@ -230,6 +207,6 @@ def test_who_follows_every_call_of_torch_misses_none() -> None:
 def test_the_same_to_the_last_bit_at_every_run() -> None:
     for layer in layers(20):
         schedule = forest([k // 3 for k in range(200)], layer.arity)
-        inputs, run = torch.randn(201, 3), FusedRun(schedule)
-        first, second = everything(layer, inputs, run), everything(layer, inputs, run)
+        inputs = torch.randn(201, 3)
+        first, second = (everything(layer, schedule, inputs) for _ in range(2))
         assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))

@@ -12,21 +12,16 @@ import torch
 from torch import Tensor
 
 from pyg_dynbatch.core import Schedule
-from pyg_dynbatch.nn import (
-    ChildSumTreeLSTM,
-    NaryTreeLSTM,
-    RecursiveLayer,
-    fused_tree_lstm,
-    gate_kernels,
-)
+from pyg_dynbatch.nn import NaryTreeLSTM, RecursiveLayer, fused_tree_lstm
 from pyg_dynbatch.nn import native_gates as native_levels
-from pyg_dynbatch.nn.native_gates import multiply_address
+from pyg_dynbatch.nn.native_gates import gates_library, multiply_address
+from tests.nn.fused import assert_near, everything, layers
 from tests.nn.test_native_gates import MUST_BUILD
 
 # Where torch has MKL, C that builds and no sgemm_ must not pass for a machine without one.
 MUST_RUN = MUST_BUILD and torch.backends.mkl.is_available()
 pytestmark = pytest.mark.skipif(
-    not MUST_RUN and (gate_kernels._native_library() is None or multiply_address() is None),
+    not MUST_RUN and (gates_library() is None or multiply_address() is None),
     reason="no C compiler, or no sgemm_ in the libraries of torch",
 )
 
@@ -51,20 +46,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return call
 
-    for module in (fused_tree_lstm,):
-        for name in ("forward_levels", "backward_levels"):
-            monkeypatch.setattr(module, name, spied(name, getattr(module, name)))
+    for name in ("forward_levels", "backward_levels"):
+        monkeypatch.setattr(fused_tree_lstm, name, spied(name, getattr(fused_tree_lstm, name)))
     return found
-
-
-def layers(width: int) -> Iterator[RecursiveLayer]:
-    torch.manual_seed(0)
-    kinds = [(NaryTreeLSTM, {"arity": n}) for n in (1, 2, 3)] + [(ChildSumTreeLSTM, {})]
-    for make, arity in kinds:
-        layer = make(3, width, **arity)
-        with torch.no_grad():
-            layer.cell.bias.normal_()
-        yield layer
 
 
 def combs(trees: int, layer: RecursiveLayer) -> Schedule:
@@ -78,20 +62,6 @@ def plain_edges(trees: int, layer: RecursiveLayer) -> Tensor:
         below = [(child, child - 1) for child in range(1, 9)]
     edges = [(9 * t + child, 9 * t + parent) for t in range(trees) for child, parent in below]
     return torch.tensor(edges).t()
-
-
-def everything(layer: RecursiveLayer, schedule: Schedule, inputs: Tensor) -> list[Tensor]:
-    inputs = inputs.to(layer.cell.bias.dtype).requires_grad_()
-    h, c = layer(inputs, schedule=schedule, return_state=True)
-    weights = torch.linspace(-1, 2, h.numel(), dtype=h.dtype).view_as(h)
-    loss = (h * weights).sum() + (c * weights.flip(0)).sum()
-    return [h, c, *torch.autograd.grad(loss, [*layer.parameters(), inputs])]
-
-
-def assert_near(found: list[Tensor], wanted: list[Tensor]) -> None:
-    for mine, right in zip(found, wanted, strict=True):
-        scale = max(right.abs().max().item(), 1.0)
-        torch.testing.assert_close(mine.double(), right.double(), rtol=2e-5, atol=2e-6 * scale)
 
 
 # Levels of 1 to 7 nodes are multiplied by our own C where rows have 8 columns or more.
@@ -113,7 +83,7 @@ def test_the_same_as_block_by_block(calls: list[str], monkeypatch: pytest.Monkey
         inputs = torch.randn(schedule.num_nodes, 3)
         at_once = everything(layer, schedule, inputs)
         with monkeypatch.context() as without:
-            without.setattr(gate_kernels, "multiply_address", lambda: None)
+            without.setattr(fused_tree_lstm, "multiply_address", lambda: None)
             assert_near(at_once, everything(layer, schedule, inputs))
     assert len(calls) == 8
 
@@ -173,22 +143,18 @@ def test_levels_of_several_blocks(dropout: float, recorded: bool, calls: list[st
         )
         inputs = torch.randn(schedule.num_nodes, 3)
 
-        found = states(layer, schedule, inputs, recorded)
+        run = everything if recorded else states
+        found = run(layer, schedule, inputs)
         with pytest.MonkeyPatch.context() as without:
-            without.setattr(gate_kernels, "multiply_address", lambda: None)
-            assert_near(found, states(layer, schedule, inputs, recorded))
+            without.setattr(fused_tree_lstm, "multiply_address", lambda: None)
+            assert_near(found, run(layer, schedule, inputs))
     assert len(calls) == (8 if recorded else 4)
 
 
-def states(
-    layer: RecursiveLayer, schedule: Schedule, inputs: Tensor, recorded: bool
-) -> list[Tensor]:
-    """States, and gradients where wanted, with the same factors of dropout every time."""
+@torch.no_grad()
+def states(layer: RecursiveLayer, schedule: Schedule, inputs: Tensor) -> list[Tensor]:
     torch.manual_seed(1)
-    if recorded:
-        return everything(layer, schedule, inputs)
-    with torch.no_grad():
-        return [*layer(inputs, schedule=schedule, return_state=True)]
+    return [*layer(inputs, schedule=schedule, return_state=True)]
 
 
 @pytest.mark.parametrize("width", (9, 20))
@@ -201,7 +167,7 @@ def test_infinite_weights_stay_infinite(width: int) -> None:
     inputs = torch.randn(schedule.num_nodes, 3)
     found = layer(inputs, schedule=schedule)
     with pytest.MonkeyPatch.context() as without:
-        without.setattr(gate_kernels, "multiply_address", lambda: None)
+        without.setattr(fused_tree_lstm, "multiply_address", lambda: None)
         torch.testing.assert_close(found, layer(inputs, schedule=schedule), equal_nan=True)
     assert not found.isnan().any()
 

@@ -146,14 +146,14 @@ def test_pairs_move_with_a_batch() -> None:
 
 def test_pairs_without_codes_say_so() -> None:
     for name in ("code", "code_count", "by_code"):
-        with pytest.raises(AttributeError, match=f"{name} is known only for pairs made from codes"):
+        with pytest.raises(AttributeError, match="these pairs have no codes"):
             getattr(Pairs.all_pairs([2]), name)
 
 
 def test_wrong_numbers_are_refused() -> None:
     with pytest.raises(ValueError, match=r"(?s)negative number of atoms.*got: *-1.*example 1"):
         Pairs.all_pairs([2, -1])
-    with pytest.raises(ValueError, match=r"(?s)sizes are no plain list.*shape \[1, 1\]"):
+    with pytest.raises(ValueError, match=r"(?s)sizes are not a flat list.*shape \[1, 1\]"):
         Pairs.all_pairs(torch.ones(1, 1, dtype=torch.long))
     with pytest.raises(ValueError, match=r"(?s)codes does not fit.*3 codes.*got: *2 codes"):
         Pairs.from_codes(torch.tensor([0, 1]), [2])
@@ -165,7 +165,7 @@ def test_wrong_numbers_are_refused() -> None:
         Pairs.from_pair_index(torch.tensor([[0, 0], [1, 3]]), 3)
     with pytest.raises(ValueError, match=r"(?s)joins two molecules.*atoms 1 and 2.*column 0"):
         Pairs.from_pair_index(torch.tensor([[1], [2]]), 4, [2, 2])
-    with pytest.raises(ValueError, match=r"(?s)another form.*sizes of 3 atoms"):
+    with pytest.raises(ValueError, match=r"(?s)of another shape.*sizes of 3 atoms"):
         Pairs.from_pair_index(torch.tensor([[1], [2]]), 4, [2, 1])
-    with pytest.raises(ValueError, match="the plan has another length"):
+    with pytest.raises(ValueError, match="the plan is of another length"):
         Pairs(torch.zeros(3, dtype=torch.int32), 1, 1, 1, 1)

@@ -369,7 +369,7 @@ def test_refuses_explainers_without_one_mask_per_edge() -> None:
     schedule = Schedule.from_structure(TREE.edge_index, TREE.num_nodes, arity=2)
     layer.explain = True  # and no mask, as GraphMaskExplainer does
     text = message(lambda: layer(x, TREE.edge_index), ValueError)
-    assert "NaryTreeLSTM: the explainer does not give one mask value per edge" in text
+    assert "NaryTreeLSTM: the explainer does not set one mask value per edge" in text
     assert "got:      no edge mask" in text
     set_masks(layer, torch.ones(3), TREE.edge_index)
     text = message(lambda: layer(x, TREE.edge_index), ValueError)
@@ -385,18 +385,12 @@ class Height(RecursiveCell):
         super().__init__(IN, 1, None)
         self.state_channels = (1,)
 
-    def reset_parameters(self) -> None:
-        pass
-
-    def project(self, x: Tensor) -> Tensor:
-        return 0 * x[:, :1]
-
     def step(self, projected: Tensor, children: Any) -> tuple[Tensor, ...]:
+        height = 0 * projected[:, :1]
         if children is None:
-            return (projected,)
+            return (height,)
         (h,), owner = children.rows, children.owner
-        deepest = projected.scatter_reduce(0, owner[:, None], h, "amax")
-        return (deepest + 1,)
+        return (1 + height.scatter_reduce(0, owner[:, None], h, "amax"),)
 
 
 def test_a_cell_of_your_own() -> None:
@@ -445,14 +439,14 @@ def test_refuses_options() -> None:
         assert "the arity is not a number of argument places" in text
     for make_one in (NaryTreeLSTM, ChildSumTreeLSTM, TreeGRU):
         text = message(lambda m=make_one: m(2, 2, recurrent_dropout=1.0), ValueError)
-        assert "recurrent_dropout is no probability" in text
+        assert "recurrent_dropout is not a probability" in text
         assert "0 <= p < 1" in text
 
 
 def test_refuses_input_rows() -> None:
     layer = NaryTreeLSTM(IN, OUT)
     text = message(lambda: layer(torch.zeros(3, IN + 1), NO_EDGES), TypeError)
-    assert "NaryTreeLSTM: input rows of the wrong form" in text
+    assert "NaryTreeLSTM: invalid input rows" in text
     assert "expected: a dense tensor, floating [row, 3]" in text
     assert "got:      float32 tensor [3, 4]" in text
     with as_users_run_it():
@@ -481,7 +475,7 @@ def test_refuses_schedules_of_others() -> None:
     other = Schedule.from_structure(chain(7).edge_index[:, :5], 7, arity=2)
     text = message(lambda: layer(x, TREE.edge_index, other), ValueError)
     assert "the schedule belongs to another graph" in text
-    assert "expected: the 5 edges that it was made from" in text
+    assert "expected: its 5 edges" in text
     assert "got:      int64 tensor [2, 6]" in text
     text = message(lambda: layer(x, TREE.edge_index.to_sparse(), ragged), ValueError)
     assert "made for another layer" in text

@@ -329,7 +329,7 @@ def test_refuses_layers() -> None:
     assert "adds self-loops, but takes pairs" in text
     assert "add_self_loops=False" in text
     text = message(lambda: TopologicalConv(pyg.SAGEConv((-1, -1), W)), ValueError)
-    assert "does not tell the width of its sources" in text
+    assert "does not state the width of its sources" in text
     assert "in_channels=(-1, -1)" in text
     assert "unknown direction" in message(
         lambda: TopologicalConv(pyg.GCNConv(W, W), "up"), ValueError
@@ -351,7 +351,7 @@ def test_refuses_what_a_layer_gives() -> None:
             return x, edge_index
 
     text = message(lambda: TopologicalConv(Pair())(x, edges), TypeError)
-    assert "Pair does not return one row a node" in text
+    assert "Pair does not return one row per node" in text
     assert "got:      tuple" in text
 
 
@@ -359,7 +359,7 @@ def test_refuses_arguments() -> None:
     dag, layer = diamond(), TopologicalConv(pyg.GATConv(W, W, edge_dim=3))
     x = torch.randn(4, W)
     text = message(lambda: layer(x, dag.edge_index, torch.randn(3, 3)), TypeError)
-    assert "argument 2 is not one row an edge" in text
+    assert "argument 2 does not have one row per edge" in text
     assert "a tensor [4, ...]" in text
     assert "got:      [3, 3]" in text
     text = message(lambda: layer(x, dag.edge_index, edge_attr=torch.tensor(1.0)), TypeError)

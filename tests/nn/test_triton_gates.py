@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from pyg_dynbatch.core import Schedule
-from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer, gate_kernels
+from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer, fused_tree_lstm
 from tests.nn import triton_checks
 from tests.nn.own_process import outcomes
 
@@ -43,7 +43,7 @@ def test_kernels_on_the_gpu(make: type[RecursiveLayer], monkeypatch: pytest.Monk
     schedule = Schedule.from_structure(edges, 5, arity=layer.arity).to("cuda")
     x = torch.randn(5, 3, device="cuda")
     found = triton_checks.everything(layer, schedule, x)
-    monkeypatch.setenv(gate_kernels.SWITCH, "0")
+    monkeypatch.setenv(fused_tree_lstm.SWITCH, "0")
     wanted = triton_checks.everything(layer, schedule, x)
     for mine, right in zip(found, wanted, strict=True):
         torch.testing.assert_close(mine, right, rtol=1e-4, atol=1e-5)

@@ -241,17 +241,17 @@ def test_492_atoms_fit_into_little_memory_by_blocks() -> None:
 def test_wrong_options_and_rows_are_refused() -> None:
     with pytest.raises(ValueError, match=r"(?s)unknown norm.*'batch', 'layer' or None.*'group'"):
         WeaveConv(3, 2, norm="group")
-    with pytest.raises(ValueError, match=r"(?s)a width cannot be used.*got: *xx=3"):
+    with pytest.raises(ValueError, match=r"(?s)invalid width.*got: *xx=3"):
         WeaveConv(3, 2, hidden={"xx": 3})
     with pytest.raises(ValueError, match=r"got: *atom_out=0"):
         WeaveConv(3, 2, 0)
-    with pytest.raises(ValueError, match=r"num_modules=0"):
+    with pytest.raises(ValueError, match=r"(?s)num_modules is too small.*got: *0"):
         WeaveStack(3, 2, num_modules=0)
     conv, pairs = WeaveConv(3, 2), some_pairs()
-    with pytest.raises(ValueError, match=r"(?s)x is of another shape.*\[6, 3\].*\[5, 3\]"):
+    with pytest.raises(ValueError, match=r"(?s)x has another shape.*\[6, 3\].*\[5, 3\]"):
         conv(torch.zeros(5, 3), torch.zeros(10, 2), pairs)
-    with pytest.raises(ValueError, match=r"(?s)pair is of another shape.*one pair row a pair"):
+    with pytest.raises(ValueError, match=r"(?s)pair has another shape.*one row per pair"):
         conv(torch.zeros(6, 3), torch.zeros(4, 2), pairs)
-    with pytest.raises(ValueError, match=r"(?s)table is of another shape.*one table row a code"):
+    with pytest.raises(ValueError, match=r"(?s)table has another shape.*one row per code"):
         conv.forward_coded(torch.zeros(6, 3), torch.zeros(10, 2), pairs)
     assert "(3, 2) -> (50, 50), norm=None" in repr(conv)

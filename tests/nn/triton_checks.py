@@ -8,14 +8,16 @@ CPU tensors, otherwise those that compile kernels for devices that need not be t
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from unittest import mock
 
 import torch
 from torch import Tensor
 
 from pyg_dynbatch.core import Schedule
-from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer, gate_kernels
-from pyg_dynbatch.nn.fused_plan import FusedRun
+from pyg_dynbatch.nn import RecursiveLayer, fused_tree_lstm
+from tests.nn import fused
+from tests.nn.fused import everything
 from tests.nn.own_process import print_outcomes
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -37,10 +39,15 @@ def triton_everywhere() -> Iterator[list[str]]:
 
         return launch
 
+    choose = fused_tree_lstm.choose_gates
+
+    def choose_on_gpu(like: Tensor) -> object:
+        return choose(SimpleNamespace(is_cuda=True, dtype=like.dtype))  # type: ignore[arg-type]
+
     names = ("forward", "backward")
     with (
-        mock.patch.object(gate_kernels, "_on_gpu", lambda like: True),
-        mock.patch.object(gate_kernels, "_on_cpu", lambda like: False),
+        mock.patch.object(fused_tree_lstm, "choose_gates", choose_on_gpu),
+        mock.patch.dict(os.environ, {fused_tree_lstm.NATIVE_SWITCH: "0"}),
         mock.patch.multiple(TritonGates, **{name: spied(name) for name in names}),
     ):
         yield launched
@@ -57,28 +64,8 @@ def tree_schedule(layer: RecursiveLayer, inner_inputs: bool = True) -> Schedule:
     return Schedule.from_structure(edges, 12, arity=layer.arity, has_input=has_input)
 
 
-def everything(layer: RecursiveLayer, schedule: Schedule, x: Tensor, **more: object) -> list:
-    """States and all gradients, by a loss that asks for h and c."""
-    layer.zero_grad()
-    x = x.detach().requires_grad_()
-    torch.manual_seed(7)
-    h, c = layer(x, schedule=schedule, return_state=True, **more)
-    weights = torch.linspace(-1, 2, h.numel(), dtype=torch.float64).view_as(h)
-    loss = (h.double() * weights).sum() + (c.double() * weights.flip(0)).sum()
-    return [h, c, *torch.autograd.grad(loss, [*layer.parameters(), x])]
-
-
-def layers(width: int, **more: object) -> Iterator[RecursiveLayer]:
-    """An N-ary layer of two and of three children, and a child-sum one, with biases."""
-    torch.manual_seed(0)
-    for layer in (
-        NaryTreeLSTM(3, width, **more),
-        NaryTreeLSTM(3, width, arity=3, **more),
-        ChildSumTreeLSTM(3, width, **more),
-    ):
-        with torch.no_grad():
-            layer.cell.bias.normal_()
-        yield layer
+def layers(width: int, **options: object) -> Iterator[RecursiveLayer]:
+    return fused.layers(width, (2, 3), **options)
 
 
 def compare(
@@ -150,19 +137,7 @@ def interpreted_dropout_factors_that_are_not_contiguous() -> None:
     for layer in layers(5):
         schedule = tree_schedule(layer)
         inputs = torch.randn(int(sum(schedule.level_inputs)), 3)
-        keep = torch.rand(5, 12).t() * 2
-        run = FusedRun(schedule, keep=keep)
-        right, wanted = _run(layer, inputs, run)
-        with triton_everywhere():
-            mine, found = _run(layer, inputs, run)
-        torch.testing.assert_close((mine, found), (right, wanted), rtol=2e-5, atol=2e-6)
-
-
-def _run(layer: RecursiveLayer, inputs: Tensor, run: FusedRun) -> tuple:
-    inputs = inputs.clone().requires_grad_()
-    states = layer.cell.run_fused(inputs, run)
-    total = states[0].square().sum() + states[1].sum()
-    return states, torch.autograd.grad(total, [inputs, *layer.cell.parameters()])
+        compare(layer, schedule, inputs, dropout_mask=torch.rand(5, 12).t() * 2)
 
 
 def interpreted_recurrent_dropout() -> None:
@@ -208,7 +183,7 @@ def interpreted_double_precision_goes_without() -> None:
 
 
 def interpreted_switch() -> None:
-    with mock.patch.dict(os.environ, {gate_kernels.SWITCH: "0"}):
+    with mock.patch.dict(os.environ, {fused_tree_lstm.SWITCH: "0"}):
         for layer in layers(5):
             assert compare(layer, tree_schedule(layer), torch.randn(12, 3)) == []
 
@@ -233,7 +208,7 @@ def _signature(names: list[str], dtype: str, kind: str) -> tuple[dict, dict]:
     signature = {name: f"*{dtype}" if not _is_number(name) else "i32" for name in names}
     constants: dict[str, object] = {"ARITY": 2 if kind == "nary" else 0, "COLUMNS": 256}
     none = {"leaf": ("own", "forget", "cells", "index", "starts", "grad_forget", "grad_cells")}
-    none |= {"nary": ("starts", "keep"), "ragged": ("keep",)}
+    none |= {"nary": ("starts", "dropout"), "ragged": ("dropout",)}
     constants |= {name: None for name in none[kind] if name in names}
     signature |= {name: "*i64" for name in ("index", "starts")}
     signature |= dict.fromkeys(constants, "constexpr")

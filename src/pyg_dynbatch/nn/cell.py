@@ -6,6 +6,7 @@ from typing import Any, NoReturn
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch_geometric.nn.inits import reset
 
 from pyg_dynbatch.core.errors import checked_count, mismatch
 from pyg_dynbatch.core.schedule import Schedule
@@ -15,11 +16,11 @@ States = tuple[Tensor, ...]
 
 
 class RecursiveCell(nn.Module, ABC):
-    """Computes the state of nodes from their inputs and the states of their children.
+    """Compute the state of nodes from their inputs and the states of their children.
 
-    A cell comes in two parts, so that a layer can make the product with the inputs once for all
-    nodes of a mini-batch: :meth:`project` depends on the inputs alone, :meth:`step` does the
-    rest. Called as a module, a cell does both; in that form it can be handed to
+    A subclass sets ``state_channels`` and defines :meth:`step`. It may define :meth:`project`,
+    which a layer calls once for all nodes of a mini-batch, :meth:`leaf` and :meth:`run_schedule`.
+    Called as a module, ``cell(x, *children)``, a cell does both; in that form it can be given to
     :meth:`pyg_dynbatch.core.Engine.of_cell`.
 
     Args:
@@ -49,36 +50,37 @@ class RecursiveCell(nn.Module, ABC):
         """Row type of a state."""
         return tuple(TensorType((width,)) for width in self.state_channels)
 
-    @abstractmethod
     def reset_parameters(self) -> None:
-        """Draws all parameters anew."""
+        """Draw all parameters anew; by default those of the modules inside."""
+        for module in self.children():
+            reset(module)
 
-    @abstractmethod
     def project(self, x: Float[Tensor, "row feature"]) -> Float[Tensor, "row projected"]:
-        """Computes what depends on the inputs alone, biases included."""
+        """Compute what depends on the inputs alone; by default the inputs themselves."""
+        return x
 
     @abstractmethod
     def step(self, projected: Float[Tensor, "row projected"], children: Any) -> States:
-        """Computes the states of nodes.
+        """Compute the states of nodes.
 
         Args:
-            projected: What :meth:`project` gave.
+            projected: Result of :meth:`project`.
             children: With an arity a tuple of tensors ``[row, arity, width]``, zeros for missing
                 children; without one a :class:`~pyg_dynbatch.core.RaggedRows` of such tuples;
                 ``None`` if no node has a child.
         """
 
     def leaf(self, x: Float[Tensor, "row feature"]) -> States:
-        """Computes the states of nodes without children."""
+        """Compute the states of nodes without children."""
         return self.step(self.project(x), None)
 
     def no_input(self, like: Tensor) -> Float[Tensor, "one projected"]:
-        """Gives the projected row of a node without input: that of a row of zeros."""
+        """Return the projected row of a node without input, which is that of a row of zeros."""
         return self.project(like.new_zeros(1, self.in_channels))
 
     @property
     def shares_leaves(self) -> bool:
-        """Tells whether :meth:`run_schedule` computes equal leaves once, as things stand."""
+        """Whether :meth:`run_schedule` currently computes equal leaves once."""
         return False
 
     def run_schedule(
@@ -88,14 +90,14 @@ class RecursiveCell(nn.Module, ABC):
         leaf_row: Tensor | None = None,
         level_order: bool = False,
     ) -> States | None:
-        """Runs a whole schedule in one go, where a cell has a faster way than level by level.
+        """Run a whole schedule, where a cell has a faster way than level by level.
 
         Args:
             schedule: Made by ``Schedule.from_structure`` with the arity of the cell.
             inputs: Input rows in the order of ``schedule.input_node``; with ``leaf_row`` the
                 different rows of leaves first, then those of all other nodes.
             leaf_row: Which of the first input rows each leaf with an input reads.
-            level_order: Whether to give the states in level order.
+            level_order: Whether to return the states in level order.
 
         Returns:
             The states of all nodes; ``None`` to be run level by level.
@@ -103,11 +105,11 @@ class RecursiveCell(nn.Module, ABC):
         return None
 
     def forward(self, x: Tensor, *children: Any) -> Any:
-        """Computes the states from inputs and the states of children.
+        """Compute the states from inputs and the states of children.
 
         Args:
             x: Inputs, ``[row, in_channels]``.
-            *children: As many states as the arity says, or one
+            *children: One state per argument place, or one
                 :class:`~pyg_dynbatch.core.RaggedRows`.
 
         Returns:
@@ -131,28 +133,14 @@ class RecursiveCell(nn.Module, ABC):
         )
 
     def extra_repr(self) -> str:
-        """Names the widths."""
+        """Show the widths."""
         arity = "" if self.arity is None else f", arity={self.arity}"
         return f"{self.in_channels}, {self.out_channels}{arity}"
 
 
 def spread_rows(inputs: Tensor, leaf_row: Tensor | None, schedule: Schedule) -> Tensor:
-    """Gives every leaf its own input row again, where equal leaves share one."""
+    """Give every leaf its own input row again, where equal leaves share one."""
     if leaf_row is None:
         return inputs
     shared = inputs.size(0) - sum(schedule.level_inputs[1:])
     return torch.cat([inputs.index_select(0, leaf_row), inputs[shared:]])
-
-
-def dropped(rows: Tensor, probability: float, training: bool) -> Tensor:
-    """Applies dropout while training; gives the rows back untouched otherwise."""
-    if not training or probability == 0.0:
-        return rows
-    return nn.functional.dropout(rows, probability)
-
-
-def checked_probability(owner: str, name: str, value: float) -> float:
-    """Refuses a dropout probability outside [0, 1)."""
-    if not 0.0 <= value < 1.0:
-        raise mismatch(ValueError, f"{owner}: {name} is no probability", "0 <= p < 1", value)
-    return value

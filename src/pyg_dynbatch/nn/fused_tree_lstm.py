@@ -1,176 +1,67 @@
-"""Run N-ary and child-sum Tree-LSTMs over a whole schedule in one autograd function."""
+"""Run N-ary and child-sum Tree-LSTMs over a whole schedule in one autograd function.
 
-from collections.abc import Iterator, Sequence
+The forward pass computes the leaves, and then the inner nodes level by level, from products with
+weights (u, i, o and the forget gates f) to states (h and c). The backward pass goes from the roots
+to the leaves; gradients of weights are products over all nodes at once. With a fixed number of
+children the forget gates are further columns in the row of a node; with any number of children
+(child-sum, ``arity`` None) u, i, o depend on the sum of h, and each child has a row with f.
+"""
+
+import ctypes
+import os
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from pyg_dynbatch.core.row_buffer import refuse_second_derivative
-from pyg_dynbatch.nn.fused_plan import (
+from pyg_dynbatch.core.schedule import Schedule
+from pyg_dynbatch.nn.fused_gates import (
     Block,
-    Downward,
     FusedPlan,
-    FusedRun,
-    GateKernels,
     Gates,
-    NodeRows,
-    Outgoing,
+    Nodes,
     RowProduct,
-    differentiated,
-    inner_rows,
+    StateGradients,
+    TorchGates,
+    packs,
     sum_rows,
-    sum_stretches,
+    sum_segments,
     weight_gradient,
 )
-from pyg_dynbatch.nn.gate_kernels import gate_kernels, level_library
-from pyg_dynbatch.nn.native_gates import LevelWeights, backward_levels, forward_levels
+from pyg_dynbatch.nn.native_gates import (
+    NativeGates,
+    backward_levels,
+    forward_levels,
+    gates_library,
+    multiply_address,
+)
 
 
-class InnerInputs:
-    """Multiplies the inputs of inner nodes, block by block."""
+def fused_tree_lstm(
+    schedule: Schedule, inputs: Tensor, weights: Sequence[Tensor], **options: Any
+) -> tuple[Tensor, Tensor]:
+    """Run a Tree-LSTM over all levels of a schedule, which has the arity of the cell.
 
-    def __init__(self, plan: FusedPlan, inputs: Tensor, weight: Tensor) -> None:
-        self.rows = inputs[plan.leaf_inputs :]
-        count = self.rows.size(0)
-        self.product = (
-            RowProduct(weight, precision=plan.run.precision, rows=count) if count else None
-        )
-
-    def of(self, block: Block, doubled: int) -> Tensor | None:
-        """Gives ``W x`` of the first ``block.filled`` nodes of a block; None if that is none."""
-        if self.product is None or not block.filled:
-            return None
-        found = self.product(self.rows, block.input, block.filled)
-        if doubled:
-            found[:, :doubled] *= 2
-        return found
-
-    def all(self) -> Tensor | None:
-        """Gives ``W x`` of all of them; None if there are none."""
-        return None if self.product is None else self.product(self.rows, 0, self.rows.size(0))
-
-
-def with_input(plan: FusedPlan, grads: Tensor) -> Tensor:
-    """Takes the rows of inner nodes that have an input."""
-    if all(block.filled == block.size for block in plan.blocks):
-        return grads
-    parts = [grads[b.first : b.first + b.filled] for b in plan.blocks if b.filled]
-    return torch.cat(parts) if parts else grads[:0]
-
-
-def inner_input_gradients(
-    plan: FusedPlan,
-    grads: Tensor,
-    inputs: Tensor,
-    weight: Tensor,
-    grad_inputs: Tensor | None,
-    grad_weight: Tensor,
-) -> None:
-    """Computes the gradients of the inputs of inner nodes, and adds up that of the weight."""
-    rows, precision = inputs[plan.leaf_inputs :], plan.run.precision
-    if grad_inputs is not None:
-        product = RowProduct(weight.t(), precision=precision, rows=rows.size(0))
-        own = grad_inputs[plan.leaf_inputs :]
-        for first in range(0, rows.size(0), plan.block):
-            size = min(plan.block, rows.size(0) - first)
-            product.into(own[first : first + size], grads, first, size)
-    grad_weight += weight_gradient(grads, rows, precision)
-
-
-def forward_leaves(
-    plan: FusedPlan, inputs: Tensor, weight: Tensor, bias: Tensor, states: Sequence[Tensor]
-) -> tuple[list[Tensor], Tensor]:
-    """Computes the states of all leaves."""
-    width = bias.size(0) // 3
-    spread = plan.run.leaf_row is not None
-    if spread:
-        hidden, memory, squashed = (s.new_empty(plan.leaf_cells, width) for s in states)
-    else:
-        hidden, memory, squashed = (s[1 : plan.leaves + 1] for s in states)
-    kernels = gate_kernels(hidden)(NodeRows(hidden, memory, squashed, plan.run.keep))
-    found = []
-    for block, rows in _products(plan, inputs, weight, bias, kernels.squashes):
-        kernels.forward(block, Gates(rows))
-        if plan.keep:
-            found.append(rows)
-    if spread:
-        index = plan.spread_leaves()
-        for computed, state in zip((hidden, memory), states, strict=False):
-            torch.index_select(computed, 0, index, out=state[1 : plan.leaves + 1])
-    return found, squashed
-
-
-def _products(
-    plan: FusedPlan, inputs: Tensor, weight: Tensor, bias: Tensor, squash: bool
-) -> Iterator[tuple[Block, Tensor]]:
-    """Multiplies the inputs of all leaves, block by block."""
-    width, precision = bias.size(0) // 3, plan.run.precision
-    product = RowProduct(
-        weight, bias, candidate=width if squash else 0, precision=precision, rows=plan.leaf_inputs
+    Args:
+        schedule: Made by ``Schedule.from_structure``.
+        inputs: As for ``RecursiveCell.run_schedule``.
+        weights: ``weight_input``, ``weight_hidden`` and ``bias`` of the cell.
+        **options: Of :class:`FusedPlan`.
+    """
+    plan = FusedPlan(schedule, inputs, **options)
+    plan.with_backward = torch.is_grad_enabled() and any(
+        each.requires_grad for each in (inputs, *weights)
     )
-    zeros = None
-    for block in plan.leaf_blocks():
-        if block.filled:
-            yield block, product(inputs, block.first, block.size, squash=squash)
-            continue
-        if zeros is None:
-            # No input is an input of zeros.
-            zeros = inputs.new_zeros(min(plan.block, block.size), inputs.size(1))
-        yield block, product(zeros, 0, block.size, squash=squash)
+    return _FusedTreeLSTM.apply(inputs, *weights, plan)
 
 
-def backward_leaves(
-    plan: FusedPlan,
-    blocks: Sequence[Tensor],
-    squashed: Tensor,
-    down: Downward,
-    inputs: Tensor,
-    weight: Tensor,
-    grad_inputs: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """Computes the gradients of all that leaves depend on."""
-    width = weight.size(0) // 4
-    own = slice(0, 3 * width)
-    grads = squashed.new_empty(plan.leaf_cells, 3 * width)
-    given = down.incoming(0, plan.leaves)
-    kernels = gate_kernels(squashed)(NodeRows(squashed[:0], squashed[:0], squashed, plan.run.keep))
-    if plan.run.leaf_row is not None:
-        given = kernels.sum_equal(given, plan.spread_leaves(), plan.leaf_cells)
-    for block, rows in zip(plan.leaf_blocks(), blocks, strict=True):
-        wanted = Outgoing(grads[block.first : block.first + block.size])
-        kernels.backward(block, Gates(rows), given, wanted)
-    if grad_inputs is not None:
-        _input_gradient(plan, grads, weight[own], grad_inputs)
-    grad_weight, read = torch.empty_like(weight), slice(0, plan.leaf_inputs)
-    # Leaves have no forget gates.
-    grad_weight[3 * width :] = 0
-    weight_gradient(grads[read], inputs[read], plan.run.precision, grad_weight[own])
-    return grad_weight, sum_rows(grads)
-
-
-def _input_gradient(plan: FusedPlan, grads: Tensor, weight: Tensor, out: Tensor) -> None:
-    rows = plan.leaf_inputs
-    product = RowProduct(weight.t(), precision=plan.run.precision, rows=rows)
-    for block in plan.leaf_blocks():
-        if block.filled:
-            first, size = block.first, block.size
-            product.into(out[first : first + size], grads, first, size)
-
-
-Weights = Sequence[Tensor]
-
-
-def fused_nary_tree_lstm(
-    inputs: Tensor, weight_input: Tensor, weight_hidden: Tensor, bias: Tensor, run: FusedRun
-) -> tuple[Tensor, Tensor]:
-    """Runs an N-ary Tree-LSTM over all levels of a schedule."""
-    weights = weight_input, weight_hidden, bias
-    return _FusedNary.apply(inputs, *weights, run, differentiated(inputs, *weights))
-
-
-class _FusedNary(Function):
+class _FusedTreeLSTM(Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -178,161 +69,25 @@ class _FusedNary(Function):
         weight_input: Tensor,
         weight_hidden: Tensor,
         bias: Tensor,
-        run: FusedRun,
-        keep: bool,
+        plan: FusedPlan,
     ) -> tuple[Tensor, Tensor]:
         with torch.autocast(inputs.device.type, enabled=False):
-            width = bias.size(0) // 4
-            plan = FusedPlan(run, inputs.size(0), inputs.device, keep)
-            inputs = inputs.contiguous()
-            states = tuple(bias.new_empty(plan.nodes + 1, width) for _ in range(3))
+            width, inputs = bias.size(0) // 4, inputs.contiguous()
+            # h, c and tanh(c) of all nodes in level order, behind a row for missing children.
+            states = [bias.new_empty(plan.nodes + 1, width) for _ in range(3)]
             states[0][0], states[1][0] = 0, 0
-            own = slice(0, 3 * width)
-            leaves, leaf_squashed = forward_leaves(
-                plan, inputs, weight_input[own], bias[own], states
+            leaf_gates, leaf_activated = _forward_leaves(
+                plan, inputs, weight_input[: 3 * width], bias[: 3 * width], states
             )
-            gates, children = _forward_blocks(
-                plan, inputs, (weight_input, weight_hidden, bias), states
-            )
-            ctx.plan, ctx.num_leaf_blocks = plan, len(leaves)
+            # Zeros, as products read a few rows beyond those that are filled already.
+            gathered = states[0].new_zeros(plan.places, width)
+            sums = states[0].new_zeros(plan.inner, width) if plan.ragged else None
+            nodes = Nodes.inner(plan, states, gathered, sums)
+            gates, forgets = _forward_levels(nodes, inputs, weight_input, weight_hidden, bias)
+            ctx.plan, ctx.counts = plan, (len(leaf_gates), len(gates))
             ctx.save_for_backward(
-                inputs, weight_input, weight_hidden, children, states[1], states[2],
-                leaf_squashed, *leaves, *gates,
-            )  # fmt: skip
-            ctx.set_materialize_grads(False)
-            return plan.in_order(states[0]), plan.in_order(states[1])
-
-    @staticmethod
-    def backward(ctx: Any, grad_h: Tensor | None, grad_c: Tensor | None) -> Any:
-        refuse_second_derivative()
-        plan: FusedPlan = ctx.plan
-        inputs, weight_input, weight_hidden, children, state_c, squashed, leaf_squashed, *blocks = (
-            # Hooks may have brought them back in another layout.
-            saved.contiguous()
-            for saved in ctx.saved_tensors
-        )
-        leaves, gates = blocks[: ctx.num_leaf_blocks], blocks[ctx.num_leaf_blocks :]
-        with torch.autocast(inputs.device.type, enabled=False):
-            width = state_c.size(1)
-            down = Downward(plan, plan.in_level_order(grad_h), plan.in_level_order(grad_c), state_c)
-            grads = _backward_blocks(plan, weight_hidden, gates, down, (state_c, squashed))
-            needs = ctx.needs_input_grad
-            grad_inputs = torch.empty_like(inputs) if needs[0] else None
-            grad_weight, leaf_bias = backward_leaves(
-                plan, leaves, leaf_squashed, down, inputs, weight_input, grad_inputs
-            )
-            if inputs.size(0) > plan.leaf_inputs:
-                folded = _fold_forget(with_input(plan, grads), width)
-                inner_input_gradients(plan, folded, inputs, weight_input, grad_inputs, grad_weight)
-            grad_hidden = weight_gradient(grads, children, plan.run.precision) if needs[2] else None
-            grad_bias = _fold_forget(sum_rows(grads)[None], width)[0]
-            grad_bias[: 3 * width] += leaf_bias
-            return grad_inputs, grad_weight, grad_hidden, grad_bias, None, None
-
-
-def _forward_blocks(
-    plan: FusedPlan, inputs: Tensor, weights: Weights, states: Weights
-) -> tuple[list[Tensor], Tensor]:
-    """Computes all inner nodes; returns activated gates and the hidden rows of the children."""
-    weight_input, weight_hidden, bias = weights
-    width, arity = bias.size(0) // 4, plan.arity or 0
-    # Zeros, as products read a few rows beyond those that are filled already.
-    gathered = states[0].new_zeros(plan.inner, arity * width)
-    nodes = inner_rows(plan, states, gathered)
-    bias = torch.cat([bias[: 3 * width], *[bias[3 * width :]] * arity])
-    given = InnerInputs(plan, inputs, weight_input)
-    plan.library = level_library(plan, weight_hidden, gathered)
-    if plan.library is not None:
-        wanted = LevelWeights(weight_hidden, bias)
-        return forward_levels(plan.library, plan, nodes, wanted, given.all()), gathered
-    kernels = gate_kernels(gathered)(nodes)
-    product = RowProduct(
-        weight_hidden,
-        bias,
-        candidate=width if kernels.squashes else 0,
-        precision=plan.run.precision,
-        rows=plan.inner,
-    )
-    found = []
-    for block in plan.blocks:
-        kernels.gather(block)
-        own = given.of(block, width if product.doubled else 0)
-        squash = kernels.squashes and own is None
-        rows = product(gathered, block.first, block.size, squash=squash)
-        kernels.forward(block, Gates(rows, None, own, product))
-        if plan.keep:
-            found.append(rows)
-    return found, gathered
-
-
-def _backward_blocks(
-    plan: FusedPlan, weight_hidden: Tensor, gates: Sequence[Tensor], down: Downward, states: Weights
-) -> Tensor:
-    """Goes down from the roots; returns the gradients of all gates before activation."""
-    grads = states[0].new_empty(plan.inner, weight_hidden.size(0))
-    nodes = inner_rows(plan, (states[0][:0], *states))
-    if plan.library is not None:
-        backward_levels(plan.library, nodes, LevelWeights(weight_hidden), gates, [grads], down)
-        return grads
-    kernels = gate_kernels(grads)(nodes)
-    given = down.incoming(plan.leaves, plan.inner)
-    product = RowProduct(weight_hidden.t(), precision=plan.run.precision, rows=plan.inner)
-    for block, activated in zip(reversed(plan.blocks), reversed(gates), strict=True):
-        first, size = block.first, block.size
-        to_hidden, to_memory = down.room(block.edge, block.edges)
-        wanted = Outgoing(grads[first : first + size], None, to_memory)
-        kernels.backward(block, Gates(activated), given, wanted)
-        product.into(to_hidden.view(size, -1), grads, first, size)
-        down.give(block.edge, to_hidden, to_memory)
-    return grads
-
-
-def _fold_forget(grads: Tensor, width: int) -> Tensor:
-    """Adds up the forget gates of all children, which share one product with the input."""
-    folded = grads[:, : 4 * width].clone()
-    for first in range(4 * width, grads.size(1), width):
-        folded[:, 3 * width :] += grads[:, first : first + width]
-    return folded
-
-
-Rows = Sequence[Tensor]
-
-
-def fused_child_sum_tree_lstm(
-    inputs: Tensor, weight_input: Tensor, weight_hidden: Tensor, bias: Tensor, run: FusedRun
-) -> tuple[Tensor, Tensor]:
-    """Runs a child-sum Tree-LSTM over all levels of a schedule."""
-    weights = weight_input, weight_hidden, bias
-    return _FusedChildSum.apply(inputs, *weights, run, differentiated(inputs, *weights))
-
-
-class _FusedChildSum(Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        inputs: Tensor,
-        weight_input: Tensor,
-        weight_hidden: Tensor,
-        bias: Tensor,
-        run: FusedRun,
-        keep: bool,
-    ) -> tuple[Tensor, Tensor]:
-        with torch.autocast(inputs.device.type, enabled=False):
-            width = bias.size(0) // 4
-            plan = FusedPlan(run, inputs.size(0), inputs.device, keep)
-            inputs = inputs.contiguous()
-            states = tuple(bias.new_empty(plan.nodes + 1, width) for _ in range(3))
-            states[0][0], states[1][0] = 0, 0
-            own = slice(0, 3 * width)
-            leaves, leaf_squashed = forward_leaves(
-                plan, inputs, weight_input[own], bias[own], states
-            )
-            level = _Forward(plan, inputs, (weight_input, weight_hidden, bias), states)
-            gates = level.run()
-            ctx.plan, ctx.num_leaf_blocks = plan, len(leaves)
-            ctx.save_for_backward(
-                inputs, weight_input, weight_hidden, level.gathered, level.sums, states[1],
-                states[2], leaf_squashed, *leaves, *gates,
+                inputs, weight_input, weight_hidden, gathered, sums, states[1], states[2],
+                leaf_activated, *leaf_gates, *gates, *forgets,
             )  # fmt: skip
             ctx.set_materialize_grads(False)
             return plan.in_order(states[0]), plan.in_order(states[1])
@@ -342,127 +97,305 @@ class _FusedChildSum(Function):
         refuse_second_derivative()
         plan: FusedPlan = ctx.plan
         # Hooks may have brought them back in another layout.
-        saved = [each.contiguous() for each in ctx.saved_tensors]
-        inputs, weight_input, weight_hidden, children, sums, *rest = saved
-        state_c, squashed, leaf_squashed, *blocks = rest
-        leaves, gates = blocks[: ctx.num_leaf_blocks], blocks[ctx.num_leaf_blocks :]
-        precision = plan.run.precision
+        saved: list[Any] = [
+            each if each is None else each.contiguous() for each in ctx.saved_tensors
+        ]
+        inputs, weight_input, weight_hidden, gathered, sums, *states, leaf_activated = saved[:8]
+        num_leaves, num_levels = ctx.counts
+        leaf_gates, rest = saved[8 : 8 + num_leaves], saved[8 + num_leaves :]
+        gates, forgets = rest[:num_levels], rest[num_levels:]
         with torch.autocast(inputs.device.type, enabled=False):
-            down = Downward(plan, plan.in_level_order(grad_h), plan.in_level_order(grad_c), state_c)
-            grads, forgets = _backward_blocks_fused_child_sum(
-                plan, weight_hidden, gates, down, (state_c, squashed)
+            given = StateGradients.of_results(plan, grad_h, grad_c, states[0])
+            nodes = Nodes.inner(plan, (states[0][:0], *states))
+            grads = _backward_levels(nodes, weight_hidden, gates, forgets, given)
+            grad_inputs = torch.empty_like(inputs) if ctx.needs_input_grad[0] else None
+            grad_weight, leaf_bias = _backward_leaves(
+                plan, leaf_gates, leaf_activated, given, inputs, weight_input, grad_inputs
             )
-            needs = ctx.needs_input_grad
-            grad_inputs = torch.empty_like(inputs) if needs[0] else None
-            grad_weight, leaf_bias = backward_leaves(
-                plan, leaves, leaf_squashed, down, inputs, weight_input, grad_inputs
-            )
-            grad_bias = torch.cat([sum_rows(grads) + leaf_bias, sum_rows(forgets)])
+            width = states[0].size(1)
+            grad_bias = _bias_gradient(grads, width)
+            grad_bias[: leaf_bias.size(0)].add_(leaf_bias)
             if inputs.size(0) > plan.leaf_inputs:
-                # All children's forget gates share one product with the node's input.
-                together = torch.cat(
-                    [grads, sum_stretches(forgets, plan.numbers, plan.child_start)], 1
+                own, inner = (
+                    _input_product_gradients(plan, grads, width),
+                    slice(plan.leaf_inputs, None),
                 )
-                inner_input_gradients(
-                    plan, with_input(plan, together), inputs, weight_input, grad_inputs, grad_weight
-                )
+                if grad_inputs is not None:
+                    _write_input_gradients(plan, own, weight_input, grad_inputs[inner])
+                grad_weight += weight_gradient(own, inputs[inner], plan.precision)
             grad_hidden = None
-            if needs[2]:
-                parts = (grads, sums), (forgets, children)
-                grad_hidden = torch.cat([weight_gradient(*part, precision) for part in parts])
-            return grad_inputs, grad_weight, grad_hidden, grad_bias, None, None
+            if ctx.needs_input_grad[2]:
+                grad_hidden = _hidden_weight_gradient(plan, grads, gathered, sums)
+            return grad_inputs, grad_weight, grad_hidden, grad_bias, None
 
 
-class _Forward:
-    """Computes inner nodes block by block."""
+# Forward.
 
-    def __init__(self, plan: FusedPlan, inputs: Tensor, weights: Rows, states: Rows) -> None:
-        weight_input, self.weight, self.bias = weights
-        self.plan, self.width = plan, self.bias.size(0) // 4
-        # Zeros, as products read a few rows beyond those that are filled already.
-        self.gathered = states[0].new_zeros(plan.places, self.width)
-        self.sums = states[0].new_zeros(plan.inner, self.width)
-        self.nodes = inner_rows(plan, states, self.gathered, self.sums)
-        self.given = InnerInputs(plan, inputs, weight_input)
 
-    def run(self) -> list[Tensor]:
-        """Computes all blocks; returns the gates of each, where they are kept."""
-        library = self.plan.library = level_library(self.plan, self.weight, self.sums)
-        if library is not None:
-            weights = _level_weights(self.weight, self.bias)
-            return forward_levels(library, self.plan, self.nodes, weights, self.given.all())
-        kernels = gate_kernels(self.sums)(self.nodes)
-        products = self._products(kernels)
-        found: list[Tensor] = []
-        for block in self.plan.blocks:
-            gates = self._block(block, kernels, products)
-            if self.plan.keep:
-                found += gates
+def _forward_leaves(
+    plan: FusedPlan, inputs: Tensor, weight: Tensor, bias: Tensor, states: Sequence[Tensor]
+) -> tuple[list[Tensor], Tensor]:
+    """Compute the states of all leaves; return their gates and ``tanh(c)``."""
+    shared = plan.leaf_row is not None
+    if shared:
+        width = bias.size(0) // 3
+        hidden, memory, activated = (s.new_empty(plan.leaf_cells, width) for s in states)
+    else:
+        hidden, memory, activated = (s[1 : plan.leaves + 1] for s in states)
+    kernels = choose_gates(hidden)(Nodes(plan, hidden, memory, activated, plan.dropout_mask))
+    found = []
+    for block, rows in _leaf_products(plan, inputs, weight, bias, kernels.activates):
+        kernels.forward(block, Gates(rows))
+        if plan.with_backward:
+            found.append(rows)
+    if shared:
+        index = plan.spread_leaves()
+        for computed, state in zip((hidden, memory), states, strict=False):
+            torch.index_select(computed, 0, index, out=state[1 : plan.leaves + 1])
+    return found, activated
+
+
+def _leaf_products(
+    plan: FusedPlan, inputs: Tensor, weight: Tensor, bias: Tensor, activate: bool
+) -> Iterator[tuple[Block, Tensor]]:
+    """Multiply the inputs of all leaves, block by block."""
+    candidate = bias.size(0) // 3 if activate else 0
+    product = RowProduct(
+        weight, bias, candidate=candidate, precision=plan.precision, rows=plan.leaf_inputs
+    )
+    zeros = None
+    for block in plan.leaf_blocks():
+        if block.filled:
+            yield block, product(inputs, block.first, block.size, activate=activate)
+            continue
+        if zeros is None:
+            # No input is an input of zeros.
+            zeros = inputs.new_zeros(min(plan.block, block.size), inputs.size(1))
+        yield block, product(zeros, 0, block.size, activate=activate)
+
+
+def _forward_levels(
+    nodes: Nodes, inputs: Tensor, weight_input: Tensor, weight_hidden: Tensor, bias: Tensor
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Compute all inner nodes; return the activated gates of all blocks."""
+    plan, width, gathered = nodes.plan, bias.size(0) // 4, nodes.gathered
+    columns, precision = (3 + plan.arity) * width, plan.precision
+    assert gathered is not None
+    if not plan.ragged:
+        # All children of a node share the bias of the forget gate.
+        bias = torch.cat([bias[: 3 * width], *[bias[3 * width :]] * plan.arity])
+    given = _InnerInputs(plan, inputs, weight_input)
+    plan.library = _level_library(plan, weight_hidden, gathered)
+    if plan.library is not None:
+        return forward_levels(plan.library, nodes, weight_hidden, bias, given.all())
+    kernels = choose_gates(gathered)(nodes)
+    product = RowProduct(
+        weight_hidden[:columns],
+        bias[:columns],
+        candidate=width if kernels.activates else 0,
+        precision=precision,
+        rows=plan.inner,
+    )
+    operand, forget_product = _operand(plan, gathered, nodes.sums), None
+    if plan.ragged:
+        forget_product = RowProduct(
+            weight_hidden[columns:], bias[columns:], precision=precision, rows=plan.places
+        )
+    gates: list[Tensor] = []
+    forgets: list[Tensor] = []
+    for block in plan.blocks:
+        kernels.gather(block)
+        own = given.of(block, width if product.doubled else 0)
+        activate, forget = kernels.activates and own is None, None
+        if forget_product is not None:
+            forget = forget_product(gathered, block.edge, block.edges, activate=activate)
+        rows = product(operand, block.first, block.size, activate=activate)
+        kernels.forward(block, Gates(rows, forget, own, product))
+        if plan.with_backward:
+            gates.append(rows)
+            forgets += [] if forget is None else [forget]
+    return gates, forgets
+
+
+def _operand(plan: FusedPlan, gathered: Tensor, sums: Tensor | None) -> Tensor:
+    """What the weights of u, i, o multiply: the sums of h, or the h of all children in a row."""
+    return sums if sums is not None else gathered.view(plan.inner, plan.arity * gathered.size(1))
+
+
+class _InnerInputs:
+    """Multiply the inputs of inner nodes, block by block."""
+
+    def __init__(self, plan: FusedPlan, inputs: Tensor, weight: Tensor) -> None:
+        self.rows = inputs[plan.leaf_inputs :]
+        count = self.rows.size(0)
+        self.product = RowProduct(weight, precision=plan.precision, rows=count) if count else None
+
+    def of(self, block: Block, doubled: int) -> Tensor | None:
+        """``W x`` of the first ``block.filled`` nodes of a block; None if that is none."""
+        if self.product is None or not block.filled:
+            return None
+        found = self.product(self.rows, block.input, block.filled)
+        if doubled:
+            found[:, :doubled] *= 2
         return found
 
-    def _products(self, kernels: GateKernels) -> tuple[RowProduct, RowProduct]:
-        """Those with the sums of children, and with every child."""
-        plan, precision, own = self.plan, self.plan.run.precision, slice(0, 3 * self.width)
-        candidate = self.width if kernels.squashes else 0
-        of_sums = RowProduct(
-            self.weight[own],
-            self.bias[own],
-            candidate=candidate,
-            precision=precision,
-            rows=plan.inner,
-        )
-        forget = self.weight[3 * self.width :], self.bias[3 * self.width :]
-        return of_sums, RowProduct(*forget, precision=precision, rows=plan.places)
-
-    def _block(
-        self, block: Block, kernels: GateKernels, products: tuple[RowProduct, RowProduct]
-    ) -> tuple[Tensor, Tensor]:
-        """Computes one block; returns the activated gates u, i, o, and f of every child."""
-        of_sums, of_children = products
-        kernels.gather(block)
-        own = self.given.of(block, self.width if of_sums.doubled else 0)
-        squash = kernels.squashes and own is None
-        forget = of_children(self.gathered, block.edge, block.edges, squash=squash)
-        rows = of_sums(self.sums, block.first, block.size, squash=squash)
-        kernels.forward(block, Gates(rows, forget, own, of_sums))
-        return rows, forget
+    def all(self) -> Tensor | None:
+        """``W x`` of all of them; None if there are none."""
+        return None if self.product is None else self.product(self.rows, 0, self.rows.size(0))
 
 
-def _backward_blocks_fused_child_sum(
-    plan: FusedPlan,
-    weight_hidden: Tensor,
+# Backward.
+
+
+def _backward_levels(
+    nodes: Nodes,
+    weight: Tensor,
     gates: Sequence[Tensor],
-    down: Downward,
-    states: tuple[Tensor, Tensor],
-) -> tuple[Tensor, Tensor]:
-    """Goes down from the roots; returns the gradients of u, i, o, and of f, before activation."""
-    state_c, squashed = states
-    width, precision = state_c.size(1), plan.run.precision
-    all_grads = state_c.new_empty(plan.inner, 3 * width)
-    all_forgets = state_c.new_empty(plan.places, width)
-    nodes = inner_rows(plan, (state_c[:0], state_c, squashed))
+    forgets: Sequence[Tensor],
+    given: StateGradients,
+) -> Gates:
+    """Go from the roots to the lowest inner nodes; return the gradients before activation."""
+    plan, width = nodes.plan, nodes.memory.size(1)
+    columns, precision = (3 + plan.arity) * width, plan.precision
+    grads = Gates(
+        weight.new_empty(plan.inner, columns),
+        weight.new_empty(plan.places, width) if plan.ragged else None,
+    )
     if plan.library is not None:
-        weights = _level_weights(weight_hidden)
-        backward_levels(plan.library, nodes, weights, gates, (all_grads, all_forgets), down)
-        return all_grads, all_forgets
-    kernels, given = gate_kernels(all_grads)(nodes), down.incoming(plan.leaves, plan.inner)
-    to_sums = RowProduct(weight_hidden[: 3 * width].t(), precision=precision, rows=plan.inner)
-    to_children = RowProduct(weight_hidden[3 * width :].t(), precision=precision, rows=plan.places)
-    pairs = zip(reversed(gates[::2]), reversed(gates[1::2]), strict=True)
-    for block, activated in zip(reversed(plan.blocks), pairs, strict=True):
-        first, size, edge = block.first, block.size, slice(block.edge, block.edge + block.edges)
-        to_hidden, to_memory = down.room(block.edge, block.edges)
-        wanted = Outgoing(all_grads[first : first + size], all_forgets[edge], to_memory)
-        kernels.backward(block, Gates(*activated), given, wanted)
-        owner = plan.owner(block)
-        sums = torch.index_select(to_sums(all_grads, first, size), 0, owner)
-        torch.add(sums, to_children(all_forgets, block.edge, block.edges), out=to_hidden)
-        down.give(block.edge, to_hidden, to_memory)
-    return all_grads, all_forgets
+        backward_levels(plan.library, nodes, weight, (*gates, *forgets), grads, given)
+        return grads
+    kernels, incoming = choose_gates(grads.rows)(nodes), given.of_nodes(plan.leaves, plan.inner)
+    product = RowProduct(weight[:columns].t(), precision=precision, rows=plan.inner)
+    if plan.ragged:
+        forget_product = RowProduct(weight[columns:].t(), precision=precision, rows=plan.places)
+    for number in reversed(range(len(plan.blocks))):
+        block = plan.blocks[number]
+        to_hidden, to_memory = given.room(block.edge, block.edges)
+        of_block = grads.rows[block.nodes]
+        if grads.forget is None:
+            wanted = Gates(of_block, child_memory=to_memory)
+            kernels.backward(block, Gates(gates[number]), incoming, wanted)
+            product.into(to_hidden.view(block.size, -1), grads.rows, block.first, block.size)
+        else:
+            wanted = Gates(of_block, grads.forget[block.children], child_memory=to_memory)
+            kernels.backward(block, Gates(gates[number], forgets[number]), incoming, wanted)
+            of_sums = product(grads.rows, block.first, block.size)
+            of_sums = torch.index_select(of_sums, 0, plan.owner(block))
+            of_each = forget_product(grads.forget, block.edge, block.edges)
+            torch.add(of_sums, of_each, out=to_hidden)
+        given.scatter(plan.children, to_hidden, to_memory, block)
+    return grads
 
 
-def _level_weights(weight: Tensor, bias: Tensor | None = None) -> LevelWeights:
-    """The weights of sums (u, i, o), and of single children (f)."""
-    columns = weight.size(1) * 3
-    biases = (None, None) if bias is None else (bias[:columns], bias[columns:])
-    return LevelWeights(weight[:columns], biases[0], weight[columns:], biases[1])
+def _backward_leaves(
+    plan: FusedPlan,
+    gates: Sequence[Tensor],
+    activated: Tensor,
+    given: StateGradients,
+    inputs: Tensor,
+    weight: Tensor,
+    grad_inputs: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Compute the gradients of all that leaves depend on: of the weight, and of the bias."""
+    own = slice(0, 3 * activated.size(1))
+    grads = activated.new_empty(plan.leaf_cells, own.stop)
+    none = activated[:0]
+    kernels = choose_gates(activated)(Nodes(plan, none, none, activated, plan.dropout_mask))
+    given = given.of_nodes(0, plan.leaves)
+    if plan.leaf_row is not None:
+        given = kernels.sum_equal(given, plan.spread_leaves(), plan.leaf_cells)
+    for block, rows in zip(plan.leaf_blocks(), gates, strict=True):
+        kernels.backward(block, Gates(rows), given, Gates(grads[block.nodes]))
+    if grad_inputs is not None:
+        _write_input_gradients(plan, grads, weight[own], grad_inputs[: plan.leaf_inputs])
+    grad_weight, read = torch.empty_like(weight), slice(0, plan.leaf_inputs)
+    # Leaves have no forget gates.
+    grad_weight[own.stop :] = 0
+    weight_gradient(grads[read], inputs[read], plan.precision, grad_weight[own])
+    return grad_weight, sum_rows(grads)
+
+
+def _write_input_gradients(plan: FusedPlan, grads: Tensor, weight: Tensor, out: Tensor) -> None:
+    """Write ``grads @ weight``, block by block."""
+    product = RowProduct(weight.t(), precision=plan.precision, rows=out.size(0))
+    for first in range(0, out.size(0), plan.block):
+        size = min(plan.block, out.size(0) - first)
+        product.into(out[first : first + size], grads, first, size)
+
+
+def _input_product_gradients(plan: FusedPlan, grads: Gates, width: int) -> Tensor:
+    """The gradients of ``W x`` of the inner nodes with an input: all children share that of f."""
+    rows = grads.rows
+    if grads.forget is not None:
+        rows = torch.cat([rows, sum_segments(grads.forget, plan.numbers, plan.child_start)], 1)
+    if any(block.filled != block.size for block in plan.blocks):
+        parts = [rows[b.first : b.first + b.filled] for b in plan.blocks if b.filled]
+        rows = torch.cat(parts) if parts else rows[:0]
+    return rows if grads.forget is not None else _fold_forget(rows, width)
+
+
+def _bias_gradient(grads: Gates, width: int) -> Tensor:
+    if grads.forget is not None:
+        return torch.cat([sum_rows(grads.rows), sum_rows(grads.forget)])
+    return _fold_forget(sum_rows(grads.rows)[None], width)[0]
+
+
+def _fold_forget(grads: Tensor, width: int) -> Tensor:
+    """Sum the forget gates of all children of a node, which share ``W x + b``."""
+    folded = grads[:, : 4 * width].clone()
+    for first in range(4 * width, grads.size(1), width):
+        folded[:, 3 * width :] += grads[:, first : first + width]
+    return folded
+
+
+def _hidden_weight_gradient(
+    plan: FusedPlan, grads: Gates, gathered: Tensor, sums: Tensor | None
+) -> Tensor:
+    of_rows = weight_gradient(grads.rows, _operand(plan, gathered, sums), plan.precision)
+    if grads.forget is None:
+        return of_rows
+    return torch.cat([of_rows, weight_gradient(grads.forget, gathered, plan.precision)])
+
+
+# The choice of kernels.
+
+SWITCH = "PYG_DYNBATCH_TRITON"
+"""The environment variable that switches Triton off where it is 0."""
+
+NATIVE_SWITCH = "PYG_DYNBATCH_NATIVE"
+"""The environment variable that switches compiled C off where it is 0."""
+
+_IN_SINGLE = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def choose_gates(like: Tensor) -> Callable[[Nodes], TorchGates]:
+    """Choose what computes the gates of states like this one."""
+    if like.is_cuda and like.dtype in _IN_SINGLE and os.environ.get(SWITCH) != "0":
+        return _triton_gates() or TorchGates
+    library = gates_library() if _chooses_native(like) else None
+    return TorchGates if library is None else partial(NativeGates, library)
+
+
+def _level_library(plan: FusedPlan, weight: Tensor, like: Tensor) -> ctypes.CDLL | None:
+    """Choose whether C is to run all levels of a schedule by one call."""
+    if plan.precision is not None or not plan.single_parent or packs(weight, plan.inner):
+        return None
+    return gates_library() if _chooses_native(like) and multiply_address() else None
+
+
+def _chooses_native(like: Tensor) -> bool:
+    # Tensors that a compiler traces with have no values that C could read, and a dispatch mode
+    # would miss the calls of C.
+    plain = type(like) is Tensor and not is_in_torch_dispatch_mode()
+    in_single = plain and like.device.type == "cpu" and like.dtype == torch.float32
+    return in_single and os.environ.get(NATIVE_SWITCH) != "0"
+
+
+@cache
+def _triton_gates() -> Callable[[Nodes], TorchGates] | None:
+    if find_spec("triton") is None:
+        return None
+    # Importing Triton takes a while, and most machines with a CPU alone have none.
+    from pyg_dynbatch.nn.triton_gates import TritonGates
+
+    return TritonGates

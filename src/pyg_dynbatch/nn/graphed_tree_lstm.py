@@ -4,14 +4,15 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.errors import checked_count, mismatch
 from pyg_dynbatch.core.padding import LevelBuckets, PaddedForm, padded_form, schedule_of_shape
 from pyg_dynbatch.core.row_buffer import refuse_second_derivative
 from pyg_dynbatch.core.schedule import Schedule
@@ -31,19 +32,25 @@ class Recording(NamedTuple):
     results: tuple[Tensor, ...]
 
 
-@runtime_checkable
-class Recorder(Protocol):
-    """Records calls that read and write tensors at fixed places; see the module."""
+class Recorder:
+    """Stand in for CUDA graphs: calls are made again, and write to the same places as a graph."""
 
     def warm_up(self, call: Callable[[], object]) -> None:
-        """Makes a call before it is recorded, so that nothing is set up while recording."""
+        """Make a call before it is recorded, so that nothing is set up while recording."""
 
     def record(self, call: Call) -> Recording:
-        """Records a call."""
+        """Record a call."""
+        results = tuple(torch.full_like(each, torch.nan) for each in call())
+
+        def replay() -> None:
+            for place, value in zip(results, call(), strict=True):
+                place.copy_(value)
+
+        return Recording(replay, results)
 
 
-class CudaRecorder:
-    """Captures calls as CUDA graphs, all with one pool of memory and on one side stream."""
+class CudaRecorder(Recorder):
+    """Capture calls as CUDA graphs, all with one pool of memory and on one side stream."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -51,7 +58,7 @@ class CudaRecorder:
         self.pool = torch.cuda.graph_pool_handle()
 
     def warm_up(self, call: Callable[[], object]) -> None:
-        """Makes a call some times on the side stream."""
+        """Make a call several times on the side stream."""
         with torch.cuda.device(self.device):
             current = torch.cuda.current_stream()
             self.stream.wait_stream(current)
@@ -61,7 +68,7 @@ class CudaRecorder:
             current.wait_stream(self.stream)
 
     def record(self, call: Call) -> Recording:
-        """Captures a call."""
+        """Capture a call."""
         graph = torch.cuda.CUDAGraph()
         with (
             torch.cuda.device(self.device),
@@ -73,30 +80,13 @@ class CudaRecorder:
         return Recording(graph.replay, results)
 
 
-class EagerRecorder:
-    """Makes calls again instead of replaying them, and writes to the same places as a graph."""
-
-    def warm_up(self, call: Callable[[], object]) -> None:
-        """Needs none."""
-
-    def record(self, call: Call) -> Recording:
-        """Makes room for what a call gives."""
-        results = tuple(torch.full_like(each, torch.nan) for each in call())
-
-        def replay() -> None:
-            for place, value in zip(results, call(), strict=True):
-                place.copy_(value)
-
-        return Recording(replay, results)
-
-
 def recorder_for(device: torch.device) -> Recorder:
-    """Chooses CUDA graphs on CUDA devices, and the stand-in elsewhere."""
-    return CudaRecorder(device) if device.type == "cuda" else EagerRecorder()
+    """Choose CUDA graphs on CUDA devices, and the stand-in elsewhere."""
+    return CudaRecorder(device) if device.type == "cuda" else Recorder()
 
 
 class Mode(NamedTuple):
-    """All besides the shape that a recorded run depends on."""
+    """What a recorded run depends on besides the shape."""
 
     dtype: torch.dtype
     width: int
@@ -131,11 +121,12 @@ class RecordedRun:
             if mode.with_gradient:
                 self.grads = tuple(torch.zeros_like(part) for part in self._forward())
             recorder.warm_up(self._both)
-            self.there = recorder.record(self._forward)
-            self.back = recorder.record(self._backward) if mode.with_gradient else None
+            self.forward_graph = recorder.record(self._forward)
+            if mode.with_gradient:
+                self.backward_graph = recorder.record(self._backward)
 
     def load(self, form: PaddedForm, rows: Tensor) -> None:
-        """Copies a batch to where the graphs read it."""
+        """Copy a batch to where the graphs read it."""
         self.wiring.copy_(form.schedule.wiring)
         if rows.size(0):
             # Without an input there is nothing to read, and the rows stay zeros.
@@ -143,29 +134,27 @@ class RecordedRun:
         else:
             self.rows.zero_()
 
-    def forwards(
+    def forward(
         self, form: PaddedForm, rows: Tensor, place: Tensor, parts: int
     ) -> tuple[Tensor, ...]:
-        """Replays the way there."""
+        """Replay the forward graph."""
         self.load(form, rows)
-        self.there.replay()
-        return tuple(part.index_select(0, place) for part in self.there.results[:parts])
+        self.forward_graph.replay()
+        return tuple(part.index_select(0, place) for part in self.forward_graph.results[:parts])
 
-    def backwards(
+    def backward(
         self, form: PaddedForm, grads: Sequence[Tensor | None], place: Tensor
     ) -> tuple[Tensor | None, list[Tensor]]:
-        """Replays the way back."""
+        """Replay the backward graph."""
         for kept, given in zip_longest(self.grads, grads):
-            # Nothing comes from the rows of padding.
+            # Rows of padding have no gradient.
             kept.zero_()
             if given is not None:
                 kept.index_copy_(0, place, given)
-        if self.back is None:
-            return None, []
-        self.back.replay()
+        self.backward_graph.replay()
         of_rows = None
         if self.mode.rows_want_gradient:
-            of_rows = self.back.results[0].index_select(0, form.input_place)
+            of_rows = self.backward_graph.results[0].index_select(0, form.input_place)
         # Copies, as the next replay of any run writes there.
         return of_rows, [total.clone() for total in self.totals]
 
@@ -180,7 +169,7 @@ class RecordedRun:
         return tuple(part.detach() for part in self.states or ())
 
     def _backward(self) -> tuple[Tensor, ...]:
-        # Taken away, so that the memory of the way back goes to the pool.
+        # Taken away, so that the memory of the backward pass goes to the pool.
         states, self.states = self.states, None
         leaves = [*self.wanted, *([self.inputs] if self.mode.rows_want_gradient else [])]
         found = torch.autograd.grad(states or (), leaves, self.grads)
@@ -191,7 +180,7 @@ class RecordedRun:
 
 @contextmanager
 def _as_in(mode: Mode, device: str) -> Iterator[None]:
-    """Sets autocast as a mode says, and leaves inference mode, which graphs outlive."""
+    """Set autocast as in a mode, and leave inference mode, which graphs outlive."""
     dtype, enabled = mode.precision, mode.precision is not None
     with torch.inference_mode(False), torch.autocast(device, dtype, enabled, cache_enabled=False):
         yield
@@ -201,36 +190,33 @@ TreeLSTMCell = NaryTreeLSTMCell | ChildSumTreeLSTMCell
 
 
 class GraphedTreeLSTM(RecursiveLayer):
-    """Runs a Tree-LSTM layer by CUDA graphs over levels padded to a few shapes.
+    """Run a Tree-LSTM layer by CUDA graphs over levels padded to a few shapes.
 
     Used like the layer itself, with the same parameters under the same names; values and
-    gradients are those of the layer up to rounding. A graph runs where the schedule carries its
-    padded form, which a loader's worker makes: see
-    :class:`~pyg_dynbatch.loader.BucketedCollater`. Otherwise the layer runs as it is: for batches
-    that no shape holds, and while another call of this layer waits for its way back.
+    gradients are those of the layer up to rounding. A graph runs if the schedule carries its
+    padded form, which loader workers make: see :class:`~pyg_dynbatch.loader.BucketedCollater`.
+    The layer itself runs for batches that fit no shape, and while another call of this layer
+    waits for its backward pass. On a CPU the padded runs are made call by call, which shows what
+    graphs would compute and gains nothing.
 
-    On a CPU the same padded runs are made call by call, which shows what graphs would compute
-    and gains nothing.
-
-    The graphs read the parameters where they lie: an optimiser may change them in place; moving
-    them, or switching the gradient of one on or off, drops all graphs. Switches of PyTorch such
-    as the precision of products count as they are at the recording; :meth:`clear` drops the
-    graphs by hand. One thread and one stream at a time; no second derivatives.
+    The graphs read the parameters in place, so an optimiser may change them; moving them, or
+    switching the gradient of one on or off, drops all graphs. Switches of PyTorch such as the
+    precision of products are recorded too; :meth:`clear` drops the graphs by hand. One thread and
+    one stream at a time; no second derivatives.
 
     Args:
         layer: :class:`~pyg_dynbatch.nn.NaryTreeLSTM` or
             :class:`~pyg_dynbatch.nn.ChildSumTreeLSTM`; its cell is taken, not copied.
-        buckets: Pads schedules on the CPU that come without a padded form; they are not padded
-            where left out.
-        max_graphs: How many recorded runs to keep; the one not used for longest goes.
-        recorder: Makes what records the calls on a device; CUDA graphs on CUDA devices.
+        buckets: Pads schedules on the CPU that have no padded form; by default they are not padded.
+        max_graphs: Maximal number of recorded runs; the least recently used one is dropped.
+        recorder: Makes the recorder for a device; by default CUDA graphs on CUDA devices.
 
     Shape:
         As for :class:`RecursiveLayer`.
 
     Raises:
-        TypeError: If the layer is no Tree-LSTM.
-        ValueError: If no graph may be kept.
+        TypeError: If the layer is not a Tree-LSTM.
+        ValueError: If ``max_graphs`` is below 1.
 
     Reference:
         PyTorch, "CUDA semantics", section "CUDA Graphs": fixed addresses, warm-up on a side
@@ -256,26 +242,21 @@ class GraphedTreeLSTM(RecursiveLayer):
         recorder: Callable[[torch.device], Recorder] = recorder_for,
     ) -> None:
         if not isinstance(layer.cell, TreeLSTMCell):
-            raise mismatch(
-                TypeError,
-                "GraphedTreeLSTM: the layer is no Tree-LSTM",
-                "NaryTreeLSTM or ChildSumTreeLSTM",
-                type(layer).__name__,
-            )
-        if max_graphs < 1:
-            raise mismatch(ValueError, "GraphedTreeLSTM: no graph may be kept", ">= 1", max_graphs)
+            what, wanted = "the layer is not a Tree-LSTM", "NaryTreeLSTM or ChildSumTreeLSTM"
+            raise mismatch(TypeError, f"GraphedTreeLSTM: {what}", wanted, type(layer).__name__)
+        checked_count("GraphedTreeLSTM: max_graphs", max_graphs)
         super().__init__(layer.cell, layer.direction)
         self.cell: TreeLSTMCell
         self.buckets, self.max_graphs, self._recorder = buckets, max_graphs, recorder
         self.clear()
 
     def clear(self) -> None:
-        """Drops all recorded runs and their memory."""
+        """Drop all recorded runs and their memory."""
         self._runs = RecordedRuns(self.cell, self.max_graphs, self._recorder)
 
     @property
     def num_graphs(self) -> int:
-        """How many recorded runs are kept."""
+        """Number of recorded runs that are kept."""
         return len(self._runs.kept)
 
     def _run(
@@ -286,7 +267,7 @@ class GraphedTreeLSTM(RecursiveLayer):
         order: bool | Tensor,
         return_state: bool,
     ) -> States:
-        """Computes states by graphs where they can be had, otherwise as the layer does."""
+        """Compute states by graphs if possible, otherwise as the layer does."""
         form, states = self._padded(schedule), None
         if form is not None:
             place = form.node_place if order is False else form.level_place
@@ -304,24 +285,28 @@ class GraphedTreeLSTM(RecursiveLayer):
         return padded_form(schedule)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leaves the recorded runs behind: a copy records its own."""
+        """Leave out the recorded runs: a copy records its own."""
         return {name: value for name, value in vars(self).items() if name != "_runs"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restores the layer."""
+        """Restore the layer."""
         super().__setstate__(state)
         self.clear()
 
 
-class Lease:
-    """Keeps the memory of all runs of a cell for one call, from its way there to its way back."""
+@dataclass(eq=False)
+class _Call:
+    """One call of a run; reserves the memory of all runs of a cell until backward has run."""
 
-    def __init__(self, run: RecordedRun) -> None:
-        self.run, self.open = run, True
+    run: RecordedRun
+    form: PaddedForm
+    place: Tensor
+    parts: int
+    open: bool = True
 
 
 class RecordedRuns:
-    """Keeps the recorded runs of one cell, which share one pool of memory."""
+    """The recorded runs of one cell, which share one pool of memory."""
 
     def __init__(
         self, cell: TreeLSTMCell, most: int, recorder: Callable[[torch.device], Recorder]
@@ -331,23 +316,22 @@ class RecordedRuns:
         self.addresses: tuple[Any, ...] = ()
         self.recorder: Recorder | None = None
         self.totals: list[Tensor] = []
-        self.waiting: weakref.ref[Lease] | None = None
+        self.waiting: weakref.ref[_Call] | None = None
 
     def run(
         self, rows: Tensor, form: PaddedForm, place: Tensor, with_memory: bool
     ) -> tuple[Tensor, ...] | None:
-        """Runs a padded batch."""
-        lease = None if self.waiting is None else self.waiting()
-        if lease is not None and lease.open:
+        """Run a padded batch; None while another call waits for its backward pass."""
+        call = None if self.waiting is None else self.waiting()
+        if call is not None and call.open:
             return None
         mode = self._mode(rows)
         run = self._run(mode, rows, form)
         parts = 2 if with_memory else 1
         if not mode.with_gradient:
-            return run.forwards(form, rows, place, parts)
-        lease = Lease(run)
-        self.waiting = weakref.ref(lease)
-        call = _Call(lease, form, place, parts)
+            return run.forward(form, rows, place, parts)
+        call = _Call(run, form, place, parts)
+        self.waiting = weakref.ref(call)
         found: tuple[Tensor, ...] = _Replayed.apply(rows, call, *run.wanted)
         return found
 
@@ -387,35 +371,24 @@ class RecordedRuns:
         return run
 
 
-class _Call(NamedTuple):
-    lease: Lease
-    form: PaddedForm
-    place: Tensor
-    parts: int
-
-
 class _Replayed(Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, call: _Call, *parameters: Tensor) -> tuple[Tensor, ...]:
-        # Kept for nothing but the checks of autograd: not changed before the way back.
+        # Saved only for the check of autograd that they are unchanged in the backward pass.
         ctx.save_for_backward(*parameters)
         ctx.call = call
         ctx.set_materialize_grads(False)
-        return call.lease.run.forwards(call.form, rows, call.place, call.parts)
+        return call.run.forward(call.form, rows, call.place, call.parts)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         refuse_second_derivative()
-        lease, form, place, _ = ctx.call
-        _ = ctx.saved_tensors
-        if not lease.open:
-            raise mismatch(
-                RuntimeError,
-                "GraphedTreeLSTM: the way back was taken before",
-                "one backward() for each forward(), whose values are gone after it",
-                "retain_graph=True and another backward()",
-                hint="add up the losses, or use the layer without graphs",
-            )
-        of_rows, of_parameters = lease.run.backwards(form, grads, place)
-        lease.open = False
+        call, _ = ctx.call, ctx.saved_tensors
+        if not call.open:
+            what, got = "backward() was called before", "retain_graph=True and another backward()"
+            wanted = "one backward() per forward(), as it frees the values"
+            hint = "add up the losses, or use the layer without graphs"
+            raise mismatch(RuntimeError, f"GraphedTreeLSTM: {what}", wanted, got, hint=hint)
+        of_rows, of_parameters = call.run.backward(call.form, grads, call.place)
+        call.open = False
         return of_rows, None, *of_parameters

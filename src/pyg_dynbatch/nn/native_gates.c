@@ -66,8 +66,8 @@ INLINE float tangent(float x)
 struct nodes {
     int64_t width;
     int64_t arity; /* Child places of a node; -1 for any number of children; 0 for leaves. */
-    float *hidden, *memory, *squashed;
-    const float *keep;
+    float *hidden, *memory, *activated;
+    const float *dropout_mask;
     const int64_t *index, *starts;
     const float *all_hidden, *cells; /* h and c of all nodes, to be read by `index`. */
     float *gathered, *sums;
@@ -146,7 +146,7 @@ INLINE void add(int64_t count, rows_t rows, given_t more)
         rows[k] += more[k];
 }
 
-INLINE void candidate_of(int64_t width, rows_t gates, given_t keep, rows_t memory)
+INLINE void candidate_of(int64_t width, rows_t gates, given_t dropout_mask, rows_t memory)
 {
     rows_t u = gates, i = gates + width, o = gates + 2 * width;
     #pragma omp simd
@@ -158,10 +158,10 @@ INLINE void candidate_of(int64_t width, rows_t gates, given_t keep, rows_t memor
         o[k] = logistic(o[k]);
         memory[k] = u[k] * i[k];
     }
-    if (keep) {
+    if (dropout_mask) {
         #pragma omp simd
         for (int64_t k = 0; k < width; k++)
-            memory[k] *= keep[k];
+            memory[k] *= dropout_mask[k];
     }
 }
 
@@ -176,12 +176,12 @@ INLINE void carry(int64_t width, rows_t forget, given_t own, given_t cell, rows_
     }
 }
 
-INLINE void finish(int64_t width, given_t o, given_t memory, rows_t squashed, rows_t hidden)
+INLINE void finish(int64_t width, given_t o, given_t memory, rows_t activated, rows_t hidden)
 {
     #pragma omp simd
     for (int64_t k = 0; k < width; k++) {
-        squashed[k] = tangent(memory[k]);
-        hidden[k] = o[k] * squashed[k];
+        activated[k] = tangent(memory[k]);
+        hidden[k] = o[k] * activated[k];
     }
 }
 
@@ -200,13 +200,13 @@ void tree_lstm_forward(const struct nodes *all, int64_t first_row, int64_t size,
         const float *input = own && row < filled ? own + row * 4 * width : 0;
         if (input)
             add(3 * width, mine, input);
-        candidate_of(width, mine, all->keep ? all->keep + here : 0, c);
+        candidate_of(width, mine, all->dropout_mask ? all->dropout_mask + here : 0, c);
         int64_t first, behind;
         children_of(all, at, row, &first, &behind);
         for (int64_t child = first; child < behind; child++)
             carry(width, forget_of(all, gates, forget, row, child, first),
                   input ? input + 3 * width : 0, all->cells + index[child] * width, c);
-        finish(width, mine + 2 * width, c, all->squashed + here, all->hidden + here);
+        finish(width, mine + 2 * width, c, all->activated + here, all->hidden + here);
     }
 }
 
@@ -241,7 +241,7 @@ void tree_lstm_sum_equal(const struct incoming *given, const int64_t *cell, int6
 }
 
 /* The gradient of o goes to its place; that of c waits where the gradient of i will go. */
-INLINE void down_to_memory(int64_t width, given_t o, given_t squashed, given_t of_h,
+INLINE void down_to_memory(int64_t width, given_t o, given_t activated, given_t of_h,
                            given_t of_h_too, given_t of_c, given_t of_c_too, rows_t to_o,
                            rows_t total)
 {
@@ -255,8 +255,8 @@ INLINE void down_to_memory(int64_t width, given_t o, given_t squashed, given_t o
     #pragma omp simd
     for (int64_t k = 0; k < width; k++) {
         float h = total[k];
-        to_o[k] = h * squashed[k] * o[k] * (1.0f - o[k]);
-        total[k] = of_c[k] + h * o[k] * (1.0f - squashed[k] * squashed[k]);
+        to_o[k] = h * activated[k] * o[k] * (1.0f - o[k]);
+        total[k] = of_c[k] + h * o[k] * (1.0f - activated[k] * activated[k]);
     }
     if (of_c_too)
         add(width, total, of_c_too);
@@ -272,13 +272,13 @@ INLINE void down_to_child(int64_t width, given_t total, given_t forget, given_t 
     }
 }
 
-INLINE void down_to_products(int64_t width, given_t u, given_t i, given_t keep, rows_t to_u,
+INLINE void down_to_products(int64_t width, given_t u, given_t i, given_t dropout_mask, rows_t to_u,
                              rows_t to_i)
 {
-    if (keep) {
+    if (dropout_mask) {
         #pragma omp simd
         for (int64_t k = 0; k < width; k++)
-            to_i[k] *= keep[k];
+            to_i[k] *= dropout_mask[k];
     }
     #pragma omp simd
     for (int64_t k = 0; k < width; k++) {
@@ -303,7 +303,7 @@ void tree_lstm_backward(const struct nodes *all, const struct incoming *given, i
         const int64_t from = (given->place ? given->place[number] : number) * width;
         const float *u = gates + row * columns(all), *i = u + width, *o = i + width;
         float *to_u = grads + row * columns(all), *to_i = to_u + width, *to_o = to_i + width;
-        down_to_memory(width, o, all->squashed + here, given->hidden + from,
+        down_to_memory(width, o, all->activated + here, given->hidden + from,
                        of_h ? of_h + number * given->outside_hidden_row : 0, given->memory + from,
                        of_c ? of_c + number * given->outside_memory_row : 0, to_o, to_i);
         int64_t first, behind;
@@ -313,6 +313,6 @@ void tree_lstm_backward(const struct nodes *all, const struct incoming *given, i
                           all->cells + index[child] * width,
                           forget_of(all, grads, to_forget, row, child, first),
                           to_cells + child * width);
-        down_to_products(width, u, i, all->keep ? all->keep + here : 0, to_u, to_i);
+        down_to_products(width, u, i, all->dropout_mask ? all->dropout_mask + here : 0, to_u, to_i);
     }
 }

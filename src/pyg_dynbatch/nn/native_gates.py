@@ -1,4 +1,4 @@
-"""Gates and whole levels of small fused runs in C, with the BLAS of torch."""
+"""Gates and whole levels of small fused runs in C, with the BLAS of torch; float32 on CPUs."""
 
 import ctypes
 import logging
@@ -7,177 +7,206 @@ from collections.abc import Sequence
 from ctypes import POINTER, byref, c_int, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from pyg_dynbatch.nn.fused_plan import (
-    Block,
-    Downward,
-    FusedPlan,
-    Gates,
-    Incoming,
-    NodeRows,
-    Outgoing,
-)
-
-_ROWS = ("hidden", "memory", "squashed")
-_OF_CHILDREN = ("index", "starts", "all_hidden", "cells", "gathered", "sums")
-
-
-class _Nodes(ctypes.Structure):
-    """What all blocks of a pass share, as in C."""
-
-    _fields_ = [
-        ("width", c_int64),
-        ("arity", c_int64),
-        *((name, c_void_p) for name in (*_ROWS, "keep", *_OF_CHILDREN)),
-    ]
-
-
-class _Given(ctypes.Structure):
-    """The gradients that come in, as in C."""
-
-    _fields_ = [
-        *((name, c_void_p) for name in ("hidden", "memory", "place")),
-        *((name, c_void_p) for name in ("outside_hidden", "outside_memory")),
-        *((name, c_int64) for name in ("outside_hidden_row", "outside_memory_row")),
-    ]
-
-
-def declare(library: ctypes.CDLL) -> None:
-    """Tells the types of the functions of ``native_gates.c``, a part of ``native_levels.c``."""
-    block = [c_int64] * 4
-    library.tree_lstm_gather.argtypes = [POINTER(_Nodes), *block, c_int]
-    library.tree_lstm_forward.argtypes = [POINTER(_Nodes), *block, *[c_void_p] * 3, c_int64, c_int]
-    library.tree_lstm_backward.argtypes = [
-        POINTER(_Nodes),
-        POINTER(_Given),
-        *block,
-        *[c_void_p] * 5,
-        c_int,
-    ]
-    library.tree_lstm_sum_equal.argtypes = [
-        POINTER(_Given), c_void_p, *[c_int64] * 2, *[c_void_p] * 2, c_int,
-    ]  # fmt: skip
-    for name in ("gather", "forward", "backward", "sum_equal"):
-        getattr(library, f"tree_lstm_{name}").restype = None
-
-
-class NativeGates:
-    """Computes gates by compiled C, in float32 on CPUs."""
-
-    squashes: ClassVar[bool] = False
-    """C squashes, not the product."""
-
-    def __init__(self, library: ctypes.CDLL, nodes: NodeRows) -> None:
-        self.library, self.threads = library, torch.get_num_threads()
-        keep = None if nodes.keep is None else nodes.keep.to(nodes.squashed.dtype).contiguous()
-        # C is given addresses, so what stands there is held.
-        self._held: list[object] = [nodes, keep]
-        self.nodes = _Nodes(nodes.squashed.size(1), 0)
-        self._set(self.nodes, (*_ROWS, "keep"), (*nodes[:3], keep))
-        children = nodes.children
-        if children is not None:
-            plan = children.plan
-            ragged = plan.arity is None
-            self.nodes.arity = -1 if ragged else plan.arity
-            starts = plan.child_start if ragged else None
-            found = (plan.children, starts, *children[1:])
-            self._set(self.nodes, _OF_CHILDREN, found)
-        self._given: tuple[Incoming, _Given] | None = None
-
-    def gather(self, block: Block) -> None:
-        """Gathers h of the children of a block, and sums it up where that is wanted."""
-        first, size, _, _, edge, edges, _ = block
-        self.library.tree_lstm_gather(self.nodes, first, size, edge, edges, self.threads)
-
-    def forward(self, block: Block, gates: Gates) -> None:
-        """Activates the gates in place, and writes the states."""
-        first, size, _, filled, edge, edges, _ = block
-        rows, forget, own, _ = gates
-        self.library.tree_lstm_forward(
-            self.nodes, first, size, edge, edges, rows.data_ptr(), address_of(forget),
-            address_of(own), filled, self.threads,
-        )  # fmt: skip
-
-    def backward(self, block: Block, gates: Gates, given: Incoming, wanted: Outgoing) -> None:
-        """Writes gradients, from the activated gates."""
-        first, size, _, _, edge, edges, _ = block
-        if self._given is None or self._given[0] is not given:
-            self._given = given, self.incoming(given)
-        rows, forget, memory = wanted
-        self.library.tree_lstm_backward(
-            self.nodes, self._given[1], first, size, edge, edges, gates.rows.data_ptr(),
-            address_of(gates.forget), rows.data_ptr(), address_of(forget), address_of(memory),
-            self.threads,
-        )  # fmt: skip
-
-    def sum_equal(self, given: Incoming, cell: Tensor, cells: int) -> Incoming:
-        """Adds up the gradients of equal leaves, always in the same order."""
-        width, cell = given.hidden.size(1), cell.contiguous()
-        hidden, memory = (given.hidden.new_zeros(cells, width) for _ in range(2))
-        self.library.tree_lstm_sum_equal(
-            self.incoming(given), cell.data_ptr(), cell.size(0), width,
-            hidden.data_ptr(), memory.data_ptr(), self.threads,
-        )  # fmt: skip
-        return Incoming(hidden, memory)
-
-    def incoming(self, given: Incoming) -> _Given:
-        """The gradients that come in, as C reads them."""
-        found = _Given()
-        self._set(found, ("hidden", "memory", "place"), given[:3])
-        for name, rows in zip(("outside_hidden", "outside_memory"), given.outside, strict=True):
-            if rows is not None:
-                # A gradient may be one number, read again and again, or negated when it is read.
-                rows = rows.resolve_neg()
-                rows = rows if rows.stride(1) == 1 else rows.contiguous()
-                setattr(found, f"{name}_row", rows.stride(0))
-                self._set(found, (name,), (rows,))
-        return found
-
-    def _set(self, structure: Any, names: Sequence[str], tensors: Sequence[Tensor | None]) -> None:
-        self._held += tensors
-        for name, rows in zip(names, tensors, strict=True):
-            setattr(structure, name, address_of(rows))
-
-
-def address_of(rows: Tensor | None) -> int | None:
-    """Gives the address of the first number, for C; None for no tensor."""
-    return None if rows is None else rows.data_ptr()
-
+from pyg_dynbatch.core.native import native_library
+from pyg_dynbatch.nn.fused_gates import Block, Gates, Nodes, StateGradients, TorchGates
 
 SOURCE = Path(__file__).with_name("native_levels.c")
 
 _log = logging.getLogger(__name__)
 
 
+def _pointers(*names: str) -> list[tuple[str, Any]]:
+    return [(name, c_void_p) for name in names]
+
+
+class _Nodes(ctypes.Structure):
+    """``struct nodes`` in C: what all blocks of a pass share."""
+
+    _fields_ = [
+        ("width", c_int64),
+        ("arity", c_int64),
+        *_pointers("hidden", "memory", "activated", "dropout_mask", "index", "starts"),
+        *_pointers("all_hidden", "cells", "gathered", "sums"),
+    ]
+
+
+class _Given(ctypes.Structure):
+    """``struct incoming`` in C: the gradients of states."""
+
+    _fields_ = [
+        *_pointers("hidden", "memory", "place", "outside_hidden", "outside_memory"),
+        ("outside_hidden_row", c_int64),
+        ("outside_memory_row", c_int64),
+    ]
+
+
 class _Levels(ctypes.Structure):
-    """What all levels share, as in C."""
+    """``struct levels`` in C: what all levels share."""
 
     _fields_ = [
         ("multiply", c_void_p),
         ("count", c_int64),
-        *((name, c_void_p) for name in ("blocks", "weight", "bias", "weight_forget")),
-        *((name, c_void_p) for name in ("bias_forget", "own", "gates", "forget")),
+        *_pointers("blocks", "weight", "bias", "weight_forget", "bias_forget"),
+        *_pointers("own", "gates", "forget"),
         ("kept", c_int64),
-        *((name, c_void_p) for name in ("grads", "to_forget", "to_memory", "to_hidden", "to_sums")),
+        *_pointers("grads", "to_forget", "to_memory", "to_hidden", "to_sums"),
     ]
 
 
-class LevelWeights(NamedTuple):
-    """Weight and bias of the children of inner nodes, ``[column, inner]`` and ``[column]``."""
+def _set(structure: ctypes.Structure, **tensors: Tensor | None) -> None:
+    for name, rows in tensors.items():
+        setattr(structure, name, _address(rows))
 
-    weight: Tensor
-    bias: Tensor | None = None
-    forget: Tensor | None = None
-    forget_bias: Tensor | None = None
 
-    def contiguous(self) -> "LevelWeights":
-        """As C reads them."""
-        others = (part if part is None else _plain(part) for part in self[1:])
-        return LevelWeights(_plain(self.weight), *others)
+def _address(rows: Tensor | None) -> int | None:
+    """The address of the first number; None for no tensor."""
+    return None if rows is None else rows.data_ptr()
+
+
+@cache
+def gates_library() -> ctypes.CDLL | None:
+    """Build and load ``native_levels.c``; None where that fails."""
+    library = native_library(SOURCE)
+    if library is None:
+        return None
+    block = [c_int64] * 4
+    nodes, given, levels = POINTER(_Nodes), POINTER(_Given), POINTER(_Levels)
+    arguments: dict[str, list[Any]] = {
+        "gather": [nodes, *block],
+        "forward": [nodes, *block, *[c_void_p] * 3, c_int64],
+        "backward": [nodes, given, *block, *[c_void_p] * 5],
+        "sum_equal": [given, c_void_p, c_int64, c_int64, c_void_p, c_void_p],
+        "forward_levels": [nodes, levels],
+        "backward_levels": [nodes, given, levels],
+    }
+    for name, types in arguments.items():
+        function = getattr(library, f"tree_lstm_{name}")
+        function.argtypes, function.restype = [*types, c_int], None
+    return library
+
+
+class NativeGates(TorchGates):
+    """Compute gates by compiled C."""
+
+    activates: ClassVar[bool] = False
+    """C activates, not the product."""
+
+    def __init__(self, library: ctypes.CDLL, nodes: Nodes) -> None:
+        super().__init__(nodes)
+        self.library, self.threads = library, torch.get_num_threads()
+        plan, mask = nodes.plan, nodes.dropout_mask
+        if mask is not None:
+            mask = mask.to(nodes.activated.dtype).contiguous()
+        # C reads addresses, so the tensors are kept alive.
+        self._held: list[object] = [mask]
+        self.rows = _Nodes(nodes.activated.size(1), 0)
+        _set(self.rows, hidden=nodes.hidden, memory=nodes.memory, activated=nodes.activated)
+        _set(self.rows, dropout_mask=mask)
+        if nodes.child_memory is not None:
+            self.rows.arity = -1 if plan.ragged else plan.arity
+            starts = plan.child_start if plan.ragged else None
+            _set(self.rows, index=plan.children, starts=starts, all_hidden=nodes.child_hidden)
+            _set(self.rows, cells=nodes.child_memory, gathered=nodes.gathered, sums=nodes.sums)
+        self._given: tuple[StateGradients, _Given] | None = None
+
+    def gather(self, block: Block) -> None:
+        """Gather h of the children of a block, and sum it where sums are wanted."""
+        first, size, _, _, edge, edges, _ = block
+        self.library.tree_lstm_gather(self.rows, first, size, edge, edges, self.threads)
+
+    def forward(self, block: Block, gates: Gates) -> None:
+        """Activate the gates in place, and write the states."""
+        first, size, _, filled, edge, edges, _ = block
+        rows, forget, own, *_ = gates
+        self.library.tree_lstm_forward(
+            self.rows, first, size, edge, edges, rows.data_ptr(), _address(forget),
+            _address(own), filled, self.threads,
+        )  # fmt: skip
+
+    def backward(self, block: Block, gates: Gates, given: StateGradients, grads: Gates) -> None:
+        """Write the gradients of products, and those of the children's memory."""
+        first, size, _, _, edge, edges, _ = block
+        if self._given is None or self._given[0] is not given:
+            self._given = given, self.incoming(given)
+        self.library.tree_lstm_backward(
+            self.rows, self._given[1], first, size, edge, edges, gates.rows.data_ptr(),
+            _address(gates.forget), grads.rows.data_ptr(), _address(grads.forget),
+            _address(grads.child_memory), self.threads,
+        )  # fmt: skip
+
+    def sum_equal(self, given: StateGradients, cell: Tensor, cells: int) -> StateGradients:
+        """Sum the gradients of equal leaves, always in the same order."""
+        width, cell = given.hidden.size(1), cell.contiguous()
+        hidden, memory = (given.hidden.new_zeros(cells, width) for _ in range(2))
+        self.library.tree_lstm_sum_equal(
+            self.incoming(given), cell.data_ptr(), cell.size(0), width,
+            hidden.data_ptr(), memory.data_ptr(), self.threads,
+        )  # fmt: skip
+        return StateGradients(hidden, memory)
+
+    def incoming(self, given: StateGradients) -> _Given:
+        """The gradients of states, as C reads them."""
+        found = _Given()
+        self._held += given.hidden, given.memory, given.place
+        _set(found, hidden=given.hidden, memory=given.memory, place=given.place)
+        for name, rows in zip(("outside_hidden", "outside_memory"), given.outside, strict=True):
+            if rows is not None:
+                # A gradient may be one number, read again and again, or negated when it is read.
+                rows = rows.resolve_neg()
+                rows = rows if rows.stride(1) == 1 else rows.contiguous()
+                self._held.append(rows)
+                setattr(found, f"{name}_row", rows.stride(0))
+                setattr(found, name, rows.data_ptr())
+        return found
+
+
+def forward_levels(
+    library: ctypes.CDLL, nodes: Nodes, weight: Tensor, bias: Tensor, own: Tensor | None
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Compute all inner nodes; return their gates, and those of any number of children."""
+    plan, kernels = nodes.plan, NativeGates(library, nodes)
+    weight, bias = _plain(weight), _plain(bias)
+    rows, places = plan.inner, plan.places
+    if not plan.with_backward:
+        rows = max((block.size for block in plan.blocks), default=0)
+        places = max((block.edges for block in plan.blocks), default=0)
+    levels, columns = _levels(nodes, weight, bias)
+    gates, forgets = weight.new_empty(rows, columns), []
+    if plan.ragged:
+        forgets = [weight.new_empty(places, weight.size(1))]
+    _set(levels, own=own, gates=gates, forget=forgets[0] if forgets else None)
+    levels.kept = plan.with_backward
+    library.tree_lstm_forward_levels(kernels.rows, levels, kernels.threads)
+    return [gates], forgets
+
+
+def backward_levels(
+    library: ctypes.CDLL,
+    nodes: Nodes,
+    weight: Tensor,
+    gates: Sequence[Tensor],
+    grads: Gates,
+    given: StateGradients,
+) -> None:
+    """Compute the gradients of all inner nodes, and those of their children's states."""
+    plan, kernels = nodes.plan, NativeGates(library, nodes)
+    weight = _plain(weight)
+    levels, _ = _levels(nodes, weight)
+    to_hidden, to_memory = given.room(0, plan.places)
+    sums = None
+    if plan.ragged:
+        most = max((block.size for block in plan.blocks), default=0)
+        sums = to_hidden.new_empty(most, to_hidden.size(1))
+        levels.forget = gates[1].data_ptr()
+    _set(levels, gates=gates[0], grads=grads.rows, to_forget=grads.forget)
+    _set(levels, to_memory=to_memory, to_hidden=to_hidden, to_sums=sums)
+    incoming = kernels.incoming(given.of_nodes(plan.leaves, plan.inner))
+    library.tree_lstm_backward_levels(kernels.rows, incoming, levels, kernels.threads)
 
 
 def _plain(rows: Tensor) -> Tensor:
@@ -185,17 +214,21 @@ def _plain(rows: Tensor) -> Tensor:
     return rows.resolve_neg().contiguous()
 
 
-def declare_levels(library: ctypes.CDLL) -> None:
-    """Tells the types of the functions of ``native_levels.c``."""
-    library.tree_lstm_forward_levels.argtypes = [c_void_p, POINTER(_Levels), c_int]
-    library.tree_lstm_backward_levels.argtypes = [c_void_p, c_void_p, POINTER(_Levels), c_int]
-    for function in (library.tree_lstm_forward_levels, library.tree_lstm_backward_levels):
-        function.restype = None
+def _levels(nodes: Nodes, weight: Tensor, bias: Tensor | None = None) -> tuple[_Levels, int]:
+    """What all levels share, and the number of columns of the gates in a node's row."""
+    plan, columns = nodes.plan, weight.size(0)
+    found = _Levels(multiply_address(), len(plan.blocks), ctypes.addressof(plan.table))
+    if plan.ragged:
+        columns = 3 * nodes.activated.size(1)
+        _set(found, weight_forget=weight[columns:])
+        _set(found, bias_forget=None if bias is None else bias[columns:])
+    _set(found, weight=weight, bias=bias)
+    return found, columns
 
 
 @cache
 def multiply_address() -> int | None:
-    """Finds ``sgemm`` in the libraries that torch has loaded."""
+    """Find ``sgemm`` in the libraries that torch has loaded."""
     if sys.byteorder != "little":
         # The low half of a number would not come first.
         return None
@@ -220,65 +253,6 @@ def _multiplies(function: object) -> bool:
     sizes = [byref(c_int64(size)) for size in (4, 2, 3)]
     three, four = (byref(c_int64(size)) for size in (3, 4))
     one = byref(ctypes.c_float(1))
-    rows = (c_void_p(part.data_ptr()) for part in (right, left, found))
-    weight, given, out = rows
+    weight, given, out = (c_void_p(part.data_ptr()) for part in (right, left, found))
     function(b"T", b"N", *sizes, one, weight, three, given, three, one, out, four)  # type: ignore[operator]
     return torch.equal(found, left @ right.t() + 1)
-
-
-def forward_levels(
-    library: ctypes.CDLL,
-    plan: FusedPlan,
-    nodes: NodeRows,
-    weights: LevelWeights,
-    own: Tensor | None,
-) -> list[Tensor]:
-    """Computes all inner nodes."""
-    weights = weights.contiguous()
-    rows, places = plan.inner, plan.places
-    if not plan.keep:
-        rows = max((block.size for block in plan.blocks), default=0)
-        places = max((block.edges for block in plan.blocks), default=0)
-    gates = [weights.weight.new_empty(rows, weights.weight.size(0))]
-    if weights.forget is not None:
-        gates.append(weights.forget.new_empty(places, weights.forget.size(0)))
-    kernels = NativeGates(library, nodes)
-    levels = _levels(plan, weights)
-    _set(levels, ("own", "gates", "forget"), (own, *gates))
-    levels.kept = plan.keep
-    library.tree_lstm_forward_levels(byref(kernels.nodes), levels, kernels.threads)
-    return gates
-
-
-def backward_levels(
-    library: ctypes.CDLL,
-    nodes: NodeRows,
-    weights: LevelWeights,
-    gates: Sequence[Tensor],
-    grads: Sequence[Tensor],
-    down: Downward,
-) -> None:
-    """Computes the gradients of all inner nodes and of what their children gave them."""
-    plan, weights = down.plan, weights.contiguous()
-    kernels = NativeGates(library, nodes)
-    levels = _levels(plan, weights)
-    _set(levels, ("gates", "forget"), gates)
-    _set(levels, ("grads", "to_forget"), grads)
-    to_hidden, to_memory = down.room(0, plan.places)
-    most = max((block.size for block in plan.blocks), default=0)
-    sums = to_hidden.new_empty(most if weights.forget is not None else 0, to_hidden.size(1))
-    _set(levels, ("to_memory", "to_hidden", "to_sums"), (to_memory, to_hidden, sums))
-    given = kernels.incoming(down.incoming(plan.leaves, plan.inner))
-    library.tree_lstm_backward_levels(byref(kernels.nodes), byref(given), levels, kernels.threads)
-
-
-def _levels(plan: FusedPlan, weights: LevelWeights) -> _Levels:
-    found = _Levels(multiply_address(), len(plan.blocks))
-    found.blocks = ctypes.addressof(plan.table)
-    _set(found, ("weight", "bias", "weight_forget", "bias_forget"), weights)
-    return found
-
-
-def _set(levels: _Levels, names: Sequence[str], tensors: Sequence[Tensor | None]) -> None:
-    for name, rows in zip(names, tensors, strict=False):
-        setattr(levels, name, address_of(rows))

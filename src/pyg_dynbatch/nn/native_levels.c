@@ -1,18 +1,18 @@
 /* All levels of a fused Tree-LSTM by one call, for runs whose levels are so narrow that calling
    from Python block by block would take as long as the work. Products are those of the BLAS that
-   torch has brought along; native_levels.py calls this. */
+   torch has brought along; native_gates.py calls this. */
 
 #include "narrow_products.c"
 #include "native_gates.c"
 
 /* sgemm of Fortran, by columns. Whole numbers have 64 bits, of which a BLAS with 32 reads the low
-   ones; native_levels.py multiplies once to see whether that holds. */
+   ones; native_gates.py multiplies once to see whether that holds. */
 typedef void (*multiply_t)(const char *, const char *, const int64_t *, const int64_t *,
                            const int64_t *, const float *, const float *, const int64_t *,
                            const float *, const int64_t *, const float *, float *,
                            const int64_t *);
 
-/* A row of the table of blocks, as in fused_plan.py. */
+/* A row of the table of blocks, as in fused_gates.py. */
 struct level_block {
     int64_t first, size, input, filled, edge, edges, start;
 };

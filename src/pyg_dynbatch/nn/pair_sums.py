@@ -1,9 +1,9 @@
 """Carry rows from atoms to their pairs and back: few gathers and sums, each the other's adjoint.
 
-Every function here multiplies rows by a matrix of zeros and ones that the pairs define, and its
-backward pass multiplies by the transposed matrix, which is another function of this file. All of
-them add up in the order in which a row's parts are listed, so results are the same to the last
-bit at every run, on CPUs and on GPUs, and all can be differentiated any number of times.
+Every function multiplies rows by a matrix of zeros and ones that the pairs define; its backward
+pass multiplies by the transposed matrix, which is another function of this file. All of them sum
+in the order in which a row's parts are listed, so results are the same to the last bit at every
+run, on CPUs and on GPUs, and all can be differentiated any number of times.
 """
 
 from typing import Any, NamedTuple
@@ -20,13 +20,13 @@ _NARROW = (torch.bfloat16, torch.float16)
 
 
 class Lists(NamedTuple):
-    """For every result row the rows to add up: row r adds up those of ``item[ptr[r]:ptr[r+1]]``."""
+    """For every result row the rows to sum: row r is the sum of ``item[ptr[r]:ptr[r+1]]``."""
 
     item: Int[Tensor, " item"]
     ptr: Int[Tensor, " list_1"]
 
-    def add(self, rows: Tensor) -> Tensor:
-        """Adds up rows, list by list; zeros for an empty list."""
+    def sum(self, rows: Tensor) -> Tensor:
+        """Sum rows, list by list; zeros for an empty list."""
         if self.item.numel() == 0 or rows.numel() == 0:
             return rows.new_zeros(self.ptr.numel() - 1, rows.size(1))
         return functional.embedding_bag(
@@ -35,44 +35,47 @@ class Lists(NamedTuple):
 
 
 class _Sum(Function):
-    """Multiplies by a matrix of ones and zeros; the transposed one does the way back."""
+    """Multiply by a matrix of ones and zeros; the backward pass by the transposed one."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, lists: Lists, transposed: Lists) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, lists: Lists, transposed: Lists | None) -> Tensor:
         ctx.lists, ctx.transposed = lists, transposed
-        return lists.add(rows)
+        return lists.sum(rows)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         return _Sum.apply(gradient.contiguous(), ctx.transposed, ctx.lists), None, None
 
 
-def _add(rows: Tensor, lists: Lists, transposed: Lists) -> Tensor:
+def _sum(rows: Tensor, lists: Lists, transposed: Lists | None) -> Tensor:
     return _Sum.apply(rows.contiguous(), lists, transposed)
 
 
-def pair_sum(rows: Float[Tensor, "pair width"], pairs: Pairs) -> Float[Tensor, "atom width"]:
-    """Adds up, for each atom, the rows of all pairs it is in, a self pair once.
+def _in_single(rows: Tensor) -> Tensor:
+    return rows.float() if rows.dtype in _NARROW else rows
 
-    Half precision is added up in single precision.
+
+def pair_sum(rows: Float[Tensor, "pair width"], pairs: Pairs) -> Float[Tensor, "atom width"]:
+    """Sum, for each atom, the rows of all pairs it is in, a self pair once.
+
+    Half precision is summed in single precision.
 
     Example:
         >>> pairs = Pairs.all_pairs([2])
         >>> pair_sum(torch.tensor([[1.0], [10.0], [100.0]]), pairs).flatten().tolist()
         [11.0, 110.0]
     """
-    rows = rows.float() if rows.dtype in _NARROW else rows
-    return _add(rows, Lists(pairs.entry, pairs.ptr), Lists(*pairs.ends))
+    return _sum(_in_single(rows), Lists(pairs.entry, pairs.ptr), Lists(*pairs.ends))
 
 
 def neighbour_sum(rows: Float[Tensor, "atom width"], pairs: Pairs) -> Float[Tensor, "atom width"]:
-    """Adds up, for each atom, the rows of all atoms it is paired with; its own adjoint."""
+    """Sum, for each atom, the rows of all atoms it is paired with; its own adjoint."""
     lists = Lists(pairs.other, pairs.ptr)
-    return _add(rows, lists, lists)
+    return _sum(rows, lists, lists)
 
 
-def _forth(pairs: Pairs) -> Lists:
-    """Lists for each ordered pair its two halves of rows."""
+def _order_lists(pairs: Pairs) -> Lists:
+    """For each ordered pair its two half rows: u of its first atom and v of its second."""
 
     def make() -> Lists:
         first, second = 2 * pairs.first, 2 * pairs.second
@@ -81,11 +84,11 @@ def _forth(pairs: Pairs) -> Lists:
         ptr = torch.arange(0, 4 * pairs.num_pairs + 1, 2, dtype=item.dtype, device=item.device)
         return Lists(item, ptr)
 
-    return pairs.remember("forth", make)
+    return pairs.remember("order_lists", make)
 
 
-def _back(pairs: Pairs) -> Lists:
-    """The transposed lists: where the halves of each atom's row have gone."""
+def _order_lists_transposed(pairs: Pairs) -> Lists:
+    """For each half of an atom's row the ordered pairs that read it."""
 
     def make() -> Lists:
         order, ptr = pairs.orders
@@ -104,68 +107,42 @@ def _back(pairs: Pairs) -> Lists:
         ptr = torch.stack([twice[:-1], twice[:-1] + length], 1).flatten()
         return Lists(item, torch.cat([ptr, twice[-1:]]))
 
-    return pairs.remember("back", make)
-
-
-def _gather_orders(parts: Tensor, forth: Lists) -> Tensor:
-    width = parts.size(1) // 2
-    return forth.add(parts.view(-1, width)).view(2, -1, width)
-
-
-def _sum_orders(rows: Tensor, back: Lists) -> Tensor:
-    width = rows.size(2)
-    return back.add(rows.view(-1, width)).view(-1, 2 * width)
+    return pairs.remember("order_lists_transposed", make)
 
 
 # The lists are made before autograd begins: torch.compile refuses an autograd function that
 # changes anything outside, such as what a plan remembers.
 
 
-def _back_if_recorded(rows: Tensor, pairs: Pairs) -> Lists | None:
-    return _back(pairs) if torch.is_grad_enabled() and rows.requires_grad else None
-
-
-class _OrderGather(Function):
-    @staticmethod
-    def forward(ctx: Any, parts: Tensor, forth: Lists, back: Lists | None) -> Tensor:
-        ctx.lists = forth, back
-        return _gather_orders(parts, forth)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return _OrderSum.apply(gradient.contiguous(), *ctx.lists), None, None
-
-
-class _OrderSum(Function):
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, forth: Lists, back: Lists) -> Tensor:
-        ctx.lists = forth, back
-        return _sum_orders(rows, back)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return _OrderGather.apply(gradient.contiguous(), *ctx.lists), None, None
+def _transposed_if_recorded(rows: Tensor, pairs: Pairs) -> Lists | None:
+    recorded = torch.is_grad_enabled() and rows.requires_grad
+    return _order_lists_transposed(pairs) if recorded else None
 
 
 def order_gather(
     parts: Float[Tensor, "atom parts"], pairs: Pairs
 ) -> Float[Tensor, "two pair width"]:
-    """Adds, for both orders of each pair, one atom's first part and the other's second part."""
-    back = _back_if_recorded(parts, pairs)
-    return _OrderGather.apply(parts.contiguous(), _forth(pairs), back)
+    """Add, for both orders of each pair, one atom's first part and the other's second part."""
+    width, transposed = parts.size(1) // 2, _transposed_if_recorded(parts, pairs)
+    halves = parts.contiguous().view(-1, width)
+    return _sum(halves, _order_lists(pairs), transposed).view(2, -1, width)
 
 
 def order_sum(rows: Float[Tensor, "two pair width"], pairs: Pairs) -> Float[Tensor, "atom parts"]:
-    """Adds up rows of ordered pairs at both atoms; the adjoint of :func:`order_gather`."""
-    rows = rows.float() if rows.dtype in _NARROW else rows
-    return _OrderSum.apply(rows.contiguous(), _forth(pairs), _back(pairs))
+    """Sum rows of ordered pairs at both atoms; the adjoint of :func:`order_gather`."""
+    return _sum_orders(rows, _order_lists(pairs), _order_lists_transposed(pairs))
+
+
+def _sum_orders(rows: Tensor, lists: Lists, transposed: Lists) -> Tensor:
+    width, rows = rows.size(2), _in_single(rows).contiguous()
+    return _sum(rows.view(-1, width), transposed, lists).view(-1, 2 * width)
 
 
 class _OrderReLU(Function):
     @staticmethod
-    def forward(ctx: Any, parts: Tensor, forth: Lists, back: Lists | None) -> Tensor:
-        ctx.lists = forth, back
-        both = _gather_orders(parts, forth).relu_()
+    def forward(ctx: Any, parts: Tensor, lists: Lists, transposed: Lists | None) -> Tensor:
+        ctx.lists, width = (lists, transposed), parts.size(1) // 2
+        both = lists.sum(parts.view(-1, width)).view(2, -1, width).relu_()
         ctx.save_for_backward(both)
         return both[0] + both[1]
 
@@ -173,20 +150,19 @@ class _OrderReLU(Function):
     def backward(ctx: Any, gradient: Tensor) -> Any:
         (both,) = ctx.saved_tensors
         if torch.is_grad_enabled():
-            rows = (both > 0) * gradient
-            rows = rows.float() if rows.dtype in _NARROW else rows
-            return _OrderSum.apply(rows.contiguous(), *ctx.lists), None, None
-        passed = torch.empty_like(both)
-        through = torch.ops.aten.threshold_backward
+            return _sum_orders((both > 0) * gradient, *ctx.lists), None, None
+        passed, width = torch.empty_like(both), both.size(2)
         for order in range(2):
-            through.grad_input(gradient, both[order], 0, grad_input=passed[order])
-        return _sum_orders(passed, ctx.lists[1]), None, None
+            torch.ops.aten.threshold_backward.grad_input(
+                gradient, both[order], 0, grad_input=passed[order]
+            )
+        return ctx.lists[1].sum(passed.view(-1, width)).view(-1, 2 * width), None, None
 
 
 def order_relu(parts: Float[Tensor, "atom parts"], pairs: Pairs) -> Float[Tensor, "pair width"]:
-    """Computes max(u_i + v_j, 0) + max(u_j + v_i, 0) for each pair."""
-    back = _back_if_recorded(parts, pairs)
-    return _OrderReLU.apply(parts.contiguous(), _forth(pairs), back)
+    """Compute max(u_i + v_j, 0) + max(u_j + v_i, 0) for each pair."""
+    transposed = _transposed_if_recorded(parts, pairs)
+    return _OrderReLU.apply(parts.contiguous(), _order_lists(pairs), transposed)
 
 
 class _CodeRows(Function):
@@ -208,7 +184,7 @@ class _CodeSum(Function):
             # Few long lists would keep few processors busy.
             codes = torch.arange(pairs.num_codes, device=rows.device)
             return (codes[:, None] == pairs.code).to(rows.dtype) @ rows
-        return Lists(*pairs.by_code).add(rows)
+        return Lists(*pairs.by_code).sum(rows)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
@@ -216,5 +192,5 @@ class _CodeSum(Function):
 
 
 def code_rows(table: Float[Tensor, "code width"], pairs: Pairs) -> Float[Tensor, "pair width"]:
-    """Looks up each pair's code in a table."""
+    """Look up each pair's code in a table."""
     return _CodeRows.apply(table, pairs)

@@ -25,89 +25,70 @@ _NONE = np.zeros(0, dtype=np.int64)
 
 
 def checked_sizes(name: str, sizes: Sequence[int] | Tensor) -> np.ndarray:
-    """Turns numbers of atoms into an array."""
+    """Convert numbers of atoms to an array, and check them."""
     atoms = np.asarray(sizes.cpu() if isinstance(sizes, Tensor) else sizes, dtype=np.int64)
     if atoms.ndim != 1:
-        raise mismatch(
-            ValueError,
-            f"{name}: sizes are no plain list",
-            "the number of atoms of each molecule",
-            f"an array of shape {list(atoms.shape)}",
-        )
+        wanted, found = "the number of atoms of each molecule", f"shape {list(atoms.shape)}"
+        raise mismatch(ValueError, f"{name}: sizes are not a flat list", wanted, found)
     if atoms.size and atoms.min() < 0:
         example = int(np.argmax(atoms < 0))
-        raise mismatch(
-            ValueError,
-            f"{name}: a molecule has a negative number of atoms",
-            "0 or more",
-            int(atoms[example]),
-            where=f"example {example}",
-        )
+        what, where = f"{name}: a molecule has a negative number of atoms", f"example {example}"
+        raise mismatch(ValueError, what, "0 or more", int(atoms[example]), where=where)
     return atoms
 
 
 def checked_codes(
     pair_code: Tensor, atoms: np.ndarray, kept: Tensor | None, num_codes: int | None
 ) -> tuple[np.ndarray, int]:
-    """Compares codes with the numbers of atoms and of codes."""
+    """Convert codes to an array, and compare them with the numbers of atoms and of codes."""
     stored = atoms * (atoms + 1) // 2
     code = pair_code.detach().cpu().numpy().astype(np.int64)
     if code.size != stored.sum():
-        raise mismatch(
-            ValueError,
-            "Pairs.from_codes: the number of codes does not fit the atoms",
-            f"{int(stored.sum())} codes, N (N + 1) / 2 for N atoms",
-            f"{code.size} codes",
-            where=f"a batch of {atoms.size} molecules with {int(atoms.sum())} atoms",
-            hint="codes of all pairs i <= j with self pairs, whichever of them are used",
-        )
+        what = "Pairs.from_codes: the number of codes does not fit the atoms"
+        wanted = f"{int(stored.sum())} codes, N (N + 1) / 2 for N atoms"
+        where = f"a batch of {atoms.size} molecules with {int(atoms.sum())} atoms"
+        hint = "codes of all pairs i <= j with self pairs, whichever of them are used"
+        raise mismatch(ValueError, what, wanted, f"{code.size} codes", where=where, hint=hint)
     if num_codes is None:
         num_codes = int(code.max(initial=0)) + 1
     outside = (code < 0) | (code >= num_codes)
-    if outside.any() or (kept is not None and kept.numel() != num_codes):
-        wrong = int(np.argmax(outside)) if outside.any() else -1
-        example = int(np.searchsorted(np.cumsum(stored), wrong, side="right"))
-        raise mismatch(
-            ValueError,
-            "Pairs.from_codes: a code is outside of the table",
-            f"codes 0 to {num_codes - 1}",
-            int(code[wrong]) if wrong >= 0 else f"{kept.numel()} in kept",  # type: ignore[union-attr]
-            where=f"example {example}" if wrong >= 0 else "kept",
-            hint="the table with which the codes were made",
-        )
+    what, wanted = "Pairs.from_codes: a code is outside of the table", f"codes 0 to {num_codes - 1}"
+    hint = "the table with which the codes were made"
+    if outside.any():
+        wrong = int(np.argmax(outside))
+        where = f"example {int(np.searchsorted(np.cumsum(stored), wrong, side='right'))}"
+        raise mismatch(ValueError, what, wanted, int(code[wrong]), where=where, hint=hint)
+    if kept is not None and kept.numel() != num_codes:
+        raise mismatch(ValueError, what, wanted, f"{kept.numel()} in kept", where="kept", hint=hint)
     return code, num_codes
 
 
 def triangles(atoms: np.ndarray) -> UpperPairs:
-    """Enumerates all pairs i <= j of each molecule, row by row."""
-    _, left = _places(atoms)
+    """List all pairs i <= j of each molecule, row by row."""
+    left = _atoms_from(atoms)
     first = np.repeat(np.arange(left.size), left)
     column = np.arange(first.size)
-    return UpperPairs(first, first + column - _row_starts(left)[first], column, _NONE)
+    return UpperPairs(first, first + column - _starts(left)[first], column, _NONE)
 
 
-def filtered(half: UpperPairs, keep: np.ndarray | None) -> UpperPairs:
-    """Drops pairs; the code may be left out."""
-    if keep is None:
-        return half
-    chosen = np.flatnonzero(keep)
+def filtered(half: UpperPairs, mask: np.ndarray) -> UpperPairs:
+    """Keep some of the pairs; the code may be left out."""
+    chosen = np.flatnonzero(mask)
     return UpperPairs(*(part[chosen] if part.size else part for part in half))
 
 
 def of_pair_index(pair_index: np.ndarray, num_atoms: int, atoms: np.ndarray) -> UpperPairs:
-    """Sorts a list of pairs, and takes each one once."""
+    """Sort a list of pairs, and take each one once."""
     if pair_index.ndim != 2 or len(pair_index) != 2 or atoms.sum() != num_atoms:
-        raise mismatch(
-            ValueError,
-            "Pairs.from_pair_index: pair_index or sizes have another form",
-            f"pair_index [2, pair], sizes of {num_atoms} atoms together",
-            f"pair_index {list(pair_index.shape)}, sizes of {int(atoms.sum())} atoms",
-        )
+        what = "Pairs.from_pair_index: pair_index or sizes are of another shape"
+        wanted = f"pair_index [2, pair], sizes of {num_atoms} atoms together"
+        found = f"pair_index {list(pair_index.shape)}, sizes of {int(atoms.sum())} atoms"
+        raise mismatch(ValueError, what, wanted, found)
     outside = np.any((pair_index < 0) | (pair_index >= num_atoms), axis=0)
-    _complain("an atom is out of range", f"atoms 0 to {num_atoms - 1}", pair_index, outside)
+    _refuse("an atom is out of range", f"atoms 0 to {num_atoms - 1}", pair_index, outside)
     molecule = np.repeat(np.arange(atoms.size), atoms)[pair_index]
     strange = molecule[0] != molecule[1]
-    _complain("a pair joins two molecules", "two atoms of one molecule", pair_index, strange)
+    _refuse("a pair joins two molecules", "two atoms of one molecule", pair_index, strange)
     low, high = pair_index.min(0), pair_index.max(0)
     key, column = np.unique(low.astype(np.int64) * num_atoms + high, return_index=True)
     first, second = np.divmod(key, max(num_atoms, 1))
@@ -117,16 +98,15 @@ def of_pair_index(pair_index: np.ndarray, num_atoms: int, atoms: np.ndarray) -> 
 def incidence_of(
     half: UpperPairs, atoms: np.ndarray, full: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Lists for every atom the pairs that contain it."""
+    """List for every atom the pairs that contain it: ``ptr``, ``entry`` and ``other``."""
     if full:
-        _, left = _places(atoms)
-        degree = np.repeat(atoms, atoms)
+        left, degree = _atoms_from(atoms), np.repeat(atoms, atoms)
         ptr = np.concatenate([[0], np.cumsum(degree)])
         owner = np.repeat(np.arange(left.size), degree)
-        start = np.repeat(np.repeat(np.cumsum(atoms) - atoms, atoms), degree)
+        start = np.repeat(np.repeat(_starts(atoms), atoms), degree)
         other = np.arange(owner.size) - ptr[owner] + start
         low = np.minimum(owner, other)
-        return ptr, _row_starts(left)[low] + np.maximum(owner, other) - low, other
+        return ptr, _starts(left)[low] + np.maximum(owner, other) - low, other
     number = np.arange(half.first.size)
     proper = np.flatnonzero(half.first != half.second)
     # The pairs in which an atom is the second come before those in which it is the first.
@@ -139,7 +119,7 @@ def incidence_of(
 
 
 def ends_of(half: UpperPairs) -> tuple[np.ndarray, np.ndarray]:
-    """Lists the atoms of each pair, that of a self pair once, and where each pair begins."""
+    """List the atoms of each pair, that of a self pair once, and where each pair begins."""
     ptr = np.concatenate([[0], np.cumsum(2 - (half.first == half.second))])
     end = np.empty(ptr[-1], dtype=np.int64)
     end[ptr[:-1]] = half.first
@@ -150,7 +130,7 @@ def ends_of(half: UpperPairs) -> tuple[np.ndarray, np.ndarray]:
 def orders_of(
     num_pairs: int, ptr: np.ndarray, entry: np.ndarray, other: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Lists for each atom the ordered pairs that begin there, both orders of a self pair."""
+    """List for each atom the ordered pairs that begin there, both orders of a self pair."""
     owner = np.repeat(np.arange(ptr.size - 1), np.diff(ptr))
     alone = other == owner
     end = np.cumsum(1 + alone)
@@ -162,7 +142,7 @@ def orders_of(
 def counts_of(
     code: np.ndarray, incidence: tuple[np.ndarray, np.ndarray, np.ndarray], num_codes: int
 ) -> list[np.ndarray]:
-    """Counts codes atom by atom, and lists the pairs of each code and where each code begins."""
+    """Count codes per atom, and list the pairs of each code and where each code begins."""
     ptr, entry, _ = incidence
     owner = np.repeat(np.arange(ptr.size - 1), np.diff(ptr))
     cells = (ptr.size - 1) * num_codes
@@ -173,58 +153,31 @@ def counts_of(
     return [count, order, np.concatenate([[0], by_code])]
 
 
-def _places(atoms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Gives each atom's place in its molecule, and how many atoms come from it on."""
+def _atoms_from(atoms: np.ndarray) -> np.ndarray:
+    """Count for each atom the atoms of its molecule from it on."""
     size = np.repeat(atoms, atoms)
-    place = np.arange(size.size) - np.repeat(np.cumsum(atoms) - atoms, atoms)
-    return place, size - place
+    return size - np.arange(size.size) + np.repeat(_starts(atoms), atoms)
 
 
-def _row_starts(left: np.ndarray) -> np.ndarray:
-    return np.cumsum(left) - left
+def _starts(lengths: np.ndarray) -> np.ndarray:
+    return np.cumsum(lengths) - lengths
 
 
-def _complain(what: str, expected: str, pair_index: np.ndarray, wrong: Any) -> None:
+def _refuse(what: str, expected: str, pair_index: np.ndarray, wrong: np.ndarray) -> None:
+    """Refuse the first of the wrong columns."""
     if wrong.any():
-        column = int(np.argmax(wrong))
-        raise mismatch(
-            ValueError,
-            f"Pairs.from_pair_index: {what}",
-            expected,
-            f"atoms {pair_index[0, column]} and {pair_index[1, column]}",
-            where=f"column {column}",
-        )
-
-
-class _Layout(NamedTuple):
-    """Lengths of the parts of the plan, in the order in which they lie in it."""
-
-    first: int
-    second: int
-    code: int
-    column: int
-    ptr: int
-    entry: int
-    other: int
-    atom_ptr: int
-    end: int
-    end_ptr: int
-    order_entry: int
-    order_ptr: int
-    code_count: int
-    code_order: int
-    code_ptr: int
+        column, what = int(np.argmax(wrong)), f"Pairs.from_pair_index: {what}"
+        got = f"atoms {pair_index[0, column]} and {pair_index[1, column]}"
+        raise mismatch(ValueError, what, expected, got, where=f"column {column}")
 
 
 class Pairs(MovablePlan):
-    """Lists the pairs of atoms of a mini-batch, each unordered pair once, in one int32 tensor.
+    """The pairs of atoms of a mini-batch, each unordered pair once, in one int32 tensor.
 
-    A weave layer needs to know, for every pair, its two atoms, and for every atom, the pairs it
-    is in. Both are made here, in the loader's workers: a plan holds no floating-point numbers
-    and no parameters, and moves to the device in one copy. Pairs lie molecule by molecule and
-    row by row: sorted by ``first`` and then by ``second``, with ``first <= second``. An atom may
-    be paired with itself; the pairs of one atom are in rising order, so that sums over them are
-    the same to the last bit at every run.
+    For every pair its two atoms, and for every atom its pairs: made in loader workers, without
+    parameters, and moved to the device in one copy. Pairs are sorted by ``first`` and then by
+    ``second``, with ``first <= second``. An atom may be paired with itself; the pairs of one atom
+    are in ascending order, so that sums over them are the same to the last bit at every run.
 
     Made by :meth:`all_pairs`, :meth:`from_codes` or :meth:`from_pair_index`.
 
@@ -232,9 +185,12 @@ class Pairs(MovablePlan):
         plan: All numbers, int32, flat.
         num_atoms: Number of atoms of the mini-batch.
         num_pairs: Number of unordered pairs that are used.
-        num_molecules: Number of molecules; some may be without pairs or without atoms.
+        num_molecules: Number of molecules, some of which may have no pairs or no atoms.
         num_entries: Number of ordered pairs; an atom with itself is one, all others are two.
         num_codes: Number of different pair codes; 0 for pairs without codes.
+
+    Raises:
+        AttributeError: If codes are read of pairs that were made without codes.
 
     Example:
         >>> pairs = Pairs.all_pairs([2, 1])
@@ -261,34 +217,36 @@ class Pairs(MovablePlan):
         self.plan = plan
         self.num_atoms, self.num_pairs, self.num_molecules = num_atoms, num_pairs, num_molecules
         self.num_entries, self.num_codes = num_entries, num_codes
-        lengths = (
-            num_pairs,
-            num_pairs,
-            num_pairs if num_codes else 0,
-            num_pairs,
-            num_atoms + 1,
-            num_entries,
-            num_entries,
-            num_molecules + 1,
-            num_entries,
-            num_pairs + 1,
-            2 * num_pairs,
-            num_atoms + 1,
-            num_atoms * num_codes,
-            num_pairs if num_codes else 0,
-            num_codes + 1 if num_codes else 0,
-        )
-        ends = np.cumsum((0, *lengths)).tolist()
-        if plan.numel() != ends[-1]:
-            raise mismatch(ValueError, "Pairs: the plan has another length", ends[-1], plan.numel())
-        self._layout = tuple(zip(ends, lengths, strict=False))
+        coded = num_pairs if num_codes else 0
+        lengths = {
+            "first": num_pairs,
+            "second": num_pairs,
+            "code": coded,
+            "column": num_pairs,
+            "ptr": num_atoms + 1,
+            "entry": num_entries,
+            "other": num_entries,
+            "atom_ptr": num_molecules + 1,
+            "end": num_entries,
+            "end_ptr": num_pairs + 1,
+            "order_entry": 2 * num_pairs,
+            "order_ptr": num_atoms + 1,
+            "code_count": num_atoms * num_codes,
+            "code_order": coded,
+            "code_ptr": num_codes + 1 if num_codes else 0,
+        }
+        starts = np.cumsum((0, *lengths.values())).tolist()
+        if plan.numel() != starts[-1]:
+            what = "Pairs: the plan is of another length"
+            raise mismatch(ValueError, what, starts[-1], plan.numel())
+        self._layout = dict(zip(lengths, zip(starts, lengths.values(), strict=False), strict=True))
         self._remembered: dict[Any, Any] = {}
 
     # Making.
 
     @classmethod
     def all_pairs(cls, sizes: Sequence[int] | Tensor, self_pairs: bool = True) -> "Pairs":
-        """Pairs all atoms of each molecule with one another.
+        """Pair all atoms of each molecule with each other.
 
         Args:
             sizes: Number of atoms of each molecule.
@@ -306,8 +264,9 @@ class Pairs(MovablePlan):
         """
         atoms = checked_sizes("Pairs.all_pairs", sizes)
         half = triangles(atoms)
-        keep = None if self_pairs else half.first != half.second
-        return cls._of_half(filtered(half, keep), atoms, 0, full=self_pairs)
+        if not self_pairs:
+            half = filtered(half, half.first != half.second)
+        return cls._of_half(half, atoms, 0, full=self_pairs)
 
     @classmethod
     def from_codes(
@@ -317,17 +276,17 @@ class Pairs(MovablePlan):
         kept: Bool[Tensor, " code"] | None = None,
         num_codes: int | None = None,
     ) -> "Pairs":
-        """Pairs atoms by the codes of all their pairs.
+        """Pair atoms by the codes of all their pairs.
 
         Args:
             pair_code: Codes of all pairs i <= j, self pairs included, row by row of the upper
-                triangle, ``N (N + 1) / 2`` a molecule, one molecule after another.
+                triangle, ``N (N + 1) / 2`` per molecule, one molecule after another.
             sizes: Number of atoms N of each molecule.
-            kept: For every code whether its pairs are used; all are, if left out.
+            kept: For every code whether its pairs are used; all by default.
             num_codes: Number of codes; the length of ``kept``, else one more than the largest.
 
         Returns:
-            The pairs with their codes; ``column`` tells each one's place in ``pair_code``.
+            The pairs with their codes; ``column`` is each one's place in ``pair_code``.
 
         Raises:
             ValueError: If the number of codes does not fit the sizes, or a code is too large.
@@ -342,9 +301,10 @@ class Pairs(MovablePlan):
         if num_codes is None and kept is not None:
             num_codes = kept.numel()
         code, num_codes = checked_codes(pair_code, atoms, kept, num_codes)
-        half = triangles(atoms)._replace(code=code)
-        keep = None if kept is None or bool(kept.all()) else kept.cpu().numpy()[code]
-        return cls._of_half(filtered(half, keep), atoms, num_codes, full=keep is None)
+        half, full = triangles(atoms)._replace(code=code), kept is None or bool(kept.all())
+        if kept is not None and not full:
+            half = filtered(half, kept.cpu().numpy()[code])
+        return cls._of_half(half, atoms, num_codes, full)
 
     @classmethod
     def from_pair_index(
@@ -353,16 +313,16 @@ class Pairs(MovablePlan):
         num_atoms: int,
         sizes: Sequence[int] | Tensor | None = None,
     ) -> "Pairs":
-        """Pairs atoms by a list of pairs, such as the ``edge_index`` of any PyG batch.
+        """Pair atoms by a list of pairs, such as the ``edge_index`` of any PyG batch.
 
         Args:
-            pair_index: Two atoms a column; each pair once, or in both directions.
+            pair_index: Two atoms per column; each pair once, or in both directions.
             num_atoms: Number of atoms of the mini-batch.
-            sizes: Number of atoms of each molecule; one molecule, if left out.
+            sizes: Number of atoms of each molecule; one molecule by default.
 
         Returns:
-            The pairs, without codes; ``column`` tells for every pair the first column it stands
-            in, so ``edge_attr[pairs.column]`` are the rows of the pairs.
+            The pairs, without codes; ``column`` is the first column that holds each pair, so
+            ``edge_attr[pairs.column]`` are the rows of the pairs.
 
         Raises:
             ValueError: If an atom is out of range, or a pair joins two molecules.
@@ -391,16 +351,16 @@ class Pairs(MovablePlan):
         return cls(plan, num_atoms, num_pairs, atoms.size, incidence[1].size, num_codes)
 
     def split(self, max_pairs: int) -> "list[Pairs]":
-        """Cuts the pairs into blocks, each over all atoms of the mini-batch.
+        """Cut the pairs into blocks, each over all atoms of the mini-batch.
 
-        Sums over the pairs of an atom are the sums over the blocks, so a layer can go through a
-        very large molecule block by block.
+        The sum over the pairs of an atom is the sum over the blocks, so a layer can process a very
+        large molecule block by block.
 
         Args:
-            max_pairs: Number of pairs of a block, 1 or more; the last block may be smaller.
+            max_pairs: Number of pairs per block, at least 1; the last block may be smaller.
 
         Returns:
-            The blocks in order; ``column`` of a block tells the places of its pairs here.
+            The blocks in order; ``column`` of a block holds the places of its pairs here.
 
         Example:
             >>> [block.num_pairs for block in Pairs.all_pairs([3]).split(4)]
@@ -422,32 +382,30 @@ class Pairs(MovablePlan):
     # Reading.
 
     def _part(self, name: str) -> Tensor:
-        start, length = self._layout[_Layout._fields.index(name)]
-        return self.plan.narrow(0, start, length)
+        if name.startswith("code") and not self.num_codes:
+            what, wanted = "Pairs: these pairs have no codes", "Pairs.from_codes(...)"
+            found = "Pairs.all_pairs(...) or Pairs.from_pair_index(...)"
+            raise mismatch(AttributeError, what, wanted, found)
+        return self.plan.narrow(0, *self._layout[name])
 
     @property
     def first(self) -> Int[Tensor, " pair"]:
-        """The atom of each pair with the lower number."""
+        """The first atom of each pair, with the lower number."""
         return self._part("first")
 
     @property
     def second(self) -> Int[Tensor, " pair"]:
-        """The atom of each pair with the higher number; the same one for a self pair."""
+        """The second atom of each pair, with the higher number; the same one for a self pair."""
         return self._part("second")
 
     @property
     def code(self) -> Int[Tensor, " pair"]:
-        """Code of each pair.
-
-        Raises:
-            AttributeError: If the pairs were made without codes.
-        """
-        self._want_codes("code")
+        """Code of each pair."""
         return self._part("code")
 
     @property
     def column(self) -> Int[Tensor, " pair"]:
-        """Where each pair stood in what the pairs were made from."""
+        """The place of each pair in what the pairs were made from."""
         return self._part("column")
 
     @property
@@ -457,7 +415,7 @@ class Pairs(MovablePlan):
 
     @property
     def entry(self) -> Int[Tensor, " entry"]:
-        """The pairs that contain each atom, rising, atom after atom; a self pair once."""
+        """The pairs that contain each atom, in ascending order; a self pair once."""
         return self._part("entry")
 
     @property
@@ -477,31 +435,21 @@ class Pairs(MovablePlan):
 
     @property
     def orders(self) -> tuple[Int[Tensor, " order"], Int[Tensor, " atom_1"]]:
-        """For each atom its ordered pairs, and where those of each atom begin.
+        """The ordered pairs that begin at each atom, and where those of each atom begin.
 
         Pair k of P pairs stands for the ordered pairs k (first, second) and P + k (second,
-        first), a self pair for both alike; listed are the ordered pairs that begin at the atom.
+        first); a self pair is listed twice.
         """
         return self._part("order_entry"), self._part("order_ptr")
 
     @property
     def by_code(self) -> tuple[Int[Tensor, " pair"], Int[Tensor, " code_1"]]:
-        """The pairs of each code, rising, and where those of each code begin.
-
-        Raises:
-            AttributeError: If the pairs were made without codes.
-        """
-        self._want_codes("by_code")
+        """The pairs of each code, in ascending order, and where those of each code begin."""
         return self._part("code_order"), self._part("code_ptr")
 
     @property
     def code_count(self) -> Int[Tensor, "atom code"]:
-        """How many of each atom's entries have each code.
-
-        Raises:
-            AttributeError: If the pairs were made without codes.
-        """
-        self._want_codes("code_count")
+        """Number of entries of each atom with each code."""
         return self._part("code_count").view(self.num_atoms, self.num_codes)
 
     @property
@@ -511,26 +459,14 @@ class Pairs(MovablePlan):
 
     @property
     def weight(self) -> Float[Tensor, " pair"]:
-        """How many ordered pairs each pair stands for: 2, and 1 for a self pair."""
+        """Number of ordered pairs that each pair stands for: 2, and 1 for a self pair."""
         return 2.0 - self.is_self.to(torch.get_default_dtype())
 
     def remember(self, key: Any, make: Callable[[], Any]) -> Any:
-        """Keeps what layers make of the plan, so that it is made once a mini-batch.
-
-        It is forgotten when the pairs are moved, copied or pickled.
-        """
+        """Cache what layers make of the plan; not kept when pairs are moved, copied or pickled."""
         if key not in self._remembered:
             self._remembered[key] = make()
         return self._remembered[key]
-
-    def _want_codes(self, name: str) -> None:
-        if not self.num_codes:
-            raise mismatch(
-                AttributeError,
-                f"Pairs: {name} is known only for pairs made from codes",
-                "Pairs.from_codes(...)",
-                "Pairs.all_pairs(...) or Pairs.from_pair_index(...)",
-            )
 
     def _tensors(self) -> tuple[Tensor, ...]:
         return (self.plan,)
@@ -543,11 +479,11 @@ class Pairs(MovablePlan):
         return (*counts, self.num_entries, self.num_codes)
 
     def __reduce__(self) -> Any:
-        """Pickles the numbers and their counts."""
+        """Pickle the numbers and their counts."""
         return Pairs, (self.plan, *self._plain())
 
     def __eq__(self, other: object) -> bool:
-        """Compares contents: the same pairs of the same molecules, in the same order."""
+        """Compare contents: the same pairs of the same molecules, in the same order."""
         if not isinstance(other, Pairs):
             return NotImplemented
         return self._plain() == other._plain() and torch.equal(self.plan, other.plan)
@@ -555,11 +491,11 @@ class Pairs(MovablePlan):
     __hash__ = None  # type: ignore[assignment]
 
     def __len__(self) -> int:
-        """Counts the pairs."""
+        """Number of pairs."""
         return self.num_pairs
 
     def __repr__(self) -> str:
-        """Says how large the mini-batch is."""
+        """Show the size of the mini-batch."""
         codes = f", {self.num_codes} codes" if self.num_codes else ""
         counts = f"{self.num_molecules} molecules, {self.num_atoms} atoms, {self.num_pairs} pairs"
         return f"Pairs({counts}{codes})"

@@ -17,19 +17,18 @@ WIDTHS = (*_HALF_WIDTHS, 0.114, *_HALF_WIDTHS[::-1])
 
 
 class GaussianHistogramAggregation(Aggregation):
-    r"""Adds up, for each set, the memberships of its elements in eleven Gaussian bins.
+    r"""Sum, for each set, the memberships of its elements in eleven Gaussian bins.
 
     .. math::
         m_k(x) = \mathrm{softmax}_k\Big(-\tfrac12 \big(\tfrac{x - \mu_k}{\sigma_k}\big)^2\Big)
 
-    This is the quotient of Gaussian densities (of peak height one) by their sum, but finite for
-    any x: one that lies far outside belongs wholly to the outermost bin. The bins part a unit
-    normal distribution into nearly equal shares, so inputs should be normalised. Elements are
-    gone through in blocks, forward and backward: memberships are eleven times as large as the
-    inputs and never exist as a whole.
+    These are Gaussian densities (of peak height one) over their sum, but finite for any x: far
+    outside, x belongs to the outermost bin. The bins divide a unit normal distribution into nearly
+    equal parts, so inputs should be normalised. Memberships, eleven times as large as the inputs,
+    are computed block by block, forward and backward.
 
     Args:
-        block: Number of elements of a block.
+        block: Number of elements per block.
 
     Shape:
         - x: ``[element, feature]``, as for any aggregation of PyG with ``index`` or ``ptr``
@@ -37,7 +36,7 @@ class GaussianHistogramAggregation(Aggregation):
           empty set
 
     Raises:
-        ValueError: If the elements do not lie along the first of two dimensions.
+        ValueError: If x does not have two dimensions, the first of which is reduced.
 
     Reference:
         Kearnes et al. (2016), arXiv:1603.00856, for the idea; bins as in DeepChem's
@@ -71,11 +70,11 @@ class GaussianHistogramAggregation(Aggregation):
         dim_size: int | None = None,
         dim: int = -2,
     ) -> Tensor:
-        """Computes the histograms of all sets; one set of all without index and ptr."""
+        """Compute the histograms of all sets; without index and ptr there is one set."""
         if x.dim() != 2 or dim not in (-2, 0):
             raise mismatch(
                 ValueError,
-                "GaussianHistogramAggregation: elements of another form",
+                "GaussianHistogramAggregation: x has another shape",
                 "x [element, feature], dim -2",
                 f"x {list(x.shape)}, dim {dim}",
             )
@@ -91,12 +90,12 @@ class GaussianHistogramAggregation(Aggregation):
         return _Histogram.apply(x, index, dim_size, *bins, self.block)
 
     def __repr__(self) -> str:
-        """Names the class."""
+        """Show the class."""
         return f"{type(self).__name__}()"
 
 
 def _memberships(x: Tensor, mean: Tensor, sharpness: Tensor) -> Tensor:
-    """Gives ``[element, bin, feature]``, where the softmax runs along whole rows."""
+    """Return ``[element, bin, feature]``, where the softmax runs along whole rows."""
     return ((x[:, None] - mean) * sharpness).square().neg().softmax(1)
 
 
@@ -134,7 +133,7 @@ class _Histogram(Function):
 
 
 def _slope(x: Tensor, mean: Tensor, sharpness: Tensor, gradient: Tensor) -> Tensor:
-    """Derives the weighted sum of memberships by x."""
+    """Differentiate the weighted sum of memberships with respect to x."""
     if torch.is_grad_enabled():
         member = _memberships(x, mean, sharpness)
         weighted = member * gradient
@@ -156,7 +155,7 @@ def _blocks(x: Tensor, index: Tensor, block: int) -> Any:
 
 
 def _add_rows(total: Tensor, owner: Tensor, rows: Tensor) -> None:
-    """Adds rows to those of their sets; a product does it in a fixed order on a GPU too."""
+    """Add rows to those of their sets; on GPUs by a product, in a fixed order."""
     if total.device.type == "cpu":
         total.index_add_(0, owner, rows)
         return
@@ -171,15 +170,15 @@ _LEAST_VARIATION = 1e-6
 
 
 class StandardizedInputs(nn.Module):
-    r"""Shifts and scales every column, cuts off what is far out, and puts 0 for unknown numbers.
+    r"""Standardise every column, clip outliers, and replace unknown numbers by 0.
 
     .. math::
         z = \mathrm{clip}\left(\frac{x - \mu}{\sigma}, -3, 3\right), \qquad
         z = 0 \text{ where } x \text{ is NaN}
 
-    Mean and deviation are measured once, on what is trained on, and are buffers, so every
-    checkpoint has them. A column that is constant or known nowhere has the deviation 0 and always
-    gives 0, also where it takes another value later.
+    Mean and deviation are measured once, on the training data, and are buffers, so every
+    checkpoint has them. A column that is constant or always unknown has the deviation 0 and
+    becomes 0, whatever its value.
 
     Args:
         num_inputs: Number of columns.
@@ -189,7 +188,7 @@ class StandardizedInputs(nn.Module):
         - returns: ``[row, input]``, finite
 
     Raises:
-        ValueError: When fitted to another number of columns.
+        ValueError: If fitted to another number of columns.
 
     Example:
         >>> scale = StandardizedInputs(2)
@@ -208,20 +207,15 @@ class StandardizedInputs(nn.Module):
         self.register_buffer("deviation", torch.ones(num_inputs))
 
     def fit(self, x: Float[Tensor, "row input"]) -> None:
-        """Measures mean and standard deviation of the known numbers of every column.
-
-        In float64: the squares of numbers that float32 can hold would overflow in float32.
+        """Measure mean and standard deviation of the known numbers of every column.
 
         Args:
-            x: The numbers to train on, NaN where unknown; what is infinite counts as unknown.
+            x: The training data, NaN where unknown; infinite numbers count as unknown.
         """
         if x.size(1) != self.num_inputs:
-            raise mismatch(
-                ValueError,
-                "StandardizedInputs: another number of columns",
-                self.num_inputs,
-                x.size(1),
-            )
+            what = "StandardizedInputs: another number of columns"
+            raise mismatch(ValueError, what, self.num_inputs, x.size(1))
+        # The squares of numbers that float32 can hold would overflow in float32.
         exact = x.double()
         exact = torch.where(exact.isfinite(), exact, torch.nan)
         mean = exact.nanmean(0).nan_to_num(0.0)
@@ -232,7 +226,7 @@ class StandardizedInputs(nn.Module):
         self.deviation.copy_(torch.where(varies, deviation, torch.zeros_like(deviation)))
 
     def forward(self, x: Float[Tensor, "row input"]) -> Float[Tensor, "row input"]:
-        """Standardises."""
+        """Standardise."""
         varies = self.deviation > 0
         # The mean stands in for unknown numbers, and 1 for a deviation of 0, so that no NaN
         # arises, which would spread through gradients even from places that are not chosen.
@@ -241,5 +235,5 @@ class StandardizedInputs(nn.Module):
         return scaled.clamp(-_LIMIT, _LIMIT) * varies
 
     def extra_repr(self) -> str:
-        """Says how many columns there are."""
+        """Show the number of columns."""
         return f"{self.num_inputs}"

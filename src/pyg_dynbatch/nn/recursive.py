@@ -1,4 +1,4 @@
-"""Layers that carry a recurrent cell through trees and acyclic graphs, level by level."""
+"""Layers that run a recurrent cell over trees and acyclic graphs, level by level."""
 
 from collections.abc import Iterator
 from typing import Any, NoReturn, cast
@@ -39,7 +39,7 @@ def run_levels(
     order: bool | Tensor = False,
     weight: Float[Tensor, " place"] | None = None,
 ) -> States:
-    """Runs a cell over all levels: one product with all inputs, then one step a level."""
+    """Run a cell over all levels: one product with all inputs, then one step per level."""
     steps, counts = schedule.steps, schedule.level_inputs
     first = counts[0] if counts else 0
     none = cell.no_input(inputs)
@@ -52,13 +52,15 @@ def run_levels(
     for number, step in enumerate(steps[1:], start=1):
         rows = _with_missing(projected[number - 1], none, step.size)
         for first, size in _blocks(step.size, most):
-            children = _children(cell, schedule, store, token, (step, first, size), weight)
+            children = _read_children(schedule, store, token, (step, first, size), weight)
             states = cell.step(rows[first : first + size], children)
             token = store.write(token, step.results[0][1] + first, states)
     if len(steps) < 2 and torch.is_grad_enabled():
         # A batch of single nodes: the recurrent weights still take part, with zero rows, as
         # distributed training wants a gradient of every parameter on every rank.
-        states = cell.step(projected[0][:0], _no_children(cell, store, token, schedule))
+        none = schedule.wiring[:0]
+        children = _as_children(schedule, store.read(token, none), none, 0)
+        states = cell.step(projected[0][:0], children)
         token = store.write(token, 1, states)
     return finish(token, [store], [(store, _output(schedule, order))])[0]
 
@@ -66,16 +68,15 @@ def run_levels(
 def child_weights(
     schedule: Schedule, edge_index: Tensor | None, mask: Float[Tensor, " edge"]
 ) -> Float[Tensor, " place"]:
-    """Brings the mask of edges into the order in which the steps read states of children."""
+    """Bring an edge mask into the order in which the steps read the states of children."""
     if schedule.arity is None:
         return mask.index_select(0, schedule.edge_order)
     if edge_index is None:
-        raise mismatch(
-            ValueError,
+        what, wanted = (
             "RecursiveLayer: an edge mask needs the edges",
             "layer(x, edge_index, schedule)",
-            "a schedule without edge_index",
         )
+        raise mismatch(ValueError, what, wanted, "a schedule without edge_index")
     child = torch.cat([schedule.children_of(step) for step in schedule.steps])
     owner = torch.arange(child.size(0), device=child.device) // schedule.arity
     row, rows = schedule.rows_of(schedule.outputs["node"].wiring), schedule.num_nodes + 1
@@ -88,14 +89,14 @@ def child_weights(
 
 
 def _output(schedule: Schedule, order: bool | Tensor) -> Pick:
-    """Which rows to give; row 0 is that of missing children."""
+    """Which rows to return; row 0 is that of missing children."""
     if isinstance(order, Tensor):
         return order + 1
     return (1, schedule.num_nodes) if order else schedule.rows_of(schedule.outputs["node"].wiring)
 
 
 def stored_dtypes(states: States) -> tuple[torch.dtype, ...]:
-    """In what to keep states: as they are; under autocast in single precision or better."""
+    """The dtypes to store states in: their own; under autocast single precision or better."""
     autocast = torch.is_autocast_enabled(states[0].device.type)
     least = [torch.promote_types(part.dtype, torch.float32) for part in states]
     return tuple(least) if autocast else tuple(part.dtype for part in states)
@@ -113,7 +114,7 @@ def _leaves(cell: RecursiveCell, inputs: Tensor, size: int) -> States:
 
 
 def _with_missing(projected: Tensor, none: Tensor, size: int) -> Tensor:
-    """Adds the projected rows of the nodes without an input, which come last in a level."""
+    """Append the projected rows of the nodes without an input, which come last in a level."""
     missing = size - projected.size(0)
     if not missing:
         return projected
@@ -122,7 +123,7 @@ def _with_missing(projected: Tensor, none: Tensor, size: int) -> Tensor:
 
 
 def _rows_of_block(cell: RecursiveCell, states: States) -> int | None:
-    """How many rows of a level one call of the cell takes; None for all."""
+    """Number of rows of a level per call of the cell; None for all."""
     row = sum(part[:1].nbytes for part in states)
     if states[0].device.type != "cpu" or cell.arity is None or not row:
         return None
@@ -130,23 +131,23 @@ def _rows_of_block(cell: RecursiveCell, states: States) -> int | None:
 
 
 def _blocks(rows: int, most: int | None) -> Iterator[tuple[int, int]]:
-    """Cuts rows into as few blocks as may be, of about one size: (first, size)."""
+    """Cut rows into as few blocks as possible, of about one size: (first, size)."""
     count = 1 if most is None else -(-rows // most)
     for number in range(count):
         first = rows * number // count
         yield first, rows * (number + 1) // count - first
 
 
-def _children(
-    cell: RecursiveCell,
+def _read_children(
     schedule: Schedule,
     store: RowBuffer,
     token: Tensor,
     block: tuple[Step, int, int],
     weight: Tensor | None,
 ) -> Any:
+    """Gather the states of the children of some nodes of a step."""
     step, first, size = block
-    arity = cell.arity
+    arity = schedule.arity
     index = schedule.children_of(step)
     if arity is not None and size != step.size:
         index = index[first * arity : (first + size) * arity]
@@ -156,43 +157,32 @@ def _children(
         place += first * (arity or 0)
         own = weight[place : place + index.size(0), None]
         rows = tuple(part * own for part in rows)
-    if arity is None:
-        return RaggedRows(rows, schedule.owners_of(step.arguments[1]), size)
-    return tuple(part.unflatten(0, (size, arity)) for part in rows)
+    owners = schedule.owners_of(step.arguments[1]) if arity is None else index
+    return _as_children(schedule, rows, owners, size)
 
 
-def _no_children(cell: RecursiveCell, store: RowBuffer, token: Tensor, schedule: Schedule) -> Any:
-    rows = store.read(token, schedule.wiring[:0])
-    if cell.arity is None:
-        return RaggedRows(rows, schedule.wiring[:0], 0)
-    arity = cell.arity
-    return tuple(part.reshape(0, arity, part.size(1)) for part in rows)
+def _as_children(schedule: Schedule, rows: States, owners: Tensor, size: int) -> Any:
+    """Arrange states as the argument ``children`` of a step."""
+    if schedule.arity is None:
+        return RaggedRows(rows, owners, size)
+    shape = size, schedule.arity
+    return tuple(part.unflatten(0, shape) for part in rows)
 
 
 def checked_direction(owner: str, direction: str) -> str:
-    """Refuses an unknown direction."""
+    """Check a direction."""
     if direction not in ("bottom_up", "top_down"):
-        raise mismatch(
-            ValueError, f"{owner}: unknown direction", "'bottom_up' or 'top_down'", repr(direction)
-        )
+        wanted = "'bottom_up' or 'top_down'"
+        raise mismatch(ValueError, f"{owner}: unknown direction", wanted, repr(direction))
     return direction
 
 
 def check_input_rows(owner: str, x: Tensor, module: nn.Module, channels: int | None) -> None:
-    """Checks the form of input rows, and that the parameters have their dtype."""
-    fits = isinstance(x, Tensor) and x.layout == torch.strided and x.device.type != "meta"
-    if (
-        not fits
-        or x.dim() != 2
-        or x.size(1) != (channels or x.size(1))
-        or not x.is_floating_point()
-    ):
-        raise mismatch(
-            TypeError,
-            f"{owner}: input rows of the wrong form",
-            f"a dense tensor, floating [row, {channels or 'feature'}]",
-            described(x),
-        )
+    """Check the form of input rows, and that the parameters have their dtype."""
+    fits = _is_dense(x) and x.dim() == 2 and x.is_floating_point()
+    if not fits or x.size(1) != (channels or x.size(1)):
+        wanted = f"a dense tensor, floating [row, {channels or 'feature'}]"
+        raise mismatch(TypeError, f"{owner}: invalid input rows", wanted, described(x))
     check_precision(owner, x, module)
 
 
@@ -214,54 +204,47 @@ def schedule_of_edges(
 def check_schedule(
     owner: str, schedule: Schedule, edge_index: Tensor | None, arity: int | None, direction: str
 ) -> None:
-    """Checks that a schedule was made for this layer and this graph."""
-    wanted, found = (arity, direction), (schedule.arity, schedule.direction)
-    if wanted != found:
-        raise mismatch(
-            ValueError,
+    """Check that a schedule was made for this layer and this graph."""
+    found = schedule.arity, schedule.direction
+    if found != (arity, direction):
+        what, wanted = (
             f"{owner}: the schedule was made for another layer",
-            "arity {}, {}".format(*wanted),
-            "arity {}, {}".format(*found),
-            hint="DataLoader(..., arity={}, direction={!r})".format(*wanted),
+            f"arity {arity}, {direction}",
         )
+        hint = f"DataLoader(..., arity={arity}, direction={direction!r})"
+        raise mismatch(ValueError, what, wanted, "arity {}, {}".format(*found), hint=hint)
     if edge_index is None:
         return
     _check_dense(owner, edge_index)
     if not schedule.belongs_to(edge_index):
         same_number = edge_index.shape == (2, schedule.num_edges)
-        raise mismatch(
-            ValueError,
-            f"{owner}: the schedule belongs to another graph",
-            f"the {schedule.num_edges} edges that it was made from",
-            "as many edges with other values" if same_number else described(edge_index),
-            hint="make the schedule after the last change of the graph",
-        )
+        got = "as many edges with other values" if same_number else described(edge_index)
+        what, wanted = "the schedule belongs to another graph", f"its {schedule.num_edges} edges"
+        hint = "make the schedule after the last change of the graph"
+        raise mismatch(ValueError, f"{owner}: {what}", wanted, got, hint=hint)
+
+
+def _is_dense(value: object) -> bool:
+    strided = isinstance(value, Tensor) and value.layout == torch.strided
+    return strided and value.device.type != "meta"  # type: ignore[attr-defined]
 
 
 def _check_dense(owner: str, edge_index: object) -> None:
-    if (
-        not isinstance(edge_index, Tensor)
-        or edge_index.layout != torch.strided
-        or edge_index.device.type == "meta"
-    ):
-        raise mismatch(
-            TypeError,
-            f"{owner}: neither a schedule nor dense edges",
-            "edge_index [2, edge], or schedule=batch.schedule",
-            described(edge_index),
-            hint="edge_index, _ = to_edge_index(adj_t) for a sparse adjacency",
-        )
+    if not _is_dense(edge_index):
+        what, wanted = "neither a schedule nor dense edges", "edge_index [2, edge], or a schedule"
+        hint = "edge_index, _ = to_edge_index(adj_t) for a sparse adjacency"
+        raise mismatch(TypeError, f"{owner}: {what}", wanted, described(edge_index), hint=hint)
 
 
 class RecursiveLayer(MessagePassing):
-    """Carries a cell from the leaves to the roots (or back), all nodes of a depth at once.
+    """Run a cell from the leaves to the roots (or back), all nodes of a level at once.
 
-    Usable like a PyG layer, ``layer(x, edge_index)``; the schedule is then worked out from the
-    edges at every call. Faster: hand it the schedule that this package's loader puts on the
-    batch, ``layer(x, batch.edge_index, schedule=batch.schedule)``.
+    Called like a PyG layer, ``layer(x, edge_index)``, it derives the schedule from the edges at
+    every call. Faster: pass the schedule that this package's loader attaches to the batch,
+    ``layer(x, batch.edge_index, schedule=batch.schedule)``.
 
-    It is a ``MessagePassing`` module so that explainers of PyG find it: what a node reads of the
-    state of a child is multiplied by the edge mask of ``GNNExplainer`` or ``CaptumExplainer``.
+    It is a ``MessagePassing`` module so that explainers of PyG find it: the states of children are
+    multiplied by the edge mask of ``GNNExplainer`` or ``CaptumExplainer`` when they are read.
 
     Args:
         cell: The cell; any :class:`RecursiveCell`.
@@ -275,13 +258,12 @@ class RecursiveLayer(MessagePassing):
         - returns: ``[node, out_channels]``, in node order
 
     Raises:
-        ValueError: If a schedule has another arity or direction, or another number of nodes or
-            edges than ``x`` and ``edge_index``, or was made from other edges; or if an explainer
-            gives no edge mask (``GraphMaskExplainer``).
-        IndexError: If ``nodes`` has a number that is no node's (on CPUs; a GPU reports it in its
-            own way).
-        TypeError: If ``edge_index`` is no dense int64 tensor, or ``x`` is not a dense
-            tensor of the cell's width and dtype, or ``nodes`` is no vector of integers.
+        ValueError: If a schedule has another arity or direction, or was made from other edges or
+            for another number of nodes; or if an explainer sets no edge mask
+            (``GraphMaskExplainer``).
+        IndexError: If ``nodes`` is out of range (on CPUs; GPUs report it in their own way).
+        TypeError: If ``edge_index`` is not a dense int64 tensor, ``x`` is not a dense tensor of
+            the cell's width and dtype, or ``nodes`` is not a vector of integers.
 
     Example:
         >>> layer = RecursiveLayer(TreeRNNCell(4, 3))
@@ -297,7 +279,7 @@ class RecursiveLayer(MessagePassing):
         self.arity = cell.arity
 
     def reset_parameters(self) -> None:
-        """Draws all parameters anew."""
+        """Draw all parameters anew."""
         self.cell.reset_parameters()
 
     # Every batch has levels of its own: compiled code would be made anew for each.
@@ -314,7 +296,7 @@ class RecursiveLayer(MessagePassing):
         nodes: Int[Tensor, " chosen"] | None = None,
         return_state: bool = False,
     ) -> Any:
-        """Computes the hidden rows of all nodes, and gives those that are asked for.
+        """Compute the hidden rows of all nodes, and return those that are asked for.
 
         Args:
             x: Input rows, see the class.
@@ -326,16 +308,14 @@ class RecursiveLayer(MessagePassing):
                 ``schedule.input_node``. Then ``x`` holds the different rows of leaves, followed
                 by those of all other nodes with an input, and Tree-LSTMs without recurrent
                 dropout compute equal leaves once. Only with a schedule.
-            level_order: Whether to give the rows in the order of the schedule's levels, which
-                saves a copy: row ``k`` of the result in node order is then row
-                ``level_row(schedule)[k]``.
-            nodes: Which nodes to give, in this order (``batch.root_index``, for instance); all
-                where left out. Spares bringing all rows into node order, and their gradients
-                back; ``level_order`` does not matter then.
-            return_state: Whether to give all parts of the state, not only the hidden rows.
+            level_order: Whether to return the rows in level order, which saves a copy: node ``k``
+                is then in row ``level_row(schedule)[k]``.
+            nodes: Which nodes to return, in this order (``batch.root_index``, for instance); all
+                by default. Saves bringing all rows into node order; ``level_order`` is ignored.
+            return_state: Whether to return all parts of the state, not only the hidden rows.
 
         Returns:
-            ``h``, in node order unless another one is asked for, or the tuple of the state's parts.
+            ``h``, in node order by default, or the tuple of the state's parts.
         """
         refuse_transforms(type(self).__name__)
         check_input_rows(type(self).__name__, x, self.cell, self.in_channels)
@@ -362,7 +342,7 @@ class RecursiveLayer(MessagePassing):
         order: bool | Tensor,
         return_state: bool,
     ) -> States:
-        """Computes states; all parts of them where they are asked for."""
+        """Compute the states, all parts of them if asked for."""
         states = self.cell.run_schedule(schedule, inputs, leaf_row, order is not False)
         if states is None:
             inputs = spread_rows(inputs, leaf_row, schedule)
@@ -370,16 +350,13 @@ class RecursiveLayer(MessagePassing):
         return chosen_rows(states, order)
 
     def _checked_edge_mask(self, schedule: Schedule) -> Tensor:
-        """Gives the mask that an explainer has put into this module, one number per edge."""
+        """Return the mask that an explainer has put into this module, one number per edge."""
         mask = self._edge_mask
         if mask is None or mask.shape != (schedule.num_edges,):
-            raise mismatch(
-                ValueError,
-                f"{type(self).__name__}: the explainer does not give one mask value per edge",
-                f"edge mask [{schedule.num_edges}]",
-                "no edge mask" if mask is None else described(mask),
-                hint="GNNExplainer or CaptumExplainer, on the edges of the batch",
-            )
+            what = f"{type(self).__name__}: the explainer does not set one mask value per edge"
+            got = "no edge mask" if mask is None else described(mask)
+            hint = "GNNExplainer or CaptumExplainer, on the edges of the batch"
+            raise mismatch(ValueError, what, f"edge mask [{schedule.num_edges}]", got, hint=hint)
         return mask.sigmoid() if self._apply_sigmoid else mask
 
     def _check(
@@ -390,19 +367,15 @@ class RecursiveLayer(MessagePassing):
         if leaf_row is not None:
             _check_leaf_row(name, schedule, x, leaf_row)
         elif x.size(0) not in (schedule.num_nodes, schedule.stores[0].inputs):
-            raise mismatch(
-                ValueError,
-                f"{name}: wrong number of input rows",
-                f"{schedule.num_nodes} (all nodes) or {schedule.stores[0].inputs} "
-                "(schedule.input_node)",
-                x.size(0),
-            )
+            nodes, inputs = schedule.num_nodes, schedule.stores[0].inputs
+            wanted = f"{nodes} (all nodes) or {inputs} (schedule.input_node)"
+            raise mismatch(ValueError, f"{name}: wrong number of input rows", wanted, x.size(0))
 
     def __prepare_scriptable__(self) -> NoReturn:
         raise unsupported(type(self).__name__, "torch.jit.script (TorchScript)")
 
     def __repr__(self) -> str:
-        """Names the widths, as PyG's layers do."""
+        """Show the widths, as PyG's layers do."""
         arity = "" if self.arity is None else f", arity={self.arity}"
         return f"{type(self).__name__}({self.in_channels}, {self.out_channels}{arity})"
 
@@ -410,21 +383,18 @@ class RecursiveLayer(MessagePassing):
 def _check_leaf_row(name: str, schedule: Schedule, x: Tensor, leaf_row: Tensor) -> None:
     leaves, *others = schedule.level_inputs or (0,)
     if leaf_row.size(0) != leaves or x.size(0) < sum(others):
-        raise mismatch(
-            ValueError,
-            f"{name}: leaf_row does not fit the schedule",
-            f"{leaves} leaves with an input, and {sum(others)} rows or more in x",
-            f"{leaf_row.size(0)} in leaf_row, {x.size(0)} rows in x",
-        )
+        wanted = f"{leaves} leaves with an input, and at least {sum(others)} rows in x"
+        got = f"{leaf_row.size(0)} in leaf_row, {x.size(0)} rows in x"
+        raise mismatch(ValueError, f"{name}: leaf_row does not fit the schedule", wanted, got)
 
 
 def level_row(schedule: Schedule) -> Int[Tensor, " node"]:
-    """Gives the place of every node in the order of the levels."""
+    """Return the place of every node in level order."""
     return schedule.rows_of(schedule.outputs["node"].wiring) - 1
 
 
 def chosen_rows(states: States, order: bool | Tensor) -> States:
-    """Takes the rows that are asked for out of states in level order."""
+    """Take the rows that are asked for out of states in level order."""
     if not isinstance(order, Tensor):
         return states
     return tuple(part.index_select(0, order) for part in states)
@@ -433,21 +403,15 @@ def chosen_rows(states: States, order: bool | Tensor) -> States:
 def _rows_of_nodes(schedule: Schedule, nodes: Tensor) -> Tensor:
     if nodes.dim() != 1 or nodes.dtype not in (torch.int32, torch.int64):
         raise mismatch(
-            TypeError,
-            "RecursiveLayer: nodes of the wrong form",
-            "int64[chosen]",
-            f"{str(nodes.dtype).removeprefix('torch.')}{list(nodes.shape)}",
+            TypeError, "RecursiveLayer: invalid nodes", "int64[chosen]", described(nodes)
         )
     try:
         return level_row(schedule).index_select(0, nodes)
     except IndexError as error:
-        raise mismatch(
-            IndexError,
-            "RecursiveLayer: nodes that the schedule does not have",
-            f"numbers from 0 to {schedule.num_nodes - 1}",
-            f"{int(nodes.min())} to {int(nodes.max())}",
-            hint="nodes=batch.root_index, of the batch that has the schedule",
-        ) from error
+        wanted = f"numbers from 0 to {schedule.num_nodes - 1}"
+        got, hint = f"{int(nodes.min())} to {int(nodes.max())}", "nodes of the schedule's own batch"
+        what = "RecursiveLayer: nodes that the schedule does not have"
+        raise mismatch(IndexError, what, wanted, got, hint=hint) from error
 
 
 def _input_rows(schedule: Schedule, x: Tensor) -> Tensor:
@@ -458,15 +422,15 @@ def _input_rows(schedule: Schedule, x: Tensor) -> Tensor:
 
 
 class NaryTreeLSTM(RecursiveLayer):
-    """Carries an N-ary Tree-LSTM through trees with ordered children, missing ones allowed.
+    """Run an N-ary Tree-LSTM over trees with ordered children, some of which may be missing.
 
     Args:
         in_channels: Width of an input row.
         out_channels: Width of the hidden row.
         arity: Number of child places.
-        forget_bias: Where the bias of the forget gates starts.
-        recurrent_dropout: Probability of dropping an entry of the candidate while training.
         direction: ``"bottom_up"`` or ``"top_down"``.
+        **cell_options: ``forget_bias`` (1.0) and ``recurrent_dropout`` (0.0) of
+            :class:`~pyg_dynbatch.nn.NaryTreeLSTMCell`.
 
     Shape:
         As for :class:`RecursiveLayer`.
@@ -488,29 +452,23 @@ class NaryTreeLSTM(RecursiveLayer):
         out_channels: int,
         arity: int = 2,
         *,
-        forget_bias: float = 1.0,
-        recurrent_dropout: float = 0.0,
         direction: str = "bottom_up",
+        **cell_options: Any,
     ) -> None:
-        cell = NaryTreeLSTMCell(
-            in_channels,
-            out_channels,
-            arity,
-            forget_bias=forget_bias,
-            recurrent_dropout=recurrent_dropout,
+        super().__init__(
+            NaryTreeLSTMCell(in_channels, out_channels, arity, **cell_options), direction
         )
-        super().__init__(cell, direction)
 
 
 class ChildSumTreeLSTM(RecursiveLayer):
-    """Carries a child-sum Tree-LSTM through trees and graphs with any number of children.
+    """Run a child-sum Tree-LSTM over trees and graphs with any number of children.
 
     Args:
         in_channels: Width of an input row.
         out_channels: Width of the hidden row.
-        forget_bias: Where the bias of the forget gates starts.
-        recurrent_dropout: Probability of dropping an entry of the candidate while training.
         direction: ``"bottom_up"`` or ``"top_down"``.
+        **cell_options: ``forget_bias`` (0.0) and ``recurrent_dropout`` (0.0) of
+            :class:`~pyg_dynbatch.nn.ChildSumTreeLSTMCell`.
 
     Shape:
         As for :class:`RecursiveLayer`.
@@ -529,25 +487,21 @@ class ChildSumTreeLSTM(RecursiveLayer):
         in_channels: int,
         out_channels: int,
         *,
-        forget_bias: float = 0.0,
-        recurrent_dropout: float = 0.0,
         direction: str = "bottom_up",
+        **cell_options: Any,
     ) -> None:
-        cell = ChildSumTreeLSTMCell(
-            in_channels, out_channels, forget_bias=forget_bias, recurrent_dropout=recurrent_dropout
-        )
-        super().__init__(cell, direction)
+        super().__init__(ChildSumTreeLSTMCell(in_channels, out_channels, **cell_options), direction)
 
 
 class TreeGRU(RecursiveLayer):
-    """Carries a Tree-GRU through trees with ordered children (binary by default).
+    """Run a Tree-GRU over trees with ordered children (binary by default).
 
     Args:
         in_channels: Width of an input row.
         out_channels: Width of the hidden row.
         arity: Number of child places.
-        recurrent_dropout: Probability of dropping an entry of the candidate while training.
         direction: ``"bottom_up"`` or ``"top_down"``.
+        **cell_options: ``recurrent_dropout`` (0.0) of :class:`~pyg_dynbatch.nn.TreeGRUCell`.
 
     Shape:
         As for :class:`RecursiveLayer`.
@@ -566,15 +520,14 @@ class TreeGRU(RecursiveLayer):
         out_channels: int,
         arity: int = 2,
         *,
-        recurrent_dropout: float = 0.0,
         direction: str = "bottom_up",
+        **cell_options: Any,
     ) -> None:
-        cell = TreeGRUCell(in_channels, out_channels, arity, recurrent_dropout=recurrent_dropout)
-        super().__init__(cell, direction)
+        super().__init__(TreeGRUCell(in_channels, out_channels, arity, **cell_options), direction)
 
 
 class TreeRNN(RecursiveLayer):
-    """Carries a single-layer recursive network through trees with ordered children.
+    """Run a single-layer recursive network over trees with ordered children.
 
     Args:
         in_channels: Width of an input row.

@@ -31,29 +31,27 @@ _Arguments = tuple[Rows, Mapping[str, Tensor | None]]
 
 
 class TopologicalConv(nn.Module):
-    r"""Runs a PyG layer over a DAG so that every node sees the updated rows of its sources.
+    r"""Run a PyG layer over a DAG so that every node sees the updated rows of its sources.
 
-    A stock layer updates all nodes at once, and news travels one edge a layer. Here the nodes are
-    updated in topological order, all nodes of a level in one call, and news travels all the way:
+    A stock layer updates all nodes at once, and information travels one edge per layer. Here the
+    nodes are updated in topological order, all nodes of a level in one call:
 
     .. math::
         h_v = \mathrm{conv}\big(x_v, \{(h_u, e_{uv}) : u \to v\}\big)
 
-    Sources bring their updated rows :math:`h_u`, the target its input row :math:`x_v`. What the
-    layer sees in one call is a graph of its own: the nodes of the level, one copy of the source
-    for every edge that arrives at them, and these edges. So every node is computed as if it were
-    called alone with its incoming edges, and:
+    with updated rows :math:`h_u` of the sources and the input row :math:`x_v` of the target. In one
+    call the layer sees the nodes of a level, one copy of the source of every edge that arrives at
+    them, and these edges. Every node is computed as if it were alone with its incoming edges:
 
-    - nodes without incoming edges are run with no edges, so that self terms, self-loops and
-      biases apply;
-    - degrees count the edges of that graph: a source has none coming in (``GCNConv`` normalises
+    - nodes without incoming edges are run without edges, so self terms, self-loops and biases
+      apply; a layer that fails without edges (LSTM aggregation) fails on the first level;
+    - degrees count the edges of that graph: a source has no incoming edges (``GCNConv`` normalises
       by the degree of the target and by 1 for the source, self-loops apart);
     - what a layer computes across nodes (batch normalisation inside it) is computed per level,
-      source copies included;
-    - a layer that fails on a graph without edges (LSTM aggregation) fails on the first level.
+      source copies included.
 
-    Updated rows are sources of later levels, so the layer must give rows as wide as it takes
-    them. Layers with ``in_channels=(a, b)`` are called with pairs: ``a`` is the width of the
+    Updated rows are sources of later levels, so the layer must return rows of the width that it
+    takes. Layers with ``in_channels=(a, b)`` are called with pairs: ``a`` is the width of the
     updated rows (the output) and ``b`` that of the input.
 
     Time and memory, forward and backward, are linear in nodes and edges. Wrap a
@@ -68,7 +66,7 @@ class TopologicalConv(nn.Module):
     Shape:
         - x: ``[node, in_channels]``
         - edge_index: ``[2, edge]``, without cycles and self-loops
-        - further rows, handed to the layer by position or by name (``edge_weight``,
+        - further rows, passed to the layer by position or by name (``edge_weight``,
           ``edge_attr``, ``edge_type``, ...): ``[edge]`` or ``[edge, feature]``
         - returns: ``[node, out_channels]``
 
@@ -77,8 +75,8 @@ class TopologicalConv(nn.Module):
             (``flow="target_to_source"``), keeps the graph of its first call (``cached=True``),
             adds self-loops to pairs, or changes the width; if the edges form a cycle; or if the
             schedule was made for another layer or graph.
-        TypeError: If an argument is no tensor of one row an edge, or the layer does not return
-            one row a node.
+        TypeError: If an argument is not a tensor with one row per edge, or the layer does not
+            return one row per node.
 
     Reference:
         Thost and Chen (2021), "Directed acyclic graph neural networks", arXiv:2101.07965,
@@ -103,7 +101,7 @@ class TopologicalConv(nn.Module):
         self.state_channels: int | None = widths[0] if isinstance(widths, tuple) else None
 
     def reset_parameters(self) -> None:
-        """Draws all parameters of the layer anew."""
+        """Draw all parameters of the layer anew."""
         reset: Any = self.conv.reset_parameters
         reset()
 
@@ -118,17 +116,17 @@ class TopologicalConv(nn.Module):
         child_slot: Int[Tensor, " edge"] | None = None,
         **named_edge_rows: Tensor | None,
     ) -> Float[Tensor, "node out"]:
-        """Computes the updated rows of all nodes.
+        """Compute the updated rows of all nodes.
 
         Args:
             x: Input rows.
             edge_index: The edges; may be left out with a schedule.
-            *edge_rows: Further arguments of the layer, one row an edge.
-            schedule: ``Schedule.from_structure`` of the edges, without an arity; worked out at
-                every call where left out.
+            *edge_rows: Further arguments of the layer, one row per edge.
+            schedule: ``Schedule.from_structure`` of the edges, without an arity; derived at every
+                call by default.
             child_slot: Order of the edges that arrive at one node, for layers to which it
                 matters; only used without a schedule.
-            **named_edge_rows: Further arguments of the layer by name, one row an edge.
+            **named_edge_rows: Further arguments of the layer by name, one row per edge.
 
         Returns:
             The updated rows, in node order.
@@ -186,12 +184,12 @@ class TopologicalConv(nn.Module):
         edge_rows: Rows,
         named_edge_rows: Mapping[str, Tensor | None],
     ) -> Tensor:
-        """Calls the layer on the graph of one level."""
+        """Call the layer on the graph of one level."""
         size, edges = own.size(0), sources.size(0)
         first = 0 if self.pairs else size
         copies = torch.arange(first, first + edges, device=owners.device)
         edge_index = torch.stack([copies, owners])
-        # Of the rows of a plain call, those of the source copies are of no use afterwards.
+        # The updated rows of the source copies, which a plain call has too, are dropped.
         x: Any = (sources, own) if self.pairs else torch.cat([own, sources])
         found = self.conv(x, edge_index, *edge_rows, **named_edge_rows)
         if (
@@ -201,7 +199,7 @@ class TopologicalConv(nn.Module):
         ):
             raise mismatch(
                 TypeError,
-                f"TopologicalConv: {type(self.conv).__name__} does not return one row a node",
+                f"TopologicalConv: {type(self.conv).__name__} does not return one row per node",
                 "a tensor [node, out_channels]",
                 list(found.shape) if isinstance(found, Tensor) else type(found).__name__,
             )
@@ -220,7 +218,7 @@ class TopologicalConv(nn.Module):
         raise unsupported(type(self).__name__, "torch.jit.script (TorchScript)")
 
     def __repr__(self) -> str:
-        """Shows the layer inside."""
+        """Show the layer inside."""
         down = "" if self.direction == "bottom_up" else f", direction={self.direction!r}"
         return f"{type(self).__name__}({self.conv!r}{down})"
 
@@ -237,46 +235,33 @@ def _check_conv(conv: nn.Module) -> None:
                 hint="leave flow alone and set direction='top_down' here",
             )
         if getattr(module, "cached", False):
-            raise mismatch(
-                ValueError,
-                f"TopologicalConv: {name} keeps the graph of its first call",
-                "cached=False, as every level is a graph of its own",
-                "cached=True",
-            )
+            what = f"TopologicalConv: {name} keeps the graph of its first call"
+            wanted = "cached=False, as every level is a graph of its own"
+            raise mismatch(ValueError, what, wanted, "cached=True")
     widths = getattr(conv, "in_channels", None)
     if not isinstance(widths, tuple):
         return
     if getattr(conv, "add_self_loops", False):
-        raise mismatch(
-            ValueError,
-            f"TopologicalConv: {name} adds self-loops, but takes pairs of rows",
-            "add_self_loops=False, as sources and targets are numbered apart",
-            "add_self_loops=True",
-        )
+        what = f"TopologicalConv: {name} adds self-loops, but takes pairs of rows"
+        wanted = "add_self_loops=False, as sources and targets are numbered separately"
+        raise mismatch(ValueError, what, wanted, "add_self_loops=True")
     if widths[0] < 1:
-        raise mismatch(
-            ValueError,
-            f"TopologicalConv: {name} does not tell the width of its sources",
-            "in_channels=(out_channels, in_channels), the first a plain number",
-            f"in_channels={widths}",
-        )
+        what = f"TopologicalConv: {name} does not state the width of its sources"
+        wanted = "in_channels=(out_channels, in_channels), the first not lazy"
+        raise mismatch(ValueError, what, wanted, f"in_channels={widths}")
 
 
 def _check_rows(owner: str, schedule: Schedule, x: Tensor, edge_rows: Mapping[Any, Any]) -> None:
     if x.size(0) != schedule.num_nodes:
-        raise mismatch(
-            ValueError,
-            f"{owner}: wrong number of input rows",
-            f"{schedule.num_nodes} (all nodes)",
-            x.size(0),
-        )
+        what, wanted = f"{owner}: wrong number of input rows", f"{schedule.num_nodes} (all nodes)"
+        raise mismatch(ValueError, what, wanted, x.size(0))
     for key, rows in edge_rows.items():
         if rows is None:
             continue
         if not isinstance(rows, Tensor) or not rows.dim() or rows.size(0) != schedule.num_edges:
             raise mismatch(
                 TypeError,
-                f"{owner}: argument {key} is not one row an edge",
+                f"{owner}: argument {key} does not have one row per edge",
                 f"a tensor [{schedule.num_edges}, ...]",
                 list(rows.shape) if isinstance(rows, Tensor) else repr(rows),
                 hint="bind other options of the layer before wrapping it",
@@ -284,7 +269,7 @@ def _check_rows(owner: str, schedule: Schedule, x: Tensor, edge_rows: Mapping[An
 
 
 def _split(rows: Tensor | None, order: Tensor, sizes: list[int]) -> Rows:
-    """Brings rows of edges into the order of the steps, and cuts them."""
+    """Bring rows of edges into the order of the steps, and cut them by step."""
     if rows is None:
         return [None] * len(sizes)
     return rows.index_select(0, order).split(sizes)
@@ -297,12 +282,12 @@ def _pick(schedule: Schedule, wiring: IndexSlice) -> Pick:
 
 
 class _Masks:
-    """Hands every level its part of the edge masks that PyG's explainers put into layers."""
+    """Cut the edge masks that PyG's explainers put into layers, and set those of one level."""
 
     def __init__(self, conv: nn.Module, order: Tensor, sizes: list[int]) -> None:
         self.parts: list[tuple[nn.Module, str, Rows]] = []
         for module in conv.modules():
-            # Only MessagePassing modules have these; they cost a long import to ask for by type.
+            # Only MessagePassing modules have masks.
             if getattr(module, "explain", None) is not True:
                 continue
             for name in ("_edge_mask", "_loop_mask"):
@@ -311,8 +296,8 @@ class _Masks:
 
     @contextmanager
     def of_level(self, number: int) -> Iterator[None]:
-        """Puts the parts of one level in place."""
-        # What stands in __dict__ hides a parameter of the same name without touching it.
+        """Set the masks of one level for the time of a call."""
+        # An entry of __dict__ hides a parameter of the same name without touching it.
         before = [module.__dict__.get(name, self) for module, name, _ in self.parts]
         try:
             for module, name, levels in self.parts:

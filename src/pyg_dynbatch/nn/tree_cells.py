@@ -1,68 +1,88 @@
 """Cells: N-ary and child-sum Tree-LSTM, Tree-GRU and Tree-RNN."""
 
 import math
-from abc import abstractmethod
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional
 
-from pyg_dynbatch.core.errors import checked_count
+from pyg_dynbatch.core.errors import checked_count, mismatch
 from pyg_dynbatch.core.schedule import Schedule
-from pyg_dynbatch.nn.cell import RecursiveCell, States, checked_probability, dropped, spread_rows
-from pyg_dynbatch.nn.fused_plan import FusedRun
-from pyg_dynbatch.nn.fused_tree_lstm import fused_child_sum_tree_lstm, fused_nary_tree_lstm
+from pyg_dynbatch.nn.cell import RecursiveCell, States, spread_rows
+from pyg_dynbatch.nn.fused_tree_lstm import fused_tree_lstm
 
 
-def glorot_joint(weights: list[Tensor], fan_out: int) -> None:
-    """Fills weights as slices of one matrix with Glorot's uniform bound."""
-    bound = math.sqrt(6.0 / (sum(weight.size(1) for weight in weights) + fan_out))
-    for weight in weights:
-        nn.init.uniform_(weight, -bound, bound)
-
-
-class _TreeLSTMCell(RecursiveCell):
-    """What both Tree-LSTM cells share: the weights, and the product with the inputs."""
+class _TreeCell(RecursiveCell):
+    """What all cells share: ``W x + b``, whose columns are those of ``gates`` gates."""
 
     def __init__(
         self,
         in_channels: int,
         out_channels: int,
         arity: int | None,
-        hidden_shape: tuple[int, int],
+        gates: int,
+        recurrent_dropout: float = 0.0,
+    ) -> None:
+        super().__init__(in_channels, out_channels, arity)
+        if not 0.0 <= recurrent_dropout < 1.0:
+            what = f"{type(self).__name__}: recurrent_dropout is not a probability below 1"
+            raise mismatch(ValueError, what, "0 <= p < 1", recurrent_dropout)
+        self.state_channels = (out_channels,)
+        self.recurrent_dropout = recurrent_dropout
+        self.weight_input = nn.Parameter(torch.empty(gates * out_channels, in_channels))
+        self.bias = nn.Parameter(torch.empty(gates * out_channels))
+
+    def project(self, x: Float[Tensor, "row feature"]) -> Float[Tensor, "row projected"]:
+        """Compute ``W x + b``, the gates side by side."""
+        return functional.linear(x, self.weight_input, self.bias)
+
+    def no_input(self, like: Tensor) -> Float[Tensor, "one projected"]:
+        """Return the bias."""
+        return self.bias[None]
+
+    def drop(self, candidate: Tensor) -> Tensor:
+        """Apply recurrent dropout while training."""
+        return functional.dropout(candidate, self.recurrent_dropout, self.training)
+
+
+def _glorot_joint(weights: list[Tensor], fan_out: int) -> None:
+    """Fill weights as slices of one matrix with Glorot's uniform bound."""
+    bound = math.sqrt(6.0 / (sum(weight.size(1) for weight in weights) + fan_out))
+    for weight in weights:
+        nn.init.uniform_(weight, -bound, bound)
+
+
+class _TreeLSTMCell(_TreeCell):
+    """What both Tree-LSTM cells share; gates are in the order u, i, o, f."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        arity: int | None,
         forget_bias: float,
         recurrent_dropout: float,
     ) -> None:
-        super().__init__(in_channels, out_channels, arity)
+        super().__init__(in_channels, out_channels, arity, 4, recurrent_dropout)
         self.state_channels = (out_channels, out_channels)
         self.forget_bias = forget_bias
-        self.recurrent_dropout = checked_probability(
-            type(self).__name__, "recurrent_dropout", recurrent_dropout
-        )
-        self.weight_input = nn.Parameter(torch.empty(4 * out_channels, in_channels))
-        self.weight_hidden = nn.Parameter(torch.empty(hidden_shape))
-        self.bias = nn.Parameter(torch.empty(4 * out_channels))
+        # Rows for u, i, o and one forget gate per place; columns for the child in each place.
+        places = 1 if arity is None else arity
+        shape = (3 + places) * out_channels, places * out_channels
+        self.weight_hidden = nn.Parameter(torch.empty(shape))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws the weights as one Glorot-uniform matrix; biases start at 0 and forget_bias."""
-        glorot_joint([self.weight_input, self.weight_hidden], self.weight_hidden.size(0))
-        with torch.no_grad():
-            self.bias.zero_()
-            self.bias[3 * self.out_channels :] = self.forget_bias
-
-    def project(self, x: Float[Tensor, "row feature"]) -> Float[Tensor, "row projected"]:
-        """Computes ``W x + b`` of the gates u, i, o, f, ``[row, 4 * out_channels]``."""
-        return nn.functional.linear(x, self.weight_input, self.bias)
-
-    def no_input(self, like: Tensor) -> Float[Tensor, "one projected"]:
-        """Gives the bias."""
-        return self.bias[None]
+        """Draw the weights as one Glorot-uniform matrix; biases start at 0 and forget_bias."""
+        _glorot_joint([self.weight_input, self.weight_hidden], self.weight_hidden.size(0))
+        nn.init.zeros_(self.bias)
+        nn.init.constant_(self.bias[3 * self.out_channels :], self.forget_bias)
 
     @property
     def shares_leaves(self) -> bool:
-        """Tells whether equal leaves are computed once: unless each draws its own dropout."""
+        """Return whether equal leaves are computed once: unless each draws its own dropout."""
         return not (self.training and self.recurrent_dropout)
 
     def run_schedule(
@@ -72,33 +92,37 @@ class _TreeLSTMCell(RecursiveCell):
         leaf_row: Tensor | None = None,
         level_order: bool = False,
     ) -> States | None:
-        """Runs a whole schedule in one autograd function; under autocast its products only."""
+        """Run a whole schedule in one autograd function; autocast concerns its products only."""
         if not schedule.steps:
             return None
-        keep = precision = None
+        mask = precision = None
         if not self.shares_leaves:
-            keep = self.bias.new_empty(schedule.num_nodes, self.out_channels)
-            keep.bernoulli_(1 - self.recurrent_dropout).div_(1 - self.recurrent_dropout)
+            mask = self.bias.new_empty(schedule.num_nodes, self.out_channels)
+            mask.bernoulli_(1 - self.recurrent_dropout).div_(1 - self.recurrent_dropout)
             # Every leaf draws factors of its own, so that equal ones differ.
             inputs, leaf_row = spread_rows(inputs, leaf_row, schedule), None
         device = inputs.device.type
         if torch.is_autocast_enabled(device) and self.bias.dtype != torch.float64:
             precision = torch.get_autocast_dtype(device)
-        return self.run_fused(inputs, FusedRun(schedule, keep, leaf_row, level_order, precision))
-
-    @abstractmethod
-    def run_fused(self, inputs: Tensor, run: FusedRun) -> States:
-        """Runs a whole schedule in one autograd function; see :meth:`run_schedule`."""
+        return fused_tree_lstm(
+            schedule,
+            inputs,
+            (self.weight_input, self.weight_hidden, self.bias),
+            dropout_mask=mask,
+            leaf_row=leaf_row,
+            level_order=level_order,
+            precision=precision,
+        )
 
     def leaf(self, x: Float[Tensor, "row feature"]) -> States:
-        """Computes leaves, for which the forget gates are not needed."""
+        """Compute leaves, for which the forget gates are not needed."""
         width = 3 * self.out_channels
-        gates = nn.functional.linear(x, self.weight_input[:width], self.bias[:width])
+        gates = functional.linear(x, self.weight_input[:width], self.bias[:width])
         return self.step(gates, None)
 
 
 class NaryTreeLSTMCell(_TreeLSTMCell):
-    r"""Computes one N-ary Tree-LSTM step: every child place has weights and a forget gate.
+    r"""Compute one N-ary Tree-LSTM step: every child place has weights and a forget gate.
 
     .. math::
         i &= \sigma(W^{(i)} x + \textstyle\sum_l U^{(i)}_l h_l + b^{(i)}), \quad
@@ -144,24 +168,19 @@ class NaryTreeLSTMCell(_TreeLSTMCell):
         forget_bias: float = 1.0,
         recurrent_dropout: float = 0.0,
     ) -> None:
-        arity = checked_count(f"{type(self).__name__}: arity", arity)
-        shape = ((3 + arity) * out_channels, arity * out_channels)
-        super().__init__(in_channels, out_channels, arity, shape, forget_bias, recurrent_dropout)
-
-    def run_fused(self, inputs: Tensor, run: FusedRun) -> States:
-        """Runs a whole schedule in one autograd function."""
-        return fused_nary_tree_lstm(inputs, self.weight_input, self.weight_hidden, self.bias, run)
+        checked_count(f"{type(self).__name__}: arity", arity)
+        super().__init__(in_channels, out_channels, arity, forget_bias, recurrent_dropout)
 
     def step(self, projected: Float[Tensor, "row projected"], children: Any) -> States:
-        """Computes the gates and the new state; see the class."""
+        """Compute the gates and the new state; see the class."""
         width = self.out_channels
         gates = projected[:, : 3 * width]
         if children is not None:
             h, c = children
-            hidden = nn.functional.linear(h.flatten(1), self.weight_hidden)
+            hidden = functional.linear(h.flatten(1), self.weight_hidden)
             gates = gates + hidden[:, : 3 * width]
         u, i, o = gates.split(width, 1)
-        memory = torch.sigmoid(i) * dropped(u.tanh(), self.recurrent_dropout, self.training)
+        memory = torch.sigmoid(i) * self.drop(u.tanh())
         if children is not None:
             forget = hidden[:, 3 * width :].unflatten(1, (h.size(1), width))
             forget = torch.sigmoid(forget + projected[:, None, 3 * width :])
@@ -170,7 +189,7 @@ class NaryTreeLSTMCell(_TreeLSTMCell):
 
 
 class ChildSumTreeLSTMCell(_TreeLSTMCell):
-    r"""Computes one child-sum Tree-LSTM step, for any number of unordered children.
+    r"""Compute one child-sum Tree-LSTM step, for any number of unordered children.
 
     The hidden rows of the children are added up; every child keeps a forget gate of its own:
 
@@ -219,34 +238,28 @@ class ChildSumTreeLSTMCell(_TreeLSTMCell):
         forget_bias: float = 0.0,
         recurrent_dropout: float = 0.0,
     ) -> None:
-        shape = (4 * out_channels, out_channels)
-        super().__init__(in_channels, out_channels, None, shape, forget_bias, recurrent_dropout)
-
-    def run_fused(self, inputs: Tensor, run: FusedRun) -> States:
-        """Runs a whole schedule in one autograd function."""
-        weights = (self.weight_input, self.weight_hidden, self.bias)
-        return fused_child_sum_tree_lstm(inputs, *weights, run)
+        super().__init__(in_channels, out_channels, None, forget_bias, recurrent_dropout)
 
     def step(self, projected: Float[Tensor, "row projected"], children: Any) -> States:
-        """Computes the gates and the new state; see the class."""
+        """Compute the gates and the new state; see the class."""
         width = self.out_channels
         gates = projected[:, : 3 * width]
         if children is not None:
             (h, c), owner = children.rows, children.owner
             total = h.new_zeros(projected.size(0), width).index_add(0, owner, h)
-            gates = gates + nn.functional.linear(total, self.weight_hidden[: 3 * width])
+            gates = gates + functional.linear(total, self.weight_hidden[: 3 * width])
         u, i, o = gates.split(width, 1)
-        memory = torch.sigmoid(i) * dropped(u.tanh(), self.recurrent_dropout, self.training)
+        memory = torch.sigmoid(i) * self.drop(u.tanh())
         if children is not None:
             own = projected[:, 3 * width :].index_select(0, owner)
-            forget = own + nn.functional.linear(h, self.weight_hidden[3 * width :])
+            forget = own + functional.linear(h, self.weight_hidden[3 * width :])
             kept = torch.sigmoid(forget) * c
             memory = memory.to(kept.dtype).index_add(0, owner, kept)
         return torch.sigmoid(o) * memory.tanh(), memory
 
 
-class TreeRNNCell(RecursiveCell):
-    r"""Computes :math:`h = \tanh(W x + \sum_k U_k h_k + b)`.
+class TreeRNNCell(_TreeCell):
+    r"""Compute :math:`h = \tanh(W x + \sum_k U_k h_k + b)`.
 
     Args:
         in_channels: Width of an input row.
@@ -271,36 +284,26 @@ class TreeRNNCell(RecursiveCell):
     """
 
     def __init__(self, in_channels: int, out_channels: int, arity: int = 2) -> None:
-        super().__init__(in_channels, out_channels, arity)
-        self.state_channels = (out_channels,)
-        self.weight_input = nn.Parameter(torch.empty(out_channels, in_channels))
+        checked_count(f"{type(self).__name__}: arity", arity)
+        super().__init__(in_channels, out_channels, arity, 1)
         self.weight_hidden = nn.Parameter(torch.empty(out_channels, arity * out_channels))
-        self.bias = nn.Parameter(torch.empty(out_channels))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws the weights as one Glorot-uniform matrix; the bias starts at 0."""
-        glorot_joint([self.weight_input, self.weight_hidden], self.out_channels)
+        """Draw the weights as one Glorot-uniform matrix; the bias starts at 0."""
+        _glorot_joint([self.weight_input, self.weight_hidden], self.out_channels)
         nn.init.zeros_(self.bias)
 
-    def project(self, x: Float[Tensor, "row feature"]) -> Float[Tensor, "row projected"]:
-        """Computes ``W x + b``."""
-        return nn.functional.linear(x, self.weight_input, self.bias)
-
-    def no_input(self, like: Tensor) -> Float[Tensor, "one projected"]:
-        """Gives the bias."""
-        return self.bias[None]
-
     def step(self, projected: Float[Tensor, "row projected"], children: Any) -> States:
-        """Adds the children and squashes; see the class."""
+        """Add the children and apply tanh; see the class."""
         if children is not None:
             (h,) = children
-            projected = projected + nn.functional.linear(h.flatten(1), self.weight_hidden)
+            projected = projected + functional.linear(h.flatten(1), self.weight_hidden)
         return (torch.tanh(projected),)
 
 
-class TreeGRUCell(RecursiveCell):
-    r"""Computes one Tree-GRU step: a reset gate and an update gate for every child place.
+class TreeGRUCell(_TreeCell):
+    r"""Compute one Tree-GRU step: a reset gate and an update gate for every child place.
 
     .. math::
         r_k &= \sigma(W^{(r)} x + \textstyle\sum_l U^{(r)}_{kl} h_l + b^{(r)}), \qquad
@@ -339,48 +342,34 @@ class TreeGRUCell(RecursiveCell):
     def __init__(
         self, in_channels: int, out_channels: int, arity: int = 2, *, recurrent_dropout: float = 0.0
     ) -> None:
-        super().__init__(in_channels, out_channels, arity)
-        self.state_channels = (out_channels,)
-        self.recurrent_dropout = checked_probability(
-            type(self).__name__, "recurrent_dropout", recurrent_dropout
-        )
-        # Rows of the input weight in the order r, z, u.
-        self.weight_input = nn.Parameter(torch.empty(3 * out_channels, in_channels))
-        self.weight_gates = nn.Parameter(
-            torch.empty(2 * arity * out_channels, arity * out_channels)
-        )
-        self.weight_update = nn.Parameter(torch.empty(out_channels, arity * out_channels))
-        self.bias = nn.Parameter(torch.empty(3 * out_channels))
+        checked_count(f"{type(self).__name__}: arity", arity)
+        # W x + b in the order r, z, u.
+        super().__init__(in_channels, out_channels, arity, 3, recurrent_dropout)
+        width = arity * out_channels
+        self.weight_gates = nn.Parameter(torch.empty(2 * width, width))
+        self.weight_update = nn.Parameter(torch.empty(out_channels, width))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws Glorot-uniform weights; biases start at 0."""
+        """Draw Glorot-uniform weights; biases start at 0."""
         width = self.out_channels
-        glorot_joint([self.weight_input, self.weight_gates], self.weight_gates.size(0))
-        glorot_joint([self.weight_update], width)
+        _glorot_joint([self.weight_input, self.weight_gates], self.weight_gates.size(0))
+        _glorot_joint([self.weight_update], width)
         nn.init.zeros_(self.bias)
 
-    def project(self, x: Float[Tensor, "row feature"]) -> Float[Tensor, "row projected"]:
-        """Computes ``W x + b`` of r, z, u, ``[row, 3 * out_channels]``."""
-        return nn.functional.linear(x, self.weight_input, self.bias)
-
-    def no_input(self, like: Tensor) -> Float[Tensor, "one projected"]:
-        """Gives the bias."""
-        return self.bias[None]
-
     def step(self, projected: Float[Tensor, "row projected"], children: Any) -> States:
-        """Computes the gates and the new state; see the class."""
+        """Compute the gates and the new state; see the class."""
         width = self.out_channels
         own_r, own_z, candidate = projected.split(width, 1)
         if children is None:
             # Without children the sums over z do not vanish: z depends on the input too.
             share = torch.sigmoid(own_z)
-            u = dropped(candidate.tanh(), self.recurrent_dropout, self.training)
+            u = self.drop(candidate.tanh())
             return ((1 - share) * u,)
         (h,) = children
-        gates = nn.functional.linear(h.flatten(1), self.weight_gates)
+        gates = functional.linear(h.flatten(1), self.weight_gates)
         r, z = gates.unflatten(1, (2, h.size(1), width)).unbind(1)
         r, z = torch.sigmoid(r + own_r[:, None]), torch.sigmoid(z + own_z[:, None])
-        candidate = candidate + nn.functional.linear((r * h).flatten(1), self.weight_update)
-        u = dropped(candidate.tanh(), self.recurrent_dropout, self.training)
+        candidate = candidate + functional.linear((r * h).flatten(1), self.weight_update)
+        u = self.drop(candidate.tanh())
         return ((1 - z.mean(1)) * u + (z * h).mean(1),)

@@ -9,26 +9,28 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
+from torch_geometric.nn.inits import reset
 
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.errors import checked_count, mismatch
 from pyg_dynbatch.nn.pair_sums import code_rows, neighbour_sum, order_gather, order_relu, pair_sum
 from pyg_dynbatch.nn.pairs import Pairs
 
 Moments = tuple[Tensor, Tensor, int]
-"""Mean and variance of every column, and of how many rows."""
+"""Mean and variance of every column, and the number of rows."""
+
+HIDDEN = ("aa", "pa", "ap", "pp")
 
 
 class CountedBatchNorm(nn.Module):
-    r"""Normalises columns over a mini-batch in which a row may count several times.
+    r"""Batch normalisation over rows that may count several times.
 
     .. math::
         y = \gamma \frac{x - \mu}{\sqrt{\sigma^2 + \epsilon}} + \beta, \qquad
         \mu = \frac{\sum_r c_r x_r}{\sum_r c_r}, \quad
         \sigma^2 = \frac{\sum_r c_r (x_r - \mu)^2}{\sum_r c_r}
 
-    The same as ``BatchNorm1d`` on rows that are really repeated c times, and like it computed in
-    single precision where the rows are of half precision. A mini-batch of one row is not refused:
-    its variance is zero.
+    The same as ``BatchNorm1d`` on rows repeated c times; it too computes in single precision on
+    rows of half precision. A mini-batch may have one row: its variance is zero.
 
     Args:
         width: Number of columns.
@@ -57,7 +59,7 @@ class CountedBatchNorm(nn.Module):
         self.register_buffer("running_var", torch.ones(width))
 
     def reset_parameters(self) -> None:
-        """Forgets what was learned and seen."""
+        """Reset the parameters and the running statistics."""
         nn.init.ones_(self.weight)
         nn.init.zeros_(self.bias)
         nn.init.zeros_(self.get_buffer("running_mean"))
@@ -69,12 +71,12 @@ class CountedBatchNorm(nn.Module):
         counts: Float[Tensor, " row"] | None = None,
         total: int | None = None,
     ) -> Float[Tensor, "row width"]:
-        """Normalises rows.
+        """Normalise rows.
 
         Args:
             rows: The rows.
-            counts: How often each one counts; once where left out.
-            total: The sum of the counts, where it is known.
+            counts: How often each row counts; once by default.
+            total: The sum of the counts, if known.
         """
         if not self.training or not rows.size(0):
             scale, shift = self.scale_and_shift(None)
@@ -91,12 +93,12 @@ class CountedBatchNorm(nn.Module):
         self._observe(mean, var, total)
         return normalised.to(result_dtype)
 
-    def scale_and_shift(self, moments: "Moments | None") -> tuple[Tensor, Tensor]:
-        """Gives the factor and the summand of every column.
+    def scale_and_shift(self, moments: Moments | None) -> tuple[Tensor, Tensor]:
+        """Compute the factor and the summand of every column.
 
         Args:
-            moments: Those of the mini-batch, which go into the running statistics; the running
-                statistics are used where left out.
+            moments: Those of the mini-batch, which update the running statistics; by default the
+                running statistics are used.
         """
         if moments is None:
             mean, var = self.get_buffer("running_mean"), self.get_buffer("running_var")
@@ -115,17 +117,17 @@ class CountedBatchNorm(nn.Module):
             buffer.lerp_(seen.to(buffer.dtype), self.momentum)
 
     def extra_repr(self) -> str:
-        """Says how wide the rows are."""
+        """Show the widths."""
         return str(self.width)
 
 
 def _in_single(rows: Tensor) -> Tensor:
-    """Rows of half precision in single precision: sums over thousands of rows need it."""
+    """Convert half to single precision, which sums over thousands of rows need."""
     return rows if rows.dtype == torch.float64 else rows.float()
 
 
 class _Normalise(Function):
-    """Writes each intermediate result once; autograd alone would keep four of them."""
+    """Keep one intermediate result; autograd alone would keep four."""
 
     @staticmethod
     def forward(
@@ -143,13 +145,9 @@ class _Normalise(Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, *_: Any) -> Any:
         if torch.is_grad_enabled():
-            raise mismatch(
-                RuntimeError,
-                "CountedBatchNorm: second derivatives are not available while training",
-                "backward() or autograd.grad() without create_graph",
-                "create_graph=True",
-                hint="model.eval(), or norm='layer'",
-            )
+            what = "CountedBatchNorm: second derivatives are not available while training"
+            wanted, hint = "backward() without create_graph", "model.eval(), or norm='layer'"
+            raise mismatch(RuntimeError, what, wanted, "create_graph=True", hint=hint)
         normalised, share, scale = ctx.saved_tensors
         grad_bias = gradient.sum(0)
         grad_weight = (gradient * normalised).sum(0)
@@ -162,7 +160,7 @@ class _Normalise(Function):
 
 
 def order_moments(parts: Float[Tensor, "atom parts"], pairs: Pairs) -> Moments:
-    r"""Finds mean and variance of :math:`u_i + v_j` over all ordered pairs from atoms alone."""
+    r"""Compute mean and variance of :math:`u_i + v_j` over all ordered pairs from atoms alone."""
     with torch.autocast(parts.device.type, enabled=False):
         parts = _in_single(parts)
         share = pairs.ptr.diff().to(parts.dtype) / max(pairs.num_entries, 1)
@@ -173,36 +171,32 @@ def order_moments(parts: Float[Tensor, "atom parts"], pairs: Pairs) -> Moments:
     return mean[: u.size(1)] + mean[u.size(1) :], var.clamp(min=0), pairs.num_entries
 
 
-HIDDEN = ("aa", "pa", "ap", "pp")
-
-
 class WeaveConv(nn.Module):
-    r"""Updates the rows of atoms and of their pairs from one another.
+    r"""Weave convolution: update the rows of atoms and of their pairs from each other.
 
     .. math::
         a_i' &= f_A\big(f_{AA}(a_i), \textstyle\sum_j f_{PA}(p_{ij})\big) \\
         p_{ij}' &= f_P\big(f_{AP}(a_i, a_j) + f_{AP}(a_j, a_i), f_{PP}(p_{ij})\big)
 
-    Each of the six functions is a linear map, a normalisation if wanted, and a ReLU; arguments
-    are put side by side. The sum runs over all pairs of atom i, with itself once if ``pairs``
-    has it so.
+    Each of the six functions is a linear map, an optional normalisation, and a ReLU; arguments
+    are concatenated. The sum runs over all pairs of atom i, its self pair once if ``pairs`` has it.
 
-    Nothing is approximated, but little is computed per pair: the linear map of :math:`f_{AP}`
-    is split into one for each atom of a pair, made once an atom; as :math:`p_{ij} = p_{ji}`
-    stays so, each pair is kept once; and in :meth:`forward_coded` all functions of the pair
-    features are made once a code instead of once a pair.
+    Nothing is approximated, but little is computed per pair: the linear map of :math:`f_{AP}` is
+    split into one per atom of a pair, computed once per atom; as :math:`p_{ij} = p_{ji}`, each
+    pair is kept once; and :meth:`forward_coded` computes all functions of the pair features once
+    per code instead of once per pair.
 
     Args:
         atom_in: Width of an atom row.
         pair_in: Width of a pair row.
         atom_out: Width of an updated atom row.
-        pair_out: Width of an updated pair row; ``None`` where only atoms are to be updated, as
-            in the last module of a network.
-        hidden: Width of the results of the inner functions, or one a function under the names
+        pair_out: Width of an updated pair row; ``None`` to update atoms only, as in the last
+            module of a network.
+        hidden: Width of the results of the inner functions, or one per function under the names
             ``"aa"``, ``"pa"``, ``"ap"`` and ``"pp"``.
         norm: ``"batch"``, ``"layer"`` or ``None``. Batch normalisation is over atoms and over
             ordered pairs, a pair of two atoms counting twice.
-        residual: Whether rows are added to their updates, where both are of one width.
+        residual: Whether rows are added to their updates if both have the same width.
         dropout: Probability of dropping an entry of an updated atom row while training.
 
     Shape:
@@ -260,16 +254,14 @@ class WeaveConv(nn.Module):
         self.drop = nn.Dropout(dropout)
 
     def reset_parameters(self) -> None:
-        """Draws all parameters anew."""
-        for module in self.modules():
-            reset = getattr(module, "reset_parameters", None)
-            if module is not self and callable(reset):
-                reset()
+        """Draw all parameters anew."""
+        for module in self.children():
+            reset(module)
 
     def forward(
         self, x: Float[Tensor, "atom feature"], pair: Float[Tensor, "pair channel"], pairs: Pairs
     ) -> tuple[Float[Tensor, "atom out"], Float[Tensor, "pair pair_out"] | None]:
-        """Computes updated rows.
+        """Compute updated rows.
 
         Args:
             x: Atom rows.
@@ -279,45 +271,43 @@ class WeaveConv(nn.Module):
         Returns:
             The updated atom rows, and the updated pair rows or ``None``.
         """
-        self._check(x, pair, pairs, pairs.num_pairs, "pair row a pair")
-        updated = None
-        if self.pair_out is not None:
-            updated = self.update_pairs(self.split(x, pairs), pair, pairs)
-        return self.update_atoms(x, self.sum_pairs(pair, pairs)), updated
+        return self._update(x, pair, pairs, coded=False)
 
     def forward_coded(
         self, x: Float[Tensor, "atom feature"], table: Float[Tensor, "code channel"], pairs: Pairs
     ) -> tuple[Float[Tensor, "atom out"], Float[Tensor, "pair pair_out"] | None]:
-        """Computes updated rows where the rows of the pairs are those of a table.
+        """Compute updated rows from a table of the rows of pairs.
 
         The same as ``forward(x, table[pairs.code], pairs)``, but whatever depends on the pair
-        features alone is computed once a code.
+        features alone is computed once per code.
 
         Args:
             x: Atom rows.
-            table: Row of every code.
+            table: One row per code.
             pairs: Which atoms are paired, with codes.
 
         Returns:
             The updated atom rows, and the updated pair rows or ``None``.
         """
-        self._check(x, table, pairs, pairs.num_codes, "table row a code")
+        return self._update(x, table, pairs, coded=True)
+
+    def _update(
+        self, x: Tensor, pair: Tensor, pairs: Pairs, *, coded: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        self._check(x, pair, pairs, coded)
         updated = None
         if self.pair_out is not None:
-            updated = self.update_pairs(self.split(x, pairs), table, pairs, coded=True)
-        return self.update_atoms(x, self.sum_pairs(table, pairs, coded=True)), updated
+            updated = self.update_pairs(self.split(x, pairs), pair, pairs, coded=coded)
+        return self.update_atoms(x, self.sum_pairs(pair, pairs, coded=coded)), updated
 
-    # The parts, for networks that go through the pairs in blocks.
+    # The parts, for networks that process the pairs in blocks.
 
     def split(self, x: Tensor, pairs: Pairs) -> Tensor:
-        """Multiplies atoms for f_AP: a part for the first place of a pair and one for the second.
+        """Multiply atoms for f_AP: ``[atom, 2 * width]``, a part per place in a pair.
 
         Args:
             x: Atom rows.
-            pairs: All pairs of the mini-batch, over which batch normalisation is.
-
-        Returns:
-            ``[atom, 2 * width]``
+            pairs: All pairs of the mini-batch, for batch normalisation.
         """
         weight, bias = self.lin_ap.weight, self.lin_ap.bias
         weight = torch.cat(weight.split(self.atom_in, 1))
@@ -332,7 +322,7 @@ class WeaveConv(nn.Module):
         return torch.addcmul(shift, parts, torch.cat([scale, scale]))
 
     def sum_pairs(self, pair: Tensor, pairs: Pairs, *, coded: bool = False) -> Tensor:
-        """Computes the sum of f_PA over the pairs of each atom."""
+        """Compute the sum of f_PA over the pairs of each atom."""
         rows = self._activated("pa", self.lin_pa(pair), pairs, coded)
         if not coded:
             return pair_sum(rows, pairs)
@@ -344,7 +334,7 @@ class WeaveConv(nn.Module):
     def update_pairs(
         self, parts: Tensor, pair: Tensor, pairs: Pairs, *, coded: bool = False
     ) -> Tensor:
-        """Computes f_P from the parts that :meth:`split` gave and the rows of the pairs."""
+        """Compute f_P from the result of :meth:`split` and the rows of the pairs."""
         if self.norm == "layer":
             both = order_gather(parts, pairs)
             between = self.norms["ap"](both).relu().sum(0)
@@ -367,7 +357,7 @@ class WeaveConv(nn.Module):
         return updated
 
     def update_atoms(self, x: Tensor, total: Tensor) -> Tensor:
-        """Computes f_A from atom rows and the sums over their pairs."""
+        """Compute f_A from atom rows and the sums over their pairs."""
         own = self._activated("aa", self.lin_aa(x))
         both = torch.cat([own, total.to(own.dtype)], 1)
         updated = self.drop(self._activated("a", self.lin_a(both)))
@@ -376,7 +366,7 @@ class WeaveConv(nn.Module):
     def _activated(
         self, name: str, rows: Tensor, pairs: Pairs | None = None, coded: bool = False
     ) -> Tensor:
-        """Normalises and clips rows: of atoms, or of pairs, or of codes."""
+        """Normalise rows of atoms, pairs or codes, and apply ReLU."""
         if self.norm == "batch":
             counts = total = None
             if pairs is not None:
@@ -386,28 +376,26 @@ class WeaveConv(nn.Module):
             rows = self.norms[name](rows)
         return rows.relu_()
 
-    def _check(self, x: Tensor, pair: Tensor, pairs: Pairs, num_rows: int, what: str) -> None:
-        for name, rows, wanted in (
-            ("x", x, (pairs.num_atoms, self.atom_in)),
-            ("pair" if what.startswith("pair") else "table", pair, (num_rows, self.pair_in)),
+    def _check(self, x: Tensor, pair: Tensor, pairs: Pairs, coded: bool) -> None:
+        of_pairs = (
+            ("table", "code", pairs.num_codes) if coded else ("pair", "pair", pairs.num_pairs)
+        )
+        for rows, width, (name, of, count) in (
+            (x, self.atom_in, ("x", "atom", pairs.num_atoms)),
+            (pair, self.pair_in, of_pairs),
         ):
-            if tuple(rows.shape) != wanted:
-                raise mismatch(
-                    ValueError,
-                    f"WeaveConv: {name} is of another shape",
-                    list(wanted),
-                    list(rows.shape),
-                    hint="one row an atom" if name == "x" else f"one {what}",
-                )
+            if tuple(rows.shape) != (count, width):
+                what, hint = f"WeaveConv: {name} has another shape", f"one row per {of}"
+                raise mismatch(ValueError, what, [count, width], list(rows.shape), hint=hint)
 
     def extra_repr(self) -> str:
-        """Says how wide the rows are."""
+        """Show the widths."""
         ins, outs = (self.atom_in, self.pair_in), (self.atom_out, self.pair_out)
         return f"{ins} -> {outs}, norm={self.norm}, residual={self.residual}"
 
 
 def _counts(pairs: Pairs, coded: bool, dtype: torch.dtype) -> Tensor:
-    """How many ordered pairs each pair, or each code, stands for, in single precision or more."""
+    """Ordered pairs that each pair or code stands for, in single precision or more."""
     dtype = torch.promote_types(dtype, torch.float32)
 
     def make() -> Tensor:
@@ -420,37 +408,30 @@ def _counts(pairs: Pairs, coded: bool, dtype: torch.dtype) -> Tensor:
 def _widths(hidden: int | Mapping[str, int], *named: int | None) -> dict[str, int]:
     given = dict.fromkeys(HIDDEN, hidden) if isinstance(hidden, int) else dict(hidden)
     widths = dict.fromkeys(HIDDEN, 50) | given
-    wrong = {name: width for name, width in widths.items() if width < 1 or name not in HIDDEN}
-    wrong |= {
-        name: width
-        for name, width in zip(("atom_in", "pair_in", "atom_out", "pair_out"), named, strict=True)
-        if width is not None and width < 1
-    }
+    others = zip(("atom_in", "pair_in", "atom_out", "pair_out"), named, strict=True)
+    wrong = [f"{name}={n}" for name, n in widths.items() if n < 1 or name not in HIDDEN]
+    wrong += [f"{name}={n}" for name, n in others if n is not None and n < 1]
     if wrong:
-        raise mismatch(
-            ValueError,
-            "WeaveConv: a width cannot be used",
-            f"1 or more; hidden widths of {', '.join(HIDDEN)}",
-            ", ".join(f"{name}={width}" for name, width in wrong.items()),
-        )
+        wanted = f"at least 1; hidden widths of {', '.join(HIDDEN)}"
+        raise mismatch(ValueError, "WeaveConv: invalid width", wanted, ", ".join(wrong))
     return widths
 
 
 class WeaveStack(nn.Module):
-    """Runs weave modules one after another on atoms and on pairs that are given by codes.
+    """Run weave modules one after another on atoms and on pairs that are given by codes.
 
-    The last module updates atoms alone. With ``pair_block`` the rows of pairs exist for one block
-    of pairs at a time: each module sums over blocks, and both ways make the rows of a block from
-    the atoms again. Memory then grows with the atoms and the block, no longer with the pairs; the
-    results are the same up to rounding. Training with batch normalisation, which must see all
-    pairs at once, goes without blocks.
+    The last module updates atoms only. With ``pair_block`` the rows of pairs exist for one block
+    at a time: each module sums over blocks, and both passes compute the rows of a block from the
+    atoms again. Memory then grows with the atoms and the block instead of the pairs; the results
+    are the same up to rounding. Training with batch normalisation, which needs all pairs at once,
+    ignores ``pair_block``.
 
     Args:
         atom_in: Width of an atom row.
         pair_in: Width of a row of the table.
         channels: Width of all other rows.
-        num_modules: Number of modules, 1 or more.
-        pair_block: Number of pairs of a block; mini-batches with at most so many are not cut.
+        num_modules: Number of modules, at least 1.
+        pair_block: Number of pairs per block; smaller mini-batches are not cut.
         **options: ``norm``, ``residual`` and ``dropout`` of :class:`WeaveConv`.
 
     Shape:
@@ -458,7 +439,7 @@ class WeaveStack(nn.Module):
         - returns: ``[atom, channels]``
 
     Raises:
-        ValueError: If there is no module, or a block without pairs.
+        ValueError: If ``num_modules`` or ``pair_block`` is below 1.
 
     Example:
         >>> stack = WeaveStack(3, 2, channels=8)
@@ -478,13 +459,9 @@ class WeaveStack(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        if num_modules < 1 or (pair_block is not None and pair_block < 1):
-            raise mismatch(
-                ValueError,
-                "WeaveStack: num_modules or pair_block is too small",
-                "1 or more",
-                f"num_modules={num_modules}, pair_block={pair_block}",
-            )
+        checked_count("WeaveStack: num_modules", num_modules)
+        if pair_block is not None:
+            checked_count("WeaveStack: pair_block", pair_block)
         self.pair_block = pair_block
         self.convs = nn.ModuleList(
             WeaveConv(
@@ -499,14 +476,14 @@ class WeaveStack(nn.Module):
         )
 
     def reset_parameters(self) -> None:
-        """Draws all parameters anew."""
+        """Draw all parameters anew."""
         for conv in self._levels():
             conv.reset_parameters()
 
     def forward(
         self, x: Float[Tensor, "atom feature"], table: Float[Tensor, "code channel"], pairs: Pairs
     ) -> Float[Tensor, "atom out"]:
-        """Computes the atom rows after the last module."""
+        """Compute the atom rows after the last module."""
         levels = self._levels()
         whole = self.training and levels[0].norm == "batch"
         if self.pair_block is not None and pairs.num_pairs > self.pair_block and not whole:
@@ -527,7 +504,7 @@ class WeaveStack(nn.Module):
             if level == 0:
                 total = conv.sum_pairs(table, pairs, coded=True)
             else:
-                # Whatever a block needs is made again on the way back, its pair rows too.
+                # The backward pass computes again whatever a block needs, its pair rows too.
                 sums = [
                     checkpoint(self._sum_block, level, block, table, *parts, use_reentrant=False)
                     for block in blocks

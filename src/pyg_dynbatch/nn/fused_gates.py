@@ -1,0 +1,567 @@
+"""The parts of fused Tree-LSTMs: a plan of blocks, rows, products, and the gates in torch.
+
+:class:`TorchGates` is the interface of the kernels, and their form for every device and dtype;
+``native_gates.py`` (C) and ``triton_gates.py`` override its methods. Kernels work on one block of
+nodes at a time: forward from products with weights to states, backward from gradients of states
+to those of products and of the memory of the children.
+"""
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.schedule import Schedule, Step
+
+_HEIGHTS = (8, 16, 24, 32, 48, 64, 80, 96, 112, 128)
+"""Numbers of rows for which oneDNN makes kernels; one for every width of a level would cost more
+than the product itself, as a kernel takes a millisecond to make."""
+
+BLOCK = _HEIGHTS[-1]
+"""Rows of one block on CPUs: their gates stay in the second-level cache."""
+
+# From here on packing a matrix costs less than it saves.
+_LARGE_MATRIX, _MANY_ROWS = 2**17, 1024
+
+# A plain number for every device and dtype; written as a tensor so that -1 + 2x is one pass.
+_MINUS_ONE = torch.tensor(-1.0)
+
+
+# The plan.
+
+
+class Block(NamedTuple):
+    """Some nodes of one level, next to each other in level order; C reads the same numbers."""
+
+    first: int  # first node, counted among the leaves or among the inner nodes
+    size: int
+    input: int  # input row of the first node, counted among those of inner nodes
+    filled: int  # number of nodes with an input, which come first
+    edge: int  # first child, counted among the children of all inner nodes
+    edges: int
+    start: int  # first node, counted within the level
+
+    @property
+    def nodes(self) -> slice:
+        """The rows of the nodes."""
+        return slice(self.first, self.first + self.size)
+
+    @property
+    def children(self) -> slice:
+        """The rows of the children."""
+        return slice(self.edge, self.edge + self.edges)
+
+
+class FusedPlan:
+    """A schedule cut into blocks: sizes as plain numbers, and index vectors on the device."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        inputs: Tensor,
+        *,
+        dropout_mask: Tensor | None = None,
+        leaf_row: Tensor | None = None,
+        level_order: bool = False,
+        precision: torch.dtype | None = None,
+    ) -> None:
+        self.schedule, self.dropout_mask, self.leaf_row = schedule, dropout_mask, leaf_row
+        self.level_order, self.precision = level_order, precision
+        # Both are set by the forward pass: whether a backward pass may follow, and the library
+        # that runs all levels by one call, where there is one.
+        self.with_backward = False
+        self.library: ctypes.CDLL | None = None
+        steps = schedule.steps
+        self.arity, self.ragged = schedule.arity or 0, schedule.arity is None
+        self.nodes = schedule.num_nodes
+        self.leaves = steps[0].size
+        self.inner = self.nodes - self.leaves
+        # Leaves with an input are computed once for each of these rows, the others one by one.
+        self.leaf_inputs = inputs.size(0) - sum(schedule.level_inputs[1:])
+        self.leaf_cells = self.leaf_inputs + self.leaves - schedule.level_inputs[0]
+        self._check(inputs.device)
+        self.single_parent = schedule.single_parent
+        self.block = BLOCK if inputs.device.type == "cpu" else max(self.nodes, 1)
+        children = steps[0].arguments[1]
+        self.places = schedule.num_edges if self.ragged else self.inner * self.arity
+        start = children.offset + self.leaves * self.arity
+        self.children = schedule.wiring[start : start + self.places]
+        if self.ragged:
+            self.owners = schedule.wiring[children.owner : children.owner + self.places]
+            self.child_start = schedule.child_start[self.leaves :]
+        self.blocks = list(self._blocks())
+
+    def _check(self, device: torch.device) -> None:
+        """Refuse what would be read or written beyond the rows that exist."""
+        schedule, leaf_row = self.schedule, self.leaf_row
+        given = self.leaf_inputs if leaf_row is None else leaf_row.size(0)
+        if given != schedule.level_inputs[0] or self.leaf_inputs < 0 or schedule.device != device:
+            what = "FusedPlan: the schedule does not fit the input rows"
+            wanted = f"{schedule.level_inputs[0]} leaves with an input, on {schedule.device}"
+            hint = "rows in the order of schedule.input_node; batch.to(device)"
+            raise mismatch(ValueError, what, wanted, f"{given} leaves, on {device}", hint=hint)
+
+    def _blocks(self) -> Iterator[Block]:
+        first = seen = edge = 0
+        steps, inputs = self.schedule.steps[1:], self.schedule.level_inputs[1:]
+        for step, filled in zip(steps, inputs, strict=True):
+            stops = [*range(0, step.size, self.block), step.size]
+            edges = self._first_edges(step, first, stops)
+            for number, start in enumerate(stops[:-1]):
+                size = stops[number + 1] - start
+                mine = min(max(filled - start, 0), size)
+                own, behind = edges[number], edges[number + 1]
+                yield Block(first + start, size, seen, mine, edge + own, behind - own, start)
+                seen += mine
+            first += step.size
+            edge += edges[-1]
+
+    def _first_edges(self, step: Step, first: int, stops: list[int]) -> list[int]:
+        """Where the children of the blocks of one level begin, counted within the level."""
+        if not self.ragged:
+            return [stop * self.arity for stop in stops]
+        inside = [first + stop for stop in stops[:-1]]
+        # Only CPUs have more than one block per level, so this waits for no other device.
+        found = self.child_start[inside].tolist() if len(inside) > 1 else [0]
+        return [*(each - found[0] for each in found), step.arguments[1].length]
+
+    @cached_property
+    def table(self) -> "ctypes.Array[ctypes.c_int64]":
+        """The blocks of all levels, as C reads them."""
+        numbers = list(chain.from_iterable(self.blocks))
+        return (ctypes.c_int64 * len(numbers))(*numbers)
+
+    @cached_property
+    def numbers(self) -> Tensor:
+        """The numbers of all argument places."""
+        return torch.arange(self.places, device=self.children.device)
+
+    def owner(self, block: Block) -> Tensor:
+        """The node within the block that each child belongs to."""
+        within_level = self.owners[block.children]
+        return within_level if not block.start else within_level - block.start
+
+    def leaf_blocks(self) -> Iterator[Block]:
+        """Cut the leaves that are computed into blocks, those with and without input apart."""
+        segments = (0, self.leaf_inputs, True), (self.leaf_inputs, self.leaf_cells, False)
+        for start, stop, filled in segments:
+            for first in range(start, stop, self.block):
+                size = min(self.block, stop - first)
+                yield Block(first, size, first, size if filled else 0, 0, 0, first)
+
+    def spread_leaves(self) -> Tensor:
+        """Which of the computed rows each leaf takes, where equal leaves are computed once."""
+        if self.leaf_row is None:
+            return torch.arange(self.leaves, device=self.children.device)
+        others = torch.arange(self.leaf_inputs, self.leaf_cells, device=self.leaf_row.device)
+        return torch.cat([self.leaf_row, others])
+
+    def in_order(self, rows: Tensor) -> Tensor:
+        """Bring state rows into the order that is asked for."""
+        return rows[1:] if self.level_order else rows.index_select(0, self._row_of_node())
+
+    def in_level_order(self, rows: Tensor | None) -> Tensor | None:
+        """Bring the gradients of the results into level order."""
+        if rows is None or self.level_order:
+            return rows
+        row = self._row_of_node()
+        node = torch.empty_like(row).index_copy_(
+            0, row - 1, torch.arange(self.nodes, device=row.device)
+        )
+        return rows.index_select(0, node)
+
+    def _row_of_node(self) -> Tensor:
+        return self.schedule.rows_of(self.schedule.outputs["node"].wiring)
+
+    def place_of_row(self) -> Tensor:
+        """For every state row the argument place that reads it, from 1 on; 0 for none."""
+        place = self.children.new_zeros(self.nodes + 1)
+        numbers = torch.arange(1, self.places + 1, device=place.device)
+        # Row 0, the missing child, gets any of its many places, which nothing reads.
+        return place.index_copy_(0, self.children, numbers)[1:]
+
+
+# Rows that kernels read and write.
+
+
+@dataclass
+class Nodes:
+    """The states of all leaves or of all inner nodes; ``Block.first`` counts their rows."""
+
+    plan: FusedPlan
+    hidden: Tensor  # h
+    memory: Tensor  # c
+    activated: Tensor  # tanh(c)
+    dropout_mask: Tensor | None = None  # factors of u
+    # Of inner nodes: h and c of all nodes, to be read by plan.children; h gathered, one row per
+    # child; and for any number of children the sums of h, one row per node.
+    child_hidden: Tensor | None = None
+    child_memory: Tensor | None = None
+    gathered: Tensor | None = None
+    sums: Tensor | None = None
+
+    @classmethod
+    def inner(
+        cls,
+        plan: FusedPlan,
+        states: Sequence[Tensor],
+        gathered: Tensor | None = None,
+        sums: Tensor | None = None,
+    ) -> "Nodes":
+        """Take the rows of inner nodes from the states ``h, c, tanh(c)`` of all nodes."""
+        hidden, memory, activated = (state[1 + plan.leaves :] for state in states)
+        mask = None if plan.dropout_mask is None else plan.dropout_mask[plan.leaves :]
+        return cls(plan, hidden, memory, activated, mask, states[0], states[1], gathered, sums)
+
+    def mask_of(self, block: Block) -> Tensor | None:
+        """The factors of u."""
+        return None if self.dropout_mask is None else self.dropout_mask[block.nodes]
+
+    def children_memory(self, block: Block) -> Tensor:
+        """Gather c of the children of a block."""
+        assert self.child_memory is not None
+        return torch.index_select(self.child_memory, 0, self.plan.children[block.children])
+
+    def child_starts(self, block: Block) -> Tensor:
+        """Where the children of each node begin, counted from the block's first child."""
+        return self.plan.child_start[block.nodes] - block.edge
+
+    def sum_children(self, block: Block, rows: Tensor) -> Tensor:
+        """Sum the rows of the children of each node, always in the same order."""
+        return sum_segments(rows, self.plan.numbers[: rows.size(0)], self.child_starts(block))
+
+
+def sum_segments(rows: Tensor, index: Tensor, starts: Tensor) -> Tensor:
+    """Sum ``rows[index]`` over segments of the index, always in the same order."""
+    return torch.embedding_bag(rows, index, starts, False, 0)[0]
+
+
+class Gates(NamedTuple):
+    """The gates of one block, or the gradients of what they were computed from."""
+
+    rows: Tensor  # u, i, o, and f of a fixed number of children; one row per node
+    forget: Tensor | None = None  # f of any number of children, one row per child
+    own: Tensor | None = None  # W x of the nodes with an input, to be added first
+    product: "RowProduct | None" = None  # has computed the rows, without activation if own is set
+    child_memory: Tensor | None = None  # only of gradients: those of c of the children
+
+    def forget_of(self, width: int) -> Tensor:
+        """The forget gates, ``[node, arity, width]`` or ``[child, width]``."""
+        if self.forget is not None:
+            return self.forget
+        return self.rows[:, 3 * width :].view(self.rows.size(0), -1, width)
+
+
+@dataclass
+class StateGradients:
+    """Gradients of h and c of some nodes, complete once the backward pass is done with parents.
+
+    Without ``place`` a row is that of a node, to which all parents add. Otherwise each node has
+    one parent, which writes to a row per argument place; ``place`` is where each node finds its
+    own, and gradients of the results (``outside``) are added when they are read.
+    """
+
+    hidden: Tensor
+    memory: Tensor
+    place: Tensor | None = None
+    outside: tuple[Tensor | None, Tensor | None] = (None, None)
+
+    @classmethod
+    def of_results(
+        cls, plan: FusedPlan, grad_h: Tensor | None, grad_c: Tensor | None, like: Tensor
+    ) -> "StateGradients":
+        """Start at the gradients of the results; row 0 is that of the missing child or parent."""
+        outside = plan.in_level_order(grad_h), plan.in_level_order(grad_c)
+        if plan.single_parent:
+            shape = (1 + plan.places, like.size(1))
+            hidden, memory = like.new_empty(shape), like.new_empty(shape)
+            hidden[0], memory[0] = 0, 0
+            return cls(hidden, memory, plan.place_of_row(), outside)
+        shape = (1 + plan.nodes, like.size(1))
+        hidden, memory = like.new_zeros(shape), like.new_zeros(shape)
+        for total, given in zip((hidden, memory), outside, strict=True):
+            if given is not None:
+                total[1:] += given
+        return cls(hidden, memory)
+
+    def of_nodes(self, first: int, size: int) -> "StateGradients":
+        """Those of some nodes in level order."""
+        if self.place is None:
+            rows = slice(1 + first, 1 + first + size)
+            return StateGradients(self.hidden[rows], self.memory[rows])
+        rows = slice(first, first + size)
+        of_h, of_c = (None if given is None else given[rows] for given in self.outside)
+        return StateGradients(self.hidden, self.memory, self.place[rows], (of_h, of_c))
+
+    def read(self, rows: slice) -> tuple[Tensor, Tensor]:
+        """The gradients of h and c in some rows, which may be changed."""
+        if self.place is None:
+            return self.hidden[rows], self.memory[rows]
+        place = self.place[rows]
+        hidden = torch.index_select(self.hidden, 0, place)
+        found = hidden, torch.index_select(self.memory, 0, place)
+        for part, given in zip(found, self.outside, strict=True):
+            if given is not None:
+                part += given[rows]
+        return found
+
+    def room(self, edge: int, edges: int) -> tuple[Tensor, Tensor]:
+        """Where to write the gradients of the children in some argument places."""
+        if self.place is not None:
+            rows = slice(1 + edge, 1 + edge + edges)
+            return self.hidden[rows], self.memory[rows]
+        shape = (edges, self.hidden.size(1))
+        return self.hidden.new_empty(shape), self.memory.new_empty(shape)
+
+    def scatter(self, children: Tensor, hidden: Tensor, memory: Tensor, block: Block) -> None:
+        """Add what was written into the room of a block, unless it is in its place already."""
+        if self.place is None:
+            index = children[block.children]
+            self.hidden.index_add_(0, index, hidden)
+            self.memory.index_add_(0, index, memory)
+
+
+# Products.
+
+
+class RowProduct:
+    """Multiply rows with one matrix, block by block: ``rows @ weight.t() + bias``.
+
+    The first ``candidate`` columns are activated by tanh, all others by the logistic function.
+    """
+
+    def __init__(
+        self,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        candidate: int = 0,
+        precision: torch.dtype | None = None,
+        rows: int = 0,
+    ) -> None:
+        self.bias, self.result, self.precision = bias, weight.dtype, precision
+        # Columns of 2x give sigmoid(2x), of which tanh(x) is made.
+        self.candidate, self.doubled = candidate, False
+        self.weight = weight if precision is None else weight.to(precision)
+        self.packed: Tensor | None = None
+        if packs(self.weight, rows):
+            if candidate and bias is not None:
+                self.weight, self.bias = _doubled(weight, candidate), _doubled(bias, candidate)
+                self.doubled = True
+            self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.contiguous(), BLOCK)
+        # Products of low precision are made by oneDNN anyway, so they want the same heights.
+        low = self.weight.dtype in (torch.bfloat16, torch.float16)
+        self.padded = self.packed is not None or (weight.device.type == "cpu" and low)
+
+    def __call__(self, rows: Tensor, first: int, size: int, *, activate: bool = False) -> Tensor:
+        """Multiply ``rows[first : first + size]``."""
+        taken = self._taken(rows, first, size)
+        if self.packed is not None and taken.size(0) in _HEIGHTS and taken.dtype == self.result:
+            kind = "sigmoid" if activate else "none"
+            found = torch.ops.mkldnn._linear_pointwise(taken, self.packed, self.bias, kind, [], "")
+            if activate and self.candidate:
+                _finish_tanh(found[:, : self.candidate])
+            return found if taken.size(0) == size else found[:size]
+        if self.precision is not None:
+            found = torch.mm(taken.to(self.precision), self.weight.t()).to(self.result)
+            if self.bias is not None:
+                found += self.bias
+        elif self.bias is not None:
+            found = torch.addmm(self.bias, taken, self.weight.t())
+        else:
+            found = torch.mm(taken, self.weight.t())
+        found = found if taken.size(0) == size else found[:size]
+        if activate:
+            self.activate(found)
+        return found
+
+    def activate(self, gates: Tensor) -> None:
+        """Activate products in place."""
+        first = gates[:, : self.candidate]
+        if self.candidate and not self.doubled:
+            first *= 2
+        gates.sigmoid_()
+        if self.candidate:
+            _finish_tanh(first)
+
+    def into(self, out: Tensor, rows: Tensor, first: int, size: int) -> None:
+        """Write the product without bias into existing rows."""
+        if self.padded or self.precision is not None:
+            out.copy_(self(rows, first, size))
+        else:
+            torch.mm(rows[first : first + size], self.weight.t(), out=out)
+
+    def _taken(self, rows: Tensor, first: int, size: int) -> Tensor:
+        """The rows, and up to the next height the rows behind them."""
+        if self.padded:
+            height = next((height for height in _HEIGHTS if height >= size), size)
+            if first + height <= rows.size(0):
+                size = height
+        return rows[first : first + size]
+
+
+def packs(weight: Tensor, rows: int) -> bool:
+    """Whether packing a matrix pays for about so many rows."""
+    large = weight.numel() >= _LARGE_MATRIX and rows >= _MANY_ROWS
+    single = weight.device.type == "cpu" and weight.dtype == torch.float32
+    return large and single and _has_onednn()
+
+
+def _has_onednn() -> bool:
+    backend, names = torch.backends.mkldnn, ("_linear_pointwise", "_reorder_linear_weight")
+    enabled = bool(backend.enabled) and backend.is_available()
+    return enabled and all(hasattr(torch.ops.mkldnn, name) for name in names)
+
+
+def _doubled(rows: Tensor, first: int) -> Tensor:
+    rows = rows.clone()
+    rows[:first] *= 2
+    return rows
+
+
+def _finish_tanh(activated: Tensor) -> None:
+    """Make tanh(x) of sigmoid(2x), in place."""
+    torch.add(_MINUS_ONE, activated, alpha=2, out=activated)
+
+
+def weight_gradient(
+    grads: Tensor, rows: Tensor, precision: torch.dtype | None, out: Tensor | None = None
+) -> Tensor:
+    """Compute ``grads.t() @ rows``, the gradient of a matrix over all rows it was used on."""
+    if precision is None:
+        return torch.mm(grads.t(), rows, out=out)
+    found = (grads.to(precision).t() @ rows.to(precision)).to(grads.dtype)
+    return found if out is None else out.copy_(found)
+
+
+def sum_rows(rows: Tensor) -> Tensor:
+    """Sum rows by a product with ones, on CPUs twice as fast as ``sum``."""
+    return torch.mv(rows.t(), rows.new_ones(rows.size(0)))
+
+
+# Kernels.
+
+
+class TorchGates:
+    """Compute gates by calls of torch."""
+
+    activates: ClassVar[bool] = True
+    """Whether products are to be activated already where nothing is added to them, which oneDNN
+    does on the way."""
+
+    def __init__(self, nodes: Nodes) -> None:
+        self.nodes = nodes
+
+    def gather(self, block: Block) -> None:
+        """Gather h of the children of a block, and sum it where sums are wanted."""
+        nodes = self.nodes
+        assert nodes.child_hidden is not None and nodes.gathered is not None
+        gathered = nodes.gathered[block.children]
+        index = nodes.plan.children[block.children]
+        torch.index_select(nodes.child_hidden, 0, index, out=gathered)
+        if nodes.sums is not None:
+            nodes.sums[block.nodes] = nodes.sum_children(block, gathered)
+
+    def forward(self, block: Block, gates: Gates) -> None:
+        """Activate the gates in place, and write ``c``, ``tanh(c)`` and ``h = o * tanh(c)``."""
+        nodes, here = self.nodes, block.nodes
+        memory, activated = nodes.memory[here], nodes.activated[here]
+        inner = nodes.child_memory is not None
+        if inner:
+            self._carry(block, gates, memory)
+        u, i, o = gates.rows[:, : 3 * memory.size(1)].chunk(3, 1)
+        mask = nodes.mask_of(block)
+        candidate = u if mask is None else u * mask
+        if inner:
+            memory.addcmul_(i, candidate)
+        else:
+            torch.mul(i, candidate, out=memory)
+        torch.mul(memory, 2, out=activated)
+        _finish_tanh(activated.sigmoid_())
+        torch.mul(o, activated, out=nodes.hidden[here])
+
+    def _carry(self, block: Block, gates: Gates, memory: Tensor) -> None:
+        """Write the sum of f * c over the children of each node."""
+        forget, ragged = gates.forget_of(memory.size(1)), gates.forget is not None
+        if gates.own is not None and gates.product is not None:
+            self._add_inputs(block, gates, forget)
+            gates.product.activate(gates.rows)
+            if ragged:
+                forget.sigmoid_()
+        before = self.nodes.children_memory(block)
+        if ragged:
+            memory.copy_(self.nodes.sum_children(block, before.mul_(forget)))
+            return
+        parts, cells = forget.unbind(1), before.view(forget.shape).unbind(1)
+        torch.mul(parts[0], cells[0], out=memory)
+        for part, cell in zip(parts[1:], cells[1:], strict=True):
+            memory.addcmul_(part, cell)
+
+    def _add_inputs(self, block: Block, gates: Gates, forget: Tensor) -> None:
+        own = gates.own
+        assert own is not None
+        filled, last = own.size(0), own.size(1) - forget.size(-1)
+        gates.rows[:filled, :last] += own[:, :last]
+        if gates.forget is None:
+            given = forget[:filled]
+            given += own[:, None, last:]
+            return
+        if filled < block.size:
+            # Nodes without an input come last; their children take a row of zeros.
+            own = torch.cat([own, own.new_zeros(1, own.size(1))])
+        forget += own[:, last:].index_select(0, self.nodes.plan.owner(block).clamp(max=filled))
+
+    def backward(self, block: Block, gates: Gates, given: StateGradients, grads: Gates) -> None:
+        """Write the gradients of products, and those of the children's memory."""
+        nodes, tanh_backward = self.nodes, torch.ops.aten.tanh_backward.grad_input
+        activated, mask = nodes.activated[block.nodes], nodes.mask_of(block)
+        width = activated.size(1)
+        u, i, o = gates.rows[:, : 3 * width].chunk(3, 1)
+        hidden, memory = given.read(block.nodes)
+        torch.mul(hidden, activated, out=grads.rows[:, 2 * width : 3 * width])
+        hidden.mul_(o)
+        memory += tanh_backward(hidden, activated, grad_input=hidden)
+        candidate = memory if mask is None else memory * mask
+        torch.mul(candidate, i, out=grads.rows[:, :width])
+        torch.mul(candidate, u, out=grads.rows[:, width : 2 * width])
+        if grads.child_memory is not None:
+            self._to_children(block, gates, memory, grads)
+        to_u = grads.rows[:, :width]
+        tanh_backward(to_u, u, grad_input=to_u)
+        _through_sigmoid(grads.rows[:, width:], gates.rows[:, width:])
+        if grads.forget is not None and gates.forget is not None:
+            _through_sigmoid(grads.forget, gates.forget)
+
+    def _to_children(self, block: Block, gates: Gates, memory: Tensor, grads: Gates) -> None:
+        """Write the gradients of f after activation, and of the children's c."""
+        width, before = memory.size(1), self.nodes.children_memory(block)
+        assert grads.child_memory is not None
+        forget, to_forget = gates.forget_of(width), grads.forget_of(width)
+        if gates.forget is not None:
+            memory = torch.index_select(memory, 0, self.nodes.plan.owner(block))
+        else:
+            memory, before = memory[:, None], before.view(forget.shape)
+        torch.mul(memory, before, out=to_forget)
+        torch.mul(memory, forget, out=grads.child_memory.view(forget.shape))
+
+    def sum_equal(self, given: StateGradients, cell: Tensor, cells: int) -> StateGradients:
+        """Sum the gradients of equal leaves, always in the same order."""
+        hidden, memory = given.read(slice(0, cell.size(0)))
+        # By sorting, as adding rows to rows in any order would not be the same twice on GPUs.
+        order = cell.argsort(stable=True)
+        # Not by bincount, which waits for the device to find the largest number.
+        counts = cell.new_zeros(cells).index_add_(0, cell, torch.ones_like(cell))
+        starts = counts.cumsum(0) - counts
+        return StateGradients(
+            sum_segments(hidden, order, starts), sum_segments(memory, order, starts)
+        )
+
+
+def _through_sigmoid(grads: Tensor, gates: Tensor) -> None:
+    torch.ops.aten.sigmoid_backward.grad_input(grads, gates, grad_input=grads)
