@@ -154,7 +154,7 @@ def test_a_forest_is_not_written() -> None:
     tree = parse_bracketed("(1 a)")
     from pyg_dynbatch.data import forest_to_data
 
-    with pytest.raises(ValueError, match=r"the data is no tree[\s\S]*2 roots, 0 shared nodes"):
+    with pytest.raises(ValueError, match=r"the data is not a tree[\s\S]*2 roots, 0 shared nodes"):
         to_bracketed(forest_to_data([tree, tree], vocabulary), vocabulary)
 
 
@@ -162,7 +162,7 @@ def test_a_word_with_a_bracket_is_not_written() -> None:
     vocabulary = Vocabulary(["a", "("])
     data = BracketedTree(vocabulary)("(1 (1 a) (1 a))")
     data.token[2] = 2
-    with pytest.raises(ValueError, match=r"cannot stand in brackets[\s\S]*node 2"):
+    with pytest.raises(ValueError, match=r"cannot be put in brackets[\s\S]*node 2"):
         to_bracketed(data, vocabulary)
 
 
@@ -170,7 +170,7 @@ def test_what_cannot_be_read_back_is_not_written() -> None:
     vocabulary = Vocabulary(["a", "b"])
     data = BracketedTree(vocabulary)("(1 (1 a) (1 b))")
     data.y = torch.tensor([0.5, float("nan"), 1.0])
-    with pytest.raises(ValueError, match=r"labels are no whole numbers[\s\S]*got: +float32"):
+    with pytest.raises(ValueError, match=r"labels are not integers[\s\S]*got: +float32"):
         to_bracketed(data, vocabulary)
     del data.y, data.token
     with pytest.raises(ValueError, match=r"no field token[\s\S]*got: +child_slot"):
