@@ -432,7 +432,7 @@ class ResumableLoader(PyGDataLoader):
         name = type(self).__name__
         collate_fn = kwargs.pop("collate_fn", None)
         # Lightning passes the collater on when it builds a loader again.
-        if collate_fn is not None and not isinstance(collate_fn, type(collater)):
+        if collate_fn is not None and type(collate_fn) is not type(collater):
             raise mismatch(
                 TypeError,
                 f"{name}: collate_fn is given",

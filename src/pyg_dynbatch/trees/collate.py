@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.data import Batch, Data
+from torch_geometric.data import Batch
 
 from pyg_dynbatch.core.errors import checked_count, mismatch
 from pyg_dynbatch.core.padding import LevelBuckets
@@ -136,27 +136,23 @@ def _blame(batch: Any, arity: int | None, direction: str) -> tuple[int, ValueErr
 
 
 def checked_direction(direction: str, allowed: tuple[str, ...], name: str) -> str:
-    """Returns the direction unless it is none of those allowed."""
+    """Return the direction if it is one of those allowed."""
     if direction not in allowed:
-        raise mismatch(
-            ValueError,
-            f"{name}: unknown direction",
-            " or ".join(map(repr, allowed)),
-            repr(direction),
-        )
+        expected = " or ".join(map(repr, allowed))
+        raise mismatch(ValueError, f"{name}: unknown direction", expected, repr(direction))
     return direction
 
 
 class Collater(PlanningCollater):
-    """Merges examples as PyG does, checks them, and attaches the schedule of the whole batch.
+    """Merge examples as PyG does, check them, and attach the schedule of the whole batch.
 
     The batch holds ``schedule``; for both directions it is the bottom-up one, and
     ``schedule_down`` the top-down one. A node reads an input row where ``token`` is not -1;
-    without ``token`` where ``has_input`` says so; without either everywhere. Tuples, lists and
-    dicts of examples are gone through as in PyG.
+    without ``token`` where ``has_input`` is True; without either everywhere. Tuples, lists and
+    dicts of examples are merged as in PyG.
 
     Args:
-        dataset: Not used; stands first as in PyG.
+        dataset: Not used; PyG's first argument.
         follow_batch: Fields that get a vector of example numbers, as in PyG.
         exclude_keys: Fields to leave out, as in PyG.
         arity: Argument places of the cell, N for an N-ary cell; None for any number of children.
@@ -164,8 +160,8 @@ class Collater(PlanningCollater):
 
     Raises:
         ValueError: On calling, if there is no example, if the examples differ in their fields
-            (PyG would drop fields without a word), or if an example cannot be scheduled; the
-            number of the example in the batch is named.
+            (PyG would silently drop some), or if an example cannot be scheduled; its number in the
+            batch is named.
 
     Example:
         >>> import torch
@@ -189,7 +185,7 @@ class Collater(PlanningCollater):
         direction: str = "bottom_up",
     ) -> None:
         super().__init__(dataset, follow_batch, exclude_keys)
-        self.arity = _checked_arity(arity)
+        self.arity = None if arity is None else checked_count("Collater: arity", arity)
         self.direction = checked_direction(direction, (*DIRECTIONS, "both"), "Collater")
 
     def _attach(self, merged: Batch, quick: bool) -> None:
@@ -200,18 +196,12 @@ class Collater(PlanningCollater):
         return f"{type(self).__name__}(arity={self.arity}, direction={self.direction!r})"
 
 
-def _checked_arity(arity: int | None) -> int | None:
-    return None if arity is None else checked_count("Collater: arity", arity)
+class BucketedCollater(Collater):
+    """Merge examples as :class:`Collater` does, and pad the schedule of the batch.
 
-
-class BucketedCollater:
-    """Merges examples as :class:`Collater` does, and pads the schedule of the batch.
-
-    It goes to ``torch.utils.data.DataLoader(dataset, collate_fn=...)``.
-
-    Padding costs the loader's worker a fraction of a millisecond, and the model nothing: the
-    padded form lies in the one tensor of the schedule and is moved with it. Batches that no shape
-    holds have an ordinary schedule.
+    For ``torch.utils.data.DataLoader(dataset, collate_fn=...)``. Padding costs the loader's worker
+    a fraction of a millisecond, and the model nothing: the padded form is part of the one tensor of
+    the schedule. Batches that fit no shape have an ordinary schedule.
 
     Args:
         buckets: The shapes, such as ``LevelBuckets.fit`` of the schedules of an epoch.
@@ -244,51 +234,37 @@ class BucketedCollater:
         arity: int | None = None,
         direction: str = "bottom_up",
     ) -> None:
-        self.collate = Collater(None, follow_batch, exclude_keys, arity=arity, direction=direction)
-        wanted, first = (arity, direction), buckets.shapes[0]
-        if wanted != (first.arity, first.direction):
+        super().__init__(None, follow_batch, exclude_keys, arity=arity, direction=direction)
+        first = buckets.shapes[0]
+        if (arity, direction) != (first.arity, first.direction):
             raise mismatch(
                 ValueError,
                 "BucketedCollater: the buckets are for other schedules",
-                "arity {}, {}".format(*wanted),
+                f"arity {arity}, {direction}",
                 f"arity {first.arity}, {first.direction}",
                 hint="LevelBuckets.fit of schedules made with the same arity and direction",
             )
         self.buckets = buckets
 
-    def __call__(self, batch: Sequence[Any]) -> Any:
-        """Merges a list of examples, see :class:`Collater`, and pads."""
-        merged = self.collate(batch)
-        self._pad(merged)
-        return merged
-
-    def _pad(self, merged: Any) -> None:
-        if isinstance(merged, Data):
-            schedule = getattr(merged, "schedule", None)
-            if isinstance(schedule, Schedule):
-                merged.schedule = self.buckets.pad(schedule)
-        elif isinstance(merged, Mapping):
-            self._pad(list(merged.values()))
-        elif isinstance(merged, list | tuple):
-            for each in merged:
-                self._pad(each)
+    def _attach(self, merged: Batch, quick: bool) -> None:
+        super()._attach(merged, quick)
+        merged.schedule = self.buckets.pad(merged.schedule)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.buckets}, {self.collate})"
+        return f"{type(self).__name__}({self.buckets}, {super().__repr__()})"
 
 
 class DataLoader(ResumableLoader):
-    """Loads mini-batches whose schedule was attached in the worker process.
+    """Load mini-batches whose schedule was attached in the worker process.
 
-    It is PyG's loader with three additions: the ``Collater`` of this package, a shuffle that
-    depends on ``seed`` and the epoch alone, and ``state_dict``/``load_state_dict``, which
-    Lightning keeps in its checkpoints, so that a run stopped in the middle of an epoch goes on
-    with the batch that would have come next.
+    PyG's loader with three additions: the ``Collater`` of this package, a shuffle that depends on
+    ``seed`` and the epoch alone, and ``state_dict``/``load_state_dict``, which Lightning keeps in
+    its checkpoints, so that a run stopped in the middle of an epoch continues with the next batch.
 
     Args:
         dataset: Data set or list of ``Data``.
-        batch_size: Examples a batch; left out with ``batch_sampler``. Give it by name inside a
-            Lightning hook: Lightning cannot build any loader again that has it by position.
+        batch_size: Examples per batch; left out with ``batch_sampler``. Pass it by name inside a
+            Lightning hook: Lightning cannot rebuild a loader that has it by position.
         shuffle: Whether to shuffle, differently in every epoch.
         arity: Argument places of the cell; None for any number of children.
         direction: ``"bottom_up"``, ``"top_down"`` or ``"both"``.
@@ -298,7 +274,7 @@ class DataLoader(ResumableLoader):
         **kwargs: As in ``torch.utils.data.DataLoader``: ``batch_sampler``, ``num_workers``, …
 
     Raises:
-        TypeError: If ``collate_fn`` is given, which PyG would drop without a word.
+        TypeError: If ``collate_fn`` is given, which PyG would silently drop.
         ValueError: If the sizes of a ``NodeBudgetBatchSampler`` belong to another data set.
 
     Example:
@@ -309,7 +285,7 @@ class DataLoader(ResumableLoader):
         [6, 6, 3]
     """
 
-    # Lightning builds loaders again from attributes of the same names: every option is kept.
+    # Lightning rebuilds loaders from attributes of the same names, so every option is kept.
     def __init__(
         self,
         dataset: Any,

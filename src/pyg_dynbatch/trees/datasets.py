@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.files import (
     check_sha256,
     download_verified,
+    existing,
     extract_member,
     load_tensors,
     read_lines,
@@ -33,10 +34,11 @@ from pyg_dynbatch.loading import Segments
 from pyg_dynbatch.samplers import node_counts
 from pyg_dynbatch.trees.columns import TreeColumns, columns_of, segments_of
 from pyg_dynbatch.trees.data import DynTreeData
-from pyg_dynbatch.trees.text import ParsedTree, parse_bracketed
+from pyg_dynbatch.trees.text import parse_bracketed
 from pyg_dynbatch.trees.vocabulary import Vocabulary
 
 Transform = Callable[[Any], Any]
+Item = TypeVar("Item")
 
 # Part of every cache name: raise it when the meaning of a field changes.
 _FORMAT = "pyg_dynbatch.trees.1"
@@ -205,6 +207,12 @@ class TreeDataset(InMemoryDataset, ABC):
         return columns_of(self._data, self._segments[1])
 
 
+def parse_lines(path: Path, parse: Callable[[str, str], Item]) -> list[Item]:
+    """Parse every line of a file; each gets its place for messages."""
+    lines = enumerate(read_lines(path), start=1)
+    return [parse(line, f"{path}:{number}") for number, line in lines]
+
+
 def choose_split(split: str, known: Sequence[str], aliases: Mapping[str, str], what: str) -> str:
     """Translate the name of a split into the one the data set uses."""
     name = aliases.get(split, split)
@@ -348,16 +356,10 @@ def _find_files(folder: Path | None, *, may_download: bool, verify: bool) -> dic
 
 
 def _build(files: dict[str, Path], vocabulary: str | Vocabulary) -> Content:
-    parsed = {name: _parse(path) for name, path in files.items()}
+    parse = partial(parse_bracketed, num_classes=_CLASSES)
+    parsed = {name: parse_lines(path, parse) for name, path in files.items()}
     words = choose_vocabulary(vocabulary, parsed)
     return Content(parsed, lambda tree: tree.to_data(words), words, _CLASSES)
-
-
-def _parse(path: Path) -> list[ParsedTree]:
-    return [
-        parse_bracketed(line, f"{path}:{number}", num_classes=_CLASSES)
-        for number, line in enumerate(read_lines(path), start=1)
-    ]
 
 
 _SPLIT = "trees"
@@ -410,14 +412,10 @@ class TreeFile(TreeDataset):
         paths = [Path(path)] if isinstance(path, (str, Path)) else [Path(one) for one in path]
         if not paths:
             raise mismatch(ValueError, "TreeFile: there are no files", "at least one", 0)
-        lines = {path: read_lines(path) for path in paths}
 
         def build() -> Content:
-            trees = [
-                parse_bracketed(line, f"{path}:{number}", num_classes=num_classes, labels=labels)
-                for path in paths
-                for number, line in enumerate(lines[path], start=1)
-            ]
+            parse = partial(parse_bracketed, num_classes=num_classes, labels=labels)
+            trees = [tree for path in paths for tree in parse_lines(path, parse)]
             words = vocabulary or Vocabulary.from_words(w for tree in trees for w in tree.words)
             classes = num_classes or 1 + max(max(tree.labels) for tree in trees)
             return Content(
@@ -428,7 +426,7 @@ class TreeFile(TreeDataset):
             )
 
         key = {
-            "files": " ".join(sha256_of(path) for path in paths),
+            "files": " ".join(sha256_of(existing(path, "a text file")) for path in paths),
             "num_classes": str(num_classes),
             "labels": labels,
             "vocabulary": "" if vocabulary is None else vocabulary.digest(),

@@ -31,7 +31,7 @@ from pyg_dynbatch.trees.vocabulary import Vocabulary
 def load_tree_task(
     checkpoint: Mapping[str, Any], path: str | Path
 ) -> tuple[TreeClassification, Vocabulary]:
-    """Builds the model of a checkpoint from the checkpoint alone; no code in it is run."""
+    """Build a model from its checkpoint alone, without running code from it."""
     task = TreeClassification.from_checkpoint(checkpoint, path)
     words = _words(checkpoint)
     if words is None:
@@ -54,7 +54,7 @@ def _words(checkpoint: Mapping[str, Any]) -> list[str] | None:
 def predict_trees(
     task: TreeClassification, trees: TreeFile, batch_size: int, device: torch.device
 ) -> Columns:
-    """Predicts all nodes of all trees."""
+    """Predict all nodes of all trees."""
     task.to(device)
     parts: list[Columns] = []
     with Progress("predicting", "trees", len(trees)) as progress:
@@ -69,7 +69,7 @@ def predict_trees(
 
 
 def run_tree_predict(argv: list[str], checkpoint: Mapping[str, Any]) -> int:
-    """Runs ``predict`` on a file of bracketed trees."""
+    """Run ``predict`` on a file of bracketed trees."""
     options = _parser().parse_args(argv)
     paths = options.checkpoint
     refuse_overwriting("predict", [options.output, options.nodes], [options.input, *paths])

@@ -346,9 +346,10 @@ def _bad_line(where: str, line: bytes, width: int) -> ValueError:
     odd = next((repr(f.decode(errors="replace")) for f in fields if not _is_number(f)), None)
     got = f"{len(fields)} values" + (f", among them {odd}" if odd is not None else "")
     got = got if len(fields) != width or odd is not None else "nan or infinite values"
+    name = repr(word.decode(errors="replace"))
     return mismatch(
         ValueError,
-        f"read_word_vectors: the vector of {word.decode(errors='replace')!r} is not {width} numbers",
+        f"read_word_vectors: the vector of {name} is not {width} numbers",
         f"{width} finite numbers after the word, as in the lines before",
         got,
         where=where,
