@@ -120,7 +120,7 @@ def test_faults_are_named_by_place(
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("a\tb\n1\t2\n", r"the table has no such columns[\s\S]*SICK_train.txt:1"),
+        ("a\tb\n1\t2\n", r"the table lacks a column[\s\S]*SICK_train.txt:1"),
         (
             "sentence_A\tsentence_B\trelatedness_score\nA\tB\n",
             r"a wrong number of fields[\s\S]*SICK_train.txt:2",

@@ -159,11 +159,11 @@ def _find_files(folder: Path, trees: str) -> dict[str, list[Path]]:
     if trees == "chain" and all(tables.values()):
         return tables
     tables_named = ", ".join(names[0] for names in _TSV_FILES.values())
+    expected = f"in each of train/, dev/ and test/: {', '.join(names)}"
     raise mismatch(
         FileNotFoundError,
         "SICK: raw files are missing",
-        f"in each of train/, dev/ and test/: {', '.join(names)}"
-        + (f"; or {tables_named}" if trees == "chain" else ""),
+        expected + (f"; or {tables_named}" if trees == "chain" else ""),
         f"no {absent[0].relative_to(folder)}, {len(absent)} files missing",
         where=folder,
         hint="run the preparation of the Tree-LSTM release, or trees='chain', which needs only "
@@ -191,20 +191,20 @@ def _read_folder(paths: list[Path]) -> list[_Pair]:
     columns = [read_lines(path) for path in paths]
     for path, column in zip(paths, columns, strict=True):
         if len(column) != len(columns[0]):
-            raise mismatch(
-                ValueError,
-                "SICK: two files of a split differ in length",
-                f"{len(columns[0])} lines, as in {paths[0].name}",
-                f"{len(column)} lines",
-                where=path,
-            )
+            what = "SICK: two files of a split differ in length"
+            expected = f"{len(columns[0])} lines, as in {paths[0].name}"
+            raise mismatch(ValueError, what, expected, f"{len(column)} lines", where=path)
     pairs = []
     for number, (first, second, score, *parents) in enumerate(zip(*columns, strict=True), start=1):
-        trees = []
-        for at, words in enumerate((first, second)):
-            place = f"{paths[3 + at] if parents else paths[at]}:{number}"
-            trees.append(_tree(words.split(" "), parents[at] if parents else None, place))
-        pairs.append(_Pair(trees[0], trees[1], _score(score, f"{paths[2]}:{number}")))
+        trees = [
+            _tree(
+                words.split(" "),
+                parents[at] if parents else None,
+                f"{paths[3 + at] if parents else paths[at]}:{number}",
+            )
+            for at, words in enumerate((first, second))
+        ]
+        pairs.append(_Pair(*trees, _score(score, f"{paths[2]}:{number}")))
     return pairs
 
 
@@ -213,37 +213,28 @@ def _read_table(path: Path) -> list[_Pair]:
     titles = header.split("\t")
     wanted = ("sentence_A", "sentence_B", "relatedness_score")
     if not set(wanted) <= set(titles):
-        raise mismatch(
-            ValueError,
-            "SICK: the table has no such columns",
-            ", ".join(wanted),
-            ", ".join(titles),
-            where=f"{path}:1",
-        )
+        what, got = "SICK: the table lacks a column", ", ".join(titles)
+        raise mismatch(ValueError, what, ", ".join(wanted), got, where=f"{path}:1")
     pairs = []
     for number, line in enumerate(lines, start=2):
-        fields = line.split("\t")
+        fields, where = line.split("\t"), f"{path}:{number}"
         if len(fields) != len(titles):
-            raise mismatch(
-                ValueError,
-                "SICK: a line of the table has a wrong number of fields",
-                f"{len(titles)} fields divided by tabs",
-                len(fields),
-                where=f"{path}:{number}",
-            )
+            what = "SICK: a line of the table has a wrong number of fields"
+            expected = f"{len(titles)} fields divided by tabs"
+            raise mismatch(ValueError, what, expected, len(fields), where=where)
         row = dict(zip(titles, fields, strict=True))
-        place = f"{path}:{number}"
-        first, second = (_tree(_WORDS.findall(row[name]), None, place) for name in wanted[:2])
-        pairs.append(_Pair(first, second, _score(row[wanted[2]], place)))
+        trees = [_tree(_WORDS.findall(row[name]), None, where) for name in wanted[:2]]
+        pairs.append(_Pair(*trees, _score(row[wanted[2]], where)))
     return pairs
 
 
 def _tree(words: list[str], parents: str | None, where: str) -> ParsedTree:
     words = [word for word in words if word]
     if not words:
-        raise mismatch(ValueError, "SICK: a sentence is empty", "at least one word", 0, where=where)
-    above = [*range(2, len(words) + 1), 0]
-    return parse_parents(" ".join(map(str, above)) if parents is None else parents, words, where)
+        what = "SICK: a sentence is empty"
+        raise mismatch(ValueError, what, "at least one word", 0, where=where)
+    chain = " ".join(map(str, [*range(2, len(words) + 1), 0]))
+    return parse_parents(chain if parents is None else parents, words, where)
 
 
 def _score(text: str, where: str) -> float:
@@ -252,11 +243,6 @@ def _score(text: str, where: str) -> float:
     except ValueError:
         score = float("nan")
     if not 1.0 <= score <= _CLASSES:
-        raise mismatch(
-            ValueError,
-            "SICK: the relatedness is not a number from 1 to 5",
-            f"1 to {_CLASSES}",
-            repr(text),
-            where=where,
-        )
+        what = f"SICK: the relatedness is not a number from 1 to {_CLASSES}"
+        raise mismatch(ValueError, what, f"1 to {_CLASSES}", repr(text), where=where)
     return score
