@@ -336,13 +336,10 @@ class PlanningCollater(PyGCollater, ABC):
         if self.needed in merged.stores[0]:
             self._attach(merged, quick)
         elif self.needed == "edge_index" and "adj_t" in merged.stores[0]:
-            raise mismatch(
-                ValueError,
-                f"{name}: the examples have no edge_index to make a schedule from",
-                "edge_index [2, edge] from child to parent",
-                "adj_t in its place",
-                hint="T.ToSparseTensor(remove_edge_index=False)",
-            )
+            what = f"{name}: the examples have no edge_index to make a schedule from"
+            expected = "edge_index [2, edge] from child to parent"
+            hint = "T.ToSparseTensor(remove_edge_index=False)"
+            raise mismatch(ValueError, what, expected, "adj_t in its place", hint=hint)
         return merged
 
     def _merge(self, examples: Sequence[Any], excluded: Collection[str]) -> Batch | None:
@@ -433,22 +430,15 @@ class ResumableLoader(PyGDataLoader):
         collate_fn = kwargs.pop("collate_fn", None)
         # Lightning passes the collater on when it builds a loader again.
         if collate_fn is not None and type(collate_fn) is not type(collater):
-            raise mismatch(
-                TypeError,
-                f"{name}: collate_fn is given",
-                f"no collate_fn: this loader collates with {type(collater).__name__}",
-                collate_fn,
-                hint="torch.utils.data.DataLoader(dataset, collate_fn=…)",
-            )
+            expected = f"no collate_fn: this loader collates with {type(collater).__name__}"
+            got, hint = collate_fn, "torch.utils.data.DataLoader(dataset, collate_fn=…)"
+            raise mismatch(TypeError, f"{name}: collate_fn is given", expected, got, hint=hint)
         sizes = getattr(kwargs.get("batch_sampler"), "sizes", None)
         if sizes is not None and hasattr(dataset, "__len__") and len(sizes) != len(dataset):
-            raise mismatch(
-                ValueError,
-                f"{name}: the sizes of the batch sampler belong to another data set",
-                f"{len(dataset)} sizes, one per example",
-                len(sizes),
-                hint="sizes=node_counts(dataset), or pair_counts(dataset) for molecules",
-            )
+            what = f"{name}: the sizes of the batch sampler belong to another data set"
+            expected = f"{len(dataset)} sizes, one per example"
+            hint = "sizes=node_counts(dataset), or pair_counts(dataset) for molecules"
+            raise mismatch(ValueError, what, expected, len(sizes), hint=hint)
         self.seed = seed
         self.shuffle = shuffle
         self._taken = 0

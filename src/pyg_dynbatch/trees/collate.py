@@ -76,24 +76,16 @@ def check_bounds(batch: Any, *, name: str) -> None:
         edge = int(outside.any(0).nonzero()[0][0])
         number = int(np.searchsorted(edge_starts, edge, side="right")) - 1
         first, end = int(ptr[number]), int(ptr[number + 1])
-        raise mismatch(
-            ValueError,
-            f"{name}: an edge names a node that does not exist",
-            f"node numbers from 0 to {end - first - 1}",
-            f"{int(edges[0, edge]) - first} -> {int(edges[1, edge]) - first}",
-            where=f"example {number} of the batch",
-        )
+        what = f"{name}: an edge names a node that does not exist"
+        expected = f"node numbers from 0 to {end - first - 1}"
+        got = f"{int(edges[0, edge]) - first} -> {int(edges[1, edge]) - first}"
+        raise mismatch(ValueError, what, expected, got, where=f"example {number} of the batch")
 
 
 def _wrong_length(name: str, key: str, found: np.ndarray, wanted: np.ndarray) -> ValueError:
     number = int((found != wanted).nonzero()[0][0])
-    return mismatch(
-        ValueError,
-        f"{name}: {key} has the wrong length",
-        f"{wanted[number]} rows",
-        found[number],
-        where=f"example {number} of the batch",
-    )
+    what, where = f"{name}: {key} has the wrong length", f"example {number} of the batch"
+    return mismatch(ValueError, what, f"{wanted[number]} rows", found[number], where=where)
 
 
 def _schedule(data: Any, arity: int | None, direction: str) -> Schedule:
@@ -237,13 +229,10 @@ class BucketedCollater(Collater):
         super().__init__(None, follow_batch, exclude_keys, arity=arity, direction=direction)
         first = buckets.shapes[0]
         if (arity, direction) != (first.arity, first.direction):
-            raise mismatch(
-                ValueError,
-                "BucketedCollater: the buckets are for other schedules",
-                f"arity {arity}, {direction}",
-                f"arity {first.arity}, {first.direction}",
-                hint="LevelBuckets.fit of schedules made with the same arity and direction",
-            )
+            what = "BucketedCollater: the buckets are for other schedules"
+            got = f"arity {first.arity}, {first.direction}"
+            hint = "LevelBuckets.fit of schedules made with the same arity and direction"
+            raise mismatch(ValueError, what, f"arity {arity}, {direction}", got, hint=hint)
         self.buckets = buckets
 
     def _attach(self, merged: Batch, quick: bool) -> None:

@@ -25,22 +25,21 @@ def from_nested(
 ) -> DynTreeData:
     """Read a tree from nested objects; node 0 is the root, parents come before their children.
 
-    Without ``children`` tuples, lists and the values of dicts are inner nodes and everything else
-    is a leaf, which without ``token`` must be an int: its row of the vocabulary. A child that is
-    None is missing: its slot stays empty.
+    Without ``children`` tuples, lists and the values of dicts are inner nodes, and everything else
+    is a leaf, which without ``token`` must be an int: its row of the vocabulary. The slot of a
+    child that is None stays empty.
 
     Args:
         root: The outermost object.
         children: Gives an object's children in order; None or nothing for a leaf.
         token: Gives an object's row of the vocabulary, None for no token.
         label: Gives an object's label, None for no label; floats make a float ``y``.
-        features: Gives an object's input features, None for none (a row of zeros, and False in
-            ``has_input``).
+        features: Gives an object's input features, None for none (zeros, and not ``has_input``).
         share: Whether an object with children that is met twice (the same by ``is``) becomes one
-            node with two parents; else it becomes two nodes. Leaves are never shared.
+            node with two parents, and not two nodes. Leaves are never shared.
 
     Returns:
-        The tree or DAG. It has ``token``, ``y``, and ``x`` with ``has_input`` exactly if asked for.
+        The tree or DAG, with ``token``, ``y``, and ``x`` and ``has_input`` as far as asked for.
 
     Raises:
         ValueError: If ``root`` is None, an object contains itself, a leaf is not a token, or the
@@ -67,8 +66,8 @@ def to_nested(data: DynTreeData, make: Callable[[int, tuple[Any, ...]], Any] | N
     Args:
         data: An example with one root.
         make: Builds an object from a node's number and its children's objects, None for an empty
-            slot. By default an inner node is the tuple of its children, and a leaf is its
-            token, or its number where it has none.
+            slot. By default an inner node is the tuple of its children, and a leaf its token, or
+            its number where it has none.
 
     Returns:
         The object of the root.
@@ -81,12 +80,8 @@ def to_nested(data: DynTreeData, make: Callable[[int, tuple[Any, ...]], Any] | N
         5
     """
     if data.root_index.numel() != 1:
-        raise mismatch(
-            ValueError,
-            "to_nested: the example is not a single tree or DAG",
-            "one root",
-            f"{data.root_index.numel()} roots",
-        )
+        what = "to_nested: the example is not a single tree or DAG"
+        raise mismatch(ValueError, what, "one root", f"{data.root_index.numel()} roots")
     if make is None:
         tokens = getattr(data, "token", None)
         leaves = [-1] * data.num_nodes if tokens is None else tokens.tolist()
@@ -190,13 +185,9 @@ def _leaf_token(value: Any) -> int | None:
         return None
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    raise mismatch(
-        ValueError,
-        "from_nested: a leaf is not a token",
-        "an int, the row of the vocabulary",
-        repr(value)[:60],
-        hint="token=vocabulary.get, or any function from an object to an int or None",
-    )
+    what, expected = "from_nested: a leaf is not a token", "an int, the row of the vocabulary"
+    hint = "token=vocabulary.get, or any function from an object to an int or None"
+    raise mismatch(ValueError, what, expected, repr(value)[:60], hint=hint)
 
 
 def from_parents(
@@ -325,7 +316,7 @@ def from_networkx(
         slot: Name of the edge attribute with the child's place; by default the order of the edges.
 
     Returns:
-        The tree, DAG or forest. It has ``token``, ``y`` and ``x`` exactly if asked for.
+        The tree, DAG or forest, with ``token``, ``y`` and ``x`` as far as asked for.
 
     Raises:
         ValueError: If the graph is undirected, empty, or has a cycle, or an edge lacks ``slot``.
@@ -337,12 +328,9 @@ def from_networkx(
     """
     _check_option("from_networkx", "direction of arrows", arrows, ARROWS)
     if not graph.is_directed() or not len(graph):
-        raise mismatch(
-            ValueError,
-            "from_networkx: the graph is " + ("empty" if graph.is_directed() else "undirected"),
-            "a DiGraph or MultiDiGraph with at least one node",
-            f"{type(graph).__name__} with {len(graph)} nodes",
-        )
+        what = "from_networkx: the graph is " + ("empty" if graph.is_directed() else "undirected")
+        got = f"{type(graph).__name__} with {len(graph)} nodes"
+        raise mismatch(ValueError, what, "a DiGraph or MultiDiGraph with at least one node", got)
     number = {node: i for i, node in enumerate(graph)}
     edges = [(number[a], number[b], attributes) for a, b, attributes in graph.edges(data=True)]
     ends = torch.tensor([[a, b] for a, b, _ in edges], dtype=torch.long).view(-1, 2).t()
@@ -350,13 +338,9 @@ def from_networkx(
     if slot is not None:
         bare = next((edge for edge in edges if slot not in edge[2]), None)
         if bare is not None:
-            raise mismatch(
-                ValueError,
-                f"from_networkx: an edge has no attribute {slot!r}",
-                "the child's place on every edge",
-                bare[2],
-                where=f"edge {bare[0]} -> {bare[1]} (node numbers)",
-            )
+            what, got = f"from_networkx: an edge has no attribute {slot!r}", bare[2]
+            where = f"edge {bare[0]} -> {bare[1]} (node numbers)"
+            raise mismatch(ValueError, what, "the child's place on every edge", got, where=where)
         child_slot = torch.tensor([edge[2][slot] for edge in edges], dtype=torch.long)
     columns = (
         None if name is None else [attributes.get(name) for _, attributes in graph.nodes(data=True)]
@@ -500,13 +484,9 @@ def _number(text: str) -> int | None:
     try:
         return int(text)
     except ValueError:
-        raise mismatch(
-            ValueError,
-            "from_nltk: a label is not a number",
-            "labels 0, 1, …",
-            repr(text),
-            hint="label={'NP': 0, …}.get, or label=lambda text: None for no labels",
-        ) from None
+        what = "from_nltk: a label is not a number"
+        hint = "label={'NP': 0, …}.get, or label=lambda text: None for no labels"
+        raise mismatch(ValueError, what, "labels 0, 1, …", repr(text), hint=hint) from None
 
 
 def _imported(package: str, name: str) -> ModuleType:

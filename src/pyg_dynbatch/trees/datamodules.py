@@ -29,12 +29,11 @@ def check_vectors(options: VectorOptions) -> None:
     """Look for the file of word vectors, before any data are read."""
     if options.source != "glove" or (options.file is not None and Path(options.file).is_file()):
         return
+    what = "VectorOptions: source 'glove' needs a file of word vectors"
+    expected, got = "file: a text file of vectors, also .gz", options.file or "no file"
+    hint = "--data.init_args.vectors.file glove.840B.300d.txt, or .source none to do without"
     raise mismatch(
-        ValueError if options.file is None else FileNotFoundError,
-        "VectorOptions: source 'glove' needs a file of word vectors",
-        "file: a text file of vectors, also .gz",
-        options.file or "no file",
-        hint="--data.init_args.vectors.file glove.840B.300d.txt, or .source none to do without",
+        ValueError if options.file is None else FileNotFoundError, what, expected, got, hint=hint
     )
 
 
@@ -57,13 +56,11 @@ def load_vectors(options: VectorOptions, vocabulary: Vocabulary) -> WordVectors:
 def set_vectors(embedding: nn.Embedding, matrix: Float[Tensor, "row feature"]) -> None:
     """Copy word vectors into an embedding."""
     if embedding.weight.shape != matrix.shape:
-        raise mismatch(
-            ValueError,
-            "word vectors: they do not fit the model's embedding",
-            f"{embedding.num_embeddings} words, {embedding.embedding_dim} wide",
-            f"{matrix.size(0)} words, {matrix.size(1)} wide",
-            hint=f"--model.init_args.embedding_channels {matrix.size(1)}",
-        )
+        what = "word vectors: they do not fit the model's embedding"
+        expected = f"{embedding.num_embeddings} words, {embedding.embedding_dim} wide"
+        got = f"{matrix.size(0)} words, {matrix.size(1)} wide"
+        hint = f"--model.init_args.embedding_channels {matrix.size(1)}"
+        raise mismatch(ValueError, what, expected, got, hint=hint)
     with torch.no_grad():
         embedding.weight.copy_(matrix)
 
@@ -184,13 +181,11 @@ class TreeDataModule(SplitDataModule):
         """Refuse a checkpoint whose embedding was trained for other words."""
         own = self.vocabulary.digest()
         if state_dict.get("vocabulary", own) != own:
-            raise mismatch(
-                ValueError,
-                f"{type(self).__name__}: the checkpoint was made with another vocabulary",
-                f"vocabulary {own} ({len(self.vocabulary)} words)",
-                f"vocabulary {state_dict['vocabulary']}",
-                hint="use the data files and options the checkpoint was made with",
-            )
+            what = f"{type(self).__name__}: the checkpoint was made with another vocabulary"
+            expected = f"vocabulary {own} ({len(self.vocabulary)} words)"
+            got = f"vocabulary {state_dict['vocabulary']}"
+            hint = "use the data files and options the checkpoint was made with"
+            raise mismatch(ValueError, what, expected, got, hint=hint)
 
     def shown_trees(self, count: int) -> tuple[Batch, dict[str, Data], list[list[str]]]:
         """Choose the first few test trees that fit into a picture.
@@ -299,12 +294,9 @@ class ListOpsData(TreeDataModule):
     def load(self, split: SplitName, vocabulary: Vocabulary | None) -> TreeDataset:
         """Load one split."""
         if vocabulary is not None:
-            raise mismatch(
-                ValueError,
-                "ListOpsData: the pieces of this data set have no pretrained vectors",
-                "vectors.source: none",
-                f"a vocabulary of {len(vocabulary)} words",
-            )
+            what = "ListOpsData: the pieces of this data set have no pretrained vectors"
+            expected = "vectors.source: none"
+            raise mismatch(ValueError, what, expected, f"a vocabulary of {len(vocabulary)} words")
         tsv = None if self.tsv_dir is None else Path(self.tsv_dir) / f"{split}.tsv"
         return ListOps(self.root, split, self.form, self.recipe, tsv)
 
@@ -404,14 +396,11 @@ class TreeFileData(TreeDataModule):
             return self.classes
         found = self._defining.num_classes
         if found < 1:
-            raise mismatch(
-                ValueError,
-                "TreeFileData: no node has a label",
-                "a label, such as the 3 of (3 word), at one node at least",
-                "unlabelled nodes alone",
-                where=", ".join(self._defining_files),
-                hint="labels in the file, or the number of classes as the option classes",
-            )
+            what, got = "TreeFileData: no node has a label", "unlabelled nodes alone"
+            expected = "a label, such as the 3 of (3 word), at one node at least"
+            where = ", ".join(self._defining_files)
+            hint = "labels in the file, or the number of classes as the option classes"
+            raise mismatch(ValueError, what, expected, got, where=where, hint=hint)
         return found
 
     def load(self, split: SplitName, vocabulary: Vocabulary | None) -> TreeDataset:

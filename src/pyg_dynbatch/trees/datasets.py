@@ -337,14 +337,8 @@ def _find_files(folder: Path | None, *, may_download: bool, verify: bool) -> dic
     advice = f"put {names}, or {_ARCHIVE} from {_URL}, into {folder}, or pass raw_dir="
     archive = folder / _ARCHIVE
     if absent and not may_download and not archive.is_file():
-        raise mismatch(
-            FileNotFoundError,
-            "SST: raw files are missing",
-            names,
-            f"no {', no '.join(absent)}",
-            where=folder,
-            hint=advice,
-        )
+        what, got = "SST: raw files are missing", f"no {', no '.join(absent)}"
+        raise mismatch(FileNotFoundError, what, names, got, where=folder, hint=advice)
     if absent:
         archive = download_verified(_URL, folder, _ARCHIVE_SHA256, "SST", hint=advice)
         for name in absent:

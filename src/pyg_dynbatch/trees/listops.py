@@ -131,13 +131,8 @@ def _check_parse(text: str, parse: str, where: str, column: int) -> None:
 
 
 def _wrong(problem: str, place: str, got: str) -> ValueError:
-    return mismatch(
-        ValueError,
-        f"ListOps expression: {problem}",
-        "for example ( ( ( [MIN 3 ) 1 ) ] ), or the same without parentheses",
-        got,
-        where=place,
-    )
+    expected = "for example ( ( ( [MIN 3 ) 1 ) ] ), or the same without parentheses"
+    return mismatch(ValueError, f"ListOps expression: {problem}", expected, got, where=place)
 
 
 _SPLITS = ("train", "val", "test")

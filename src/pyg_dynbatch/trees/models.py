@@ -39,12 +39,9 @@ def make_layer(
     """Make a recursive layer by name."""
     kind = _LAYERS.get(cell)
     if kind is None or (cell == "rnn" and recurrent_dropout):
-        raise mismatch(
-            ValueError,
-            f"make_layer: no layer for cell {cell!r}",
-            f"one of {', '.join(map(repr, _LAYERS))}; 'rnn' without recurrent dropout",
-            f"{cell!r}, recurrent_dropout={recurrent_dropout}",
-        )
+        expected = f"one of {', '.join(map(repr, _LAYERS))}; 'rnn' without recurrent dropout"
+        got = f"{cell!r}, recurrent_dropout={recurrent_dropout}"
+        raise mismatch(ValueError, f"make_layer: no layer for cell {cell!r}", expected, got)
     options: dict[str, Any] = {} if cell == "child_sum" else {"arity": arity}
     if cell in ("nary", "child_sum"):
         options["forget_bias"] = forget_bias
@@ -168,13 +165,11 @@ def _embedded(embedding: nn.Embedding, token: Tensor) -> Tensor:
     try:
         return embedding(token)
     except IndexError as error:
-        raise mismatch(
-            IndexError,
-            "TreeEncoder: a token is not in the embedding",
-            f"rows from 0 to {embedding.num_embeddings - 1}",
-            f"tokens from {int(token.min())} to {int(token.max())}",
-            hint="num_tokens=len(vocabulary), with the vocabulary that made the tokens",
-        ) from error
+        what = "TreeEncoder: a token is not in the embedding"
+        expected = f"rows from 0 to {embedding.num_embeddings - 1}"
+        got = f"tokens from {int(token.min())} to {int(token.max())}"
+        hint = "num_tokens=len(vocabulary), with the vocabulary that made the tokens"
+        raise mismatch(IndexError, what, expected, got, hint=hint) from error
 
 
 def schedule_for(batch: Any, layer: RecursiveLayer) -> Schedule:
@@ -420,11 +415,7 @@ def _check_roots(batch: Any, examples: int) -> None:
     wanted = 2 * examples if slices is None else 2
     wrong = [number for number, count in enumerate(counts) if count != wanted]
     if wrong:
-        raise mismatch(
-            ValueError,
-            "TreeSimilarity: not two roots per example",
-            f"{wanted} roots",
-            f"{counts[wrong[0]]} roots",
-            where="" if slices is None else f"example {wrong[0]} of the batch",
-            hint="put both trees of a pair into one Data, first tree first",
-        )
+        what, got = "TreeSimilarity: not two roots per example", f"{counts[wrong[0]]} roots"
+        where = "" if slices is None else f"example {wrong[0]} of the batch"
+        hint = "put both trees of a pair into one Data, first tree first"
+        raise mismatch(ValueError, what, f"{wanted} roots", got, where=where, hint=hint)

