@@ -67,7 +67,7 @@ def check_bounds(batch: Any, *, name: str) -> None:
             if not np.array_equal(found, right):
                 raise _wrong_length(name, key, np.diff(found), np.diff(right))
     if batch.edge_index.dtype != torch.int64 or batch.edge_index.dim() != 2:
-        return  # not edges at all, which whoever makes the schedule says
+        return  # not edges at all: an error of the schedule
     edges, num_edges = batch.edge_index.cpu().numpy(), np.diff(edge_starts)
     # One comparison for both bounds: a number below the first node is a huge one without a sign.
     inside = (edges - np.repeat(ptr[:-1], num_edges)).view(np.uint64)

@@ -207,7 +207,7 @@ class TreeDataModule(SplitDataModule):
         return Collater(arity=self._arity())(list(trees.values())), trees, words
 
     def node_texts(self, tree: Data, vocabulary: Vocabulary) -> list[str]:
-        """Returns the text that a picture shows at each node."""
+        """Return the text that a picture shows at each node."""
         return [vocabulary[row] if row >= 0 else "" for row in tree.token.tolist()]
 
 
@@ -301,7 +301,7 @@ class ListOpsData(TreeDataModule):
         return ListOps(self.root, split, self.form, self.recipe, tsv)
 
     def node_texts(self, tree: Data, vocabulary: Vocabulary) -> list[str]:
-        """Returns the text that a picture shows at each node, operators without their bracket."""
+        """Return the text that a picture shows at each node, operators without their bracket."""
         return [text.removeprefix("[") for text in super().node_texts(tree, vocabulary)]
 
 

@@ -277,8 +277,8 @@ class SST(TreeDataset):
     from 0 (very negative) to 4 (very positive); leaves have a ``token``, inner nodes -1. Case is
     kept, as in the protocols of Tai et al. and of TensorFlow Fold.
 
-    The raw files are taken from `raw_dir` or ``root/raw``, there also out of the archive if it
-    lies there, and are downloaded to ``root/raw`` otherwise.
+    The raw files are taken from `raw_dir` or ``root/raw``, or from the archive there, and are
+    downloaded to ``root/raw`` otherwise.
 
     Args:
         root: Folder for ``raw/`` and ``processed/``; None caches nothing and needs `raw_dir`.

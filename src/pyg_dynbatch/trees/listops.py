@@ -155,7 +155,7 @@ class ListOpsRecipe:
         val: Number of validation expressions.
         test: Number of test expressions.
         seed: Of all draws; the same recipe gives the same expressions on every machine.
-        max_depth: Depth below which nothing lies, 1 for a bare digit.
+        max_depth: Largest depth, 1 for a bare digit.
         max_args: Largest number of arguments.
         max_length: Longest expression in pieces, brackets counted; longer ones are drawn anew.
         labels: Which nodes are labelled: the ``root`` as published, or ``all`` nodes, each with
@@ -241,7 +241,7 @@ class ListOpsRecipe:
 class ListOps(TreeDataset):
     """One split of ListOps: the class of an expression is its value, 0 to 9.
 
-    Only the root is labelled, unless the recipe says otherwise. ``token`` holds the piece at a
+    Only the root is labelled, unless the recipe labels all nodes. ``token`` holds the piece at a
     node, -1 where there is none.
 
     Args:

@@ -28,22 +28,15 @@ from pyg_dynbatch.trees.task import TreeClassification
 from pyg_dynbatch.trees.vocabulary import Vocabulary
 
 
-def load_tree_task(
-    checkpoint: Mapping[str, Any], path: str | Path
-) -> tuple[TreeClassification, Vocabulary]:
-    """Build a model from its checkpoint alone, without running code from it."""
-    task = TreeClassification.from_checkpoint(checkpoint, path)
-    words = _words(checkpoint)
+def vocabulary_of(checkpoint: Mapping[str, Any], path: str | Path) -> Vocabulary:
+    """Return the words that the model of a checkpoint was trained on."""
+    notes = (part for part in checkpoint.values() if isinstance(part, Mapping))
+    words = next((note["words"] for note in notes if "words" in note), None)
     if words is None:
         what, hint = "the checkpoint holds no vocabulary", "predict --config FILE --ckpt_path FILE"
         expected = "a checkpoint written with a data module of trees, by this version"
         raise mismatch(ValueError, what, expected, "none", where=path, hint=hint)
-    return task, Vocabulary(words[1:], words[0])
-
-
-def _words(checkpoint: Mapping[str, Any]) -> list[str] | None:
-    notes = (part for part in checkpoint.values() if isinstance(part, Mapping))
-    return next((note["words"] for note in notes if "words" in note), None)
+    return Vocabulary(words[1:], words[0])
 
 
 def predict_trees(
@@ -69,12 +62,16 @@ def run_tree_predict(argv: list[str], checkpoint: Mapping[str, Any]) -> int:
     paths = options.checkpoint
     refuse_overwriting("predict", [options.output, options.nodes], [options.input, *paths])
     device = checked_device(options.device)
-    task, vocabulary = load_tree_task(checkpoint, paths[0])
+    task = TreeClassification.from_checkpoint(checkpoint, paths[0])
+    vocabulary = vocabulary_of(checkpoint, paths[0])
     for path in paths[1:]:
         with naming_file(path):
-            _check_words(read_checkpoint(path), vocabulary)
+            if vocabulary_of(read_checkpoint(path), path) != vocabulary:
+                what = "the checkpoints were made with different vocabularies"
+                expected = f"the {len(vocabulary):,} words of the first checkpoint"
+                raise mismatch(ValueError, what, expected, "other words")
     if len(paths) > 1:
-        task = ensemble_of(task, paths).eval()  # type: ignore[assignment]
+        task = ensemble_of(task, paths).eval()
     trees = TreeFile(options.input, None, task.num_classes, "optional", vocabulary)
     columns = predict_trees(task, trees, options.batch_size, device)
     write_table(options.output, tree_rows(columns))
@@ -82,14 +79,6 @@ def run_tree_predict(argv: list[str], checkpoint: Mapping[str, Any]) -> int:
         write_table(options.nodes, node_rows(columns))
     print(f"predicted {len(trees):,} trees", file=sys.stderr)
     return 0
-
-
-def _check_words(checkpoint: Mapping[str, Any], vocabulary: Vocabulary) -> None:
-    words = _words(checkpoint)
-    if words is None or tuple(words) != vocabulary.words:
-        what = "the checkpoints were made with different vocabularies"
-        expected = f"the {len(vocabulary):,} words of the first checkpoint"
-        raise mismatch(ValueError, what, expected, "other words")
 
 
 def _parser() -> argparse.ArgumentParser:

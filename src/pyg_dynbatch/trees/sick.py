@@ -101,7 +101,7 @@ class SICK(TreeDataset):
             :class:`~pyg_dynbatch.datasets.TreeDataset`.
 
     Raises:
-        FileNotFoundError: If raw files are missing; says what to put where.
+        FileNotFoundError: If raw files are missing.
         OSError: If the cache folder cannot be written.
         ValueError: If a file cannot be parsed; file and line are named.
 

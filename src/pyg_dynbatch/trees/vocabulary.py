@@ -14,7 +14,7 @@ _ESCAPES = {"-LRB-": "(", "-RRB-": ")", "-LSB-": "[", "-RSB-": "]", "-LCB-": "{"
 
 
 def unescape(word: str) -> str:
-    r"""Turn a Penn-Treebank token back into the text it stands for.
+    r"""Turn a Penn-Treebank token back into its text.
 
     Brackets are written ``-LRB-``, ``-RRB-`` and so on in treebanks, slashes and asterisks carry a
     backslash. Every other character, the no-break space included, is kept.
