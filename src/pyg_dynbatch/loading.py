@@ -104,8 +104,8 @@ class RaggedColumns(Sequence[Data]):
             return None
         nodes, count = self.nodes, len(self)
         batch = copy(_empty_batch(self.kind))  # type: ignore[arg-type]  # a class can be hashed
-        # Private names of PyG: these are what `Batch.from_data_list` sets, and setting a field in
-        # public looks for a cache first, which takes longer than all the rest.
+        # Private names of PyG: `Batch.from_data_list` sets the same ones, and a field that is set
+        # through the public interface takes longer than all of its merging.
         store = batch.stores[0]
         fields = store._mapping
         store._num_nodes = nodes.sizes.tolist()
@@ -145,7 +145,7 @@ class RaggedColumns(Sequence[Data]):
         if isinstance(index, slice):
             index = range(len(self))[index]
         if isinstance(index, Sequence | np.ndarray):
-            return self._take(np.asarray(index, dtype=np.int64))
+            return self._take(np.asarray(index, dtype=None if len(index) else np.int64))
         row = range(len(self))[index]
         example = self.kind()
         for key, column in self.fields.items():
@@ -190,14 +190,17 @@ def _values_by_field(
     if any("_num_nodes" in vars(store) for store in stores):
         return None
     rows = [store._mapping for store in stores]
-    names = rows[0].keys()
-    if any(row.keys() != names for row in rows):
+    if len(set(map(len, rows))) > 1:
+        return None
+    try:
+        listed = {key: list(map(itemgetter(key), rows)) for key in rows[0]}
+    except KeyError:
         return None
     found = {
-        key: list(map(itemgetter(key), rows))
-        for key, value in rows[0].items()
+        key: values
+        for key, values in listed.items()
         # A plan of a whole batch that is kept on an example is of no use to the next batch.
-        if key not in excluded and not isinstance(value, MovablePlan)
+        if key not in excluded and not isinstance(values[0], MovablePlan)
     }
     has_counts = set(map(type, found.get("num_nodes", ()))) == {int}
     return found if has_counts and found.keys() <= columns.named | {"num_nodes"} else None

@@ -139,6 +139,8 @@ class TestFaults:
         assert "where:    example 2 of the batch" in message
         assert "got:      no y" in self.message([more, TREE])
         Collater(exclude_keys=["y"])([TREE, more])
+        other = self.broken(x=torch.zeros(5, 2))
+        assert "got:      also x" in self.message([more, other], exclude_keys=["y"])
 
     def test_dtypes_that_torch_would_cast(self):
         other = self.broken(token=TREE.token.float())

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -136,7 +137,13 @@ def test_examples_stay_as_they_were() -> None:
 def test_is_a_sequence() -> None:
     columns = Trees(small()).columns([2, 0])
     assert [tree.token[0].item() for tree in columns[:]] == [7, 5]
-    assert columns[-1].token.tolist() == columns[[-1]][0].token.tolist() == [5, 6, -1]
+    last = columns[-1].token.tolist()
+    assert (
+        last
+        == columns[[-1]][0].token.tolist()
+        == columns[np.array([False, True])][0].token.tolist()
+    )
+    assert last == [5, 6, -1] and len(columns[[]]) == len(columns[2:]) == 0
     assert repr(columns) == "TreeColumns(2 examples, 6 nodes)"
     for wrong in (2, [0, 2]):
         with pytest.raises(IndexError):

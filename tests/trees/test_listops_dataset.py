@@ -51,7 +51,7 @@ def test_limits_hold() -> None:
     drawn = recipe.generate()["train"]
     assert max(map(len, drawn)) <= 30
     dataset = ListOps(None, "train", recipe=recipe)
-    assert int(dataset._data.depth.max()) == 3  # four nodes on the longest way
+    assert int(dataset.depth.max()) == 3  # four nodes on the longest way
     arity = max(int(data.child_slot.max()) + 1 for data in dataset if data.num_nodes > 1)
     assert arity == 3
 
@@ -82,7 +82,7 @@ def test_the_defaults_are_balanced_enough() -> None:
     recipe = ListOpsRecipe()
     assert (recipe.max_depth, recipe.max_args) == (20, 5)
     dataset = ListOps(None, "train", recipe=ListOpsRecipe(train=2000, val=0, test=0))
-    values = dataset._data.y[dataset._data.y >= 0]  # the root's alone
+    values = dataset.y[dataset.y >= 0]  # the root's alone
     assert float(torch.bincount(values).max()) / len(dataset) < 0.2
 
 

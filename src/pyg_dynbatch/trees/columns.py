@@ -49,9 +49,10 @@ class TreeColumns(RaggedColumns):
     def _are_sound(self) -> bool:
         """Tell whether every field has the right length and every edge names nodes of its tree."""
         index = self.fields.get("edge_index")
-        if index is None or index.dim() != 2:
+        if not isinstance(index, Tensor) or index.dim() != 2:
             return False
-        if any(self.fields[key].dtype != torch.int64 for key in self.shifted & self.fields.keys()):
+        shifted = [self.fields[key] for key in self.shifted & self.fields.keys()]
+        if any(getattr(column, "dtype", None) != torch.int64 for column in shifted):
             return False
         nodes, edges = self.nodes, self.segments["edge_index"]
         wanted = dict.fromkeys(NODE_FIELDS, nodes) | dict.fromkeys(EDGE_FIELDS, edges)

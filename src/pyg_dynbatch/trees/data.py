@@ -169,9 +169,8 @@ def _shown(nodes: Tensor) -> str:
 class DynTreeData(Data):
     """One tree, DAG or forest, with the fields that batching needs.
 
-    Edges point from child to parent, the way messages run bottom-up. Children may be ordered
-    (``child_slot`` counts) or not (``child_slot`` follows the order of the edges); a gap in the
-    slots is a missing child.
+    Edges point from child to parent. Children may be ordered (``child_slot`` counts) or not
+    (``child_slot`` follows the order of the edges); a gap in the slots is a missing child.
 
     ============== ================ ======== ================================== ==============
     field          shape            dtype    meaning                            collated by

@@ -57,13 +57,11 @@ class Content:
 class TreeDataset(InMemoryDataset, ABC):
     """Load one split from the cache, or build all splits and cache them.
 
-    The name of the cache file holds a hash of all that its content depends on (raw files, options,
-    ``pre_transform``), so a change of any of them builds anew. The file appears under that name
-    only when it is complete, and a damaged one is built again with a warning. PyG's own
-    ``process`` is not used: it writes its markers one by one and trusts them afterwards.
-
-    Of ``pre_transform`` its pickle counts: a function's name, an object's class and state. An
-    edited function body is not noticed; delete ``processed/`` or force a reload then.
+    The name of the cache file holds a hash of all that its content depends on: raw files, options,
+    and the pickle of ``pre_transform`` (a function's name, an object's class and state; an edited
+    function body is not noticed). The file appears under that name only when it is complete, and a
+    damaged one is built again with a warning. PyG's own ``process`` is not used: it writes its
+    markers one by one and trusts them afterwards.
 
     Args:
         root: Folder for ``raw/`` and ``processed/``; None caches nothing.
@@ -283,9 +281,8 @@ class SST(TreeDataset):
     Args:
         root: Folder for ``raw/`` and ``processed/``; None caches nothing and needs `raw_dir`.
         split: ``"train"`` (8,544 trees), ``"dev"`` or ``"val"`` (1,101), ``"test"`` (2,210).
-        vocabulary: ``"all"``: the words of all three splits (21,701), so that words that only the
-            dev and test sets have can be given pretrained vectors; ``"train"``: those of the
-            training set (18,280); or a vocabulary.
+        vocabulary: ``"all"``: the words of all three splits (21,701), so that those of the dev and
+            test sets can have pretrained vectors; ``"train"`` (18,280); or a vocabulary.
         raw_dir: Folder with ``train.txt``, ``dev.txt`` and ``test.txt``.
         verify: Whether files other than the published ones are refused.
         **options: ``transform``, ``pre_transform`` and ``force_reload``, see
@@ -294,7 +291,6 @@ class SST(TreeDataset):
     Raises:
         ConnectionError: If there are no raw files and they cannot be downloaded.
         FileNotFoundError: If `raw_dir` lacks a file.
-        OSError: If the cache folder cannot be written.
         ValueError: If a file is damaged, not the published one, or cannot be parsed.
 
     Reference:
@@ -362,9 +358,8 @@ _SPLIT = "trees"
 class TreeFile(TreeDataset):
     """The trees of one or several files in bracketed form.
 
-    A node is ``(label token)``, ``(label child child ...)`` or ``(label token child ...)``. Give
-    the vocabulary and the number of classes of the training file to the files that are to be
-    read with it::
+    See :func:`~pyg_dynbatch.data.parse_bracketed` for the form. Pass the vocabulary and the number
+    of classes of the training file to other files::
 
         train = TreeFile("train.txt")
         test = TreeFile("test.txt", vocabulary=train.vocabulary, num_classes=train.num_classes)
@@ -373,15 +368,13 @@ class TreeFile(TreeDataset):
         path: The file, or several, read one after another; any may be compressed (``.gz``).
         root: Folder for ``processed/``; None caches nothing.
         num_classes: Labels must be below this; None takes the largest label found plus one.
-        labels: ``"required"`` at every node, ``"optional"``, or ``"none"``: then there is no
-            field ``y``. See `parse_bracketed`.
+        labels: ``"required"`` at every node, ``"optional"``, or ``"none"`` (no field ``y``).
         vocabulary: The words; None takes those of the files, in order of appearance.
         **options: ``transform``, ``pre_transform`` and ``force_reload``, see
             :class:`~pyg_dynbatch.datasets.TreeDataset`.
 
     Raises:
         FileNotFoundError: If there is no such file.
-        OSError: If the cache folder cannot be written.
         ValueError: If a file is empty, not UTF-8, damaged, or cannot be parsed; file, line and
             column are named.
 

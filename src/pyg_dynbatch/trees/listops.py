@@ -257,7 +257,6 @@ class ListOps(TreeDataset):
             :class:`~pyg_dynbatch.datasets.TreeDataset`.
 
     Raises:
-        OSError: If the cache folder cannot be written.
         ValueError: If a line of the file cannot be read, or its value is not that of its
             expression; file, line and column are named.
 

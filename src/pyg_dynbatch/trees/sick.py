@@ -83,11 +83,11 @@ class SICK(TreeDataset):
     in the order of the sentences. ``score`` ``[1]`` is the relatedness, 1 to 5; ``target``
     ``[1, 5]`` is the same as a distribution (see `score_to_target`).
 
-    There is nothing to download: parses come from a parser. Two layouts of raw files are read,
-    from `raw_dir` or ``root/raw``: folders ``train``, ``dev``, ``test`` with ``a.toks``,
-    ``b.toks``, ``sim.txt`` and either ``a.parents``, ``b.parents`` or ``a.cparents``,
-    ``b.cparents``, as the preparation script of the Tree-LSTM release makes them; or, for
-    chains only, the tables ``SICK_train.txt``, ``SICK_trial.txt``, ``SICK_test_annotated.txt``.
+    Nothing is downloaded, as a parser has to make the parses. `raw_dir` or ``root/raw`` holds
+    either folders ``train``, ``dev``, ``test`` with ``a.toks``, ``b.toks``, ``sim.txt`` and
+    ``a.parents``, ``b.parents`` or ``a.cparents``, ``b.cparents``, from the preparation script of
+    the Tree-LSTM release; or, for chains only, the tables ``SICK_train.txt``, ``SICK_trial.txt``,
+    ``SICK_test_annotated.txt``.
 
     Args:
         root: Folder for ``raw/`` and ``processed/``; None caches nothing and needs `raw_dir`.
@@ -102,7 +102,6 @@ class SICK(TreeDataset):
 
     Raises:
         FileNotFoundError: If raw files are missing.
-        OSError: If the cache folder cannot be written.
         ValueError: If a file cannot be parsed; file and line are named.
 
     Reference:

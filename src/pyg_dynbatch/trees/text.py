@@ -144,7 +144,7 @@ def parse_bracketed(
 
 
 class _Parser:
-    """Walks over the pieces of one line with the open node as its only state."""
+    """Walk over the pieces of one line with the open node as the only state."""
 
     def __init__(self, line: str, where: str, num_classes: int | None, labels: str) -> None:
         self.line = line
@@ -235,10 +235,7 @@ class _Parser:
     def unfinished(self, node: int) -> NoReturn:
         if node < 0:
             self.fail(0, "there is an empty tree", "(label ...)", repr(self.line))
-        opened = 0
-        while node >= 0:
-            opened += 1
-            node = self.tree.parents[node]
+        opened = self.pieces.count("(") - self.pieces.count(")")
         self.fail(
             len(self.pieces),
             f"{opened} bracket{'s are' if opened > 1 else ' is'} never closed",

@@ -182,14 +182,13 @@ def read_word_vectors(
     both in lower case. Only lines of wanted words are converted to numbers.
 
     Args:
-        path: Text (``word v1 v2 ...`` a line, with or without the ``rows width`` line of
-            word2vec), or the same compressed as ``.gz``.
+        path: Text with ``word v1 v2 ...`` per line, with or without the ``rows width`` line of
+            word2vec, plain or compressed as ``.gz``.
         vocabulary: The words wanted.
-        missing: How words without a vector, and row 0, begin: ``"uniform"``, each its own draw
-            from U(-0.05, 0.05) (Tai et al.); ``"shared_uniform"``, all the same draw (Fold, whose
-            words without a vector also stay together in training: see
-            `WordVectors.only_found`); ``"normal"``, each its own draw from a normal distribution
-            as wide as the values found; ``"zeros"``.
+        missing: Initial values of row 0 and of words without a vector: ``"uniform"``, each its own
+            draw from U(-0.05, 0.05) (Tai et al.); ``"shared_uniform"``, all the same draw (Fold;
+            see `WordVectors.only_found`); ``"normal"``, each its own draw from a normal
+            distribution as wide as the values found; ``"zeros"``.
         lower_case: Whether lower case is tried last; needed for uncased vectors.
         strict: Whether a word without a vector is an error.
         seed: Of the draws.
@@ -346,18 +345,16 @@ def sentence_vectors(
 ) -> WordVectors:
     """Encode each word of a vocabulary by itself with a sentence-transformers model.
 
-    Such a model uses sub-word pieces, so every word has a vector, also one that no table of word
-    vectors holds. Treebank tokens are unescaped before they are encoded. Row 0 gets the mean of
-    the other rows.
+    Such a model uses sub-word pieces, so every word has a vector. Treebank tokens are unescaped
+    before they are encoded. Row 0 gets the mean of the other rows.
 
     Args:
         vocabulary: The words.
-        model: A folder that holds a model, the name of an installed package that carries one, or
-            a name that sentence-transformers can fetch.
-        cache: A file that keeps the unscaled vectors. Words found there are not encoded again,
-            new ones are added; with all of them there, sentence-transformers is not needed.
-        scale: Factor on all vectors. The encoders give unit length; 6 brings 384 features to the
-            size of GloVe vectors.
+        model: A folder with a model, an installed package with one, or a name that
+            sentence-transformers can fetch.
+        cache: A file that keeps the unscaled vectors; only words that are not in it are encoded.
+        scale: Factor on all vectors; 6 brings 384 features of unit length to the size of GloVe
+            vectors.
         batch_size: Words encoded at once.
         device: Where the encoder runs.
 
