@@ -224,12 +224,3 @@ def test_steps_aside_for_data_sets(key: str, value: Any) -> None:
     assert columns_of(data, segments_of(slices | {"name": slices["token"]})) is not None
     data[key] = value
     assert columns_of(data, segments_of(slices | {key: slices["token"]})) is None
-
-
-def test_the_collater_uses_it_unless_asked_for_more() -> None:
-    trees = [full(3), full(1)]
-    quick = Collater(arity=1)(trees)
-    slow = Collater(arity=1, follow_batch=["y"])(trees)
-    assert "y_batch" in slow
-    assert quick.schedule == slow.schedule
-    assert torch.equal(quick.batch, slow.batch)

@@ -130,8 +130,9 @@ class TreeDataModule(SplitDataModule):
         If words without a vector share one, they are one word, and the vocabulary is smaller.
         """
         vectors = self._all_vectors
-        shared = vectors is not None and self.vectors.missing == "shared_uniform"
-        return vectors.only_found() if vectors is not None and shared else vectors
+        if vectors is not None and self.vectors.missing == "shared_uniform":
+            return vectors.only_found()
+        return vectors
 
     def dataset(self, split: SplitName) -> TreeDataset:
         """Return one split, loaded once."""
@@ -254,8 +255,7 @@ class SSTData(TreeDataModule):
 
     def load(self, split: SplitName, vocabulary: Vocabulary | None) -> TreeDataset:
         """Load one split."""
-        words = vocabulary if vocabulary is not None else self.words
-        return SST(self.root, split, words, self.raw_dir, self.verify)
+        return SST(self.root, split, vocabulary or self.words, self.raw_dir, self.verify)
 
 
 class ListOpsData(TreeDataModule):
@@ -338,8 +338,7 @@ class SICKData(TreeDataModule):
 
     def load(self, split: SplitName, vocabulary: Vocabulary | None) -> TreeDataset:
         """Load one split."""
-        words = vocabulary if vocabulary is not None else self.words
-        return SICK(self.root, split, self.trees, words, self.raw_dir)
+        return SICK(self.root, split, self.trees, vocabulary or self.words, self.raw_dir)
 
 
 class TreeFileData(TreeDataModule):
@@ -374,20 +373,16 @@ class TreeFileData(TreeDataModule):
     ) -> None:
         super().__init__(**loading)
         self.files = {"train": train_file, "val": val_file, "test": test_file or val_file}
+        defining = self.files.values() if vocabulary == "all" else [train_file]
+        self.defining_files = list(dict.fromkeys(defining))
         self.root = root
         self.labels = labels
-        self.words = vocabulary
         self.classes = classes
 
     @cached_property
     def _defining(self) -> TreeFile:
         """The trees that define the words and classes."""
-        return TreeFile(self._defining_files, self.root, self.classes, self.labels)
-
-    @property
-    def _defining_files(self) -> list[str]:
-        files = self.files.values() if self.words == "all" else [self.files["train"]]
-        return list(dict.fromkeys(files))
+        return TreeFile(self.defining_files, self.root, self.classes, self.labels)
 
     @property
     def num_classes(self) -> int:  # type: ignore[override]
@@ -398,12 +393,12 @@ class TreeFileData(TreeDataModule):
         if found < 1:
             what, got = "TreeFileData: no node has a label", "unlabelled nodes alone"
             expected = "a label, such as the 3 of (3 word), at one node at least"
-            where = ", ".join(self._defining_files)
+            where = ", ".join(self.defining_files)
             hint = "labels in the file, or the number of classes as the option classes"
             raise mismatch(ValueError, what, expected, got, where=where, hint=hint)
         return found
 
     def load(self, split: SplitName, vocabulary: Vocabulary | None) -> TreeDataset:
         """Load one file."""
-        words = self._defining.vocabulary if vocabulary is None else vocabulary
+        words = vocabulary or self._defining.vocabulary
         return TreeFile(self.files[split], self.root, self.num_classes, self.labels, words)
