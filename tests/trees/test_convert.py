@@ -132,9 +132,9 @@ class TestNested:
         ("value", "options", "message"),
         [
             (None, {}, "from_nested: the tree is empty"),
-            ((1, "a"), {}, "a leaf is no token.\n  expected: an int, the row of the vocabulary"),
-            ((1, ()), {}, "a leaf is no token"),
-            ((1, True), {}, "a leaf is no token"),
+            ((1, "a"), {}, "a leaf is not a token.\n  expected: an int, the row of the vocabulary"),
+            ((1, ()), {}, "a leaf is not a token"),
+            ((1, True), {}, "a leaf is not a token"),
             ((1, 2), {"features": lambda n: None}, "got:      no features at all"),
             ((1, 2), {"features": lambda n: [0.0] * (n if n == 1 else 2)}, "1 at node 1"),
         ],
@@ -145,7 +145,7 @@ class TestNested:
         assert message in str(caught.value)
 
     def test_a_forest_is_no_nested_object(self):
-        with pytest.raises(ValueError, match="the example is no single tree or DAG"):
+        with pytest.raises(ValueError, match="the example is not a single tree or DAG"):
             to_nested(from_parents([-1, -1]))
 
     def test_leaves_without_token_give_their_number(self):
@@ -313,7 +313,7 @@ class TestNLTK:
     def test_faults(self):
         with pytest.raises(ValueError) as caught:
             from_nltk(nltk.Tree.fromstring("(NP (2 It))"), self.WORDS.index)
-        assert "from_nltk: a label is no number" in str(caught.value)
+        assert "from_nltk: a label is not a number" in str(caught.value)
         assert "got:      'NP'" in str(caught.value)
         with pytest.raises(ValueError, match="has two parents"):
             dag = from_edge_index(torch.tensor([[0, 0, 1, 2], [1, 2, 3, 3]]), 4)

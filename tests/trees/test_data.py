@@ -157,14 +157,14 @@ BAD = {
     "slot taken twice": (
         TREE | {"child_slot": torch.tensor([1, 1])},
         {},
-        "two children of node 2 stand in the same slot.\n"
-        "  expected: one child a slot\n  got:      nodes [0, 1] in slot 1",
+        "two children of node 2 have the same slot.\n"
+        "  expected: one child per slot\n  got:      nodes [0, 1] in slot 1",
     ),
     "negative slot": (TREE | {"child_slot": torch.tensor([0, -1])}, {}, "child_slot is negative"),
     "token dtype": (
         TREE | {"token": torch.zeros(3)},
         {},
-        "token has the wrong form.\n  expected: int64 tensor [3], one a node\n"
+        "token has the wrong form.\n  expected: int64 tensor [3], one per node\n"
         "  got:      float32 tensor [3]",
     ),
     "token length": (TREE | {"token": torch.zeros(2).long()}, {}, "got:      int64 tensor [2]"),
@@ -182,18 +182,22 @@ BAD = {
     "y length": (TREE | {"y": torch.zeros(4)}, {}, "y has the wrong form"),
     "x dtype": (TREE | {"x": torch.zeros(3, 2).long()}, {}, "x has the wrong form"),
     "x length": (TREE | {"x": torch.zeros(4, 2)}, {}, "float32 tensor [4, 2]"),
-    "x one axis": (TREE | {"x": torch.zeros(3)}, {}, "one row a node"),
+    "x one axis": (
+        TREE | {"x": torch.zeros(3)},
+        {},
+        "floating-point tensor [3, feature], one per node",
+    ),
     "x width": (
         TREE | {"x": torch.zeros(3, 2)},
         {"feature_width": 3},
-        "x has the wrong width.\n  expected: 3 features a node\n  got:      2",
+        "x has the wrong width.\n  expected: 3 features per node\n  got:      2",
     ),
     "has_input": (TREE | {"has_input": torch.ones(3)}, {}, "has_input has the wrong form"),
     "target": (
         TREE | {"target": torch.zeros(5)},
         {},
         "target has the wrong form.\n"
-        "  expected: tensor [1] or [1, value], one row an example\n  got:      [5]",
+        "  expected: tensor [1] or [1, value], one row per example\n  got:      float32 tensor [5]",
     ),
     "not a tensor": (TREE | {"y": [1, 2, 3]}, {}, "got:      list"),
 }

@@ -53,7 +53,7 @@ def test_inspect_a_file_of_trees(tmp_path: Path, capsys) -> None:
     assert run_inspect([*arguments, "--print"]) == 0
     said = capsys.readouterr().out
     assert "3 trees, 9 nodes" in said
-    assert "nodes a tree: 3.0 on average, 1 to 5" in said
+    assert "nodes per tree: 3.0 on average, 1 to 5" in said
     assert "means over 2 batches of 3 trees" in said
     assert "lower bound on steps" in said
     assert "cell x" in said or "Schedule(" in said
@@ -71,5 +71,5 @@ def test_inspect_complains(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="inspect: there is no file") as caught:
         run_inspect([str(tmp_path / "none.txt")])
     assert "a file of bracketed trees" in str(caught.value)
-    with pytest.raises(ValueError, match="must be 1 or more"):
+    with pytest.raises(ValueError, match="must be at least 1"):
         run_inspect(["sst", "--batches", "0"])

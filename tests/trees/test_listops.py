@@ -1,16 +1,21 @@
-"""Expressions of ListOps: values, parses, shapes."""
+"""ListOps: values, parses and shapes of expressions; the generated and the published data."""
 
 import statistics
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyg_dynbatch.datasets import ListOps, ListOpsRecipe
 from pyg_dynbatch.trees.listops import (
     END,
-    evaluate_listops,
     format_listops,
     listops_tree,
+    listops_values,
     listops_vocabulary,
     read_listops,
 )
@@ -59,7 +64,7 @@ def published(expression: Expression) -> str:
 @given(expressions())
 def test_agrees_with_a_recursive_reading(expression: Expression) -> None:
     pieces = flat(expression)
-    assert evaluate_listops(pieces) == value(expression)
+    assert listops_values(pieces)[0] == value(expression)
     assert format_listops(pieces) == published(expression)
     assert read_listops(published(expression)) == read_listops(" ".join(pieces)) == pieces
 
@@ -86,10 +91,10 @@ def test_the_two_forms_of_one_expression() -> None:
     assert tree.slots == [0, 0, 1, 0, 1]
     assert tree.depths == [2, 0, 1, 0, 0]
     binary = listops_tree(["[SM", "5", "8", "]"], "binary")
-    assert binary.tokens == ["[SM", "5", None, "8", None, "]", None]
-    assert binary.parents == [2, 2, 4, 4, 6, 6, -1]
-    assert binary.slots == [0, 1, 0, 1, 0, 1, 0]
-    assert binary.labels[-1] == 3
+    assert binary.tokens == [None, None, None, "[SM", "5", "8", "]"]
+    assert binary.parents == [-1, 0, 1, 2, 2, 1, 0]
+    assert binary.slots == [0, 0, 0, 0, 1, 1, 1]
+    assert binary.labels[0] == 3
 
 
 @pytest.mark.parametrize(
@@ -130,4 +135,139 @@ def test_all_nodes_carry_the_value_of_their_part() -> None:
 def test_labels_must_go_with_the_form(form: str, labels: str) -> None:
     with pytest.raises(ValueError, match="labels do not go with the form") as caught:
         listops_tree(["3"], form, labels)
-    assert f"got:      {labels!r} with the form {form!r}" in str(caught.value)
+    assert f"got:      {labels!r} with {form!r}" in str(caught.value)
+
+
+EXPECTED = [
+    "[MED 3 9 [MIN 1 1 2 8 9 ] [MAX 2 2 ] ]",
+    "[MED [SM 3 7 ] 9 ]",
+    "[MED [SM 8 1 1 ] 0 ]",
+    "[MAX [MAX 1 5 2 9 8 ] 0 5 1 7 ]",
+    "[MAX 3 3 ]",
+    "[MED [MED 3 2 5 4 1 ] 4 5 3 2 ]",
+    "[MED 0 8 8 9 ]",
+    "[MED 6 2 0 5 [MIN 8 2 9 1 ] ]",
+    "[MED 7 4 4 ]",
+    "[MAX 3 5 ]",
+]
+SMALL = ListOpsRecipe(train=300, val=40, test=50, seed=3)
+
+
+def test_the_same_recipe_gives_the_same_expressions() -> None:
+    first, second = SMALL.generate(), SMALL.generate()
+    assert first == second
+    assert first != ListOpsRecipe(train=300, val=40, test=50, seed=4).generate()
+    assert {split: len(drawn) for split, drawn in first.items()} == {
+        "train": 300,
+        "val": 40,
+        "test": 50,
+    }
+
+
+def test_the_draws_never_change() -> None:
+    # Written down once: another result on another machine or version would be a fault.
+    drawn = ListOpsRecipe(train=20, val=0, test=0, seed=0, max_depth=3).generate()["train"]
+    assert [" ".join(pieces) for pieces in drawn if len(pieces) > 1] == EXPECTED
+
+
+def test_expressions_are_distinct_also_between_splits() -> None:
+    drawn = [tuple(pieces) for part in SMALL.generate().values() for pieces in part]
+    assert len(set(drawn)) == len(drawn)
+
+
+def test_limits_hold() -> None:
+    recipe = ListOpsRecipe(train=500, val=0, test=0, max_depth=4, max_args=3, max_length=30)
+    drawn = recipe.generate()["train"]
+    assert max(map(len, drawn)) <= 30
+    dataset = ListOps(None, "train", recipe=recipe)
+    assert int(dataset.depth.max()) == 3  # four nodes on the longest way
+    arity = max(int(data.child_slot.max()) + 1 for data in dataset if data.num_nodes > 1)
+    assert arity == 3
+
+
+def test_pieces_are_distributed_as_published() -> None:
+    drawn = ListOpsRecipe(train=4000, val=0, test=0, max_length=1000).generate()["train"]
+    pieces = Counter(piece for one in drawn for piece in one)
+    operators = [pieces[o] for o in ("[MIN", "[MAX", "[MED", "[SM")]
+    digits = [pieces[d] for d in "0123456789"]
+    assert max(operators) / min(operators) < 1.1
+    assert max(digits) / min(digits) < 1.1
+    # Every operator has 3.5 arguments on average, each piece but the first is an argument.
+    arguments = (sum(digits) + sum(operators) - len(drawn)) / sum(operators)
+    assert arguments == pytest.approx(3.5, abs=0.1)
+
+
+@pytest.mark.parametrize("form", ["operator", "binary"])
+def test_fields(form: str) -> None:
+    for split, size in (("train", 300), ("dev", 40), ("test", 50)):
+        dataset = ListOps(None, split, form, SMALL)
+        assert (len(dataset), dataset.num_classes, dataset.num_tokens) == (size, 10, 16)
+    for data in dataset:
+        data.validate(require_tree=True, num_classes=10, num_tokens=16)
+        assert int((data.y >= 0).sum()) == 1 and int(data.y[data.root_index]) >= 0
+
+
+def test_the_defaults_are_balanced_enough() -> None:
+    recipe = ListOpsRecipe()
+    assert (recipe.max_depth, recipe.max_args) == (20, 5)
+    dataset = ListOps(None, "train", recipe=ListOpsRecipe(train=2000, val=0, test=0))
+    values = dataset.y[dataset.y >= 0]  # the root's alone
+    assert float(torch.bincount(values).max()) / len(dataset) < 0.2
+
+
+def test_the_cache_knows_form_and_recipe(tmp_path: Path) -> None:
+    ListOps(tmp_path, "train", recipe=SMALL)
+    files = {path.name for path in (tmp_path / "processed").iterdir()}
+    assert {name.partition(".")[0] for name in files} == {"train", "val", "test"}
+    ListOps(tmp_path, "train", "binary", SMALL)
+    ListOps(tmp_path, "train", recipe=ListOpsRecipe(train=10, val=0, test=0))
+    assert len(list((tmp_path / "processed").iterdir())) == 7
+
+
+def test_reads_the_published_format(samples: Path) -> None:
+    dataset = ListOps(None, "test", tsv=samples / "listops.tsv")
+    assert [int(data.y[data.root_index]) for data in dataset] == [9, 4, 3, 7]
+    assert dataset[0].num_nodes == 7 and dataset[3].num_nodes == 1
+    binary = ListOps(None, "test", "binary", tsv=samples / "listops.tsv")
+    assert binary.node_counts == [2 * n - 1 for n in (9, 6, 4, 1)]
+
+
+@pytest.mark.parametrize(
+    ("line", "problem", "place"),
+    [
+        ("[MIN 3 1 ]", "the line does not begin with a value", ":2:1"),
+        ("12\t[MIN 3 1 ]", "the line does not begin with a value", ":2:1"),
+        ("x\t[MIN 3 1 ]", "the line does not begin with a value", ":2:1"),
+        ("3\t[MIN 3 1 ]", "the value is not that of the expression", ":2:1"),
+        ("1\t[MIN 3 y ]", "a piece is neither digit nor operator nor ]", ":2:10"),
+        ("1\t[MIN 3 1", "1 lists are never closed", ":2:11"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path: Path, line: str, problem: str, place: str) -> None:
+    path = tmp_path / "list.tsv"
+    path.write_text(f"7\t7\n{line}\n")
+    with pytest.raises(ValueError) as caught:
+        ListOps(None, "train", tsv=path)
+    assert problem in str(caught.value)
+    assert f"where:    {path}{place}" in str(caught.value)
+
+
+def test_recipes_are_checked() -> None:
+    with pytest.raises(ValueError, match=r"ListOpsRecipe: max_args is too small[\s\S]*at least 2"):
+        ListOpsRecipe(max_args=1)
+    with pytest.raises(ValueError, match="there are not enough distinct expressions"):
+        ListOpsRecipe(train=20, val=0, test=0, max_depth=1).generate()
+
+
+def test_an_empty_split_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"ListOps: the split 'val' is empty"):
+        ListOps(None, "val", recipe=ListOpsRecipe(train=5, val=0, test=0))
+
+
+def test_a_recipe_may_label_all_nodes() -> None:
+    recipe = ListOpsRecipe(train=5, val=0, test=0, labels="all")
+    everywhere = ListOps(None, "train", recipe=recipe)
+    at_roots = ListOps(None, "train", recipe=replace(recipe, labels="root"))
+    for labelled, plain in zip(everywhere, at_roots, strict=True):
+        assert (labelled.y >= 0).all()
+        assert labelled.y[labelled.root_index] == plain.y[plain.root_index]

@@ -321,7 +321,7 @@ def test_refuses_batches() -> None:
 def test_refuses_other_than_two_roots_an_example() -> None:
     model = similarity()
     text = message(lambda: model(Collater()(EXAMPLES[:2])), ValueError)
-    assert "TreeSimilarity: not two roots an example" in text
+    assert "TreeSimilarity: not two roots per example" in text
     assert "got:      1 roots" in text
     assert "example 0 of the batch" in text
     # Four roots for two examples, but not two each.

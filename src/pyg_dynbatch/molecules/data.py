@@ -1,8 +1,8 @@
 """Describe molecules as PyG ``Data``, and collate them with the plan of their atom pairs."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import isqrt
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,13 +12,12 @@ from torch_geometric.data import Batch, Data
 
 from pyg_dynbatch.core.errors import described, mismatch
 from pyg_dynbatch.loading import (
-    Joined,
     PlanningCollater,
+    RaggedColumns,
     ResumableLoader,
+    Segments,
     allow_batches,
-    are_alike,
-    assemble,
-    columns_of,
+    slices_of,
 )
 from pyg_dynbatch.molecules.pair_table import PairTable
 from pyg_dynbatch.nn.pairs import Pairs
@@ -309,19 +308,17 @@ def _misformed(key: str, expected: str, value: Any, where: str) -> ValueError:
 torch.serialization.add_safe_globals([MoleculeData])
 
 
-_FIELDS = ("x", "pair_code", "descriptor", "y", "y_mask", "smiles", "row")
+class MoleculeColumns(RaggedColumns):
+    """Hold molecules as one long column per field; ``columns[rows]`` takes several.
 
-
-class MoleculeColumns(Sequence[MoleculeData]):
-    """Lists molecules whose fields lie side by side, one long column a field.
-
-    A packed data set hands over the molecules of a batch in this form, and the collater makes
-    the batch of it without ever building one object a molecule. To everything else it is a list
-    of ``MoleculeData``, each made when it is asked for.
+    A packed data set returns the molecules of a batch in this form, and the collater makes the
+    batch of it without ever building one object per molecule. To everything else it is a list of
+    ``MoleculeData``.
 
     Args:
         num_atoms: Number of atoms of each molecule.
         fields: The columns: tensors, or a list of strings for ``smiles``.
+        segments: Where the rows of each molecule are; computed where left out.
 
     Example:
         >>> code = torch.tensor([0, 1, 0, 0], dtype=torch.uint8)
@@ -330,99 +327,27 @@ class MoleculeColumns(Sequence[MoleculeData]):
         (2, [0, 1, 0], [0, 2, 3])
     """
 
-    def __init__(self, num_atoms: list[int], fields: Mapping[str, Any]) -> None:
-        self.num_atoms = num_atoms
-        self.fields = dict(fields)
-        atoms = np.asarray(num_atoms, dtype=np.int64)
-        self._starts = {"x": _starts_of(atoms), "pair_code": _starts_of(atoms * (atoms + 1) // 2)}
-        self._by_molecule = torch.arange(len(num_atoms) + 1)
+    kind = MoleculeData
+    named = frozenset({"x", "pair_code", "descriptor", "y", "y_mask", "smiles", "row"})
+    numbers = frozenset({"row"})
 
-    @classmethod
-    def of(cls, examples: Sequence[Data], excluded: Collection[str]) -> "MoleculeColumns | None":
-        """Puts molecules side by side.
+    def __init__(
+        self,
+        num_atoms: Sequence[int] | Segments,
+        fields: Mapping[str, Any],
+        segments: Mapping[str, Segments] | None = None,
+    ) -> None:
+        nodes = num_atoms if isinstance(num_atoms, Segments) else Segments(num_atoms)
+        if segments is None:
+            pairs = Segments(nodes.sizes * (nodes.sizes + 1) // 2)
+            once = Segments(np.ones_like(nodes.sizes))
+            segments = dict.fromkeys(fields, once) | {"x": nodes, "pair_code": pairs}
+        super().__init__(nodes, fields, segments)
 
-        Args:
-            examples: The molecules, at least one.
-            excluded: Fields to leave out.
-
-        Returns:
-            The columns; None where PyG has to be asked: for another class, for fields that
-            ``MoleculeData`` does not name, for molecules that differ in their fields, dtypes or
-            widths.
-        """
-        columns = columns_of(examples, MoleculeData, _FIELDS, excluded)
-        if columns is None:
-            return None
-        num_atoms = columns.pop("num_nodes")
-        fields: dict[str, Any] = {}
-        for key, values in columns.items():
-            if key == "smiles":
-                fields[key] = values
-            elif key == "row" and all(type(value) is int for value in values):
-                fields[key] = torch.tensor(values)
-            elif key != "row" and are_alike(key, values):
-                fields[key] = torch.cat(values)
-            else:
-                return None
-        merged = cls(num_atoms, fields)
-        return merged if merged._fits() else None
-
-    def merged(self, excluded: Collection[str] = ()) -> Batch:
-        """Builds the batch of all molecules, without its pairs.
-
-        Args:
-            excluded: Fields to leave out.
-
-        Returns:
-            What ``Batch.from_data_list`` makes of the same molecules.
-        """
-        none = torch.zeros(len(self), dtype=torch.int64)
-        joined: dict[str, Joined | None] = {
-            key: Joined(value, self._start(key), none.clone() if key != "smiles" else None)
-            for key, value in self.fields.items()
-            if key not in excluded
-        }
-        return assemble(MoleculeData, joined | {"num_nodes": None}, self.num_atoms)
-
-    def _start(self, key: str) -> Int[Tensor, " start"]:
-        return self._starts.get(key, self._by_molecule)
-
-    def _fits(self) -> bool:
-        """Tells whether every column is as long as the numbers of atoms say."""
-        return all(len(value) == self._start(key)[-1] for key, value in self.fields.items())
-
-    def __len__(self) -> int:
-        return len(self.num_atoms)
-
-    @overload
-    def __getitem__(self, i: int) -> MoleculeData: ...
-
-    @overload
-    def __getitem__(self, i: slice) -> list[MoleculeData]: ...
-
-    def __getitem__(self, i: int | slice) -> MoleculeData | list[MoleculeData]:
-        """Builds one molecule, or several."""
-        if isinstance(i, slice):
-            return [self[k] for k in range(*i.indices(len(self)))]
-        i = range(len(self))[i]
-        given: dict[str, Any] = {}
-        for key, value in self.fields.items():
-            start = self._start(key)
-            part = value[int(start[i]) : int(start[i + 1])]
-            if key == "row":
-                part = int(part)
-            given[key] = part[0] if key == "smiles" else part
-        return MoleculeData(**given, num_nodes=self.num_atoms[i])
-
-    def __iter__(self) -> Iterator[MoleculeData]:
-        return (self[i] for i in range(len(self)))
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({len(self)} molecules, {sum(self.num_atoms)} atoms)"
-
-
-def _starts_of(sizes: np.ndarray) -> Tensor:
-    return torch.from_numpy(np.concatenate([[0], np.cumsum(sizes)]))
+    @property
+    def num_atoms(self) -> list[int]:
+        """Number of atoms of each molecule."""
+        return self.nodes.sizes.tolist()
 
 
 allow_batches(MoleculeData)
@@ -456,6 +381,9 @@ class MoleculeCollater(PlanningCollater):
         ([0, 2], [1, 3], 2)
     """
 
+    columns = MoleculeColumns
+    needed = "pair_code"
+
     def __init__(
         self,
         pair_table: PairTable,
@@ -465,19 +393,11 @@ class MoleculeCollater(PlanningCollater):
         follow_batch: Sequence[str] | None = None,
         exclude_keys: Sequence[str] | None = None,
     ) -> None:
-        super().__init__(None, follow_batch, exclude_keys, needed="pair_code")
+        super().__init__(None, follow_batch, exclude_keys)
         self.pair_table = pair_table
         self.pairs = pairs
         self.self_pairs = self_pairs
         self._kept = pair_table.kept(pairs, self_pairs)
-
-    def _merge(self, examples: Sequence[Any], excluded: set[str]) -> Batch | None:
-        if isinstance(examples, MoleculeColumns):
-            return examples.merged(excluded)
-        if not isinstance(examples[0], MoleculeData):
-            return None
-        columns = MoleculeColumns.of(examples, {*excluded, "pairs"})
-        return None if columns is None else columns.merged()
 
     def _attach(self, merged: Batch, quick: bool) -> None:
         sizes = merged.ptr.diff()
@@ -485,7 +405,8 @@ class MoleculeCollater(PlanningCollater):
         merged.pairs = Pairs.from_codes(merged.pair_code, sizes, self._kept)
 
     def _check_codes(self, merged: Batch, sizes: torch.Tensor) -> None:
-        wanted, found = sizes * (sizes + 1) // 2, merged._slice_dict["pair_code"].diff()
+        starts = slices_of(merged)["pair_code"]
+        wanted, found = sizes * (sizes + 1) // 2, starts.diff()
         if not torch.equal(wanted, found):
             number = int((wanted != found).nonzero()[0])
             raise mismatch(
@@ -498,9 +419,7 @@ class MoleculeCollater(PlanningCollater):
             )
         code = merged.pair_code
         if code.numel() and int(code.max()) >= len(self.pair_table):
-            number = int(
-                torch.bucketize(code.argmax(), merged._slice_dict["pair_code"], right=True)
-            )
+            number = int(torch.bucketize(code.argmax(), starts, right=True))
             raise mismatch(
                 ValueError,
                 "MoleculeCollater: a code is not in the pair table",

@@ -1,18 +1,18 @@
 """Merge trees into a batch and attach its schedules, or name the example that prevents it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.data import Batch, Data
+from torch_geometric.data import Batch
 
 from pyg_dynbatch.core.errors import checked_count, mismatch
 from pyg_dynbatch.core.padding import LevelBuckets
 from pyg_dynbatch.core.schedule import Schedule, derive_schedule
-from pyg_dynbatch.loading import _PLANS, PlanningCollater, ResumableLoader
-from pyg_dynbatch.trees.columns import TreeColumns, merge_trees
+from pyg_dynbatch.loading import PlanningCollater, ResumableLoader, slices_of
+from pyg_dynbatch.trees.columns import TreeColumns
 from pyg_dynbatch.trees.data import EDGE_FIELDS, NODE_FIELDS, DynTreeData, check_roots
 
 DIRECTIONS = ("bottom_up", "top_down")
@@ -61,9 +61,9 @@ def _check_roots(batch: Any, name: str) -> None:
 
 def check_bounds(batch: Any, *, name: str) -> None:
     """Checks that every example has rows for its own nodes and edges among them."""
-    slices = getattr(batch, "_slice_dict", None)
+    slices = slices_of(batch)
     ptr = getattr(batch, "ptr", None)
-    if slices is None or ptr is None or "edge_index" not in slices:
+    if ptr is None or "edge_index" not in slices:
         return
     ptr, edge_starts = ptr.cpu().numpy(), slices["edge_index"].numpy()
     keys = NODE_FIELDS if isinstance(batch, DynTreeData) else ("depth", "token", "has_input")
@@ -73,7 +73,7 @@ def check_bounds(batch: Any, *, name: str) -> None:
         if not np.array_equal(found, right):
             raise _wrong_length(name, key, np.diff(found), np.diff(right))
     if batch.edge_index.dtype != torch.int64 or batch.edge_index.dim() != 2:
-        return  # not edges at all, which whoever makes the schedule says
+        return  # not edges at all: an error of the schedule
     edges, num_edges = batch.edge_index.cpu().numpy(), np.diff(edge_starts)
     # One comparison for both bounds: a number below the first node is a huge one without a sign.
     inside = (edges - np.repeat(ptr[:-1], num_edges)).view(np.uint64)
@@ -82,48 +82,36 @@ def check_bounds(batch: Any, *, name: str) -> None:
         edge = int(outside.any(0).nonzero()[0][0])
         number = int(np.searchsorted(edge_starts, edge, side="right")) - 1
         first, end = int(ptr[number]), int(ptr[number + 1])
-        raise mismatch(
-            ValueError,
-            f"{name}: an edge names a node that does not exist",
-            f"node numbers from 0 to {end - first - 1}",
-            f"{int(edges[0, edge]) - first} -> {int(edges[1, edge]) - first}",
-            where=f"example {number} of the batch",
-        )
+        what = f"{name}: an edge names a node that does not exist"
+        expected = f"node numbers from 0 to {end - first - 1}"
+        got = f"{int(edges[0, edge]) - first} -> {int(edges[1, edge]) - first}"
+        raise mismatch(ValueError, what, expected, got, where=f"example {number} of the batch")
 
 
 def _wrong_length(name: str, key: str, found: np.ndarray, wanted: np.ndarray) -> ValueError:
     number = int((found != wanted).nonzero()[0][0])
-    return mismatch(
-        ValueError,
-        f"{name}: {key} has the wrong length",
-        f"{wanted[number]} rows",
-        found[number],
-        where=f"example {number} of the batch",
-    )
+    what, where = f"{name}: {key} has the wrong length", f"example {number} of the batch"
+    return mismatch(ValueError, what, f"{wanted[number]} rows", found[number], where=where)
 
 
 def checked_direction(direction: str, allowed: tuple[str, ...], name: str) -> str:
-    """Returns the direction unless it is none of those allowed."""
+    """Return the direction if it is one of those allowed."""
     if direction not in allowed:
-        raise mismatch(
-            ValueError,
-            f"{name}: unknown direction",
-            " or ".join(map(repr, allowed)),
-            repr(direction),
-        )
+        expected = " or ".join(map(repr, allowed))
+        raise mismatch(ValueError, f"{name}: unknown direction", expected, repr(direction))
     return direction
 
 
 class Collater(PlanningCollater):
-    """Merges examples as PyG does, checks them, and attaches the schedule of the whole batch.
+    """Merge examples as PyG does, check them, and attach the schedule of the whole batch.
 
     The batch holds ``schedule``; for both directions it is the bottom-up one, and
     ``schedule_down`` the top-down one. A node reads an input row where ``token`` is not -1;
-    without ``token`` where ``has_input`` says so; without either everywhere. Tuples, lists and
-    dicts of examples are gone through as in PyG.
+    without ``token`` where ``has_input`` is True; without either everywhere. Tuples, lists and
+    dicts of examples are merged as in PyG.
 
     Args:
-        dataset: Not used; stands first as in PyG.
+        dataset: Not used; PyG's first argument.
         follow_batch: Fields that get a vector of example numbers, as in PyG.
         exclude_keys: Fields to leave out, as in PyG.
         arity: Argument places of the cell, N for an N-ary cell; None for any number of children.
@@ -131,8 +119,8 @@ class Collater(PlanningCollater):
 
     Raises:
         ValueError: On calling, if there is no example, if the examples differ in their fields
-            (PyG would drop fields without a word), or if an example cannot be scheduled; the
-            number of the example in the batch is named.
+            (PyG would silently drop some), or if an example cannot be scheduled; its number in the
+            batch is named.
 
     Example:
         >>> import torch
@@ -143,6 +131,9 @@ class Collater(PlanningCollater):
         ([4, 2], [2, 5])
     """
 
+    columns = TreeColumns
+    needed = "edge_index"
+
     def __init__(
         self,
         dataset: Any = None,
@@ -152,39 +143,24 @@ class Collater(PlanningCollater):
         arity: int | None = None,
         direction: str = "bottom_up",
     ) -> None:
-        super().__init__(dataset, follow_batch, exclude_keys, needed="edge_index")
-        self.arity = _checked_arity(arity)
+        super().__init__(dataset, follow_batch, exclude_keys)
+        self.arity = None if arity is None else checked_count("Collater: arity", arity)
         self.direction = checked_direction(direction, (*DIRECTIONS, "both"), "Collater")
 
-    def _merge(self, examples: Sequence[Any], excluded: set[str]) -> Batch | None:
-        if isinstance(examples, TreeColumns):
-            return examples.merged(excluded)
-        if type(examples[0]) is not DynTreeData:
-            return None
-        first = examples[0].stores[0].to_dict()
-        kept = {key for key, value in first.items() if isinstance(value, _PLANS)}
-        return merge_trees(examples, excluded | kept)
-
     def _attach(self, merged: Batch, quick: bool) -> None:
-        # What merge_trees lets through is within bounds.
+        # Columns that merge are within bounds.
         attach_schedules(merged, self.arity, self.direction, name="Collater", checked=quick)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(arity={self.arity}, direction={self.direction!r})"
 
 
-def _checked_arity(arity: int | None) -> int | None:
-    return None if arity is None else checked_count("Collater: arity", arity)
+class BucketedCollater(Collater):
+    """Merge examples as :class:`Collater` does, and pad the schedule of the batch.
 
-
-class BucketedCollater:
-    """Merges examples as :class:`Collater` does, and pads the schedule of the batch.
-
-    It goes to ``torch.utils.data.DataLoader(dataset, collate_fn=...)``.
-
-    Padding costs the loader's worker a fraction of a millisecond, and the model nothing: the
-    padded form lies in the one tensor of the schedule and is moved with it. Batches that no shape
-    holds have an ordinary schedule.
+    For ``torch.utils.data.DataLoader(dataset, collate_fn=...)``. Padding costs the loader's worker
+    a fraction of a millisecond, and the model nothing: the padded form is part of the one tensor of
+    the schedule. Batches that fit no shape have an ordinary schedule.
 
     Args:
         buckets: The shapes, such as ``LevelBuckets.fit`` of the schedules of an epoch.
@@ -217,51 +193,34 @@ class BucketedCollater:
         arity: int | None = None,
         direction: str = "bottom_up",
     ) -> None:
-        self.collate = Collater(None, follow_batch, exclude_keys, arity=arity, direction=direction)
-        wanted, first = (arity, direction), buckets.shapes[0]
-        if wanted != (first.arity, first.direction):
-            raise mismatch(
-                ValueError,
-                "BucketedCollater: the buckets are for other schedules",
-                "arity {}, {}".format(*wanted),
-                f"arity {first.arity}, {first.direction}",
-                hint="LevelBuckets.fit of schedules made with the same arity and direction",
-            )
+        super().__init__(None, follow_batch, exclude_keys, arity=arity, direction=direction)
+        first = buckets.shapes[0]
+        if (arity, direction) != (first.arity, first.direction):
+            what = "BucketedCollater: the buckets are for other schedules"
+            got = f"arity {first.arity}, {first.direction}"
+            hint = "LevelBuckets.fit of schedules made with the same arity and direction"
+            raise mismatch(ValueError, what, f"arity {arity}, {direction}", got, hint=hint)
         self.buckets = buckets
 
-    def __call__(self, batch: Sequence[Any]) -> Any:
-        """Merges a list of examples, see :class:`Collater`, and pads."""
-        merged = self.collate(batch)
-        self._pad(merged)
-        return merged
-
-    def _pad(self, merged: Any) -> None:
-        if isinstance(merged, Data):
-            schedule = getattr(merged, "schedule", None)
-            if isinstance(schedule, Schedule):
-                merged.schedule = self.buckets.pad(schedule)
-        elif isinstance(merged, Mapping):
-            self._pad(list(merged.values()))
-        elif isinstance(merged, list | tuple):
-            for each in merged:
-                self._pad(each)
+    def _attach(self, merged: Batch, quick: bool) -> None:
+        super()._attach(merged, quick)
+        merged.schedule = self.buckets.pad(merged.schedule)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.buckets}, {self.collate})"
+        return f"{type(self).__name__}({self.buckets}, {super().__repr__()})"
 
 
 class DataLoader(ResumableLoader):
-    """Loads mini-batches whose schedule was attached in the worker process.
+    """Load mini-batches whose schedule was attached in the worker process.
 
-    It is PyG's loader with three additions: the ``Collater`` of this package, a shuffle that
-    depends on ``seed`` and the epoch alone, and ``state_dict``/``load_state_dict``, which
-    Lightning keeps in its checkpoints, so that a run stopped in the middle of an epoch goes on
-    with the batch that would have come next.
+    PyG's loader with three additions: the ``Collater`` of this package, a shuffle that depends on
+    ``seed`` and the epoch alone, and ``state_dict``/``load_state_dict``, which Lightning keeps in
+    its checkpoints, so that a run stopped in the middle of an epoch continues with the next batch.
 
     Args:
         dataset: Data set or list of ``Data``.
-        batch_size: Examples a batch; left out with ``batch_sampler``. Give it by name inside a
-            Lightning hook: Lightning cannot build any loader again that has it by position.
+        batch_size: Examples per batch; left out with ``batch_sampler``. Pass it by name inside a
+            Lightning hook: Lightning cannot rebuild a loader that has it by position.
         shuffle: Whether to shuffle, differently in every epoch.
         arity: Argument places of the cell; None for any number of children.
         direction: ``"bottom_up"``, ``"top_down"`` or ``"both"``.
@@ -271,7 +230,7 @@ class DataLoader(ResumableLoader):
         **kwargs: As in ``torch.utils.data.DataLoader``: ``batch_sampler``, ``num_workers``, …
 
     Raises:
-        TypeError: If ``collate_fn`` is given, which PyG would drop without a word.
+        TypeError: If ``collate_fn`` is given, which PyG would silently drop.
         ValueError: If the sizes of a ``NodeBudgetBatchSampler`` belong to another data set.
 
     Example:
@@ -282,7 +241,7 @@ class DataLoader(ResumableLoader):
         [6, 6, 3]
     """
 
-    # Lightning builds loaders again from attributes of the same names: every option is kept.
+    # Lightning rebuilds loaders from attributes of the same names, so every option is kept.
     def __init__(
         self,
         dataset: Any,

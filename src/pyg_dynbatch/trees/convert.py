@@ -1,7 +1,6 @@
 """Convert trees from and to nested objects, parent pointers, edge lists, networkx and NLTK."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -12,23 +11,7 @@ from torch import Tensor
 from pyg_dynbatch.core.errors import described, mismatch
 from pyg_dynbatch.trees.data import DynTreeData, check_edge_form
 
-
-@dataclass
-class Walk:
-    """Holds the objects met on a walk, parents first, and who is whose child."""
-
-    objects: list[Any]
-    child: list[int] = field(default_factory=list)
-    parent: list[int] = field(default_factory=list)
-    slot: list[int] = field(default_factory=list)
-
-    def structure(self) -> dict[str, Any]:
-        """Gives the arguments of ``DynTreeData`` that describe the edges."""
-        return {
-            "edge_index": torch.tensor([self.child, self.parent], dtype=torch.long),
-            "child_slot": torch.tensor(self.slot, dtype=torch.long),
-            "num_nodes": len(self.objects),
-        }
+ARROWS = ("child_to_parent", "parent_to_child")
 
 
 def from_nested(
@@ -40,27 +23,26 @@ def from_nested(
     features: Callable[[Any], Sequence[float] | Tensor | None] | None = None,
     share: bool = False,
 ) -> DynTreeData:
-    """Reads a tree off nested objects; node 0 is the root, parents come before their children.
+    """Read a tree from nested objects; node 0 is the root, parents come before their children.
 
-    Without ``children`` tuples, lists and the values of dicts are inner nodes and everything else
-    is a leaf, which without ``token`` must be an int: its row of the vocabulary. A child that is
-    None is missing: its slot stays empty.
+    Without ``children`` tuples, lists and the values of dicts are inner nodes, and everything else
+    is a leaf, which without ``token`` must be an int: its row of the vocabulary. The slot of a
+    child that is None stays empty.
 
     Args:
         root: The outermost object.
         children: Gives an object's children in order; None or nothing for a leaf.
         token: Gives an object's row of the vocabulary, None for no token.
         label: Gives an object's label, None for no label; floats make a float ``y``.
-        features: Gives an object's input features, None for none (a row of zeros, and False in
-            ``has_input``).
+        features: Gives an object's input features, None for none (zeros, and not ``has_input``).
         share: Whether an object with children that is met twice (the same by ``is``) becomes one
-            node with two parents; else it becomes two nodes. Leaves are never shared.
+            node with two parents, and not two nodes. Leaves are never shared.
 
     Returns:
-        The tree or DAG. It has ``token``, ``y``, and ``x`` with ``has_input`` exactly if asked for.
+        The tree or DAG, with ``token``, ``y``, and ``x`` and ``has_input`` as far as asked for.
 
     Raises:
-        ValueError: If ``root`` is None, an object contains itself, a leaf is no token, or the
+        ValueError: If ``root`` is None, an object contains itself, a leaf is not a token, or the
             features differ in width.
 
     Example:
@@ -72,24 +54,20 @@ def from_nested(
     """
     if children is None and token is None:
         token = _leaf_token
-    walked = walk(root, children or _parts, share=share, name="from_nested")
-    fields = node_fields(
-        None if token is None else map(token, walked.objects),
-        None if label is None else map(label, walked.objects),
-        None if features is None else map(features, walked.objects),
-        name="from_nested",
-    )
-    return DynTreeData(**walked.structure(), **fields)
+    objects, structure = _walk(root, children or _parts, share=share, name="from_nested")
+    getters: tuple[Any, ...] = (token, label, features)
+    columns = [None if get is None else map(get, objects) for get in getters]
+    return DynTreeData(**structure, **_node_fields(*columns, name="from_nested"))
 
 
 def to_nested(data: DynTreeData, make: Callable[[int, tuple[Any, ...]], Any] | None = None) -> Any:
-    """Builds nested objects from a tree or DAG, children first; shared nodes are built once.
+    """Build nested objects from a tree or DAG, children first; shared nodes are built once.
 
     Args:
         data: An example with one root.
-        make: Builds an object from a node's number and its children's objects, None standing for
-            an empty slot. By default an inner node is the tuple of its children, and a leaf is its
-            token, or its number where it has none.
+        make: Builds an object from a node's number and its children's objects, None for an empty
+            slot. By default an inner node is the tuple of its children, and a leaf its token, or
+            its number where it has none.
 
     Returns:
         The object of the root.
@@ -102,12 +80,8 @@ def to_nested(data: DynTreeData, make: Callable[[int, tuple[Any, ...]], Any] | N
         5
     """
     if data.root_index.numel() != 1:
-        raise mismatch(
-            ValueError,
-            "to_nested: the example is no single tree or DAG",
-            "one root",
-            f"{data.root_index.numel()} roots",
-        )
+        what = "to_nested: the example is not a single tree or DAG"
+        raise mismatch(ValueError, what, "one root", f"{data.root_index.numel()} roots")
     if make is None:
         tokens = getattr(data, "token", None)
         leaves = [-1] * data.num_nodes if tokens is None else tokens.tolist()
@@ -129,18 +103,15 @@ def to_nested(data: DynTreeData, make: Callable[[int, tuple[Any, ...]], Any] | N
     return made[int(data.root_index)]
 
 
-def walk(
-    root: Any,
-    children: Callable[[Any], Iterable[Any] | None],
-    *,
-    share: bool = False,
-    name: str = "walk",
-) -> Walk:
-    """Visits nested objects, parents first and children in order."""
+def _walk(
+    root: Any, children: Callable[[Any], Iterable[Any] | None], *, share: bool = False, name: str
+) -> tuple[list[Any], dict[str, Any]]:
+    """Visit nested objects, parents first and children in order; return them and their edges."""
     if root is None:
         raise mismatch(ValueError, f"{name}: the tree is empty", "an object", None)
     # The list keeps every object alive, so that no identity is used twice.
-    walked = Walk([root])
+    objects = [root]
+    edges: list[tuple[int, int, int]] = []  # child, parent, slot
     known = {id(root): 0}
     above = {id(root)}
     stack = [(0, enumerate(children(root) or ()))]
@@ -149,65 +120,55 @@ def walk(
         slot, value = next(rest, (-1, None))
         if slot < 0:
             stack.pop()
-            above.discard(id(walked.objects[node]))
+            above.discard(id(objects[node]))
             continue
         if value is None:
             continue
         below = list(children(value) or ())
         if below and id(value) in above:
-            raise mismatch(
-                ValueError,
-                f"{name}: an object contains itself",
-                "nested objects without a way back",
-                f"{type(value).__name__} at node {known[id(value)]}",
-                where=f"slot {slot} of node {node}",
-            )
+            what = f"{name}: an object contains itself"
+            got = f"{type(value).__name__} at node {known[id(value)]}"
+            where = f"slot {slot} of node {node}"
+            raise mismatch(ValueError, what, "nested objects without a way back", got, where=where)
         child = known.get(id(value), -1) if share and below else -1
         if child < 0:
-            child = len(walked.objects)
-            walked.objects.append(value)
+            child = len(objects)
+            objects.append(value)
             if below:
                 known[id(value)] = child
                 above.add(id(value))
                 stack.append((child, enumerate(below)))
-        walked.child.append(child)
-        walked.parent.append(node)
-        walked.slot.append(slot)
-    return walked
+        edges.append((child, node, slot))
+    ends = torch.tensor(edges, dtype=torch.long).view(-1, 3).t().contiguous()
+    return objects, {"edge_index": ends[:2], "child_slot": ends[2], "num_nodes": len(objects)}
 
 
-def node_fields(
+def _node_fields(
     tokens: Iterable[int | None] | None,
     labels: Iterable[int | float | None] | None,
     features: Iterable[Sequence[float] | Tensor | None] | None,
     *,
     name: str,
 ) -> dict[str, Any]:
-    """Makes the fields ``token``, ``y``, ``x`` and ``has_input`` from one value a node."""
+    """Make the fields ``token``, ``y``, ``x`` and ``has_input`` from one value per node."""
     fields: dict[str, Any] = {}
     if tokens is not None:
         rows = [-1 if row is None else row for row in tokens]
         fields["token"] = torch.tensor(rows, dtype=torch.long)
     if labels is not None:
         values = list(labels)
-        if any(isinstance(value, float) for value in values):
-            filled = [float("nan") if value is None else value for value in values]
-            fields["y"] = torch.tensor(filled, dtype=torch.float)
-        else:
-            filled = [-1 if value is None else value for value in values]
-            fields["y"] = torch.tensor(filled, dtype=torch.long)
+        has_floats = any(isinstance(value, float) for value in values)
+        none, dtype = (float("nan"), torch.float) if has_floats else (-1, torch.long)
+        fields["y"] = torch.tensor([none if v is None else v for v in values], dtype=dtype)
     if features is not None:
         given = [None if row is None else torch.as_tensor(row).float() for row in features]
         widths = {row.numel(): node for node, row in enumerate(given) if row is not None}
         if len(widths) != 1:
-            raise mismatch(
-                ValueError,
-                f"{name}: the width of the features is unclear",
-                "features of one width at one node or more",
-                ", ".join(f"{width} at node {node}" for width, node in widths.items())
-                or "no features at all",
-            )
-        zeros = torch.zeros(next(iter(widths)))
+            what = f"{name}: the width of the features is unclear"
+            got = ", ".join(f"{width} at node {node}" for width, node in widths.items())
+            expected = "features of one width, at one node at least"
+            raise mismatch(ValueError, what, expected, got or "no features at all")
+        zeros = torch.zeros(*widths)
         fields["x"] = torch.stack([zeros if row is None else row.view(-1) for row in given])
         fields["has_input"] = torch.tensor([row is not None for row in given])
     return fields
@@ -224,34 +185,15 @@ def _leaf_token(value: Any) -> int | None:
         return None
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    raise mismatch(
-        ValueError,
-        "from_nested: a leaf is no token",
-        "an int, the row of the vocabulary",
-        repr(value)[:60],
-        hint="token=vocabulary.get, or any function from an object to an int or None",
-    )
-
-
-__all__ = [
-    "from_edge_index",
-    "from_nested",
-    "from_networkx",
-    "from_nltk",
-    "from_parents",
-    "to_nested",
-    "to_networkx",
-    "to_nltk",
-    "to_parents",
-]
-
-ARROWS = ("child_to_parent", "parent_to_child")
+    what, expected = "from_nested: a leaf is not a token", "an int, the row of the vocabulary"
+    hint = "token=vocabulary.get, or any function from an object to an int or None"
+    raise mismatch(ValueError, what, expected, repr(value)[:60], hint=hint)
 
 
 def from_parents(
     parents: Sequence[int] | Tensor, *, base: int = 0, **fields: Tensor
 ) -> DynTreeData:
-    """Reads a tree or forest off one parent pointer a node; children are ordered by number.
+    """Read a tree or forest from one parent pointer per node; children are ordered by number.
 
     Args:
         parents: Number of each node's parent. With ``base=0`` nodes count from 0 and a root has
@@ -263,7 +205,7 @@ def from_parents(
         The tree or forest, nodes in the order of the pointers.
 
     Raises:
-        ValueError: If there are no pointers, one is no whole number or out of range, or they form
+        ValueError: If there are no pointers, one is not an integer or is out of range, or they form
             a cycle.
 
     Example:
@@ -272,17 +214,13 @@ def from_parents(
         >>> from_parents([3, 3, 0], base=1).edge_index.tolist()
         [[0, 1], [2, 2]]
     """
-    _check_base(base, "from_parents")
+    _check_option("from_parents", "base", base, (0, 1))
     given = torch.as_tensor(parents)
     if not given.numel():
-        raise mismatch(ValueError, "from_parents: the tree is empty", "one pointer or more", 0)
+        raise mismatch(ValueError, "from_parents: the tree is empty", "at least one pointer", 0)
     if given.dim() != 1 or given.dtype.is_floating_point or given.dtype == torch.bool:
-        raise mismatch(
-            ValueError,
-            "from_parents: the pointers have the wrong form",
-            "one whole number a node",
-            described(given),
-        )
+        what = "from_parents: the pointers have the wrong form"
+        raise mismatch(ValueError, what, "one integer per node", described(given))
     pointers = given.long() - base
     wrong = ((pointers < -1) | (pointers >= pointers.numel())).nonzero().view(-1)
     if wrong.numel():
@@ -302,7 +240,7 @@ def from_parents(
 
 
 def to_parents(data: DynTreeData, *, base: int = 0) -> Tensor:
-    """Writes one parent pointer a node, the inverse of ``from_parents``.
+    """Write one parent pointer per node, the inverse of ``from_parents``.
 
     Args:
         data: A tree or forest. The order of children is kept only if it is that of the numbers.
@@ -318,7 +256,7 @@ def to_parents(data: DynTreeData, *, base: int = 0) -> Tensor:
         >>> to_parents(from_parents([3, 3, 0], base=1)).tolist()
         [2, 2, -1]
     """
-    _check_base(base, "to_parents")
+    _check_option("to_parents", "base", base, (0, 1))
     data.validate(require_tree=True, roots=data.root_index.numel())
     pointers = torch.full((data.num_nodes,), -1, dtype=torch.long)
     child, parent = data.edge_index
@@ -333,11 +271,11 @@ def from_edge_index(
     arrows: str = "child_to_parent",
     **fields: Tensor,
 ) -> DynTreeData:
-    """Makes an example from PyG edges and checks it completely.
+    """Make an example from PyG edges and check it completely.
 
     Args:
         edge_index: Edges ``[2, edge]``; the order among a parent's edges is the children's order.
-        num_nodes: Number of nodes; can be left out if a field with one row a node is given.
+        num_nodes: Number of nodes; can be left out if a field with one row per node is given.
         arrows: Which way the edges point, ``"child_to_parent"`` or ``"parent_to_child"``.
         **fields: Further fields of ``DynTreeData``.
 
@@ -351,7 +289,7 @@ def from_edge_index(
         >>> from_edge_index(torch.tensor([[0, 0], [1, 2]]), 3, arrows="parent_to_child").root_index
         tensor([0])
     """
-    _check_arrows(arrows, "from_edge_index")
+    _check_option("from_edge_index", "direction of arrows", arrows, ARROWS)
     check_edge_form(edge_index, name="from_edge_index")
     if arrows == "parent_to_child":
         edge_index = edge_index.flip(0)
@@ -367,7 +305,7 @@ def from_networkx(
     features: str | None = None,
     slot: str | None = None,
 ) -> DynTreeData:
-    """Reads a ``networkx.DiGraph`` or ``MultiDiGraph``; nodes are numbered in the graph's order.
+    """Read a ``networkx.DiGraph`` or ``MultiDiGraph``; nodes are numbered in the graph's order.
 
     Args:
         graph: The graph.
@@ -378,7 +316,7 @@ def from_networkx(
         slot: Name of the edge attribute with the child's place; by default the order of the edges.
 
     Returns:
-        The tree, DAG or forest. It has ``token``, ``y`` and ``x`` exactly if asked for.
+        The tree, DAG or forest, with ``token``, ``y`` and ``x`` as far as asked for.
 
     Raises:
         ValueError: If the graph is undirected, empty, or has a cycle, or an edge lacks ``slot``.
@@ -388,14 +326,11 @@ def from_networkx(
         >>> from_networkx(networkx.DiGraph([("+", "a"), ("+", "b")])).edge_index.tolist()
         [[1, 2], [0, 0]]
     """
-    _check_arrows(arrows, "from_networkx")
+    _check_option("from_networkx", "direction of arrows", arrows, ARROWS)
     if not graph.is_directed() or not len(graph):
-        raise mismatch(
-            ValueError,
-            "from_networkx: the graph is " + ("empty" if graph.is_directed() else "undirected"),
-            "a DiGraph or MultiDiGraph with one node or more",
-            f"{type(graph).__name__} with {len(graph)} nodes",
-        )
+        what = "from_networkx: the graph is " + ("empty" if graph.is_directed() else "undirected")
+        got = f"{type(graph).__name__} with {len(graph)} nodes"
+        raise mismatch(ValueError, what, "a DiGraph or MultiDiGraph with at least one node", got)
     number = {node: i for i, node in enumerate(graph)}
     edges = [(number[a], number[b], attributes) for a, b, attributes in graph.edges(data=True)]
     ends = torch.tensor([[a, b] for a, b, _ in edges], dtype=torch.long).view(-1, 2).t()
@@ -403,29 +338,25 @@ def from_networkx(
     if slot is not None:
         bare = next((edge for edge in edges if slot not in edge[2]), None)
         if bare is not None:
-            raise mismatch(
-                ValueError,
-                f"from_networkx: an edge has no attribute {slot!r}",
-                "the child's place on every edge",
-                bare[2],
-                where=f"edge {bare[0]} -> {bare[1]} (node numbers)",
-            )
+            what, got = f"from_networkx: an edge has no attribute {slot!r}", bare[2]
+            where = f"edge {bare[0]} -> {bare[1]} (node numbers)"
+            raise mismatch(ValueError, what, "the child's place on every edge", got, where=where)
         child_slot = torch.tensor([edge[2][slot] for edge in edges], dtype=torch.long)
     columns = (
         None if name is None else [attributes.get(name) for _, attributes in graph.nodes(data=True)]
         for name in (token, label, features)
     )
-    fields = node_fields(*columns, name="from_networkx")
+    fields = _node_fields(*columns, name="from_networkx")
     edge_index = ends if arrows == "child_to_parent" else ends.flip(0)
     return DynTreeData(edge_index.contiguous(), child_slot, num_nodes=len(graph), **fields)
 
 
 def to_networkx(data: DynTreeData, *, arrows: str = "parent_to_child") -> Any:
-    """Builds a ``networkx.DiGraph`` (a ``MultiDiGraph`` where a child is used twice by a node).
+    """Build a ``networkx.DiGraph`` (a ``MultiDiGraph`` where a child is used twice by a node).
 
     Args:
         data: The example.
-        arrows: Which way the edges shall point.
+        arrows: Which way the edges point.
 
     Returns:
         The graph: nodes 0, 1, … with the attributes ``token``, ``y``, ``x`` they have, edges with
@@ -438,21 +369,20 @@ def to_networkx(data: DynTreeData, *, arrows: str = "parent_to_child") -> Any:
         >>> list(to_networkx(from_parents([-1, 0, 0])).edges)
         [(0, 1), (0, 2)]
     """
-    _check_arrows(arrows, "to_networkx")
-    networkx = _needed("networkx", "to_networkx")
+    _check_option("to_networkx", "direction of arrows", arrows, ARROWS)
+    networkx = _imported("networkx", "to_networkx")
     pairs = data.edge_index.unique(dim=1).size(1) == data.edge_index.size(1)
     graph = networkx.DiGraph() if pairs else networkx.MultiDiGraph()
     has_input = getattr(data, "has_input", None)
     columns = {key: getattr(data, key).tolist() for key in ("token", "y", "x") if key in data}
     for node in range(data.num_nodes):
-        attributes = {key: values[node] for key, values in columns.items()}
-        if attributes.get("token", 0) < 0:
-            del attributes["token"]
-        if "y" in attributes and _is_unlabelled(attributes["y"]):
-            del attributes["y"]
-        if has_input is not None and not has_input[node]:
-            attributes.pop("x", None)
-        graph.add_node(node, **attributes)
+        absent = {
+            "token": "token" in columns and columns["token"][node] < 0,
+            "y": "y" in columns and _is_unlabelled(columns["y"][node]),
+            "x": has_input is not None and not has_input[node],
+        }
+        found = {key: values[node] for key, values in columns.items() if not absent[key]}
+        graph.add_node(node, **found)
     for edge in data.child_slot.argsort(stable=True).tolist():
         child, parent = data.edge_index[:, edge].tolist()
         ends = (parent, child) if arrows == "parent_to_child" else (child, parent)
@@ -463,7 +393,7 @@ def to_networkx(data: DynTreeData, *, arrows: str = "parent_to_child") -> Any:
 def from_nltk(
     tree: Any, token: Callable[[str], int | None], label: Callable[[str], int | None] | None = None
 ) -> DynTreeData:
-    """Reads an ``nltk.Tree``; a word alone under a label is one node with that label.
+    """Read an ``nltk.Tree``; a word alone under a label is one node with that label.
 
     Args:
         tree: The tree.
@@ -475,7 +405,7 @@ def from_nltk(
         The tree with ``token`` and ``y``; node 0 is the root.
 
     Raises:
-        ValueError: If a label is no number (with the default ``label``).
+        ValueError: If a label is not a number (with the default ``label``).
 
     Example:
         >>> import nltk
@@ -494,16 +424,16 @@ def from_nltk(
             return token(value)
         return token(value[0]) if _is_labelled_word(value) else None
 
-    walked = walk(tree, below, name="from_nltk")
-    labels = [None if isinstance(v, str) else number(str(v.label())) for v in walked.objects]
-    fields = node_fields(map(word, walked.objects), labels, None, name="from_nltk")
-    return DynTreeData(**walked.structure(), **fields)
+    objects, structure = _walk(tree, below, name="from_nltk")
+    labels = [None if isinstance(v, str) else number(str(v.label())) for v in objects]
+    fields = _node_fields(map(word, objects), labels, None, name="from_nltk")
+    return DynTreeData(**structure, **fields)
 
 
 def to_nltk(
     data: DynTreeData, word: Callable[[int], str], label: Callable[[int], str] = str
 ) -> Any:
-    """Builds an ``nltk.Tree``, the inverse of ``from_nltk``.
+    """Build an ``nltk.Tree``, the inverse of ``from_nltk``.
 
     Args:
         data: A tree with ``token``.
@@ -524,7 +454,7 @@ def to_nltk(
         >>> print(to_nltk(from_nltk(nltk.Tree.fromstring(text), words.index), words.__getitem__))
         (3 (2 It) (4 works))
     """
-    nltk = _needed("nltk", "to_nltk")
+    nltk = _imported("nltk", "to_nltk")
     data.validate(require_tree=True)
     tokens = data.token.tolist()
     labels = data.y.tolist() if "y" in data else [-1] * data.num_nodes
@@ -554,36 +484,21 @@ def _number(text: str) -> int | None:
     try:
         return int(text)
     except ValueError:
-        raise mismatch(
-            ValueError,
-            "from_nltk: a label is no number",
-            "labels 0, 1, …",
-            repr(text),
-            hint="label={'NP': 0, …}.get, or label=lambda text: None for no labels",
-        ) from None
+        what = "from_nltk: a label is not a number"
+        hint = "label={'NP': 0, …}.get, or label=lambda text: None for no labels"
+        raise mismatch(ValueError, what, "labels 0, 1, …", repr(text), hint=hint) from None
 
 
-def _needed(package: str, name: str) -> ModuleType:
+def _imported(package: str, name: str) -> ModuleType:
     try:
         return import_module(package)
     except ImportError as error:
+        what = f"{name}: {package} is not installed"
+        raise mismatch(ImportError, what, hint="pip install 'pyg_dynbatch[trees]'") from error
+
+
+def _check_option(name: str, what: str, value: object, allowed: Sequence[object]) -> None:
+    if value not in allowed:
         raise mismatch(
-            ImportError,
-            f"{name}: {package} is not installed",
-            hint="pip install 'pyg_dynbatch[trees]'",
-        ) from error
-
-
-def _check_base(base: int, name: str) -> None:
-    if base not in (0, 1):
-        raise mismatch(ValueError, f"{name}: unknown base", "0 or 1", base)
-
-
-def _check_arrows(arrows: str, name: str) -> None:
-    if arrows not in ARROWS:
-        raise mismatch(
-            ValueError,
-            f"{name}: unknown direction of arrows",
-            " or ".join(map(repr, ARROWS)),
-            repr(arrows),
+            ValueError, f"{name}: unknown {what}", " or ".join(map(repr, allowed)), repr(value)
         )

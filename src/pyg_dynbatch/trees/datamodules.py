@@ -26,38 +26,24 @@ _SEEDS = 2**31
 
 
 def check_vectors(options: VectorOptions) -> None:
-    """Looks for the file of word vectors, before any data are read."""
-    if options.source != "glove":
+    """Look for the file of word vectors, before any data are read."""
+    if options.source != "glove" or (options.file is not None and Path(options.file).is_file()):
         return
-    if options.file is None:
-        raise mismatch(
-            ValueError,
-            "VectorOptions: source 'glove' needs a file",
-            "file: a text file of vectors, also .gz",
-            "no file",
-            hint="--data.init_args.vectors.file glove.840B.300d.txt",
-        )
-    if not Path(options.file).is_file():
-        raise mismatch(
-            FileNotFoundError,
-            "VectorOptions: the file of word vectors is missing",
-            "a text file of vectors, also .gz",
-            options.file,
-            hint="--data.init_args.vectors.file FILE, or .source none to do without",
-        )
+    what = "VectorOptions: source 'glove' needs a file of word vectors"
+    expected, got = "file: a text file of vectors, also .gz", options.file or "no file"
+    hint = "--data.init_args.vectors.file glove.840B.300d.txt, or .source none to do without"
+    raise mismatch(
+        ValueError if options.file is None else FileNotFoundError, what, expected, got, hint=hint
+    )
 
 
-def load_vectors(options: VectorOptions, vocabulary: Vocabulary) -> WordVectors | None:
-    """Reads the vectors of a vocabulary."""
-    if options.source == "none":
-        return None
+def load_vectors(options: VectorOptions, vocabulary: Vocabulary) -> WordVectors:
+    """Read the vectors of a vocabulary."""
     if options.source == "sentence":
         model: dict[str, Any] = {} if options.file is None else {"model": options.file}
         return sentence_vectors(vocabulary, cache=options.cache, scale=options.scale, **model)
-    check_vectors(options)
-    file: Any = options.file
     vectors = read_word_vectors(
-        file,
+        str(options.file),
         vocabulary,
         missing=options.missing,
         lower_case=options.lower_case,
@@ -68,15 +54,13 @@ def load_vectors(options: VectorOptions, vocabulary: Vocabulary) -> WordVectors 
 
 
 def set_vectors(embedding: nn.Embedding, matrix: Float[Tensor, "row feature"]) -> None:
-    """Copies word vectors into an embedding."""
+    """Copy word vectors into an embedding."""
     if embedding.weight.shape != matrix.shape:
-        raise mismatch(
-            ValueError,
-            "word vectors: they do not fit the model's embedding",
-            f"{embedding.num_embeddings} words, {embedding.embedding_dim} wide",
-            f"{matrix.size(0)} words, {matrix.size(1)} wide",
-            hint=f"--model.init_args.embedding_channels {matrix.size(1)}",
-        )
+        what = "word vectors: they do not fit the model's embedding"
+        expected = f"{embedding.num_embeddings} words, {embedding.embedding_dim} wide"
+        got = f"{matrix.size(0)} words, {matrix.size(1)} wide"
+        hint = f"--model.init_args.embedding_channels {matrix.size(1)}"
+        raise mismatch(ValueError, what, expected, got, hint=hint)
     with torch.no_grad():
         embedding.weight.copy_(matrix)
 
@@ -85,20 +69,20 @@ _LARGEST_SHOWN = 45
 
 
 class TreeDataModule(SplitDataModule):
-    """Makes the loaders of three splits and knows the sizes that a model needs.
+    """Make the loaders of three splits, and provide the sizes that a model needs.
 
-    ``num_tokens`` and ``num_classes`` are known before training is set up, so that the command
-    line can hand them to the model; asking for them reads (and, the first time, caches) the data.
+    ``num_tokens`` and ``num_classes`` are available before training is set up, so that the command
+    line can pass them to the model; reading them reads (and, the first time, caches) the data.
 
     Splits that are not trained on are never shuffled, and on several devices no example is counted
-    twice: the batches are dealt, not padded.
+    twice.
 
     Args:
         batch_size: Trees in a batch.
-        max_nodes: If given, batches hold at most so many nodes, and any number of trees. A larger
-            tree makes a batch of its own, with a warning.
+        max_nodes: If given, batches hold at most this many nodes, and any number of trees. A
+            larger tree makes a batch of its own, with a warning.
         num_workers: Loader processes; 0 loads in the process that trains.
-        arity: Argument places of the cell's schedule; left out, what the model says it needs.
+        arity: Argument places of the cell's schedule; left out, that of the model.
         predict_split: Which split ``predict`` runs over.
         vectors: Options of the word vectors.
     """
@@ -122,11 +106,11 @@ class TreeDataModule(SplitDataModule):
 
     @abstractmethod
     def load(self, split: SplitName, vocabulary: Vocabulary | None) -> TreeDataset:
-        """Loads one split.
+        """Load one split.
 
         Args:
-            split: Which.
-            vocabulary: The words to use; the data set's own if left out.
+            split: Its name.
+            vocabulary: The words to use; None for the data set's own.
 
         Returns:
             The split.
@@ -136,7 +120,7 @@ class TreeDataModule(SplitDataModule):
     def _all_vectors(self) -> WordVectors | None:
         if self.vectors.source == "none":
             return None
-        check_vectors(self.vectors)
+        check_vectors(self.vectors)  # before the data, which take long
         return load_vectors(self.vectors, self.load("train", None).vocabulary)
 
     @cached_property
@@ -146,18 +130,12 @@ class TreeDataModule(SplitDataModule):
         If words without a vector share one, they are one word, and the vocabulary is smaller.
         """
         vectors = self._all_vectors
-        shared = vectors is not None and self.vectors.missing == "shared_uniform"
-        return vectors.only_found() if vectors is not None and shared else vectors
+        if vectors is not None and self.vectors.missing == "shared_uniform":
+            return vectors.only_found()
+        return vectors
 
     def dataset(self, split: SplitName) -> TreeDataset:
-        """Gives one split, loaded once.
-
-        Args:
-            split: Which.
-
-        Returns:
-            The split.
-        """
+        """Return one split, loaded once."""
         if split not in self._loaded:
             smaller = self.word_vectors is not self._all_vectors
             vectors = self.word_vectors if smaller else None
@@ -175,26 +153,20 @@ class TreeDataModule(SplitDataModule):
         return self.dataset("train").num_tokens
 
     def setup(self, stage: str) -> None:
-        """Loads the splits of a stage and says how many words have a vector.
-
-        Args:
-            stage: ``fit``, ``validate``, ``test`` or ``predict``.
-        """
+        """Load the splits of a stage; before ``fit`` report how many words have a vector."""
         for split in self.splits_of(stage):
             self.dataset(split)
         if stage == "fit" and self._all_vectors is not None:
-            counts: dict[str, Tensor] = {
-                split: self.load(split, None).token_counts() for split in SPLITS
-            }
+            counts = {str(split): self.load(split, None).token_counts() for split in SPLITS}
             for line in self._all_vectors.coverage(counts):
                 rank_zero_info(f"word vectors, {line}")
 
     def sizes(self, split: SplitName) -> list[int]:
-        """Counts the nodes of every tree."""
+        """Count the nodes of every tree."""
         return self.dataset(split).node_counts
 
     def make_loader(self, dataset: TreeDataset, batch_size: int = 1, **options: Any) -> DataLoader:
-        """Makes a loader whose batches carry their schedule."""
+        """Make a loader whose batches carry their schedule."""
         return DataLoader(dataset, batch_size=batch_size, arity=self._arity(), **options)
 
     def _arity(self) -> int | None:
@@ -203,33 +175,24 @@ class TreeDataModule(SplitDataModule):
         return arity_of(self.trainer.lightning_module)
 
     def state_dict(self) -> dict[str, Any]:
-        """Notes the vocabulary, so that a checkpoint is never used with another one."""
+        """Return the vocabulary, so that a checkpoint is never used with another one."""
         return {"vocabulary": self.vocabulary.digest(), "words": list(self.vocabulary.words)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Refuses to go on with another vocabulary.
-
-        Args:
-            state_dict: What the checkpoint holds.
-
-        Raises:
-            ValueError: If the rows of the embedding stand for other words.
-        """
+        """Refuse a checkpoint whose embedding was trained for other words."""
         own = self.vocabulary.digest()
         if state_dict.get("vocabulary", own) != own:
-            raise mismatch(
-                ValueError,
-                f"{type(self).__name__}: the checkpoint was made with another vocabulary",
-                f"vocabulary {own} ({len(self.vocabulary)} words)",
-                f"vocabulary {state_dict['vocabulary']}",
-                hint="use the data files and options the checkpoint was made with",
-            )
+            what = f"{type(self).__name__}: the checkpoint was made with another vocabulary"
+            expected = f"vocabulary {own} ({len(self.vocabulary)} words)"
+            got = f"vocabulary {state_dict['vocabulary']}"
+            hint = "use the data files and options the checkpoint was made with"
+            raise mismatch(ValueError, what, expected, got, hint=hint)
 
     def shown_trees(self, count: int) -> tuple[Batch, dict[str, Data], list[list[str]]]:
-        """Picks the first few test trees that fit into a picture.
+        """Choose the first few test trees that fit into a picture.
 
         Args:
-            count: How many.
+            count: Number of trees.
 
         Returns:
             The trees as a batch, the trees by name, and the text of their nodes.
@@ -245,28 +208,27 @@ class TreeDataModule(SplitDataModule):
         return Collater(arity=self._arity())(list(trees.values())), trees, words
 
     def node_texts(self, tree: Data, vocabulary: Vocabulary) -> list[str]:
-        """Returns the text that a picture shows at each node."""
+        """Return the text that a picture shows at each node."""
         return [vocabulary[row] if row >= 0 else "" for row in tree.token.tolist()]
 
 
 def arity_of(model: nn.Module) -> int | None:
-    """Finds the number of child places that the schedules of a model need."""
+    """Find the number of child places that the schedules of a model need."""
     layers = (module for module in model.modules() if isinstance(module, RecursiveLayer))
     return next((layer.arity for layer in layers), None)
 
 
 class SSTData(TreeDataModule):
-    """Serves the Stanford Sentiment Treebank: binary trees, five classes on every node.
+    """The Stanford Sentiment Treebank: binary trees, five classes on every node.
 
     Args:
         root: Folder for downloads and for the cache.
         raw_dir: Folder with ``train.txt``, ``dev.txt`` and ``test.txt``; left out, ``root/raw``,
             where they are downloaded to.
-        vocabulary: Words of ``all`` splits, or of the ``train`` split alone. A pretrained vector
-            is of use to a word that only the test split has.
+        vocabulary: Words of ``all`` splits (a word that only the test split has can use its
+            pretrained vector), or of the ``train`` split alone.
         verify: Whether files other than the published ones are refused.
-        **loading: Everything else goes to
-            :class:`~pyg_dynbatch.trees.datamodules.TreeDataModule`.
+        **loading: Options of :class:`~pyg_dynbatch.tasks.TreeDataModule`.
 
     Example:
         >>> from pyg_dynbatch.training import VectorOptions
@@ -288,17 +250,16 @@ class SSTData(TreeDataModule):
         super().__init__(**loading)
         self.root = root
         self.raw_dir = raw_dir
-        self.words: Literal["all", "train"] = vocabulary
+        self.words = vocabulary
         self.verify = verify
 
     def load(self, split: SplitName, vocabulary: Vocabulary | None) -> TreeDataset:
-        """Loads one split."""
-        words = vocabulary if vocabulary is not None else self.words
-        return SST(self.root, split, words, self.raw_dir, self.verify)
+        """Load one split."""
+        return SST(self.root, split, vocabulary or self.words, self.raw_dir, self.verify)
 
 
 class ListOpsData(TreeDataModule):
-    """Serves ListOps, generated on the spot: nested operations on digits, ten classes at the root.
+    """ListOps, generated when needed: nested operations on digits, ten classes at the root.
 
     Args:
         root: Folder for the cache.
@@ -307,8 +268,7 @@ class ListOpsData(TreeDataModule):
         recipe: What to generate.
         tsv_dir: Folder with ``train.tsv``, ``val.tsv`` and ``test.tsv`` in the published format,
             to be read instead.
-        **loading: Everything else goes to
-            :class:`~pyg_dynbatch.trees.datamodules.TreeDataModule`.
+        **loading: Options of :class:`~pyg_dynbatch.tasks.TreeDataModule`.
 
     Example:
         >>> ListOpsData(recipe=ListOpsRecipe(train=100, val=10, test=10)).num_classes
@@ -327,31 +287,33 @@ class ListOpsData(TreeDataModule):
     ) -> None:
         super().__init__(**loading)
         self.root = root
-        self.form: Literal["operator", "binary"] = form
+        self.form = form
         self.recipe = recipe
         self.tsv_dir = tsv_dir
 
     def load(self, split: SplitName, vocabulary: Vocabulary | None) -> TreeDataset:
-        """Loads one split."""
-        _refuse(vocabulary, "ListOpsData")
+        """Load one split."""
+        if vocabulary is not None:
+            what = "ListOpsData: the pieces of this data set have no pretrained vectors"
+            expected = "vectors.source: none"
+            raise mismatch(ValueError, what, expected, f"a vocabulary of {len(vocabulary)} words")
         tsv = None if self.tsv_dir is None else Path(self.tsv_dir) / f"{split}.tsv"
         return ListOps(self.root, split, self.form, self.recipe, tsv)
 
     def node_texts(self, tree: Data, vocabulary: Vocabulary) -> list[str]:
-        """Returns the text that a picture shows at each node, operators without their bracket."""
+        """Return the text that a picture shows at each node, operators without their bracket."""
         return [text.removeprefix("[") for text in super().node_texts(tree, vocabulary)]
 
 
 class SICKData(TreeDataModule):
-    """Serves SICK relatedness: pairs of trees with a distribution over the scores 1 to 5.
+    """SICK relatedness: pairs of trees with a distribution over the scores 1 to 5.
 
     Args:
         root: Folder for the cache.
         raw_dir: Folder with the raw files; left out, ``root/raw``.
         trees: Which parses: ``dependency``, ``constituency``, or ``chain`` for none.
         vocabulary: Words of ``all`` splits, or of the ``train`` split alone.
-        **loading: Everything else goes to
-            :class:`~pyg_dynbatch.trees.datamodules.TreeDataModule`.
+        **loading: Options of :class:`~pyg_dynbatch.tasks.TreeDataModule`.
 
     Example:
         >>> SICKData(batch_size=25).num_classes
@@ -371,17 +333,16 @@ class SICKData(TreeDataModule):
         super().__init__(**loading)
         self.root = root
         self.raw_dir = raw_dir
-        self.trees: Literal["dependency", "constituency", "chain"] = trees
-        self.words: Literal["all", "train"] = vocabulary
+        self.trees = trees
+        self.words = vocabulary
 
     def load(self, split: SplitName, vocabulary: Vocabulary | None) -> TreeDataset:
-        """Loads one split."""
-        words = vocabulary if vocabulary is not None else self.words
-        return SICK(self.root, split, self.trees, words, self.raw_dir)
+        """Load one split."""
+        return SICK(self.root, split, self.trees, vocabulary or self.words, self.raw_dir)
 
 
 class TreeFileData(TreeDataModule):
-    """Serves a user's own files of bracketed trees, one tree a line, plain or compressed (``.gz``).
+    """Your own files of bracketed trees, one tree per line, plain or compressed (``.gz``).
 
     Args:
         train_file: Trees to train on; they also define the classes.
@@ -392,8 +353,7 @@ class TreeFileData(TreeDataModule):
         vocabulary: Words of the ``train`` file, or of ``all`` files. With the first, a checkpoint
             goes with any further ``test_file``.
         classes: Number of classes; left out, the largest label of ``train_file`` plus one.
-        **loading: Everything else goes to
-            :class:`~pyg_dynbatch.trees.datamodules.TreeDataModule`.
+        **loading: Options of :class:`~pyg_dynbatch.tasks.TreeDataModule`.
 
     Example:
         >>> TreeFileData("train.txt", "val.txt", classes=3).num_classes
@@ -413,53 +373,32 @@ class TreeFileData(TreeDataModule):
     ) -> None:
         super().__init__(**loading)
         self.files = {"train": train_file, "val": val_file, "test": test_file or val_file}
+        defining = self.files.values() if vocabulary == "all" else [train_file]
+        self.defining_files = list(dict.fromkeys(defining))
         self.root = root
-        self.labels: Literal["required", "optional"] = labels
-        self.words = vocabulary
+        self.labels = labels
         self.classes = classes
 
     @cached_property
     def _defining(self) -> TreeFile:
-        """The trees that say which words and classes there are."""
-        return TreeFile(self._defining_files, self.root, self.classes, self.labels)
-
-    @property
-    def _defining_files(self) -> list[str]:
-        files = self.files.values() if self.words == "all" else [self.files["train"]]
-        return list(dict.fromkeys(files))
+        """The trees that define the words and classes."""
+        return TreeFile(self.defining_files, self.root, self.classes, self.labels)
 
     @property
     def num_classes(self) -> int:  # type: ignore[override]
-        """Number of classes.
-
-        Raises:
-            ValueError: If it is not given and no node of the files that define it has a label.
-        """
+        """Number of classes."""
         if self.classes is not None:
             return self.classes
         found = self._defining.num_classes
         if found < 1:
-            raise mismatch(
-                ValueError,
-                "TreeFileData: no node has a label",
-                "a label, such as the 3 of (3 word), at one node or more",
-                "unlabelled nodes alone",
-                where=", ".join(self._defining_files),
-                hint="labels in the file, or the number of classes as the option classes",
-            )
+            what, got = "TreeFileData: no node has a label", "unlabelled nodes alone"
+            expected = "a label, such as the 3 of (3 word), at one node at least"
+            where = ", ".join(self.defining_files)
+            hint = "labels in the file, or the number of classes as the option classes"
+            raise mismatch(ValueError, what, expected, got, where=where, hint=hint)
         return found
 
     def load(self, split: SplitName, vocabulary: Vocabulary | None) -> TreeDataset:
-        """Loads one file."""
-        words = self._defining.vocabulary if vocabulary is None else vocabulary
+        """Load one file."""
+        words = vocabulary or self._defining.vocabulary
         return TreeFile(self.files[split], self.root, self.num_classes, self.labels, words)
-
-
-def _refuse(vocabulary: Vocabulary | None, name: str) -> None:
-    if vocabulary is not None:
-        raise mismatch(
-            ValueError,
-            f"{name}: the pieces of this data set have no pretrained vectors",
-            "vectors.source: none",
-            f"a vocabulary of {len(vocabulary)} words",
-        )

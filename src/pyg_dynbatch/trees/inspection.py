@@ -1,7 +1,8 @@
-"""Show what batching makes of a data set: statistics of its schedules, and a picture."""
+"""Show the schedules of a data set: statistics and a picture."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -20,20 +21,21 @@ from pyg_dynbatch.visualize import draw_schedule, new_figure, save_figure
 _TOKEN = TensorType((), torch.int64)
 _STATE = TensorType((1,))
 
-_ROWS = (
-    ("steps (batched calls)", "steps"),
-    ("rows (single calls)", "rows"),
-    ("critical path", "critical_path"),
-    ("lower bound on steps", "lower_bound"),
-    ("equal calls merged", "merged_calls"),
-    ("rows gathered", "gathered_rows"),
-    ("steps Fold would make", "fold_steps"),
-    ("rows Fold would copy", "fold_copies"),
-)
+_ROWS: dict[str, Callable[[ScheduleStats], float]] = {
+    "steps (batched calls)": attrgetter("steps"),
+    "rows (single calls)": attrgetter("rows"),
+    "critical path": attrgetter("critical_path"),
+    "lower bound on steps": attrgetter("lower_bound"),
+    "equal calls merged": attrgetter("merged_calls"),
+    "rows gathered": attrgetter("gathered_rows"),
+    "steps Fold would make": attrgetter("fold_steps"),
+    "rows Fold would copy": attrgetter("fold_copies"),
+    "rows per step": lambda stats: stats.rows / stats.steps,
+}
 
 
 def record_tree(tree: Data) -> Program:
-    """Records a tree in which nodes with different numbers of children are different operations."""
+    """Record a tree in which nodes with different numbers of children are different operations."""
     program = Program()
     child, parent = tree.edge_index.numpy()
     children: list[list[int]] = [[] for _ in range(int(tree.num_nodes))]
@@ -53,7 +55,7 @@ def record_tree(tree: Data) -> Program:
 
 
 def schedules_of(trees: Sequence[Data]) -> dict[str, Schedule]:
-    """Makes the schedules of one mini-batch that are worth comparing."""
+    """Make the schedules of one mini-batch that are compared."""
     programs = [record_tree(tree) for tree in trees]
     return {
         "layer": Collater()(list(trees)).schedule,
@@ -63,19 +65,17 @@ def schedules_of(trees: Sequence[Data]) -> dict[str, Schedule]:
 
 
 def stats_table(stats: Sequence[dict[str, ScheduleStats]]) -> list[str]:
-    """Writes the mean statistics of several mini-batches side by side."""
+    """Tabulate the mean statistics of several mini-batches."""
     names = list(stats[0])
     lines = [f"{'':<24}" + "".join(f"{name:>12}" for name in names)]
-    for label, field in _ROWS:
-        means = [np.mean([getattr(each[name], field) for each in stats]) for name in names]
+    for label, number in _ROWS.items():
+        means = [np.mean([number(each[name]) for each in stats]) for name in names]
         lines.append(f"{label:<24}" + "".join(f"{mean:>12,.1f}" for mean in means))
-    widths = [np.mean([each[name].rows / each[name].steps for each in stats]) for name in names]
-    lines.append(f"{'rows per step':<24}" + "".join(f"{width:>12,.1f}" for width in widths))
     return lines
 
 
 def draw_comparison(stats: dict[str, ScheduleStats], path: str | Path) -> Path:
-    """Draws the steps of the policies side by side."""
+    """Draw the steps of the policies side by side."""
     shown = [name for name in ("depth", "agenda") if name in stats]
     names = sorted({name for policy in shown for name in stats[policy].operations})
     figure, axes = new_figure(1, len(shown), 5.5, 3.8)
@@ -96,12 +96,8 @@ def _dataset(options: argparse.Namespace) -> tuple[str, TreeDataset]:
     if name == "sick":
         return f"SICK {split}", SICK(folder, split, raw_dir=raw_dir, trees=options.trees)
     if not Path(name).is_file():
-        raise mismatch(
-            FileNotFoundError,
-            f"inspect: there is no file {name!r}",
-            "sst, listops, sick, or a file of bracketed trees",
-            name,
-        )
+        expected = "sst, listops, sick, or a file of bracketed trees"
+        raise mismatch(FileNotFoundError, f"inspect: there is no file {name!r}", expected, name)
     return name, TreeFile(name, root, labels=options.labels)
 
 
@@ -128,15 +124,15 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def run_inspect(argv: list[str]) -> int:
-    """Runs ``inspect``."""
+    """Run ``inspect``."""
     options = _parser().parse_args(argv)
     if options.batch_size < 1 or options.batches < 1:
-        raise ValueError("inspect: --batch-size and --batches must be 1 or more")
+        raise ValueError("inspect: --batch-size and --batches must be at least 1")
     refuse_overwriting("inspect", [options.output], [options.data])
     title, dataset = _dataset(options)
     sizes = np.array(dataset.node_counts)
     print(f"{title}: {len(sizes):,} trees, {sizes.sum():,} nodes")
-    print(f"nodes a tree: {sizes.mean():.1f} on average, {sizes.min()} to {sizes.max()}")
+    print(f"nodes per tree: {sizes.mean():.1f} on average, {sizes.min()} to {sizes.max()}")
     generator = np.random.default_rng(options.seed)
     count = min(options.batch_size, len(sizes))
     stats = []

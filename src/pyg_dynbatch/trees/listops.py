@@ -4,56 +4,60 @@ import random
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.files import read_lines, sha256_of
+from pyg_dynbatch.core.files import existing, sha256_of
 from pyg_dynbatch.trees.data import DynTreeData
-from pyg_dynbatch.trees.datasets import Content, Transform, TreeDataset, choose_split
-from pyg_dynbatch.trees.text import NO_PARENT, UNLABELLED, ParsedTree
+from pyg_dynbatch.trees.datasets import Content, TreeDataset, choose_split, parse_lines
+from pyg_dynbatch.trees.text import ParsedTree, parse_bracketed
 from pyg_dynbatch.trees.vocabulary import Vocabulary
 
 FORMS = ("operator", "binary")
 
 DIGITS = tuple("0123456789")
-OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
+_OPERATIONS: dict[str, Callable[[list[int]], int]] = {
+    "[MIN": min,
+    "[MAX": max,
+    "[MED": lambda values: int(median(values)),
+    "[SM": lambda values: sum(values) % 10,
+}
+OPERATORS = tuple(_OPERATIONS)
 END = "]"
 
 _PIECES = re.compile(r"[^ ]+")
 
 
 def listops_vocabulary() -> Vocabulary:
-    """Gives the vocabulary of ListOps: ten digits, four operators, the closing bracket."""
+    """Return the vocabulary of ListOps: ten digits, four operators, the closing bracket."""
     return Vocabulary((*DIGITS, *OPERATORS, END))
 
 
-def evaluate_listops(pieces: Sequence[str]) -> int:
-    """Computes the value of an expression."""
-    opened: list[tuple[str, list[int]]] = [("", [])]
+def listops_values(pieces: Sequence[str]) -> list[int]:
+    """Compute the values of all lists and digits, in the order in which they begin."""
+    values: list[int] = []
+    opened: list[tuple[int, str, list[int]]] = []  # number, operator and arguments of each list
     for piece in pieces:
+        if piece in OPERATORS:
+            opened.append((len(values), piece, []))
+            values.append(0)
+            continue
         if piece == END:
-            operator, values = opened.pop()
-            opened[-1][1].append(_apply(operator, values))
-        elif piece in OPERATORS:
-            opened.append((piece, []))
+            number, operator, arguments = opened.pop()
+            values[number] = value = _OPERATIONS[operator](arguments)
         else:
-            opened[-1][1].append(int(piece))
-    return opened[0][1][0]
-
-
-def _apply(operator: str, values: list[int]) -> int:
-    if operator == "[MIN":
-        return min(values)
-    if operator == "[MAX":
-        return max(values)
-    if operator == "[SM":
-        return sum(values) % 10
-    ordered = sorted(values)
-    return (ordered[(len(values) - 1) // 2] + ordered[len(values) // 2]) // 2
+            value = int(piece)
+            values.append(value)
+        if opened:
+            opened[-1][2].append(value)
+    return values
 
 
 def read_listops(text: str, where: str = "", column: int = 1) -> list[str]:
-    """Splits an expression into its pieces and checks that it is well formed."""
+    """Split an expression into its pieces and checks that it is well formed."""
     pieces: list[str] = []
     counts: list[int] = []  # arguments so far of each open list
     for match in _PIECES.finditer(text):
@@ -82,7 +86,7 @@ def read_listops(text: str, where: str = "", column: int = 1) -> list[str]:
 
 
 def format_listops(pieces: Sequence[str]) -> str:
-    """Writes an expression as published, with the parentheses of its left-branching parse."""
+    """Write an expression as published, with the parentheses of its left-branching parse."""
     opened: list[str] = []
     for piece in pieces:
         done = piece
@@ -96,85 +100,25 @@ def format_listops(pieces: Sequence[str]) -> str:
 
 
 def listops_tree(pieces: Sequence[str], form: str = "operator", labels: str = "root") -> ParsedTree:
-    """Shapes an expression as a tree whose root is labelled with the value."""
+    """Turn an expression into a tree whose root is labelled with the value."""
     if form not in FORMS:
         raise mismatch(ValueError, "listops_tree: form is unknown", ", ".join(FORMS), form)
     if labels not in ("root", "all") or (labels, form) == ("all", "binary"):
-        raise mismatch(
-            ValueError,
-            "listops_tree: labels do not go with the form",
-            "root, or with the form 'operator' also all",
-            f"{labels!r} with the form {form!r}",
-        )
-    tree = _operator_tree(pieces) if form == "operator" else _binary_tree(pieces)
+        expected, got = "root, or with the form 'operator' also all", f"{labels!r} with {form!r}"
+        raise mismatch(ValueError, "listops_tree: labels do not go with the form", expected, got)
+    if form == "operator":
+        marks = {operator: f"({operator}" for operator in OPERATORS} | {END: ")"}
+        text = " ".join(marks.get(piece, f"({piece})") for piece in pieces)
+    else:
+        written = format_listops(pieces).split(" ")
+        text = " ".join(piece if piece in "()" else f"({piece})" for piece in written)
+    tree = parse_bracketed(text, labels="none")
+    values = listops_values(pieces)
     if labels == "all":
-        tree.labels = _values(tree)
-        return tree
-    tree.labels[tree.parents.index(NO_PARENT)] = evaluate_listops(pieces)
+        tree.labels = values
+    else:
+        tree.labels[0] = values[0]
     return tree
-
-
-def _values(tree: ParsedTree) -> list[int]:
-    """The value of every node's part of the expression; parents come before their children."""
-    values = [0] * len(tree)
-    waiting: list[list[int]] = [[] for _ in values]
-    for node in range(len(tree) - 1, -1, -1):
-        token = tree.tokens[node] or ""
-        values[node] = _apply(token, waiting[node]) if waiting[node] else int(token)
-        if tree.parents[node] >= 0:
-            waiting[tree.parents[node]].append(values[node])
-    return values
-
-
-def _operator_tree(pieces: Sequence[str]) -> ParsedTree:
-    tree = ParsedTree()
-    counts: list[int] = []
-    node = NO_PARENT
-    for piece in pieces:
-        if piece != END:
-            new = _add(tree, piece, node, counts[node] if node >= 0 else 0)
-            counts.append(0)
-            if node >= 0:
-                counts[node] += 1
-                tree.depths[node] = max(tree.depths[node], 1)
-            node = new if piece in OPERATORS else node
-            continue
-        above = tree.parents[node]
-        if above >= 0:
-            tree.depths[above] = max(tree.depths[above], tree.depths[node] + 1)
-        node = above
-    return tree
-
-
-def _binary_tree(pieces: Sequence[str]) -> ParsedTree:
-    tree = ParsedTree()
-    opened: list[int] = []
-    for piece in pieces:
-        done = _add(tree, piece, NO_PARENT, 0)
-        if piece == END:
-            done = _join(tree, opened.pop(), done)
-        if piece in OPERATORS or not opened:
-            opened.append(done)
-        else:
-            opened[-1] = _join(tree, opened[-1], done)
-    return tree
-
-
-def _add(tree: ParsedTree, token: str | None, parent: int, slot: int) -> int:
-    tree.labels.append(UNLABELLED)
-    tree.tokens.append(token)
-    tree.parents.append(parent)
-    tree.slots.append(slot)
-    tree.depths.append(0)
-    return len(tree) - 1
-
-
-def _join(tree: ParsedTree, left: int, right: int) -> int:
-    node = _add(tree, None, NO_PARENT, 0)
-    tree.parents[left] = tree.parents[right] = node
-    tree.slots[right] = 1
-    tree.depths[node] = 1 + max(tree.depths[left], tree.depths[right])
-    return node
 
 
 def _check_parse(text: str, parse: str, where: str, column: int) -> None:
@@ -187,13 +131,8 @@ def _check_parse(text: str, parse: str, where: str, column: int) -> None:
 
 
 def _wrong(problem: str, place: str, got: str) -> ValueError:
-    return mismatch(
-        ValueError,
-        f"ListOps expression: {problem}",
-        "for example ( ( ( [MIN 3 ) 1 ) ] ), or the same without parentheses",
-        got,
-        where=place,
-    )
+    expected = "for example ( ( ( [MIN 3 ) 1 ) ] ), or the same without parentheses"
+    return mismatch(ValueError, f"ListOps expression: {problem}", expected, got, where=place)
 
 
 _SPLITS = ("train", "val", "test")
@@ -204,7 +143,7 @@ _PATIENCE = 10_000  # draws in a row that bring nothing new
 
 @dataclass(frozen=True)
 class ListOpsRecipe:
-    """Says which expressions are generated.
+    """Which expressions are generated.
 
     Each place of an expression is an operator with probability 1/4 and a digit otherwise;
     operators (minimum, maximum, median, sum modulo 10) are equally likely among themselves, and so
@@ -216,7 +155,7 @@ class ListOpsRecipe:
         val: Number of validation expressions.
         test: Number of test expressions.
         seed: Of all draws; the same recipe gives the same expressions on every machine.
-        max_depth: Depth below which nothing lies, 1 for a bare digit.
+        max_depth: Largest depth, 1 for a bare digit.
         max_args: Largest number of arguments.
         max_length: Longest expression in pieces, brackets counted; longer ones are drawn anew.
         labels: Which nodes are labelled: the ``root`` as published, or ``all`` nodes, each with
@@ -248,26 +187,14 @@ class ListOpsRecipe:
         least = {"train": 0, "val": 0, "test": 0, "max_depth": 1, "max_args": 2, "max_length": 1}
         for name, lowest in least.items():
             if getattr(self, name) < lowest:
-                raise mismatch(
-                    ValueError,
-                    f"ListOpsRecipe: {name} is too small",
-                    f"{lowest} or more",
-                    getattr(self, name),
-                )
+                what = f"ListOpsRecipe: {name} is too small"
+                raise mismatch(ValueError, what, f"at least {lowest}", getattr(self, name))
 
     def generate(self) -> dict[str, list[list[str]]]:
-        """Draws all expressions.
-
-        Returns:
-            For each split its expressions, each a list of pieces.
+        """Draw all expressions, each a list of pieces, by split.
 
         Raises:
             ValueError: If there are not enough distinct expressions of this depth and length.
-
-        Example:
-            >>> recipe = ListOpsRecipe(train=2, val=1, test=1, max_depth=2, max_args=2)
-            >>> {split: len(drawn) for split, drawn in recipe.generate().items()}
-            {'train': 2, 'val': 1, 'test': 1}
         """
         # random() alone: it is the one draw that Python promises never to change.
         uniform = random.Random(self.seed).random
@@ -281,20 +208,16 @@ class ListOpsRecipe:
                 drawn[tuple(pieces)] = None
             idle = 0 if len(drawn) > known else idle + 1
             if idle == _PATIENCE:
-                raise mismatch(
-                    ValueError,
-                    "ListOpsRecipe: there are not enough distinct expressions",
-                    f"{wanted} expressions",
-                    f"{len(drawn)}, and nothing new in {_PATIENCE} draws",
-                    hint="fewer examples, or a larger max_depth, max_args or max_length",
-                )
+                what = "ListOpsRecipe: there are not enough distinct expressions"
+                got = f"{len(drawn)}, and nothing new in {_PATIENCE} draws"
+                hint = "fewer examples, or a larger max_depth, max_args or max_length"
+                raise mismatch(ValueError, what, wanted, got, hint=hint)
         # Short expressions are met first, so the order of drawing must not decide the split.
         order = sorted(drawn, key=lambda _: uniform())
-        ends = (self.train, self.train + self.val, wanted)
-        starts = (0, *ends[:-1])
+        ends = (0, self.train, self.train + self.val, wanted)
         return {
             split: [list(pieces) for pieces in order[start:end]]
-            for split, start, end in zip(_SPLITS, starts, ends, strict=True)
+            for split, (start, end) in zip(_SPLITS, pairwise(ends), strict=True)
         }
 
     def _draw(self, uniform: Callable[[], float]) -> list[str]:
@@ -316,9 +239,9 @@ class ListOpsRecipe:
 
 
 class ListOps(TreeDataset):
-    """Holds one split of ListOps: the class of an expression is its value, 0 to 9.
+    """One split of ListOps: the class of an expression is its value, 0 to 9.
 
-    Only the root is labelled, unless the recipe says otherwise. ``token`` holds the piece at a
+    Only the root is labelled, unless the recipe labels all nodes. ``token`` holds the piece at a
     node, -1 where there is none.
 
     Args:
@@ -330,12 +253,10 @@ class ListOps(TreeDataset):
         recipe: What to generate; None for the defaults.
         tsv: A file in the published format (value, tab, expression) to read instead. The split
             is then only a name.
-        transform: Applied to an example each time it is taken.
-        pre_transform: Applied to an example once, before it is cached.
-        force_reload: Whether to build again.
+        **options: ``transform``, ``pre_transform`` and ``force_reload``, see
+            :class:`~pyg_dynbatch.datasets.TreeDataset`.
 
     Raises:
-        OSError: If the cache folder cannot be written.
         ValueError: If a line of the file cannot be read, or its value is not that of its
             expression; file, line and column are named.
 
@@ -355,67 +276,38 @@ class ListOps(TreeDataset):
         form: str = "operator",
         recipe: ListOpsRecipe | None = None,
         tsv: str | Path | None = None,
-        transform: Transform | None = None,
-        pre_transform: Transform | None = None,
-        force_reload: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__(root, transform, pre_transform)
         split = choose_split(split, _SPLITS, {"dev": "val"}, "ListOps")
-        if tsv is not None:
-            path = Path(tsv)
-            lines = read_lines(path)
-            source = {"tsv": sha256_of(path)}
-            self._open(
-                split,
-                {"form": form, **source},
-                lambda: _read(path, lines, split, form),
-                force_reload,
-            )
-            return
-        chosen = recipe or ListOpsRecipe()
-        key = {"form": form, "recipe": repr(sorted(asdict(chosen).items()))}
-        self._open(split, key, lambda: _generate(chosen, form), force_reload)
+        recipe = recipe or ListOpsRecipe()
+        labels = recipe.labels if tsv is None else "root"
+        path = None if tsv is None else existing(tsv, "a text file")
+        source = repr(sorted(asdict(recipe).items())) if path is None else sha256_of(path)
+        words = listops_vocabulary()
 
+        def build() -> Content:
+            if path is None:
+                splits = {name: drawn for name, drawn in recipe.generate().items() if drawn}
+            else:
+                splits = {split: parse_lines(path, _read_line)}
+            return Content(splits, featurize, words, _CLASSES)
 
-def _generate(recipe: ListOpsRecipe, form: str) -> Content[list[str]]:
-    drawn = {split: pieces for split, pieces in recipe.generate().items() if pieces}
-    return _content(drawn, form, recipe.labels)
+        def featurize(pieces: list[str]) -> DynTreeData:
+            return listops_tree(pieces, form, labels).to_data(words)
 
-
-def _read(path: Path, lines: list[str], split: str, form: str) -> Content[list[str]]:
-    numbered = enumerate(lines, start=1)
-    return _content({split: [_read_line(ln, f"{path}:{number}") for number, ln in numbered]}, form)
-
-
-def _content(
-    expressions: dict[str, list[list[str]]], form: str, labels: str = "root"
-) -> Content[list[str]]:
-    vocabulary = listops_vocabulary()
-
-    def featurize(pieces: list[str]) -> DynTreeData:
-        return listops_tree(pieces, form, labels).to_data(vocabulary)
-
-    return Content(expressions, featurize, vocabulary, _CLASSES)
+        super().__init__(root, split, {"form": form, "source": source}, build, **options)
 
 
 def _read_line(line: str, where: str) -> list[str]:
     label, tab, text = line.partition("\t")
     if not tab or label not in DIGITS:
+        what, got = "ListOps: the line does not begin with a value", repr(line[:40])
         raise mismatch(
-            ValueError,
-            "ListOps: the line does not begin with a value",
-            "a digit, a tab and an expression",
-            repr(line[:40]),
-            where=f"{where}:1",
+            ValueError, what, "a digit, a tab and an expression", got, where=f"{where}:1"
         )
     pieces = read_listops(text, where, column=len(label) + 2)
-    value = evaluate_listops(pieces)
+    value = listops_values(pieces)[0]
     if value != int(label):
-        raise mismatch(
-            ValueError,
-            "ListOps: the value is not that of the expression",
-            value,
-            label,
-            where=f"{where}:1",
-        )
+        what = "ListOps: the value is not that of the expression"
+        raise mismatch(ValueError, what, value, label, where=f"{where}:1")
     return pieces

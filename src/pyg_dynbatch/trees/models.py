@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.schedule import Schedule, derive_schedule
+from pyg_dynbatch.loading import slices_of
 from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer, TreeGRU, TreeRNN
 from pyg_dynbatch.nn.recursive import level_row
 
@@ -16,7 +17,12 @@ _WORTH_SHARING = 0.85
 # Leaves from which looking for equal ones costs less than it saves.
 _MANY_LEAVES = 128
 
-CELLS = ("nary", "child_sum", "gru", "rnn")
+_LAYERS: dict[str, Any] = {
+    "nary": NaryTreeLSTM,
+    "child_sum": ChildSumTreeLSTM,
+    "gru": TreeGRU,
+    "rnn": TreeRNN,
+}
 
 
 def make_layer(
@@ -28,33 +34,22 @@ def make_layer(
     forget_bias: float = 1.0,
     recurrent_dropout: float = 0.0,
 ) -> RecursiveLayer:
-    """Makes a recursive layer by name."""
-    if cell == "nary":
-        return NaryTreeLSTM(
-            in_channels,
-            out_channels,
-            arity,
-            forget_bias=forget_bias,
-            recurrent_dropout=recurrent_dropout,
-        )
-    if cell == "child_sum":
-        return ChildSumTreeLSTM(
-            in_channels, out_channels, forget_bias=forget_bias, recurrent_dropout=recurrent_dropout
-        )
-    if cell == "gru":
-        return TreeGRU(in_channels, out_channels, arity, recurrent_dropout=recurrent_dropout)
-    if cell == "rnn" and not recurrent_dropout:
-        return TreeRNN(in_channels, out_channels, arity)
-    raise mismatch(
-        ValueError,
-        f"make_layer: no layer for cell {cell!r}",
-        f"one of {', '.join(map(repr, CELLS))}; 'rnn' without recurrent dropout",
-        f"{cell!r}, recurrent_dropout={recurrent_dropout}",
-    )
+    """Make a recursive layer by name."""
+    kind = _LAYERS.get(cell)
+    if kind is None or (cell == "rnn" and recurrent_dropout):
+        expected = f"one of {', '.join(map(repr, _LAYERS))}; 'rnn' without recurrent dropout"
+        got = f"{cell!r}, recurrent_dropout={recurrent_dropout}"
+        raise mismatch(ValueError, f"make_layer: no layer for cell {cell!r}", expected, got)
+    options: dict[str, Any] = {} if cell == "child_sum" else {"arity": arity}
+    if cell in ("nary", "child_sum"):
+        options["forget_bias"] = forget_bias
+    if cell != "rnn":
+        options["recurrent_dropout"] = recurrent_dropout
+    return kind(in_channels, out_channels, **options)
 
 
 class TreeEncoder(nn.Module):
-    """Embeds tokens, drops parts of them, and runs a recursive layer over the batch.
+    """Embed tokens, apply dropout, and run a recursive layer over the batch.
 
     Args:
         num_tokens: Rows of the embedding; 0 for batches with features ``x`` instead of tokens.
@@ -95,7 +90,7 @@ class TreeEncoder(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws all parameters anew; embeddings from U(-0.05, 0.05)."""
+        """Reset all parameters, the embedding to U(-0.05, 0.05)."""
         if self.embedding is not None:
             nn.init.uniform_(self.embedding.weight, -0.05, 0.05)
         self.layer.reset_parameters()
@@ -103,18 +98,17 @@ class TreeEncoder(nn.Module):
     def forward(
         self, batch: Any, level_order: bool = False, nodes: Int[Tensor, " chosen"] | None = None
     ) -> Float[Tensor, "chosen hidden"]:
-        """Computes the hidden rows of all nodes, and gives those that are asked for.
+        """Compute the hidden rows of all nodes.
 
         Args:
             batch: The batch.
-            level_order: Whether to give them in the order of the schedule's levels, as the layer
-                does; what is made of them is then put into node order by
-                ``level_row(schedule_for(batch, layer))``.
-            nodes: Which nodes to give, as the layer does; ``batch.root_index`` for the roots.
+            level_order: Whether to return them in the order of the schedule's levels;
+                ``level_row(schedule_for(batch, layer))`` brings results of them into node order.
+            nodes: Nodes to return, such as ``batch.root_index``; None for all.
         """
         schedule, leaf_row = schedule_for(batch, self.layer), None
         if self.embedding is None:
-            inputs = _input_rows(schedule, _field(batch, "x", "num_tokens=..."))
+            inputs = _input_rows(schedule, _field(batch, "x", "num_tokens=…"))
         else:
             token = _field(batch, "token", "num_tokens=0 for batches with features x")
             shared = distinct_leaves(token, schedule) if self._shares_leaves(schedule) else None
@@ -130,16 +124,16 @@ class TreeEncoder(nn.Module):
         )
 
     def _shares_leaves(self, schedule: Schedule) -> bool:
-        """Whether equal leaves may be computed once; not where each has dropout of its own."""
+        """Tell whether equal leaves can be computed once; not where each has its own dropout."""
         dropping = self.training and self.input_dropout.p > 0
-        # Elsewhere than on a CPU the host would have to wait for the number of words.
+        # On other devices the host would have to wait for the number of words.
         on_cpu = schedule.device.type == "cpu"
         many = bool(schedule.level_inputs) and schedule.level_inputs[0] >= _MANY_LEAVES
         return on_cpu and many and not dropping and self.layer.cell.shares_leaves
 
 
 def distinct_leaves(token: Tensor, schedule: Schedule) -> tuple[Tensor, Tensor] | None:
-    """Finds the different tokens of leaves, if there are few enough to be worth it."""
+    """Find the distinct tokens of leaves, if there are few enough for sharing to pay off."""
     if not schedule.level_inputs or token.size(0) != schedule.num_nodes:
         return None
     leaves = schedule.level_inputs[0]
@@ -151,7 +145,7 @@ def distinct_leaves(token: Tensor, schedule: Schedule) -> tuple[Tensor, Tensor] 
 
 
 def _input_rows(schedule: Schedule, rows: Tensor) -> Tensor:
-    """Takes the rows that the layer wants: all in node order, or those of some nodes only."""
+    """Take the rows that the layer reads: all in node order, or those of some nodes only."""
     if schedule.stores[0].inputs == schedule.num_nodes:
         return rows
     return rows.index_select(0, schedule.input_node)
@@ -160,13 +154,8 @@ def _input_rows(schedule: Schedule, rows: Tensor) -> Tensor:
 def _field(batch: Any, name: str, hint: str) -> Tensor:
     value = getattr(batch, name, None)
     if not isinstance(value, Tensor):
-        raise mismatch(
-            ValueError,
-            f"TreeEncoder: the batch has no {name}",
-            f"{name}, one row a node",
-            ", ".join(batch.keys()),
-            hint=hint,
-        )
+        what, fields = f"TreeEncoder: the batch has no {name}", ", ".join(batch.keys())
+        raise mismatch(ValueError, what, f"{name}, one row per node", fields, hint=hint)
     return value
 
 
@@ -174,13 +163,11 @@ def _embedded(embedding: nn.Embedding, token: Tensor) -> Tensor:
     try:
         return embedding(token)
     except IndexError as error:
-        raise mismatch(
-            IndexError,
-            "TreeEncoder: a token is not in the embedding",
-            f"rows from 0 to {embedding.num_embeddings - 1}",
-            f"tokens from {int(token.min())} to {int(token.max())}",
-            hint="num_tokens=len(vocabulary), with the vocabulary that made the tokens",
-        ) from error
+        what = "TreeEncoder: a token is not in the embedding"
+        expected = f"rows from 0 to {embedding.num_embeddings - 1}"
+        got = f"tokens from {int(token.min())} to {int(token.max())}"
+        hint = "num_tokens=len(vocabulary), with the vocabulary that made the tokens"
+        raise mismatch(IndexError, what, expected, got, hint=hint) from error
 
 
 def schedule_for(batch: Any, layer: RecursiveLayer) -> Schedule:
@@ -205,7 +192,7 @@ def schedule_for(batch: Any, layer: RecursiveLayer) -> Schedule:
 
 
 class TreeClassifier(nn.Module):
-    """Embeds tokens, encodes trees from the leaves to the root, and classifies every node.
+    """Embed tokens, encode trees from the leaves to the root, and classify every node.
 
     The classifier runs once over all nodes of the mini-batch, after the last level.
 
@@ -219,8 +206,8 @@ class TreeClassifier(nn.Module):
         forget_bias: Where the bias of the forget gates starts.
         embedding_dropout: Probability of dropping an entry of an embedded token while training.
         recurrent_dropout: Probability of dropping an entry of the candidate while training.
-        output_dropout: Probability of dropping an entry of a hidden row on its way to the
-            classifier, while training; the state handed to the parent is not dropped.
+        output_dropout: Probability of dropping an entry of a hidden row before the classifier
+            while training; the state passed to the parent is not dropped.
         sparse_embedding: Whether the embedding has sparse gradients.
 
     Shape:
@@ -282,13 +269,13 @@ class TreeClassifier(nn.Module):
         return self.encoder.embedding
 
     def reset_parameters(self) -> None:
-        """Draws all parameters anew."""
+        """Reset all parameters."""
         self.encoder.reset_parameters()
         nn.init.xavier_uniform_(self.classifier.weight)
         nn.init.zeros_(self.classifier.bias)
 
     def forward(self, batch: Any) -> Float[Tensor, "node class"]:
-        """Computes the logits of all nodes."""
+        """Compute the logits of all nodes."""
         schedule = schedule_for(batch, self.encoder.layer)
         rows = self.output_dropout(self.encoder(batch, level_order=True))
         # The logits are narrower than the hidden rows, so they are brought into node order.
@@ -296,7 +283,7 @@ class TreeClassifier(nn.Module):
 
 
 class TreeSimilarity(nn.Module):
-    r"""Encodes two trees an example and compares their roots.
+    r"""Encode two trees per example and compare their roots.
 
     .. math::
         h_\times = h_L \odot h_R, \quad h_+ = |h_L - h_R|, \quad
@@ -316,11 +303,11 @@ class TreeSimilarity(nn.Module):
         sparse_embedding: Whether the embedding has sparse gradients.
 
     Shape:
-        - batch: a PyG batch with exactly two roots an example in ``root_index``
+        - batch: a PyG batch with exactly two roots per example in ``root_index``
         - returns: log-probabilities ``[example, class]``
 
     Raises:
-        ValueError: If the batch does not have two roots an example.
+        ValueError: If the batch does not have two roots per example.
 
     Reference:
         Tai, Socher, Manning (2015), arXiv:1503.00075, equations 15-16.
@@ -367,13 +354,13 @@ class TreeSimilarity(nn.Module):
         return self.encoder.embedding
 
     def reset_parameters(self) -> None:
-        """Draws all parameters anew."""
+        """Reset all parameters."""
         self.encoder.reset_parameters()
         self.compare.reset_parameters()
         self.classifier.reset_parameters()
 
     def forward(self, batch: Any) -> Float[Tensor, "example class"]:
-        """Computes the log-probabilities of the grades."""
+        """Compute the log-probabilities of the grades."""
         examples = getattr(batch, "num_graphs", 1)
         _check_roots(batch, examples)
         roots = self.encoder(batch, nodes=batch.root_index)
@@ -382,22 +369,18 @@ class TreeSimilarity(nn.Module):
         return self.classifier(torch.sigmoid(self.compare(joined))).log_softmax(1)
 
     def score(self, log_probabilities: Float[Tensor, "example class"]) -> Float[Tensor, " example"]:
-        """Gives the expected grade of each example."""
+        """Return the expected grade of each example."""
         return log_probabilities.exp() @ self.grades
 
 
 def _check_roots(batch: Any, examples: int) -> None:
-    """Counts the roots of every example where the batch knows them on the host."""
-    slices = getattr(batch, "_slice_dict", {}).get("root_index")
+    """Check the number of roots of every example, where it is known without a device sync."""
+    slices = slices_of(batch).get("root_index")
     counts = [batch.root_index.numel()] if slices is None else slices.diff().tolist()
     wanted = 2 * examples if slices is None else 2
     wrong = [number for number, count in enumerate(counts) if count != wanted]
     if wrong:
-        raise mismatch(
-            ValueError,
-            "TreeSimilarity: not two roots an example",
-            f"{wanted} roots",
-            f"{counts[wrong[0]]} roots",
-            where="" if slices is None else f"example {wrong[0]} of the batch",
-            hint="put both trees of a pair into one Data, first tree first",
-        )
+        what, got = "TreeSimilarity: not two roots per example", f"{counts[wrong[0]]} roots"
+        where = "" if slices is None else f"example {wrong[0]} of the batch"
+        hint = "put both trees of a pair into one Data, first tree first"
+        raise mismatch(ValueError, what, f"{wanted} roots", got, where=where, hint=hint)

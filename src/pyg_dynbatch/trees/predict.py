@@ -28,33 +28,21 @@ from pyg_dynbatch.trees.task import TreeClassification
 from pyg_dynbatch.trees.vocabulary import Vocabulary
 
 
-def load_tree_task(
-    checkpoint: Mapping[str, Any], path: str | Path
-) -> tuple[TreeClassification, Vocabulary]:
-    """Builds the model of a checkpoint from the checkpoint alone; no code in it is run."""
-    task = TreeClassification.from_checkpoint(checkpoint, path)
-    words = _words(checkpoint)
-    if words is None:
-        raise mismatch(
-            ValueError,
-            "the checkpoint holds no vocabulary",
-            "a checkpoint written with a data module of trees, by this version",
-            "none",
-            where=path,
-            hint="predict --config FILE --ckpt_path FILE",
-        )
-    return task, Vocabulary(words[1:], words[0])
-
-
-def _words(checkpoint: Mapping[str, Any]) -> list[str] | None:
+def vocabulary_of(checkpoint: Mapping[str, Any], path: str | Path) -> Vocabulary:
+    """Return the words that the model of a checkpoint was trained on."""
     notes = (part for part in checkpoint.values() if isinstance(part, Mapping))
-    return next((note["words"] for note in notes if "words" in note), None)
+    words = next((note["words"] for note in notes if "words" in note), None)
+    if words is None:
+        what, hint = "the checkpoint holds no vocabulary", "predict --config FILE --ckpt_path FILE"
+        expected = "a checkpoint written with a data module of trees, by this version"
+        raise mismatch(ValueError, what, expected, "none", where=path, hint=hint)
+    return Vocabulary(words[1:], words[0])
 
 
 def predict_trees(
     task: TreeClassification, trees: TreeFile, batch_size: int, device: torch.device
 ) -> Columns:
-    """Predicts all nodes of all trees."""
+    """Predict all nodes of all trees."""
     task.to(device)
     parts: list[Columns] = []
     with Progress("predicting", "trees", len(trees)) as progress:
@@ -69,17 +57,21 @@ def predict_trees(
 
 
 def run_tree_predict(argv: list[str], checkpoint: Mapping[str, Any]) -> int:
-    """Runs ``predict`` on a file of bracketed trees."""
+    """Run ``predict`` on a file of bracketed trees."""
     options = _parser().parse_args(argv)
     paths = options.checkpoint
     refuse_overwriting("predict", [options.output, options.nodes], [options.input, *paths])
     device = checked_device(options.device)
-    task, vocabulary = load_tree_task(checkpoint, paths[0])
+    task = TreeClassification.from_checkpoint(checkpoint, paths[0])
+    vocabulary = vocabulary_of(checkpoint, paths[0])
     for path in paths[1:]:
         with naming_file(path):
-            _check_words(read_checkpoint(path), vocabulary)
+            if vocabulary_of(read_checkpoint(path), path) != vocabulary:
+                what = "the checkpoints were made with different vocabularies"
+                expected = f"the {len(vocabulary):,} words of the first checkpoint"
+                raise mismatch(ValueError, what, expected, "other words")
     if len(paths) > 1:
-        task = ensemble_of(task, paths).eval()  # type: ignore[assignment]
+        task = ensemble_of(task, paths).eval()
     trees = TreeFile(options.input, None, task.num_classes, "optional", vocabulary)
     columns = predict_trees(task, trees, options.batch_size, device)
     write_table(options.output, tree_rows(columns))
@@ -87,17 +79,6 @@ def run_tree_predict(argv: list[str], checkpoint: Mapping[str, Any]) -> int:
         write_table(options.nodes, node_rows(columns))
     print(f"predicted {len(trees):,} trees", file=sys.stderr)
     return 0
-
-
-def _check_words(checkpoint: Mapping[str, Any], vocabulary: Vocabulary) -> None:
-    words = _words(checkpoint)
-    if words is None or tuple(words) != vocabulary.words:
-        raise mismatch(
-            ValueError,
-            "the checkpoints were made with different vocabularies",
-            f"the {len(vocabulary):,} words of the first checkpoint",
-            "other words",
-        )
 
 
 def _parser() -> argparse.ArgumentParser:

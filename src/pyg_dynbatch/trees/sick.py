@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -14,9 +15,9 @@ from pyg_dynbatch.core.files import read_lines, sha256_of
 from pyg_dynbatch.trees.data import DynTreeData
 from pyg_dynbatch.trees.datasets import (
     Content,
-    Transform,
     TreeDataset,
     choose_split,
+    choose_vocabulary,
     name_of_vocabulary,
 )
 from pyg_dynbatch.trees.text import ParsedTree, forest_to_data, parse_parents
@@ -36,7 +37,7 @@ _WORDS = re.compile(r"\w+|[^\w\s]")
 
 
 def score_to_target(score: float, num_classes: int = _CLASSES) -> Float[Tensor, "one class"]:
-    r"""Spreads a score over the two whole numbers beside it.
+    r"""Spread a score over the two whole numbers beside it.
 
     :math:`p_i = y - \lfloor y \rfloor` for :math:`i = \lfloor y \rfloor + 1`,
     :math:`p_i = \lfloor y \rfloor - y + 1` for :math:`i = \lfloor y \rfloor`, and 0 otherwise, so
@@ -46,11 +47,8 @@ def score_to_target(score: float, num_classes: int = _CLASSES) -> Float[Tensor, 
         score: The score y, 1 to `num_classes`.
         num_classes: The number of whole scores.
 
-    Shape:
-        - output: ``[1, class]``
-
     Returns:
-        The distribution.
+        The distribution ``[1, class]``.
 
     Reference:
         Tai, Socher and Manning (2015), arXiv 1503.00075, section 4.2.
@@ -68,25 +66,28 @@ def score_to_target(score: float, num_classes: int = _CLASSES) -> Float[Tensor, 
 
 @dataclass(frozen=True)
 class _Pair:
-    """Holds two parsed sentences and their score."""
+    """Two parsed sentences and their score."""
 
-    first: ParsedTree
-    second: ParsedTree
+    trees: list[ParsedTree]
     score: float
+
+    @property
+    def words(self) -> list[str]:
+        return [word for tree in self.trees for word in tree.words]
 
 
 class SICK(TreeDataset):
-    r"""Holds one split of the SICK relatedness task.
+    r"""One split of the SICK relatedness task.
 
-    One example is a pair of sentences: a forest of two trees whose roots stand in ``root_index`` in
-    the order of the sentences. ``score`` ``[1]`` is the relatedness, 1 to 5; ``target`` ``[1, 5]``
-    is the same as a distribution (see `score_to_target`).
+    One example is a pair of sentences: a forest of two trees with their roots in ``root_index``,
+    in the order of the sentences. ``score`` ``[1]`` is the relatedness, 1 to 5; ``target``
+    ``[1, 5]`` is the same as a distribution (see `score_to_target`).
 
-    There is nothing to download: parses come from a parser. Two layouts of raw files are read,
-    from `raw_dir` or ``root/raw``: folders ``train``, ``dev``, ``test`` with ``a.toks``,
-    ``b.toks``, ``sim.txt`` and either ``a.parents``, ``b.parents`` or ``a.cparents``,
-    ``b.cparents``, as the preparation script of the Tree-LSTM release makes them; or, for
-    chains only, the tables ``SICK_train.txt``, ``SICK_trial.txt``, ``SICK_test_annotated.txt``.
+    Nothing is downloaded, as a parser has to make the parses. `raw_dir` or ``root/raw`` holds
+    either folders ``train``, ``dev``, ``test`` with ``a.toks``, ``b.toks``, ``sim.txt`` and
+    ``a.parents``, ``b.parents`` or ``a.cparents``, ``b.cparents``, from the preparation script of
+    the Tree-LSTM release; or, for chains only, the tables ``SICK_train.txt``, ``SICK_trial.txt``,
+    ``SICK_test_annotated.txt``.
 
     Args:
         root: Folder for ``raw/`` and ``processed/``; None caches nothing and needs `raw_dir`.
@@ -96,13 +97,11 @@ class SICK(TreeDataset):
             above the one before it, which makes a Tree-LSTM a sequential LSTM.
         vocabulary: ``"all"``, ``"train"`` or a vocabulary, as in `SST`.
         raw_dir: Folder with the raw files.
-        transform: Applied to an example each time it is taken.
-        pre_transform: Applied to an example once, before it is cached.
-        force_reload: Whether to parse again.
+        **options: ``transform``, ``pre_transform`` and ``force_reload``, see
+            :class:`~pyg_dynbatch.datasets.TreeDataset`.
 
     Raises:
-        FileNotFoundError: If raw files are missing; says what to put where.
-        OSError: If the cache folder cannot be written.
+        FileNotFoundError: If raw files are missing.
         ValueError: If a file cannot be parsed; file and line are named.
 
     Reference:
@@ -127,24 +126,14 @@ class SICK(TreeDataset):
         trees: str = "dependency",
         vocabulary: str | Vocabulary = "all",
         raw_dir: str | Path | None = None,
-        transform: Transform | None = None,
-        pre_transform: Transform | None = None,
-        force_reload: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__(root, transform, pre_transform)
         split = choose_split(split, _SPLITS, {"val": "dev", "trial": "dev"}, "SICK")
         folder = Path(raw_dir or Path(root or ".") / "raw")
         files = _find_files(folder, trees)
-        self._open(
-            split,
-            {
-                **{str(p.relative_to(folder)): sha256_of(p) for p in chain(*files.values())},
-                "trees": trees,
-                "vocabulary": name_of_vocabulary(vocabulary, "SICK"),
-            },
-            lambda: _build(files, vocabulary),
-            force_reload,
-        )
+        key = {str(p.relative_to(folder)): sha256_of(p) for p in chain(*files.values())}
+        key |= {"trees": trees, "vocabulary": name_of_vocabulary(vocabulary, "SICK")}
+        super().__init__(root, split, key, lambda: _build(files, vocabulary), **options)
 
 
 def _find_files(folder: Path, trees: str) -> dict[str, list[Path]]:
@@ -165,11 +154,11 @@ def _find_files(folder: Path, trees: str) -> dict[str, list[Path]]:
     if trees == "chain" and all(tables.values()):
         return tables
     tables_named = ", ".join(names[0] for names in _TSV_FILES.values())
+    expected = f"in each of train/, dev/ and test/: {', '.join(names)}"
     raise mismatch(
         FileNotFoundError,
         "SICK: raw files are missing",
-        f"in each of train/, dev/ and test/: {', '.join(names)}"
-        + (f"; or {tables_named}" if trees == "chain" else ""),
+        expected + (f"; or {tables_named}" if trees == "chain" else ""),
         f"no {absent[0].relative_to(folder)}, {len(absent)} files missing",
         where=folder,
         hint="run the preparation of the Tree-LSTM release, or trees='chain', which needs only "
@@ -177,45 +166,40 @@ def _find_files(folder: Path, trees: str) -> dict[str, list[Path]]:
     )
 
 
-def _build(files: dict[str, list[Path]], vocabulary: str | Vocabulary) -> Content[_Pair]:
+def _build(files: dict[str, list[Path]], vocabulary: str | Vocabulary) -> Content:
     pairs = {
         split: _read_table(paths[0]) if len(paths) == 1 else _read_folder(paths)
         for split, paths in files.items()
     }
-    if isinstance(vocabulary, Vocabulary):
-        words = vocabulary
-    else:
-        counted = pairs.values() if vocabulary == "all" else [pairs["train"]]
-        every = (tree for part in counted for pair in part for tree in (pair.first, pair.second))
-        words = Vocabulary.from_words(word for tree in every for word in tree.words)
-    return Content(pairs, lambda pair: _example(pair, words), words, _CLASSES)
+    words = choose_vocabulary(vocabulary, pairs)
 
+    def featurize(pair: _Pair) -> DynTreeData:
+        data = forest_to_data(pair.trees, words, labelled=False)
+        data.target = score_to_target(pair.score)
+        data.score = torch.tensor([pair.score])
+        return data
 
-def _example(pair: _Pair, vocabulary: Vocabulary) -> DynTreeData:
-    data = forest_to_data([pair.first, pair.second], vocabulary, labelled=False)
-    data.target = score_to_target(pair.score)
-    data.score = torch.tensor([pair.score])
-    return data
+    return Content(pairs, featurize, words, _CLASSES)
 
 
 def _read_folder(paths: list[Path]) -> list[_Pair]:
     columns = [read_lines(path) for path in paths]
     for path, column in zip(paths, columns, strict=True):
         if len(column) != len(columns[0]):
-            raise mismatch(
-                ValueError,
-                "SICK: two files of a split differ in length",
-                f"{len(columns[0])} lines, as in {paths[0].name}",
-                f"{len(column)} lines",
-                where=path,
-            )
+            what = "SICK: two files of a split differ in length"
+            expected = f"{len(columns[0])} lines, as in {paths[0].name}"
+            raise mismatch(ValueError, what, expected, f"{len(column)} lines", where=path)
     pairs = []
     for number, (first, second, score, *parents) in enumerate(zip(*columns, strict=True), start=1):
-        trees = []
-        for at, words in enumerate((first, second)):
-            place = f"{paths[3 + at] if parents else paths[at]}:{number}"
-            trees.append(_tree(words.split(" "), parents[at] if parents else None, place))
-        pairs.append(_Pair(trees[0], trees[1], _score(score, f"{paths[2]}:{number}")))
+        trees = [
+            _tree(
+                words.split(" "),
+                parents[at] if parents else None,
+                f"{paths[3 + at] if parents else paths[at]}:{number}",
+            )
+            for at, words in enumerate((first, second))
+        ]
+        pairs.append(_Pair(trees, _score(score, f"{paths[2]}:{number}")))
     return pairs
 
 
@@ -224,37 +208,28 @@ def _read_table(path: Path) -> list[_Pair]:
     titles = header.split("\t")
     wanted = ("sentence_A", "sentence_B", "relatedness_score")
     if not set(wanted) <= set(titles):
-        raise mismatch(
-            ValueError,
-            "SICK: the table has no such columns",
-            ", ".join(wanted),
-            ", ".join(titles),
-            where=f"{path}:1",
-        )
+        what, got = "SICK: the table lacks a column", ", ".join(titles)
+        raise mismatch(ValueError, what, ", ".join(wanted), got, where=f"{path}:1")
     pairs = []
     for number, line in enumerate(lines, start=2):
-        fields = line.split("\t")
+        fields, where = line.split("\t"), f"{path}:{number}"
         if len(fields) != len(titles):
-            raise mismatch(
-                ValueError,
-                "SICK: a line of the table has a wrong number of fields",
-                f"{len(titles)} fields divided by tabs",
-                len(fields),
-                where=f"{path}:{number}",
-            )
+            what = "SICK: a line of the table has a wrong number of fields"
+            expected = f"{len(titles)} fields divided by tabs"
+            raise mismatch(ValueError, what, expected, len(fields), where=where)
         row = dict(zip(titles, fields, strict=True))
-        place = f"{path}:{number}"
-        first, second = (_tree(_WORDS.findall(row[name]), None, place) for name in wanted[:2])
-        pairs.append(_Pair(first, second, _score(row[wanted[2]], place)))
+        trees = [_tree(_WORDS.findall(row[name]), None, where) for name in wanted[:2]]
+        pairs.append(_Pair(trees, _score(row[wanted[2]], where)))
     return pairs
 
 
 def _tree(words: list[str], parents: str | None, where: str) -> ParsedTree:
     words = [word for word in words if word]
     if not words:
-        raise mismatch(ValueError, "SICK: a sentence is empty", "a word or more", 0, where=where)
-    above = [*range(2, len(words) + 1), 0]
-    return parse_parents(" ".join(map(str, above)) if parents is None else parents, words, where)
+        what = "SICK: a sentence is empty"
+        raise mismatch(ValueError, what, "at least one word", 0, where=where)
+    chain = " ".join(map(str, [*range(2, len(words) + 1), 0]))
+    return parse_parents(chain if parents is None else parents, words, where)
 
 
 def _score(text: str, where: str) -> float:
@@ -263,11 +238,6 @@ def _score(text: str, where: str) -> float:
     except ValueError:
         score = float("nan")
     if not 1.0 <= score <= _CLASSES:
-        raise mismatch(
-            ValueError,
-            "SICK: the relatedness is no number from 1 to 5",
-            f"1 to {_CLASSES}",
-            repr(text),
-            where=where,
-        )
+        what = f"SICK: the relatedness is not a number from 1 to {_CLASSES}"
+        raise mismatch(ValueError, what, f"1 to {_CLASSES}", repr(text), where=where)
     return score

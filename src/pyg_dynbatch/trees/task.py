@@ -2,8 +2,9 @@
 
 import inspect
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, cast
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -21,8 +22,9 @@ from pyg_dynbatch.trees.models import TreeClassifier, TreeSimilarity
 
 
 class HitRate(Metric):
-    """Measures the share of hits among the rows that count; not a number if none counts."""
+    """Share of hits among the rows that count; not a number if none counts."""
 
+    # Not MeanMetric: it looks for NaNs, for which the device would have to be waited for.
     full_state_update = False
     higher_is_better = True
     hits: Tensor
@@ -34,34 +36,25 @@ class HitRate(Metric):
         self.add_state("rows", torch.tensor(0), dist_reduce_fx="sum")
 
     def update(self, hit: Bool[Tensor, " row"], counts: Bool[Tensor, " row"]) -> None:
-        """Adds rows."""
+        """Add rows."""
         self.hits += (hit & counts).sum()
         self.rows += counts.sum()
 
     def compute(self) -> Float[Tensor, ""]:
-        """Divides hits by rows."""
+        """Divide hits by rows."""
         return self.hits / self.rows
 
 
-def class_hits(
-    logits: Float[Tensor, "row class"], labels: Int[Tensor, " row"]
-) -> tuple[Bool[Tensor, " row"], Bool[Tensor, " row"]]:
-    """Finds the rows whose likeliest class is the gold one, and the rows that have a gold one."""
-    return logits.argmax(-1) == labels, labels != UNLABELLED
+class Scores(nn.Module):
+    """Metrics of one pass over the data, as attributes by the names they are logged under."""
+
+    def named(self) -> list[tuple[str, Metric]]:
+        """List the metrics with their names."""
+        return [(name, m) for name, m in self.named_children() if isinstance(m, Metric)]
 
 
-def polarity_hits(
-    logits: Float[Tensor, "row class"], labels: Int[Tensor, " row"]
-) -> tuple[Bool[Tensor, " row"], Bool[Tensor, " row"]]:
-    """Finds the rows whose side of the middle class is right; rows of the middle do not count."""
-    middle = logits.size(-1) // 2
-    chance = logits.float().softmax(-1)
-    positive = chance[:, middle + 1 :].sum(-1) > chance[:, :middle].sum(-1)
-    return positive == (labels > middle), (labels != UNLABELLED) & (labels != middle)
-
-
-class TreeAccuracy(nn.Module):
-    """Holds the accuracies of one pass over the data, by the names they are logged under."""
+class TreeAccuracy(Scores):
+    """Accuracies of classes and, with ``polarity``, of the sides of the middle class."""
 
     def __init__(self, polarity: bool = False) -> None:
         super().__init__()
@@ -78,8 +71,8 @@ class TreeAccuracy(nn.Module):
         labels: Int[Tensor, " node"],
         roots: Int[Tensor, " root"],
     ) -> None:
-        """Adds the nodes of a batch."""
-        hit, counts = class_hits(logits, labels)
+        """Add the nodes of a batch."""
+        hit, counts = logits.argmax(-1) == labels, labels != UNLABELLED
         self.accuracy.update(hit[roots], counts[roots])
         self.node_accuracy.update(hit, counts)
         if self.polarity:
@@ -87,13 +80,19 @@ class TreeAccuracy(nn.Module):
             self.binary_accuracy.update(hit[roots], counts[roots])
             self.node_binary_accuracy.update(hit, counts)
 
-    def named(self) -> list[tuple[str, Metric]]:
-        """Lists the metrics with their names."""
-        return [(name, m) for name, m in self.named_children() if isinstance(m, Metric)]
+
+def polarity_hits(
+    logits: Float[Tensor, "row class"], labels: Int[Tensor, " row"]
+) -> tuple[Bool[Tensor, " row"], Bool[Tensor, " row"]]:
+    """Find the rows whose side of the middle class is right; rows of the middle do not count."""
+    middle = logits.size(-1) // 2
+    chance = logits.float().softmax(-1)
+    positive = chance[:, middle + 1 :].sum(-1) > chance[:, :middle].sum(-1)
+    return positive == (labels > middle), (labels != UNLABELLED) & (labels != middle)
 
 
-class ScoreAgreement(nn.Module):
-    """Holds Pearson's r, Spearman's rho and the mean squared error of predicted scores."""
+class ScoreAgreement(Scores):
+    """Pearson's r, Spearman's rho and the mean squared error of predicted scores."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,43 +104,89 @@ class ScoreAgreement(nn.Module):
         self.mse = MeanSquaredError()
 
     def update(self, predicted: Float[Tensor, " example"], gold: Float[Tensor, " example"]) -> None:
-        """Adds the pairs of a batch."""
+        """Add the pairs of a batch."""
         for _, metric in self.named():
             metric.update(predicted.float(), gold.float())
 
-    def named(self) -> list[tuple[str, Metric]]:
-        """Lists the metrics with their names."""
-        return [(name, m) for name, m in self.named_children() if isinstance(m, Metric)]
-
 
 class TreeTask(Task):
-    """Trains a network on batches of trees; the classes below say with which loss and metrics.
+    """Train a network on batches of trees; subclasses define the loss and the scores.
 
     Args:
         network: What is trained, a plain module that takes a batch.
         optimizer: Options of the optimiser.
         rate: Options of the learning-rate schedule.
+        reduction: What the summed loss is divided by.
+        scores: Makes the metrics of one stage.
     """
 
-    scores: nn.ModuleDict
+    def __init__(
+        self,
+        network: nn.Module,
+        optimizer: OptimizerOptions,
+        rate: RateOptions,
+        reduction: Reduction,
+        scores: Callable[[], Scores],
+    ) -> None:
+        super().__init__(network, optimizer, rate)
+        self.reduction: Reduction = reduction
+        self.scores = nn.ModuleDict({f"{stage}_scores": scores() for stage in STAGES})
 
     @classmethod
     def made_up(cls, options: Mapping[str, Any], data: Mapping[str, Any]) -> Any:
-        """Makes a task of these options for one word and five classes."""
+        """Make a task of these options for one word and five classes."""
         facts = {"num_tokens": 1, "num_classes": 5}
         known = inspect.signature(cls).parameters
         return cls.from_plain({**options, **{k: v for k, v in facts.items() if k in known}})
 
+    @abstractmethod
+    def summed_loss(
+        self, output: Tensor, batch: Batch
+    ) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
+        """Sum the losses of a batch.
+
+        Args:
+            output: What the network returns.
+            batch: The trees.
+
+        Returns:
+            The sum, and the number of its terms.
+        """
+
+    @abstractmethod
+    def update_scores(self, scores: Any, output: Tensor, batch: Batch) -> None:
+        """Add a batch to the metrics of its stage."""
+
+    def _evaluate(self, batch: Batch, stage: str) -> tuple[Tensor, Tensor]:
+        output = self(batch)
+        loss, terms = self.summed_loss(output, batch)
+        self.log_loss(stage, loss, terms, batch)
+        scores: Any = self.scores[f"{stage}_scores"]
+        self.update_scores(scores, output.detach(), batch)
+        self.log_metrics(stage, scores.named(), batch)
+        return loss, terms
+
+    def training_step(self, batch: Batch, batch_idx: int = 0) -> Float[Tensor, ""]:
+        """Compute the loss of a batch; nothing in it waits for the device."""
+        loss, terms = self._evaluate(batch, "train")
+        return self.scaled_loss(loss, terms, batch, self.reduction)
+
+    def validation_step(self, batch: Batch, batch_idx: int = 0) -> None:
+        """Score a batch of the validation split."""
+        self._evaluate(batch, "val")
+
+    def test_step(self, batch: Batch, batch_idx: int = 0) -> None:
+        """Score a batch of the test split."""
+        self._evaluate(batch, "test")
+
     def metric_names(self) -> tuple[str, ...]:
-        """Lists what the task logs while it trains."""
+        """List what the task logs while it trains."""
         scores: Any = self.scores["val_scores"]
         names = ["loss", *(name for name, _ in scores.named())]
         return tuple(f"{stage}/{name}" for stage in ("train", "val") for name in names)
 
     def setup(self, stage: str) -> None:
-        """Starts the embedding from the word vectors of the data module, if it has any.
-
-        Gradients of a sparse embedding that are to be clipped are refused.
+        """Start the embedding from the word vectors of the data module, if it has any.
 
         A checkpoint is restored after this, so on resuming its vectors win.
 
@@ -149,36 +194,31 @@ class TreeTask(Task):
             stage: ``fit``, ``validate``, ``test`` or ``predict``.
 
         Raises:
-            ValueError: If sparse gradients are to be clipped, or the vectors do not fit.
+            ValueError: If gradients of a sparse embedding are to be clipped, or the vectors do not
+                fit.
         """
         super().setup(stage)
-        if stage == "fit":
-            _check_clipping(self)
-        vectors = getattr(getattr(self.trainer, "datamodule", None), "word_vectors", None)
+        if stage != "fit":
+            return
+        limit = self.trainer.gradient_clip_val
+        if limit and any(getattr(module, "sparse", False) for module in self.network.modules()):
+            what = f"{type(self).__name__}: torch cannot clip the sparse gradients of the embedding"
+            expected = "an embedding that is not sparse, or no gradient_clip_val"
+            got = f"gradient_clip_val {limit}, sparse_embedding true"
+            hint = "--model.init_args.sparse_embedding false"
+            raise mismatch(ValueError, what, expected, got, hint=hint)
         embedding = getattr(self.network, "embedding", None)
-        if stage == "fit" and vectors is not None and embedding is not None:
+        vectors = getattr(getattr(self.trainer, "datamodule", None), "word_vectors", None)
+        if vectors is not None and embedding is not None:
             set_vectors(embedding, vectors.matrix)
 
     def averaged(self, members: Sequence[Any]) -> nn.Module:
-        """Averages the probabilities of classes."""
+        """Average the probabilities of classes."""
         return AveragedNetwork([member.network for member in members])
 
 
-def _check_clipping(task: TreeTask) -> None:
-    embeddings = (m for m in task.network.modules() if isinstance(m, nn.Embedding))
-    limit = task.trainer.gradient_clip_val
-    if limit and any(embedding.sparse for embedding in embeddings):
-        raise mismatch(
-            ValueError,
-            f"{type(task).__name__}: torch cannot clip the sparse gradients of the embedding",
-            "an embedding that is not sparse, or no gradient_clip_val",
-            f"gradient_clip_val {limit}, sparse_embedding true",
-            hint="--model.init_args.sparse_embedding false",
-        )
-
-
 class TreeClassification(TreeTask):
-    """Trains a tree classifier with the cross entropy of labelled nodes.
+    """Train a tree classifier with the cross entropy of labelled nodes.
 
     Logged for every stage: ``loss`` (mean over the labelled rows), ``accuracy`` (roots),
     ``node_accuracy`` (all labelled nodes), and with ``polarity`` also ``binary_accuracy`` and
@@ -221,66 +261,34 @@ class TreeClassification(TreeTask):
         **network: Any,
     ) -> None:
         classifier = TreeClassifier(num_tokens, num_classes, **network)
-        super().__init__(classifier, optimizer, rate)
+        super().__init__(classifier, optimizer, rate, reduction, lambda: TreeAccuracy(polarity))
         self.save_hyperparameters(ignore=["optimizer", "rate"])
         self.save_hyperparameters(self.plain_options())
         if polarity and num_classes % 2 == 0:
-            raise mismatch(
-                ValueError,
-                "TreeClassification: polarity needs a neutral middle class",
-                "an odd number of classes",
-                num_classes,
-                hint="polarity: false",
-            )
+            what = "TreeClassification: polarity needs a neutral middle class"
+            expected = "an odd number of classes"
+            raise mismatch(ValueError, what, expected, num_classes, hint="polarity: false")
         self.num_classes = num_classes
         self.loss_on = loss_on
-        self.reduction: Reduction = reduction
-        self.scores = nn.ModuleDict({f"{stage}_scores": TreeAccuracy(polarity) for stage in STAGES})
 
     def summed_loss(
-        self, logits: Float[Tensor, "node class"], batch: Batch
+        self, output: Float[Tensor, "node class"], batch: Batch
     ) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
-        """Adds up the cross entropy of the nodes that have a loss.
-
-        Args:
-            logits: One row a node.
-            batch: The trees.
-
-        Returns:
-            The sum, and the number of its terms.
-        """
+        """Sum the cross entropy of the nodes that have a loss."""
         if self.loss_on == "roots":
-            return summed_cross_entropy(logits[batch.root_index], batch.y[batch.root_index])
-        return summed_cross_entropy(logits, batch.y)
+            return summed_cross_entropy(output[batch.root_index], batch.y[batch.root_index])
+        return summed_cross_entropy(output, batch.y)
 
-    def _evaluate(self, batch: Batch, stage: str) -> tuple[Tensor, Tensor]:
-        logits = self(batch)
-        loss, terms = self.summed_loss(logits, batch)
-        self.log_loss(stage, loss, terms, batch)
-        scores = cast("TreeAccuracy", self.scores[f"{stage}_scores"])
-        scores.update(logits.detach(), batch.y, batch.root_index)
-        self.log_metrics(stage, scores.named(), batch)
-        return loss, terms
-
-    def training_step(self, batch: Batch, batch_idx: int = 0) -> Float[Tensor, ""]:
-        """Computes the loss of a batch; nothing in it waits for the device."""
-        loss, terms = self._evaluate(batch, "train")
-        return self.scaled_loss(loss, terms, batch, self.reduction)
-
-    def validation_step(self, batch: Batch, batch_idx: int = 0) -> None:
-        """Counts hits on the validation split."""
-        self._evaluate(batch, "val")
-
-    def test_step(self, batch: Batch, batch_idx: int = 0) -> None:
-        """Counts hits on the test split."""
-        self._evaluate(batch, "test")
+    def update_scores(self, scores: Any, output: Tensor, batch: Batch) -> None:
+        """Count hits."""
+        scores.update(output, batch.y, batch.root_index)
 
     def predict_step(self, batch: Batch, batch_idx: int = 0) -> dict[str, Tensor]:
-        """Gives one row a node: its tree, its number there, and what the model says.
+        """Predict every node.
 
         Returns:
-            Columns ``example``, ``node``, ``is_root``, ``prediction``, ``probability`` (one
-            column a class) and ``target`` (-1 where there is none).
+            Columns ``example``, ``node`` (its number in the tree), ``is_root``, ``prediction``,
+            ``probability`` (one column per class) and ``target`` (-1 where there is none).
         """
         chance = self(batch).float().softmax(-1)
         example = batch.batch
@@ -299,7 +307,7 @@ class TreeClassification(TreeTask):
 
 
 class TreeRelatedness(TreeTask):
-    r"""Trains a model of pairs with the divergence from a distribution over scores.
+    r"""Train a model of pairs with the divergence from a distribution over scores.
 
     A gold score between two whole ones is shared among them, so that its mean is the score; the
     loss is :math:`KL(p \,\|\, \hat p)`, and the predicted score is the mean of
@@ -335,40 +343,26 @@ class TreeRelatedness(TreeTask):
         **network: Any,
     ) -> None:
         similarity = TreeSimilarity(num_tokens, num_classes, **network)
-        super().__init__(similarity, optimizer, rate)
+        super().__init__(similarity, optimizer, rate, reduction, ScoreAgreement)
         self.save_hyperparameters(ignore=["optimizer", "rate"])
         self.save_hyperparameters(self.plain_options())
-        self.reduction: Reduction = reduction
-        self.scores = nn.ModuleDict({f"{stage}_scores": ScoreAgreement() for stage in STAGES})
 
-    def _evaluate(self, batch: Batch, stage: str) -> tuple[Tensor, Tensor]:
-        log_chance = self(batch)
-        loss = F.kl_div(log_chance.float(), batch.target.float(), reduction="sum")
-        terms = torch.full((), batch.num_graphs, dtype=torch.long, device=loss.device)
-        self.log_loss(stage, loss, terms, batch)
-        scores = cast("ScoreAgreement", self.scores[f"{stage}_scores"])
-        scores.update(mean_score(log_chance.detach().exp()), mean_score(batch.target))
-        self.log_metrics(stage, scores.named(), batch)
-        return loss, terms
+    def summed_loss(
+        self, output: Float[Tensor, "example score"], batch: Batch
+    ) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
+        """Sum the divergences from the target."""
+        loss = F.kl_div(output.float(), batch.target.float(), reduction="sum")
+        return loss, torch.full((), batch.num_graphs, dtype=torch.long, device=loss.device)
 
-    def training_step(self, batch: Batch, batch_idx: int = 0) -> Float[Tensor, ""]:
-        """Computes the loss of a batch."""
-        loss, terms = self._evaluate(batch, "train")
-        return self.scaled_loss(loss, terms, batch, self.reduction)
-
-    def validation_step(self, batch: Batch, batch_idx: int = 0) -> None:
-        """Compares scores on the validation split."""
-        self._evaluate(batch, "val")
-
-    def test_step(self, batch: Batch, batch_idx: int = 0) -> None:
-        """Compares scores on the test split."""
-        self._evaluate(batch, "test")
+    def update_scores(self, scores: Any, output: Tensor, batch: Batch) -> None:
+        """Compare predicted and gold scores."""
+        scores.update(mean_score(output.exp()), mean_score(batch.target))
 
     def predict_step(self, batch: Batch, batch_idx: int = 0) -> dict[str, Tensor]:
-        """Gives one row a pair.
+        """Predict every pair.
 
         Returns:
-            Columns ``example``, ``prediction`` (the mean score), ``probability`` (one column a
+            Columns ``example``, ``prediction`` (the mean score), ``probability`` (one column per
             whole score) and ``target``.
         """
         chance = self(batch).float().exp()
@@ -381,6 +375,6 @@ class TreeRelatedness(TreeTask):
 
 
 def mean_score(chance: Float[Tensor, "example score"]) -> Float[Tensor, " example"]:
-    """Computes the mean of a distribution over the scores 1, 2, 3, and so on."""
+    """Compute the mean of a distribution over the scores 1, 2, 3, and so on."""
     scores = torch.arange(1, chance.size(-1) + 1, dtype=chance.dtype, device=chance.device)
     return chance @ scores

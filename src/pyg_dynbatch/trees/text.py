@@ -5,9 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
+import numpy as np
 import torch
 
 from pyg_dynbatch.core.errors import described, mismatch
+from pyg_dynbatch.core.structure import longest_paths
 from pyg_dynbatch.trees.data import DynTreeData
 from pyg_dynbatch.trees.vocabulary import Vocabulary
 
@@ -17,7 +19,7 @@ NO_PARENT = -1
 
 @dataclass(slots=True)
 class ParsedTree:
-    """Lists, for every node, its label, token, parent, place among its siblings and depth.
+    """Label, token, parent, place among its siblings and depth of every node, as lists.
 
     Lists are what a parser can fill quickly; each becomes one tensor at the end.
 
@@ -45,26 +47,18 @@ class ParsedTree:
 
     @property
     def words(self) -> list[str]:
-        """Gives the tokens in node order, without the nodes that have none."""
+        """The tokens in node order, without the nodes that have none."""
         return [token for token in self.tokens if token is not None]
 
     def to_data(self, vocabulary: Vocabulary, *, labelled: bool = True) -> DynTreeData:
-        """Turns one tree into a data object.
-
-        Args:
-            vocabulary: Gives each token its row.
-            labelled: Whether the field ``y`` is set.
-
-        Returns:
-            The tree with ``token`` (-1 = none) and, if labelled, ``y``.
-        """
+        """Turn the tree into a data object, see :func:`~pyg_dynbatch.data.forest_to_data`."""
         return forest_to_data([self], vocabulary, labelled=labelled)
 
 
 def forest_to_data(
     trees: Sequence[ParsedTree], vocabulary: Vocabulary, *, labelled: bool = True
 ) -> DynTreeData:
-    """Puts several trees side by side into one data object.
+    """Join several trees into one data object.
 
     Args:
         trees: The trees; their roots keep this order in ``root_index``.
@@ -118,7 +112,7 @@ _LARGEST = 2**31
 def parse_bracketed(
     line: str, where: str = "", *, num_classes: int | None = None, labels: str = "required"
 ) -> ParsedTree:
-    """Reads one bracketed tree without recursion.
+    """Read one bracketed tree without recursion.
 
     A node is ``(label token)``, ``(label child child ...)`` or ``(label token child ...)``, each
     child again a node in brackets. Nodes are numbered in the order in which they open, so the
@@ -137,7 +131,7 @@ def parse_bracketed(
 
     Raises:
         ValueError: If brackets do not match, if a label is missing, not an integer or out of
-            range, if a node is empty or has two tokens; says where.
+            range, if a node is empty or has two tokens; the place is named.
 
     Example:
         >>> tree = parse_bracketed("(3 (2 good) (1 fun))")
@@ -150,7 +144,7 @@ def parse_bracketed(
 
 
 class _Parser:
-    """Walks over the pieces of one line with the open node as its only state."""
+    """Walk over the pieces of one line with the open node as the only state."""
 
     def __init__(self, line: str, where: str, num_classes: int | None, labels: str) -> None:
         self.line = line
@@ -162,42 +156,35 @@ class _Parser:
 
     def run(self) -> ParsedTree:
         tree, pieces = self.tree, self.pieces
-        parents, slots, depths = tree.parents, tree.slots, tree.depths
-        counts: list[int] = []  # children so far, for each node
-        node = NO_PARENT
-        at, end = 0, len(pieces)
+        parents, tokens = tree.parents, tree.tokens
+        node, at, end = NO_PARENT, 0, len(pieces)
         while at < end:
             piece = pieces[at]
-            at += 1
             if piece == "(":
-                if node >= 0:
-                    slots.append(counts[node])
-                    counts[node] += 1
-                elif parents:
-                    self.fail(at - 1, "there is text after the tree", "one tree a line")
-                else:
-                    slots.append(0)
+                if node < 0 and parents:
+                    self.fail(at, "there is text after the tree", "one tree per line")
                 parents.append(node)
-                counts.append(0)
-                depths.append(0)
                 node = len(parents) - 1
-                at = self.head(at)
-            elif piece == ")":
-                above = self.close(at - 1, node, counts)
-                if above >= 0 and depths[above] <= depths[node]:
-                    depths[above] = depths[node] + 1
-                node = above
-            else:
-                self.stray(at - 1, node)
+                at = self.head(at + 1)
+                continue
+            if piece != ")":
+                self.stray(at, node)
+            if node < 0:
+                self.fail(at, "a bracket is closed that was never opened", "balanced brackets")
+            if node == len(parents) - 1 and tokens[node] is None:
+                self.fail(at, "there is an empty tree", "a token or a child in every node")
+            node = parents[node]
+            at += 1
         if node >= 0 or not parents:
             self.unfinished(node)
+        _fill_in(tree)
         return tree
 
     def head(self, at: int) -> int:
-        """Reads label and token behind an opening bracket; returns the place after them."""
+        """Read label and token behind an opening bracket; return the place after them."""
         label, token = UNLABELLED, None
         pieces, tree = self.pieces, self.tree
-        if at == len(pieces):  # `unfinished` will say what is wrong
+        if at == len(pieces):  # an error that `unfinished` raises
             return at
         piece = pieces[at]
         if self.labels == "required" or (
@@ -232,13 +219,6 @@ class _Parser:
             self.fail(at, "a label is out of range", f"a label in {lowest}..{highest}", piece)
         return label
 
-    def close(self, at: int, node: int, counts: list[int]) -> int:
-        if node < 0:
-            self.fail(at, "a bracket is closed that was never opened", "balanced brackets")
-        if counts[node] == 0 and self.tree.tokens[node] is None:
-            self.fail(at, "there is an empty tree", "a token or a child in every node")
-        return self.tree.parents[node]
-
     def stray(self, at: int, node: int) -> NoReturn:
         if node < 0:
             self.fail(at, "there is text outside the brackets", "(label ...)", self.pieces[at])
@@ -247,7 +227,7 @@ class _Parser:
         self.fail(
             at,
             f"a second token follows {after} in one node",
-            "at most one token a node, before its children",
+            "at most one token per node, before its children",
             self.pieces[at],
             "a bracket around each token",
         )
@@ -255,10 +235,7 @@ class _Parser:
     def unfinished(self, node: int) -> NoReturn:
         if node < 0:
             self.fail(0, "there is an empty tree", "(label ...)", repr(self.line))
-        opened = 0
-        while node >= 0:
-            opened += 1
-            node = self.tree.parents[node]
+        opened = self.pieces.count("(") - self.pieces.count(")")
         self.fail(
             len(self.pieces),
             f"{opened} bracket{'s are' if opened > 1 else ' is'} never closed",
@@ -275,8 +252,20 @@ class _Parser:
         )
 
 
+def _fill_in(tree: ParsedTree) -> None:
+    """Compute slots and depths of a tree in which parents come before their children."""
+    tree.slots, tree.depths = [0] * len(tree), [0] * len(tree)
+    counts = [0] * len(tree)  # children so far
+    for node, above in enumerate(tree.parents[1:], start=1):
+        tree.slots[node] = counts[above]
+        counts[above] += 1
+    for node in range(len(tree) - 1, 0, -1):
+        above = tree.parents[node]
+        tree.depths[above] = max(tree.depths[above], tree.depths[node] + 1)
+
+
 class BracketedTree:
-    """Turns lines of bracketed text into data objects.
+    """Turn lines of bracketed text into data objects.
 
     Args:
         vocabulary: Gives each token its row.
@@ -298,7 +287,7 @@ class BracketedTree:
         self.labels = labels
 
     def __call__(self, line: str, where: str = "") -> DynTreeData:
-        """Parses one line."""
+        """Parse one line."""
         tree = parse_bracketed(line, where, num_classes=self.num_classes, labels=self.labels)
         return tree.to_data(self.vocabulary, labelled=self.labels != "none")
 
@@ -310,7 +299,7 @@ class BracketedTree:
 
 
 def to_bracketed(data: DynTreeData, vocabulary: Vocabulary) -> str:
-    """Writes a tree as bracketed text, the inverse of `BracketedTree`.
+    """Write a tree as bracketed text, the inverse of `BracketedTree`.
 
     Args:
         data: One tree with ``token`` and, optionally, ``y``; unlabelled nodes get the label -1,
@@ -321,8 +310,8 @@ def to_bracketed(data: DynTreeData, vocabulary: Vocabulary) -> str:
         The text, children in the order of ``child_slot``.
 
     Raises:
-        ValueError: If the data is no single tree or has no ``token``, if a slot of a node is empty
-            or taken twice, if labels are no whole numbers, or a word cannot stand in brackets.
+        ValueError: If the data is not a single tree or has no ``token``, if a slot of a node is
+            empty or taken twice, if labels are not integers, or a word cannot be put in brackets.
 
     Example:
         >>> vocabulary = Vocabulary(["good", "fun"])
@@ -330,81 +319,65 @@ def to_bracketed(data: DynTreeData, vocabulary: Vocabulary) -> str:
         >>> to_bracketed(BracketedTree(vocabulary)(text), vocabulary) == text
         True
     """
-    _check_fields(data)
-    roots = data.root_index.tolist()
-    child, parent = data.edge_index.tolist()
-    if len(roots) != 1 or len(set(child)) != len(child):
+    if "token" not in data:
+        what = "to_bracketed: the data has no field token"
+        expected = "the row of the vocabulary for every node, -1 for none"
+        raise mismatch(ValueError, what, expected, ", ".join(sorted(data.keys())))
+    if "y" in data and data.y.dtype.is_floating_point:
         raise mismatch(
             ValueError,
-            "to_bracketed: the data is no tree",
-            "one root, and one parent for every other node",
-            f"{len(roots)} roots, {len(child) - len(set(child))} shared nodes",
-            hint="write each tree of a forest by itself",
+            "to_bracketed: the labels are not integers",
+            "classes, which parse_bracketed can read; -1 for none",
+            described(data.y),
+            hint="data.y of type int64, or no field y",
         )
-    children: list[list[int]] = [[] for _ in range(int(data.num_nodes or 0))]
-    slots = data.child_slot.tolist()
-    for edge in sorted(range(len(child)), key=slots.__getitem__):
-        if slots[edge] != len(children[parent[edge]]):
-            _refuse_slots(parent[edge], parent, slots)
-        children[parent[edge]].append(child[edge])
-    tokens = data.token.tolist()
-    labels = data.y.tolist() if "y" in data else None
+    children = _children_of(data)
+    words = [
+        _word(vocabulary[row], node) if row >= 0 else None
+        for node, row in enumerate(data.token.tolist())
+    ]
+    labels = data.y.tolist() if "y" in data else [None] * len(words)
     parts: list[str] = []
-    waiting: list[int | None] = [roots[0]]  # None closes a bracket
+    waiting: list[int | None] = [int(data.root_index)]  # None closes a bracket
     while waiting:
         node = waiting.pop()
         if node is None:
             parts.append(")")
             continue
-        word = _writable(vocabulary[tokens[node]], node) if tokens[node] >= 0 else None
-        label = None if labels is None else str(labels[node])
-        head = " ".join(part for part in (label, word) if part is not None)
+        head = " ".join(str(part) for part in (labels[node], words[node]) if part is not None)
         parts.append(f" ({head}")
         waiting.append(None)
         waiting.extend(reversed(children[node]))
     return "".join(parts).strip().replace("( (", "((")
 
 
-def _check_fields(data: DynTreeData) -> None:
-    if "token" not in data:
-        raise mismatch(
-            ValueError,
-            "to_bracketed: the data has no field token",
-            "the row of the vocabulary for every node, -1 for none",
-            ", ".join(sorted(data.keys())),
-        )
-    if "y" in data and data.y.dtype.is_floating_point:
-        raise mismatch(
-            ValueError,
-            "to_bracketed: the labels are no whole numbers",
-            "classes, which parse_bracketed can read; -1 for none",
-            described(data.y),
-            hint="data.y of type int64, or no field y",
-        )
+def _children_of(data: DynTreeData) -> list[list[int]]:
+    """List the children of every node of a tree in the order of their slots."""
+    roots, (child, parent) = data.root_index.numel(), data.edge_index.tolist()
+    if roots != 1 or len(set(child)) != len(child):
+        expected = "one root, and one parent for every other node"
+        got = f"{roots} roots, {len(child) - len(set(child))} shared nodes"
+        hint = "write each tree of a forest by itself"
+        raise mismatch(ValueError, "to_bracketed: the data is not a tree", expected, got, hint=hint)
+    placed: list[list[tuple[int, int]]] = [[] for _ in range(data.num_nodes)]
+    for slot, above, below in sorted(zip(data.child_slot.tolist(), parent, child, strict=True)):
+        placed[above].append((slot, below))
+    for node, below in enumerate(placed):
+        slots = [slot for slot, _ in below]
+        if slots != list(range(len(slots))):
+            what = "to_bracketed: a node has an empty slot, or two children in one"
+            expected = f"slots {list(range(len(slots)))} for {len(slots)} children"
+            got = f"slots {slots}"
+            hint = "child_slot counted from 0 without gaps; an empty slot cannot be written"
+            raise mismatch(ValueError, what, expected, got, where=f"node {node}", hint=hint)
+    return [[child for _, child in below] for below in placed]
 
 
-def _refuse_slots(node: int, parent: list[int], slots: list[int]) -> NoReturn:
-    taken = sorted(slot for slot, above in zip(slots, parent, strict=True) if above == node)
-    raise mismatch(
-        ValueError,
-        "to_bracketed: a node has an empty slot, or two children in one",
-        f"slots {list(range(len(taken)))} for {len(taken)} children",
-        f"slots {taken}",
-        where=f"node {node}",
-        hint="child_slot counted from 0 without gaps; brackets have no sign for an empty slot",
-    )
-
-
-def _writable(word: str, node: int) -> str:
+def _word(word: str, node: int) -> str:
     if _PIECES.fullmatch(word) is None or word in "()":
-        raise mismatch(
-            ValueError,
-            f"to_bracketed: the word {word!r} cannot stand in brackets",
-            "a word without spaces and brackets",
-            repr(word),
-            where=f"node {node}",
-            hint="-LRB- and -RRB- for brackets",
-        )
+        what = f"to_bracketed: the word {word!r} cannot be put in brackets"
+        expected, hint = "a word without spaces and brackets", "-LRB- and -RRB- for brackets"
+        raise mismatch(ValueError, what, expected, repr(word), where=f"node {node}", hint=hint)
     return word
 
 
@@ -412,12 +385,12 @@ _OUTSIDE = -1  # a token that belongs to no tree, such as punctuation in collaps
 
 
 def parse_parents(line: str, words: Sequence[str], where: str = "") -> ParsedTree:
-    """Reads parent pointers as the Tree-LSTM release writes them.
+    """Read parent pointers as the Tree-LSTM release writes them.
 
     The i-th number is the parent of node i, counted from 1; 0 marks the root and -1 a token that
-    is not in the tree. The first nodes are the words. In a dependency tree there are no others; in
-    a constituency tree the inner nodes follow, without words. Siblings are ordered by position in
-    the sentence: of the word itself, or of the first word below.
+    is not in the tree. The first nodes are the words; in a constituency tree the inner nodes
+    follow. Siblings are ordered by position in the sentence: of the word itself, or of the first
+    word below.
 
     Args:
         line: The numbers, divided by spaces.
@@ -428,7 +401,7 @@ def parse_parents(line: str, words: Sequence[str], where: str = "") -> ParsedTre
         The tree, without labels; tokens outside the tree are left out.
 
     Raises:
-        ValueError: If a number is no integer or names no node, if there are fewer numbers than
+        ValueError: If a number is not an integer or names no node, if there are fewer numbers than
             words, if there is not exactly one root, or if the pointers run in a circle.
 
     Example:
@@ -447,15 +420,15 @@ def parse_parents(line: str, words: Sequence[str], where: str = "") -> ParsedTre
         parents.append(number[above] if above >= 0 else NO_PARENT)
     if parents.count(NO_PARENT) != 1:
         raise _wrong("there is not exactly one root", where, f"{parents.count(NO_PARENT)} zeros")
-    has_word = [node < len(words) for node in kept]
-    depths, first = _depths(parents, has_word, where)
-    return ParsedTree(
+    tree = ParsedTree(
         labels=[UNLABELLED] * len(kept),
-        tokens=[words[node] if own else None for node, own in zip(kept, has_word, strict=True)],
+        tokens=[words[node] if node < len(words) else None for node in kept],
         parents=parents,
-        slots=_slots(parents, first),
-        depths=depths,
+        slots=[0] * len(kept),
+        depths=_depths(np.array(parents), where),
     )
+    _order_siblings(tree)
+    return tree
 
 
 def _pointers(line: str, words: int, where: str) -> list[int]:
@@ -464,61 +437,39 @@ def _pointers(line: str, words: int, where: str) -> list[int]:
     except ValueError as error:
         raise _wrong("a parent pointer is not an integer", where, error) from error
     if len(pointers) < words:
-        raise _wrong(
-            "there are fewer parent pointers than words",
-            where,
-            f"{len(pointers)} pointers for {words} words",
-        )
+        got = f"{len(pointers)} pointers for {words} words"
+        raise _wrong("there are fewer parent pointers than words", where, got)
     bad = next((p for p in pointers if not _OUTSIDE <= p <= len(pointers)), None)
     if bad is not None:
         raise _wrong(f"a parent pointer names none of the {len(pointers)} nodes", where, bad)
     return pointers
 
 
-def _depths(parents: list[int], has_word: list[bool], where: str) -> tuple[list[int], list[int]]:
-    """Computes, from the leaves up, every depth and the first word at or below every node."""
-    first = [node if own else len(parents) for node, own in enumerate(has_word)]
-    waiting = [0] * len(parents)
-    for above in parents:
-        if above != NO_PARENT:
-            waiting[above] += 1
-    depths = [0] * len(parents)
-    ready = [node for node, count in enumerate(waiting) if count == 0]
-    done = 0
-    while ready:
-        node = ready.pop()
-        done += 1
-        above = parents[node]
-        if above == NO_PARENT:
-            continue
-        depths[above] = max(depths[above], depths[node] + 1)
-        if not has_word[above]:
-            first[above] = min(first[above], first[node])
-        waiting[above] -= 1
-        if waiting[above] == 0:
-            ready.append(above)
-    if done < len(parents):
-        stuck = [node + 1 for node, count in enumerate(waiting) if count > 0]
+def _depths(parents: np.ndarray, where: str) -> list[int]:
+    child = np.flatnonzero(parents != NO_PARENT)
+    depths = longest_paths(child, parents[child], len(parents))
+    if (depths < 0).any():
+        stuck = (np.flatnonzero(depths < 0) + 1).tolist()
         raise _wrong("the parent pointers run in a circle", where, f"nodes {stuck[:10]}")
-    return depths, first
+    return depths.tolist()
 
 
-def _slots(parents: list[int], first: list[int]) -> list[int]:
-    slots = [0] * len(parents)
-    counts = [0] * len(parents)
-    for node in sorted(range(len(parents)), key=first.__getitem__):
-        above = parents[node]
+def _order_siblings(tree: ParsedTree) -> None:
+    """Number siblings by their own word or, in inner nodes without one, the first word below."""
+    nodes = range(len(tree))
+    first = [len(tree) if token is None else node for node, token in enumerate(tree.tokens)]
+    for node in sorted(nodes, key=tree.depths.__getitem__):
+        above = tree.parents[node]
+        if above != NO_PARENT and tree.tokens[above] is None:
+            first[above] = min(first[above], first[node])
+    counts = [0] * len(tree)
+    for node in sorted(nodes, key=first.__getitem__):
+        above = tree.parents[node]
         if above != NO_PARENT:
-            slots[node] = counts[above]
+            tree.slots[node] = counts[above]
             counts[above] += 1
-    return slots
 
 
 def _wrong(problem: str, where: str, got: object) -> ValueError:
-    return mismatch(
-        ValueError,
-        f"parent pointers: {problem}",
-        "for each node the number of its parent from 1, 0 for the root, -1 if outside",
-        got,
-        where=where,
-    )
+    expected = "for each node the number of its parent from 1, 0 for the root, -1 if outside"
+    return mismatch(ValueError, f"parent pointers: {problem}", expected, got, where=where)

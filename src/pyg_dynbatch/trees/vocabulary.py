@@ -14,16 +14,10 @@ _ESCAPES = {"-LRB-": "(", "-RRB-": ")", "-LSB-": "[", "-RSB-": "]", "-LCB-": "{"
 
 
 def unescape(word: str) -> str:
-    r"""Turns a Penn-Treebank token back into the text it stands for.
+    r"""Turn a Penn-Treebank token back into its text.
 
     Brackets are written ``-LRB-``, ``-RRB-`` and so on in treebanks, slashes and asterisks carry a
     backslash. Every other character, the no-break space included, is kept.
-
-    Args:
-        word: One token of a treebank.
-
-    Returns:
-        The text of the token.
 
     Example:
         >>> unescape("-LRB-"), unescape("1\\/2")
@@ -35,7 +29,7 @@ def unescape(word: str) -> str:
 
 
 class Vocabulary:
-    """Maps words to rows ``1, 2, ...`` and every other word to row 0.
+    """Map words to rows ``1, 2, ...`` and every other word to row 0.
 
     A vocabulary never changes after it is made, so a cache, an embedding matrix and a model that
     were built with it stay in step.
@@ -63,27 +57,22 @@ class Vocabulary:
         self._row = {word: row for row, word in enumerate(self.words)}
         if len(self._row) != len(self.words):
             first = next(w for row, w in enumerate(self.words) if self._row[w] != row)
-            raise mismatch(
-                ValueError,
-                f"Vocabulary: the word {first!r} has two rows",
-                "every word once, the unknown word not among them",
-                f"rows {self.words.index(first)} and {self._row[first]}",
-                hint="Vocabulary.from_counts, or list(dict.fromkeys(words))",
-            )
+            what = f"Vocabulary: the word {first!r} has two rows"
+            expected = "every word once, the unknown word not among them"
+            got = f"rows {self.words.index(first)} and {self._row[first]}"
+            hint = "Vocabulary.from_counts, or list(dict.fromkeys(words))"
+            raise mismatch(ValueError, what, expected, got, hint=hint)
 
     @classmethod
     def from_words(
         cls, words: Iterable[str], *, unknown: str = UNKNOWN, lower_case: bool = False
     ) -> "Vocabulary":
-        """Builds a vocabulary of the distinct words, in order of first appearance.
+        """Build a vocabulary of the distinct words, in order of first appearance.
 
         Args:
             words: Words, repeats allowed.
-            unknown: What row 0 is called.
+            unknown: Name of row 0.
             lower_case: Whether words are lower-cased.
-
-        Returns:
-            The vocabulary.
 
         Example:
             >>> Vocabulary.from_words(["to", "be", "or", "not", "to", "be"]).words
@@ -104,17 +93,17 @@ class Vocabulary:
         unknown: str = UNKNOWN,
         lower_case: bool = False,
     ) -> "Vocabulary":
-        """Builds a vocabulary of the most frequent words, most frequent first.
+        """Build a vocabulary of the most frequent words, most frequent first.
 
         Args:
             counts: How often each word occurs.
             min_count: Words rarer than this are left to row 0.
             max_words: At most this many words, row 0 not counted.
-            unknown: What row 0 is called.
+            unknown: Name of row 0.
             lower_case: Whether words are lower-cased; their counts are then added.
 
         Returns:
-            The vocabulary; words that occur equally often stand in alphabetical order.
+            The vocabulary; words that occur equally often are in alphabetical order.
 
         Example:
             >>> Vocabulary.from_counts({"rare": 1, "the": 9, "a": 9}, min_count=2).words
@@ -131,76 +120,38 @@ class Vocabulary:
 
     @property
     def unknown(self) -> str:
-        """Gives the name of row 0."""
+        """The name of row 0."""
         return self.words[0]
 
     def row(self, word: str) -> int:
-        """Looks one word up.
-
-        Args:
-            word: The word.
-
-        Returns:
-            Its row, or 0.
-        """
+        """Return the row of a word, or 0."""
         return self._row.get(word.lower() if self.lower_case else word, 0)
 
     def rows(self, words: Iterable[str]) -> list[int]:
-        """Looks many words up.
-
-        Args:
-            words: The words.
-
-        Returns:
-            One row for each, 0 for unknown words.
-        """
+        """Return one row per word, 0 for unknown words."""
         return [self.row(word) for word in words]
 
     def digest(self) -> str:
-        """Names the content in 16 hexadecimal digits, equal for equal vocabularies.
-
-        Returns:
-            The first digits of a SHA-256 over words and options.
-        """
+        """Return a digest of 16 hexadecimal digits, equal for equal vocabularies."""
         return hashlib.sha256(self._to_json().encode()).hexdigest()[:16]
 
     def save(self, path: str | Path) -> None:
-        """Writes the vocabulary to a JSON file, whole or not at all.
-
-        Args:
-            path: The file.
-
-        Raises:
-            OSError: If the folder cannot be written.
-        """
+        """Write the vocabulary to a JSON file, whole or not at all."""
         text = self._to_json()
         write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
     @classmethod
     def load(cls, path: str | Path) -> "Vocabulary":
-        """Reads a vocabulary that `save` wrote.
-
-        Args:
-            path: The file.
-
-        Returns:
-            The vocabulary.
-
-        Raises:
-            ValueError: If the file holds something else.
-        """
+        """Read a vocabulary that `save` wrote; a ValueError if the file holds something else."""
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
             unknown, *words = content["words"]
             return cls(words, unknown=unknown, lower_case=content["lower_case"])
         except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise mismatch(
-                ValueError,
-                "Vocabulary: the file is not a saved vocabulary",
-                'JSON with "words" and "lower_case", as Vocabulary.save writes it',
-                f"{type(error).__name__}: {error}",
-                where=path,
-            ) from error
+            what = "Vocabulary: the file is not a saved vocabulary"
+            expected = 'JSON with "words" and "lower_case", as Vocabulary.save writes it'
+            got = f"{type(error).__name__}: {error}"
+            raise mismatch(ValueError, what, expected, got, where=path) from error
 
     def _to_json(self) -> str:
         content = {"lower_case": self.lower_case, "words": self.words}

@@ -1,11 +1,17 @@
-"""Bracketed text to trees and back, and what is said about text that is no tree."""
+"""Bracketed text and parent pointers to trees and back, and text that is not a tree."""
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyg_dynbatch.data import BracketedTree, Vocabulary, parse_bracketed, to_bracketed
+from pyg_dynbatch.data import (
+    BracketedTree,
+    Vocabulary,
+    parse_bracketed,
+    parse_parents,
+    to_bracketed,
+)
 
 Nested = tuple[int, str | None, list["Nested"]]
 
@@ -154,7 +160,7 @@ def test_a_forest_is_not_written() -> None:
     tree = parse_bracketed("(1 a)")
     from pyg_dynbatch.data import forest_to_data
 
-    with pytest.raises(ValueError, match=r"the data is no tree[\s\S]*2 roots, 0 shared nodes"):
+    with pytest.raises(ValueError, match=r"the data is not a tree[\s\S]*2 roots, 0 shared nodes"):
         to_bracketed(forest_to_data([tree, tree], vocabulary), vocabulary)
 
 
@@ -162,7 +168,7 @@ def test_a_word_with_a_bracket_is_not_written() -> None:
     vocabulary = Vocabulary(["a", "("])
     data = BracketedTree(vocabulary)("(1 (1 a) (1 a))")
     data.token[2] = 2
-    with pytest.raises(ValueError, match=r"cannot stand in brackets[\s\S]*node 2"):
+    with pytest.raises(ValueError, match=r"cannot be put in brackets[\s\S]*node 2"):
         to_bracketed(data, vocabulary)
 
 
@@ -170,7 +176,7 @@ def test_what_cannot_be_read_back_is_not_written() -> None:
     vocabulary = Vocabulary(["a", "b"])
     data = BracketedTree(vocabulary)("(1 (1 a) (1 b))")
     data.y = torch.tensor([0.5, float("nan"), 1.0])
-    with pytest.raises(ValueError, match=r"labels are no whole numbers[\s\S]*got: +float32"):
+    with pytest.raises(ValueError, match=r"labels are not integers[\s\S]*got: +float32"):
         to_bracketed(data, vocabulary)
     del data.y, data.token
     with pytest.raises(ValueError, match=r"no field token[\s\S]*got: +child_slot"):
@@ -187,3 +193,52 @@ def test_an_empty_slot_is_not_written(slots: list[int], said: str) -> None:
     wanted = rf"a node has an empty slot[\s\S]*slots \[0, 1\] for 2 children[\s\S]*{said}"
     with pytest.raises(ValueError, match=wanted + r"[\s\S]*node 1"):
         to_bracketed(data, vocabulary)
+
+
+@given(st.integers(1, 15).flatmap(lambda n: st.tuples(st.permutations(range(n)), st.data())))
+def test_random_dependency_trees(drawn: tuple[list[int], st.DataObject]) -> None:
+    order, data = drawn
+    above = {order[0]: -1}
+    for i, node in enumerate(order[1:], start=1):
+        above[node] = order[data.draw(st.integers(0, i - 1))]
+    pointers = " ".join(str(above[node] + 1) for node in range(len(order)))
+    tree = parse_parents(pointers, [str(node) for node in range(len(order))])
+    assert tree.parents == [above[node] for node in range(len(order))]
+    tree.to_data(Vocabulary(["0"]), labelled=False).validate(require_tree=True)
+    for parent in range(len(order)):
+        children = [node for node in range(len(order)) if above[node] == parent]
+        assert [tree.slots[child] for child in children] == list(range(len(children)))
+
+
+def test_constituents_are_ordered_by_their_first_word() -> None:
+    # ((A man) (sings (a song))) with the right constituent numbered before the left one
+    tree = parse_parents("8 8 6 7 7 9 6 9 0", ["A", "man", "sings", "a", "song"])
+    assert tree.tokens == ["A", "man", "sings", "a", "song", None, None, None, None]
+    assert tree.slots == [0, 1, 0, 0, 1, 1, 1, 0, 0]
+    assert tree.depths == [0, 0, 0, 0, 0, 2, 1, 1, 3]
+
+
+def test_words_outside_the_tree_are_left_out() -> None:
+    tree = parse_parents("2 0 -1 2", ["Dogs", "run", ",", "fast"])
+    assert tree.words == ["Dogs", "run", "fast"]
+    assert tree.parents == [1, -1, 1]
+
+
+@pytest.mark.parametrize(
+    ("pointers", "problem", "got"),
+    [
+        ("2 x", "a parent pointer is not an integer", "'x'"),
+        ("0", "there are fewer parent pointers than words", "1 pointers for 2 words"),
+        ("0 3", "a parent pointer names none of the 2 nodes", "3"),
+        ("0 -2", "a parent pointer names none of the 2 nodes", "-2"),
+        ("0 0", "there is not exactly one root", "2 zeros"),
+        ("-1 1", "the parent of node 2 is outside the tree", "1"),
+        ("0 3 2", "the parent pointers run in a circle", "nodes [2, 3]"),
+    ],
+)
+def test_says_what_is_wrong(pointers: str, problem: str, got: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        parse_parents(pointers, ["a", "b"], "a.parents:4")
+    assert str(caught.value).startswith(f"parent pointers: {problem}.")
+    assert got in str(caught.value)
+    assert "where:    a.parents:4" in str(caught.value)

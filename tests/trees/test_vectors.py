@@ -1,0 +1,260 @@
+"""Vectors of a vocabulary: coverage, text files, sentence encoders."""
+
+import gzip
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+
+from pyg_dynbatch.data import Vocabulary, WordVectors, read_word_vectors, sentence_vectors
+from pyg_dynbatch.trees.vectors import DEFAULT_MODEL, MISSING, find_model
+
+
+@pytest.fixture
+def vectors() -> WordVectors:
+    matrix = torch.arange(8.0).reshape(4, 2)
+    found = torch.tensor([False, True, False, True])
+    return WordVectors(Vocabulary(["a", "b", "c"]), matrix, found, "here")
+
+
+def test_coverage_by_split(vectors: WordVectors) -> None:
+    train, dev = vectors.coverage(
+        {"train": torch.tensor([0, 6, 3, 1]), "dev": torch.tensor([1, 0, 0, 1])}
+    )
+    assert str(train) == "train: 70.0% of 10 tokens, 66.7% of 3 distinct words"
+    assert (dev.tokens, dev.tokens_found, dev.types, dev.types_found) == (2, 1, 2, 1)
+
+
+def test_words_without_vector_are_named_when_they_occur(vectors: WordVectors) -> None:
+    assert vectors.require(torch.tensor([0, 1, 0, 2])) is vectors
+    with pytest.raises(ValueError, match=r"token 'b' has no vector[\s\S]*where:    here"):
+        vectors.require(torch.tensor([0, 1, 5, 2]))
+    with pytest.raises(ValueError, match="token '<unk>' has no vector"):
+        vectors.require(torch.tensor([1, 1, 0, 2]))
+    with pytest.raises(ValueError, match="a vector for each of 3 words"):
+        vectors.require()
+
+
+def test_words_without_vector_can_share_row_zero(vectors: WordVectors) -> None:
+    smaller = vectors.only_found()
+    assert smaller.vocabulary.words == ("<unk>", "a", "c")
+    assert smaller.matrix.tolist() == [[0, 1], [2, 3], [6, 7]]
+    assert smaller.found.tolist() == [False, True, True]
+
+
+def test_shows_itself(vectors: WordVectors) -> None:
+    assert repr(vectors) == "WordVectors(4 rows x 2, 2 from here)"
+
+
+def test_scales(vectors: WordVectors) -> None:
+    assert torch.equal(vectors.scaled(6.0).matrix, 6.0 * vectors.matrix)
+
+
+def test_rows_must_agree(vectors: WordVectors) -> None:
+    with pytest.raises(ValueError, match=r"rows and words differ in number[\s\S]*3 rows"):
+        WordVectors(Vocabulary(["a", "b"]), vectors.matrix, vectors.found)
+
+
+@pytest.fixture
+def vocabulary() -> Vocabulary:
+    return Vocabulary(["The", "film", "-LRB-", ".", "dull", "Caf\u00e9"])
+
+
+@pytest.mark.parametrize("name", ["glove.txt", "word2vec.txt", "glove.txt.gz"])
+def test_reads_every_format(
+    samples: Path, tmp_path: Path, vocabulary: Vocabulary, name: str
+) -> None:
+    path = samples / name
+    if name.endswith(".gz"):
+        path = tmp_path / name
+        path.write_bytes(gzip.compress((samples / "glove.txt").read_bytes()))
+    vectors = read_word_vectors(path, vocabulary, missing="zeros")
+    assert vectors.found.tolist() == [False, False, True, True, True, False, False]
+    assert vectors.matrix[2:5].tolist() == [[1, 2, 3], [4, 5, 6], [-1, -2, -3]]
+    assert int(vectors.matrix[~vectors.found].count_nonzero()) == 0
+    assert vectors.width == 3
+
+
+def test_lower_case_comes_last(samples: Path) -> None:
+    vocabulary = Vocabulary(["The", "Caf\u00e9"])
+    vectors = read_word_vectors(samples / "glove.txt", vocabulary, lower_case=True)
+    assert vectors.found.tolist() == [False, True, True]
+    torch.testing.assert_close(vectors.matrix[1], torch.tensor([0.1, 0.2, 0.3]))
+
+
+def test_missing_words_begin_as_the_protocol_says(samples: Path) -> None:
+    vocabulary = Vocabulary(["film", *(f"none{i}" for i in range(200))])
+
+    def drawn(missing: str, seed: int = 0) -> torch.Tensor:
+        vectors = read_word_vectors(samples / "glove.txt", vocabulary, missing=missing, seed=seed)
+        return vectors.matrix[~vectors.found]
+
+    own, shared = drawn("uniform"), drawn("shared_uniform")
+    assert own.shape == shared.shape == (201, 3)
+    assert float(own.abs().max()) <= 0.05 < 2 * float(own.abs().max())
+    assert own.unique(dim=0).size(0) == 201 and shared.unique(dim=0).size(0) == 1
+    assert 0 < float(shared.abs().max()) <= 0.05
+    assert torch.equal(own, drawn("uniform")) and not torch.equal(own, drawn("uniform", 1))
+    assert float(drawn("normal").std()) == pytest.approx(1.0, rel=0.15)  # film is 1 2 3
+    assert not drawn("zeros").any()
+
+
+def test_missing_must_be_a_known_option(samples: Path, vocabulary: Vocabulary) -> None:
+    with pytest.raises(ValueError, match="missing is unknown") as caught:
+        read_word_vectors(samples / "glove.txt", vocabulary, missing="ones")
+    assert all(option in str(caught.value) for option in MISSING)
+
+
+def test_strict_names_a_token_without_vector(samples: Path, vocabulary: Vocabulary) -> None:
+    with pytest.raises(ValueError) as caught:
+        read_word_vectors(samples / "glove.txt", vocabulary, strict=True)
+    message = str(caught.value)
+    assert "WordVectors: token 'The' has no vector" in message
+    assert "3 words without: 'The', 'dull', 'Caf\u00e9'" in message
+    assert "glove.txt" in message
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "got"),
+    [
+        ("the 1 2 3\nfilm 1 2\n", 2, "2 values"),
+        ("the 1 2 3\nother 1 2\n", 2, "2 values"),
+        ("the 1 2 3\nfilm 1 2 3 4\n", 2, "4 values"),
+        ("2 3\nthe 1 2 3\nfilm 1 2 x\n", 3, "3 values, among them 'x'"),
+        ("the 1 2 3\nfilm 1 nan 3\n", 2, "nan or infinite values"),
+        ("the 1 2 3\n\nfilm 1 2 3\n", 2, "0 values"),
+    ],
+)
+def test_a_bad_line_is_named(
+    tmp_path: Path, vocabulary: Vocabulary, text: str, line: int, got: str
+) -> None:
+    path = tmp_path / "vectors.txt"
+    path.write_text(text)
+    with pytest.raises(ValueError) as caught:
+        read_word_vectors(path, vocabulary)
+    assert "is not 3 numbers" in str(caught.value)
+    assert f"got:      {got}" in str(caught.value)
+    assert f"where:    {path}:{line}" in str(caught.value)
+
+
+def test_a_cut_archive_is_refused(tmp_path: Path, vocabulary: Vocabulary) -> None:
+    whole = gzip.compress(b"\n".join(b"word%d 0.25 0.5" % i for i in range(1000)))
+    path = tmp_path / "vectors.gz"
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match="the compressed file is damaged or cut short"):
+        read_word_vectors(path, vocabulary)
+    path.write_bytes(whole[:12] + bytes(50) + whole[62:])
+    with pytest.raises(ValueError, match="the compressed file is damaged or cut short"):
+        read_word_vectors(path, vocabulary)
+
+
+@pytest.mark.parametrize("text", ["", "one\ntwo\n"])
+def test_a_file_without_vectors_is_refused(
+    tmp_path: Path, vocabulary: Vocabulary, text: str
+) -> None:
+    path = tmp_path / "vectors.txt"
+    path.write_text(text)
+    with pytest.raises(ValueError, match="there are no vectors in the file"):
+        read_word_vectors(path, vocabulary)
+
+
+def test_a_missing_file_is_named(tmp_path: Path, vocabulary: Vocabulary) -> None:
+    with pytest.raises(FileNotFoundError, match="none.txt: there is no such file"):
+        read_word_vectors(tmp_path / "none.txt", vocabulary)
+
+
+class Encoder:
+    """Gives each text the numbers of its first two characters, at length one."""
+
+    seen: list[str] = []
+
+    def __init__(self, model: str, device: str) -> None:
+        self.model = model
+
+    def encode(self, texts: list[str], **options: object) -> torch.Tensor:
+        Encoder.seen += texts
+        rows = [[float(ord(text[0])), float(ord(text[-1]))] for text in texts]
+        return torch.nn.functional.normalize(torch.tensor(rows), dim=1)
+
+
+@pytest.fixture
+def encoder(monkeypatch: pytest.MonkeyPatch) -> type[Encoder]:
+    module = types.ModuleType("sentence_transformers")
+    module.SentenceTransformer = Encoder  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "sentence_transformers", module)
+    monkeypatch.setattr(Encoder, "seen", [])
+    return Encoder
+
+
+def test_every_word_gets_its_scaled_vector(encoder: type[Encoder], capsys) -> None:
+    vocabulary = Vocabulary(["-LRB-", "film", "1\\/2"])
+    vectors = sentence_vectors(vocabulary, "some/model", scale=6.0, batch_size=2)
+    assert encoder.seen == ["(", "film", "1/2"]
+    torch.testing.assert_close(vectors.matrix[1:].norm(dim=1), torch.full((3,), 6.0))
+    torch.testing.assert_close(vectors.matrix[0], vectors.matrix[1:].mean(dim=0))
+    assert vectors.found.tolist() == [False, True, True, True]
+    assert not vectors.matrix.is_inference()
+    assert capsys.readouterr() == ("", "encoding with some/model: 3 of 3 words in 0 s\n")
+
+
+def test_the_cache_saves_the_encoder(
+    encoder: type[Encoder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache.pt"
+    first = sentence_vectors(Vocabulary(["a", "b"]), "m/x", cache=cache)
+    second = sentence_vectors(Vocabulary(["c", "b"]), "m/x", cache=cache)
+    assert encoder.seen == ["a", "b", "c"]
+    assert torch.equal(second.matrix[2], first.matrix[2])
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    third = sentence_vectors(Vocabulary(["c", "a"]), "m/x", cache=cache, scale=2.0)
+    assert torch.equal(third.matrix[2], 2.0 * first.matrix[1])
+    with pytest.raises(ImportError) as caught:
+        sentence_vectors(Vocabulary(["new"]), "m/x", cache=cache)
+    assert "the package sentence-transformers is missing" in str(caught.value)
+    assert "pip install 'pyg_dynbatch[sentence]'" in str(caught.value)
+
+
+def test_a_cache_of_another_model_is_refused(encoder: type[Encoder], tmp_path: Path) -> None:
+    cache = tmp_path / "cache.pt"
+    sentence_vectors(Vocabulary(["a"]), "m/x", cache=cache)
+    with pytest.raises(ValueError, match=r"made with another model[\s\S]*m/y[\s\S]*m/x"):
+        sentence_vectors(Vocabulary(["a"]), "m/y", cache=cache)
+
+
+def test_a_damaged_cache_is_refused(tmp_path: Path) -> None:
+    cache = tmp_path / "cache.pt"
+    cache.write_bytes(b"half")
+    with pytest.raises(ValueError, match="sentence_vectors: the file cannot be read"):
+        sentence_vectors(Vocabulary(["a"]), cache=cache)
+
+
+def test_finds_models_in_folders_and_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tmp_path / "carries_model" / "model"
+    model.mkdir(parents=True)
+    (model / "modules.json").write_text("[]")
+    (model.parent / "__init__.py").write_text("")
+    assert find_model(str(model)) == find_model(str(model.parent)) == str(model)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert find_model("carries-model") == str(model)
+    assert find_model("owner/name") == "owner/name"
+    assert find_model("no-such-package") == "no-such-package"
+
+
+def test_a_folder_without_model_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "readme.txt").write_text("")
+    with pytest.raises(ValueError, match=r"holds no sentence-transformers model[\s\S]*readme.txt"):
+        find_model(str(tmp_path))
+
+
+def test_the_packaged_model() -> None:
+    pytest.importorskip("sentence_transformers")
+    if find_model(DEFAULT_MODEL) == DEFAULT_MODEL:
+        pytest.skip(f"the package {DEFAULT_MODEL} is not installed")
+    vectors = sentence_vectors(Vocabulary(["good", "great", "table"]))
+    assert vectors.width == 384
+    good, great, table = vectors.matrix[1:]
+    assert float(good @ great) > float(good @ table)
