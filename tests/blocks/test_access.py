@@ -71,10 +71,10 @@ def test_nth() -> None:
 @pytest.mark.parametrize(
     ("given", "what"),
     [
-        ((3, 3, 3), "no sequence with a position"),
-        ((td.SequenceType(3), 3), "no sequence with a position"),
+        ((3, 3, 3), "not a sequence with a position"),
+        ((td.SequenceType(3), 3), "not a sequence with a position"),
         ((td.BroadcastSequenceType(3), td.PyObjectType()), "never ends"),
-        ((3, td.PyObjectType()), "the input is no sequence"),
+        ((3, td.PyObjectType()), "the input is not a sequence"),
     ],
 )
 def test_nth_errors(given: Any, what: str) -> None:
@@ -147,7 +147,7 @@ def test_folds_over_zips() -> None:
 
 def test_zip_errors() -> None:
     assert "there is no sequence" in refused(TypeError, lambda: td.Record(()) >> td.Zip())
-    assert "an item is no sequence" in refused(
+    assert "an item is not a sequence" in refused(
         TypeError, lambda: (numbers(), td.Scalar()) >> td.Zip()
     )
 

@@ -161,7 +161,7 @@ def add_one() -> td.Block:
 
 
 def test_metric_errors() -> None:
-    assert "name is no string" in refused(TypeError, td.Metric, 3)
+    assert "name is not a string" in refused(TypeError, td.Metric, 3)
     for kind in ((3, 3), (3, td.PyObjectType(), 3), (td.PyObjectType(), 3)):
         text = refused(TypeError, td.Metric("m").set_input_type, kind)
         assert "neither a tensor nor a pair" in text

@@ -50,7 +50,7 @@ def test_stated_output_type() -> None:
 @pytest.mark.parametrize(
     ("function", "got"),
     [
-        (lambda x: 3, "int, which is no tensor"),
+        (lambda x: 3, "int, which is not a tensor"),
         (lambda x: x.sum(), "a scalar, without a batch axis"),
         (lambda x: x[:1], "1 and 1 rows for 2 and 3 rows"),
         (lambda x: x.new_zeros(2, 4), "2 and 2 rows for 2 and 3 rows"),

@@ -93,7 +93,7 @@ def test_fc_dropout() -> None:
     found = td.Compiler.create(td.Vector(64) >> entrance)([[1.0] * 64]).output
     assert 0 < found < 128
     for bad in (0, 1.5, "half"):
-        assert "is no probability" in refused(ValueError, td.FC, 1, input_keep_prob=bad)
+        assert "is not a probability" in refused(ValueError, td.FC, 1, input_keep_prob=bad)
 
 
 def test_fc_errors() -> None:
@@ -237,7 +237,7 @@ def test_names() -> None:
     assert "no name" in refused(ValueError, td.create_variable_scope, "")
     assert "no name" in refused(TypeError, td.create_variable_scope, 3)
     assert td.FC(2, name="mine").name == "mine"
-    assert "the name is no string" in refused(TypeError, td.FC, 2, name=3)
+    assert "the name is not a string" in refused(TypeError, td.FC, 2, name=3)
 
 
 def test_text_can_be_read_back() -> None:

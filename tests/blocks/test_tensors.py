@@ -34,7 +34,7 @@ def test_gradients_flow_into_tensors() -> None:
 
 
 def test_from_tensor_errors() -> None:
-    assert "no tensor and no array" in refused(TypeError, td.FromTensor, [1.0])
+    assert "neither a tensor nor an array" in refused(TypeError, td.FromTensor, [1.0])
     missing = nn.UninitializedParameter()
     assert "not known yet" in refused(TypeError, td.FromTensor, missing)
 
@@ -82,11 +82,11 @@ def test_concat() -> None:
     ("items", "arguments", "what"),
     [
         ((), {}, "no tensor to concatenate"),
-        (((3, 3), 3), {}, "an item is no tensor"),
+        (((3, 3), 3), {}, "an item is not a tensor"),
         ((3, 3), {"concat_dim": 1}, "has no axis 1"),
         (([2, 3], [2, 4]), {}, "the other axes differ"),
         ((3, [3, "int32"]), {}, "dtypes differ"),
-        ((td.PyObjectType(), 3), {}, "an item is no tensor"),
+        ((td.PyObjectType(), 3), {}, "an item is not a tensor"),
     ],
 )
 def test_concat_errors(items: Any, arguments: Any, what: str) -> None:
