@@ -284,7 +284,9 @@ def test_a_file_of_something_else_is_not_overwritten(tmp_path: Path) -> None:
         file.write_bytes(content)
         kept = lambda: td.TracedExamples(td.Compiler.create(sentence()).tracer, TREES, file)  # noqa: E731
         text = refused(ValueError, kept)
-        assert "TracedExamples: the file does not hold traced examples" in text and "notes.txt" in text
+        assert (
+            "TracedExamples: the file does not hold traced examples" in text and "notes.txt" in text
+        )
         assert file.read_bytes() == content
 
 

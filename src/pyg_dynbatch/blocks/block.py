@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from functools import singledispatch
+from functools import singledispatch, wraps
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -51,6 +51,44 @@ scopes = _Scopes()
 runners: dict[str, Callable[..., Any]] = {}
 
 
+def keep_arguments(cls: Any, finish: Callable[[Any], None] | None = None) -> None:
+    """Let the constructor of a class keep its arguments, for :func:`call_text`, and then finish."""
+    init = cls.__init__
+
+    @wraps(init)
+    def __init__(self: Any, *arguments: Any, **named: Any) -> None:
+        init(self, *arguments, **named)
+        # Not in the constructors of base classes.
+        if type(self).__init__ is __init__:
+            self._arguments = arguments, named
+            if finish is not None:
+                finish(self)
+
+    cls.__init__ = __init__
+
+
+def call_text(made: Any) -> str:
+    """Write the call that made an object, as it can be read back where its names are defined."""
+    arguments, named = made._arguments
+    parts = [_argument_text(value) for value in arguments]
+    parts += [f"{key}={_argument_text(value)}" for key, value in named.items()]
+    return f"{type(made).__name__.lstrip('_')}({', '.join(parts)})"
+
+
+def _argument_text(value: Any) -> str:
+    if isinstance(value, dict):
+        items = ", ".join(f"{key!r}: {_argument_text(item)}" for key, item in value.items())
+        return f"{{{items}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_argument_text, value))}]"
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+        return f"({', '.join(map(_argument_text, value))}{',' if len(value) == 1 else ''})"
+    if isinstance(value, torch.dtype):
+        return repr(str(value).removeprefix("torch."))
+    is_plain = callable(value) and not isinstance(value, IOBase | nn.Module)
+    return getattr(value, "__name__", repr(value)) if is_plain else repr(value)
+
+
 class Block(IOBase):
     """Map an input to an output, for one example; blocks are put together into larger ones.
 
@@ -76,6 +114,11 @@ class Block(IOBase):
     __iter__ = None
     # Left out of paths: blocks that only hold others in order.
     _transparent = False
+    _arguments: tuple[Sequence[Any], dict[str, Any]] = ((), {})
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        keep_arguments(cls, Block._complete)
 
     def __init__(
         self,
@@ -90,7 +133,6 @@ class Block(IOBase):
         # The forward declaration that was resolved to this block.
         self._declaration: IOBase | None = None
         self._children: list[Block] = []
-        self._arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
         for child in children:
             self._adopt(convert_to_block(child))
 
@@ -118,10 +160,9 @@ class Block(IOBase):
         child._dependents.append(self)
         self._children.append(child)
 
-    def _complete(self, *arguments: Any, **named: Any) -> None:
-        """End the constructor: keep its arguments for ``repr`` and start type inference."""
+    def _complete(self) -> None:
+        """Start type inference, when the constructor has ended."""
         self._is_complete = True
-        self._arguments = (arguments, {k: v for k, v in named.items() if v is not None})
         propagate_types(self)
 
     def walk(self) -> Iterator["Block"]:
@@ -250,32 +291,7 @@ class Block(IOBase):
         depth: int = runners["max_depth"](self, inp)
         return depth
 
-    def __repr__(self) -> str:
-        return call_text(type(self).__name__, *self._arguments, self._name)
-
-
-def call_text(
-    called: str, arguments: Sequence[Any], named: dict[str, Any], name: str | None = None
-) -> str:
-    """Write a call as Python text."""
-    parts = [argument_text(value) for value in arguments]
-    parts += [f"{key}={argument_text(value)}" for key, value in named.items()]
-    parts += [f"name={name!r}"] if name else []
-    return f"{called.lstrip('_')}({', '.join(parts)})"
-
-
-def argument_text(value: Any) -> str:
-    """Write an argument so that it can be read back where its names are defined."""
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{k!r}: {argument_text(v)}' for k, v in value.items())}}}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(argument_text, value))}]"
-    if isinstance(value, tuple) and not hasattr(value, "_fields"):
-        return f"({', '.join(map(argument_text, value))}{',' if len(value) == 1 else ''})"
-    if isinstance(value, torch.dtype):
-        return repr(str(value).removeprefix("torch."))
-    is_plain = callable(value) and not isinstance(value, IOBase | nn.Module)
-    return getattr(value, "__name__", repr(value)) if is_plain else repr(value)
+    __repr__ = call_text
 
 
 @singledispatch
@@ -329,7 +345,6 @@ class Identity(Block):
 
     def __init__(self, name: Any = None) -> None:
         super().__init__(name=name)
-        self._complete()
 
     def _infer(self) -> None:
         self.set_output_type(self.input_type)
@@ -344,15 +359,8 @@ class _Pipe(Block):
 
     _transparent = True
 
-    def __init__(self, blocks: list[Block], name: Any) -> None:
-        parts: list[Block] = []
-        for block in blocks:
-            can_merge = isinstance(block, _Pipe) and block._name is None and block._parent is None
-            parts += block._release_children() if can_merge else [block]  # type: ignore[attr-defined]
-        super().__init__(parts, name=name)
-        for block in blocks:
-            block._parent = self
-        self._complete(*parts)
+    def __init__(self, *blocks: Block, name: Any = None) -> None:
+        super().__init__(blocks, name=name)
 
     def _release_children(self) -> list[Block]:
         """Move the children to a longer pipe; this one can be evaluated, but not used again."""
@@ -416,4 +424,13 @@ def Pipe(*blocks: Any, name: Any = None) -> Block:  # noqa: N802 - stands among 
             before.set_output_type(block.input_type)
         else:
             kept[0].set_input_type(block.input_type)
-    return kept[0] if len(kept) == 1 and name is None else _Pipe(kept, name)
+    if len(kept) == 1 and name is None:
+        return kept[0]
+    parts: list[Block] = []
+    for block in kept:
+        can_merge = isinstance(block, _Pipe) and block._name is None and block._parent is None
+        parts += block._release_children() if can_merge else [block]  # type: ignore[attr-defined]
+    pipe = _Pipe(*parts, **({} if name is None else {"name": name}))
+    for block in kept:
+        block._parent = pipe
+    return pipe

@@ -14,6 +14,7 @@ from pyg_dynbatch.blocks.types import (
     TupleType,
     VoidType,
     canonicalize_type,
+    propagate_types,
     shown,
 )
 from pyg_dynbatch.core.errors import mismatch
@@ -96,7 +97,6 @@ class CompositionIO(Block):
         super().__init__(name=f"{side} of {composition._label()}")
         self.composition, self.side = composition, side
         self._dependents.append(composition)
-        self._complete()
 
     def _path(self) -> str:
         return f"{self.composition._path()}.{self.side}"
@@ -145,7 +145,6 @@ class Composition(Block):
         self._sources: dict[Block, Any] = {}
         self._readers: dict[Block, list[int]] = {}
         self._input, self._output = CompositionIO(self, "input"), CompositionIO(self, "output")
-        self._complete()
         for source, target in wires:
             self.connect(self._from_numbers(source), self._from_numbers(target))
 
@@ -166,10 +165,10 @@ class Composition(Block):
         return source.side if isinstance(source, CompositionIO) else self._children.index(source)
 
     def __repr__(self) -> str:
-        named: dict[str, Any] = {"name": self._name} if self._name else {}
-        if self._connections:
-            named["wires"] = [tuple(map(self._to_numbers, pair)) for pair in self._connections]
-        return call_text("Composition", [self._children], named)
+        wires = [tuple(map(self._to_numbers, pair)) for pair in self._connections]
+        named = {"name": self._name, "wires": wires}
+        self._arguments = [self._children], {k: v for k, v in named.items() if v}
+        return call_text(self)
 
     @property
     def input(self) -> Block:
@@ -227,7 +226,7 @@ class Composition(Block):
             self._readers.setdefault(block, []).append(len(self._connections))
         self._connections.append((source, target))
         self._untyped.append((source, target))
-        self._complete()
+        propagate_types(self)
 
     def _check_own(self, side: CompositionIO, wanted: str, what: str) -> None:
         if side.composition is not self:

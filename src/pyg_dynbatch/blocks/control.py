@@ -40,7 +40,6 @@ class Optional(Block):
     def __init__(self, some_case: Any, none_case: Any = None, name: Any = None) -> None:
         cases = [some_case] if none_case is None else [some_case, none_case]
         super().__init__(cases, input_type=PyObjectType(), name=name)
-        self._complete(*self._children)
 
     def _key_of(self, child: Block) -> str:
         return "[some]" if child is self._children[0] else "[none]"
@@ -111,10 +110,6 @@ class OneOf(Block):
         if not callable(key_fn) and not key_block:
             expected = "a Python function, or a block whose output is a host object"
             self._refuse("key_fn cannot be called", expected, repr(key_fn))
-        cases: Any = dict(keyed) if isinstance(case_blocks, dict) else keyed
-        if isinstance(case_blocks, tuple):
-            cases = tuple(self.cases)
-        self._complete(key_fn, cases, *before)
 
     @property
     def cases(self) -> list[Block]:
@@ -197,7 +192,6 @@ class Void(Block):
 
     def __init__(self, name: Any = None) -> None:
         super().__init__(output_type=VoidType(), name=name)
-        self._complete()
 
     def _emit(self, code: Code, value: Any) -> Any:
         return "None"
@@ -226,7 +220,6 @@ class Metric(Block):
             self._refuse("the metric's name is not a string", "a str", repr(metric_name))
         self.metric_name = metric_name
         self.set_input_type_classes(TensorType, TupleType)
-        self._complete(metric_name)
 
     def _infer(self) -> None:
         kind = self.input_type

@@ -229,12 +229,6 @@ def _nested(output_type: ResultType, names: Iterator[str]) -> Any:
     return next(names)
 
 
-def _check_callable(block: Block, tf_fn: Any) -> None:
-    if not callable(tf_fn):
-        expected = "a function or module on batched tensors"
-        block._refuse("tf_fn cannot be called", expected, repr(tf_fn))
-
-
 def _check_input(block: Block, input_type: ResultType, *, sequences: bool = False) -> None:
     """Refuse inputs that are not made of tensors (and, where wanted, of one sequence)."""
     left, found = [input_type], 0
@@ -257,7 +251,45 @@ def _check_input(block: Block, input_type: ResultType, *, sequences: bool = Fals
         block._refuse("two sequences go in", "one sequence", shown(input_type))
 
 
-class Function(Block):
+class _Call:
+    """What :class:`Function` and :class:`Segment` share."""
+
+    _takes_sequence = False
+    # Types of the function, if it is a layer.
+    _layer: IOBase | None = None
+
+    def _set_function(self: Any, tf_fn: Any, infers: bool) -> None:
+        if not callable(tf_fn):
+            expected = "a function or module on batched tensors"
+            self._refuse("tf_fn cannot be called", expected, repr(tf_fn))
+        self._tf_fn, self._infers = tf_fn, infers
+        self.set_output_type_classes(TensorType, TupleType)
+
+    @property
+    def tf_fn(self: Any) -> Any:
+        """The function."""
+        return self._tf_fn
+
+    def _infer(self: Any) -> None:
+        if self._layer is not None:
+            self.set_io_types(self._layer)
+        if self.input_type is None:
+            return
+        _check_input(self, self.input_type, sequences=self._takes_sequence)
+        if self._layer is not None:
+            self._layer.set_input_type(self.input_type)
+        if self._infers:
+            self._infers = False
+            self.set_output_type(infer_output_type(self, self._tf_fn, self.input_type))
+        if self._layer is not None:
+            self._layer.set_output_type(self.output_type)
+
+    def _emit(self: Any, code: Code, value: Any) -> Any:
+        types = self._known("input"), self._known("output")
+        return record(code, self._tf_fn, *types, value, name=self._name)
+
+
+class Function(_Call, Block):
     """Call a batched function on tensors; the place where work reaches the device.
 
     Args:
@@ -282,45 +314,16 @@ class Function(Block):
 
     def __init__(self, tf_fn: Any, name: Any = None, infer_output_type: bool = True) -> None:
         super().__init__(name=name)
-        _check_callable(self, tf_fn)
-        self._tf_fn = tf_fn
-        self._infers = infer_output_type
-        self.set_output_type_classes(TensorType, TupleType)
-        # A layer has types of its own.
-        io = getattr(tf_fn, "io", None)
-        self._layer = io if isinstance(io, IOBase) else None
-        if self._layer is not None:
-            self._layer._dependents.append(self)
-        self._complete(tf_fn, infer_output_type=None if infer_output_type else False)
-
-    @property
-    def tf_fn(self) -> Any:
-        """The function."""
-        return self._tf_fn
-
-    def _infer(self) -> None:
-        if self._layer is not None:
-            self.set_io_types(self._layer)
-        if self.input_type is None:
-            return
-        _check_input(self, self.input_type)
-        if self._layer is not None:
-            self._layer.set_input_type(self.input_type)
-        if self._infers:
-            self._infers = False
-            self.set_output_type(infer_output_type(self, self._tf_fn, self.input_type))
-        if self._layer is not None:
-            self._layer.set_output_type(self.output_type)
-
-    def _emit(self, code: Code, value: Any) -> Any:
-        types = self._known("input"), self._known("output")
-        return record(code, self._tf_fn, *types, value, name=self._name)
+        self._set_function(tf_fn, infer_output_type)
+        if isinstance(io := getattr(tf_fn, "io", None), IOBase):
+            self._layer = io
+            io._dependents.append(self)
 
 
 conversion.register(nn.Module, Function)
 
 
-class Segment(Block):
+class Segment(_Call, Block):
     """Call a function once on all elements of a sequence: child-sum, attention, pooling.
 
     The sequence, alone or as one item of a tuple, reaches the function as
@@ -338,22 +341,8 @@ class Segment(Block):
         tensor([4., 6.])
     """
 
+    _takes_sequence = True
+
     def __init__(self, tf_fn: Any, name: Any = None) -> None:
         super().__init__(name=name)
-        _check_callable(self, tf_fn)
-        self.tf_fn = tf_fn
-        self._infers = True
-        self.set_output_type_classes(TensorType, TupleType)
-        self._complete(tf_fn)
-
-    def _infer(self) -> None:
-        if self.input_type is None:
-            return
-        _check_input(self, self.input_type, sequences=True)
-        if self._infers:
-            self._infers = False
-            self.set_output_type(infer_output_type(self, self.tf_fn, self.input_type))
-
-    def _emit(self, code: Code, value: Any) -> Any:
-        types = self._known("input"), self._known("output")
-        return record(code, self.tf_fn, *types, value, name=self._name)
+        self._set_function(tf_fn, True)

@@ -40,7 +40,6 @@ class GetItem(Block):
         super().__init__(name=name)
         self._key = key
         self.set_input_type_classes(*_CONTAINERS)
-        self._complete(key)
 
     @property
     def key(self) -> Any:
@@ -48,26 +47,34 @@ class GetItem(Block):
         return self._key
 
     def _infer(self) -> None:
-        kind = self.input_type
-        refuse_endless(self, kind)
-        if isinstance(kind, PyObjectType):
-            self.set_output_type(kind)
-        elif isinstance(kind, TupleType):
-            if not isinstance(self._key, slice) and not -len(kind) <= self._key < len(kind):
-                what, expected = "the tuple has no such item", f"a position below {len(kind)}"
-                self._refuse(what, expected, repr(self._key), error=IndexError)
-            self.set_output_type(kind[self._key])
-        elif isinstance(kind, SequenceType):
-            self.set_output_type(kind if isinstance(self._key, slice) else kind.element_type)
+        _infer_item(self, self._key)
 
     def _emit(self, code: Code, value: Any) -> Any:
-        kind = self._known("output")
-        if isinstance(self._known("input"), TupleType):
-            found = value[self._key]
-            return packed_if_object(code, found, kind) if isinstance(found, tuple) else found
-        result = code.new(kind)
-        code.line(f"{packed(result)} = {packed(value)}[{key_text(code, self._key)}]")
-        return result
+        return _emit_item(self, code, value, self._key)
+
+
+def _infer_item(block: Block, key: Any) -> None:
+    kind = block.input_type
+    refuse_endless(block, kind)
+    if isinstance(kind, TupleType):
+        if not isinstance(key, slice) and not -len(kind) <= key < len(kind):
+            what, expected = "the tuple has no such item", f"a position below {len(kind)}"
+            block._refuse(what, expected, repr(key), error=IndexError)
+        block.set_output_type(kind[key])
+    elif isinstance(kind, SequenceType) and not isinstance(key, slice):
+        block.set_output_type(kind.element_type)
+    else:
+        block.set_output_type(kind)
+
+
+def _emit_item(block: Block, code: Code, value: Any, key: Any) -> Any:
+    kind = block._known("output")
+    if isinstance(block._known("input"), TupleType):
+        found = value[key]
+        return packed_if_object(code, found, kind) if isinstance(found, tuple) else found
+    result = code.new(kind)
+    code.line(f"{packed(result)} = {packed(value)}[{key_text(code, key)}]")
+    return result
 
 
 class Slice(Block):
@@ -102,24 +109,14 @@ class Slice(Block):
             self._refuse("positional arguments", "start=, stop=, step= or name=", repr(args))
         self._slice = slice(start, stop, step)
         self.set_input_type_classes(*_CONTAINERS)
-        self._complete(start=start, stop=stop, step=step)
 
     def _infer(self) -> None:
-        kind = self.input_type
-        refuse_endless(self, kind)
-        if kind is not None:
-            self.set_output_type(kind[self._slice] if isinstance(kind, TupleType) else kind)
-        elif self.output_type is not None and not isinstance(self.output_type, TupleType):
+        _infer_item(self, self._slice)
+        if self.input_type is None and not isinstance(self.output_type, TupleType):
             self.set_input_type(self.output_type)
 
     def _emit(self, code: Code, value: Any) -> Any:
-        if isinstance(self._known("input"), TupleType):
-            return packed_if_object(code, value[self._slice], self._known("output"))
-        result = code.fresh("s")
-        part = self._slice
-        text = ":".join("" if n is None else str(n) for n in (part.start, part.stop, part.step))
-        code.line(f"{result} = {packed(value)}[{text}]")
-        return result
+        return _emit_item(self, code, value, self._slice)
 
 
 class Length(Block):
@@ -142,7 +139,6 @@ class Length(Block):
         super().__init__(name=name)
         self.set_input_type_classes(*_CONTAINERS)
         self.set_output_type(TensorType((), dtype))
-        self._complete(*([] if dtype == "float32" else [dtype]))
 
     def _infer(self) -> None:
         refuse_endless(self, self.input_type)
@@ -173,7 +169,6 @@ class Nth(Block):
     def __init__(self, name: Any = None) -> None:
         super().__init__(name=name)
         self.set_input_type_classes(TupleType, PyObjectType)
-        self._complete()
 
     def _infer(self) -> None:
         kind = self.input_type
@@ -209,7 +204,6 @@ class Broadcast(Block):
     def __init__(self, name: Any = None) -> None:
         super().__init__(name=name)
         self.set_output_type_classes(BroadcastSequenceType)
-        self._complete()
 
     def _infer(self) -> None:
         if self.input_type is not None:
@@ -245,7 +239,6 @@ class Zip(Block):
         super().__init__(name=name)
         self.set_input_type_classes(TupleType, PyObjectType)
         self.set_output_type_classes(SequenceType, PyObjectType)
-        self._complete()
 
     def _infer(self) -> None:
         kind = self.input_type
@@ -325,7 +318,6 @@ class NGrams(Block):
             self._refuse("the size of a window", "at least 1", n, error=ValueError)
         self._n = n
         self.set_output_type_classes(SequenceType, PyObjectType)
-        self._complete(n)
 
     @property
     def n(self) -> int:

@@ -16,11 +16,6 @@ def _emit_constant(block: Block, code: Code, value: Any) -> Any:
     return code.record_constant(cast("TensorType", block._known("output")), value)
 
 
-def _unless_float32(dtype: Any) -> list[Any]:
-    """The dtype as an argument, for ``repr``."""
-    return [] if dtype == "float32" else [dtype]
-
-
 class Tensor(Block):
     """Convert a number, nested list, array or tensor to a tensor.
 
@@ -43,7 +38,6 @@ class Tensor(Block):
 
     def __init__(self, shape: Any, dtype: Any = "float32", name: Any = None) -> None:
         super().__init__((), PyObjectType(), TensorType(shape, dtype), name)
-        self._complete(shape, *_unless_float32(dtype))
 
     _emit = _emit_constant
 
@@ -63,7 +57,6 @@ class Scalar(Block):
 
     def __init__(self, dtype: Any = "float32", name: Any = None) -> None:
         super().__init__((), PyObjectType(), TensorType((), dtype), name)
-        self._complete(*_unless_float32(dtype))
 
     _emit = _emit_constant
 
@@ -84,7 +77,6 @@ class Vector(Block):
 
     def __init__(self, size: Any, dtype: Any = "float32", name: Any = None) -> None:
         super().__init__((), PyObjectType(), TensorType((size,), dtype), name)
-        self._complete(size, *_unless_float32(dtype))
 
     _emit = _emit_constant
 
@@ -112,7 +104,6 @@ class InputRow(Block):
     def __init__(self, tag: str, shape: Any, dtype: Any = "float32", name: Any = None) -> None:
         super().__init__((), PyObjectType(), TensorType(shape, dtype), name)
         self._tag = tag
-        self._complete(tag, shape, *_unless_float32(dtype))
 
     def _emit(self, code: Code, value: Any) -> Any:
         kind = cast("TensorType", self._known("output"))
@@ -148,7 +139,6 @@ class InputTransform(Block):
         if not callable(py_fn):
             self._refuse("py_fn cannot be called", "a Python function", repr(py_fn))
         self._py_fn = py_fn
-        self._complete(py_fn)
 
     @property
     def py_fn(self) -> Callable[[Any], Any]:
@@ -213,8 +203,6 @@ class OneHot(Block):
             raise mismatch(IndexError, "OneHot: the range is empty", "stop above start", got)
         super().__init__((), PyObjectType(), TensorType((len(keys),), dtype), name)
         self._keys = list(keys)
-        said = [start] if stop is None else [start, stop]
-        self._complete(*said, dtype=None if dtype == "float32" else dtype)
 
     def _emit(self, code: Code, value: Any) -> Any:
         return _emit_one_hot(code, self, self._keys, value, True)
@@ -248,8 +236,6 @@ class OneHotFromList(Block):
             raise mismatch(AssertionError, what, "different elements", str(twice)[1:-1])
         super().__init__((), PyObjectType(), TensorType((len(keys),), dtype), name)
         self._keys, self._strict = keys, strict
-        named = {"dtype": None if dtype == "float32" else dtype}
-        self._complete(keys, **named, strict=None if strict else False)
 
     def _emit(self, code: Code, value: Any) -> Any:
         return _emit_one_hot(code, self, self._keys, value, self._strict)

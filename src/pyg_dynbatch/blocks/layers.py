@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pyg_dynbatch.blocks.block import Block, Pipe, call_text, convert_to_block
+from pyg_dynbatch.blocks.block import Block, Pipe, call_text, convert_to_block, keep_arguments
 from pyg_dynbatch.blocks.types import IOBase, ResultType, TensorType, TupleType, convert_to_type
 from pyg_dynbatch.core.errors import described, mismatch
 from pyg_dynbatch.core.row_buffer import check_precision
@@ -32,6 +32,11 @@ class Layer(nn.Module):
 
     # Numpy arrays on the left of ``>>`` must leave the operation to the layer.
     __array_ufunc__ = None
+    _arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        keep_arguments(cls)
 
     def __init__(
         self, input_type: Any = None, output_type: Any = None, name_or_scope: Any = None
@@ -41,7 +46,6 @@ class Layer(nn.Module):
         self.io = IOBase(input_type, output_type, name_or_scope)
         self.io._kind = type(self).__name__
         self._is_built = False
-        self._arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
 
     @property
     def name(self) -> str | None:
@@ -139,12 +143,7 @@ class Layer(nn.Module):
         """Make a block of the layer and wire its inputs, see :meth:`Block.reads`."""
         return convert_to_block(self).reads(*others)
 
-    def __repr__(self) -> str:
-        return call_text(type(self).__name__, *self._arguments, self.name)
-
-    def _keep_arguments(self, *arguments: Any, **named: Any) -> None:
-        """Keep the arguments of the constructor for ``repr``."""
-        self._arguments = (arguments, {k: v for k, v in named.items() if v is not None})
+    __repr__ = call_text
 
 
 IOBase.register(Layer)
@@ -212,7 +211,6 @@ class ScopedLayer(Layer):
             expected = "a function or module on batched tensors"
             self.io._refuse("layer_fn cannot be called", expected, repr(layer_fn))
         self.layer_fn = layer_fn
-        self._keep_arguments(layer_fn)
 
     @property
     def _hidden(self) -> int | None:
@@ -353,18 +351,6 @@ class FC(TensorToTensorLayer):
         # Under this name the engine looks for modules whose calls draw random numbers.
         self.dropout = 1.0 - min(self.input_keep_prob, self.output_keep_prob)
         self.output_size = num_units_out
-        self._keep_arguments(
-            num_units_out,
-            activation=None if activation is torch.relu else activation or "None",
-            initializer=initializer,
-            input_keep_prob=input_keep_prob,
-            output_keep_prob=output_keep_prob,
-            normalization_fn=normalization_fn,
-            weight_norm=weight_norm or None,
-        )
-
-    def __repr__(self) -> str:
-        return super().__repr__().replace("activation='None'", "activation=None")
 
     def _create(self, input_type: Any) -> None:
         if input_type.dtype != "float32" or len(input_type.shape) != 1:
@@ -469,13 +455,6 @@ class Embedding(TensorToTensorLayer):
         else:
             table = _initial(self.io._label(), table, initializer)
         self.weight = nn.Parameter(table, requires_grad=trainable)
-        self._keep_arguments(
-            num_buckets,
-            num_units_out,
-            initializer=initializer,
-            trainable=None if trainable else False,
-            mod_inputs=None if mod_inputs else False,
-        )
 
     @property
     def weights(self) -> Tensor:
@@ -559,13 +538,6 @@ class FractalNet(TensorToTensorLayer):
         self.blocks = nn.ModuleList(
             nn.ModuleList(base_layer_builder(name=f"block_{b}_{n}") for n in range(per_block))
             for b in range(num_fractal_blocks)
-        )
-        self._keep_arguments(
-            num_fractal_blocks,
-            fractal_block_depth,
-            base_layer_builder,
-            mixer=mixer,
-            drop_path=drop_path or None,
         )
 
     @property

@@ -71,9 +71,6 @@ class Record(Block):
         super().__init__([child for _, child in pairs], name=name)
         self._keys = [key for key, _ in pairs]
         self.set_output_type_classes(TupleType, PyObjectType)
-        fields: Any = list(zip(self._keys, self._children, strict=True))
-        fields = fields if self._ordered else dict(fields)
-        self._complete(tuple(self._children) if isinstance(named_children, tuple) else fields)
 
     def __getitem__(self, key: Any) -> Wire:
         """Make a wire from the field of a key."""
@@ -157,7 +154,6 @@ class AllOf(Block):
 
     def __init__(self, *blocks: Any, name: Any = None) -> None:
         super().__init__(blocks, output_type=None if blocks else VoidType(), name=name)
-        self._complete(*self._children)
 
     def _infer(self) -> None:
         if self._children:
@@ -256,7 +252,6 @@ class _Reference(Block):
         super().__init__(name=declaration.name)
         self._of = declaration
         declaration._dependents.append(self)
-        self._complete()
 
     @property
     def target(self) -> Block | None:

@@ -54,7 +54,6 @@ class _Reduction:
         Block.__init__(self, name=name)
         self.set_input_type_classes(SequenceType, TupleType)
         self.set_output_type_classes(TensorType)
-        self._complete()
 
     def _infer(self: Any) -> None:
         refuse_endless(self, self.input_type)

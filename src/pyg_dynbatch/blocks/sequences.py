@@ -92,7 +92,6 @@ class Map(Block):
         self.set_output_type_classes(SequenceType, PyObjectType)
         # Whether it was only inferred from the elements that the input is a host object.
         self._guessed = False
-        self._complete(*self._children)
 
     @property
     def element_block(self) -> Block:
@@ -157,7 +156,6 @@ class Fold(Block):
         super().__init__([combine_block, start_block], name=name)
         self._combine, self._start = self._children
         self._start.set_input_type(VoidType())
-        self._complete(*self._children)
 
     @property
     def combine_block(self) -> Block:
@@ -226,7 +224,6 @@ class Reduce(Block):
         if self._default is not None:
             self._default.set_input_type(VoidType())
         self.set_input_type_classes(SequenceType, TupleType)
-        self._complete(*self._children)
 
     @property
     def combine_block(self) -> Block:
@@ -320,7 +317,6 @@ class RNN(Block):
         self._start = self._children[1] if start else None
         if self._start is not None:
             self._start.set_input_type(VoidType())
-        self._complete(*self._children, initial_state_from_input=initial_state_from_input or None)
 
     def _key_of(self, child: Block) -> str:
         return "[cell]" if child is self._cell else "[initial_state]"

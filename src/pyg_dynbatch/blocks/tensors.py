@@ -67,7 +67,6 @@ class FromTensor(Block):
             self._refuse("the shape is not known yet", "a full shape", repr(tensor))
         self._tensor = tensor if isinstance(tensor, Tensor) else torch.as_tensor(tensor)
         self.set_output_type(TensorType(tuple(self._tensor.shape), self._tensor.dtype))
-        self._complete(tensor)
 
     @property
     def tensor(self) -> Tensor:
@@ -132,7 +131,6 @@ class Zeros(Block):
         found = convert_to_type(output_type)
         refuse_no_zeros(self, found)
         self.set_output_type(found)
-        self._complete(found)
 
     def _emit(self, code: Code, value: Any) -> Any:
         return zero_value(code, self._known("output"))
@@ -178,7 +176,6 @@ class Concat(Block):
         self._dim, self._flatten = concat_dim, flatten
         self.set_input_type_classes(TupleType)
         self.set_output_type_classes(TensorType)
-        self._complete(concat_dim, flatten=flatten or None)
 
     def _infer(self) -> None:
         kind = self.input_type
