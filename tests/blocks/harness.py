@@ -81,15 +81,6 @@ def refused(error: type[Exception], call: Any, *args: Any, **kwargs: Any) -> str
     return str(caught.value) + "".join(f"\n{n}" for n in getattr(caught.value, "__notes__", ()))
 
 
-def read_back(block: td.Block, **names: Any) -> td.Block:
-    """The block that the text of a block makes; it must have the same text."""
-    known = {name: getattr(td, name) for name in td.__all__}
-    known |= {"torch": torch, "tensor": torch.tensor, **names}
-    made = eval(repr(block), known)  # noqa: S307 - the text of our own objects
-    assert repr(made) == repr(block)
-    return made
-
-
 def add() -> td.Block:
     return td.Function(torch.add)
 

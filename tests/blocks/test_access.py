@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pyg_dynbatch import blocks as td
-from tests.blocks.harness import add, builds, numbers, read_back, refused
+from tests.blocks.harness import add, builds, numbers, refused
 
 
 def endless() -> td.Block:
@@ -161,21 +161,6 @@ def test_ngrams() -> None:
     builds(repeated, [(([1], 2), [(1.0, (2.0, 2.0))])])
     for bad in (0, -1):
         assert "NGrams: the size of a window" in refused(ValueError, td.NGrams, bad)
-
-
-def test_text_can_be_read_back() -> None:
-    for block in (
-        td.GetItem("a"),
-        td.GetItem(slice(1, None, None)),
-        td.Slice(start=1, step=2),
-        td.Length("int64"),
-        td.Nth(),
-        td.Broadcast(),
-        td.Zip(),
-        td.ZipWith(add()),
-        td.NGrams(3, name="trigrams"),
-    ):
-        read_back(block, add=torch.add)
 
 
 def test_broadcast_host_objects_are_read_behind_it() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pyg_dynbatch import blocks as td
-from tests.blocks.harness import add, builds, numbers, read_back, refused
+from tests.blocks.harness import add, builds, numbers, refused
 
 
 def test_one_of_forms() -> None:
@@ -168,18 +168,6 @@ def test_metric_errors() -> None:
     assert "a wrong kind of input" in refused(TypeError, lambda: numbers() >> td.Metric("m"))
     two = td.AllOf(td.Scalar() >> td.Metric("m"), td.Scalar("int64") >> td.Metric("m"))
     assert "metric 'm' is used with two types" in refused(TypeError, two.eval, 1)
-
-
-def test_text_can_be_read_back() -> None:
-    for block in (
-        td.OneOf(len, {1: td.Scalar(), 2: td.Length()}),
-        td.OneOf(len, [("b", td.Scalar()), ("a", td.Length())], name="choose"),
-        td.OneOf(td.GetItem(0), (td.Length(),), td.GetItem(1)),
-        td.Identity(),
-        td.Void(name="away"),
-        td.Metric("m"),
-    ):
-        read_back(block)
 
 
 def test_gradients_stop_nowhere() -> None:

@@ -240,18 +240,6 @@ def test_names() -> None:
     assert "the name is not a string" in refused(TypeError, td.FC, 2, name=3)
 
 
-def test_text_can_be_read_back() -> None:
-    names = {name: getattr(td, name) for name in td.__all__} | {"tanh": torch.tanh}
-    for layer in (
-        td.FC(2),
-        td.FC(2, activation=None, weight_norm=True, name="fc"),
-        td.FC(2, activation=torch.tanh, input_keep_prob=0.5),
-        td.Embedding(3, 2, trainable=False, mod_inputs=False),
-        td.ScopedLayer(torch.tanh),
-    ):
-        assert repr(eval(repr(layer), names)) == repr(layer)
-
-
 def test_copies() -> None:
     model = td.Compiler.create(td.Map(td.Vector(2) >> td.FC(3)) >> td.Sum())
     examples = [[[1.0, 2.0]], [[3.0, 4.0], [5.0, 6.0]]]

@@ -10,7 +10,7 @@ import torch
 
 from pyg_dynbatch import blocks as td
 from pyg_dynbatch.cli import one_line
-from tests.blocks.harness import builds, numbers, read_back, refused
+from tests.blocks.harness import builds, numbers, refused
 
 
 @pytest.mark.parametrize("make", [list, np.array, torch.tensor])
@@ -175,27 +175,6 @@ def test_all_of() -> None:
     shapes = td.AllOf(numbers(), td.Vector(2), td.Zeros(3), td.Void())
     builds(shapes, [([1, 2], ([1.0, 2.0], [1.0, 2.0], [0.0] * 3, None))])
     assert td.AllOf(td.Identity(), td.Identity()).eval(1) == (1, 1)
-
-
-def test_text_can_be_read_back() -> None:
-    for block in (
-        td.Tensor([2, 1], "int32"),
-        td.Scalar(),
-        td.Scalar("int64", name="age"),
-        td.Vector(3),
-        td.InputRow("x", 2),
-        td.InputTransform(len),
-        td.OneHot(3),
-        td.OneHot(1, 3, dtype="int64"),
-        td.OneHotFromList(["a", "b"], strict=False),
-        td.Optional(td.Scalar()),
-        td.Optional(td.Scalar(), td.Zeros("float32")),
-        td.Record({"b": td.Scalar(), "a": td.Scalar()}),
-        td.Record([("b", td.Scalar())]),
-        td.Record((td.Scalar(),)),
-        td.AllOf(td.Scalar(), td.Void(), name="both"),
-    ):
-        read_back(block)
 
 
 class OwnError(KeyError):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from pyg_dynbatch import blocks as td
 from pyg_dynbatch.blocks.reductions import _max, _mean, _min, _sum
 from pyg_dynbatch.core import RaggedRows
-from tests.blocks.harness import add, builds, numbers, read_back, refused, three_ways
+from tests.blocks.harness import add, builds, numbers, refused, three_ways
 
 
 def endless() -> td.Block:
@@ -241,19 +241,3 @@ def test_totals_of_integers() -> None:
     for extreme in (td.Min, td.Max):
         text = refused(TypeError, lambda: td.Map(td.Scalar("complex64")) >> extreme())  # noqa: B023
         assert "the elements are of the wrong dtype" in text
-
-
-def test_text_can_be_read_back() -> None:
-    for block in (
-        td.Map(td.Scalar()),
-        td.Fold(add(), td.Zeros("float32"), name="f"),
-        td.RNN(add(), td.Zeros("float32")),
-        td.RNN(add(), initial_state_from_input=True),
-        td.Reduce(add()),
-        td.Reduce(add(), td.Zeros("float32")),
-        td.Sum(),
-        td.Mean(name="m"),
-        td.Min(),
-        td.Max(),
-    ):
-        read_back(block, add=torch.add)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from pyg_dynbatch import blocks as td
-from tests.blocks.harness import add, builds, read_back, refused, three_ways
+from tests.blocks.harness import add, builds, refused, three_ways
 
 
 @pytest.mark.parametrize(
@@ -95,13 +95,3 @@ def test_concat_errors(items: Any, arguments: Any, what: str) -> None:
 
 def test_concat_wants_a_tuple() -> None:
     assert "a wrong kind of input" in refused(TypeError, lambda: td.Scalar() >> td.Concat())
-
-
-def test_text_can_be_read_back() -> None:
-    for block in (
-        td.Concat(1, True),
-        td.Concat(flatten=True, name="join"),
-        td.Zeros((3, "int64")),
-        td.FromTensor(torch.tensor([1.0, 2.0])),
-    ):
-        read_back(block)

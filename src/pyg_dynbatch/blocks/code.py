@@ -87,11 +87,6 @@ class Recipe:
         # Their records come first, in this order, in every example.
         self.free = tuple(n for n, site in enumerate(self.sites) if site.kind == "free")
 
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        """Name of each metric."""
-        return tuple(self.metric_types)
-
 
 # Python refuses more than 20 loops and 100 indentations inside one another.
 MAX_NESTING = 12
@@ -363,11 +358,11 @@ def key_text(code: Code, key: Any) -> str:
     return repr(key) if type(key) in (str, int, bool, type(None)) else code.model.name_of(key)
 
 
-def terminals(value: Any) -> list[str]:
-    """List the variables of a value."""
-    if isinstance(value, str):
-        return [value]
-    return [name for item in value for name in terminals(item)]
+def flattened(value: Any) -> list[Any]:
+    """List the parts of nested tuples and lists."""
+    if isinstance(value, tuple | list):
+        return [part for item in value for part in flattened(item)]
+    return [value]
 
 
 def drive(function: Callable[[Any], Any], argument: Any) -> Any:

@@ -284,15 +284,19 @@ class Compiler(nn.Module):
         Raises:
             RuntimeError: If nothing is compiled, or this was done before.
         """
-        if self._tracer is None:
-            self._wrong_order("nothing is compiled", "compiler.compile(block)")
+        tracer = self.tracer
         if self._collate is not None:
             self._wrong_order("init_loom was called before", "one call")
-        self._collate = Collater(self._tracer, policy, MERGE_EQUAL in self._passes, max_depth)
+        self._collate = Collater(tracer, policy, MERGE_EQUAL in self._passes, max_depth)
 
     def _wrong_order(self, what: str, wanted: str) -> NoReturn:
         got, hint = "compile, init_loom, use: in another order", "Compiler.create(block) does both"
         raise mismatch(RuntimeError, f"Compiler: {what}", wanted, got, hint=hint)
+
+    def _compiled(self, name: str) -> Any:
+        if (found := getattr(self, name)) is None:
+            self._wrong_order("nothing is compiled", "compiler.compile(block)")
+        return found
 
     @property
     def is_loom_initialized(self) -> bool:
@@ -302,16 +306,12 @@ class Compiler(nn.Module):
     @property
     def root(self) -> Block:
         """The block."""
-        if self._root is None:
-            self._wrong_order("nothing is compiled", "compiler.compile(block)")
-        return self._root
+        return cast("Block", self._compiled("_root"))
 
     @property
     def tracer(self) -> Tracer:
         """Records the calls of one example; has no parameters."""
-        if self._tracer is None:
-            self._wrong_order("nothing is compiled", "compiler.compile(block)")
-        return self._tracer
+        return cast("Tracer", self._compiled("_tracer"))
 
     @property
     def collate(self) -> Collater:
@@ -485,5 +485,5 @@ def _check_root(root: Block, tracer: Tracer) -> None:
             expected = "tensors and tuples of them"
             root._refuse(f"{what} in the output of the root", expected, kind, hint=hint)
         left += part._inside()
-    if not kind.size and not tracer.recipe.metrics:
+    if not kind.size and not tracer.recipe.metric_types:
         root._refuse("there is nothing to compute", "an output or a metric", shown(kind))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pyg_dynbatch.blocks.block import Block, conversion
-from pyg_dynbatch.blocks.code import Code, packed, terminals
+from pyg_dynbatch.blocks.code import Code, flattened, packed
 from pyg_dynbatch.blocks.types import (
     BroadcastSequenceType,
     IOBase,
@@ -22,13 +22,6 @@ from pyg_dynbatch.core.errors import mismatch_text
 from pyg_dynbatch.core.operation import Ragged, module_of
 from pyg_dynbatch.core.types import RaggedRows
 from pyg_dynbatch.core.types import TensorType as RowTensorType
-
-
-def flattened(value: Any) -> list[Any]:
-    """List the parts of nested tuples and lists."""
-    if isinstance(value, tuple | list):
-        return [part for item in value for part in flattened(item)]
-    return [value]
 
 
 def nest_rows(result_type: ResultType, rows: Iterator[Any]) -> Any:
@@ -209,7 +202,7 @@ def _arguments(code: Code, input_type: ResultType, value: Any) -> tuple[list[str
         element = code.new(input_type.element_type, "e", varying=True)
         if isinstance(element, str):
             return [], value
-        flat, rows = ", ".join(terminals(element)), code.fresh("s")
+        flat, rows = ", ".join(flattened(element)), code.fresh("s")
         code.line(f"{rows} = [r for {packed(element)} in {value} for r in ({flat},)]")
         return [], rows
     if isinstance(input_type, TupleType):

@@ -212,23 +212,19 @@ class ScopedLayer(Layer):
             self.io._refuse("layer_fn cannot be called", expected, repr(layer_fn))
         self.layer_fn = layer_fn
 
-    @property
-    def _hidden(self) -> int | None:
-        is_cell = isinstance(self.layer_fn, nn.RNNCellBase)
-        return self.layer_fn.hidden_size if is_cell else None
+        self._is_cell = isinstance(layer_fn, nn.RNNCellBase)
 
     @property
     def state_size(self) -> Any:
         """Size of the state of a recurrent cell; of other modules their ``state_size``."""
-        if self._hidden is None:
-            return getattr(self.layer_fn, "state_size", None)
         is_lstm = isinstance(self.layer_fn, nn.LSTMCell)
-        return (self._hidden, self._hidden) if is_lstm else self._hidden
+        size = self.layer_fn.hidden_size if self._is_cell else None
+        return (size, size) if is_lstm else size or getattr(self.layer_fn, "state_size", None)
 
     @property
     def output_size(self) -> Any:
         """Size of the output of a recurrent cell; of other modules their ``output_size``."""
-        return getattr(self.layer_fn, "output_size", None) if self._hidden is None else self._hidden
+        return getattr(self.layer_fn, "hidden_size" if self._is_cell else "output_size", None)
 
     @property
     def state_type(self) -> ResultType | None:
@@ -236,11 +232,10 @@ class ScopedLayer(Layer):
         return None if self.state_size is None else convert_to_type(self.state_size)
 
     def _process(self, *rows: Any) -> Any:
-        if self._hidden is None:
-            return self.layer_fn(*rows)
-        x, state = rows
-        after = self.layer_fn(x, state)
-        return (after[0], after) if isinstance(after, tuple) else (after, after)
+        after = self.layer_fn(*rows)
+        if not self._is_cell:
+            return after
+        return (after[0] if isinstance(after, tuple) else after), after
 
 
 _scopes: dict[str, int] = {}
@@ -379,10 +374,6 @@ class FC(TensorToTensorLayer):
         if not self.weight_norm:
             return self.weight
         return self.scales[:, None] * nn.functional.normalize(self.weight, dim=1)
-
-    def split_weight(self) -> Tensor:
-        """The weights, for a product computed in parts."""
-        return self.weights
 
     def can_split(self) -> bool:
         """Whether the product may be computed in parts: not if dropout comes before it."""

@@ -50,8 +50,7 @@ class LinearRest(nn.Module):
 
 
 def _weight(layer: nn.Module) -> Tensor:
-    given = getattr(layer, "split_weight", None)
-    return given() if given else layer.weight  # type: ignore[return-value]
+    return layer.weight if type(layer) is nn.Linear else layer.weights  # type: ignore[return-value]
 
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")

@@ -1,6 +1,5 @@
 """Blocks that make or join tensors: constants and parameters, zeros, concatenation."""
 
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -8,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from pyg_dynbatch.blocks.block import Block, conversion
-from pyg_dynbatch.blocks.code import Code
-from pyg_dynbatch.blocks.functions import flattened, record, row_types_of
+from pyg_dynbatch.blocks.code import Code, flattened
+from pyg_dynbatch.blocks.functions import record, row_types_of
 from pyg_dynbatch.blocks.types import (
     BroadcastSequenceType,
     PyObjectType,
@@ -150,9 +149,6 @@ class Catenation:
         return torch.cat(rows, self.dim + 1)
 
 
-_catenation = cache(Catenation)
-
-
 class Concat(Block):
     """Concatenate the tensors of a tuple.
 
@@ -209,5 +205,5 @@ class Concat(Block):
         return "dtypes differ" if len({item.dtype for item in tensors}) > 1 else ""
 
     def _emit(self, code: Code, value: Any) -> Any:
-        function = _catenation(self._dim)
+        function = code.model.unique(("concat", self._dim), lambda: Catenation(self._dim))
         return record(code, function, self._known("input"), self._known("output"), value)

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_dynbatch.blocks.code import Complaint, Recipe, Site, UnknownKey, drive
-from pyg_dynbatch.blocks.functions import flattened
+from pyg_dynbatch.blocks.code import Complaint, Recipe, Site, UnknownKey, drive, flattened
 from pyg_dynbatch.blocks.types import ResultType, TensorType, numpy_dtype_of
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.merge import schedule_merged
