@@ -7,8 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from pyg_dynbatch import blocks as td
-from pyg_dynbatch.blocks.reductions import _max, _mean, _min, _sum
-from pyg_dynbatch.core import RaggedRows
 from tests.blocks.harness import add, builds, numbers, refused, three_ways
 
 
@@ -168,24 +166,25 @@ def test_rnn_errors() -> None:
 
 
 def test_mean_of_many_in_half_precision() -> None:
-    owner = torch.tensor([0] * 1000 + [2] * 2)
-    rows = torch.ones(1002, 3, dtype=torch.bfloat16)
-    rows[:1000] = 0.5
-    found = _mean(RaggedRows(rows.double(), owner, 3)), _mean(RaggedRows(rows, owner, 3))
-    assert found[0].tolist() == [[0.5] * 3, [0.0] * 3, [1.0] * 3]
-    assert found[1].dtype == torch.bfloat16 and found[1][1:].equal(found[0][1:].bfloat16())
+    for dtype in ("float64", "bfloat16"):
+        model = td.Compiler.create(td.Map(td.Scalar(dtype)) >> td.Mean())
+        found = model([[0.5] * 1000, [], [1.0] * 2]).output
+        assert found[1:].tolist() == [0.0, 1.0] and str(found.dtype) == f"torch.{dtype}"
+        assert dtype == "bfloat16" or found[0] == 0.5
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="only a GPU is waited for")
-def test_totals_do_not_wait_for_the_gpu() -> None:
-    owner = torch.tensor([0, 0, 2], device="cuda")
-    ragged = RaggedRows(torch.ones(3, 2, device="cuda"), owner, 4)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        found = [total(ragged) for total in (_sum, _mean, _min, _max)]
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert found[1].tolist() == [[1.0, 1.0], [0.0, 0.0], [1.0, 1.0], [0.0, 0.0]]
+def test_reductions_do_not_wait_for_the_gpu() -> None:
+    for make in (td.Sum, td.Mean, td.Min, td.Max):
+        model = td.Compiler.create(td.Map(td.Scalar()) >> make()).cuda()
+        batch = model.collate([[1.0, 1.0], []]).to("cuda")
+        wanted = model(batch).output.tolist()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            found = model(batch).output
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert found.tolist() == wanted == [2.0 if make is td.Sum else 1.0, 0.0]
 
 
 @pytest.mark.parametrize(("n", "depth"), [(0, 0), (1, 0), (2, 1), (3, 2), (4, 2), (5, 3), (9, 4)])
