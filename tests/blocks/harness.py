@@ -1,6 +1,6 @@
 """Run a block three ways: call by call, scheduled, and scheduled among other examples."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jaxtyping
@@ -79,6 +79,16 @@ def refused(error: type[Exception], call: Any, *args: Any, **kwargs: Any) -> str
         jaxtyping.config.update("jaxtyping_disable", False)
     assert type(caught.value) is error or issubclass(type(caught.value), error)
     return str(caught.value) + "".join(f"\n{n}" for n in getattr(caught.value, "__notes__", ()))
+
+
+def wired(wire: Callable[[td.Composition], Any]) -> td.Composition:
+    """A composition wired by a function, whose result, if there is one, becomes the output."""
+    made = td.Composition()
+    with made.scope():
+        found = wire(made)
+        if found is not None:
+            made.output.reads(found)
+    return made
 
 
 def add() -> td.Block:

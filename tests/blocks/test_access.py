@@ -146,7 +146,7 @@ def test_folds_over_zips() -> None:
 
 
 def test_zip_errors() -> None:
-    assert "there is no sequence" in refused(TypeError, lambda: td.Record(()) >> td.Zip())
+    assert "no sequence to zip" in refused(TypeError, lambda: td.Record(()) >> td.Zip())
     assert "an item is not a sequence" in refused(
         TypeError, lambda: (numbers(), td.Scalar()) >> td.Zip()
     )

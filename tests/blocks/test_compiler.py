@@ -169,7 +169,7 @@ def test_bad_examples() -> None:
     text = refused(TypeError, model, 3)
     assert "cannot be iterated over" in text and "[example]" in text
     assert "cannot be iterated over" in refused(TypeError, model.build_loom_inputs, 3)
-    assert "there is no example" in refused(ValueError, model, [])
+    assert "the list of examples is empty" in refused(ValueError, model, [])
     assert "unknown pass 'fast'" in refused(
         ValueError, td.Compiler.create, td.Scalar(), passes=["fast"]
     )

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from pyg_dynbatch import blocks as td
-from tests.blocks.harness import add, builds, numbers, refused
+from tests.blocks.harness import add, builds, numbers, refused, wired
 
 
 def diamond() -> td.Composition:
@@ -50,24 +50,22 @@ def test_children_are_sorted_by_what_they_need() -> None:
 
 
 def test_several_outputs_and_items() -> None:
-    made = td.Composition()
-    with made.scope():
+    def wire(made: td.Composition) -> Any:
         pair = td.Record((td.Scalar(), td.Scalar("int64"))).reads(made.input)
-        made.output.reads(pair[1], pair[0], pair)
-    builds(made, [((1, 2), (2, 1.0, (1.0, 2)))])
+        return pair[1], pair[0], pair
+
+    builds(wired(wire), [((1, 2), (2, 1.0, (1.0, 2)))])
 
 
 def test_slices() -> None:
-    made = td.Composition()
-    with made.scope():
-        three = td.AllOf(td.Scalar(), td.Scalar(), td.Scalar("int64")).reads(made.input)
-        made.output.reads(three[:2])
-    builds(made, [(4, (4.0, 4.0))])
-    objects = td.Composition()
-    with objects.scope():
-        pair = td.AllOf(td.Identity(), td.Identity(), td.Length()).reads(objects.input)[:2]
-        objects.output.reads(td.GetItem(1).reads(pair), td.GetItem(0).reads(objects.input[1:]))
-    assert objects.eval([1, 2]) == ([1, 2], 2)
+    three = td.AllOf(td.Scalar(), td.Scalar(), td.Scalar("int64"))
+    builds(wired(lambda made: three.reads(made.input)[:2]), [(4, (4.0, 4.0))])
+
+    def wire(made: td.Composition) -> Any:
+        pair = td.AllOf(td.Identity(), td.Identity(), td.Length()).reads(made.input)[:2]
+        return td.GetItem(1).reads(pair), td.GetItem(0).reads(made.input[1:])
+
+    assert wired(wire).eval([1, 2]) == ([1, 2], 2)
 
 
 class Plain(Enum):
@@ -84,19 +82,14 @@ class Number(IntEnum):
 
 @pytest.mark.parametrize("key", [Plain.KEY, Text.KEY, Number.KEY, None, True, "a", (1, 2), 1.5])
 def test_keys_of_any_kind(key: Any) -> None:
-    made = td.Composition()
-    with made.scope():
-        made.output.reads(td.Scalar().reads(td.Identity().reads(made.input)[key]))
+    made = wired(lambda made: td.Scalar().reads(td.Identity().reads(made.input)[key]))
     for block in (made, td.GetItem(key) >> td.Scalar(), td.Record({key: td.Scalar()})):
         found = td.Compiler.create(block)([{key: 3.0}]).output
         assert found[0] == 3.0
 
 
 def test_items_of_host_objects_and_sequences() -> None:
-    made = td.Composition()
-    with made.scope():
-        found = numbers().reads(made.input["x"])
-        made.output.reads(found[1])
+    made = wired(lambda made: numbers().reads(made.input["x"])[1])
     builds(made, [({"x": [5, 6]}, 6.0)])
 
 
@@ -109,10 +102,9 @@ def test_void_and_constants_inside() -> None:
 
 
 def test_no_output() -> None:
-    made = td.Composition()
+    made = td.Composition().set_output_type(td.VoidType())
     with made.scope():
         td.Metric("m").reads(td.Scalar().reads(made.input))
-    made.set_output_type(td.VoidType())
     assert made.eval(1.0) == (None, {"m": [1.0]})
 
 
@@ -129,9 +121,7 @@ def test_no_output_must_be_meant() -> None:
 
 def test_items_that_are_not_there() -> None:
     def read(make: Any, key: Any) -> None:
-        made = td.Composition(name="made")
-        with made.scope():
-            made.output.reads(make().reads(made.input)[key])
+        wired(lambda made: make().reads(made.input)[key])
 
     pair = lambda: td.AllOf(td.Scalar(), td.Scalar())  # noqa: E731
     record = lambda: td.Record({"a": td.Scalar()})  # noqa: E731
@@ -140,14 +130,12 @@ def test_items_that_are_not_there() -> None:
         (record, "b", "1 items"), (td.Scalar, 0, "float32[]"), (td.Void, 0, "nothing"),
     ):  # fmt: skip
         text = refused(TypeError, read, make, key)
-        assert "there is no such item" in text and what in text and "where:    Root" in text
+        assert "the item does not exist" in text and what in text and "where:    Root" in text
         assert repr(key) in text
 
 
 def test_reading_nothing() -> None:
-    made = td.Composition()
-    with made.scope():
-        made.output.reads(td.FromTensor(torch.ones(1)).reads())
+    made = wired(lambda made: td.FromTensor(torch.ones(1)).reads())
     assert made.eval("anything", tolist=True) == [1.0]
 
 

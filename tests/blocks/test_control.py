@@ -67,7 +67,7 @@ def test_one_of_more_cases_than_python_reads_in_one_chain() -> None:
 
 
 def test_one_of_errors() -> None:
-    assert "there is no case" in refused(ValueError, td.OneOf, len, {})
+    assert "it has no cases" in refused(ValueError, td.OneOf, len, {})
     assert "key_fn cannot be called" in refused(TypeError, td.OneOf, 3, {1: td.Scalar()})
     differ = refused(TypeError, td.OneOf, len, {1: td.Scalar(), 2: td.Vector(2)})
     assert "another one" in differ and "expected: float32[]" in differ

@@ -78,7 +78,7 @@ def test_initial_weights_are_given_filled_or_returned(make: Any) -> None:
 
 def test_fc_has_no_weights_before_it_is_used() -> None:
     text = refused(RuntimeError, lambda: td.FC(2).weights)
-    assert "FC: there are no weights yet" in text and "call the layer first" in text
+    assert "FC: the weights do not exist yet" in text and "call the layer first" in text
 
 
 def test_fc_dropout() -> None:

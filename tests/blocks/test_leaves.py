@@ -110,7 +110,7 @@ def test_optional() -> None:
 def test_optional_errors() -> None:
     text = refused(TypeError, td.Optional, td.Scalar(), td.Zeros(3))
     assert "Optional: the output type is another one" in text and "got:      float32[3]" in text
-    assert "no zeros of this type" in refused(TypeError, td.Optional, td.Identity())
+    assert "this type has no zeros" in refused(TypeError, td.Optional, td.Identity())
 
 
 def test_rows_from_outside() -> None:
@@ -121,7 +121,7 @@ def test_rows_from_outside() -> None:
     assert found.tolist() == [[0.0, 2.0], [6.0, 7.0]]
     found.sum().backward()
     assert x.grad is not None and x.grad.sum(1).tolist() == [4.0, 0.0, 0.0, 2.0]
-    assert "there is no such row" in refused(IndexError, model, [[-1]], {"x": x})
+    assert "the row does not exist" in refused(IndexError, model, [[-1]], {"x": x})
 
 
 def test_several_tensors_from_outside() -> None:

@@ -191,7 +191,7 @@ class Block(IOBase):
         return f"{self._key_of(child)}.{child._label()}{number}"
 
     def _key_of(self, child: "Block") -> str:
-        """How a block with keys tells its children apart: ``['pair']``."""
+        """Key of a child in the path of a block with keys: ``['pair']``."""
         return ""
 
     def _readers_of(self, child: "Block") -> list["Block | None"]:
@@ -306,7 +306,7 @@ def conversion(block_like: Any) -> Block:
     )
 
 
-# It is a tuple, but stands for one item of another block.
+# A wire is a tuple, but not a tuple of blocks.
 conversion.register(Wire, conversion.dispatch(object))
 
 
@@ -393,7 +393,7 @@ class _Pipe(Block):
         return value
 
 
-def Pipe(*blocks: Any, name: Any = None) -> Block:  # noqa: N802 - stands among classes
+def Pipe(*blocks: Any, name: Any = None) -> Block:  # noqa: N802 - named like the classes
     """Apply blocks one after another; ``a >> b`` makes it.
 
     Pipes inside and identities are dissolved; a pipe of nothing is an identity, of one block

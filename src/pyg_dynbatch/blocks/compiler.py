@@ -248,7 +248,7 @@ class Compiler(nn.Module):
             The module.
 
         Raises:
-            ValueError: If there is no such policy or rewrite.
+            ValueError: If the policy or a rewrite is unknown.
             TypeError: If a type cannot be inferred, the output holds a host object or a
                 sequence, or there are neither outputs nor metrics.
         """
@@ -256,7 +256,7 @@ class Compiler(nn.Module):
         compiler.init_loom(max_depth, policy=policy)
         return compiler
 
-    # Stands in place of the method of modules, which torch gives another meaning.
+    # Fold's name, in place of the method of modules with another meaning.
     def compile(  # type: ignore[override]
         self, root_block_like: Any, *, passes: Iterable[str] = PASSES
     ) -> "Compiler":

@@ -55,7 +55,7 @@ def _item_type(owner: Block, whole: ResultType | None, key: Any) -> ResultType |
         return canonicalize_type(items[key])
     if not isinstance(key, int) or not -len(items) <= key < len(items):
         expected = f"one of {len(items)} items" if items else "a tuple"
-        owner._refuse("there is no such item", expected, f"item {key!r} of {shown(whole)}")
+        owner._refuse("the item does not exist", expected, f"item {key!r} of {shown(whole)}")
     return items[key]
 
 

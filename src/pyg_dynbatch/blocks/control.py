@@ -77,7 +77,7 @@ class OneOf(Block):
         name: For messages and pictures.
 
     Raises:
-        ValueError: If there is no case.
+        ValueError: If there are no cases.
         TypeError: If ``key_fn`` cannot be called, or the cases are of different types.
         KeyError: When an example's key is that of no case.
 
@@ -106,7 +106,7 @@ class OneOf(Block):
         self._key_fn = key_fn
         self._pre = before[0] if before else None
         if not keyed:
-            self._refuse("there is no case", "at least one case", 0, error=ValueError)
+            self._refuse("it has no cases", "at least one case", 0, error=ValueError)
         if not callable(key_fn) and not key_block:
             expected = "a Python function, or a block whose output is a host object"
             self._refuse("key_fn cannot be called", expected, repr(key_fn))
@@ -168,7 +168,7 @@ class OneOf(Block):
                 code.assign(result, code.emit(case, value))
 
 
-# How many cases are told apart by one chain of ``elif``.
+# Number of cases in one chain of ``elif``.
 _CHAIN = 64
 
 

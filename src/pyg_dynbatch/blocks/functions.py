@@ -99,7 +99,7 @@ def _rows_of_zeros(input_type: ResultType, rows: int, like: Tensor) -> Any:
         owner = torch.arange(rows, device=like.device).repeat_interleave(2)
         return RaggedRows(nested, owner, rows)
     (kind,) = (k for k in input_type.terminal_types() if isinstance(k, TensorType))
-    # float32 stands for the precision of the model, which may be double by now.
+    # float32 means the precision of the model, which may be double by now.
     dtype = like.dtype if kind.torch_dtype == torch.float32 else kind.torch_dtype
     return torch.zeros((rows, *kind.shape), dtype=dtype, device=like.device)
 

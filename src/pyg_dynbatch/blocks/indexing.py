@@ -227,7 +227,7 @@ class Zip(Block):
         name: For messages and pictures.
 
     Raises:
-        TypeError: If there is no sequence, or an item is not a sequence.
+        TypeError: If the tuple is empty, or an item is not a sequence.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -247,7 +247,7 @@ class Zip(Block):
         elif isinstance(kind, TupleType):
             bad = [k for k in kind if not isinstance(k, SequenceType | PyObjectType)]
             if bad or not len(kind):
-                what = "an item is not a sequence" if bad else "there is no sequence"
+                what = "an item is not a sequence" if bad else "no sequence to zip"
                 self._refuse(what, "a tuple of sequences", kind)
             items = tuple(k.element_type if isinstance(k, SequenceType) else k for k in kind)
             endless = all(isinstance(k, BroadcastSequenceType) for k in kind)
@@ -275,7 +275,7 @@ class Zip(Block):
         return zipped
 
 
-def ZipWith(elem_block: Any, name: Any = None) -> Block:  # noqa: N802 - stands among classes
+def ZipWith(elem_block: Any, name: Any = None) -> Block:  # noqa: N802 - named like the classes
     """Zip a tuple of sequences and apply a block to each tuple.
 
     Args:

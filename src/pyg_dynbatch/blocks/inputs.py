@@ -107,7 +107,7 @@ class InputRow(Block):
 
     def _emit(self, code: Code, value: Any) -> Any:
         kind = cast("TensorType", self._known("output"))
-        # Rows from outside have a store of their own; a cast without cost gives them their type.
+        # Rows from outside have a store of their own; a free operation changes their type.
         tagged = RowTensorType(kind.shape, kind.torch_dtype, self._tag)
         row = code.record_input(tagged, value)
         signature = code.model.signature(_as_it_is, [tagged], [kind.row_type], None)
@@ -152,7 +152,7 @@ class InputTransform(Block):
 
 
 def emit_place(code: Code, label: str, keys: list[Any], key: str, strict: bool = True) -> str:
-    """Write the look-up of a key: its place in a list, whose length stands for unknown keys."""
+    """Write the look-up of a key in a list; the place of an unknown key is its length."""
     table = code.model.name_of({known: place for place, known in enumerate(keys)})
     place = code.fresh("i")
     code.line(f"{place} = {table}.get({key}, {len(keys)})")

@@ -242,7 +242,7 @@ _scopes: dict[str, int] = {}
 
 
 def create_variable_scope(name: str) -> str:
-    """Make a name that is unique among all calls, to tell layers apart in messages.
+    """Make a name that is unique among all calls, so that layers can be distinguished in messages.
 
     Raises:
         TypeError: If the name is not a string.
@@ -368,7 +368,7 @@ class FC(TensorToTensorLayer):
     def weights(self) -> Tensor:
         """The matrix the input is multiplied by, ``[out, in]``."""
         if not self._is_built:
-            what, hint = "there are no weights yet", "call the layer first, or use it with >>"
+            what, hint = "the weights do not exist yet", "call the layer first, or use it with >>"
             expected = "a layer whose input type is known"
             self.io._refuse(what, expected, repr(self), error=RuntimeError, hint=hint)
         if not self.weight_norm:

@@ -179,7 +179,7 @@ class ForwardDeclaration(IOBase):
         name: For messages and pictures.
         memoize: Evaluate each host object once per example, however often it is reached: for
             acyclic graphs with shared parts, and for reading a first pass again in a second.
-            Objects are told apart by identity.
+            Objects are compared by identity.
 
     Raises:
         ValueError: If it is called or resolved after it was resolved; and, when an example is
@@ -208,7 +208,7 @@ class ForwardDeclaration(IOBase):
         self.target: Block | None = None
 
     def __call__(self) -> Block:
-        """Make a block that stands for the declared one."""
+        """Make a reference to the declared block."""
         self._check_open("called after it was resolved", "all calls before resolve_to")
         return _Reference(self)
 

@@ -1,7 +1,7 @@
 """Split a linear layer on a concatenation, so that what is broadcast is multiplied once.
 
 ``W [a, b] = W_a a + W_b b``: where ``a`` comes from outside the loop that makes ``b``, its product
-is computed once. The rewrite is a pass over the tree that says which blocks are written otherwise.
+is computed once. The rewrite is a pass over the tree; it replaces how single blocks are written.
 """
 
 from collections.abc import Callable, Iterable

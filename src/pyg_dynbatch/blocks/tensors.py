@@ -105,7 +105,7 @@ def refuse_no_zeros(block: Block, result_type: ResultType) -> None:
         kind = left.pop()
         if isinstance(kind, PyObjectType | BroadcastSequenceType):
             expected = "tensors, tuples, sequences that end, or nothing"
-            block._refuse("there are no zeros of this type", expected, result_type)
+            block._refuse("this type has no zeros", expected, result_type)
         left += kind._inside()
 
 
@@ -158,8 +158,8 @@ class Concat(Block):
         name: For messages and pictures.
 
     Raises:
-        TypeError: If there is no tensor, a nested tuple without ``flatten``, a tensor without
-            that axis, or other axes or dtypes differ.
+        TypeError: If the tuple is empty, or holds a tuple without ``flatten`` or a tensor without
+            that axis, or if other axes or dtypes differ.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -197,7 +197,7 @@ class Concat(Block):
         if len(tensors) < len(items):
             return "an item is not a tensor"
         if not tensors:
-            return "there is no tensor to concatenate"
+            return "no tensor to concatenate"
         if any(not 0 <= dim < len(shape) for shape in shapes):
             return f"a tensor has no axis {dim}"
         if len({(*shape[:dim], -1, *shape[dim + 1 :]) for shape in shapes}) > 1:

@@ -291,7 +291,7 @@ def _input_rows(site: Site, items: Sequence[Any]) -> np.ndarray:
     for row, rows in pairs:
         if not 0 <= row < rows:
             expected = f"a row from 0 to {rows - 1}"
-            raise _complaint(site, IndexError, "there is no such row", expected, row)
+            raise _complaint(site, IndexError, "the row does not exist", expected, row)
     return np.array(pairs, dtype=np.int64)
 
 
@@ -475,7 +475,7 @@ def collate_traced(
 ) -> TracedBatch:
     """Merge traced examples into the schedule of a mini-batch."""
     if not traced:
-        raise mismatch(ValueError, "Compiler: there is no example", "at least one", 0)
+        raise mismatch(ValueError, "Compiler: the list of examples is empty", "at least one", 0)
     merged, _ = merge_traced(recipe, traced)
     schedule = schedule_merged(merged, policy, merge_equal, len(traced))
     labels = {
@@ -505,7 +505,7 @@ class Collater:
         max_depth: Refuse deeper examples.
 
     Raises:
-        ValueError: If there is no such policy.
+        ValueError: If the policy is unknown.
 
     Example:
         >>> from torch.utils.data import DataLoader
