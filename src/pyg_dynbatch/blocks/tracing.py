@@ -382,20 +382,15 @@ class Tracer:
 
 def outputs_in(result_type: ResultType, result: Any) -> dict[str, list[int]]:
     """Name the values in the output of the root."""
-    if not result_type.size:
-        if result_type.size == 0:
-            return {}
-        found: dict[str, list[int]] = {}
+    found: dict[str, list[int]] = {}
 
-        def take(terminal: ResultType, value: Any) -> None:
-            if isinstance(terminal, TensorType):
-                found.setdefault(f"output:{terminal}", []).append(value)
+    def name(terminal: ResultType, value: Any) -> None:
+        if isinstance(terminal, TensorType):
+            key = f"output_{len(found)}" if result_type.size else f"output:{terminal}"
+            found.setdefault(key, []).append(value)
 
-        result_type.for_each_terminal(take, result)
-        return found
-    pairs = zip(result_type.terminal_types(), result_type.flatten(result), strict=True)
-    tensors = [value for kind, value in pairs if isinstance(kind, TensorType)]
-    return {f"output_{number}": [value] for number, value in enumerate(tensors)}
+    result_type.for_each_terminal(name, result)
+    return found
 
 
 @dataclass(frozen=True, eq=False)

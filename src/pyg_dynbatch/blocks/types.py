@@ -15,24 +15,15 @@ import torch
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.types import TensorType as RowTensorType
 
-_DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in vars(torch).values()
-    if isinstance(dtype, torch.dtype)
-}
-
 
 def dtype_of(dtype: Any) -> torch.dtype:
-    """Finds a torch dtype by object, name, or numpy dtype."""
-    if isinstance(dtype, torch.dtype):
-        return dtype
-    name = dtype if isinstance(dtype, str) else ""
-    if not name and isinstance(dtype, type | np.dtype):
-        name = np.dtype(dtype).name
-    if name not in _DTYPES:
+    """Find a torch dtype by object, name, or numpy dtype."""
+    name = np.dtype(dtype).name if isinstance(dtype, type | np.dtype) else dtype
+    found = getattr(torch, name, None) if isinstance(name, str) else dtype
+    if not isinstance(found, torch.dtype):
         expected = "a torch dtype or its name, such as 'float32' or 'int64'"
         raise mismatch(TypeError, "TensorType: unknown dtype", expected, repr(dtype))
-    return _DTYPES[name]
+    return found
 
 
 @cache
@@ -141,7 +132,8 @@ class TensorType(_Terminal):
     @property
     def torch_dtype(self) -> torch.dtype:
         """The dtype as an object."""
-        return _DTYPES[self.dtype]
+        found: torch.dtype = getattr(torch, self.dtype)
+        return found
 
     @property
     def row_type(self) -> RowTensorType:
