@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pyg_dynbatch import blocks as td
-from pyg_dynbatch.blocks.compiler import PASSES, compile_block
+from pyg_dynbatch.blocks.compiler import compile_block
 from pyg_dynbatch.blocks.tracing import merge_traced
 from pyg_dynbatch.core import Engine, Operations, Schedule, run_one_by_one
 from pyg_dynbatch.core.merge import schedule_merged
@@ -17,7 +17,7 @@ from pyg_dynbatch.testing import assert_same, flattened, gradients_of, prepared
 TOLERANCE = 1e-10
 
 
-def three_ways(block: td.Block, examples: Sequence[Any], passes: Any = PASSES) -> None:
+def three_ways(block: td.Block, examples: Sequence[Any], passes: Any = td.PASSES) -> None:
     """Call by call = scheduled alone = scheduled in a mixed batch: values and gradients."""
     operations = Operations()
     tracer = compile_block(block, operations, passes)

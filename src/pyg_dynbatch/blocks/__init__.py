@@ -4,7 +4,7 @@ from typing import NoReturn
 
 from pyg_dynbatch.blocks.block import Block, Identity, Pipe, convert_to_block
 from pyg_dynbatch.blocks.cache import TracedExamples
-from pyg_dynbatch.blocks.compiler import PASSES, Compiler
+from pyg_dynbatch.blocks.compiler import Compiler
 from pyg_dynbatch.blocks.composition import Composition
 from pyg_dynbatch.blocks.control import Metric, OneOf, Optional, Void
 from pyg_dynbatch.blocks.draw import BlockDrawing, ExplainedCall, drawing_of, schedule_text
@@ -41,6 +41,7 @@ from pyg_dynbatch.blocks.layers import (
 from pyg_dynbatch.blocks.left_out import left_out as _left_out
 from pyg_dynbatch.blocks.records import AllOf, ForwardDeclaration, Record
 from pyg_dynbatch.blocks.reductions import Max, Mean, Min, Sum
+from pyg_dynbatch.blocks.rewrites import PASSES
 from pyg_dynbatch.blocks.sequences import RNN, Fold, Map, Reduce
 from pyg_dynbatch.blocks.tensors import Concat, FromTensor, Zeros
 from pyg_dynbatch.blocks.tracing import BlockResult, Collater, Traced, TracedBatch, Tracer

@@ -12,7 +12,7 @@ from pyg_dynbatch.blocks.block import Block, convert_to_block, runners
 from pyg_dynbatch.blocks.code import Code, Model, Recipe, packed
 from pyg_dynbatch.blocks.draw import explained, schedule_text
 from pyg_dynbatch.blocks.left_out import left_out
-from pyg_dynbatch.blocks.split_linear import split_linear
+from pyg_dynbatch.blocks.rewrites import MERGE_EQUAL, PASSES, SPLIT_LINEAR, split_linear
 from pyg_dynbatch.blocks.tracing import (
     BlockResult,
     Collater,
@@ -40,11 +40,6 @@ from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.operation import Operations
 from pyg_dynbatch.core.policy import Policy
 from pyg_dynbatch.core.schedule import Schedule
-
-SPLIT_LINEAR, MERGE_EQUAL = "split_linear", "merge_equal"
-PASSES = (SPLIT_LINEAR, MERGE_EQUAL)
-"""All rewrites: a linear layer on a concatenation with a broadcast part is split; equal calls on
-equal constants are made once per mini-batch."""
 
 
 def compile_block(
@@ -242,7 +237,7 @@ class Compiler(nn.Module):
             root_block_like: What :func:`convert_to_block` takes.
             max_depth: Refuse examples with more calls one after another.
             policy: Order of the steps: ``"depth"``, ``"agenda"``, ``LearnedPolicy``, a function.
-            passes: The rewrites to make, of :data:`~pyg_dynbatch.blocks.compiler.PASSES`.
+            passes: The rewrites to make, of :data:`~pyg_dynbatch.blocks.PASSES`.
 
         Returns:
             The module.

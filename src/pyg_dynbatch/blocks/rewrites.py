@@ -1,7 +1,8 @@
-"""Split a linear layer on a concatenation, so that what is broadcast is multiplied once.
+"""Rewrites of a model: passes over the tree that replace how single blocks are written.
 
-``W [a, b] = W_a a + W_b b``: where ``a`` comes from outside the loop that makes ``b``, its product
-is computed once. The rewrite is a pass over the tree; it replaces how single blocks are written.
+A linear layer on a concatenation is split, ``W [a, b] = W_a a + W_b b``: where ``a`` comes from
+outside the loop that makes ``b``, its product is computed once. The other rewrite, to make equal
+calls once, belongs to the schedule of a mini-batch.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,6 +17,11 @@ from pyg_dynbatch.blocks.code import Code
 from pyg_dynbatch.blocks.functions import Function, record
 from pyg_dynbatch.blocks.tensors import Concat
 from pyg_dynbatch.blocks.types import TensorType, TupleType
+
+SPLIT_LINEAR, MERGE_EQUAL = "split_linear", "merge_equal"
+PASSES = (SPLIT_LINEAR, MERGE_EQUAL)
+"""All rewrites: a linear layer on a concatenation with a broadcast part is split; equal calls on
+equal constants are made once per mini-batch."""
 
 
 class LinearPart(nn.Module):
