@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import singledispatch, wraps
 from typing import Any, NamedTuple, NoReturn
 
@@ -46,6 +47,20 @@ class _Scopes(threading.local):
 
 
 scopes = _Scopes()
+
+
+@contextmanager
+def opened(stack: list[Any], item: Any, overlap: str) -> Iterator[Any]:
+    """Push an item for the time of a context; contexts must be left in reverse order."""
+    stack.append(item)
+    try:
+        yield item
+    finally:
+        is_last = stack[-1] is item
+        stack.remove(item)
+        if not is_last:
+            raise mismatch(AssertionError, overlap, "the last opened to be left first", "another")
+
 
 #: Functions that run a block: ``"eval"`` and ``"max_depth"``; set where blocks are compiled.
 runners: dict[str, Callable[..., Any]] = {}

@@ -8,7 +8,7 @@ from typing import Any, NoReturn, cast
 import torch
 from torch import nn
 
-from pyg_dynbatch.blocks.block import Block, convert_to_block, runners
+from pyg_dynbatch.blocks.block import Block, convert_to_block, opened, runners
 from pyg_dynbatch.blocks.code import Code, Model, Recipe, packed
 from pyg_dynbatch.blocks.draw import explained, schedule_text
 from pyg_dynbatch.blocks.left_out import left_out
@@ -386,15 +386,10 @@ class Compiler(nn.Module):
             AssertionError: If contexts are left in another order than the reverse of entering.
         """
         pool = pool_of(self.tracer, processes)
-        self._pool.append(pool)
         try:
-            yield pool
+            with opened(self._pool, pool, "Compiler.multiprocessing_pool: contexts overlap"):
+                yield pool
         finally:
-            if not self._pool or self._pool[-1] is not pool:
-                what = "Compiler.multiprocessing_pool: contexts overlap"
-                expected = "the pool opened last to be left first"
-                raise mismatch(AssertionError, what, expected, "another one")
-            self._pool.pop()
             pool.terminate()
             pool.join()
 

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from heapq import heappop, heappush
 from typing import Any
 
-from pyg_dynbatch.blocks.block import Block, Wire, call_text, convert_to_block, scopes
+from pyg_dynbatch.blocks.block import Block, Wire, call_text, convert_to_block, opened, scopes
 from pyg_dynbatch.blocks.code import Code, key_text, packed_if_object
 from pyg_dynbatch.blocks.types import (
     PyObjectType,
@@ -17,7 +17,6 @@ from pyg_dynbatch.blocks.types import (
     propagate_types,
     shown,
 )
-from pyg_dynbatch.core.errors import mismatch
 
 # A source is a block, a wire, or a tuple of sources.
 
@@ -187,15 +186,8 @@ class Composition(Block):
         Raises:
             AssertionError: If scopes are left in another order than the reverse of entering.
         """
-        scopes.open.append(self)
-        try:
+        with opened(scopes.open, self, f"{self._label()}.scope: scopes overlap"):
             yield
-        finally:
-            if not scopes.open or scopes.open[-1] is not self:
-                what = f"{self._label()}.scope: scopes overlap"
-                expected = "the scope opened last to be left first"
-                raise mismatch(AssertionError, what, expected, "another one")
-            scopes.open.pop()
 
     def connect(self, a: Any, b: Any) -> None:
         """Connect the input of one block to the output of another.
