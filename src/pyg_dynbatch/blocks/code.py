@@ -187,8 +187,8 @@ class Code:
     def __init__(self, model: Model, function: str) -> None:
         self.model = model
         self.function = function
-        self.lines: list[str] = []
-        self.origin: list[tuple[str, bool]] = []
+        # Each with its origin, see :class:`Recipe`.
+        self.lines: list[tuple[str, tuple[str, bool]]] = []
         self.block: Block | None = None
         self._indent, self._names, self._level = 2, 0, 0
         self._levels: dict[str, int] = {}
@@ -203,8 +203,7 @@ class Code:
         if isinstance(value, tuple):
             unpack = f"{packed(value)} = x_" if value else "pass"
             head = [f"    def {self.function}(x_):", f"        {unpack}"]
-        self.lines[:0] = head
-        self.origin[:0] = [(block._path(), False)] * len(head)
+        self.lines[:0] = [(line, (block._path(), False)) for line in head]
 
     def emit(self, block: Block, value: Any) -> Any:
         """Write what a block computes, and return its output value."""
@@ -229,8 +228,7 @@ class Code:
 
     def line(self, text: str, *, users_own: bool = False) -> None:
         """Add a line; with ``users_own``, errors in it come from the user's function."""
-        self.lines.append("    " * self._indent + text)
-        self.origin.append((self._where(), users_own))
+        self.lines.append(("    " * self._indent + text, (self._where(), users_own)))
 
     def assign(self, target: Any, value: Any) -> None:
         """Write the assignment of a value to variables."""

@@ -87,8 +87,7 @@ def _write_root(code: Code, root: Block) -> None:
     value = _write_input(code, root._known("input"), "x_")
     result = code.emit(root, value)
     code.line(f"yield None, {packed(result)}")
-    code.lines.insert(0, "    def root(x_):")
-    code.origin.insert(0, ("Root", False))
+    code.lines.insert(0, ("    def root(x_):", ("Root", False)))
 
 
 def _write_input(code: Code, wanted: ResultType, source: str) -> Any:
@@ -123,7 +122,7 @@ def _recipe(model: Model, root: Code, result_type: ResultType, keeps_result: boo
     free = list(model.free.values())
     metrics = range(len(model.metric_types))
     data = [n for n, site in enumerate(model.sites) if site.kind in ("constant", "input")]
-    lines = [
+    head = [
         "def begin():",
         f"    C = {free}; P = {list(range(len(free)))}",
         "    L = C.__len__; E = C.extend; A = C.append; S = P.append",
@@ -132,17 +131,16 @@ def _recipe(model: Model, root: Code, result_type: ResultType, keeps_result: boo
         *(f"    M{n} = []; m{n} = M{n}.append; N{n} = []; n{n} = N{n}.append" for n in metrics),
         *(f"    {name} = {{}}" for name in model.dictionaries),
     ]
-    origin = [("Root", False)] * len(lines)
-    for code in (root, *model.functions.values()):
-        lines += code.lines
-        origin += code.origin
     items = ", ".join(f"{site}: D{site}" for site in data)
     rows, labels = ("".join(f"{letter}{n}, " for n in metrics) for letter in "MN")
-    lines.append(f"    return C, P, {{{items}}}, ({rows}), ({labels}), root")
-    origin.append(("Root", False))
+    tail = f"    return C, P, {{{items}}}, ({rows}), ({labels}), root\n"
+    lines = [(text, ("Root", False)) for text in head]
+    for code in (root, *model.functions.values()):
+        lines += code.lines
+    lines.append((tail, ("Root", False)))
     return Recipe(
-        "\n".join(lines) + "\n",
-        origin,
+        "\n".join(text for text, _ in lines),
+        [origin for _, origin in lines],
         model.named,
         tuple(model.sites),
         tuple(model.signatures),
