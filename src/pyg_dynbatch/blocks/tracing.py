@@ -74,7 +74,7 @@ def _join(traced: Sequence[Traced]) -> _Records:
 
 
 def merge_traced(recipe: Recipe, traced: Sequence[Traced]) -> tuple[MergedPrograms, np.ndarray]:
-    """Join traced examples into what the core schedules."""
+    """Joins traced examples into what the core schedules."""
     tables, records = recipe.tables, _join(traced)
     start, site = records.start, records.site
     marks, examples = _marks(traced, records.offset)
@@ -196,7 +196,7 @@ def _count_input_rows(recipe: Recipe, traced: Sequence[Traced]) -> np.ndarray:
 
 
 def program_of(recipe: Recipe, traced: Traced) -> CompactProgram:
-    """Expand the program of one example."""
+    """Spells out the program of one example."""
     merged, _ = merge_traced(recipe, [traced])
     names = list(ProgramArrays.__annotations__)[:8]
     fields = {name: getattr(merged, name) for name in names}
@@ -204,6 +204,9 @@ def program_of(recipe: Recipe, traced: Traced) -> CompactProgram:
     return CompactProgram(
         tuple(recipe.signatures), tuple(recipe.row_types), tuple(merged.num_inputs), arrays
     )
+
+
+_SOURCE = "<blocks>"
 
 
 # Which kinds of numbers go into which without loss of kind.
@@ -293,9 +296,6 @@ def _input_rows(site: Site, items: Sequence[Any]) -> np.ndarray:
             expected = f"a row from 0 to {rows - 1}"
             raise _complaint(site, IndexError, "the row does not exist", expected, row)
     return np.array(pairs, dtype=np.int64)
-
-
-_SOURCE = "<blocks>"
 
 
 class Tracer:
