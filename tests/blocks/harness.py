@@ -1,6 +1,6 @@
 """Run a block three ways: call by call, scheduled, and scheduled among other examples."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jaxtyping
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pyg_dynbatch import blocks as td
-from pyg_dynbatch.blocks.compiler import PASSES, compile_block
+from pyg_dynbatch.blocks.compiler import compile_block
 from pyg_dynbatch.blocks.tracing import merge_traced
 from pyg_dynbatch.core import Engine, Operations, Schedule, run_one_by_one
 from pyg_dynbatch.testing import assert_same, flattened, gradients_of, prepared
@@ -16,7 +16,7 @@ from pyg_dynbatch.testing import assert_same, flattened, gradients_of, prepared
 TOLERANCE = 1e-10
 
 
-def three_ways(block: td.Block, examples: Sequence[Any], passes: Any = PASSES) -> None:
+def three_ways(block: td.Block, examples: Sequence[Any], passes: Any = td.PASSES) -> None:
     """Call by call = scheduled alone = scheduled in a mixed batch: values and gradients."""
     operations = Operations()
     tracer = compile_block(block, operations, passes)
@@ -80,12 +80,13 @@ def refused(error: type[Exception], call: Any, *args: Any, **kwargs: Any) -> str
     return str(caught.value) + "".join(f"\n{n}" for n in getattr(caught.value, "__notes__", ()))
 
 
-def read_back(block: td.Block, **names: Any) -> td.Block:
-    """The block that the text of a block makes; it must have the same text."""
-    known = {name: getattr(td, name) for name in td.__all__}
-    known |= {"torch": torch, "tensor": torch.tensor, **names}
-    made = eval(repr(block), known)  # noqa: S307 - the text of our own objects
-    assert repr(made) == repr(block)
+def wired(wire: Callable[[td.Composition], Any]) -> td.Composition:
+    """A composition wired by a function, whose result, if there is one, becomes the output."""
+    made = td.Composition()
+    with made.scope():
+        found = wire(made)
+        if found is not None:
+            made.output.reads(found)
     return made
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from pyg_dynbatch import blocks as td
 from pyg_dynbatch.core import RaggedRows
-from tests.blocks.harness import builds, numbers, read_back, refused
+from tests.blocks.harness import builds, numbers, refused
 
 
 def swap(pair: tuple[Tensor, Tensor], z: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -50,7 +50,7 @@ def test_stated_output_type() -> None:
 @pytest.mark.parametrize(
     ("function", "got"),
     [
-        (lambda x: 3, "int, which is no tensor"),
+        (lambda x: 3, "int, which is not a tensor"),
         (lambda x: x.sum(), "a scalar, without a batch axis"),
         (lambda x: x[:1], "1 and 1 rows for 2 and 3 rows"),
         (lambda x: x.new_zeros(2, 4), "2 and 2 rows for 2 and 3 rows"),
@@ -133,12 +133,3 @@ def test_segment() -> None:
     two = lambda: td.AllOf(numbers(), numbers()) >> td.Segment(mean_of_pairs)  # noqa: E731
     assert "two sequences go in" in refused(TypeError, two)
     assert "tf_fn cannot be called" in refused(TypeError, td.Segment, 3)
-
-
-def test_text_can_be_read_back() -> None:
-    for block in (
-        td.Function(torch.add, name="plus"),
-        td.Function(torch.add, infer_output_type=False),
-        td.Segment(torch.add),
-    ):
-        read_back(block, add=torch.add)

@@ -78,7 +78,7 @@ def test_initial_weights_are_given_filled_or_returned(make: Any) -> None:
 
 def test_fc_has_no_weights_before_it_is_used() -> None:
     text = refused(RuntimeError, lambda: td.FC(2).weights)
-    assert "FC: there are no weights yet" in text and "call the layer first" in text
+    assert "FC: the weights do not exist yet" in text and "call the layer first" in text
 
 
 def test_fc_dropout() -> None:
@@ -93,7 +93,7 @@ def test_fc_dropout() -> None:
     found = td.Compiler.create(td.Vector(64) >> entrance)([[1.0] * 64]).output
     assert 0 < found < 128
     for bad in (0, 1.5, "half"):
-        assert "is no probability" in refused(ValueError, td.FC, 1, input_keep_prob=bad)
+        assert "is not a probability" in refused(ValueError, td.FC, 1, input_keep_prob=bad)
 
 
 def test_fc_errors() -> None:
@@ -237,19 +237,7 @@ def test_names() -> None:
     assert "no name" in refused(ValueError, td.create_variable_scope, "")
     assert "no name" in refused(TypeError, td.create_variable_scope, 3)
     assert td.FC(2, name="mine").name == "mine"
-    assert "the name is no string" in refused(TypeError, td.FC, 2, name=3)
-
-
-def test_text_can_be_read_back() -> None:
-    names = {name: getattr(td, name) for name in td.__all__} | {"tanh": torch.tanh}
-    for layer in (
-        td.FC(2),
-        td.FC(2, activation=None, weight_norm=True, name="fc"),
-        td.FC(2, activation=torch.tanh, input_keep_prob=0.5),
-        td.Embedding(3, 2, trainable=False, mod_inputs=False),
-        td.ScopedLayer(torch.tanh),
-    ):
-        assert repr(eval(repr(layer), names)) == repr(layer)
+    assert "the name is not a string" in refused(TypeError, td.FC, 2, name=3)
 
 
 def test_copies() -> None:

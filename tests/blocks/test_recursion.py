@@ -220,13 +220,6 @@ def test_both_directions_along_a_tree() -> None:
     assert root.eval(tree) == (None, {"down": [10.0, 15.0, 18.0, 14.0]})
 
 
-def test_text() -> None:
-    tree = td.ForwardDeclaration(OBJECT, 3, name="tree", memoize=True)
-    made = eval(repr(tree), {name: getattr(td, name) for name in td.__all__})
-    assert repr(made) == repr(tree) and made.memoize
-    assert repr(td.Map(tree())) == "Map(tree())"
-
-
 @pytest.mark.parametrize("policy", ["depth", "agenda"])
 def test_unused_recursion_runs_once_at_the_end(policy: str) -> None:
     tree = td.ForwardDeclaration(OBJECT, [], name="tree")

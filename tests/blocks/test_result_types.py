@@ -143,19 +143,6 @@ def test_not_an_instance() -> None:
     assert "not an instance" in text and "a tuple of 2" in text
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        td.TensorType((2, 3), "int32"),
-        td.TupleType(3, td.SequenceType(OBJECT), td.VoidType()),
-        td.BroadcastSequenceType(()),
-    ],
-)
-def test_text_can_be_read_back(kind: td.ResultType) -> None:
-    names = {name: getattr(td, name) for name in td.__all__}
-    assert eval(repr(kind), names) == kind
-
-
 def test_types_on_wires() -> None:
     assert shown(td.TupleType(3)) == "(float32[3],)"
     assert shown(td.BroadcastSequenceType("int64")) == "[int64[], …]"

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear
 
 from pyg_dynbatch import blocks as td
-from pyg_dynbatch.blocks.compiler import PASSES
 from pyg_dynbatch.core import Schedule
 from pyg_dynbatch.nn import NaryTreeLSTM, WeaveConv
 from pyg_dynbatch.nn.pairs import Pairs
@@ -22,7 +21,7 @@ from tests.example_files import defined_in
 from tests.nn.plain_weave import Molecules, molecules
 
 FEW = settings(max_examples=8, suppress_health_check=list(HealthCheck))
-BOTH_PASSES = pytest.mark.parametrize("passes", (PASSES, ()), ids=("rewritten", "as written"))
+BOTH_PASSES = pytest.mark.parametrize("passes", (td.PASSES, ()), ids=("rewritten", "as written"))
 IN, OUT, WORDS = 3, 4, 6
 Tree = list[Any]
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from pyg_dynbatch import blocks as td
-from pyg_dynbatch.blocks.compiler import PASSES, compile_block
+from pyg_dynbatch.blocks.compiler import compile_block
 from pyg_dynbatch.blocks.tracing import merge_traced
 from pyg_dynbatch.core import Engine, Operations, Schedule
 from tests.blocks.harness import three_ways
@@ -155,7 +155,7 @@ MAKERS: Any = {
 def test_batched_is_call_by_call(data: st.DataObject) -> None:
     block, kind, inputs = blocks_of(data.draw)
     examples = data.draw(st.lists(inputs, min_size=1, max_size=3))
-    passes = data.draw(st.sampled_from([PASSES, (), ("split_linear",)]))
+    passes = data.draw(st.sampled_from([td.PASSES, (), ("split_linear",)]))
     assert block.output_type == kind or block.output_type is None
     three_ways(block, examples, passes)
     assert block.output_type == kind
@@ -181,7 +181,7 @@ def test_the_rewrites_change_nothing(data: st.DataObject) -> None:
     block, _, inputs = blocks_of(data.draw)
     examples = data.draw(st.lists(inputs, min_size=1, max_size=3))
     found = []
-    for passes in ((), PASSES):
+    for passes in ((), td.PASSES):
         operations = Operations()
         tracer = compile_block(block, operations, passes)
         merged, _ = merge_traced(tracer.recipe, [tracer(example) for example in examples])

@@ -1,12 +1,12 @@
-"""The language: typed blocks that are checked when they are wired and batched when they run."""
+"""The language of TensorFlow Fold: typed blocks, checked when they are wired, batched when run."""
 
 from typing import NoReturn
 
-from pyg_dynbatch.blocks.block import Block, Pipe, convert_to_block
+from pyg_dynbatch.blocks.block import Block, Identity, Pipe, convert_to_block
 from pyg_dynbatch.blocks.cache import TracedExamples
-from pyg_dynbatch.blocks.compiler import PASSES, Collater, Compiler
+from pyg_dynbatch.blocks.compiler import Compiler
 from pyg_dynbatch.blocks.composition import Composition
-from pyg_dynbatch.blocks.control import Identity, Metric, OneOf, Void
+from pyg_dynbatch.blocks.control import Metric, OneOf, Optional, Void
 from pyg_dynbatch.blocks.draw import BlockDrawing, ExplainedCall, drawing_of, schedule_text
 from pyg_dynbatch.blocks.functions import Function, Segment
 from pyg_dynbatch.blocks.indexing import (
@@ -24,7 +24,6 @@ from pyg_dynbatch.blocks.inputs import (
     InputTransform,
     OneHot,
     OneHotFromList,
-    Optional,
     Scalar,
     Tensor,
     Vector,
@@ -42,9 +41,10 @@ from pyg_dynbatch.blocks.layers import (
 from pyg_dynbatch.blocks.left_out import left_out as _left_out
 from pyg_dynbatch.blocks.records import AllOf, ForwardDeclaration, Record
 from pyg_dynbatch.blocks.reductions import Max, Mean, Min, Sum
+from pyg_dynbatch.blocks.rewrites import PASSES
 from pyg_dynbatch.blocks.sequences import RNN, Fold, Map, Reduce
 from pyg_dynbatch.blocks.tensors import Concat, FromTensor, Zeros
-from pyg_dynbatch.blocks.tracing import BlockResult, Traced, TracedBatch, Tracer
+from pyg_dynbatch.blocks.tracing import BlockResult, Collater, Traced, TracedBatch, Tracer
 from pyg_dynbatch.blocks.types import (
     BroadcastSequenceType,
     IOBase,
@@ -59,81 +59,25 @@ from pyg_dynbatch.blocks.types import (
 )
 
 __all__ = [
-    "group_by_batches",
-    "epochs",
-    "EdibleIterator",
-    "schedule_text",
-    "drawing_of",
-    "ExplainedCall",
-    "BlockDrawing",
-    "TracedExamples",
-    "FC",
-    "IOBase",
-    "PASSES",
-    "RNN",
-    "AllOf",
-    "Block",
-    "BlockResult",
-    "Broadcast",
-    "BroadcastSequenceType",
-    "Collater",
-    "Compiler",
-    "Composition",
-    "Concat",
-    "Embedding",
-    "Fold",
-    "ForwardDeclaration",
-    "FractalNet",
-    "FromTensor",
-    "Function",
-    "GetItem",
-    "Identity",
-    "InputRow",
-    "InputTransform",
-    "Layer",
-    "Length",
-    "Map",
-    "Max",
-    "Mean",
-    "Metric",
-    "Min",
-    "NGrams",
-    "Nth",
-    "OneHot",
-    "OneHotFromList",
-    "OneOf",
-    "Optional",
-    "Pipe",
-    "PyObjectType",
-    "Record",
-    "Reduce",
-    "ResultType",
-    "Scalar",
-    "ScopedLayer",
-    "Segment",
-    "SequenceType",
-    "Slice",
-    "Sum",
-    "Tensor",
-    "TensorToTensorLayer",
-    "TensorType",
-    "Traced",
-    "TracedBatch",
-    "Tracer",
-    "TupleType",
-    "Vector",
-    "Void",
-    "VoidType",
-    "Zeros",
-    "Zip",
-    "ZipWith",
-    "canonicalize_type",
-    "convert_to_block",
-    "convert_to_type",
+    # Types.
+    "BroadcastSequenceType", "IOBase", "PyObjectType", "ResultType", "SequenceType",
+    "TensorType", "TupleType", "VoidType", "canonicalize_type", "convert_to_type",
+    # Blocks.
+    "AllOf", "Block", "Broadcast", "Composition", "Concat", "Fold", "ForwardDeclaration",
+    "FromTensor", "Function", "GetItem", "Identity", "InputRow", "InputTransform", "Length", "Map",
+    "Max", "Mean", "Metric", "Min", "NGrams", "Nth", "OneHot", "OneHotFromList", "OneOf",
+    "Optional", "Pipe", "RNN", "Record", "Reduce", "Scalar", "Segment", "Slice", "Sum", "Tensor",
+    "Vector", "Void", "Zeros", "Zip", "ZipWith", "convert_to_block",
+    # Layers.
+    "Embedding", "FC", "FractalNet", "Layer", "ScopedLayer", "TensorToTensorLayer",
     "create_variable_scope",
-]
+    # Running and drawing.
+    "BlockDrawing", "BlockResult", "Collater", "Compiler", "EdibleIterator", "ExplainedCall",
+    "PASSES", "Traced", "TracedBatch", "TracedExamples", "Tracer", "drawing_of", "epochs",
+    "group_by_batches", "schedule_text",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> NoReturn:
-    """Names what stands in for a name of Fold that is left out."""
+    """Name what replaces a name of Fold that is left out."""
     raise AttributeError(_left_out(name) or f"module {__name__!r} has no attribute {name!r}")

@@ -1,47 +1,111 @@
-"""The base of all blocks: pipes, wires, children and one-off evaluation."""
+"""The base of all blocks, and what the operators of blocks make: wires, pipes, other blocks."""
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import singledispatch, wraps
+from typing import Any, NamedTuple, NoReturn
 
-import numpy as np
 import torch
 from torch import nn
 
-from pyg_dynbatch.blocks.code import Code
+from pyg_dynbatch.blocks.left_out import left_out
 from pyg_dynbatch.blocks.types import IOBase, ResultType, propagate_types
 from pyg_dynbatch.core.errors import mismatch
 
-if TYPE_CHECKING:
-    from pyg_dynbatch.blocks.code import Code
 
-
-def _no_truth(self: Any) -> NoReturn:
-    """Refuses to decide anything: blocks are wired before there is any example."""
+def _refuse_truth_value(self: Any) -> NoReturn:
+    """Blocks are wired before there is any example, so that they cannot decide anything."""
     raise mismatch(
         TypeError,
         f"{type(self).__name__}: used as a truth value while blocks are wired",
         "a decision that is made for each example",
         repr(self),
-        hint="td.OneOf(key_fn, cases) by the host's data, torch.where in a td.Function by a "
-        "tensor; `block is not None` for its presence",
+        hint="td.OneOf(key_fn, cases) for host objects, torch.where in a td.Function for tensors; "
+        "`block is not None` for its presence",
     )
 
 
 class Wire(NamedTuple):
-    """One item of what a block gives; ``block[key]``."""
+    """One item, or a slice, of the output of a block; ``block[key]``."""
 
     source: Any
     key: Any
 
     def __bool__(self) -> bool:
-        _no_truth(self)
+        _refuse_truth_value(self)
 
     def __getitem__(self, key: Any) -> "Wire":
         return Wire(self, key)
 
 
+class _Scopes(threading.local):
+    """The compositions whose scopes are open; one list per thread."""
+
+    def __init__(self) -> None:
+        self.open: list[Any] = []
+
+
+scopes = _Scopes()
+
+
+@contextmanager
+def opened(stack: list[Any], item: Any, overlap: str) -> Iterator[Any]:
+    """Push an item for the time of a context; contexts must be left in reverse order."""
+    stack.append(item)
+    try:
+        yield item
+    finally:
+        is_last = stack[-1] is item
+        stack.remove(item)
+        if not is_last:
+            raise mismatch(AssertionError, overlap, "the last opened to be left first", "another")
+
+
+#: Functions that run a block: ``"eval"`` and ``"max_depth"``; set where blocks are compiled.
+runners: dict[str, Callable[..., Any]] = {}
+
+
+def keep_arguments(cls: Any, finish: Callable[[Any], None] | None = None) -> None:
+    """Let the constructor of a class keep its arguments, for :func:`call_text`, and then finish."""
+    init = cls.__init__
+
+    @wraps(init)
+    def __init__(self: Any, *arguments: Any, **named: Any) -> None:
+        init(self, *arguments, **named)
+        # Not in the constructors of base classes.
+        if type(self).__init__ is __init__:
+            self._arguments = arguments, named
+            if finish is not None:
+                finish(self)
+
+    cls.__init__ = __init__
+
+
+def call_text(made: Any) -> str:
+    """Write the call that made an object, as it can be read back where its names are defined."""
+    arguments, named = made._arguments
+    parts = [_argument_text(value) for value in arguments]
+    parts += [f"{key}={_argument_text(value)}" for key, value in named.items()]
+    return f"{type(made).__name__.lstrip('_')}({', '.join(parts)})"
+
+
+def _argument_text(value: Any) -> str:
+    if isinstance(value, dict):
+        items = ", ".join(f"{key!r}: {_argument_text(item)}" for key, item in value.items())
+        return f"{{{items}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_argument_text, value))}]"
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+        return f"({', '.join(map(_argument_text, value))}{',' if len(value) == 1 else ''})"
+    if isinstance(value, torch.dtype):
+        return repr(str(value).removeprefix("torch."))
+    is_plain = callable(value) and not isinstance(value, IOBase | nn.Module)
+    return getattr(value, "__name__", repr(value)) if is_plain else repr(value)
+
+
 class Block(IOBase):
-    """Maps an input to an output, for one example; blocks are put together into larger ones.
+    """Map an input to an output, for one example; blocks are put together into larger ones.
 
     A block has at most one parent, so an expression is always a tree; layers are what is shared.
 
@@ -63,8 +127,13 @@ class Block(IOBase):
     # Numpy arrays on the left of ``>>`` must leave the operation to the block.
     __array_ufunc__ = None
     __iter__ = None
-    # Left out of paths: what only holds others in order.
+    # Left out of paths: blocks that only hold others in order.
     _transparent = False
+    _arguments: tuple[Sequence[Any], dict[str, Any]] = ((), {})
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        keep_arguments(cls, Block._complete)
 
     def __init__(
         self,
@@ -74,11 +143,11 @@ class Block(IOBase):
         name: Any = None,
     ) -> None:
         super().__init__(input_type, output_type, name)
-        self._settled = False
+        self._is_complete = False
         self._parent: Block | None = None
+        # The forward declaration that was resolved to this block.
         self._declaration: IOBase | None = None
         self._children: list[Block] = []
-        self._said: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
         for child in children:
             self._adopt(convert_to_block(child))
 
@@ -96,26 +165,23 @@ class Block(IOBase):
 
     def _adopt(self, child: "Block") -> None:
         if child._parent is not None:
-            raise mismatch(
-                TypeError,
-                f"{child._label()}: already a child of {child._parent._label()}",
+            child._refuse(
+                f"already a child of {child._parent._label()}",
                 "a block without a parent",
                 repr(child),
-                where=child._path(),
                 hint="make a second block; share weights by using one layer in both",
             )
         child._parent = self
-        child._listeners.append(self)
+        child._dependents.append(self)
         self._children.append(child)
 
-    def _settle(self, *said: Any, **said_by_name: Any) -> None:
-        """Ends every constructor: keeps what was said, for repr, and starts inference."""
-        self._settled = True
-        self._said = (said, {k: v for k, v in said_by_name.items() if v is not None})
+    def _complete(self) -> None:
+        """Start type inference, when the constructor has ended."""
+        self._is_complete = True
         propagate_types(self)
 
     def walk(self) -> Iterator["Block"]:
-        """Lists the block and all blocks inside, parents before children."""
+        """Iterate over the block and all blocks inside, parents before children."""
         left = [self]
         while left:
             block = left.pop()
@@ -132,7 +198,7 @@ class Block(IOBase):
         return top + "".join(reversed(parts))
 
     def _step_to(self, child: "Block") -> str:
-        """How the path goes on from here to a child."""
+        """Part of a path that leads from here to a child."""
         if child._transparent:
             return self._key_of(child)
         alike = [c for c in self._children if c._label() == child._label()]
@@ -140,32 +206,30 @@ class Block(IOBase):
         return f"{self._key_of(child)}.{child._label()}{number}"
 
     def _key_of(self, child: "Block") -> str:
-        """How a block with keys tells its children apart: ``['pair']``."""
+        """Key of a child in the path of a block with keys: ``['pair']``."""
         return ""
+
+    def _readers_of(self, child: "Block") -> list["Block | None"]:
+        """The children whose input is the output of a child; None for another use of it."""
+        return [None]
 
     # Putting together.
 
     def __bool__(self) -> bool:
-        _no_truth(self)
+        _refuse_truth_value(self)
 
     def __rshift__(self, other: Any) -> "Block":
-
         return Pipe(self, other)
 
     def __rrshift__(self, other: Any) -> "Block":
-
         return Pipe(other, self)
 
-    def __getitem__(self, key: Any) -> Any:
-        """Gives a wire from one item of the output; of a slice, inside a scope, a block."""
-        if isinstance(key, slice):
-            from pyg_dynbatch.blocks.indexing import GetItem
-
-            return GetItem(key).reads(self)
+    def __getitem__(self, key: Any) -> Wire:
+        """Make a wire from one item, or from a slice, of the output."""
         return Wire(self, key)
 
     def reads(self, *others: Any) -> "Block":
-        """Wires inputs, inside ``with composition.scope():``.
+        """Wire inputs, inside ``with composition.scope():``.
 
         Args:
             *others: Blocks, wires ``block[i]``, ``composition.input``; several become a tuple.
@@ -176,51 +240,41 @@ class Block(IOBase):
         Raises:
             AssertionError: Outside a scope.
         """
-        from pyg_dynbatch.blocks.composition import current_composition
-
-        composition = current_composition(f"{self._label()}.reads")
-        composition.connect(others[0] if len(others) == 1 else tuple(others), self)
+        if not scopes.open:
+            what = f"{self._label()}.reads: used outside a scope"
+            raise mismatch(AssertionError, what, "with composition.scope(): …", "no open scope")
+        scopes.open[-1].connect(others[0] if len(others) == 1 else tuple(others), self)
         return self
 
-    # What every kind of block says about itself.
+    # What the kinds of blocks define.
 
-    def _told(self, wanted: ResultType) -> None:
-        """Takes up what the block behind it in a pipe expects to be given."""
+    def _expect_output(self, wanted: ResultType) -> None:
+        """Use the type that the reader of the output expects."""
         self.set_output_type(wanted)
 
     def _check(self) -> None:
-        """Refuses, when the model is compiled, what could only be known at the end."""
+        """Refuse, when the model is compiled, what can only be known then."""
 
-    def _emit(self, code: "Code", value: Any) -> Any:
-        """Writes the lines that compute the output from the input; see :mod:`.code`."""
+    def _emit(self, code: Any, value: Any) -> Any:
+        """Write the lines that compute the output from the input; ``code`` is a ``code.Code``."""
         raise NotImplementedError
 
     def _known(self, side: str) -> ResultType:
-        """A type that must be known by now."""
+        """The input or output type, which must be known by now."""
         found = self._types[side]
         if found is None:
-            raise mismatch(
-                TypeError,
-                f"{self._label()}: the {side} type cannot be inferred",
-                f"a type from its neighbours, or block.set_{side}_type(...)",
-                "nothing that says it",
-                where=self._path(),
-            )
+            expected = f"a type from its neighbours, or block.set_{side}_type(...)"
+            self._refuse(f"the {side} type cannot be inferred", expected, "no type")
         return found
-
-    def _refuse(
-        self, what: str, error: type[Exception] = TypeError, hint: str = "", **facts: Any
-    ) -> NoReturn:
-        raise mismatch(error, f"{self._label()}: {what}", where=self._path(), hint=hint, **facts)
 
     # Running.
 
     def eval(self, inp: Any, *, tolist: bool = False, inputs: Any = None, **options: Any) -> Any:
-        """Evaluates one input, without keeping anything.
+        """Evaluate one input, without keeping anything.
 
         Args:
             inp: The input: a Python object.
-            tolist: Give numbers and lists instead of tensors.
+            tolist: Return numbers and lists instead of tensors.
             inputs: Rows from outside by tag, see :class:`InputRow`.
             **options: None; those of Fold are refused by name.
 
@@ -236,51 +290,43 @@ class Block(IOBase):
             >>> td.Vector(2).eval([1, 2], tolist=True)
             [1.0, 2.0]
         """
-        from pyg_dynbatch.blocks.compiler import evaluate
-        from pyg_dynbatch.blocks.left_out import left_out
-
         for name in options:
             unknown = f"Block.eval() got an unexpected keyword argument {name!r}"
             raise TypeError(left_out(f"Block.eval({name}=)") or unknown)
-        return evaluate(self, inp, tolist=tolist, inputs=inputs)
+        return runners["eval"](self, inp, tolist=tolist, inputs=inputs)
 
     def max_depth(self, inp: Any) -> int:
-        """Counts the longest chain of batched calls for an input; nothing is run.
+        """Compute the length of the longest chain of batched calls; nothing is run.
 
         Example:
             >>> from pyg_dynbatch import blocks as td
             >>> td.Map(td.Scalar()).max_depth([1, 2])
             0
         """
-        from pyg_dynbatch.blocks.compiler import depth_for
+        depth: int = runners["max_depth"](self, inp)
+        return depth
 
-        return depth_for(self, inp)
-
-    def __repr__(self) -> str:
-        """Reads like the call that makes it."""
-        said, by_name = self._said
-        named = {**by_name, **({"name": self._name} if self._name else {})}
-        parts = [said_as(value) for value in said]
-        parts += [f"{key}={said_as(value)}" for key, value in named.items()]
-        return f"{type(self).__name__.lstrip('_')}({', '.join(parts)})"
+    __repr__ = call_text
 
 
-def said_as(value: Any) -> str:
-    """Writes an argument so that it can be read back where its names are known."""
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{k!r}: {said_as(v)}' for k, v in value.items())}}}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(said_as, value))}]"
-    if isinstance(value, tuple) and not hasattr(value, "_fields"):
-        return f"({', '.join(map(said_as, value))}{',' if len(value) == 1 else ''})"
-    if isinstance(value, torch.dtype):
-        return repr(str(value).removeprefix("torch."))
-    is_plain = callable(value) and not isinstance(value, IOBase | nn.Module)
-    return getattr(value, "__name__", repr(value)) if is_plain else repr(value)
+@singledispatch
+def conversion(block_like: Any) -> Block:
+    """Convert an object that is not a block; each kind is registered beside the block it makes."""
+    raise mismatch(
+        TypeError,
+        "convert_to_block: cannot be turned into a block",
+        "a block, layer, module, tensor, array, dict, list or tuple",
+        repr(block_like),
+        hint="td.Function(f) for a function on tensors, td.InputTransform(f) for one on the host",
+    )
+
+
+# A wire is a tuple, but not a tuple of blocks.
+conversion.register(Wire, conversion.dispatch(object))
 
 
 def convert_to_block(block_like: Any) -> Block:
-    """Turns what stands for a block into one.
+    """Convert an object to a block.
 
     Args:
         block_like: A block; a layer or ``nn.Module`` (becomes :class:`Function`); a tensor or
@@ -297,90 +343,73 @@ def convert_to_block(block_like: Any) -> Block:
         >>> convert_to_block({"a": td.Scalar()})
         Record({'a': Scalar()})
     """
-    if isinstance(block_like, Block):
-        # Before the imports, which would make long pipes slow to wire.
-        return block_like
-    from pyg_dynbatch.blocks.functions import Function
-    from pyg_dynbatch.blocks.records import Record
-    from pyg_dynbatch.blocks.tensors import FromTensor
-
-    if isinstance(block_like, nn.Module):
-        return Function(block_like)
-    if isinstance(block_like, torch.Tensor | np.ndarray):
-        return FromTensor(block_like)
-    if isinstance(block_like, dict | list | tuple) and not isinstance(block_like, Wire):
-        return Record(block_like)
-    raise mismatch(
-        TypeError,
-        "convert_to_block: cannot be turned into a block",
-        "a block, layer, module, tensor, array, dict, list or tuple",
-        repr(block_like),
-        hint="td.Function(f) for a function on tensors, td.InputTransform(f) for one on the host",
-    )
+    return block_like if isinstance(block_like, Block) else conversion(block_like)
 
 
-class _Pipe(Block):
-    """Feeds each of two blocks or more with what the one before gives; see :func:`Pipe`."""
+class Identity(Block):
+    """Return the input.
 
-    _transparent = True
+    Args:
+        name: For messages and pictures.
 
-    def __init__(self, blocks: list[Block], name: Any) -> None:
-        parts: list[Block] = []
-        for block in blocks:
-            is_pipe = isinstance(block, _Pipe) and block._name is None and block._parent is None
-            parts += block._lend() if is_pipe else [block]  # type: ignore[attr-defined]
-        super().__init__(parts, name=name)
-        for block in blocks:
-            block._parent = self
-        self._settle(*parts)
+    Example:
+        >>> from pyg_dynbatch import blocks as td
+        >>> td.Identity().eval("as it is")
+        'as it is'
+    """
 
-    def _lend(self) -> list[Block]:
-        """Gives its parts to a longer pipe; it can still be evaluated, but not be used again."""
-        for part in self._children:
-            part._parent = None
-            # The longer pipe passes types on from now; this one asks again when it is compiled.
-            part._listeners.remove(self)
-        return self._children
+    def __init__(self, name: Any = None) -> None:
+        super().__init__(name=name)
 
     def _infer(self) -> None:
-        if not self._children:
-            return
-        first, last = self._children[0], self._children[-1]
-        if self.input_type is not None:
-            first.set_input_type(self.input_type)
-        for one, other in zip(self._children, self._children[1:], strict=False):
-            given, wanted = one._types["output"], other._types["input"]
-            if given is wanted:
-                continue
-            if given is None and wanted is not None:
-                one._told(wanted)
-                given = one._types["output"]
-            if given is not None:
-                other.set_input_type(given)
-        if self.output_type is not None:
-            last.set_output_type(self.output_type)
-        if first.input_type is not None:
-            self.set_input_type(first.input_type)
-        if last.output_type is not None:
-            self.set_output_type(last.output_type)
+        self.set_output_type(self.input_type)
+        self.set_input_type(self.output_type)
 
-    def _emit(self, code: Code, value: Any) -> Any:
-        from pyg_dynbatch.blocks.split_linear import split
-
-        number = 0
-        while number < len(self._children):
-            found = split(code, self._children[number : number + 2], value)
-            if found is not None:
-                value = found
-                number += 2
-            else:
-                value = code.emit(self._children[number], value)
-                number += 1
+    def _emit(self, code: Any, value: Any) -> Any:
         return value
 
 
-def Pipe(*blocks: Any, name: Any = None) -> Block:  # noqa: N802 - stands among classes
-    """Feeds each block with what the one before gives; ``a >> b`` makes it.
+class _Pipe(Block):
+    """Apply at least two blocks one after another; see :func:`Pipe`."""
+
+    _transparent = True
+
+    def __init__(self, *blocks: Block, name: Any = None) -> None:
+        super().__init__(blocks, name=name)
+
+    def _release_children(self) -> list[Block]:
+        """Move the children to a longer pipe; this one can be evaluated, but not used again."""
+        for child in self._children:
+            child._parent = None
+            # The longer pipe passes types on from now; this one asks again when it is compiled.
+            child._dependents.remove(self)
+        return self._children
+
+    def _readers_of(self, child: Block) -> list[Block | None]:
+        number = self._children.index(child) + 1
+        return [self._children[number] if number < len(self._children) else None]
+
+    def _infer(self) -> None:
+        first, last = self._children[0], self._children[-1]
+        first.set_input_type(self.input_type)
+        for one, other in zip(self._children, self._children[1:], strict=False):
+            # Most neighbours agree already, and long pipes are gone through often.
+            if one.output_type is not other.input_type:
+                if one.output_type is None and other.input_type is not None:
+                    one._expect_output(other.input_type)
+                other.set_input_type(one.output_type)
+        last.set_output_type(self.output_type)
+        self.set_input_type(first.input_type)
+        self.set_output_type(last.output_type)
+
+    def _emit(self, code: Any, value: Any) -> Any:
+        for child in self._children:
+            value = code.emit(child, value)
+        return value
+
+
+def Pipe(*blocks: Any, name: Any = None) -> Block:  # noqa: N802 - named like the classes
+    """Apply blocks one after another; ``a >> b`` makes it.
 
     Pipes inside and identities are dissolved; a pipe of nothing is an identity, of one block
     that block.
@@ -397,18 +426,26 @@ def Pipe(*blocks: Any, name: Any = None) -> Block:  # noqa: N802 - stands among 
         >>> td.Pipe(td.InputTransform(len), td.Scalar()).eval("abc")
         tensor(3.)
     """
-    from pyg_dynbatch.blocks.control import Identity
-
     found = [convert_to_block(block) for block in blocks]
     kept = [block for block in found if type(block) is not Identity] or found[:1]
     if not kept:
         return Identity(name=name)
-    for number, block in enumerate(found):
-        if type(block) is Identity and block is not kept[0]:
-            # What an identity was told about its type, its neighbour must know.
-            before = [b for b in found[:number] if b in kept]
-            if before and block.input_type is not None:
-                before[-1].set_output_type(block.input_type)
-            elif not before and block.input_type is not None:
-                kept[0].set_input_type(block.input_type)
-    return kept[0] if len(kept) == 1 and name is None else _Pipe(kept, name)
+    before: Block | None = None
+    for block in found:
+        if block in kept:
+            before = block
+        elif before is not None:
+            # The types of an identity are those of its neighbours.
+            before.set_output_type(block.input_type)
+        else:
+            kept[0].set_input_type(block.input_type)
+    if len(kept) == 1 and name is None:
+        return kept[0]
+    parts: list[Block] = []
+    for block in kept:
+        can_merge = isinstance(block, _Pipe) and block._name is None and block._parent is None
+        parts += block._release_children() if can_merge else [block]  # type: ignore[attr-defined]
+    pipe = _Pipe(*parts, **({} if name is None else {"name": name}))
+    for block in kept:
+        block._parent = pipe
+    return pipe

@@ -1,38 +1,61 @@
-"""Keep traced examples in memory or on a disk, for all epochs and all runs."""
+"""Keep traced examples in memory or on a disk, for all epochs and all runs.
 
+A file is used again only if the model, and all that its host functions read, is the same. The
+second half names these by :func:`stable_text`, a digest that is the same in every run.
+"""
+
+import builtins
+import copyreg
+import dis
+import importlib
+import sys
+import sysconfig
 import warnings
 from ast import literal_eval
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
+from functools import cache
 from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FunctionType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+)
 from typing import Any
+from weakref import ReferenceType
 
 import numpy as np
+import torch
 
+from pyg_dynbatch.blocks.code import Recipe
 from pyg_dynbatch.blocks.tracing import Traced, Tracer, traced_in
 from pyg_dynbatch.core.errors import mismatch, mismatch_text
 from pyg_dynbatch.core.files import whole_file
 
 
 class TracedExamples:
-    """Is a data set of traced examples, for a loader whose ``collate_fn`` is a compiler's.
+    """A data set of traced examples, for a loader whose ``collate_fn`` is a compiler's.
 
     Args:
         tracer: Of a compiler.
         examples: The examples.
-        path: A file that keeps them. It is used again as long as the model, the host functions
+        path: A file to keep them. It is used again as long as the model, the host functions
             with all globals and closures they read, and the number of examples are the same;
             other examples need another file, and so does what functions read from files. It
             holds arrays and plain values, so that reading it runs no code, and a checksum: a
-            damaged file is written anew, with a warning.
+            damaged file is written again, with a warning.
         pool: A pool of processes, from :meth:`Compiler.multiprocessing_pool`.
 
     Raises:
         ValueError: If the file holds something else.
         TypeError: If there is a path, and a host function reads an object whose content cannot be
-            told from run to run, such as an open file; or if the label of a metric is not a plain
-            value.
+            compared between runs, such as an open file; or if the label of a metric is not a
+            plain value.
 
     Example:
         >>> from torch.utils.data import DataLoader
@@ -51,28 +74,27 @@ class TracedExamples:
         path: str | Path | None = None,
         pool: Any = None,
     ) -> None:
-        if path is None:
-            self._traced = _trace_all(tracer, examples, pool)
+        found = None
+        if path is not None:
+            # Before tracing, in which a function may change what it reads.
+            file, key = Path(path), (_fingerprint(tracer.recipe), len(examples))
+            found = _read(file, key)
+        if found is not None:
+            self._traced = found
             return
-        # Before tracing, in which a function may change what it reads.
-        file, key = Path(path), (tracer.recipe.fingerprint(), len(examples))
-        found = _read(file, key)
-        self._traced = _trace_all(tracer, examples, pool) if found is None else found
-        if found is None:
+        if pool is None:
+            self._traced = [tracer(example, number) for number, example in enumerate(examples)]
+        else:
+            self._traced = list(traced_in(pool, examples, 64, ordered=True))
+        if path is not None:
             _write(file, key, self._traced)
 
     def __len__(self) -> int:
         return len(self._traced)
 
     def __getitem__(self, number: int) -> Traced:
-        """Gives one traced example."""
+        """Return one traced example."""
         return self._traced[number]
-
-
-def _trace_all(tracer: Tracer, examples: Iterable[Any], pool: Any) -> list[Traced]:
-    if pool is None:
-        return [tracer(example, number) for number, example in enumerate(examples)]
-    return list(traced_in(pool, examples, 64, ordered=True))
 
 
 _MAGIC = b"pyg_dynbatch traced examples, sha256 "
@@ -83,25 +105,15 @@ def _read(file: Path, key: tuple[str, int]) -> list[Traced] | None:
         return None
     raw = memoryview(file.read_bytes())
     if raw[: len(_MAGIC)] != _MAGIC:
-        raise mismatch(
-            ValueError,
-            "TracedExamples: the file holds no traced examples",
-            "a file that this version of TracedExamples has written, or none",
-            f"{len(raw)} bytes of something else",
-            where=str(file),
-            hint="another path, or remove the file",
-        )
+        what = "TracedExamples: the file does not hold traced examples"
+        expected = "a file that this version of TracedExamples has written, or none"
+        got, hint = f"{len(raw)} bytes of something else", "another path, or remove the file"
+        raise mismatch(ValueError, what, expected, got, where=file, hint=hint)
     start = len(_MAGIC) + sha256().digest_size
     if sha256(raw[start:]).digest() != raw[len(_MAGIC) : start]:
-        warnings.warn(
-            mismatch_text(
-                "TracedExamples: the file is damaged; the examples are traced again",
-                "the content that the checksum in the file is of",
-                f"{len(raw)} bytes of other content",
-                where=str(file),
-            ),
-            stacklevel=3,
-        )
+        what = "TracedExamples: the file is damaged; the examples are traced again"
+        expected, got = "the content of its checksum", f"{len(raw)} bytes of other content"
+        warnings.warn(mismatch_text(what, expected, got, where=file), stacklevel=3)
         return None
     with np.load(BytesIO(raw[start:]), allow_pickle=False) as arrays:
         found_key, names, metrics, labels = literal_eval(str(arrays["text"]))
@@ -119,7 +131,7 @@ def _read(file: Path, key: tuple[str, int]) -> list[Traced] | None:
 
 
 def _traced(fields: dict[Any, np.ndarray], metrics: list[str], labels: dict[str, Any]) -> Traced:
-    """One example of its arrays, named by field, by place in the model or by output."""
+    """Make an example from arrays that are named by field, by place in the model or by output."""
     code, starts = fields.pop("code"), fields.pop("starts")
     data = {name: rows for name, rows in fields.items() if isinstance(name, int)}
     marks = {name: rows for name, rows in fields.items() if isinstance(name, str)}
@@ -128,7 +140,7 @@ def _traced(fields: dict[Any, np.ndarray], metrics: list[str], labels: dict[str,
 
 
 def _write(file: Path, key: tuple[str, int], traced: list[Traced]) -> None:
-    """Writes arrays and plain values, whole or not at all."""
+    """Write arrays and plain values, whole or not at all."""
     fields: list[dict[Any, np.ndarray]] = [
         {"code": one.code, "starts": one.starts, **one.data, **one.marks} for one in traced
     ]
@@ -147,24 +159,201 @@ def _write(file: Path, key: tuple[str, int], traced: list[Traced]) -> None:
 
 
 def _plain_labels(traced: Traced, number: int) -> dict[str, list[Any]]:
-    """The labels that were given, by metric."""
-    given = {name: found for name, found in traced.labels.items() if set(map(type, found)) - _NO}
-    for name, found in given.items():
-        for label in found:
+    """The labels of each metric that has any, if they are plain values."""
+    given = {
+        name: labels
+        for name, labels in traced.labels.items()
+        if any(label is not None for label in labels)
+    }
+    for name, labels in given.items():
+        for label in labels:
             try:
-                plain = literal_eval(repr(label)) == label
+                is_plain = literal_eval(repr(label)) == label
             except (ValueError, SyntaxError):
-                plain = False
-            if not plain:
-                raise mismatch(
-                    TypeError,
-                    f"TracedExamples: a label of metric {name!r} cannot be kept in a file",
-                    "None, numbers, texts, or tuples, lists and dicts of them",
-                    f"{type(label).__name__}, {label!r}",
-                    where=f"example {number}",
-                    hint="a plain value as the label, or path=None",
-                )
+                is_plain = False
+            if not is_plain:
+                what = f"TracedExamples: a label of metric {name!r} cannot be kept in a file"
+                expected = "None, numbers, strings, or tuples, lists and dicts of them"
+                got, hint = f"{type(label).__name__}, {label!r}", "a plain label, or path=None"
+                raise mismatch(TypeError, what, expected, got, where=f"example {number}", hint=hint)
     return given
 
 
-_NO = {type(None)}
+def _fingerprint(recipe: Recipe) -> str:
+    """Identify the code of a model and all that it reads."""
+    kinds = [str(recipe.signatures), str(recipe.row_types), str(recipe.result_type)]
+    tables = [site.table for site in recipe.sites]
+    return stable_text([recipe.source, *kinds, tables, recipe.names])[:16]
+
+
+_PLAIN = (str, int, float, complex, bool, bytes, type(None), type(...), range, slice)
+_SLOTS = (MemberDescriptorType, GetSetDescriptorType)
+
+
+def stable_text(value: Any) -> str:
+    """Digest the content of a host object: its code, closures, globals and data."""
+    digest, seen = sha256(), dict[int, int]()
+    # Objects made on the way are kept alive, or others could get their id.
+    kept: list[Any] = []
+    left: list[Any] = [iter((value,))]
+    while left:
+        for found in left[-1]:
+            if isinstance(found, _PLAIN):
+                digest.update(f"{type(found).__name__} {found!r}\n".encode())
+                continue
+            if id(found) in seen:
+                digest.update(f"again {seen[id(found)]}\n".encode())
+                continue
+            seen[id(found)] = len(seen)
+            kept.append(found)
+            digest.update(f"{type(found).__qualname__} (\n".encode())
+            left.append(_parts(found))
+            break
+        else:
+            left.pop()
+            digest.update(b")\n")
+    return digest.hexdigest()
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """The objects that an object consists of."""
+    if isinstance(value, CodeType):
+        return iter((value.co_code, value.co_names, value.co_varnames, value.co_consts))
+    if isinstance(value, FunctionType):
+        return _parts_of_function(value)
+    if isinstance(value, MethodType):
+        return iter((value.__func__, value.__self__))
+    if isinstance(value, ModuleType):
+        return iter((value.__name__, getattr(value, "__version__", None)))
+    if isinstance(value, BuiltinFunctionType):
+        return iter((value.__qualname__, getattr(value, "__self__", None)))
+    if isinstance(value, type):
+        return _parts_of_class(value)
+    if isinstance(value, set | frozenset):
+        return iter(sorted(map(stable_text, value)))
+    if isinstance(value, dict) and type(value) is dict:
+        return (part for item in value.items() for part in item)
+    if type(value) in (list, tuple):
+        return iter(value)
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        return iter((str(value.dtype), value.shape, value.tobytes()))
+    if isinstance(value, torch.Tensor):
+        return iter((str(value.dtype), value.detach().cpu().tolist()))
+    if isinstance(value, ReferenceType):
+        return iter((value(),))
+    # The state of a function with a cache around it is only its name.
+    return iter((type(value), getattr(value, "__wrapped__", None), *_state(value)))
+
+
+def _state(value: Any) -> tuple[Any, ...]:
+    if isinstance(value, staticmethod | classmethod):
+        return (value.__func__,)
+    try:
+        reduce = copyreg.dispatch_table.get(type(value))
+        found: Any = value.__reduce_ex__(4) if reduce is None else reduce(value)
+    except Exception as error:
+        what = "TracedExamples: cannot decide whether a kept file still fits"
+        expected = "host functions that read functions, numbers, strings and containers"
+        got = f"{type(value).__qualname__}: {error}"
+        hint = "make it a part of the example, or keep no file (path=None)"
+        raise mismatch(TypeError, what, expected, got, hint=hint) from error
+    # Items of lists and dicts come as iterators, whose state cannot be read.
+    whole: tuple[Any, ...] = (found,) if isinstance(found, str) else tuple(found)
+    return tuple(list(part) if hasattr(part, "__next__") else part for part in whole)
+
+
+def _parts_of_class(value: type) -> Iterator[Any]:
+    yield f"{value.__module__}.{value.__qualname__}"
+    if _is_library(value.__module__):
+        yield _version_of(value.__module__)
+        return
+    yield value.__bases__
+    for name, member in sorted(vars(value).items()):
+        is_own = not name.startswith("__") or isinstance(member, FunctionType)
+        # Without slots and without the private registry of abstract classes.
+        if is_own and name != "_abc_impl" and not isinstance(member, _SLOTS):
+            yield name
+            yield from (member.fget, member.fset) if isinstance(member, property) else (member,)
+
+
+def _parts_of_function(value: FunctionType) -> Iterator[Any]:
+    yield value.__qualname__.rpartition(".")[2]
+    home = sys.modules.get(value.__module__ or "")
+    is_library = home is not None and value.__globals__ is vars(home) and _is_library(home.__name__)
+    if is_library:
+        yield f"{value.__module__}.{value.__qualname__} {_version_of(value.__module__)}"
+    # Also of a library's decorator, since it holds the decorated function.
+    yield from (value.__defaults__, value.__kwdefaults__)
+    for cell in value.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:
+            yield "empty"
+    if not is_library:
+        yield value.__code__
+        yield from _globals_of(value)
+
+
+def _globals_of(function: FunctionType) -> Iterator[Any]:
+    """The globals named in a function and those inside it; of modules the named members."""
+    known = function.__globals__
+    for code in _codes(function.__code__):
+        for name in code.co_names:
+            if name in known:
+                yield from _named(known[name], code)
+            elif not hasattr(builtins, name):
+                yield name
+        for module in _imported(code, known):
+            yield from _named(module, code)
+
+
+def _named(value: Any, code: CodeType) -> Iterator[Any]:
+    yield value
+    left, seen = [value], {id(value)}
+    while left:
+        module = left.pop()
+        if not isinstance(module, ModuleType) or _is_library(module.__name__):
+            continue
+        for name in [name for name in code.co_names if name in vars(module)]:
+            found = vars(module)[name]
+            yield from (name, found)
+            if id(found) not in seen:
+                seen.add(id(found))
+                left.append(found)
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    left = [code]
+    while left:
+        found = left.pop()
+        yield found
+        left += [const for const in found.co_consts if isinstance(const, CodeType)]
+
+
+def _imported(code: CodeType, known: dict[str, Any]) -> Iterator[ModuleType]:
+    """The modules that a function imports when it is called."""
+    lines = [line for line in dis.get_instructions(code) if line.opname != "EXTENDED_ARG"]
+    for number, line in enumerate(lines):
+        if line.opname == "IMPORT_NAME":
+            dots = "." * int(lines[number - 2].argval or 0)
+            try:
+                yield importlib.import_module(f"{dots}{line.argval}", known.get("__package__"))
+            except ImportError:
+                # It fails in the function as well, unless that handles it.
+                continue
+
+
+@cache
+def _is_library(module: str | None) -> bool:
+    """Whether a module belongs to Python or is installed, so that its version identifies it."""
+    top = (module or "").partition(".")[0]
+    if top == __name__.partition(".")[0] or top in sys.stdlib_module_names - {"__main__"}:
+        return True
+    file = getattr(sys.modules.get(top), "__file__", None)
+    places = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    return file is not None and any(Path(file).is_relative_to(place) for place in places)
+
+
+def _version_of(module: str) -> str:
+    top = module.partition(".")[0]
+    return str(getattr(sys.modules.get(top), "__version__", sys.version_info[:2]))

@@ -1,13 +1,12 @@
 """Blocks wired into an acyclic graph."""
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from heapq import heappop, heappush
 from typing import Any
 
-from pyg_dynbatch.blocks.block import Block, Wire, convert_to_block, said_as
-from pyg_dynbatch.blocks.code import Code, key_text, packed
+from pyg_dynbatch.blocks.block import Block, Wire, call_text, convert_to_block, opened, scopes
+from pyg_dynbatch.blocks.code import Code, key_text, packed_if_object
 from pyg_dynbatch.blocks.types import (
     PyObjectType,
     ResultType,
@@ -15,9 +14,11 @@ from pyg_dynbatch.blocks.types import (
     TupleType,
     VoidType,
     canonicalize_type,
+    propagate_types,
     shown,
 )
-from pyg_dynbatch.core.errors import mismatch
+
+# A source is a block, a wire, or a tuple of sources.
 
 
 def blocks_of(source: Any) -> list[Block]:
@@ -30,106 +31,76 @@ def blocks_of(source: Any) -> list[Block]:
 
 
 def type_of(owner: Block, source: Any) -> ResultType | None:
-    """Type of what a source gives, if it is known."""
+    """Type of a source, if it is known."""
     if isinstance(source, Wire):
         return _item_type(owner, type_of(owner, source.source), source.key)
     if source == ():
         return VoidType()
     if isinstance(source, tuple):
-        items = [type_of(owner, item) for item in source]
-        return None if None in items else canonicalize_type(tuple(items))
-    return source.output_type
+        items = tuple(type_of(owner, item) for item in source)
+        return None if None in items else canonicalize_type(items)
+    found: ResultType | None = source.output_type
+    return found
 
 
 def _item_type(owner: Block, whole: ResultType | None, key: Any) -> ResultType | None:
     if whole is None or isinstance(whole, PyObjectType):
         return whole
+    is_slice = isinstance(key, slice)
     if type(whole) is SequenceType:
-        return whole.element_type
+        return whole if is_slice else whole.element_type
     items = whole.items if isinstance(whole, TupleType) else ()
+    if is_slice and isinstance(whole, TupleType):
+        return canonicalize_type(items[key])
     if not isinstance(key, int) or not -len(items) <= key < len(items):
-        owner._refuse(
-            "there is no such item",
-            expected=f"one of {len(items)} items" if items else "a tuple",
-            got=f"item {key!r} of {shown(whole)}",
-        )
+        expected = f"one of {len(items)} items" if items else "a tuple"
+        owner._refuse("the item does not exist", expected, f"item {key!r} of {shown(whole)}")
     return items[key]
 
 
-def tell(source: Any, wanted: ResultType) -> None:
-    """Tells the blocks of a source what is wanted of them, as far as it can be said."""
+def _expect_output(source: Any, wanted: ResultType) -> None:
+    """Pass the type that a reader expects to the blocks of a source, where it is theirs."""
     if isinstance(source, Block):
-        source._told(wanted)
+        source._expect_output(wanted)
     elif isinstance(source, tuple) and not isinstance(source, Wire):
+        if isinstance(wanted, PyObjectType):
+            wanted = TupleType(*[wanted] * len(source))
         if isinstance(wanted, TupleType) and len(wanted) == len(source):
             for item, kind in zip(source, wanted, strict=True):
-                tell(item, kind)
-        elif isinstance(wanted, PyObjectType):
-            for item in source:
-                tell(item, wanted)
+                _expect_output(item, kind)
 
 
-def value_of(owner: Block, code: Code, source: Any, values: dict[int, Any]) -> Any:
-    """Writes what a source gives, from the values of the blocks that are written already."""
+def _value_of(owner: Block, code: Code, source: Any, values: dict[int, Any]) -> Any:
+    """Write a source, from the values of the blocks that are written already."""
     if isinstance(source, Wire):
-        whole = value_of(owner, code, source.source, values)
+        whole = _value_of(owner, code, source.source, values)
         if isinstance(whole, tuple):
-            return whole[source.key]
+            found = whole[source.key]
+            is_slice = isinstance(source.key, slice)
+            return packed_if_object(code, found, type_of(owner, source)) if is_slice else found
         name = code.fresh()
         code.line(f"{name} = {whole}[{key_text(code, source.key)}]")
         return name
     if source == ():
         return "None"
     if isinstance(source, tuple):
-        items = tuple(value_of(owner, code, item, values) for item in source)
+        items = tuple(_value_of(owner, code, item, values) for item in source)
         return packed_if_object(code, items, type_of(owner, source))
     return values[id(source)]
 
 
-def packed_if_object(code: Code, items: tuple[Any, ...], result_type: ResultType | None) -> Any:
-    """Makes one host object of several, where their tuple is one."""
-    if not isinstance(result_type, PyObjectType):
-        return items
-    name = code.fresh()
-    code.line(f"{name} = {packed(items)}")
-    return name
-
-
-class _Scopes(threading.local):
-    """The compositions whose scopes are open; one list a thread."""
-
-    def __init__(self) -> None:
-        self.open: list[Composition] = []
-
-
-_scopes = _Scopes()
-
-
-def current_composition(who: str) -> "Composition":
-    """The composition whose scope is open."""
-    if not _scopes.open:
-        raise mismatch(
-            AssertionError,
-            f"{who}: used outside a scope",
-            "with composition.scope(): …",
-            "no open scope",
-        )
-    return _scopes.open[-1]
-
-
 class CompositionIO(Block):
-    """Stands for the input or the output of a composition."""
+    """The input or the output of a composition."""
 
     def __init__(self, composition: "Composition", side: str) -> None:
         super().__init__(name=f"{side} of {composition._label()}")
         self.composition, self.side = composition, side
-        self._settle()
+        self._dependents.append(composition)
 
     def _path(self) -> str:
         return f"{self.composition._path()}.{self.side}"
 
     def __repr__(self) -> str:
-        """Reads like the attribute."""
         return f"{self.composition._label()}.{self.side}"
 
 
@@ -137,7 +108,7 @@ Connection = tuple[Any, Block]
 
 
 class Composition(Block):
-    """Wires blocks into an acyclic graph.
+    """Wire blocks into an acyclic graph.
 
     Args:
         children: Blocks that belong to it before anything is wired.
@@ -146,10 +117,10 @@ class Composition(Block):
             children, ``"input"`` and ``"output"``; a list ``[source, key]`` is an item.
 
     Raises:
-        TypeError: If a wire leads from an item that is not there. At compiling, if the output of a
-            child is unused, or nothing feeds the output, unless it is said to be nothing.
+        TypeError: If a wire leads from an item that does not exist. At compiling, if the output
+            of a child is unused, or the output is not connected, unless its type is nothing.
         ValueError: If the output is read, the input written, an input connected twice, a foreign
-            composition's input or output used, or the wires run in a circle.
+            composition's input or output used, or the wires form a circle.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -169,56 +140,57 @@ class Composition(Block):
         self._connections: list[Connection] = []
         # Those along which types may still pass.
         self._untyped: list[Connection] = []
-        # What feeds a block, and the numbers of the connections that read it.
-        self._feeds: dict[Block, Any] = {}
+        # The source of each connected block, and the numbers of the connections that read it.
+        self._sources: dict[Block, Any] = {}
         self._readers: dict[Block, list[int]] = {}
         self._input, self._output = CompositionIO(self, "input"), CompositionIO(self, "output")
-        for side in (self._input, self._output):
-            side._listeners.append(self)
-        self._settle()
         for source, target in wires:
-            self.connect(self._meant(source), self._meant(target))
+            self.connect(self._from_numbers(source), self._from_numbers(target))
 
-    def _meant(self, said: Any) -> Any:
-        if isinstance(said, tuple):
-            return tuple(self._meant(item) for item in said)
-        if isinstance(said, list):
-            return Wire(self._meant(said[0]), said[1])
+    def _from_numbers(self, source: Any) -> Any:
+        """Read a source or target of the argument ``wires``."""
+        if isinstance(source, tuple):
+            return tuple(self._from_numbers(item) for item in source)
+        if isinstance(source, list):
+            return Wire(self._from_numbers(source[0]), source[1])
         sides = {"input": self._input, "output": self._output}
-        return sides[said] if isinstance(said, str) else self._children[said]
+        return sides[source] if isinstance(source, str) else self._children[source]
+
+    def _to_numbers(self, source: Any) -> Any:
+        if isinstance(source, Wire):
+            return [self._to_numbers(source.source), source.key]
+        if isinstance(source, tuple):
+            return tuple(self._to_numbers(item) for item in source)
+        return source.side if isinstance(source, CompositionIO) else self._children.index(source)
+
+    def __repr__(self) -> str:
+        wires = [tuple(map(self._to_numbers, pair)) for pair in self._connections]
+        named = {"name": self._name, "wires": wires}
+        self._arguments = [self._children], {k: v for k, v in named.items() if v}
+        return call_text(self)
 
     @property
     def input(self) -> Block:
-        """What the composition is given, to be read by its children."""
+        """The input of the composition, to be read by its children."""
         return self._input
 
     @property
     def output(self) -> Block:
-        """What the composition gives; it reads from one of its children."""
+        """The output of the composition; it reads from one of its children."""
         return self._output
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Lets :meth:`Block.reads` wire inside this composition.
+        """Let :meth:`Block.reads` wire inside this composition.
 
         Raises:
             AssertionError: If scopes are left in another order than the reverse of entering.
         """
-        _scopes.open.append(self)
-        try:
+        with opened(scopes.open, self, f"{self._label()}.scope: scopes overlap"):
             yield
-        finally:
-            if not _scopes.open or _scopes.open[-1] is not self:
-                raise mismatch(
-                    AssertionError,
-                    f"{self._label()}.scope: scopes overlap",
-                    "the scope opened last to be left first",
-                    "another one",
-                )
-            _scopes.open.pop()
 
     def connect(self, a: Any, b: Any) -> None:
-        """Feeds the input of one block with what another gives.
+        """Connect the input of one block to the output of another.
 
         Args:
             a: A block, ``block[i]``, ``composition.input``, or a tuple of such.
@@ -227,55 +199,50 @@ class Composition(Block):
         Raises:
             ValueError: See the class.
         """
-        target = b if isinstance(b, Block) else convert_to_block(b)
+        target = convert_to_block(b)
         if isinstance(target, CompositionIO):
-            self._own(target, "output", "the input of a composition is written")
-        source = self._source(a)
-        if target in self._feeds:
-            self._refuse(
-                f"the input of {target._label()} is connected already",
-                ValueError,
-                expected="one connection an input; several sources as a tuple",
-                got=repr(a),
-            )
+            self._check_own(target, "output", "the input of a composition is written")
+        source = self._adopted(a)
+        if target in self._sources:
+            what = f"the input of {target._label()} is connected already"
+            expected = "one connection per input; several sources as a tuple"
+            self._refuse(what, expected, repr(a), error=ValueError)
         found = set(blocks_of(source))
         if not isinstance(target, CompositionIO) and target._parent is not self:
             self._adopt(target)
-        # Whom nobody reads leads nowhere; to look would make long chains slow to wire.
+        # Only a block with readers can lead to its source; this keeps long chains quick to wire.
         if (target in self._readers or target in found) and self._leads_to(source, target):
-            self._refuse("the wires run in a circle", ValueError, got=f"{a!r} -> {b!r}")
-        self._feeds[target] = source
+            self._refuse("the wires run in a circle", got=f"{a!r} -> {b!r}", error=ValueError)
+        self._sources[target] = source
         for block in found:
             self._readers.setdefault(block, []).append(len(self._connections))
         self._connections.append((source, target))
         self._untyped.append((source, target))
-        self._settle()
+        propagate_types(self)
 
-    def _own(self, side: CompositionIO, wanted: str, what: str) -> None:
+    def _check_own(self, side: CompositionIO, wanted: str, what: str) -> None:
         if side.composition is not self:
-            self._refuse(
-                f"the {side.side} of another composition is used",
-                ValueError,
-                expected=f"the {side.side} of {self._label()}",
-                got=repr(side),
-            )
+            foreign = f"the {side.side} of another composition is used"
+            expected = f"the {side.side} of {self._label()}"
+            self._refuse(foreign, expected, repr(side), error=ValueError)
         if side.side != wanted:
-            self._refuse(what, ValueError, expected=f"its {wanted}", got=repr(side))
+            self._refuse(what, f"its {wanted}", repr(side), error=ValueError)
 
-    def _source(self, a: Any) -> Any:
+    def _adopted(self, a: Any) -> Any:
+        """Convert a source; its blocks become children."""
         if isinstance(a, Wire):
-            return Wire(self._source(a.source), a.key)
+            return Wire(self._adopted(a.source), a.key)
         if isinstance(a, tuple | list):
-            return tuple(self._source(item) for item in a)
+            return tuple(self._adopted(item) for item in a)
         block = convert_to_block(a)
         if isinstance(block, CompositionIO):
-            self._own(block, "input", "the output of a composition is read")
+            self._check_own(block, "input", "the output of a composition is read")
         elif block._parent is not self:
             self._adopt(block)
         return block
 
     def _leads_to(self, source: Any, target: Block) -> bool:
-        """Whether a source is made, in however many steps, of what a block gives."""
+        """Whether a source is computed, in however many steps, from the output of a block."""
         left, seen = blocks_of(source), set[Block]()
         while left:
             block = left.pop()
@@ -283,73 +250,63 @@ class Composition(Block):
                 return True
             if block not in seen:
                 seen.add(block)
-                left += blocks_of(self._feeds.get(block, ()))
+                left += blocks_of(self._sources.get(block, ()))
         return False
 
-    def _infer(self) -> None:
-        for side, inner in (("input", self._input), ("output", self._output)):
-            key = "output" if side == "input" else "input"
-            if self._types[side] is not None:
-                inner._learn(key, self._types[side])
-            if inner._types[key] is not None:
-                self._learn(side, inner._types[key])
-        self._untyped = self._pass_on(self._untyped)
+    def _readers_of(self, child: Block) -> list[Block | None]:
+        connections = [self._connections[number] for number in self._readers.get(child, ())]
+        return [target if source is child else None for source, target in connections]
 
-    def _pass_on(self, connections: list[Connection]) -> list[Connection]:
-        """Passes types along connections, both ways; gives those that may yet learn more."""
+    def _infer(self) -> None:
+        self._input.set_output_type(self.input_type)
+        self.set_input_type(self._input.output_type)
+        self._output.set_input_type(self.output_type)
+        self.set_output_type(self._output.input_type)
+        self._untyped = self._pass_types(self._untyped)
+
+    def _pass_types(self, connections: list[Connection]) -> list[Connection]:
+        """Pass types along connections, both ways; return those with types still unknown."""
         left = []
         for source, target in connections:
-            if (found := type_of(self, source)) is not None:
-                target.set_input_type(found)
+            found = type_of(self, source)
+            target.set_input_type(found)
             if target.input_type is not None:
-                tell(source, target.input_type)
+                _expect_output(source, target.input_type)
             if found is None or target.input_type is None:
                 left.append((source, target))
         return left
 
     def _check(self) -> None:
-        used = {id(block) for source, _ in self._connections for block in blocks_of(source)}
-        self._pass_on(self._connections)
-        if self._output not in self._feeds and self.output_type != VoidType():
-            self._refuse_no_output()
+        self._pass_types(self._connections)
+        if self._output not in self._sources and self.output_type != VoidType():
+            self._refuse(
+                "nothing feeds the output",
+                "composition.output.reads(block)",
+                f"{len(self._connections)} wires",
+                hint="composition.set_output_type(td.VoidType()) if there is none on purpose",
+            )
         for child in self._children:
-            if child not in self._feeds:
+            if child not in self._sources:
                 child.set_input_type(VoidType())
-            if id(child) not in used and not _is_nothing(child.output_type):
-                self._refuse(
-                    f"the output of {child._label()} is unused",
-                    expected="every output to be read by something",
-                    got=repr(child),
-                    hint=">> td.Void() swallows it",
-                )
-
-    def _refuse_no_output(self) -> None:
-        self._refuse(
-            "nothing feeds the output",
-            expected="composition.output.reads(block)",
-            got=f"{len(self._connections)} wires",
-            hint="composition.set_output_type(td.VoidType()) if it gives nothing on purpose",
-        )
+            if child not in self._readers and not _is_nothing(child.output_type):
+                what, expected = f"the output of {child._label()} is unused", "every output read"
+                self._refuse(what, expected, repr(child), hint=">> td.Void() drops it")
 
     def _emit(self, code: Code, value: Any) -> Any:
         values: dict[int, Any] = {id(self._input): value}
         for child in self._children:
-            if child not in self._feeds:
+            if child not in self._sources:
                 values[id(child)] = code.emit(child, "None")
         for source, target in self._in_order():
-            if id(target) in values:
-                continue
-            given = value_of(self, code, source, values)
-            if isinstance(target, CompositionIO):
-                values[id(target)] = given
-            elif not self._split(code, target, given, values):
-                values[id(target)] = code.emit(target, given)
+            given = _value_of(self, code, source, values)
+            is_output = isinstance(target, CompositionIO)
+            values[id(target)] = given if is_output else code.emit(target, given)
         return values.get(id(self._output), "None")
 
     def _in_order(self) -> Iterator[Connection]:
-        """The connections as they were made, but none before what it reads is there."""
+        """The connections as they were made, but each after those that its source needs."""
         missing = [
-            len(set(blocks_of(source)) & self._feeds.keys()) for source, _ in self._connections
+            len(set(blocks_of(source)) & self._sources.keys()) for source, _ in self._connections
         ]
         ready = [number for number, count in enumerate(missing) if not count]
         while ready:
@@ -360,38 +317,6 @@ class Composition(Block):
                 missing[reader] -= 1
                 if not missing[reader]:
                     heappush(ready, reader)
-
-    def _split(self, code: Code, concat: Block, given: Any, values: dict[int, Any]) -> bool:
-        """Writes the linear layers that read a concatenation; False if it is needed itself."""
-        from pyg_dynbatch.blocks.split_linear import split
-
-        readers = self._readers.get(concat, [])
-        needed = not readers
-        for number in readers:
-            source, reader = self._connections[number]
-            found = split(code, [concat, reader], given) if source is concat else None
-            if found is not None:
-                values[id(reader)] = found
-            needed = needed or found is None
-        if not needed:
-            # Nobody reads it, so it is not made.
-            values[id(concat)] = given
-        return not needed
-
-    def __repr__(self) -> str:
-        """Reads like the call that makes it."""
-        named = [f"name={self._name!r}"] if self._name else []
-        if self._connections:
-            pairs = [(self._said_of(source), self._said_of(b)) for source, b in self._connections]
-            named.append(f"wires={said_as(pairs)}")
-        return f"Composition({', '.join([said_as(self._children), *named])})"
-
-    def _said_of(self, source: Any) -> Any:
-        if isinstance(source, Wire):
-            return [self._said_of(source.source), source.key]
-        if isinstance(source, tuple):
-            return tuple(self._said_of(item) for item in source)
-        return source.side if isinstance(source, CompositionIO) else self._children.index(source)
 
 
 def _is_nothing(kind: ResultType | None) -> bool:

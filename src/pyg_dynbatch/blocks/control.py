@@ -1,29 +1,83 @@
-"""Blocks that choose, pass on, swallow, or hand values out."""
+"""Blocks that choose between others, drop values, or return them beside the output."""
 
-from collections import OrderedDict
 from typing import Any
 
 from torch import nn
 
 from pyg_dynbatch.blocks.block import Block, convert_to_block
 from pyg_dynbatch.blocks.code import Code, packed
-from pyg_dynbatch.blocks.inputs import _complain_about_key, assign
-from pyg_dynbatch.blocks.records import pairs_in, sorted_pairs
+from pyg_dynbatch.blocks.inputs import emit_place
+from pyg_dynbatch.blocks.records import pairs_of, set_inputs, share_input
+from pyg_dynbatch.blocks.tensors import refuse_no_zeros, zero_value
 from pyg_dynbatch.blocks.types import PyObjectType, TensorType, TupleType, VoidType, shown
 
 
-class OneOf(Block):
-    """Chooses one of several blocks by a key found on the host.
+def _share_output(owner: Block, blocks: list[Block]) -> None:
+    """Propagate types between an owner's output and blocks whose output it returns."""
+    for block in blocks:
+        owner.set_output_type(block.output_type)
+    for block in blocks:
+        block.set_output_type(owner.output_type)
+
+
+class Optional(Block):
+    """Apply one of two blocks: one to ``None``, the other to everything else.
 
     Args:
-        key_fn: A Python function of the input, or a block that gives a host object.
+        some_case: Block for an input that is not ``None``.
+        none_case: Block without input; by default zeros, or an empty sequence.
+        name: For messages and pictures.
+
+    Raises:
+        TypeError: If the two outputs differ in type, or the type has no zeros.
+
+    Example:
+        >>> from pyg_dynbatch import blocks as td
+        >>> td.Optional(td.Scalar()).eval(None)
+        tensor(0.)
+    """
+
+    def __init__(self, some_case: Any, none_case: Any = None, name: Any = None) -> None:
+        cases = [some_case] if none_case is None else [some_case, none_case]
+        super().__init__(cases, input_type=PyObjectType(), name=name)
+
+    def _key_of(self, child: Block) -> str:
+        return "[some]" if child is self._children[0] else "[none]"
+
+    def _infer(self) -> None:
+        some, rest = self._children[0], self._children[1:]
+        # A case without input, such as zeros, can be either.
+        set_inputs([some], PyObjectType())
+        for none in rest:
+            if none.input_type != PyObjectType():
+                none.set_input_type(VoidType())
+        _share_output(self, self._children)
+        if self.output_type is not None and not rest:
+            refuse_no_zeros(self, self.output_type)
+
+    def _emit(self, code: Code, value: Any) -> Any:
+        kind = self._known("output")
+        result = code.new(kind)
+        some, *rest = self._children
+        with code.inside(f"if {value} is None:"):
+            code.assign(result, code.emit(rest[0], value) if rest else zero_value(code, kind))
+        with code.inside("else:"):
+            code.assign(result, code.emit(some, value))
+        return result
+
+
+class OneOf(Block):
+    """Apply one of several blocks, chosen by a key found on the host.
+
+    Args:
+        key_fn: A Python function of the input, or a block whose output is a host object.
         case_blocks: A dict from key to block, a list of (key, block), or a tuple of blocks for
             the keys 0, 1, ….
         pre_block: Applied before the cases, not before ``key_fn``.
         name: For messages and pictures.
 
     Raises:
-        ValueError: If there is no case.
+        ValueError: If there are no cases.
         TypeError: If ``key_fn`` cannot be called, or the cases are of different types.
         KeyError: When an example's key is that of no case.
 
@@ -40,8 +94,8 @@ class OneOf(Block):
     def __init__(
         self, key_fn: Any, case_blocks: Any, pre_block: Any = None, name: Any = None
     ) -> None:
-        cases = _keyed(case_blocks)
-        keyed = [(key, convert_to_block(block)) for key, block in cases]
+        pairs, _ = pairs_of("OneOf", case_blocks)
+        keyed = [(key, convert_to_block(block)) for key, block in pairs]
         before = [] if pre_block is None else [convert_to_block(pre_block)]
         if isinstance(key_fn, nn.Module):
             # It cannot choose, for its results are known too late; as a block it is refused.
@@ -52,17 +106,10 @@ class OneOf(Block):
         self._key_fn = key_fn
         self._pre = before[0] if before else None
         if not keyed:
-            self._refuse("there is no case", ValueError, expected="one case or more", got=0)
+            self._refuse("it has no cases", "at least one case", 0, error=ValueError)
         if not callable(key_fn) and not key_block:
-            self._refuse(
-                "key_fn cannot be called",
-                expected="a Python function, or a block that gives a host object",
-                got=repr(key_fn),
-            )
-        said = dict(keyed) if isinstance(case_blocks, dict) else keyed
-        if isinstance(case_blocks, tuple):
-            said = tuple(block for _, block in keyed)  # type: ignore[assignment]
-        self._settle(key_fn, said, *before)
+            expected = "a Python function, or a block whose output is a host object"
+            self._refuse("key_fn cannot be called", expected, repr(key_fn))
 
     @property
     def cases(self) -> list[Block]:
@@ -80,18 +127,17 @@ class OneOf(Block):
             self.set_input_type(PyObjectType())
         else:
             self._key_fn.set_output_type(PyObjectType())
-            _share_inputs(self, [self._key_fn])
+            share_input(self, [self._key_fn])
         cases = self.cases
-        if self._pre is not None:
-            _share_inputs(self, [self._pre])
-            if self._pre.output_type is not None:
-                _set_inputs(cases, self._pre.output_type)
-            for case in cases:
-                if case.input_type not in (None, VoidType()):
-                    self._pre.set_output_type(case.input_type)
+        if self._pre is None:
+            share_input(self, cases)
         else:
-            _share_inputs(self, cases)
-        _share_outputs(self, cases)
+            share_input(self, [self._pre])
+            set_inputs(cases, self._pre.output_type)
+            for case in cases:
+                if case.input_type != VoidType():
+                    self._pre.set_output_type(case.input_type)
+        _share_output(self, cases)
 
     def _emit(self, code: Code, value: Any) -> Any:
         key = code.fresh("k")
@@ -99,34 +145,30 @@ class OneOf(Block):
             code.line(f"{key} = {packed(code.emit(self._key_fn, value))}")
         else:
             code.line(f"{key} = {code.model.name_of(self._key_fn)}({value})", users_own=True)
-        table = code.model.name_of({k: n for n, k in enumerate(self._keys)})
-        code.line(f"{key}_ = {table}.get({key}, -1)")
-        bad = code.model.name_of(_complain_about_key)
-        with code.inside(f"if {key}_ < 0:"):
-            code.line(f"{bad}({self._label()!r}, {key}, {table})")
+        place = emit_place(code, self._label(), self._keys, key)
         if self._pre is not None:
             value = code.emit(self._pre, value)
         result = code.new(self._known("output"))
         starts = range(0, len(self._keys), _CHAIN)
         if len(starts) == 1:
-            self._emit_chain(code, f"{key}_", 0, value, result)
+            self._emit_chain(code, place, 0, value, result)
             return result
         for start in starts:
             # Python reads no chain of thousands, and goes through a chain one by one.
-            test = f"{key}_ < {start + _CHAIN}"
+            test = f"{place} < {start + _CHAIN}"
             with code.inside(_header(start, start == starts[-1], test)):
-                self._emit_chain(code, f"{key}_", start, value, result)
+                self._emit_chain(code, place, start, value, result)
         return result
 
-    def _emit_chain(self, code: Code, key: str, start: int, value: Any, result: Any) -> None:
+    def _emit_chain(self, code: Code, place: str, start: int, value: Any, result: Any) -> None:
         cases = self.cases[start : start + _CHAIN]
         for number, case in enumerate(cases):
-            test = f"{key} == {start + number}"
+            test = f"{place} == {start + number}"
             with code.inside(_header(number, number == len(cases) - 1, test)):
-                assign(code, result, code.emit(case, value))
+                code.assign(result, code.emit(case, value))
 
 
-# How many cases are told apart by one chain of ``elif``.
+# Number of cases in one chain of ``elif``.
 _CHAIN = 64
 
 
@@ -136,68 +178,8 @@ def _header(number: int, last: bool, test: str) -> str:
     return f"{'elif' if number else 'if'} {test}:"
 
 
-def _keyed(case_blocks: Any) -> list[tuple[Any, Any]]:
-    if isinstance(case_blocks, dict):
-        in_order = isinstance(case_blocks, OrderedDict)
-        return list(case_blocks.items()) if in_order else sorted_pairs(case_blocks)
-    if isinstance(case_blocks, tuple):
-        return list(enumerate(case_blocks))
-    return pairs_in("OneOf", case_blocks)
-
-
-def _set_inputs(blocks: list[Block], given: Any) -> None:
-    for block in blocks:
-        if block.input_type != VoidType():
-            block.set_input_type(given)
-
-
-def _share_inputs(owner: Block, blocks: list[Block]) -> None:
-    """All blocks are given what the owner is given; those that want nothing, nothing."""
-    if owner.input_type is not None:
-        _set_inputs(blocks, owner.input_type)
-    for block in blocks:
-        if block.input_type not in (None, VoidType()):
-            owner.set_input_type(block.input_type)
-
-
-def _share_outputs(owner: Block, blocks: list[Block]) -> None:
-    """All blocks give what the owner gives."""
-    for block in blocks:
-        if block.output_type is not None:
-            owner.set_output_type(block.output_type)
-    if owner.output_type is not None:
-        for block in blocks:
-            block.set_output_type(owner.output_type)
-
-
-class Identity(Block):
-    """Gives what it is given.
-
-    Args:
-        name: For messages and pictures.
-
-    Example:
-        >>> from pyg_dynbatch import blocks as td
-        >>> td.Identity().eval("as it is")
-        'as it is'
-    """
-
-    def __init__(self, name: Any = None) -> None:
-        super().__init__(name=name)
-        self._settle()
-
-    def _infer(self) -> None:
-        if self.input_type is not None:
-            self.set_output_type(self.input_type)
-        if self.output_type is not None:
-            self.set_input_type(self.output_type)
-
-    def _emit(self, code: Code, value: Any) -> Any:
-        return value
-
-
 class Void(Block):
-    """Swallows what it is given.
+    """Drop the input; the output is nothing.
 
     Args:
         name: For messages and pictures.
@@ -210,22 +192,21 @@ class Void(Block):
 
     def __init__(self, name: Any = None) -> None:
         super().__init__(output_type=VoidType(), name=name)
-        self._settle()
 
     def _emit(self, code: Code, value: Any) -> Any:
         return "None"
 
 
 class Metric(Block):
-    """Hands values out of the model, any number an example, such as one loss a tree node.
+    """Return values beside the output, any number per example, such as one loss per tree node.
 
     Args:
-        metric_name: Under which name they come back, see :class:`BlockResult`.
+        metric_name: Name under which they are returned, see :class:`BlockResult`.
         name: For messages and pictures.
 
     Raises:
-        TypeError: If the name is no string, the input is neither a tensor nor a pair of a tensor
-            and a host object (its label), or one name is used with two types.
+        TypeError: If the name is not a string, the input is neither a tensor nor a pair of a
+            tensor and a host object (its label), or one name is used with two types.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -236,36 +217,29 @@ class Metric(Block):
     def __init__(self, metric_name: Any, name: Any = None) -> None:
         super().__init__(output_type=VoidType(), name=name)
         if not isinstance(metric_name, str):
-            self._refuse("the metric's name is no string", expected="a str", got=repr(metric_name))
+            self._refuse("the metric's name is not a string", "a str", repr(metric_name))
         self.metric_name = metric_name
         self.set_input_type_classes(TensorType, TupleType)
-        self._settle(metric_name)
 
     def _infer(self) -> None:
         kind = self.input_type
         if not isinstance(kind, TupleType):
             return
-        fits = len(kind) == 2 and isinstance(kind[0], TensorType)
-        if not fits or kind[1] != PyObjectType():
-            self._refuse(
-                "neither a tensor nor a pair of a tensor and a label",
-                expected="a tensor, or (tensor, object)",
-                got=f"{shown(kind)}, {kind!r}",
-            )
+        is_labelled = len(kind) == 2 and isinstance(kind[0], TensorType)
+        if not is_labelled or kind[1] != PyObjectType():
+            what = "neither a tensor nor a pair of a tensor and a label"
+            self._refuse(what, "a tensor, or (tensor, object)", kind)
 
     def _emit(self, code: Code, value: Any) -> Any:
-        kind = self._known("input")
-        tensor, label = (value[0], value[1]) if isinstance(kind, TupleType) else (value, "None")
-        wanted = kind[0] if isinstance(kind, TupleType) else kind
-        kinds: dict[str, Any] = code.model.metric_types
-        known = kinds.setdefault(self.metric_name, wanted)
-        if known != wanted:
-            self._refuse(
-                f"metric {self.metric_name!r} is used with two types",
-                expected=shown(known),
-                got=shown(wanted),
-                hint="give the second one a name of its own",
-            )
-        number = code.model.metrics.setdefault(self.metric_name, len(code.model.metrics))
+        kind, tensor, label = self._known("input"), value, "None"
+        if isinstance(kind, TupleType):
+            kind, (tensor, label) = kind[0], value
+        kinds = code.model.metric_types
+        known = kinds.setdefault(self.metric_name, kind)
+        if known != kind:
+            what = f"metric {self.metric_name!r} is used with two types"
+            hint = "give the second one a name of its own"
+            self._refuse(what, shown(known), shown(kind), hint=hint)
+        number = list(kinds).index(self.metric_name)
         code.line(f"m{number}({tensor}); n{number}({label})")
         return "None"

@@ -2,23 +2,20 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from pyg_dynbatch.blocks.block import Block
 from pyg_dynbatch.blocks.code import Recipe
-from pyg_dynbatch.blocks.tracing import merge_traced
+from pyg_dynbatch.blocks.tracing import Traced, merge_traced
 from pyg_dynbatch.blocks.types import shown
 from pyg_dynbatch.core.operation import Ragged
 from pyg_dynbatch.core.program import RESULT
 from pyg_dynbatch.core.schedule import Schedule
 
-if TYPE_CHECKING:
-    from pyg_dynbatch.blocks.tracing import Traced
-
 
 @dataclass(frozen=True)
 class BlockDrawing:
-    """Describes a block and all inside, for whoever draws it.
+    """A block and all blocks inside, with the types on their wires.
 
     Args:
         label: What it is, and its key in the block around.
@@ -41,7 +38,7 @@ class BlockDrawing:
     children: tuple["BlockDrawing", ...]
 
     def lines(self) -> Iterator[str]:
-        """Writes one line a block, children indented below it."""
+        """One line per block, children indented below it."""
         left: list[tuple[BlockDrawing, str, str]] = [(self, "", "")]
         while left:
             one, first, rest = left.pop()
@@ -52,18 +49,17 @@ class BlockDrawing:
                 left.append((one.children[number], rest + bend, rest + line))
 
     def __str__(self) -> str:
-        """Draws a tree."""
         return "\n".join(self.lines())
 
 
 def drawing_of(block: Block) -> BlockDrawing:
-    """Describes a block with the types on its wires, as far as they are known.
+    """Describe a block with the types on its wires, as far as they are known.
 
     Args:
-        block: The block; what forward declarations stand for is drawn where they are resolved.
+        block: The block; a declared block is drawn where its declaration is resolved.
 
     Returns:
-        The description; ``print`` it, or draw it.
+        The description, for ``print``.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -82,13 +78,13 @@ def drawing_of(block: Block) -> BlockDrawing:
 
 
 class ExplainedCall(NamedTuple):
-    """One call that an example makes.
+    """One call of an example.
 
     Args:
         number: Its number.
         operation: Name of the operation.
         arguments: What each argument is: ``call 3``, ``constant``, ``row 2``.
-        path: The block that makes it.
+        path: The block that makes the call.
     """
 
     number: int
@@ -97,13 +93,12 @@ class ExplainedCall(NamedTuple):
     path: str
 
     def __str__(self) -> str:
-        """Writes one line."""
         arguments = ", ".join(self.arguments)
         return f"call {self.number}: {self.operation}({arguments})  {self.path}"
 
 
-def explained(recipe: Recipe, traced: "Traced") -> list[ExplainedCall]:
-    """Lists the calls of a traced example; see :meth:`Compiler.explain`."""
+def explained(recipe: Recipe, traced: Traced) -> list[ExplainedCall]:
+    """List the calls of a traced example; see :meth:`Compiler.explain`."""
     merged, site = merge_traced(recipe, [traced])
     calls = merged.call_signature.size
     arguments: list[list[tuple[int, str]]] = [[] for _ in range(calls)]
@@ -138,7 +133,7 @@ def _value_text(merged: Any, value: int) -> str:
 
 
 def schedule_text(schedule: Schedule, width: int = 40) -> str:
-    """Draws a schedule: one line a step, as long as the step has rows.
+    """Draw a schedule: one line per step, as long as the step has rows.
 
     Args:
         schedule: For instance ``compiler.collate(examples).schedule``.

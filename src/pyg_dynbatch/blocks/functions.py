@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pyg_dynbatch.blocks.block import Block
-from pyg_dynbatch.blocks.code import Code, terminals
+from pyg_dynbatch.blocks.block import Block, conversion
+from pyg_dynbatch.blocks.code import Code, flattened, packed
 from pyg_dynbatch.blocks.types import (
     BroadcastSequenceType,
     IOBase,
@@ -18,27 +18,18 @@ from pyg_dynbatch.blocks.types import (
     TupleType,
     shown,
 )
+from pyg_dynbatch.core.errors import mismatch_text
 from pyg_dynbatch.core.operation import Ragged, module_of
 from pyg_dynbatch.core.types import RaggedRows
-
-if TYPE_CHECKING:
-    from pyg_dynbatch.blocks.block import Block
-    from pyg_dynbatch.core.types import TensorType as RowTensorType
+from pyg_dynbatch.core.types import TensorType as RowTensorType
 
 
-def flattened(value: Any) -> list[Any]:
-    """Lists the parts of nested tuples and lists."""
-    if isinstance(value, tuple | list):
-        return [part for item in value for part in flattened(item)]
-    return [value]
-
-
-def shaped_as(result_type: ResultType, rows: Iterator[Any]) -> Any:
-    """Nests rows as a type says; the ragged rows of a sequence of tuples become one."""
+def nest_rows(result_type: ResultType, rows: Iterator[Any]) -> Any:
+    """Nest rows as in a type; the ragged rows of a sequence of tuples become one."""
     if isinstance(result_type, TupleType):
-        return tuple(shaped_as(item, rows) for item in result_type)
+        return tuple(nest_rows(item, rows) for item in result_type)
     if isinstance(result_type, SequenceType):
-        nested = first = shaped_as(result_type.element_type, rows)
+        nested = first = nest_rows(result_type.element_type, rows)
         while not isinstance(first, RaggedRows):
             first = first[0]
         return RaggedRows(_rows_only(nested), first.owner, first.num_calls)
@@ -51,35 +42,30 @@ def _rows_only(nested: Any) -> Any:
     return tuple(_rows_only(item) for item in nested)
 
 
-def infer_output_type(block: "Block", called: Callable[..., Any], input_type: Any) -> ResultType:
-    """Calls a function on two and on three rows, and reads the type off what comes back."""
+def infer_output_type(block: Block, called: Callable[..., Any], input_type: Any) -> ResultType:
+    """Call a function on two and on three rows, and read its output type off the results."""
     if callable(build := getattr(called, "build", None)):
         # Parameters must be drawn from the random state of the user.
         build(input_type)
     found = []
     like = _like(called)
-    with _undisturbed(called):
+    with _without_side_effects(called):
         for rows in (2, 3):
             arguments = _rows_of_zeros(input_type, rows, like)
             spread = arguments if isinstance(input_type, TupleType) else (arguments,)
             try:
                 found.append(called(*spread))
             except Exception as error:
-                raise TypeError(
-                    _complaint(block, input_type, f"{type(error).__name__}: {error}")
+                raise _wrong_function(
+                    block, input_type, f"{type(error).__name__}: {error}"
                 ) from error
     return _type_of(block, input_type, like, *found)
 
 
-def _complaint(block: "Block", input_type: ResultType, got: str) -> str:
-    from pyg_dynbatch.core.errors import mismatch_text
-
-    return mismatch_text(
-        f"{block._label()}: its function cannot be called with {shown(input_type)}",
-        "a function on batched tensors: one row an example, first axis",
-        got,
-        where=block._path(),
-    )
+def _wrong_function(block: Block, input_type: ResultType, got: str) -> TypeError:
+    what = f"{block._label()}: its function cannot be called with {shown(input_type)}"
+    expected = "a function on batched tensors: first axis one row per example"
+    return TypeError(mismatch_text(what, expected, got, where=block._path()))
 
 
 def _like(called: Any) -> Tensor:
@@ -90,7 +76,7 @@ def _like(called: Any) -> Tensor:
 
 
 @contextmanager
-def _undisturbed(called: Any) -> Iterator[None]:
+def _without_side_effects(called: Any) -> Iterator[None]:
     owner = module_of(called)
     modules = [] if owner is None else list(owner.modules())
     training = [module.training for module in modules]
@@ -113,23 +99,22 @@ def _rows_of_zeros(input_type: ResultType, rows: int, like: Tensor) -> Any:
         owner = torch.arange(rows, device=like.device).repeat_interleave(2)
         return RaggedRows(nested, owner, rows)
     (kind,) = (k for k in input_type.terminal_types() if isinstance(k, TensorType))
-    # float32 stands for the precision of the model, which may be double by now.
+    # float32 means the precision of the model, which may be double by now.
     dtype = like.dtype if kind.torch_dtype == torch.float32 else kind.torch_dtype
     return torch.zeros((rows, *kind.shape), dtype=dtype, device=like.device)
 
 
 def _type_of(
-    block: "Block", input_type: ResultType, like: Tensor, two: Any, three: Any
+    block: Block, input_type: ResultType, like: Tensor, two: Any, three: Any
 ) -> ResultType:
-    if isinstance(two, tuple | list):
-        if not flattened(two):
-            raise TypeError(_complaint(block, input_type, "nothing, where tensors were expected"))
-        return TupleType(
-            *(_type_of(block, input_type, like, a, b) for a, b in zip(two, three, strict=True))
-        )
     problem = ""
-    if not isinstance(two, Tensor):
-        problem = f"{type(two).__name__}, which is no tensor"
+    if isinstance(two, tuple | list):
+        if flattened(two):
+            pairs = zip(two, three, strict=True)
+            return TupleType(*(_type_of(block, input_type, like, *pair) for pair in pairs))
+        problem = "nothing, where tensors were expected"
+    elif not isinstance(two, Tensor):
+        problem = f"{type(two).__name__}, which is not a tensor"
     elif two.dim() == 0:
         problem = "a scalar, without a batch axis"
     elif (two.size(0), three.size(0)) != (2, 3):
@@ -137,12 +122,12 @@ def _type_of(
     elif two.shape[1:] != three.shape[1:]:
         problem = f"rows of {list(two.shape[1:])} and of {list(three.shape[1:])}"
     if problem:
-        raise TypeError(_complaint(block, input_type, problem))
+        raise _wrong_function(block, input_type, problem)
     return TensorType(tuple(two.shape[1:]), "float32" if two.dtype == like.dtype else two.dtype)
 
 
 class Called(nn.Module):
-    """Calls a function with arguments nested as its block's input type says."""
+    """Call a function with arguments nested as in the input type of its block."""
 
     def __init__(self, called: Callable[..., Any], input_type: ResultType) -> None:
         super().__init__()
@@ -154,27 +139,23 @@ class Called(nn.Module):
 
     @property
     def random(self) -> bool:
-        """Whether the function says that every call draws random numbers of its own."""
+        """Whether every call draws random numbers of its own."""
         return bool(getattr(self.called, "random", False))
 
     def forward(self, *rows: Any) -> Any:
-        """Nests the rows, calls the function, and gives its results one beside the other."""
-        left = iter(sorted_back(self.input_type, rows))
-        nested = shaped_as(self.input_type, left)
+        """Nest the rows, call the function, and flatten its results."""
+        # Operations take ragged rows last.
+        fixed = iter([r for r in rows if not isinstance(r, RaggedRows)])
+        ragged = iter([r for r in rows if isinstance(r, RaggedRows)])
+        in_order = (next(ragged if r else fixed) for r in _inside_sequence(self.input_type))
+        nested = nest_rows(self.input_type, in_order)
         spread = isinstance(self.input_type, TupleType)
         results = flattened(self.called(*nested) if spread else self.called(nested))
         return tuple(results) if len(results) > 1 else results[0]
 
 
-def sorted_back(input_type: ResultType, rows: tuple[Any, ...]) -> list[Any]:
-    """Puts ragged rows, which operations take last, back where the type has them."""
-    fixed = iter([r for r in rows if not isinstance(r, RaggedRows)])
-    ragged = iter([r for r in rows if isinstance(r, RaggedRows)])
-    return [next(ragged if inside else fixed) for inside in _inside_sequence(input_type)]
-
-
 def _inside_sequence(input_type: ResultType, inside: bool = False) -> list[bool]:
-    """For each tensor of a type, whether it lies in a sequence."""
+    """Whether each tensor of a type lies in a sequence."""
     if isinstance(input_type, TupleType):
         return [flag for item in input_type for flag in _inside_sequence(item, inside)]
     if isinstance(input_type, SequenceType):
@@ -182,7 +163,7 @@ def _inside_sequence(input_type: ResultType, inside: bool = False) -> list[bool]
     return [inside] if isinstance(input_type, TensorType) else []
 
 
-def row_types_of(result_type: ResultType) -> "list[RowTensorType]":
+def row_types_of(result_type: ResultType) -> list[RowTensorType]:
     """The row type of each tensor of a type."""
     found = result_type.terminal_types()
     return [kind.row_type for kind in found if isinstance(kind, TensorType)]
@@ -198,7 +179,7 @@ def record(
     name: str | None = None,
     once: bool = False,
 ) -> Any:
-    """Writes a call of a function; gives its output value."""
+    """Write a call of a function, and return its output value."""
     flags = _inside_sequence(input_type)
     kinds = row_types_of(input_type)
     inputs: list[Any] = [k for k, ragged in zip(kinds, flags, strict=True) if not ragged]
@@ -208,11 +189,11 @@ def record(
     if not (plain and isinstance(called, nn.Module)):
         identity = called if hasattr(called, "__self__") else id(called)
         key = (identity, input_type, output_type)
-        module = code.model.wrapped(key, lambda: Called(called, input_type))
+        module = code.model.unique(key, lambda: Called(called, input_type))
     signature = code.model.signature(module, inputs, row_types_of(output_type), name)
     fixed, rows = _arguments(code, input_type, value)
     results = iter(code.record_call(signature, fixed, rows, once=once))
-    return _named(output_type, results)
+    return _nested(output_type, results)
 
 
 def _arguments(code: Code, input_type: ResultType, value: Any) -> tuple[list[str], str]:
@@ -221,9 +202,7 @@ def _arguments(code: Code, input_type: ResultType, value: Any) -> tuple[list[str
         element = code.new(input_type.element_type, "e", varying=True)
         if isinstance(element, str):
             return [], value
-        from pyg_dynbatch.blocks.code import packed
-
-        flat, rows = ", ".join(terminals(element)), code.fresh("s")
+        flat, rows = ", ".join(flattened(element)), code.fresh("s")
         code.line(f"{rows} = [r for {packed(element)} in {value} for r in ({flat},)]")
         return [], rows
     if isinstance(input_type, TupleType):
@@ -237,56 +216,77 @@ def _arguments(code: Code, input_type: ResultType, value: Any) -> tuple[list[str
     return ([value] if isinstance(input_type, TensorType) else []), ""
 
 
-def _named(output_type: ResultType, names: Any) -> Any:
+def _nested(output_type: ResultType, names: Iterator[str]) -> Any:
     if isinstance(output_type, TupleType):
-        return tuple(_named(item, names) for item in output_type)
+        return tuple(_nested(item, names) for item in output_type)
     return next(names)
 
 
-def io_of(tf_fn: Any) -> IOBase | None:
-    """The types of a layer; None for a plain function."""
-    io = getattr(tf_fn, "io", None)
-    return io if isinstance(io, IOBase) else None
-
-
-def _refuse_uncallable(block: Block, tf_fn: Any) -> None:
-    if not callable(tf_fn):
-        block._refuse(
-            "tf_fn cannot be called",
-            expected="a function or module on batched tensors",
-            got=repr(tf_fn),
-        )
-
-
 def _check_input(block: Block, input_type: ResultType, *, sequences: bool = False) -> None:
-    """Refuses inputs that are not made of tensors (and, where wanted, of one sequence)."""
+    """Refuse inputs that are not made of tensors (and, where wanted, of one sequence)."""
     left, found = [input_type], 0
     while left:
         kind = left.pop()
         is_sequence = type(kind) is SequenceType
         found += is_sequence
-        if isinstance(kind, TupleType):
-            left += kind.items
-        elif isinstance(kind, SequenceType) and is_sequence and sequences:
-            left.append(kind.element_type)
+        if isinstance(kind, TupleType) or (is_sequence and sequences):
+            left += kind._inside()
         elif not isinstance(kind, TensorType):
             block._refuse(
                 "the input is not made of tensors",
-                expected="a tensor or a tuple of tensors" + (", and a sequence" * sequences),
-                got=f"{shown(input_type)}, {input_type!r}",
+                "a tensor or a tuple of tensors" + (", and a sequence" * sequences),
+                input_type,
                 hint="td.Scalar(), td.Vector(n) or td.Tensor(shape) in front of it",
             )
     if not input_type.terminal_types():
-        block._refuse("no tensor goes in", expected="one tensor or more", got=shown(input_type))
+        block._refuse("no tensor goes in", "at least one tensor", shown(input_type))
     if found > 1:
-        block._refuse("two sequences go in", expected="one sequence", got=shown(input_type))
+        block._refuse("two sequences go in", "one sequence", shown(input_type))
 
 
-class Function(Block):
-    """Calls a batched function on tensors; the place where work reaches the device.
+class _Call:
+    """What :class:`Function` and :class:`Segment` share."""
+
+    _takes_sequence = False
+    # Types of the function, if it is a layer.
+    _layer: IOBase | None = None
+
+    def _set_function(self: Any, tf_fn: Any, infers: bool) -> None:
+        if not callable(tf_fn):
+            expected = "a function or module on batched tensors"
+            self._refuse("tf_fn cannot be called", expected, repr(tf_fn))
+        self._tf_fn, self._infers = tf_fn, infers
+        self.set_output_type_classes(TensorType, TupleType)
+
+    @property
+    def tf_fn(self: Any) -> Any:
+        """The function."""
+        return self._tf_fn
+
+    def _infer(self: Any) -> None:
+        if self._layer is not None:
+            self.set_io_types(self._layer)
+        if self.input_type is None:
+            return
+        _check_input(self, self.input_type, sequences=self._takes_sequence)
+        if self._layer is not None:
+            self._layer.set_input_type(self.input_type)
+        if self._infers:
+            self._infers = False
+            self.set_output_type(infer_output_type(self, self._tf_fn, self.input_type))
+        if self._layer is not None:
+            self._layer.set_output_type(self.output_type)
+
+    def _emit(self: Any, code: Code, value: Any) -> Any:
+        types = self._known("input"), self._known("output")
+        return record(code, self._tf_fn, *types, value, name=self._name)
+
+
+class Function(_Call, Block):
+    """Call a batched function on tensors; the place where work reaches the device.
 
     Args:
-        tf_fn: A function or module on batched tensors, one row an example: a tensor in, or a
+        tf_fn: A function or module on batched tensors, one row per example: a tensor in, or a
             tuple spread over its arguments; a tensor or a tuple of them out. Of a module's method
             the module is trained and moved; what a closure holds is not seen.
         name: For messages and pictures.
@@ -294,8 +294,7 @@ class Function(Block):
 
     Raises:
         TypeError: If it cannot be called; and, as soon as types are known, if the input holds
-            anything but tensors, or what comes back is no tensor, has no batch axis or a fixed
-            one.
+            anything but tensors, or the result is not a tensor, has no batch axis or a fixed one.
 
     Example:
         >>> import torch
@@ -308,42 +307,17 @@ class Function(Block):
 
     def __init__(self, tf_fn: Any, name: Any = None, infer_output_type: bool = True) -> None:
         super().__init__(name=name)
-        _refuse_uncallable(self, tf_fn)
-        self._tf_fn = tf_fn
-        self._infers = infer_output_type
-        self.set_output_type_classes(TensorType, TupleType)
-        if (io := io_of(tf_fn)) is not None:
-            io._listeners.append(self)
-        plain = {} if infer_output_type else {"infer_output_type": False}
-        self._settle(tf_fn, **plain)
-
-    @property
-    def tf_fn(self) -> Any:
-        """The function."""
-        return self._tf_fn
-
-    def _infer(self) -> None:
-        layer = io_of(self._tf_fn)
-        if layer is not None:
-            self.set_io_types(layer)
-        if self.input_type is None:
-            return
-        _check_input(self, self.input_type)
-        if layer is not None:
-            layer.set_input_type(self.input_type)
-        if self._infers:
-            self._infers = False
-            self.set_output_type(infer_output_type(self, self._tf_fn, self.input_type))
-        if layer is not None and self.output_type is not None:
-            layer.set_output_type(self.output_type)
-
-    def _emit(self, code: Code, value: Any) -> Any:
-        types = self._known("input"), self._known("output")
-        return record(code, self._tf_fn, *types, value, name=self._name)
+        self._set_function(tf_fn, infer_output_type)
+        if isinstance(io := getattr(tf_fn, "io", None), IOBase):
+            self._layer = io
+            io._dependents.append(self)
 
 
-class Segment(Block):
-    """Calls a function once on all elements of a sequence: child-sum, attention, pooling.
+conversion.register(nn.Module, Function)
+
+
+class Segment(_Call, Block):
+    """Call a function once on all elements of a sequence: child-sum, attention, pooling.
 
     The sequence, alone or as one item of a tuple, reaches the function as
     :class:`~pyg_dynbatch.core.types.RaggedRows`; sequences of tuples as one whose ``rows`` are a
@@ -360,27 +334,8 @@ class Segment(Block):
         tensor([4., 6.])
     """
 
+    _takes_sequence = True
+
     def __init__(self, tf_fn: Any, name: Any = None) -> None:
         super().__init__(name=name)
-        _refuse_uncallable(self, tf_fn)
-        self._tf_fn = tf_fn
-        self._inferred = False
-        self.set_output_type_classes(TensorType, TupleType)
-        self._settle(tf_fn)
-
-    @property
-    def tf_fn(self) -> Any:
-        """The function."""
-        return self._tf_fn
-
-    def _infer(self) -> None:
-        if self.input_type is None:
-            return
-        _check_input(self, self.input_type, sequences=True)
-        if not self._inferred:
-            self._inferred = True
-            self.set_output_type(infer_output_type(self, self._tf_fn, self.input_type))
-
-    def _emit(self, code: Code, value: Any) -> Any:
-        types = self._known("input"), self._known("output")
-        return record(code, self._tf_fn, *types, value, name=self._name)
+        self._set_function(tf_fn, True)

@@ -1,9 +1,10 @@
 """Blocks that take sequences apart and put them together: items, slices, lengths, zips, windows."""
 
+from itertools import repeat
 from typing import Any, cast
 
 from pyg_dynbatch.blocks.block import Block, Pipe
-from pyg_dynbatch.blocks.code import Code, key_text, packed
+from pyg_dynbatch.blocks.code import Code, key_text, packed, packed_if_object
 from pyg_dynbatch.blocks.sequences import Map, Zipped, element_type, refuse_endless
 from pyg_dynbatch.blocks.types import (
     BroadcastSequenceType,
@@ -12,18 +13,16 @@ from pyg_dynbatch.blocks.types import (
     SequenceType,
     TensorType,
     TupleType,
-    canonicalize_type,
-    shown,
 )
 
 _CONTAINERS = (PyObjectType, TupleType, SequenceType)
 
 
 class GetItem(Block):
-    """Takes the item of a constant key.
+    """Return the item of a constant key.
 
     Args:
-        key: Key or position; a slice takes several.
+        key: Key or position; a slice for several.
         name: For messages and pictures.
 
     Raises:
@@ -41,7 +40,6 @@ class GetItem(Block):
         super().__init__(name=name)
         self._key = key
         self.set_input_type_classes(*_CONTAINERS)
-        self._settle(key)
 
     @property
     def key(self) -> Any:
@@ -49,38 +47,44 @@ class GetItem(Block):
         return self._key
 
     def _infer(self) -> None:
-        kind = self.input_type
-        refuse_endless(self, kind)
-        if isinstance(kind, PyObjectType):
-            self.set_output_type(kind)
-        elif isinstance(kind, TupleType):
-            if not isinstance(self._key, slice) and not -len(kind) <= self._key < len(kind):
-                self._refuse(
-                    "the tuple has no such item",
-                    IndexError,
-                    expected=f"a position below {len(kind)}",
-                    got=repr(self._key),
-                )
-            self.set_output_type(kind[self._key])
-        elif isinstance(kind, SequenceType):
-            self.set_output_type(kind if isinstance(self._key, slice) else kind.element_type)
+        _infer_item(self, self._key)
 
     def _emit(self, code: Code, value: Any) -> Any:
-        if isinstance(self._known("input"), TupleType):
-            return value[self._key]
-        result = code.new(self._known("output"))
-        code.line(f"{packed(result)} = {packed(value)}[{key_text(code, self._key)}]")
-        return result
+        return _emit_item(self, code, value, self._key)
+
+
+def _infer_item(block: Block, key: Any) -> None:
+    kind = block.input_type
+    refuse_endless(block, kind)
+    if isinstance(kind, TupleType):
+        if not isinstance(key, slice) and not -len(kind) <= key < len(kind):
+            what, expected = "the tuple has no such item", f"a position below {len(kind)}"
+            block._refuse(what, expected, repr(key), error=IndexError)
+        block.set_output_type(kind[key])
+    elif isinstance(kind, SequenceType) and not isinstance(key, slice):
+        block.set_output_type(kind.element_type)
+    else:
+        block.set_output_type(kind)
+
+
+def _emit_item(block: Block, code: Code, value: Any, key: Any) -> Any:
+    kind = block._known("output")
+    if isinstance(block._known("input"), TupleType):
+        found = value[key]
+        return packed_if_object(code, found, kind) if isinstance(found, tuple) else found
+    result = code.new(kind)
+    code.line(f"{packed(result)} = {packed(value)}[{key_text(code, key)}]")
+    return result
 
 
 class Slice(Block):
-    """Takes a part of a sequence, tuple or host object, as Python's slices do.
+    """Return a part of a sequence, tuple or host object, as Python's slices do.
 
     Args:
         *args: None: all arguments are given by name.
         start: First position.
         stop: One more than the last position.
-        step: Distance; -1 turns the sequence round.
+        step: Distance; -1 reverses the sequence.
         name: For messages and pictures.
 
     Raises:
@@ -102,33 +106,21 @@ class Slice(Block):
     ) -> None:
         super().__init__(name=name)
         if args:
-            self._refuse(
-                "positional arguments", expected="start=, stop=, step= or name=", got=repr(args)
-            )
+            self._refuse("positional arguments", "start=, stop=, step= or name=", repr(args))
         self._slice = slice(start, stop, step)
         self.set_input_type_classes(*_CONTAINERS)
-        self._settle(start=start, stop=stop, step=step)
 
     def _infer(self) -> None:
-        kind = self.input_type
-        refuse_endless(self, kind)
-        if kind is not None:
-            self.set_output_type(kind[self._slice] if isinstance(kind, TupleType) else kind)
-        elif self.output_type is not None and not isinstance(self.output_type, TupleType):
+        _infer_item(self, self._slice)
+        if self.input_type is None and not isinstance(self.output_type, TupleType):
             self.set_input_type(self.output_type)
 
     def _emit(self, code: Code, value: Any) -> Any:
-        if isinstance(self._known("input"), TupleType):
-            return value[self._slice]
-        result = code.fresh("s")
-        part = self._slice
-        text = ":".join("" if n is None else str(n) for n in (part.start, part.stop, part.step))
-        code.line(f"{result} = {packed(value)}[{text}]")
-        return result
+        return _emit_item(self, code, value, self._slice)
 
 
 class Length(Block):
-    """Counts the items of a sequence, tuple or host object; a constant of the example.
+    """Count the items of a sequence, tuple or host object; a constant of the example.
 
     Args:
         dtype: Dtype of the number.
@@ -147,27 +139,25 @@ class Length(Block):
         super().__init__(name=name)
         self.set_input_type_classes(*_CONTAINERS)
         self.set_output_type(TensorType((), dtype))
-        self._settle(*([] if dtype == "float32" else [dtype]))
 
     def _infer(self) -> None:
         refuse_endless(self, self.input_type)
 
     def _emit(self, code: Code, value: Any) -> Any:
         kind = cast("TensorType", self._known("output"))
-        # Of a tuple only the number of items is known to be written; they may be of any type.
         is_tuple = isinstance(self._known("input"), TupleType)
         length = str(len(value)) if is_tuple else f"len({packed(value)})"
         return code.record_constant(kind, length)
 
 
 class Nth(Block):
-    """Takes the item of a position that the example says: (sequence, position) to an item.
+    """Return the item at a position from the example: (sequence, position) to an item.
 
     Args:
         name: For messages and pictures.
 
     Raises:
-        TypeError: If the input is no pair of a sequence and a host object, or never ends.
+        TypeError: If the input is not a pair of a sequence that ends and a host object.
         IndexError: When an example's position is outside.
 
     Example:
@@ -179,7 +169,6 @@ class Nth(Block):
     def __init__(self, name: Any = None) -> None:
         super().__init__(name=name)
         self.set_input_type_classes(TupleType, PyObjectType)
-        self._settle()
 
     def _infer(self) -> None:
         kind = self.input_type
@@ -187,15 +176,10 @@ class Nth(Block):
             self.set_output_type(kind)
         elif isinstance(kind, TupleType):
             if len(kind) != 2 or not isinstance(kind[1], PyObjectType):
-                self._refuse(
-                    "the input is no sequence with a position",
-                    expected="(sequence, object)",
-                    got=f"{shown(kind)}, {kind!r}",
-                )
+                what = "the input is not a sequence with a position"
+                self._refuse(what, "(sequence, object)", kind)
             refuse_endless(self, kind[0])
-            element = element_type(self, kind[0])
-            if element is not None:
-                self.set_output_type(element)
+            self.set_output_type(element_type(self, kind[0]))
 
     def _emit(self, code: Code, value: Any) -> Any:
         result = code.new(self._known("output"))
@@ -205,7 +189,7 @@ class Nth(Block):
 
 
 class Broadcast(Block):
-    """Makes an endless sequence of one value, to be zipped with sequences that end.
+    """Make an endless sequence of one value, to be zipped with sequences that end.
 
     Args:
         name: For messages and pictures.
@@ -220,7 +204,6 @@ class Broadcast(Block):
     def __init__(self, name: Any = None) -> None:
         super().__init__(name=name)
         self.set_output_type_classes(BroadcastSequenceType)
-        self._settle()
 
     def _infer(self) -> None:
         if self.input_type is not None:
@@ -228,8 +211,8 @@ class Broadcast(Block):
         if isinstance(self.output_type, BroadcastSequenceType):
             self.set_input_type(self.output_type.element_type)
 
-    def _told(self, wanted: ResultType) -> None:
-        # A map of what reads host objects expects one host object; here it gets them one by one.
+    def _expect_output(self, wanted: ResultType) -> None:
+        # A map over host objects expects one host object; here it gets them one by one.
         is_object = isinstance(wanted, PyObjectType)
         self.set_output_type(BroadcastSequenceType(wanted) if is_object else wanted)
 
@@ -238,13 +221,13 @@ class Broadcast(Block):
 
 
 class Zip(Block):
-    """Turns a tuple of sequences into a sequence of tuples, as long as the shortest.
+    """Convert a tuple of sequences to a sequence of tuples, as long as the shortest.
 
     Args:
         name: For messages and pictures.
 
     Raises:
-        TypeError: If there is no sequence, or an item is none.
+        TypeError: If the tuple is empty, or an item is not a sequence.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -256,7 +239,6 @@ class Zip(Block):
         super().__init__(name=name)
         self.set_input_type_classes(TupleType, PyObjectType)
         self.set_output_type_classes(SequenceType, PyObjectType)
-        self._settle()
 
     def _infer(self) -> None:
         kind = self.input_type
@@ -265,15 +247,11 @@ class Zip(Block):
         elif isinstance(kind, TupleType):
             bad = [k for k in kind if not isinstance(k, SequenceType | PyObjectType)]
             if bad or not len(kind):
-                self._refuse(
-                    "an item is no sequence" if bad else "there is no sequence",
-                    expected="a tuple of sequences",
-                    got=f"{shown(kind)}, {kind!r}",
-                )
-            items = tuple(_element(k) for k in kind)
+                what = "an item is not a sequence" if bad else "no sequence to zip"
+                self._refuse(what, "a tuple of sequences", kind)
+            items = tuple(k.element_type if isinstance(k, SequenceType) else k for k in kind)
             endless = all(isinstance(k, BroadcastSequenceType) for k in kind)
-            whole = BroadcastSequenceType if endless else SequenceType
-            self.set_output_type(canonicalize_type(whole(items)))
+            self.set_output_type((BroadcastSequenceType if endless else SequenceType)(items))
 
     def _emit(self, code: Code, value: Any) -> Any:
         kind = self._known("input")
@@ -281,34 +259,24 @@ class Zip(Block):
             result = code.fresh("s")
             code.line(f"{result} = list(zip(*{value}))")
             return result
-        kind = cast("TupleType", kind)
-        if all(isinstance(item, BroadcastSequenceType) for item in kind):
+        endless = [isinstance(item, BroadcastSequenceType) for item in cast("TupleType", kind)]
+        if all(endless):
             return value
-        endless = [isinstance(item, BroadcastSequenceType) for item in kind]
-        repeat = code.model.name_of(_repeat)
-        texts = [
-            f"{repeat}({packed(part)})" if never else packed(part)
-            for part, never in zip(value, endless, strict=True)
+        repeated, texts = code.model.name_of(repeat), list(map(packed, value))
+        sequences = [
+            f"{repeated}({text})" if never else text
+            for text, never in zip(texts, endless, strict=True)
         ]
-        zipped = Zipped(f"list(zip({', '.join(texts)}))")
+        zipped = Zipped(f"list(zip({', '.join(sequences)}))")
         zipped.parts = tuple(
-            None if never else packed(part) for part, never in zip(value, endless, strict=True)
+            None if never else text for text, never in zip(texts, endless, strict=True)
         )
         zipped.element = tuple(value)
         return zipped
 
 
-def _repeat(value: Any) -> Any:
-    while True:
-        yield value
-
-
-def _element(kind: ResultType) -> ResultType:
-    return kind.element_type if isinstance(kind, SequenceType) else kind
-
-
-def ZipWith(elem_block: Any, name: Any = None) -> Block:  # noqa: N802 - stands among classes
-    """Zips a tuple of sequences and applies a block to each tuple.
+def ZipWith(elem_block: Any, name: Any = None) -> Block:  # noqa: N802 - named like the classes
+    """Zip a tuple of sequences and apply a block to each tuple.
 
     Args:
         elem_block: What :func:`convert_to_block` takes.
@@ -329,7 +297,7 @@ def ZipWith(elem_block: Any, name: Any = None) -> Block:  # noqa: N802 - stands 
 
 
 class NGrams(Block):
-    """Turns a sequence into the sequence of all windows of n neighbours.
+    """Convert a sequence to the sequence of all windows of n neighbours.
 
     Args:
         n: Size of a window; a shorter sequence has none.
@@ -347,10 +315,9 @@ class NGrams(Block):
     def __init__(self, n: int, name: Any = None) -> None:
         super().__init__(name=name)
         if n <= 0:
-            self._refuse("the size of a window", ValueError, expected="1 or more", got=n)
+            self._refuse("the size of a window", "at least 1", n, error=ValueError)
         self._n = n
         self.set_output_type_classes(SequenceType, PyObjectType)
-        self._settle(n)
 
     @property
     def n(self) -> int:
@@ -363,9 +330,10 @@ class NGrams(Block):
             self.set_output_type(kind)
         elif kind is not None:
             element = element_type(self, kind)
-            whole = BroadcastSequenceType if isinstance(kind, BroadcastSequenceType) else None
+            endless = isinstance(kind, BroadcastSequenceType)
+            whole = BroadcastSequenceType if endless else SequenceType
             if element is not None:
-                self.set_output_type((whole or SequenceType)((element,) * self._n))
+                self.set_output_type(whole((element,) * self._n))
 
     def _emit(self, code: Code, value: Any) -> Any:
         if isinstance(self._known("input"), BroadcastSequenceType):

@@ -1,132 +1,25 @@
-"""Blocks that read the host's input, and the constant rows that it becomes."""
+"""Blocks that read the host's input: tensors, rows from outside, functions, choices."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
-import torch
 
-from pyg_dynbatch.blocks.block import Block, convert_to_block
-from pyg_dynbatch.blocks.code import Code, Site, packed
-from pyg_dynbatch.blocks.errors import Complaint
-from pyg_dynbatch.blocks.tensors import refuse_no_zeros, zero_value
-from pyg_dynbatch.blocks.types import PyObjectType, TensorType, VoidType
+from pyg_dynbatch.blocks.block import Block
+from pyg_dynbatch.blocks.code import Code, Complaint, UnknownKey
+from pyg_dynbatch.blocks.types import PyObjectType, TensorType, numpy_dtype_of
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.types import RowType, beyond, parts_of, range_of
 from pyg_dynbatch.core.types import TensorType as RowTensorType
 
 
-def rows_of(site: Site, row_type: RowType, items: Sequence[Any]) -> np.ndarray:
-    """Stacks the constants of one site, and refuses what is not of the stated form."""
-    if site.kind == "input":
-        return _input_rows(site, items)
-    (wanted,) = parts_of(row_type)
-    if site.table is not None:
-        return site.table[np.asarray(items, dtype=np.int64)]
-    try:
-        found = _stacked(items, wanted)
-        fits = found.shape[1:] == wanted.shape and found.dtype.kind in _KINDS[_kind(wanted)]
-    except (ValueError, TypeError, RuntimeError, OverflowError):
-        fits = False
-    if not fits:
-        raise _misfit(site, wanted, items)
-    dtype = wanted.dtype or torch.float32
-    if (wrong := beyond(found, dtype)) is not None:
-        name = site.path.rpartition(".")[2]
-        expected = f"{wanted}, {range_of(dtype)}"
-        what = f"{name}: an integer is beyond the range of its dtype"
-        raise Complaint(ValueError, what, expected=expected, got=wrong, path=site.path)
-    return found.astype(NUMPY.get(dtype, np.float32), copy=False)
-
-
-NUMPY = {
-    dtype: torch.empty(0, dtype=dtype).numpy().dtype
-    for dtype in (
-        torch.float16, torch.float32, torch.float64, torch.uint8, torch.int8, torch.int16,
-        torch.int32, torch.int64, torch.bool, torch.complex64, torch.complex128,
-    )
-}  # fmt: skip
-# Which kinds of numbers go into which without loss of kind.
-_KINDS = {"f": "fiub", "i": "iub", "c": "cfiub"}
-# What texts are read as.
-_WIDEST = {"f": np.float64, "i": np.int64, "c": np.complex128}
-
-
-def _kind(wanted: RowTensorType) -> str:
-    if wanted.dtype is None or wanted.dtype.is_complex:
-        return "c"
-    return "f" if wanted.dtype.is_floating_point else "i"
-
-
-def _stacked(items: Any, wanted: RowTensorType) -> np.ndarray:
-    """One array of all items; texts are read as numbers, and whole floats are integers."""
-    if isinstance(items[0], torch.Tensor):
-        rows = torch.stack([torch.as_tensor(item).detach() for item in items]).cpu()
-        items = (rows.float() if rows.dtype == torch.bfloat16 else rows).numpy()
-    found, kind = np.asarray(items), _kind(wanted)
-    if found.dtype.kind == "U":
-        # One by one, since a text among numbers has made texts of them all.
-        more = len(items) > 1
-        parts = [_stacked([item], wanted) for item in items] if more else []
-        return np.concatenate(parts) if more else found.astype(_WIDEST[kind])
-    if found.dtype.kind == "f" and kind == "i":
-        with np.errstate(invalid="ignore"):
-            # Of the items, since large integers among floats have lost digits by now.
-            whole = np.asarray(items, np.int64)
-        return whole if (whole == found).all() else found
-    return found
-
-
-def _misfit(site: Site, wanted: RowTensorType, items: Sequence[Any]) -> Complaint:
-    """Finds the constant that does not fit."""
-    for item in items:
-        good_kind, good_shape, got = False, True, repr(item)
-        try:
-            row = _stacked([item], wanted)
-            good_kind, good_shape = (
-                row.dtype.kind in _KINDS[_kind(wanted)],
-                row.shape[1:] == wanted.shape,
-            )
-            got = f"{row.dtype}[{', '.join(map(str, row.shape[1:]))}], {item!r}"
-        except (ValueError, TypeError, RuntimeError, OverflowError) as reason:
-            got = f"{item!r}: {reason}"
-        if not (good_kind and good_shape):
-            break
-    name = site.path.rpartition(".")[2]
-    what = "dtype" if good_shape else "shape"
-    got = got if len(got) < 200 else got[:200] + " …"
-    error = TypeError if good_shape else ValueError
-    return Complaint(error, f"{name}: {what} differs", expected=wanted, got=got, path=site.path)
-
-
-def _input_rows(site: Site, items: Sequence[Any]) -> np.ndarray:
-    """For each item the row it names and the number of rows its example has at least."""
-    pairs = [item if isinstance(item, tuple) else (item, item + 1) for item in items]
-    for row, rows in pairs:
-        if not 0 <= row < rows:
-            raise Complaint(
-                IndexError,
-                f"{site.path.rpartition('.')[2]}: there is no such row",
-                expected=f"a row from 0 to {rows - 1}",
-                got=row,
-                path=site.path,
-            )
-    return np.array(pairs, dtype=np.int64)
-
-
-def _emit_leaf(block: Block, code: Code, value: Any) -> Any:
-    kind = cast("TensorType", block._known("output"))
-    return code.record_constant(kind, value)
-
-
-def _dtype_said(dtype: Any) -> list[Any]:
-    return [] if dtype == "float32" else [dtype]
+def _emit_constant(block: Block, code: Code, value: Any) -> Any:
+    return code.record_constant(cast("TensorType", block._known("output")), value)
 
 
 class Tensor(Block):
-    """Turns a number, nested list, array or tensor into a tensor.
+    """Convert a number, nested list, array or tensor to a tensor.
 
-    Texts of numbers are read; floats without a fraction, such as 3.0, are taken for integers.
+    Strings of numbers are parsed; floats without a fraction, such as 3.0, are taken for integers.
 
     Args:
         shape: Its shape.
@@ -144,16 +37,13 @@ class Tensor(Block):
     """
 
     def __init__(self, shape: Any, dtype: Any = "float32", name: Any = None) -> None:
-        super().__init__(input_type=PyObjectType(), name=name)
-        self.set_output_type(TensorType(shape, dtype))
-        self._settle(shape, *_dtype_said(dtype))
+        super().__init__((), PyObjectType(), TensorType(shape, dtype), name)
 
-    def _emit(self, code: Code, value: Any) -> Any:
-        return _emit_leaf(self, code, value)
+    _emit = _emit_constant
 
 
 class Scalar(Block):
-    """Turns a number into a scalar tensor.
+    """Convert a number to a scalar tensor.
 
     Args:
         dtype: Its dtype.
@@ -166,16 +56,13 @@ class Scalar(Block):
     """
 
     def __init__(self, dtype: Any = "float32", name: Any = None) -> None:
-        super().__init__(input_type=PyObjectType(), name=name)
-        self.set_output_type(TensorType((), dtype))
-        self._settle(*_dtype_said(dtype))
+        super().__init__((), PyObjectType(), TensorType((), dtype), name)
 
-    def _emit(self, code: Code, value: Any) -> Any:
-        return _emit_leaf(self, code, value)
+    _emit = _emit_constant
 
 
 class Vector(Block):
-    """Turns a list of numbers into a vector.
+    """Convert a list of numbers to a vector.
 
     Args:
         size: Its length.
@@ -189,19 +76,16 @@ class Vector(Block):
     """
 
     def __init__(self, size: Any, dtype: Any = "float32", name: Any = None) -> None:
-        super().__init__(input_type=PyObjectType(), name=name)
-        self.set_output_type(TensorType((size,), dtype))
-        self._settle(size, *_dtype_said(dtype))
+        super().__init__((), PyObjectType(), TensorType((size,), dtype), name)
 
-    def _emit(self, code: Code, value: Any) -> Any:
-        return _emit_leaf(self, code, value)
+    _emit = _emit_constant
 
 
 class InputRow(Block):
-    """Reads a row of a tensor that is given from outside, such as an encoder's result.
+    """Read a row of a tensor from outside, such as the output of an encoder.
 
     The input is the number of the row within the example's part of ``inputs[tag]``, or a pair of
-    it and the number of rows that part has (where the last of them may not be read). The parts
+    it and the number of rows of that part (where the last of them may not be read). The parts
     of all examples lie one after another; gradients flow back into them.
 
     Args:
@@ -218,14 +102,12 @@ class InputRow(Block):
     """
 
     def __init__(self, tag: str, shape: Any, dtype: Any = "float32", name: Any = None) -> None:
-        super().__init__(input_type=PyObjectType(), name=name)
+        super().__init__((), PyObjectType(), TensorType(shape, dtype), name)
         self._tag = tag
-        self.set_output_type(TensorType(shape, dtype))
-        self._settle(tag, shape, *_dtype_said(dtype))
 
     def _emit(self, code: Code, value: Any) -> Any:
         kind = cast("TensorType", self._known("output"))
-        # Rows from outside lie in a store of their own; a cast without cost gives them its type.
+        # Rows from outside have a store of their own; a free operation changes their type.
         tagged = RowTensorType(kind.shape, kind.torch_dtype, self._tag)
         row = code.record_input(tagged, value)
         signature = code.model.signature(_as_it_is, [tagged], [kind.row_type], None)
@@ -237,7 +119,7 @@ def _as_it_is(rows: Any) -> Any:
 
 
 class InputTransform(Block):
-    """Applies a Python function to a host object.
+    """Apply a Python function to a host object.
 
     Args:
         py_fn: The function.
@@ -253,11 +135,10 @@ class InputTransform(Block):
     """
 
     def __init__(self, py_fn: Any, name: Any = None) -> None:
-        super().__init__(input_type=PyObjectType(), output_type=PyObjectType(), name=name)
+        super().__init__((), PyObjectType(), PyObjectType(), name)
         if not callable(py_fn):
-            self._refuse("py_fn cannot be called", expected="a Python function", got=repr(py_fn))
+            self._refuse("py_fn cannot be called", "a Python function", repr(py_fn))
         self._py_fn = py_fn
-        self._settle(py_fn)
 
     @property
     def py_fn(self) -> Callable[[Any], Any]:
@@ -270,42 +151,32 @@ class InputTransform(Block):
         return result
 
 
-class _Choice:
-    """Turns a key into one row of a table."""
-
-    def __init__(self, label: str, keys: list[Any], kind: TensorType, strict: bool) -> None:
-        self._label, self._kind, self._strict = label, kind, strict
-        self._places = {key: place for place, key in enumerate(keys)}
-        # One row more, of zeros, for what is unknown.
-        self._table = np.eye(len(keys) + 1, len(keys)).astype(_numpy_of(kind))
-
-    def emit(self, code: Code, value: Any) -> Any:
-        """Writes the look-up."""
-        table = code.model.name_of(self._places)
-        place = code.fresh("i")
-        code.line(f"{place} = {table}.get({value}, {len(self._places)})")
-        if self._strict:
-            bad = code.model.name_of(_complain_about_key)
-            with code.inside(f"if {place} == {len(self._places)}:"):
-                code.line(f"{bad}({self._label!r}, {value}, {table})")
-        return code.record_constant(self._kind, place, table=self._table)
+def emit_place(code: Code, label: str, keys: list[Any], key: str, strict: bool = True) -> str:
+    """Write the look-up of a key in a list; the place of an unknown key is its length."""
+    table = code.model.name_of({known: place for place, known in enumerate(keys)})
+    place = code.fresh("i")
+    code.line(f"{place} = {table}.get({key}, {len(keys)})")
+    if strict:
+        with code.inside(f"if {place} == {len(keys)}:"):
+            code.line(f"{code.model.name_of(_refuse_key)}({label!r}, {key}, {table})")
+    return place
 
 
-def _numpy_of(kind: TensorType) -> Any:
+def _refuse_key(label: str, key: Any, known: dict[Any, Any]) -> None:
+    expected = ", ".join(map(repr, list(known)[:20])) + (" …" if len(known) > 20 else "")
+    raise Complaint(UnknownKey, f"{label}: unknown key {key!r}", expected=expected, got=repr(key))
 
-    return NUMPY.get(kind.torch_dtype, np.float32)
 
-
-def _complain_about_key(label: str, key: Any, known: dict[Any, Any]) -> None:
-    """Says that a key is none of the known ones."""
-    from pyg_dynbatch.blocks.errors import Complaint, UnknownKey
-
-    shown = ", ".join(map(repr, list(known)[:20])) + (" …" if len(known) > 20 else "")
-    raise Complaint(UnknownKey, f"{label}: unknown key {key!r}", expected=shown, got=repr(key))
+def _emit_one_hot(code: Code, block: Block, keys: list[Any], value: Any, strict: bool) -> Any:
+    kind = cast("TensorType", block._known("output"))
+    # With a row of zeros at the end, for unknown keys.
+    table = np.eye(len(keys) + 1, len(keys)).astype(numpy_dtype_of(kind.torch_dtype))
+    place = emit_place(code, block._label(), keys, value, strict)
+    return code.record_constant(kind, place, table)
 
 
 class OneHot(Block):
-    """Turns an integer into a vector with a one in its place.
+    """Convert an integer to a vector with a one in its place.
 
     Args:
         start: First integer; or, without ``stop``, the number of integers from 0 on.
@@ -314,7 +185,7 @@ class OneHot(Block):
         name: For messages and pictures.
 
     Raises:
-        IndexError: If there is no integer in the range.
+        IndexError: If the range is empty.
         KeyError: When an example's integer is outside.
 
     Example:
@@ -326,31 +197,19 @@ class OneHot(Block):
     def __init__(
         self, start: int, stop: Any = None, dtype: Any = "float32", name: Any = None
     ) -> None:
-        first, last = (0, start) if stop is None else (start, stop)
-        keys = range(first, last)
+        keys = range(start) if stop is None else range(start, stop)
         if not keys:
-            raise mismatch(
-                IndexError,
-                "OneHot: the range is empty",
-                "stop above start",
-                f"start {first}, stop {last}",
-            )
-        super().__init__(input_type=PyObjectType(), name=name)
-        kind = TensorType((len(keys),), dtype)
-        self.set_output_type(kind)
-        self._choice = _Choice(self._label(), list(keys), kind, True)
-        self._settle(start, *([] if stop is None else [stop]), dtype=_said(dtype))
+            got = f"start {keys.start}, stop {keys.stop}"
+            raise mismatch(IndexError, "OneHot: the range is empty", "stop above start", got)
+        super().__init__((), PyObjectType(), TensorType((len(keys),), dtype), name)
+        self._keys = list(keys)
 
     def _emit(self, code: Code, value: Any) -> Any:
-        return self._choice.emit(code, value)
-
-
-def _said(dtype: Any) -> Any:
-    return None if dtype == "float32" else dtype
+        return _emit_one_hot(code, self, self._keys, value, True)
 
 
 class OneHotFromList(Block):
-    """Turns one of a list of objects into a vector with a one in its place.
+    """Convert one of a list of objects to a vector with a one in its place.
 
     Args:
         elements: The objects; they must be hashable and different.
@@ -372,82 +231,11 @@ class OneHotFromList(Block):
         self, elements: Any, dtype: Any = "float32", strict: bool = True, name: Any = None
     ) -> None:
         keys = list(elements)
-        twice = [key for key in set(keys) if keys.count(key) > 1]
-        if twice:
-            raise mismatch(
-                AssertionError,
-                "OneHotFromList: an element occurs twice",
-                "different elements",
-                ", ".join(map(repr, twice)),
-            )
-        super().__init__(input_type=PyObjectType(), name=name)
-        kind = TensorType((len(keys),), dtype)
-        self.set_output_type(kind)
-        self._choice = _Choice(self._label(), keys, kind, strict)
-        self._settle(keys, dtype=_said(dtype), strict=None if strict else False)
+        if twice := [key for key in set(keys) if keys.count(key) > 1]:
+            what = "OneHotFromList: an element occurs twice"
+            raise mismatch(AssertionError, what, "different elements", str(twice)[1:-1])
+        super().__init__((), PyObjectType(), TensorType((len(keys),), dtype), name)
+        self._keys, self._strict = keys, strict
 
     def _emit(self, code: Code, value: Any) -> Any:
-        return self._choice.emit(code, value)
-
-
-class Optional(Block):
-    """Takes one of two blocks: one for ``None``, the other for everything else.
-
-    Args:
-        some_case: Block for an input that is not ``None``.
-        none_case: Block that needs no input; zeros, or an empty sequence, where left out.
-        name: For messages and pictures.
-
-    Raises:
-        TypeError: If the two give different types, or the type has no zeros.
-
-    Example:
-        >>> from pyg_dynbatch import blocks as td
-        >>> td.Optional(td.Scalar()).eval(None)
-        tensor(0.)
-    """
-
-    def __init__(self, some_case: Any, none_case: Any = None, name: Any = None) -> None:
-        cases = [convert_to_block(case) for case in (some_case, none_case) if case is not None]
-        super().__init__(cases, input_type=PyObjectType(), name=name)
-        self._settle(*cases)
-
-    def _key_of(self, child: Block) -> str:
-        return "[some]" if child is self._children[0] else "[none]"
-
-    def _infer(self) -> None:
-        some, rest = self._children[0], self._children[1:]
-        # A case without input, such as zeros, stands for both.
-        if some.input_type != VoidType():
-            some.set_input_type(PyObjectType())
-        for none in rest:
-            if none.input_type != PyObjectType():
-                none.set_input_type(VoidType())
-        for case in self._children:
-            if case.output_type is not None:
-                self.set_output_type(case.output_type)
-        if self.output_type is not None:
-            for case in self._children:
-                case.set_output_type(self.output_type)
-            if not rest:
-                refuse_no_zeros(self, self.output_type)
-
-    def _emit(self, code: Code, value: Any) -> Any:
-        kind = self._known("output")
-        result = code.new(kind)
-        with code.inside(f"if {value} is None:"):
-            none = (
-                code.emit(self._children[1], value)
-                if self._children[1:]
-                else zero_value(code, kind)
-            )
-            assign(code, result, none)
-        with code.inside("else:"):
-            assign(code, result, code.emit(self._children[0], value))
-        return result
-
-
-def assign(code: Code, target: Any, value: Any) -> None:
-    """Writes the assignment of a value to variables."""
-    if target != ():
-        code.line(f"{packed(target)} = {packed(value)}")
+        return _emit_one_hot(code, self, self._keys, value, self._strict)

@@ -11,7 +11,7 @@ from pyg_dynbatch.core.errors import mismatch
 
 
 class EdibleIterator(Iterator[Any]):
-    """Is an iterator that can be turned into an array: once it is done, and then ever again.
+    """An iterator that can be converted to an array, any number of times.
 
     Args:
         iterable: The items, such as those of a computation that is still running.
@@ -30,7 +30,7 @@ class EdibleIterator(Iterator[Any]):
         return next(self._items)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """Takes all items that are left, the first time; gives them again afterwards."""
+        """All remaining items, the first time; the same array afterwards."""
         if self._value is None:
             self._value = np.array(list(self._items), dtype)
         given = self._value if dtype is None else self._value.astype(dtype, copy=False)
@@ -38,14 +38,14 @@ class EdibleIterator(Iterator[Any]):
 
     @property
     def value(self) -> np.ndarray | None:
-        """The array that was made, if one was."""
+        """The array, if it was made already."""
         return self._value
 
 
 def group_by_batches(
     iterable: Iterable[Any], batch_size: int, truncate: bool = False
 ) -> Iterator[list[Any]]:
-    """Cuts any iterable into lists.
+    """Cut any iterable into lists.
 
     Args:
         iterable: The items.
@@ -63,7 +63,7 @@ def group_by_batches(
         [[0, 1], [2, 3], [4]]
     """
     if batch_size < 1:
-        raise mismatch(ValueError, "group_by_batches: no batch", "1 item or more", batch_size)
+        raise mismatch(ValueError, "group_by_batches: no batch", "at least 1 item", batch_size)
     return _groups(iter(iterable), batch_size, truncate)
 
 
@@ -78,13 +78,13 @@ def epochs(
     shuffle: bool = True,
     prng: random.Random | Callable[[], float] | None = None,
 ) -> Iterator[Iterable[Any]]:
-    """Repeats items for several epochs; the first is lazy and in their order.
+    """Repeat items for several epochs; the first is lazy and in their order.
 
     Args:
         items: Any iterable; it is kept in memory while it is consumed, unless n is 1.
-        n: Number of epochs; without end where left out or 0.
+        n: Number of epochs; None or 0 for no end.
         shuffle: Shuffle the items from the second epoch on.
-        prng: Random numbers for that: a function that gives one from 0 to 1, or a
+        prng: Random numbers for that: a function that returns one from 0 to 1, or a
             ``random.Random``.
 
     Returns:
@@ -102,7 +102,7 @@ def epochs(
         what = "epochs: the items cannot be iterated over"
         raise mismatch(TypeError, what, "an iterable", repr(items))
     if n is not None and n < 0:
-        raise mismatch(ValueError, "epochs: n is below 0", "0 or more, or None", n)
+        raise mismatch(ValueError, "epochs: n is below 0", "at least 0, or None", n)
     if isinstance(prng, random.Random):
         prng = prng.random
     return _epochs(items, n or None, shuffle, prng or random.random)
@@ -117,7 +117,7 @@ def _epochs(
     kept: list[Any] = []
     first = _keeping(items, kept)
     yield first
-    # Whoever left the first epoch half-way has the rest of it in the next ones all the same.
+    # Complete the first epoch, if it was left half-way.
     for _ in first:
         pass
     done = 1

@@ -6,22 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pyg_dynbatch.blocks.block import Block, convert_to_block, said_as
-from pyg_dynbatch.blocks.types import (
-    IOBase,
-    ResultType,
-    TensorType,
-    TupleType,
-    canonicalize_type,
-    convert_to_type,
-    shown,
-)
+from pyg_dynbatch.blocks.block import Block, Pipe, call_text, convert_to_block, keep_arguments
+from pyg_dynbatch.blocks.types import IOBase, ResultType, TensorType, TupleType, convert_to_type
 from pyg_dynbatch.core.errors import described, mismatch
 from pyg_dynbatch.core.row_buffer import check_precision
 
 
 class Layer(nn.Module):
-    """Is a module with types; ``>>`` lifts it to a block, and sharing it shares its weights.
+    """A module with types; ``>>`` makes a block of it, and sharing it shares its weights.
 
     Subclasses make their parameters in ``_create`` and compute in ``_process``.
 
@@ -40,17 +32,20 @@ class Layer(nn.Module):
 
     # Numpy arrays on the left of ``>>`` must leave the operation to the layer.
     __array_ufunc__ = None
+    _arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        keep_arguments(cls)
 
     def __init__(
         self, input_type: Any = None, output_type: Any = None, name_or_scope: Any = None
     ) -> None:
         super().__init__()
-        #: Types and name; blocks that use the layer listen to it.
+        #: Types and name; apart, since a module has attributes of the same names.
         self.io = IOBase(input_type, output_type, name_or_scope)
-        if name_or_scope is None:
-            self.io._kind = type(self).__name__
+        self.io._kind = type(self).__name__
         self._is_built = False
-        self._said_here: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
 
     @property
     def name(self) -> str | None:
@@ -68,63 +63,52 @@ class Layer(nn.Module):
         return self.io.output_type
 
     def set_input_type(self, input_type: Any) -> "Layer":
-        """States the input type.
-
-        Raises:
-            TypeError: If it is known to be another one, or of a kind that does not fit.
-        """
+        """Set the input type, see :meth:`IOBase.set_input_type`."""
         self.io.set_input_type(input_type)
         return self
 
     def set_output_type(self, output_type: Any) -> "Layer":
-        """States the output type.
-
-        Raises:
-            TypeError: If it is known to be another one, or of a kind that does not fit.
-        """
+        """Set the output type, see :meth:`IOBase.set_output_type`."""
         self.io.set_output_type(output_type)
         return self
 
     def set_input_type_classes(self, *classes: type[ResultType]) -> "Layer":
-        """States of which kinds the input type may be."""
+        """Restrict the input type to some kinds."""
         self.io.set_input_type_classes(*classes)
         return self
 
     def set_output_type_classes(self, *classes: type[ResultType]) -> "Layer":
-        """States of which kinds the output type may be."""
+        """Restrict the output type to some kinds."""
         self.io.set_output_type_classes(*classes)
         return self
 
     def set_io_types(self, other: IOBase) -> "Layer":
-        """Takes over both types of another layer or block, as far as they are known."""
+        """Set both types to those of another layer or block, as far as they are known."""
         self.io.set_io_types(other)
         return self
 
     def build(self, input_type: Any) -> None:
-        """Makes the parameters, once; checks the input type afterwards.
+        """Make the parameters, once; later calls only check the input type.
 
         Raises:
             TypeError: If the layer is used with two types.
         """
-        self.set_input_type(canonicalize_type(convert_to_type(input_type)))
+        self.set_input_type(convert_to_type(input_type))
         if not self._is_built:
             self._create(self.io.input_type)
             self._is_built = True
 
     def _create(self, input_type: Any) -> None:
-        """Makes the parameters for an input type."""
+        """Make the parameters for an input type."""
 
     def _process(self, *rows: Any) -> Any:
-        """Computes batched rows."""
-        raise mismatch(
-            NotImplementedError,
-            f"{self.io._label()}: the layer computes nothing",
-            "_process(*rows) in the subclass; _create(input_type) makes parameters",
-            type(self).__name__,
-        )
+        """Compute batched rows."""
+        expected = "_process(*rows) in the subclass; _create(input_type) makes parameters"
+        what, name = "the layer computes nothing", type(self).__name__
+        self.io._refuse(what, expected, name, error=NotImplementedError)
 
     def forward(self, *rows: Any) -> Any:
-        """Computes batched rows; makes the parameters if this is the first call.
+        """Compute batched rows; the first call makes the parameters.
 
         Raises:
             TypeError: If the rows are of another type than before.
@@ -132,12 +116,12 @@ class Layer(nn.Module):
         if not self._is_built:
             self.build(_type_of_rows(rows))
         elif not self._fits(rows):
-            # Refused there, since the type is known to be another one.
+            # This raises the error, since another type is known already.
             self.set_input_type(_type_of_rows(rows))
         return self._process(*rows)
 
     def _fits(self, rows: tuple[Any, ...]) -> bool:
-        """Whether rows are of the input type, floats of the precision of the parameters."""
+        """Whether rows are of the input type, with floats in the precision of the parameters."""
         kind = self.io.input_type
         if not isinstance(kind, TensorType):
             return True
@@ -150,40 +134,18 @@ class Layer(nn.Module):
         return found is wanted
 
     def __rshift__(self, other: Any) -> Block:
-        from pyg_dynbatch.blocks.block import Pipe
-
         return Pipe(self, other)
 
     def __rrshift__(self, other: Any) -> Block:
-        from pyg_dynbatch.blocks.block import Pipe
-
         return Pipe(other, self)
 
     def reads(self, *others: Any) -> Block:
-        """Makes a block of the layer and wires its inputs, see :meth:`Block.reads`."""
+        """Make a block of the layer and wire its inputs, see :meth:`Block.reads`."""
         return convert_to_block(self).reads(*others)
 
-    def __repr__(self) -> str:
-        """Reads like the call that makes it."""
-        said, named = self._said_here
-        parts = [said_as(value) for value in said]
-        parts += [f"{key}={said_as(value)}" for key, value in named.items()]
-        parts += [f"name={self.name!r}"] if self.name else []
-        return f"{type(self).__name__}({', '.join(parts)})"
-
-    def _say(self, *said: Any, **named: Any) -> None:
-        self._said_here = (said, {k: v for k, v in named.items() if v is not None})
-
-    def _wrong_input(self, input_type: Any, wanted: str) -> TypeError:
-        return mismatch(
-            TypeError,
-            f"{self.io._label()}: a wrong input type",
-            wanted,
-            f"{shown(input_type)}, {input_type!r}",
-        )
+    __repr__ = call_text
 
 
-# A module has attributes of its own by these names, so a layer holds its types apart.
 IOBase.register(Layer)
 
 
@@ -192,19 +154,16 @@ def _type_of_rows(rows: tuple[Any, ...]) -> ResultType:
         if isinstance(value, tuple | list):
             return TupleType(*map(one, value))
         if not isinstance(value, Tensor):
-            raise mismatch(
-                TypeError,
-                "Layer: called with something else than batched tensors",
-                "tensors, first axis one row per example, or tuples of them",
-                described(value),
-            )
+            what = "Layer: called with something else than batched tensors"
+            expected = "tensors, first axis one row per example, or tuples of them"
+            raise mismatch(TypeError, what, expected, described(value))
         return TensorType(tuple(value.shape[1:]), value.dtype)
 
     return one(rows[0]) if len(rows) == 1 else one(rows)
 
 
 class TensorToTensorLayer(Layer):
-    """Is the base of layers from one tensor to one tensor.
+    """Base of layers from one tensor to one tensor.
 
     Args:
         input_type: As for :class:`Layer`.
@@ -226,11 +185,11 @@ class TensorToTensorLayer(Layer):
 
 
 class ScopedLayer(Layer):
-    """Makes a layer of any function or module; so recurrent cells of torch enter.
+    """Make a layer of any function or module, such as the recurrent cells of torch.
 
     Args:
         layer_fn: A function or module on batched tensors. An ``nn.LSTMCell``, ``nn.GRUCell`` or
-            ``nn.RNNCell`` is called with (input, state) and gives (output, next state).
+            ``nn.RNNCell`` is called with (input, state) and returns (output, next state).
         name_or_scope: For messages and pictures.
 
     Raises:
@@ -249,32 +208,23 @@ class ScopedLayer(Layer):
     def __init__(self, layer_fn: Any, name_or_scope: Any = None) -> None:
         super().__init__(name_or_scope=name_or_scope)
         if not callable(layer_fn):
-            raise mismatch(
-                TypeError,
-                "ScopedLayer: layer_fn cannot be called",
-                "a function or module on batched tensors",
-                repr(layer_fn),
-            )
+            expected = "a function or module on batched tensors"
+            self.io._refuse("layer_fn cannot be called", expected, repr(layer_fn))
         self.layer_fn = layer_fn
-        self._say(layer_fn)
 
-    @property
-    def _hidden(self) -> int | None:
-        is_cell = isinstance(self.layer_fn, nn.RNNCellBase)
-        return self.layer_fn.hidden_size if is_cell else None
+        self._is_cell = isinstance(layer_fn, nn.RNNCellBase)
 
     @property
     def state_size(self) -> Any:
-        """Size of the state of a recurrent cell; whatever the module says otherwise."""
-        if self._hidden is None:
-            return getattr(self.layer_fn, "state_size", None)
+        """Size of the state of a recurrent cell; of other modules their ``state_size``."""
         is_lstm = isinstance(self.layer_fn, nn.LSTMCell)
-        return (self._hidden, self._hidden) if is_lstm else self._hidden
+        size = self.layer_fn.hidden_size if self._is_cell else None
+        return (size, size) if is_lstm else size or getattr(self.layer_fn, "state_size", None)
 
     @property
     def output_size(self) -> Any:
-        """Size of the output of a recurrent cell; whatever the module says otherwise."""
-        return getattr(self.layer_fn, "output_size", None) if self._hidden is None else self._hidden
+        """Size of the output of a recurrent cell; of other modules their ``output_size``."""
+        return getattr(self.layer_fn, "hidden_size" if self._is_cell else "output_size", None)
 
     @property
     def state_type(self) -> ResultType | None:
@@ -282,21 +232,20 @@ class ScopedLayer(Layer):
         return None if self.state_size is None else convert_to_type(self.state_size)
 
     def _process(self, *rows: Any) -> Any:
-        if self._hidden is None:
-            return self.layer_fn(*rows)
-        x, state = rows
-        after = self.layer_fn(x, state)
-        return (after[0], after) if isinstance(after, tuple) else (after, after)
+        after = self.layer_fn(*rows)
+        if not self._is_cell:
+            return after
+        return (after[0] if isinstance(after, tuple) else after), after
 
 
 _scopes: dict[str, int] = {}
 
 
 def create_variable_scope(name: str) -> str:
-    """Gives a name that no other call has given, to tell layers apart in messages.
+    """Make a name that is unique among all calls, so that layers can be distinguished in messages.
 
     Raises:
-        TypeError: If the name is no string.
+        TypeError: If the name is not a string.
         ValueError: If it is empty.
 
     Example:
@@ -315,12 +264,12 @@ def _probability(who: str, name: str, keep: Any) -> float:
     if keep is None:
         return 1.0
     if not isinstance(keep, float | int) or not 0 < keep <= 1:
-        raise mismatch(ValueError, f"{who}: {name} is no probability", "above 0, at most 1", keep)
+        raise mismatch(ValueError, f"{who}: {name} is not a probability", "0 < p <= 1", keep)
     return float(keep)
 
 
 def unit_scaling(activation: Any) -> float | None:
-    """Scale that keeps the size of activations: 1.43 for relu, 1.15 for tanh, 1 for none."""
+    """Scale that preserves the size of activations: 1.43 for relu, 1.15 for tanh, 1 for none."""
     if activation is None or isinstance(activation, nn.Identity):
         return 1.0
     name = getattr(activation, "__name__", type(activation).__name__).lower()
@@ -328,39 +277,32 @@ def unit_scaling(activation: Any) -> float | None:
 
 
 def _initial(who: str, table: Tensor, initializer: Any) -> Tensor:
-    """The first values of a weight: given as they are, or by a function that fills or returns."""
+    """Initial values of a weight: as they are, or from a function that fills or returns them."""
     given = initializer
     if callable(initializer):
-        # Entries that the function leaves alone must not be whatever was in memory before.
+        # Entries that the function does not fill must be found.
         given = initializer(table.fill_(float("nan")))
         given = table if given is None else given
     values = torch.as_tensor(given).detach().to(table, copy=True)
     if values.shape != table.shape:
-        raise mismatch(
-            ValueError,
-            f"{who}: the initial weights have another shape",
-            list(table.shape),
-            list(values.shape),
-        )
+        what = f"{who}: the initial weights have another shape"
+        raise mismatch(ValueError, what, list(table.shape), list(values.shape))
     if values.isnan().any():
-        raise mismatch(
-            ValueError,
-            f"{who}: the initial weights are not all set",
-            "a number in every entry",
-            f"{int(values.isnan().sum())} of {values.numel()} entries unset or NaN",
-            hint="fill the tensor in place, as torch.nn.init does, or return a tensor",
-        )
+        what = f"{who}: the initial weights are not all set"
+        got = f"{int(values.isnan().sum())} of {values.numel()} entries unset or NaN"
+        hint = "fill the tensor in place, as torch.nn.init does, or return a tensor"
+        raise mismatch(ValueError, what, "a number in every entry", got, hint=hint)
     return values
 
 
 class FC(TensorToTensorLayer):
-    """Computes activation(x W^T + b).
+    """Fully connected layer, activation(x W^T + b).
 
     Args:
         num_units_out: Length of the output.
         activation: A function on tensors; None for none.
         initializer: The weights themselves (tensor or array, ``[out, in]``), or a function that
-            fills a tensor in place, as ``torch.nn.init`` does, or returns one. Left out: uniform,
+            fills a tensor in place, as ``torch.nn.init`` does, or returns one. Default: uniform,
             of unit scaling for relu, tanh and no activation; a truncated normal of 0.01 otherwise.
         input_keep_prob: Share of the inputs that dropout keeps in training.
         output_keep_prob: Share of the outputs that dropout keeps in training.
@@ -372,8 +314,8 @@ class FC(TensorToTensorLayer):
         ``[row, in] -> [row, out]``.
 
     Raises:
-        TypeError: If the input is no float32 vector.
-        ValueError: If a share is none, or the initial weights do not fit.
+        TypeError: If the input is not a float32 vector.
+        ValueError: If a probability is out of range, or the initial weights do not fit.
         RuntimeError: If the weights are asked for before the layer was used.
 
     Reference:
@@ -401,26 +343,13 @@ class FC(TensorToTensorLayer):
         self.normalization_fn, self.weight_norm = normalization_fn, weight_norm
         self.input_keep_prob = _probability("FC", "input_keep_prob", input_keep_prob)
         self.output_keep_prob = _probability("FC", "output_keep_prob", output_keep_prob)
-        # Says that every call draws numbers of its own.
+        # Under this name the engine looks for modules whose calls draw random numbers.
         self.dropout = 1.0 - min(self.input_keep_prob, self.output_keep_prob)
         self.output_size = num_units_out
-        self._say(
-            num_units_out,
-            activation=None if activation is torch.relu else activation or "None",
-            initializer=initializer,
-            input_keep_prob=input_keep_prob,
-            output_keep_prob=output_keep_prob,
-            normalization_fn=normalization_fn,
-            weight_norm=True if weight_norm else None,
-        )
-
-    def __repr__(self) -> str:
-        """Reads like the call that makes it."""
-        return super().__repr__().replace("activation='None'", "activation=None")
 
     def _create(self, input_type: Any) -> None:
         if input_type.dtype != "float32" or len(input_type.shape) != 1:
-            raise self._wrong_input(input_type, "a float32 vector")
+            self.io._refuse("a wrong input type", "a float32 vector", input_type)
         weight = torch.empty(self.output_size, input_type.shape[0])
         scale = unit_scaling(self.activation)
         if self.initializer is not None:
@@ -439,27 +368,19 @@ class FC(TensorToTensorLayer):
     def weights(self) -> Tensor:
         """The matrix the input is multiplied by, ``[out, in]``."""
         if not self._is_built:
-            raise mismatch(
-                RuntimeError,
-                f"{self.io._label()}: there are no weights yet",
-                "a layer whose input type is known",
-                repr(self),
-                hint="call the layer first, or put it behind a block with >>",
-            )
+            what, hint = "the weights do not exist yet", "call the layer first, or use it with >>"
+            expected = "a layer whose input type is known"
+            self.io._refuse(what, expected, repr(self), error=RuntimeError, hint=hint)
         if not self.weight_norm:
             return self.weight
         return self.scales[:, None] * nn.functional.normalize(self.weight, dim=1)
 
-    def split_weight(self) -> Tensor:
-        """The weights, for a product that is made in parts."""
-        return self.weights
-
     def can_split(self) -> bool:
-        """Whether the product may be made in parts: not if dropout comes before it."""
+        """Whether the product may be computed in parts: not if dropout comes before it."""
         return self.input_keep_prob == 1.0
 
     def after_product(self, total: Tensor) -> Tensor:
-        """What comes after the product."""
+        """Add the bias, and apply all that follows the product."""
         total = total + self.bias
         if self.activation is not None:
             if self.normalization_fn is not None:
@@ -480,13 +401,13 @@ _INTEGERS = ("int8", "uint8", "int16", "int32", "int64")
 
 
 class Embedding(TensorToTensorLayer):
-    """Looks up one of many learned vectors by an integer.
+    """Look up one of many learned vectors by an integer.
 
     Args:
         num_buckets: Number of vectors.
         num_units_out: Length of each.
         initializer: The vectors themselves (tensor or array), or a function that fills a tensor
-            in place or returns one. Left out: uniform of unit variance scaled by
+            in place or returns one. Default: uniform of unit variance scaled by
             1/sqrt(num_units_out).
         name: For messages and pictures.
         trainable: Whether the vectors are learned.
@@ -497,7 +418,7 @@ class Embedding(TensorToTensorLayer):
         ``[row] -> [row, out]``.
 
     Raises:
-        TypeError: If the input is no integer scalar.
+        TypeError: If the input is not an integer scalar.
         ValueError: If the initial vectors do not fit.
 
     Example:
@@ -525,13 +446,6 @@ class Embedding(TensorToTensorLayer):
         else:
             table = _initial(self.io._label(), table, initializer)
         self.weight = nn.Parameter(table, requires_grad=trainable)
-        self._say(
-            num_buckets,
-            num_units_out,
-            initializer=initializer,
-            trainable=None if trainable else False,
-            mod_inputs=None if mod_inputs else False,
-        )
 
     @property
     def weights(self) -> Tensor:
@@ -540,7 +454,7 @@ class Embedding(TensorToTensorLayer):
 
     def _create(self, input_type: Any) -> None:
         if input_type.shape != () or input_type.dtype not in _INTEGERS:
-            raise self._wrong_input(input_type, "an integer scalar")
+            self.io._refuse("a wrong input type", "an integer scalar", input_type)
 
     def _process(self, *rows: Any) -> Any:
         index = rows[0].long()
@@ -550,12 +464,12 @@ class Embedding(TensorToTensorLayer):
 
 
 def mean_of_two(a: Tensor, b: Tensor) -> Tensor:
-    """Joins two paths by their mean."""
+    """Join two paths by their mean."""
     return (a + b) / 2
 
 
 class FractalNet(TensorToTensorLayer):
-    """Stacks fractal blocks; each joins a short path and a path of two smaller fractals.
+    """Stack fractal blocks; each joins a short path and a path of two smaller fractals.
 
     f_0 = base; f_{d+1}(x) = mix(base(x), f_d(f_d(x))). With ``drop_path``, in training, each join
     keeps both paths or one of them: per mini-batch either all joins draw on their own (local), or
@@ -567,7 +481,7 @@ class FractalNet(TensorToTensorLayer):
             of one base layer.
         base_layer_builder: Makes a base layer, given its ``name``; its output must be of its
             input's type.
-        mixer: Joins two paths; the mean where left out.
+        mixer: Joins two paths; by default their mean.
         drop_path: Whether paths are dropped; may be set later.
         p_local_drop_path: Share of mini-batches that drop locally.
         p_drop_base_case: Chance that a local drop takes the short path.
@@ -579,7 +493,7 @@ class FractalNet(TensorToTensorLayer):
 
     Reference:
         Larsson, Maire, Shakhnarovich (2017), arXiv:1605.07648, section 2, where d + 1 is
-        C. Differs: drawn once a batched call, for all its rows.
+        C. Differs: drawn once per batched call, for all its rows.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -602,12 +516,8 @@ class FractalNet(TensorToTensorLayer):
     ) -> None:
         super().__init__(name_or_scope=name)
         if fractal_block_depth < 0:
-            raise mismatch(
-                ValueError,
-                "FractalNet: fractal_block_depth is below 0",
-                "0 or more",
-                fractal_block_depth,
-            )
+            what = "FractalNet: fractal_block_depth is below 0"
+            raise mismatch(ValueError, what, "at least 0", fractal_block_depth)
         # Number of columns.
         self.depth = fractal_block_depth + 1
         self.mixer = mean_of_two if mixer is None else mixer
@@ -620,14 +530,10 @@ class FractalNet(TensorToTensorLayer):
             nn.ModuleList(base_layer_builder(name=f"block_{b}_{n}") for n in range(per_block))
             for b in range(num_fractal_blocks)
         )
-        self._say(
-            num_fractal_blocks, fractal_block_depth, base_layer_builder, mixer=mixer,
-            drop_path=True if drop_path else None,
-        )  # fmt: skip
 
     @property
     def random(self) -> bool:
-        """Whether calls draw random numbers."""
+        """Whether calls draw random numbers of their own."""
         return self.drop_path
 
     def _create(self, input_type: Any) -> None:

@@ -1,11 +1,11 @@
-"""Say what stands in for names of TensorFlow Fold that are left out."""
+"""What replaces the names of TensorFlow Fold that are left out."""
 
 _SCHEDULING = "pyg_dynbatch has {} in its place (docs/scheduling.md)"
 _LIGHTNING = "train under Lightning, with lightning.pytorch.Trainer.{}"
 
 INSTEAD = {
     "SerializedMessageToTree": "parse before, or in td.InputTransform: "
-    "google.protobuf.json_format.MessageToDict gives nested dictionaries",
+    "google.protobuf.json_format.MessageToDict returns nested dictionaries",
     "Loom": _SCHEDULING.format("Engine and Program"),
     "Weaver": _SCHEDULING.format("Program"),
     "TypeShape": _SCHEDULING.format("TensorType"),
@@ -18,12 +18,12 @@ INSTEAD = {
     "EvalPlan": _LIGHTNING.format("validate or test"),
     "InferPlan": _LIGHTNING.format("predict, or call compiler(examples) after compiler.eval()"),
     "define_plan_flags": "use the command line of Lightning (docs/training.md)",
-    "plan_default_params": "give your LightningModule defaults",
+    "plan_default_params": "set defaults in your LightningModule",
     "parse_spec": "use torch.optim, or pyg_dynbatch.training.OptimizerOptions",
     "Compiler.build_feed_dict": "call the compiler on a list of examples: "
     "result = compiler(examples)",
     "Compiler.input_tensor": "use DataLoader(examples, collate_fn=compiler.collate)",
-    "Compiler.loom_input_tensor": "call the compiler on what compiler.collate(examples) gives, or "
+    "Compiler.loom_input_tensor": "call the compiler on compiler.collate(examples), or "
     "keep traced examples in td.TracedExamples",
     "Compiler.output_tensors": "ask the result of a call: compiler(examples).output_tensors",
     "Compiler.metric_tensors": "ask the result of a call: compiler(examples).metric_tensors",

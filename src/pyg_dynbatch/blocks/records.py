@@ -3,45 +3,52 @@
 from collections import OrderedDict
 from typing import Any, cast
 
-from pyg_dynbatch.blocks.block import Block, Wire, convert_to_block
-from pyg_dynbatch.blocks.code import Code, key_text, packed
-from pyg_dynbatch.blocks.composition import packed_if_object
-from pyg_dynbatch.blocks.errors import Complaint
+from pyg_dynbatch.blocks.block import Block, Wire, conversion, convert_to_block
+from pyg_dynbatch.blocks.code import Code, Complaint, key_text, packed, packed_if_object
 from pyg_dynbatch.blocks.types import (
     IOBase,
     PyObjectType,
     ResultType,
     TupleType,
     VoidType,
-    canonicalize_type,
     propagate_types,
     shown,
 )
 from pyg_dynbatch.core.errors import mismatch
 
 
-def _tuple_of(blocks: list[Block]) -> ResultType | None:
-    """Type of the tuple of what blocks give, if all is known."""
-    found = [block.output_type for block in blocks]
-    return None if None in found else canonicalize_type(tuple(found))
+def set_inputs(blocks: list[Block], given: ResultType | None) -> None:
+    """Set the input type of blocks, except of those without input."""
+    for block in blocks:
+        if block.input_type != VoidType():
+            block.set_input_type(given)
 
 
-def _tell_items(owner: Block, blocks: list[Block], wanted: ResultType | None) -> None:
-    """Tells each block the type of its item of the owner's output."""
+def share_input(owner: Block, blocks: list[Block]) -> None:
+    """Propagate types between an owner's input and blocks with the same input, or with none."""
+    set_inputs(blocks, owner.input_type)
+    for block in blocks:
+        if block.input_type != VoidType():
+            owner.set_input_type(block.input_type)
+
+
+def _share_items(owner: Block, blocks: list[Block]) -> None:
+    """Propagate types between an owner's output, a tuple, and the blocks that make its items."""
+    found = tuple(block.output_type for block in blocks)
+    if None not in found:
+        owner.set_output_type(found)
+    wanted = owner.output_type
     if isinstance(wanted, PyObjectType):
-        for block in blocks:
-            block.set_output_type(wanted)
-    elif isinstance(wanted, TupleType):
+        wanted = TupleType(*[wanted] * len(blocks))
+    if isinstance(wanted, TupleType):
         if len(wanted) != len(blocks):
-            owner._refuse(
-                "wrong number of outputs", expected=f"{len(wanted)} blocks", got=len(blocks)
-            )
+            owner._refuse("wrong number of outputs", f"{len(wanted)} blocks", len(blocks))
         for block, kind in zip(blocks, wanted, strict=True):
             block.set_output_type(kind)
 
 
 class Record(Block):
-    """Applies a block to each field of an object, and gives the tuple of the results.
+    """Apply a block to each field of an object, and return the tuple of the results.
 
     Args:
         named_children: A dict (sorted by key, where keys have an order; the fields of a tuple
@@ -50,7 +57,7 @@ class Record(Block):
         name: For messages and pictures.
 
     Raises:
-        RuntimeError: If an unordered record is fed a tuple.
+        RuntimeError: If the input of an unordered record is a tuple.
         TypeError: If a tuple has another number of items than there are blocks.
 
     Example:
@@ -60,61 +67,39 @@ class Record(Block):
     """
 
     def __init__(self, named_children: Any, name: Any = None) -> None:
-        pairs, self._ordered = _pairs_of(named_children)
-        children = [convert_to_block(child) for _, child in pairs]
-        super().__init__(children, name=name)
+        pairs, self._ordered = pairs_of("Record", named_children)
+        super().__init__([child for _, child in pairs], name=name)
         self._keys = [key for key, _ in pairs]
         self.set_output_type_classes(TupleType, PyObjectType)
-        kept = list(zip(self._keys, children, strict=True))
-        said: Any = kept if self._ordered else dict(kept)
-        self._settle(tuple(children) if isinstance(named_children, tuple) else said)
 
-    def __getitem__(self, key: Any) -> Any:
-        """Gives a wire from the field of a key."""
-        if isinstance(key, slice) and key not in self._keys:
-            return super().__getitem__(key)
+    def __getitem__(self, key: Any) -> Wire:
+        """Make a wire from the field of a key."""
         return Wire(self, self._keys.index(key) if key in self._keys else key)
 
     def _key_of(self, child: Block) -> str:
         return f"[{self._keys[self._children.index(child)]!r}]"
 
     def _infer(self) -> None:
-        given = self.input_type
+        given, children = self.input_type, self._children
         if isinstance(given, TupleType):
             if not self._ordered:
-                self._refuse(
-                    "fields of a tuple are read by a record without order",
-                    RuntimeError,
-                    expected="an OrderedDict, a list of pairs or a tuple",
-                    got="a dict",
-                )
-            if len(given) != len(self._children):
-                self._refuse(
-                    "wrong number of inputs",
-                    expected=f"a tuple of {len(self._children)}",
-                    got=f"{len(given)} items",
-                )
-            for child, kind in zip(self._children, given, strict=True):
-                if child.input_type != VoidType():
-                    child.set_input_type(kind)
+                what = "fields of a tuple are read by a record without order"
+                expected = "an OrderedDict, a list of pairs or a tuple"
+                self._refuse(what, expected, "a dict", error=RuntimeError)
+            if len(given) != len(children):
+                expected = f"a tuple of {len(children)}"
+                self._refuse("wrong number of inputs", expected, f"{len(given)} items")
+            for child, kind in zip(children, given, strict=True):
+                set_inputs([child], kind)
         elif given is not None:
-            self._check_object(given)
-            for child in self._children:
-                if child.input_type != VoidType():
-                    child.set_input_type(PyObjectType())
-        elif self._children:
-            kinds = [child.input_type for child in self._children]
+            if not isinstance(given, PyObjectType):
+                self._refuse("a wrong kind of input", "a host object or a tuple", repr(given))
+            set_inputs(children, PyObjectType())
+        elif children:
+            kinds = [child.input_type for child in children]
             if None not in kinds and VoidType() not in kinds:
                 self.set_input_type(tuple(kinds))
-        if (found := _tuple_of(self._children)) is not None:
-            self.set_output_type(found)
-        _tell_items(self, self._children, self.output_type)
-
-    def _check_object(self, given: ResultType) -> None:
-        if not isinstance(given, PyObjectType):
-            self._refuse(
-                "a wrong kind of input", expected="a host object or a tuple", got=repr(given)
-            )
+        _share_items(self, children)
 
     def _emit(self, code: Code, value: Any) -> Any:
         items = []
@@ -131,44 +116,34 @@ class Record(Block):
         return packed_if_object(code, tuple(items), self.output_type)
 
 
-def sorted_pairs(named: dict[Any, Any]) -> list[tuple[Any, Any]]:
-    """The items of a dict by their keys; as they were put in where keys have no order."""
-    items = list(named.items())
-    try:
-        # Keys of several types have no order of their own.
-        return sorted(items, key=lambda item: (str(type(item[0])), item[0]))
-    except TypeError:
-        return items
+for _kind in (dict, list, tuple):
+    conversion.register(_kind, Record)
 
 
-def pairs_in(who: str, named: Any) -> list[tuple[Any, Any]]:
-    """The pairs of a list."""
-    if isinstance(named, list) and all(isinstance(p, tuple | list) and len(p) == 2 for p in named):
-        return [(key, child) for key, child in named]
-    raise mismatch(
-        TypeError,
-        f"{who}: neither dict, list of pairs nor tuple",
-        "{key: block}, [(key, block)] or (block, …)",
-        repr(named),
-    )
-
-
-def _pairs_of(named: Any) -> tuple[list[tuple[Any, Any]], bool]:
-    """The fields in their order, and whether that order is the user's."""
+def pairs_of(who: str, named: Any) -> tuple[list[tuple[Any, Any]], bool]:
+    """Keys and blocks in their order, and whether that order is the user's."""
     if isinstance(named, OrderedDict):
         return list(named.items()), True
     if isinstance(named, dict):
-        return sorted_pairs(named), False
+        pairs = list(named.items())
+        try:
+            # Keys of several types have no order of their own.
+            return sorted(pairs, key=lambda pair: (str(type(pair[0])), pair[0])), False
+        except TypeError:
+            return pairs, False
     if isinstance(named, tuple):
         return list(enumerate(named)), True
-    return pairs_in("Record", named), True
+    if isinstance(named, list) and all(isinstance(p, tuple | list) and len(p) == 2 for p in named):
+        return [(key, child) for key, child in named], True
+    what = f"{who}: neither dict, list of pairs nor tuple"
+    raise mismatch(TypeError, what, "{key: block}, [(key, block)] or (block, …)", repr(named))
 
 
 class AllOf(Block):
-    """Gives one input to several blocks, and the tuple of their results.
+    """Apply several blocks to one input, and return the tuple of their results.
 
     Args:
-        *blocks: What :func:`convert_to_block` takes; none at all swallows the input.
+        *blocks: What :func:`convert_to_block` takes; without any, the input is dropped.
         name: For messages and pictures.
 
     Example:
@@ -178,24 +153,12 @@ class AllOf(Block):
     """
 
     def __init__(self, *blocks: Any, name: Any = None) -> None:
-        super().__init__(blocks, name=name)
-        if not blocks:
-            self.set_output_type(VoidType())
-        self._settle(*self._children)
+        super().__init__(blocks, output_type=None if blocks else VoidType(), name=name)
 
     def _infer(self) -> None:
-        if not self._children:
-            return
-        for child in self._children:
-            if child.input_type not in (None, VoidType()):
-                self.set_input_type(child.input_type)
-        if self.input_type is not None:
-            for child in self._children:
-                if child.input_type != VoidType():
-                    child.set_input_type(self.input_type)
-        if (found := _tuple_of(self._children)) is not None:
-            self.set_output_type(found)
-        _tell_items(self, self._children, self.output_type)
+        if self._children:
+            share_input(self, self._children)
+            _share_items(self, self._children)
 
     def _emit(self, code: Code, value: Any) -> Any:
         if not self._children:
@@ -208,15 +171,15 @@ class AllOf(Block):
 
 
 class ForwardDeclaration(IOBase):
-    """Stands for a block that is defined later, in terms of itself.
+    """Declare a block that is defined later, in terms of itself.
 
     Args:
-        input_type: Type of its input, where nothing else says it.
-        output_type: Type of its output, where nothing else says it.
+        input_type: Type of its input, where it cannot be inferred.
+        output_type: Type of its output, where it cannot be inferred.
         name: For messages and pictures.
-        memoize: Evaluate each host object once an example, however often it is reached: for
+        memoize: Evaluate each host object once per example, however often it is reached: for
             acyclic graphs with shared parts, and for reading a first pass again in a second.
-            Objects are told apart by identity.
+            Objects are compared by identity.
 
     Raises:
         ValueError: If it is called or resolved after it was resolved; and, when an example is
@@ -243,41 +206,32 @@ class ForwardDeclaration(IOBase):
         super().__init__(input_type, output_type, name)
         self.memoize = memoize
         self.target: Block | None = None
-        self._resolved = False
 
     def __call__(self) -> Block:
-        """Makes a block that stands for the declared one."""
-        if self._resolved:
-            raise mismatch(
-                ValueError,
-                f"{self._label()}: called after it was resolved",
-                "all calls before resolve_to",
-                f"resolved to {type(self.target).__name__}",
-            )
+        """Make a reference to the declared block."""
+        self._check_open("called after it was resolved", "all calls before resolve_to")
         return _Reference(self)
 
+    def _check_open(self, what: str, expected: str) -> None:
+        if self.target is not None:
+            got = f"resolved to {type(self.target).__name__}"
+            self._refuse(what, expected, got, error=ValueError)
+
     def resolve_to(self, target_block: Any) -> None:
-        """Says what the declaration stands for.
+        """Define the declared block.
 
         Args:
             target_block: What :func:`convert_to_block` takes.
 
         Raises:
-            ValueError: If it was said before.
+            ValueError: If it is defined already.
             TypeError: If its types differ from the declared ones.
         """
-        if self._resolved:
-            raise mismatch(
-                ValueError,
-                f"{self._label()}: resolved twice",
-                "one call of resolve_to",
-                f"resolved to {type(self.target).__name__}",
-            )
-        self._resolved = True
+        self._check_open("resolved twice", "one call of resolve_to")
         self.target = convert_to_block(target_block)
         self.target._declaration = self
-        self.target._listeners.append(self)
-        self._listeners.append(self.target)
+        self.target._dependents.append(self)
+        self._dependents.append(self.target)
         propagate_types(self)
 
     def _infer(self) -> None:
@@ -285,28 +239,23 @@ class ForwardDeclaration(IOBase):
             self.set_io_types(self.target)
             self.target.set_io_types(self)
 
-    def _path(self) -> str:
-        return self._label()
-
     def __repr__(self) -> str:
-        """Reads like the call that makes it, with the types as they are known by now."""
         name = f", name={self._name!r}" if self._name else ""
         memoize = ", memoize=True" if self.memoize else ""
         return f"ForwardDeclaration({self.input_type!r}, {self.output_type!r}{name}{memoize})"
 
 
 class _Reference(Block):
-    """Stands for the block that a forward declaration will be resolved to."""
+    """The block that a forward declaration will be resolved to."""
 
     def __init__(self, declaration: ForwardDeclaration) -> None:
         super().__init__(name=declaration.name)
         self._of = declaration
-        declaration._listeners.append(self)
-        self._settle()
+        declaration._dependents.append(self)
 
     @property
     def target(self) -> Block | None:
-        """What it stands for."""
+        """The declared block."""
         return self._of.target
 
     def _infer(self) -> None:
@@ -315,24 +264,18 @@ class _Reference(Block):
 
     def _check(self) -> None:
         if self._of.target is None:
-            self._refuse(
-                "the forward declaration was never resolved",
-                expected="declaration.resolve_to(block)",
-                got=repr(self._of),
-            )
+            what = "the forward declaration was never resolved"
+            self._refuse(what, "declaration.resolve_to(block)", repr(self._of))
         if self._of.memoize and self.input_type != PyObjectType():
-            self._refuse(
-                "memoize works on host objects only",
-                expected="an input of PyObjectType()",
-                got=shown(self.input_type),
-            )
+            what = "memoize works on host objects only"
+            self._refuse(what, "an input of PyObjectType()", shown(self.input_type))
 
     def _emit(self, code: Code, value: Any) -> Any:
         # That the declaration is resolved was checked before.
         target = cast("Block", self._of.target)
         if not self._of.memoize:
             return code.call(target, value)
-        memo = code.model.memo_of(self._of)
+        memo = code.model.unique(("memo", id(self._of)), code.model.dictionary)
         found, result = code.fresh(), code.new(self._known("output"))
         code.line(f"{found} = {memo}.get(id({value}))")
         with code.inside(f"if {found} is None:"):
@@ -341,20 +284,14 @@ class _Reference(Block):
             # The object is kept, so that its identity is not given to another one.
             code.line(f"{found} = {memo}[id({value})] = ({packed(called)}, {value})")
         with code.inside(f"elif {found} is False:"):
-            code.line(f"{code.model.name_of(_complain_about_cycle)}({self._label()!r}, {value})")
-        if result != ():
-            code.line(f"{packed(result)} = {found}[0]")
+            code.line(f"{code.model.name_of(_refuse_cycle)}({self._label()!r}, {value})")
+        code.assign(result, f"{found}[0]")
         return result
 
     def __repr__(self) -> str:
-        """Reads like the call that makes it, where the declaration has its name."""
         return f"{self._of.name or 'declaration'}()"
 
 
-def _complain_about_cycle(label: str, value: Any) -> None:
-    raise Complaint(
-        ValueError,
-        f"{label}: an object contains itself",
-        expected="a tree or an acyclic graph",
-        got=type(value).__name__,
-    )
+def _refuse_cycle(label: str, value: Any) -> None:
+    what, expected = f"{label}: an object contains itself", "a tree or an acyclic graph"
+    raise Complaint(ValueError, what, expected=expected, got=type(value).__name__)

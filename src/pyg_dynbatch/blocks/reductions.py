@@ -1,5 +1,6 @@
-"""Blocks that reduce a sequence of tensors in one call: sum, mean, least and greatest."""
+"""Blocks that reduce a sequence of tensors in one call: sum, mean, minimum and maximum."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -7,10 +8,9 @@ import torch
 from pyg_dynbatch.blocks.block import Block
 from pyg_dynbatch.blocks.code import Code, packed
 from pyg_dynbatch.blocks.functions import record
-from pyg_dynbatch.blocks.inputs import assign
 from pyg_dynbatch.blocks.sequences import element_type, refuse_endless
 from pyg_dynbatch.blocks.tensors import zero_value
-from pyg_dynbatch.blocks.types import SequenceType, TensorType, TupleType, shown
+from pyg_dynbatch.blocks.types import SequenceType, TensorType, TupleType
 from pyg_dynbatch.core.types import RaggedRows
 
 
@@ -43,46 +43,53 @@ def _max(ragged: RaggedRows) -> torch.Tensor:
     return _extreme(ragged, "amax")
 
 
-def _infer_total(block: Block, refused: str = "") -> None:
-    """Takes over the element's type; ``refused`` names the kind of numbers it may not have."""
-    refuse_endless(block, block.input_type)
-    element = element_type(block, block.input_type)
-    if element is not None and not isinstance(element, TensorType):
-        block._refuse(
-            "the elements are no tensors",
-            expected="a sequence of tensors",
-            got=f"{shown(element)}, {element!r}",
+class _Reduction:
+    """What the four blocks share; they differ in a function and in the numbers it takes."""
+
+    _function: Callable[[RaggedRows], torch.Tensor]
+    _takes_integers = True
+    _takes_complex = True
+
+    def __init__(self: Any, name: Any = None) -> None:
+        Block.__init__(self, name=name)
+        self.set_input_type_classes(SequenceType, TupleType)
+        self.set_output_type_classes(TensorType)
+
+    def _infer(self: Any) -> None:
+        refuse_endless(self, self.input_type)
+        element: Any = element_type(self, self.input_type)
+        if element is None:
+            return
+        if not isinstance(element, TensorType):
+            self._refuse("the elements are not tensors", "a sequence of tensors", element)
+        is_complex = element.torch_dtype.is_complex
+        is_integer = not (element.torch_dtype.is_floating_point or is_complex)
+        refused = (is_complex and not self._takes_complex) or (
+            is_integer and not self._takes_integers
         )
-    if element is not None:
-        dtype = element.torch_dtype
-        whole = not (dtype.is_floating_point or dtype.is_complex)
-        if (refused == "integer" and whole) or (refused == "complex" and dtype.is_complex):
-            block._refuse(
-                "the elements are of the wrong dtype",
-                expected="floats" if refused == "complex" else "floats or complex numbers",
-                got=f"{shown(element)}, {element!r}",
-                hint="td.Map(td.Function(lambda tensor: tensor.float())) in front of it",
-            )
-        block.set_output_type(element)
+        if refused:
+            expected = "floats or complex numbers" if self._takes_complex else "floats"
+            hint = "td.Map(td.Function(lambda tensor: tensor.float())) in front of it"
+            self._refuse("the elements are of the wrong dtype", expected, element, hint=hint)
+        self.set_output_type(element)
+
+    def _emit(self: Any, code: Code, value: Any) -> Any:
+        # One call for all elements; none for a single one, and zeros for an empty sequence.
+        kind = self._known("output")
+        rows, result = code.fresh("s"), code.fresh()
+        code.line(f"{rows} = {packed(value)}")
+        with code.inside(f"if len({rows}) > 1:"):
+            function = type(self)._function
+            code.assign(result, record(code, function, SequenceType(kind), kind, rows))
+        with code.inside(f"elif {rows}:"):
+            code.line(f"{result} = {rows}[0]")
+        with code.inside("else:"):
+            code.assign(result, zero_value(code, kind))
+        return result
 
 
-def _emit_total(code: Code, block: Block, function: Any, value: Any) -> Any:
-    """Writes one call for all elements; of one element nothing, and zeros of none."""
-    kind = block._known("output")
-    rows, result = code.fresh("s"), code.fresh()
-    code.line(f"{rows} = {packed(value)}")
-    with code.inside(f"if len({rows}) > 1:"):
-        found = record(code, function, SequenceType(kind), kind, rows)
-        assign(code, result, found)
-    with code.inside(f"elif {rows}:"):
-        code.line(f"{result} = {rows}[0]")
-    with code.inside("else:"):
-        assign(code, result, zero_value(code, kind))
-    return result
-
-
-class Sum(Block):
-    """Adds up a sequence of tensors; zeros for the empty one.
+class Sum(_Reduction, Block):
+    """Add up a sequence of tensors; zeros for an empty one.
 
     Args:
         name: For messages and pictures.
@@ -93,27 +100,17 @@ class Sum(Block):
         tensor(6.)
     """
 
-    def __init__(self, name: Any = None) -> None:
-        super().__init__(name=name)
-        self.set_input_type_classes(SequenceType, TupleType)
-        self.set_output_type_classes(TensorType)
-        self._settle()
-
-    def _infer(self) -> None:
-        _infer_total(self)
-
-    def _emit(self, code: Code, value: Any) -> Any:
-        return _emit_total(code, self, _sum, value)
+    _function = staticmethod(_sum)
 
 
-class Mean(Block):
-    """Averages a sequence of tensors; zeros for the empty one.
+class Mean(_Reduction, Block):
+    """Average a sequence of tensors; zeros for an empty one.
 
     Args:
         name: For messages and pictures.
 
     Raises:
-        TypeError: If the sequence never ends, or holds integers or booleans.
+        TypeError: If the sequence never ends, or its elements are integers or booleans.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -121,27 +118,18 @@ class Mean(Block):
         tensor(2.)
     """
 
-    def __init__(self, name: Any = None) -> None:
-        super().__init__(name=name)
-        self.set_input_type_classes(SequenceType, TupleType)
-        self.set_output_type_classes(TensorType)
-        self._settle()
-
-    def _infer(self) -> None:
-        _infer_total(self, "integer")
-
-    def _emit(self, code: Code, value: Any) -> Any:
-        return _emit_total(code, self, _mean, value)
+    _function = staticmethod(_mean)
+    _takes_integers = False
 
 
-class Min(Block):
-    """Takes the least of a sequence of tensors, entry by entry; zeros for the empty one.
+class Min(_Reduction, Block):
+    """Minimum of a sequence of tensors, entry by entry; zeros for an empty one.
 
     Args:
         name: For messages and pictures.
 
     Raises:
-        TypeError: If the sequence never ends, or holds complex numbers.
+        TypeError: If the sequence never ends, or its elements are complex.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -149,27 +137,18 @@ class Min(Block):
         tensor([1., 3.])
     """
 
-    def __init__(self, name: Any = None) -> None:
-        super().__init__(name=name)
-        self.set_input_type_classes(SequenceType, TupleType)
-        self.set_output_type_classes(TensorType)
-        self._settle()
-
-    def _infer(self) -> None:
-        _infer_total(self, "complex")
-
-    def _emit(self, code: Code, value: Any) -> Any:
-        return _emit_total(code, self, _min, value)
+    _function = staticmethod(_min)
+    _takes_complex = False
 
 
-class Max(Block):
-    """Takes the greatest of a sequence of tensors, entry by entry; zeros for the empty one.
+class Max(_Reduction, Block):
+    """Maximum of a sequence of tensors, entry by entry; zeros for an empty one.
 
     Args:
         name: For messages and pictures.
 
     Raises:
-        TypeError: If the sequence never ends, or holds complex numbers.
+        TypeError: If the sequence never ends, or its elements are complex.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -177,14 +156,5 @@ class Max(Block):
         tensor([2., 4.])
     """
 
-    def __init__(self, name: Any = None) -> None:
-        super().__init__(name=name)
-        self.set_input_type_classes(SequenceType, TupleType)
-        self.set_output_type_classes(TensorType)
-        self._settle()
-
-    def _infer(self) -> None:
-        _infer_total(self, "complex")
-
-    def _emit(self, code: Code, value: Any) -> Any:
-        return _emit_total(code, self, _max, value)
+    _function = staticmethod(_max)
+    _takes_complex = False

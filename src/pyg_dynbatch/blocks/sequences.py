@@ -1,12 +1,13 @@
 """Blocks that walk along sequences: map, folds, balanced reductions, recurrent cells."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 from torch import nn
 
 from pyg_dynbatch.blocks.block import Block
 from pyg_dynbatch.blocks.code import Code, packed
-from pyg_dynbatch.blocks.inputs import assign
 from pyg_dynbatch.blocks.layers import ScopedLayer
 from pyg_dynbatch.blocks.tensors import refuse_no_zeros, zero_value
 from pyg_dynbatch.blocks.types import (
@@ -21,14 +22,10 @@ from pyg_dynbatch.blocks.types import (
 
 
 def refuse_endless(block: Block, kind: ResultType | None) -> None:
-    """Refuses a sequence that does not end."""
+    """Refuse a sequence that does not end."""
     if isinstance(kind, BroadcastSequenceType):
-        block._refuse(
-            "the sequence never ends",
-            expected="a sequence that ends",
-            got=f"{shown(kind)}, {kind!r}",
-            hint="td.Zip() with a sequence that ends first",
-        )
+        hint = "td.Zip() with a sequence that ends first"
+        block._refuse("the sequence never ends", "a sequence that ends", kind, hint=hint)
 
 
 def element_type(block: Block, kind: ResultType | None) -> ResultType | None:
@@ -37,57 +34,52 @@ def element_type(block: Block, kind: ResultType | None) -> ResultType | None:
         return kind.element_type
     if isinstance(kind, TupleType):
         if any(item != kind[0] for item in kind):
-            block._refuse(
-                "the items of the tuple differ",
-                expected="items of one type",
-                got=f"{shown(kind)}, {kind!r}",
-            )
+            block._refuse("the items of the tuple differ", "items of one type", kind)
         return kind[0] if len(kind) else None
     if kind is not None and not isinstance(kind, PyObjectType):
-        block._refuse(
-            "the input is no sequence",
-            expected="a sequence, a tuple of equal items, or a host object",
-            got=f"{shown(kind)}, {kind!r}",
-        )
+        expected = "a sequence, a tuple of equal items, or a host object"
+        block._refuse("the input is not a sequence", expected, kind)
     return kind
 
 
 class Zipped(str):
-    """A sequence of tuples that has not been built, since whoever reads it may walk its parts."""
+    """The variable of a sequence of tuples, with what a loop can walk in its place.
 
+    Only a reader that does not loop, such as ``Length``, uses the expression that this string is.
+    """
+
+    #: For each item of the tuples its sequence, or None where one value is repeated.
     parts: tuple[str | None, ...]
+    #: That value.
     element: tuple[Any, ...]
 
 
-def elements(value: Any, target: Any) -> tuple[Any, str]:
-    """What to write as target and as source of a loop over a sequence."""
-    if isinstance(value, Zipped) and isinstance(target, tuple):
-        walked = [part for part in value.parts if part is not None]
-        inner = tuple(
-            item if part is None else own
-            for part, item, own in zip(value.parts, value.element, target, strict=True)
-        )
-        return inner, walked[0] if len(walked) == 1 else f"zip({', '.join(walked)})"
-    return target, packed(value)
-
-
-def loop_target(value: Any, target: Any) -> Any:
-    """The target of the loop that :func:`elements` describes."""
-    if not isinstance(value, Zipped) or isinstance(target, str):
-        return target
-    varying = tuple(own for part, own in zip(value.parts, target, strict=True) if part is not None)
-    return varying[0] if len(varying) == 1 else varying
+@contextmanager
+def each(code: Code, sequence: Any, kind: ResultType) -> Iterator[Any]:
+    """Write a loop over a sequence with elements of a type; yields the value of an element."""
+    target = code.new(kind, "x", varying=True)
+    element, walked, source = target, target, packed(sequence)
+    if isinstance(sequence, Zipped) and isinstance(target, tuple):
+        triples = list(zip(sequence.parts, sequence.element, target, strict=True))
+        element = tuple(value if part is None else own for part, value, own in triples)
+        sources = [part for part, _, _ in triples if part is not None]
+        walked = tuple(own for part, _, own in triples if part is not None)
+        source = f"zip({', '.join(sources)})"
+        if len(sources) == 1:
+            (walked,), (source,) = walked, sources
+    with code.loop(walked, source):
+        yield element
 
 
 class Map(Block):
-    """Applies a block to every element of a sequence.
+    """Apply a block to every element of a sequence.
 
     Args:
         elem_block: What :func:`convert_to_block` takes.
         name: For messages and pictures.
 
     Raises:
-        TypeError: If the input is no sequence, or a tuple whose items differ.
+        TypeError: If the input is not a sequence, or a tuple whose items differ.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -98,21 +90,20 @@ class Map(Block):
     def __init__(self, elem_block: Any, name: Any = None) -> None:
         super().__init__([elem_block], name=name)
         self.set_output_type_classes(SequenceType, PyObjectType)
-        # Whether it was only concluded from the elements that the input is a host object.
+        # Whether it was only inferred from the elements that the input is a host object.
         self._guessed = False
-        self._settle(*self._children)
 
     @property
     def element_block(self) -> Block:
         """The block applied to every element."""
         return self._children[0]
 
-    def _learn(self, side: str, given: Any) -> "Map":
+    def _set_type(self, side: str, given: Any) -> "Map":
         if side == "input":
             if self._guessed and isinstance(given, BroadcastSequenceType):
                 self._types["input"] = self._types["output"] = None
             self._guessed = False
-        return super()._learn(side, given)
+        return super()._set_type(side, given)
 
     def _infer(self) -> None:
         (inner,) = self._children
@@ -122,42 +113,36 @@ class Map(Block):
         elif inner.input_type == PyObjectType() and self.input_type is None:
             self.set_input_type(PyObjectType())
             self._guessed = True
-        endless = isinstance(self.input_type, BroadcastSequenceType)
         wanted = self.output_type
-        if isinstance(wanted, SequenceType):
-            inner.set_output_type(wanted.element_type)
-        elif isinstance(wanted, PyObjectType):
-            inner.set_output_type(wanted)
+        inner.set_output_type(wanted.element_type if isinstance(wanted, SequenceType) else wanted)
         if inner.output_type is not None and self.input_type is not None:
+            endless = isinstance(self.input_type, BroadcastSequenceType)
             kind = BroadcastSequenceType if endless else SequenceType
             self.set_output_type(kind(inner.output_type))
 
     def _emit(self, code: Code, value: Any) -> Any:
         (inner,) = self._children
-        kind = self._known("input")
-        if isinstance(kind, BroadcastSequenceType):
+        if isinstance(self._known("input"), BroadcastSequenceType):
             return code.emit(inner, value)
         found = code.fresh("s")
         code.line(f"{found} = []")
-        target = code.new(inner._known("input"), "x", varying=True)
-        element, source = elements(value, target)
-        with code.loop(loop_target(value, target), source):
+        with each(code, value, inner._known("input")) as element:
             code.line(f"{found}.append({packed(code.emit(inner, element))})")
         return found
 
 
 class Fold(Block):
-    """Combines a start value with the elements of a sequence, from left to right.
+    """Combine a start value with the elements of a sequence, from left to right.
 
     Args:
         combine_block: From (so far, element) to the next; as many calls one after another as
             there are elements.
-        start_block: A block without input that gives the start value.
+        start_block: A block without input, for the start value.
         name: For messages and pictures.
 
     Raises:
-        TypeError: If the sequence never ends, ``combine_block`` takes no pair, or
-            ``start_block`` wants an input.
+        TypeError: If the sequence never ends, ``combine_block`` does not take a pair, or
+            ``start_block`` has an input.
 
     Example:
         >>> import torch
@@ -171,7 +156,6 @@ class Fold(Block):
         super().__init__([combine_block, start_block], name=name)
         self._combine, self._start = self._children
         self._start.set_input_type(VoidType())
-        self._settle(*self._children)
 
     @property
     def combine_block(self) -> Block:
@@ -180,7 +164,7 @@ class Fold(Block):
 
     @property
     def start_block(self) -> Block:
-        """The block that gives the start value."""
+        """The block for the start value."""
         return self._start
 
     def _key_of(self, child: Block) -> str:
@@ -198,35 +182,28 @@ class Fold(Block):
         wanted = self._combine.input_type
         if wanted is not None and wanted != PyObjectType():
             if not isinstance(wanted, TupleType) or len(wanted) != 2:
-                self._refuse(
-                    "combine_block takes no pair",
-                    expected="(so far, element)",
-                    got=f"{shown(wanted)}, {wanted!r}",
-                )
+                self._refuse("combine_block does not take a pair", "(so far, element)", wanted)
             self._start.set_output_type(wanted[0])
 
     def _emit(self, code: Code, value: Any) -> Any:
         state = code.new(self._known("output"), "a", varying=True)
-        assign(code, state, code.emit(self._start, "None"))
-        element = element_type(self, self._known("input"))
-        target = code.new(element or PyObjectType(), "x", varying=True)
-        inner, source = elements(value, target)
-        with code.loop(loop_target(value, target), source):
-            pair: Any = (state, inner)
-            if self._combine.input_type == PyObjectType():
-                pair = f"({packed(state)}, {packed(inner)})"
-            assign(code, state, code.emit(self._combine, pair))
+        code.assign(state, code.emit(self._start, "None"))
+        kind = element_type(self, self._known("input")) or PyObjectType()
+        with each(code, value, kind) as element:
+            pair: Any = (state, element)
+            pair = packed(pair) if self._combine.input_type == PyObjectType() else pair
+            code.assign(state, code.emit(self._combine, pair))
         return state
 
 
 class Reduce(Block):
-    """Combines the elements of a sequence in pairs, pairs of pairs, and so on.
+    """Combine the elements of a sequence in pairs, pairs of pairs, and so on.
 
     Neighbours are combined, in order; n elements take ceil(log2 n) calls one after another.
 
     Args:
         combine_block: From (left, right) to a value of the same type.
-        default_block: A block without input for the empty sequence; zeros where left out.
+        default_block: A block without input for the empty sequence; by default zeros.
         name: For messages and pictures.
 
     Raises:
@@ -247,7 +224,6 @@ class Reduce(Block):
         if self._default is not None:
             self._default.set_input_type(VoidType())
         self.set_input_type_classes(SequenceType, TupleType)
-        self._settle(*self._children)
 
     @property
     def combine_block(self) -> Block:
@@ -256,7 +232,7 @@ class Reduce(Block):
 
     @property
     def default_block(self) -> Block | None:
-        """The block for the empty sequence; None where zeros stand in."""
+        """The block for the empty sequence; None for zeros."""
         return self._default
 
     def _key_of(self, child: Block) -> str:
@@ -291,31 +267,28 @@ class Reduce(Block):
             # The one left over goes on to the next round as it is.
             code.line(f"{left} = {done} + {left}[-1:] if len({left}) % 2 else {done}")
         with code.inside(f"if {left}:"):
-            assign(code, result, f"{left}[0]")
+            code.assign(result, f"{left}[0]")
         with code.inside("else:"):
-            empty = (
-                zero_value(code, kind)
-                if self._default is None
-                else code.emit(self._default, "None")
-            )
-            assign(code, result, empty)
+            default = self._default
+            zero = zero_value(code, kind) if default is None else code.emit(default, "None")
+            code.assign(result, zero)
         return result
 
 
 class RNN(Block):
-    """Runs a cell along a sequence; gives all its outputs and its last state.
+    """Run a cell along a sequence; return all its outputs and its last state.
 
     Args:
         cell: From (element, state) to (output, next state); an ``nn.LSTMCell``, ``nn.GRUCell``
             or ``nn.RNNCell`` is wrapped in a :class:`ScopedLayer`.
-        initial_state: A block without input; zeros where left out.
+        initial_state: A block without input; by default zeros.
         initial_state_from_input: Take (sequence, initial state) as input.
         name: For messages and pictures.
 
     Raises:
         ValueError: If the initial state is given in both ways.
-        TypeError: If the cell maps no pair to a pair, its state changes type, the sequence never
-            ends, or nothing tells the type of the zeros to begin with.
+        TypeError: If the cell does not map a pair to a pair, its state changes type, the sequence
+            never ends, or the type of the zeros to begin with cannot be inferred.
 
     Example:
         >>> import torch
@@ -337,19 +310,13 @@ class RNN(Block):
         start = [] if initial_state is None else [initial_state]
         super().__init__([cell, *start], name=name)
         if start and initial_state_from_input:
-            self._refuse(
-                "the initial state is given twice",
-                ValueError,
-                expected="initial_state or initial_state_from_input",
-                got="both",
-            )
+            expected = "initial_state or initial_state_from_input"
+            what = "the initial state is given twice"
+            self._refuse(what, expected, "both", error=ValueError)
         self._cell, self._from_input = self._children[0], initial_state_from_input
         self._start = self._children[1] if start else None
         if self._start is not None:
             self._start.set_input_type(VoidType())
-        self._settle(
-            *self._children, initial_state_from_input=True if initial_state_from_input else None
-        )
 
     def _key_of(self, child: Block) -> str:
         return "[cell]" if child is self._cell else "[initial_state]"
@@ -365,7 +332,8 @@ class RNN(Block):
         if isinstance(self.output_type, TupleType) and len(self.output_type) == 2:
             state = state or self.output_type[1]
         if state is None and element is not None and self._cell.output_type is None:
-            state = self._stated()
+            # The type of a layer's state may be known before it is called.
+            state = getattr(getattr(self._cell, "tf_fn", None), "state_type", None)
         if state is None:
             return
         if element is not None:
@@ -377,18 +345,10 @@ class RNN(Block):
         given = self._pair("output")
         if given is not None:
             if given[1] != state:
-                self._refuse(
-                    "the state changes its type",
-                    expected=f"{shown(state)} as it goes in",
-                    got=f"{shown(given[1])} as it comes out",
-                )
+                expected, got = f"{shown(state)} as input", f"{shown(given[1])} as output"
+                self._refuse("the state changes its type", expected, got)
             if sequence is not None:
                 self.set_output_type((SequenceType(given[0]), state))
-
-    def _stated(self) -> ResultType | None:
-        """A layer may say of what type its state is."""
-        layer = getattr(self._cell, "tf_fn", None)
-        return getattr(layer, "state_type", None)
 
     def _given(self) -> tuple[ResultType | None, ResultType | None]:
         kind = self.input_type
@@ -397,9 +357,7 @@ class RNN(Block):
         if isinstance(kind, PyObjectType):
             return kind, kind
         if not isinstance(kind, TupleType) or len(kind) != 2:
-            self._refuse(
-                "the input is no pair", expected="(sequence, initial state)", got=shown(kind)
-            )
+            self._refuse("the input is not a pair", "(sequence, initial state)", shown(kind))
         return kind[0], kind[1]
 
     def _pair(self, side: str) -> TupleType | None:
@@ -408,39 +366,32 @@ class RNN(Block):
             return None
         if not isinstance(kind, TupleType) or len(kind) != 2:
             takes = "(element, state)" if side == "input" else "(output, state)"
-            self._refuse(
-                f"the cell's {side} is no pair", expected=takes, got=f"{shown(kind)}, {kind!r}"
-            )
+            self._refuse(f"the cell's {side} is not a pair", takes, kind)
         return kind
 
     def _check(self) -> None:
         if self._cell.output_type is None and self._start is None and not self._from_input:
-            self._refuse(
-                "the type of the initial state cannot be inferred",
-                expected="initial_state=td.Zeros(type), or a cell whose types are stated",
-                got="neither",
-            )
+            what = "the type of the initial state cannot be inferred"
+            expected = "initial_state=td.Zeros(type), or a cell with known types"
+            self._refuse(what, expected, "neither")
 
     def _emit(self, code: Code, value: Any) -> Any:
         sequence, given = self._given()
         kind = cast("TupleType", self._cell._known("output"))
         state = code.new(kind[1], "a", varying=True)
-        source_value: Any = value
-        if self._from_input:
-            is_object = not isinstance(value, tuple)
-            source_value = f"{value}[0]" if is_object else value[0]
-            assign(code, state, f"{value}[1]" if is_object else value[1])
+        if self._from_input and isinstance(value, tuple):
+            value, start = value
+        elif self._from_input:
+            value, start = f"{value}[0]", f"{value}[1]"
         elif self._start is not None:
-            assign(code, state, code.emit(self._start, "None"))
+            start = code.emit(self._start, "None")
         else:
-            assign(code, state, zero_value(code, kind[1]))
+            start = zero_value(code, kind[1])
+        code.assign(state, start)
         found = code.fresh("s")
         code.line(f"{found} = []")
-        element = element_type(self, sequence)
-        target = code.new(element or PyObjectType(), "x", varying=True)
-        inner, source = elements(source_value, target)
-        with code.loop(loop_target(source_value, target), source):
-            output, new = code.emit(self._cell, (inner, state))
+        with each(code, value, element_type(self, sequence) or PyObjectType()) as element:
+            output, new = code.emit(self._cell, (element, state))
             code.line(f"{found}.append({packed(output)})")
-            assign(code, state, new)
+            code.assign(state, new)
         return found, state

@@ -1,15 +1,14 @@
-"""Blocks that give or join tensors: constants and parameters, zeros, concatenation."""
+"""Blocks that make or join tensors: constants and parameters, zeros, concatenation."""
 
-from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pyg_dynbatch.blocks.block import Block
-from pyg_dynbatch.blocks.code import Code
-from pyg_dynbatch.blocks.functions import flattened, record, row_types_of
+from pyg_dynbatch.blocks.block import Block, conversion
+from pyg_dynbatch.blocks.code import Code, flattened
+from pyg_dynbatch.blocks.functions import record, row_types_of
 from pyg_dynbatch.blocks.types import (
     BroadcastSequenceType,
     PyObjectType,
@@ -19,31 +18,30 @@ from pyg_dynbatch.blocks.types import (
     TupleType,
     VoidType,
     convert_to_type,
-    shown,
 )
 
 
 class _Constant(nn.Module):
-    """Gives one row: a tensor from outside, a parameter, or a constant that moves with ``.to``."""
+    """Hold one row: a tensor from outside, a parameter, or a constant that moves with ``.to``."""
 
     def __init__(self, tensor: Tensor) -> None:
         super().__init__()
         if isinstance(tensor, nn.Parameter):
             self.tensor = tensor
         elif tensor.requires_grad:
-            # Somebody else's graph: it must not be copied, moved or saved with this module.
+            # Part of a graph from outside: not copied, moved or saved with this module.
             self._outside = [tensor]
         else:
             self.register_buffer("tensor", tensor, persistent=False)
 
     def forward(self) -> Tensor:
-        """Gives the row, with a batch axis of 1."""
+        """Return the row, with a batch axis of 1."""
         held = self._outside[0] if "_outside" in self.__dict__ else self.tensor
         return held[None]
 
 
 class FromTensor(Block):
-    """Gives one tensor: a constant, a parameter, or any tensor that gradients flow back into.
+    """Return one tensor: a constant, a parameter, or any tensor that gradients flow back into.
 
     Args:
         tensor: Tensor or numpy array.
@@ -61,17 +59,13 @@ class FromTensor(Block):
     def __init__(self, tensor: Any, name: Any = None) -> None:
         super().__init__(input_type=VoidType(), name=name)
         if not isinstance(tensor, Tensor | np.ndarray | np.generic):
-            self._refuse(
-                "no tensor and no array",
-                expected="a tensor, a parameter or a numpy array",
-                got=repr(tensor),
-                hint="torch.tensor(...)",
-            )
-        self._tensor = tensor if isinstance(tensor, Tensor) else torch.as_tensor(tensor)
+            expected = "a tensor, a parameter or a numpy array"
+            what = "neither a tensor nor an array"
+            self._refuse(what, expected, repr(tensor), hint="torch.tensor(...)")
         if isinstance(tensor, nn.UninitializedParameter):
-            self._refuse("the shape is not known yet", expected="a full shape", got=repr(tensor))
+            self._refuse("the shape is not known yet", "a full shape", repr(tensor))
+        self._tensor = tensor if isinstance(tensor, Tensor) else torch.as_tensor(tensor)
         self.set_output_type(TensorType(tuple(self._tensor.shape), self._tensor.dtype))
-        self._settle(tensor)
 
     @property
     def tensor(self) -> Tensor:
@@ -79,13 +73,17 @@ class FromTensor(Block):
         return self._tensor
 
     def _emit(self, code: Code, value: Any) -> Any:
-        row_type = row_types_of(self._known("output"))
-        module = code.model.wrapped(id(self._tensor), lambda: _Constant(self._tensor))
-        return code.record_free(code.model.signature(module, [], row_type, self._name))
+        row_types = row_types_of(self._known("output"))
+        module = code.model.unique(id(self._tensor), lambda: _Constant(self._tensor))
+        return code.record_free(code.model.signature(module, [], row_types, self._name))
+
+
+conversion.register(Tensor, FromTensor)
+conversion.register(np.ndarray, FromTensor)
 
 
 def zero_value(code: Code, result_type: ResultType) -> Any:
-    """Writes a value of zeros; of an empty sequence for a sequence type."""
+    """Write a value of zeros; an empty sequence for a sequence type."""
     if isinstance(result_type, TupleType):
         return tuple(zero_value(code, item) for item in result_type)
     if isinstance(result_type, BroadcastSequenceType):
@@ -93,30 +91,26 @@ def zero_value(code: Code, result_type: ResultType) -> Any:
     if isinstance(result_type, SequenceType):
         return "[]"
     if isinstance(result_type, TensorType):
-        row = result_type.row_type
         zeros = torch.zeros(result_type.shape, dtype=result_type.torch_dtype)
-        module = code.model.wrapped(("zeros", result_type), lambda: _Constant(zeros))
-        return code.record_free(code.model.signature(module, [], [row], "zeros"))
+        module = code.model.unique(("zeros", result_type), lambda: _Constant(zeros))
+        row_types = row_types_of(result_type)
+        return code.record_free(code.model.signature(module, [], row_types, "zeros"))
     return "None"
 
 
 def refuse_no_zeros(block: Block, result_type: ResultType) -> None:
-    """Refuses types that have no zero: host objects and endless sequences."""
+    """Refuse types without zeros: host objects and endless sequences."""
     left = [result_type]
     while left:
         kind = left.pop()
         if isinstance(kind, PyObjectType | BroadcastSequenceType):
-            block._refuse(
-                "there are no zeros of this type",
-                expected="tensors, tuples, sequences that end, or nothing",
-                got=f"{shown(result_type)}, {result_type!r}",
-            )
-        left += kind.items if isinstance(kind, TupleType) else []
-        left += [kind.element_type] if isinstance(kind, SequenceType) else []
+            expected = "tensors, tuples, sequences that end, or nothing"
+            block._refuse("this type has no zeros", expected, result_type)
+        left += kind._inside()
 
 
 class Zeros(Block):
-    """Gives zeros of a type; an empty sequence for a sequence type.
+    """Return zeros of a type; an empty sequence for a sequence type.
 
     Args:
         output_type: What :func:`convert_to_type` takes.
@@ -136,40 +130,36 @@ class Zeros(Block):
         found = convert_to_type(output_type)
         refuse_no_zeros(self, found)
         self.set_output_type(found)
-        self._settle(found)
 
     def _emit(self, code: Code, value: Any) -> Any:
         return zero_value(code, self._known("output"))
 
 
 class Catenation:
-    """Concatenates tensors along an axis of one example; scalars count as vectors of one."""
+    """Concatenate tensors along an axis of one example; scalars count as vectors of one."""
+
+    name = "concat"
 
     def __init__(self, dim: int) -> None:
         self.dim = dim
 
-    name = "concat"
-
     def __call__(self, *parts: Any) -> Tensor:
-        """Concatenates rows."""
+        """Concatenate rows."""
         rows = [part[:, None] if part.dim() == 1 else part for part in flattened(parts)]
         return torch.cat(rows, self.dim + 1)
 
 
-_catenation = cache(Catenation)
-
-
 class Concat(Block):
-    """Concatenates the tensors of a tuple.
+    """Concatenate the tensors of a tuple.
 
     Args:
         concat_dim: The axis, counted without the batch axis.
-        flatten: Take nested tuples apart first.
+        flatten: Flatten nested tuples first.
         name: For messages and pictures.
 
     Raises:
-        TypeError: If there is no tensor, a nested tuple without ``flatten``, a tensor without
-            that axis, or other axes or dtypes differ.
+        TypeError: If the tuple is empty, or holds a tuple without ``flatten`` or a tensor without
+            that axis, or if other axes or dtypes differ.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -182,38 +172,38 @@ class Concat(Block):
         self._dim, self._flatten = concat_dim, flatten
         self.set_input_type_classes(TupleType)
         self.set_output_type_classes(TensorType)
-        self._settle(concat_dim, **({"flatten": True} if flatten else {}))
 
     def _infer(self) -> None:
-        if self.input_type is None or self.output_type is not None:
+        kind = self.input_type
+        if not isinstance(kind, TupleType) or self.output_type is not None:
             return
-        items = self.input_type.terminal_types() if self._flatten else list(self.input_type)  # type: ignore[call-overload]
+        items = kind.terminal_types() if self._flatten else list(kind)
         tensors = [item for item in items if isinstance(item, TensorType)]
-        what = ""
-        if len(tensors) < len(items):
-            what = "an item is no tensor"
-        elif not tensors:
-            what = "there is no tensor to concatenate"
-        shapes = [item.shape or (1,) for item in tensors]
         dim = self._dim
-        if any(len(shape) <= dim or dim < 0 for shape in shapes):
-            what = what or f"a tensor has no axis {dim}"
-        elif len({(*shape[:dim], -1, *shape[dim + 1 :]) for shape in shapes}) > 1:
-            what = what or "the other axes differ"
-        if len({item.dtype for item in tensors}) > 1:
-            what = what or "dtypes differ"
-        if what:
+        if problem := self._problem(items, tensors):
             nested = any(isinstance(item, TupleType) for item in items)
-            self._refuse(
-                what,
-                expected=f"a tuple of tensors that differ only in axis {dim}",
-                got=f"{shown(self.input_type)}, {self.input_type!r}",
-                hint="flatten=True for nested tuples" if nested else "",
-            )
+            expected = f"a tuple of tensors that differ only in axis {dim}"
+            hint = "flatten=True for nested tuples" if nested else ""
+            self._refuse(problem, expected, kind, hint=hint)
+        shapes = [item.shape or (1,) for item in tensors]
         length = sum(shape[dim] for shape in shapes)
         shape = (*shapes[0][:dim], length, *shapes[0][dim + 1 :])
         self.set_output_type(TensorType(shape, tensors[0].dtype))
 
+    def _problem(self, items: list[ResultType], tensors: list[TensorType]) -> str:
+        """What keeps items from being concatenated; empty if nothing does."""
+        dim = self._dim
+        shapes = [item.shape or (1,) for item in tensors]
+        if len(tensors) < len(items):
+            return "an item is not a tensor"
+        if not tensors:
+            return "no tensor to concatenate"
+        if any(not 0 <= dim < len(shape) for shape in shapes):
+            return f"a tensor has no axis {dim}"
+        if len({(*shape[:dim], -1, *shape[dim + 1 :]) for shape in shapes}) > 1:
+            return "the other axes differ"
+        return "dtypes differ" if len({item.dtype for item in tensors}) > 1 else ""
+
     def _emit(self, code: Code, value: Any) -> Any:
-        function = _catenation(self._dim)
+        function = code.model.unique(("concat", self._dim), lambda: Catenation(self._dim))
         return record(code, function, self._known("input"), self._known("output"), value)

@@ -2,25 +2,26 @@
 
 import multiprocessing
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_dynbatch.blocks.code import Recipe, drive
-from pyg_dynbatch.blocks.errors import Complaint, UnknownKey
-from pyg_dynbatch.blocks.inputs import rows_of
-from pyg_dynbatch.blocks.types import ResultType, TensorType
+from pyg_dynbatch.blocks.code import Complaint, Recipe, Site, UnknownKey, drive, flattened
+from pyg_dynbatch.blocks.types import ResultType, TensorType, numpy_dtype_of
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.policy import Policy, policy_of
 from pyg_dynbatch.core.program import RESULT, Program
 from pyg_dynbatch.core.schedule import Schedule
+from pyg_dynbatch.core.types import RowType, beyond, parts_of, range_of
+from pyg_dynbatch.core.types import TensorType as RowTensorType
 
 
 class Traced(NamedTuple):
-    """Holds one traced example, in as few integers as will do.
+    """One traced example, as integers.
 
     Every record of the code begins with the number of a place in the model, followed by the
     arguments of the call; a value is named by the position of its record.
@@ -28,10 +29,10 @@ class Traced(NamedTuple):
     Args:
         code: All records, one after another.
         starts: Where each begins.
-        data: For each place that reads the host's data the constants, one a record.
+        data: For each place that reads the host's data the constants, one per record.
         marks: The values of each output.
         labels: The labels of the values of each metric.
-        result: What the root gave, where the compiler asks for it.
+        result: The output of the root, where the compiler asks for it.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -116,22 +117,22 @@ def _marks(
     traced: Sequence[Traced], offset: np.ndarray
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """The values of each output, and the example of each."""
-    values: dict[str, list[np.ndarray]] = {}
-    examples: dict[str, list[np.ndarray]] = {}
-    for number, one in enumerate(traced):
-        for name, found in one.marks.items():
-            values.setdefault(name, []).append(found + offset[number])
-            examples.setdefault(name, []).append(np.full(found.size, number))
-    return (
-        {name: np.concatenate(found) for name, found in values.items()},
-        {name: np.concatenate(found) for name, found in examples.items()},
-    )
+    names = dict.fromkeys(name for one in traced for name in one.marks)
+    values, examples = {}, {}
+    for name in names:
+        found = [(n, one.marks[name]) for n, one in enumerate(traced) if name in one.marks]
+        values[name] = np.concatenate([mark + offset[n] for n, mark in found])
+        examples[name] = np.concatenate([np.full(mark.size, n) for n, mark in found])
+    return values, examples
 
 
 def _kept(
     recipe: Recipe, records: _Records, marks: dict[str, np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """How many values each record makes, and where the record begins that stands for it."""
+    """How many values each record makes, and the start of the record that replaces it.
+
+    Values that are the same everywhere are made once, and only if they are used.
+    """
     width = recipe.tables["width"][records.site]
     leader = records.start.copy()
     used = np.zeros(records.code.size, dtype=bool)
@@ -149,7 +150,7 @@ def _kept(
 
 
 def _arguments(recipe: Recipe, argument: np.ndarray, site: np.ndarray) -> np.ndarray:
-    """Which argument each read is: after the fixed ones, the rows of the ragged ones alternate."""
+    """Number the argument of each read; rows of ragged arguments alternate after the fixed ones."""
     fixed, ragged = recipe.tables["fixed"][site], recipe.tables["ragged"][site]
     beyond = np.flatnonzero(argument >= fixed)
     argument[beyond] = fixed[beyond] + (argument[beyond] - fixed[beyond]) % ragged[beyond]
@@ -159,32 +160,32 @@ def _arguments(recipe: Recipe, argument: np.ndarray, site: np.ndarray) -> np.nda
 def _constants(
     recipe: Recipe, traced: Sequence[Traced], site: np.ndarray
 ) -> tuple[list[tuple[np.ndarray, ...]], list[int], np.ndarray]:
-    """Stacks the constants of each row type; gives each record its place among them."""
+    """Stack the constants of each row type, and place each record among them."""
     stacks: list[list[np.ndarray]] = [[] for _ in recipe.row_types]
-    counts, num_inputs = [0] * len(recipe.row_types), [0] * len(recipe.row_types)
+    counts = [0] * len(recipe.row_types)
     place = np.zeros(site.size, dtype=np.int64)
-    rows_of_type = _rows_by_type(recipe, traced)
+    rows = _count_input_rows(recipe, traced)
+    before = np.cumsum(rows, axis=1) - rows
     for number, where in enumerate(recipe.sites):
         if where.kind not in ("constant", "input"):
             continue
-        found = [one.data[number] for one in traced if number in one.data]
+        found = [(n, one.data[number]) for n, one in enumerate(traced) if number in one.data]
         if where.kind == "input" and found:
-            place[site == number] = _input_rows(traced, number, rows_of_type[where.number])
+            parts = [part[:, 0] + before[where.number, n] for n, part in found]
+            place[site == number] = np.concatenate(parts)
         elif found:
-            stack = np.concatenate(found)
+            stack = np.concatenate([part for _, part in found])
             place[site == number] = counts[where.number] + np.arange(len(stack))
             counts[where.number] += len(stack)
             stacks[where.number].append(stack)
-    for number, rows in enumerate(rows_of_type):
-        num_inputs[number] = int(rows.sum())
     joined: list[tuple[np.ndarray, ...]] = [
         (np.concatenate(stack),) if stack else () for stack in stacks
     ]
-    return joined, num_inputs, place
+    return joined, rows.sum(axis=1).tolist(), place
 
 
-def _rows_by_type(recipe: Recipe, traced: Sequence[Traced]) -> np.ndarray:
-    """How many rows from outside each example has, of each type, ``[type, example]``."""
+def _count_input_rows(recipe: Recipe, traced: Sequence[Traced]) -> np.ndarray:
+    """Number of rows from outside of each type in each example, ``[type, example]``."""
     rows = np.zeros((len(recipe.row_types), len(traced)), dtype=np.int64)
     for number, where in enumerate(recipe.sites):
         if where.kind == "input":
@@ -195,22 +196,100 @@ def _rows_by_type(recipe: Recipe, traced: Sequence[Traced]) -> np.ndarray:
     return rows
 
 
-def _input_rows(traced: Sequence[Traced], number: int, rows: np.ndarray) -> np.ndarray:
-    """The rows that one place reads, counted over all examples, of ``rows`` each."""
-    before = np.cumsum(rows) - rows
-    found = [
-        one.data[number][:, 0] + before[place]
-        for place, one in enumerate(traced)
-        if number in one.data
-    ]
-    return np.concatenate(found)
-
-
 _SOURCE = "<blocks>"
 
 
+# Which kinds of numbers go into which without loss of kind.
+_KINDS = {"f": "fiub", "i": "iub", "c": "cfiub"}
+# What strings are parsed as.
+_WIDEST = {"f": np.float64, "i": np.int64, "c": np.complex128}
+_NOT_A_NUMBER = (ValueError, TypeError, RuntimeError, OverflowError)
+
+
+def _rows_of(site: Site, row_type: RowType, items: Sequence[Any]) -> np.ndarray:
+    """Stack the constants of one site, and refuse those of another shape or kind."""
+    if site.kind == "input":
+        return _input_rows(site, items)
+    if site.table is not None:
+        found: np.ndarray = site.table[np.asarray(items, dtype=np.int64)]
+        return found
+    (wanted,) = parts_of(row_type)
+    try:
+        found = _stacked(items, wanted)
+        fits = found.shape[1:] == wanted.shape and found.dtype.kind in _KINDS[_kind(wanted)]
+    except _NOT_A_NUMBER:
+        fits = False
+    if not fits:
+        raise _wrong_constant(site, wanted, items)
+    dtype = wanted.dtype or torch.float32
+    if (wrong := beyond(found, dtype)) is not None:
+        what = "an integer is beyond the range of its dtype"
+        raise _complaint(site, ValueError, what, f"{wanted}, {range_of(dtype)}", wrong)
+    return found.astype(numpy_dtype_of(dtype), copy=False)
+
+
+def _complaint(
+    site: Site, error: type[Exception], what: str, expected: object, got: object
+) -> Complaint:
+    name = site.path.rpartition(".")[2]
+    return Complaint(error, f"{name}: {what}", expected=expected, got=got, path=site.path)
+
+
+def _kind(wanted: RowTensorType) -> str:
+    if wanted.dtype is None or wanted.dtype.is_complex:
+        return "c"
+    return "f" if wanted.dtype.is_floating_point else "i"
+
+
+def _stacked(items: Any, wanted: RowTensorType) -> np.ndarray:
+    """One array of all items; strings are parsed as numbers, and whole floats are integers."""
+    if isinstance(items[0], torch.Tensor):
+        rows = torch.stack([torch.as_tensor(item).detach() for item in items]).cpu()
+        items = (rows.float() if rows.dtype == torch.bfloat16 else rows).numpy()
+    found, kind = np.asarray(items), _kind(wanted)
+    if found.dtype.kind == "U":
+        # One by one, since numpy converts numbers to strings where there is a string among them.
+        more = len(items) > 1
+        parts = [_stacked([item], wanted) for item in items] if more else []
+        return np.concatenate(parts) if more else found.astype(_WIDEST[kind])
+    if found.dtype.kind == "f" and kind == "i":
+        with np.errstate(invalid="ignore"):
+            # From the items, since large integers among floats have lost digits by now.
+            whole = np.asarray(items, np.int64)
+        return whole if (whole == found).all() else found
+    return found
+
+
+def _wrong_constant(site: Site, wanted: RowTensorType, items: Sequence[Any]) -> Complaint:
+    """Find the constant that does not fit."""
+    for item in items:
+        good_kind, good_shape = False, True
+        try:
+            row = _stacked([item], wanted)
+            good_kind = row.dtype.kind in _KINDS[_kind(wanted)]
+            good_shape = row.shape[1:] == wanted.shape
+            got = f"{row.dtype}[{', '.join(map(str, row.shape[1:]))}], {item!r}"
+        except _NOT_A_NUMBER as reason:
+            got = f"{item!r}: {reason}"
+        if not (good_kind and good_shape):
+            break
+    got = got if len(got) < 200 else got[:200] + " …"
+    error, what = (TypeError, "dtype differs") if good_shape else (ValueError, "shape differs")
+    return _complaint(site, error, what, wanted, got)
+
+
+def _input_rows(site: Site, items: Sequence[Any]) -> np.ndarray:
+    """For each item the row it names and the least number of rows of its example."""
+    pairs = [item if isinstance(item, tuple) else (item, item + 1) for item in items]
+    for row, rows in pairs:
+        if not 0 <= row < rows:
+            expected = f"a row from 0 to {rows - 1}"
+            raise _complaint(site, IndexError, "the row does not exist", expected, row)
+    return np.array(pairs, dtype=np.int64)
+
+
 class Tracer:
-    """Records the calls of one example; holds no parameters, so loader workers can have it.
+    """Record the calls of one example; without parameters, so that loader workers can have it.
 
     Made by :class:`Compiler`; call it on an example.
 
@@ -231,33 +310,22 @@ class Tracer:
         self._begin = names["begin"]
 
     def __call__(self, example: Any, number: int | None = None) -> Traced:
-        """Records the calls of one example."""
+        """Record the calls of one example; its number is for messages."""
+        recipe = self.recipe
         code, starts, data, metrics, labels, run = self._begin()
         try:
             result = drive(run, example)
-            return self._finish(code, starts, data, metrics, labels, result)
+            marks = outputs_in(recipe.result_type, result)
+            for name, rows in zip(recipe.metric_types, metrics, strict=True):
+                if rows:
+                    marks[f"metric:{name}"] = rows
+            stacked = {
+                number: _rows_of(site := recipe.sites[number], recipe.row_types[site.number], items)
+                for number, items in data.items()
+                if items
+            }
         except Exception as error:
             self._explain(error, number)
-
-    def _finish(
-        self,
-        code: list[int],
-        starts: list[int],
-        data: dict[int, list[Any]],
-        metrics: tuple[list[int], ...],
-        labels: tuple[list[Any], ...],
-        result: Any,
-    ) -> Traced:
-        recipe = self.recipe
-        marks = outputs_in(recipe.result_type, result)
-        for name, rows in zip(recipe.metric_types, metrics, strict=True):
-            if rows:
-                marks[f"metric:{name}"] = rows
-        stacked = {}
-        for number, items in data.items():
-            if items:
-                site = recipe.sites[number]
-                stacked[number] = rows_of(site, recipe.row_types[site.number], items)
         return Traced(
             np.array(code, dtype=np.int32),
             np.array(starts, dtype=np.int32),
@@ -272,7 +340,7 @@ class Tracer:
         return merge_traced(self.recipe, [traced])[0]
 
     def _explain(self, error: Exception, number: int | None) -> NoReturn:
-        """Raises the error again, with the block and the example."""
+        """Raise the error again, with the block and the example."""
         path, users_own = self._origin(error)
         example = [f"example {number}"] if number is not None else []
         if isinstance(error, Complaint):
@@ -283,13 +351,9 @@ class Tracer:
             error.add_note(f"  where:    {where}")
             raise error
         kind = UnknownKey if isinstance(error, KeyError) else type(error)
-        raise mismatch(
-            kind,
-            f"{path.rpartition('.')[2]}: the input does not fit",
-            "an input of the stated form",
-            f"{type(error).__name__}: {error}",
-            where=where,
-        ) from error
+        what = f"{path.rpartition('.')[2]}: the input does not fit"
+        got = f"{type(error).__name__}: {error}"
+        raise mismatch(kind, what, "an input of the stated form", got, where=where) from error
 
     def _origin(self, error: BaseException) -> tuple[str, bool]:
         trace, line = error.__traceback__, 0
@@ -299,40 +363,29 @@ class Tracer:
             trace = trace.tb_next
         return self.recipe.origin[line - 1] if line else ("Root", False)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Keeps the text; the code is compiled again where it arrives."""
-        return {"recipe": self.recipe}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Compiles the text."""
-        self.__init__(state["recipe"])  # type: ignore[misc]
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Tracer, (self.recipe,)
 
     def __repr__(self) -> str:
-        """Says how large the written code is."""
         return f"Tracer({len(self.recipe.origin)} lines, {len(self.recipe.signatures)} operations)"
 
 
 def outputs_in(result_type: ResultType, result: Any) -> dict[str, list[int]]:
-    """Gives names to the values in the root's result."""
-    if not result_type.size:
-        if result_type.size == 0:
-            return {}
-        found: dict[str, list[int]] = {}
+    """Name the values in the output of the root."""
+    found: dict[str, list[int]] = {}
 
-        def take(terminal: ResultType, value: Any) -> None:
-            if isinstance(terminal, TensorType):
-                found.setdefault(f"output:{terminal}", []).append(value)
+    def name(terminal: ResultType, value: Any) -> None:
+        if isinstance(terminal, TensorType):
+            key = f"output_{len(found)}" if result_type.size else f"output:{terminal}"
+            found.setdefault(key, []).append(value)
 
-        result_type.for_each_terminal(take, result)
-        return found
-    pairs = zip(result_type.terminal_types(), result_type.flatten(result), strict=True)
-    tensors = [value for kind, value in pairs if isinstance(kind, TensorType)]
-    return {f"output_{number}": [value] for number, value in enumerate(tensors)}
+    result_type.for_each_terminal(name, result)
+    return found
 
 
 @dataclass(frozen=True, eq=False)
 class TracedBatch:
-    """Carries the schedule of a mini-batch from a loader worker to the compiled module.
+    """The schedule of a mini-batch, for the way from a loader worker to the compiled module.
 
     Args:
         schedule: Integers and constants.
@@ -348,19 +401,16 @@ class TracedBatch:
     schedule: Schedule
     labels: dict[str, list[Any]]
 
-    def _with(self, schedule: Schedule) -> "TracedBatch":
-        return TracedBatch(schedule, self.labels)
-
     def to(self, *args: Any, **kwargs: Any) -> "TracedBatch":
-        """Moves to a device."""
-        return self._with(self.schedule.to(*args, **kwargs))
+        """Move to a device."""
+        return replace(self, schedule=self.schedule.to(*args, **kwargs))
 
     def pin_memory(self) -> "TracedBatch":
-        """Copies into page-locked memory, from which the copy to a device is asynchronous."""
-        return self._with(self.schedule.pin_memory())
+        """Copy to page-locked memory, from which the copy to a device is asynchronous."""
+        return replace(self, schedule=self.schedule.pin_memory())
 
     def record_stream(self, stream: Any) -> "TracedBatch":
-        """Tells the CUDA allocator that a stream uses the tensors."""
+        """Tell the CUDA allocator that a stream uses the tensors."""
         self.schedule.record_stream(stream)
         return self
 
@@ -373,17 +423,16 @@ class TracedBatch:
         return self.num_examples
 
     def __repr__(self) -> str:
-        """Says how large it is."""
         return f"TracedBatch({self.num_examples} examples, {len(self.schedule.steps)} steps)"
 
 
 @dataclass(frozen=True, eq=False)
 class BlockResult:
-    """Gives what a compiled block computed for a mini-batch.
+    """The output of a compiled block for a mini-batch.
 
     Args:
-        output: The root's output, nested as its type says, each tensor ``[example, …]``.
-        metric_tensors: For each metric its values, ``[value, …]``: any number an example.
+        output: The root's output, nested as its type, each tensor ``[example, …]``.
+        metric_tensors: For each metric its values, ``[value, …]``: any number per example.
         metric_labels: For each metric the label of each value (``None`` where none was given).
         metric_examples: For each metric the example of each value, ``[value]``.
 
@@ -403,21 +452,15 @@ class BlockResult:
     @property
     def output_tensors(self) -> list[Tensor]:
         """The tensors of the output, one after another."""
-        return _flat(self.output)
-
-
-def _flat(value: Any) -> list[Tensor]:
-    if isinstance(value, tuple):
-        return [tensor for item in value for tensor in _flat(item)]
-    return [] if value is None else [value]
+        return [tensor for tensor in flattened(self.output) if tensor is not None]
 
 
 def collate_traced(
     recipe: Recipe, traced: Sequence[Traced], policy: Any, merge_equal: bool
 ) -> TracedBatch:
-    """Merges traced examples into the schedule of a mini-batch."""
+    """Merge traced examples into the schedule of a mini-batch."""
     if not traced:
-        raise mismatch(ValueError, "Compiler: there is no example", "one example or more", 0)
+        raise mismatch(ValueError, "Compiler: the list of examples is empty", "at least one", 0)
     merged, _ = merge_traced(recipe, traced)
     schedule = Schedule.from_programs([merged], policy, merge_equal=merge_equal)
     labels = {
@@ -427,60 +470,84 @@ def collate_traced(
     return TracedBatch(schedule, labels)
 
 
-def result_of(
-    kind: ResultType, found: dict[str, Any], batch: TracedBatch, empty: Callable[[str], Tensor]
-) -> BlockResult:
-    """Nests the rows that an engine gave."""
-    count = sum(name.startswith("output_") for name in found)
-    rows: Iterator[Tensor] = (found[f"output_{number}"] for number in range(count))
-    metrics, examples = {}, {}
-    for name in batch.labels:
-        key = f"metric:{name}"
-        metrics[name] = found[key] if key in found else empty(name)
-        has = key in found
-        examples[name] = (
-            batch.schedule.example_of(key)
-            if has
-            else torch.zeros(0, dtype=torch.int64, device=batch.schedule.device)
-        )
-    output = kind.unflatten(rows, None)
-    return BlockResult(output, metrics, batch.labels, examples)
-
-
-def refuse_one_example(examples: Any) -> list[Any]:
-    """Takes any iterable of examples."""
+def list_of_examples(examples: Any) -> list[Any]:
+    """List any iterable of examples."""
     try:
         return list(examples)
     except TypeError as error:
-        raise mismatch(
-            TypeError,
-            "Compiler: the examples cannot be iterated over",
-            "a list of examples",
-            type(examples).__name__,
-            hint="[example], if this is a single one",
-        ) from error
+        what, got = "Compiler: the examples cannot be iterated over", type(examples).__name__
+        hint = "[example], if this is a single one"
+        raise mismatch(TypeError, what, "a list of examples", got, hint=hint) from error
+
+
+class Collater:
+    """Trace examples and merge them into a mini-batch; fits a loader's ``collate_fn``.
+
+    Args:
+        tracer: From a compiler.
+        policy: ``"depth"``, ``"agenda"``, ``LearnedPolicy``, a function.
+        merge_equal: Make equal calls on equal constants once.
+        max_depth: Refuse deeper examples.
+
+    Raises:
+        ValueError: If the policy is unknown.
+
+    Example:
+        >>> from torch.utils.data import DataLoader
+        >>> from pyg_dynbatch import blocks as td
+        >>> compiler = td.Compiler.create(td.Map(td.Scalar()) >> td.Sum())
+        >>> loader = DataLoader([[1.0, 2.0], [3.0]], batch_size=2, collate_fn=compiler.collate)
+        >>> [compiler(batch).output.tolist() for batch in loader]
+        [[3.0, 3.0]]
+    """
+
+    def __init__(
+        self,
+        tracer: Tracer,
+        policy: str | Policy = "depth",
+        merge_equal: bool = True,
+        max_depth: int | None = None,
+    ) -> None:
+        # An unknown name is refused here, not with the first mini-batch.
+        policy_of(policy)
+        self.tracer, self.policy = tracer, policy
+        self.merge_equal, self.max_depth = merge_equal, max_depth
+
+    def __call__(self, examples: Iterable[Any]) -> TracedBatch:
+        """Make a mini-batch of examples, traced or not."""
+        traced = [
+            one if isinstance(one, Traced) else self.tracer(one, number)
+            for number, one in enumerate(list_of_examples(examples))
+        ]
+        if self.max_depth is not None:
+            self._check_depth(traced, self.max_depth)
+        return collate_traced(self.tracer.recipe, traced, self.policy, self.merge_equal)
+
+    def _check_depth(self, traced: Sequence[Traced], most: int) -> None:
+        for number, one in enumerate(traced):
+            if (depth := self.tracer.program(one).depth) > most:
+                what = "Compiler: an example is deeper than max_depth"
+                expected = f"at most {most} calls one after another"
+                raise mismatch(AssertionError, what, expected, depth, where=f"example {number}")
 
 
 def pool_of(tracer: Tracer, processes: int | None) -> Any:
-    """Starts processes that hold a tracer."""
+    """Start processes that hold a tracer."""
     method = "spawn"
     try:
         pickle.dumps(tracer)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         method = "fork"
         if method not in multiprocessing.get_all_start_methods():
-            raise mismatch(
-                TypeError,
-                "Compiler.multiprocessing_pool: a function cannot be sent to another process",
-                "host functions that can be pickled",
-                str(error),
-                hint="def at the top of a module, in place of a lambda or an inner function",
-            ) from error
-    return multiprocessing.get_context(method).Pool(processes, _begin, (tracer,))
+            what = "Compiler.multiprocessing_pool: a function cannot be sent to another process"
+            hint = "def at the top of a module, in place of a lambda or an inner function"
+            expected = "host functions that can be pickled"
+            raise mismatch(TypeError, what, expected, str(error), hint=hint) from error
+    return multiprocessing.get_context(method).Pool(processes, _set_tracer, (tracer,))
 
 
 def traced_in(pool: Any, examples: Iterable[Any], chunk_size: int, ordered: bool) -> Iterator[Any]:
-    """Traces examples in a pool, in their order or as they are ready."""
+    """Trace examples in a pool, in their order or as they are ready."""
     trace = pool.imap if ordered else pool.imap_unordered
     return trace(_trace, enumerate(examples), chunk_size)
 
@@ -488,7 +555,7 @@ def traced_in(pool: Any, examples: Iterable[Any], chunk_size: int, ordered: bool
 _worker: list[Tracer] = []
 
 
-def _begin(tracer: Tracer) -> None:
+def _set_tracer(tracer: Tracer) -> None:
     _worker[:] = [tracer]
 
 

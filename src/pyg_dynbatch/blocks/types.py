@@ -4,9 +4,10 @@ import threading
 from abc import ABC
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import repeat
 from numbers import Integral
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import torch
@@ -14,88 +15,94 @@ import torch
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.types import TensorType as RowTensorType
 
-_DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in vars(torch).values()
-    if isinstance(dtype, torch.dtype)
-}
-
 
 def dtype_of(dtype: Any) -> torch.dtype:
-    """Finds a torch dtype by object, name, or numpy dtype."""
-    if isinstance(dtype, torch.dtype):
-        return dtype
-    name = dtype if isinstance(dtype, str) else ""
-    if not name and isinstance(dtype, type | np.dtype):
-        name = np.dtype(dtype).name
-    if name not in _DTYPES:
-        raise mismatch(
-            TypeError,
-            "TensorType: unknown dtype",
-            "a torch dtype or its name, such as 'float32' or 'int64'",
-            repr(dtype),
-        )
-    return _DTYPES[name]
+    """Find a torch dtype by object, name, or numpy dtype."""
+    name = np.dtype(dtype).name if isinstance(dtype, type | np.dtype) else dtype
+    found = getattr(torch, name, None) if isinstance(name, str) else dtype
+    if not isinstance(found, torch.dtype):
+        expected = "a torch dtype or its name, such as 'float32' or 'int64'"
+        raise mismatch(TypeError, "TensorType: unknown dtype", expected, repr(dtype))
+    return found
+
+
+@cache
+def numpy_dtype_of(dtype: torch.dtype) -> np.dtype[Any]:
+    """Dtype of the arrays that hold constants; float32 where numpy has none, as for bfloat16."""
+    try:
+        return np.dtype(str(dtype).removeprefix("torch."))
+    except TypeError:
+        return np.dtype(np.float32)
 
 
 class ResultType:
-    """Stands for the type of everything that can flow along a wire; only its kinds are made."""
+    """Type of a value on a wire; only its subclasses have instances."""
+
+    def _inside(self) -> tuple["ResultType", ...]:
+        """Types of the parts."""
+        return ()
+
+    def _parts(self, instance: Any) -> Iterable[tuple["ResultType", Any]]:
+        """Type and value of each part of an instance."""
+        return ()
 
     @property
     def size(self) -> int | None:
         """Number of terminals, or ``None`` where it depends on the instance."""
-        raise NotImplementedError
+        sizes = [part.size for part in self._inside()]
+        return None if None in sizes else sum(size or 0 for size in sizes)
 
     def terminal_types(self) -> list["ResultType"]:
-        """Lists the types of all terminals: tensors, host objects and nothing."""
-        raise NotImplementedError
+        """Types of all terminals: tensors and host objects."""
+        return [terminal for part in self._inside() for terminal in part.terminal_types()]
 
     def for_each_terminal(self, fn: Callable[["ResultType", Any], None], instance: Any) -> None:
-        """Calls ``fn(type, value)`` on every terminal of an instance, in order."""
-        raise NotImplementedError
+        """Call ``fn(type, value)`` on every terminal of an instance, in order."""
+        for part, value in self._parts(instance):
+            part.for_each_terminal(fn, value)
 
     def flatten(self, instance: Any) -> list[Any]:
-        """Lists the terminals of an instance."""
+        """List the terminals of an instance."""
         flat: list[Any] = []
         self.for_each_terminal(lambda _, value: flat.append(value), instance)
         return flat
 
     def unflatten(self, flat: Iterable[Any], shaped_like: Any) -> Any:
-        """Builds an instance from terminals, with sequences as long as in ``shaped_like``."""
+        """Build an instance from terminals, with sequences as long as in ``shaped_like``."""
         raise NotImplementedError
 
 
 class _Terminal(ResultType):
-    """A type that has no parts."""
+    """A type without parts."""
 
     @property
     def size(self) -> int | None:
-        """Number of terminals, or ``None`` where it depends on the instance."""
+        """Number of terminals."""
         return 1
 
     def terminal_types(self) -> list[ResultType]:
-        """Lists the types of all terminals."""
+        """Types of all terminals."""
         return [self]
 
     def for_each_terminal(self, fn: Callable[[ResultType, Any], None], instance: Any) -> None:
-        """Calls ``fn(type, value)`` on every terminal of an instance."""
+        """Call ``fn(type, value)`` on the instance itself."""
         fn(self, instance)
 
     def unflatten(self, flat: Iterable[Any], shaped_like: Any) -> Any:
-        """Builds an instance from terminals."""
+        """Take the next terminal."""
         return next(iter(flat))
 
 
 @dataclass(frozen=True, init=False, repr=False)
 class TensorType(_Terminal):
-    """Names the shape and dtype of one tensor, without the batch axis.
+    """Shape and dtype of one tensor, without the batch axis.
 
     Args:
         shape: Dimensions; ``()`` is a scalar, a number n a vector of n.
         dtype: A torch dtype or its name.
 
     Raises:
-        TypeError: If the dtype is unknown, or a dimension is no number or negative.
+        TypeError: If the dtype is unknown, or a dimension is not a number or negative.
 
     Example:
         >>> TensorType((3,)) == TensorType([3], torch.float32)
@@ -112,12 +119,8 @@ class TensorType(_Terminal):
         is_shape = isinstance(sizes, list | tuple) and all(isinstance(s, Integral) for s in sizes)
         if not is_shape or any(size < 0 for size in sizes):
             what = "negative dimension" if is_shape else "the shape must be fully known"
-            raise mismatch(
-                TypeError,
-                f"TensorType: {what}",
-                "a list or tuple of numbers, without the batch axis",
-                repr(shape),
-            )
+            expected = "a list or tuple of numbers, without the batch axis"
+            raise mismatch(TypeError, f"TensorType: {what}", expected, repr(shape))
         object.__setattr__(self, "shape", tuple(map(int, sizes)))
         object.__setattr__(self, "dtype", str(dtype_of(dtype)).removeprefix("torch."))
 
@@ -129,7 +132,8 @@ class TensorType(_Terminal):
     @property
     def torch_dtype(self) -> torch.dtype:
         """The dtype as an object."""
-        return _DTYPES[self.dtype]
+        found: torch.dtype = getattr(torch, self.dtype)
+        return found
 
     @property
     def row_type(self) -> RowTensorType:
@@ -137,7 +141,7 @@ class TensorType(_Terminal):
         return RowTensorType(self.shape, self.torch_dtype)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """Gives zeros of the type, so that ``np.ones_like`` and the like take it."""
+        """Zeros of the type, so that ``np.ones_like`` and the like take it."""
         return np.zeros(self.shape, self.dtype if dtype is None else dtype)
 
     def __repr__(self) -> str:
@@ -146,7 +150,7 @@ class TensorType(_Terminal):
 
 @dataclass(frozen=True)
 class PyObjectType(_Terminal):
-    """Stands for any Python object; it never reaches the device.
+    """Any Python object; it never reaches the device.
 
     Example:
         >>> PyObjectType()
@@ -155,34 +159,22 @@ class PyObjectType(_Terminal):
 
 
 @dataclass(frozen=True)
-class VoidType(_Terminal):
-    """Stands for nothing; its only instance is ``None``.
+class VoidType(ResultType):
+    """Nothing; its only instance is ``None``.
 
     Example:
         >>> VoidType().flatten(None)
         []
     """
 
-    @property
-    def size(self) -> int | None:
-        """Number of terminals, or ``None`` where it depends on the instance."""
-        return 0
-
-    def terminal_types(self) -> list[ResultType]:
-        """Lists the types of all terminals."""
-        return []
-
-    def for_each_terminal(self, fn: Callable[[ResultType, Any], None], instance: Any) -> None:
-        """Calls nothing: there is no terminal."""
-
     def unflatten(self, flat: Iterable[Any], shaped_like: Any) -> Any:
-        """Builds an instance from terminals."""
+        """Take no terminal."""
         return None
 
 
 @dataclass(frozen=True, init=False, repr=False)
 class TupleType(ResultType):
-    """Names a fixed number of types side by side; it behaves as a Python sequence of them.
+    """A tuple of values; it behaves as a Python sequence of their types.
 
     Args:
         *item_types: What :func:`convert_to_type` takes; or one iterable of :class:`ResultType`.
@@ -197,7 +189,7 @@ class TupleType(ResultType):
 
     def __init__(self, *item_types: Any) -> None:
         given = item_types[0] if len(item_types) == 1 else None
-        # A tuple type can be iterated over, too, and so can texts and shapes.
+        # Tuple types, strings and shapes can be iterated over, too.
         if isinstance(given, Iterable) and not isinstance(given, ResultType | str | torch.Size):
             inside = tuple(given)
             # A list of numbers is a shape, though.
@@ -214,30 +206,17 @@ class TupleType(ResultType):
     def __getitem__(self, key: Any) -> Any:
         return TupleType(*self.items[key]) if isinstance(key, slice) else self.items[key]
 
-    @property
-    def size(self) -> int | None:
-        """Number of terminals, or ``None`` where it depends on the instance."""
-        sizes = [item.size for item in self.items]
-        return None if None in sizes else sum(size or 0 for size in sizes)
+    def _inside(self) -> tuple[ResultType, ...]:
+        return self.items
 
-    def terminal_types(self) -> list[ResultType]:
-        """Lists the types of all terminals."""
-        return [terminal for item in self.items for terminal in item.terminal_types()]
-
-    def for_each_terminal(self, fn: Callable[[ResultType, Any], None], instance: Any) -> None:
-        """Calls ``fn(type, value)`` on every terminal of an instance."""
+    def _parts(self, instance: Any) -> Iterable[tuple[ResultType, Any]]:
         if not isinstance(instance, tuple | list) or len(instance) != len(self.items):
-            raise mismatch(
-                TypeError,
-                "TupleType: not an instance of the type",
-                f"a tuple of {len(self.items)}",
-                repr(instance),
-            )
-        for item, value in zip(self.items, instance, strict=True):
-            item.for_each_terminal(fn, value)
+            what = "TupleType: not an instance of the type"
+            raise mismatch(TypeError, what, f"a tuple of {len(self.items)}", repr(instance))
+        return zip(self.items, instance, strict=True)
 
     def unflatten(self, flat: Iterable[Any], shaped_like: Any) -> Any:
-        """Builds an instance from terminals."""
+        """Build an instance from terminals."""
         left = iter(flat)
         likes = shaped_like if isinstance(shaped_like, tuple | list) else (None,) * len(self)
         return tuple(
@@ -250,7 +229,7 @@ class TupleType(ResultType):
 
 @dataclass(frozen=True, init=False, repr=False)
 class SequenceType(ResultType):
-    """Names a sequence of any length; all its elements are of one type.
+    """A sequence of any length; all its elements are of one type.
 
     Args:
         elem_type: What :func:`convert_to_type` takes.
@@ -265,22 +244,19 @@ class SequenceType(ResultType):
     def __init__(self, elem_type: Any) -> None:
         object.__setattr__(self, "element_type", convert_to_type(elem_type))
 
+    def _inside(self) -> tuple[ResultType, ...]:
+        return (self.element_type,)
+
+    def _parts(self, instance: Any) -> Iterable[tuple[ResultType, Any]]:
+        return ((self.element_type, element) for element in instance)
+
     @property
     def size(self) -> int | None:
-        """Number of terminals, or ``None`` where it depends on the instance."""
+        """Number of terminals, ``None``: it depends on the instance."""
         return None
 
-    def terminal_types(self) -> list[ResultType]:
-        """Lists the types of all terminals."""
-        return self.element_type.terminal_types()
-
-    def for_each_terminal(self, fn: Callable[[ResultType, Any], None], instance: Any) -> None:
-        """Calls ``fn(type, value)`` on every terminal of an instance."""
-        for element in instance:
-            self.element_type.for_each_terminal(fn, element)
-
     def unflatten(self, flat: Iterable[Any], shaped_like: Any) -> Any:
-        """Builds an instance from terminals."""
+        """Build an instance from terminals."""
         left = iter(flat)
         return [self.element_type.unflatten(left, like) for like in shaped_like]
 
@@ -290,7 +266,7 @@ class SequenceType(ResultType):
 
 @dataclass(frozen=True, init=False, repr=False)
 class BroadcastSequenceType(SequenceType):
-    """Names an endless sequence of one value, to be zipped with sequences that end.
+    """An endless sequence of one value, to be zipped with sequences that end.
 
     An instance is ``itertools.repeat(value)``.
 
@@ -304,27 +280,26 @@ class BroadcastSequenceType(SequenceType):
         repeat(())
     """
 
+    def _parts(self, instance: Any) -> Iterable[tuple[ResultType, Any]]:
+        return ((self.element_type, repeated(instance)),)
+
     @property
     def size(self) -> int | None:
-        """Number of terminals, or ``None`` where it depends on the instance."""
+        """Number of terminals of the value."""
         return self.element_type.size
 
-    def for_each_terminal(self, fn: Callable[[ResultType, Any], None], instance: Any) -> None:
-        """Calls ``fn(type, value)`` on every terminal of an instance."""
-        self.element_type.for_each_terminal(fn, repeated(instance))
-
     def unflatten(self, flat: Iterable[Any], shaped_like: Any) -> Any:
-        """Builds an instance from terminals."""
+        """Build an instance from terminals."""
         return repeat(self.element_type.unflatten(flat, repeated(shaped_like)))
 
 
 def repeated(instance: Any) -> Any:
-    """The value of ``itertools.repeat(value)``; while examples are traced it stands alone."""
+    """The value of ``itertools.repeat(value)``; while examples are traced, the instance itself."""
     return next(instance) if isinstance(instance, repeat) else instance
 
 
 def convert_to_type(type_like: Any) -> ResultType:
-    """Reads the short forms of types.
+    """Convert the short form of a type.
 
     Args:
         type_like: A type; a number n (a vector of n); a list of dimensions, with the dtype last
@@ -355,16 +330,12 @@ def convert_to_type(type_like: Any) -> ResultType:
         return TensorType(type_like)
     if isinstance(type_like, str | torch.dtype):
         return TensorType((), type_like)
-    raise mismatch(
-        TypeError,
-        "convert_to_type: not a type",
-        "a type, a number, a list (shape), a tuple (of types), or a dtype",
-        repr(type_like),
-    )
+    expected = "a type, a number, a list (shape), a tuple (of types), or a dtype"
+    raise mismatch(TypeError, "convert_to_type: not a type", expected, repr(type_like))
 
 
 def canonicalize_type(type_like: Any) -> ResultType:
-    """Turns tuples and sequences of nothing but host objects into one host object.
+    """Turn tuples and sequences that hold only host objects into one host object.
 
     Example:
         >>> canonicalize_type((SequenceType(PyObjectType()), PyObjectType()))
@@ -403,7 +374,7 @@ _IO = TypeVar("_IO", bound="IOBase")
 
 
 class _Queue(threading.local):
-    """Whoever has to look again at its types; one queue a thread."""
+    """Parts that have to derive their types again; one queue per thread."""
 
     def __init__(self) -> None:
         self.waiting: list[IOBase] = []
@@ -413,16 +384,16 @@ class _Queue(threading.local):
 _queue = _Queue()
 
 
-def propagate_types(*parts: "IOBase | None") -> None:
-    """Lets parts derive what they can from the types they now know, until nobody learns more."""
-    _queue.waiting += [part for part in parts if part is not None]
+def propagate_types(*parts: "IOBase") -> None:
+    """Propagate known types, beginning with some parts, until nothing changes."""
+    _queue.waiting += parts
     if _queue.running:
         return
     _queue.running = True
     try:
         while _queue.waiting:
             part = _queue.waiting.pop(0)
-            if part._settled:
+            if part._is_complete:
                 part._infer()
     finally:
         _queue.waiting.clear()
@@ -430,9 +401,9 @@ def propagate_types(*parts: "IOBase | None") -> None:
 
 
 class IOBase(ABC):  # noqa: B024 - layers count as such without inheriting
-    """Has a name, an input type and an output type, each unknown (``None``) at first.
+    """Base of what has a name, an input type and an output type, each ``None`` until it is known.
 
-    Blocks and forward declarations are such; layers have one, and count as such too.
+    These are blocks and forward declarations; layers have one, and count as such too.
 
     Args:
         input_type: What :func:`convert_to_type` takes, if it is known already.
@@ -440,7 +411,7 @@ class IOBase(ABC):  # noqa: B024 - layers count as such without inheriting
         name: For messages and pictures.
 
     Raises:
-        TypeError: If the name is no string.
+        TypeError: If the name is not a string.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -453,22 +424,19 @@ class IOBase(ABC):  # noqa: B024 - layers count as such without inheriting
 
     def __init__(self, input_type: Any = None, output_type: Any = None, name: Any = None) -> None:
         if name is not None and not isinstance(name, str):
-            raise mismatch(
-                TypeError,
-                f"{type(self).__name__}: the name is no string",
-                "a string or None",
-                repr(name),
-            )
+            what = f"{type(self).__name__}: the name is not a string"
+            raise mismatch(TypeError, what, "a string or None", repr(name))
         self._name = name
         self._kind = type(self).__name__.lstrip("_")
-        # Nobody looks at types before the constructor is through.
-        self._settled = True
+        # False until the constructor has ended: types are not propagated before.
+        self._is_complete = True
         self._types: dict[str, ResultType | None] = {"input": None, "output": None}
         self._classes: dict[str, tuple[type[ResultType], ...]] = {}
-        self._listeners: list[IOBase] = []
+        # Parts that derive their types again when a type of this one becomes known.
+        self._dependents: list[IOBase] = []
         for side, given in (("input", input_type), ("output", output_type)):
             if given is not None:
-                self._types[side] = canonicalize_type(convert_to_type(given))
+                self._types[side] = canonicalize_type(given)
 
     @property
     def name(self) -> str | None:
@@ -486,51 +454,42 @@ class IOBase(ABC):  # noqa: B024 - layers count as such without inheriting
         return self._types["output"]
 
     def set_input_type(self: _IO, input_type: Any) -> _IO:
-        """States the input type; None states nothing.
+        """Set the input type; None changes nothing.
 
         Raises:
-            TypeError: If it is known to be another one, or of a kind that does not fit.
+            TypeError: If another type is known already, or it is of a kind that does not fit.
         """
-        return self if input_type is None else self._learn("input", input_type)
+        return self if input_type is None else self._set_type("input", input_type)
 
     def set_output_type(self: _IO, output_type: Any) -> _IO:
-        """States the output type; None states nothing.
+        """Set the output type; None changes nothing.
 
         Raises:
-            TypeError: If it is known to be another one, or of a kind that does not fit.
+            TypeError: If another type is known already, or it is of a kind that does not fit.
         """
-        return self if output_type is None else self._learn("output", output_type)
+        return self if output_type is None else self._set_type("output", output_type)
 
     def set_input_type_classes(self: _IO, *classes: type[ResultType]) -> _IO:
-        """States of which kinds the input type may be."""
+        """Restrict the input type to some kinds."""
         return self._restrict("input", classes)
 
     def set_output_type_classes(self: _IO, *classes: type[ResultType]) -> _IO:
-        """States of which kinds the output type may be."""
+        """Restrict the output type to some kinds."""
         return self._restrict("output", classes)
 
     def set_io_types(self: _IO, other: "IOBase") -> _IO:
-        """Takes over both types of another block or layer, as far as they are known."""
-        for side, known in (("input", other.input_type), ("output", other.output_type)):
-            if known is not None:
-                self._learn(side, known)
-        return self
+        """Set both types to those of another block or layer, as far as they are known."""
+        return self.set_input_type(other.input_type).set_output_type(other.output_type)
 
-    def _learn(self: _IO, side: str, given: Any) -> _IO:
-        new, old = canonicalize_type(convert_to_type(given)), self._types[side]
+    def _set_type(self: _IO, side: str, given: Any) -> _IO:
+        new, old = canonicalize_type(given), self._types[side]
         if new == old:
             return self
         if old is not None:
-            raise mismatch(
-                TypeError,
-                f"{self._label()}: the {side} type is another one",
-                f"{shown(old)}, {old!r}",
-                f"{shown(new)}, {new!r}",
-                where=self._path(),
-            )
+            self._refuse(f"the {side} type is another one", old, new)
         self._check_class(side, new)
         self._types[side] = new
-        propagate_types(self, *self._listeners)
+        propagate_types(self, *self._dependents)
         return self
 
     def _restrict(self: _IO, side: str, classes: tuple[type[ResultType], ...]) -> _IO:
@@ -543,21 +502,29 @@ class IOBase(ABC):  # noqa: B024 - layers count as such without inheriting
     def _check_class(self, side: str, found: ResultType) -> None:
         classes = self._classes.get(side)
         if classes and not isinstance(found, classes):
-            raise mismatch(
-                TypeError,
-                f"{self._label()}: a wrong kind of {side}",
-                " or ".join(kind.__name__ for kind in classes),
-                f"{shown(found)}, {found!r}",
-                where=self._path(),
-            )
+            kinds = " or ".join(kind.__name__ for kind in classes)
+            self._refuse(f"a wrong kind of {side}", kinds, found)
+
+    def _refuse(
+        self,
+        what: str,
+        expected: object = "",
+        got: object = "",
+        *,
+        error: type[Exception] = TypeError,
+        hint: str = "",
+    ) -> NoReturn:
+        """Raise an error about this part; types are written in short and as they are made."""
+        facts = [f"{shown(f)}, {f!r}" if isinstance(f, ResultType) else f for f in (expected, got)]
+        raise mismatch(error, f"{self._label()}: {what}", *facts, where=self._path(), hint=hint)
 
     def _label(self) -> str:
-        """What messages and paths call it."""
+        """Name of the part in messages and paths."""
         return self._name or self._kind
 
     def _path(self) -> str:
-        """Where it stands in the whole model."""
+        """Place of the part in the whole model."""
         return self._label()
 
-    def _infer(self) -> None:  # noqa: B027 - some have nothing to derive
-        """Derives types from types; called whenever one became known."""
+    def _infer(self) -> None:  # noqa: B027 - some parts have nothing to derive
+        """Derive types from those that are known."""

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from pyg_dynbatch import blocks as td
-from pyg_dynbatch.blocks.stable_text import stable_text
+from pyg_dynbatch.blocks.cache import stable_text
 from tests.blocks.harness import refused
 
 WORDS = {"a": 1, "b": 2}
@@ -122,7 +122,7 @@ def test_it_is_the_same_in_every_run() -> None:
     text = "WORDS = {'a', 'b', 'c'}\ndef f(word):\n    return word in {'x', 'y', 'z'} or WORDS"
     space: dict[str, Any] = {"__name__": "somewhere"}
     exec(text, space)
-    ask = "from pyg_dynbatch.blocks.stable_text import stable_text"
+    ask = "from pyg_dynbatch.blocks.cache import stable_text"
     run = f"{ask}\nspace = {{'__name__': 'somewhere'}}\nexec({text!r}, space)\n"
     done = subprocess.run(  # noqa: S603 - our own program
         [sys.executable, "-c", run + "print(stable_text(space['f']))"],
@@ -157,5 +157,5 @@ def test_what_cannot_be_told_is_refused(tmp_path: Path) -> None:
         function = closure_over(stream)
         tracer = td.Compiler.create(td.InputTransform(function) >> td.Scalar()).tracer
         text = refused(TypeError, td.TracedExamples, tracer, [], tmp_path / "kept")
-        assert "cannot tell whether a kept file still fits" in text and "TextIOWrapper" in text
+        assert "cannot decide whether a kept file still fits" in text and "TextIOWrapper" in text
         assert len(td.TracedExamples(tracer, [])) == 0, "without a file there is nothing to tell"
