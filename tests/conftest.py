@@ -1,4 +1,4 @@
-"""What every test gets: a fixed seed, one thread a worker, Hypothesis profiles, real data."""
+"""What every test gets: a fixed seed, one thread per worker, Hypothesis profiles, real data."""
 
 import os
 import random
@@ -8,15 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 SAMPLES = Path(__file__).parent / "samples"
-
-# Batches are small and the engine has a first-call cost: a deadline would only measure the machine.
-_CALM = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-settings.register_profile("local", max_examples=50, **_CALM)
-settings.register_profile("ci", max_examples=50, derandomize=True, print_blob=True, **_CALM)
-settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 # Commands that tests run in this process would change how it keeps memory for all that follow.
 os.environ.setdefault("PYG_DYNBATCH_KEEP_MEMORY", "0")
@@ -24,6 +18,29 @@ os.environ.setdefault("PYG_DYNBATCH_KEEP_MEMORY", "0")
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Several workers share the cores; more threads would only make them wait for one another.
     torch.set_num_threads(1)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Draws more examples per law where the long tests are selected."""
+    settings.register_profile(
+        "tests",
+        max_examples=200 if config.option.markexpr == "long" else 20,
+        derandomize="CI" in os.environ,
+        print_blob=True,
+        # Batches are small and first calls are slow: a deadline would only measure the machine.
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    settings.load_profile("tests")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Counts every law among the long tests where these are selected."""
+    if config.option.markexpr == "long":
+        for item in items:
+            if is_hypothesis_test(getattr(item, "obj", None)):
+                item.add_marker("long")
 
 
 @pytest.fixture(autouse=True)

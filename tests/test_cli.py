@@ -325,7 +325,9 @@ def fitted_elsewhere(*options: str) -> str:
     return done.stderr
 
 
-@pytest.mark.parametrize("stopped", ["by max_epochs", "by a kill"])
+@pytest.mark.parametrize(
+    "stopped", ["by max_epochs", pytest.param("by a kill", marks=pytest.mark.long)]
+)
 def test_resumed_run_leaves_the_files_of_the_straight_one(
     folder: Path, stopped: str, monkeypatch: pytest.MonkeyPatch, caplog
 ) -> None:

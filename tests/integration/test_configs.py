@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from pyg_dynbatch.cli import main
+from pyg_dynbatch.data import rdkit_data_folder
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
 
@@ -50,7 +51,7 @@ def small_data(config: Path, samples: Path, folder: Path) -> list[str]:
     """Options that put small data in the place of that of a configuration."""
     data = "--data.init_args."
     if config.stem == "tpsa":
-        return [*SMALL_MOLECULES, "--trainer.limit_train_batches", "3"]
+        return SMALL_MOLECULES
     if config.stem in MOLECULES:
         molecule_file(folder / "raw", *MOLECULES[config.stem])
         return [*SMALL_MOLECULES, f"{data}raw_dir", str(folder / "raw"), f"{data}verify", "false"]
@@ -82,6 +83,11 @@ def test_a_configuration_runs_on_small_data(
     config: Path, samples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    nci = Path("NCI", "first_5k.tpsa.csv")
+    lines = (rdkit_data_folder() / nci).read_text(encoding="utf-8").splitlines(keepends=True)
+    nci.parent.mkdir()
+    nci.write_text("".join(lines[:100]), encoding="utf-8")
+    monkeypatch.setattr("pyg_dynbatch.molecules.datasets.rdkit_data_folder", lambda: tmp_path)
     argv = ["fit", "--config", str(config), *SMALL, *small_data(config, samples, tmp_path)]
     assert main([*argv, "--data.init_args.root", str(tmp_path / "data")]) == 0
     said = capsys.readouterr().out

@@ -85,7 +85,7 @@ def test_a_rank_with_leaves_alone_takes_part(tmp_path: Path, cell: str) -> None:
         assert not torch.equal(weight, before[name]), name
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_spawned_ranks_with_every_callback(tmp_path: Path) -> None:
     """All that a run hands to another process can be pickled, and its files are found again."""
     data = tree_files(tmp_path, batch_size=4, num_workers=1)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear
@@ -20,8 +20,9 @@ from pyg_dynbatch.nn import NaryTreeLSTM, WeaveConv
 from pyg_dynbatch.nn.pairs import Pairs
 from tests.example_files import defined_in
 from tests.nn.plain_weave import Molecules, molecules
+from tests.strategies import few
 
-FEW = settings(max_examples=8, suppress_health_check=list(HealthCheck))
+FEW = few(8)
 BOTH_PASSES = pytest.mark.parametrize("passes", (PASSES, ()), ids=("rewritten", "as written"))
 IN, OUT, WORDS = 3, 4, 6
 Tree = list[Any]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch_geometric.explain.algorithm.utils import clear_masks, set_masks
@@ -26,9 +26,9 @@ from tests.nn.recursion import (
     recurse,
     whole,
 )
-from tests.strategies import SHAPES, balanced, chain, diamond, star
+from tests.strategies import SHAPES, balanced, chain, diamond, few, star
 
-FEW = settings(max_examples=12, suppress_health_check=list(HealthCheck))
+FEW = few(12)
 
 
 def check_against_recursion(
