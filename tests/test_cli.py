@@ -449,7 +449,7 @@ def test_commands_that_need_a_checkpoint_refuse_to_run_without(fitted: str, caps
         assert "--run FOLDER" in said
     for command in ("fit", "test"):
         said = complaint(capsys, command, "--config", "small.yaml", "--ckpt_path", "last")
-        assert "there is no checkpoint 'last'" in said
+        assert "checkpoint 'last' not found" in said
     Path("elsewhere").mkdir()
     Path(f"{fitted}/last.ckpt").rename("elsewhere/last.ckpt")
     said = complaint(capsys, "fit", "--config", "small.yaml", "--ckpt_path", "elsewhere/last.ckpt")

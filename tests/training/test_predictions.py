@@ -9,7 +9,7 @@ import torch
 
 from pyg_dynbatch.loader import DataLoader
 from pyg_dynbatch.training import PredictionTable, RunReport
-from pyg_dynbatch.training.predictions import merge_columns, sort_rows, write_table
+from pyg_dynbatch.training.predictions import write_table
 from tests.training.helpers import listops, task, trainer, tree_files
 
 
@@ -78,14 +78,6 @@ def test_a_trial_run_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     run.test(module, datamodule=data, verbose=False)
     run.predict(module, datamodule=data)
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
-
-
-def test_rows_are_merged_and_sorted() -> None:
-    first = {"example": np.array([2, 0]), "node": np.array([0, 1]), "p": np.array([[1.0], [2.0]])}
-    second = {"example": np.array([0, 1]), "node": np.array([0, 0]), "p": np.array([[3.0], [4.0]])}
-    rows = sort_rows(merge_columns([first, second]))
-    assert rows["p"].ravel().tolist() == [3.0, 2.0, 4.0, 1.0]
-    assert sort_rows(merge_columns([])) == {}
 
 
 def test_columns_of_several_numbers_are_named_by_class(tmp_path: Path) -> None:

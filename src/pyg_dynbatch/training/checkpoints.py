@@ -111,18 +111,23 @@ def last_checkpoint() -> ModelCheckpoint:
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """Reads a checkpoint onto the CPU without running code from it."""
-    check_is_checkpoint(path)
+    """Read a checkpoint onto the CPU without running code from it."""
+    if not Path(path).is_file():
+        what = "the checkpoint is missing"
+        raise mismatch(FileNotFoundError, what, "a file written by fit", path)
+    # torch writes zip archives, whose table of contents is at the end.
+    if not zipfile.is_zipfile(path):
+        raise _not_a_checkpoint(path, f"{Path(path).stat().st_size:,} bytes of something else")
     try:
         contents = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError) as error:
         raise _not_a_checkpoint(path, "an object that is not loaded for safety") from error
-    if not isinstance(contents, Mapping):
+    if not isinstance(contents, dict):
         raise _not_a_checkpoint(path, f"a {type(contents).__name__}")
     missing = [key for key in ("state_dict", "pytorch-lightning_version") if key not in contents]
     if missing:
         raise _not_a_checkpoint(path, f"a dictionary without {' and '.join(missing)}")
-    return dict(contents)
+    return contents
 
 
 class SafeCheckpointIO(TorchCheckpointIO):
@@ -157,18 +162,6 @@ def share_split(checkpoint: dict[str, Any], datamodule: Any) -> None:
             checkpoint.setdefault(type(datamodule).__qualname__, entry)
 
 
-def check_is_checkpoint(path: str | Path) -> None:
-    """Tells a checkpoint from a missing, foreign or truncated file, without reading all of it."""
-    if not Path(path).is_file():
-        raise mismatch(
-            FileNotFoundError, "the checkpoint is missing", "a file written by fit", path
-        )
-    # torch writes zip archives, whose table of contents stands at the end.
-    if not zipfile.is_zipfile(path):
-        size = f"{Path(path).stat().st_size:,} bytes of something else"
-        raise _not_a_checkpoint(path, size)
-
-
 @contextmanager
 def naming_file(path: str | Path) -> Iterator[None]:
     """Adds the path of a checkpoint to a complaint about it."""
@@ -180,13 +173,8 @@ def naming_file(path: str | Path) -> Iterator[None]:
 
 
 def _not_a_checkpoint(path: str | Path, got: str) -> ValueError:
-    return mismatch(
-        ValueError,
-        "the file is not a checkpoint, or is cut short",
-        "a file written by fit, such as last.ckpt",
-        got,
-        where=path,
-    )
+    what = "the file is not a checkpoint, or is cut short"
+    return mismatch(ValueError, what, "a file written by fit, such as last.ckpt", got, where=path)
 
 
 def _states(pl_module: pl.LightningModule) -> dict[str, Tensor]:
@@ -227,20 +215,19 @@ _UNUSED_AFTER_TRAINING = ("model.optimizer.*", "model.rate.*", "data.vectors.*",
 
 
 def find_checkpoint(name: str, configs: list[Path]) -> Path:
-    """Finds the file that ``--ckpt_path`` names."""
+    """Find the file that ``--ckpt_path`` names: ``best`` and ``last`` are those of the run."""
     path = Path(name)
     if path.name != name or path.stem not in ("best", "last") or path.is_file():
         return path
-    folders = [config.parent for config in configs]
-    found = [folder / f"{path.stem}.ckpt" for folder in folders]
-    for candidate in reversed(found):
-        if candidate.is_file():
-            return candidate
+    folders = dict.fromkeys(config.parent for config in configs)
+    for folder in reversed(folders):
+        if (folder / f"{path.stem}.ckpt").is_file():
+            return folder / f"{path.stem}.ckpt"
     raise mismatch(
         FileNotFoundError,
-        f"there is no checkpoint {name!r}",
+        f"checkpoint {name!r} not found",
         f"{path.stem}.ckpt in the folder of a run",
-        f"no such file in {', '.join(map(str, dict.fromkeys(folders))) or 'any run'}",
+        f"no such file in {', '.join(map(str, folders)) or 'any run'}",
         hint="--run runs/NAME/version_0, or the path of a checkpoint",
     )
 
@@ -298,30 +285,22 @@ def _differences(
 def check_run_folder(
     checkpoint: Path, keeper: ModelCheckpoint, contents: Mapping[str, Any]
 ) -> None:
-    """Looks for what a run needs to continue in the folder of its checkpoint."""
+    """Look for what a run needs to continue in the folder of its checkpoint."""
     folder, noted = checkpoint.parent, contents.get("callbacks", {})
     if not (folder / CONFIG).is_file():
-        raise mismatch(
-            FileNotFoundError,
-            "training can only continue in the folder of its run",
-            f"{CONFIG} beside the checkpoint",
-            "no such file",
-            where=folder,
-            hint="the last.ckpt of a run, where fit has written it",
-        )
+        what = "training can only continue in the folder of its run"
+        hint = "the last.ckpt of a run, where fit has written it"
+        raise mismatch(FileNotFoundError, what, folder / CONFIG, "no such file", hint=hint)
     if keeper.state_key not in noted:
-        raise mismatch(
-            ValueError,
-            "the best checkpoint of this run was chosen in another way",
-            " or ".join(key for key in noted if "'monitor'" in key),
-            keeper.state_key,
-            hint="--checkpoint.monitor and --checkpoint.mode as before",
-        )
-    best = Path(keeper.dirpath or folder) / Path(noted[keeper.state_key]["best_model_path"]).name
-    if noted[keeper.state_key]["best_model_path"] and not best.is_file():
-        raise mismatch(
-            FileNotFoundError, "the best checkpoint of the run is missing", best, "no such file"
-        )
+        what = "the best checkpoint of this run was chosen in another way"
+        before = " or ".join(key for key in noted if "'monitor'" in key)
+        hint = "--checkpoint.monitor and --checkpoint.mode as before"
+        raise mismatch(ValueError, what, before, keeper.state_key, hint=hint)
+    path = noted[keeper.state_key]["best_model_path"]
+    best = Path(keeper.dirpath or folder) / Path(path).name
+    if path and not best.is_file():
+        what = "the best checkpoint of the run is missing"
+        raise mismatch(FileNotFoundError, what, best, "no such file")
 
 
 class MetricsTable(ExperimentWriter):
@@ -362,13 +341,11 @@ def continue_in(trainer: pl.Trainer, checkpoint: Path, contents: Mapping[str, An
 def _drop_after(table: Path, step: int) -> None:
     """Drops the rows that were logged after a step of training, and columns without a value."""
     with table.open(newline="", encoding="utf-8") as file:
-        filled = [
-            {name: text for name, text in row.items() if text} for row in csv.DictReader(file)
-        ]
+        read = [{name: text for name, text in row.items() if text} for row in csv.DictReader(file)]
     rows = [
         row
-        for row in filled
-        # With forked ranks, the row of the test says step 0.
+        for row in read
+        # With forked ranks, the row of the test has step 0.
         if int(row["step"]) < step and not any(name.startswith("test/") for name in row)
     ]
     names = sorted({name for row in rows for name in row})

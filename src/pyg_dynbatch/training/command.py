@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
@@ -49,57 +49,53 @@ _CLASS_KEYS = ("class_path", "init_args", "dict_kwargs")
 
 
 def explained(message: str, options: Iterable[str]) -> str:
-    """Shortens a message of jsonargparse to what is wrong, and suggests what was meant."""
+    """Shorten a message of jsonargparse to what is wrong, and suggest what was meant."""
     line = " ".join(message.split())
     unknown = re.search(r"unrecognized arguments: (--?[\w.+-]+)", line)
     problem = re.search(r"Problem with given class_path '([\w.]+)'", line)
     keys = re.findall(r'Parser key "([^"]+)"', line)
     where = "--" + (".init_args." if problem else ".").join(keys)
     if problem:
+        owner = problem[1].rpartition(".")[2]
         wrong = re.search(r"Option '([^']+)' is not accepted", line) or unknown
-        if wrong:
-            name, owner = wrong[1].lstrip("-"), problem[1]
-            near = did_you_mean(name, _options_of(owner))
-            return f"{where}: {owner.rpartition('.')[2]} has no option {name!r}{near}"
         needed = re.search(r"the following arguments are required: (\w+(?:, \w+)*)", line)
+        if wrong:
+            name = wrong[1].lstrip("-")
+            return f"{where}: {owner} has no option {name!r}{_hint(name, _options_of(problem[1]))}"
         if needed:
-            return f"{where}: {problem[1].rpartition('.')[2]} requires {needed[1]}"
+            return f"{where}: {owner} requires {needed[1]}"
     if unknown:
-        return f"{line}{did_you_mean(unknown[1], options)}"
+        return f"{line}{_hint(unknown[1], options)}"
     named = re.search(r"Expected a dot import path string: (\S+)", line)
     if named:
-        return f"{where}: there is no class {named[1]!r}{did_you_mean(named[1], _classes())}"
-    wanted = re.findall(r"Expected a (<class '[\w.]+'>|typing\.Literal\[[^\]]*\])", line)
-    got = re.search(r"Got value: (.*?)(?= - Expected|$)", line) or re.search(
-        r"Given value: (.*)$", line
-    )
+        return f"{where}: there is no class {named[1]!r}{_hint(named[1], _classes())}"
+    wanted = re.findall(r"Expected a (?:<class '(?:\w+\.)*(\w+)'>|typing\.Literal\[([^\]]*))", line)
+    got = re.search(r"Got value: (.*?)(?= - Expected|$)|Given value: (.*)$", line)
     if wanted and got and keys:
-        kinds = [_plain(kind) for kind in dict.fromkeys(wanted)]
-        kinds = [kind for kind in kinds if kind != "null"] or kinds
-        return f"{where}: expected {' or '.join(kinds)}, got {got[1]}"
+        kinds = [
+            f"one of {choices}" if choices else _KINDS.get(kind, kind) for kind, choices in wanted
+        ]
+        kinds = [kind for kind in dict.fromkeys(kinds) if kind != "null"] or ["null"]
+        return f"{where}: expected {' or '.join(kinds)}, got {got[1] or got[2]}"
     return line
 
 
-def _plain(kind: str) -> str:
-    name = re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", kind)
-    if name.startswith("typing.Literal"):
-        return f"one of {name[len('typing.Literal[') : -1]}"
-    return {"NoneType": "null", "bool": "true or false", "float": "a number"}.get(name, name)
+_KINDS = {"NoneType": "null", "bool": "true or false", "float": "a number"}
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Suggests what a mistyped word was meant to be."""
-    close = closest(word, known)
-    return f"; did you mean {close!r}?" if close else ""
+def _hint(word: str, known: Iterable[str]) -> str:
+    """Suggest what a mistyped word was meant to be."""
+    near = closest(word, known)
+    return f"; did you mean {near!r}?" if near else ""
 
 
 def closest(word: str, known: Iterable[str]) -> str:
-    """Finds the known word that a mistyped one is closest to; an empty one if none is close."""
+    """Find the known word that a mistyped one is closest to; an empty one if none is close."""
     return next(iter(difflib.get_close_matches(word, list(known), n=1)), "")
 
 
 def class_of(class_path: str) -> Any:
-    """Imports a class by its full name."""
+    """Import a class by its full name."""
     module, _, name = class_path.rpartition(".")
     return getattr(import_module(module), name)
 
@@ -111,57 +107,45 @@ def _options_of(class_path: str) -> list[str]:
 
 
 def _classes() -> list[str]:
-    bases: tuple[type, ...] = (Task, SplitDataModule, Callback, Logger)
-    return [kind.__name__ for base in bases for kind in _below(base)]
-
-
-def _below(base: type) -> Iterator[type]:
-    kinds: list[type] = base.__subclasses__()
+    kinds: list[type] = [Task, SplitDataModule, Callback, Logger]
     for kind in kinds:
-        yield kind
-        yield from _below(kind)
+        kinds += kind.__subclasses__()
+    return [kind.__name__ for kind in kinds]
 
 
 def check_config_file(path: str | Path) -> None:
-    """Looks for what jsonargparse reports badly: an empty file, wrong YAML, mistyped class keys."""
+    """Look for what jsonargparse reports badly: an empty file, wrong YAML, mistyped class keys."""
+    wanted = "settings such as 'trainer:', 'model:' and 'data:'"
     if not Path(path).is_file():
         raise mismatch(FileNotFoundError, "the configuration is missing", "a YAML file", path)
     try:
         settings = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
-        raise mismatch(
-            ValueError,
-            "the configuration is not valid YAML",
-            "settings such as 'trainer:', 'model:' and 'data:'",
-            getattr(error, "problem", None) or "text that is not UTF-8",
-            where=f"{path}:{mark.line + 1}" if mark else path,
-        ) from error
+        got = getattr(error, "problem", None) or "text that is not UTF-8"
+        where = f"{path}:{mark.line + 1}" if mark else path
+        what = "the configuration is not valid YAML"
+        raise mismatch(ValueError, what, wanted, got, where=where) from error
     if not isinstance(settings, dict):
-        raise mismatch(
-            ValueError,
-            "the configuration holds no settings",
-            "settings such as 'trainer:', 'model:' and 'data:'",
-            "an empty file" if settings is None else f"a {type(settings).__name__}",
-            where=path,
-        )
+        got = "an empty file" if settings is None else f"a {type(settings).__name__}"
+        what = "the configuration holds no settings"
+        raise mismatch(ValueError, what, wanted, got, where=path)
     _check_class_keys(settings, "", path)
 
 
 def _check_class_keys(part: Any, name: str, path: str | Path) -> None:
-    children: dict[Any, Any] = part if isinstance(part, dict) else {}
-    if isinstance(part, list):
-        children = dict(enumerate(part))
-    elif "class_path" in children:
-        wrong = next((key for key in children if key not in _CLASS_KEYS), None)
-        if wrong is not None:
-            raise mismatch(
-                ValueError,
-                f"the configuration has an unknown key beside class_path: {name}.{wrong}",
-                "class_path and init_args",
-                f"{wrong!r}{did_you_mean(str(wrong), _CLASS_KEYS)}",
-                where=path,
-            )
+    children = dict(enumerate(part)) if isinstance(part, list) else part
+    if not isinstance(children, dict):
+        return
+    wrong = [str(key) for key in children if key not in _CLASS_KEYS]
+    if wrong and "class_path" in children:
+        raise mismatch(
+            ValueError,
+            f"the configuration has an unknown key beside class_path: {name}.{wrong[0]}",
+            "class_path and init_args",
+            f"{wrong[0]!r}{_hint(wrong[0], _CLASS_KEYS)}",
+            where=path,
+        )
     for key, child in children.items():
         _check_class_keys(child, f"{name}.{key}".lstrip("."), path)
 
@@ -200,9 +184,8 @@ class OneLineParser(LightningArgumentParser):
 class TaskCLI(LightningCLI):
     """Adds the parts that every run of this package has, and reports at the end."""
 
-    needs_checkpoint = True
-
-    def __init__(self) -> None:
+    def __init__(self, checkpoints: Sequence[str] = ()) -> None:
+        self.checkpoints = checkpoints
         self.results: list[str] = []
         self.checkpoint: Path | None = None
         self.contents: dict[str, Any] = {}
@@ -222,17 +205,12 @@ class TaskCLI(LightningCLI):
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Adds the callbacks that can be configured, and what the data tells the model."""
+        """Adds the callbacks that can be configured, and what the model takes from the data."""
         parser.add_lightning_class_args(RunCheckpoint, "checkpoint")
         parser.add_lightning_class_args(PredictionTable, "predictions")
         parser.add_lightning_class_args(RunReport, "report")
-        parser.set_defaults(
-            {
-                "checkpoint.monitor": _SUPPOSED,
-                "checkpoint.mode": "max",
-                "checkpoint.filename": "best",
-            }
-        )
+        best = {"monitor": _SUPPOSED, "mode": "max", "filename": "best"}
+        parser.set_defaults({f"checkpoint.{name}": value for name, value in best.items()})
         # A link is passed over where the data module or the model knows no such thing.
         for fact in ("num_tokens", "num_classes", "schema"):
             parser.link_arguments(f"data.{fact}", f"model.init_args.{fact}", apply_on="instantiate")
@@ -246,19 +224,16 @@ class TaskCLI(LightningCLI):
         super().parse_arguments(parser, args)
         command = str(self.config.subcommand)
         options = self.config[command]
-        _refuse_overwriting(options, getattr(self, "checkpoints", []))
+        _refuse_overwriting(options, self.checkpoints)
         # Taken out, so that Lightning does not put the options of the checkpoint in the place of
         # those given, and the saved configuration starts a run of its own.
         chosen, options["ckpt_path"] = options.get("ckpt_path"), None
         if chosen is not None:
             self._read_checkpoint(str(chosen), command)
-        elif command != "fit" and self.needs_checkpoint:
-            raise mismatch(
-                ValueError,
-                f"{command}: no checkpoint is given",
-                "--ckpt_path FILE, or --run FOLDER for the best one of a run",
-                "untrained weights",
-            )
+        elif command != "fit" and not self.checkpoints:
+            expected = "--ckpt_path FILE, or --run FOLDER for the best one of a run"
+            what = f"{command}: no checkpoint is given"
+            raise mismatch(ValueError, what, expected, "untrained weights")
 
     def _read_checkpoint(self, chosen: str, command: str) -> None:
         options = self.config[command]
@@ -372,7 +347,7 @@ class TaskCLI(LightningCLI):
             print(*self.results, *closing_lines(self.trainer), sep="\n")
 
 
-def _refuse_overwriting(config: Any, checkpoints: list[str]) -> None:
+def _refuse_overwriting(config: Any, checkpoints: Sequence[str]) -> None:
     """Refuses a table of predictions that is a file of the data, a checkpoint or a setting."""
     table = config.get("predictions")
     if table is None or table.folder is None:
@@ -451,12 +426,6 @@ def _is_no_advertisement(record: logging.LogRecord) -> bool:
 
 class EnsembleCLI(TaskCLI):
     """Runs ``test`` and ``predict`` with the average of several checkpoints."""
-
-    needs_checkpoint = False
-
-    def __init__(self, checkpoints: list[str]) -> None:
-        self.checkpoints = checkpoints
-        super().__init__()
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parses the options, and compares them with those of the checkpoints."""

@@ -93,16 +93,26 @@ class PredictionTable(BasePredictionWriter):
 
     def on_predict_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Merges the shares of all ranks and writes the tables."""
-        share = merge_columns(self._batches)
+        shares = [merge_columns(self._batches)]
         self._batches = []
-        shares = _gather(share, trainer.world_size)
+        if trainer.world_size > 1 and torch.distributed.is_initialized():
+            shares *= trainer.world_size
+            torch.distributed.all_gather_object(shares, shares[0])
         if not trainer.is_global_zero:
             return
-        columns = sort_rows(merge_columns([part for part in shares if part]))
+        columns = merge_columns([share for share in shares if share])
+        if columns:
+            node = columns.get("node", np.zeros_like(columns["example"]))
+            order = np.lexsort((node, columns["example"]))
+            columns = {name: value[order] for name, value in columns.items()}
         first_class = getattr(pl_module, "first_class", 0)
         places = self.places(trainer)
         if "predictions" in places:
-            shown = _described(tree_rows(columns), getattr(trainer, "datamodule", None))
+            shown = tree_rows(columns)
+            describe = getattr(getattr(trainer, "datamodule", None), "describe_examples", None)
+            if describe is not None and columns:
+                example = shown.pop("example")
+                shown = {"example": example, **describe(example), **shown}
             write_table(places["predictions"], shown, first_class)
         if "node predictions" in places and "is_root" in columns:
             write_table(places["node predictions"], node_rows(columns), first_class)
@@ -132,28 +142,9 @@ def folder_of(trainer: pl.Trainer) -> Path | None:
     return Path(next(filter(None, folders), trainer.default_root_dir))
 
 
-def _gather(share: Columns, world_size: int) -> list[Columns]:
-    if world_size == 1 or not torch.distributed.is_initialized():
-        return [share]
-    shares: list[Columns | None] = [None] * world_size
-    torch.distributed.all_gather_object(shares, share)
-    return [part for part in shares if part is not None]
-
-
-def _described(columns: Columns, source: Any) -> Columns:
-    """Puts what a data module says of its examples behind their numbers."""
-    describe = getattr(source, "describe_examples", None)
-    if describe is None or "example" not in columns:
-        return columns
-    said = describe(columns["example"])
-    return {"example": columns["example"], **said, **columns}
-
-
 def tree_rows(columns: Columns) -> Columns:
-    """Keeps the rows of the roots, where there is one row per node."""
-    if "is_root" not in columns:
-        return columns
-    is_root = columns["is_root"]
+    """Keep the rows of the roots, where there is one row per node."""
+    is_root = columns.get("is_root", slice(None))
     dropped = ("is_root", "node")
     return {name: value[is_root] for name, value in columns.items() if name not in dropped}
 
@@ -170,27 +161,15 @@ def merge_columns(parts: Sequence[Mapping[str, np.ndarray]]) -> Columns:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def sort_rows(columns: Columns) -> Columns:
-    """Sorts rows by example, then by node."""
-    if not columns:
-        return columns
-    example = columns["example"]
-    order = np.lexsort((columns.get("node", np.zeros_like(example)), example))
-    return {name: value[order] for name, value in columns.items()}
-
-
 def write_table(path: str | Path, columns: Columns, first_class: int = 0) -> Path:
     """Writes columns to a CSV file, whole or not at all."""
     header: list[str] = []
-    cells: list[Sequence[str]] = []
+    cells: list[list[str]] = []
     for name, value in columns.items():
-        if value.ndim == 1:
-            header.append(name)
-            cells.append([_cell(name, entry) for entry in value.tolist()])
-            continue
-        for number in range(value.shape[1]):
-            header.append(f"{name}_{number + first_class}")
-            cells.append([_cell(name, entry) for entry in value[:, number].tolist()])
+        several = value.ndim > 1
+        header += [f"{name}_{k}" for k, _ in enumerate(value.T, first_class)] if several else [name]
+        for part in value.T if several else [value]:
+            cells.append([_cell(name, entry) for entry in part.tolist()])
     opened = whole_file(path, newline="", encoding="utf-8")
     with nullcontext(sys.stdout) if str(path) == "-" else opened as file:
         writer = csv.writer(file)

@@ -4,14 +4,14 @@ import csv
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import lightning.pytorch as pl
 import numpy as np
 import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger
-from torch_geometric.data import Batch, Data
+from torch_geometric.data import Data
 
 from pyg_dynbatch.training.predictions import PredictionTable, folder_of
 from pyg_dynbatch.visualize import draw_curves, draw_tree, draw_tree_legend, new_figure, save_figure
@@ -24,15 +24,6 @@ PARITY = "parity.png"
 CALIBRATION = "calibration.png"
 
 Curve = tuple[list[float], list[float]]
-
-
-class TreeSource(Protocol):
-    """What the picture of trees needs of a data module."""
-
-    num_classes: int
-
-    def shown_trees(self, count: int) -> tuple[Batch, dict[str, Data], list[list[str]]]:
-        """Returns a few test trees as a batch and by name, and the text of their nodes."""
 
 
 class RunReport(Callback):
@@ -118,21 +109,20 @@ class RunReport(Callback):
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Draws a few trees of the test split, or tables the properties of its molecules."""
-        write, folder = getattr(pl_module, "report_test", None), folder_of(trainer)
-        if write is None:
-            self._draw_trees(trainer, pl_module)
-        elif trainer.is_global_zero and folder is not None and trainer.loggers:
-            write(folder, self.resamples)
-
-    def _draw_trees(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        # The hook is duck-typed: a user's own data module may offer the same method.
-        source: Any = getattr(trainer, "datamodule", None)
-        show = getattr(source, "shown_trees", None)
-        # A model of pairs has no class for each node.
-        if show is None or not getattr(pl_module, "labels_nodes", False):
-            return
         places = self.places(trainer)
-        if not trainer.is_global_zero or not places or not self.trees:
+        write = getattr(pl_module, "report_test", None)
+        if not trainer.is_global_zero or not places:
+            return
+        if write is not None:
+            write(places["task table"].parent, self.resamples)
+        # A model of pairs has no class for each node.
+        elif self.trees and getattr(pl_module, "labels_nodes", False):
+            self._draw_trees(trainer, pl_module, places["predicted trees"])
+
+    def _draw_trees(self, trainer: pl.Trainer, pl_module: pl.LightningModule, path: Path) -> None:
+        # The hook is duck-typed: a user's own data module may offer the same method.
+        show = getattr(getattr(trainer, "datamodule", None), "shown_trees", None)
+        if show is None:
             return
         batch, trees, words = show(self.trees)
         if not trees:
@@ -143,8 +133,7 @@ class RunReport(Callback):
             logits = pl_module(batch.to(pl_module.device))
         pl_module.train(was_training)
         predicted = logits.argmax(-1).cpu().split([tree.num_nodes for tree in trees.values()])
-        labels = [part.numpy() for part in predicted]
-        draw_trees(places["predicted trees"], trees, labels, words, logits.size(-1))
+        draw_trees(path, trees, [part.numpy() for part in predicted], words, logits.size(-1))
 
 
 def draw_trees(

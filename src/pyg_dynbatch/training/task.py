@@ -1,7 +1,7 @@
 """What all tasks share: loss over ranks, optimiser, rate schedule, checks of checkpoints."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, ClassVar, Literal, cast
 
@@ -38,21 +38,11 @@ def summed_cross_entropy(
     return loss, (labels != UNLABELLED).sum()
 
 
-def scaled_over_ranks(
-    loss: Float[Tensor, ""],
-    terms: Int[Tensor, ""] | None,
-    world_size: int,
-    add_up: Callable[[Tensor], Tensor],
-) -> Float[Tensor, ""]:
-    """Scales the sum of one rank so that the average of the gradients over ranks is right."""
-    if terms is None:
-        return loss * world_size
-    everywhere = add_up(terms.to(loss.dtype)) if world_size > 1 else terms.to(loss.dtype)
-    return loss * world_size / everywhere.clamp(min=1)
-
-
 class MeanLoss(Metric):
-    """Measures the mean loss of a labelled row; not a number if there is none."""
+    """Mean loss of a labelled row; not a number if there is none.
+
+    torchmetrics' ``MeanMetric`` looks for NaN, which waits for the device, or ignores weights.
+    """
 
     full_state_update = False
     higher_is_better = False
@@ -248,17 +238,16 @@ class Task(pl.LightningModule, ABC):
         Returns:
             The loss to call ``backward`` on.
         """
-        divisor: Tensor | None = terms
-        if reduction == "sum":
-            divisor = None
-        elif reduction == "per_tree":
-            # Filled on the device: a number handed over from the host would wait for it.
-            divisor = torch.full_like(terms, batch.num_graphs)
         world = distributed.get_world_size() if distributed.is_initialized() else 1
-        return scaled_over_ranks(loss, divisor, world, self._sum_over_ranks)
-
-    def _sum_over_ranks(self, value: Tensor) -> Tensor:
-        return self.trainer.strategy.reduce(value.clone(), reduce_op="sum")
+        if reduction == "sum":
+            return loss * world
+        if reduction == "per_tree":
+            # Filled on the device: a number handed over from the host would wait for it.
+            terms = torch.full_like(terms, batch.num_graphs)
+        divisor = terms.to(loss.dtype)
+        if world > 1:
+            divisor = self.trainer.strategy.reduce(divisor, reduce_op="sum")
+        return loss * world / divisor.clamp(min=1)
 
     def log_loss(self, stage: str, loss: Tensor, terms: Tensor, batch: Batch) -> None:
         """Logs the mean loss of a labelled row over the epoch, whatever training reduces by.
@@ -340,28 +329,18 @@ def check_weights(task: Task, checkpoint: Mapping[str, Any]) -> None:
     """Compares names and shapes of the weights of a checkpoint with those of a model."""
     name = type(task).__name__
     other = checkpoint.get("pyg_dynbatch_task", name)
+    what = f"{name}: the checkpoint belongs to another model"
+    hint = "use the configuration the checkpoint was made with"
     if other != name:
-        raise mismatch(
-            ValueError,
-            f"{name}: the checkpoint belongs to another model",
-            f"a checkpoint of {name}",
-            f"a checkpoint of {other}",
-            hint="use the configuration the checkpoint was made with",
-        )
+        expected, got = f"a checkpoint of {name}", f"a checkpoint of {other}"
+        raise mismatch(ValueError, what, expected, got, hint=hint)
     task.check_origin(checkpoint.get("hyper_parameters", {}))
-    saved = {key: tuple(value.shape) for key, value in checkpoint.get("state_dict", {}).items()}
-    own = {key: tuple(value.shape) for key, value in task.state_dict().items()}
+    saved, own = _shapes(checkpoint.get("state_dict", {})), _shapes(task.state_dict())
     for key in sorted({*saved, *own}):
-        if saved.get(key) != own.get(key):
-            raise mismatch(
-                ValueError,
-                f"{name}: the checkpoint belongs to another model",
-                _weight(key, own),
-                _weight(key, saved),
-                where=key,
-                hint="use the configuration the checkpoint was made with",
-            )
+        expected, got = own.get(key, "no such weight"), saved.get(key, "no such weight")
+        if expected != got:
+            raise mismatch(ValueError, what, expected, got, where=key, hint=hint)
 
 
-def _weight(key: str, shapes: Mapping[str, tuple[int, ...]]) -> str:
-    return f"a tensor of shape {list(shapes[key])}" if key in shapes else "no such weight"
+def _shapes(state: Mapping[str, Tensor]) -> dict[str, str]:
+    return {key: f"a tensor of shape {list(value.shape)}" for key, value in state.items()}
