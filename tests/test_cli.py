@@ -2,6 +2,7 @@
 
 import csv
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,7 @@ CONFIG = {
         "devices": 1,
         "max_epochs": 2,
         "enable_model_summary": False,
+        "enable_progress_bar": False,
         "logger": {"class_path": "CSVLogger", "init_args": {"save_dir": "runs", "name": "small"}},
     },
     "model": {
@@ -47,14 +49,18 @@ CONFIG = {
 }
 
 
+def prepare(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Goes to a folder, and writes a small configuration there."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", ["pyg-dynbatch"])
+    (folder / "small.ckpt").write_text("no checkpoint", encoding="utf-8")
+    (folder / "small.yaml").write_text(yaml.safe_dump(CONFIG), encoding="utf-8")
+    return folder
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to run in, with a small configuration."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["pyg-dynbatch"])
-    (tmp_path / "small.ckpt").write_text("no checkpoint", encoding="utf-8")
-    (tmp_path / "small.yaml").write_text(yaml.safe_dump(CONFIG), encoding="utf-8")
-    return tmp_path
+    return prepare(tmp_path, monkeypatch)
 
 
 def run(*argv: str) -> int:
@@ -102,7 +108,7 @@ def test_version(capsys) -> None:
     assert capsys.readouterr().out.strip() == __version__
 
 
-@pytest.mark.parametrize("command", ["fit", "test", "ensemble", "inspect"])
+@pytest.mark.parametrize("command", ["ensemble", "inspect"])
 def test_help_of_a_command(folder: Path, command: str, capsys) -> None:
     assert run(command, "--help") == 0
     assert "--" in capsys.readouterr().out
@@ -190,25 +196,22 @@ def test_wrong_settings_are_found_before_data_is_processed(
     assert not Path("data").exists()
 
 
-@pytest.mark.parametrize(
-    ("contents", "said"),
-    [
-        ({"weight": torch.zeros(1)}, "without state_dict and pytorch-lightning_version"),
+def test_a_foreign_file_is_no_checkpoint(folder: Path, capsys) -> None:
+    predict = ["predict", "--checkpoint", "foreign.ckpt", "--input", "test.txt"]
+    for contents, said in (
         ({"pytorch-lightning_version": "2.6"}, "without state_dict"),
         ({"state_dict": {}}, "without pytorch-lightning_version"),
-    ],
-)
-def test_a_foreign_file_is_no_checkpoint(folder: Path, contents: dict, said: str, capsys) -> None:
-    torch.save(contents, "foreign.ckpt")
+        ({"weight": torch.zeros(1)}, "without state_dict and pytorch-lightning_version"),
+    ):
+        torch.save(contents, "foreign.ckpt")
+        assert said in complaint(capsys, *predict)
     settings = ["--config", "small.yaml"]
     for argv in (
         *([command, *settings, "--ckpt_path", "foreign.ckpt"] for command in ("fit", "test")),
         ["ensemble", *settings, "--checkpoints", "foreign.ckpt"],
-        ["predict", "--checkpoint", "foreign.ckpt", "--input", "test.txt"],
+        predict,
     ):
-        found = complaint(capsys, *argv)
-        assert "the file is not a checkpoint" in found
-        assert said in found
+        assert "the file is not a checkpoint" in complaint(capsys, *argv)
 
 
 def test_a_checkpoint_without_options_or_other_weights_does_not_predict(
@@ -364,11 +367,19 @@ def test_resumed_run_leaves_the_files_of_the_straight_one(
             assert (straight / name).read_bytes() == (cut / name).read_bytes(), name
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the small configuration has run."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = prepare(tmp_path_factory.mktemp("trained"), patch)
+        assert run("fit", "--config", "small.yaml") == 0
+    return folder
+
+
 @pytest.fixture
-def fitted(folder: Path, capsys: pytest.CaptureFixture) -> str:
-    """The folder of a run."""
-    assert run("fit", "--config", "small.yaml", "--trainer.enable_progress_bar", "false") == 0
-    capsys.readouterr()
+def fitted(folder: Path, trained: Path) -> str:
+    """The folder of a run, to change at will."""
+    shutil.copytree(trained, folder, dirs_exist_ok=True)
     return "runs/small/version_0"
 
 
@@ -392,7 +403,7 @@ def test_best_and_last_checkpoint_of_a_run(fitted: str, capsys) -> None:
         ([*saved, "--ckpt_path", "best.ckpt"], best),
         ([*saved, "--ckpt_path=last"], last),
     ):
-        assert run("predict", *given, "--trainer.enable_progress_bar", "false") == 0
+        assert run("predict", *given) == 0
         assert re.search(rf"^checkpoint: +{used}$", capsys.readouterr().out, re.MULTILINE)
 
 

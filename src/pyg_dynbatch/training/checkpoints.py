@@ -25,11 +25,11 @@ from pyg_dynbatch.core.files import whole_file
 
 
 class RandomState(Callback):
-    """Saves torch's random state in every checkpoint and puts it back on resuming.
+    """Save torch's random state in every checkpoint and restore it on resuming.
 
     Lightning restores weights, optimisers, schedules and loops, but dropout would draw other
-    numbers. Every rank has a state of its own; they are all kept, and put back if the run has as
-    many ranks as before. Exact for checkpoints taken at the end of an epoch, on one device.
+    numbers. The states of all ranks are saved, and restored if the run has as many
+    ranks as before. Exact for checkpoints taken at the end of an epoch, on one device.
 
     Example:
         >>> RandomState().state_key
@@ -47,7 +47,7 @@ class RandomState(Callback):
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Adds the seed of the run and the states of all ranks to the checkpoint."""
+        """Add the seed of the run and the states of all ranks to the checkpoint."""
         checkpoint["pyg_dynbatch_seed"] = os.environ.get("PL_GLOBAL_SEED")
         checkpoint["random_state"] = {
             name: _of_all_ranks(state, trainer) for name, state in _states(pl_module).items()
@@ -56,11 +56,11 @@ class RandomState(Callback):
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Keeps the states until training starts."""
+        """Keep the states until training starts."""
         self._waiting = checkpoint.get("random_state")
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Puts the state back, as the last thing before the first resumed batch."""
+        """Restore the state just before the first resumed batch."""
         waiting, self._waiting = self._waiting, None
         if waiting is None or waiting["cpu"].size(0) != trainer.world_size:
             return
@@ -72,7 +72,7 @@ class RandomState(Callback):
 
 
 class RunCheckpoint(ModelCheckpoint):
-    """Keeps the best checkpoint as Lightning does, also when the folder of the run was moved."""
+    """Keep the best checkpoint even after the folder of the run was moved."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore paths and scores; Lightning forgets the scores if the folder was moved."""
@@ -89,7 +89,7 @@ class RunCheckpoint(ModelCheckpoint):
 
 
 def last_checkpoint() -> ModelCheckpoint:
-    """Makes the callback that keeps ``last.ckpt``, written at the end of every epoch.
+    """Make the callback that keeps ``last.ckpt``, written at the end of every epoch.
 
     ``ModelCheckpoint(monitor=..., save_last=True)`` writes its ``last.ckpt`` only together with a
     new best one, so a run resumed from it would repeat epochs.
@@ -131,12 +131,12 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
 
 
 class SafeCheckpointIO(TorchCheckpointIO):
-    """Writes checkpoints whole or not at all, and reads them without running code from them."""
+    """Write checkpoints whole or not at all, and read them without running code from them."""
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Reads a checkpoint."""
+        """Read a checkpoint."""
         if weights_only is not False and map_location is None and Path(path).is_file():
             return read_checkpoint(path)
         options = {} if map_location is None else {"map_location": map_location}
@@ -145,11 +145,11 @@ class SafeCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
     ) -> None:
-        """Saves a checkpoint; one on a remote file system is left to Lightning."""
+        """Save a checkpoint; one on a remote file system is left to Lightning."""
         if storage_options is not None or "://" in str(path):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
-        content = BytesIO()  # torch turns an error of the file into one that does not name it
+        content = BytesIO()  # torch's own error would not name the file
         torch.save(checkpoint, content)
         with whole_file(path, "wb") as file:
             file.write(content.getbuffer())
@@ -164,7 +164,7 @@ def share_split(checkpoint: dict[str, Any], datamodule: Any) -> None:
 
 @contextmanager
 def naming_file(path: str | Path) -> Iterator[None]:
-    """Adds the path of a checkpoint to a complaint about it."""
+    """Add the path of a checkpoint to an error about it."""
     try:
         yield
     except ValueError as error:
@@ -235,7 +235,7 @@ def find_checkpoint(name: str, configs: list[Path]) -> Path:
 def check_options(
     checkpoint: Mapping[str, Any], given: Mapping[str, Any], training: bool
 ) -> list[str]:
-    """Compares the options of a command with those the checkpoint was made with."""
+    """Compare the options of a command with those the checkpoint was made with."""
     made_with = {
         "model": dict(checkpoint.get("hyper_parameters", {})),
         "data": checkpoint.get("pyg_dynbatch_data", {}),
@@ -266,7 +266,7 @@ def check_options(
 
 
 def plain_options(part: Mapping[str, Any]) -> dict[str, Any]:
-    """Flattens ``class_path`` and ``init_args`` as hyper-parameters in a checkpoint are."""
+    """Flatten ``class_path`` and ``init_args`` to the form of hyper-parameters in a checkpoint."""
     options = {**(part.get("init_args") or {}), **(part.get("dict_kwargs") or {})}
     return {"_class_path": part.get("class_path"), **options}
 
@@ -304,10 +304,10 @@ def check_run_folder(
 
 
 class MetricsTable(ExperimentWriter):
-    """Appends to a table of metrics that is there, which Lightning's own writer deletes."""
+    """Append to an existing table of metrics, which Lightning's own writer deletes."""
 
     def _check_log_dir_exists(self) -> None:
-        """Leaves the table as it is."""
+        """Do nothing: the table stays as it is."""
 
     def _record_new_keys(self) -> set[str]:
         if Path(self.metrics_file_path).is_file():
@@ -317,14 +317,14 @@ class MetricsTable(ExperimentWriter):
 
 
 def append_metrics(trainer: pl.Trainer) -> None:
-    """Lets the loggers of a run append to the tables that are there."""
+    """Let the loggers of a run append to existing tables."""
     for logger in trainer.loggers:
         if isinstance(logger, CSVLogger) and trainer.is_global_zero:
             logger._experiment = MetricsTable(logger.log_dir)
 
 
 def continue_in(trainer: pl.Trainer, checkpoint: Path, contents: Mapping[str, Any]) -> None:
-    """Lets the loggers write into the folder of a checkpoint, after what was logged before it."""
+    """Let the loggers write into the folder of a checkpoint, after what was logged before it."""
     folder = checkpoint.parent
     trainer.loggers = [
         CSVLogger(folder.parent.parent, folder.parent.name, folder.name)
@@ -339,7 +339,7 @@ def continue_in(trainer: pl.Trainer, checkpoint: Path, contents: Mapping[str, An
 
 
 def _drop_after(table: Path, step: int) -> None:
-    """Drops the rows that were logged after a step of training, and columns without a value."""
+    """Drop the rows that were logged after a step of training, and columns without a value."""
     with table.open(newline="", encoding="utf-8") as file:
         read = [{name: text for name, text in row.items() if text} for row in csv.DictReader(file)]
     rows = [

@@ -14,7 +14,7 @@ from pyg_dynbatch.core.errors import mismatch
 
 
 def _check_ranges(options: object, ranges: Mapping[str, tuple[bool, str]]) -> None:
-    """Raises an error for the first option outside its range."""
+    """Raise an error for the first option outside its range."""
     for name, (fits, expected) in ranges.items():
         if not fits:
             what = f"{type(options).__name__}: {name} is out of range"
@@ -23,7 +23,7 @@ def _check_ranges(options: object, ranges: Mapping[str, tuple[bool, str]]) -> No
 
 @dataclass(frozen=True)
 class OptimizerOptions:
-    """Chooses the optimiser of the weights and that of the word vectors.
+    """Choose the optimiser of the weights and that of the word vectors.
 
     Args:
         name: Optimiser of all weights but the word vectors: ``adagrad``, ``adam``, ``adamw`` or
@@ -59,7 +59,7 @@ class OptimizerOptions:
     embedding_gradient_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuses numbers that no optimiser can use."""
+        """Refuse numbers that no optimiser can use."""
         numbers = ("lr", "embedding_lr", "weight_decay", "initial_accumulator", "eps")
         given = {name: getattr(self, name) for name in numbers if getattr(self, name) is not None}
         _check_ranges(
@@ -84,7 +84,7 @@ class OptimizerOptions:
 
 @dataclass(frozen=True)
 class RateOptions:
-    """Chooses how the learning rates change; every rate is multiplied by the same factor.
+    """Choose how the learning rates change; every rate is multiplied by the same factor.
 
     Args:
         name: ``constant``, ``step`` (times ``gamma`` every ``every`` epochs), ``exponential``
@@ -113,7 +113,7 @@ class RateOptions:
     rise: float = 0.3
 
     def __post_init__(self) -> None:
-        """Refuses numbers that no schedule can use."""
+        """Refuse numbers that no schedule can use."""
         _check_ranges(
             self,
             {
@@ -128,7 +128,7 @@ class RateOptions:
 
 @dataclass(frozen=True)
 class VectorOptions:
-    """Chooses the word vectors that a run starts from.
+    """Choose the word vectors that a run starts from.
 
     Args:
         source: ``none`` (the model's own random vectors), ``glove`` (a text file, also ``.gz``, in
@@ -158,7 +158,7 @@ class VectorOptions:
 def rate_factor(
     options: RateOptions, steps_per_epoch: float, total_steps: float
 ) -> Callable[[int], float]:
-    """Makes the function from the number of optimiser steps taken to the factor on the rates."""
+    """Make the function from the number of optimiser steps taken to the factor on the rates."""
     if options.name in ("cosine", "one_cycle") and not math.isfinite(total_steps):
         raise mismatch(
             ValueError,
@@ -195,7 +195,7 @@ def _half_cosine(start: float, end: float, done: float) -> float:
 def build_scheduler(
     optimizer: Optimizer, options: RateOptions, lengths: Callable[[], tuple[float, float]]
 ) -> dict[str, Any] | None:
-    """Makes what Lightning wants from ``configure_optimizers`` for a schedule.
+    """Make what Lightning wants from ``configure_optimizers`` for a schedule.
 
     ``lengths`` gives the optimiser steps per epoch and per run; it is called only where needed.
     """
@@ -214,7 +214,7 @@ _EPS = {"adagrad": 1e-10, "adam": 1e-8, "adamw": 1e-8, "sgd": 0.0}
 
 
 class SplitOptimizer(Optimizer):
-    """Runs several optimisers, each on its own parameters, as if they were one.
+    """Run several optimisers on disjoint parameters as one.
 
     Lightning's automatic optimisation, learning-rate schedulers and gradient clipping see one
     optimiser: the parameter groups are those of the parts one after another, and the state is
@@ -274,7 +274,7 @@ class SplitOptimizer(Optimizer):
         """Restore the state of all parts.
 
         Args:
-            state_dict: What :meth:`state_dict` gave.
+            state_dict: As returned by :meth:`state_dict`.
         """
         super().load_state_dict(state_dict)
         self._link_parts()
@@ -373,7 +373,7 @@ def _check_sparse(name: str, embeddings: list[nn.Embedding]) -> None:
     if not any(module.sparse for module in embeddings):
         return
     if not torch.sparse.check_sparse_tensor_invariants.is_enabled():
-        # Says aloud what is so anyway; torch otherwise warns at the first sparse step.
+        # Sets the default explicitly; torch otherwise warns at the first sparse step.
         torch.sparse.check_sparse_tensor_invariants.disable()
     if name in ("adam", "adamw"):
         raise mismatch(

@@ -17,7 +17,7 @@ from pyg_dynbatch.core.files import whole_file
 
 
 def checked_device(name: str) -> torch.device:
-    """Looks whether a device can be used."""
+    """Return a device, or raise an error if it cannot be used."""
     try:
         torch.zeros(1, device=name)
     except (RuntimeError, AssertionError) as error:
@@ -34,12 +34,12 @@ Columns = dict[str, np.ndarray]
 
 
 class PredictionTable(BasePredictionWriter):
-    """Collects the rows of ``predict_step`` and writes them once, sorted as the data set is.
+    """Collect the rows of ``predict_step`` and write them once, in the order of the data set.
 
-    On several devices every rank predicts its share; the first one merges and writes. A table is
-    written under another name and then renamed, so that a broken run leaves no half table.
+    On several devices every rank predicts its share; the first one merges and writes. An
+    interrupted run leaves no incomplete table.
 
-    Columns: ``example`` (its number in the data set), what the data module says of each example
+    Columns: ``example`` (its number in the data set), what the data module adds per example
     (``smiles`` of molecules), and the columns of the task: for trees ``prediction``, one
     ``probability_…`` a class, ``target`` (empty where there is none); the table of nodes has
     ``node`` after ``example``.
@@ -64,7 +64,7 @@ class PredictionTable(BasePredictionWriter):
         self._batches: list[Columns] = []
 
     def on_predict_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Forgets the rows of a former pass."""
+        """Remove the rows of an earlier pass."""
         self._batches = []
 
     def write_on_batch_end(
@@ -77,7 +77,7 @@ class PredictionTable(BasePredictionWriter):
         batch_idx: int,
         dataloader_idx: int,
     ) -> None:
-        """Keeps the rows of a batch on the host, with the examples' numbers in the data set."""
+        """Keep the rows of a batch on the host, with the examples' numbers in the data set."""
         if batch_indices is None:
             raise mismatch(
                 ValueError,
@@ -92,7 +92,7 @@ class PredictionTable(BasePredictionWriter):
         self._batches.append(columns)
 
     def on_predict_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Merges the shares of all ranks and writes the tables."""
+        """Merge the shares of all ranks and write the tables."""
         shares = [merge_columns(self._batches)]
         self._batches = []
         if trainer.world_size > 1 and torch.distributed.is_initialized():
@@ -118,13 +118,13 @@ class PredictionTable(BasePredictionWriter):
             write_table(places["node predictions"], node_rows(columns), first_class)
 
     def places(self, trainer: pl.Trainer) -> dict[str, Path]:
-        """Says where the tables of a run lie; nowhere for a trial run without a folder.
+        """Return the paths of the tables of a run; none for a trial run without a folder.
 
         Args:
             trainer: The run.
 
         Returns:
-            Paths by what lies there.
+            Paths by content.
         """
         folder = self.folder or folder_of(trainer)
         if folder is None:
@@ -134,7 +134,7 @@ class PredictionTable(BasePredictionWriter):
 
 
 def folder_of(trainer: pl.Trainer) -> Path | None:
-    """Finds the folder of a run."""
+    """Find the folder of a run."""
     if getattr(trainer, "fast_dev_run", False):
         return None
     # Not trainer.log_dir, which waits for all ranks: the first rank alone may ask here.
@@ -150,19 +150,19 @@ def tree_rows(columns: Columns) -> Columns:
 
 
 def node_rows(columns: Columns) -> Columns:
-    """Keeps all rows, without saying which are roots."""
+    """Keep all rows, without the column that marks roots."""
     return {name: value for name, value in columns.items() if name != "is_root"}
 
 
 def merge_columns(parts: Sequence[Mapping[str, np.ndarray]]) -> Columns:
-    """Puts the rows of several parts one after another."""
+    """Concatenate the rows of several parts."""
     if not parts:
         return {}
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def write_table(path: str | Path, columns: Columns, first_class: int = 0) -> Path:
-    """Writes columns to a CSV file, whole or not at all."""
+    """Write columns to a CSV file, whole or not at all."""
     header: list[str] = []
     cells: list[list[str]] = []
     for name, value in columns.items():

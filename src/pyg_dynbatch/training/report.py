@@ -1,4 +1,4 @@
-"""Leave pictures behind at the end of a run, and say where everything was written."""
+"""Draw pictures at the end of a run, and list what was written."""
 
 import csv
 import math
@@ -27,12 +27,12 @@ Curve = tuple[list[float], list[float]]
 
 
 class RunReport(Callback):
-    """Draws the learning curves when training ends, and what was predicted when testing ends.
+    """Draw learning curves after training, and predictions after testing.
 
-    All lies in the folder of the run. Curves need Lightning's ``CSVLogger``. A test of trees leaves
-    a picture of a few labelled trees, if the data module can show some (all of this package that
-    classify nodes). A test of molecules leaves a table of the properties with bootstrap intervals
-    and, for values, a parity plot, for probabilities, a calibration plot.
+    All files go to the folder of the run. Curves need Lightning's ``CSVLogger``. A test of trees
+    draws a few labelled trees, if the data module can show some. A test of molecules writes a table
+    of the properties with bootstrap intervals, and draws a parity plot of values or a calibration
+    plot of probabilities.
 
     Args:
         trees: How many trees to draw.
@@ -48,13 +48,13 @@ class RunReport(Callback):
         self.resamples = resamples
 
     def places(self, trainer: pl.Trainer) -> dict[str, Path]:
-        """Says where the pictures of a run lie; nowhere for a trial run without a folder.
+        """Return the paths of the pictures of a run; none for a trial run without a folder.
 
         Args:
             trainer: The run.
 
         Returns:
-            Paths by what lies there.
+            Paths by content.
         """
         folder = folder_of(trainer)
         if folder is None or not trainer.loggers:
@@ -69,14 +69,14 @@ class RunReport(Callback):
         }
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Writes which examples are trained on, where the data module has divided them itself."""
+        """Write the split, if the data module has made it."""
         write = getattr(getattr(getattr(trainer, "datamodule", None), "parts", None), "write", None)
         folder = folder_of(trainer)
         if write is not None and trainer.is_global_zero and folder is not None and trainer.loggers:
             write(folder / SPLIT)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Draws the learning curves."""
+        """Draw the learning curves."""
         for logger in trainer.loggers:
             # Written here rather than where the table is looked for: a logger that has logged
             # nothing in its process would empty the table first.
@@ -108,7 +108,7 @@ class RunReport(Callback):
             axes.legend(frameon=False, fontsize="small")
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Draws a few trees of the test split, or tables the properties of its molecules."""
+        """Draw a few trees of the test split, or write a table of its properties."""
         places = self.places(trainer)
         write = getattr(pl_module, "report_test", None)
         if not trainer.is_global_zero or not places:
@@ -143,7 +143,7 @@ def draw_trees(
     words: Sequence[Sequence[str]],
     num_classes: int,
 ) -> Path:
-    """Draws trees side by side, two in a row."""
+    """Draw trees side by side, two per row."""
     columns = min(2, len(trees))
     figure, axes = new_figure(math.ceil(len(trees) / columns), columns, 6.5, 4.5)
     for place in axes[len(trees) :]:
@@ -167,7 +167,7 @@ def draw_trees(
 
 
 def metrics_file(trainer: pl.Trainer) -> Path | None:
-    """Finds the table of metrics of a run."""
+    """Find the table of metrics of a run."""
     for logger in trainer.loggers:
         if isinstance(logger, CSVLogger):
             path = Path(logger.log_dir) / "metrics.csv"
@@ -176,7 +176,7 @@ def metrics_file(trainer: pl.Trainer) -> Path | None:
 
 
 def read_curve(metrics: Path, name: str) -> Curve:
-    """Reads one column of a table of metrics against the epoch."""
+    """Read one column of a table of metrics against the epoch."""
     epochs: list[float] = []
     values: list[float] = []
     with metrics.open(newline="", encoding="utf-8") as file:
@@ -188,7 +188,7 @@ def read_curve(metrics: Path, name: str) -> Curve:
 
 
 def closing_lines(trainer: pl.Trainer) -> list[str]:
-    """Says where a run wrote what."""
+    """List the files that a run has written."""
     best = getattr(trainer.checkpoint_callback, "best_model_path", "")
     checkpoint = trainer.ckpt_path or best
     written = {"checkpoint": Path(checkpoint)} if checkpoint else {}
@@ -198,5 +198,5 @@ def closing_lines(trainer: pl.Trainer) -> list[str]:
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, (PredictionTable, RunReport)):
             written.update(callback.places(trainer))
-    # Looked up, not remembered: with forked or spawned ranks another process has written.
+    # Looked up in the file system: forked or spawned ranks write in another process.
     return [f"{f'{what}:':<17} {path}" for what, path in written.items() if path.is_file()]
