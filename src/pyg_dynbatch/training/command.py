@@ -392,8 +392,7 @@ def run_lightning(argv: list[str]) -> int:
     """Run ``fit``, ``validate``, ``test`` or ``predict``."""
     # Processes that Lightning starts for more devices read the options from here.
     sys.argv[1:] = with_run(argv)
-    _keep_quiet()
-    keep_freed_memory()
+    _prepare_process()
     TaskCLI()
     return 0
 
@@ -410,18 +409,17 @@ def with_run(argv: list[str]) -> list[str]:
     return [argv[0], "--config", config, *others, "--ckpt_path", own.ckpt_path]
 
 
-def _keep_quiet() -> None:
+def _prepare_process() -> None:
+    """Keep freed memory for reuse, and hide warnings that do not concern the user."""
+    keep_freed_memory()
     pl.utilities.disable_possible_user_warnings()
     # The folder of a continued run is not empty.
     warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")
     warnings.filterwarnings("ignore", message="Experiment logs directory .* exists and is not")
     # Lightning 2.6 asks torch's pytree for a name that torch has deprecated.
     warnings.filterwarnings("ignore", message="`isinstance\\(treespec, LeafSpec\\)`")
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_is_no_advertisement)
-
-
-def _is_no_advertisement(record: logging.LogRecord) -> bool:
-    return "litlogger" not in record.getMessage()
+    log = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    log.addFilter(lambda record: "litlogger" not in record.getMessage())
 
 
 class EnsembleCLI(TaskCLI):
@@ -438,18 +436,13 @@ class EnsembleCLI(TaskCLI):
         """Test and predict with the average in place of the model."""
         self.model = ensemble_of(model, self.checkpoints)
         for path in self.checkpoints:
-            _check_data(datamodule, path)
+            checkpoint = read_checkpoint(path)
+            share_split(checkpoint, datamodule)
+            noted = checkpoint.get(type(datamodule).__qualname__)
+            with naming_file(path):
+                if noted is not None:
+                    datamodule.load_state_dict(noted)
         self.test_and_predict()
-
-
-def _check_data(datamodule: SplitDataModule, path: str) -> None:
-    """Let the data module compare its state in a checkpoint."""
-    checkpoint = read_checkpoint(path)
-    share_split(checkpoint, datamodule)
-    noted = checkpoint.get(type(datamodule).__qualname__)
-    with naming_file(path):
-        if noted is not None:
-            datamodule.load_state_dict(noted)
 
 
 def run_ensemble(argv: list[str]) -> int:
@@ -471,8 +464,7 @@ def run_ensemble(argv: list[str]) -> int:
         parser.error("the following arguments are required: --checkpoints or --members, not both")
     if own.members is not None and own.members < 1:
         parser.error(f"argument --members: expected at least 1, got {own.members}")
-    _keep_quiet()
-    keep_freed_memory()
+    _prepare_process()
     checkpoints = own.checkpoints
     if own.members is not None:
         checkpoints, others = _trained_members(own.members, others)
