@@ -496,15 +496,6 @@ def test_options_beside_a_checkpoint_hold_or_are_refused(fitted: str, capsys, ca
     assert found["hyper_parameters"]["output_dropout"] == 0.2
 
 
-def test_checkpoint_of_another_model(folder: Path, capsys) -> None:
-    assert run("fit", "--config", "small.yaml", "--trainer.max_epochs", "1") == 0
-    last = "runs/small/version_0/last.ckpt"
-    other = ["--config", "small.yaml", "--model.init_args.hidden_channels", "9"]
-    said = complaint(capsys, "ensemble", *other, "--checkpoints", last)
-    assert "model.hidden_channels: 8 in the checkpoint, 9 given" in said
-    assert last in said
-
-
 def test_fast_dev_run(folder: Path, capsys) -> None:
     assert run("fit", "--config", "small.yaml", "--trainer.fast_dev_run", "true") == 0
     assert re.search(r"^test/accuracy: \d\.\d\d+$", capsys.readouterr().out, re.MULTILINE)
