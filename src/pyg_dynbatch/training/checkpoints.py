@@ -28,8 +28,8 @@ class RandomState(Callback):
     """Save torch's random state in every checkpoint and restore it on resuming.
 
     Lightning restores weights, optimisers, schedules and loops, but dropout would draw other
-    numbers. The states of all ranks are saved, and restored if the run has as many
-    ranks as before. Exact for checkpoints taken at the end of an epoch, on one device.
+    numbers. The states of all ranks are saved, and restored if the number of ranks is the same.
+    Exact for checkpoints taken at the end of an epoch, on one device.
 
     Example:
         >>> RandomState().state_key
@@ -38,11 +38,6 @@ class RandomState(Callback):
 
     def __init__(self) -> None:
         self._waiting: dict[str, Tensor] | None = None
-
-    @property
-    def state_key(self) -> str:
-        """Name of the callback's entry in a checkpoint."""
-        return "RandomState"
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
