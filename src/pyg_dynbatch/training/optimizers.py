@@ -1,7 +1,7 @@
 """Optimisers that treat word vectors apart, and schedules of their learning rates."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,12 +13,10 @@ from torch.optim.lr_scheduler import LambdaLR
 from pyg_dynbatch.core.errors import mismatch
 
 
-def _check_ranges(options: object, ranges: Mapping[str, tuple[bool, str]]) -> None:
-    """Raise an error for the first option outside its range."""
-    for name, (fits, expected) in ranges.items():
-        if not fits:
-            what = f"{type(options).__name__}: {name} is out of range"
-            raise mismatch(ValueError, what, expected, getattr(options, name))
+def _check_range(options: object, name: str, fits: bool, expected: str) -> None:
+    if not fits:
+        what = f"{type(options).__name__}: {name} is out of range"
+        raise mismatch(ValueError, what, expected, getattr(options, name))
 
 
 @dataclass(frozen=True)
@@ -60,18 +58,13 @@ class OptimizerOptions:
 
     def __post_init__(self) -> None:
         """Refuse numbers that no optimiser can use."""
-        numbers = ("lr", "embedding_lr", "weight_decay", "initial_accumulator", "eps")
-        given = {name: getattr(self, name) for name in numbers if getattr(self, name) is not None}
-        _check_ranges(
-            self,
-            {name: (0 <= n < math.inf, "a finite number, at least 0") for name, n in given.items()}
-            | {
-                "embedding_gradient_scale": (
-                    self.embedding_gradient_scale > 0,
-                    'a number above 0; embedding: "fixed" leaves the word vectors as they are',
-                )
-            },
-        )
+        for name in ("lr", "embedding_lr", "weight_decay", "initial_accumulator", "eps"):
+            value = getattr(self, name)
+            fits = value is None or 0 <= value < math.inf
+            _check_range(self, name, fits, "a finite number, at least 0")
+        expected = 'a number above 0; embedding: "fixed" leaves the word vectors as they are'
+        scale = self.embedding_gradient_scale
+        _check_range(self, "embedding_gradient_scale", scale > 0, expected)
         if "adagrad" in (self.name, self.embedding) and self.eps == self.initial_accumulator == 0:
             raise mismatch(
                 ValueError,
@@ -114,16 +107,11 @@ class RateOptions:
 
     def __post_init__(self) -> None:
         """Refuse numbers that no schedule can use."""
-        _check_ranges(
-            self,
-            {
-                "gamma": (self.gamma > 0, "above 0"),
-                "every": (self.every >= 1, "at least 1"),
-                "final": (0 <= self.final <= 1, "0 to 1"),
-                "warmup": (self.warmup >= 0, "at least 0"),
-                "rise": (0 <= self.rise < 1, "at least 0 and below 1"),
-            },
-        )
+        _check_range(self, "gamma", self.gamma > 0, "above 0")
+        _check_range(self, "every", self.every >= 1, "at least 1")
+        _check_range(self, "final", 0 <= self.final <= 1, "0 to 1")
+        _check_range(self, "warmup", self.warmup >= 0, "at least 0")
+        _check_range(self, "rise", 0 <= self.rise < 1, "at least 0 and below 1")
 
 
 @dataclass(frozen=True)
@@ -174,12 +162,10 @@ def rate_factor(
             done = max(0.0, step - options.warmup) / max(1.0, total_steps - options.warmup)
             return warm * _half_cosine(1.0, options.final, done)
         if options.name == "one_cycle":
-            done = step / total_steps
-            if done < options.rise:
-                return warm * _half_cosine(0.04, 1.0, done / options.rise)
-            return warm * _half_cosine(
-                1.0, options.final, (done - options.rise) / (1.0 - options.rise)
-            )
+            done, rise = step / total_steps, options.rise
+            if done < rise:
+                return warm * _half_cosine(1 / 25, 1.0, done / rise)
+            return warm * _half_cosine(1.0, options.final, (done - rise) / (1.0 - rise))
         epoch = int(step / steps_per_epoch)
         if options.name == "step":
             return warm * options.gamma ** (epoch // options.every)
