@@ -2,16 +2,16 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from pyg_dynbatch.core import Schedule
 from pyg_dynbatch.nn import RecursiveLayer
 from tests.nn.recursion import SMALL, Placed, features, make, placed, whole
-from tests.strategies import SHAPES, few
+from tests.strategies import SHAPES
 
-FEW = few(8)
+FEW = settings(max_examples=8, suppress_health_check=list(HealthCheck))
 
 
 def run(layer: RecursiveLayer, examples: list[Placed], rows: list[Tensor]) -> list[Tensor]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -15,10 +15,9 @@ from pyg_dynbatch.nn.fused_plan import RowProduct
 from pyg_dynbatch.nn.recursive import level_row, run_levels
 from tests.core.helpers import as_users_run_it
 from tests.nn.recursion import IN, assert_equal, features, gradients, make, placed
-from tests.strategies import few
 
 FUSED = ("nary-2", "child-sum")
-FEW = few(12)
+FEW = settings(max_examples=12, suppress_health_check=list(HealthCheck))
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -31,10 +31,9 @@ from pyg_dynbatch.nn.graphed_tree_lstm import (
 )
 from tests.core.helpers import message
 from tests.nn.recursion import Placed, assert_equal, features, gradients, make, placed
-from tests.strategies import few
 
 KINDS, LAYERS = ("nary-2", "child-sum"), (NaryTreeLSTM, ChildSumTreeLSTM)
-FEW = few(20)
+FEW = settings(max_examples=20, suppress_health_check=list(HealthCheck))
 EDGES = torch.tensor([[0, 1, 2, 3], [2, 2, 4, 4]])
 
 
