@@ -16,9 +16,6 @@ from torch_geometric.data import Data
 from pyg_dynbatch.training.predictions import PredictionTable, folder_of
 from pyg_dynbatch.visualize import draw_curves, draw_tree, draw_tree_legend, new_figure, save_figure
 
-CURVES = "learning_curve.png"
-TREES = "predicted_trees.png"
-SPLIT = "split.json"
 TASK_TABLE = "task_metrics.csv"
 PARITY = "parity.png"
 CALIBRATION = "calibration.png"
@@ -60,9 +57,9 @@ class RunReport(Callback):
         if folder is None or not trainer.loggers:
             return {}
         return {
-            "split": folder / SPLIT,
-            "learning curve": folder / CURVES,
-            "predicted trees": folder / TREES,
+            "split": folder / "split.json",
+            "learning curve": folder / "learning_curve.png",
+            "predicted trees": folder / "predicted_trees.png",
             "task table": folder / TASK_TABLE,
             "parity plot": folder / PARITY,
             "calibration plot": folder / CALIBRATION,
@@ -71,15 +68,14 @@ class RunReport(Callback):
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write the split, if the data module has made it."""
         write = getattr(getattr(getattr(trainer, "datamodule", None), "parts", None), "write", None)
-        folder = folder_of(trainer)
-        if write is not None and trainer.is_global_zero and folder is not None and trainer.loggers:
-            write(folder / SPLIT)
+        places = self.places(trainer)
+        if write is not None and trainer.is_global_zero and places:
+            write(places["split"])
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Draw the learning curves."""
         for logger in trainer.loggers:
-            # Written here rather than where the table is looked for: a logger that has logged
-            # nothing in its process would empty the table first.
+            # Not where the table is read: a logger without rows would empty the table there.
             logger.save()
         metrics = metrics_file(trainer)
         places = self.places(trainer)
@@ -108,7 +104,7 @@ class RunReport(Callback):
             axes.legend(frameon=False, fontsize="small")
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Draw a few trees of the test split, or write a table of its properties."""
+        """Draw a few trees of the test split, or write tables of its molecules."""
         places = self.places(trainer)
         write = getattr(pl_module, "report_test", None)
         if not trainer.is_global_zero or not places:
