@@ -36,7 +36,7 @@ METRICS |= {"lipophilicity": "rmse", "bbbp": "roc_auc", "tox21": "roc_auc"}
 
 
 def molecule_file(folder: Path, name: str, tasks: list[str]) -> None:
-    """Writes a file in the form of MoleculeNet: rings and chains, labels 0 and 1."""
+    """Write a file in the form of MoleculeNet: rings and chains, labels 0 and 1."""
     rings = [f"C1{'C' * n}1" for n in range(2, 12)]
     smiles = ["C" * n + ring for ring in rings for n in range(1, 5)]
     lines = [",".join([*tasks, "mol_id", "smiles"])]
@@ -48,7 +48,7 @@ def molecule_file(folder: Path, name: str, tasks: list[str]) -> None:
 
 
 def small_data(config: Path, samples: Path, folder: Path) -> list[str]:
-    """Options that put small data in the place of that of a configuration."""
+    """Options that replace the data of a configuration by small data."""
     data = "--data.init_args."
     if config.stem == "tpsa":
         return SMALL_MOLECULES
@@ -59,7 +59,7 @@ def small_data(config: Path, samples: Path, folder: Path) -> list[str]:
 
 
 def small_trees(config: Path, samples: Path, data: str) -> list[str]:
-    """Options that put small trees in the place of those of a configuration."""
+    """Options that replace the trees of a configuration by small ones."""
     if config.stem.startswith("listops"):
         recipe = [f"{data}recipe.{split}" for split in ("train", "val", "test")]
         return [recipe[0], "60", recipe[1], "20", recipe[2], "20"]
