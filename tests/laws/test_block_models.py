@@ -209,7 +209,7 @@ def shaken(module: nn.Module) -> nn.Module:
 
 
 @BOTH_PASSES
-@FEW
+@few(4)
 @given(
     mols=molecules(4, 3).map(lambda m: Molecules(m.sizes, m.code)),
     widths=st.permutations((3, 4, 5, 6)),
