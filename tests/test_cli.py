@@ -1,6 +1,5 @@
 """The console script: help, one-line complaints, and every sub-command on small data."""
 
-import csv
 import re
 import shutil
 import subprocess
@@ -13,6 +12,7 @@ import torch
 import yaml
 
 from pyg_dynbatch.cli import main, one_line
+from tests.console import complaint, rows_of, run
 from tests.training.helpers import tree_files
 
 pytestmark = [
@@ -61,21 +61,6 @@ def prepare(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return prepare(tmp_path, monkeypatch)
-
-
-def run(*argv: str) -> int:
-    try:
-        return main(argv)
-    except SystemExit as end:
-        return int(end.code or 0)
-
-
-def complaint(capsys: pytest.CaptureFixture, *argv: str) -> str:
-    assert run(*argv) == 2
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert lines[-1].startswith("pyg-dynbatch: error: ")
-    assert len([line for line in lines if "Traceback" in line]) == 0
-    return lines[-1]
 
 
 # Help ---------------------------------------------------------------------------------------------
@@ -387,8 +372,7 @@ def test_forked_ranks_keep_one_table_of_metrics(folder: Path) -> None:
     fork = ["--trainer.devices", "2", "--trainer.strategy", "ddp_fork"]
     assert run("fit", "--config", "small.yaml", *fork) == 0
     assert run("fit", "--run", "runs/small/version_0", *fork, "--trainer.max_epochs", "3") == 0
-    with Path("runs/small/version_0/metrics.csv").open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    rows = rows_of("runs/small/version_0/metrics.csv")
     assert [row["epoch"] for row in rows if row["train/loss"]] == ["0", "1", "2"]
     assert [row["epoch"] for row in rows if row["val/loss"]] == ["0", "1", "2"]
     assert len([row for row in rows if row["test/loss"]]) == 1

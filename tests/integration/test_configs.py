@@ -1,12 +1,11 @@
 """Every configuration can be read, names the source of its numbers, and runs on small data."""
 
-import csv
 from pathlib import Path
 
 import pytest
 
-from pyg_dynbatch.cli import main
 from pyg_dynbatch.data import rdkit_data_folder
+from tests.console import rows_of, run
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
 
@@ -89,11 +88,10 @@ def test_a_configuration_runs_on_small_data(
     nci.write_text("".join(lines[:100]), encoding="utf-8")
     monkeypatch.setattr("pyg_dynbatch.molecules.datasets.rdkit_data_folder", lambda: tmp_path)
     argv = ["fit", "--config", str(config), *SMALL, *small_data(config, samples, tmp_path)]
-    assert main([*argv, "--data.init_args.root", str(tmp_path / "data")]) == 0
+    assert run(*argv, "--data.init_args.root", str(tmp_path / "data")) == 0
     said = capsys.readouterr().out
     assert f"test/{METRICS.get(config.stem, 'accuracy')}: " in said
     table = next(tmp_path.glob("runs/*/version_0/predictions.csv"))
-    with table.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    rows = rows_of(table)
     assert [row["example"] for row in rows] == [str(n) for n in range(len(rows))]
     assert rows

@@ -1,6 +1,5 @@
 """Two processes with all callbacks of a run: random states, empty levels, spawned ranks."""
 
-import csv
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from pyg_dynbatch.training import (
     last_checkpoint,
 )
 from pyg_dynbatch.training.report import closing_lines
+from tests.console import rows_of
 from tests.training.helpers import checkpointing, last_of, task, trainer, tree_files
 
 pytestmark = [
@@ -96,8 +96,8 @@ def test_spawned_ranks_with_every_callback(tmp_path: Path) -> None:
     run.fit(module, datamodule=data)
     run.test(module, datamodule=data, verbose=False)
     run.predict(module, datamodule=data, return_predictions=False)
-    with table.places(run)["predictions"].open(newline="", encoding="utf-8") as file:
-        assert [row["example"] for row in csv.DictReader(file)] == [str(n) for n in range(7)]
+    rows = rows_of(table.places(run)["predictions"])
+    assert [row["example"] for row in rows] == [str(n) for n in range(7)]
     # Lightning's CSVLogger starts its table anew in every set of spawned processes.
     written = [line.split(":")[0] for line in closing_lines(run)]
     wanted = ["checkpoint", "predictions", "learning curve", "predicted trees"]
