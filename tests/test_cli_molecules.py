@@ -188,6 +188,7 @@ def test_no_molecule_at_all_still_writes_the_reasons(folder: Path, checkpoint: s
     assert all(row["status"].startswith("syntax") for row in rows_of("out.csv"))
 
 
+@pytest.mark.long
 def test_processes_change_no_row(folder: Path, checkpoint: str) -> None:
     for workers in ("0", "2"):
         given = ["--input", "some.csv", "--workers", workers]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear
@@ -20,9 +20,8 @@ from pyg_dynbatch.nn import NaryTreeLSTM, WeaveConv
 from pyg_dynbatch.nn.pairs import Pairs
 from tests.example_files import defined_in
 from tests.nn.plain_weave import Molecules, molecules
-from tests.strategies import few
 
-FEW = few(8)
+FEW = settings(max_examples=8, suppress_health_check=list(HealthCheck))
 BOTH_PASSES = pytest.mark.parametrize("passes", (PASSES, ()), ids=("rewritten", "as written"))
 IN, OUT, WORDS = 3, 4, 6
 Tree = list[Any]
@@ -209,7 +208,7 @@ def shaken(module: nn.Module) -> nn.Module:
 
 
 @BOTH_PASSES
-@few(4)
+@settings(FEW, max_examples=4)
 @given(
     mols=molecules(4, 3).map(lambda m: Molecules(m.sizes, m.code)),
     widths=st.permutations((3, 4, 5, 6)),
