@@ -220,7 +220,7 @@ def test_gradcheck(kind: str, direction: str) -> None:
     assert torch.autograd.gradcheck(run, (x, *layer.parameters()))
 
 
-@pytest.mark.parametrize("kind", ("nary-1", "child-sum"))
+@pytest.mark.parametrize("kind", ("nary-1", pytest.param("child-sum", marks=pytest.mark.long)))
 def test_chain_of_ten_thousand(kind: str) -> None:
     layer, deep = make(kind), chain(10_000)
     with torch.no_grad():
