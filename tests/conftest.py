@@ -1,4 +1,4 @@
-"""What every test gets: a fixed seed, one thread a worker, Hypothesis profiles, real data."""
+"""Shared by all tests: a fixed seed, one thread per worker, a Hypothesis profile, real data."""
 
 import os
 import random
@@ -8,27 +8,44 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 SAMPLES = Path(__file__).parent / "samples"
 
-# Batches are small and the engine has a first-call cost: a deadline would only measure the machine.
-_CALM = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-settings.register_profile("local", max_examples=50, **_CALM)
-settings.register_profile("ci", max_examples=50, derandomize=True, print_blob=True, **_CALM)
-settings.load_profile("ci" if os.environ.get("CI") else "local")
-
-# Commands that tests run in this process would change how it keeps memory for all that follow.
+# Commands that run in this process would change how it keeps memory for all later tests.
 os.environ.setdefault("PYG_DYNBATCH_KEEP_MEMORY", "0")
 
 if "PYTEST_XDIST_WORKER" in os.environ:
-    # Several workers share the cores; more threads would only make them wait for one another.
+    # Several workers share the cores.
     torch.set_num_threads(1)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Draw more examples per law where the long tests are selected."""
+    settings.register_profile(
+        "tests",
+        max_examples=100 if config.option.markexpr == "long" else 20,
+        derandomize="CI" in os.environ,
+        print_blob=True,
+        # Batches are small and first calls are slow: a deadline would only measure the machine.
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    settings.load_profile("tests")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Add every law to the long tests where these are selected."""
+    if config.option.markexpr == "long":
+        for item in items:
+            if is_hypothesis_test(getattr(item, "obj", None)):
+                item.add_marker("long")
 
 
 @pytest.fixture(autouse=True)
 def _seed() -> Iterator[None]:
-    """Gives every test the same random state and puts the former one back afterwards."""
+    """Give every test the same random state, and restore the former one."""
     python_state, numpy_state = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
         random.seed(0)
@@ -41,10 +58,10 @@ def _seed() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Callable[[str], Path]:
-    """Finds real data that is too big for the repository: ``shared_data("sst/train.txt")``.
+    """Find real data that is too large for the repository: ``shared_data("sst/train.txt")``.
 
     The folder is ``$PYG_DYNBATCH_DATA``, else ``../shared/data`` beside the checkout. The test is
-    skipped, and says so, where the file is absent.
+    skipped where the file is missing.
     """
     beside = Path(__file__).parents[2] / "shared" / "data"
     folder = Path(os.environ.get("PYG_DYNBATCH_DATA", beside))
@@ -60,5 +77,5 @@ def shared_data() -> Callable[[str], Path]:
 
 @pytest.fixture(scope="session")
 def samples() -> Path:
-    """Gives the folder of small files in the raw formats."""
+    """The folder of small files in the raw formats."""
     return SAMPLES

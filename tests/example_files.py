@@ -1,4 +1,4 @@
-"""What the files of examples define, for tests that use more of them than they print."""
+"""The names that the files of examples define."""
 
 import runpy
 from functools import cache
@@ -10,5 +10,5 @@ FOLDER = Path(__file__).parents[1] / "examples"
 
 @cache
 def defined_in(name: str) -> dict[str, Any]:
-    """Runs an example without its ``main``, and gives all its names."""
+    """Run an example without its ``main``, and return all its names."""
     return runpy.run_path(str(FOLDER / f"{name}.py"), run_name=name)

@@ -9,8 +9,15 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from torch import Tensor
+
+
+def few(examples: int) -> settings:
+    """Settings of a law whose examples are expensive; five times as many in a long run."""
+    number = examples * settings().max_examples // 20
+    return settings(max_examples=number, suppress_health_check=list(HealthCheck))
 
 
 @dataclass(frozen=True)

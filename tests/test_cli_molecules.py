@@ -1,6 +1,5 @@
 """The console script on molecules: train, average, predict, featurize, explain, complain."""
 
-import csv
 import io
 import re
 import sys
@@ -11,9 +10,9 @@ import pytest
 import torch
 import yaml
 
-from pyg_dynbatch.cli import main
 from pyg_dynbatch.datasets import PackedMolecules
 from pyg_dynbatch.molecules.datamodules import MoleculeDataModule
+from tests.console import complaint, rows_of, run
 from tests.core.test_files import files_of_at_most
 from tests.molecules.molecules import molecule_csv, trained
 
@@ -72,26 +71,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
     return trained(tmp_path_factory.mktemp("trained"))
-
-
-def run(*argv: str) -> int:
-    try:
-        return main(argv)
-    except SystemExit as end:
-        return int(end.code or 0)
-
-
-def complaint(capsys: pytest.CaptureFixture, *argv: str) -> str:
-    assert run(*argv) == 2
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert lines[-1].startswith("pyg-dynbatch: error: ")
-    assert len([line for line in lines if "Traceback" in line]) == 0
-    return lines[-1]
-
-
-def rows_of(path: str) -> list[dict[str, str]]:
-    with Path(path).open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 def test_fit_then_both_ways_to_predict(folder: Path, capsys) -> None:
@@ -209,6 +188,7 @@ def test_no_molecule_at_all_still_writes_the_reasons(folder: Path, checkpoint: s
     assert all(row["status"].startswith("syntax") for row in rows_of("out.csv"))
 
 
+@pytest.mark.long
 def test_processes_change_no_row(folder: Path, checkpoint: str) -> None:
     for workers in ("0", "2"):
         given = ["--input", "some.csv", "--workers", workers]

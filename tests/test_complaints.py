@@ -1,4 +1,4 @@
-"""What the console script makes of errors: one line for the user's, a traceback for its own."""
+"""Errors in the console script: one line for the user's, a traceback for its own."""
 
 import pytest
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -14,7 +14,7 @@ OURS = mismatch_text("Layer: rows of the wrong form", "[row, 3]", "[row, 4]")
     [
         TypeError(OURS),
         RuntimeError(OURS),
-        ValueError("a plain one"),
+        ValueError("a plain error"),
         FileNotFoundError("no such file"),
         MisconfigurationException("no GPU here"),
     ],

@@ -29,10 +29,12 @@ def test_set_up_shows_two_commands_of_one_line() -> None:
     assert "pytest" in test
 
 
-def test_ci_runs_the_test_command_of_the_readme() -> None:
+def test_ci_runs_the_test_command_of_the_readme_and_then_the_long_tests() -> None:
     _, test = set_up_commands()
     script = ROOT / ".ci" / "run"
-    assert script.read_text(encoding="utf-8").splitlines()[-1] == test.rstrip("\n")
+    *_, first, second = script.read_text(encoding="utf-8").splitlines()
+    assert first == test.rstrip("\n")
+    assert second == ".venv/bin/python -m pytest -m long -n 2"
     assert script.stat().st_mode & 0o111, ".ci/run is not executable"
 
 

@@ -1,4 +1,4 @@
-"""Dispatch the sub-commands of the console script; every one of them lives elsewhere."""
+"""Dispatch the sub-commands of the console script, which other files implement."""
 
 import argparse
 import difflib
@@ -83,28 +83,29 @@ what it leaves behind:
 """
 
 
-_STREAM_HELP = """
+_FILE_HELP = """
 To predict a file of molecules or bracketed trees from checkpoints alone:
   pyg-dynbatch predict --checkpoint CKPT --help
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command line."""
+    """Run a command line."""
     given = list(sys.argv[1:] if argv is None else argv)
     try:
         return _dispatch(given)
     except Exception as error:
         if os.environ.get("PYG_DYNBATCH_TRACEBACK") or not _is_complaint(error):
             raise
-        return _complain(error)
+        print(f"pyg-dynbatch: error: {one_line(error)}", file=sys.stderr)
+        return 2
 
 
 def _is_complaint(error: Exception) -> bool:
-    """Tells a complaint about the user's input from a fault of the program."""
+    """Whether an error is about the user's input, not a fault of the program."""
     if isinstance(error, (ValueError, OSError, ImportError)):
         return True
-    # Lightning's own class, known by name so that the help need not wait for its import.
+    # Lightning's own class, by name: the help does not wait for its import.
     if type(error).__name__ == "MisconfigurationException":
         return True
     errors = sys.modules.get("pyg_dynbatch.core.errors")
@@ -122,58 +123,42 @@ def _dispatch(argv: list[str]) -> int:
         print(__version__)
         return 0
     if command not in _COMMANDS:
-        raise ValueError(_unknown(command))
-    # Imported late: the help must not wait for torch and Lightning.
+        close = difflib.get_close_matches(command, _COMMANDS, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        known = ", ".join(_COMMANDS)
+        raise ValueError(f"unknown command {command!r}: expected one of {known}{hint}")
+    # Imported here, as the help does not wait for torch and Lightning.
     if command == "inspect":
         from pyg_dynbatch.trees.inspection import run_inspect
 
         return run_inspect(options)
-    if command == "ensemble":
-        import pyg_dynbatch.tasks  # noqa: F401 - configurations name its classes
-        from pyg_dynbatch.training.command import run_ensemble
-
-        return run_ensemble(options)
     if command in ("featurize", "explain"):
-        return _run_files(command, options)
-    if command == "predict" and _is_stream(options):
-        return _run_files(command, options)
-    if options and options[0] in ("-h", "--help"):
+        from pyg_dynbatch.molecules.commands import run_explain, run_featurize
+
+        return run_featurize(options) if command == "featurize" else run_explain(options)
+    if command == "predict" and {"--checkpoint", "--input"} & {w.split("=")[0] for w in options}:
+        return _predict_file(options)
+    if command != "ensemble" and options[:1] in (["-h"], ["--help"]):
         print(_LIGHTNING_HELP.format(command=command, summary=_COMMANDS[command]), end="")
-        print(_STREAM_HELP if command == "predict" else "", end="")
+        print(_FILE_HELP if command == "predict" else "", end="")
         return 0
     import pyg_dynbatch.tasks  # noqa: F401 - configurations name its classes
-    from pyg_dynbatch.training.command import run_lightning
+    from pyg_dynbatch.training.command import run_ensemble, run_lightning
 
+    if command == "ensemble":
+        return run_ensemble(options)
     return run_lightning(["--help" if word == "--help_all" else word for word in argv])
 
 
-def _is_stream(options: Sequence[str]) -> bool:
-    """Tells a prediction of a file from Lightning's, which has a configuration."""
-    words = {word.partition("=")[0] for word in options}
-    return bool(words & {"--checkpoint", "--input"})
-
-
-def _run_files(command: str, options: list[str]) -> int:
-    if command == "explain":
-        from pyg_dynbatch.molecules.commands import run_explain
-
-        return run_explain(options)
-    if command == "featurize":
-        from pyg_dynbatch.molecules.commands import run_featurize
-
-        return run_featurize(options)
-    return _run_predict(options)
-
-
-def _run_predict(options: list[str]) -> int:
-    """Predicts a file of trees or of molecules, as the first checkpoint says."""
+def _predict_file(options: list[str]) -> int:
+    """Predict a file of trees or of molecules, according to the first checkpoint."""
     from pyg_dynbatch.core.errors import OneLineArguments
     from pyg_dynbatch.training.checkpoints import read_checkpoint
 
     known = OneLineArguments("pyg-dynbatch predict", add_help=False)
     known.add_argument("--checkpoint", nargs="+", default=[])
     paths = known.parse_known_args(options)[0].checkpoint
-    # Without a file there is only the help or a complaint, which are those of molecules.
+    # Without a file, molecules print the help or the error.
     contents = read_checkpoint(paths[0]) if paths and Path(paths[0]).is_file() else {}
     if contents.get("pyg_dynbatch_task") == "TreeClassification":
         from pyg_dynbatch.trees.predict import run_tree_predict
@@ -198,19 +183,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _unknown(command: str) -> str:
-    close = difflib.get_close_matches(command, _COMMANDS, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    return f"unknown command {command!r}: expected one of {', '.join(_COMMANDS)}{hint}"
-
-
-def _complain(error: Exception) -> int:
-    print(f"pyg-dynbatch: error: {one_line(error)}", file=sys.stderr)
-    return 2
-
-
 def one_line(error: object) -> str:
-    r"""Puts a message of several lines into one."""
+    r"""Join a message of several lines into one."""
     notes = getattr(error, "__notes__", [])
     text = "\n".join([_reason(str(error)), *notes])
     lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
@@ -220,7 +194,7 @@ def one_line(error: object) -> str:
 
 
 def _reason(message: str) -> str:
-    """Leaves out the types that jsonargparse has tried in vain, and keeps what went wrong."""
+    """Drop the types that jsonargparse has tried, and keep the reason of the failure."""
     if not message.lstrip().startswith("Does not validate against any of the Union subtypes"):
         return message
     reasons = re.split(r"\n\s*- ", message)[1:]

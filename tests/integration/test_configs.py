@@ -1,11 +1,11 @@
 """Every configuration can be read, names the source of its numbers, and runs on small data."""
 
-import csv
 from pathlib import Path
 
 import pytest
 
-from pyg_dynbatch.cli import main
+from pyg_dynbatch.data import rdkit_data_folder
+from tests.console import rows_of, run
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
 
@@ -35,7 +35,7 @@ METRICS |= {"lipophilicity": "rmse", "bbbp": "roc_auc", "tox21": "roc_auc"}
 
 
 def molecule_file(folder: Path, name: str, tasks: list[str]) -> None:
-    """Writes a file in the form of MoleculeNet: rings and chains, labels 0 and 1."""
+    """Write a file in the form of MoleculeNet: rings and chains, labels 0 and 1."""
     rings = [f"C1{'C' * n}1" for n in range(2, 12)]
     smiles = ["C" * n + ring for ring in rings for n in range(1, 5)]
     lines = [",".join([*tasks, "mol_id", "smiles"])]
@@ -47,10 +47,10 @@ def molecule_file(folder: Path, name: str, tasks: list[str]) -> None:
 
 
 def small_data(config: Path, samples: Path, folder: Path) -> list[str]:
-    """Options that put small data in the place of that of a configuration."""
+    """Options that replace the data of a configuration by small data."""
     data = "--data.init_args."
     if config.stem == "tpsa":
-        return [*SMALL_MOLECULES, "--trainer.limit_train_batches", "3"]
+        return SMALL_MOLECULES
     if config.stem in MOLECULES:
         molecule_file(folder / "raw", *MOLECULES[config.stem])
         return [*SMALL_MOLECULES, f"{data}raw_dir", str(folder / "raw"), f"{data}verify", "false"]
@@ -58,7 +58,7 @@ def small_data(config: Path, samples: Path, folder: Path) -> list[str]:
 
 
 def small_trees(config: Path, samples: Path, data: str) -> list[str]:
-    """Options that put small trees in the place of those of a configuration."""
+    """Options that replace the trees of a configuration by small ones."""
     if config.stem.startswith("listops"):
         recipe = [f"{data}recipe.{split}" for split in ("train", "val", "test")]
         return [recipe[0], "60", recipe[1], "20", recipe[2], "20"]
@@ -82,12 +82,16 @@ def test_a_configuration_runs_on_small_data(
     config: Path, samples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    nci = Path("NCI", "first_5k.tpsa.csv")
+    lines = (rdkit_data_folder() / nci).read_text(encoding="utf-8").splitlines(keepends=True)
+    nci.parent.mkdir()
+    nci.write_text("".join(lines[:100]), encoding="utf-8")
+    monkeypatch.setattr("pyg_dynbatch.molecules.datasets.rdkit_data_folder", lambda: tmp_path)
     argv = ["fit", "--config", str(config), *SMALL, *small_data(config, samples, tmp_path)]
-    assert main([*argv, "--data.init_args.root", str(tmp_path / "data")]) == 0
+    assert run(*argv, "--data.init_args.root", str(tmp_path / "data")) == 0
     said = capsys.readouterr().out
     assert f"test/{METRICS.get(config.stem, 'accuracy')}: " in said
     table = next(tmp_path.glob("runs/*/version_0/predictions.csv"))
-    with table.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    rows = rows_of(table)
     assert [row["example"] for row in rows] == [str(n) for n in range(len(rows))]
     assert rows

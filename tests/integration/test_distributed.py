@@ -1,6 +1,5 @@
 """Two processes with all callbacks of a run: random states, empty levels, spawned ranks."""
 
-import csv
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from pyg_dynbatch.training import (
     last_checkpoint,
 )
 from pyg_dynbatch.training.report import closing_lines
+from tests.console import rows_of
 from tests.training.helpers import checkpointing, last_of, task, trainer, tree_files
 
 pytestmark = [
@@ -85,7 +85,7 @@ def test_a_rank_with_leaves_alone_takes_part(tmp_path: Path, cell: str) -> None:
         assert not torch.equal(weight, before[name]), name
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_spawned_ranks_with_every_callback(tmp_path: Path) -> None:
     """All that a run hands to another process can be pickled, and its files are found again."""
     data = tree_files(tmp_path, batch_size=4, num_workers=1)
@@ -96,8 +96,8 @@ def test_spawned_ranks_with_every_callback(tmp_path: Path) -> None:
     run.fit(module, datamodule=data)
     run.test(module, datamodule=data, verbose=False)
     run.predict(module, datamodule=data, return_predictions=False)
-    with table.places(run)["predictions"].open(newline="", encoding="utf-8") as file:
-        assert [row["example"] for row in csv.DictReader(file)] == [str(n) for n in range(7)]
+    rows = rows_of(table.places(run)["predictions"])
+    assert [row["example"] for row in rows] == [str(n) for n in range(7)]
     # Lightning's CSVLogger starts its table anew in every set of spawned processes.
     written = [line.split(":")[0] for line in closing_lines(run)]
     wanted = ["checkpoint", "predictions", "learning curve", "predicted trees"]

@@ -4,6 +4,7 @@ A program is drawn as a list of plain calls; :func:`recorded` turns it into a ``
 :func:`meaning` works it out by itself, call after call, on single rows, with no code of the core.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -157,32 +158,43 @@ class Sketch:
     types: list[str] = field(default_factory=list)
 
 
-@st.composite
-def sketches(draw: st.DrawFn, max_calls: int = 14) -> Sketch:
-    """Random programs: shared values, values read at any later level, any number of outputs."""
+def sketch_of(integer: Callable[[int, int], int], max_calls: int = 14) -> Sketch:
+    """Random programs: shared values, values read at any later level, any number of outputs.
+
+    ``integer(low, high)`` draws a number, both ends included.
+    """
     sketch = Sketch()
     for name in ("word", "vector", "scalar", "matrix", "state"):
-        sketch.leaves.append(("constant", name, draw(st.integers(0, 3))))
+        sketch.leaves.append(("constant", name, integer(0, 3)))
         sketch.types.append(name)
-    for row in range(draw(st.integers(0, 3))):
+    for row in range(integer(0, 3)):
         sketch.leaves.append(("input", "vector", row))
         sketch.types.append("vector")
-    for _ in range(draw(st.integers(0, max_calls))):
-        name = draw(st.sampled_from(sorted(FORMS)))
+    for _ in range(integer(0, max_calls)):
+        name = sorted(FORMS)[integer(0, len(FORMS) - 1)]
         wanted, made = FORMS[name]
         arguments: list[Any] = []
         for each in wanted:
             ragged = isinstance(each, list)
-            # The newest values first, so that programs become deep.
             known = [n for n, t in enumerate(sketch.types) if t == (each[0] if ragged else each)]
-            choice = st.integers(0, len(known) - 1).map(lambda n, k=known: k[-1 - n])
-            arguments.append(draw(st.lists(choice, max_size=3)) if ragged else draw(choice))
+            # The newest values first, so that programs become deep.
+            drawn = [
+                known[-1 - integer(0, len(known) - 1)]
+                for _ in range(integer(0, 3) if ragged else 1)
+            ]
+            arguments.append(drawn if ragged else drawn[0])
         sketch.calls.append((name, arguments))
         sketch.types += made
-    for _ in range(draw(st.integers(0, 4))):
-        value = draw(st.integers(0, len(sketch.types) - 1))
-        sketch.outputs.append((value, f"{sketch.types[value]} {draw(st.integers(0, 1))}"))
+    for _ in range(integer(0, 4)):
+        value = integer(0, len(sketch.types) - 1)
+        sketch.outputs.append((value, f"{sketch.types[value]} {integer(0, 1)}"))
     return sketch
+
+
+@st.composite
+def sketches(draw: st.DrawFn, max_calls: int = 14) -> Sketch:
+    """Random programs for a law."""
+    return sketch_of(lambda low, high: draw(st.integers(low, high)), max_calls)
 
 
 def leaf(name: str, seed: int) -> Any:

@@ -207,7 +207,7 @@ def shaken(module: nn.Module) -> nn.Module:
 
 
 @BOTH_PASSES
-@FEW
+@settings(FEW, max_examples=4)
 @given(
     mols=molecules(4, 3).map(lambda m: Molecules(m.sizes, m.code)),
     widths=st.permutations((3, 4, 5, 6)),

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch_geometric.data import Batch, Data
@@ -12,8 +12,9 @@ from pyg_dynbatch.nn.pairs import Pairs
 from pyg_dynbatch.nn.readout import GaussianHistogramAggregation
 from pyg_dynbatch.nn.weave import WeaveConv, WeaveStack
 from tests.nn.plain_weave import Molecules, molecules, plain_weave
+from tests.strategies import few
 
-FEW = settings(max_examples=12, suppress_health_check=list(HealthCheck))
+FEW = few(12)
 NORMS = (None, "batch", "layer")
 
 

@@ -19,7 +19,7 @@ from pyg_dynbatch.molecules.rdkit_access import rdkit_data_folder
 QUIET = FeaturizeOptions(progress=False)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_nci_needs_no_network(tmp_path, monkeypatch):
     monkeypatch.setattr(urllib.request, "urlopen", None)
     dataset = NCI(tmp_path, options=QUIET)
@@ -47,15 +47,14 @@ def test_nci_of_an_rdkit_without_data(monkeypatch, tmp_path):
     assert (rdkit_data_folder() / "NCI" / "first_5k.tpsa.csv").is_file()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "file", "good", "bad", "tasks"),
     [
-        ("ESOL", "esol", 1128, 0, 1),
         ("FreeSolv", "freesolv", 642, 0, 1),
-        ("Lipophilicity", "lipophilicity", 4200, 0, 1),
-        ("BBBP", "bbbp", 2039, 11, 1),
-        ("Tox21", "tox21", 7823, 8, 12),
+        pytest.param("ESOL", "esol", 1128, 0, 1, marks=pytest.mark.long),
+        pytest.param("Lipophilicity", "lipophilicity", 4200, 0, 1, marks=pytest.mark.long),
+        pytest.param("BBBP", "bbbp", 2039, 11, 1, marks=pytest.mark.long),
+        pytest.param("Tox21", "tox21", 7823, 8, 12, marks=pytest.mark.long),
     ],
 )
 def test_real_sets(shared_data, name, file, good, bad, tasks):

@@ -146,7 +146,7 @@ def test_counts_without_reading_molecules(dataset, monkeypatch):
     assert pair_counts(Subset(dataset, [7, 2])) == [n * (n + 1) // 2 for n in (sizes[7], sizes[2])]
 
 
-@pytest.mark.parametrize("method", [None, "fork", "spawn"])
+@pytest.mark.parametrize("method", [None, "fork", pytest.param("spawn", marks=pytest.mark.long)])
 def test_loaders(dataset, method):
     workers = 0 if method is None else 1
     plain = list(MoleculeLoader(wanted(), dataset.pair_table, batch_size=20))

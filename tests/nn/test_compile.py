@@ -15,7 +15,7 @@ def found() -> dict[str, str | None]:
     return outcomes(compile_checks)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", CHECKS)
 def test_compiled(name: str) -> None:
     failure = found()[name]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch_geometric.explain.algorithm.utils import clear_masks, set_masks
@@ -26,9 +26,9 @@ from tests.nn.recursion import (
     recurse,
     whole,
 )
-from tests.strategies import SHAPES, balanced, chain, diamond, star
+from tests.strategies import SHAPES, balanced, chain, diamond, few, star
 
-FEW = settings(max_examples=12, suppress_health_check=list(HealthCheck))
+FEW = few(12)
 
 
 def check_against_recursion(
@@ -219,7 +219,7 @@ def test_gradcheck(kind: str, direction: str) -> None:
     assert torch.autograd.gradcheck(run, (x, *layer.parameters()))
 
 
-@pytest.mark.parametrize("kind", ("nary-1", "child-sum"))
+@pytest.mark.parametrize("kind", ("nary-1", pytest.param("child-sum", marks=pytest.mark.long)))
 def test_chain_of_ten_thousand(kind: str) -> None:
     layer, deep = make(kind), chain(10_000)
     with torch.no_grad():

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(params=(1, 2))
+@pytest.fixture(params=(1, pytest.param(2, marks=pytest.mark.long)))
 def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)

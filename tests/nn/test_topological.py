@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch_geometric.nn as pyg
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch_geometric.explain import Explainer, GNNExplainer
@@ -16,10 +16,10 @@ from torch_geometric.explain.algorithm.utils import clear_masks, set_masks
 
 from pyg_dynbatch.core import Schedule
 from pyg_dynbatch.nn import TopologicalConv
-from tests.strategies import SHAPES, Dag, chain, dags, diamond, structures
+from tests.strategies import SHAPES, Dag, chain, dags, diamond, few, structures
 
 W = 4
-FEW = settings(max_examples=6, suppress_health_check=list(HealthCheck))
+FEW = few(6)
 EdgeRows = dict[str, Callable[[int], Tensor]]
 FEATURES: EdgeRows = {"edge_attr": lambda edges: torch.randn(edges, 3, dtype=torch.float64)}
 WEIGHTS: EdgeRows = {"edge_weight": lambda edges: torch.rand(edges, dtype=torch.float64)}

@@ -1,4 +1,4 @@
-"""Small data and quiet trainers for the tests of this room."""
+"""Small data and quiet trainers for tests."""
 
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,7 @@ def trainer(folder: Path, epochs: int = 1, **options: Any) -> pl.Trainer:
     }
     run = pl.Trainer(**{**defaults, **options})
     if run.logger is not None:
-        # Settles the folder here, so that forked ranks and this process agree about it.
+        # Chooses the folder before ranks are forked.
         _ = run.logger.version
     return run
 

@@ -1,5 +1,6 @@
 """Resuming: the weights of a resumed run equal those of a run that was never stopped."""
 
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -16,15 +17,24 @@ def weights_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: value.clone() for name, value in module.state_dict().items()}
 
 
+OPTIMIZERS = [
+    OptimizerOptions("adam", lr=0.01),
+    OptimizerOptions("adagrad", lr=0.05, embedding="sgd", embedding_lr=0.1),
+    OptimizerOptions("adagrad", lr=0.05, initial_accumulator=0.1, embedding_gradient_scale=0.1),
+]
+LOADING: list[dict] = [{}, {"max_nodes": 120}, {"num_workers": 2}]
+
+
 @pytest.mark.parametrize(
-    "optimizer",
+    ("optimizer", "loading"),
     [
-        OptimizerOptions("adam", lr=0.01),
-        OptimizerOptions("adagrad", lr=0.05, embedding="sgd", embedding_lr=0.1),
-        OptimizerOptions("adagrad", lr=0.05, initial_accumulator=0.1, embedding_gradient_scale=0.1),
+        *zip(OPTIMIZERS, LOADING, strict=True),
+        *(
+            pytest.param(optimizer, loading, marks=pytest.mark.long)
+            for optimizer, loading in product(OPTIMIZERS, LOADING)
+        ),
     ],
 )
-@pytest.mark.parametrize("loading", [{}, {"max_nodes": 120}, {"num_workers": 2}])
 def test_resumed_run_equals_the_straight_one_bit_by_bit(
     tmp_path: Path, optimizer: OptimizerOptions, loading: dict
 ) -> None:

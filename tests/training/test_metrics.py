@@ -6,8 +6,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch_geometric.data import Batch
 
-from pyg_dynbatch.training.task import scaled_over_ranks, summed_cross_entropy
+from pyg_dynbatch.tasks import TreeClassification
+from pyg_dynbatch.training.task import summed_cross_entropy
 from pyg_dynbatch.trees.task import HitRate, ScoreAgreement, TreeAccuracy, polarity_hits
 
 rows = st.lists(
@@ -92,20 +94,9 @@ def test_loss_is_summed_over_labelled_rows_in_full_precision() -> None:
 
 
 def test_loss_of_no_labels_is_zero_and_has_a_gradient() -> None:
+    task = TreeClassification(num_tokens=2, num_classes=3, hidden_channels=4)
     logits = torch.randn(2, 3, requires_grad=True)
     loss, count = summed_cross_entropy(logits, torch.tensor([-1, -1]))
-    scaled_over_ranks(loss, count, 1, lambda t: t).backward()
+    task.scaled_loss(loss, count, Batch(), "mean").backward()
     assert logits.grad is not None
     assert torch.equal(logits.grad, torch.zeros(2, 3))
-
-
-def test_average_of_scaled_losses_is_the_mean_of_the_global_batch() -> None:
-    sums, counts = torch.tensor([3.0, 10.0]), torch.tensor([1, 4])
-    total = counts.sum()
-    scaled = [
-        scaled_over_ranks(s, c, 2, lambda t: total.to(t.dtype))
-        for s, c in zip(sums, counts, strict=True)
-    ]
-    assert (sum(scaled) / 2).item() == pytest.approx(13 / 5)
-    plain = [scaled_over_ranks(s, None, 2, lambda t: t) for s in sums]
-    assert (sum(plain) / 2).item() == pytest.approx(13.0)

@@ -1,14 +1,16 @@
-"""Optimisers: against plain formulas, against hand-scaled gradients, and through checkpoints."""
+"""Optimisers and schedules: against plain formulas, and through checkpoints."""
 
 import copy
 import io
+import math
 
 import pytest
 import torch
 from torch import nn
 from torch.optim import SGD, Adagrad, Adam
 
-from pyg_dynbatch.training import OptimizerOptions, SplitOptimizer, build_optimizer
+from pyg_dynbatch.training import OptimizerOptions, RateOptions, SplitOptimizer, build_optimizer
+from pyg_dynbatch.training.optimizers import build_scheduler, rate_factor
 
 
 def words_and_weights(sparse: bool = False) -> nn.Sequential:
@@ -107,18 +109,23 @@ def test_sgd_scales_through_the_rate() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("record", "options", "message"),
     [
-        ({"lr": -1.0}, "lr is out of range"),
-        ({"embedding_lr": float("nan")}, "embedding_lr is out of range"),
-        ({"weight_decay": -0.1}, "weight_decay is out of range"),
-        ({"embedding_gradient_scale": 0.0}, "scale must be positive"),
-        ({"eps": 0.0}, "Adagrad would divide by zero"),
+        (OptimizerOptions, {"lr": -1.0}, "lr is out of range"),
+        (OptimizerOptions, {"embedding_lr": math.nan}, "embedding_lr is out of range"),
+        (OptimizerOptions, {"weight_decay": -0.1}, "weight_decay is out of range"),
+        (OptimizerOptions, {"embedding_gradient_scale": 0.0}, "gradient_scale is out of range"),
+        (OptimizerOptions, {"eps": 0.0}, "Adagrad would divide by zero"),
+        (RateOptions, {"gamma": 0.0}, "gamma is out of range"),
+        (RateOptions, {"every": 0}, "every is out of range"),
+        (RateOptions, {"final": 1.5}, "final is out of range"),
+        (RateOptions, {"warmup": -1}, "warmup is out of range"),
+        (RateOptions, {"rise": 1.0}, "rise is out of range"),
     ],
 )
-def test_options_out_of_range(options: dict[str, float], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        OptimizerOptions(**options)
+def test_options_out_of_range(record: type, options: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=f"{record.__name__}: .*{message}"):
+        record(**options)
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw"])
@@ -203,8 +210,91 @@ def test_split_runs_the_closure_once_with_gradients() -> None:
 
 
 def test_split_refuses_nothing_and_shared_parameters() -> None:
-    with pytest.raises(ValueError, match="SplitOptimizer: no parts"):
+    with pytest.raises(ValueError, match="empty parameter list"):
         SplitOptimizer([])
     model = words_and_weights()
-    with pytest.raises(ValueError, match="a parameter belongs to two parts"):
+    with pytest.raises(ValueError, match="appear in more than one parameter group"):
         SplitOptimizer([SGD(model.parameters(), lr=1.0), Adam(model[1].parameters())])
+
+
+# Schedules ---------------------------------------------------------------------------------------
+
+
+def never() -> tuple[float, float]:
+    raise AssertionError("the length of the run was asked for")
+
+
+def plain() -> SGD:
+    return SGD(nn.Linear(1, 1).parameters(), lr=2.0)
+
+
+def test_step_falls_every_so_many_epochs() -> None:
+    factor = rate_factor(RateOptions("step", gamma=0.1, every=2), 5.0, 100.0)
+    assert [factor(step) for step in (0, 9, 10, 19, 20)] == pytest.approx([1, 1, 0.1, 0.1, 0.01])
+
+
+def test_cosine_rises_and_falls_to_its_end() -> None:
+    factor = rate_factor(RateOptions("cosine", warmup=4, final=0.2), 5.0, 24.0)
+    assert factor(0) == pytest.approx(0.2)
+    assert factor(4) == pytest.approx(1.0)
+    assert factor(14) == pytest.approx(0.2 + 0.8 / 2)
+    assert factor(24) == pytest.approx(0.2)
+    assert factor(99) == pytest.approx(0.2)
+
+
+def test_warmup_alone() -> None:
+    factor = rate_factor(RateOptions(warmup=3), 1.0, math.inf)
+    assert [factor(step) for step in range(5)] == pytest.approx([0.25, 0.5, 0.75, 1, 1])
+
+
+def test_constant_rate_needs_no_scheduler() -> None:
+    assert build_scheduler(plain(), RateOptions(), never) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "interval"),
+    [
+        (RateOptions("step"), "epoch"),
+        (RateOptions("exponential"), "epoch"),
+        (RateOptions("constant", warmup=2), "step"),
+    ],
+)
+def test_length_is_not_asked_for_needlessly(options: RateOptions, interval: str) -> None:
+    made = build_scheduler(plain(), options, never)
+    assert made is not None
+    assert made["interval"] == interval
+
+
+def test_exponential_by_epoch() -> None:
+    chosen = plain()
+    made = build_scheduler(chosen, RateOptions("exponential", gamma=0.5), never)
+    assert made is not None
+    rates = []
+    for _ in range(3):
+        rates.append(chosen.param_groups[0]["lr"])
+        chosen.step()
+        made["scheduler"].step()
+    assert rates == [2.0, 1.0, 0.5]
+
+
+def test_scheduler_keeps_no_length_in_the_checkpoint() -> None:
+    made = build_scheduler(plain(), RateOptions("cosine"), lambda: (1.0, 10.0))
+    assert made is not None
+    assert made["scheduler"].state_dict()["lr_lambdas"] == [None]
+
+
+def test_one_cycle_rises_and_falls() -> None:
+    factor = rate_factor(RateOptions("one_cycle", rise=0.25, final=0.1), 5.0, 40.0)
+    found = [factor(step) for step in range(41)]
+    assert found[0] == pytest.approx(0.04)
+    assert found[10] == pytest.approx(1.0)
+    assert found[:11] == sorted(found[:11])
+    assert found[10:] == sorted(found[10:], reverse=True)
+    assert found[40] == pytest.approx(0.1)
+    assert rate_factor(RateOptions("one_cycle", rise=0.0), 5.0, 40.0)(0) == 1.0
+
+
+@pytest.mark.parametrize("name", ["cosine", "one_cycle"])
+def test_some_schedules_need_an_end(name: str) -> None:
+    with pytest.raises(ValueError, match=f"a {name} schedule needs to know the end of training"):
+        rate_factor(RateOptions(name), 1.0, math.inf)

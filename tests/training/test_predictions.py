@@ -1,6 +1,5 @@
 """Tables of predictions: order, columns, and never half a file."""
 
-import csv
 from pathlib import Path
 
 import numpy as np
@@ -9,13 +8,9 @@ import torch
 
 from pyg_dynbatch.loader import DataLoader
 from pyg_dynbatch.training import PredictionTable, RunReport
-from pyg_dynbatch.training.predictions import merge_columns, sort_rows, write_table
+from pyg_dynbatch.training.predictions import write_table
+from tests.console import rows_of
 from tests.training.helpers import listops, task, trainer, tree_files
-
-
-def read(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 @pytest.mark.parametrize("loading", [{"batch_size": 3}, {"max_nodes": 20}])
@@ -25,7 +20,7 @@ def test_tables_keep_the_order_of_the_data(tmp_path: Path, loading: dict) -> Non
     table = PredictionTable(str(tmp_path / "out"), node_name="nodes.csv")
     run = trainer(tmp_path, callbacks=[table])
     run.predict(module, datamodule=data, return_predictions=False)
-    rows, nodes = (read(path) for path in table.places(run).values())
+    rows, nodes = (rows_of(path) for path in table.places(run).values())
     assert list(rows[0]) == [
         "example",
         "prediction",
@@ -55,7 +50,7 @@ def test_missing_labels_leave_the_target_empty(tmp_path: Path) -> None:
     table = PredictionTable(str(tmp_path), node_name="nodes.csv")
     run = trainer(tmp_path, callbacks=[table])
     run.predict(task(data), datamodule=data)
-    targets = {row["target"] for row in read(tmp_path / "nodes.csv")}
+    targets = {row["target"] for row in rows_of(tmp_path / "nodes.csv")}
     assert "" in targets
     assert "-1" not in targets
 
@@ -66,7 +61,7 @@ def test_table_lies_in_the_folder_of_the_run_by_default(tmp_path: Path) -> None:
     run = trainer(tmp_path, callbacks=[table])
     run.predict(task(data), datamodule=data)
     assert table.places(run) == {"predictions": Path(run.log_dir) / "predictions.csv"}
-    assert len(read(Path(run.log_dir) / "predictions.csv")) == 17
+    assert len(rows_of(Path(run.log_dir) / "predictions.csv")) == 17
 
 
 def test_a_trial_run_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,14 +73,6 @@ def test_a_trial_run_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     run.test(module, datamodule=data, verbose=False)
     run.predict(module, datamodule=data)
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
-
-
-def test_rows_are_merged_and_sorted() -> None:
-    first = {"example": np.array([2, 0]), "node": np.array([0, 1]), "p": np.array([[1.0], [2.0]])}
-    second = {"example": np.array([0, 1]), "node": np.array([0, 0]), "p": np.array([[3.0], [4.0]])}
-    rows = sort_rows(merge_columns([first, second]))
-    assert rows["p"].ravel().tolist() == [3.0, 2.0, 4.0, 1.0]
-    assert sort_rows(merge_columns([])) == {}
 
 
 def test_columns_of_several_numbers_are_named_by_class(tmp_path: Path) -> None:

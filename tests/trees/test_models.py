@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch_geometric.data import Batch, Data
@@ -19,9 +19,19 @@ from pyg_dynbatch.models import TreeClassifier, TreeEncoder, TreeSimilarity
 from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, TreeGRU, TreeRNN
 from pyg_dynbatch.testing import assert_model_agrees
 from pyg_dynbatch.trees.models import make_layer
-from tests.strategies import Dag, balanced, chain, full_trees, single_node, star, structures, trees
+from tests.strategies import (
+    Dag,
+    balanced,
+    chain,
+    few,
+    full_trees,
+    single_node,
+    star,
+    structures,
+    trees,
+)
 
-FEW = settings(max_examples=8, suppress_health_check=list(HealthCheck))
+FEW = few(8)
 CELLS = ("nary", "child_sum", "gru", "rnn")
 ARITY = {"nary": 3, "child_sum": None, "gru": 3, "rnn": 3}
 TOKENS = 11

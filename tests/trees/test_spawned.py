@@ -49,7 +49,7 @@ def assert_same_batch(wanted: Batch, found: Batch) -> None:
         assert alike(mine[key], value), key
 
 
-@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+@pytest.mark.parametrize("context", ["spawn", pytest.param("forkserver", marks=pytest.mark.long)])
 def test_batches_before_there_and_afterwards(context: str, tmp_path: Path, samples: Path) -> None:
     batches = all_kinds(tmp_path, samples)
     before = [batches[i] for i in range(len(batches))]

@@ -134,7 +134,7 @@ def test_splits_are_named(raw: Path) -> None:
         SST(None, "valid", raw_dir=raw, verify=False)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_real_files(shared_data: Callable[[str], Path], tmp_path: Path) -> None:
     raw = shared_data("sst")
     sets = {split: SST(tmp_path, split, raw_dir=raw) for split in SPLITS}

@@ -1,4 +1,4 @@
-"""Lightning: the only room where the data side and the model side meet."""
+"""Lightning: the base of all tasks and data modules, callbacks, optimisers."""
 
 from pyg_dynbatch.training.checkpoints import RandomState, last_checkpoint
 from pyg_dynbatch.training.data import SplitDataModule

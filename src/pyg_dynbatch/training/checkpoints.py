@@ -25,11 +25,11 @@ from pyg_dynbatch.core.files import whole_file
 
 
 class RandomState(Callback):
-    """Saves torch's random state in every checkpoint and puts it back on resuming.
+    """Save torch's random state in every checkpoint and restore it on resuming.
 
     Lightning restores weights, optimisers, schedules and loops, but dropout would draw other
-    numbers. Every rank has a state of its own; they are all kept, and put back if the run has as
-    many ranks as before. Exact for checkpoints taken at the end of an epoch, on one device.
+    numbers. The states of all ranks are saved, and restored if the number of ranks is the same.
+    Exact for checkpoints taken at the end of an epoch, on one device.
 
     Example:
         >>> RandomState().state_key
@@ -39,15 +39,10 @@ class RandomState(Callback):
     def __init__(self) -> None:
         self._waiting: dict[str, Tensor] | None = None
 
-    @property
-    def state_key(self) -> str:
-        """Name of the callback's entry in a checkpoint."""
-        return "RandomState"
-
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Adds the seed of the run and the states of all ranks to the checkpoint."""
+        """Add the seed of the run and the states of all ranks to the checkpoint."""
         checkpoint["pyg_dynbatch_seed"] = os.environ.get("PL_GLOBAL_SEED")
         checkpoint["random_state"] = {
             name: _of_all_ranks(state, trainer) for name, state in _states(pl_module).items()
@@ -56,11 +51,11 @@ class RandomState(Callback):
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Keeps the states until training starts."""
+        """Keep the states until training starts."""
         self._waiting = checkpoint.get("random_state")
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Puts the state back, as the last thing before the first resumed batch."""
+        """Restore the state just before the first resumed batch."""
         waiting, self._waiting = self._waiting, None
         if waiting is None or waiting["cpu"].size(0) != trainer.world_size:
             return
@@ -72,7 +67,7 @@ class RandomState(Callback):
 
 
 class RunCheckpoint(ModelCheckpoint):
-    """Keeps the best checkpoint as Lightning does, also when the folder of the run was moved."""
+    """Keep the best checkpoint even after the folder of the run was moved."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore paths and scores; Lightning forgets the scores if the folder was moved."""
@@ -89,7 +84,7 @@ class RunCheckpoint(ModelCheckpoint):
 
 
 def last_checkpoint() -> ModelCheckpoint:
-    """Makes the callback that keeps ``last.ckpt``, written at the end of every epoch.
+    """Make the callback that keeps ``last.ckpt``, written at the end of every epoch.
 
     ``ModelCheckpoint(monitor=..., save_last=True)`` writes its ``last.ckpt`` only together with a
     new best one, so a run resumed from it would repeat epochs.
@@ -111,27 +106,32 @@ def last_checkpoint() -> ModelCheckpoint:
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """Reads a checkpoint onto the CPU without running code from it."""
-    check_is_checkpoint(path)
+    """Read a checkpoint onto the CPU without running code from it."""
+    if not Path(path).is_file():
+        what = "the checkpoint is missing"
+        raise mismatch(FileNotFoundError, what, "a file written by fit", path)
+    # torch writes zip archives, whose table of contents is at the end.
+    if not zipfile.is_zipfile(path):
+        raise _not_a_checkpoint(path, f"{Path(path).stat().st_size:,} bytes of something else")
     try:
         contents = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError) as error:
         raise _not_a_checkpoint(path, "an object that is not loaded for safety") from error
-    if not isinstance(contents, Mapping):
+    if not isinstance(contents, dict):
         raise _not_a_checkpoint(path, f"a {type(contents).__name__}")
     missing = [key for key in ("state_dict", "pytorch-lightning_version") if key not in contents]
     if missing:
         raise _not_a_checkpoint(path, f"a dictionary without {' and '.join(missing)}")
-    return dict(contents)
+    return contents
 
 
 class SafeCheckpointIO(TorchCheckpointIO):
-    """Writes checkpoints whole or not at all, and reads them without running code from them."""
+    """Write checkpoints whole or not at all, and read them without running code from them."""
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Reads a checkpoint."""
+        """Read a checkpoint."""
         if weights_only is not False and map_location is None and Path(path).is_file():
             return read_checkpoint(path)
         options = {} if map_location is None else {"map_location": map_location}
@@ -140,11 +140,11 @@ class SafeCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
     ) -> None:
-        """Saves a checkpoint; one on a remote file system is left to Lightning."""
+        """Save a checkpoint; one on a remote file system is left to Lightning."""
         if storage_options is not None or "://" in str(path):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
-        content = BytesIO()  # torch turns an error of the file into one that does not name it
+        content = BytesIO()  # torch's own error would not name the file
         torch.save(checkpoint, content)
         with whole_file(path, "wb") as file:
             file.write(content.getbuffer())
@@ -157,21 +157,9 @@ def share_split(checkpoint: dict[str, Any], datamodule: Any) -> None:
             checkpoint.setdefault(type(datamodule).__qualname__, entry)
 
 
-def check_is_checkpoint(path: str | Path) -> None:
-    """Tells a checkpoint from a missing, foreign or truncated file, without reading all of it."""
-    if not Path(path).is_file():
-        raise mismatch(
-            FileNotFoundError, "the checkpoint is missing", "a file written by fit", path
-        )
-    # torch writes zip archives, whose table of contents stands at the end.
-    if not zipfile.is_zipfile(path):
-        size = f"{Path(path).stat().st_size:,} bytes of something else"
-        raise _not_a_checkpoint(path, size)
-
-
 @contextmanager
 def naming_file(path: str | Path) -> Iterator[None]:
-    """Adds the path of a checkpoint to a complaint about it."""
+    """Add the path of a checkpoint to an error about it."""
     try:
         yield
     except ValueError as error:
@@ -180,13 +168,8 @@ def naming_file(path: str | Path) -> Iterator[None]:
 
 
 def _not_a_checkpoint(path: str | Path, got: str) -> ValueError:
-    return mismatch(
-        ValueError,
-        "the file is not a checkpoint, or is cut short",
-        "a file written by fit, such as last.ckpt",
-        got,
-        where=path,
-    )
+    what = "the file is not a checkpoint, or is cut short"
+    return mismatch(ValueError, what, "a file written by fit, such as last.ckpt", got, where=path)
 
 
 def _states(pl_module: pl.LightningModule) -> dict[str, Tensor]:
@@ -227,20 +210,19 @@ _UNUSED_AFTER_TRAINING = ("model.optimizer.*", "model.rate.*", "data.vectors.*",
 
 
 def find_checkpoint(name: str, configs: list[Path]) -> Path:
-    """Finds the file that ``--ckpt_path`` names."""
+    """Find the file that ``--ckpt_path`` names: ``best`` and ``last`` are those of the run."""
     path = Path(name)
     if path.name != name or path.stem not in ("best", "last") or path.is_file():
         return path
-    folders = [config.parent for config in configs]
-    found = [folder / f"{path.stem}.ckpt" for folder in folders]
-    for candidate in reversed(found):
-        if candidate.is_file():
-            return candidate
+    folders = dict.fromkeys(config.parent for config in configs)
+    for folder in reversed(folders):
+        if (folder / f"{path.stem}.ckpt").is_file():
+            return folder / f"{path.stem}.ckpt"
     raise mismatch(
         FileNotFoundError,
-        f"there is no checkpoint {name!r}",
+        f"checkpoint {name!r} not found",
         f"{path.stem}.ckpt in the folder of a run",
-        f"no such file in {', '.join(map(str, dict.fromkeys(folders))) or 'any run'}",
+        f"no such file in {', '.join(map(str, folders)) or 'any run'}",
         hint="--run runs/NAME/version_0, or the path of a checkpoint",
     )
 
@@ -248,7 +230,7 @@ def find_checkpoint(name: str, configs: list[Path]) -> Path:
 def check_options(
     checkpoint: Mapping[str, Any], given: Mapping[str, Any], training: bool
 ) -> list[str]:
-    """Compares the options of a command with those the checkpoint was made with."""
+    """Compare the options of a command with those the checkpoint was made with."""
     made_with = {
         "model": dict(checkpoint.get("hyper_parameters", {})),
         "data": checkpoint.get("pyg_dynbatch_data", {}),
@@ -279,7 +261,7 @@ def check_options(
 
 
 def plain_options(part: Mapping[str, Any]) -> dict[str, Any]:
-    """Flattens ``class_path`` and ``init_args`` as hyper-parameters in a checkpoint are."""
+    """Flatten ``class_path`` and ``init_args`` to the form of hyper-parameters in a checkpoint."""
     options = {**(part.get("init_args") or {}), **(part.get("dict_kwargs") or {})}
     return {"_class_path": part.get("class_path"), **options}
 
@@ -298,37 +280,29 @@ def _differences(
 def check_run_folder(
     checkpoint: Path, keeper: ModelCheckpoint, contents: Mapping[str, Any]
 ) -> None:
-    """Looks for what a run needs to continue in the folder of its checkpoint."""
+    """Look for what a run needs to continue in the folder of its checkpoint."""
     folder, noted = checkpoint.parent, contents.get("callbacks", {})
     if not (folder / CONFIG).is_file():
-        raise mismatch(
-            FileNotFoundError,
-            "training can only continue in the folder of its run",
-            f"{CONFIG} beside the checkpoint",
-            "no such file",
-            where=folder,
-            hint="the last.ckpt of a run, where fit has written it",
-        )
+        what = "training can only continue in the folder of its run"
+        hint = "the last.ckpt of a run, where fit has written it"
+        raise mismatch(FileNotFoundError, what, folder / CONFIG, "no such file", hint=hint)
     if keeper.state_key not in noted:
-        raise mismatch(
-            ValueError,
-            "the best checkpoint of this run was chosen in another way",
-            " or ".join(key for key in noted if "'monitor'" in key),
-            keeper.state_key,
-            hint="--checkpoint.monitor and --checkpoint.mode as before",
-        )
-    best = Path(keeper.dirpath or folder) / Path(noted[keeper.state_key]["best_model_path"]).name
-    if noted[keeper.state_key]["best_model_path"] and not best.is_file():
-        raise mismatch(
-            FileNotFoundError, "the best checkpoint of the run is missing", best, "no such file"
-        )
+        what = "the best checkpoint of this run was chosen in another way"
+        before = " or ".join(key for key in noted if "'monitor'" in key)
+        hint = "--checkpoint.monitor and --checkpoint.mode as before"
+        raise mismatch(ValueError, what, before, keeper.state_key, hint=hint)
+    path = noted[keeper.state_key]["best_model_path"]
+    best = Path(keeper.dirpath or folder) / Path(path).name
+    if path and not best.is_file():
+        what = "the best checkpoint of the run is missing"
+        raise mismatch(FileNotFoundError, what, best, "no such file")
 
 
 class MetricsTable(ExperimentWriter):
-    """Appends to a table of metrics that is there, which Lightning's own writer deletes."""
+    """Append to an existing table of metrics, which Lightning's own writer deletes."""
 
     def _check_log_dir_exists(self) -> None:
-        """Leaves the table as it is."""
+        """Do nothing: the table stays as it is."""
 
     def _record_new_keys(self) -> set[str]:
         if Path(self.metrics_file_path).is_file():
@@ -338,14 +312,14 @@ class MetricsTable(ExperimentWriter):
 
 
 def append_metrics(trainer: pl.Trainer) -> None:
-    """Lets the loggers of a run append to the tables that are there."""
+    """Let the loggers of a run append to existing tables."""
     for logger in trainer.loggers:
         if isinstance(logger, CSVLogger) and trainer.is_global_zero:
             logger._experiment = MetricsTable(logger.log_dir)
 
 
 def continue_in(trainer: pl.Trainer, checkpoint: Path, contents: Mapping[str, Any]) -> None:
-    """Lets the loggers write into the folder of a checkpoint, after what was logged before it."""
+    """Let the loggers write into the folder of a checkpoint, after what was logged before it."""
     folder = checkpoint.parent
     trainer.loggers = [
         CSVLogger(folder.parent.parent, folder.parent.name, folder.name)
@@ -360,15 +334,13 @@ def continue_in(trainer: pl.Trainer, checkpoint: Path, contents: Mapping[str, An
 
 
 def _drop_after(table: Path, step: int) -> None:
-    """Drops the rows that were logged after a step of training, and columns without a value."""
+    """Drop the rows that were logged after a step of training, and columns without a value."""
     with table.open(newline="", encoding="utf-8") as file:
-        filled = [
-            {name: text for name, text in row.items() if text} for row in csv.DictReader(file)
-        ]
+        read = [{name: text for name, text in row.items() if text} for row in csv.DictReader(file)]
     rows = [
         row
-        for row in filled
-        # With forked ranks, the row of the test says step 0.
+        for row in read
+        # With forked ranks, the row of the test has step 0.
         if int(row["step"]) < step and not any(name.startswith("test/") for name in row)
     ]
     names = sorted({name for row in rows for name in row})

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
@@ -49,57 +49,53 @@ _CLASS_KEYS = ("class_path", "init_args", "dict_kwargs")
 
 
 def explained(message: str, options: Iterable[str]) -> str:
-    """Shortens a message of jsonargparse to what is wrong, and suggests what was meant."""
+    """Shorten a message of jsonargparse to what is wrong, and suggest what was meant."""
     line = " ".join(message.split())
     unknown = re.search(r"unrecognized arguments: (--?[\w.+-]+)", line)
     problem = re.search(r"Problem with given class_path '([\w.]+)'", line)
     keys = re.findall(r'Parser key "([^"]+)"', line)
     where = "--" + (".init_args." if problem else ".").join(keys)
     if problem:
+        owner = problem[1].rpartition(".")[2]
         wrong = re.search(r"Option '([^']+)' is not accepted", line) or unknown
-        if wrong:
-            name, owner = wrong[1].lstrip("-"), problem[1]
-            near = did_you_mean(name, _options_of(owner))
-            return f"{where}: {owner.rpartition('.')[2]} has no option {name!r}{near}"
         needed = re.search(r"the following arguments are required: (\w+(?:, \w+)*)", line)
+        if wrong:
+            name = wrong[1].lstrip("-")
+            return f"{where}: {owner} has no option {name!r}{_hint(name, _options_of(problem[1]))}"
         if needed:
-            return f"{where}: {problem[1].rpartition('.')[2]} requires {needed[1]}"
+            return f"{where}: {owner} requires {needed[1]}"
     if unknown:
-        return f"{line}{did_you_mean(unknown[1], options)}"
+        return f"{line}{_hint(unknown[1], options)}"
     named = re.search(r"Expected a dot import path string: (\S+)", line)
     if named:
-        return f"{where}: there is no class {named[1]!r}{did_you_mean(named[1], _classes())}"
-    wanted = re.findall(r"Expected a (<class '[\w.]+'>|typing\.Literal\[[^\]]*\])", line)
-    got = re.search(r"Got value: (.*?)(?= - Expected|$)", line) or re.search(
-        r"Given value: (.*)$", line
-    )
+        return f"{where}: class {named[1]!r} not found{_hint(named[1], _classes())}"
+    wanted = re.findall(r"Expected a (?:<class '(?:\w+\.)*(\w+)'>|typing\.Literal\[([^\]]*))", line)
+    got = re.search(r"Got value: (.*?)(?= - Expected|$)|Given value: (.*)$", line)
     if wanted and got and keys:
-        kinds = [_plain(kind) for kind in dict.fromkeys(wanted)]
-        kinds = [kind for kind in kinds if kind != "null"] or kinds
-        return f"{where}: expected {' or '.join(kinds)}, got {got[1]}"
+        kinds = [
+            f"one of {choices}" if choices else _KINDS.get(kind, kind) for kind, choices in wanted
+        ]
+        kinds = [kind for kind in dict.fromkeys(kinds) if kind != "null"] or ["null"]
+        return f"{where}: expected {' or '.join(kinds)}, got {got[1] or got[2]}"
     return line
 
 
-def _plain(kind: str) -> str:
-    name = re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", kind)
-    if name.startswith("typing.Literal"):
-        return f"one of {name[len('typing.Literal[') : -1]}"
-    return {"NoneType": "null", "bool": "true or false", "float": "a number"}.get(name, name)
+_KINDS = {"NoneType": "null", "bool": "true or false", "float": "a number"}
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Suggests what a mistyped word was meant to be."""
-    close = closest(word, known)
-    return f"; did you mean {close!r}?" if close else ""
+def _hint(word: str, known: Iterable[str]) -> str:
+    """Suggest what a mistyped word was meant to be."""
+    near = closest(word, known)
+    return f"; did you mean {near!r}?" if near else ""
 
 
 def closest(word: str, known: Iterable[str]) -> str:
-    """Finds the known word that a mistyped one is closest to; an empty one if none is close."""
+    """Find the known word that a mistyped one is closest to; an empty one if none is close."""
     return next(iter(difflib.get_close_matches(word, list(known), n=1)), "")
 
 
 def class_of(class_path: str) -> Any:
-    """Imports a class by its full name."""
+    """Import a class by its full name."""
     module, _, name = class_path.rpartition(".")
     return getattr(import_module(module), name)
 
@@ -111,57 +107,45 @@ def _options_of(class_path: str) -> list[str]:
 
 
 def _classes() -> list[str]:
-    bases: tuple[type, ...] = (Task, SplitDataModule, Callback, Logger)
-    return [kind.__name__ for base in bases for kind in _below(base)]
-
-
-def _below(base: type) -> Iterator[type]:
-    kinds: list[type] = base.__subclasses__()
+    kinds: list[type] = [Task, SplitDataModule, Callback, Logger]
     for kind in kinds:
-        yield kind
-        yield from _below(kind)
+        kinds += kind.__subclasses__()
+    return [kind.__name__ for kind in kinds]
 
 
 def check_config_file(path: str | Path) -> None:
-    """Looks for what jsonargparse reports badly: an empty file, wrong YAML, mistyped class keys."""
+    """Look for what jsonargparse reports badly: an empty file, wrong YAML, mistyped class keys."""
+    wanted = "settings such as 'trainer:', 'model:' and 'data:'"
     if not Path(path).is_file():
         raise mismatch(FileNotFoundError, "the configuration is missing", "a YAML file", path)
     try:
         settings = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
-        raise mismatch(
-            ValueError,
-            "the configuration is not valid YAML",
-            "settings such as 'trainer:', 'model:' and 'data:'",
-            getattr(error, "problem", None) or "text that is not UTF-8",
-            where=f"{path}:{mark.line + 1}" if mark else path,
-        ) from error
+        got = getattr(error, "problem", None) or "text that is not UTF-8"
+        where = f"{path}:{mark.line + 1}" if mark else path
+        what = "the configuration is not valid YAML"
+        raise mismatch(ValueError, what, wanted, got, where=where) from error
     if not isinstance(settings, dict):
-        raise mismatch(
-            ValueError,
-            "the configuration holds no settings",
-            "settings such as 'trainer:', 'model:' and 'data:'",
-            "an empty file" if settings is None else f"a {type(settings).__name__}",
-            where=path,
-        )
+        got = "an empty file" if settings is None else f"a {type(settings).__name__}"
+        what = "the configuration holds no settings"
+        raise mismatch(ValueError, what, wanted, got, where=path)
     _check_class_keys(settings, "", path)
 
 
 def _check_class_keys(part: Any, name: str, path: str | Path) -> None:
-    children: dict[Any, Any] = part if isinstance(part, dict) else {}
-    if isinstance(part, list):
-        children = dict(enumerate(part))
-    elif "class_path" in children:
-        wrong = next((key for key in children if key not in _CLASS_KEYS), None)
-        if wrong is not None:
-            raise mismatch(
-                ValueError,
-                f"the configuration has an unknown key beside class_path: {name}.{wrong}",
-                "class_path and init_args",
-                f"{wrong!r}{did_you_mean(str(wrong), _CLASS_KEYS)}",
-                where=path,
-            )
+    children = dict(enumerate(part)) if isinstance(part, list) else part
+    if not isinstance(children, dict):
+        return
+    wrong = [str(key) for key in children if key not in _CLASS_KEYS]
+    if wrong and "class_path" in children:
+        raise mismatch(
+            ValueError,
+            f"the configuration has an unknown key beside class_path: {name}.{wrong[0]}",
+            "class_path and init_args",
+            f"{wrong[0]!r}{_hint(wrong[0], _CLASS_KEYS)}",
+            where=path,
+        )
     for key, child in children.items():
         _check_class_keys(child, f"{name}.{key}".lstrip("."), path)
 
@@ -172,7 +156,7 @@ _SMALLER_IS_BETTER = {"loss", "rmse", "mae", "mse"}
 
 
 class OneLineParser(LightningArgumentParser):
-    """Reports a wrong option in one line and ends with exit code 2."""
+    """Report a wrong option in one line and exit with code 2."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # A shortened option is more often a mistyped one.
@@ -181,14 +165,14 @@ class OneLineParser(LightningArgumentParser):
     def parse_args(  # type: ignore[override]
         self, args: Any = None, namespace: Any = None, **options: Any
     ) -> Any:
-        """Parses options; those of a class within a class keep their ``null``."""
-        # jsonargparse hands such an option on as text, and writes None for the null it has read.
+        """Parse options; those of a class within a class keep their ``null``."""
+        # jsonargparse passes such an option on as text, and writes None for null.
         if "defaults" in options and args is not None:
             args = [f"{word[:-4]}null" if word.endswith("=None") else word for word in args]
         return super().parse_args(args, namespace, **options)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Prints the message on the error stream and ends the program."""
+        """Print the message on the error stream and exit."""
         if not self.exit_on_error:
             super().error(message, ex)
         options = [option for action in self._actions for option in action.option_strings]
@@ -198,11 +182,10 @@ class OneLineParser(LightningArgumentParser):
 
 
 class TaskCLI(LightningCLI):
-    """Adds the parts that every run of this package has, and reports at the end."""
+    """Add the callbacks of every run, checks of its options, and a report at the end."""
 
-    needs_checkpoint = True
-
-    def __init__(self) -> None:
+    def __init__(self, checkpoints: Sequence[str] = ()) -> None:
+        self.checkpoints = checkpoints
         self.results: list[str] = []
         self.checkpoint: Path | None = None
         self.contents: dict[str, Any] = {}
@@ -222,23 +205,18 @@ class TaskCLI(LightningCLI):
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Adds the callbacks that can be configured, and what the data tells the model."""
+        """Add the callbacks that can be configured, and what the model takes from the data."""
         parser.add_lightning_class_args(RunCheckpoint, "checkpoint")
         parser.add_lightning_class_args(PredictionTable, "predictions")
         parser.add_lightning_class_args(RunReport, "report")
-        parser.set_defaults(
-            {
-                "checkpoint.monitor": _SUPPOSED,
-                "checkpoint.mode": "max",
-                "checkpoint.filename": "best",
-            }
-        )
-        # A link is passed over where the data module or the model knows no such thing.
+        best = {"monitor": _SUPPOSED, "mode": "max", "filename": "best"}
+        parser.set_defaults({f"checkpoint.{name}": value for name, value in best.items()})
+        # A link is skipped where the data module or the model has no such attribute.
         for fact in ("num_tokens", "num_classes", "schema"):
             parser.link_arguments(f"data.{fact}", f"model.init_args.{fact}", apply_on="instantiate")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parses the options, and compares them with those of the checkpoint."""
+        """Parse the options, and compare them with those of the checkpoint."""
         files = OneLineArguments("pyg-dynbatch", add_help=False)
         files.add_argument("-c", "--config", action="append", default=[])
         for path in files.parse_known_args(sys.argv[1:])[0].config:
@@ -246,19 +224,16 @@ class TaskCLI(LightningCLI):
         super().parse_arguments(parser, args)
         command = str(self.config.subcommand)
         options = self.config[command]
-        _refuse_overwriting(options, getattr(self, "checkpoints", []))
-        # Taken out, so that Lightning does not put the options of the checkpoint in the place of
-        # those given, and the saved configuration starts a run of its own.
+        _refuse_overwriting(options, self.checkpoints)
+        # Removed, so that Lightning does not replace the given options by those of the checkpoint,
+        # and the saved configuration starts a new run.
         chosen, options["ckpt_path"] = options.get("ckpt_path"), None
         if chosen is not None:
             self._read_checkpoint(str(chosen), command)
-        elif command != "fit" and self.needs_checkpoint:
-            raise mismatch(
-                ValueError,
-                f"{command}: no checkpoint is given",
-                "--ckpt_path FILE, or --run FOLDER for the best one of a run",
-                "untrained weights",
-            )
+        elif command != "fit" and not self.checkpoints:
+            expected = "--ckpt_path FILE, or --run FOLDER for the best one of a run"
+            what = f"{command}: no checkpoint is given"
+            raise mismatch(ValueError, what, expected, "untrained weights")
 
     def _read_checkpoint(self, chosen: str, command: str) -> None:
         options = self.config[command]
@@ -273,12 +248,12 @@ class TaskCLI(LightningCLI):
             rank_zero_info(f"changed: {line}")
 
     def plain_config(self) -> dict[str, Any]:
-        """Gives the options of the command as plain values, without what the data tells."""
+        """Return the options of the command as plain values."""
         text = self.parser.dump(self.config, skip_none=False, format="yaml")
         return yaml.safe_load(text)[self.config.subcommand]
 
     def before_instantiate_classes(self) -> None:
-        """Tries the options of the model without data, which may take hours to process."""
+        """Try the options of the model without data, which may take hours to process."""
         config = self.plain_config()
         keeper = RunCheckpoint(**self.config[self.config.subcommand].checkpoint.as_dict())
         model, data = plain_options(config["model"]), plain_options(config["data"])
@@ -288,7 +263,7 @@ class TaskCLI(LightningCLI):
         if trial is None:
             return
         build_optimizer(trial.network, trial.optimizer_options)
-        # Data of a class of the user's own may be known only once it is loaded.
+        # Data of a user's own class may be unknown until it is loaded.
         known = not trial.needs_targets or facts.get("targets")
         if self.config.subcommand != "fit" or not known:
             return
@@ -303,7 +278,7 @@ class TaskCLI(LightningCLI):
                 check_monitor(monitor, mode, trial, name)
 
     def instantiate_trainer(self, **options: Any) -> pl.Trainer:
-        """Makes the trainer; Lightning refuses some options with a ``TypeError``."""
+        """Make the trainer; Lightning refuses some options with a ``TypeError``."""
         try:
             return super().instantiate_trainer(**options)
         except TypeError as error:
@@ -311,7 +286,7 @@ class TaskCLI(LightningCLI):
             raise mismatch(ValueError, what, got=error, hint="fit --help_all") from error
 
     def after_instantiate_classes(self) -> None:
-        """Settles the folder of the run, so that forked ranks and this process agree about it."""
+        """Choose the folder of the run before ranks are forked."""
         self.model.data_options = plain_options(self.plain_config()["data"])
         if self.checkpoint is not None:
             self.config_init[self.subcommand]["ckpt_path"] = str(self.checkpoint)
@@ -327,7 +302,7 @@ class TaskCLI(LightningCLI):
                 keeper.dirpath = str(folder)
 
     def before_fit(self) -> None:
-        """Looks at the metrics that callbacks monitor, before any time goes into training."""
+        """Check the metrics that callbacks monitor before training."""
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             monitor = getattr(callback, "monitor", None)
             if monitor is not None:
@@ -337,9 +312,9 @@ class TaskCLI(LightningCLI):
         append_metrics(self.trainer)
 
     def after_fit(self) -> None:
-        """Tests and predicts with the best checkpoint, and says where everything lies."""
+        """Test and predict with the best checkpoint, and print where the results are."""
         best = getattr(self.trainer.checkpoint_callback, "best_model_path", "")
-        # After a fit it would restore, and have tested, the weights that are not averaged.
+        # After a fit it would restore and test the weights that are not averaged.
         callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
         callbacks[:] = [each for each in callbacks if not isinstance(each, WeightAveraging)]
         with warnings.catch_warnings():
@@ -348,32 +323,32 @@ class TaskCLI(LightningCLI):
         self.after_predict()
 
     def test_and_predict(self, **options: Any) -> None:
-        """Measures the model on the test split and writes its predictions."""
+        """Measure the model on the test split and write its predictions."""
         options["datamodule"] = self.datamodule
         self.trainer.test(self.model, **options)
         self.keep_results()
         self.trainer.predict(self.model, return_predictions=False, **options)
 
     def keep_results(self) -> None:
-        """Keeps the metric, if it is there: predicting wipes it off the trainer."""
+        """Keep the metric, which predicting removes from the trainer."""
         name = f"test/{self.model.main_metric}"
         found = self.trainer.callback_metrics.get(name)
         if found is not None:
             self.results = [f"{name}: {float(found):.4f}", *self.model.notes()]
 
     def after_test(self) -> None:
-        """Prints what the test has found."""
+        """Print the results of the test."""
         self.keep_results()
         self.after_predict()
 
     def after_predict(self) -> None:
-        """Prints the metric of the test split, if it is known, and where everything lies."""
+        """Print the metric of the test split, if known, and where the results are."""
         if self.trainer.is_global_zero:
             print(*self.results, *closing_lines(self.trainer), sep="\n")
 
 
-def _refuse_overwriting(config: Any, checkpoints: list[str]) -> None:
-    """Refuses a table of predictions that is a file of the data, a checkpoint or a setting."""
+def _refuse_overwriting(config: Any, checkpoints: Sequence[str]) -> None:
+    """Refuse a table of predictions that is a file of the data, a checkpoint or a setting."""
     table = config.get("predictions")
     if table is None or table.folder is None:
         return
@@ -393,7 +368,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def check_monitor(monitor: str, mode: str, model: Task, callback: str = "ModelCheckpoint") -> None:
-    """Refuses a metric that the model does not log, or whose largest value is the worst."""
+    """Refuse a metric that the model does not log, or whose largest value is the worst."""
     main, known = f"val/{model.main_metric}", model.metric_names()
     supposed = callback == "ModelCheckpoint" and monitor == _SUPPOSED
     near = "" if supposed or monitor in known else closest(monitor, known)
@@ -414,17 +389,16 @@ def check_monitor(monitor: str, mode: str, model: Task, callback: str = "ModelCh
 
 
 def run_lightning(argv: list[str]) -> int:
-    """Runs ``fit``, ``validate``, ``test`` or ``predict``."""
-    # Processes that Lightning starts for further devices read the options from here.
+    """Run ``fit``, ``validate``, ``test`` or ``predict``."""
+    # Processes that Lightning starts for more devices read the options from here.
     sys.argv[1:] = with_run(argv)
-    _keep_quiet()
-    keep_freed_memory()
+    _prepare_process()
     TaskCLI()
     return 0
 
 
 def with_run(argv: list[str]) -> list[str]:
-    """Replaces ``--run FOLDER`` by the configuration and a checkpoint of that run."""
+    """Replace ``--run FOLDER`` by the configuration and a checkpoint of that run."""
     parser = OneLineArguments(f"pyg-dynbatch {argv[0]}", add_help=False)
     parser.add_argument("--run")
     parser.add_argument("--ckpt_path", default="last" if argv[0] == "fit" else "best")
@@ -435,56 +409,44 @@ def with_run(argv: list[str]) -> list[str]:
     return [argv[0], "--config", config, *others, "--ckpt_path", own.ckpt_path]
 
 
-def _keep_quiet() -> None:
+def _prepare_process() -> None:
+    """Keep freed memory for reuse, and hide warnings that do not concern the user."""
+    keep_freed_memory()
     pl.utilities.disable_possible_user_warnings()
-    # The folder of a run is not empty when it continues, and holds its configuration before.
+    # The folder of a continued run is not empty.
     warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")
     warnings.filterwarnings("ignore", message="Experiment logs directory .* exists and is not")
     # Lightning 2.6 asks torch's pytree for a name that torch has deprecated.
     warnings.filterwarnings("ignore", message="`isinstance\\(treespec, LeafSpec\\)`")
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_is_no_advertisement)
-
-
-def _is_no_advertisement(record: logging.LogRecord) -> bool:
-    return "litlogger" not in record.getMessage()
+    log = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    log.addFilter(lambda record: "litlogger" not in record.getMessage())
 
 
 class EnsembleCLI(TaskCLI):
-    """Runs ``test`` and ``predict`` with the average of several checkpoints."""
-
-    needs_checkpoint = False
-
-    def __init__(self, checkpoints: list[str]) -> None:
-        self.checkpoints = checkpoints
-        super().__init__()
+    """Run ``test`` and ``predict`` with the average of several checkpoints."""
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parses the options, and compares them with those of the checkpoints."""
+        """Parse the options, and compare them with those of the checkpoints."""
         super().parse_arguments(parser, args)
         for path in self.checkpoints:
             with naming_file(path):
                 check_options(read_checkpoint(path), self.plain_config(), training=False)
 
     def test(self, model: Task, datamodule: SplitDataModule, **_: Any) -> None:
-        """Puts the average in the place of the model, then tests and predicts."""
+        """Test and predict with the average in place of the model."""
         self.model = ensemble_of(model, self.checkpoints)
         for path in self.checkpoints:
-            _check_data(datamodule, path)
+            checkpoint = read_checkpoint(path)
+            share_split(checkpoint, datamodule)
+            noted = checkpoint.get(type(datamodule).__qualname__)
+            with naming_file(path):
+                if noted is not None:
+                    datamodule.load_state_dict(noted)
         self.test_and_predict()
 
 
-def _check_data(datamodule: SplitDataModule, path: str) -> None:
-    """Lets the data module look at what it has written into a checkpoint."""
-    checkpoint = read_checkpoint(path)
-    share_split(checkpoint, datamodule)
-    noted = checkpoint.get(type(datamodule).__qualname__)
-    with naming_file(path):
-        if noted is not None:
-            datamodule.load_state_dict(noted)
-
-
 def run_ensemble(argv: list[str]) -> int:
-    """Runs ``ensemble``: the options of ``test``, and ``--checkpoints`` or ``--members``."""
+    """Run ``ensemble``: the options of ``test``, and ``--checkpoints`` or ``--members``."""
     parser = OneLineArguments(
         "pyg-dynbatch ensemble",
         "Test and predict with the average of what several checkpoints predict. All options of "
@@ -501,9 +463,8 @@ def run_ensemble(argv: list[str]) -> int:
     if (own.checkpoints is None) == (own.members is None):
         parser.error("the following arguments are required: --checkpoints or --members, not both")
     if own.members is not None and own.members < 1:
-        parser.error(f"argument --members: expected 1 or more, got {own.members}")
-    _keep_quiet()
-    keep_freed_memory()
+        parser.error(f"argument --members: expected at least 1, got {own.members}")
+    _prepare_process()
     checkpoints = own.checkpoints
     if own.members is not None:
         checkpoints, others = _trained_members(own.members, others)
@@ -513,7 +474,7 @@ def run_ensemble(argv: list[str]) -> int:
 
 
 def _trained_members(count: int, options: list[str]) -> tuple[list[str], list[str]]:
-    """Trains models that differ in their seed alone."""
+    """Train models that differ only in their seed."""
     checkpoints: list[str] = []
     first, common = 1, list(options)
     for number in range(count):

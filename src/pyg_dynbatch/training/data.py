@@ -1,4 +1,4 @@
-"""What all data modules share: three splits, their loaders, one seed for all ranks."""
+"""Base of all data modules: three splits, their loaders, one seed for all ranks."""
 
 import os
 from abc import ABC, abstractmethod
@@ -18,15 +18,15 @@ SPLITS: tuple[SplitName, ...] = ("train", "val", "test")
 
 
 class SplitDataModule(pl.LightningDataModule, ABC):
-    """Makes the loaders of three splits, in batches of examples or under a budget of their sizes.
+    """Make the loaders of three splits, in batches of examples or under a budget of their sizes.
 
     Splits that are not trained on are never shuffled, and on several devices no example is counted
-    twice: the batches are dealt, not padded.
+    twice: batches are assigned to ranks without padding.
 
     Args:
         batch_size: Examples in a batch.
-        budget: If given, batches hold at most so much of what :meth:`sizes` counts, and any number
-            of examples; a larger example makes a batch of its own, with a warning.
+        budget: If given, the sum of :meth:`sizes` in a batch is at most this, with any number of
+            examples; a larger example becomes a batch of its own, with a warning.
         num_workers: Loader processes; 0 loads in the process that trains.
         predict_split: Which split ``predict`` runs over.
     """
@@ -39,7 +39,7 @@ class SplitDataModule(pl.LightningDataModule, ABC):
             raise mismatch(
                 ValueError,
                 f"{type(self).__name__}: batch_size is out of range",
-                "1 or more",
+                "at least 1",
                 batch_size,
             )
         self.batch_size = batch_size
@@ -48,28 +48,28 @@ class SplitDataModule(pl.LightningDataModule, ABC):
         self.predict_split = predict_split
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leaves the trainer behind, as Lightning's modules do; the next one attaches itself."""
+        """Leave out the trainer, as Lightning's modules do."""
         return {**self.__dict__, "trainer": None}
 
     @classmethod
     def known_facts(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Says which ``kind`` and ``targets`` data of these options has, if known unread."""
+        """Return the ``kind`` and ``targets`` of the data, if the options tell."""
         return {name: options[name] for name in ("kind", "targets") if name in options}
 
     @abstractmethod
     def dataset(self, split: SplitName) -> Any:
-        """Gives one split, loaded once."""
+        """Return one split; it is loaded once."""
 
     @abstractmethod
     def sizes(self, split: SplitName) -> Sequence[int]:
-        """Counts, for every example of a split, what the budget bounds."""
+        """Count, for every example of a split, what the budget bounds."""
 
     @abstractmethod
     def make_loader(self, dataset: Any, batch_size: int = 1, **options: Any) -> Any:
-        """Makes a loader that collates as the model needs it."""
+        """Make a loader that collates as the model needs it."""
 
     def splits_of(self, stage: str) -> tuple[SplitName, ...]:
-        """Lists the splits that a stage needs.
+        """List the splits that a stage needs.
 
         Args:
             stage: ``fit``, ``validate``, ``test`` or ``predict``.
@@ -86,7 +86,7 @@ class SplitDataModule(pl.LightningDataModule, ABC):
         return needed[stage]
 
     def train_dataloader(self) -> Any:
-        """Shuffles the training split anew in every epoch."""
+        """Return a loader that shuffles the training split in every epoch."""
         dataset = self.dataset("train")
         if self.budget is None:
             seed = self._seed()
@@ -95,23 +95,23 @@ class SplitDataModule(pl.LightningDataModule, ABC):
         return self._budgeted(dataset, self.sizes("train"), self.budget, shuffle=True)
 
     def val_dataloader(self) -> Any:
-        """Goes through the validation split in order."""
+        """Return a loader of the validation split, in order."""
         return self._in_order("val")
 
     def test_dataloader(self) -> Any:
-        """Goes through the test split in order."""
+        """Return a loader of the test split, in order."""
         return self._in_order("test")
 
     def predict_dataloader(self) -> Any:
-        """Goes through the split to predict in order."""
+        """Return a loader of the split to predict, in order."""
         return self._in_order(self.predict_split)
 
     def _in_order(self, split: SplitName) -> Any:
         dataset = self.dataset(split)
         if self.budget is not None:
             return self._budgeted(dataset, self.sizes(split), self.budget, shuffle=False)
-        # A budget of examples instead of sizes. The sampler deals batches to the ranks without
-        # repeating an example, which Lightning's own would do to make the shares equal.
+        # A budget of examples instead of sizes. The sampler assigns batches to ranks without
+        # repeating an example; Lightning's own repeats some to make the shares equal.
         return self._budgeted(dataset, [1] * len(dataset), self.batch_size, shuffle=False)
 
     def _budgeted(self, dataset: Any, sizes: Sequence[int], budget: int, shuffle: bool) -> Any:
@@ -129,7 +129,7 @@ class SplitDataModule(pl.LightningDataModule, ABC):
         return self.make_loader(dataset, batch_sampler=sampler, **self._loader_options(seed))
 
     def _seed(self) -> int:
-        """Finds a seed that all ranks share: with one each they would plan different epochs."""
+        """Return one seed for all ranks, so that they plan the same epochs."""
         common = os.environ.get("PL_GLOBAL_SEED")
         if common is not None:
             return int(common)
@@ -152,5 +152,5 @@ class SplitDataModule(pl.LightningDataModule, ABC):
     def transfer_batch_to_device(
         self, batch: Any, device: torch.device, dataloader_idx: int
     ) -> Any:
-        """Moves a batch without waiting for the copy, which pinned memory makes asynchronous."""
+        """Move a batch without waiting for the copy, which pinned memory makes asynchronous."""
         return batch.to(device, non_blocking=True)

@@ -17,7 +17,7 @@ from pyg_dynbatch.training.task import Task, check_weights
 
 
 class AveragedNetwork(nn.Module):
-    r"""Averages the probabilities that several networks give, and returns their logarithm.
+    r"""Average the probabilities of several networks, and return the logarithm.
 
     .. math::
         \log \bar p = \log \frac1K \sum_k \mathrm{softmax}(z_k)
@@ -29,7 +29,7 @@ class AveragedNetwork(nn.Module):
         members: The networks.
 
     Raises:
-        ValueError: If there is no network.
+        ValueError: If there are no networks.
 
     Reference:
         Looks et al. (2017), arXiv:1702.02181, table 2, last row.
@@ -43,11 +43,11 @@ class AveragedNetwork(nn.Module):
     def __init__(self, members: Sequence[nn.Module]) -> None:
         super().__init__()
         if not members:
-            raise mismatch(ValueError, "AveragedNetwork: no networks", "one or more", 0)
+            raise mismatch(ValueError, "AveragedNetwork: no networks", "at least 1", 0)
         self.members = nn.ModuleList(members)
 
     def forward(self, batch: Any) -> Float[Tensor, "row class"]:
-        """Averages over the members.
+        """Average over the members.
 
         Args:
             batch: What the members take.
@@ -60,7 +60,7 @@ class AveragedNetwork(nn.Module):
 
 
 def ensemble_of(task: Task, checkpoints: Sequence[str | Path]) -> Task:
-    """Makes a task that predicts with the average of several checkpoints.
+    """Make a task that predicts with the average of several checkpoints.
 
     Args:
         task: A task of the configuration the checkpoints were made with; it is not changed.
@@ -70,8 +70,8 @@ def ensemble_of(task: Task, checkpoints: Sequence[str | Path]) -> Task:
         A copy of the task whose network is the average.
 
     Raises:
-        FileNotFoundError: If there is no such checkpoint.
-        ValueError: If no checkpoint is given, one belongs to another model, or is none.
+        FileNotFoundError: If a checkpoint is missing.
+        ValueError: If no checkpoint is given, or one is invalid or belongs to another model.
 
     Example:
         >>> import torch

@@ -1,7 +1,7 @@
-"""Options, learning-rate schedules and optimisers that treat word vectors apart."""
+"""Optimisers that treat word vectors apart, and schedules of their learning rates."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,9 +13,15 @@ from torch.optim.lr_scheduler import LambdaLR
 from pyg_dynbatch.core.errors import mismatch
 
 
+def _check_range(options: object, name: str, fits: bool, expected: str) -> None:
+    if not fits:
+        what = f"{type(options).__name__}: {name} is out of range"
+        raise mismatch(ValueError, what, expected, getattr(options, name))
+
+
 @dataclass(frozen=True)
 class OptimizerOptions:
-    """Chooses the optimiser of the weights and that of the word vectors.
+    """Choose the optimiser of the weights and that of the word vectors.
 
     Args:
         name: Optimiser of all weights but the word vectors: ``adagrad``, ``adam``, ``adamw`` or
@@ -51,26 +57,15 @@ class OptimizerOptions:
     embedding_gradient_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuses numbers that no optimiser can use."""
+        """Refuse numbers that no optimiser can use."""
         for name in ("lr", "embedding_lr", "weight_decay", "initial_accumulator", "eps"):
             value = getattr(self, name)
-            if value is not None and not (value >= 0 and math.isfinite(value)):
-                raise mismatch(
-                    ValueError,
-                    f"OptimizerOptions: {name} is out of range",
-                    "a finite number, 0 or more",
-                    value,
-                )
-        if not self.embedding_gradient_scale > 0:
-            raise mismatch(
-                ValueError,
-                "OptimizerOptions: embedding_gradient_scale must be positive",
-                "a number above 0",
-                self.embedding_gradient_scale,
-                hint='embedding: "fixed" leaves the word vectors as they are',
-            )
-        adagrad = "adagrad" in (self.name, self.embedding)
-        if adagrad and self.eps == 0 and self.initial_accumulator == 0:
+            fits = value is None or 0 <= value < math.inf
+            _check_range(self, name, fits, "a finite number, at least 0")
+        expected = 'a number above 0; embedding: "fixed" leaves the word vectors as they are'
+        scale = self.embedding_gradient_scale
+        _check_range(self, "embedding_gradient_scale", scale > 0, expected)
+        if "adagrad" in (self.name, self.embedding) and self.eps == self.initial_accumulator == 0:
             raise mismatch(
                 ValueError,
                 "OptimizerOptions: Adagrad would divide by zero",
@@ -82,7 +77,7 @@ class OptimizerOptions:
 
 @dataclass(frozen=True)
 class RateOptions:
-    """Chooses how the learning rates change; every rate is multiplied by the same factor.
+    """Choose how the learning rates change; every rate is multiplied by the same factor.
 
     Args:
         name: ``constant``, ``step`` (times ``gamma`` every ``every`` epochs), ``exponential``
@@ -111,27 +106,17 @@ class RateOptions:
     rise: float = 0.3
 
     def __post_init__(self) -> None:
-        """Refuses numbers that no schedule can use."""
-        ranges = {
-            "gamma": self.gamma > 0,
-            "every": self.every >= 1,
-            "final": 0 <= self.final <= 1,
-            "warmup": self.warmup >= 0,
-            "rise": 0 <= self.rise < 1,
-        }
-        for name, fits in ranges.items():
-            if not fits:
-                raise mismatch(
-                    ValueError,
-                    f"RateOptions: {name} is out of range",
-                    "gamma > 0, every >= 1, 0 <= final <= 1, warmup >= 0, 0 <= rise < 1",
-                    getattr(self, name),
-                )
+        """Refuse numbers that no schedule can use."""
+        _check_range(self, "gamma", self.gamma > 0, "above 0")
+        _check_range(self, "every", self.every >= 1, "at least 1")
+        _check_range(self, "final", 0 <= self.final <= 1, "0 to 1")
+        _check_range(self, "warmup", self.warmup >= 0, "at least 0")
+        _check_range(self, "rise", 0 <= self.rise < 1, "at least 0 and below 1")
 
 
 @dataclass(frozen=True)
 class VectorOptions:
-    """Chooses the word vectors that a run starts from.
+    """Choose the word vectors that a run starts from.
 
     Args:
         source: ``none`` (the model's own random vectors), ``glove`` (a text file, also ``.gz``, in
@@ -158,60 +143,10 @@ class VectorOptions:
     lower_case: bool = True
 
 
-_LOWEST = 0.04  # what ``one_cycle`` starts at: a twenty-fifth of the full rate
-
-
 def rate_factor(
     options: RateOptions, steps_per_epoch: float, total_steps: float
 ) -> Callable[[int], float]:
-    """Makes the function from the number of optimiser steps taken to the factor on the rates."""
-    _check(options, total_steps)
-
-    def factor(step: int) -> float:
-        epoch = int(step / steps_per_epoch)
-        warm = min(1.0, (step + 1) / (options.warmup + 1))
-        if options.name == "step":
-            return warm * options.gamma ** (epoch // options.every)
-        if options.name == "exponential":
-            return warm * options.gamma**epoch
-        if options.name == "cosine":
-            length = max(1.0, total_steps - options.warmup)
-            done = min(1.0, max(0.0, step - options.warmup) / length)
-            return warm * _half_cosine(1.0, options.final, done)
-        if options.name == "one_cycle":
-            return warm * _one_cycle(options, step / total_steps)
-        return warm
-
-    return factor
-
-
-def _half_cosine(start: float, end: float, done: float) -> float:
-    return end + (start - end) * 0.5 * (1.0 + math.cos(math.pi * min(1.0, done)))
-
-
-def _one_cycle(options: RateOptions, done: float) -> float:
-    if done < options.rise:
-        return _half_cosine(_LOWEST, 1.0, done / options.rise)
-    return _half_cosine(1.0, options.final, (done - options.rise) / (1.0 - options.rise))
-
-
-def build_scheduler(
-    optimizer: Optimizer, options: RateOptions, lengths: Callable[[], tuple[float, float]]
-) -> dict[str, Any] | None:
-    """Makes what Lightning wants from ``configure_optimizers`` for a schedule."""
-    if options.name == "constant" and options.warmup == 0:
-        return None
-    by_epoch = options.name in ("step", "exponential") and options.warmup == 0
-    needs_lengths = options.name != "constant" and not by_epoch
-    steps_per_epoch, total_steps = lengths() if needs_lengths else (1.0, math.inf)
-    # A function, not an object: LambdaLR would store an object's fields in the checkpoint and
-    # put the old length of the run back on resuming.
-    factor = rate_factor(options, steps_per_epoch, total_steps)
-    interval = "epoch" if by_epoch else "step"
-    return {"scheduler": LambdaLR(optimizer, factor), "interval": interval}
-
-
-def _check(options: RateOptions, total_steps: float) -> None:
+    """Make the function from the number of optimiser steps taken to the factor on the rates."""
     if options.name in ("cosine", "one_cycle") and not math.isfinite(total_steps):
         raise mismatch(
             ValueError,
@@ -221,12 +156,51 @@ def _check(options: RateOptions, total_steps: float) -> None:
             hint="--trainer.max_epochs 20",
         )
 
+    def factor(step: int) -> float:
+        warm = min(1.0, (step + 1) / (options.warmup + 1))
+        if options.name == "cosine":
+            done = max(0.0, step - options.warmup) / max(1.0, total_steps - options.warmup)
+            return warm * _half_cosine(1.0, options.final, done)
+        if options.name == "one_cycle":
+            done, rise = step / total_steps, options.rise
+            if done < rise:
+                return warm * _half_cosine(1 / 25, 1.0, done / rise)
+            return warm * _half_cosine(1.0, options.final, (done - rise) / (1.0 - rise))
+        epoch = int(step / steps_per_epoch)
+        if options.name == "step":
+            return warm * options.gamma ** (epoch // options.every)
+        return warm * options.gamma**epoch if options.name == "exponential" else warm
+
+    return factor
+
+
+def _half_cosine(start: float, end: float, done: float) -> float:
+    return end + (start - end) * 0.5 * (1.0 + math.cos(math.pi * min(1.0, done)))
+
+
+def build_scheduler(
+    optimizer: Optimizer, options: RateOptions, lengths: Callable[[], tuple[float, float]]
+) -> dict[str, Any] | None:
+    """Make what Lightning wants from ``configure_optimizers`` for a schedule.
+
+    ``lengths`` gives the optimiser steps per epoch and per run; it is called only where needed.
+    """
+    constant = options.name == "constant"
+    if constant and options.warmup == 0:
+        return None
+    by_epoch = options.name in ("step", "exponential") and options.warmup == 0
+    steps_per_epoch, total_steps = (1.0, math.inf) if constant or by_epoch else lengths()
+    # A function, not an object: LambdaLR would store an object's fields in the checkpoint and
+    # put the old length of the run back on resuming.
+    scheduler = LambdaLR(optimizer, rate_factor(options, steps_per_epoch, total_steps))
+    return {"scheduler": scheduler, "interval": "epoch" if by_epoch else "step"}
+
 
 _EPS = {"adagrad": 1e-10, "adam": 1e-8, "adamw": 1e-8, "sgd": 0.0}
 
 
 class SplitOptimizer(Optimizer):
-    """Runs several optimisers, each on its own parameters, as if they were one.
+    """Run several optimisers on disjoint parameters as one.
 
     Lightning's automatic optimisation, learning-rate schedulers and gradient clipping see one
     optimiser: the parameter groups are those of the parts one after another, and the state is
@@ -236,7 +210,7 @@ class SplitOptimizer(Optimizer):
         parts: Optimisers over disjoint parameters.
 
     Raises:
-        ValueError: If there is no part, or two parts hold the same parameter.
+        ValueError: If there are no parameters, or two parts hold the same one (by torch).
 
     Example:
         >>> first, second = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
@@ -248,20 +222,6 @@ class SplitOptimizer(Optimizer):
     """
 
     def __init__(self, parts: Sequence[Optimizer]) -> None:
-        if not parts:
-            raise mismatch(ValueError, "SplitOptimizer: no parts", "one optimiser or more", 0)
-        owner: dict[int, int] = {}
-        for number, part in enumerate(parts):
-            for parameter in _parameters_of(part):
-                if id(parameter) in owner:
-                    raise mismatch(
-                        ValueError,
-                        "SplitOptimizer: a parameter belongs to two parts",
-                        "disjoint parameters",
-                        f"a parameter of shape {list(parameter.shape)}",
-                        where=f"parts {owner[id(parameter)]} and {number}",
-                    )
-                owner[id(parameter)] = number
         super().__init__([group for part in parts for group in part.param_groups], {})
         self.parts = list(parts)
         for part in self.parts:
@@ -280,7 +240,7 @@ class SplitOptimizer(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Lets every part take one step.
+        """Take one step with every part.
 
         Args:
             closure: Computes the loss and its gradients, once for all parts.
@@ -297,21 +257,17 @@ class SplitOptimizer(Optimizer):
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores the state of all parts.
+        """Restore the state of all parts.
 
         Args:
-            state_dict: What :meth:`state_dict` gave.
+            state_dict: As returned by :meth:`state_dict`.
         """
         super().load_state_dict(state_dict)
         self._link_parts()
 
 
-def _parameters_of(optimizer: Optimizer) -> Iterable[nn.Parameter]:
-    return (parameter for group in optimizer.param_groups for parameter in group["params"])
-
-
 def build_optimizer(model: nn.Module, options: OptimizerOptions) -> Optimizer:
-    """Makes the optimiser of a model whose word vectors may learn in their own way.
+    """Make the optimiser of a model whose word vectors may learn in their own way.
 
     Multiplying the gradients of the word vectors by ``s`` before Adagrad is the same as Adagrad on
     the gradients as they are, with the initial accumulator divided by ``s²`` and eps by ``s``:
@@ -365,7 +321,7 @@ def renew_rates(
     model: nn.Module,
     options: OptimizerOptions,
 ) -> None:
-    """Puts rates, weight decay and eps of the options in the place of restored ones."""
+    """Overwrite restored rates, weight decay and eps by those of the options."""
     fresh = build_optimizer(model, options).param_groups
     for group, new in zip(optimizer.param_groups, fresh, strict=True):
         group.update({name: new[name] for name in ("lr", "weight_decay", "eps") if name in new})
@@ -403,7 +359,7 @@ def _check_sparse(name: str, embeddings: list[nn.Embedding]) -> None:
     if not any(module.sparse for module in embeddings):
         return
     if not torch.sparse.check_sparse_tensor_invariants.is_enabled():
-        # Says aloud what is so anyway; torch otherwise warns at the first sparse step.
+        # Sets the default explicitly; torch otherwise warns at the first sparse step.
         torch.sparse.check_sparse_tensor_invariants.disable()
     if name in ("adam", "adamw"):
         raise mismatch(

@@ -17,7 +17,7 @@ from pyg_dynbatch.core.files import whole_file
 
 
 def checked_device(name: str) -> torch.device:
-    """Looks whether a device can be used."""
+    """Return a device, or raise an error if it cannot be used."""
     try:
         torch.zeros(1, device=name)
     except (RuntimeError, AssertionError) as error:
@@ -34,12 +34,12 @@ Columns = dict[str, np.ndarray]
 
 
 class PredictionTable(BasePredictionWriter):
-    """Collects the rows of ``predict_step`` and writes them once, sorted as the data set is.
+    """Collect the rows of ``predict_step`` and write them once, in the order of the data set.
 
-    On several devices every rank predicts its share; the first one merges and writes. A table is
-    written under another name and then renamed, so that a broken run leaves no half table.
+    On several devices every rank predicts its share; the first one merges and writes. An
+    interrupted run leaves no incomplete table.
 
-    Columns: ``example`` (its number in the data set), what the data module says of each example
+    Columns: ``example`` (its number in the data set), what the data module adds per example
     (``smiles`` of molecules), and the columns of the task: for trees ``prediction``, one
     ``probability_…`` a class, ``target`` (empty where there is none); the table of nodes has
     ``node`` after ``example``.
@@ -64,7 +64,7 @@ class PredictionTable(BasePredictionWriter):
         self._batches: list[Columns] = []
 
     def on_predict_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Forgets the rows of a former pass."""
+        """Remove the rows of an earlier pass."""
         self._batches = []
 
     def write_on_batch_end(
@@ -77,7 +77,7 @@ class PredictionTable(BasePredictionWriter):
         batch_idx: int,
         dataloader_idx: int,
     ) -> None:
-        """Keeps the rows of a batch on the host, with the examples' numbers in the data set."""
+        """Keep the rows of a batch on the host, with the examples' numbers in the data set."""
         if batch_indices is None:
             raise mismatch(
                 ValueError,
@@ -92,29 +92,39 @@ class PredictionTable(BasePredictionWriter):
         self._batches.append(columns)
 
     def on_predict_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Merges the shares of all ranks and writes the tables."""
-        share = merge_columns(self._batches)
+        """Merge the shares of all ranks and write the tables."""
+        shares = [merge_columns(self._batches)]
         self._batches = []
-        shares = _gather(share, trainer.world_size)
+        if trainer.world_size > 1 and torch.distributed.is_initialized():
+            shares *= trainer.world_size
+            torch.distributed.all_gather_object(shares, shares[0])
         if not trainer.is_global_zero:
             return
-        columns = sort_rows(merge_columns([part for part in shares if part]))
+        columns = merge_columns([share for share in shares if share])
+        if columns:
+            node = columns.get("node", np.zeros_like(columns["example"]))
+            order = np.lexsort((node, columns["example"]))
+            columns = {name: value[order] for name, value in columns.items()}
         first_class = getattr(pl_module, "first_class", 0)
         places = self.places(trainer)
         if "predictions" in places:
-            shown = _described(tree_rows(columns), getattr(trainer, "datamodule", None))
+            shown = tree_rows(columns)
+            describe = getattr(getattr(trainer, "datamodule", None), "describe_examples", None)
+            if describe is not None and columns:
+                example = shown.pop("example")
+                shown = {"example": example, **describe(example), **shown}
             write_table(places["predictions"], shown, first_class)
         if "node predictions" in places and "is_root" in columns:
             write_table(places["node predictions"], node_rows(columns), first_class)
 
     def places(self, trainer: pl.Trainer) -> dict[str, Path]:
-        """Says where the tables of a run lie; nowhere for a trial run without a folder.
+        """Return the paths of the tables of a run; none for a trial run without a folder.
 
         Args:
             trainer: The run.
 
         Returns:
-            Paths by what lies there.
+            Paths by content.
         """
         folder = self.folder or folder_of(trainer)
         if folder is None:
@@ -124,7 +134,7 @@ class PredictionTable(BasePredictionWriter):
 
 
 def folder_of(trainer: pl.Trainer) -> Path | None:
-    """Finds the folder of a run."""
+    """Find the folder of a run."""
     if getattr(trainer, "fast_dev_run", False):
         return None
     # Not trainer.log_dir, which waits for all ranks: the first rank alone may ask here.
@@ -132,65 +142,34 @@ def folder_of(trainer: pl.Trainer) -> Path | None:
     return Path(next(filter(None, folders), trainer.default_root_dir))
 
 
-def _gather(share: Columns, world_size: int) -> list[Columns]:
-    if world_size == 1 or not torch.distributed.is_initialized():
-        return [share]
-    shares: list[Columns | None] = [None] * world_size
-    torch.distributed.all_gather_object(shares, share)
-    return [part for part in shares if part is not None]
-
-
-def _described(columns: Columns, source: Any) -> Columns:
-    """Puts what a data module says of its examples behind their numbers."""
-    describe = getattr(source, "describe_examples", None)
-    if describe is None or "example" not in columns:
-        return columns
-    said = describe(columns["example"])
-    return {"example": columns["example"], **said, **columns}
-
-
 def tree_rows(columns: Columns) -> Columns:
-    """Keeps the rows of the roots, where there is one row per node."""
-    if "is_root" not in columns:
-        return columns
-    is_root = columns["is_root"]
+    """Keep the rows of the roots, where there is one row per node."""
+    is_root = columns.get("is_root", slice(None))
     dropped = ("is_root", "node")
     return {name: value[is_root] for name, value in columns.items() if name not in dropped}
 
 
 def node_rows(columns: Columns) -> Columns:
-    """Keeps all rows, without saying which are roots."""
+    """Keep all rows, without the column that marks roots."""
     return {name: value for name, value in columns.items() if name != "is_root"}
 
 
 def merge_columns(parts: Sequence[Mapping[str, np.ndarray]]) -> Columns:
-    """Puts the rows of several parts one after another."""
+    """Concatenate the rows of several parts."""
     if not parts:
         return {}
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def sort_rows(columns: Columns) -> Columns:
-    """Sorts rows by example, then by node."""
-    if not columns:
-        return columns
-    example = columns["example"]
-    order = np.lexsort((columns.get("node", np.zeros_like(example)), example))
-    return {name: value[order] for name, value in columns.items()}
-
-
 def write_table(path: str | Path, columns: Columns, first_class: int = 0) -> Path:
-    """Writes columns to a CSV file, whole or not at all."""
+    """Write columns to a CSV file, whole or not at all."""
     header: list[str] = []
-    cells: list[Sequence[str]] = []
+    cells: list[list[str]] = []
     for name, value in columns.items():
-        if value.ndim == 1:
-            header.append(name)
-            cells.append([_cell(name, entry) for entry in value.tolist()])
-            continue
-        for number in range(value.shape[1]):
-            header.append(f"{name}_{number + first_class}")
-            cells.append([_cell(name, entry) for entry in value[:, number].tolist()])
+        several = value.ndim > 1
+        header += [f"{name}_{k}" for k, _ in enumerate(value.T, first_class)] if several else [name]
+        for part in value.T if several else [value]:
+            cells.append([_cell(name, entry) for entry in part.tolist()])
     opened = whole_file(path, newline="", encoding="utf-8")
     with nullcontext(sys.stdout) if str(path) == "-" else opened as file:
         writer = csv.writer(file)

@@ -1,24 +1,21 @@
-"""Leave pictures behind at the end of a run, and say where everything was written."""
+"""Draw pictures at the end of a run, and list what was written."""
 
 import csv
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import lightning.pytorch as pl
 import numpy as np
 import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger
-from torch_geometric.data import Batch, Data
+from torch_geometric.data import Data
 
 from pyg_dynbatch.training.predictions import PredictionTable, folder_of
 from pyg_dynbatch.visualize import draw_curves, draw_tree, draw_tree_legend, new_figure, save_figure
 
-CURVES = "learning_curve.png"
-TREES = "predicted_trees.png"
-SPLIT = "split.json"
 TASK_TABLE = "task_metrics.csv"
 PARITY = "parity.png"
 CALIBRATION = "calibration.png"
@@ -26,22 +23,13 @@ CALIBRATION = "calibration.png"
 Curve = tuple[list[float], list[float]]
 
 
-class TreeSource(Protocol):
-    """What the picture of trees needs of a data module."""
-
-    num_classes: int
-
-    def shown_trees(self, count: int) -> tuple[Batch, dict[str, Data], list[list[str]]]:
-        """Returns a few test trees as a batch and by name, and the text of their nodes."""
-
-
 class RunReport(Callback):
-    """Draws the learning curves when training ends, and what was predicted when testing ends.
+    """Draw learning curves after training, and predictions after testing.
 
-    All lies in the folder of the run. Curves need Lightning's ``CSVLogger``. A test of trees leaves
-    a picture of a few labelled trees, if the data module can show some (all of this package that
-    classify nodes). A test of molecules leaves a table of the properties with bootstrap intervals
-    and, for values, a parity plot, for probabilities, a calibration plot.
+    All files go to the folder of the run. Curves need Lightning's ``CSVLogger``. A test of trees
+    draws a few labelled trees, if the data module can show some. A test of molecules writes a table
+    of the properties with bootstrap intervals, and draws a parity plot of values or a calibration
+    plot of probabilities.
 
     Args:
         trees: How many trees to draw.
@@ -57,38 +45,37 @@ class RunReport(Callback):
         self.resamples = resamples
 
     def places(self, trainer: pl.Trainer) -> dict[str, Path]:
-        """Says where the pictures of a run lie; nowhere for a trial run without a folder.
+        """Return the paths of the pictures of a run; none for a trial run without a folder.
 
         Args:
             trainer: The run.
 
         Returns:
-            Paths by what lies there.
+            Paths by content.
         """
         folder = folder_of(trainer)
         if folder is None or not trainer.loggers:
             return {}
         return {
-            "split": folder / SPLIT,
-            "learning curve": folder / CURVES,
-            "predicted trees": folder / TREES,
+            "split": folder / "split.json",
+            "learning curve": folder / "learning_curve.png",
+            "predicted trees": folder / "predicted_trees.png",
             "task table": folder / TASK_TABLE,
             "parity plot": folder / PARITY,
             "calibration plot": folder / CALIBRATION,
         }
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Writes which examples are trained on, where the data module has divided them itself."""
+        """Write the split, if the data module has made it."""
         write = getattr(getattr(getattr(trainer, "datamodule", None), "parts", None), "write", None)
-        folder = folder_of(trainer)
-        if write is not None and trainer.is_global_zero and folder is not None and trainer.loggers:
-            write(folder / SPLIT)
+        places = self.places(trainer)
+        if write is not None and trainer.is_global_zero and places:
+            write(places["split"])
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Draws the learning curves."""
+        """Draw the learning curves."""
         for logger in trainer.loggers:
-            # Written here rather than where the table is looked for: a logger that has logged
-            # nothing in its process would empty the table first.
+            # Not where the table is read: a logger without rows would empty the table there.
             logger.save()
         metrics = metrics_file(trainer)
         places = self.places(trainer)
@@ -117,22 +104,21 @@ class RunReport(Callback):
             axes.legend(frameon=False, fontsize="small")
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Draws a few trees of the test split, or tables the properties of its molecules."""
-        write, folder = getattr(pl_module, "report_test", None), folder_of(trainer)
-        if write is None:
-            self._draw_trees(trainer, pl_module)
-        elif trainer.is_global_zero and folder is not None and trainer.loggers:
-            write(folder, self.resamples)
-
-    def _draw_trees(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        # The hook is duck-typed: a user's own data module may offer the same method.
-        source: Any = getattr(trainer, "datamodule", None)
-        show = getattr(source, "shown_trees", None)
-        # A model of pairs has no class for each node.
-        if show is None or not getattr(pl_module, "labels_nodes", False):
-            return
+        """Draw a few trees of the test split, or write tables of its molecules."""
         places = self.places(trainer)
-        if not trainer.is_global_zero or not places or not self.trees:
+        write = getattr(pl_module, "report_test", None)
+        if not trainer.is_global_zero or not places:
+            return
+        if write is not None:
+            write(places["task table"].parent, self.resamples)
+        # A model of pairs has no class for each node.
+        elif self.trees and getattr(pl_module, "labels_nodes", False):
+            self._draw_trees(trainer, pl_module, places["predicted trees"])
+
+    def _draw_trees(self, trainer: pl.Trainer, pl_module: pl.LightningModule, path: Path) -> None:
+        # The hook is duck-typed: a user's own data module may offer the same method.
+        show = getattr(getattr(trainer, "datamodule", None), "shown_trees", None)
+        if show is None:
             return
         batch, trees, words = show(self.trees)
         if not trees:
@@ -143,8 +129,7 @@ class RunReport(Callback):
             logits = pl_module(batch.to(pl_module.device))
         pl_module.train(was_training)
         predicted = logits.argmax(-1).cpu().split([tree.num_nodes for tree in trees.values()])
-        labels = [part.numpy() for part in predicted]
-        draw_trees(places["predicted trees"], trees, labels, words, logits.size(-1))
+        draw_trees(path, trees, [part.numpy() for part in predicted], words, logits.size(-1))
 
 
 def draw_trees(
@@ -154,7 +139,7 @@ def draw_trees(
     words: Sequence[Sequence[str]],
     num_classes: int,
 ) -> Path:
-    """Draws trees side by side, two in a row."""
+    """Draw trees side by side, two per row."""
     columns = min(2, len(trees))
     figure, axes = new_figure(math.ceil(len(trees) / columns), columns, 6.5, 4.5)
     for place in axes[len(trees) :]:
@@ -178,7 +163,7 @@ def draw_trees(
 
 
 def metrics_file(trainer: pl.Trainer) -> Path | None:
-    """Finds the table of metrics of a run."""
+    """Find the table of metrics of a run."""
     for logger in trainer.loggers:
         if isinstance(logger, CSVLogger):
             path = Path(logger.log_dir) / "metrics.csv"
@@ -187,7 +172,7 @@ def metrics_file(trainer: pl.Trainer) -> Path | None:
 
 
 def read_curve(metrics: Path, name: str) -> Curve:
-    """Reads one column of a table of metrics against the epoch."""
+    """Read one column of a table of metrics against the epoch."""
     epochs: list[float] = []
     values: list[float] = []
     with metrics.open(newline="", encoding="utf-8") as file:
@@ -199,7 +184,7 @@ def read_curve(metrics: Path, name: str) -> Curve:
 
 
 def closing_lines(trainer: pl.Trainer) -> list[str]:
-    """Says where a run wrote what."""
+    """List the files that a run has written."""
     best = getattr(trainer.checkpoint_callback, "best_model_path", "")
     checkpoint = trainer.ckpt_path or best
     written = {"checkpoint": Path(checkpoint)} if checkpoint else {}
@@ -209,5 +194,5 @@ def closing_lines(trainer: pl.Trainer) -> list[str]:
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, (PredictionTable, RunReport)):
             written.update(callback.places(trainer))
-    # Looked up, not remembered: with forked or spawned ranks another process has written.
+    # Looked up in the file system: forked or spawned ranks write in another process.
     return [f"{f'{what}:':<17} {path}" for what, path in written.items() if path.is_file()]

@@ -1,7 +1,7 @@
-"""What all tasks share: loss over ranks, optimiser, rate schedule, checks of checkpoints."""
+"""Base of all tasks: loss over ranks, optimiser, rate schedule, checks of checkpoints."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, ClassVar, Literal, cast
 
@@ -32,27 +32,17 @@ UNLABELLED = -1
 def summed_cross_entropy(
     logits: Float[Tensor, "node class"], labels: Int[Tensor, " node"]
 ) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
-    """Adds up the cross entropy of all labelled rows, and counts them, without a device sync."""
+    """Sum the cross entropy of all labelled rows, and count them, without a device sync."""
     exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
     loss = F.cross_entropy(exact, labels, ignore_index=UNLABELLED, reduction="sum")
     return loss, (labels != UNLABELLED).sum()
 
 
-def scaled_over_ranks(
-    loss: Float[Tensor, ""],
-    terms: Int[Tensor, ""] | None,
-    world_size: int,
-    add_up: Callable[[Tensor], Tensor],
-) -> Float[Tensor, ""]:
-    """Scales the sum of one rank so that the average of the gradients over ranks is right."""
-    if terms is None:
-        return loss * world_size
-    everywhere = add_up(terms.to(loss.dtype)) if world_size > 1 else terms.to(loss.dtype)
-    return loss * world_size / everywhere.clamp(min=1)
-
-
 class MeanLoss(Metric):
-    """Measures the mean loss of a labelled row; not a number if there is none."""
+    """Mean loss per labelled row; NaN if there is none.
+
+    torchmetrics' ``MeanMetric`` looks for NaN, which waits for the device, or ignores weights.
+    """
 
     full_state_update = False
     higher_is_better = False
@@ -65,12 +55,12 @@ class MeanLoss(Metric):
         self.add_state("rows", torch.tensor(0), dist_reduce_fx="sum")
 
     def update(self, loss: Float[Tensor, ""], rows: Int[Tensor, ""]) -> None:
-        """Adds a batch."""
+        """Add a batch."""
         self.total += loss.detach()
         self.rows += rows
 
     def compute(self) -> Float[Tensor, ""]:
-        """Divides the sum by the rows."""
+        """Divide the sum by the rows."""
         return self.total / self.rows
 
 
@@ -78,16 +68,16 @@ STAGES = ("train", "val", "test")
 
 
 class Task(pl.LightningModule, ABC):
-    """Trains a network on batches of examples; the classes below say with which loss and metrics.
+    """Base of all tasks: trains a network on batches; subclasses define loss and metrics.
 
     Args:
-        network: What is trained, a plain module that takes a batch.
+        network: Module to train; it takes a batch.
         optimizer: Options of the optimiser.
         rate: Options of the learning-rate schedule.
     """
 
     main_metric: str
-    """Name, without the stage, of the metric that a run is judged by."""
+    """Name, without the stage, of the metric that judges a run."""
 
     first_class: ClassVar[int] = 0
     """Number of the first class, for the columns of the table of predictions."""
@@ -106,7 +96,7 @@ class Task(pl.LightningModule, ABC):
         self._rates_changed = False
 
     def setup(self, stage: str) -> None:
-        """Lets the trainer read checkpoints without running code from them.
+        """Let the trainer read checkpoints without running code from them.
 
         Args:
             stage: ``fit``, ``validate``, ``test`` or ``predict``.
@@ -116,22 +106,22 @@ class Task(pl.LightningModule, ABC):
 
     @abstractmethod
     def averaged(self, members: Sequence[Any]) -> nn.Module:
-        """Makes one network that predicts the mean of what several tasks predict.
+        """Make one network that predicts the mean of several tasks.
 
         Args:
             members: Tasks like this one, each with weights of its own.
 
         Returns:
-            A network that can take the place of this task's.
+            A network to replace this task's.
         """
 
     @classmethod
     def made_up(cls, options: Mapping[str, Any], data: Mapping[str, Any]) -> Any:
-        """Makes a task of these options without data, so that wrong options are found early.
+        """Make a task from options without data, to find wrong options early.
 
         Args:
             options: Options of the task, as plain values.
-            data: What is known of the data: ``kind`` and ``targets`` of properties.
+            data: Known facts of the data: ``kind`` and ``targets`` of properties.
 
         Returns:
             The task; ``None`` if it needs to know the data.
@@ -139,12 +129,12 @@ class Task(pl.LightningModule, ABC):
         return None
 
     def metric_names(self) -> tuple[str, ...]:
-        """Lists what the task logs while it trains; nothing if that is not known."""
+        """List the metrics logged in training; empty if unknown."""
         return ()
 
     @classmethod
     def from_plain(cls, options: Mapping[str, Any]) -> Any:
-        """Makes a task of the options that a checkpoint holds.
+        """Make a task from the options in a checkpoint.
 
         Args:
             options: Plain values.
@@ -161,7 +151,7 @@ class Task(pl.LightningModule, ABC):
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Mapping[str, Any], path: object) -> Any:
-        """Makes a task of what :func:`read_checkpoint` gave, with its weights, to predict with."""
+        """Make a task for prediction from the result of :func:`read_checkpoint`."""
         kind = checkpoint.get("pyg_dynbatch_task")
         if kind != cls.__name__ or "hyper_parameters" not in checkpoint:
             got = f"a checkpoint of {kind or 'another program'}"
@@ -179,23 +169,23 @@ class Task(pl.LightningModule, ABC):
 
     @abstractmethod
     def predict_step(self, batch: Batch, batch_idx: int = 0) -> dict[str, Tensor]:
-        """Gives the columns of the table of predictions; ``example`` counts within the batch."""
+        """Return the columns of the table of predictions; ``example`` is relative to the batch."""
 
     def forward(self, batch: Batch) -> Tensor:
-        """Runs the network.
+        """Run the network.
 
         Args:
             batch: Examples.
 
         Returns:
-            What the network gives.
+            The output of the network.
         """
         return self.network(batch)
 
     def plain_options(self) -> dict[str, Any]:
-        """Writes the option records as mappings of plain values, which a checkpoint may hold.
+        """Convert the option records to mappings of plain values for a checkpoint.
 
-        The instantiator, the same that the command line notes, makes records of them again.
+        The instantiator, as noted by the command line, makes records of them again.
         """
         return {
             "optimizer": asdict(self.optimizer_options),
@@ -215,10 +205,10 @@ class Task(pl.LightningModule, ABC):
             self.hparams["optimizer"] = asdict(self.optimizer_options)
 
     def configure_optimizers(self) -> Any:
-        """Builds the optimiser and, unless the rate is constant, its schedule.
+        """Build the optimiser and, unless the rate is constant, its schedule.
 
         Returns:
-            What Lightning wants.
+            The optimiser, or a dictionary with the schedule.
 
         Raises:
             ValueError: If an option is out of range.
@@ -237,36 +227,35 @@ class Task(pl.LightningModule, ABC):
     def scaled_loss(
         self, loss: Float[Tensor, ""], terms: Int[Tensor, ""], batch: Batch, reduction: Reduction
     ) -> Float[Tensor, ""]:
-        """Reduces a summed loss so that the gradients do not depend on how ranks share a batch.
+        """Reduce a summed loss so that the gradients do not depend on how ranks share a batch.
 
         Args:
             loss: Sum of the losses of this rank.
-            terms: How many losses it sums up.
+            terms: Number of summed losses.
             batch: The batch, for its number of examples.
             reduction: What the sum is divided by: nothing, the terms, or the examples.
 
         Returns:
             The loss to call ``backward`` on.
         """
-        divisor: Tensor | None = terms
-        if reduction == "sum":
-            divisor = None
-        elif reduction == "per_tree":
-            # Filled on the device: a number handed over from the host would wait for it.
-            divisor = torch.full_like(terms, batch.num_graphs)
         world = distributed.get_world_size() if distributed.is_initialized() else 1
-        return scaled_over_ranks(loss, divisor, world, self._sum_over_ranks)
-
-    def _sum_over_ranks(self, value: Tensor) -> Tensor:
-        return self.trainer.strategy.reduce(value.clone(), reduce_op="sum")
+        if reduction == "sum":
+            return loss * world
+        if reduction == "per_tree":
+            # Filled on the device, as a number from the host would wait for it.
+            terms = torch.full_like(terms, batch.num_graphs)
+        divisor = terms.to(loss.dtype)
+        if world > 1:
+            divisor = self.trainer.strategy.reduce(divisor, reduce_op="sum")
+        return loss * world / divisor.clamp(min=1)
 
     def log_loss(self, stage: str, loss: Tensor, terms: Tensor, batch: Batch) -> None:
-        """Logs the mean loss of a labelled row over the epoch, whatever training reduces by.
+        """Log the mean loss per labelled row over the epoch, whatever the reduction in training.
 
         Args:
             stage: ``train``, ``val`` or ``test``.
             loss: Sum of the losses of this batch.
-            terms: How many losses it sums up.
+            terms: Number of summed losses.
             batch: The batch, for its number of examples.
         """
         metric = cast("MeanLoss", self.losses[f"{stage}_loss"])
@@ -274,7 +263,7 @@ class Task(pl.LightningModule, ABC):
         self.log_metrics(stage, [("loss", metric)], batch)
 
     def log_metrics(self, stage: str, named: list[tuple[str, Metric]], batch: Batch) -> None:
-        """Logs metric objects, which add up over ranks by themselves.
+        """Log metric objects, which are synchronised over ranks.
 
         Args:
             stage: ``train``, ``val`` or ``test``.
@@ -288,33 +277,33 @@ class Task(pl.LightningModule, ABC):
                 on_step=False,
                 on_epoch=True,
                 prog_bar=name == self.main_metric and stage != "train",
-                # Left to itself, Lightning takes the number of nodes for that of the examples.
+                # Lightning would take the number of nodes for the batch size.
                 batch_size=batch.num_graphs,
             )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Writes down which task the checkpoint belongs to."""
+        """Add the name of the task and the options of its data to the checkpoint."""
         checkpoint["pyg_dynbatch_task"] = type(self).__name__
         if self.data_options:
             checkpoint["pyg_dynbatch_data"] = self.data_options
 
     def check_origin(self, hyper_parameters: Mapping[str, Any]) -> None:
-        """Looks at the options a checkpoint was made with; by itself it accepts all.
+        """Check the options a checkpoint was made with; the default accepts all.
 
         Args:
             hyper_parameters: Those of the checkpoint.
         """
 
     def notes(self) -> list[str]:
-        """Says what else one should know of the last test.
+        """Return more lines to print after a test.
 
         Returns:
-            Lines to print; by itself none.
+            Lines; none by default.
         """
         return []
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuses a checkpoint whose weights do not fit this model; hands its split to the data.
+        """Refuse a checkpoint whose weights do not fit this model; share its split with the data.
 
         Raises:
             ValueError: If names or shapes of the weights differ.
@@ -327,7 +316,7 @@ class Task(pl.LightningModule, ABC):
         share_split(checkpoint, getattr(self._trainer, "datamodule", None))
 
     def on_train_start(self) -> None:
-        """Lets this task's rates hold where a checkpoint has restored others."""
+        """Replace learning rates restored from a checkpoint if the options differ."""
         if self._rates_changed:
             schedulers: Any = self.lr_schedulers() or []
             found = schedulers if isinstance(schedulers, list) else [schedulers]
@@ -337,31 +326,21 @@ class Task(pl.LightningModule, ABC):
 
 
 def check_weights(task: Task, checkpoint: Mapping[str, Any]) -> None:
-    """Compares names and shapes of the weights of a checkpoint with those of a model."""
+    """Compare names and shapes of the weights of a checkpoint with those of a model."""
     name = type(task).__name__
     other = checkpoint.get("pyg_dynbatch_task", name)
+    what = f"{name}: the checkpoint belongs to another model"
+    hint = "use the configuration the checkpoint was made with"
     if other != name:
-        raise mismatch(
-            ValueError,
-            f"{name}: the checkpoint belongs to another model",
-            f"a checkpoint of {name}",
-            f"a checkpoint of {other}",
-            hint="use the configuration the checkpoint was made with",
-        )
+        expected, got = f"a checkpoint of {name}", f"a checkpoint of {other}"
+        raise mismatch(ValueError, what, expected, got, hint=hint)
     task.check_origin(checkpoint.get("hyper_parameters", {}))
-    saved = {key: tuple(value.shape) for key, value in checkpoint.get("state_dict", {}).items()}
-    own = {key: tuple(value.shape) for key, value in task.state_dict().items()}
+    saved, own = _shapes(checkpoint.get("state_dict", {})), _shapes(task.state_dict())
     for key in sorted({*saved, *own}):
-        if saved.get(key) != own.get(key):
-            raise mismatch(
-                ValueError,
-                f"{name}: the checkpoint belongs to another model",
-                _weight(key, own),
-                _weight(key, saved),
-                where=key,
-                hint="use the configuration the checkpoint was made with",
-            )
+        expected, got = own.get(key, "no such weight"), saved.get(key, "no such weight")
+        if expected != got:
+            raise mismatch(ValueError, what, expected, got, where=key, hint=hint)
 
 
-def _weight(key: str, shapes: Mapping[str, tuple[int, ...]]) -> str:
-    return f"a tensor of shape {list(shapes[key])}" if key in shapes else "no such weight"
+def _shapes(state: Mapping[str, Tensor]) -> dict[str, str]:
+    return {key: f"a tensor of shape {list(value.shape)}" for key, value in state.items()}
