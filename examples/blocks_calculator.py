@@ -73,7 +73,7 @@ def main() -> None:
         found = model(traced[2000:]).output[1].argmax(1)
     sign = torch.tensor(list(zip(*examples[2000:], strict=True))[1])
     shares = [(guess == sign).float().mean() for guess in (found, torch.tensor(2))]
-    print("test accuracy {:.3f}, always positive {:.3f}".format(*shares))
+    print("test accuracy {:.3f}, always saying positive {:.3f}".format(*shares))
 
 
 if __name__ == "__main__":

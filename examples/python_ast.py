@@ -77,4 +77,4 @@ with torch.no_grad():
     found = engine(schedule)["output"].argmax(1)
 print(f"{sources[1200]} is {['negative', 'zero', 'positive'][found[0]]} according to the model")
 shares = [(guess == signs[1200:]).float().mean() for guess in (found, torch.tensor(2))]
-print("test accuracy {:.3f}, always positive {:.3f}".format(*shares))
+print("test accuracy {:.3f}, always saying positive {:.3f}".format(*shares))
