@@ -74,14 +74,7 @@ def interleave(
     warm_up: int = 1,
     budget: float = math.inf,
 ) -> dict[str, Rounds]:
-    """Run all contenders in turn; after ``budget`` seconds no round but the first begins.
-
-    Example:
-        >>> rounds = interleave({"a": lambda lap: lap("run")}, repeats=3,
-        ...                     device=torch.device("cpu"))
-        >>> len(rounds["a"]), list(rounds["a"][0])
-        (3, ['run'])
-    """
+    """Run all contenders in turn; after ``budget`` seconds no round but the first begins."""
     names = list(contenders)
     rounds: dict[str, Rounds] = {name: [] for name in names}
     begin = time.perf_counter()
@@ -177,12 +170,7 @@ def median_seconds(rounds: Rounds, *phases: str) -> float:
 def median_ratio(
     rounds: Rounds, others: Rounds, phases: Sequence[str], other_phases: Sequence[str] = ()
 ) -> float:
-    """Return the median ratio of two contenders in the same round.
-
-    Example:
-        >>> median_ratio([{"a": 2.0}, {"a": 9.0}], [{"a": 1.0}, {"a": 3.0}], ["a"])
-        2.5
-    """
+    """Return the median ratio of two contenders in the same round."""
     totals = _totals(rounds, phases), _totals(others, other_phases or phases)
     return statistics.median(mine / theirs for mine, theirs in zip(*totals, strict=True))
 
@@ -284,12 +272,7 @@ def _process_bytes(name: str) -> int:
 
 
 def growth_exponent(points: Sequence[tuple[int, float]]) -> float | None:
-    """Fit ``value = a * size ** exponent`` on logarithms; None with fewer than two sizes.
-
-    Example:
-        >>> round(growth_exponent([(10, 5.0), (100, 50.0), (1000, 500.0)]), 6)
-        1.0
-    """
+    """Fit ``value = a * size ** exponent`` on logarithms; None with fewer than two sizes."""
     sizes, values = ([math.log(point[axis]) for point in points] for axis in (0, 1))
     return statistics.linear_regression(sizes, values).slope if len(set(sizes)) > 1 else None
 
@@ -300,18 +283,31 @@ Phases = dict[str, Sequence[str]]
 
 
 def phases(*names: str, **totals: Sequence[str]) -> Phases:
-    """Report each of the timed phases, and totals of several.
-
-    Example:
-        >>> phases("collate", step=("forward", "backward"))
-        {'collate': ('collate',), 'step': ('forward', 'backward')}
-    """
+    """Report each of the timed phases, and totals of several."""
     return {**{name: (name,) for name in names}, **totals}
 
 
 TRAIN = ("forward", "backward")
 STEP = (*TRAIN, "optimizer")
 LEFT_OUT = "left out"
+
+
+def _count(least: int) -> Callable[[str], int]:
+    def count(text: str) -> int:
+        if text.isdigit() and int(text) >= least:
+            return int(text)
+        expected = f"a whole number of at least {least}"
+        raise mismatch(argparse.ArgumentTypeError, "not a count", expected, text)
+
+    return count
+
+
+COMMON: dict[str, tuple[Callable[[str], float], str, str]] = {
+    "batches": (_count(1), "N", "different batches per case"),
+    "budget": (float, "SECONDS", "no further repeat of a batch after this time"),
+    "repeats": (_count(1), "N", "rounds that are timed"),
+    "seed": (int, "N", "of everything that is drawn"),
+}
 
 
 class Options(argparse.ArgumentParser):
@@ -348,19 +344,12 @@ class Options(argparse.ArgumentParser):
         default = list(default or choices)
         self.add_argument(name, nargs=nargs, choices=tuple(choices), default=default, help=help)
 
-    def batches(self, default: int) -> None:
-        """Add ``--batches`` and ``--seed``."""
-        self.count("--batches", default, f"different batches per case (default: {default})")
-        self.seed()
-
-    def seed(self) -> None:
-        """Add ``--seed``."""
-        self.add_argument("--seed", type=int, default=0, help="of what is drawn (default: 0)")
-
-    def budget(self, seconds: float) -> None:
-        """Add ``--budget``."""
-        text = f"no further repeat of a batch after this time (default: {seconds:g})"
-        self.add_argument("--budget", type=float, default=seconds, metavar="SECONDS", help=text)
+    def common(self, **defaults: float) -> None:
+        """Add options of ``COMMON`` with these defaults."""
+        for name, default in defaults.items():
+            kind, metavar, text = COMMON[name]
+            text = f"{text} (default: {default:g})"
+            self.add_argument(f"--{name}", type=kind, default=default, metavar=metavar, help=text)
 
     def trees(self) -> None:
         """Add ``--raw-dir`` and ``--trees``."""
@@ -376,26 +365,12 @@ class Options(argparse.ArgumentParser):
         text = "an interpreter with DeepChem, to be timed as well"
         self.add_argument("--deepchem-python", type=Path, metavar="PYTHON", help=text)
 
-    def repeats(self, default: int = 5) -> None:
-        """Add ``--repeats``."""
-        self.count("--repeats", default, f"rounds that are timed (default: {default})")
-
     def output(self) -> None:
         """Add what every benchmark has: threads, device, records, figure."""
         self.count("--threads", None, "threads of torch")
         self.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1 …")
         for name, text in (("json", "write all records to FILE"), ("figure", "draw: .png, .svg")):
             self.add_argument(f"--{name}", type=Path, metavar="FILE", help=text)
-
-
-def _count(least: int) -> Callable[[str], int]:
-    def count(text: str) -> int:
-        if text.isdigit() and int(text) >= least:
-            return int(text)
-        expected = f"a whole number of at least {least}"
-        raise mismatch(argparse.ArgumentTypeError, "not a count", expected, text)
-
-    return count
 
 
 def main(benchmark: ModuleType, argv: Sequence[str] | None = None) -> int:
@@ -435,13 +410,7 @@ def make_record(
     ratio_to: str | None = None,
     **more: Any,
 ) -> Record:
-    """Make a flat record; the speed, in ``unit`` per second, follows from ``batch``.
-
-    Example:
-        >>> make_record({"case": "150 units", "batch": 4}, "fused", "train",
-        ...             0.5)["trees_per_second"]
-        8.0
-    """
+    """Make a flat record; the speed, in ``unit`` per second, follows from ``batch``."""
     measured = {
         "mode": mode,
         "phase": phase,
@@ -506,12 +475,7 @@ def find(records: Iterable[Record], **fields: Any) -> Record:
 
 
 def grouped(records: Iterable[Record], *fields: str) -> dict[tuple[Any, ...], list[Record]]:
-    """Group the records that agree in some fields, in order.
-
-    Example:
-        >>> list(grouped([{"mode": "fused"}, {"mode": "engine"}, {"mode": "fused"}], "mode"))
-        [('fused',), ('engine',)]
-    """
+    """Group the records that agree in some fields, in order."""
     groups: dict[tuple[Any, ...], list[Record]] = {}
     for record in records:
         groups.setdefault(tuple(record[field] for field in fields), []).append(record)
@@ -527,13 +491,7 @@ Cell = Callable[[Any], str]
 
 
 def cell(*path: str, form: str = "", times: float | None = None) -> Cell:
-    """Return a function that writes a value of a row, or a dash where it is missing.
-
-    Example:
-        >>> show = cell("train", "median_seconds", form=".1f", times=1e3)
-        >>> show({"train": {"median_seconds": 0.5}}), show({})
-        ('500.0', '-')
-    """
+    """Return a function that writes a value of a row, or a dash where it is missing."""
 
     def show(row: Any) -> str:
         for name in path:
@@ -549,14 +507,6 @@ def table(title: str, rows: Iterable[Any], columns: Mapping[str, Cell]) -> str:
     """Write a table in plain text, words to the left and numbers to the right.
 
     A row that has nothing but dashes behind its name is left out.
-
-    Example:
-        >>> columns = {name: cell(name) for name in ("mode", "ms")}
-        >>> print(table("times", [{"mode": "fused", "ms": 1.25}], columns))
-        times
-        mode     ms
-        -----  ----
-        fused  1.25
     """
     cells = [[column(row) for column in columns.values()] for row in rows]
     cells = [line for line in cells if set(line[1:]) != {"-"}]

@@ -49,11 +49,10 @@ def add_options(parser: bench.Options) -> None:
     parser.counts("--batch-sizes", [100, 256])
     parser.counts("--units", [150, 300])
     parser.count("--embedding", 300, metavar="WIDTH")
-    parser.batches(3)
     text = "models on which policies are compared; none to leave that out"
     parser.choices("--models", MODELS, help=text, nargs="*")
     parser.count("--width", 32, "width of these (default: 32)")
-    parser.repeats()
+    parser.common(batches=3, seed=0, repeats=5)
 
 
 def sentiment(model: TreeClassifier) -> td.Block:
@@ -77,13 +76,7 @@ def sentiment(model: TreeClassifier) -> td.Block:
 
 
 def nested_tree(tree: DynTreeData) -> Any:
-    """Nest a labelled binary tree: ``(label, token)``, ``(label, left, right)``.
-
-    Example:
-        >>> nested_tree(DynTreeData(torch.tensor([[0, 1], [2, 2]]), y=torch.tensor([0, 1, 2]),
-        ...                         token=torch.tensor([5, 6, -1])))
-        (2, (0, 5), (1, 6))
-    """
+    """Nest a labelled binary tree: ``(label, token)``, ``(label, left, right)``."""
     labels, tokens = tree.y.tolist(), tree.token.tolist()
     return to_nested(tree, lambda n, parts: (labels[n], *(parts or (tokens[n],))))
 

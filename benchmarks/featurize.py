@@ -42,7 +42,7 @@ def add_options(parser: bench.Options) -> None:
     text = "molecules whose features are compared with DeepChem's (default: 500)"
     parser.count("--compared", 500, text)
     parser.molecules()
-    parser.repeats()
+    parser.common(repeats=5)
 
 
 def run(options: argparse.Namespace, device: torch.device) -> list[bench.Record]:

@@ -46,7 +46,7 @@ ADAGRAD = OptimizerOptions(
 def add_options(parser: bench.Options) -> None:
     """Declare the options."""
     parser.trees()
-    parser.seed()
+    parser.common(seed=0)
     text = "word vectors, GloVe or word2vec text, also .gz; requires --raw-dir"
     parser.add_argument("--vectors", type=Path, metavar="FILE", help=text)
     parser.count("--steps", 50)
@@ -156,12 +156,7 @@ def _draw(trees: int, options: argparse.Namespace) -> list[list[int]]:
 
 
 def relative(found: float, wanted: float) -> float:
-    """Return the difference as a fraction of ``wanted``; infinite if one is not finite.
-
-    Example:
-        >>> relative(3.0, 2.0), relative(float("nan"), 2.0)
-        (0.5, inf)
-    """
+    """Return the difference as a fraction of ``wanted``; infinite if one is not finite."""
     if not (math.isfinite(found) and math.isfinite(wanted)):
         return math.inf
     return abs(found - wanted) / max(abs(wanted), 1e-300)

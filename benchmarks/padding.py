@@ -21,7 +21,7 @@ from pyg_dynbatch.trees.collate import Collater
 def add_options(parser: bench.Options) -> None:
     """Declare the options."""
     parser.trees()
-    parser.seed()
+    parser.common(seed=0)
     parser.counts("--batch-sizes", [1, 8, 25])
     parser.counts("--shapes", [8, 16, 32], "numbers of shapes (default: 8 16 32)")
     text = "how much larger than the sample (default: 0.1)"

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, one_hot
+from torch.nn.utils.rnn import pad_sequence
 from torch_geometric.data import Batch
 from torch_geometric.nn import MessagePassing
 
@@ -57,10 +58,8 @@ def add_options(parser: bench.Options) -> None:
     parser.counts("--leaves", [20, 128], "of a tree", least=2)
     parser.counts("--units", [150, 300])
     parser.count("--words", 21_702, "(default: 21702)", least=2)
-    parser.batches(1)
     parser.count("--loop-trees", 8, "trees of a batch that the recursive loop runs (default: 8)")
-    parser.budget(120.0)
-    parser.repeats()
+    parser.common(batches=1, seed=0, budget=120.0, repeats=5)
 
 
 class PeerTree(NamedTuple):
@@ -242,36 +241,22 @@ class Padded(Peer):
 
     def prepare(self, trees: Sequence[PeerTree]) -> PaddedBatch:
         """Lay out the nodes of every tree level by level."""
-        depths = [tree.data.depth.tolist() for tree in trees]
-        height = max(max(depth) for depth in depths) + 1
-        nodes: list[list[list[int]]] = [[[] for _ in range(height)] for _ in trees]
-        for rows, depth in zip(nodes, depths, strict=True):
-            for node, level in enumerate(depth):
-                rows[level].append(node)
-        widths = [max(len(rows[level]) for rows in nodes) for level in range(height)]
-        filled = [torch.zeros(len(trees), width, 1, dtype=torch.bool) for width in widths]
-        levels = [torch.zeros(len(trees), width, 2, dtype=torch.int64) for width in widths[1:]]
-        token = torch.zeros(len(trees), widths[0], dtype=torch.int64)
-        root = torch.zeros(len(trees), dtype=torch.int64)
-        for number, (tree, rows) in enumerate(zip(trees, nodes, strict=True)):
-            place: dict[int, int] = {}
-            start = 0
-            for level, here in enumerate(rows):
-                place |= {node: start + k for k, node in enumerate(here)}
-                filled[level][number, : len(here)] = True
-                if level and here:
-                    below = [[place[c] for c in tree.shape.children[node]] for node in here]
-                    levels[level - 1][number, : len(here)] = torch.tensor(below)
-                start += widths[level]
-            token[number, : len(rows[0])] = torch.tensor([tree.tokens[k] for k in rows[0]])
-            root[number] = place[0]
-        device = self.device
-        return PaddedBatch(
-            token.to(device),
-            [each.to(device) for each in levels],
-            [each.to(device) for each in filled],
-            root.to(device),
-        )
+        places: list[dict[int, int]] = [{} for _ in trees]
+        filled, values, start = [], [], 0
+        for level in range(int(max(tree.data.depth.max() for tree in trees)) + 1):
+            nodes = [(tree.data.depth == level).nonzero().flatten().tolist() for tree in trees]
+            filled.append(_padded([[[True]] * len(here) for here in nodes], 1, torch.bool))
+            read = [
+                [[place[c] for c in tree.shape.children[k]] or [tree.tokens[k]] for k in here]
+                for tree, place, here in zip(trees, places, nodes, strict=True)
+            ]
+            values.append(_padded(read, 2 if level else 1, torch.int64))
+            for place, here in zip(places, nodes, strict=True):
+                place.update(zip(here, range(start, start + len(here)), strict=True))
+            start += filled[-1].size(1)
+        token, *levels = (each.to(self.device) for each in values)
+        root = torch.tensor([place[0] for place in places], device=self.device)
+        return PaddedBatch(token[:, :, 0], levels, [each.to(self.device) for each in filled], root)
 
     def roots(self, batch: PaddedBatch) -> Tensor:
         """Compute rectangle after rectangle."""
@@ -289,6 +274,11 @@ class Padded(Peer):
                 torch.cat(parts, 1) for parts in zip((hidden, memory), new, strict=True)
             )
         return hidden[tree, batch.root]
+
+
+def _padded(rows: Sequence[list[Any]], width: int, dtype: torch.dtype) -> Tensor:
+    tensors = [torch.tensor(each, dtype=dtype).reshape(-1, width) for each in rows]
+    return pad_sequence(tensors, batch_first=True)
 
 
 class DGLPeer(Peer):

@@ -100,8 +100,7 @@ def add_options(parser: bench.Options) -> None:
     parser.choices("--shapes", SHAPES)
     parser.counts("--batch-sizes", [1, 8, 64])
     parser.count("--fit", 4, "mini-batches to learn from (default: 4)")
-    parser.batches(8)
-    parser.repeats(3)
+    parser.common(batches=8, seed=0, repeats=3)
 
 
 def draw_batches(

@@ -43,10 +43,6 @@ def work(products: Sequence[Product]) -> dict[str, int]:
 
     Backward, every product has one for the gradient of its rows, block by block, and one for
     that of its matrix, over all blocks.
-
-    Example:
-        >>> work([Product([2], 3, 4, input_gradient=False)])
-        {'flops_forward': 48, 'bytes_forward': 104, 'flops_backward': 48, 'bytes_backward': 104}
     """
     return {
         "flops_forward": sum(p.flops for p in products),
@@ -96,15 +92,7 @@ class Part:
 
 
 class BareProducts:
-    """Run the products of one mini-batch, level by level, in memory that is already there.
-
-    Example:
-        >>> bare = BareProducts([Product([2], 4, 6), Product([1], 4, 10)], torch.device("cpu"))
-        >>> lap = bench.Stopwatch(torch.device("cpu"))
-        >>> bare.run(lap)
-        >>> list(lap.seconds)
-        ['forward', 'backward', 'inference']
-    """
+    """Run the products of one mini-batch, level by level, in memory that is already there."""
 
     def __init__(self, products: Sequence[Product], device: torch.device) -> None:
         generator = torch.Generator(device).manual_seed(0)

@@ -38,10 +38,9 @@ def add_options(parser: bench.Options) -> None:
     parser.choices("--modes", MODES, help=text)
     parser.count("--tree-nodes", 10**4, "largest tree (default: 10000)")
     parser.count("--units", 16, "width (default: 16)")
-    parser.budget(20.0)
     text = "run everything with each number of threads, for example 1 2; instead of --threads"
     parser.counts("--thread-counts", None, text)
-    parser.repeats()
+    parser.common(budget=20.0, repeats=5)
 
 
 class Ways:

@@ -42,9 +42,8 @@ def add_options(parser: bench.Options) -> None:
     )
     parser.choices("--modes", MODES, MODES[:-1], text)
     parser.count("--embedding", 300, metavar="WIDTH")
-    parser.batches(4)
     parser.count("--loop-trees", 4, "trees of a batch that the loop over nodes runs (default: 4)")
-    parser.repeats()
+    parser.common(batches=4, seed=0, repeats=5)
 
 
 def run(options: argparse.Namespace, device: torch.device) -> list[bench.Record]:

@@ -47,9 +47,7 @@ def add_options(parser: bench.Options) -> None:
     parser.choices("--shapes", TREE_SHAPES, ["random"], "(default: random)")
     parser.count("--leaves", 128, "of a tree (default: 128)", least=2)
     parser.count("--units", 1024, "width (default: 1024)")
-    parser.batches(1)
-    parser.budget(300.0)
-    parser.repeats()
+    parser.common(batches=1, seed=0, budget=300.0, repeats=5)
 
 
 class FoldCell(RecursiveCell):
@@ -66,11 +64,6 @@ class FoldCell(RecursiveCell):
     Reference:
         Looks et al. (2017), arXiv:1702.02181, section 3.1; its published benchmark program for
         the initial weights.
-
-    Example:
-        >>> layer = RecursiveLayer(FoldCell(3))
-        >>> layer(torch.randn(3, 3), torch.tensor([[0, 1], [2, 2]])).shape
-        torch.Size([3, 3])
     """
 
     def __init__(self, width: int) -> None:

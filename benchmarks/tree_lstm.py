@@ -34,12 +34,6 @@ class Weights(NamedTuple):
 
     Reference:
         Tai, Socher, Manning (2015), arXiv:1503.00075, equations 9-14.
-
-    Example:
-        >>> weights = Weights.of(NaryTreeLSTMCell(4, 3))
-        >>> left, right = weights.leaves(torch.randn(1, 4)), weights.leaves(torch.randn(1, 4))
-        >>> weights.join(left, right)[0].shape
-        torch.Size([1, 3])
     """
 
     leaf: Tensor  # of u, i, o, for an input row

@@ -33,10 +33,6 @@ class Shape(NamedTuple):
 
         Random shapes split the leaves of a node uniformly; in a sequence every right child is a
         leaf. Nodes are numbered from the root in preorder.
-
-        Example:
-            >>> Shape.draw("sequence", 3, np.random.default_rng(0)).children
-            [(1, 4), (2, 3), (), (), ()]
         """
         children: list[tuple[int, ...]] = []
         waiting = [(leaves, -1)]
@@ -95,22 +91,12 @@ class Forest(NamedTuple):
 
     @classmethod
     def of(cls, shape: str, nodes: int, largest_tree: int) -> "Forest":
-        """Make a forest of about this many nodes.
-
-        Example:
-            >>> Forest.of("chain", 100, 10).trees
-            10
-        """
+        """Make a forest of about this many nodes."""
         tree_nodes = min(nodes, largest_tree)
         return cls(shape, tree_edges(shape, tree_nodes), tree_nodes, max(1, nodes // tree_nodes))
 
     def all_edges(self) -> Tensor:
-        """Return the edges of all copies.
-
-        Example:
-            >>> Forest("chain", torch.tensor([[0], [1]]), 2, 2).all_edges().tolist()
-            [[0, 2], [1, 3]]
-        """
+        """Return the edges of all copies."""
         shift = torch.arange(self.trees) * self.tree_nodes
         return (self.edges[:, None] + shift[:, None]).reshape(2, -1)
 
@@ -120,12 +106,6 @@ def tree_edges(shape: str, num_nodes: int, seed: int = 0) -> Tensor:
 
     In a random tree the two children of a node share its other nodes uniformly at random; in a
     chain every node has one child.
-
-    Example:
-        >>> tree_edges("chain", 3).tolist()
-        [[0, 1], [1, 2]]
-        >>> tree_edges("balanced", 3).tolist()
-        [[1, 0], [2, 2]]
     """
     child = np.arange(1, num_nodes)
     if shape == "chain":

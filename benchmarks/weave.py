@@ -45,16 +45,14 @@ def add_options(parser: bench.Options) -> None:
     parser.counts("--batch-sizes", [1, 32, 128, 512])
     parser.choices("--modes", MODES)
     parser.count("--units", 50, "width (default: 50)")
-    parser.batches(3)
     text = "sizes of single molecules (default: 10 to 500); none to leave them out"
     sizes = [10, 25, 50, 100, 200, 300, 500]
     parser.counts("--sizes", sizes, text, nargs="*", metavar="ATOMS")
     for name in ("engine", "deepchem"):
         text = f"largest batch of {name}, in ordered pairs (default: 20000)"
         parser.count(f"--{name}-pairs", 20_000, text)
-    parser.budget(60.0)
     parser.molecules()
-    parser.repeats()
+    parser.common(batches=3, seed=0, budget=60.0, repeats=5)
 
 
 class OrderedPairs(NamedTuple):
@@ -66,13 +64,7 @@ class OrderedPairs(NamedTuple):
 
     @classmethod
     def of(cls, pairs: Pairs) -> "OrderedPairs":
-        """Write out the pairs of a plan in both orders.
-
-        Example:
-            >>> pairs = Pairs.from_codes(torch.tensor([0, 1, 0]), [2])
-            >>> [part.tolist() for part in OrderedPairs.of(pairs)]
-            [[0, 0, 1, 1], [0, 1, 0, 1], [0, 1, 1, 0]]
-        """
+        """Write out the pairs of a plan in both orders."""
         twice = ~pairs.is_self
         first = torch.cat([pairs.first, pairs.second[twice]]).long()
         second = torch.cat([pairs.second, pairs.first[twice]]).long()
