@@ -1,5 +1,1 @@
-"""The commands behind every performance figure: ``python -m benchmarks.sst`` and so on."""
-
-from benchmarks.command import main
-
-__all__ = ["main"]
+"""The programs behind every performance figure: ``python -m benchmarks.sst`` and so on."""

@@ -1,132 +1,224 @@
-"""A model written in blocks beside the same model as fused layers; policies side by side."""
+"""A model written in blocks and the same model as fused layers; policies side by side.
+
+Training of the sentiment model with the same weights, the cost of tracing, and the steps and time
+of every policy on a calculator and a reader of letters and words.
+"""
 
 import argparse
 import random
-import statistics
+import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from benchmarks.blocks_models import LOSS, nested_tree, sentiment
-from benchmarks.blocks_policies import POLICIES, policy_records, report_policies
-from benchmarks.figures import Panel, draw_panels
-from benchmarks.protocol import (
-    Contender,
-    Rounds,
-    Stopwatch,
-    assert_agreement,
-    interleave,
-    join_rounds,
-)
-from benchmarks.records import Record, by_phase, grouped, machine, number, phase_records, table
-from benchmarks.sentiment import sentiment_trees
-from benchmarks.sst_ways import make_ways
+from benchmarks import bench
+from benchmarks.sst import draw
+from benchmarks.tree_lstm import Leaf, Pair, Weights, make_ways
+from benchmarks.trees import sentiment_trees
 from pyg_dynbatch import blocks as td
+from pyg_dynbatch.core.learned_policy import LearnedPolicy
+from pyg_dynbatch.core.policy import Policy
 from pyg_dynbatch.trees.collate import Collater
+from pyg_dynbatch.trees.convert import to_nested
+from pyg_dynbatch.trees.data import DynTreeData
+from pyg_dynbatch.trees.models import TreeClassifier
 
 FUSED, BLOCKS = "fused", "blocks"
-STEP = ("forward", "backward", "optimizer")
-PHASES = {
-    "trace": ("trace",),
-    "collate": ("collate",),
-    "forward": ("forward",),
-    "backward": ("backward",),
-    "optimizer": ("optimizer",),
-    "train": ("forward", "backward"),
-    "step": STEP,
-    "collate and step": ("collate", *STEP),
-    "trace, collate and step": ("trace", "collate", *STEP),
-}
-"""What is reported, and the timed phases it is the sum of."""
-
 CACHED, ANEW = "collate and step", "trace, collate and step"
-HOST = {"compile": ("compile",), "read": ("read",)}
-TIMES = ("collate", "forward", "backward", "optimizer", "step")
+PHASES = {
+    **bench.phases("trace", "collate", *bench.STEP, train=bench.TRAIN, step=bench.STEP),
+    CACHED: ("collate", *bench.STEP),
+    ANEW: ("trace", "collate", *bench.STEP),
+}
+HOST = bench.phases("compile", "read")
+POLICIES = ("depth", "agenda", "learned")
+POLICY_PHASES = bench.phases("collate", train=bench.TRAIN)
+
+LOSS = "loss"
+"""The metric in which a model returns its losses."""
+
+
+def add_options(parser: bench.Options) -> None:
+    """Declare the options."""
+    parser.trees()
+    parser.counts("--batch-sizes", [100, 256])
+    parser.counts("--units", [150, 300])
+    parser.count("--embedding", 300, metavar="WIDTH")
+    text = "models on which policies are compared; none to leave that out"
+    parser.choices("--models", MODELS, help=text, nargs="*")
+    parser.count("--width", 32, "width of these (default: 32)")
+    parser.common(batches=3, seed=0, repeats=5)
+
+
+def sentiment(model: TreeClassifier) -> td.Block:
+    """Write a binary Tree-LSTM classifier in blocks with its parameters; examples are nested."""
+    cell: Any = model.encoder.layer.cell
+    width = Weights.of(cell).width
+    node = td.ForwardDeclaration(td.PyObjectType(), (width, width), name="node")
+    word = td.GetItem(1) >> td.Scalar("int64") >> model.embedding >> Leaf(cell)
+    pair = td.Record([(1, node()), (2, node())]) >> td.Function(Pair(cell))
+    whole = node() >> td.Void()
+    scored = td.Composition(name="scored")
+    with scored.scope():
+        state = td.OneOf(len, {2: word, 3: pair}).reads(scored.input)
+        label = (td.GetItem(0) >> td.Scalar("int64")).reads(scored.input)
+        logits = td.Function(model.classifier).reads(state[0])
+        loss = td.Function(nn.CrossEntropyLoss(reduction="none")).reads(logits, label)
+        td.Metric(LOSS).reads(loss)
+        scored.output.reads(state)
+    node.resolve_to(scored)
+    return whole
+
+
+def nested_tree(tree: DynTreeData) -> Any:
+    """Nest a labelled binary tree: ``(label, token)``, ``(label, left, right)``."""
+    labels, tokens = tree.y.tolist(), tree.token.tolist()
+    return to_nested(tree, lambda n, parts: (labels[n], *(parts or (tokens[n],))))
+
+
+class WrittenModel(NamedTuple):
+    """A model written in blocks, and its examples."""
+
+    block: td.Block
+    examples: list[Any]
+
+
+OPERATORS = "+-*/"
+LETTERS = 32
+LANGUAGES = 8
+
+
+def calculator(examples: int, width: int = 32, seed: int = 0) -> WrittenModel:
+    """Write a model that predicts the sign of an expression, with one layer per operator.
+
+    An example is ``(expression, sign)``; an expression is a number or ``(operator, left, right)``
+    and has 1 to 24 operators. A quotient by zero counts as zero.
+    """
+    value = td.ForwardDeclaration(td.PyObjectType(), width, name="value")
+    cases: dict[str, Any] = {
+        operator: td.Record([(1, value()), (2, value())])
+        >> td.Concat()
+        >> td.FC(width, torch.tanh, name=name)
+        for operator, name in zip(OPERATORS, ("add", "subtract", "multiply", "divide"), strict=True)
+    }
+    cases["number"] = td.Scalar("int64") >> td.Embedding(10, width, name="number")
+    root = td.Record((value() >> td.FC(3, activation=None, name="sign"), td.Scalar("int64")))
+    value.resolve_to(td.OneOf(lambda e: e[0] if isinstance(e, tuple) else "number", cases))
+    generator = random.Random(seed)
+    drawn = [_expression(generator, generator.randint(1, 24)) for _ in range(examples)]
+    return WrittenModel(_with_loss(root), [(each, sign(each)) for each in drawn])
+
+
+def _with_loss(scored: td.Block) -> td.Block:
+    loss = td.Function(nn.CrossEntropyLoss(reduction="none"), name="loss")
+    return scored >> loss >> td.Metric(LOSS)
+
+
+def _expression(generator: random.Random, operators: int) -> Any:
+    if operators == 0:
+        return generator.randint(0, 9)
+    left = generator.randint(0, operators - 1)
+    parts = (_expression(generator, n) for n in (left, operators - 1 - left))
+    return (generator.choice(OPERATORS), *parts)
+
+
+def _value(expression: Any) -> float:
+    if not isinstance(expression, tuple):
+        return float(expression)
+    operator, left, right = expression[0], _value(expression[1]), _value(expression[2])
+    if operator == "/":
+        return left / right if right else 0.0
+    return {"+": left + right, "-": left - right, "*": left * right}[operator]
+
+
+def sign(expression: Any) -> int:
+    """Return 0, 1 or 2 for a negative, zero or positive value."""
+    value = _value(expression)
+    return 0 if value < 0 else 1 + (value > 0)
+
+
+def language(examples: int, width: int = 32, seed: int = 0) -> WrittenModel:
+    """Write a model that reads letters into words and words into a sentence, with an LSTM each.
+
+    An example is ``(words, language)``, random: 3 to 20 words, each a list of 1 to 10 letters.
+    """
+    letter = td.Scalar("int64") >> td.Embedding(LETTERS, width, name="letter")
+    word = td.Map(letter) >> _last_state(width, "word")
+    sentence = td.Map(word) >> _last_state(width, "sentence")
+    score = td.FC(LANGUAGES, activation=None, name="language")
+    root = td.Record((sentence >> score, td.Scalar("int64")))
+    generator = random.Random(seed)
+    drawn = [[_word(generator) for _ in range(generator.randint(3, 20))] for _ in range(examples)]
+    return WrittenModel(
+        _with_loss(root), [(words, generator.randrange(LANGUAGES)) for words in drawn]
+    )
+
+
+def _last_state(width: int, name: str) -> td.Block:
+    cell = td.ScopedLayer(nn.LSTMCell(width, width), name)
+    return td.RNN(cell) >> td.GetItem(1) >> td.GetItem(0)
+
+
+def _word(generator: random.Random) -> list[int]:
+    return [generator.randrange(LETTERS) for _ in range(generator.randint(1, 10))]
+
+
+MODELS: dict[str, Callable[..., WrittenModel]] = {"calculator": calculator, "language": language}
 
 
 class Sentiment:
-    """Trains one set of weights as fused layers and as a compiled block.
-
-    Args:
-        num_tokens: Rows of the embedding.
-        embedding: Width of an embedding row.
-        units: Width of the hidden row.
-        device: Where the models run.
-
-    Example:
-        >>> from benchmarks.shapes import sentiment_like_trees
-        >>> both = Sentiment(30, 4, 3, torch.device("cpu"))
-        >>> both.check(sentiment_like_trees(2, num_tokens=30))
-    """
+    """One set of weights, trained as fused layers and as a compiled block."""
 
     def __init__(self, num_tokens: int, embedding: int, units: int, device: torch.device) -> None:
         self.device = device
         self.ways = make_ways(num_tokens, embedding, units, device)
-        self.model, self.optimizer = self.ways.model, self.ways.optimizer
+        self.model = self.ways.model
         self.compiler = self.compile()
         self.collate = Collater(arity=2)
 
     def compile(self) -> td.Compiler:
-        """Compiles the block anew."""
+        """Compile the block anew."""
         return td.Compiler.create(sentiment(self.model)).to(self.device)
 
     def check(self, trees: Sequence[Any]) -> None:
-        """Compares loss and gradients of both.
-
-        Args:
-            trees: A few trees.
-
-        Raises:
-            RuntimeError: If they differ.
-        """
+        """Compare loss and gradients of both."""
         batch = self.collate(list(trees)).to(self.device)
-        wanted = self.ways.loss(self.model(batch), batch.y)
-        found = self._loss([nested_tree(tree) for tree in trees])
-        right = [wanted, *self._gradients(wanted)]
-        assert_agreement("the model in blocks", right, [found, *self._gradients(found)])
+        fused = self.ways.loss(self.model(batch), batch.y)
+        blocks = self.loss([nested_tree(tree) for tree in trees])
+        wanted, found = (
+            [loss, *bench.gradients(loss, self.model.parameters())] for loss in (fused, blocks)
+        )
+        bench.assert_agreement("the model in blocks", wanted, found)
 
-    def _loss(self, examples: Any) -> Tensor:
+    def loss(self, examples: Any) -> Tensor:
+        """Return the summed loss of the model in blocks."""
         return self.compiler(examples).metric_tensors[LOSS].sum()
 
-    def _gradients(self, loss: Tensor) -> list[Tensor]:
-        self.model.zero_grad()
-        loss.backward()
-        found = [p.grad for p in self.model.parameters() if p.grad is not None]
-        dense = [grad.to_dense() if grad.is_sparse else grad.clone() for grad in found]
-        self.model.zero_grad()
-        return dense
-
-    def fused(self, trees: Sequence[Any], lap: Stopwatch) -> None:
-        """Collates and makes one training step with the layers."""
+    def fused_step(self, trees: Sequence[Any], lap: bench.Stopwatch) -> None:
+        """Time collating and one training step with the layers."""
         lap.skip()
         batch = self.collate(list(trees)).to(self.device)
         lap("collate")
         self.ways.train(FUSED, batch, lap)
 
-    def blocks(self, examples: Sequence[Any], lap: Stopwatch) -> None:
-        """Traces, collates and makes one training step with the block."""
-        tracer = self.compiler.tracer
+    def blocks_step(self, examples: Sequence[Any], lap: bench.Stopwatch) -> None:
+        """Time tracing, collating and one training step with the block."""
+        tracer, optimizer = self.compiler.tracer, self.ways.optimizer
         lap.skip()
         traced = [tracer(example) for example in examples]
         lap("trace")
         batch = self.compiler.collate(traced).to(self.device)
         lap("collate")
-        self.optimizer.zero_grad()
-        lap.skip()
-        loss = self._loss(batch)
-        lap("forward")
-        loss.backward()
-        lap("backward")
-        self.optimizer.step()
-        lap("optimizer")
+        optimizer.zero_grad()
+        bench.time_passes(lap, lambda: self.loss(batch), optimizer=optimizer)
 
-    def host(self, examples: Sequence[Any], file: Path, lap: Stopwatch) -> None:
-        """Compiles, and reads traced examples from a file that holds them."""
+    def host(self, examples: Sequence[Any], file: Path, lap: bench.Stopwatch) -> None:
+        """Time compiling, and reading traced examples from a file."""
         lap.skip()
         tracer = self.compile().tracer
         lap("compile")
@@ -134,162 +226,177 @@ class Sentiment:
         lap("read")
 
 
-def run(options: argparse.Namespace, device: torch.device) -> list[Record]:
-    """Measures all cases.
-
-    Args:
-        options: Of the command line.
-        device: Where the models run; tracing and collating are done on the CPU.
-
-    Returns:
-        The records.
-    """
+def run(options: argparse.Namespace, device: torch.device) -> list[bench.Record]:
+    """Measure all cases; tracing and collating are done on the CPU."""
     trees, source, num_tokens = sentiment_trees(options.raw_dir, options.trees, options.seed)
-    records = []
+    records: list[bench.Record] = []
     for units in options.units:
         both = Sentiment(num_tokens, options.embedding, units, device)
         both.check([trees[k] for k in range(min(4, len(trees)))])
-        for batch in options.batch_sizes:
-            where = {
-                "bench": "blocks", "case": f"{units} units", "batch": batch, "data": source,
-                "units": units, "embedding": options.embedding, **machine(device),
+        for size in options.batch_sizes:
+            rounds, facts = bench.interleave_batches(
+                _batches(options, both, trees, size), options, device
+            )
+            common = {
+                "case": f"{units} units", "batch": size, "data": source, "units": units,
+                "embedding": options.embedding, **facts, "repeats": len(rounds[FUSED]),
             }  # fmt: skip
-            records += _sentiment_records(options, both, trees, where)
+            records += _speeds(rounds, common)
     for name in options.models:
-        for batch in options.batch_sizes:
-            where = {"bench": "blocks", "case": name, "batch": batch, "unit": "examples"}
-            records += policy_records(options, device, where | machine(device))
+        for size in options.batch_sizes:
+            records += _policies(options, name, size, device)
     return records
 
 
-def _sentiment_records(
-    options: argparse.Namespace, both: Sentiment, trees: Any, where: Record
-) -> list[Record]:
-    generator = random.Random(options.seed)
-    batch, enough = where["batch"], where["batch"] <= len(trees)
-    draw = generator.sample if enough else generator.choices
-    parts, facts = [], []
-    for _ in range(options.batches):
-        members = [trees[k] for k in draw(range(len(trees)), k=batch)]
+def _batches(
+    options: argparse.Namespace, both: Sentiment, trees: Any, size: int
+) -> Iterator[tuple[dict[str, bench.Contender], dict[str, float]]]:
+    """Yield the contenders of every batch, and its sizes."""
+    for numbers in draw(len(trees), size, options.batches, options.seed):
+        members = [trees[k] for k in numbers]
         examples = [nested_tree(tree) for tree in members]
+        schedule = both.compiler.collate(examples).schedule
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "examples"
             td.TracedExamples(both.compiler.tracer, examples, file)
-            contenders: dict[str, Contender] = {
-                FUSED: partial(both.fused, members),
-                BLOCKS: partial(both.blocks, examples),
+            contenders: dict[str, bench.Contender] = {
+                FUSED: partial(both.fused_step, members),
+                BLOCKS: partial(both.blocks_step, examples),
                 "host": partial(both.host, examples, file),
             }
-            parts.append(interleave(contenders, repeats=options.repeats, device=both.device))
-            size = file.stat().st_size
-        schedule = both.compiler.collate(examples).schedule
-        nodes = sum(tree.num_nodes for tree in members)
-        facts.append({"nodes": nodes, "steps": len(schedule.steps), "file_bytes": size})
-    means = {name: statistics.mean(fact[name] for fact in facts) for name in facts[0]}
-    where = where | means | {"repeats": options.repeats * len(parts)}
-    return _speeds(join_rounds(parts), where)
+            yield (
+                contenders,
+                {
+                    "nodes": sum(tree.num_nodes for tree in members),
+                    "steps": len(schedule.steps),
+                    "file_bytes": file.stat().st_size,
+                },
+            )
 
 
-def _speeds(rounds: dict[str, Rounds], where: Record) -> list[Record]:
-    fused, blocks, host = rounds[FUSED], rounds[BLOCKS], rounds["host"]
-    records = phase_records(where, FUSED, fused, PHASES)
-    for record in phase_records(where, BLOCKS, blocks, PHASES, fused, FUSED):
-        if record["ratio"] is None:
-            ratio, to = _ratio(blocks, fused, record["phase"])
-            record |= {"ratio": ratio, "ratio_to": to}
-        records.append(record)
-    return records + phase_records(where, "host", host, HOST)
+def _speeds(rounds: Mapping[str, bench.Rounds], common: bench.Record) -> Iterator[bench.Record]:
+    fused, blocks = rounds[FUSED], rounds[BLOCKS]
+    yield from bench.phase_records(common, FUSED, fused, PHASES)
+    for record in bench.phase_records(common, BLOCKS, blocks, PHASES, fused, FUSED):
+        # The layers have no tracing: its share of all work, and all work over theirs.
+        if record["phase"] == "trace":
+            share = bench.median_ratio(blocks, blocks, PHASES["trace"], PHASES[ANEW])
+            record |= {"ratio": share, "ratio_to": ANEW}
+        elif record["phase"] == ANEW:
+            ratio = bench.median_ratio(blocks, fused, PHASES[ANEW], PHASES[CACHED])
+            record |= {"ratio": ratio, "ratio_to": f"{FUSED}, {CACHED}"}
+        yield record
+    yield from bench.phase_records(common, "host", rounds["host"], HOST)
 
 
-def _ratio(blocks: Rounds, fused: Rounds, phase: str) -> tuple[float, str]:
-    """Of tracing, which the layers do not know, the share of all of the work."""
-    whole = [sum(each[part] for part in PHASES[ANEW]) for each in blocks]
-    if phase == "trace":
-        shares = [each["trace"] / total for each, total in zip(blocks, whole, strict=True)]
-        return statistics.median(shares), ANEW
-    theirs = [sum(each[part] for part in PHASES[CACHED]) for each in fused]
-    ratios = [mine / total for mine, total in zip(whole, theirs, strict=True)]
-    return statistics.median(ratios), f"{FUSED}, {CACHED}"
+class Policies:
+    """One model whose operations take turns, trained with the steps in several orders."""
+
+    def __init__(
+        self, name: str, examples: int, options: argparse.Namespace, device: torch.device
+    ) -> None:
+        torch.manual_seed(0)
+        block, drawn = MODELS[name](2 * examples, options.width, options.seed)
+        self.compiler = td.Compiler.create(block).to(device)
+        tracer = self.compiler.tracer
+        traced = [tracer(example) for example in drawn]
+        # Learned on other examples than those that are timed.
+        self.traced, others = traced[:examples], traced[examples:]
+        learned = LearnedPolicy().fit([[tracer.program(one) for one in others]])
+        policies: tuple[str | Policy, ...] = ("depth", "agenda", learned)
+        self.collaters = {
+            name: td.Collater(tracer, policy)
+            for name, policy in zip(POLICIES, policies, strict=True)
+        }
+
+    def check(self) -> None:
+        """Compare the losses of all orders."""
+        wanted, *others = [
+            self.compiler(collate(self.traced)).metric_tensors[LOSS]
+            for collate in self.collaters.values()
+        ]
+        for policy, found in zip(POLICIES[1:], others, strict=True):
+            bench.assert_agreement(policy, [wanted], [found])
+
+    def train(self, policy: str, lap: bench.Stopwatch) -> None:
+        """Time scheduling and both passes."""
+        self.compiler.zero_grad()
+        lap.skip()
+        batch = self.collaters[policy](self.traced).to(lap.device)
+        lap("collate")
+        bench.time_passes(lap, lambda: self.compiler(batch).metric_tensors[LOSS].sum())
 
 
-def report(records: Sequence[Record]) -> str:
-    """Writes the records as tables: one a case and batch size, and one of policies.
+def _policies(
+    options: argparse.Namespace, name: str, size: int, device: torch.device
+) -> Iterator[bench.Record]:
+    model = Policies(name, size, options, device)
+    model.check()
+    contenders: dict[str, bench.Contender] = {p: partial(model.train, p) for p in POLICIES}
+    rounds = bench.interleave(contenders, repeats=options.repeats, device=device)
+    common = {"case": name, "batch": size, "unit": "examples"}
+    for policy in POLICIES:
+        stats = model.collaters[policy](model.traced).schedule.stats()
+        facts = {
+            "steps": stats.steps, "lower_bound": stats.lower_bound, "rows": stats.rows,
+            "critical_path": stats.critical_path, "fold_steps": stats.fold_steps,
+            "width": options.width, "repeats": options.repeats,
+        }  # fmt: skip
+        base = None if policy == POLICIES[0] else rounds[POLICIES[0]]
+        yield from bench.phase_records(
+            common, policy, rounds[policy], POLICY_PHASES, base, POLICIES[0], **facts
+        )
 
-    Args:
-        records: What :func:`run` gave.
 
-    Returns:
-        The text.
-    """
-    speeds = [r for r in records if r["mode"] not in POLICIES]
-    parts = [_report_case(mine) for mine in grouped(speeds, "case", "batch").values()]
-    policies = [r for r in records if r["mode"] in POLICIES]
-    if policies:
-        parts.append(report_policies(policies))
-    return "\n\n".join(parts)
-
-
-def _report_case(records: Sequence[Record]) -> str:
-    first, rows = records[0], []
-    for (mode,), mine in grouped(records, "mode").items():
-        found = by_phase(mine)
-        if mode == "host":
-            continue
-        cells = [number(found[phase]["median_seconds"] * 1e3, ".2f") for phase in TIMES]
-        speeds = [number(found[phase]["trees_per_second"], ".0f") for phase in ("step", CACHED)]
-        ratios = [number(found[phase]["ratio"], ".2f") for phase in ("train", "step", CACHED)]
-        rows.append([mode, *cells, *speeds, *ratios])
-    header = ["mode", *(f"{phase} ms" for phase in TIMES), "step trees/s", "with collate trees/s"]
-    header += ["train x", "step x", "with collate x"]
+def report(records: Sequence[bench.Record]) -> Iterator[str]:
+    """Write one table per case and batch size, and one of policies."""
     title = (
-        f"blocks: {first['case']}, batch {first['batch']} ({first['data']}, "
-        f"{first['nodes']:.0f} nodes, {first['steps']:.0f} steps, {first['threads']} threads, "
-        f"{first['device']})"
+        "blocks: {case}, batch {batch} ({data}, {nodes:.0f} nodes, {steps:.0f} steps, "
+        "{threads} threads, {device})"
     )
-    return "\n".join([table(title, header, rows), *_remarks(records)])
+    columns = {
+        "mode": bench.cell("mode"),
+        **bench.milliseconds(("collate", *bench.STEP, "step")),
+        **bench.phase_cells(("step", CACHED), "trees/s", "trees_per_second", ".0f"),
+        **bench.phase_cells(("train", "step", CACHED), "x", "ratio"),
+    }
+    speeds = [record for record in records if record["mode"] not in POLICIES]
+    yield from bench.tables(speeds, ("case", "batch"), title, ("mode",), columns, _remarks)
+    policies = [record for record in records if record["mode"] in POLICIES]
+    columns = {name: bench.cell(name) for name in ("case", "batch", "mode", "steps")}
+    for name in ("lower_bound", "critical_path", "fold_steps"):
+        columns[name.replace("_", " ")] = bench.cell(name)
+    columns |= bench.milliseconds(POLICY_PHASES)
+    columns["train x depth"] = bench.cell("train", "ratio", form=".2f")
+    by, rows = ("width",), ("case", "batch", "mode")
+    yield from bench.tables(policies, by, "policies, width {width}", rows, columns)
 
 
-def _remarks(records: Sequence[Record]) -> list[str]:
-    """What tracing costs, which the layers do not know."""
-    found = {(r["mode"], r["phase"]): r for r in records}
-    trace, anew = found[BLOCKS, "trace"], found[BLOCKS, ANEW]
-    compiled, read = found["host", "compile"], found["host", "read"]
+def _remarks(records: Sequence[bench.Record]) -> Iterator[str]:
+    """Write what tracing costs, which the layers do not have."""
+    trace, anew = bench.find(records, phase="trace"), bench.find(records, phase=ANEW)
+    compiled, read = bench.find(records, phase="compile"), bench.find(records, phase="read")
     batch = trace["batch"]
-    return [
-        f"tracing: {trace['median_seconds'] / batch * 1e6:.0f} us a tree, "
-        f"{trace['ratio']:.1%} of {ANEW} ({anew['ratio']:.2f} x fused); kept on a disk: "
+    yield (
+        f"tracing: {trace['median_seconds'] / batch * 1e6:.0f} us per tree, "
+        f"{trace['ratio']:.1%} of {ANEW} ({anew['ratio']:.2f} x fused); kept on disk: "
         f"{read['median_seconds'] / batch * 1e6:.0f} us and "
-        f"{read['file_bytes'] / batch:.0f} bytes a tree; kept in memory: none",
-        f"compiling: {compiled['median_seconds'] * 1e3:.0f} ms",
-    ]
+        f"{read['file_bytes'] / batch:.0f} bytes per tree; kept in memory: none"
+    )
+    yield f"compiling: {compiled['median_seconds'] * 1e3:.0f} ms"
 
 
-def draw(records: Sequence[Record], path: Path) -> Path:
-    """Draws trees a second, the ratio to the fused layers, and steps, over the batch size.
-
-    Args:
-        records: What :func:`run` gave.
-        path: File to write.
-
-    Returns:
-        The path.
-    """
+def panels(records: Sequence[bench.Record]) -> Iterator[bench.Panel]:
+    """Draw trees per second, the ratio to the fused layers, and steps, over the batch size."""
     mine = [r for r in records if r["mode"] in (FUSED, BLOCKS) and r["phase"] == CACHED]
-    speed = Panel(
-        mine, "{mode}, {case}", "batch", "trees_per_second", ("batch", "trees a second"),
-        log="y", title="training",
-    )  # fmt: skip
-    ratio = speed._replace(y="ratio", labels=("batch", "time / fused layers"), log="")
+    curve, labels = "{mode}, {case}", ("batch", "trees per second")
+    yield bench.Panel(mine, curve, "batch", "trees_per_second", labels, "y", "training")
+    yield bench.Panel(mine, curve, "batch", "ratio", ("batch", "time / fused layers"))
     trained = [r for r in records if r["mode"] in POLICIES and r["phase"] == "train"]
-    steps = Panel(
-        trained, "{case}, {mode}", "batch", "steps", ("batch", "steps"), title="policies"
-    )  # fmt: skip
-    return draw_panels([speed, ratio, *([steps] if trained else [])], path)
+    if trained:
+        curve, labels = "{case}, {mode}", ("batch", "steps")
+        yield bench.Panel(trained, curve, "batch", "steps", labels, title="policies")
 
 
 if __name__ == "__main__":
-    import sys
-
-    from benchmarks.command import main
-
-    sys.exit(main(["blocks", *sys.argv[1:]]))
+    sys.exit(bench.main(sys.modules[__name__]))

@@ -1,7 +1,7 @@
-"""Time DeepChem inside an interpreter that has it: each line of JSON in gets one line out.
+"""Time DeepChem inside an interpreter that has it: one line of JSON out for each line in.
 
-Run as a script by :mod:`benchmarks.deepchem_process`. It imports nothing of this package,
-which need not be installed there.
+Run as a script by :mod:`benchmarks.molecules`. It does not import this package, which need not
+be installed there.
 """
 
 import gc
@@ -20,15 +20,7 @@ Answer = dict[str, Any]
 
 
 def timed(run: Callable[[], object]) -> float:
-    """Runs something with the collector of garbage at rest and gives the seconds it took.
-
-    Args:
-        run: What to run.
-
-    Example:
-        >>> timed(lambda: None) < 1.0
-        True
-    """
+    """Return the seconds of a run without garbage collection."""
     gc.collect()
     gc.disable()
     try:
@@ -40,13 +32,13 @@ def timed(run: Callable[[], object]) -> float:
 
 
 class Probe:
-    """Answers what the other side asks; every public method is a question."""
+    """Answer requests; every public method is one."""
 
     def __init__(self) -> None:
         self._chem = import_module("rdkit.Chem")
         self._torch = import_module("torch")
         deepchem = import_module("deepchem")
-        # One warning an atom would be most of the time.
+        # One warning per atom would take most of the time.
         import_module("rdkit.rdBase").DisableLog("rdApp.*")
         self._version = deepchem.__version__
         self._featurizer = deepchem.feat.WeaveFeaturizer()
@@ -55,7 +47,7 @@ class Probe:
         self._inputs: list[np.ndarray] = []
 
     def begin(self, threads: int) -> Answer:
-        """Sets the number of threads and tells the versions."""
+        """Set the number of threads; return the versions."""
         self._torch.set_num_threads(threads)
         return {
             "deepchem": self._version,
@@ -65,12 +57,12 @@ class Probe:
         }
 
     def load(self, smiles: list[str]) -> Answer:
-        """Takes the molecules; the time of sending them is nobody's."""
+        """Store the molecules; sending them is not timed."""
         self._smiles = smiles
         return {"molecules": len(smiles)}
 
     def featurize(self) -> Answer:
-        """Featurizes all molecules."""
+        """Featurize all molecules."""
         found: list[Any] = []
         seconds = timed(lambda: found.extend(self._featurizer.featurize(self._smiles)))
         kept = [one for one in found if hasattr(one, "get_pair_edges")]
@@ -78,7 +70,7 @@ class Probe:
         return {"seconds": seconds, "bytes": size, "molecules": len(kept)}
 
     def features(self, path: str, count: int) -> Answer:
-        """Writes the features of the first molecules, atoms in the order of the SMILES."""
+        """Write the features of the first molecules, atoms in the order of the SMILES."""
         arrays = {}
         smiles = self._smiles[:count]
         for number, (text, one) in enumerate(
@@ -93,12 +85,9 @@ class Probe:
         return {"molecules": len(smiles)}
 
     def weave(self, path: str, units: int) -> Answer:
-        """Builds the weave layers of a WeaveModel with given weights and runs them once.
+        """Build the layers of a WeaveModel from the weights and arrays in a file; run them once.
 
-        Args:
-            path: File with the weights and the arrays of a batch; ``atoms.npy`` is added to its
-                name for the file that is written.
-            units: Width of all layers.
+        The result is written to the name of the file with ``.atoms.npy`` appended.
         """
         model = import_module("deepchem.models.torch_models").WeaveModel
         with np.load(path) as file:
@@ -126,7 +115,7 @@ class Probe:
         return {"weave_weights_are_learned": any(".W_" in name for name in learned)}
 
     def forward(self) -> Answer:
-        """Runs the weave layers on the arrays that were loaded last."""
+        """Run the weave layers on the arrays that were loaded last."""
         return {"seconds": timed(self._run)}
 
     def _run(self) -> Any:
@@ -143,11 +132,11 @@ def _bytes(one: Any) -> int:
 
 
 def main() -> None:
-    """Answers questions until there are no more."""
+    """Answer requests until the input ends."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    # Whatever the libraries print must not get between the answers.
+    # The output of the libraries must not mix with the answers.
     os.dup2(2, 1)
-    # The folder of a script comes first, and here it has modules with the names of others.
+    # The folder of a script comes first, and modules in it could hide others of the same name.
     here = str(Path(__file__).resolve().parent)
     sys.path[:] = [each for each in sys.path if each != here]
     probe = Probe()
@@ -156,7 +145,7 @@ def main() -> None:
         try:
             answer = getattr(probe, wanted.pop("do"))(**wanted)
         except Exception as error:
-            # Told to the other side, which ends the run with it.
+            # The other side ends the run with it.
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), file=answers, flush=True)
 

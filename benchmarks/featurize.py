@@ -1,8 +1,12 @@
-"""Molecules a second of the featurizers, in one process and in several, beside DeepChem's."""
+"""Molecules per second of the featurizers, in one process and in several, and of DeepChem's.
+
+On the 5,000 molecules that come with RDKit and on files of your own; also bytes per molecule.
+"""
 
 import argparse
+import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -11,18 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.deepchem_process import NAME, DeepChem
-from benchmarks.figures import Panel, draw_panels
-from benchmarks.molecules import sources, usable
-from benchmarks.protocol import (
-    Contender,
-    Rounds,
-    Stopwatch,
-    interleave,
-    median_ratio,
-    median_seconds,
-)
-from benchmarks.records import MOLECULES, Record, grouped, machine, make_record, number, table
+from benchmarks import bench
+from benchmarks.molecules import DEEPCHEM, DeepChem, deepchem, sources, usable
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.molecules.build import Workers, in_chunks
 from pyg_dynbatch.molecules.data import MoleculeData
@@ -31,52 +25,51 @@ from pyg_dynbatch.molecules.files import RawMolecule
 from pyg_dynbatch.molecules.rdkit_access import rdkit_version
 from pyg_dynbatch.molecules.store import AtomPacking
 
+FEATURE_SETS = ("kearnes", "deepchem")
 FEATURES, PACKED = "features", "packed"
 RATIO_TO = "DeepChem's WeaveFeaturizer, one process"
 _CHUNK = 128
-# Rings of a cage are lost in DeepChem, one or another, depending on its numbering of the atoms.
+# DeepChem loses one ring or another of a cage, depending on its numbering of the atoms.
 _ORDER_DEPENDENT = "same_ring"
 
+Chunks = Sequence[tuple[None, list[RawMolecule]]]
 
-def run(options: argparse.Namespace, device: torch.device) -> list[Record]:
-    """Measures all cases; featurizers run on the CPU.
 
-    Args:
-        options: Of the command line.
-        device: Named in the records.
+def add_options(parser: bench.Options) -> None:
+    """Declare the options."""
+    parser.choices("--features", FEATURE_SETS)
+    parser.counts("--processes", [1, 2], "processes that featurize and pack (default: 1 2)")
+    text = "molecules whose features are compared with DeepChem's (default: 500)"
+    parser.count("--compared", 500, text)
+    parser.molecules()
+    parser.common(repeats=5)
 
-    Returns:
-        The records.
-    """
-    records: list[Record] = []
-    with ExitStack() as stack:
-        other = None
-        if options.deepchem_python is not None:
-            other = stack.enter_context(DeepChem(options.deepchem_python))
+
+def run(options: argparse.Namespace, device: torch.device) -> list[bench.Record]:
+    """Measure all cases; featurizers run on the CPU."""
+    records: list[bench.Record] = []
+    with deepchem(options) as other:
         for case, found in sources(options):
             kept, molecules = usable(found, MoleculeFeaturizer("deepchem", "deepchem"))
-            where = {
-                "bench": "featurize",
+            common = {
                 "case": case,
                 "batch": len(kept),
-                "unit": MOLECULES,
+                "unit": "molecules",
                 "left_out": len(found) - len(kept),
                 "atoms": sum(int(one.num_nodes or 0) for one in molecules),
                 "pairs": sum(one.pair_code.numel() for one in molecules),
                 "repeats": options.repeats,
                 "rdkit": rdkit_version(),
-                **(other.facts if other else {}),
-                **machine(device),
             }
             if other:
                 other.ask("load", smiles=[record.smiles for record in kept])
-                where |= _compare(other, molecules[: options.compared])
-            records += _measure(options, kept, where, other)
+                common |= other.facts | _compare(other, molecules[: options.compared])
+            records += _measure(options, kept, common, other)
     return records
 
 
-def _compare(other: DeepChem, molecules: Sequence[MoleculeData]) -> Record:
-    """Refuses to time features that are not DeepChem's; counts the molecules whose rings differ."""
+def _compare(other: DeepChem, molecules: Sequence[MoleculeData]) -> bench.Record:
+    """Raise if features are not DeepChem's; count the molecules whose rings differ."""
     table = MoleculeFeaturizer("deepchem", "deepchem").pair_table
     ring = table.names.index(_ORDER_DEPENDENT)
     lost = 0
@@ -84,19 +77,19 @@ def _compare(other: DeepChem, molecules: Sequence[MoleculeData]) -> Record:
         path = str(Path(folder) / "features.npz")
         other.ask("features", path=path, count=len(molecules))
         with np.load(path) as file:
-            for place, molecule in enumerate(molecules):
-                first, second = np.sort(file[f"ends{place}"], 0)
+            for number, molecule in enumerate(molecules):
+                first, second = np.sort(file[f"ends{number}"], 0)
                 atoms = int(molecule.num_nodes or 0)
                 # Row by row of the upper triangle: those before a row, and the place in it.
                 spot = first * (2 * atoms - first - 1) // 2 + second
                 pairs = table.features[molecule.pair_code.long()].numpy()[spot]
-                wrong = pairs != file[f"pair{place}"]
+                wrong = pairs != file[f"pair{number}"]
                 lost += bool(wrong[:, ring].any())
                 wrong[:, ring] &= pairs[:, ring] == 0
-                if wrong.any() or not np.array_equal(molecule.x.numpy(), file[f"atom{place}"]):
+                if wrong.any() or not np.array_equal(molecule.x.numpy(), file[f"atom{number}"]):
                     raise mismatch(
                         RuntimeError,
-                        "bench: the features are not those of DeepChem, so nothing is timed",
+                        "the features are not those of DeepChem, so nothing is timed",
                         "equal features of every atom and pair",
                         f"other features of {molecule.smiles}",
                     )
@@ -104,58 +97,61 @@ def _compare(other: DeepChem, molecules: Sequence[MoleculeData]) -> Record:
 
 
 def _measure(
-    options: argparse.Namespace, kept: Sequence[RawMolecule], where: Record, other: DeepChem | None
-) -> list[Record]:
-    contenders: dict[str, Contender] = {}
-    keys: dict[str, tuple[str, str, int]] = {}
-    sizes: dict[str, Record] = {}
+    options: argparse.Namespace,
+    kept: Sequence[RawMolecule],
+    common: bench.Record,
+    other: DeepChem | None,
+) -> Iterator[bench.Record]:
+    contenders: dict[tuple[str, str, int], bench.Contender] = {}
+    sizes: dict[str, bench.Record] = {}
     smiles = [record.smiles or "" for record in kept]
     chunks = [(None, chunk) for chunk in in_chunks(kept, _CHUNK)]
     with ExitStack() as stack:
         for name in options.features:
             featurizer = MoleculeFeaturizer(name, name)
-            keys[name] = (name, FEATURES, 1)
-            contenders[name] = partial(_featurize, featurizer, smiles)
+            contenders[name, FEATURES, 1] = partial(_featurize, featurizer, smiles)
             packing = AtomPacking(featurizer.atom_kinds, featurizer.atom_names, 0)
             for processes in options.processes:
-                workers = stack.enter_context(
-                    Workers(featurizer, packing, "skip", processes if processes > 1 else 0)
-                )
-                key = f"{name}, {processes}"
-                keys[key] = (name, PACKED, processes)
-                contenders[key] = partial(_pack, workers, chunks)
+                count = processes if processes > 1 else 0
+                workers = stack.enter_context(Workers(featurizer, packing, "skip", count))
+                contenders[name, PACKED, processes] = partial(_pack, workers, chunks)
             sizes[name] = _sizes(featurizer, packing, chunks)
         if other:
-            keys[NAME] = (NAME, FEATURES, 1)
-            contenders[NAME] = other.contender("featurize", "run")
-            sizes[NAME] = {"bytes_in_memory": other.ask("featurize")["bytes"] / len(kept)}
+            contenders[DEEPCHEM, FEATURES, 1] = other.contender("featurize", "run")
+            sizes[DEEPCHEM] = {"bytes_in_memory": other.ask("featurize")["bytes"] / len(kept)}
         # The first round starts the processes and fills the tables of atoms.
-        rounds = interleave(contenders, repeats=options.repeats, device=torch.device("cpu"))
-    return [_record(where, keys, key, rounds, sizes) for key in keys]
+        named = {repr(key): contender for key, contender in contenders.items()}
+        rounds = bench.interleave(named, repeats=options.repeats, device=torch.device("cpu"))
+    times = dict(zip(contenders, rounds.values(), strict=True))
+    theirs = times.get((DEEPCHEM, FEATURES, 1))
+    for (name, phase, processes), mine in times.items():
+        more: dict[str, Any] = {"processes": processes, **sizes[name]}
+        alone = times.get((name, PACKED, 1))
+        if phase == PACKED and processes > 1 and alone:
+            more["times_one_process"] = bench.median_ratio(alone, mine, ["run"])
+        if theirs and name != DEEPCHEM:
+            more |= {"ratio": bench.median_ratio(theirs, mine, ["run"]), "ratio_to": RATIO_TO}
+        yield bench.make_record(common, name, phase, bench.median_seconds(mine, "run"), **more)
 
 
-def _featurize(featurizer: MoleculeFeaturizer, smiles: Sequence[str], lap: Stopwatch) -> object:
+def _featurize(
+    featurizer: MoleculeFeaturizer, smiles: Sequence[str], lap: bench.Stopwatch
+) -> object:
     lap.skip()
     molecules = [featurizer(text) for text in smiles]
     lap("run")
     return molecules
 
 
-def _pack(
-    workers: Workers, chunks: Sequence[tuple[None, list[RawMolecule]]], lap: Stopwatch
-) -> None:
+def _pack(workers: Workers, chunks: Chunks, lap: bench.Stopwatch) -> None:
     lap.skip()
     for _ in workers.run(chunks):
         pass
     lap("run")
 
 
-def _sizes(
-    featurizer: MoleculeFeaturizer,
-    packing: AtomPacking,
-    chunks: Sequence[tuple[None, list[RawMolecule]]],
-) -> Record:
-    """Bytes a molecule, as rows in memory and as arrays on disk."""
+def _sizes(featurizer: MoleculeFeaturizer, packing: AtomPacking, chunks: Chunks) -> bench.Record:
+    """Return the bytes per molecule, as rows in memory and as arrays on disk."""
     packed = memory = count = 0
     for _, chunk in chunks:
         molecules = [featurizer(record.smiles or "") for record in chunk]
@@ -165,85 +161,43 @@ def _sizes(
     return {"bytes_in_memory": memory / count, "bytes_packed": packed / count}
 
 
-def _record(
-    where: Record,
-    keys: dict[str, tuple[str, str, int]],
-    key: str,
-    rounds: dict[str, Rounds],
-    sizes: dict[str, Record],
-) -> Record:
-    mode, phase, processes = keys[key]
-    mine = rounds[key]
-    more: dict[str, Any] = {"processes": processes, **sizes[mode]}
-    alone = f"{mode}, 1"
-    if phase == PACKED and processes > 1 and alone in rounds:
-        more["times_one_process"] = median_ratio(rounds[alone], mine, ["run"])
-    if NAME in rounds and key != NAME:
-        more |= {"ratio": median_ratio(rounds[NAME], mine, ["run"]), "ratio_to": RATIO_TO}
-    return make_record(where, mode, phase, median_seconds(mine, "run"), **more)
-
-
-def report(records: Sequence[Record]) -> str:
-    """Writes the records as tables, one a case.
-
-    Args:
-        records: What :func:`run` gave.
-
-    Returns:
-        The text.
-    """
-    return "\n\n".join(_report_case(mine) for mine in grouped(records, "case").values())
-
-
-def _report_case(records: Sequence[Record]) -> str:
-    first = records[0]
-    header = ["featurizer", "gives", "processes", "molecules/s", "us a molecule", "x DeepChem"]
-    header += ["x one process", "bytes in memory", "bytes packed"]
-    rows = [
-        [
-            record["mode"], record["phase"], f"{record['processes']}",
-            number(record["molecules_per_second"], ".0f"),
-            number(record["median_seconds"] / record["batch"] * 1e6, ".0f"),
-            number(record["ratio"], ".1f"),
-            number(record.get("times_one_process"), ".2f"),
-            number(record["bytes_in_memory"], ".0f"),
-            number(record.get("bytes_packed"), ".0f"),
-        ]
-        for record in records
-    ]  # fmt: skip
-    title = (
-        f"featurize: {first['case']}, {first['batch']} molecules, "
-        f"{first['atoms'] / first['batch']:.1f} atoms and {first['pairs'] / first['batch']:.0f} "
-        f"pairs each ({first['left_out']} left out, RDKit {first['rdkit']})"
-    )
-    lines = [table(title, header, rows)]
-    if "compared" in first:
-        lines.append(
-            f"{first['compared']} molecules compared with DeepChem {first['deepchem']}: equal, but "
-            f"for rings that DeepChem loses in {first['with_lost_rings']}"
+def report(records: Sequence[bench.Record]) -> Iterator[str]:
+    """Write one table per case."""
+    columns = {
+        "featurizer": bench.cell("mode"),
+        "result": bench.cell("phase"),
+        "processes": bench.cell("processes"),
+        "molecules/s": bench.cell("molecules_per_second", form=".0f"),
+        "us per molecule": bench.cell("seconds_per_molecule", form=".0f", times=1e6),
+        "x DeepChem": bench.cell("ratio", form=".1f"),
+        "x one process": bench.cell("times_one_process", form=".2f"),
+        "bytes in memory": bench.cell("bytes_in_memory", form=".0f"),
+        "bytes packed": bench.cell("bytes_packed", form=".0f"),
+    }
+    for mine in bench.grouped(records, "case").values():
+        first = mine[0]
+        count = first["batch"]
+        title = (
+            f"featurize: {first['case']}, {count} molecules, {first['atoms'] / count:.1f} atoms, "
+            f"{first['pairs'] / count:.0f} pairs each ({first['left_out']} left out, "
+            f"RDKit {first['rdkit']})"
         )
-    return "\n".join(lines)
+        rows = [r | {"seconds_per_molecule": r["median_seconds"] / count} for r in mine]
+        text = bench.table(title, rows, columns)
+        if "compared" in first:
+            text += (
+                f"\n{first['compared']} molecules compared with DeepChem {first['deepchem']}: "
+                f"equal, except rings that DeepChem loses in {first['with_lost_rings']}"
+            )
+        yield text
 
 
-def draw(records: Sequence[Record], path: Path) -> Path:
-    """Draws molecules a second over the number of processes.
-
-    Args:
-        records: What :func:`run` gave.
-        path: File to write.
-
-    Returns:
-        The path.
-    """
-    labels = ("processes", "molecules a second")
+def panels(records: Sequence[bench.Record]) -> Iterator[bench.Panel]:
+    """Draw molecules per second over the number of processes."""
+    labels = ("processes", "molecules per second")
     curve = "{mode}, {phase}, {case}"
-    panel = Panel(records, curve, "processes", "molecules_per_second", labels, log="y")
-    return draw_panels([panel], path)
+    yield bench.Panel(records, curve, "processes", "molecules_per_second", labels, log="y")
 
 
 if __name__ == "__main__":
-    import sys
-
-    from benchmarks.command import main
-
-    sys.exit(main(["featurize", *sys.argv[1:]]))
+    sys.exit(bench.main(sys.modules[__name__]))

@@ -1,22 +1,25 @@
-"""Train one model batched and node by node from the same start, and compare every loss."""
+"""Train one model batched and node by node from the same start, and compare every loss.
+
+A sentiment model (Adagrad, summed loss, dropout off); the parameters at the end are compared, too.
+The loop over the nodes of each tree is slow: a step of 100 trees takes it seconds.
+"""
 
 import argparse
 import copy
 import math
 import random
 import statistics
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.figures import Panel, draw_panels
-from benchmarks.protocol import Stopwatch
-from benchmarks.records import Record, find, grouped, machine, make_record, number, table
-from benchmarks.sentiment import CLASSES, sentiment_trees
-from benchmarks.sst_ways import PlainTree, Ways, node_by_node
+from benchmarks import bench
+from benchmarks.tree_lstm import PlainTree, Ways, node_by_node
+from benchmarks.trees import CLASSES, sentiment_trees
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.progress import Progress
 from pyg_dynbatch.training.optimizers import OptimizerOptions, build_optimizer
@@ -26,10 +29,11 @@ from pyg_dynbatch.trees.vectors import read_word_vectors
 
 REFERENCE = "one by one"
 WIDTH = 300
+MODES = ("fused", "generic", "engine")
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
-# Rounding alone drives two right runs apart. In float64 that stays far below this; in float32
-# the yardstick is what rounding does to the run without batching.
+# Rounding alone drives two correct runs apart. In float64 that stays far below this limit; in
+# float32 the yardstick is what rounding does to the run without batching.
 LIMIT_FLOAT64 = 1e-10
 LIMIT_FLOAT32_ROUNDINGS = 10.0
 
@@ -39,24 +43,21 @@ ADAGRAD = OptimizerOptions(
 )
 
 
+def add_options(parser: bench.Options) -> None:
+    """Declare the options."""
+    parser.trees()
+    parser.common(seed=0)
+    text = "word vectors, GloVe or word2vec text, also .gz; requires --raw-dir"
+    parser.add_argument("--vectors", type=Path, metavar="FILE", help=text)
+    parser.count("--steps", 50)
+    parser.count("--batch", 100, metavar="TREES")
+    parser.count("--units", 300)
+    parser.choices("--modes", MODES, ["fused"])
+    parser.choices("--dtypes", DTYPES)
+
+
 class Training:
-    """Takes training steps with its own copy of a model.
-
-    Args:
-        start: The model to begin with, left alone; a binary Tree-LSTM without dropout.
-        mode: ``"fused"``, ``"generic"`` or ``"engine"``, see
-            :class:`~benchmarks.sst_ways.Ways`; ``"one by one"`` for the loop over nodes.
-        dtype: Precision of the copy.
-        device: Where it works.
-
-    Example:
-        >>> from benchmarks.shapes import sentiment_like_trees
-        >>> start = TreeClassifier(10, 5, embedding_channels=4, hidden_channels=3)
-        >>> training = Training(start, "fused", torch.float64, torch.device("cpu"))
-        >>> training.step(Collater(arity=2)(sentiment_like_trees(2, num_tokens=10)), [])
-        >>> len(training.losses), next(start.parameters()).dtype
-        (1, torch.float32)
-    """
+    """Take training steps with a copy of a model: in a mode of :class:`Ways`, or one by one."""
 
     def __init__(
         self, start: TreeClassifier, mode: str, dtype: torch.dtype, device: torch.device
@@ -69,48 +70,33 @@ class Training:
         self.seconds: list[float] = []
 
     def step(self, batch: Any, trees: Sequence[PlainTree]) -> None:
-        """Takes one step: the summed loss of all labelled nodes of the mini-batch.
-
-        Args:
-            batch: The trees as a batch; what the batched modes read.
-            trees: The same trees; what the loop reads.
-        """
-        watch = Stopwatch(self.model.classifier.weight.device)
+        """Take one step with the summed loss of a mini-batch, in the form that the mode reads."""
+        watch = bench.Stopwatch(self.model.classifier.weight.device)
         self.ways.optimizer.zero_grad()
         watch.skip()
-        self.losses.append(self._by_node(trees) if self.mode == REFERENCE else self._at_once(batch))
+        self.losses.append(self.backward(batch, trees))
         self.ways.optimizer.step()
         watch("step")
         self.seconds.append(watch.seconds["step"])
 
-    def _at_once(self, batch: Any) -> float:
-        loss = self.ways.loss(self.ways.logits(self.mode, batch), batch.y)
+    def backward(self, batch: Any, trees: Sequence[PlainTree]) -> float:
+        """Compute the gradients; return the loss."""
+        if self.mode == REFERENCE:
+            return sum(self._backward(node_by_node(self.model, t), t.label) for t in trees)
+        return self._backward(self.ways.logits(self.mode, batch), batch.y)
+
+    def _backward(self, logits: Tensor, label: Tensor) -> float:
+        loss = self.ways.loss(logits, label)
         loss.backward()
         return loss.item()
 
-    def _by_node(self, trees: Sequence[PlainTree]) -> float:
-        total = 0.0
-        for tree in trees:
-            loss = self.ways.loss(node_by_node(self.model, tree), tree.label)
-            loss.backward()
-            total += loss.item()
-        return total
 
-
-def run(options: argparse.Namespace, device: torch.device) -> list[Record]:
-    """Trains in all modes and precisions, step by step side by side.
-
-    Args:
-        options: Of the command line.
-        device: Where the models run.
-
-    Returns:
-        One record a step, and one a precision and mode with the difference of the parameters.
-    """
+def run(options: argparse.Namespace, device: torch.device) -> list[bench.Record]:
+    """Train in all modes and precisions, step by step side by side."""
     trees, source, start = _prepare(options)
     collate = Collater(arity=2)
-    drawn = list(_draw(len(trees), options))
-    records: list[Record] = []
+    drawn = _draw(len(trees), options)
+    records: list[bench.Record] = []
     for name in options.dtypes:
         modes = (*options.modes, REFERENCE)
         runs = {mode: Training(start, mode, DTYPES[name], device) for mode in modes}
@@ -121,8 +107,7 @@ def run(options: argparse.Namespace, device: torch.device) -> list[Record]:
                 for training in runs.values():
                     training.step(batch, plain)
                 progress.update()
-        where = {
-            "bench": "fidelity",
+        common = {
             "case": name,
             "batch": options.batch,
             "data": source,
@@ -130,42 +115,35 @@ def run(options: argparse.Namespace, device: torch.device) -> list[Record]:
             "embedding": start.encoder.layer.in_channels,
             "vectors": None if options.vectors is None else options.vectors.name,
             "seed": options.seed,
-            **machine(device),
         }
         for mode in options.modes:
-            records += _records(runs[mode], runs[REFERENCE], where)
+            records += _records(runs[mode], runs[REFERENCE], common)
     return records
 
 
 def _prepare(options: argparse.Namespace) -> tuple[Any, str, TreeClassifier]:
-    """Loads trees and makes the model that all runs begin with."""
+    """Load trees and make the model that all runs begin with."""
     torch.manual_seed(options.seed)
-    vectors = None
     if options.vectors is not None and options.raw_dir is None:
-        raise mismatch(
-            ValueError,
-            "bench fidelity: word vectors for random trees",
-            "--raw-dir with the trees that the words stand in",
-            f"--vectors {options.vectors}",
-        )
+        expected, got = "--raw-dir with trees of words", f"--vectors {options.vectors}"
+        raise mismatch(ValueError, "word vectors for random trees", expected, got)
     given = options.raw_dir, options.trees, options.seed
     trees, source, num_tokens = sentiment_trees(*given)
-    if options.vectors is not None:
-        # Fold's protocol: words without a vector are one word.
-        vectors = read_word_vectors(
-            options.vectors, trees.vocabulary, missing="shared_uniform", seed=options.seed
-        ).only_found()
-        trees, source, num_tokens = sentiment_trees(*given, vectors.vocabulary)
-    width = WIDTH if vectors is None else vectors.width
-    start = TreeClassifier(num_tokens, CLASSES, width, options.units, sparse_embedding=True)
-    if vectors is not None and start.embedding is not None:
-        with torch.no_grad():
-            start.embedding.weight.copy_(vectors.matrix)
+    if options.vectors is None:
+        start = TreeClassifier(num_tokens, CLASSES, WIDTH, options.units, sparse_embedding=True)
+        return trees, source, start
+    # Fold's protocol: words without a vector are one word.
+    vectors = read_word_vectors(
+        options.vectors, trees.vocabulary, missing="shared_uniform", seed=options.seed
+    ).only_found()
+    trees, source, num_tokens = sentiment_trees(*given, vectors.vocabulary)
+    start = TreeClassifier(num_tokens, CLASSES, vectors.width, options.units, sparse_embedding=True)
+    start.get_parameter("embedding.weight").data.copy_(vectors.matrix)
     return trees, source, start
 
 
-def _draw(trees: int, options: argparse.Namespace) -> Sequence[Sequence[int]]:
-    """Draws the members of each step's mini-batch: epoch after epoch, shuffled."""
+def _draw(trees: int, options: argparse.Namespace) -> list[list[int]]:
+    """Draw the members of each step's mini-batch: epoch after epoch, shuffled."""
     generator = random.Random(options.seed)
     drawn: list[list[int]] = []
     waiting: list[int] = []
@@ -178,75 +156,48 @@ def _draw(trees: int, options: argparse.Namespace) -> Sequence[Sequence[int]]:
 
 
 def relative(found: float, wanted: float) -> float:
-    """Gives the difference of two numbers as a share of the second; infinite if one is not finite.
-
-    Example:
-        >>> relative(3.0, 2.0), relative(float("nan"), 2.0)
-        (0.5, inf)
-    """
+    """Return the difference as a fraction of ``wanted``; infinite if one is not finite."""
     if not (math.isfinite(found) and math.isfinite(wanted)):
         return math.inf
     return abs(found - wanted) / max(abs(wanted), 1e-300)
 
 
-def _records(mine: Training, reference: Training, where: Record) -> list[Record]:
+def _records(mine: Training, reference: Training, common: bench.Record) -> list[bench.Record]:
+    pairs = enumerate(zip(mine.losses, reference.losses, strict=True), start=1)
     records = [
-        make_record(
-            where,
-            mine.mode,
-            "loss",
-            step=step,
-            loss=loss,
-            reference_loss=wanted,
+        bench.make_record(
+            common, mine.mode, "loss", step=step, loss=loss, reference_loss=wanted,
             difference=relative(loss, wanted),
         )
-        for step, (loss, wanted) in enumerate(
-            zip(mine.losses, reference.losses, strict=True), start=1
-        )
-    ]
+        for step, (loss, wanted) in pairs
+    ]  # fmt: skip
     worst, name = max(_parameter_differences(mine.model, reference.model))
     seconds, slow = (statistics.median(each.seconds) for each in (mine, reference))
-    records.append(
-        make_record(
-            where,
-            mine.mode,
-            "summary",
-            seconds,
-            slow / seconds,
-            REFERENCE,
-            steps=len(mine.losses),
-            difference=max(record["difference"] for record in records),
-            parameter_difference=worst,
-            parameter=name,
-            reference_seconds=slow,
-        )
-    )
-    return records
+    summary = bench.make_record(
+        common, mine.mode, "summary", seconds, slow / seconds, REFERENCE,
+        steps=len(mine.losses), difference=max(record["difference"] for record in records),
+        parameter_difference=worst, parameter=name, reference_seconds=slow,
+    )  # fmt: skip
+    return [*records, summary]
 
 
 def _parameter_differences(
     mine: TreeClassifier, reference: TreeClassifier
-) -> list[tuple[float, str]]:
-    """Largest difference of each parameter, as a share of its largest entry."""
-    others: dict[str, Tensor] = dict(reference.named_parameters())
-    found = []
+) -> Iterator[tuple[float, str]]:
+    """Yield the largest difference of each parameter, relative to its largest entry."""
+    others = dict(reference.named_parameters())
     for name, parameter in mine.named_parameters():
         wanted = others[name].detach()
         off = float((parameter.detach() - wanted).abs().max())
         share = off / max(float(wanted.abs().max()), 1e-300)
-        found.append((share if math.isfinite(share) else math.inf, name))
-    return found
+        yield (share if math.isfinite(share) else math.inf), name
 
 
-def rounding(records: Sequence[Record], steps: Sequence[int] | None = None) -> float | None:
-    """Tells how far float32 drives the loop over nodes from its float64 run, without batching.
+def rounding(records: Sequence[bench.Record], steps: Sequence[int] | None = None) -> float | None:
+    """Return how far float32 drives the loop over nodes from float64, without batching.
 
-    Args:
-        records: What :func:`run` gave.
-        steps: Steps to look at; all if left out.
-
-    Returns:
-        The largest relative difference of a loss; None if one precision was not run.
+    It is the largest relative difference of a loss, of some steps or all; None if one precision
+    was not run.
     """
     losses: dict[str, dict[int, float]] = {name: {} for name in DTYPES}
     for record in records:
@@ -257,16 +208,10 @@ def rounding(records: Sequence[Record], steps: Sequence[int] | None = None) -> f
     return max((relative(found[s], wanted[s]) for s in shared), default=None)
 
 
-def agreement(records: Sequence[Record], summary: Record) -> tuple[bool | None, str]:
-    """Judges one run by the limit for its precision.
+def agreement(records: Sequence[bench.Record], summary: bench.Record) -> tuple[bool | None, str]:
+    """Return whether a run is within the limit for its precision, and the limit in words.
 
-    Args:
-        records: What :func:`run` gave.
-        summary: The record to judge, of phase ``"summary"``.
-
-    Returns:
-        Whether it is within the limit, and the limit in words; None where float32 was run alone,
-        which leaves it without a yardstick.
+    The verdict is None for float32 without float64, which leaves it without a yardstick.
     """
     if summary["case"] == "float64":
         return summary["difference"] <= LIMIT_FLOAT64, f"limit {LIMIT_FLOAT64:g}"
@@ -278,53 +223,41 @@ def agreement(records: Sequence[Record], summary: Record) -> tuple[bool | None, 
     return summary["difference"] <= limit, words
 
 
-def agrees(records: Sequence[Record]) -> bool:
-    """Tells whether all runs are within the limits for their precision.
-
-    Args:
-        records: What :func:`run` gave.
-
-    Returns:
-        False if one is not; a run without a limit is no reason.
-    """
+def passed(records: Sequence[bench.Record]) -> bool:
+    """Return whether no run exceeds the limit for its precision."""
     summaries = [record for record in records if record["phase"] == "summary"]
     return all(agreement(records, summary)[0] is not False for summary in summaries)
 
 
-def report(records: Sequence[Record]) -> str:
-    """Writes a table of losses and one line a precision and mode.
-
-    Args:
-        records: What :func:`run` gave.
-
-    Returns:
-        The text.
-    """
-    first = records[0]
-    keys = list(grouped(records, "case", "mode"))
-    steps = sorted({record["step"] for record in records if record["phase"] == "loss"})
-    rows = []
-    for step in steps[:: math.ceil(len(steps) / 50)]:
-        found = [find(records, case=c, mode=m, phase="loss", step=step) or {} for c, m in keys]
-        differences = [number(record.get("difference"), ".1e") for record in found]
-        loss = number(found[0].get("reference_loss"), ".6f")
-        rows.append([str(step), loss, *differences, number(rounding(records, [step]), ".1e")])
-    title = (
-        f"fidelity: summed loss of batch {first['batch']}, {first['units']} units "
-        f"({first['data']}, dropout off, {first['threads']} threads, {first['device']})"
-    )
-    header = [
-        "step",
-        f"loss, {REFERENCE}",
-        *(f"{mode}, {case}" for case, mode in keys),
-        "rounding, float32",
+def report(records: Sequence[bench.Record]) -> Iterator[str]:
+    """Write a table of losses and one line per precision and mode."""
+    losses = [record for record in records if record["phase"] == "loss"]
+    steps = bench.grouped(losses, "step")
+    columns = {
+        "step": bench.cell("step"),
+        f"loss, {REFERENCE}": bench.cell("reference_loss", form=".6f"),
+    }
+    for case, mode in bench.grouped(records, "case", "mode"):
+        columns[f"{mode}, {case}"] = bench.cell(f"{mode}, {case}", form=".1e")
+    columns["rounding, float32"] = bench.cell("rounding", form=".1e")
+    rows = [
+        {
+            **mine[0],
+            **{f"{r['mode']}, {r['case']}": r["difference"] for r in mine},
+            "rounding": rounding(mine),
+        }
+        for mine in list(steps.values())[:: math.ceil(len(steps) / 50)]
     ]
-    lines = [table(title, header, rows)]
+    title = (
+        "fidelity: summed loss of batch {batch}, {units} units "
+        "({data}, dropout off, {threads} threads, {device})"
+    ).format_map(records[0])
     summaries = [record for record in records if record["phase"] == "summary"]
-    return "\n".join([*lines, *(_summary_line(records, summary) for summary in summaries)])
+    lines = [_summary_line(records, summary) for summary in summaries]
+    yield "\n".join([bench.table(title, rows, columns), *lines])
 
 
-def _summary_line(records: Sequence[Record], summary: Record) -> str:
+def _summary_line(records: Sequence[bench.Record], summary: bench.Record) -> str:
     agrees, limit = agreement(records, summary)
     verdict = {True: "agree", False: "DO NOT AGREE", None: "differ"}[agrees]
     return (
@@ -335,29 +268,17 @@ def _summary_line(records: Sequence[Record], summary: Record) -> str:
     )
 
 
-def draw(records: Sequence[Record], path: Path) -> Path:
-    """Draws the relative difference of the losses over the steps.
-
-    Args:
-        records: What :func:`run` gave.
-        path: File to write.
-
-    Returns:
-        The path.
-    """
-    # No difference at all has no place on a logarithmic axis.
+def panels(records: Sequence[bench.Record]) -> Iterator[bench.Panel]:
+    """Draw the relative difference of the losses over the steps."""
+    # A logarithmic axis cannot show zero.
     losses = [
         record | {"difference": max(record["difference"], 1e-17)}
         for record in records
         if record["phase"] == "loss"
     ]
     labels = ("step", "relative difference of the loss")
-    return draw_panels([Panel(losses, "{case}, {mode}", "step", "difference", labels, "y")], path)
+    yield bench.Panel(losses, "{case}, {mode}", "step", "difference", labels, "y")
 
 
 if __name__ == "__main__":
-    import sys
-
-    from benchmarks.command import main
-
-    sys.exit(main(["fidelity", *sys.argv[1:]]))
+    sys.exit(bench.main(sys.modules[__name__]))

@@ -1,74 +1,118 @@
-"""Find the molecules that the benchmarks of molecules run on."""
+"""The molecules of the benchmarks, and DeepChem, which runs in an environment of its own."""
 
 import argparse
+import json
+import subprocess
+import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
+import torch
+
+from benchmarks import bench, deepchem_probe
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.molecules.data import MoleculeData
 from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
 from pyg_dynbatch.molecules.files import RawMolecule, read_molecules
 from pyg_dynbatch.molecules.rdkit_access import MoleculeError, rdkit_data_folder
 
-NCI = "nci"
+DEEPCHEM = "deepchem's own"
 
 
 def sources(options: argparse.Namespace) -> Iterator[tuple[str, list[RawMolecule]]]:
-    """Reads the molecules of every case: those that come with RDKit, and the files asked for.
-
-    Args:
-        options: ``files`` and ``molecules``, the largest number of each; None for all.
-
-    Yields:
-        The name of a case and its records.
-
-    Example:
-        >>> options = argparse.Namespace(files=[], molecules=2)
-        >>> [(name, [record.smiles for record in records]) for name, records in sources(options)]
-        [('nci', ['CC1=CC(=O)C=CC1=O', 'S(SC1=NC2=CC=CC=C2S1)C3=NC4=C(S3)C=CC=C4'])]
-    """
-    yield NCI, _first(rdkit_data_folder() / "NCI" / "first_5K.smi", options.molecules)
-    for path in options.files:
-        yield Path(path).stem, _first(path, options.molecules)
-
-
-def _first(path: Path, count: int | None) -> list[RawMolecule]:
-    return list(islice(read_molecules(path), count))
+    """Read the molecules that come with RDKit, and those of every file given."""
+    paths = {"nci": rdkit_data_folder() / "NCI" / "first_5K.smi"}
+    paths |= {path.stem: path for path in options.files}
+    for case, path in paths.items():
+        yield case, list(islice(read_molecules(path), options.molecules))
 
 
 def usable(
     records: list[RawMolecule], featurizer: MoleculeFeaturizer
 ) -> tuple[list[RawMolecule], list[MoleculeData]]:
-    """Leaves out the records that are no molecules.
-
-    Args:
-        records: The records.
-        featurizer: Tells by trying.
-
-    Returns:
-        The others, and what became of them.
-
-    Raises:
-        ValueError: If none is left.
-
-    Example:
-        >>> records = [RawMolecule(0, "a:1", "CO"), RawMolecule(1, "a:2", "C(")]
-        >>> len(usable(records, MoleculeFeaturizer())[0])
-        1
-    """
+    """Return the records that are molecules, and their features; raise if there are none."""
     kept, molecules = [], []
     for record in records:
         try:
             molecule = featurizer(record.smiles or "")
         except MoleculeError:
             continue
-        # DeepChem cannot do without atoms.
+        # DeepChem needs at least one atom.
         if molecule.num_nodes:
             kept.append(record)
             molecules.append(molecule)
     if not kept:
-        raise mismatch(
-            ValueError, "bench: no record is a molecule", "SMILES", f"{len(records)} others"
-        )
+        what, got = "no record is a molecule", f"{len(records)} other records"
+        raise mismatch(ValueError, what, "SMILES", got)
     return kept, molecules
+
+
+class DeepChem:
+    """DeepChem in another interpreter: one request after another, timed there."""
+
+    def __init__(self, python: Path) -> None:
+        self._python = python
+        # Closed with the process. A pipe would fill up with DeepChem's messages and block it.
+        self._log = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115
+        self._process = subprocess.Popen(
+            [str(python), "-u", str(deepchem_probe.__file__)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+        )
+        self.facts: dict[str, Any] = {}
+
+    def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
+        """Call a method of the probe; raise if it fails."""
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None and stdout is not None
+        try:
+            stdin.write(json.dumps({"do": do, **arguments}) + "\n")
+            stdin.flush()
+            line = stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        answer: dict[str, Any] = json.loads(line) if line else {"error": self._last_message()}
+        if "error" in answer:
+            what, expected = f"DeepChem did not {do}", "an interpreter with DeepChem, RDKit, torch"
+            hint = "the installation in docs/benchmarks.md"
+            got = answer["error"]
+            raise mismatch(RuntimeError, what, expected, got, where=self._python, hint=hint)
+        return answer
+
+    def contender(self, do: str, phase: str) -> bench.Contender:
+        """Return a contender whose time is measured by the probe."""
+
+        def run(lap: bench.Stopwatch) -> None:
+            lap.seconds[phase] = self.ask(do)["seconds"]
+
+        return run
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.communicate(timeout=60)
+        self._log.close()
+
+    def _last_message(self) -> str:
+        self._process.wait(timeout=60)
+        self._log.seek(0)
+        lines = self._log.read().strip().splitlines()
+        return lines[-1] if lines else f"it ended with {self._process.returncode}"
+
+
+@contextmanager
+def deepchem(options: argparse.Namespace) -> Iterator[DeepChem | None]:
+    """Start DeepChem if its interpreter is given, and end it afterwards."""
+    if options.deepchem_python is None:
+        yield None
+        return
+    process = DeepChem(options.deepchem_python)
+    try:
+        process.facts = process.ask("begin", threads=torch.get_num_threads())
+        yield process
+    finally:
+        process.close()

@@ -1,65 +1,503 @@
-"""The same trees through what a user would otherwise write or install."""
+"""The same trees through what a user would otherwise write or install.
+
+One binary Tree-LSTM on random trees: a recursive loop over nodes, a loop over levels in PyG,
+padding, and DGL, torchfold and DyNet where they can be imported. Roots and gradients are compared
+first.
+"""
 
 import argparse
-from collections.abc import Sequence
+import os
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
+from importlib import import_module
+from types import ModuleType, SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, one_hot
+from torch.nn.utils.rnn import pad_sequence
+from torch_geometric.data import Batch
+from torch_geometric.nn import MessagePassing
 
-from benchmarks.figures import Panel, draw_panels
-from benchmarks.peers_packages import import_peers
-from benchmarks.peers_ways import EVERY_LEAF, OURS, PLAIN, RECURSIVE, Peer, PeerModel, PeerTree
-from benchmarks.protocol import (
-    Contender,
-    Rounds,
-    Stopwatch,
-    assert_agreement,
-    interleave,
-    join_rounds,
-    scaled,
-)
-from benchmarks.records import (
-    Record,
-    by_phase,
-    grouped,
-    machine,
-    make_record,
-    number,
-    phase_records,
-    table,
-)
-from benchmarks.shapes import frequent_words
-from benchmarks.table1_trees import Shape
+from benchmarks import bench
+from benchmarks.tree_lstm import State, Weights, root_state
+from benchmarks.trees import Shape, frequent_words
+from pyg_dynbatch.nn.recursive import NaryTreeLSTM
+from pyg_dynbatch.trees.collate import Collater
+from pyg_dynbatch.trees.data import DynTreeData
+from pyg_dynbatch.trees.models import TreeEncoder
 
-TRAIN = ("forward", "backward")
-PREPARED = {"prepare": ("prepare",)}
+OURS, EVERY_LEAF = "pyg_dynbatch", "pyg_dynbatch, every leaf"
+RECURSIVE, LEVELS, PADDED = "recursive loop", "PyG level loop", "padded"
+PACKAGES = ("DGL", "torchfold", "DyNet")
+PEERS = (EVERY_LEAF, RECURSIVE, LEVELS, PADDED, *PACKAGES)
+
+PREPARED = bench.phases("prepare")
 COMPARED = {
-    "inference": ("inference",),
-    "train": TRAIN,
+    **bench.phases("inference", train=bench.TRAIN),
     "inference, end to end": ("prepare", "inference"),
-    "train, end to end": ("prepare", *TRAIN),
+    "train, end to end": ("prepare", *bench.TRAIN),
 }
 PHASES = PREPARED | COMPARED
-"""What is reported, and the timed phases it is the sum of; prepare makes the batch."""
+"""Preparing makes the batch."""
 
 SHOWN = ("train", "inference", "train, end to end", "inference, end to end")
-LEFT_OUT = "left out"
 
 _LEAST = 16
 """Trees of one run: small mini-batches come several in a row, as they do in training."""
 
 
-class Bench:
-    """Times one width on trees of one size.
+def add_options(parser: bench.Options) -> None:
+    """Declare the options."""
+    parser.choices("--peers", PEERS)
+    parser.counts("--batch-sizes", [1, 32, 128, 256])
+    parser.counts("--leaves", [20, 128], "of a tree", least=2)
+    parser.counts("--units", [150, 300])
+    parser.count("--words", 21_702, "(default: 21702)", least=2)
+    parser.count("--loop-trees", 8, "trees of a batch that the recursive loop runs (default: 8)")
+    parser.common(batches=1, seed=0, budget=120.0, repeats=5)
 
-    Args:
-        options: Of the command line.
-        leaves: Leaves of a tree.
-        units: Width.
-        device: Where the model runs.
+
+class PeerTree(NamedTuple):
+    """One tree in the forms that the peers read."""
+
+    shape: Shape
+    tokens: list[int]  # a word for every node, -1 for inner nodes
+    data: DynTreeData
+
+    @classmethod
+    def of(cls, shape: Shape, words: Tensor) -> "PeerTree":
+        """Make a tree with one word per leaf."""
+        data = shape.example(words)
+        return cls(shape, data.token.tolist(), data)
+
+
+class PeerModel(nn.Module):
+    """The weights that all peers share: an embedding and a binary Tree-LSTM."""
+
+    direction: Tensor
+
+    def __init__(self, words: int, units: int) -> None:
+        super().__init__()
+        # Sparse gradients, so that a batch touches only its own words, whichever peer runs it.
+        self.encoder = TreeEncoder(words, units, NaryTreeLSTM(units, units), sparse_embedding=True)
+        self.units = units
+        # The loss is the sum over the roots of their products with this row.
+        self.register_buffer("direction", torch.linspace(-1.0, 1.0, units))
+
+    @property
+    def words(self) -> nn.Embedding:
+        """The embedding."""
+        embedding = self.encoder.embedding
+        assert embedding is not None
+        return embedding
+
+    def weights(self) -> Weights:
+        """Return the matrices and biases in the order u, i, o, f, f."""
+        return Weights.of(self.encoder.layer.cell)
+
+
+class Peer(ABC):
+    """One way to compute the roots of some trees."""
+
+    def __init__(self, model: PeerModel) -> None:
+        self.model = model
+        self.device = model.direction.device
+
+    def prepare(self, trees: Sequence[PeerTree]) -> Any:
+        """Make a batch; what is made here needs no weights."""
+        return trees
+
+    @abstractmethod
+    def roots(self, batch: Any) -> Tensor:
+        """Compute the hidden rows of the roots, ``[tree, unit]``."""
+
+    def run(self, trees: Sequence[PeerTree], lap: bench.Stopwatch) -> None:
+        """Time making the batch, both passes, and inference."""
+        self.model.zero_grad()
+        lap.skip()
+        batch = self.prepare(trees)
+        lap("prepare")
+        bench.time_passes(
+            lap, lambda: self._loss(self.roots(batch)), infer=lambda: self.roots(batch)
+        )
+
+    def results(self, trees: Sequence[PeerTree]) -> list[Tensor]:
+        """Return the roots and the gradients of all parameters, for comparison."""
+        roots = self.roots(self.prepare(trees))
+        return [roots.detach(), *bench.gradients(self._loss(roots), self.model.parameters())]
+
+    def _loss(self, roots: Tensor) -> Tensor:
+        return (roots * self.model.direction).sum()
+
+
+class Ours(Peer):
+    """The encoder of this package."""
+
+    def prepare(self, trees: Sequence[PeerTree]) -> Any:
+        """Collate, with the schedule."""
+        return Collater(arity=2)([tree.data for tree in trees]).to(self.device)
+
+    def roots(self, batch: Any) -> Tensor:
+        """Run the encoder."""
+        return self.model.encoder(batch, nodes=batch.root_index)
+
+
+class EveryLeaf(Ours):
+    """The layer of this package on every leaf, equal words or not."""
+
+    def roots(self, batch: Any) -> Tensor:
+        """Look up every leaf and run the layer."""
+        schedule = batch.schedule
+        inputs = self.model.words(batch.token.index_select(0, schedule.input_node))
+        layer = self.model.encoder.layer
+        return layer(inputs, batch.edge_index, schedule, nodes=batch.root_index)
+
+
+class RecursiveLoop(Peer):
+    """A function for a node that calls itself for the children."""
+
+    def roots(self, batch: Sequence[PeerTree]) -> Tensor:
+        """Visit every tree; its words are looked up at once, to the loop's advantage."""
+        weights, roots = self.model.weights(), []
+        for tree in batch:
+            leaves = tree.shape.leaves
+            token = torch.tensor([tree.tokens[node] for node in leaves], device=self.device)
+            rows = dict(zip(leaves, self.model.words(token).split(1), strict=True))
+            roots.append(_visit(0, tree.shape.children, rows, weights)[0])
+        return torch.cat(roots)
+
+
+def _visit(
+    node: int, children: list[tuple[int, ...]], rows: Mapping[int, Tensor], weights: Weights
+) -> State:
+    if not children[node]:
+        return weights.leaves(rows[node])
+    left, right = (_visit(child, children, rows, weights) for child in children[node])
+    return weights.join(left, right)
+
+
+class _ChildRows(MessagePassing):
+    """Bring the states of the children to their parents, each in the place of its slot."""
+
+    def __init__(self) -> None:
+        super().__init__(aggr="add")
+
+    def forward(self, state: Tensor, edge_index: Tensor, slot: Tensor) -> Tensor:
+        return self.propagate(edge_index, state=state, slot=slot)
+
+    def message(self, state_j: Tensor, slot: Tensor) -> Tensor:
+        place = one_hot(slot, 2).to(state_j.dtype)
+        return (place[:, :, None] * state_j[:, None]).flatten(1)
+
+
+class LevelLoop(Peer):
+    """Message passing of PyG level by level, edges and nodes of a level chosen by masks.
+
+    Reference:
+        The advice of PyG's maintainers, https://github.com/pyg-team/pytorch_geometric/issues/121.
     """
+
+    def __init__(self, model: PeerModel) -> None:
+        super().__init__(model)
+        self.gather = _ChildRows()
+
+    def prepare(self, trees: Sequence[PeerTree]) -> Any:
+        """Make a batch of PyG; the depths are known beforehand, as the advice assumes."""
+        return Batch.from_data_list([tree.data for tree in trees]).to(self.device)
+
+    def roots(self, batch: Any) -> Tensor:
+        """Loop over the levels; all nodes have a row in the state from the start."""
+        weights, units = self.model.weights(), self.model.units
+        leaf = batch.token >= 0
+        first = torch.cat(weights.leaves(self.model.words(batch.token[leaf])), 1)
+        state = first.new_zeros(batch.num_nodes, 2 * units)
+        state = state.masked_scatter(leaf[:, None], first)
+        for level in range(1, int(batch.depth.max()) + 1):
+            nodes = batch.depth == level
+            edges = nodes[batch.edge_index[1]]
+            both = self.gather(state, batch.edge_index[:, edges], batch.child_slot[edges])[nodes]
+            h_left, c_left, h_right, c_right = both.chunk(4, 1)
+            new = weights.join((h_left, c_left), (h_right, c_right))
+            state = state.masked_scatter(nodes[:, None], torch.cat(new, 1))
+        return state[batch.root_index, :units]
+
+
+class PaddedBatch(NamedTuple):
+    """Trees as rectangles, one per level, each as wide as the widest tree there."""
+
+    token: Tensor  # words of the leaves, [tree, place]; 0 for padding
+    levels: list[Tensor]  # places of the children, [tree, place, 2], of every other level
+    filled: list[Tensor]  # which places of every level are nodes, [tree, place, 1]
+    root: Tensor  # place of each root among all levels of its tree
+
+
+class Padded(Peer):
+    """Pad every level to its widest tree and mask the padding."""
+
+    def prepare(self, trees: Sequence[PeerTree]) -> PaddedBatch:
+        """Lay out the nodes of every tree level by level."""
+        places: list[dict[int, int]] = [{} for _ in trees]
+        filled, values, start = [], [], 0
+        for level in range(int(max(tree.data.depth.max() for tree in trees)) + 1):
+            nodes = [(tree.data.depth == level).nonzero().flatten().tolist() for tree in trees]
+            filled.append(_padded([[[True]] * len(here) for here in nodes], 1, torch.bool))
+            read = [
+                [[place[c] for c in tree.shape.children[k]] or [tree.tokens[k]] for k in here]
+                for tree, place, here in zip(trees, places, nodes, strict=True)
+            ]
+            values.append(_padded(read, 2 if level else 1, torch.int64))
+            for place, here in zip(places, nodes, strict=True):
+                place.update(zip(here, range(start, start + len(here)), strict=True))
+            start += filled[-1].size(1)
+        token, *levels = (each.to(self.device) for each in values)
+        root = torch.tensor([place[0] for place in places], device=self.device)
+        return PaddedBatch(token[:, :, 0], levels, [each.to(self.device) for each in filled], root)
+
+    def roots(self, batch: PaddedBatch) -> Tensor:
+        """Compute rectangle after rectangle."""
+        weights = self.model.weights()
+        tree = torch.arange(batch.token.size(0), device=self.device)
+        hidden, memory = (
+            torch.where(batch.filled[0], part, 0.0)
+            for part in weights.leaves(self.model.words(batch.token))
+        )
+        for below, filled in zip(batch.levels, batch.filled[1:], strict=True):
+            both = hidden[tree[:, None, None], below].flatten(2)
+            left, right = memory[tree[:, None, None], below].unbind(2)
+            new = (torch.where(filled, part, 0.0) for part in weights.inner(both, left, right))
+            hidden, memory = (
+                torch.cat(parts, 1) for parts in zip((hidden, memory), new, strict=True)
+            )
+        return hidden[tree, batch.root]
+
+
+def _padded(rows: Sequence[list[Any]], width: int, dtype: torch.dtype) -> Tensor:
+    tensors = [torch.tensor(each, dtype=dtype).reshape(-1, width) for each in rows]
+    return pad_sequence(tensors, batch_first=True)
+
+
+class DGLPeer(Peer):
+    """Messages in topological order with DGL, as in its own example of a Tree-LSTM.
+
+    Reference:
+        https://github.com/dmlc/dgl, examples/pytorch/tree_lstm.
+    """
+
+    def __init__(self, model: PeerModel) -> None:
+        super().__init__(model)
+        # Otherwise DGL writes its choice into a file in the home folder.
+        os.environ.setdefault("DGLBACKEND", "pytorch")
+        self.dgl = import_module("dgl")
+
+    def prepare(self, trees: Sequence[PeerTree]) -> Any:
+        """Make a graph of every tree and a batch of the graphs."""
+        graphs = []
+        for tree in trees:
+            edge_index = tree.data.edge_index
+            graph = self.dgl.graph((edge_index[0], edge_index[1]), num_nodes=len(tree.tokens))
+            graph.ndata["token"] = tree.data.token
+            graphs.append(graph)
+        sizes = torch.tensor([len(tree.tokens) for tree in trees])
+        # The root of every tree is its first node.
+        return self.dgl.batch(graphs).to(self.device), (sizes.cumsum(0) - sizes).to(self.device)
+
+    def roots(self, batch: Any) -> Tensor:
+        """Propagate from the leaves to the roots."""
+        graph, roots = batch
+        graph = graph.local_var()
+        weights, units = self.model.weights(), self.model.units
+        token = graph.ndata["token"]
+        leaf = (token >= 0)[:, None]
+        rows = linear(self.model.words(token.clamp(min=0)), weights.leaf)
+        graph.ndata["gates"] = rows * leaf + weights.leaf_bias
+        graph.ndata["h"] = rows.new_zeros(token.size(0), units)
+        graph.ndata["c"] = rows.new_zeros(token.size(0), units)
+
+        def send(edges: Any) -> dict[str, Tensor]:
+            return {"h": edges.src["h"], "c": edges.src["c"]}
+
+        def receive(nodes: Any) -> dict[str, Tensor]:
+            gates = linear(nodes.mailbox["h"].flatten(1), weights.hidden, weights.bias)
+            forget = torch.sigmoid(gates[:, 3 * units :].unflatten(1, (2, units)))
+            return {"gates": gates[:, : 3 * units], "c": (forget * nodes.mailbox["c"]).sum(1)}
+
+        def apply(nodes: Any) -> dict[str, Tensor]:
+            u, i, o = nodes.data["gates"].chunk(3, 1)
+            memory = torch.sigmoid(i) * torch.tanh(u) + nodes.data["c"]
+            return {"h": torch.sigmoid(o) * torch.tanh(memory), "c": memory}
+
+        self.dgl.prop_nodes_topo(graph, send, receive, apply_node_func=apply)
+        return graph.ndata["h"].index_select(0, roots)
+
+
+class TorchFoldPeer(Peer):
+    """torchfold, which batches the recorded calls of every tree and computes equal leaves once.
+
+    torchfold 0.1 looks for a class that torch lost after version 0.3; it is given the present one.
+    """
+
+    def __init__(self, model: PeerModel) -> None:
+        super().__init__(model)
+        module = import_module("torchfold.torchfold")
+        patched = ModuleType("torch")
+        patched.__dict__.update(vars(torch))
+        vars(patched)["tensor"] = SimpleNamespace(_TensorBase=Tensor)
+        vars(module)["torch"] = patched
+        self.fold = module.Fold
+
+    def roots(self, batch: Sequence[PeerTree]) -> Tensor:
+        """Record all trees, then run them."""
+        fold = self.fold(cuda=self.device.type == "cuda")
+        weights = self.model.weights()
+        roots = []
+        for tree in batch:
+            leaf = partial(_record_leaf, fold, tree.tokens)
+            roots.append(root_state(tree.shape, leaf, partial(_record_inner, fold))[0])
+        # torchfold calls the functions of a model by the names that were recorded.
+        functions = SimpleNamespace(
+            leaf=lambda token: weights.leaves(self.model.words(token)),
+            inner=lambda h1, c1, h2, c2: weights.join((h1, c1), (h2, c2)),
+        )
+        found: list[Tensor] = fold.apply(functions, [roots])
+        return found[0]
+
+
+def _record_leaf(fold: Any, tokens: Sequence[int], node: int) -> Any:
+    return fold.add("leaf", tokens[node]).split(2)
+
+
+def _record_inner(fold: Any, left: Any, right: Any) -> Any:
+    return fold.add("inner", *left, *right).split(2)
+
+
+_DYNET_POOLS = "4096,4096,512,1024"
+"""MB for values, gradients, parameters and scratch: with autobatching they cannot grow."""
+
+
+class DyNetPeer(Peer):
+    """One expression per batch, which DyNet batches itself, on the CPU.
+
+    The weights are copied when the peer is made.
+    """
+
+    def __init__(self, model: PeerModel) -> None:
+        super().__init__(model)
+        import_module("dynet_config").set(autobatch=1, mem=_DYNET_POOLS)
+        self.dy = dy = import_module("dynet")
+        self.store = dy.ParameterCollection()
+        self.words = self.store.lookup_parameters_from_numpy(_numpy(model.words.weight))
+        self.weights = [self.store.parameters_from_numpy(_numpy(each)) for each in model.weights()]
+        # A step of length 0 resets the gradients of DyNet.
+        self.trainer = dy.SimpleSGDTrainer(self.store, learning_rate=0.0)
+
+    def roots(self, batch: Sequence[PeerTree]) -> Tensor:
+        """Build the expressions and run them."""
+        found = self.dy.concatenate_to_batch(self._build(batch)).npvalue()
+        return torch.from_numpy(found.reshape(self.model.units, -1).T.copy()).float()
+
+    def _build(self, batch: Sequence[PeerTree]) -> list[Any]:
+        dy, units = self.dy, self.model.units
+        dy.renew_cg()
+        leaf_weight, leaf_bias, hidden, bias = self.weights
+
+        def gate(gates: Any, number: int, activate: Any = dy.logistic) -> Any:
+            return activate(dy.pick_range(gates, number * units, (number + 1) * units))
+
+        def state(gates: Any, kept: Any = None) -> tuple[Any, Any]:
+            memory = dy.cmult(gate(gates, 1), gate(gates, 0, dy.tanh))
+            memory = memory if kept is None else memory + kept
+            return dy.cmult(gate(gates, 2), dy.tanh(memory)), memory
+
+        def leaf(tokens: Sequence[int], node: int) -> tuple[Any, Any]:
+            return state(dy.affine_transform([leaf_bias, leaf_weight, self.words[tokens[node]]]))
+
+        def join(left: tuple[Any, Any], right: tuple[Any, Any]) -> tuple[Any, Any]:
+            both = dy.concatenate([left[0], right[0]])
+            gates = dy.affine_transform([bias, hidden, both])
+            return state(
+                gates, dy.cmult(gate(gates, 3), left[1]) + dy.cmult(gate(gates, 4), right[1])
+            )
+
+        return [root_state(tree.shape, partial(leaf, tree.tokens), join)[0] for tree in batch]
+
+    def _expression(self, trees: Sequence[PeerTree]) -> Any:
+        dy = self.dy
+        roots = self._build(trees)
+        direction = dy.inputTensor(_numpy(self.model.direction))
+        return dy.esum([dy.sum_elems(dy.cmult(root, direction)) for root in roots])
+
+    def run(self, trees: Sequence[PeerTree], lap: bench.Stopwatch) -> None:
+        """Time both passes and inference, each with its expressions."""
+        lap.skip()
+        lap("prepare")
+        loss = self._expression(trees)
+        loss.value()
+        lap("forward")
+        loss.backward()
+        lap("backward")
+        self.trainer.update()
+        lap.skip()
+        self.roots(trees)
+        lap("inference")
+
+    def results(self, trees: Sequence[PeerTree]) -> list[Tensor]:
+        """Return the roots and the gradients, in the order of the parameters of the model."""
+        roots = self.roots(trees)
+        loss = self._expression(trees)
+        loss.value()
+        loss.backward()
+        words, leaf, leaf_bias, hidden, bias = (
+            torch.from_numpy(each.grad_as_array()).float() for each in (self.words, *self.weights)
+        )
+        self.trainer.update()
+        # The model has weights for the forget gate of a leaf, which has no gradient, and one bias
+        # for both forget gates.
+        units = self.model.units
+        none = torch.zeros(units, leaf.size(1))
+        shared = bias[3 * units :].view(2, units).sum(0)
+        both = torch.cat([bias[: 3 * units] + leaf_bias, shared])
+        return [roots, words, torch.cat([leaf, none]), hidden, both]
+
+
+def _numpy(rows: Tensor) -> Any:
+    return rows.detach().cpu().numpy()
+
+
+WAYS: dict[str, Callable[[PeerModel], Peer]] = {
+    OURS: Ours,
+    EVERY_LEAF: EveryLeaf,
+    RECURSIVE: RecursiveLoop,
+    LEVELS: LevelLoop,
+    PADDED: Padded,
+    "DGL": DGLPeer,
+    "torchfold": TorchFoldPeer,
+    "DyNet": DyNetPeer,
+}
+
+
+def make_peers(model: PeerModel, names: Sequence[str]) -> tuple[dict[str, Peer], dict[str, str]]:
+    """Make the peers; for a package that cannot be imported, return why."""
+    peers: dict[str, Peer] = {}
+    missing: dict[str, str] = {}
+    for name in names:
+        if name == "DyNet" and model.direction.device.type != "cpu":
+            missing[name] = "runs here on the CPU only"
+            continue
+        try:
+            peers[name] = WAYS[name](model)
+        # A package built for another torch fails in many ways while it is imported.
+        except (ImportError, OSError, AttributeError, RuntimeError) as error:
+            missing[name] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    return peers, missing
+
+
+class Case:
+    """One width on trees of one size."""
 
     def __init__(
         self, options: argparse.Namespace, leaves: int, units: int, device: torch.device
@@ -68,185 +506,112 @@ class Bench:
         self.generator = np.random.default_rng(options.seed)
         torch.manual_seed(options.seed)
         self.model = PeerModel(options.words, units).to(device)
-        plain = {name: way(self.model) for name, way in PLAIN.items() if name in options.peers}
-        self.peers: dict[str, Peer] = {OURS: PLAIN[OURS](self.model), **plain}
-        packages = [name for name in options.peers if name not in PLAIN]
-        found, self.missing = import_peers(self.model, packages)
-        self.peers |= found
-        self.case = {
-            "bench": "peers",
-            "case": f"{leaves} leaves, {units} units",
-            "leaves": leaves,
-            "units": units,
-            **machine(device),
-        }
+        names = [name for name in WAYS if name == OURS or name in options.peers]
+        self.peers, self.missing = make_peers(self.model, names)
+        self.common = {"case": f"{leaves} leaves, {units} units", "leaves": leaves, "units": units}
 
     def draw_trees(self, count: int) -> list[PeerTree]:
-        """Draws trees of random shape; the frequency of a word falls off as 1 / rank."""
+        """Draw trees of random shape; the frequency of a word falls off as 1 / rank."""
         trees = []
         for _ in range(count):
             shape = Shape.draw("random", self.leaves, self.generator)
-            data = shape.example(frequent_words(self.leaves, self.options.words, self.generator))
-            trees.append(PeerTree(shape, data.token.tolist(), data))
+            words = frequent_words(self.leaves, self.options.words, self.generator)
+            trees.append(PeerTree.of(shape, words))
         return trees
 
     def check(self) -> None:
-        """Compares roots and gradients of all peers on a few trees.
-
-        Raises:
-            RuntimeError: If they differ; the recursive loop is right.
-        """
+        """Compare roots and gradients of all peers with those of the recursive loop."""
         trees = self.draw_trees(3)
-        wanted = PLAIN[RECURSIVE](self.model).results(trees)
+        wanted = RecursiveLoop(self.model).results(trees)
         for name, peer in self.peers.items():
-            assert_agreement(name, wanted, peer.results(trees))
+            bench.assert_agreement(name, wanted, peer.results(trees))
 
-    def measure(self, batch: int) -> list[Record]:
-        """Measures one batch size.
-
-        Args:
-            batch: Trees at once.
-
-        Returns:
-            The records.
-        """
-        in_a_row = max(1, _LEAST // batch)
-        parts = [
-            self._time([self.draw_trees(batch) for _ in range(in_a_row)])
-            for _ in range(self.options.batches)
-        ]
-        rounds = join_rounds(parts)
-        where = self.case | {"batch": batch}
-        found = []
+    def measure(self, size: int) -> Iterator[bench.Record]:
+        """Measure one batch size."""
+        few = min(size, self.options.loop_trees)
+        batches = (self._contenders(size, few) for _ in range(self.options.batches))
+        rounds, _ = bench.interleave_batches(batches, self.options, self.device)
+        common = self.common | {"batch": size}
         for name, mine in rounds.items():
-            scale = {"scaled_by": batch / self._few(batch)} if name == RECURSIVE else {}
-            more: Record = {"repeats": len(mine), **scale}
+            more: bench.Record = {"repeats": len(mine)}
+            if name == RECURSIVE:
+                more["scaled_by"] = size / few
             base = () if name == OURS else (rounds[OURS], OURS)
-            found += phase_records(where, name, mine, PREPARED, **more)
-            found += phase_records(where, name, mine, COMPARED, *base, **more)
+            yield from bench.phase_records(common, name, mine, PREPARED, **more)
+            yield from bench.phase_records(common, name, mine, COMPARED, *base, **more)
         for name, reason in self.missing.items():
-            found.append(make_record(where, name, LEFT_OUT, reason=reason))
-        return found
+            yield bench.make_record(common, name, bench.LEFT_OUT, reason=reason)
 
-    def _few(self, batch: int) -> int:
-        return min(batch, self.options.loop_trees)
-
-    def _time(self, batches: list[list[PeerTree]]) -> dict[str, Rounds]:
-        """Times mini-batches one after another, as in training; gives the time of one."""
-        batch = len(batches[0])
-        few = [trees[: self._few(batch)] for trees in batches]
-        contenders: dict[str, Contender] = {
-            name: partial(_run, peer, few if name == RECURSIVE else batches)
+    def _contenders(
+        self, size: int, few: int
+    ) -> tuple[dict[str, bench.Contender], dict[str, float]]:
+        """Run mini-batches one after another, as in training; the time is that of one."""
+        batches = [self.draw_trees(size) for _ in range(max(1, _LEAST // size))]
+        contenders = {
+            name: bench.scaled(partial(_run, peer, batches), 1 / len(batches))
             for name, peer in self.peers.items()
         }
-        rounds = interleave(
-            contenders, repeats=self.options.repeats, device=self.device, budget=self.options.budget
-        )
-        # The recursive loop takes one tree after another, so a few stand for the batch.
-        scale = dict.fromkeys(rounds, 1.0) | {RECURSIVE: batch / self._few(batch)}
-        return {name: scaled(mine, scale[name] / len(batches)) for name, mine in rounds.items()}
+        if RECURSIVE in self.peers:
+            # It runs one tree after another, so a few represent the batch.
+            run = partial(_run, self.peers[RECURSIVE], [trees[:few] for trees in batches])
+            contenders[RECURSIVE] = bench.scaled(run, size / few / len(batches))
+        return contenders, {}
 
 
-def _run(peer: Peer, batches: Sequence[Sequence[PeerTree]], lap: Stopwatch) -> None:
+def _run(peer: Peer, batches: Sequence[Sequence[PeerTree]], lap: bench.Stopwatch) -> None:
     for trees in batches:
         peer.run(trees, lap)
 
 
-def run(options: argparse.Namespace, device: torch.device) -> list[Record]:
-    """Measures all cases.
-
-    Args:
-        options: Of the command line.
-        device: Where the models run.
-
-    Returns:
-        The records, one a peer and phase, and one for every package that is left out.
-    """
-    records = []
+def run(options: argparse.Namespace, device: torch.device) -> list[bench.Record]:
+    """Measure all cases; a package that is left out has a record, too."""
+    records: list[bench.Record] = []
     for leaves in options.leaves:
         for units in options.units:
-            bench = Bench(options, leaves, units, device)
-            bench.check()
-            for batch in options.batch_sizes:
-                records += bench.measure(batch)
+            case = Case(options, leaves, units, device)
+            case.check()
+            for size in options.batch_sizes:
+                records += case.measure(size)
     return records
 
 
-def report(records: Sequence[Record]) -> str:
-    """Writes the records as tables, one a case and batch size.
-
-    Args:
-        records: What :func:`run` gave.
-
-    Returns:
-        The text.
-    """
-    timed = [r for r in records if r["phase"] != LEFT_OUT]
-    parts = [_report_case(mine) for mine in grouped(timed, "case", "batch").values()]
-    parts.append(
-        f"x: time over that of {OURS}; end to end is with making the batch; the recursive loop "
+def report(records: Sequence[bench.Record]) -> Iterator[str]:
+    """Write one table per case and batch size."""
+    title = "peers: {case}, batch {batch} ({threads} threads, {device})"
+    columns = {"peer": bench.cell("mode")}
+    for phase in SHOWN:
+        columns |= bench.phase_cells([phase], "trees/s", "trees_per_second", ".0f")
+        columns |= bench.phase_cells([phase], "x", "ratio")
+    timed = [record for record in records if record["phase"] != bench.LEFT_OUT]
+    yield from bench.tables(timed, ("case", "batch"), title, ("mode",), columns, _best)
+    yield (
+        f"x: time over that of {OURS}; end to end includes making the batch; the recursive loop "
         "runs a few trees\nof each batch, scaled by their number"
     )
-    missing = {r["mode"]: r["reason"] for r in records if r["phase"] == LEFT_OUT}
-    parts += [f"{name} is left out: {reason}" for name, reason in missing.items()]
-    return "\n\n".join(parts)
+    for name, reason in {r["mode"]: r["reason"] for r in records if "reason" in r}.items():
+        yield f"{name} is left out: {reason}"
 
 
-def _report_case(records: Sequence[Record]) -> str:
-    first = records[0]
-    rows = []
-    for (mode,), mine in grouped(records, "mode").items():
-        found = by_phase(mine)
-        speeds = [found[phase]["trees_per_second"] for phase in SHOWN]
-        ratios = [found[phase]["ratio"] for phase in SHOWN]
-        pairs = zip(speeds, ratios, strict=True)
-        rows.append(
-            [mode, *(cell for s, r in pairs for cell in (number(s, ".0f"), number(r, ".2f")))]
-        )
-    header = ["peer", *(cell for phase in SHOWN for cell in (f"{phase} trees/s", "x"))]
-    title = (
-        f"peers: {first['case']}, batch {first['batch']} ({first['threads']} threads, "
-        f"{first['device']})"
-    )
-    return "\n".join([table(title, header, rows), _best(records)])
-
-
-def _best(records: Sequence[Record]) -> str:
-    """Says how far ahead of the best peer this package is, in each phase."""
+def _best(records: Sequence[bench.Record]) -> Iterator[str]:
+    """Write how far ahead of the best peer this package is, in each phase."""
     parts = []
     for phase in SHOWN:
         others = [r for r in records if r["phase"] == phase and r["mode"] not in (OURS, EVERY_LEAF)]
         if others:
             best = min(others, key=lambda record: float(record["ratio"]))
             parts.append(f"{phase} {best['ratio']:.2f} ({best['mode']})")
-    return f"ahead of the best peer: {'; '.join(parts)}" if parts else "no peer but ourselves"
+    if parts:
+        yield f"ahead of the best peer: {'; '.join(parts)}"
 
 
-def draw(records: Sequence[Record], path: Path) -> Path:
-    """Draws trees a second of all peers over the batch size, training and inference.
-
-    Args:
-        records: What :func:`run` gave.
-        path: File to write.
-
-    Returns:
-        The path.
-    """
-    panels = [
-        Panel(
-            [r for r in records if r["phase"] == phase and r["case"] == case],
-            "{mode}", "batch", "trees_per_second", ("batch", "trees a second"), "xy",
-            f"{phase}, {case}",
-        )
-        for case in dict.fromkeys(r["case"] for r in records)
-        for phase in ("train", "inference")
-    ]  # fmt: skip
-    return draw_panels(panels, path)
+def panels(records: Sequence[bench.Record]) -> Iterator[bench.Panel]:
+    """Draw trees per second of all peers over the batch size, training and inference."""
+    labels = ("batch", "trees per second")
+    for (case, phase), mine in bench.grouped(records, "case", "phase").items():
+        if phase in ("train", "inference"):
+            title = f"{phase}, {case}"
+            yield bench.Panel(mine, "{mode}", "batch", "trees_per_second", labels, "xy", title)
 
 
 if __name__ == "__main__":
-    import sys
-
-    from benchmarks.command import main
-
-    sys.exit(main(["peers", *sys.argv[1:]]))
+    sys.exit(bench.main(sys.modules[__name__]))

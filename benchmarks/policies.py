@@ -1,18 +1,20 @@
-"""Steps of every policy against the lower bound, on shapes whose operations take turns."""
+"""Steps of every policy against the lower bound, on shapes whose operations take turns.
+
+Depth, agenda and a learned policy on chains, trees, lattices and typed trees, on mini-batches the
+learned one has not seen.
+"""
 
 import argparse
 import random
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.figures import Panel, draw_panels
-from benchmarks.protocol import Contender, Stopwatch, interleave, median_seconds
-from benchmarks.records import Record, grouped, machine, make_record, number, table
+from benchmarks import bench
 from pyg_dynbatch.core.learned_policy import LearnedPolicy
 from pyg_dynbatch.core.operation import Ragged, Signature
 from pyg_dynbatch.core.program import Program, Value
@@ -24,7 +26,7 @@ BOUND = "lower bound"
 
 
 def chain(generator: random.Random, length: int) -> Program:
-    """Records a recurrent tagger: one cell along the sentence, one label a word."""
+    """Record a recurrent tagger: one cell along the sentence, one label per word."""
     program, state = Program(), None
     cell, label = Signature("cell", (ROW, ROW), (ROW,)), Signature("label", (ROW,), (ROW,))
     for word in range(length):
@@ -34,22 +36,8 @@ def chain(generator: random.Random, length: int) -> Program:
     return program
 
 
-def tree(generator: random.Random, length: int) -> Program:
-    """Records a recursive network: words, and one operation that joins two phrases."""
-    return _joined(generator, length, 1)
-
-
-def typed_tree(generator: random.Random, length: int) -> Program:
-    """Records a recursive network with two operations, each node drawing its own."""
-    return _joined(generator, length, 2)
-
-
-def typed_tree_4(generator: random.Random, length: int) -> Program:
-    """Records a recursive network with four operations, each node drawing its own."""
-    return _joined(generator, length, 4)
-
-
-def _joined(generator: random.Random, length: int, types: int) -> Program:
+def tree(generator: random.Random, length: int, types: int = 1) -> Program:
+    """Record a recursive network whose nodes draw one of ``types`` operations."""
     program, word = Program(), Signature("word", (ROW,), (ROW,))
     joins = [Signature(f"join_{number}", (ROW, ROW), (ROW,)) for number in range(types)]
     phrases: list[Value] = [program.call(word, program.input(ROW, k)) for k in range(length)]
@@ -62,10 +50,10 @@ def _joined(generator: random.Random, length: int, types: int) -> Program:
 
 
 def lattice(generator: random.Random, length: int) -> Program:
-    """Records a lattice network: a cell a character, a cell a word that spans some of them.
+    """Record a lattice network: a cell per character, and a cell per word that spans several.
 
     Every other character begins a word of two to four characters; the character where it ends
-    reads it beside the state before.
+    reads its state as well as the previous one.
 
     Reference:
         Zhang, Yang (2018), arXiv:1805.02023 (the shape only).
@@ -86,7 +74,7 @@ def lattice(generator: random.Random, length: int) -> Program:
 
 
 def turns(generator: random.Random, length: int) -> Program:
-    """Records a chain of two cells that mostly take turns."""
+    """Record a chain of two cells that mostly take turns."""
     cells = [Signature(f"cell_{number}", (ROW,), (ROW,)) for number in range(2)]
     program, kind = Program(), generator.randrange(2)
     state: Any = program.input(ROW, 0)
@@ -102,140 +90,98 @@ SHAPES: dict[str, Callable[[random.Random, int], Program]] = {
     "tree": tree,
     "lattice": lattice,
     "turns": turns,
-    "typed tree": typed_tree,
-    "typed tree 4": typed_tree_4,
+    "typed tree": partial(tree, types=2),
+    "typed tree 4": partial(tree, types=4),
 }
+
+
+def add_options(parser: bench.Options) -> None:
+    """Declare the options."""
+    parser.choices("--shapes", SHAPES)
+    parser.counts("--batch-sizes", [1, 8, 64])
+    parser.count("--fit", 4, "mini-batches to learn from (default: 4)")
+    parser.common(batches=8, seed=0, repeats=3)
 
 
 def draw_batches(
     shape: str, batch: int, batches: int, generator: random.Random
 ) -> list[list[Program]]:
-    """Draws mini-batches of examples of 5 to 40 words.
-
-    Args:
-        shape: One of ``SHAPES``.
-        batch: Examples of a mini-batch.
-        batches: How many.
-        generator: Draws lengths and shapes.
-
-    Example:
-        >>> batch, = draw_batches("chain", 2, 1, random.Random(0))
-        >>> Schedule.from_programs(batch).stats().operations[-1]
-        'label'
-    """
+    """Draw mini-batches of examples of 5 to 40 words."""
     return [
         [SHAPES[shape](generator, generator.randint(5, 40)) for _ in range(batch)]
         for _ in range(batches)
     ]
 
 
-def run(options: argparse.Namespace, device: torch.device) -> list[Record]:
-    """Measures all cases.
-
-    Args:
-        options: Of the command line.
-        device: Named in the records; schedules are made on the CPU.
-
-    Returns:
-        The records.
-    """
-    records = []
+def run(options: argparse.Namespace, device: torch.device) -> list[bench.Record]:
+    """Measure all cases; schedules are made on the CPU."""
+    records: list[bench.Record] = []
     for shape in options.shapes:
         for batch in options.batch_sizes:
-            where = {
-                "bench": "policies", "case": shape, "batch": batch, "unit": "examples",
-                **machine(device),
-            }  # fmt: skip
-            records += _measure(options, where)
+            records += _measure(options, {"case": shape, "batch": batch, "unit": "examples"})
     return records
 
 
-def _measure(options: argparse.Namespace, where: Record) -> list[Record]:
+def _measure(options: argparse.Namespace, common: bench.Record) -> Iterator[bench.Record]:
     generator = random.Random(options.seed)
-    drawn = partial(draw_batches, where["case"], where["batch"], generator=generator)
+    drawn = partial(draw_batches, common["case"], common["batch"], generator=generator)
     first, later = drawn(batches=options.fit), drawn(batches=options.batches)
     begin = time.perf_counter()
     learned = LearnedPolicy().fit(first)
     fitted = time.perf_counter() - begin
     policies: dict[str, Any] = {"depth": "depth", "agenda": "agenda", "learned": learned}
-    contenders: dict[str, Contender] = {
+    contenders: dict[str, bench.Contender] = {
         name: partial(_schedule, later, policy) for name, policy in policies.items()
     }
-    rounds = interleave(contenders, repeats=options.repeats, device=torch.device("cpu"))
-    records = []
+    rounds = bench.interleave(contenders, repeats=options.repeats, device=torch.device("cpu"))
     for name, policy in policies.items():
-        seconds = median_seconds(rounds[name], "schedule") / len(later)
+        seconds = bench.median_seconds(rounds[name], "schedule") / len(later)
         for data, batches in (("learned from", first), ("new", later)):
             stats = [Schedule.from_programs(batch, policy).stats() for batch in batches]
             steps, bound = sum(s.steps for s in stats), sum(s.lower_bound for s in stats)
-            records.append(
-                make_record(
-                    where, name, "schedule", seconds if data == "new" else None, steps / bound,
-                    BOUND, data=data, steps=steps / len(stats), lower_bound=bound / len(stats),
-                    critical_path=sum(s.critical_path for s in stats) / len(stats),
-                    batches=len(stats), fit_seconds=fitted if name == "learned" else None,
-                    frontiers=len(learned.table) if name == "learned" else None,
-                )
+            yield bench.make_record(
+                common, name, "schedule", seconds if data == "new" else None, steps / bound,
+                BOUND, data=data, steps=steps / len(stats), lower_bound=bound / len(stats),
+                critical_path=sum(s.critical_path for s in stats) / len(stats),
+                batches=len(stats), fit_seconds=fitted if name == "learned" else None,
+                frontiers=len(learned.table) if name == "learned" else None,
             )  # fmt: skip
-    return records
 
 
-def _schedule(batches: Sequence[Sequence[Program]], policy: Any, lap: Stopwatch) -> None:
+def _schedule(batches: Sequence[Sequence[Program]], policy: Any, lap: bench.Stopwatch) -> None:
     lap.skip()
     for batch in batches:
         Schedule.from_programs(batch, policy)
     lap("schedule")
 
 
-def report(records: Sequence[Record]) -> str:
-    """Writes one table, a line for every shape, batch size and policy.
-
-    Args:
-        records: What :func:`run` gave.
-
-    Returns:
-        The text.
-    """
-    rows = []
-    for mine in grouped(records, "case", "batch", "mode").values():
-        seen, new = mine
-        rows.append(
-            [
-                f"{new['case']}, {new['batch']}", new["mode"], number(new["lower_bound"], ".1f"),
-                number(new["steps"], ".1f"), number(new["ratio"], ".3f"),
-                number(seen["ratio"], ".3f"), number(new["median_seconds"] * 1e3, ".1f"),
-                number(new["fit_seconds"], ".2f"),
-            ]
-        )  # fmt: skip
-    header = ["shape, batch", "policy", BOUND, "steps", "steps / bound", "where learned"]
-    header += ["schedule ms", "fit s"]
-    return table("policies: a mini-batch it has not seen", header, rows)
+def report(records: Sequence[bench.Record]) -> Iterator[str]:
+    """Write one table, a line for every shape, batch size and policy."""
+    columns = {
+        "shape": bench.cell("new", "case"),
+        "batch": bench.cell("new", "batch"),
+        "policy": bench.cell("new", "mode"),
+        BOUND: bench.cell("new", "lower_bound", form=".1f"),
+        "steps": bench.cell("new", "steps", form=".1f"),
+        "steps / bound": bench.cell("new", "ratio", form=".3f"),
+        "where learned": bench.cell("learned from", "ratio", form=".3f"),
+        "schedule ms": bench.cell("new", "median_seconds", form=".1f", times=1e3),
+        "fit s": bench.cell("new", "fit_seconds", form=".2f"),
+    }
+    rows = [
+        {record["data"]: record for record in mine}
+        for mine in bench.grouped(records, "case", "batch", "mode").values()
+    ]
+    yield bench.table("policies: new mini-batches", rows, columns)
 
 
-def draw(records: Sequence[Record], path: Path) -> Path:
-    """Draws steps over the lower bound against the batch size, one panel a shape.
-
-    Args:
-        records: What :func:`run` gave.
-        path: File to write.
-
-    Returns:
-        The path.
-    """
+def panels(records: Sequence[bench.Record]) -> Iterator[bench.Panel]:
+    """Draw steps over the lower bound against the batch size, one panel per shape."""
     new = [record for record in records if record["data"] == "new"]
-    labels = ("batch", "steps / lower bound")
-    return draw_panels(
-        [
-            Panel(mine, "{mode}", "batch", "ratio", labels, log="x", title=shape)
-            for (shape,), mine in grouped(new, "case").items()
-        ],
-        path,
-    )
+    for (shape,), mine in bench.grouped(new, "case").items():
+        labels = ("batch", "steps / lower bound")
+        yield bench.Panel(mine, "{mode}", "batch", "ratio", labels, log="x", title=shape)
 
 
 if __name__ == "__main__":
-    import sys
-
-    from benchmarks.command import main
-
-    sys.exit(main(["policies", *sys.argv[1:]]))
+    sys.exit(bench.main(sys.modules[__name__]))

@@ -1,265 +1,268 @@
-"""Time and memory a node on growing forests: the growth should be linear whatever the shape."""
+"""Time and memory per node on growing forests: growth should be linear whatever the shape.
+
+A binary Tree-LSTM with the exponent of growth (1 = linear). A case of n nodes is a forest of equal
+trees of at most --tree-nodes nodes; a chain of 10,000 nodes is 10,000 levels deep.
+"""
 
 import argparse
-import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from benchmarks.figures import Panel, draw_panels
-from benchmarks.memory import peak_bytes
-from benchmarks.protocol import Rounds, assert_agreement, interleave, thread_count
-from benchmarks.records import (
-    Record,
-    by_phase,
-    find,
-    grouped,
-    machine,
-    make_record,
-    number,
-    phase_records,
-    table,
-)
-from benchmarks.scaling_ways import Forest, Ways
-from pyg_dynbatch.nn.recursive import NaryTreeLSTM
+from benchmarks import bench
+from benchmarks.trees import FOREST_SHAPES, Forest
+from pyg_dynbatch.core.engine import Engine
+from pyg_dynbatch.core.operation import Signature
+from pyg_dynbatch.core.program import Program, Value
+from pyg_dynbatch.core.schedule import Schedule
+from pyg_dynbatch.core.structure import slots_of
+from pyg_dynbatch.core.types import TensorType
+from pyg_dynbatch.nn.recursive import NaryTreeLSTM, run_levels
 
-PHASES = {
-    "schedule": ("schedule",),
-    "forward": ("forward",),
-    "backward": ("backward",),
-    "train": ("forward", "backward"),
-}
-"""What is timed; the schedule is made on the CPU, from edges or from recorded programs."""
+MODES = ("fused", "generic", "engine")
+PHASES = bench.phases("schedule", "forward", "backward", train=bench.TRAIN)
+"""The schedule is made on the CPU, from edges or from recorded programs."""
 
 ALL_SIZES, LARGEST = "all sizes", "the two largest"
 
 
-def run(options: argparse.Namespace, device: torch.device) -> list[Record]:
-    """Measures all cases.
+def add_options(parser: bench.Options) -> None:
+    """Declare the options."""
+    parser.counts("--sizes", [10**3, 10**4, 10**5, 10**6], "numbers of nodes (default: 10^3..10^6)")
+    parser.choices("--shapes", FOREST_SHAPES)
+    text = "fused and generic layer on structures, engine on recorded programs"
+    parser.choices("--modes", MODES, help=text)
+    parser.count("--tree-nodes", 10**4, "largest tree (default: 10000)")
+    parser.count("--units", 16, "width (default: 16)")
+    text = "run everything with each number of threads, for example 1 2; instead of --threads"
+    parser.counts("--thread-counts", None, text)
+    parser.common(budget=20.0, repeats=5)
 
-    Args:
-        options: Of the command line.
-        device: Where the layer runs; schedules are made on the CPU.
 
-    Returns:
-        The records: one a phase, one for the peak memory, and the growth of all of them.
-    """
-    records: list[Record] = []
+class Ways:
+    """Run one Tree-LSTM layer over a forest in several ways; every node reads an input row."""
+
+    def __init__(self, layer: NaryTreeLSTM, forest: Forest, device: torch.device) -> None:
+        self.layer, self.forest, self.device = layer, forest, device
+        row = TensorType((layer.in_channels,), tag="input")
+        self.engine = Engine.of_cell(layer.cell, layer.cell.state_type, layer.arity, row)
+        self.edges = forest.all_edges()
+        generator = torch.Generator().manual_seed(0)
+        shape = (forest.nodes, layer.in_channels)
+        self.x = torch.randn(shape, generator=generator).to(device).requires_grad_()
+        self.grad = torch.randn(forest.nodes, layer.out_channels, generator=generator).to(device)
+        self.programs: list[Program] = []
+
+    def schedule(self, mode: str) -> Schedule:
+        """Make the schedule, for the engine from programs recorded before."""
+        if mode != "engine":
+            return Schedule.from_structure(self.edges, self.forest.nodes, arity=self.layer.arity)
+        if not self.programs:
+            signature = self.engine.operations["node"].signature
+            program = record_tree(signature, self.forest.edges, self.forest.tree_nodes)
+            self.programs = [program] * self.forest.trees
+        return Schedule.from_programs(self.programs)
+
+    def forward(self, mode: str, schedule: Schedule) -> Tensor:
+        """Compute the hidden rows of all nodes, ``[node, unit]``."""
+        if mode == "fused":
+            return self.layer(self.x, self.edges, schedule)
+        if mode == "generic":
+            inputs = self.x.index_select(0, schedule.input_node)
+            return run_levels(self.layer.cell, schedule, inputs)[0]
+        return self.engine(schedule, {"input": self.x})["node"][0]
+
+    def clear(self) -> None:
+        """Drop the gradients."""
+        self.x.grad = None
+        self.layer.zero_grad()
+
+    def train(self, mode: str, schedule: Schedule) -> Tensor:
+        """Run both passes; return the hidden rows."""
+        self.clear()
+        hidden = self.forward(mode, schedule)
+        hidden.backward(self.grad)
+        return hidden.detach()
+
+    def timed(self, mode: str, schedule: Schedule, lap: bench.Stopwatch) -> None:
+        """Time making the schedule once more, and both passes."""
+        self.clear()
+        lap.skip()
+        self.schedule(mode)
+        lap("schedule")
+        bench.time_passes(
+            lap, partial(self.forward, mode, schedule), gradient=lambda hidden: self.grad
+        )
+
+    def results(self, mode: str, schedule: Schedule) -> list[Tensor]:
+        """Return the hidden rows and all gradients."""
+        hidden = self.forward(mode, schedule)
+        loss = (hidden * self.grad).sum()
+        return [hidden.detach(), *bench.gradients(loss, [self.x, *self.layer.parameters()])]
+
+
+def record_tree(signature: Signature, edges: Tensor, num_nodes: int) -> Program:
+    """Record one binary tree as a program, with zero states for missing children."""
+    input_type, *places = signature.inputs
+    state = signature.outputs[0]
+    program = Program()
+    parts = state if isinstance(state, tuple) else (state,)
+    zeros = tuple(torch.zeros(part.shape or ()) for part in parts)
+    missing = program.constant(state, zeros if isinstance(state, tuple) else zeros[0])
+    children = [dict.fromkeys(range(len(places))) for _ in range(num_nodes)]
+    slots = slots_of(edges, num_nodes).tolist()
+    for child, parent, slot in zip(*edges.tolist(), slots, strict=True):
+        children[parent][slot] = child
+    states: list[Value] = []
+    for node in range(num_nodes):
+        given = (missing if c is None else states[c] for c in children[node].values())
+        x: Any = program.input(input_type, node)  # type: ignore[arg-type]
+        states.append(program.call(signature, x, *given))
+    for value in states:
+        program.output(value, "node")
+    return program
+
+
+def run(options: argparse.Namespace, device: torch.device) -> list[bench.Record]:
+    """Measure all shapes and sizes, and fit the growth of time and memory."""
+    records: list[bench.Record] = []
     for threads in options.thread_counts or [None]:
-        with thread_count(threads):
+        with bench.thread_count(threads):
             for shape in options.shapes:
-                records += _run_shape(options, shape, device)
-    return _with_gain(records)
+                found: list[bench.Record] = []
+                for size in sorted(set(options.sizes)):
+                    found += _measure(options, Forest.of(shape, size, options.tree_nodes), device)
+                records += [_relative(record, found) for record in found] + list(_growth(found))
+    return [_with_gain(record, records) for record in records]
 
 
-def _run_shape(options: argparse.Namespace, shape: str, device: torch.device) -> list[Record]:
-    found: list[Record] = []
-    for size in sorted(set(options.sizes)):
-        forest = Forest.of(shape, size, options.tree_nodes)
-        torch.manual_seed(0)
-        layer = NaryTreeLSTM(options.units, options.units).to(device)
-        found += _measure(options, Ways(layer, forest, device), machine(device))
-    return _relative(found) + _growth(found, options.modes)
-
-
-def _with_gain(records: Sequence[Record]) -> list[Record]:
-    """Adds to the times of more threads how many times as fast they are as the first number."""
-    done = []
-    for record in records:
-        if record["median_seconds"] is not None:
-            same = {name: record[name] for name in ("case", "mode", "phase", "nodes")}
-            first = find(records, **same)
-            if first is not None and first["threads"] != record["threads"]:
-                gain = first["median_seconds"] / record["median_seconds"]
-                record = record | {"gain": gain, "gain_over_threads": first["threads"]}
-        done.append(record)
-    return done
-
-
-def _measure(options: argparse.Namespace, ways: Ways, facts: Record) -> list[Record]:
-    forest, device = ways.forest, ways.device
+def _measure(
+    options: argparse.Namespace, forest: Forest, device: torch.device
+) -> list[bench.Record]:
+    torch.manual_seed(0)
+    ways = Ways(NaryTreeLSTM(options.units, options.units).to(device), forest, device)
     schedules = {mode: ways.schedule(mode).to(device) for mode in options.modes}
-    where = {
-        "bench": "scaling",
-        "case": forest.shape,
-        "batch": forest.trees,
-        "nodes": forest.nodes,
-        "steps": len(schedules[options.modes[0]].steps),
-        "units": options.units,
-        **facts,
-    }
     first, *others = options.modes
     wanted = ways.results(first, schedules[first])
     for mode in others:
-        assert_agreement(f"{mode} on {forest.shape}", wanted, ways.results(mode, schedules[mode]))
+        bench.assert_agreement(
+            f"{mode} on {forest.shape}", wanted, ways.results(mode, schedules[mode])
+        )
     del wanted
-    # The run for the comparison has warmed everything up.
+    common = {
+        "case": forest.shape,
+        "batch": forest.trees,
+        "nodes": forest.nodes,
+        "steps": len(schedules[first].steps),
+        "units": options.units,
+        "threads": torch.get_num_threads(),
+    }
+    # The comparison has warmed up everything.
     contenders = {mode: partial(ways.timed, mode, schedules[mode]) for mode in options.modes}
-    rounds = interleave(
+    rounds = bench.interleave(
         contenders, repeats=options.repeats, device=device, warm_up=0, budget=options.budget
     )
     records = []
     for mode in options.modes:
-        records += _time_records(where, mode, rounds[mode])
+        for record in bench.phase_records(
+            common, mode, rounds[mode], PHASES, repeats=len(rounds[mode])
+        ):
+            records.append(record | {"seconds_per_node": record["median_seconds"] / forest.nodes})
         ways.clear()
-        peak = peak_bytes(partial(ways.train, mode, schedules[mode]), device)
+        peak = bench.peak_bytes(partial(ways.train, mode, schedules[mode]), device)
+        per_node = None if peak is None else peak / forest.nodes
         records.append(
-            make_record(
-                where, mode, "memory", peak_bytes=peak,
-                bytes_per_node=None if peak is None else peak / forest.nodes,
-            )
-        )  # fmt: skip
+            bench.make_record(common, mode, "memory", peak_bytes=peak, bytes_per_node=per_node)
+        )
     return records
 
 
-def _time_records(where: Record, mode: str, rounds: Rounds) -> list[Record]:
-    return [
-        record
-        | {"seconds_per_node": record["median_seconds"] / where["nodes"], "repeats": len(rounds)}
-        for record in phase_records(where, mode, rounds, PHASES)
-    ]
+def _value(record: bench.Record) -> float | None:
+    return record["peak_bytes"] if record["phase"] == "memory" else record["median_seconds"]
 
 
-def _value(record: Record) -> float | None:
-    value = record["peak_bytes"] if record["phase"] == "memory" else record["median_seconds"]
-    return None if value is None else float(value)
+def _relative(record: bench.Record, records: Sequence[bench.Record]) -> bench.Record:
+    """Add the ratio, per node, to the smallest forest."""
+    base = bench.find(records, mode=record["mode"], phase=record["phase"])
+    mine, theirs = _value(record), _value(base)
+    if mine is None or not theirs:
+        return record
+    ratio = mine / record["nodes"] / (theirs / base["nodes"])
+    return record | {"ratio": ratio, "ratio_to": f"a node at {base['nodes']} nodes"}
 
 
-def _relative(records: Sequence[Record]) -> list[Record]:
-    """Adds to every record its ratio, a node, to the smallest forest."""
-    done = []
-    for record in records:
-        base = find(records, mode=record["mode"], phase=record["phase"])
-        mine, theirs = _value(record), _value(base) if base else None
-        if base is not None and mine is not None and theirs:
-            ratio = mine / record["nodes"] / (theirs / base["nodes"])
-            record = record | {"ratio": ratio, "ratio_to": f"a node at {base['nodes']} nodes"}
-        done.append(record)
-    return done
+def _growth(records: Sequence[bench.Record]) -> Iterator[bench.Record]:
+    """Fit the exponents of growth, over all sizes and over the two largest."""
+    for (mode, phase), mine in bench.grouped(records, "mode", "phase").items():
+        points = [(r["nodes"], value) for r in mine if (value := _value(r))]
+        for name, used in ((ALL_SIZES, points), (LARGEST, points[-2:])):
+            exponent = bench.growth_exponent(used)
+            if exponent is None:
+                continue
+            common = {key: mine[-1][key] for key in ("case", "batch", "units", "threads")}
+            common |= {"fitted": name, "nodes_from": used[0][0], "nodes_to": used[-1][0]}
+            to = "exponent of the nodes; 1 is linear"
+            yield bench.make_record(common, mode, f"growth of {phase}", None, exponent, to)
 
 
-def _growth(records: Sequence[Record], modes: Sequence[str]) -> list[Record]:
-    """Fits the exponents of growth, over all sizes and over the two largest."""
-    found = []
-    for mode in modes:
-        for phase in (*PHASES, "memory"):
-            mine = [r for r in records if (r["mode"], r["phase"]) == (mode, phase)]
-            points = [(r["nodes"], value) for r in mine if (value := _value(r))]
-            for name, used in ((ALL_SIZES, points), (LARGEST, points[-2:])):
-                exponent = growth_exponent(used)
-                if exponent is None:
-                    continue
-                where = {**mine[-1], "steps": None, "nodes": None, "repeats": None}
-                for field in ("seconds_per_node", "bytes_per_node", "peak_bytes"):
-                    where.pop(field, None)
-                where |= {"fitted": name, "nodes_from": used[0][0], "nodes_to": used[-1][0]}
-                to = "exponent of the nodes; 1 is linear"
-                found.append(make_record(where, mode, f"growth of {phase}", None, exponent, to))
-    return found
+def _with_gain(record: bench.Record, records: Sequence[bench.Record]) -> bench.Record:
+    """Add to times with more threads the gain over the first number of threads."""
+    seconds = record["median_seconds"]
+    if seconds is None:
+        return record
+    first = bench.find(
+        records, **{name: record[name] for name in ("case", "mode", "phase", "nodes")}
+    )
+    if first["threads"] == record["threads"]:
+        return record
+    gain = first["median_seconds"] / seconds
+    return record | {"gain": gain, "gain_over_threads": first["threads"]}
 
 
-def growth_exponent(points: Sequence[tuple[int, float]]) -> float | None:
-    """Fits ``value = a * nodes ** exponent`` by least squares on logarithms.
-
-    Args:
-        points: Pairs of nodes and value, all above 0.
-
-    Returns:
-        The exponent; None with fewer than two numbers of nodes.
-
-    Example:
-        >>> round(growth_exponent([(10, 5.0), (100, 50.0), (1000, 500.0)]), 6)
-        1.0
-    """
-    x, y = ([math.log(pair[axis]) for pair in points] for axis in (0, 1))
-    if len(set(x)) < 2:
-        return None
-    middle, height = sum(x) / len(x), sum(y) / len(y)
-    rise = sum((a - middle) * (b - height) for a, b in zip(x, y, strict=True))
-    return rise / sum((a - middle) ** 2 for a in x)
-
-
-def report(records: Sequence[Record]) -> str:
-    """Writes the records as two tables: figures a node, and exponents of growth.
-
-    Args:
-        records: What :func:`run` gave.
-
-    Returns:
-        The text.
-    """
-    return "\n\n".join(_report_threads(mine) for mine in grouped(records, "threads").values())
-
-
-def _report_threads(records: Sequence[Record]) -> str:
-    first = records[0]
-    measured = [r for r in records if "fitted" not in r]
-    gain = any("gain" in record for record in measured)
-    rows = []
-    for (case, mode, nodes), mine in grouped(measured, "case", "mode", "nodes").items():
-        found = by_phase(mine)
-        any_one = found["forward"]
-        times = [found[phase]["seconds_per_node"] * 1e6 for phase in PHASES]
-        memory = found["memory"]["bytes_per_node"]
-        rows.append(
-            [
-                case, mode, f"{nodes}", f"{any_one['batch']}", f"{any_one['steps']}",
-                *(number(time, ".2f") for time in times),
-                number(None if memory is None else memory / 1024, ".2f"),
-                *([number(found["train"]["gain"], ".2f")] if gain else []),
-            ]
-        )  # fmt: skip
-    header = ["shape", "mode", "nodes", "trees", "steps"]
-    header += [f"{phase} us/node" for phase in PHASES] + ["peak KiB/node"]
-    header += ["train gain of threads"] if gain else []
+def report(records: Sequence[bench.Record]) -> Iterator[str]:
+    """Write two tables per number of threads: times per node, and exponents of growth."""
     title = (
-        f"scaling: binary Tree-LSTM, {first['units']} units, {first['threads']} threads, "
-        f"{first['device']}; us and KiB a node, growth as exponent of the nodes (1 = linear)"
+        "scaling: binary Tree-LSTM, {units} units, {threads} threads, {device}; us and KiB per "
+        "node, growth as exponent of the nodes (1 = linear)"
     )
-    return f"{table(title, header, rows)}\n\n{_report_growth(records)}"
+    for mine in bench.grouped(records, "threads").values():
+        fitted = [record for record in mine if "fitted" in record]
+        measured = [record for record in mine if "fitted" not in record]
+        columns = {
+            "shape": bench.cell("case"),
+            **{name: bench.cell(name) for name in ("mode", "nodes")},
+            "trees": bench.cell("batch"),
+            "steps": bench.cell("steps"),
+            **bench.phase_cells(PHASES, "us/node", "seconds_per_node", ".2f", 1e6),
+            "peak KiB/node": bench.cell("memory", "bytes_per_node", form=".2f", times=1 / 1024),
+        }
+        if any("gain" in record for record in measured):
+            columns["train gain of threads"] = bench.cell("train", "gain", form=".2f")
+        yield from bench.tables(measured, ("units",), title, ("case", "mode", "nodes"), columns)
+        columns = {"shape": bench.cell("case"), "mode": bench.cell("mode")}
+        columns["fitted on"] = bench.cell("fitted")
+        for phase in (*PHASES, "memory"):
+            columns[phase] = bench.cell(f"growth of {phase}", "ratio", form=".3f")
+        rows = bench.grouped(fitted, "case", "mode", "fitted").values()
+        yield bench.table("growth", map(bench.by_phase, rows), columns)
 
 
-def _report_growth(records: Sequence[Record]) -> str:
-    phases = ("schedule", "forward", "backward", "train", "memory")
-    fitted = [r for r in records if "fitted" in r]
-    rows = []
-    for names, mine in grouped(fitted, "case", "mode", "fitted").items():
-        found = by_phase(mine)
-        exponents = [found.get(f"growth of {phase}", {}).get("ratio") for phase in phases]
-        rows.append([*names, *(number(each, ".3f") for each in exponents)])
-    return table("growth", ["shape", "mode", "fitted on", *phases], rows)
-
-
-def draw(records: Sequence[Record], path: Path) -> Path:
-    """Draws time and memory a node over the number of nodes.
-
-    Args:
-        records: What :func:`run` gave.
-        path: File to write.
-
-    Returns:
-        The path.
-    """
-    wanted = (
-        ("train", "seconds_per_node", "seconds a node"),
-        ("memory", "bytes_per_node", "bytes a node"),
-    )
-    several = ", {threads} threads" if len(grouped(records, "threads")) > 1 else ""
-    panels = (
-        Panel(
-            [r for r in records if r["phase"] == phase],
-            "{case}, {mode}" + several, "nodes", field, ("nodes", label), log="xy",
-        )
-        for phase, field, label in wanted
-    )  # fmt: skip
-    return draw_panels(panels, path)
+def panels(records: Sequence[bench.Record]) -> Iterator[bench.Panel]:
+    """Draw time and memory per node over the number of nodes."""
+    curve = "{case}, {mode}"
+    if len(bench.grouped(records, "threads")) > 1:
+        curve += ", {threads} threads"
+    for phase, field, label in (
+        ("train", "seconds_per_node", "seconds per node"),
+        ("memory", "bytes_per_node", "bytes per node"),
+    ):
+        mine = [record for record in records if record["phase"] == phase]
+        yield bench.Panel(mine, curve, "nodes", field, ("nodes", label), log="xy")
 
 
 if __name__ == "__main__":
-    import sys
-
-    from benchmarks.command import main
-
-    sys.exit(main(["scaling", *sys.argv[1:]]))
+    sys.exit(bench.main(sys.modules[__name__]))

@@ -17,65 +17,37 @@ _NO_CODE = {
 
 @dataclass(frozen=True)
 class Size:
-    """What a set of Python files holds.
-
-    Args:
-        files: Number of files.
-        lines: All lines, blank ones included.
-        code: Lines with code; docstrings and comments do not count.
-        docstrings: Lines of docstrings, of constants too.
-        comments: Lines with nothing but a comment.
-        longest_file: Lines of the longest file.
-        longest_function: Lines of the longest body of a function, its docstring left out.
-    """
+    """What a set of Python files contains."""
 
     files: int
-    lines: int
-    code: int
+    lines: int  # blank ones included
+    code: int  # without docstrings and comments
     docstrings: int
-    comments: int
+    comments: int  # lines with nothing but a comment
     longest_file: int
-    longest_function: int
+    longest_function: int  # without its docstring
 
 
 def size_of(paths: Iterable[Path]) -> Size:
-    """Counts what files hold.
-
-    Args:
-        paths: Python files.
-
-    Returns:
-        The counts.
-
-    Example:
-        >>> size_of([Path(__file__)]).files
-        1
-    """
+    """Count what files contain."""
     counts = [_counts(path.read_text(encoding="utf-8")) for path in paths]
     lines, code, docstrings, comments, functions = zip(*counts, strict=True) if counts else [()] * 5
-    return Size(
-        files=len(counts),
-        lines=sum(lines),
-        code=sum(code),
-        docstrings=sum(docstrings),
-        comments=sum(comments),
-        longest_file=max(lines, default=0),
-        longest_function=max(functions, default=0),
-    )
+    totals = (sum(each) for each in (lines, code, docstrings, comments))
+    return Size(len(counts), *totals, max(lines, default=0), max(functions, default=0))
 
 
 def sizes() -> dict[str, Size]:
-    """Counts every slice of the package, its other files, all of it, and the benchmarks."""
+    """Count every slice of the package, its other files, all of it, and the benchmarks."""
     folders = sorted(path.parent for path in PACKAGE.glob("*/__init__.py"))
-    found = {folder.name: size_of(sorted(folder.rglob("*.py"))) for folder in folders}
-    found["other files"] = size_of(sorted(PACKAGE.glob("*.py")))
-    found["installed"] = size_of(sorted(PACKAGE.rglob("*.py")))
-    found["benchmarks"] = size_of(sorted((ROOT / "benchmarks").glob("*.py")))
+    found = {folder.name: size_of(folder.rglob("*.py")) for folder in folders}
+    found["other files"] = size_of(PACKAGE.glob("*.py"))
+    found["installed"] = size_of(PACKAGE.rglob("*.py"))
+    found["benchmarks"] = size_of((ROOT / "benchmarks").glob("*.py"))
     return found
 
 
 def num_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Counts the lines of the body of a function without its docstring."""
+    """Count the lines of the body of a function without its docstring."""
     body = function.body
     if ast.get_docstring(function) is not None and len(body) > 1:
         body = body[1:]
@@ -99,17 +71,12 @@ def _counts(text: str) -> tuple[int, int, int, int, int]:
     code -= docs
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     bodies = [num_lines(node) for node in ast.walk(tree) if isinstance(node, functions)]
-    return (
-        len(text.splitlines()),
-        len(code),
-        len(docs),
-        len(comments - code),
-        max(bodies, default=0),
-    )
+    longest = max(bodies, default=0)
+    return len(text.splitlines()), len(code), len(docs), len(comments - code), longest
 
 
 def main() -> None:
-    """Prints the table."""
+    """Print the table."""
     names = ("files", "lines", "code", "docstrings", "comments", "longest file", "function")
     print(f"{'':12}", *(f"{name:>13}" for name in names))
     for name, size in sizes().items():

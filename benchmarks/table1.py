@@ -1,58 +1,155 @@
-"""Fold's Table 1: what dynamic batching costs over batching by hand, and what it gains."""
+"""Fold's Table 1: what dynamic batching costs over batching by hand, and what it gains.
+
+Trees of one shape batched by hand, the same dynamically, and trees of different shapes
+dynamically; inference and training, with the schedule ready and end to end. A batch of 1,024
+takes minutes on a processor and 5 GB.
+"""
 
 import argparse
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn.functional import linear
 
-from benchmarks.figures import Panel, draw_panels
-from benchmarks.protocol import (
-    Contender,
-    Rounds,
-    Stopwatch,
-    assert_agreement,
-    interleave,
-    join_rounds,
-    median_ratio,
-)
-from benchmarks.records import Record, find, grouped, machine, number, phase_records, table
-from benchmarks.table1_models import Table1Model
-from benchmarks.table1_products import LevelProducts
-from benchmarks.table1_trees import Shape, schedule_of
+from benchmarks import bench
+from benchmarks.products import BareProducts, Product, work
+from benchmarks.tree_lstm import Weights, root_state
+from benchmarks.trees import TREE_SHAPES, Shape, schedule_of
 from pyg_dynbatch.core.schedule import Schedule
+from pyg_dynbatch.nn.cell import RecursiveCell, States
+from pyg_dynbatch.nn.recursive import NaryTreeLSTM, RecursiveLayer
 from pyg_dynbatch.trees.collate import Collater
 
+CELLS = ("fold", "tai")
 MANUAL, DYNAMIC, DIFFERENT = "manual", "dynamic", "different shapes"
 ALONE, BARE = "manual, batch 1", "bare matrix products"
-TRAIN = ("forward", "backward")
-PHASES = {
-    "inference": ("inference",),
-    "train": TRAIN,
-    "step": (*TRAIN, "optimizer"),
-    "inference, end to end": ("collate", "transfer", "inference"),
-    "train, end to end": ("collate", "transfer", *TRAIN),
-    "collate": ("collate",),
-    "transfer": ("transfer",),
-}
-"""What is reported, and the timed phases it is the sum of; the schedule belongs to collating."""
-
 SHOWN = ("inference", "train")
+PHASES = {
+    **bench.phases("inference", train=bench.TRAIN, step=bench.STEP),
+    "inference, end to end": ("collate", "transfer", "inference"),
+    "train, end to end": ("collate", "transfer", *bench.TRAIN),
+    **bench.phases("collate", "transfer"),
+}
+"""The schedule is made while collating."""
 
 
-class Bench:
-    """Times one cell on trees of one kind.
+def add_options(parser: bench.Options) -> None:
+    """Declare the options."""
+    parser.counts("--batch-sizes", [1, 32, 64, 128, 256, 512, 1024])
+    text = "the cell of the paper, the N-ary Tree-LSTM (default: fold)"
+    parser.choices("--cells", CELLS, ["fold"], text)
+    parser.choices("--shapes", TREE_SHAPES, ["random"], "(default: random)")
+    parser.count("--leaves", 128, "of a tree (default: 128)", least=2)
+    parser.count("--units", 1024, "width (default: 1024)")
+    parser.common(batches=1, seed=0, budget=300.0, repeats=5)
 
-    Args:
-        options: Of the command line.
-        cell: ``"fold"`` or ``"tai"``.
-        kind: Kind of shape.
-        device: Where the cell runs; schedules are made on the CPU.
+
+class FoldCell(RecursiveCell):
+    r"""Compute one step of the cell of Fold's Table 1, for two children.
+
+    With the rows :math:`l, r` of the children and one hidden layer,
+
+    .. math::
+        f_l, f_r, i, g = \sigma, \sigma, \sigma, \tanh\,(V\,\mathrm{relu}(W [l; r] + b) + d),
+        \qquad h = f_l \odot l + f_r \odot r + i \odot g
+
+    A leaf is its input row; inner nodes have no input.
+
+    Reference:
+        Looks et al. (2017), arXiv:1702.02181, section 3.1; its published benchmark program for
+        the initial weights.
     """
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, width, 2)
+        self.state_channels = (width,)
+        self.hidden = nn.Linear(2 * width, width)
+        self.gates = nn.Linear(width, 4 * width)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw weights uniformly, scaled by the width of what they multiply; no bias."""
+        for layer, factor in ((self.hidden, 1.43), (self.gates, 1.0)):
+            bound = factor * (3.0 / layer.in_features) ** 0.5
+            nn.init.uniform_(layer.weight, -bound, bound)
+            nn.init.zeros_(layer.bias)
+
+    def project(self, x: Float[Tensor, "row feature"]) -> Float[Tensor, "row projected"]:
+        """Return rows of width 0: inner nodes have no input."""
+        return x[:, :0]
+
+    def leaf(self, x: Float[Tensor, "row feature"]) -> States:
+        """Return the input rows."""
+        return (x,)
+
+    def step(self, projected: Float[Tensor, "row projected"], children: Any) -> States:
+        """Compute the gates and the new state."""
+        (rows,) = children
+        gates = self.gates(torch.relu(self.hidden(rows.flatten(1))))
+        f_left, f_right, i, g = gates.chunk(4, 1)
+        left, right = rows.unbind(1)
+        kept = torch.sigmoid(f_left) * left + torch.sigmoid(f_right) * right
+        return (kept + torch.sigmoid(i) * torch.tanh(g),)
+
+
+class Table1Model(nn.Module):
+    """Look leaves up in a table and carry a cell to the root of every tree."""
+
+    def __init__(self, cell: str, width: int, rows: int) -> None:
+        super().__init__()
+        self.table = nn.Embedding(rows, width)
+        nn.init.uniform_(self.table.weight)
+        self.layer = (
+            RecursiveLayer(FoldCell(width)) if cell == "fold" else NaryTreeLSTM(width, width)
+        )
+
+    def dynamic(self, batch: Any) -> Float[Tensor, "tree width"]:
+        """Compute the roots of trees of any shapes."""
+        schedule = batch.schedule
+        inputs = self.table(batch.token.index_select(0, schedule.input_node))
+        return self.layer(inputs, batch.edge_index, schedule, nodes=batch.root_index)
+
+    def by_hand(self, shape: Shape, token: Int[Tensor, "leaf tree"]) -> Float[Tensor, "tree width"]:
+        """Compute the roots of trees of one shape, node by node, all trees at once.
+
+        Plain torch with the weights of the layer. All leaves are looked up at once, and their
+        gates are one product, to its advantage.
+        """
+        cell, rows = self.layer.cell, self.table(token)
+        if isinstance(cell, FoldCell):
+            leaves = dict(zip(shape.leaves, rows.unbind(0), strict=True))
+            return root_state(shape, leaves.pop, partial(_fold_by_hand, cell))
+        weights = Weights.of(cell)
+        parts = zip(*(part.unbind(0) for part in weights.leaves(rows)), strict=True)
+        states = dict(zip(shape.leaves, parts, strict=True))
+        return root_state(shape, states.pop, weights.join)[0]
+
+
+def _fold_by_hand(cell: FoldCell, left: Tensor, right: Tensor) -> Tensor:
+    joint = torch.cat([left, right], 1)
+    hidden = torch.relu(linear(joint, cell.hidden.weight, cell.hidden.bias))
+    gates = linear(hidden, cell.gates.weight, cell.gates.bias)
+    f_left, f_right, i, g = gates.chunk(4, 1)
+    kept = torch.sigmoid(f_left) * left + torch.sigmoid(f_right) * right
+    return kept + torch.sigmoid(i) * torch.tanh(g)
+
+
+def cell_products(cell: str, schedule: Schedule, units: int) -> list[Product]:
+    """List the products of a cell; leaves have one in the Tree-LSTM only."""
+    leaves, *levels = [step.size for step in schedule.steps]
+    if cell == "fold":
+        return [Product(levels, 2 * units, units), Product(levels, units, 4 * units)]
+    return [Product([leaves], units, 3 * units), Product(levels, 2 * units, 5 * units)]
+
+
+class Case:
+    """One cell on trees of one kind of shape."""
 
     def __init__(
         self, options: argparse.Namespace, cell: str, kind: str, device: torch.device
@@ -60,244 +157,173 @@ class Bench:
         self.options, self.cell, self.kind, self.device = options, cell, kind, device
         self.generator = np.random.default_rng(options.seed)
         torch.manual_seed(options.seed)
-        # As in Fold's program the table has as many rows as a tree has leaves.
+        # As in Fold's program, the table has as many rows as a tree has leaves.
         self.model = Table1Model(cell, options.units, options.leaves).to(device)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-5)
-        self.collater = Collater(arity=2)
+        self.collate = Collater(arity=2)
 
     def shape(self) -> Shape:
-        """Draws a shape."""
+        """Draw a shape."""
         return Shape.draw(self.kind, self.options.leaves, self.generator)
 
     def tokens(self, trees: int) -> Tensor:
-        """Draws the leaves of some trees, ``[tree, leaf]``."""
+        """Draw the leaves of some trees, ``[tree, leaf]``."""
         shape = (trees, self.options.leaves)
         return torch.from_numpy(self.generator.integers(0, self.options.leaves, shape))
 
     def check(self) -> None:
-        """Compares the roots and all gradients of trees batched dynamically and by hand.
-
-        Raises:
-            RuntimeError: If they differ.
-        """
+        """Compare the roots and all gradients of trees batched dynamically and by hand."""
         shapes, tokens = [self.shape() for _ in range(3)], self.tokens(3)
         examples = [shape.example(row) for shape, row in zip(shapes, tokens, strict=True)]
-        batch = self.collater(examples).to(self.device)
         columns = tokens.to(self.device)[:, :, None]
         alone = [self.model.by_hand(*pair) for pair in zip(shapes, columns, strict=True)]
-        wanted = self._results(torch.cat(alone))
-        assert_agreement("dynamic", wanted, self._results(self.model.dynamic(batch)))
+        dynamic = self.model.dynamic(self.collate(examples).to(self.device))
+        wanted, found = (
+            [roots, *bench.gradients(_loss(roots), self.model.parameters())]
+            for roots in (torch.cat(alone), dynamic)
+        )
+        bench.assert_agreement("dynamic", wanted, found)
 
-    def _results(self, roots: Tensor) -> list[Tensor]:
-        self.model.zero_grad()
-        _loss(roots).backward()
-        grads = [p.grad.clone() for p in self.model.parameters() if p.grad is not None]
-        self.model.zero_grad()
-        return [roots, *grads]
-
-    def measure(self, batch: int) -> list[Record]:
-        """Measures one batch size.
-
-        Args:
-            batch: Trees at once.
-
-        Returns:
-            The records.
-        """
-        parts, facts = [], []
-        for _ in range(self.options.batches):
-            part, fact = self._time(batch)
-            parts.append(part)
-            facts.append(fact)
-        where = {
-            "bench": "table1",
+    def measure(self, size: int) -> list[bench.Record]:
+        """Measure one batch size."""
+        batches = (self._contenders(size) for _ in range(self.options.batches))
+        rounds, facts = bench.interleave_batches(batches, self.options, self.device)
+        common = {
             "case": f"{self.cell}, {self.kind}",
-            "batch": batch,
+            "batch": size,
             "units": self.options.units,
             "leaves": self.options.leaves,
-            **{name: sum(fact[name] for fact in facts) / len(facts) for name in facts[0]},
-            **machine(self.device),
+            **facts,
         }
-        return _records(join_rounds(parts), where)
+        return list(_records(rounds, common))
 
-    def _time(self, batch: int) -> tuple[dict[str, Rounds], Record]:
-        shape, tokens = self.shape(), self.tokens(batch)
-        same = [shape.example(row) for row in tokens]
-        sets = {DYNAMIC: same}
+    def _contenders(self, size: int) -> tuple[dict[str, bench.Contender], dict[str, float]]:
+        shape, tokens = self.shape(), self.tokens(size)
+        sets = {DYNAMIC: [shape.example(row) for row in tokens]}
         if self.kind == "random":
             sets[DIFFERENT] = [self.shape().example(row) for row in tokens]
         schedule = schedule_of(list(sets.values())[-1])
-        bare = self._bare(schedule)
-        contenders: dict[str, Contender] = {
+        products = cell_products(self.cell, schedule, self.options.units)
+        contenders: dict[str, bench.Contender] = {
             MANUAL: partial(self._by_hand, shape, tokens),
             **{name: partial(self._dynamic, trees) for name, trees in sets.items()},
             ALONE: partial(self._by_hand, shape, tokens[:1]),
-            BARE: bare.run,
+            BARE: BareProducts(products, self.device).run,
         }
-        rounds = interleave(
-            contenders, repeats=self.options.repeats, device=self.device, budget=self.options.budget
-        )
-        return rounds, {"steps": len(schedule.steps), "flops_forward": bare.flops}
+        flops = work(products)["flops_forward"]
+        return contenders, {"steps": len(schedule.steps), "flops_forward": flops}
 
-    def _bare(self, schedule: Schedule) -> LevelProducts:
-        units = self.options.units
-        if self.cell == "fold":
-            return LevelProducts(
-                schedule, [(2 * units, units), (units, 4 * units)], None, self.device
-            )
-        return LevelProducts(schedule, [(2 * units, 5 * units)], (units, 3 * units), self.device)
-
-    def _by_hand(self, shape: Shape, tokens: Tensor, lap: Stopwatch) -> None:
+    def _by_hand(self, shape: Shape, tokens: Tensor, lap: bench.Stopwatch) -> None:
         def collate() -> Tensor:
             return torch.stack(list(tokens)).t().contiguous()
 
-        self._run(collate, lambda moved: self.model.by_hand(shape, moved), lap)
+        self._run(collate, partial(self.model.by_hand, shape), lap)
 
-    def _dynamic(self, trees: list[Any], lap: Stopwatch) -> None:
-        self._run(partial(self.collater, trees), self.model.dynamic, lap)
+    def _dynamic(self, trees: list[Any], lap: bench.Stopwatch) -> None:
+        self._run(partial(self.collate, trees), self.model.dynamic, lap)
 
-    def _run(self, collate: Any, roots: Any, lap: Stopwatch) -> None:
+    def _run(
+        self, collate: Callable[[], Any], roots: Callable[[Any], Tensor], lap: bench.Stopwatch
+    ) -> None:
         self.optimizer.zero_grad()
         lap.skip()
         batch = collate()
         lap("collate")
         batch = batch.to(self.device)
         lap("transfer")
-        loss = _loss(roots(batch))
-        lap("forward")
-        loss.backward()
-        lap("backward")
-        self.optimizer.step()
-        lap("optimizer")
-        with torch.inference_mode():
-            lap.skip()
-            roots(batch)
-            lap("inference")
+        bench.time_passes(
+            lap, lambda: _loss(roots(batch)), optimizer=self.optimizer, infer=partial(roots, batch)
+        )
 
 
 def _loss(roots: Tensor) -> Tensor:
     return roots.square().sum() / 2
 
 
-def run(options: argparse.Namespace, device: torch.device) -> list[Record]:
-    """Measures all cases.
-
-    Args:
-        options: Of the command line.
-        device: Where the cells run.
-
-    Returns:
-        The records, one a batch size, way and phase.
-    """
+def run(options: argparse.Namespace, device: torch.device) -> list[bench.Record]:
+    """Measure all cases."""
     records = []
-    for cell in options.cells:
+    for cell_name in options.cells:
         for kind in options.shapes:
-            bench = Bench(options, cell, kind, device)
-            bench.check()
-            for batch in options.batch_sizes:
-                records += bench.measure(batch)
+            case = Case(options, cell_name, kind, device)
+            case.check()
+            for size in options.batch_sizes:
+                records += case.measure(size)
     return records
 
 
-def _records(rounds: dict[str, Rounds], where: Record) -> list[Record]:
-    found = []
+def _records(rounds: Mapping[str, bench.Rounds], common: bench.Record) -> Iterator[bench.Record]:
     for name, mine in rounds.items():
-        batch = 1 if name == ALONE else where["batch"]
+        size = 1 if name == ALONE else common["batch"]
         base = (rounds[MANUAL], MANUAL) if name in (DYNAMIC, DIFFERENT) else ()
-        here = where | {"batch": batch}
-        for record in phase_records(here, name, mine, PHASES, *base, repeats=len(mine)):
+        own = common | {"batch": size}
+        for record in bench.phase_records(own, name, mine, PHASES, *base, repeats=len(mine)):
             parts = PHASES[record["phase"]]
+            record |= {
+                "batch": common["batch"],
+                "seconds_per_tree": record["median_seconds"] / size,
+            }
             if name in (MANUAL, DYNAMIC, DIFFERENT):
-                record["speedup"] = batch * median_ratio(rounds[ALONE], mine, parts)
-            if set(parts) <= set(rounds[BARE][0]) and name in (MANUAL, DYNAMIC, DIFFERENT):
-                record["ratio_to_bare"] = median_ratio(mine, rounds[BARE], parts)
+                record["speedup"] = size * bench.median_ratio(rounds[ALONE], mine, parts)
+                if set(parts) <= set(rounds[BARE][0]):
+                    record["ratio_to_bare"] = bench.median_ratio(mine, rounds[BARE], parts)
             if name == DIFFERENT:
-                record["ratio_to_one_shape"] = median_ratio(mine, rounds[DYNAMIC], parts)
-            record["seconds_per_tree"] = record["median_seconds"] / batch
-            found.append(record | {"batch": where["batch"]})
-    return found
+                record["ratio_to_one_shape"] = bench.median_ratio(mine, rounds[DYNAMIC], parts)
+            yield record
 
 
-def report(records: Sequence[Record]) -> str:
-    """Writes the records as tables like Fold's, one for inference and one for training a case.
-
-    Args:
-        records: What :func:`run` gave.
-
-    Returns:
-        The text.
-    """
-    parts = []
-    for mine in grouped(records, "case").values():
-        parts += [_report_phase(mine, phase) for phase in SHOWN]
-    parts.append(
+def report(records: Sequence[bench.Record]) -> Iterator[str]:
+    """Write tables like Fold's, per case one for inference and one for training."""
+    title = " shapes, {leaves} leaves, {units} units ({threads} threads, {device})"
+    for mine in bench.grouped(records, "case").values():
+        rows = [_row(batch) for batch in bench.grouped(mine, "batch").values()]
+        for phase in SHOWN:
+            what = f"table1: {phase}, {{case}}" + title
+            yield bench.table(what.format_map(mine[0]), rows, _columns(phase))
+    yield (
         "cost: time of dynamic over manual, same shape; shapes: of different shapes over one "
-        "shape;\nspeedup: time a tree of manual at batch 1 over that of dynamic (different shapes "
-        "where there are any);\nx bare: time over that of the bare matrix products; all with the "
-        "schedule ready, but for the\nlast columns: end to end is with schedule and transfer"
+        "shape;\nspeedup: time per tree of manual at batch 1 over that of dynamic (different "
+        "shapes if there are any);\nx bare: time over that of the bare matrix products; all with "
+        "the schedule ready, except the\nlast columns: end to end includes schedule and transfer"
     )
-    return "\n\n".join(parts)
 
 
-def _report_phase(records: Sequence[Record], phase: str) -> str:
-    first = records[0]
-    rows = []
-    for (batch,), mine in grouped(records, "batch").items():
-        by_mode = {r["mode"]: r for r in mine if r["phase"] == phase}
-        ends = {r["mode"]: r for r in mine if r["phase"] == f"{phase}, end to end"}
-        same, full = by_mode[DYNAMIC], by_mode.get(DIFFERENT)
-        best = full or same
-        host = find(mine, mode=best["mode"], phase="collate")
-        rows.append(
-            [
-                f"{batch}",
-                *(_pair(by_mode.get(mode)) for mode in (MANUAL, DYNAMIC, DIFFERENT)),
-                number(same["ratio"], ".2f"),
-                number(full["ratio_to_one_shape"] if full else None, ".2f"),
-                number(best["speedup"], ".1f"),
-                number(best["ratio_to_bare"], ".2f"),
-                number(ends[best["mode"]]["median_seconds"] * 1e3, ".1f"),
-                number(ends[best["mode"]]["ratio"], ".2f"),
-                number(host["median_seconds"] * 1e3 if host else None, ".1f"),
-            ]
-        )
-    header = ["batch", "manual ms / tree", "dynamic ms / tree", "different ms / tree", "cost"]
-    header += ["shapes", "speedup", "x bare", "end to end ms", "end to end cost", "collate ms"]
-    title = (
-        f"table1: {phase}, {first['case']} shapes, {first['leaves']} leaves, {first['units']} "
-        f"units ({first['threads']} threads, {first['device']})"
-    )
-    return table(title, header, rows)
+def _row(records: Sequence[bench.Record]) -> bench.Record:
+    row: bench.Record = {"batch": records[0]["batch"]}
+    for record in records:
+        row.setdefault(record["mode"], {})[record["phase"]] = record
+    return row | {"best": row.get(DIFFERENT, row[DYNAMIC])}
 
 
-def _pair(record: Record | None) -> str:
-    if record is None:
-        return "-"
-    return f"{record['median_seconds'] * 1e3:.1f} / {record['seconds_per_tree'] * 1e3:.3f}"
+def _columns(phase: str) -> dict[str, bench.Cell]:
+    def times(mode: str) -> bench.Cell:
+        whole = bench.cell(mode, phase, "median_seconds", form=".1f", times=1e3)
+        per_tree = bench.cell(mode, phase, "seconds_per_tree", form=".3f", times=1e3)
+        return lambda row: f"{whole(row)} / {per_tree(row)}" if mode in row else "-"
+
+    all_in = f"{phase}, end to end"
+    return {
+        "batch": bench.cell("batch"),
+        "manual ms / tree": times(MANUAL),
+        "dynamic ms / tree": times(DYNAMIC),
+        "different ms / tree": times(DIFFERENT),
+        "cost": bench.cell(DYNAMIC, phase, "ratio", form=".2f"),
+        "shapes": bench.cell(DIFFERENT, phase, "ratio_to_one_shape", form=".2f"),
+        "speedup": bench.cell("best", phase, "speedup", form=".1f"),
+        "x bare": bench.cell("best", phase, "ratio_to_bare", form=".2f"),
+        "end to end ms": bench.cell("best", all_in, "median_seconds", form=".1f", times=1e3),
+        "end to end cost": bench.cell("best", all_in, "ratio", form=".2f"),
+        "collate ms": bench.cell("best", "collate", "median_seconds", form=".1f", times=1e3),
+    }
 
 
-def draw(records: Sequence[Record], path: Path) -> Path:
-    """Draws the cost and the speedup over the batch size.
-
-    Args:
-        records: What :func:`run` gave.
-        path: File to write.
-
-    Returns:
-        The path.
-    """
+def panels(records: Sequence[bench.Record]) -> Iterator[bench.Panel]:
+    """Draw the cost and the speedup over the batch size."""
     mine = [r for r in records if r["phase"] in SHOWN and r["mode"] in (DYNAMIC, DIFFERENT)]
-    speedup = Panel(
-        mine, "{case}: {phase}, {mode}", "batch", "speedup", ("batch", "speedup over batch 1"),
-        "xy",
-    )  # fmt: skip
-    cost = speedup._replace(y="ratio", labels=("batch", "time / manual"), log="x")
-    return draw_panels([cost, speedup], path)
+    curve = "{case}: {phase}, {mode}"
+    yield bench.Panel(mine, curve, "batch", "ratio", ("batch", "time / manual"), "x")
+    yield bench.Panel(mine, curve, "batch", "speedup", ("batch", "speedup over batch 1"), "xy")
 
 
 if __name__ == "__main__":
-    import sys
-
-    from benchmarks.command import main
-
-    sys.exit(main(["table1", *sys.argv[1:]]))
+    sys.exit(bench.main(sys.modules[__name__]))

@@ -1,68 +1,73 @@
-"""The equations of a binary Tree-LSTM in plain torch, for all contenders that write them out."""
+"""The binary Tree-LSTM in plain torch, and a classifier with it, computed in several ways."""
 
-from typing import NamedTuple
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from benchmarks import bench
+from benchmarks.trees import CLASSES, Shape
+from pyg_dynbatch.core.engine import Engine
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.padding import LevelBuckets
+from pyg_dynbatch.core.types import TensorType
+from pyg_dynbatch.nn.graphed_tree_lstm import GraphedTreeLSTM
+from pyg_dynbatch.nn.recursive import level_row, run_levels
 from pyg_dynbatch.nn.tree_cells import NaryTreeLSTMCell
+from pyg_dynbatch.trees.collate import Collater
+from pyg_dynbatch.trees.data import DynTreeData
+from pyg_dynbatch.trees.models import TreeClassifier
 
 State = tuple[Tensor, Tensor]
 """Hidden and memory rows."""
 
+S = TypeVar("S")
+
 
 class Weights(NamedTuple):
-    """Holds the matrices of a binary Tree-LSTM without inputs at inner nodes.
-
-    Args:
-        leaf: Of u, i, o, for an input row.
-        leaf_bias: Their bias.
-        hidden: Of u, i, o and both forget gates, for the hidden rows of both children.
-        bias: Their bias; both forget gates have the same.
+    """The matrices of a binary Tree-LSTM without inputs at inner nodes.
 
     Reference:
         Tai, Socher, Manning (2015), arXiv:1503.00075, equations 9-14.
-
-    Example:
-        >>> weights = Weights.of(NaryTreeLSTMCell(4, 3))
-        >>> h, c = weights.leaves(torch.randn(2, 4))
-        >>> weights.inner(torch.cat([h[:1], h[1:]], 1), c[:1], c[1:])[0].shape
-        torch.Size([1, 3])
     """
 
-    leaf: Tensor
+    leaf: Tensor  # of u, i, o, for an input row
     leaf_bias: Tensor
-    hidden: Tensor
-    bias: Tensor
+    hidden: Tensor  # of u, i, o and both forget gates, for the hidden rows of both children
+    bias: Tensor  # the same for both forget gates
 
     @classmethod
-    def of(cls, cell: NaryTreeLSTMCell) -> "Weights":
-        """Takes the weights of a cell; gradients reach them."""
+    def of(cls, cell: Any) -> "Weights":
+        """Take the weights of a cell; gradients reach them."""
+        if not isinstance(cell, NaryTreeLSTMCell) or cell.arity != 2:
+            what, expected = "this cell is not written out", "NaryTreeLSTMCell with two children"
+            raise mismatch(TypeError, what, expected, type(cell).__name__)
         own = 3 * cell.out_channels
         both = torch.cat([cell.bias, cell.bias[own:]])
         return cls(cell.weight_input[:own], cell.bias[:own], cell.weight_hidden, both)
 
     def leaves(self, rows: Tensor) -> State:
-        """Computes the states of leaves, whatever stands before the last axis."""
+        """Compute the states of leaves; the last axis of ``rows`` is the feature."""
         u, gates = linear(rows, self.leaf, self.leaf_bias).split([self.width, 2 * self.width], -1)
         i, o = gates.sigmoid().chunk(2, -1)
         memory = i * u.tanh()
         return o * memory.tanh(), memory
 
     def inner(self, hidden: Tensor, left: Tensor, right: Tensor) -> State:
-        """Computes the states of inner nodes.
-
-        Args:
-            hidden: Hidden rows of both children, side by side.
-            left: Memory rows of the first child.
-            right: Memory rows of the second child.
-        """
+        """Compute inner nodes from the hidden rows of both children and their memory rows."""
         u, gates = linear(hidden, self.hidden, self.bias).split([self.width, 4 * self.width], -1)
         i, o, f_left, f_right = gates.sigmoid().chunk(4, -1)
         memory = i * u.tanh() + f_left * left + f_right * right
         return o * memory.tanh(), memory
+
+    def join(self, left: State, right: State) -> State:
+        """Compute inner nodes from the states of both children."""
+        return self.inner(torch.cat([left[0], right[0]], -1), left[1], right[1])
 
     @property
     def width(self) -> int:
@@ -71,14 +76,7 @@ class Weights(NamedTuple):
 
 
 class Leaf(nn.Module):
-    """Computes the state of a word, with the weights of a Tree-LSTM cell.
-
-    Args:
-        cell: The cell.
-
-    Shape:
-        ``[row, in] -> (h, c)``, each ``[row, out]``.
-    """
+    """Compute the states of words with the weights of a Tree-LSTM cell."""
 
     def __init__(self, cell: NaryTreeLSTMCell) -> None:
         super().__init__()
@@ -87,25 +85,166 @@ class Leaf(nn.Module):
     def forward(
         self, x: Float[Tensor, "row feature"]
     ) -> tuple[Float[Tensor, "row hidden"], Float[Tensor, "row hidden"]]:
-        """Computes batched rows."""
+        """Compute batched rows."""
         return Weights.of(self.cell).leaves(x)
 
 
 class Pair(nn.Module):
-    """Computes the state of a phrase from those of its two parts.
-
-    Args:
-        cell: The cell whose weights are used.
-
-    Shape:
-        ``((h, c), (h, c)) -> (h, c)``, each ``[row, out]``.
-    """
+    """Compute the states of phrases from those of their two parts."""
 
     def __init__(self, cell: NaryTreeLSTMCell) -> None:
         super().__init__()
         self.cell = cell
 
     def forward(self, left: State, right: State) -> State:
-        """Computes batched rows."""
-        both = torch.cat([left[0], right[0]], 1)
-        return Weights.of(self.cell).inner(both, left[1], right[1])
+        """Compute batched rows."""
+        return Weights.of(self.cell).join(left, right)
+
+
+class JoinCell(Pair):
+    """Compute the states of nodes from two children, without the input."""
+
+    def forward(self, x: Tensor, left: State, right: State) -> State:  # type: ignore[override]
+        """Compute batched rows."""
+        return super().forward(left, right)
+
+
+def node_states(
+    shape: Shape, leaf: Callable[[int], S], join: Callable[[S, S], S]
+) -> Iterator[tuple[int, S]]:
+    """Compute a tree node by node, children first; yield every node with its state."""
+    waiting: dict[int, S] = {}
+    for node in shape.order:
+        if children := shape.children[node]:
+            left, right = (waiting.pop(child) for child in children)
+            waiting[node] = join(left, right)
+        else:
+            waiting[node] = leaf(node)
+        yield node, waiting[node]
+
+
+def root_state(shape: Shape, leaf: Callable[[int], S], join: Callable[[S, S], S]) -> S:
+    """Compute a tree node by node; return the state of the root, which comes last."""
+    (last,) = deque(node_states(shape, leaf, join), maxlen=1)
+    return last[1]
+
+
+class PlainTree(NamedTuple):
+    """A tree in the form that the loop over nodes reads."""
+
+    shape: Shape
+    token: Tensor
+    label: Tensor
+
+    @classmethod
+    def of(cls, tree: DynTreeData, device: torch.device) -> "PlainTree":
+        """Convert a binary tree whose leaves alone have tokens."""
+        return cls(Shape.of(tree), tree.token.to(device), tree.y.to(device))
+
+
+def node_by_node(model: TreeClassifier, tree: PlainTree) -> Tensor:
+    """Compute the logits of one tree by a loop over its nodes, ``[node, class]``.
+
+    Words are looked up and nodes are classified once per tree, to the loop's advantage.
+    """
+    weights = Weights.of(model.encoder.layer.cell)
+    rows = _embedding(model)(tree.token.clamp(min=0))
+    hidden: list[Tensor] = [rows] * len(tree.shape.order)
+    states = node_states(
+        tree.shape, lambda node: weights.leaves(rows[node : node + 1]), weights.join
+    )
+    for node, (h, _) in states:
+        hidden[node] = h
+    return model.classifier(torch.cat(hidden))
+
+
+def _embedding(model: TreeClassifier) -> nn.Embedding:
+    embedding = model.embedding
+    assert embedding is not None
+    return embedding
+
+
+class Ways:
+    """Compute a classifier with a binary Tree-LSTM, without dropout, in several ways.
+
+    ``fused`` is the model itself, which computes equal leaves once; ``unshared`` computes every
+    leaf; ``generic`` runs the cell level by level with ordinary autograd; ``engine`` runs two
+    modules that know nothing of this package, as a user would write them; ``graphed`` replays
+    CUDA graphs over levels padded to a few shapes, every leaf computed.
+    """
+
+    def __init__(self, model: TreeClassifier, optimizer: torch.optim.Optimizer) -> None:
+        self.model, self.optimizer = model, optimizer
+        cell: Any = model.encoder.layer.cell
+        row = TensorType((cell.in_channels,), tag="input")
+        self.graphed = GraphedTreeLSTM(model.encoder.layer)
+        self.engine = Engine.of_cell(JoinCell(cell), cell.state_type, cell.arity, row, Leaf(cell))
+        self.loss = nn.CrossEntropyLoss(ignore_index=-1, reduction="sum")
+
+    def logits(self, mode: str, batch: Any) -> Tensor:
+        """Compute the logits of all nodes, ``[node, class]``."""
+        model, schedule = self.model, batch.schedule
+        if mode == "fused":
+            return model(batch)
+        inputs = _embedding(model)(batch.token.index_select(0, schedule.input_node))
+        if mode in ("unshared", "graphed"):
+            layer = self.graphed if mode == "graphed" else model.encoder.layer
+            rows = layer(inputs, batch.edge_index, schedule, level_order=True)
+            return model.classifier(rows).index_select(0, level_row(schedule))
+        if mode == "generic":
+            hidden = run_levels(model.encoder.layer.cell, schedule, inputs)[0]
+        else:
+            hidden = self.engine(schedule, {"input": inputs})["node"][0]
+        return model.classifier(hidden)
+
+    def train(self, mode: str, batch: Any, lap: bench.Stopwatch, infer: bool = False) -> None:
+        """Time one training step, and perhaps inference."""
+        self.optimizer.zero_grad()
+        logits = partial(self.logits, mode, batch)
+        bench.time_passes(
+            lap,
+            lambda: self.loss(logits(), batch.y),
+            optimizer=self.optimizer,
+            infer=logits if infer else None,
+        )
+
+    def loop(self, trees: Sequence[PlainTree], lap: bench.Stopwatch) -> None:
+        """Time training and inference node by node."""
+        self.optimizer.zero_grad()
+        lap.skip()
+        for tree in trees:
+            loss = self.loss(node_by_node(self.model, tree), tree.label)
+            lap("forward")
+            loss.backward()
+            lap("backward")
+        with torch.inference_mode():
+            lap.skip()
+            for tree in trees:
+                node_by_node(self.model, tree)
+            lap("inference")
+
+    def check(self, modes: Sequence[str], trees: Sequence[DynTreeData]) -> None:
+        """Compare logits and gradients of all modes with those of the loop over nodes."""
+        device = self.model.classifier.weight.device
+        batch = Collater(arity=2)(list(trees))
+        batch.schedule = LevelBuckets.fit([batch.schedule]).pad(batch.schedule)
+        batch = batch.to(device)
+        one_by_one = [node_by_node(self.model, PlainTree.of(tree, device)) for tree in trees]
+        wanted = self._with_gradients(torch.cat(one_by_one), batch.y)
+        for mode in modes:
+            found = self._with_gradients(self.logits(mode, batch), batch.y)
+            bench.assert_agreement(mode, wanted, found)
+
+    def _with_gradients(self, logits: Tensor, label: Tensor) -> list[Tensor]:
+        return [logits, *bench.gradients(self.loss(logits, label), self.model.parameters())]
+
+
+def make_ways(num_tokens: int, embedding: int, units: int, device: torch.device) -> Ways:
+    """Make a classifier with the optimiser of Fold's sentiment example, always the same."""
+    if not torch.sparse.check_sparse_tensor_invariants.is_enabled():
+        # Adagrad builds a sparse tensor, and torch warns unless this is decided explicitly.
+        torch.sparse.check_sparse_tensor_invariants.disable()
+    torch.manual_seed(0)
+    model = TreeClassifier(num_tokens, CLASSES, embedding, units, sparse_embedding=True).to(device)
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.05, initial_accumulator_value=0.1)
+    return Ways(model, optimizer)

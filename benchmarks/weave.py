@@ -1,63 +1,291 @@
-"""Time, memory and work of two weave modules, beside plain code, the engine and DeepChem."""
+"""Time, memory and work of two weave modules, beside plain code, the engine and DeepChem.
+
+The factored layer, a plain implementation over all ordered pairs, the engine on recorded programs,
+and DeepChem's layers; then the growth with the size of one molecule.
+"""
 
 import argparse
+import copy
 import random
+import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
-from benchmarks.deepchem_process import NAME, DeepChem
-from benchmarks.figures import Panel, draw_panels
-from benchmarks.memory import peak_bytes
-from benchmarks.molecules import sources, usable
-from benchmarks.protocol import Contender, Rounds, assert_agreement, interleave, join_rounds
-from benchmarks.records import (
-    MOLECULES,
-    Record,
-    by_phase,
-    find,
-    grouped,
-    machine,
-    make_record,
-    number,
-    phase_records,
-    table,
-)
-from benchmarks.scaling import growth_exponent
-from benchmarks.weave_cost import BareWeave, Machine, work
-from benchmarks.weave_ways import ENGINE, PLAIN, WeaveBatch, WeaveWays
+from benchmarks import bench
+from benchmarks.molecules import DEEPCHEM, DeepChem, deepchem, sources, usable
+from benchmarks.products import BareProducts, Product, work
+from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.molecules.data import MoleculeCollater, MoleculeData
 from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
-from pyg_dynbatch.nn.weave import WeaveStack
+from pyg_dynbatch.molecules.models import WeaveProgram
+from pyg_dynbatch.nn.pairs import Pairs
+from pyg_dynbatch.nn.weave import WeaveConv, WeaveStack
 
-PHASES = {
-    "forward": ("forward",),
-    "backward": ("backward",),
-    "train": ("forward", "backward"),
-    "inference": ("inference",),
-}
-"""What is timed; forward records what backward needs, inference does not."""
+FUSED, PLAIN, ENGINE = "fused", "plain", "engine"
+MODES = (FUSED, PLAIN, ENGINE)
+PHASES = bench.phases("forward", "backward", "inference", train=bench.TRAIN)
+"""Forward records what backward needs, inference does not."""
 
 BARE, SPEED = "bare", "machine"
 SINGLE = "one molecule"
-LEFT_OUT = "left out"
 TIMES = ("forward", "train", "inference")
 
 
-class Bench:
-    """Holds what all cases share.
+def add_options(parser: bench.Options) -> None:
+    """Declare the options."""
+    parser.counts("--batch-sizes", [1, 32, 128, 512])
+    parser.choices("--modes", MODES)
+    parser.count("--units", 50, "width (default: 50)")
+    text = "sizes of single molecules (default: 10 to 500); none to leave them out"
+    sizes = [10, 25, 50, 100, 200, 300, 500]
+    parser.counts("--sizes", sizes, text, nargs="*", metavar="ATOMS")
+    for name in ("engine", "deepchem"):
+        text = f"largest batch of {name}, in ordered pairs (default: 20000)"
+        parser.count(f"--{name}-pairs", 20_000, text)
+    parser.molecules()
+    parser.common(batches=3, seed=0, budget=60.0, repeats=5)
 
-    Args:
-        options: Of the command line.
-        device: Where the modules run.
-        other: DeepChem, if there is one.
-    """
+
+class OrderedPairs(NamedTuple):
+    """Every pair of two atoms in both orders, sorted by the first atom."""
+
+    first: Int[Tensor, " ordered"]  # the atom whose sum the pair is part of
+    second: Int[Tensor, " ordered"]
+    code: Int[Tensor, " ordered"]
+
+    @classmethod
+    def of(cls, pairs: Pairs) -> "OrderedPairs":
+        """Write out the pairs of a plan in both orders."""
+        twice = ~pairs.is_self
+        first = torch.cat([pairs.first, pairs.second[twice]]).long()
+        second = torch.cat([pairs.second, pairs.first[twice]]).long()
+        code = torch.cat([pairs.code, pairs.code[twice]]).long()
+        order = torch.argsort(first * pairs.num_atoms + second)
+        return cls(first[order], second[order], code[order])
+
+
+def plain_weave(
+    stack: WeaveStack,
+    x: Float[Tensor, "atom feature"],
+    pair: Float[Tensor, "ordered channel"],
+    ends: OrderedPairs,
+) -> Float[Tensor, "atom out"]:
+    """Compute the modules as in the equations, with one row for every ordered pair."""
+    for conv in _convs(stack):
+        own = conv.lin_aa(x).relu()
+        received = conv.lin_pa(pair).relu()
+        total = torch.zeros_like(own).index_add(0, ends.first, received)
+        if conv.pair_out is not None:
+            first, second = x[ends.first], x[ends.second]
+            forward = conv.lin_ap(torch.cat([first, second], 1)).relu()
+            reverse = conv.lin_ap(torch.cat([second, first], 1)).relu()
+            kept = conv.lin_pp(pair).relu()
+            pair = conv.lin_p(torch.cat([forward + reverse, kept], 1)).relu()
+        x = conv.lin_a(torch.cat([own, total], 1)).relu()
+    return x
+
+
+def _convs(stack: WeaveStack) -> list[WeaveConv]:
+    return list(stack.convs)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class WeaveSizes:
+    """The sizes that determine the work of two weave modules."""
+
+    atoms: int
+    pairs: int  # unordered, atoms with themselves included
+    ordered: int
+    codes: int  # rows of the pair table
+    atom_in: int
+    pair_in: int  # width of a row of the pair table
+    units: int  # all other widths
+
+    def plain(self) -> list[Product]:
+        """List the products over all ordered pairs."""
+        atoms, rows, d = [self.atoms], [self.ordered], self.units
+        return [
+            Product(atoms, self.atom_in, d, input_gradient=False),
+            Product(rows, self.pair_in, 2 * d, input_gradient=False),
+            Product(rows, 2 * self.atom_in, d, input_gradient=False),
+            Product(rows, 2 * self.atom_in, d, input_gradient=False),
+            Product(atoms, 2 * d, d),
+            Product(rows, 2 * d, d),
+            *self._last(rows),
+        ]
+
+    def factored(self) -> list[Product]:
+        """List the products of the factored form: pairs count once, features once per code."""
+        atoms, codes, pairs, d = [self.atoms], [self.codes], [self.pairs], self.units
+        return [
+            Product(atoms, self.atom_in, 3 * d, input_gradient=False),
+            Product(codes, self.pair_in, 2 * d, input_gradient=False),
+            Product(codes, d, d),
+            Product(atoms, self.codes, d, input_gradient=False),
+            Product(atoms, 2 * d, d),
+            Product(pairs, d, d),
+            *self._last(pairs),
+        ]
+
+    def _last(self, rows: list[int]) -> list[Product]:
+        d = self.units
+        return [Product([self.atoms], d, d), Product(rows, d, d), Product([self.atoms], 2 * d, d)]
+
+    def least_bytes(self) -> int:
+        """Count what must move: atom rows and pair codes in, updated atom rows out."""
+        return 4 * self.atoms * (self.atom_in + self.units) + self.pairs
+
+    def facts(self) -> dict[str, float]:
+        """Return the sizes and the work of both forms."""
+        plain = {f"plain_{name}": value for name, value in work(self.plain()).items()}
+        return {
+            "atoms": self.atoms,
+            "pairs": self.pairs,
+            "ordered_pairs": self.ordered,
+            "least_bytes": self.least_bytes(),
+            **work(self.factored()),
+            **plain,
+        }
+
+
+class Machine:
+    """Measure how fast the machine multiplies large matrices and moves memory."""
+
+    def __init__(self, device: torch.device, width: int = 768, numbers: int = 8_000_000) -> None:
+        self.flops = 2 * width**3
+        self.bytes = 2 * 4 * numbers
+        self._matrix = torch.randn(width, width, device=device)
+        self._product = torch.empty_like(self._matrix)
+        self._source = torch.randn(numbers, device=device)
+        self._target = torch.empty_like(self._source)
+
+    def run(self, lap: bench.Stopwatch) -> None:
+        """Time a product and a copy."""
+        lap.skip()
+        torch.mm(self._matrix, self._matrix, out=self._product)
+        lap("multiply")
+        self._target.copy_(self._source)
+        lap("copy")
+
+    def limit(self, rounds: bench.Rounds, flops: float, moved: float) -> float:
+        """Return the least time for some work, at the best speeds of all rounds."""
+        multiply, copy = (min(each[phase] for each in rounds) for phase in ("multiply", "copy"))
+        return max(flops * multiply / self.flops, moved * copy / self.bytes)
+
+
+class WeaveBatch:
+    """A mini-batch of molecules in the forms that the ways read."""
+
+    def __init__(
+        self, molecules: Sequence[MoleculeData], collate: MoleculeCollater, device: torch.device
+    ) -> None:
+        batch: Any = collate(list(molecules))
+        self.molecules = molecules
+        self.x: Tensor = batch.x.to(device)
+        self.pairs: Pairs = batch.pairs.to(device)
+        self.table = collate.pair_table.features.to(device)
+        self.ends = OrderedPairs.of(self.pairs)
+        self.pair = self.table[self.ends.code]
+        self.schedule: Schedule | None = None
+
+    def double(self) -> "WeaveBatch":
+        """Copy the batch with its rows in double precision."""
+        copied = copy.copy(self)
+        copied.x, copied.table = self.x.double(), self.table.double()
+        copied.pair = self.pair.double()
+        return copied
+
+    def sizes(self, units: int) -> WeaveSizes:
+        """Return the sizes that determine the work."""
+        atoms, atom_in = self.x.shape
+        codes, pair_in = self.table.shape
+        pairs, ordered = self.pairs.num_pairs, self.ends.first.numel()
+        return WeaveSizes(atoms, pairs, ordered, codes, atom_in, pair_in, units)
+
+
+class Ways:
+    """Compute two weave modules, without normalisation, in several ways."""
+
+    def __init__(self, stack: WeaveStack, table: Tensor) -> None:
+        self.stack = stack
+        self.program = WeaveProgram(stack, table)
+
+    def record(self, batch: WeaveBatch) -> None:
+        """Record the molecules as programs, and make the schedule that the engine runs."""
+        programs = []
+        for molecule in batch.molecules:
+            atoms = int(molecule.num_nodes or 0)
+            code = np.zeros((atoms, atoms), dtype=np.int64)
+            code[np.triu_indices(atoms)] = molecule.pair_code.numpy()
+            both = np.maximum(code, code.T)
+            programs.append(self.program.program(atoms, both.tolist()))
+        batch.schedule = Schedule.from_programs(programs).to(batch.x.device)
+
+    def atoms(self, mode: str, batch: WeaveBatch) -> Tensor:
+        """Compute the updated atom rows, ``[atom, unit]``."""
+        if mode == PLAIN:
+            return plain_weave(self.stack, batch.x, batch.pair, batch.ends)
+        if mode == ENGINE:
+            return self.program.engine(batch.schedule, {"atom": batch.x})["output"]
+        return self.stack(batch.x, batch.table, batch.pairs)
+
+    def train(self, mode: str, batch: WeaveBatch) -> Tensor:
+        """Run both passes; return the atom rows."""
+        self.stack.zero_grad()
+        atoms = self.atoms(mode, batch)
+        atoms.backward(torch.ones_like(atoms))
+        return atoms.detach()
+
+    def timed(self, mode: str, batch: WeaveBatch, lap: bench.Stopwatch) -> None:
+        """Time both passes, then the forward pass alone."""
+        self.stack.zero_grad()
+        atoms = partial(self.atoms, mode, batch)
+        bench.time_passes(lap, atoms, infer=atoms)
+
+    def check(self, modes: Sequence[str], batch: WeaveBatch) -> Tensor:
+        """Compare all modes with the fused layers; return the atom rows.
+
+        Plain and fused are compared in double precision: over the 250,000 ordered pairs of one
+        large molecule single precision rounds by nearly a thousandth.
+        """
+        wanted = self._results(FUSED, batch)
+        if ENGINE in modes:
+            bench.assert_agreement(ENGINE, wanted, self._results(ENGINE, batch))
+        if PLAIN in modes:
+            exact = Ways(copy.deepcopy(self.stack).double(), batch.table.double())
+            doubled = batch.double()
+            right = exact._results(FUSED, doubled)
+            bench.assert_agreement(PLAIN, right, exact._results(PLAIN, doubled), 1e-9)
+        return wanted[0]
+
+    def _results(self, mode: str, batch: WeaveBatch) -> list[Tensor]:
+        atoms = self.atoms(mode, batch)
+        return [atoms.detach(), *bench.gradients(atoms.sum(), self.stack.parameters())]
+
+    def arrays(self, batch: WeaveBatch) -> dict[str, np.ndarray]:
+        """Return weights and rows under the names of DeepChem's layers."""
+        ends = torch.stack([batch.ends.first, batch.ends.second], 1)
+        found = {"x": batch.x, "pair": batch.pair, "source": batch.ends.first, "ends": ends}
+        for level, conv in enumerate(_convs(self.stack)):
+            for name in ("aa", "pa", "a", "ap", "pp", "p"):
+                linear = getattr(conv, f"lin_{name}", None)
+                if linear is not None:
+                    found[f"{level}.W_{name.upper()}"] = linear.weight.t()
+                    found[f"{level}.b_{name.upper()}"] = linear.bias
+        return {key: t.detach().cpu().contiguous().numpy() for key, t in found.items()}
+
+
+class Weave:
+    """What all cases share: the modules, the molecules, the machine, DeepChem if there is one."""
 
     def __init__(
         self, options: argparse.Namespace, device: torch.device, other: DeepChem | None
@@ -69,11 +297,11 @@ class Bench:
         torch.manual_seed(0)
         atom_in = len(self.featurizer.atom_names)
         stack = WeaveStack(atom_in, features.size(1), options.units).to(device)
-        self.ways = WeaveWays(stack, features.to(device))
+        self.ways = Ways(stack, features.to(device))
         self.machine = Machine(device)
 
     def cases(self) -> Iterator[tuple[str, list[list[MoleculeData]]]]:
-        """Draws the batches of every case: of each source, then single molecules that grow."""
+        """Draw the batches of every case: of each source, then single molecules that grow."""
         for case, found in sources(self.options):
             _, molecules = usable(found, self.featurizer)
             generator = random.Random(self.options.seed)
@@ -85,277 +313,158 @@ class Bench:
             chain = ("CCO" * (atoms // 3 + 1))[:atoms]
             yield SINGLE, [[self.featurizer(chain)]]
 
-    def measure(self, case: str, drawn: Sequence[Sequence[MoleculeData]]) -> list[Record]:
-        """Checks, times and weighs one case.
-
-        Args:
-            case: Its name.
-            drawn: Its batches.
-
-        Returns:
-            The records.
-        """
+    def measure(self, case: str, drawn: Sequence[Sequence[MoleculeData]]) -> list[bench.Record]:
+        """Measure one case: agreement, times, peak memory."""
+        options = self.options
         batches = [WeaveBatch(molecules, self.collate, self.device) for molecules in drawn]
         ordered = max(batch.ends.first.numel() for batch in batches)
-        modes = [m for m in self.options.modes if m != ENGINE or self._fits(ENGINE, ordered)]
+        modes = [m for m in options.modes if m != ENGINE or ordered <= options.engine_pairs]
+        common = {"case": case, "batch": len(drawn[0]), "unit": "molecules", "units": options.units}
         if not modes:
-            where = {"bench": "weave", "case": case, "batch": len(drawn[0]), "unit": MOLECULES}
-            where |= {"units": self.options.units, **machine(self.device)}
             reason = f"{ordered} ordered pairs, more than --engine-pairs"
-            return [make_record(where, ENGINE, LEFT_OUT, reason=reason)]
-        with_other = self.other is not None and self._fits("deepchem", ordered)
-        parts, works = [], []
-        for batch in batches:
-            if ENGINE in modes:
-                self.ways.record(batch)
-            atoms = self.ways.check(modes, batch)
-            if with_other:
-                self._hand_over(batch, atoms)
-            sizes = batch.sizes(self.options.units)
-            bare = BareWeave(sizes.factored(), self.device)
-            contenders: dict[str, Contender] = {SPEED: self.machine.run, BARE: bare.run}
-            contenders |= {mode: partial(self.ways.timed, mode, batch) for mode in modes}
-            if with_other and self.other is not None:
-                contenders[NAME] = self.other.contender("forward", "inference")
-            parts.append(
-                interleave(
-                    contenders, repeats=self.options.repeats, device=self.device,
-                    budget=self.options.budget,
-                )
-            )  # fmt: skip
-            works.append(_work(batch, self.options.units))
-        where = {
-            "bench": "weave",
-            "case": case,
-            "batch": len(drawn[0]),
-            "unit": MOLECULES,
-            "units": self.options.units,
-            **{name: sum(each[name] for each in works) / len(works) for name in works[0]},
-            **(self.other.facts if self.other else {}),
-            **machine(self.device),
-        }
-        timed = Timed(where, join_rounds(parts), self.machine)
-        return timed.records(modes) + self._memory(where, modes, batches[-1])
+            return [bench.make_record(common, ENGINE, bench.LEFT_OUT, reason=reason)]
+        other = self.other if ordered <= options.deepchem_pairs else None
+        contenders = (self._contenders(batch, modes, other) for batch in batches)
+        rounds, facts = bench.interleave_batches(contenders, options, self.device)
+        common |= facts | (self.other.facts if self.other else {})
+        records = list(self._records(common, rounds, modes))
+        for mode in modes:
+            self.ways.stack.zero_grad()
+            peak = bench.peak_bytes(partial(self.ways.train, mode, batches[-1]), self.device)
+            records.append(bench.make_record(common, mode, "memory", peak_bytes=peak))
+        return records
 
-    def _fits(self, who: str, ordered: int) -> bool:
-        return ordered <= getattr(self.options, f"{who}_pairs")
+    def _contenders(
+        self, batch: WeaveBatch, modes: Sequence[str], other: DeepChem | None
+    ) -> tuple[dict[str, bench.Contender], dict[str, float]]:
+        if ENGINE in modes:
+            self.ways.record(batch)
+        atoms = self.ways.check(modes, batch)
+        sizes = batch.sizes(self.options.units)
+        bare = BareProducts(sizes.factored(), self.device)
+        contenders: dict[str, bench.Contender] = {SPEED: self.machine.run, BARE: bare.run}
+        contenders |= {mode: partial(self.ways.timed, mode, batch) for mode in modes}
+        if other is not None:
+            self._load(other, batch, atoms)
+            contenders[DEEPCHEM] = other.contender("forward", "inference")
+        return contenders, sizes.facts()
 
-    def _hand_over(self, batch: WeaveBatch, atoms: torch.Tensor) -> None:
-        """Gives DeepChem's layers the weights and rows, and compares what they make of them."""
-        if self.other is None:
-            return
+    def _load(self, other: DeepChem, batch: WeaveBatch, atoms: Tensor) -> None:
+        """Load weights and rows into DeepChem's layers, and compare the results."""
         with tempfile.TemporaryDirectory() as folder:
             path = str(Path(folder) / "weave.npz")
             np.savez(path, **self.ways.arrays(batch))  # type: ignore[arg-type]
-            self.other.ask("weave", path=path, units=self.options.units)
+            other.ask("weave", path=path, units=self.options.units)
             theirs = torch.from_numpy(np.load(f"{path}.atoms.npy"))
-        assert_agreement("DeepChem's WeaveModel", [atoms.cpu()], [theirs])
+        bench.assert_agreement("DeepChem's WeaveModel", [atoms.cpu()], [theirs])
 
-    def _memory(self, where: Record, modes: Sequence[str], batch: WeaveBatch) -> list[Record]:
-        found = []
-        for mode in modes:
-            self.ways.stack.zero_grad()
-            peak = peak_bytes(partial(self.ways.train, mode, batch), self.device)
-            found.append(make_record(where, mode, "memory", peak_bytes=peak))
-        return found
-
-
-def _work(batch: WeaveBatch, units: int) -> Record:
-    sizes = batch.sizes(units)
-    plain = {f"plain_{name}": value for name, value in work(sizes.plain()).items()}
-    return {
-        "atoms": sizes.atoms,
-        "pairs": sizes.pairs,
-        "ordered_pairs": sizes.ordered,
-        "least_bytes": sizes.least_bytes(),
-        **work(sizes.factored()),
-        **plain,
-    }
-
-
-class Timed(NamedTuple):
-    """Holds the rounds of one case.
-
-    Args:
-        where: What its records have in common.
-        rounds: Of all contenders.
-        machine: Knows the least time of some work.
-    """
-
-    where: Record
-    rounds: dict[str, Rounds]
-    machine: Machine
-
-    def records(self, modes: Sequence[str]) -> list[Record]:
-        """Makes one record a contender and phase.
-
-        Args:
-            modes: The modes; others are compared with the first.
-        """
-        found = []
-        names = [BARE, *modes, *([NAME] if NAME in self.rounds else [])]
-        for name in names:
-            mine = self.rounds[name]
-            base: tuple[Rounds, str] | tuple[()] = ()
-            if name != BARE:
-                first = name == modes[0]
-                to = (BARE, "bare products") if first else (modes[0], modes[0])
-                base = self.rounds[to[0]], to[1]
-            for record in phase_records(self.where, name, mine, PHASES, *base):
-                limit = self._limit(PHASES[record["phase"]])
-                record |= {"times_limit": record["median_seconds"] / limit, "limit_seconds": limit}
-                found.append(record | {"repeats": len(mine)})
-        return found
-
-    def _limit(self, parts: Sequence[str]) -> float:
-        """Least seconds of the factored form at the best speeds seen of the machine."""
-        passes = ["forward" if part == "inference" else part for part in parts]
-        flops = sum(self.where[f"flops_{each}"] for each in passes)
-        speed = self.rounds[SPEED]
-        seconds = {phase: min(each[phase] for each in speed) for phase in ("multiply", "copy")}
-        return self.machine.limit(seconds, flops, len(passes) * self.where["least_bytes"])
+    def _records(
+        self, common: bench.Record, rounds: Mapping[str, bench.Rounds], modes: Sequence[str]
+    ) -> Iterator[bench.Record]:
+        first = modes[0]
+        for name, mine in rounds.items():
+            if name == SPEED:
+                continue
+            to = {BARE: None, first: BARE}.get(name, first)
+            to_name = "bare products" if to == BARE else to
+            base = None if to is None else rounds[to]
+            for record in bench.phase_records(
+                common, name, mine, PHASES, base, to_name, repeats=len(mine)
+            ):
+                # Least time of the factored form at the best speeds seen of the machine.
+                parts = PHASES[record["phase"]]
+                passes = ["forward" if part == "inference" else part for part in parts]
+                flops = sum(common[f"flops_{each}"] for each in passes)
+                moved = len(passes) * common["least_bytes"]
+                limit = self.machine.limit(rounds[SPEED], flops, moved)
+                times = record["median_seconds"] / limit
+                yield record | {"times_limit": times, "limit_seconds": limit}
 
 
-def run(options: argparse.Namespace, device: torch.device) -> list[Record]:
-    """Measures all cases.
-
-    Args:
-        options: Of the command line.
-        device: Where the modules run; DeepChem's run on the CPU.
-
-    Returns:
-        The records.
-    """
-    records: list[Record] = []
-    with ExitStack() as stack:
-        other = None
-        if options.deepchem_python is not None:
-            other = stack.enter_context(DeepChem(options.deepchem_python))
-        bench = Bench(options, device, other)
-        for case, drawn in bench.cases():
-            records += bench.measure(case, drawn)
-    return records + _growth(records)
+def run(options: argparse.Namespace, device: torch.device) -> list[bench.Record]:
+    """Measure all cases; DeepChem's modules run on the CPU."""
+    records: list[bench.Record] = []
+    with deepchem(options) as other:
+        weave = Weave(options, device, other)
+        for case, drawn in weave.cases():
+            records += weave.measure(case, drawn)
+    return records + list(growth(records))
 
 
-def _growth(records: Sequence[Record]) -> list[Record]:
-    """Fits the exponents of growth with the size of one molecule, over the three largest."""
-    single = [r for r in records if r["case"] == SINGLE and r["mode"] not in (BARE, NAME)]
-    found = []
-    for (mode, phase), mine in grouped(single, "mode", "phase").items():
+def growth(records: Sequence[bench.Record]) -> Iterator[bench.Record]:
+    """Fit the exponents of growth with the size of one molecule, over the three largest."""
+    single = [r for r in records if r["case"] == SINGLE and r["mode"] not in (BARE, DEEPCHEM)]
+    for (mode, phase), mine in bench.grouped(single, "mode", "phase").items():
         field = "peak_bytes" if phase == "memory" else "median_seconds"
         points = [(round(r["atoms"]), float(r[field])) for r in mine if r[field]][-3:]
-        exponent = growth_exponent(points)
+        exponent = bench.growth_exponent(points)
         if exponent is not None:
-            where = {k: v for k, v in mine[-1].items() if k in ("bench", "batch", "unit", "units")}
-            where |= {k: mine[-1][k] for k in ("threads", "device", "torch", "date")}
-            where |= {"case": f"growth of {SINGLE}", "atoms": mine[-1]["atoms"]}
+            common = {key: mine[-1][key] for key in ("batch", "unit", "units", "atoms")}
+            common["case"] = f"growth of {SINGLE}"
             to = f"exponent of the atoms, {points[0][0]} to {points[-1][0]}; 2 is that of the pairs"
-            found.append(make_record(where, mode, f"growth of {phase}", None, exponent, to))
-    return found
+            yield bench.make_record(common, mode, f"growth of {phase}", None, exponent, to)
 
 
-def report(records: Sequence[Record]) -> str:
-    """Writes the records as tables, one a case and batch, and one of growth.
-
-    Args:
-        records: What :func:`run` gave.
-
-    Returns:
-        The text.
-    """
-    measured = [r for r in records if r["phase"] != LEFT_OUT and "growth" not in r["phase"]]
-    parts = [_report_case(each) for each in grouped(measured, "case", "batch", "atoms").values()]
-    if measured:
-        first, *others = dict.fromkeys(r["mode"] for r in measured if r["mode"] != BARE)
-        parts.append(f"x: time of {first} over that of {BARE}; of {', '.join(others)} over {first}")
-    parts += [
-        f"{r['case']}, batch {r['batch']} is left out: {r['reason']}"
-        for r in records
-        if r["phase"] == LEFT_OUT
-    ]
-    growth = [r for r in records if r["phase"].startswith("growth")]
-    if growth:
-        rows = [[r["mode"], r["phase"], number(r["ratio"], ".2f"), r["ratio_to"]] for r in growth]
-        parts.append(table("growth with the atoms", ["mode", "of", "exponent", "meaning"], rows))
-    return "\n\n".join(parts)
-
-
-def _report_case(records: Sequence[Record]) -> str:
-    first = records[0]
-    rows = []
-    for (mode,), mine in grouped(records, "mode").items():
-        found = by_phase(mine)
-        peak = found.get("memory", {}).get("peak_bytes")
-        times = [found.get(phase, {}).get("median_seconds") for phase in TIMES]
-        ratios = [found.get(phase, {}).get("ratio") for phase in TIMES]
-        limits = [found.get(phase, {}).get("times_limit") for phase in ("train", "inference")]
-        rows.append(
-            [
-                mode,
-                *(number(None if t is None else t * 1e3, ".2f") for t in times),
-                *(number(ratio, ".2f") for ratio in ratios),
-                *(number(limit, ".1f") for limit in limits),
-                number(None if peak is None else peak / 2**20, ".1f"),
-            ]
-        )
-    header = ["mode", *(f"{phase} ms" for phase in TIMES), *(f"{phase} x" for phase in TIMES)]
-    header += ["train x limit", "inference x limit", "peak MiB"]
+def report(records: Sequence[bench.Record]) -> Iterator[str]:
+    """Write one table per case and batch, and one of growth."""
     title = (
-        f"weave: {first['case']}, batch {first['batch']}, two modules of {first['units']} units "
-        f"({first['atoms']:.0f} atoms, {first['pairs']:.0f} pairs, {first['threads']} threads, "
-        f"{first['device']})"
+        "weave: {case}, batch {batch}, two modules of {units} units ({atoms:.0f} atoms, "
+        "{pairs:.0f} pairs, {threads} threads, {device})"
     )
-    return "\n".join([table(title, header, rows), *_remarks(records)])
+    columns = {
+        "mode": bench.cell("mode"),
+        **bench.milliseconds(TIMES),
+        **bench.phase_cells(TIMES, "x", "ratio"),
+        **bench.phase_cells(("train", "inference"), "x limit", "times_limit", ".1f"),
+        "peak MiB": bench.cell("memory", "peak_bytes", form=".1f", times=2.0**-20),
+    }
+    measured = [r for r in records if "limit_seconds" in r or r["phase"] == "memory"]
+    by = ("case", "batch", "atoms")
+    yield from bench.tables(measured, by, title, ("mode",), columns, _remarks)
+    if measured:
+        main, *others = dict.fromkeys(r["mode"] for r in measured if r["mode"] != BARE)
+        yield f"x: time of {main} over that of {BARE}; of {', '.join(others)} over {main}"
+    for r in records:
+        if r["phase"] == bench.LEFT_OUT:
+            yield f"{r['case']}, batch {r['batch']} is left out: {r['reason']}"
+    fitted = [r for r in records if r["phase"].startswith("growth")]
+    if fitted:
+        columns = {"mode": bench.cell("mode"), "of": bench.cell("phase")}
+        columns |= {"exponent": bench.cell("ratio", form=".2f"), "meaning": bench.cell("ratio_to")}
+        yield bench.table("growth with the atoms", fitted, columns)
 
 
-def _remarks(records: Sequence[Record]) -> list[str]:
-    """What the table cannot show: how much work there is."""
+def _remarks(records: Sequence[bench.Record]) -> Iterator[str]:
+    """Write how much work there is."""
     first = records[0]
-    lines = []
     for name, prefix in (("factored", ""), (PLAIN, "plain_")):
-        lines.append(
+        yield (
             f"{name}, forward: {first[f'{prefix}flops_forward'] / 1e6:.1f} MFLOP and "
             f"{first[f'{prefix}bytes_forward'] / 1e6:.1f} MB in products; backward: "
             f"{first[f'{prefix}flops_backward'] / 1e6:.1f} MFLOP, "
             f"{first[f'{prefix}bytes_backward'] / 1e6:.1f} MB"
         )
-    bound = find(records, mode=BARE, phase="inference")
-    if bound:
-        lines.append(
-            f"limit of a forward pass: {bound['limit_seconds'] * 1e3:.3f} ms, for the factored "
-            f"products and {first['least_bytes'] / 1e6:.2f} MB at the best speeds seen"
-        )
-    return lines
+    bound = bench.find(records, mode=BARE, phase="inference")
+    yield (
+        f"limit of a forward pass: {bound['limit_seconds'] * 1e3:.3f} ms, for the factored "
+        f"products and {first['least_bytes'] / 1e6:.2f} MB at the best speeds seen"
+    )
 
 
-def draw(records: Sequence[Record], path: Path) -> Path:
-    """Draws training time over the batch size, and time and memory over the size of a molecule.
-
-    Args:
-        records: What :func:`run` gave.
-        path: File to write.
-
-    Returns:
-        The path.
-    """
+def panels(records: Sequence[bench.Record]) -> list[bench.Panel]:
+    """Draw training time over the batch size, and time and memory over the size of a molecule."""
     train = [r for r in records if r["phase"] == "train"]
     batched = [r for r in train if r["case"] != SINGLE]
     alone = [r for r in train if r["case"] == SINGLE]
     memory = [r for r in records if r["phase"] == "memory" and r["case"] == SINGLE]
-    panels = [
-        Panel(
-            batched, "{mode}, {case}", "batch", "molecules_per_second",
-            ("batch", "molecules a second"), "xy", "training",
-        ),
-        Panel(alone, "{mode}", "atoms", "median_seconds", ("atoms", "seconds"), "xy", SINGLE),
-        Panel(memory, "{mode}", "atoms", "peak_bytes", ("atoms", "peak bytes"), "xy", SINGLE),
-    ]  # fmt: skip
-    return draw_panels([panel for panel in panels if panel.curves()] or panels[:1], path)
+    speed, labels = "molecules_per_second", ("batch", "molecules per second")
+    found = [
+        bench.Panel(batched, "{mode}, {case}", "batch", speed, labels, "xy", "training"),
+        bench.Panel(alone, "{mode}", "atoms", "median_seconds", ("atoms", "seconds"), "xy", SINGLE),
+        bench.Panel(memory, "{mode}", "atoms", "peak_bytes", ("atoms", "peak bytes"), "xy", SINGLE),
+    ]
+    return [panel for panel in found if panel.curves()] or found[:1]
 
 
 if __name__ == "__main__":
-    import sys
-
-    from benchmarks.command import main
-
-    sys.exit(main(["weave", *sys.argv[1:]]))
+    sys.exit(bench.main(sys.modules[__name__]))

@@ -16,7 +16,7 @@ WIDTH = 32
 
 
 def circuit(num_inputs: int, num_gates: int) -> DynTreeData:
-    """Draws a circuit; y is the value of every node, edges carry whether they negate."""
+    """Draw a circuit; y is the value of every node, edge_attr marks negated edges."""
     value = torch.randint(0, 2, (num_inputs,)).bool().tolist()
     x = torch.tensor([[float(v), 1.0 - v, 0.0] for v in value] + [[0.0, 0.0, 1.0]] * num_gates)
     edges, negated = [], []
@@ -33,13 +33,13 @@ def circuit(num_inputs: int, num_gates: int) -> DynTreeData:
 
 
 def with_activation(conv: nn.Module) -> nn.Module:
-    """Makes one module of a layer and what follows it."""
+    """Combine a layer and what follows it in one module."""
     call = "x, edge_index, edge_attr"
     return Sequential(call, [(conv, f"{call} -> x"), nn.Linear(WIDTH, WIDTH), nn.Tanh()])
 
 
 def convolutions() -> dict[str, nn.Module]:
-    """Lists stock layers; none of them knows of topological order."""
+    """List ordinary layers of PyG; none of them uses a topological order."""
     mlp = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU())
     return {
         "GINEConv": with_activation(GINEConv(mlp, edge_dim=2)),
@@ -48,7 +48,7 @@ def convolutions() -> dict[str, nn.Module]:
 
 
 def accuracy_of(layers: list[nn.Module], topological: bool, circuits: list[DynTreeData]) -> float:
-    """Trains encoder, layers and head; gives the share of right gates of the test circuits."""
+    """Train encoder, layers and head; return the accuracy on the gates of the test circuits."""
     model = nn.ModuleList([nn.Linear(3, WIDTH), *layers, nn.Linear(WIDTH, 2)])
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 

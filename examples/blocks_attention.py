@@ -15,7 +15,7 @@ from pyg_dynbatch import blocks as td
 
 
 def attention(score: td.Block) -> td.Block:
-    """Averages a sequence of vectors, each by the weight that its score deserves."""
+    """Average a sequence of vectors with weights given by their scores."""
     model = td.Composition()
     with model.scope():
         weight = td.Map(score >> td.Function(torch.exp)).reads(model.input)
@@ -27,7 +27,7 @@ def attention(score: td.Block) -> td.Block:
 
 
 def adder(width: int) -> td.Compiler:
-    """Gives the squared error of each sequence, and whether it counts as solved."""
+    """Return the squared error of each sequence, and whether it counts as solved."""
     step = td.Vector(2) >> td.FC(width, leaky_relu)
     context = td.Map(step) >> attention(td.FC(1, torch.tanh))
     found = context >> td.FC(width, leaky_relu) >> td.FC(1, leaky_relu)
@@ -41,7 +41,7 @@ def adder(width: int) -> td.Compiler:
 
 
 def draw(rng: random.Random) -> dict[str, list]:
-    """Draws a sequence of (number, mark), two of them marked, and the sum of these two."""
+    """Draw a sequence of (number, mark), two of them marked, and the sum of these two."""
     length = rng.randint(5, 15)
     marked = rng.sample(range(length), 2)
     steps = [[rng.uniform(-1, 1), float(n in marked)] for n in range(length)]
@@ -49,7 +49,7 @@ def draw(rng: random.Random) -> dict[str, list]:
 
 
 def main() -> None:
-    """Trains for some hundred mini-batches, then tests on new sequences."""
+    """Train for some hundred mini-batches, then test on new sequences."""
     torch.manual_seed(0)
     rng = random.Random(0)
     model = adder(width=32)

@@ -1,4 +1,4 @@
-"""Tell the sign of arithmetic expressions without computing them: one small module an operator.
+"""Predict the sign of arithmetic expressions with one small module per operator.
 
 ``OneOf`` picks the block of an operator; a forward declaration lets it contain itself.
 """
@@ -18,7 +18,7 @@ OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "neg": ope
 
 
 def calculator(width: int) -> td.Block:
-    """Gives the loss of an expression with its sign, and the scores of the three signs."""
+    """Return the loss of an expression with its sign, and the scores of the three signs."""
     value = td.ForwardDeclaration(td.PyObjectType(), td.TensorType(width), name="value")
     cases = {None: td.Scalar("int64") >> td.Embedding(10, width)}
     cases["neg"] = td.GetItem("right") >> value() >> mixer(width, width)
@@ -32,7 +32,7 @@ def calculator(width: int) -> td.Block:
 
 
 def mixer(width_in: int, width: int) -> nn.Module:
-    """Gives two layers with a norm, which keeps values of deep expressions apart."""
+    """Return two layers with a norm, which keeps values of deep expressions distinct."""
     widen, back = nn.Linear(width_in, 2 * width), nn.Linear(2 * width, width)
     return nn.Sequential(widen, nn.ReLU(), back, nn.LayerNorm(width))
 
@@ -41,7 +41,7 @@ def mixer(width_in: int, width: int) -> nn.Module:
 
 
 def draw(rng: random.Random, depth: int) -> tuple[dict | int, int]:
-    """Draws an expression over the digits, and its value."""
+    """Draw an expression over the digits, and its value."""
     if depth == 0 or rng.random() < 0.1:
         return (digit := rng.randrange(10)), digit
     op = rng.choice(list(OPERATORS))
@@ -53,7 +53,7 @@ def draw(rng: random.Random, depth: int) -> tuple[dict | int, int]:
 
 
 def main() -> None:
-    """Trains on expressions up to five operators deep, then tests on new ones."""
+    """Train on expressions up to five operators deep, then test on new ones."""
     torch.manual_seed(0)
     drawn = [draw(random.Random(n), depth=1 + n % 5) for n in range(2500)]
     examples = [(e, (v > 0) - (v < 0) + 1) for e, v in drawn]

@@ -1,6 +1,6 @@
-"""Tell the language of a sentence: characters make words, and words make the sentence.
+"""Identify the language of a sentence: from characters to words, from words to the sentence.
 
-All words of all sentences of a mini-batch are computed side by side, however long they are.
+All words of all sentences of a mini-batch are computed in parallel, whatever their length.
 """
 
 import torch
@@ -26,19 +26,19 @@ LANGUAGES = {
     "|lapset leikkivät puutarhassa|mitä ajattelet tästä|hän meni sinne veljensä kanssa"
     "|heidän olisi pitänyt soittaa ennen|valossa ei ole mitään vikaa|ystäväni on yöllä töissä",
 }
-HELD_OUT = 3  # sentences of each language that are not trained on
+HELD_OUT = 3  # sentences per language that are not used for training
 
 # Functional unit: the model and its loss.
 
 
 def last_state(width_in: int, width_out: int) -> td.Block:
-    """Gives the last hidden state of an LSTM along a sequence."""
+    """Return the last hidden state of an LSTM along a sequence."""
     lstm = td.ScopedLayer(nn.LSTMCell(width_in, width_out))
     return td.RNN(lstm) >> td.GetItem(1) >> td.GetItem(0)
 
 
 def language_model(characters: int, words: int, classes: int) -> td.Block:
-    """Gives the loss of a sentence with its language, and the scores of all languages."""
+    """Return the loss of a sentence with its language, and the scores of all languages."""
     letter = td.InputTransform(ord) >> td.Scalar("int64") >> td.Embedding(512, characters)
     word = td.InputTransform(list) >> td.Map(letter) >> last_state(characters, words)
     sentence = td.InputTransform(str.split) >> td.Map(word) >> last_state(words, words)
@@ -51,7 +51,7 @@ def language_model(characters: int, words: int, classes: int) -> td.Block:
 
 
 def main() -> None:
-    """Trains on some sentences of four languages, and names the languages of others."""
+    """Train on some sentences of four languages, and predict the language of others."""
     torch.manual_seed(0)
     train, test = [], []
     for number, text in enumerate(LANGUAGES.values()):

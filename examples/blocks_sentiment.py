@@ -24,7 +24,7 @@ State = tuple[Tensor, Tensor]
 
 
 class DropoutTreeLSTM(nn.Module):
-    """Gives what the classifier sees, and the state that the parent sees."""
+    """Return the input of the classifier, and the state for the parent."""
 
     random = True  # equal leaves differ, since each call drops other entries
 
@@ -33,7 +33,7 @@ class DropoutTreeLSTM(nn.Module):
         self.gates, self.drop = nn.Linear(width_in + 2 * width, 5 * width), 1 - keep
 
     def forward(self, x: Tensor, left: State, right: State) -> tuple[Tensor, State]:
-        """Works on all nodes of a level at once."""
+        """Compute all nodes of a level at once."""
         (h0, c0), (h1, c1), x = left, right, dropout(x, self.drop, self.training)
         i, j, f0, f1, o = self.gates(torch.cat([x, h0, h1], 1)).chunk(5, 1)
         j = dropout(j.tanh(), self.drop, self.training)
@@ -43,23 +43,23 @@ class DropoutTreeLSTM(nn.Module):
 
 
 def loss(scores: Tensor, label: Tensor) -> Tensor:
-    """Gives the cross entropy of each phrase."""
+    """Return the cross entropy of each phrase."""
     return cross_entropy(scores, label, reduction="none")
 
 
 def hits(scores: Tensor, label: Tensor) -> Tensor:
-    """Tells which phrases get their very class."""
+    """Return which phrases get exactly their class."""
     return (scores.argmax(1) == label).float()
 
 
 def binary_hits(scores: Tensor, label: Tensor) -> Tensor:
-    """Tells which phrases get the right side of neutral."""
+    """Return which phrases get the right side of neutral."""
     side = scores.softmax(1) @ scores.new_tensor([-1.0, -1.0, 0.0, 1.0, 1.0])
     return ((side > 0) == (label > 2)).float()
 
 
 def measured(name: str) -> td.Block:
-    """Turns scores and a label into three metrics."""
+    """Turn scores and a label into three metrics."""
 
     def metric(function: Callable[[Tensor, Tensor], Tensor]) -> td.Block:
         return td.Function(function) >> td.Metric(f"{name}_{function.__name__}")
@@ -73,7 +73,7 @@ def measured(name: str) -> td.Block:
 
 
 def sentiment(word: td.Block, cell: nn.Module, classify: nn.Module, width: int) -> td.Block:
-    """Measures trees: loss, hits and binary hits of the root and of all nodes."""
+    """Evaluate trees: loss, hits and binary hits of the root and of all nodes."""
     state = td.TupleType(width, width)
     tree = td.ForwardDeclaration(td.PyObjectType(), td.TupleType(state, 5), name="tree")
     children = [td.GetItem(n) >> tree() >> td.GetItem(0) for n in (1, 2)]
@@ -91,7 +91,7 @@ def sentiment(word: td.Block, cell: nn.Module, classify: nn.Module, width: int) 
 
 
 def model_of(words: Sequence[str], width_in: int, width: int, keep: float = 0.75) -> td.Compiler:
-    """Puts the model together; unknown words share a vector."""
+    """Build the model; unknown words share a vector."""
     number = {word: n + 1 for n, word in enumerate(words)}
     index = td.InputTransform(lambda word: number.get(word, 0)) >> td.Scalar("int64")
     embedding = td.Embedding(len(words) + 1, width_in)
@@ -101,7 +101,7 @@ def model_of(words: Sequence[str], width_in: int, width: int, keep: float = 0.75
 
 
 def run_epoch(model: td.Compiler, examples: list, optimizer: Optimizer | None = None) -> dict:
-    """Trains on all examples once, or tests without an optimizer; averages the metrics."""
+    """Train on all examples once, or test without an optimizer; average the metrics."""
     model.train(optimizer is not None)
     seen = []
     for batch in td.group_by_batches(examples, 100):
@@ -118,7 +118,7 @@ def run_epoch(model: td.Compiler, examples: list, optimizer: Optimizer | None = 
 
 
 def phrase(rng: random.Random, depth: int) -> tuple[list, int]:
-    """Draws a phrase, [label, word] or [label, left, right], and its value from -2 to 2."""
+    """Draw a phrase, [label, word] or [label, left, right], and its value from -2 to 2."""
     rule = rng.choice(["word", "not", "very", "but"]) if depth else "word"
     if rule == "word":
         word, value = rng.choice(list(WORDS.items()))
@@ -132,7 +132,7 @@ def phrase(rng: random.Random, depth: int) -> tuple[list, int]:
 
 
 def main() -> None:
-    """Trains for some epochs, keeps the best one on other trees, and tests it."""
+    """Train for some epochs, keep the best one on validation trees, and test it."""
     torch.manual_seed(0)
     rng = random.Random(0)
     trees = [phrase(rng, depth=4)[0] for _ in range(1200)]
@@ -146,7 +146,7 @@ def main() -> None:
         error = run_epoch(model, train, optimizer)["all_loss"]
         with torch.no_grad():
             share = run_epoch(model, dev)["root_hits"]
-        print(f"epoch {epoch}: loss {error:.3f}, right roots of other trees {share:.3f}")
+        print(f"epoch {epoch}: loss {error:.3f}, correct roots of validation trees {share:.3f}")
         if share > best:
             best, kept = share, deepcopy(model.state_dict())
     model.load_state_dict(kept)

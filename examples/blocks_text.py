@@ -1,7 +1,7 @@
-"""Put a text classifier together from small blocks, and exchange one of them at a time.
+"""Build a text classifier from small blocks, and exchange one of them at a time.
 
 The pipeline is that of Looks et al. (2017), arXiv:1702.02181, section 3.3: split a text, look up
-its words, make one vector of them, classify. The parts are checked as they are wired.
+its words, combine them into one vector, classify. The types are checked as blocks are connected.
 """
 
 import random
@@ -19,7 +19,7 @@ WIDTH = 24
 
 
 def text_pipeline(way: str, words: list[str], width: int, classes: int) -> td.Block:
-    """Gives the scores of the classes of a text; ``way`` says how words become one vector."""
+    """Return the scores of the classes of a text; ``way`` combines the words into one vector."""
     number = {word: n + 1 for n, word in enumerate(words)}
     split = td.InputTransform(str.split)
     index = td.InputTransform(lambda word: number.get(word, 0)) >> td.Scalar("int64")
@@ -39,7 +39,7 @@ def text_pipeline(way: str, words: list[str], width: int, classes: int) -> td.Bl
 
 
 def reviews(rng: random.Random) -> Iterator[tuple[str, int]]:
-    """Draws texts such as ``"film not bad and plot superb"``; good if most praise is meant."""
+    """Draw texts such as ``"film not bad and plot superb"``; good if most praise is meant."""
     while True:
         said, value = [], 0
         for _ in range(rng.choice([1, 3])):
@@ -51,7 +51,7 @@ def reviews(rng: random.Random) -> Iterator[tuple[str, int]]:
 
 
 def main() -> None:
-    """Trains each pipeline for a few epochs, and compares them on new texts."""
+    """Train each pipeline for a few epochs, and compare them on new texts."""
     rng = random.Random(0)
     drawn = reviews(rng)
     train = [next(drawn) for _ in range(600)]

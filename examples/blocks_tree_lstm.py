@@ -2,7 +2,7 @@
 
 The model is that of Tai, Socher and Manning (2015), arXiv:1503.00075, equations 9-14: a loss at
 every node, and accuracies of all nodes and of the roots. Put the lines of your own file of trees,
-such as the Stanford Sentiment Treebank, in the place of those made up here.
+such as the Stanford Sentiment Treebank, instead of those drawn here.
 """
 
 import random
@@ -22,7 +22,7 @@ State = tuple[Tensor, Tensor]
 
 
 def read_tree(line: str) -> list:
-    """Reads ``(3 (2 not) (1 bad))`` as ``[3, [2, "not"], [1, "bad"]]``."""
+    """Read ``(3 (2 not) (1 bad))`` as ``[3, [2, "not"], [1, "bad"]]``."""
     nodes: list[list] = [[]]
     for piece in line.replace("(", " ( ").replace(")", " ) ").split(" "):
         if piece == "(":
@@ -35,14 +35,14 @@ def read_tree(line: str) -> list:
 
 
 class BinaryTreeLSTM(nn.Module):
-    """Computes the state of a node from its word and the states of its two children."""
+    """Compute the state of a node from its word and the states of its two children."""
 
     def __init__(self, width_in: int, width: int) -> None:
         super().__init__()
         self.gates = nn.Linear(width_in + 2 * width, 5 * width)
 
     def forward(self, x: Tensor, left: State, right: State) -> State:
-        """Works on all nodes of a level at once."""
+        """Compute all nodes of a level at once."""
         (h0, c0), (h1, c1) = left, right
         u, i, o, f0, f1 = self.gates(torch.cat([x, h0, h1], 1)).chunk(5, 1)
         c = i.sigmoid() * u.tanh() + f0.sigmoid() * c0 + f1.sigmoid() * c1
@@ -50,7 +50,7 @@ class BinaryTreeLSTM(nn.Module):
 
 
 def tree_lstm(word: td.Block, cell: nn.Module, scores: nn.Module, width: int) -> td.Block:
-    """Gives the state of the root; every node is measured on the way."""
+    """Return the state of the root; metrics are computed at every node."""
     state = td.TupleType(width, width)
     tree = td.ForwardDeclaration(td.PyObjectType(), state, name="tree")
     leaf = td.AllOf(td.GetItem(1) >> word, td.Zeros(state), td.Zeros(state))
@@ -71,7 +71,7 @@ def tree_lstm(word: td.Block, cell: nn.Module, scores: nn.Module, width: int) ->
 
 
 def sentiment(words: Sequence[str], width_in: int, width: int) -> td.Compiler:
-    """Puts the model together; unknown words share a vector."""
+    """Build the model; unknown words share a vector."""
     number = {word: n + 1 for n, word in enumerate(words)}
     index = td.InputTransform(lambda word: number.get(word, 0)) >> td.Scalar("int64")
     word = index >> td.Embedding(len(words) + 1, width_in)
@@ -80,7 +80,7 @@ def sentiment(words: Sequence[str], width_in: int, width: int) -> td.Compiler:
 
 
 def run_epoch(model: td.Compiler, examples: list, optimizer: Optimizer | None = None) -> dict:
-    """Trains on all examples once, or tests without an optimizer; averages the metrics."""
+    """Train on all examples once, or test without an optimizer; average the metrics."""
     model.train(optimizer is not None)
     seen = []
     for batch in td.group_by_batches(examples, 25):
@@ -97,7 +97,7 @@ def run_epoch(model: td.Compiler, examples: list, optimizer: Optimizer | None = 
 
 
 def phrase(rng: random.Random, depth: int) -> tuple[str, int]:
-    """Draws a bracketed phrase with a label 0-4 at every node, and its value from -2 to 2."""
+    """Draw a bracketed phrase with a label 0-4 at every node, and its value from -2 to 2."""
     rule = rng.choice(["word", "not", "very", "but"]) if depth else "word"
     if rule == "word":
         word, value = rng.choice(list(WORDS.items()))
@@ -111,7 +111,7 @@ def phrase(rng: random.Random, depth: int) -> tuple[str, int]:
 
 
 def main() -> None:
-    """Trains for a few epochs and tests."""
+    """Train for a few epochs and test."""
     torch.manual_seed(0)
     rng = random.Random(0)
     trees = [read_tree(phrase(rng, depth=4)[0]) for _ in range(700)]

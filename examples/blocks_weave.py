@@ -1,7 +1,7 @@
-"""Write the weave module in blocks: atoms and their pairs learn from one another, without padding.
+"""Write the weave module in blocks: atoms and pairs exchange information, without padding.
 
 The equations are (4) and (5) of Looks et al. (2017), arXiv:1702.02181, after Kearnes et al. (2016),
-arXiv:1603.00856. Wanted here is the longest way through a molecule, in bonds.
+arXiv:1603.00856. The target is the longest path in a molecule, in bonds.
 """
 
 import random
@@ -18,7 +18,7 @@ WIDTH, FARTHEST, FUNCTIONS = 16, 8, ("a", "aa", "pa", "p", "pp", "ap")
 
 
 def weave_module(f: Mapping[str, nn.Module]) -> td.Block:
-    """Maps (atoms, rows of pairs) to the same; the functions are named as in the equations."""
+    """Map (atoms, rows of pairs) to the same; the functions are named as in the equations."""
     from_pairs = td.Map(td.Map(f["pa"]) >> td.Sum())
     atom = (f["aa"], td.Identity()) >> td.Concat() >> f["a"]
     to_pair = td.Slice(stop=2) >> td.Concat() >> f["ap"]
@@ -39,7 +39,7 @@ def weave_module(f: Mapping[str, nn.Module]) -> td.Block:
 
 
 def molecule(rng: random.Random, num_atoms: int) -> dict[str, list]:
-    """Draws a tree of atoms; a pair is marked by its number of bonds in between."""
+    """Draw a tree of atoms; the feature of a pair is the number of bonds between its atoms."""
     far = [[0] * num_atoms for _ in range(num_atoms)]
     for new in range(1, num_atoms):
         old = rng.choice(range(max(0, new - 3), new))
@@ -51,7 +51,7 @@ def molecule(rng: random.Random, num_atoms: int) -> dict[str, list]:
 
 
 def main() -> None:
-    """Trains on molecules of up to seven atoms, and tests on others."""
+    """Train on molecules of up to seven atoms, and test on others."""
     torch.manual_seed(0)
     rng = random.Random(0)
     distance = td.InputTransform(lambda d: min(d, FARTHEST - 1)) >> td.OneHot(FARTHEST)
@@ -73,7 +73,7 @@ def main() -> None:
     with torch.no_grad():
         found, wanted = model(test).output
     error, plain = (found - wanted).abs().mean(), (wanted - wanted.median()).abs().mean()
-    print(f"test error {error:.2f} bonds, {plain:.2f} by always giving the median")
+    print(f"test error {error:.2f} bonds, {plain:.2f} always predicting the median")
 
 
 if __name__ == "__main__":

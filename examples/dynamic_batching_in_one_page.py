@@ -12,7 +12,7 @@ stacked. Dynamic batching (Looks et al., 2017) instead
 
 Here the trees are Boolean expressions and the network learns to evaluate them. The engine in
 ``pyg_dynbatch.core`` does the same; it adds types, many kinds of values, one preallocated buffer
-of rows in place of ``torch.cat``, shared gradients and other policies than depth.
+of rows instead of ``torch.cat``, shared gradients and other policies than depth.
 """
 
 import random
@@ -28,7 +28,7 @@ OPERATORS = {"and": lambda a, b: a & b, "or": lambda a, b: a | b, "xor": lambda 
 
 
 class Call(NamedTuple):
-    """Calls an operation on the results of earlier calls, or on a constant if there are none."""
+    """A call of an operation on earlier results, or on a constant if there are none."""
 
     operation: str
     arguments: tuple[int, ...] = ()
@@ -36,7 +36,7 @@ class Call(NamedTuple):
 
 
 class Step(NamedTuple):
-    """Calls an operation once for many rows."""
+    """One call of an operation for many rows."""
 
     operation: str
     gathers: list[Tensor]  # per argument: which row of the buffer each call reads, [call]
@@ -44,7 +44,7 @@ class Step(NamedTuple):
 
 
 def record(tree: int | tuple) -> list[Call]:
-    """1. Records the calls for a tree such as ``("xor", ("and", 1, 0), 1)``; the root is last."""
+    """1. Record the calls for a tree such as ``("xor", ("and", 1, 0), 1)``; the root is last."""
     calls: list[Call] = []
 
     def visit(node: int | tuple) -> int:
@@ -60,7 +60,7 @@ def record(tree: int | tuple) -> list[Call]:
 
 
 def schedule(programs: list[list[Call]]) -> tuple[list[Step], Tensor]:
-    """2. Groups the calls of all programs by depth and operation; also returns the roots' rows."""
+    """2. Group the calls of all programs by depth and operation; also return the roots' rows."""
     groups: dict[tuple[int, str], list[tuple[int, int]]] = defaultdict(list)
     for program, calls in enumerate(programs):
         depth: list[int] = []
@@ -68,7 +68,7 @@ def schedule(programs: list[list[Call]]) -> tuple[list[Step], Tensor]:
             depth.append(1 + max((depth[argument] for argument in call.arguments), default=-1))
             groups[depth[-1], call.operation].append((program, number))
 
-    row: dict[tuple[int, int], int] = {}  # where each call's result stands in the buffer
+    row: dict[tuple[int, int], int] = {}  # the row of each call's result in the buffer
     steps = []
     for (_, operation), members in sorted(groups.items()):
         calls = [programs[program][number] for program, number in members]
@@ -83,7 +83,7 @@ def schedule(programs: list[list[Call]]) -> tuple[list[Step], Tensor]:
 
 
 def run(operations: nn.ModuleDict, steps: list[Step], roots: Tensor) -> Tensor:
-    """3. Runs the steps and returns the roots' rows, [program, width]."""
+    """3. Run the steps and return the roots' rows, [program, width]."""
     rows = operations["leaf"].weight.new_empty(0, WIDTH)
     for step in steps:
         inputs = [rows[index] for index in step.gathers] or [step.constants]
@@ -92,19 +92,19 @@ def run(operations: nn.ModuleDict, steps: list[Step], roots: Tensor) -> Tensor:
 
 
 class Merge(nn.Module):
-    """Combines the rows of two children."""
+    """Combine the rows of two children."""
 
     def __init__(self) -> None:
         super().__init__()
         self.inner, self.outer = nn.Linear(2 * WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
 
     def forward(self, left: Tensor, right: Tensor) -> Tensor:
-        """Maps two tensors [row, width] to one."""
+        """Map two tensors [row, width] to one."""
         return torch.tanh(self.outer(torch.relu(self.inner(torch.cat([left, right], 1)))))
 
 
 def random_tree(depth: int) -> tuple[int | tuple, int]:
-    """Draws an expression and its value."""
+    """Draw an expression and its value."""
     if depth == 0 or random.random() < 0.2:
         value = random.randrange(2)
         return value, value
@@ -114,7 +114,7 @@ def random_tree(depth: int) -> tuple[int | tuple, int]:
 
 
 def main() -> None:
-    """Trains the network and compares batched with one-by-one evaluation."""
+    """Train the network and compare batched with one-by-one evaluation."""
     random.seed(0)
     torch.manual_seed(0)
     merges = {name: Merge() for name in OPERATORS}

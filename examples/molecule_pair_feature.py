@@ -1,7 +1,7 @@
 """Describe pairs of atoms by a feature of your own, and let the weave network use it.
 
-Polar atoms on both sides of a pair are what hydrogen bonds within a molecule need. The feature is
-one bit a pair; its codes multiply those of the library's own, and nothing else changes.
+Hydrogen bonds within a molecule need polar atoms on both sides of a pair. The feature is one bit
+per pair; its codes are combined with those of the library, and nothing else changes.
 """
 
 import logging
@@ -20,20 +20,20 @@ logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
 
 class BothPolar(PairFeatures):
-    """Marks pairs of two atoms that are nitrogen or oxygen."""
+    """Mark pairs of two atoms that are nitrogen or oxygen."""
 
     def __init__(self) -> None:
         features, distance = torch.tensor([[0.0], [1.0]]), torch.tensor([0, 8])
         super().__init__(PairTable(features, ("both polar",), distance))
 
     def codes(self, mol) -> np.ndarray:
-        """Gives 1 where both atoms are polar; the codes of a pair must not depend on its order."""
+        """Return 1 where both atoms are polar; the code of a pair must not depend on its order."""
         polar = np.array([atom.GetAtomicNum() in (7, 8) for atom in mol.GetAtoms()], dtype=bool)
         return (polar[:, None] & polar).astype(np.uint8)
 
 
 def polar_pairs(smiles: str) -> int:
-    """Counts what is to be learned: pairs of polar atoms, however far apart."""
+    """Count pairs of polar atoms at any distance: the target."""
     polar = sum(letter in "NO" for letter in smiles)
     return polar * (polar - 1) // 2
 
@@ -42,7 +42,7 @@ chains = ["".join(np.random.default_rng(n).choice(list("CCCNO"), 4 + n % 6)) for
 
 
 def error_of(featurizer: MoleculeFeaturizer) -> float:
-    """Trains on 200 chains and measures the error on 100 others."""
+    """Train on 200 chains and return the error on 100 others."""
     pl.seed_everything(0, verbose=False)
     molecules = []
     for smiles in chains:

@@ -1,7 +1,7 @@
-"""Train on molecules that come with RDKit, predict ten others, and draw what predictions rest on.
+"""Train on molecules that come with RDKit, predict ten others, and draw their explanations.
 
-The target is the topological polar surface area, a sum over polar atoms: the colours should lie on
-nitrogen and oxygen. The pictures go to a folder that is removed again; give another one to keep.
+The target is the topological polar surface area, a sum over polar atoms: the colours should be on
+nitrogen and oxygen. The pictures are written to a temporary folder; use another one to keep them.
 """
 
 import logging
@@ -21,7 +21,7 @@ from pyg_dynbatch.training import OptimizerOptions, RateOptions
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 pl.seed_everything(0, verbose=False)
 
-# 1. Data: 1,000 molecules to train on, pairs of atoms at most two bonds apart.
+# 1. Data: 1,000 training molecules, pairs of atoms at most two bonds apart.
 nci = NCI(options=FeaturizeOptions(progress=False))
 schema = MoleculeSchema(
     nci.featurizer_spec, len(nci.atom_names), nci.pair_table, nci.task_names, pairs=2
@@ -46,7 +46,7 @@ quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": 
 trainer = pl.Trainer(max_epochs=8, accelerator="cpu", enable_model_summary=False, **quiet)
 trainer.fit(task, loader, val_loader)
 
-# 3. Ten molecules it has not seen: prediction, the most important atom, a picture.
+# 3. Ten new molecules: prediction, the most important atom, a picture.
 predictor = MoleculePredictor([task])
 featurizer = predictor.featurizer
 polar = 0

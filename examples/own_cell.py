@@ -1,4 +1,4 @@
-"""Write a cell of your own, have it checked, and train it; the library does the batching.
+"""Write a cell of your own, check it, and train it; the library does the batching.
 
 The cell is a minimal gated unit for any number of children: a gate decides how much of the
 children's sum is kept. It learns to count, at every node of a random tree, the marked leaves below.
@@ -13,7 +13,7 @@ from pyg_dynbatch.nn import RecursiveCell, RecursiveLayer
 
 
 class GatedSumCell(RecursiveCell):
-    """Computes ``h = g * sum of children + (1 - g) * tanh(candidate)``."""
+    """Compute ``h = g * sum of children + (1 - g) * tanh(candidate)``."""
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__(in_channels, out_channels, arity=None)
@@ -22,19 +22,19 @@ class GatedSumCell(RecursiveCell):
         self.hidden = nn.Linear(out_channels, 2 * out_channels, bias=False)
 
     def reset_parameters(self) -> None:
-        """Draws all parameters anew."""
+        """Initialise all parameters."""
         self.input.reset_parameters()
         self.hidden.reset_parameters()
 
     def project(self, x: torch.Tensor) -> torch.Tensor:
-        """Multiplies the inputs: once for all nodes of a mini-batch."""
+        """Project the inputs, once for all nodes of a mini-batch."""
         return self.input(x)
 
     def step(self, projected: torch.Tensor, children: RaggedRows | None) -> tuple[torch.Tensor]:
-        """Computes the states of many nodes at once; no child at all means a sum of zeros."""
+        """Compute the states of many nodes at once; without children the sum is zero."""
         total = projected.new_zeros(projected.size(0), self.out_channels)
         if children is not None:
-            (h,) = children.rows  # [child, width]; owner says whose child each row is
+            (h,) = children.rows  # [child, width]; owner is the row of the parent
             total = total.index_add(0, children.owner, h)
         gate, candidate = (projected + self.hidden(total)).chunk(2, dim=1)
         gate = gate.sigmoid()
@@ -42,7 +42,7 @@ class GatedSumCell(RecursiveCell):
 
 
 def random_tree(num_nodes: int) -> DynTreeData:
-    """Draws a tree whose leaves are marked by chance; y counts the marks below every node."""
+    """Draw a tree with randomly marked leaves; y counts the marks below every node."""
     parent = [int(torch.randint(node, ())) for node in range(1, num_nodes)]
     marked = torch.rand(num_nodes) < 0.5
     marked[parent] = False

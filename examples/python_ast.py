@@ -1,4 +1,4 @@
-"""Predict the sign of Python expressions from their syntax trees, with one module a node type.
+"""Predict the sign of Python expressions from their syntax trees, with one module per node type.
 
 Every expression is recorded as a program; the engine finds the calls that can run together.
 """
@@ -15,7 +15,7 @@ STATE, DIGIT, CLASSES = TensorType((32,)), TensorType((), torch.int64), TensorTy
 
 
 class Combine(nn.Module):
-    """Computes the state of an operator from those of its operands."""
+    """Compute the state of an operator from those of its operands."""
 
     def __init__(self, operands: int) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class Combine(nn.Module):
         self.mix = nn.Sequential(widen, nn.ReLU(), back, nn.LayerNorm(32))
 
     def forward(self, *states: torch.Tensor) -> torch.Tensor:
-        """Works on the rows of all calls of a step."""
+        """Compute the rows of all calls of a step."""
         return self.mix(torch.cat(states, dim=1))
 
 
@@ -36,7 +36,7 @@ operators = {k: add(Combine(n), [STATE] * n, [STATE], name=k.__name__) for k, n 
 
 
 def record(source: str) -> Program:
-    """Records the calls that one expression needs; nothing is computed yet."""
+    """Record the calls of one expression; nothing is computed yet."""
     program = Program()
 
     def value(node: ast.expr) -> Value:
@@ -50,7 +50,7 @@ def record(source: str) -> Program:
 
 
 def expression(rng: random.Random, depth: int) -> str:
-    """Draws an expression over the digits."""
+    """Draw an expression over the digits."""
     if depth == 0 or rng.random() < 0.2:
         return str(rng.randrange(10))
     right = f"({expression(rng, depth - 1)})"
@@ -75,6 +75,6 @@ stats = schedule.stats()
 print(f"{stats.rows} distinct calls, {stats.merged_calls} repeated ones, {stats.steps} steps")
 with torch.no_grad():
     found = engine(schedule)["output"].argmax(1)
-print(f"{sources[1200]} is {['negative', 'zero', 'positive'][found[0]]}, says the model")
+print(f"{sources[1200]} is {['negative', 'zero', 'positive'][found[0]]} according to the model")
 shares = [(guess == signs[1200:]).float().mean() for guess in (found, torch.tensor(2))]
 print("test accuracy {:.3f}, always saying positive {:.3f}".format(*shares))

@@ -1,7 +1,7 @@
 """Classify the sentiment of every phrase of a tree, in a plain PyTorch training loop.
 
-The trees are made up here, one a line in the form of the Stanford Sentiment Treebank; put the
-path of your own file in their place.
+The trees are generated, one per line in the format of the Stanford Sentiment Treebank; use the
+path of your own file instead.
 """
 
 import random
@@ -20,7 +20,7 @@ WORDS = {"awful": -2, "bad": -1, "dull": -1, "plain": 0, "nice": 1, "good": 1, "
 
 
 def phrase(rng: random.Random, depth: int) -> tuple[str, int]:
-    """Draws a phrase, in brackets with a label 0-4 at every node, and its value from -2 to 2."""
+    """Draw a phrase, in brackets with a label 0-4 at every node, and its value from -2 to 2."""
     rule = rng.choice(["word", "not", "very", "but"]) if depth else "word"
     if rule == "word":
         word, value = rng.choice(list(WORDS.items()))
@@ -37,14 +37,14 @@ def phrase(rng: random.Random, depth: int) -> tuple[str, int]:
 
 
 def write_trees(path: Path, count: int, seed: int) -> Path:
-    """Writes a file of trees, one a line."""
+    """Write a file of trees, one per line."""
     rng = random.Random(seed)
     path.write_text("\n".join(phrase(rng, depth=4)[0] for _ in range(count)))
     return path
 
 
 def main() -> None:
-    """Trains for a few epochs, then tests and tries a phrase of its own."""
+    """Train for a few epochs, then test, and classify a new phrase."""
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
         train = TreeFile(write_trees(Path(folder, "train.txt"), 500, seed=0), num_classes=5)

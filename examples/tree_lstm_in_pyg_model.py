@@ -1,7 +1,7 @@
 """Put a Tree-LSTM between the layers of an ordinary PyG model, with PyG's own loader.
 
-The task: evaluate formulas of and, or, not over true and false. Two graph convolutions see two
-edges far; the Tree-LSTM carries values from the leaves to the root however deep the formula is.
+The task: evaluate formulas of and, or, not over true and false. Two graph convolutions reach two
+edges; the Tree-LSTM carries values from the leaves to the root, however deep the formula is.
 """
 
 import random
@@ -19,7 +19,7 @@ FALSE, TRUE, AND, OR, NOT = range(5)
 
 
 def formula(rng: random.Random, depth: int) -> Data:
-    """Draws a formula as a graph: node 0 is the root, edges lead from a part to its whole."""
+    """Draw a formula as a graph: node 0 is the root, edges point from operands to operators."""
     kinds: list[int] = []
     edges: list[tuple[int, int]] = []
 
@@ -41,7 +41,7 @@ def formula(rng: random.Random, depth: int) -> Data:
 
 
 def network(middle: nn.Module) -> nn.Module:
-    """Makes a PyG model of three layers and a classifier of roots."""
+    """Build a PyG model with three layers and a classifier of roots."""
     return Sequential(
         "x, edge_index, root",
         [
@@ -55,7 +55,7 @@ def network(middle: nn.Module) -> nn.Module:
 
 
 def accuracy_after_training(model: nn.Module, train: list[Data], test: list[Data]) -> float:
-    """Trains a model and gives its share of right answers on the test formulas."""
+    """Train a model and return its accuracy on the test formulas."""
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for _ in range(8):
         for batch in DataLoader(train, batch_size=50, shuffle=True):

@@ -1,7 +1,7 @@
-"""Put a weave layer between stock PyG layers: pairs of atoms learn what bonds cannot say.
+"""Put a weave layer between ordinary PyG layers: pairs of atoms see beyond bonds.
 
-Each graph is a ring with two marked nodes; wanted is the number of bonds between them. Three
-convolutions see three bonds far. The weave layer sees all pairs, with the distance as feature.
+Each graph is a ring with two marked nodes; the target is the number of bonds between them. Three
+convolutions reach three bonds. The weave layer sees all pairs, with the distance as a feature.
 """
 
 import torch
@@ -16,7 +16,7 @@ WIDTH = 16
 
 
 def ring(num_nodes: int) -> Data:
-    """Draws a ring; ``pair_index`` lists all pairs, and PyG's loader shifts it like edges."""
+    """Draw a ring; ``pair_index`` lists all pairs, and PyG's loader shifts it like edges."""
     node = torch.arange(num_nodes)
     marked = torch.randperm(num_nodes)[:2]
     first, second = torch.triu_indices(num_nodes, num_nodes)
@@ -34,7 +34,7 @@ def ring(num_nodes: int) -> Data:
 
 
 class Net(nn.Module):
-    """Has one convolution, a layer to compare, and a sum over nodes."""
+    """One convolution, the layer to compare, and a sum over nodes."""
 
     def __init__(self, weave: bool) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Net(nn.Module):
         self.head = nn.Linear(WIDTH, 1)
 
     def forward(self, batch: Data) -> torch.Tensor:
-        """Predicts one number a graph."""
+        """Predict one number per graph."""
         x = self.conv(batch.x, batch.edge_index).relu()
         for conv in self.more:
             x = conv(x, batch.edge_index).relu()
@@ -57,7 +57,7 @@ class Net(nn.Module):
 
 
 def error_of(net: nn.Module, train: list[Data], test: list[Data]) -> float:
-    """Trains, and gives the mean absolute error on the test graphs."""
+    """Train, and return the mean absolute error on the test graphs."""
     optimizer = torch.optim.Adam(net.parameters(), lr=0.005)
     for _ in range(40):
         for batch in DataLoader(train, batch_size=32, shuffle=True):

@@ -1,7 +1,7 @@
-"""Write weave down as the equations of one molecule; the engine batches molecules of any size.
+"""Write weave as the equations of one molecule; the engine batches molecules of any size.
 
-The same weights then run through the factored layer, which gives the same numbers faster. So a
-changed weave can be tried as a program first, and the layer can be trusted.
+The factored layer with the same weights gives the same results faster. So a changed weave can be
+tried as a program first, and the layer can be checked.
 """
 
 import time
@@ -23,7 +23,7 @@ sizes = [int(n) for n in torch.randint(1, 12, (24,))]
 x = torch.randn(sum(sizes), ATOM_FEATURES)
 bonds = [[[min(abs(i - j), 8) for j in range(n)] for i in range(n)] for n in sizes]
 
-# 2. One program a molecule: a few hundred calls, written down by loops over atoms and pairs.
+# 2. One program per molecule: a few hundred calls, recorded by loops over atoms and pairs.
 programs = [weave.program(n, code) for n, code in zip(sizes, bonds, strict=True)]
 schedule = Schedule.from_programs(programs)
 calls = sum(program.num_calls for program in programs)
@@ -35,7 +35,7 @@ pairs = Pairs.from_codes(torch.tensor(upper), sizes, num_codes=NUM_CODES)
 
 
 def timed(run, *arguments: object) -> tuple[torch.Tensor, list[torch.Tensor], float]:
-    """Gives the result, the gradients of all weights, and the seconds."""
+    """Return the result, the gradients of all weights, and the seconds."""
     start = time.perf_counter()
     found = run(*arguments)
     gradients = torch.autograd.grad(found.square().sum(), list(stack.parameters()))

@@ -1,6 +1,5 @@
 """The benchmark of blocks runs on tiny sizes; its two models are one."""
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,33 +7,16 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import blocks_models, main, sentiment
-from benchmarks.blocks import Sentiment
-from benchmarks.blocks_models import LOSS, nested_tree
-from benchmarks.records import FIELDS
-from benchmarks.shapes import sentiment_like_trees
-from benchmarks.written_models import MODELS, _sign, _value
+from benchmarks import bench, blocks, trees
+from benchmarks.blocks import LOSS, MODELS, Sentiment, nested_tree
 from pyg_dynbatch import blocks as td
 
-SMALL = ["blocks", "--trees", "8", "--units", "4", "--embedding", "5", "--width", "4"]
-SMALL += ["--repeats", "1", "--threads", "1"]
+SMALL = ["--trees", "8", "--units", "4", "--embedding", "5", "--width", "4", "--repeats", "1"]
 STEP = ["forward", "backward", "optimizer", "train", "step", "collate", "collate and step"]
-SST = Path(__file__).parents[1] / "samples" / "sst"
 
 
-def run(folder: Path, *more: str) -> list[dict[str, Any]]:
-    path = folder / "records.json"
-    assert main([*SMALL, *more, "--json", str(path)]) == 0
-    records: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
-    return records
-
-
-def test_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    figure = tmp_path / "figure.svg"
-    records = run(tmp_path, "--batch-sizes", "3", "--batches", "1", "--figure", str(figure))
-    for record in records:
-        assert set(FIELDS) <= set(record) and record["median_seconds"] > 0
-        assert (record["ratio"] is None) == (record["ratio_to"] is None)
+def test_records(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    records = run(blocks, *SMALL, "--batch-sizes", "3", "--batches", "1")
     speeds = {(r["mode"], r["phase"]): r for r in records if r["case"] == "4 units"}
     ways = [("fused", phase) for phase in STEP]
     ways += [("blocks", phase) for phase in [*STEP, "trace", "trace, collate and step"]]
@@ -56,44 +38,35 @@ def test_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         least = max(record["lower_bound"], record["critical_path"])
         assert least <= record["steps"] <= record["fold_steps"]
     shown = capsys.readouterr().out
-    assert "us a tree" in shown and "lower bound" in shown and "compiling" in shown
-    assert figure.stat().st_size > 0
+    assert "us per tree" in shown and "lower bound" in shown and "compiling" in shown
 
 
-def test_files_of_the_treebank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sentiment, "SST", partial(sentiment.SST, verify=False))
-    options = [
-        "--figure",
-        str(tmp_path / "two.svg"),
-        "--models",
-        "--batch-sizes",
-        "5",
-        "--batches",
-        "2",
-    ]
-    records = run(tmp_path, "--raw-dir", str(SST), *options)
+def test_files_of_the_treebank(run: Any, samples: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trees, "SST", partial(trees.SST, verify=False))
+    options = ["--models", "--batch-sizes", "5", "--batches", "2"]
+    records = run(blocks, *SMALL, "--raw-dir", str(samples / "sst"), *options)
     assert {r["batch"] for r in records} == {5}, "more trees wanted than there are"
     assert {r["data"] for r in records} == {"sst"}
     assert "depth" not in {r["mode"] for r in records}
 
 
-def test_models_that_differ_are_not_timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    right = blocks_models.Leaf.forward
+def test_models_that_differ_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = blocks.Leaf.forward
     monkeypatch.setattr(
-        blocks_models.Leaf, "forward", lambda self, x: tuple(1.01 * y for y in right(self, x))
+        blocks.Leaf, "forward", lambda self, x: tuple(1.01 * y for y in right(self, x))
     )
     with pytest.raises(RuntimeError, match="the model in blocks computes something else"):
-        run(tmp_path, "--batch-sizes", "2", "--models")
+        bench.main(blocks, [*SMALL, "--batch-sizes", "2", "--models"])
 
 
 def test_the_models_are_equal_to_the_bit_of_float64() -> None:
     both = Sentiment(30, 5, 4, torch.device("cpu"))
     both.model.double()
     both.compiler.double()
-    trees = sentiment_like_trees(5, num_tokens=30)
-    batch = both.collate(trees)
+    drawn = trees.sentiment_like_trees(5, num_tokens=30)
+    batch = both.collate(drawn)
     wanted = both.ways.loss(both.model(batch), batch.y)
-    found = both.compiler([nested_tree(tree) for tree in trees]).metric_tensors[LOSS].sum()
+    found = both.loss([nested_tree(tree) for tree in drawn])
     torch.testing.assert_close(found, wanted, rtol=1e-12, atol=0)
 
 
@@ -111,15 +84,7 @@ def test_written_models(name: str) -> None:
 
 def test_signs_of_expressions() -> None:
     six = ("+", ("*", 1, 2), ("-", 5, 1))
-    for expression, sign in ((six, 2), (("-", 1, six), 0), (("/", 3, ("-", 1, 1)), 1), (0, 1)):
-        assert _sign(_value(expression)) == sign
+    for expression, wanted in ((six, 2), (("-", 1, six), 0), (("/", 3, ("-", 1, 1)), 1), (0, 1)):
+        assert blocks.sign(expression) == wanted
     signs = {sign for _, sign in MODELS["calculator"](60, width=4).examples}
     assert signs == {0, 1, 2}
-
-
-def test_other_cells_are_refused() -> None:
-    from pyg_dynbatch.trees.models import TreeClassifier
-
-    model = TreeClassifier(9, 5, 4, 3, cell="child_sum")
-    with pytest.raises(TypeError, match="wants a Tree-LSTM with ordered children"):
-        blocks_models.sentiment(model)

@@ -1,28 +1,20 @@
 """A run with batching and one without have the same losses."""
 
-import json
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
 
-from benchmarks import main
-from benchmarks.choices import PRECISIONS
-from benchmarks.fidelity import DTYPES, agreement, relative, report, rounding
+from benchmarks import bench, fidelity, trees
+from benchmarks.fidelity import agreement, relative, report, rounding
 
-SMALL = ["--steps", "3", "--batch", "4", "--units", "6", "--trees", "10", "--threads", "1"]
-
-
-def run(tmp_path: Path, *more: str, code: int = 0) -> list[dict]:
-    path = tmp_path / "records.json"
-    assert main(["fidelity", *SMALL, *more, "--json", str(path)]) == code
-    return json.loads(path.read_text(encoding="utf-8"))
+SMALL = ["--steps", "3", "--batch", "4", "--units", "6", "--trees", "10"]
 
 
 def test_losses_agree_in_all_modes_and_precisions(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    records = run(tmp_path, "--modes", "fused", "generic", "engine")
+    records = run(fidelity, *SMALL, "--modes", "fused", "generic", "engine")
     printed = capsys.readouterr().out
     assert "DO NOT AGREE" not in printed
     assert printed.count(" agree, ") == 6
@@ -38,44 +30,38 @@ def test_losses_agree_in_all_modes_and_precisions(
 
 
 def test_a_wrong_gradient_is_seen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from benchmarks.fidelity import Training
+    right = fidelity.Training.backward
 
-    right = Training._at_once
-
-    def slightly_wrong(self: Training, batch: object) -> float:
-        loss = right(self, batch)
-        with torch.no_grad():
+    def slightly_wrong(self: fidelity.Training, *given: Any) -> float:
+        loss = right(self, *given)
+        if self.mode != fidelity.REFERENCE:
             self.model.classifier.bias.grad.mul_(1 + 1e-6)
         return loss
 
-    monkeypatch.setattr(Training, "_at_once", slightly_wrong)
-    records = run(tmp_path, "--dtypes", "float64", code=1)
+    monkeypatch.setattr(fidelity.Training, "backward", slightly_wrong)
+    records = run(fidelity, *SMALL, "--dtypes", "float64", code=1)
     assert "fused and one by one DO NOT AGREE" in capsys.readouterr().out
     first, *others = [r["difference"] for r in records if r["phase"] == "loss"]
     assert first < 1e-12 < max(others)
 
 
-def test_real_files_with_vectors(
-    tmp_path: Path, samples: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from benchmarks import sentiment
-
+def test_real_files_with_vectors(run: Any, samples: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def unverified(root: None, split: str, vocabulary: object = "all", raw_dir: Path | None = None):
         return SST(root, split, vocabulary, raw_dir, verify=False)
 
-    SST = sentiment.SST
-    monkeypatch.setattr(sentiment, "SST", unverified)
+    SST = trees.SST
+    monkeypatch.setattr(trees, "SST", unverified)
     options = ["--raw-dir", str(samples / "sst"), "--vectors", str(samples / "glove.txt")]
-    records = run(tmp_path, *options, "--dtypes", "float64")
+    records = run(fidelity, *SMALL, *options, "--dtypes", "float64")
     assert {r["data"] for r in records} == {"sst"}
     assert {r["vectors"] for r in records} == {"glove.txt"}
     assert records[-1]["difference"] < 1e-12
 
 
-def test_float32_alone_has_no_yardstick(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    records = run(tmp_path, "--dtypes", "float32")
+def test_float32_alone_has_no_yardstick(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    records = run(fidelity, *SMALL, "--dtypes", "float32")
     assert rounding(records) is None
     assert agreement(records, records[-1]) == (None, "no limit without float64")
     assert "one by one differ, " in capsys.readouterr().out
@@ -91,10 +77,10 @@ def test_float32_is_measured_by_its_own_rounding() -> None:
     assert not agreement(records, {"case": "float32", "difference": 2e-3})[0]
 
 
-def test_a_long_run_is_shown_in_short(tmp_path: Path) -> None:
-    first, *_ = run(tmp_path, "--dtypes", "float64")
+def test_a_long_run_is_shown_in_short(run: Any) -> None:
+    first, *_ = run(fidelity, *SMALL, "--dtypes", "float64")
     many = [{**first, "step": step} for step in range(1, 201)]
-    assert len(report(many).splitlines()) == 3 + 50
+    assert len("".join(report(many)).splitlines()) == 3 + 50
 
 
 def test_no_number_is_no_agreement() -> None:
@@ -102,17 +88,7 @@ def test_no_number_is_no_agreement() -> None:
     assert relative(1.0, 1.0) == 0.0
 
 
-def test_vectors_want_trees_with_words() -> None:
+def test_vectors_need_trees_with_words() -> None:
     with pytest.raises(ValueError, match="word vectors for random trees") as caught:
-        main(["fidelity", *SMALL, "--vectors", "glove.txt"])
-    assert "--raw-dir with the trees that the words stand in" in str(caught.value)
-
-
-def test_every_precision_can_be_asked_for() -> None:
-    assert tuple(DTYPES) == PRECISIONS
-
-
-def test_figure(tmp_path: Path) -> None:
-    path = tmp_path / "fidelity.png"
-    main(["fidelity", *SMALL, "--dtypes", "float64", "--figure", str(path)])
-    assert path.stat().st_size > 0
+        bench.main(fidelity, [*SMALL, "--vectors", "glove.txt"])
+    assert "--raw-dir with trees of words" in str(caught.value)

@@ -1,24 +1,21 @@
 """All ways to run one Tree-LSTM agree, and their records are complete; nothing here is timed."""
 
-import json
 import sys
 from importlib.util import find_spec
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import main
-from benchmarks.choices import PEERS
-from benchmarks.peers import PHASES
-from benchmarks.peers_packages import PACKAGES, import_peers
-from benchmarks.peers_ways import OURS, PLAIN, RECURSIVE, Padded, PeerModel, PeerTree
-from benchmarks.table1_trees import Shape
+from benchmarks import bench, peers
+from benchmarks.peers import OURS, PACKAGES, PEERS, RECURSIVE, WAYS, Padded, PeerModel, PeerTree
+from benchmarks.trees import Shape
 
-ARGV = ["peers", "--leaves", "4", "--units", "3", "--words", "9", "--batch-sizes", "1", "3"]
-ARGV += ["--repeats", "1", "--loop-trees", "2", "--threads", "1"]
+SMALL = ["--leaves", "4", "--units", "3", "--words", "9", "--batch-sizes", "1", "3"]
+SMALL += ["--repeats", "1", "--loop-trees", "2"]
+PLAIN = [name for name in WAYS if name not in PACKAGES]
 MODULES = {"DGL": "dgl", "torchfold": "torchfold", "DyNet": "dynet"}
 
 
@@ -26,8 +23,7 @@ def trees_of(*leaves: int) -> list[PeerTree]:
     generator, found = np.random.default_rng(0), []
     for count in leaves:
         shape = Shape.draw("random", count, generator)
-        data = shape.example(torch.from_numpy(generator.integers(0, 9, count)))
-        found.append(PeerTree(shape, data.token.tolist(), data))
+        found.append(PeerTree.of(shape, torch.from_numpy(generator.integers(0, 9, count))))
     return found
 
 
@@ -42,19 +38,19 @@ def assert_same(wanted: list[Tensor], found: list[Tensor]) -> None:
 
 
 def test_every_way_can_be_asked_for() -> None:
-    assert [OURS, *PEERS] == [*PLAIN, *PACKAGES]
+    assert [OURS, *PEERS] == list(WAYS)
 
 
 @pytest.mark.parametrize("name", [name for name in PLAIN if name != RECURSIVE])
 @pytest.mark.parametrize("leaves", [(1,), (2, 1, 7), (20, 3, 5, 5)])
 def test_ways_agree(name: str, leaves: tuple[int, ...]) -> None:
     model, trees = model_of(), trees_of(*leaves)
-    wanted = PLAIN[RECURSIVE](model).results(trees)
+    wanted = WAYS[RECURSIVE](model).results(trees)
     assert wanted[0].shape == (len(leaves), 5)
     assert len(wanted) == 1 + len(list(model.parameters()))
     if leaves != (1,):
         assert all(float(each.abs().max()) > 0 for each in wanted)
-    assert_same(wanted, PLAIN[name](model).results(trees))
+    assert_same(wanted, WAYS[name](model).results(trees))
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -63,9 +59,9 @@ def test_packages_agree(name: str) -> None:
     if find_spec(MODULES[name]) is None:
         pytest.skip(f"{name} is not installed")
     model, trees = model_of(), trees_of(2, 1, 7)
-    peers, missing = import_peers(model, [name])
+    made, missing = peers.make_peers(model, [name])
     assert not missing
-    assert_same(PLAIN[RECURSIVE](model).results(trees), peers[name].results(trees))
+    assert_same(WAYS[RECURSIVE](model).results(trees), made[name].results(trees))
 
 
 def test_recursive_loop_against_the_equations() -> None:
@@ -84,7 +80,7 @@ def test_recursive_loop_against_the_equations() -> None:
     c = gates[2:4].sigmoid() * gates[:2].tanh()
     c = c + gates[6:8].sigmoid() * c1 + gates[8:].sigmoid() * c2
     wanted = gates[4:6].sigmoid() * c.tanh()
-    torch.testing.assert_close(PLAIN[RECURSIVE](model).roots([tree])[0], wanted)
+    torch.testing.assert_close(WAYS[RECURSIVE](model).roots([tree])[0], wanted)
 
 
 def test_padding_is_as_wide_as_the_widest_tree() -> None:
@@ -99,25 +95,23 @@ def test_padding_is_as_wide_as_the_widest_tree() -> None:
 def test_a_package_that_cannot_be_imported_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("dgl", "torchfold.torchfold", "dynet_config"):
         monkeypatch.setitem(sys.modules, module, None)
-    peers, missing = import_peers(model_of(), list(PACKAGES))
-    assert peers == {}
+    made, missing = peers.make_peers(model_of(), list(PACKAGES))
+    assert made == {}
     assert set(missing) == set(PACKAGES)
     assert all(reason.startswith("ModuleNotFoundError: import of") for reason in missing.values())
 
 
 def test_records(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    run: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "dgl", None)
-    file, figure = tmp_path / "records.json", tmp_path / "figure.svg"
-    peers = [*PEERS[:4], "DGL"]
-    argv = [*ARGV, "--peers", *peers, "--json", str(file), "--figure", str(figure)]
-    assert main(argv) == 0
-    assert figure.is_file()
-    records = json.loads(file.read_text(encoding="utf-8"))
+    records = run(peers, *SMALL, "--peers", *PEERS[:4], "DGL")
     timed = {(r["batch"], r["mode"], r["phase"]): r for r in records if r["phase"] != "left out"}
     assert set(timed) == {
-        (batch, mode, phase) for batch in (1, 3) for mode in (OURS, *PEERS[:4]) for phase in PHASES
+        (batch, mode, phase)
+        for batch in (1, 3)
+        for mode in (OURS, *PEERS[:4])
+        for phase in peers.PHASES
     }
     assert timed[3, RECURSIVE, "train"]["scaled_by"] == 1.5
     assert timed[1, RECURSIVE, "train"]["scaled_by"] == 1
@@ -130,7 +124,7 @@ def test_records(
 
 def test_nothing_is_timed_when_a_peer_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        Padded, "results", lambda self, trees: [-r for r in PLAIN[OURS](self.model).results(trees)]
+        Padded, "results", lambda self, trees: [-r for r in WAYS[OURS](self.model).results(trees)]
     )
     with pytest.raises(RuntimeError, match="padded computes something else"):
-        main([*ARGV, "--peers", "padded"])
+        bench.main(peers, [*SMALL, "--peers", "padded"])

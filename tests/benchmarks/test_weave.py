@@ -1,7 +1,6 @@
 """The weave benchmark runs on tiny sizes; its counts are those of torch, its ways agree."""
 
-import json
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +8,17 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import main, weave, weave_ways
-from benchmarks.protocol import Stopwatch
-from benchmarks.weave_cost import Machine, WeaveSizes, work
-from benchmarks.weave_ways import WeaveBatch, WeaveWays
+from benchmarks import weave
+from benchmarks.bench import Stopwatch
+from benchmarks.products import work
+from benchmarks.weave import Machine, Ways, WeaveBatch, WeaveSizes
 from pyg_dynbatch.molecules.data import MoleculeCollater
 from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
 from pyg_dynbatch.nn.weave import WeaveStack
 
 pytest.importorskip("rdkit")
 
-SMALL = ["weave", "--molecules", "5", "--units", "4", "--repeats", "1", "--threads", "1"]
+SMALL = ["--molecules", "5", "--units", "4", "--repeats", "1", "--batches", "1"]
 CPU = torch.device("cpu")
 
 # The two layers as DeepChem has them, with its names.
@@ -62,17 +61,8 @@ class WeaveModel:
 """
 
 
-def run(folder: Path, *more: str) -> list[dict[str, Any]]:
-    path = folder / "records.json"
-    assert main([*SMALL, *more, "--json", str(path)]) == 0
-    records: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
-    return records
-
-
-def test_all_ways(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    figure = tmp_path / "figure.svg"
-    options = ["--batch-sizes", "2", "--batches", "2", "--sizes", "3", "6"]
-    records = run(tmp_path, *options, "--figure", str(figure))
+def test_all_ways(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    records = run(weave, *SMALL, "--batch-sizes", "2", "--sizes", "3", "6")
     measured = [r for r in records if not r["phase"].startswith("growth")]
     phases = ("forward", "backward", "train", "inference")
     ways = [(mode, phase) for mode in ("fused", "plain", "engine") for phase in phases]
@@ -90,71 +80,53 @@ def test_all_ways(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert {(r["mode"], r["phase"]) for r in growth} >= {("fused", "growth of train")}
     shown = capsys.readouterr().out
     assert "of plain, engine over fused" in shown and "MFLOP" in shown and "exponent" in shown
-    assert figure.stat().st_size > 0
 
 
-def test_a_large_batch_is_not_for_the_engine(tmp_path: Path) -> None:
-    options = ["--batch-sizes", "1", "--batches", "1", "--sizes", "--engine-pairs", "1"]
-    assert {r["mode"] for r in run(tmp_path, *options)} == {"bare", "fused", "plain"}
+def test_a_large_batch_is_not_for_the_engine(run: Any) -> None:
+    options = ["--batch-sizes", "1", "--sizes", "--engine-pairs", "1"]
+    assert {r["mode"] for r in run(weave, *SMALL, *options)} == {"bare", "fused", "plain"}
 
 
-def test_a_case_without_any_way_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = ["--batch-sizes", "1", "--batches", "1", "--modes", "engine", "--engine-pairs", "4"]
-    figure = ["--figure", str(tmp_path / "figure.svg")]
-    records = run(tmp_path, *options, "--sizes", "2", "3", *figure)
+def test_a_case_without_any_way_is_named(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    options = [*SMALL, "--batch-sizes", "1", "--modes", "engine", "--engine-pairs", "4"]
+    records = run(weave, *options, "--sizes", "2", "3")
     left_out = [(r["case"], r["mode"]) for r in records if r["phase"] == "left out"]
     assert left_out == [("nci", "engine"), ("one molecule", "engine")]
     assert {r["atoms"] for r in records if r["phase"] == "train"} == {2}
     shown = capsys.readouterr().out
     assert "one molecule, batch 1 is left out: 9 ordered pairs, more than --engine-pairs" in shown
-    run(tmp_path, *options, "--sizes", *figure)
+    run(weave, *options, "--sizes")
     assert "nci, batch 1 is left out" in capsys.readouterr().out
 
 
-def test_a_way_that_differs_is_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = weave_ways.plain_weave
-    monkeypatch.setattr(weave_ways, "plain_weave", lambda *a: right(*a) * 1.01)
+def test_a_way_that_differs_is_not_timed(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = weave.plain_weave
+    monkeypatch.setattr(weave, "plain_weave", lambda *a: right(*a) * 1.01)
     with pytest.raises(RuntimeError, match="plain computes something else"):
-        run(tmp_path, "--batch-sizes", "1", "--batches", "1", "--modes", "fused", "plain")
+        run(weave, *SMALL, "--batch-sizes", "1", "--modes", "fused", "plain")
 
 
-def interpreter(folder: Path, package: str) -> Path:
-    """Makes an interpreter that has a package called deepchem."""
-    site = folder / "site"
-    (site / "deepchem" / "models").mkdir(parents=True)
-    (site / "deepchem" / "__init__.py").write_text(package, encoding="utf-8")
-    (site / "deepchem" / "models" / "__init__.py").write_text("", encoding="utf-8")
-    models = site / "deepchem" / "models" / "torch_models.py"
-    models.write_text("from deepchem import WeaveModel\n", encoding="utf-8")
-    script = folder / "python"
-    script.write_text(f'#!/bin/sh\nPYTHONPATH="{site}" exec "{sys.executable}" "$@"\n')
-    script.chmod(0o755)
-    return script
-
-
-def test_beside_deepchem(tmp_path: Path) -> None:
-    python = interpreter(tmp_path, STAND_IN.format(fault=""))
-    options = ["--batch-sizes", "2", "--batches", "1", "--sizes", "--modes", "fused"]
-    records = run(tmp_path, *options, "--deepchem-python", str(python))
+def test_beside_deepchem(run: Any, interpreter: Callable[[str], Path]) -> None:
+    python = interpreter(STAND_IN.format(fault=""))
+    options = ["--batch-sizes", "2", "--sizes", "--modes", "fused"]
+    records = run(weave, *SMALL, *options, "--deepchem-python", str(python))
     (other,) = [r for r in records if r["mode"] == "deepchem's own"]
     assert (other["phase"], other["ratio_to"]) == ("inference", "fused")
     assert other["ratio"] > 0 and other["deepchem"] == "stand-in"
 
 
-def test_a_deepchem_that_differs_is_not_timed(tmp_path: Path) -> None:
-    python = interpreter(tmp_path, STAND_IN.format(fault="* 1.01"))
-    options = ["--batch-sizes", "1", "--batches", "1", "--modes", "fused"]
+def test_a_deepchem_that_differs_is_not_timed(run: Any, interpreter: Callable[[str], Path]) -> None:
+    python = interpreter(STAND_IN.format(fault="* 1.01"))
+    options = ["--batch-sizes", "1", "--modes", "fused"]
     with pytest.raises(RuntimeError, match="DeepChem's WeaveModel computes something else"):
-        run(tmp_path, *options, "--deepchem-python", str(python))
+        run(weave, *SMALL, *options, "--deepchem-python", str(python))
 
 
 @pytest.mark.parametrize("mode", ["fused", "plain"])
 def test_the_count_of_operations_is_that_of_torch(mode: str) -> None:
     featurizer = MoleculeFeaturizer("deepchem", "deepchem")
     table = featurizer.pair_table.features
-    ways = WeaveWays(WeaveStack(75, 14, 8), table)
+    ways = Ways(WeaveStack(75, 14, 8), table)
     molecules = [featurizer(smiles) for smiles in ("CC(=O)O", "c1ccccc1", "O")]
     batch = WeaveBatch(molecules, MoleculeCollater(featurizer.pair_table), CPU)
     sizes = batch.sizes(8)
@@ -181,11 +153,11 @@ def test_the_limit_is_the_slower_of_the_two() -> None:
     lap = Stopwatch(CPU)
     machine.run(lap)
     assert set(lap.seconds) == {"multiply", "copy"}
-    seconds = {"multiply": 1.0, "copy": 1.0}
+    seconds = [{"multiply": 1.0, "copy": 3.0}, {"multiply": 2.0, "copy": 1.0}]
     assert machine.limit(seconds, 3 * machine.flops, machine.bytes) == 3.0
     assert machine.limit(seconds, machine.flops, 5 * machine.bytes) == 5.0
 
 
-def test_growth_wants_two_sizes() -> None:
+def test_growth_needs_two_sizes() -> None:
     where = {"case": weave.SINGLE, "mode": "fused", "phase": "train", "median_seconds": 1.0}
-    assert weave._growth([{**where, "atoms": 10.0}]) == []
+    assert list(weave.growth([{**where, "atoms": 10.0}])) == []

@@ -1,0 +1,56 @@
+"""Run a benchmark on tiny sizes and check what every record and figure has."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from benchmarks import bench
+
+FIELDS = {"bench", "case", "batch", "mode", "phase", "median_seconds", "ratio", "ratio_to"}
+MACHINE = {"threads", "device", "processor", "pyg_dynbatch", "torch", "python", "date"}
+
+Run = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    def run(benchmark: ModuleType, *argv: str, code: int = 0) -> list[dict[str, Any]]:
+        file, figure = tmp_path / "records.json", tmp_path / "figure.svg"
+        output = ["--threads", "1", "--json", str(file), "--figure", str(figure)]
+        assert bench.main(benchmark, [*argv, *output]) == code
+        assert figure.read_text(encoding="utf-8").lstrip().startswith("<?xml")
+        records: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
+        for record in records:
+            assert set(record) >= FIELDS | MACHINE
+            assert not any(isinstance(value, list | dict) for value in record.values())
+            assert record["bench"] == benchmark.__name__.removeprefix("benchmarks.")
+            assert record["median_seconds"] is None or record["median_seconds"] > 0
+            assert (record["ratio"] is None) == (record["ratio_to"] is None)
+        return records
+
+    return run
+
+
+@pytest.fixture
+def interpreter(tmp_path: Path) -> Callable[[str], Path]:
+    """Makes an interpreter that has a package called deepchem."""
+
+    def make(package: str) -> Path:
+        site = tmp_path / "site"
+        models = site / "deepchem" / "models"
+        models.mkdir(parents=True)
+        (site / "deepchem" / "__init__.py").write_text(package, encoding="utf-8")
+        (models / "__init__.py").write_text("", encoding="utf-8")
+        text = "from deepchem import WeaveModel\n"
+        (models / "torch_models.py").write_text(text, encoding="utf-8")
+        script = tmp_path / "python"
+        script.write_text(f'#!/bin/sh\nPYTHONPATH="{site}" exec "{sys.executable}" "$@"\n')
+        script.chmod(0o755)
+        return script
+
+    return make

@@ -1,0 +1,136 @@
+"""The frame of the benchmarks: order of rounds, medians, ratios, agreement, memory, options."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import bench, padding, scaling, sst, weave
+
+CPU = torch.device("cpu")
+
+
+def test_contenders_take_turns() -> None:
+    calls: list[str] = []
+
+    def contender(name: str) -> bench.Contender:
+        def run(lap: bench.Stopwatch) -> None:
+            calls.append(name)
+            lap("run")
+
+        return run
+
+    contenders = {name: contender(name) for name in "abc"}
+    rounds = bench.interleave(contenders, repeats=2, device=CPU)
+    assert calls == list("abc" + "bca" + "cab")
+    assert {name: len(each) for name, each in rounds.items()} == {"a": 2, "b": 2, "c": 2}
+
+
+def test_budget_leaves_one_round() -> None:
+    rounds = bench.interleave({"a": lambda lap: lap("run")}, repeats=9, device=CPU, budget=0.0)
+    assert len(rounds["a"]) == 1
+
+
+def test_skipped_time_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 1000.0, 1001.0, 1001.0, 1003.0, 1003.0])
+    monkeypatch.setattr(bench.time, "perf_counter", lambda: next(clock))
+    watch = bench.Stopwatch(CPU)
+    watch.skip()
+    watch("run")
+    watch("run")
+    assert watch.seconds == {"run": 3.0}
+
+
+def test_ratio_is_of_the_same_round() -> None:
+    # The machine is ten times as slow in the second round, for both.
+    mine = [{"a": 2.0, "b": 1.0}, {"a": 20.0, "b": 10.0}, {"a": 2.0, "b": 1.0}]
+    theirs = [{"a": 1.0, "b": 0.5}, {"a": 10.0, "b": 5.0}, {"a": 1.0, "b": 0.5}]
+    assert bench.median_ratio(mine, theirs, ["a", "b"]) == 2.0
+    assert bench.median_ratio(mine, mine, ["b"], ["a"]) == 0.5
+    assert bench.median_seconds(mine, "a", "b") == 3.0
+
+
+def test_a_few_examples_represent_many() -> None:
+    watch = bench.Stopwatch(CPU)
+
+    def few(lap: bench.Stopwatch) -> None:
+        lap.seconds["run"] = 1.5
+
+    bench.scaled(few, 2.0)(watch)
+    assert watch.seconds == {"run": 3.0}
+
+
+@pytest.mark.parametrize("found", [torch.tensor([1.0, 2.1]), torch.tensor([1.0, math.nan])])
+def test_disagreement_is_refused(found: torch.Tensor) -> None:
+    with pytest.raises(RuntimeError, match=r"engine computes something else.*\n.*within 0\.0001"):
+        bench.assert_agreement("engine", [torch.tensor([1.0, 2.0])], [found])
+
+
+def test_another_shape_is_refused() -> None:
+    with pytest.raises(RuntimeError, match=r"got: +\[3\]"):
+        bench.assert_agreement("engine", [torch.zeros(2)], [torch.zeros(3)])
+
+
+def test_peak_memory_counts_what_is_freed_again() -> None:
+    peak = bench.peak_bytes(lambda: float(torch.ones(4_000_000).sum()), CPU)
+    if peak is None:
+        pytest.skip("this system does not report the resident memory")
+    assert 15_000_000 < peak < 24_000_000
+
+
+def test_growth_exponent() -> None:
+    assert bench.growth_exponent([(10, 3.0), (100, 300.0)]) == pytest.approx(2.0)
+    assert bench.growth_exponent([(10, 3.0)]) is None
+
+
+def test_table_aligns_numbers_to_the_right_and_leaves_out_empty_rows() -> None:
+    rows = [{"mode": "fused", "ms": 1.5, "x": 2}, {"mode": "engine", "x": 3}, {"mode": "host"}]
+    columns = {"mode": bench.cell("mode"), "ms": bench.cell("ms", form=".1f"), "x": bench.cell("x")}
+    assert bench.table("t", rows, columns).splitlines() == [
+        "t", "mode     ms  x", "------  ---  -", "fused   1.5  2", "engine    -  3"
+    ]  # fmt: skip
+
+
+def test_threads_are_restored() -> None:
+    before = torch.get_num_threads()
+    bench.main(padding, ["--trees", "2", "--batch-sizes", "1", "--shapes", "1", "--threads", "2"])
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--sizes", "0"], "expected: a whole number of at least 1"),
+        (["--sizes", "many"], "got:      many"),
+        (["--shapes", "star"], "invalid choice: 'star'"),
+        (["--size", "3"], "unrecognized arguments: --size"),
+    ],
+)
+def test_wrong_option(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        bench.main(scaling, argv)
+    assert end.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_help_lists_the_options(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        bench.main(weave, ["--help"])
+    shown = capsys.readouterr().out
+    assert "python -m benchmarks.weave" in shown
+    for option in ("batch-sizes", "modes", "engine-pairs", "repeats", "threads", "device", "json"):
+        assert f"--{option}" in shown
+
+
+@pytest.mark.parametrize("name", ["abacus", "cuda"])
+def test_device_that_cannot_be_used(name: str) -> None:
+    if name == "cuda" and torch.cuda.is_available():
+        pytest.skip("a GPU is available")
+    with pytest.raises(ValueError, match=f"the device '{name}' cannot be used"):
+        bench.main(scaling, ["--device", name])
+
+
+def test_missing_raw_files(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="raw files are missing"):
+        bench.main(sst, ["--raw-dir", str(tmp_path)])
