@@ -133,14 +133,14 @@ def test_chunks():
 
 
 def test_options_are_checked():
-    with pytest.raises(ValueError, match="there is no such policy"):
+    with pytest.raises(ValueError, match="the policy for bad rows is unknown"):
         FeaturizeOptions(bad="drop")
     with pytest.raises(ValueError, match="num_workers is out of range") as caught:
         FeaturizeOptions(num_workers=-1)
-    assert "0 or more\n  got:      -1" in str(caught.value)
+    assert "at least 0\n  got:      -1" in str(caught.value)
     with pytest.raises(ValueError, match="shard_size is out of range"):
         FeaturizeOptions(shard_size=0)
-    with pytest.raises(ValueError, match="featurize_stream: there is no such policy"):
+    with pytest.raises(ValueError, match="featurize_stream: the policy for bad rows is unknown"):
         list(featurize_stream([], Letters(), bad="drop"))
 
 
