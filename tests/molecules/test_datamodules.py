@@ -245,7 +245,7 @@ def test_a_checkpoint_refuses_missing_and_new_molecules(
     tmp_path: Path, method, change, said: str
 ) -> None:
     data, changed = same_molecules_in_another_file(tmp_path, method, change)
-    with pytest.raises(ValueError, match="not those that were divided") as caught:
+    with pytest.raises(ValueError, match="not those that were split") as caught:
         changed.load_state_dict(data.state_dict())
     assert re.search(said, str(caught.value)) and changed.file in str(caught.value)
 
@@ -343,9 +343,9 @@ def test_label_out_of_range(tmp_path: Path, kind, label: str, said: str) -> None
         (SplitOptions("column"), "the method 'column' needs a column"),
         (SplitOptions("column", column="nope"), "there is no such column to split by"),
         (SplitOptions("file"), "the method 'file' needs a file"),
-        (SplitOptions("kfold", folds=4, fold=4), "there is no such fold"),
-        (SplitOptions("stratified"), "which target shall be spread"),
-        (SplitOptions("stratified", target="third"), "which target shall be spread"),
+        (SplitOptions("kfold", folds=4, fold=4), "fold is out of range"),
+        (SplitOptions("stratified"), "no target to stratify by"),
+        (SplitOptions("stratified", target="third"), "no target to stratify by"),
         (SplitOptions("stratified", target="first", bins=0), "bins is out of range"),
         (SplitOptions(fractions=(1.0, 0.0, 0.0)), "the test split is empty"),
         (SplitOptions(fractions=(0.9, 0.9, 0.0)), "no shares of a whole"),
@@ -429,7 +429,7 @@ def test_batch_size_out_of_range() -> None:
 
 
 def test_a_set_of_pairs_is_refused_before_any_molecule_is_read() -> None:
-    with pytest.raises(ValueError, match="there is no such set of pairs"):
+    with pytest.raises(ValueError, match="unknown set of pairs"):
         MoleculeFileData("nowhere.csv", ["y"], pairs=9)
 
 
