@@ -419,7 +419,7 @@ PREDICT = ("predict", "--checkpoint", "CKPT", "--input")
     [
         ((*PREDICT, "none.csv"), "none.csv"),
         ((*PREDICT, "no_smiles.csv"), "smiles"),
-        ((*PREDICT, "empty.csv"), "there are no molecules in the file"),
+        ((*PREDICT, "empty.csv"), "there are the file has no molecules"),
         ((*PREDICT, "some.xyz"), "the suffix tells no format"),
         ((*PREDICT, "some.csv", "--smiles-column", "nope"), "nope"),
         ((*PREDICT, "some.csv", "--workers", "-1"), "--workers"),

@@ -39,7 +39,7 @@ def test_pickles_empty() -> None:
 
 
 def test_does_not_grow_without_end(monkeypatch) -> None:
-    monkeypatch.setattr(row_table, "_MOST_KINDS", 10)
+    monkeypatch.setattr(row_table, "_MAX_ROWS", 10)
     table = RowTable(1)
     for key in range(100):
         assert table.rows([key], lambda key: [key]).tolist() == [[key]]
