@@ -181,7 +181,7 @@ def test_sizes_of_another_data_set():
     sampler = NodeBudgetBatchSampler(SequentialSampler(range(3)), [1, 2, 3], 10)
     with pytest.raises(ValueError, match="belong to another data set") as caught:
         DataLoader(trees(), batch_sampler=sampler)
-    assert "expected: 12 sizes, one an example\n  got:      3" in str(caught.value)
+    assert "expected: 12 sizes, one per example\n  got:      3" in str(caught.value)
 
 
 @pytest.mark.parametrize("workers", [0, 1])

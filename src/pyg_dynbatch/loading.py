@@ -1,113 +1,264 @@
-"""Collaters that attach a plan to a batch, and loaders whose order can be repeated and resumed."""
+"""Ragged columns, collaters that attach a plan to a batch, and loaders that can be resumed."""
 
 import copyreg
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import copy
 from functools import cache
-from typing import Any, NamedTuple
+from operator import itemgetter
+from typing import Any, ClassVar, overload
 
 import numpy as np
 import torch
-from jaxtyping import Int
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader as PyGDataLoader
 from torch_geometric.loader.dataloader import Collater as PyGCollater
 
 from pyg_dynbatch.core.errors import described, mismatch
-from pyg_dynbatch.core.schedule import Schedule
+from pyg_dynbatch.core.structure import concatenated_ranges
 from pyg_dynbatch.core.types import MovablePlan
-from pyg_dynbatch.nn.pairs import Pairs
 from pyg_dynbatch.samplers import EpochSampler, NodeBudgetBatchSampler
 
-_INT = torch.int64
+# ------------------------------------------------------------------------------------- columns
 
 
-class Segments(NamedTuple):
-    """Says where the rows of every example begin, and the end."""
+class Segments:
+    """Where the rows of each example begin in a column, and how many there are."""
 
-    starts: np.ndarray
-    sizes: np.ndarray
+    __slots__ = ("sizes", "starts")
+
+    def __init__(self, sizes: Sequence[int] | np.ndarray) -> None:
+        self.sizes = np.asarray(sizes, dtype=np.int64)
+        self.starts = np.zeros(self.sizes.size + 1, dtype=np.int64)
+        self.sizes.cumsum(out=self.starts[1:])
+
+
+class RaggedColumns(Sequence[Data]):
+    """Hold examples as one long column per field; ``columns[rows]`` takes several.
+
+    A data set returns a batch in this form, so that no object is ever built per example; to
+    everything else it is a list of ``Data``. A column is a tensor, or a list with one value per
+    example.
+
+    Args:
+        nodes: Where the nodes of each example are.
+        fields: The columns, in which every example counts its nodes from 0.
+        segments: Where the rows of each example are, for every column.
+    """
+
+    kind: ClassVar[type[Data]]
+    named: ClassVar[frozenset[str]]
+    """Fields that can be columns; PyG merges examples with others."""
+    shifted: ClassVar[frozenset[str]] = frozenset()
+    """Fields that hold numbers of nodes."""
+    numbers: ClassVar[frozenset[str]] = frozenset()
+    """Fields that are one Python integer per example, and a tensor as a column."""
+
+    def __init__(
+        self, nodes: Segments, fields: Mapping[str, Any], segments: Mapping[str, Segments]
+    ) -> None:
+        self.nodes = nodes
+        self.fields = dict(fields)
+        self.segments = dict(segments)
 
     @classmethod
-    def of(cls, sizes: Sequence[int] | np.ndarray) -> "Segments":
-        """Adds up the numbers of rows."""
-        lengths = np.asarray(sizes, dtype=np.int64)
-        starts = np.zeros(lengths.size + 1, dtype=np.int64)
-        lengths.cumsum(out=starts[1:])
-        return cls(starts, lengths)
+    def of(cls, examples: Sequence[Any], excluded: Collection[str] = ()) -> "RaggedColumns | None":
+        """Join examples.
+
+        Args:
+            examples: At least one example.
+            excluded: Fields to leave out.
+
+        Returns:
+            The columns; None where PyG has to merge: for examples of another class, with further
+            fields, or of different fields, dtypes or widths.
+        """
+        columns = _values_by_field(examples, cls, excluded)
+        if columns is None:
+            return None
+        counts = columns.pop("num_nodes")
+        nodes = Segments(counts)
+        # Most fields have one row per node, edge or example.
+        known = {tuple(counts): nodes}
+        fields: dict[str, Any] = {}
+        segments: dict[str, Segments] = {}
+        for key, values in columns.items():
+            column = fields[key] = _join(key, values)
+            if column is None:
+                return None
+            sizes = _sizes(key, values, column)
+            segments[key] = known.get(sizes) or known.setdefault(sizes, Segments(sizes))
+        return cls(nodes, fields, segments)
+
+    def merged(self, excluded: Collection[str] = ()) -> Batch | None:
+        """Build the batch of all examples, without its plan.
+
+        Args:
+            excluded: Fields to leave out.
+
+        Returns:
+            What ``Batch.from_data_list`` makes of the same examples; None where PyG has to merge.
+        """
+        if "num_nodes" in excluded:
+            return None
+        nodes, count = self.nodes, len(self)
+        batch = copy(_empty_batch(self.kind))  # type: ignore[arg-type]  # a class can be hashed
+        # Private names of PyG: these are what `Batch.from_data_list` sets, and setting a field in
+        # public looks for a cache first, which takes longer than all the rest.
+        store = batch.stores[0]
+        fields = store._mapping
+        store._num_nodes = nodes.sizes.tolist()
+        batch._num_graphs = count
+        slices = batch._slice_dict = {}
+        shifts = batch._inc_dict = {}
+        # One tensor for equal starts, so that a worker process sends it once.
+        starts = {each: torch.from_numpy(each.starts) for each in (nodes, *self.segments.values())}
+        first, zeros = starts[nodes][:-1], torch.zeros(count, dtype=torch.long)
+        for key, column in self.fields.items():
+            if key in excluded:
+                continue
+            segments = self.segments[key]
+            slices[key], shifts[key] = starts[segments], zeros
+            if key in self.shifted:
+                column = column + torch.from_numpy(nodes.starts[:-1].repeat(segments.sizes))
+                shifts[key] = first
+            elif isinstance(column, list):
+                shifts[key] = None
+            fields[key] = column
+        fields["num_nodes"] = int(nodes.starts[-1])
+        fields["batch"] = torch.from_numpy(np.arange(count).repeat(nodes.sizes))
+        fields["ptr"] = starts[nodes]
+        return batch
+
+    def __len__(self) -> int:
+        return self.nodes.sizes.size
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+
+    @overload
+    def __getitem__(self, index: slice | Sequence[int] | np.ndarray) -> "RaggedColumns": ...
+
+    def __getitem__(self, index: int | slice | Sequence[int] | np.ndarray) -> Any:
+        """Build one example, or take several as columns."""
+        if isinstance(index, slice):
+            index = range(len(self))[index]
+        if isinstance(index, Sequence | np.ndarray):
+            return self._take(np.asarray(index, dtype=np.int64))
+        row = range(len(self))[index]
+        example = self.kind()
+        for key, column in self.fields.items():
+            if isinstance(column, list):
+                example[key] = column[row]
+            elif key in self.numbers:
+                example[key] = int(column[row])
+            else:
+                segments = self.segments[key]
+                first, size = int(segments.starts[row]), int(segments.sizes[row])
+                example[key] = column.narrow(axis_of(key), first, size)
+        example.num_nodes = int(self.nodes.sizes[row])
+        return example
+
+    def _take(self, chosen: np.ndarray) -> "RaggedColumns":
+        cuts = {}
+        for each in {self.nodes, *self.segments.values()}:
+            cut = Segments(each.sizes[chosen])
+            cuts[each] = cut, concatenated_ranges(each.starts[:-1][chosen], cut.sizes)
+        fields = {
+            key: _gather(column, cuts[self.segments[key]][1], axis_of(key))
+            for key, column in self.fields.items()
+        }
+        segments = {key: cuts[each][0] for key, each in self.segments.items()}
+        return type(self)(cuts[self.nodes][0], fields, segments)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[row] for row in range(len(self)))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self)} examples, {self.nodes.starts[-1]} nodes)"
 
 
-class Joined(NamedTuple):
-    """Holds one field of all examples, put side by side."""
-
-    value: Any
-    starts: Int[Tensor, " start"]
-    shift: Int[Tensor, " example"] | None
-
-
-def columns_of(
-    examples: Sequence[Data], kind: type[Data], fields: Collection[str], excluded: Collection[str]
+def _values_by_field(
+    examples: Sequence[Any], columns: type[RaggedColumns], excluded: Collection[str]
 ) -> dict[str, list[Any]] | None:
-    """Lists the values of each field over all examples."""
-    stores = [each._store for each in examples if type(each) is kind]
-    if len(stores) != len(examples) or any("_num_nodes" in store.__dict__ for store in stores):
+    """List the values of each field over all examples; None where PyG has to merge them."""
+    if set(map(type, examples)) != {columns.kind}:
+        return None
+    # Private, because PyG's public views cost several times as much as reading the values.
+    stores = [each._store for each in examples]
+    if any("_num_nodes" in vars(store) for store in stores):
         return None
     rows = [store._mapping for store in stores]
-    names = list(rows[0])
-    if all(list(row) == names for row in rows):
-        lists = map(list, zip(*(row.values() for row in rows), strict=True))
-        columns = dict(zip(names, lists, strict=True))
-    elif all(row.keys() == rows[0].keys() for row in rows):
-        columns = {key: [row[key] for row in rows] for key in names}
-    else:
+    names = rows[0].keys()
+    if any(row.keys() != names for row in rows):
         return None
-    columns = {key: values for key, values in columns.items() if key not in excluded}
-    known = columns.keys() <= {*fields, "num_nodes"}
-    if not known or set(map(type, columns.get("num_nodes", ()))) != {int}:
+    found = {
+        key: list(map(itemgetter(key), rows))
+        for key, value in rows[0].items()
+        # A plan of a whole batch that is kept on an example is of no use to the next batch.
+        if key not in excluded and not isinstance(value, MovablePlan)
+    }
+    has_counts = set(map(type, found.get("num_nodes", ()))) == {int}
+    return found if has_counts and found.keys() <= columns.named | {"num_nodes"} else None
+
+
+def axis_of(key: str) -> int:
+    """Return the axis along which a field of trees or molecules is joined."""
+    return -1 if key == "edge_index" else 0
+
+
+def _join(key: str, values: list[Any]) -> Tensor | list[str] | None:
+    """Join one field; None where the values differ in form or are not plain tensors on the CPU."""
+    kinds = set(map(type, values))
+    if kinds == {str}:
+        return values
+    if kinds == {int}:
+        return torch.tensor(values)
+    if kinds != {Tensor} or len({value.dtype for value in values}) > 1:
         return None
-    return columns
+    try:
+        joined = torch.cat(values, axis_of(key))
+    except RuntimeError:
+        # Of several widths or devices, or scalars: the error comes from the checks before PyG.
+        return None
+    # Along with matrices, cat accepts empty vectors.
+    alike = joined.dim() == 1 or set(map(Tensor.dim, values)) == {joined.dim()}
+    return joined if is_plain(joined) and alike else None
 
 
-def are_alike(key: str, values: Sequence[Any]) -> bool:
-    """Tells whether all values are plain tensors of one dtype and width."""
-    if key == "num_nodes":
-        return True
-    if any(type(value) is not Tensor for value in values):
-        return False
-    if key == "edge_index":
-        forms = {(v.dtype, v.layout, v.device, v.dim(), v.shape[:1]) for v in values}
-    else:
-        forms = {(v.dtype, v.layout, v.device, v.dim(), v.shape[1:]) for v in values}
-    _, layout, device, dim, _ = min(forms, key=str)
-    return len(forms) == 1 and layout == torch.strided and device.type == "cpu" and dim > 0
+def is_plain(value: Any) -> bool:
+    """Tell whether a value is a dense tensor on the CPU that is not a scalar."""
+    plain = type(value) is Tensor and value.layout == torch.strided and value.is_cpu
+    return plain and value.dim() > 0
 
 
-def assemble(kind: type[Data], joined: Mapping[str, Joined | None], counts: list[int]) -> Batch:
-    """Builds the batch that PyG would have built of the same fields."""
-    batch = copy(_empty_batch(kind))  # type: ignore[arg-type]  # a class can be hashed
-    store = batch._store
-    fields = store._mapping
-    slices: dict[str, Tensor] = {}
-    shifts: dict[str, Tensor | None] = {}
-    for key, field in joined.items():
-        if key == "num_nodes" or field is None:
-            store._num_nodes = counts
-            fields["num_nodes"] = sum(counts)
-            continue
-        fields[key], slices[key], shifts[key] = field
-    nodes = Segments.of(counts)
-    fields["batch"] = torch.from_numpy(np.arange(len(counts)).repeat(nodes.sizes))
-    fields["ptr"] = torch.from_numpy(nodes.starts)
-    store._num_graphs = len(counts)
-    store._slice_dict = slices
-    store._inc_dict = shifts
-    return batch
+def _sizes(key: str, values: list[Any], column: Tensor | list[str]) -> tuple[int, ...]:
+    if not isinstance(values[0], Tensor):
+        return (1,) * len(values)
+    if isinstance(column, Tensor) and column.dim() == 1:
+        return tuple(map(Tensor.numel, values))
+    axis = axis_of(key)
+    return tuple([value.size(axis) for value in values])
+
+
+def _gather(column: Any, rows: np.ndarray, axis: int) -> Any:
+    if isinstance(column, list):
+        return [column[row] for row in rows.tolist()]
+    if axis and column.dtype == torch.int64:
+        # Along the last axis numpy takes half the time of torch.
+        return torch.from_numpy(column.numpy().take(rows, axis))
+    return column.index_select(axis, torch.from_numpy(rows))
+
+
+def slices_of(batch: Any) -> Mapping[str, Tensor]:
+    """Return where the rows of each example begin, per field; empty if PyG did not note it."""
+    # Private in PyG, and the only place on the host where these numbers are.
+    return getattr(batch, "_slice_dict", {})
 
 
 def empty_batch(kind: Any) -> Batch:
-    """Makes a batch without fields."""
+    """Make a batch without fields."""
     return Batch(_base_cls=kind)
 
 
@@ -116,10 +267,10 @@ _empty_batch = cache(empty_batch)
 
 
 def allow_batches(kind: type[Data]) -> None:
-    """Lets ``torch.load(..., weights_only=True)`` read batches of a class of your own.
+    """Allow ``torch.load(..., weights_only=True)`` to read batches of a class of your own.
 
     PyG pickles batches by an object that is called, which such a load never allows. The batches of
-    ``Data``, ``DynTreeData`` and ``MoleculeData`` are known already; those of ``Data`` without a
+    ``Data``, ``DynTreeData`` and ``MoleculeData`` are allowed already; those of ``Data`` without a
     schedule keep PyG's own form, which needs PyG alone to be read.
 
     Args:
@@ -134,7 +285,7 @@ def allow_batches(kind: type[Data]) -> None:
     of_kind = type(empty_batch(kind))
 
     def reduced(batch: Any) -> Any:
-        if kind is Data and not any(isinstance(v, MovablePlan) for v in batch._store.values()):
+        if kind is Data and not any(isinstance(v, MovablePlan) for v in batch.stores[0].values()):
             return batch.__reduce__()
         return empty_batch, (kind,), batch.__dict__.copy()
 
@@ -142,83 +293,49 @@ def allow_batches(kind: type[Data]) -> None:
     torch.serialization.add_safe_globals([kind, empty_batch, of_kind])
 
 
-def axis_of(key: str) -> int:
-    """Says along which axis a field of ``DynTreeData`` is joined."""
-    return -1 if key == "edge_index" else 0
-
-
-def _is_int64(value: Tensor | None) -> bool:
-    return value is not None and value.dtype == _INT
-
-
-def _join(key: str, values: list[Any]) -> Tensor | None:
-    """Joins one field; None where the values are not alike or no plain tensors of the CPU."""
-    if set(map(type, values)) != {Tensor} or len({value.dtype for value in values}) > 1:
-        return None
-    try:
-        joined = torch.cat(values, axis_of(key))
-    except RuntimeError:
-        # Of several widths or devices, or scalars: the caller asks PyG, which says so.
-        return None
-    # Along with matrices, cat lets empty vectors through, and it takes other layouts and devices.
-    plain = joined.is_cpu and joined.layout == torch.strided
-    alike = joined.dim() == 1 or set(map(Tensor.dim, values)) == {joined.dim()}
-    return joined if plain and alike else None
-
-
-def _sizes(values: list[Tensor], joined: Tensor, axis: int) -> tuple[int, ...]:
-    if joined.dim() == 1:
-        return tuple(map(Tensor.numel, values))
-    return tuple([value.size(axis) for value in values])
-
-
-# Plans of a whole batch; one that is kept on an example is of no use to the batch.
-_PLANS = (Schedule, Pairs)
+# ------------------------------------------------------------------------------------ collaters
 
 
 class PlanningCollater(PyGCollater, ABC):
-    """Merges examples, checks that they are alike, and lets a subclass attach its plan."""
+    """Merge examples, check that they are alike, and let a subclass attach its plan."""
+
+    columns: ClassVar[type[RaggedColumns]]
+    """Columns that merge the examples quickly."""
+    needed: ClassVar[str]
+    """The field that the plan is made from."""
 
     def __init__(
-        self,
-        dataset: Any,
-        follow_batch: Sequence[str] | None,
-        exclude_keys: Sequence[str] | None,
-        needed: str,
+        self, dataset: Any, follow_batch: Sequence[str] | None, exclude_keys: Sequence[str] | None
     ) -> None:
         super().__init__(
             dataset,
             None if follow_batch is None else list(follow_batch),
             None if exclude_keys is None else list(exclude_keys),
         )
-        self._needed = needed
-        if needed in (exclude_keys or ()):
-            raise mismatch(
-                ValueError,
-                f"{type(self).__name__}: exclude_keys holds what the plan is made from",
-                f"{needed} to be kept",
-                list(exclude_keys or ()),
-            )
+        if self.needed in (exclude_keys or ()):
+            what = f"{type(self).__name__}: exclude_keys holds what the plan is made from"
+            raise mismatch(ValueError, what, f"{self.needed} to be kept", self.exclude_keys)
 
     def __call__(self, batch: Sequence[Any]) -> Any:
-        """Merges a list of examples."""
+        """Merge a list of examples."""
         name = type(self).__name__
         if not len(batch):
-            raise mismatch(ValueError, f"{name}: the batch is empty", "one example or more", 0)
-        merged = None if self.follow_batch else self._merge(batch, set(self.exclude_keys or ()))
+            raise mismatch(ValueError, f"{name}: the batch is empty", "at least one example", 0)
+        merged = None if self.follow_batch else self._merge(batch, self.exclude_keys or ())
         quick = merged is not None
         if merged is None:
             if not isinstance(batch[0], Data):
                 return super().__call__(list(batch))
-            kept = (key for key, value in batch[0].stores[0].items() if isinstance(value, _PLANS))
-            excluded = {*(self.exclude_keys or ()), *kept}
+            fields = batch[0].stores[0].items()
+            plans = {key for key, value in fields if isinstance(value, MovablePlan)}
+            excluded = plans.union(self.exclude_keys or ())
             check_alike(batch, excluded, name)
             merged = Batch.from_data_list(
                 list(batch), follow_batch=self.follow_batch, exclude_keys=list(excluded)
             )
-        if self._needed in merged.stores[0]:
+        if self.needed in merged.stores[0]:
             self._attach(merged, quick)
-        elif self._needed == "edge_index" and "adj_t" in merged.stores[0]:
+        elif self.needed == "edge_index" and "adj_t" in merged.stores[0]:
             raise mismatch(
                 ValueError,
                 f"{name}: the examples have no edge_index to make a schedule from",
@@ -228,39 +345,57 @@ class PlanningCollater(PyGCollater, ABC):
             )
         return merged
 
-    @abstractmethod
-    def _merge(self, examples: Sequence[Any], excluded: set[str]) -> Batch | None:
-        """Merges the examples in one pass; None where PyG has to be asked."""
+    def _merge(self, examples: Sequence[Any], excluded: Collection[str]) -> Batch | None:
+        if isinstance(examples, RaggedColumns):
+            return examples.merged(excluded)
+        columns = self.columns.of(examples, excluded)
+        return None if columns is None else columns.merged()
 
     @abstractmethod
     def _attach(self, merged: Batch, quick: bool) -> None:
-        """Makes the plan of a batch, merged by ``_merge`` or else by PyG, and sets it."""
+        """Set the plan of a batch, which was merged from columns (``quick``) or by PyG."""
 
 
 def check_alike(
-    examples: Sequence[Data], excluded: set[str] | None = None, name: str = "Collater"
+    examples: Sequence[Data], excluded: Collection[str] = (), name: str = "Collater"
 ) -> None:
-    """Checks that all examples hold the same fields, with equal dtypes and widths."""
-    excluded = excluded or set()
+    """Check that all examples hold the same fields, with equal dtypes and widths."""
     first = examples[0]
-    forms: dict[str, tuple[int | tuple[int, int] | None, Any]] = {}
-    for key, value in first.stores[0].items():
-        if key not in excluded:
-            axis = first.__cat_dim__(key, value) if isinstance(value, Tensor) else None
-            forms[key] = (axis, _form(value, axis))
+    axes = {
+        key: first.__cat_dim__(key, value)
+        for key, value in first.stores[0].items()
+        if isinstance(value, Tensor)
+    }
+    wanted = _forms(first, axes, excluded)
     for number, example in enumerate(examples):
-        found = 0
-        for key, value in example.stores[0].items():
-            if key in excluded or isinstance(value, _PLANS):
-                continue
-            found += 1
-            if key not in forms:
-                raise _unlike(name, number, example, first, excluded)
-            axis, form = forms[key]
-            if _form(value, axis) != form:
-                raise _misshapen(name, number, key, value, first[key])
-        if found != len(forms):
-            raise _unlike(name, number, example, first, excluded)
+        found = _forms(example, axes, excluded)
+        if found == wanted:
+            continue
+        where = f"example {number} of the batch"
+        if found.keys() != wanted.keys():
+            missing = [f"no {key}" for key in sorted(wanted.keys() - found.keys())]
+            further = [f"also {key}" for key in sorted(found.keys() - wanted.keys())]
+            raise mismatch(
+                ValueError,
+                f"{name}: an example has other fields than the first of its batch",
+                ", ".join(sorted(wanted)),
+                ", ".join(missing + further),
+                where=where,
+                hint="give all examples the same fields, or name the field in exclude_keys",
+            )
+        key = next(key for key in found if found[key] != wanted[key])
+        what = f"{name}: {key} has another dtype or width than in the first example"
+        raise mismatch(
+            ValueError, what, described(first[key]), described(example[key]), where=where
+        )
+
+
+def _forms(example: Data, axes: Mapping[str, Any], excluded: Collection[str]) -> dict[str, Any]:
+    return {
+        key: _form(value, axes.get(key))
+        for key, value in example.stores[0].items()
+        if key not in excluded and not isinstance(value, MovablePlan)
+    }
 
 
 def _form(value: Any, axis: int | tuple[int, int] | None) -> Any:
@@ -276,32 +411,11 @@ def _form(value: Any, axis: int | tuple[int, int] | None) -> Any:
     return value.dtype, value.shape[:axis], value.shape[axis + 1 :]
 
 
-def _unlike(name: str, number: int, example: Data, first: Data, excluded: set[str]) -> ValueError:
-    ours, theirs = set(example.stores[0]) - excluded, set(first.stores[0]) - excluded
-    missing, more = sorted(theirs - ours), sorted(ours - theirs)
-    got = [f"{key} missing" for key in missing] + [f"{key} besides" for key in more]
-    return mismatch(
-        ValueError,
-        f"{name}: an example has other fields than the first of its batch",
-        ", ".join(sorted(theirs)),
-        ", ".join(got),
-        where=f"example {number} of the batch",
-        hint="give all examples the same fields, or name the field in exclude_keys",
-    )
-
-
-def _misshapen(name: str, number: int, key: str, value: Any, like: Any) -> ValueError:
-    return mismatch(
-        ValueError,
-        f"{name}: {key} has another dtype or width than in the first example",
-        described(like),
-        described(value),
-        where=f"example {number} of the batch",
-    )
+# -------------------------------------------------------------------------------------- loaders
 
 
 class ResumableLoader(PyGDataLoader):
-    """Shuffles by seed and epoch alone, and goes on in the middle of an epoch."""
+    """Shuffle by seed and epoch alone, and continue in the middle of an epoch."""
 
     def __init__(
         self,
@@ -317,7 +431,7 @@ class ResumableLoader(PyGDataLoader):
     ) -> None:
         name = type(self).__name__
         collate_fn = kwargs.pop("collate_fn", None)
-        # Lightning hands the collater on when it builds a loader again.
+        # Lightning passes the collater on when it builds a loader again.
         if collate_fn is not None and not isinstance(collate_fn, type(collater)):
             raise mismatch(
                 TypeError,
@@ -326,7 +440,15 @@ class ResumableLoader(PyGDataLoader):
                 collate_fn,
                 hint="torch.utils.data.DataLoader(dataset, collate_fn=…)",
             )
-        _check_sizes(kwargs.get("batch_sampler"), dataset, name)
+        sizes = getattr(kwargs.get("batch_sampler"), "sizes", None)
+        if sizes is not None and hasattr(dataset, "__len__") and len(sizes) != len(dataset):
+            raise mismatch(
+                ValueError,
+                f"{name}: the sizes of the batch sampler belong to another data set",
+                f"{len(dataset)} sizes, one per example",
+                len(sizes),
+                hint="sizes=node_counts(dataset), or pair_counts(dataset) for molecules",
+            )
         self.seed = seed
         self.shuffle = shuffle
         self._taken = 0
@@ -352,11 +474,11 @@ class ResumableLoader(PyGDataLoader):
             yield batch
 
     def state_dict(self) -> dict[str, int | None]:
-        """Gives the epoch and the number of its batches taken so far."""
+        """Return the epoch and the number of its batches taken so far."""
         return {"epoch": self._taken_epoch, "position": self._taken}
 
     def load_state_dict(self, state: dict[str, int | None]) -> None:
-        """Makes the next pass go on where the state was taken."""
+        """Let the next pass continue where the state was taken."""
         epoch, position = state["epoch"], state["position"] or 0
         if position >= len(self):
             epoch, position = None if epoch is None else epoch + 1, 0
@@ -365,13 +487,13 @@ class ResumableLoader(PyGDataLoader):
         self._resume = {"epoch": epoch, "position": position}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leaves worker processes behind, and copies the state of the generator."""
+        """Leave out worker processes, and copy the state of the generator."""
         generator = self.generator
         numbers = None if generator is None else generator.get_state().numpy().tobytes()
         return {**self.__dict__, "_iterator": None, "generator": numbers}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Makes the generator again."""
+        """Restore the generator."""
         self.__dict__.update(state)
         if state["generator"] is not None:
             numbers = torch.frombuffer(bytearray(state["generator"]), dtype=torch.uint8)
@@ -389,20 +511,8 @@ class ResumableLoader(PyGDataLoader):
         return None if source is None else source.epoch
 
     def _epoch_source(self) -> Any:
-        """Finds what keeps the number of the epoch; None where the order never changes."""
+        """Find what counts the epochs; None where the order never changes."""
         for source in (self.batch_sampler, getattr(self.batch_sampler, "sampler", None)):
             if hasattr(source, "epoch") and hasattr(source, "set_epoch"):
                 return source
         return None
-
-
-def _check_sizes(batch_sampler: Any, dataset: Any, name: str) -> None:
-    sizes = getattr(batch_sampler, "sizes", None)
-    if sizes is not None and hasattr(dataset, "__len__") and len(sizes) != len(dataset):
-        raise mismatch(
-            ValueError,
-            f"{name}: the sizes of the batch sampler belong to another data set",
-            f"{len(dataset)} sizes, one an example",
-            len(sizes),
-            hint="sizes=node_counts(dataset), or pair_counts(dataset) for molecules",
-        )

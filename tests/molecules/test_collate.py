@@ -75,7 +75,7 @@ def test_columns_are_a_list_of_the_same_molecules():
     assert [one.row for one in columns[1:]] == [0, 1]
     with pytest.raises(IndexError):
         columns[3]
-    assert repr(columns) == "MoleculeColumns(3 molecules, 4 atoms)"
+    assert repr(columns) == "MoleculeColumns(3 examples, 4 nodes)"
 
 
 def test_the_pairs_are_those_asked_for():

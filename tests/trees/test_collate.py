@@ -128,16 +128,16 @@ class TestFaults:
 
     def test_empty_batch(self):
         assert self.message([]) == (
-            "Collater: the batch is empty.\n  expected: one example or more\n  got:      0"
+            "Collater: the batch is empty.\n  expected: at least one example\n  got:      0"
         )
 
     def test_fields_that_pyg_would_drop(self):
         more = self.broken(y=torch.zeros(5).long())
         message = self.message([TREE, TREE, more])
         assert "an example has other fields than the first of its batch" in message
-        assert "got:      y besides" in message
+        assert "got:      also y" in message
         assert "where:    example 2 of the batch" in message
-        assert "got:      y missing" in self.message([more, TREE])
+        assert "got:      no y" in self.message([more, TREE])
         Collater(exclude_keys=["y"])([TREE, more])
 
     def test_dtypes_that_torch_would_cast(self):

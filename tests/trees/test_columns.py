@@ -1,4 +1,4 @@
-"""Columns of trees are the list of these trees, and make the same batch."""
+"""Columns of trees are the list of these trees, and merge as PyG does or step aside."""
 
 from typing import Any
 
@@ -6,14 +6,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch_geometric.data import Batch, InMemoryDataset
-from torch_geometric.data.collate import collate
+from torch_geometric.data import Batch, Data, InMemoryDataset
 
-from pyg_dynbatch.data import DynTreeData
+from pyg_dynbatch.data import DynTreeData, TreeColumns
 from pyg_dynbatch.loader import Collater
-from pyg_dynbatch.trees.columns import TreeColumns, TreeTable
+from pyg_dynbatch.trees.columns import columns_of, segments_of
 from tests.strategies import Dag, structures
-from tests.trees.test_columns_merge import assert_same_batch
 
 
 def tree_of(dag: Dag, rich: bool) -> DynTreeData:
@@ -25,17 +23,38 @@ def tree_of(dag: Dag, rich: bool) -> DynTreeData:
     return DynTreeData(dag.edge_index, dag.child_slot, num_nodes=dag.num_nodes, **fields)
 
 
-def side_by_side(trees: list[DynTreeData]) -> tuple[DynTreeData, dict[str, torch.Tensor]]:
-    """Puts trees side by side as ``InMemoryDataset`` does, each counting its nodes from 0."""
-    data, slices, _ = collate(DynTreeData, trees, increment=False, add_batch=False)
-    return data, slices
+def chain(nodes: int, **fields: Any) -> DynTreeData:
+    edges = torch.stack([torch.arange(nodes - 1), torch.arange(1, nodes)])
+    return DynTreeData(edges, num_nodes=nodes, **fields)
 
 
-def columns_of(trees: list[DynTreeData], rows: list[int]) -> TreeColumns:
-    data, slices = side_by_side(trees)
-    found = TreeTable(slices).take(data, rows)
-    assert found is not None
-    return found
+def full(nodes: int) -> DynTreeData:
+    return chain(
+        nodes,
+        token=torch.arange(nodes) - 1,
+        x=torch.randn(nodes, 2),
+        y=torch.randn(nodes),
+        has_input=torch.arange(nodes) > 0,
+        target=torch.randn(1, 3),
+    )
+
+
+def small() -> list[DynTreeData]:
+    edges = torch.tensor([[0, 1], [2, 2]])
+    return [DynTreeData(edges, token=torch.tensor([5 + n, 6, -1])) for n in range(3)]
+
+
+class Trees(InMemoryDataset):
+    """Joins trees as PyG's data sets do, each counting its nodes from 0."""
+
+    def __init__(self, trees: list[DynTreeData]) -> None:
+        super().__init__(None)
+        self.data, self.slices = self.collate(trees)
+
+    def columns(self, rows: Any = slice(None)) -> TreeColumns:  # noqa: B008 - never changed
+        found = columns_of(self._data, segments_of(self.slices))
+        assert found is not None
+        return found[rows]
 
 
 def assert_same_tree(wanted: DynTreeData, found: DynTreeData) -> None:
@@ -46,43 +65,86 @@ def assert_same_tree(wanted: DynTreeData, found: DynTreeData) -> None:
         assert type(found[key]) is type(value)
 
 
+def assert_same_batch(wanted: Batch, found: Batch | None) -> None:
+    assert found is not None
+    assert type(found) is type(wanted)
+    # Data.keys makes a list of a set, whose order is that of the hashes; that of the fields counts.
+    assert list(found.stores[0].keys()) == list(wanted.stores[0].keys())
+    for key in wanted.keys():  # noqa: SIM118 - no dict
+        assert type(found[key]) is type(wanted[key])
+        if isinstance(wanted[key], torch.Tensor):
+            assert found[key].dtype == wanted[key].dtype
+            assert torch.equal(found[key], wanted[key])
+        else:
+            assert found[key] == wanted[key]
+    assert found.num_graphs == wanted.num_graphs
+    for one, other in zip(found.to_data_list(), wanted.to_data_list(), strict=True):
+        assert str(one) == str(other)
+        assert all(torch.equal(a, b) for (_, a), (_, b) in zip(one, other, strict=True)
+                   if isinstance(a, torch.Tensor))  # fmt: skip
+
+
 @given(st.lists(structures(), min_size=1, max_size=4), st.booleans(), st.data())
 def test_same_as_the_list(dags: list[Dag], rich: bool, data: st.DataObject) -> None:
-    trees = [tree_of(dag, rich) for dag in dags]
-    # One tree alone has no slices.
-    trees = trees * 2
+    trees = [tree_of(dag, rich) for dag in dags] * 2  # one tree alone has no slices
     rows = data.draw(st.lists(st.integers(0, len(trees) - 1), min_size=1, max_size=6))
-    columns, chosen = columns_of(trees, rows), [trees[row] for row in rows]
-    assert len(columns) == len(list(columns)) == len(rows)
-    for wanted, found in zip(chosen, columns, strict=True):
-        assert_same_tree(wanted, found)
-    # Twice: the columns are not used up.
-    for _ in range(2):
-        found = columns.merged()
-        assert found is not None
-        assert_same_batch(Batch.from_data_list(list(columns)), found)
-    for arity in (None, 3):
-        one, other = (Collater(arity=arity)(each) for each in (columns, chosen))
-        assert one.schedule == other.schedule
-        assert one.schedule.facts == other.schedule.facts
+    dataset, chosen = Trees(trees), [trees[row] for row in rows]
+    joined = TreeColumns.of(trees)
+    assert joined is not None
+    for columns in (dataset.columns(rows), joined[rows]):
+        assert len(columns) == len(list(columns)) == len(rows)
+        for wanted, found in zip(chosen, columns, strict=True):
+            assert_same_tree(wanted, found)
+        for _ in range(2):  # the columns are not used up
+            assert_same_batch(Batch.from_data_list(list(columns)), columns.merged())
+        for arity in (None, 3):
+            one, other = (Collater(arity=arity)(each) for each in (columns, chosen))
+            assert one.schedule == other.schedule
+            assert one.schedule.facts == other.schedule.facts
+    for row, tree in enumerate(dataset.columns()):
+        assert_same_tree(dataset[row], tree)
 
 
-def small() -> list[DynTreeData]:
-    edges = torch.tensor([[0, 1], [2, 2]])
-    return [DynTreeData(edges, token=torch.tensor([5 + n, 6, -1])) for n in range(3)]
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=5), st.booleans())
+def test_merging_is_that_of_pyg(sizes: list[int], rich: bool) -> None:
+    trees = [full(n) if rich else chain(n) for n in sizes]
+    columns = TreeColumns.of(trees)
+    assert columns is not None
+    assert_same_batch(Batch.from_data_list(trees), columns.merged())
+
+
+def test_excluded_fields() -> None:
+    trees = [full(2), full(3)]
+    wanted = Batch.from_data_list(trees, exclude_keys=["x", "y"])
+    for columns, excluded in (
+        (TreeColumns.of(trees, ["x", "y"]), ()),
+        (TreeColumns.of(trees), "xy"),
+    ):
+        assert columns is not None
+        assert_same_batch(wanted, columns.merged(excluded))
+        assert columns.merged(["num_nodes"]) is None
+
+
+def test_examples_stay_as_they_were() -> None:
+    tree = full(3)
+    Collater()([tree, tree])
+    assert torch.equal(tree.edge_index, chain(3).edge_index)
+    Collater()([tree]).edge_index.add_(7)
+    assert torch.equal(tree.edge_index, chain(3).edge_index)
 
 
 def test_is_a_sequence() -> None:
-    columns = columns_of(small(), [2, 0])
+    columns = Trees(small()).columns([2, 0])
     assert [tree.token[0].item() for tree in columns[:]] == [7, 5]
-    assert columns[-1].token.tolist() == [5, 6, -1]
-    assert repr(columns) == "TreeColumns(2 trees, 6 nodes)"
-    with pytest.raises(IndexError):
-        columns[2]
+    assert columns[-1].token.tolist() == columns[[-1]][0].token.tolist() == [5, 6, -1]
+    assert repr(columns) == "TreeColumns(2 examples, 6 nodes)"
+    for wrong in (2, [0, 2]):
+        with pytest.raises(IndexError):
+            columns[wrong]
 
 
 def test_the_collater_leaves_fields_out_and_follows_others() -> None:
-    columns = columns_of(small(), [1, 1, 0])
+    columns = Trees(small()).columns([1, 1, 0])
     assert "token" not in Collater(exclude_keys=["token"])(columns)
     followed = Collater(follow_batch=["token"])(columns)
     assert followed.token_batch.tolist() == [0] * 3 + [1] * 3 + [2] * 3
@@ -110,43 +172,57 @@ def test_broken_trees_are_named(key: str, value: torch.Tensor, told: str) -> Non
         for tree in trees:
             tree[key] = value
     trees[1][key] = value
-    with pytest.raises(ValueError) as caught:
-        Collater()(columns_of(trees, [0, 1, 2]))
-    with pytest.raises(ValueError) as of_list:
-        Collater()(trees)
-    assert told in str(caught.value)
-    assert str(caught.value) == str(of_list.value)
+    for examples in (trees, Trees(trees).columns()):
+        with pytest.raises(ValueError) as caught:
+            Collater()(examples)
+        assert told in str(caught.value)
 
 
-def test_steps_aside() -> None:
-    data, slices = side_by_side(small())
-    assert TreeTable(slices | {"name": slices["token"]}).take(data, [0]) is not None
-    for key, value in {
-        "name": ["a", "b", "c"],
-        "mark": torch.zeros(9),
-        "token": torch.zeros(9, device="meta"),
-        "x": torch.zeros(9, 2).to_sparse(),
-    }.items():
-        other = data.clone()
-        other[key] = value
-        assert TreeTable(slices | {key: slices["token"]}).take(other, [0]) is None
-    del data.stores[0]._num_nodes
-    assert TreeTable(slices).take(data, [0]) is None
+class OwnTree(DynTreeData):
+    pass
 
 
-class Trees(InMemoryDataset):
-    """Shows that the columns agree with what PyG cuts out of the same tensors."""
+@pytest.mark.parametrize(
+    "examples",
+    [
+        [Data(num_nodes=1)],
+        [OwnTree(torch.empty(2, 0, dtype=torch.int64), num_nodes=1)],
+        [chain(2, mark=torch.zeros(1))],
+        [chain(2, name="a")],
+        [chain(2, target=torch.tensor(1.0))],
+        [chain(2), full(2)],
+        [chain(2, y=torch.zeros(2)), chain(2, y=torch.zeros(2, dtype=torch.int64))],
+        [chain(2, x=torch.zeros(2, 1)), chain(2, x=torch.zeros(2, 3))],
+        [chain(2, x=torch.zeros(2, 1).to_sparse())],
+        [chain(2, x=torch.zeros(2, 1, device="meta"))],
+    ],
+)
+def test_steps_aside_for_examples(examples: list[Data]) -> None:
+    assert TreeColumns.of(examples) is None
 
-    def __init__(self, trees: list[DynTreeData]) -> None:
-        super().__init__(None)
-        self.data, self.slices = self.collate(trees)
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("name", ["a", "b", "c"]),
+        ("mark", torch.zeros(9)),
+        ("token", torch.zeros(9, device="meta")),
+        ("x", torch.zeros(9, 2).to_sparse()),
+        ("num_nodes", 8),
+    ],
+)
+def test_steps_aside_for_data_sets(key: str, value: Any) -> None:
+    dataset = Trees(small())
+    data, slices = dataset._data, dataset.slices
+    assert columns_of(data, segments_of(slices | {"name": slices["token"]})) is not None
+    data[key] = value
+    assert columns_of(data, segments_of(slices | {key: slices["token"]})) is None
 
 
-@given(structures(), structures())
-def test_trees_are_those_of_pyg(first: Dag, second: Dag) -> None:
-    dataset = Trees([tree_of(first, True), tree_of(second, True)])
-    found = TreeTable(dataset.slices).take(dataset._data, [1, 0])
-    assert found is not None
-    for row, tree in zip((1, 0), found, strict=True):
-        assert list(tree.stores[0].keys()) == list(dataset[row].stores[0].keys())
-        assert_same_tree(dataset[row], tree)
+def test_the_collater_uses_it_unless_asked_for_more() -> None:
+    trees = [full(3), full(1)]
+    quick = Collater(arity=1)(trees)
+    slow = Collater(arity=1, follow_batch=["y"])(trees)
+    assert "y_batch" in slow
+    assert quick.schedule == slow.schedule
+    assert torch.equal(quick.batch, slow.batch)

@@ -86,10 +86,10 @@ def test_the_two_forms_of_one_expression() -> None:
     assert tree.slots == [0, 0, 1, 0, 1]
     assert tree.depths == [2, 0, 1, 0, 0]
     binary = listops_tree(["[SM", "5", "8", "]"], "binary")
-    assert binary.tokens == ["[SM", "5", None, "8", None, "]", None]
-    assert binary.parents == [2, 2, 4, 4, 6, 6, -1]
-    assert binary.slots == [0, 1, 0, 1, 0, 1, 0]
-    assert binary.labels[-1] == 3
+    assert binary.tokens == [None, None, None, "[SM", "5", "8", "]"]
+    assert binary.parents == [-1, 0, 1, 2, 2, 1, 0]
+    assert binary.slots == [0, 0, 0, 0, 1, 1, 1]
+    assert binary.labels[0] == 3
 
 
 @pytest.mark.parametrize(

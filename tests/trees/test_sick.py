@@ -98,9 +98,9 @@ def test_missing_files_say_what_to_put_where(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "text", "problem", "place"),
     [
-        ("train/sim.txt", "4.2\nx\n", "the relatedness is no number from 1 to 5", "sim.txt:2"),
-        ("train/sim.txt", "4.2\n5.5\n", "the relatedness is no number from 1 to 5", "sim.txt:2"),
-        ("train/sim.txt", "nan\n1\n", "the relatedness is no number from 1 to 5", "sim.txt:1"),
+        ("train/sim.txt", "4.2\nx\n", "the relatedness is not a number from 1 to 5", "sim.txt:2"),
+        ("train/sim.txt", "4.2\n5.5\n", "the relatedness is not a number from 1 to 5", "sim.txt:2"),
+        ("train/sim.txt", "nan\n1\n", "the relatedness is not a number from 1 to 5", "sim.txt:1"),
         ("train/sim.txt", "4.2\n", "two files of a split differ in length", "sim.txt"),
         ("dev/b.parents", "2 x\n", "a parent pointer is not an integer", "b.parents:1"),
         ("dev/a.toks", " \n\n", "the file is empty", "a.toks"),

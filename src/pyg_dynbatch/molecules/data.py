@@ -1,8 +1,8 @@
 """Molecules as PyG ``Data``, collated with the plan of their atom pairs."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import isqrt
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,16 +11,13 @@ from torch import Tensor
 from torch_geometric.data import Batch, Data
 
 from pyg_dynbatch.core.errors import described, mismatch
-from pyg_dynbatch.core.structure import concatenated_ranges
 from pyg_dynbatch.loading import (
-    Joined,
     PlanningCollater,
+    RaggedColumns,
     ResumableLoader,
     Segments,
     allow_batches,
-    are_alike,
-    assemble,
-    columns_of,
+    slices_of,
 )
 from pyg_dynbatch.molecules.pair_table import PairTable
 from pyg_dynbatch.nn.pairs import Pairs
@@ -258,19 +255,17 @@ def bonds_of(pair_code: UInt8[Tensor, " pair"], table: PairTable) -> Int[Tensor,
 torch.serialization.add_safe_globals([MoleculeData])
 
 
-_FIELDS = ("x", "pair_code", "descriptor", "y", "y_mask", "smiles", "row")
+class MoleculeColumns(RaggedColumns):
+    """Hold molecules as one long column per field; ``columns[rows]`` takes several.
 
-
-class MoleculeColumns(Sequence[MoleculeData]):
-    """Molecules whose fields are joined, one long column per field.
-
-    A packed data set returns the molecules of a batch in this form, and the collater turns it into
-    a batch without building one object per molecule. To everything else it is a list of
-    ``MoleculeData``, each made when it is asked for; several numbers give columns again.
+    A packed data set returns the molecules of a batch in this form, and the collater makes the
+    batch of it without ever building one object per molecule. To everything else it is a list of
+    ``MoleculeData``.
 
     Args:
         num_atoms: Number of atoms of each molecule.
         fields: The columns: tensors, or a list of strings for ``smiles``.
+        segments: Where the rows of each molecule are; computed where left out.
 
     Example:
         >>> code = torch.tensor([0, 1, 0, 0], dtype=torch.uint8)
@@ -279,101 +274,27 @@ class MoleculeColumns(Sequence[MoleculeData]):
         (2, [0, 1, 0], [0, 1, 3])
     """
 
-    def __init__(self, num_atoms: list[int], fields: Mapping[str, Any]) -> None:
-        self.num_atoms = num_atoms
-        self.fields = dict(fields)
-        atoms = Segments.of(num_atoms)
-        pairs = Segments.of(atoms.sizes * (atoms.sizes + 1) // 2)
-        self._segments = {"x": atoms, "pair_code": pairs}
+    kind = MoleculeData
+    named = frozenset({"x", "pair_code", "descriptor", "y", "y_mask", "smiles", "row"})
+    numbers = frozenset({"row"})
 
-    @classmethod
-    def of(cls, examples: Sequence[Data], excluded: Collection[str]) -> "MoleculeColumns | None":
-        """Join the fields of molecules.
-
-        Args:
-            examples: The molecules, at least one.
-            excluded: Fields to leave out.
-
-        Returns:
-            The columns; None where PyG has to be asked: for another class, for fields that
-            ``MoleculeData`` does not name, for molecules that differ in their fields, dtypes or
-            widths.
-        """
-        columns = columns_of(examples, MoleculeData, _FIELDS, excluded)
-        if columns is None:
-            return None
-        num_atoms = columns.pop("num_nodes")
-        fields: dict[str, Any] = {}
-        for key, values in columns.items():
-            if key == "smiles":
-                fields[key] = values
-            elif key == "row" and all(type(value) is int for value in values):
-                fields[key] = torch.tensor(values)
-            elif key != "row" and are_alike(key, values):
-                fields[key] = torch.cat(values)
-            else:
-                return None
-        merged = cls(num_atoms, fields)
-        last = len(num_atoms) - 1
-        fits = (len(value) == merged._rows(key, last).stop for key, value in fields.items())
-        return merged if all(fits) else None
-
-    def merged(self, excluded: Collection[str] = ()) -> Batch:
-        """Build what ``Batch.from_data_list`` makes of the same molecules, without their pairs."""
-        none = torch.zeros(len(self), dtype=torch.int64)
-        starts = {key: torch.from_numpy(each.starts) for key, each in self._segments.items()}
-        by_molecule = torch.arange(len(self) + 1)
-        joined: dict[str, Joined | None] = {
-            key: Joined(value, starts.get(key, by_molecule), none.clone())
-            for key, value in self.fields.items()
-            if key not in excluded
-        }
-        if "smiles" in joined:
-            joined["smiles"] = Joined(self.fields["smiles"], by_molecule, None)
-        return assemble(MoleculeData, joined | {"num_nodes": None}, self.num_atoms)
-
-    def __len__(self) -> int:
-        return len(self.num_atoms)
-
-    @overload
-    def __getitem__(self, i: int) -> MoleculeData: ...
-
-    @overload
-    def __getitem__(self, i: slice | Sequence[int]) -> "MoleculeColumns": ...
-
-    def __getitem__(self, i: int | slice | Sequence[int]) -> "MoleculeData | MoleculeColumns":
-        """Build one molecule, or the columns of several."""
-        if isinstance(i, int | np.integer):
-            i = range(len(self))[i]
-            parts = {key: value[self._rows(key, i)] for key, value in self.fields.items()}
-            if "smiles" in parts:
-                parts["smiles"] = parts["smiles"][0]
-            if "row" in parts:
-                parts["row"] = int(parts["row"])
-            return MoleculeData(**parts, num_nodes=self.num_atoms[i])
-        chosen = np.arange(len(self))[i]
-        fields: dict[str, Any] = {}
-        for key, value in self.fields.items():
-            if key == "smiles":
-                fields[key] = [value[k] for k in chosen]
-                continue
-            segments, rows = self._segments.get(key), chosen
-            if segments is not None:
-                rows = concatenated_ranges(segments.starts[chosen], segments.sizes[chosen])
-            fields[key] = value[torch.from_numpy(rows)]
-        return MoleculeColumns([self.num_atoms[k] for k in chosen], fields)
-
-    def _rows(self, key: str, i: int) -> slice:
-        segments = self._segments.get(key)
+    def __init__(
+        self,
+        num_atoms: Sequence[int] | Segments,
+        fields: Mapping[str, Any],
+        segments: Mapping[str, Segments] | None = None,
+    ) -> None:
+        nodes = num_atoms if isinstance(num_atoms, Segments) else Segments(num_atoms)
         if segments is None:
-            return slice(i, i + 1)
-        return slice(int(segments.starts[i]), int(segments.starts[i + 1]))
+            pairs = Segments(nodes.sizes * (nodes.sizes + 1) // 2)
+            once = Segments(np.ones_like(nodes.sizes))
+            segments = dict.fromkeys(fields, once) | {"x": nodes, "pair_code": pairs}
+        super().__init__(nodes, fields, segments)
 
-    def __iter__(self) -> Iterator[MoleculeData]:
-        return (self[i] for i in range(len(self)))
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({len(self)} molecules, {sum(self.num_atoms)} atoms)"
+    @property
+    def num_atoms(self) -> list[int]:
+        """Number of atoms of each molecule."""
+        return self.nodes.sizes.tolist()
 
 
 allow_batches(MoleculeData)
@@ -406,6 +327,9 @@ class MoleculeCollater(PlanningCollater):
         ([0, 2], [1, 3], 2)
     """
 
+    columns = MoleculeColumns
+    needed = "pair_code"
+
     def __init__(
         self,
         pair_table: PairTable,
@@ -415,19 +339,11 @@ class MoleculeCollater(PlanningCollater):
         follow_batch: Sequence[str] | None = None,
         exclude_keys: Sequence[str] | None = None,
     ) -> None:
-        super().__init__(None, follow_batch, exclude_keys, needed="pair_code")
+        super().__init__(None, follow_batch, exclude_keys)
         self.pair_table = pair_table
         self.pairs = pairs
         self.self_pairs = self_pairs
         self._kept = pair_table.kept(pairs, self_pairs)
-
-    def _merge(self, examples: Sequence[Any], excluded: set[str]) -> Batch | None:
-        if isinstance(examples, MoleculeColumns):
-            return examples.merged(excluded)
-        if not isinstance(examples[0], MoleculeData):
-            return None
-        columns = MoleculeColumns.of(examples, {*excluded, "pairs"})
-        return None if columns is None else columns.merged()
 
     def _attach(self, merged: Batch, quick: bool) -> None:
         sizes = merged.ptr.diff()
@@ -435,7 +351,7 @@ class MoleculeCollater(PlanningCollater):
         merged.pairs = Pairs.from_codes(merged.pair_code, sizes, self._kept)
 
     def _check_codes(self, merged: Batch, sizes: Tensor) -> None:
-        code, starts = merged.pair_code, merged._slice_dict["pair_code"]
+        code, starts = merged.pair_code, slices_of(merged)["pair_code"]
         wanted, found = sizes * (sizes + 1) // 2, starts.diff()
         if not torch.equal(wanted, found):
             number = int((wanted != found).nonzero()[0])

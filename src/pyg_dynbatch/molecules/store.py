@@ -100,7 +100,7 @@ class AtomPacking:
             fields |= {"y": y, "y_mask": ~torch.isnan(y)}
         fields["smiles"] = _texts(arrays, chosen)
         fields["row"] = torch.from_numpy(arrays["row"][chosen])
-        return MoleculeColumns(sizes.tolist(), fields)
+        return MoleculeColumns(sizes, fields)
 
     def _whole(
         self, x: Float32[np.ndarray, "atom feature"], kind: str, lowest: int, highest: int

@@ -12,8 +12,8 @@ from pyg_dynbatch.core.errors import checked_count, mismatch
 from pyg_dynbatch.core.padding import LevelBuckets
 from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.core.structure import array_of, has_token
-from pyg_dynbatch.loading import _PLANS, PlanningCollater, ResumableLoader
-from pyg_dynbatch.trees.columns import TreeColumns, merge_trees
+from pyg_dynbatch.loading import PlanningCollater, ResumableLoader, slices_of
+from pyg_dynbatch.trees.columns import TreeColumns
 from pyg_dynbatch.trees.data import EDGE_FIELDS, NODE_FIELDS, DynTreeData, check_roots
 
 DIRECTIONS = ("bottom_up", "top_down")
@@ -55,9 +55,9 @@ def derive_schedule(batch: Any, arity: int | None, direction: str, *, name: str)
 
 def check_bounds(batch: Any, *, name: str) -> None:
     """Checks that every example has rows for its own nodes and edges among them."""
-    slices = getattr(batch, "_slice_dict", None)
+    slices = slices_of(batch)
     ptr = getattr(batch, "ptr", None)
-    if slices is None or ptr is None or "edge_index" not in slices:
+    if ptr is None or "edge_index" not in slices:
         return
     ptr, edge_starts = ptr.cpu().numpy(), slices["edge_index"].numpy()
     if isinstance(batch, DynTreeData):
@@ -176,6 +176,9 @@ class Collater(PlanningCollater):
         ([4, 2], [2, 5])
     """
 
+    columns = TreeColumns
+    needed = "edge_index"
+
     def __init__(
         self,
         dataset: Any = None,
@@ -185,21 +188,12 @@ class Collater(PlanningCollater):
         arity: int | None = None,
         direction: str = "bottom_up",
     ) -> None:
-        super().__init__(dataset, follow_batch, exclude_keys, needed="edge_index")
+        super().__init__(dataset, follow_batch, exclude_keys)
         self.arity = _checked_arity(arity)
         self.direction = checked_direction(direction, (*DIRECTIONS, "both"), "Collater")
 
-    def _merge(self, examples: Sequence[Any], excluded: set[str]) -> Batch | None:
-        if isinstance(examples, TreeColumns):
-            return examples.merged(excluded)
-        if type(examples[0]) is not DynTreeData:
-            return None
-        first = examples[0].stores[0].to_dict()
-        kept = {key for key, value in first.items() if isinstance(value, _PLANS)}
-        return merge_trees(examples, excluded | kept)
-
     def _attach(self, merged: Batch, quick: bool) -> None:
-        # What merge_trees lets through is within bounds.
+        # Columns that merge are within bounds.
         attach_schedules(merged, self.arity, self.direction, name="Collater", checked=quick)
 
     def __repr__(self) -> str:

@@ -5,11 +5,13 @@ import json
 import pickle
 import warnings
 from abc import ABC
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
@@ -26,48 +28,55 @@ from pyg_dynbatch.core.files import (
     write_atomically,
 )
 from pyg_dynbatch.core.progress import Progress
+from pyg_dynbatch.core.structure import concatenated_ranges
+from pyg_dynbatch.loading import Segments
 from pyg_dynbatch.samplers import node_counts
-from pyg_dynbatch.trees.columns import TreeTable
+from pyg_dynbatch.trees.columns import TreeColumns, columns_of, segments_of
 from pyg_dynbatch.trees.data import DynTreeData
 from pyg_dynbatch.trees.text import ParsedTree, parse_bracketed
 from pyg_dynbatch.trees.vocabulary import Vocabulary
 
 Transform = Callable[[Any], Any]
-Item = TypeVar("Item")
 
 # Part of every cache name: raise it when the meaning of a field changes.
 _FORMAT = "pyg_dynbatch.trees.1"
 
 
 @dataclass(frozen=True)
-class Content(Generic[Item]):
-    """Holds what a data set consists of before it is cached."""
+class Content:
+    """What a data set consists of before it is cached."""
 
-    splits: Mapping[str, Sequence[Item]]
-    featurize: Callable[[Item], DynTreeData]
+    splits: Mapping[str, Sequence[Any]]
+    featurize: Callable[[Any], DynTreeData]
     vocabulary: Vocabulary
     num_classes: int
 
 
 class TreeDataset(InMemoryDataset, ABC):
-    """Loads one split from the cache, or builds all splits and caches them.
+    """Load one split from the cache, or build all splits and cache them.
 
-    The cache file carries a hash of all that its content depends on (raw files, options,
-    ``pre_transform``) in its name, so a change of any of them builds anew. It appears under that
-    name only when it is complete, and a damaged one is built again with a warning. PyG's own
+    The name of the cache file holds a hash of all that its content depends on (raw files, options,
+    ``pre_transform``), so a change of any of them builds anew. The file appears under that name
+    only when it is complete, and a damaged one is built again with a warning. PyG's own
     ``process`` is not used: it writes its markers one by one and trusts them afterwards.
 
-    Of ``pre_transform`` its pickle counts: a function's name, an object's class and state. That a
-    function's body was edited is not noticed; delete ``processed/`` or force a reload then.
+    Of ``pre_transform`` its pickle counts: a function's name, an object's class and state. An
+    edited function body is not noticed; delete ``processed/`` or force a reload then.
 
     Args:
         root: Folder for ``raw/`` and ``processed/``; None caches nothing.
+        split: Name of the split.
+        key: All that the content depends on, by name.
+        build: Reads all splits.
         transform: Applied to an example each time it is taken.
         pre_transform: Applied to an example once, before it is cached; with a root it must be one
             that can be pickled.
+        force_reload: Whether to build again.
 
     Raises:
-        ValueError: If there is a root, and ``pre_transform`` cannot be pickled.
+        OSError: If the cache folder cannot be written.
+        ValueError: If the split is empty, or if there is a root and ``pre_transform`` cannot be
+            pickled.
 
     Example:
         >>> from pyg_dynbatch.datasets import ListOps, ListOpsRecipe
@@ -79,51 +88,56 @@ class TreeDataset(InMemoryDataset, ABC):
     def __init__(
         self,
         root: str | Path | None,
+        split: str,
+        key: Mapping[str, str],
+        build: Callable[[], Content],
+        *,
         transform: Transform | None = None,
         pre_transform: Transform | None = None,
+        force_reload: bool = False,
     ) -> None:
         super().__init__(None if root is None else str(root), transform, pre_transform, log=False)
         # PyG puts "???" in the place of no folder, and a cache would be written there.
         self.root = None if root is None else str(root)
-        self._table: TreeTable | None = None
-        self._vocabulary = Vocabulary([])
-        self._classes = 0
+        self._segments: tuple[Any, dict[str, Segments]] = (None, {})
+        if root is None:
+            packed = self._build(split, build(), None)
+        else:
+            name = _name_of(pre_transform, type(self).__name__)
+            text = json.dumps({**key, "format": _FORMAT, "pre_transform": name}, sort_keys=True)
+            ending = f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.pt"
+            cached = None if force_reload else self._cached(f"{split}.{ending}")
+            packed = self._build(split, build(), ending) if cached is None else cached
+        unknown, *words = packed["words"]
+        self._vocabulary = Vocabulary(words, unknown, packed["lower_case"])
+        self._classes = packed["num_classes"]
+        self.data, self.slices = DynTreeData.from_dict(packed["data"]), packed["slices"]
 
-    def _open(
-        self, split: str, key: Mapping[str, str], build: Callable[[], Content[Any]], force: bool
-    ) -> None:
-        """Fills the data set with one split."""
-        cached, digest = None, ""
-        folder = None if self.root is None else Path(self.processed_dir)
-        if folder is not None:
-            name = _name_of(self.pre_transform, type(self).__name__)
-            key = {**key, "format": _FORMAT, "pre_transform": name}
-            digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
-            cached = folder / f"{split}.{digest}.pt"
-        if cached is not None and cached.is_file() and not force:
-            try:
-                self._fill(load_tensors(cached, _FORMAT, type(self).__name__))
-                return
-            except ValueError:
-                what = f"{type(self).__name__}: a damaged cache is built again"
-                warnings.warn(f"{what}: {cached}", stacklevel=3)
-        content = build()
+    def _cached(self, name: str) -> dict[str, Any] | None:
+        path = Path(self.processed_dir, name)
+        try:
+            return load_tensors(path, _FORMAT, type(self).__name__) if path.is_file() else None
+        except ValueError:
+            what = f"{type(self).__name__}: a damaged cache is built again"
+            warnings.warn(f"{what}: {path}", stacklevel=4)
+            return None
+
+    def _build(self, split: str, content: Content, ending: str | None) -> dict[str, Any]:
+        """Build one split; with an ending for their names, build and cache the others as well."""
         if not content.splits.get(split):
-            raise mismatch(
-                ValueError,
-                f"{type(self).__name__}: the split {split!r} is empty",
-                "one example or more",
-                0,
-            )
-        for name, items in content.splits.items():
-            packed = self._pack(name, items, content)
-            if folder is not None:
-                write_atomically(folder / f"{name}.{digest}.pt", _saver(packed))
-            if name == split:
-                self._fill(packed)
+            what = f"{type(self).__name__}: the split {split!r} is empty"
+            raise mismatch(ValueError, what, "at least one example", 0)
+        packed = {split: self._pack(split, content)}
+        if ending is not None:
+            packed |= {name: self._pack(name, content) for name in content.splits if name != split}
+            for name, part in packed.items():
+                write_atomically(
+                    Path(self.processed_dir, f"{name}.{ending}"), partial(torch.save, part)
+                )
+        return packed[split]
 
-    def _pack(self, split: str, items: Sequence[Item], content: Content[Item]) -> dict[str, Any]:
-        examples = []
+    def _pack(self, split: str, content: Content) -> dict[str, Any]:
+        examples, items = [], content.splits[split]
         with Progress(f"{type(self).__name__}: {split}", "trees", len(items)) as progress:
             for item in items:
                 examples.append(content.featurize(item))
@@ -140,64 +154,59 @@ class TreeDataset(InMemoryDataset, ABC):
             "num_classes": content.num_classes,
         }
 
-    def _fill(self, packed: Mapping[str, Any]) -> None:
-        unknown, *words = packed["words"]
-        self._vocabulary = Vocabulary(words, unknown, packed["lower_case"])
-        self._classes = packed["num_classes"]
-        self._data = DynTreeData.from_dict(packed["data"])
-        self.slices = packed["slices"]
-
     @property
     def vocabulary(self) -> Vocabulary:
-        """Gives the words whose rows ``token`` holds."""
+        """The words whose rows ``token`` holds."""
         return self._vocabulary
 
     @property
     def num_tokens(self) -> int:
-        """Gives the number of rows of the vocabulary, row 0 for unknown words included."""
+        """Number of rows of the vocabulary, row 0 for unknown words included."""
         return len(self._vocabulary)
 
     @property
     def num_classes(self) -> int:
-        """Gives the number of classes, whether or not all occur in this split."""
+        """Number of classes, whether or not all occur in this split."""
         return self._classes
 
     @property
     def node_counts(self) -> list[int]:
-        """Gives the number of nodes of every example without building any of them."""
+        """Number of nodes of every example, found without building any of them."""
         return node_counts(self)
 
     def token_counts(self) -> Int[Tensor, " row"]:
-        """Counts how often each row of the vocabulary occurs.
+        """Count how often each row of the vocabulary occurs.
 
         Returns:
-            One count for each row.
+            One count per row.
         """
         token = self._data.token
-        if self._indices is not None:
-            starts = self._starts().tolist()
-            parts = [token[starts[i] : starts[i + 1]] for i in self.indices()]
-            token = torch.cat([*parts, token[:0]])  # the last one for a data set of no examples
+        if self.slices is not None:  # PyG keeps no slices of a single example
+            nodes = Segments(self.slices["depth"].diff().numpy())
+            chosen = np.array(self.indices(), dtype=np.int64)
+            rows = concatenated_ranges(nodes.starts[chosen], nodes.sizes[chosen])
+            token = token[torch.from_numpy(rows)]
         return torch.bincount(token[token >= 0], minlength=self.num_tokens)
 
     def __getitems__(self, chosen: Sequence[int]) -> Sequence[Any]:
-        """Takes the trees of a batch at once, which loaders ask for, as columns if it can."""
-        columns = None
-        if self.transform is None and self.slices is not None:
-            if self._table is None or self._table.slices is not self.slices:
-                self._table = TreeTable(self.slices)
-            where = self.indices()
-            columns = self._table.take(self._data, [where[i] for i in chosen])
-        return [self[i] for i in chosen] if columns is None else columns
+        """Take the trees of a batch at once, as columns if possible; loaders call this."""
+        columns = self._columns() if self.transform is None else None
+        if columns is None:
+            return [self[i] for i in chosen]
+        where = self.indices()
+        return columns[[where[i] for i in chosen]]
 
-    def _starts(self) -> Int[Tensor, " start"]:
-        if self.slices is None:  # PyG keeps no slices of a single example
-            return torch.tensor([0, self._data.depth.size(0)])
-        return self.slices["depth"]
+    def _columns(self) -> TreeColumns | None:
+        if self.slices is None:
+            return None
+        if self._segments[0] is not self.slices:
+            self._segments = self.slices, segments_of(self.slices)
+        # PyG names `_data` as the way to the joined examples that does not warn.
+        return columns_of(self._data, self._segments[1])
 
 
 def choose_split(split: str, known: Sequence[str], aliases: Mapping[str, str], what: str) -> str:
-    """Translates the name of a split into the one the data set uses."""
+    """Translate the name of a split into the one the data set uses."""
     name = aliases.get(split, split)
     if name not in known:
         raise mismatch(ValueError, f"{what}: there is no such split", ", ".join(known), split)
@@ -205,21 +214,23 @@ def choose_split(split: str, known: Sequence[str], aliases: Mapping[str, str], w
 
 
 def name_of_vocabulary(vocabulary: str | Vocabulary, what: str) -> str:
-    """Names the choice of a vocabulary for the cache."""
+    """Name the choice of a vocabulary for the cache."""
     if isinstance(vocabulary, Vocabulary):
         return vocabulary.digest()
     if vocabulary not in ("all", "train"):
-        raise mismatch(
-            ValueError,
-            f"{what}: vocabulary is unknown",
-            "'all', 'train' or a Vocabulary",
-            repr(vocabulary),
-        )
+        expected = "'all', 'train' or a Vocabulary"
+        raise mismatch(ValueError, f"{what}: vocabulary is unknown", expected, repr(vocabulary))
     return vocabulary
 
 
-def _saver(packed: dict[str, Any]) -> Callable[[Path], None]:
-    return lambda temporary: torch.save(packed, temporary)
+def choose_vocabulary(
+    vocabulary: str | Vocabulary, splits: Mapping[str, Iterable[Any]]
+) -> Vocabulary:
+    """Return a given vocabulary, or make one of the ``words`` of some splits."""
+    if isinstance(vocabulary, Vocabulary):
+        return vocabulary
+    counted = splits.values() if vocabulary == "all" else [splits["train"]]
+    return Vocabulary.from_words(word for items in counted for item in items for word in item.words)
 
 
 def _name_of(transform: Transform | None, what: str) -> str:
@@ -252,7 +263,7 @@ _CLASSES = 5
 
 
 class SST(TreeDataset):
-    """Holds one split of the Stanford Sentiment Treebank.
+    """One split of the Stanford Sentiment Treebank.
 
     Binarised constituency trees of 11,855 sentences of film reviews. Every node has a label ``y``
     from 0 (very negative) to 4 (very positive); leaves have a ``token``, inner nodes -1. Case is
@@ -269,9 +280,8 @@ class SST(TreeDataset):
             training set (18,280); or a vocabulary.
         raw_dir: Folder with ``train.txt``, ``dev.txt`` and ``test.txt``.
         verify: Whether files other than the published ones are refused.
-        transform: Applied to an example each time it is taken.
-        pre_transform: Applied to an example once, before it is cached.
-        force_reload: Whether to parse again.
+        **options: ``transform``, ``pre_transform`` and ``force_reload``, see
+            :class:`~pyg_dynbatch.datasets.TreeDataset`.
 
     Raises:
         ConnectionError: If there are no raw files and they cannot be downloaded.
@@ -299,24 +309,15 @@ class SST(TreeDataset):
         vocabulary: str | Vocabulary = "all",
         raw_dir: str | Path | None = None,
         verify: bool = True,
-        transform: Transform | None = None,
-        pre_transform: Transform | None = None,
-        force_reload: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__(root, transform, pre_transform)
         split = choose_split(split, _SPLITS, {"val": "dev"}, "SST")
         given = None if raw_dir is None else Path(raw_dir)
         folder = given or (None if root is None else Path(root) / "raw")
         files = _find_files(folder, may_download=given is None, verify=verify)
-        self._open(
-            split,
-            {
-                **{name: sha256_of(path) for name, path in files.items()},
-                "vocabulary": name_of_vocabulary(vocabulary, "SST"),
-            },
-            lambda: _build(files, vocabulary),
-            force_reload,
-        )
+        key = {name: sha256_of(path) for name, path in files.items()}
+        key["vocabulary"] = name_of_vocabulary(vocabulary, "SST")
+        super().__init__(root, split, key, lambda: _build(files, vocabulary), **options)
 
 
 def _find_files(folder: Path | None, *, may_download: bool, verify: bool) -> dict[str, Path]:
@@ -324,16 +325,14 @@ def _find_files(folder: Path | None, *, may_download: bool, verify: bool) -> dic
         raise mismatch(ValueError, "SST: there is no folder", "root or raw_dir", "neither")
     files = {name: folder / f"{name}.txt" for name in _SPLITS}
     absent = [path.name for path in files.values() if not path.is_file()]
-    advice = (
-        f"put train.txt, dev.txt and test.txt, or {_ARCHIVE} from {_URL}, into {folder}, "
-        "or pass raw_dir="
-    )
+    names = "train.txt, dev.txt and test.txt"
+    advice = f"put {names}, or {_ARCHIVE} from {_URL}, into {folder}, or pass raw_dir="
     archive = folder / _ARCHIVE
     if absent and not may_download and not archive.is_file():
         raise mismatch(
             FileNotFoundError,
             "SST: raw files are missing",
-            "train.txt, dev.txt and test.txt",
+            names,
             f"no {', no '.join(absent)}",
             where=folder,
             hint=advice,
@@ -348,13 +347,9 @@ def _find_files(folder: Path | None, *, may_download: bool, verify: bool) -> dic
     return files
 
 
-def _build(files: dict[str, Path], vocabulary: str | Vocabulary) -> Content[ParsedTree]:
+def _build(files: dict[str, Path], vocabulary: str | Vocabulary) -> Content:
     parsed = {name: _parse(path) for name, path in files.items()}
-    if isinstance(vocabulary, Vocabulary):
-        words = vocabulary
-    else:
-        counted = parsed.values() if vocabulary == "all" else [parsed["train"]]
-        words = Vocabulary.from_words(w for trees in counted for t in trees for w in t.words)
+    words = choose_vocabulary(vocabulary, parsed)
     return Content(parsed, lambda tree: tree.to_data(words), words, _CLASSES)
 
 
@@ -369,7 +364,7 @@ _SPLIT = "trees"
 
 
 class TreeFile(TreeDataset):
-    """Holds the trees of one or several files in bracketed form.
+    """The trees of one or several files in bracketed form.
 
     A node is ``(label token)``, ``(label child child ...)`` or ``(label token child ...)``. Give
     the vocabulary and the number of classes of the training file to the files that are to be
@@ -385,9 +380,8 @@ class TreeFile(TreeDataset):
         labels: ``"required"`` at every node, ``"optional"``, or ``"none"``: then there is no
             field ``y``. See `parse_bracketed`.
         vocabulary: The words; None takes those of the files, in order of appearance.
-        transform: Applied to an example each time it is taken.
-        pre_transform: Applied to an example once, before it is cached.
-        force_reload: Whether to parse again.
+        **options: ``transform``, ``pre_transform`` and ``force_reload``, see
+            :class:`~pyg_dynbatch.datasets.TreeDataset`.
 
     Raises:
         FileNotFoundError: If there is no such file.
@@ -411,17 +405,14 @@ class TreeFile(TreeDataset):
         num_classes: int | None = None,
         labels: str = "required",
         vocabulary: Vocabulary | None = None,
-        transform: Transform | None = None,
-        pre_transform: Transform | None = None,
-        force_reload: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__(root, transform, pre_transform)
         paths = [Path(path)] if isinstance(path, (str, Path)) else [Path(one) for one in path]
         if not paths:
-            raise mismatch(ValueError, "TreeFile: there are no files", "one or more", 0)
+            raise mismatch(ValueError, "TreeFile: there are no files", "at least one", 0)
         lines = {path: read_lines(path) for path in paths}
 
-        def build() -> Content[ParsedTree]:
+        def build() -> Content:
             trees = [
                 parse_bracketed(line, f"{path}:{number}", num_classes=num_classes, labels=labels)
                 for path in paths
@@ -429,9 +420,11 @@ class TreeFile(TreeDataset):
             ]
             words = vocabulary or Vocabulary.from_words(w for tree in trees for w in tree.words)
             classes = num_classes or 1 + max(max(tree.labels) for tree in trees)
-            labelled = labels != "none"
             return Content(
-                {_SPLIT: trees}, lambda t: t.to_data(words, labelled=labelled), words, classes
+                {_SPLIT: trees},
+                lambda tree: tree.to_data(words, labelled=labels != "none"),
+                words,
+                classes,
             )
 
         key = {
@@ -440,4 +433,4 @@ class TreeFile(TreeDataset):
             "labels": labels,
             "vocabulary": "" if vocabulary is None else vocabulary.digest(),
         }
-        self._open(_SPLIT, key, build, force_reload)
+        super().__init__(root, _SPLIT, key, build, **options)

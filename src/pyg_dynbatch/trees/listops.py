@@ -5,12 +5,12 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.files import read_lines, sha256_of
-from pyg_dynbatch.trees.data import DynTreeData
-from pyg_dynbatch.trees.datasets import Content, Transform, TreeDataset, choose_split
-from pyg_dynbatch.trees.text import NO_PARENT, UNLABELLED, ParsedTree
+from pyg_dynbatch.trees.datasets import Content, TreeDataset, choose_split
+from pyg_dynbatch.trees.text import ParsedTree, parse_bracketed
 from pyg_dynbatch.trees.vocabulary import Vocabulary
 
 FORMS = ("operator", "binary")
@@ -106,11 +106,17 @@ def listops_tree(pieces: Sequence[str], form: str = "operator", labels: str = "r
             "root, or with the form 'operator' also all",
             f"{labels!r} with the form {form!r}",
         )
-    tree = _operator_tree(pieces) if form == "operator" else _binary_tree(pieces)
+    # One parser serves both: a list is a node with its operator, or a bracket of the parse is one.
+    written = pieces if form == "operator" else format_listops(pieces).split(" ")
+    marks = {"(": "(", ")": ")"}
+    if form == "operator":
+        marks = {operator: f"({operator}" for operator in OPERATORS} | {END: ")"}
+    text = " ".join(marks.get(piece, f"({piece})") for piece in written)
+    tree = parse_bracketed(text, labels="none")
     if labels == "all":
         tree.labels = _values(tree)
-        return tree
-    tree.labels[tree.parents.index(NO_PARENT)] = evaluate_listops(pieces)
+    else:
+        tree.labels[0] = evaluate_listops(pieces)
     return tree
 
 
@@ -124,57 +130,6 @@ def _values(tree: ParsedTree) -> list[int]:
         if tree.parents[node] >= 0:
             waiting[tree.parents[node]].append(values[node])
     return values
-
-
-def _operator_tree(pieces: Sequence[str]) -> ParsedTree:
-    tree = ParsedTree()
-    counts: list[int] = []
-    node = NO_PARENT
-    for piece in pieces:
-        if piece != END:
-            new = _add(tree, piece, node, counts[node] if node >= 0 else 0)
-            counts.append(0)
-            if node >= 0:
-                counts[node] += 1
-                tree.depths[node] = max(tree.depths[node], 1)
-            node = new if piece in OPERATORS else node
-            continue
-        above = tree.parents[node]
-        if above >= 0:
-            tree.depths[above] = max(tree.depths[above], tree.depths[node] + 1)
-        node = above
-    return tree
-
-
-def _binary_tree(pieces: Sequence[str]) -> ParsedTree:
-    tree = ParsedTree()
-    opened: list[int] = []
-    for piece in pieces:
-        done = _add(tree, piece, NO_PARENT, 0)
-        if piece == END:
-            done = _join(tree, opened.pop(), done)
-        if piece in OPERATORS or not opened:
-            opened.append(done)
-        else:
-            opened[-1] = _join(tree, opened[-1], done)
-    return tree
-
-
-def _add(tree: ParsedTree, token: str | None, parent: int, slot: int) -> int:
-    tree.labels.append(UNLABELLED)
-    tree.tokens.append(token)
-    tree.parents.append(parent)
-    tree.slots.append(slot)
-    tree.depths.append(0)
-    return len(tree) - 1
-
-
-def _join(tree: ParsedTree, left: int, right: int) -> int:
-    node = _add(tree, None, NO_PARENT, 0)
-    tree.parents[left] = tree.parents[right] = node
-    tree.slots[right] = 1
-    tree.depths[node] = 1 + max(tree.depths[left], tree.depths[right])
-    return node
 
 
 def _check_parse(text: str, parse: str, where: str, column: int) -> None:
@@ -330,9 +285,8 @@ class ListOps(TreeDataset):
         recipe: What to generate; None for the defaults.
         tsv: A file in the published format (value, tab, expression) to read instead. The split
             is then only a name.
-        transform: Applied to an example each time it is taken.
-        pre_transform: Applied to an example once, before it is cached.
-        force_reload: Whether to build again.
+        **options: ``transform``, ``pre_transform`` and ``force_reload``, see
+            :class:`~pyg_dynbatch.datasets.TreeDataset`.
 
     Raises:
         OSError: If the cache folder cannot be written.
@@ -355,47 +309,33 @@ class ListOps(TreeDataset):
         form: str = "operator",
         recipe: ListOpsRecipe | None = None,
         tsv: str | Path | None = None,
-        transform: Transform | None = None,
-        pre_transform: Transform | None = None,
-        force_reload: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__(root, transform, pre_transform)
         split = choose_split(split, _SPLITS, {"dev": "val"}, "ListOps")
-        if tsv is not None:
-            path = Path(tsv)
-            lines = read_lines(path)
-            source = {"tsv": sha256_of(path)}
-            self._open(
-                split,
-                {"form": form, **source},
-                lambda: _read(path, lines, split, form),
-                force_reload,
+        recipe = recipe or ListOpsRecipe()
+        labels = recipe.labels if tsv is None else "root"
+        key = {"form": form}
+        if tsv is None:
+            key["recipe"] = repr(sorted(asdict(recipe).items()))
+        else:
+            path, lines = Path(tsv), read_lines(tsv)
+            key["tsv"] = sha256_of(tsv)
+
+        def build() -> Content:
+            if tsv is None:
+                splits = {name: drawn for name, drawn in recipe.generate().items() if drawn}
+            else:
+                numbered = enumerate(lines, start=1)
+                splits = {split: [_read_line(line, f"{path}:{n}") for n, line in numbered]}
+            words = listops_vocabulary()
+            return Content(
+                splits,
+                lambda part: listops_tree(part, form, labels).to_data(words),
+                words,
+                _CLASSES,
             )
-            return
-        chosen = recipe or ListOpsRecipe()
-        key = {"form": form, "recipe": repr(sorted(asdict(chosen).items()))}
-        self._open(split, key, lambda: _generate(chosen, form), force_reload)
 
-
-def _generate(recipe: ListOpsRecipe, form: str) -> Content[list[str]]:
-    drawn = {split: pieces for split, pieces in recipe.generate().items() if pieces}
-    return _content(drawn, form, recipe.labels)
-
-
-def _read(path: Path, lines: list[str], split: str, form: str) -> Content[list[str]]:
-    numbered = enumerate(lines, start=1)
-    return _content({split: [_read_line(ln, f"{path}:{number}") for number, ln in numbered]}, form)
-
-
-def _content(
-    expressions: dict[str, list[list[str]]], form: str, labels: str = "root"
-) -> Content[list[str]]:
-    vocabulary = listops_vocabulary()
-
-    def featurize(pieces: list[str]) -> DynTreeData:
-        return listops_tree(pieces, form, labels).to_data(vocabulary)
-
-    return Content(expressions, featurize, vocabulary, _CLASSES)
+        super().__init__(root, split, key, build, **options)
 
 
 def _read_line(line: str, where: str) -> list[str]:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.core.structure import has_token
+from pyg_dynbatch.loading import slices_of
 from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer, TreeGRU, TreeRNN
 from pyg_dynbatch.nn.recursive import level_row
 
@@ -423,7 +424,7 @@ class TreeSimilarity(nn.Module):
 
 def _check_roots(batch: Any, examples: int) -> None:
     """Counts the roots of every example where the batch knows them on the host."""
-    slices = getattr(batch, "_slice_dict", {}).get("root_index")
+    slices = slices_of(batch).get("root_index")
     counts = [batch.root_index.numel()] if slices is None else slices.diff().tolist()
     wanted = 2 * examples if slices is None else 2
     wrong = [number for number, count in enumerate(counts) if count != wanted]

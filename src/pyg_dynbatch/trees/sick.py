@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -14,9 +15,9 @@ from pyg_dynbatch.core.files import read_lines, sha256_of
 from pyg_dynbatch.trees.data import DynTreeData
 from pyg_dynbatch.trees.datasets import (
     Content,
-    Transform,
     TreeDataset,
     choose_split,
+    choose_vocabulary,
     name_of_vocabulary,
 )
 from pyg_dynbatch.trees.text import ParsedTree, forest_to_data, parse_parents
@@ -36,7 +37,7 @@ _WORDS = re.compile(r"\w+|[^\w\s]")
 
 
 def score_to_target(score: float, num_classes: int = _CLASSES) -> Float[Tensor, "one class"]:
-    r"""Spreads a score over the two whole numbers beside it.
+    r"""Spread a score over the two whole numbers beside it.
 
     :math:`p_i = y - \lfloor y \rfloor` for :math:`i = \lfloor y \rfloor + 1`,
     :math:`p_i = \lfloor y \rfloor - y + 1` for :math:`i = \lfloor y \rfloor`, and 0 otherwise, so
@@ -68,19 +69,23 @@ def score_to_target(score: float, num_classes: int = _CLASSES) -> Float[Tensor, 
 
 @dataclass(frozen=True)
 class _Pair:
-    """Holds two parsed sentences and their score."""
+    """Two parsed sentences and their score."""
 
     first: ParsedTree
     second: ParsedTree
     score: float
 
+    @property
+    def words(self) -> list[str]:
+        return self.first.words + self.second.words
+
 
 class SICK(TreeDataset):
-    r"""Holds one split of the SICK relatedness task.
+    r"""One split of the SICK relatedness task.
 
-    One example is a pair of sentences: a forest of two trees whose roots stand in ``root_index`` in
-    the order of the sentences. ``score`` ``[1]`` is the relatedness, 1 to 5; ``target`` ``[1, 5]``
-    is the same as a distribution (see `score_to_target`).
+    One example is a pair of sentences: a forest of two trees with their roots in ``root_index``,
+    in the order of the sentences. ``score`` ``[1]`` is the relatedness, 1 to 5; ``target``
+    ``[1, 5]`` is the same as a distribution (see `score_to_target`).
 
     There is nothing to download: parses come from a parser. Two layouts of raw files are read,
     from `raw_dir` or ``root/raw``: folders ``train``, ``dev``, ``test`` with ``a.toks``,
@@ -96,9 +101,8 @@ class SICK(TreeDataset):
             above the one before it, which makes a Tree-LSTM a sequential LSTM.
         vocabulary: ``"all"``, ``"train"`` or a vocabulary, as in `SST`.
         raw_dir: Folder with the raw files.
-        transform: Applied to an example each time it is taken.
-        pre_transform: Applied to an example once, before it is cached.
-        force_reload: Whether to parse again.
+        **options: ``transform``, ``pre_transform`` and ``force_reload``, see
+            :class:`~pyg_dynbatch.datasets.TreeDataset`.
 
     Raises:
         FileNotFoundError: If raw files are missing; says what to put where.
@@ -127,24 +131,14 @@ class SICK(TreeDataset):
         trees: str = "dependency",
         vocabulary: str | Vocabulary = "all",
         raw_dir: str | Path | None = None,
-        transform: Transform | None = None,
-        pre_transform: Transform | None = None,
-        force_reload: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__(root, transform, pre_transform)
         split = choose_split(split, _SPLITS, {"val": "dev", "trial": "dev"}, "SICK")
         folder = Path(raw_dir or Path(root or ".") / "raw")
         files = _find_files(folder, trees)
-        self._open(
-            split,
-            {
-                **{str(p.relative_to(folder)): sha256_of(p) for p in chain(*files.values())},
-                "trees": trees,
-                "vocabulary": name_of_vocabulary(vocabulary, "SICK"),
-            },
-            lambda: _build(files, vocabulary),
-            force_reload,
-        )
+        key = {str(p.relative_to(folder)): sha256_of(p) for p in chain(*files.values())}
+        key |= {"trees": trees, "vocabulary": name_of_vocabulary(vocabulary, "SICK")}
+        super().__init__(root, split, key, lambda: _build(files, vocabulary), **options)
 
 
 def _find_files(folder: Path, trees: str) -> dict[str, list[Path]]:
@@ -177,25 +171,20 @@ def _find_files(folder: Path, trees: str) -> dict[str, list[Path]]:
     )
 
 
-def _build(files: dict[str, list[Path]], vocabulary: str | Vocabulary) -> Content[_Pair]:
+def _build(files: dict[str, list[Path]], vocabulary: str | Vocabulary) -> Content:
     pairs = {
         split: _read_table(paths[0]) if len(paths) == 1 else _read_folder(paths)
         for split, paths in files.items()
     }
-    if isinstance(vocabulary, Vocabulary):
-        words = vocabulary
-    else:
-        counted = pairs.values() if vocabulary == "all" else [pairs["train"]]
-        every = (tree for part in counted for pair in part for tree in (pair.first, pair.second))
-        words = Vocabulary.from_words(word for tree in every for word in tree.words)
-    return Content(pairs, lambda pair: _example(pair, words), words, _CLASSES)
+    words = choose_vocabulary(vocabulary, pairs)
 
+    def featurize(pair: _Pair) -> DynTreeData:
+        data = forest_to_data([pair.first, pair.second], words, labelled=False)
+        data.target = score_to_target(pair.score)
+        data.score = torch.tensor([pair.score])
+        return data
 
-def _example(pair: _Pair, vocabulary: Vocabulary) -> DynTreeData:
-    data = forest_to_data([pair.first, pair.second], vocabulary, labelled=False)
-    data.target = score_to_target(pair.score)
-    data.score = torch.tensor([pair.score])
-    return data
+    return Content(pairs, featurize, words, _CLASSES)
 
 
 def _read_folder(paths: list[Path]) -> list[_Pair]:
@@ -252,7 +241,7 @@ def _read_table(path: Path) -> list[_Pair]:
 def _tree(words: list[str], parents: str | None, where: str) -> ParsedTree:
     words = [word for word in words if word]
     if not words:
-        raise mismatch(ValueError, "SICK: a sentence is empty", "a word or more", 0, where=where)
+        raise mismatch(ValueError, "SICK: a sentence is empty", "at least one word", 0, where=where)
     above = [*range(2, len(words) + 1), 0]
     return parse_parents(" ".join(map(str, above)) if parents is None else parents, words, where)
 
@@ -265,7 +254,7 @@ def _score(text: str, where: str) -> float:
     if not 1.0 <= score <= _CLASSES:
         raise mismatch(
             ValueError,
-            "SICK: the relatedness is no number from 1 to 5",
+            "SICK: the relatedness is not a number from 1 to 5",
             f"1 to {_CLASSES}",
             repr(text),
             where=where,
