@@ -5,7 +5,7 @@ import pytest
 
 from pyg_dynbatch.data import MoleculeData
 from pyg_dynbatch.datasets import FeaturizeOptions, featurize_record, featurize_stream
-from pyg_dynbatch.molecules.build import in_chunks, packing_of
+from pyg_dynbatch.molecules.build import packing_of
 from pyg_dynbatch.molecules.files import RawMolecule
 from pyg_dynbatch.molecules.store import AtomPacking
 from tests.molecules.packed import Letters, assert_same, records, texts
@@ -125,11 +125,6 @@ def test_a_process_that_dies():
         list(featurize_stream(records(10), Dying(), num_tasks=2, num_workers=1))
     assert "rows 0 to 9" in str(caught.value)
     assert "num_workers=0 to see why" in str(caught.value)
-
-
-def test_chunks():
-    assert [[r.row for r in chunk] for chunk in in_chunks(records(5), 2)] == [[0, 1], [2, 3], [4]]
-    assert list(in_chunks([], 2)) == []
 
 
 def test_options_are_checked():

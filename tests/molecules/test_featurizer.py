@@ -25,6 +25,7 @@ from pyg_dynbatch.data import (
     RDKitDescriptors,
     rdkit_version,
 )
+from pyg_dynbatch.molecules.featurizer import upper_triangle
 from tests.molecules.own_features import BothHetero, Given, GivenRows, Mass
 from tests.molecules.writings import ODD, fingerprint, reordered
 
@@ -189,6 +190,14 @@ def test_492_atoms() -> None:
     assert data.num_nodes == 492
     assert data.pair_code.shape == (492 * 493 // 2,)
     assert (DEEPCHEM.pair_table.distance[data.pair_code.long()] >= 0).all()
+
+
+def test_indices_of_the_pairs_of_large_molecules_are_not_cached() -> None:
+    for atoms in (128, 129):
+        first, second = np.triu_indices(atoms)
+        assert np.array_equal(upper_triangle(atoms), first * atoms + second)
+    assert upper_triangle(128) is upper_triangle(128)
+    assert upper_triangle(129) is not upper_triangle(129)
 
 
 @pytest.mark.parametrize(

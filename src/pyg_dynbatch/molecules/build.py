@@ -552,8 +552,9 @@ def part_name(number: int) -> str:
 
 def _write_part(path: Path, arrays: Arrays, facts: Mapping[str, Any]) -> None:
     with path.open("wb") as file:
-        content: dict[str, Any] = {"facts": np.frombuffer(json.dumps(facts).encode(), np.uint8)}
-        np.savez(file, **arrays, **content)
+        noted = np.frombuffer(json.dumps(facts).encode(), np.uint8)
+        content: dict[str, Any] = {**arrays, "facts": noted}
+        np.savez(file, **content)
 
 
 def _read_part(path: Path, digest: str, name: str) -> np.ndarray:

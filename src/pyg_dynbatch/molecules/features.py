@@ -157,19 +157,18 @@ def part_from_spec(spec: Mapping[str, Any], base: type) -> Any:
     cls = _find_class(spec["class"], base)
     part = cls(**spec["options"])
     for key, now in part_to_spec(part).items():
-        saved: Any = spec.get(key)
-        if now == saved or key in ("class", "options"):
-            continue
-        if isinstance(now, list) and isinstance(saved, list):
-            # Lists of names or kinds: show the first column that differs.
-            now, saved = _first_difference(now, saved), _first_difference(saved, now)
-        what = f"MoleculeFeaturizer: {key} of {cls.__name__} are not those of the saved spec"
-        hint = "the version of the package that saved it, or featurize and train again"
-        raise mismatch(ValueError, what, saved, now, hint=hint)
+        saved = spec.get(key)
+        if now != saved and key not in ("class", "options"):
+            what = f"MoleculeFeaturizer: {key} of {cls.__name__} are not those of the saved spec"
+            hint = "the version of the package that saved it, or featurize and train again"
+            texts = _first_difference(saved, now), _first_difference(now, saved)
+            raise mismatch(ValueError, what, *texts, hint=hint)
     return part
 
 
-def _first_difference(ours: list[Any], theirs: list[Any]) -> str:
+def _first_difference(ours: Any, theirs: Any) -> str:
+    if not (isinstance(ours, list) and isinstance(theirs, list)):
+        return str(ours)
     for place, value in enumerate(ours):
         if place >= len(theirs) or theirs[place] != value:
             return f"{len(ours)} columns, {value!r} in column {place}"

@@ -258,7 +258,8 @@ class Split:
         """
         keys = content.get("molecules")
         split = cls(
-            *(content[name] for name in (*PARTS, "method", "seed")),
+            *(np.array(content[name], dtype=np.int64) for name in PARTS),
+            *(content["method"], content["seed"]),
             num_examples=content["num_examples"],
             molecules=None if keys is None else np.frombuffer(base64.b64decode(keys), _KEY),
         )

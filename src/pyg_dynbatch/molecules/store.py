@@ -15,6 +15,7 @@ from jaxtyping import Float32, Int64
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.files import write_atomically
 from pyg_dynbatch.core.structure import concatenated_ranges
+from pyg_dynbatch.loading import Segments
 from pyg_dynbatch.molecules.data import MoleculeColumns, MoleculeData, pairs_of_atoms
 from pyg_dynbatch.molecules.files import BadMolecule
 
@@ -100,7 +101,7 @@ class AtomPacking:
             fields |= {"y": y, "y_mask": ~torch.isnan(y)}
         fields["smiles"] = _texts(arrays, chosen)
         fields["row"] = torch.from_numpy(arrays["row"][chosen])
-        return MoleculeColumns(sizes, fields)
+        return MoleculeColumns(Segments(sizes), fields)
 
     def _whole(
         self, x: Float32[np.ndarray, "atom feature"], kind: str, lowest: int, highest: int
