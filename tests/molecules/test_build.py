@@ -16,7 +16,7 @@ from pyg_dynbatch.datasets import FeaturizeOptions, PackedMolecules, build_store
 from pyg_dynbatch.molecules import store
 from pyg_dynbatch.molecules.build import ERRORS
 from pyg_dynbatch.molecules.files import RawMolecule
-from pyg_dynbatch.molecules.store import HEADER, MoleculeStore
+from pyg_dynbatch.molecules.store import HEADER
 from tests.molecules.packed import TASKS, Letters, assert_same, records
 
 COUNT, BAD = 50, (5, 33)
@@ -27,7 +27,7 @@ def options(**changes) -> FeaturizeOptions:
 
 
 def build(folder, count=COUNT, rows=BAD, featurizer=None, **changes) -> PackedMolecules:
-    store = build_store(
+    return build_store(
         folder,
         records(count, rows),
         featurizer or Letters(),
@@ -35,7 +35,6 @@ def build(folder, count=COUNT, rows=BAD, featurizer=None, **changes) -> PackedMo
         options=options(**changes),
         name="Mine",
     )
-    return PackedMolecules(store)
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -149,7 +148,7 @@ def test_killed_in_the_middle(tmp_path):
     folder = tmp_path / "killed"
     assert sorted(times(folder)) == ["part-000000.npz", "part-000001.npz"]
     with pytest.raises(FileNotFoundError, match="not a finished store"):
-        MoleculeStore.open(folder)
+        PackedMolecules(folder)
     resumed = build(folder, featurizer=(counting := Counting()))
     assert counting.asked == 10
     build(tmp_path / "whole")
@@ -316,7 +315,7 @@ def test_without_locks_a_foreign_part_is_found_at_the_end(tmp_path, monkeypatch)
             )
     assert str(replaced) in str(caught.value)
     with pytest.raises(FileNotFoundError, match="not a finished store"):
-        MoleculeStore.open(tmp_path / "mine")
+        PackedMolecules(tmp_path / "mine")
 
 
 def test_a_foreign_column_is_found_when_it_is_read(tmp_path):

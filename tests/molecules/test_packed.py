@@ -22,9 +22,7 @@ OPTIONS = FeaturizeOptions(shard_size=20, progress=False)
 
 @pytest.fixture
 def dataset(tmp_path):
-    return PackedMolecules(
-        build_store(tmp_path, records(50, [5]), Letters(), task_names=TASKS, options=OPTIONS)
-    )
+    return build_store(tmp_path, records(50, [5]), Letters(), task_names=TASKS, options=OPTIONS)
 
 
 def wanted():
@@ -64,7 +62,7 @@ def test_masks_and_single_tensors(dataset):
 
 
 def test_all_texts_at_once(dataset):
-    assert dataset.store.texts() == [dataset.smiles(i) for i in range(49)]
+    assert dataset.texts() == [dataset.smiles(i) for i in range(49)]
 
 
 def test_facts(dataset):
@@ -94,8 +92,8 @@ def test_batches_come_as_columns(dataset):
 def test_descriptors(tmp_path):
     letters = Letters(descriptors=True)
     given = [featurize_record(letters, record) for record in records(50) if record.row != 5]
-    store = build_store(tmp_path, records(50, [5]), letters, task_names=TASKS, options=OPTIONS)
-    for found in (PackedMolecules(store), PackedMolecules(tmp_path, letters)):
+    made = build_store(tmp_path, records(50, [5]), letters, task_names=TASKS, options=OPTIONS)
+    for found in (made, PackedMolecules(made), PackedMolecules(tmp_path, letters)):
         assert found.descriptor_names == ("length", "unknown")
         expected = torch.cat([data.descriptor for data in given])
         assert np.array_equal(found.descriptors, expected.numpy(), equal_nan=True)
@@ -220,7 +218,7 @@ def opened(root, featurizer=None, key="a", **changes):
 
     calls = []
     options = FeaturizeOptions(**({"shard_size": 20, "progress": False} | changes))
-    store = open_or_build(
+    found = open_or_build(
         root,
         "Mine",
         {"file": key},
@@ -229,7 +227,7 @@ def opened(root, featurizer=None, key="a", **changes):
         task_names=TASKS,
         options=options,
     )
-    return PackedMolecules(store), len(calls)
+    return found, len(calls)
 
 
 def test_made_once_and_then_opened(tmp_path):

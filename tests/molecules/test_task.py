@@ -275,7 +275,7 @@ def _split_of(folder: Path, data) -> str:
 
     numbers = torch.arange(len(data.molecules)).numpy()
     split = Split(numbers[16:24], numbers[24:], numbers[:16], num_examples=len(numbers))
-    split = split.for_molecules(data.molecules.store.texts())
+    split = split.for_molecules(data.molecules.texts())
     return str(split.write(folder / "split.json"))
 
 

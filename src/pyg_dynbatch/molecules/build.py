@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 from zipfile import BadZipFile, ZipFile
 
 import numpy as np
@@ -31,7 +31,6 @@ from pyg_dynbatch.molecules.files import (
     summary_of,
     write_error_report,
 )
-from pyg_dynbatch.molecules.pair_table import PairTable
 from pyg_dynbatch.molecules.rdkit_access import MoleculeError, canonical_smiles, parse_mol_block
 from pyg_dynbatch.molecules.store import (
     FORMAT,
@@ -39,7 +38,8 @@ from pyg_dynbatch.molecules.store import (
     Arrays,
     AtomPacking,
     ColumnReader,
-    MoleculeStore,
+    Featurizer,
+    PackedMolecules,
     join_packs,
     read_header,
     write_columns,
@@ -51,27 +51,6 @@ CHUNK = 128
 
 # Chunks that wait for each process: enough that none is idle, few enough to need no memory.
 _WAITING = 4
-
-
-@runtime_checkable
-class Featurizer(Protocol):
-    """What is asked of a featurizer, such as ``MoleculeFeaturizer``."""
-
-    atom_names: tuple[str, ...]
-    atom_kinds: tuple[str, ...]
-    pair_table: PairTable
-    descriptor_names: tuple[str, ...]
-
-    @property
-    def spec(self) -> dict[str, Any]:
-        """Plain values that describe the featurizer."""
-
-    @property
-    def digest(self) -> str:
-        """A hash of them."""
-
-    def __call__(self, molecule: Any) -> MoleculeData:
-        """Describe one molecule, given as SMILES or RDKit molecule."""
 
 
 @dataclass(frozen=True)
@@ -336,7 +315,7 @@ def build_store(
     options: FeaturizeOptions = FeaturizeOptions(),  # noqa: B008 - frozen
     name: str = "featurize",
     wait: bool = False,
-) -> MoleculeStore:
+) -> PackedMolecules:
     """Featurize a stream of records into a folder of memory-mapped columns.
 
     Molecules are first saved in parts, each with a hash of its records and of the featurizer; after
@@ -355,7 +334,7 @@ def build_store(
         wait: Whether to wait for another process that fills the folder, rather than to refuse.
 
     Returns:
-        The store. Its folder also holds ``errors.csv`` with the rows that could not be used.
+        The molecules. Their folder also holds ``errors.csv`` with the rows that could not be used.
 
     Raises:
         OSError: If the folder cannot be written, or another process is filling it.
@@ -367,8 +346,8 @@ def build_store(
         >>> from pyg_dynbatch.data import MoleculeFeaturizer
         >>> records = [RawMolecule(i, f"line {i}", text) for i, text in enumerate(["CO", "C"])]
         >>> options = FeaturizeOptions(progress=False)
-        >>> store = build_store(None, records, MoleculeFeaturizer(), options=options)
-        >>> len(store), store.num_atoms.tolist()
+        >>> molecules = build_store(None, records, MoleculeFeaturizer(), options=options)
+        >>> len(molecules), molecules.num_atoms.tolist()
         (2, [2, 1])
     """
     with nullcontext() if folder is None else locked_folder(folder, wait):
@@ -428,27 +407,29 @@ class _Builder:
         self._records = 0
         self._finished = self._find_finished()
 
-    def _find_finished(self) -> MoleculeStore | None:
+    def _find_finished(self) -> PackedMolecules | None:
         """Open the finished store of the folder, if it is whole; refuse another featurizer."""
         if self.folder is None or self.options.force:
             return None
         try:
-            found = read_header(self.folder)["featurizer_digest"]
+            made = read_header(self.folder)["featurizer_digest"]
         except (FileNotFoundError, ValueError):
             return None
-        if found != self._header["featurizer_digest"]:
+        if made != self._header["featurizer_digest"]:
             raise mismatch(
                 ValueError,
                 f"{self.name}: another featurizer made what is in the folder",
                 f"featurizer {self._header['featurizer_digest']}",
-                f"featurizer {found}",
+                f"featurizer {made}",
                 where=self.folder,
                 hint="another folder, or force=True (featurize: --force) to replace it",
             )
         try:
-            return MoleculeStore.open(self.folder).check()
+            found = PackedMolecules(self.folder)
+            found.check()
         except (FileNotFoundError, ValueError):
             return None
+        return found
 
     def chunks(
         self, records: Iterable[RawMolecule], done: Progress
@@ -485,7 +466,7 @@ class _Builder:
         write_atomically(path, lambda temporary: _write_part(temporary, arrays, facts))
         self._parts[number] = _Part(facts, partial(_read_part, path, digest))
 
-    def finish(self) -> MoleculeStore:
+    def finish(self) -> PackedMolecules:
         """Join the parts; write the columns, the report of bad rows and the header."""
         parts = [self._parts[number] for number in sorted(self._parts)]
         errors = [BadMolecule(**error) for part in parts for error in part.facts["errors"]]
@@ -497,7 +478,7 @@ class _Builder:
         header = {**self._header, "parts": [part.facts for part in parts]}
         packs = [part.read for part in parts]
         if self.folder is None:
-            return MoleculeStore(header, join_packs(packs, self._names))
+            return PackedMolecules((header, join_packs(packs, self._names)))
         old = self._finished
         if old is not None and all(part.is_old for part in parts) and len(parts) == len(old.parts):
             header["columns"] = old.header["columns"]
@@ -509,7 +490,7 @@ class _Builder:
         write_header(self.folder, header)
         for path in self.folder.glob("part-*.npz"):
             path.unlink()
-        return MoleculeStore.open(self.folder)
+        return PackedMolecules(self.folder)
 
     def _kept(self, number: int, digest: str) -> _Part | None:
         """Find a part that was made earlier of the same records, if it is whole."""

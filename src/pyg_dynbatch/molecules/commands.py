@@ -91,9 +91,9 @@ def run_molecule_predict(argv: list[str], checkpoint: Mapping[str, Any]) -> int:
     options = parser.parse_args(argv)
     for name in ("workers", "dropout"):
         if getattr(options, name) < 0:
-            parser.error(f"argument --{name}: expected 0 or more, got {getattr(options, name)}")
+            parser.error(f"argument --{name}: expected at least 0, got {getattr(options, name)}")
     if options.max_pairs < 1:
-        parser.error(f"argument --max-pairs: expected 1 or more, got {options.max_pairs}")
+        parser.error(f"argument --max-pairs: expected at least 1, got {options.max_pairs}")
     refuse_overwriting(
         "predict", [options.output, options.fingerprints], [options.input, *options.checkpoint]
     )

@@ -138,7 +138,7 @@ class MoleculeDataModule(SplitDataModule):
                 f"{self.split.file}: the split knows row numbers alone; that the rows of the data "
                 "are those it was made for is taken on trust"
             )
-        return split.for_molecules(self.molecules.store.texts(), self._where)
+        return split.for_molecules(self.molecules.texts(), self._where)
 
     @property
     def _where(self) -> object:
@@ -257,7 +257,7 @@ class MoleculeDataModule(SplitDataModule):
                 first = f"the first {bad.where}: {bad.reason}"
                 rank_zero_info(f"bad rows: {count:,}, {first}; all of them: {report}")
             if self.split.leakage:
-                smiles = self.molecules.store.texts()
+                smiles = self.molecules.texts()
                 texts = canonical_texts(smiles)
                 rank_zero_info(f"leakage: {find_leakage(self.parts, smiles, texts)}")
                 found = find_duplicates(smiles, self.molecules.targets, texts=texts)
@@ -300,7 +300,7 @@ class MoleculeDataModule(SplitDataModule):
             Columns ``row`` and ``smiles``.
         """
         chosen = self.indices(self.predict_split)[numbers]
-        texts = np.array(self.molecules.store.texts(), dtype=object)
+        texts = np.array(self.molecules.texts(), dtype=object)
         return {"row": self.molecules.rows[chosen], "smiles": texts[chosen]}
 
     def state_dict(self) -> dict[str, Any]:
@@ -327,7 +327,7 @@ class MoleculeDataModule(SplitDataModule):
                 hint="train again, or predict with --checkpoint and --input",
             )
         noted = Split.from_dict(state_dict["split"])
-        mapped = noted.for_molecules(self.molecules.store.texts(), self._where)
+        mapped = noted.for_molecules(self.molecules.texts(), self._where)
         if mapped == self.parts:
             return
         options, own = state_dict["split_options"], self.state_dict()["split_options"]

@@ -7,153 +7,17 @@ import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-from jaxtyping import Float32, Int64
-from torch import Tensor
-from torch.utils.data import Dataset, Subset
 from torch_geometric.datasets import MoleculeNet as PyGMoleculeNet
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.files import download_verified, open_lines, sha256_of
-from pyg_dynbatch.molecules.build import FeaturizeOptions, Featurizer, build_store
-from pyg_dynbatch.molecules.data import MoleculeColumns, MoleculeData
+from pyg_dynbatch.molecules.build import FeaturizeOptions, build_store
 from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
-from pyg_dynbatch.molecules.files import BadMolecule, RawMolecule, read_molecules
-from pyg_dynbatch.molecules.pair_table import PairTable
+from pyg_dynbatch.molecules.files import RawMolecule, read_molecules
 from pyg_dynbatch.molecules.rdkit_access import rdkit_data_folder
-from pyg_dynbatch.molecules.store import FORMAT, MoleculeStore
-
-Transform = Callable[[MoleculeData], Any]
-
-
-class PackedMolecules(Dataset[MoleculeData]):
-    r"""Molecules of a folder that a data set or ``build_store`` has written.
-
-    The files are mapped into memory by each process that reads them, so a million molecules need
-    no more memory than a thousand. Asked for the molecules of a batch at once, as loaders do, it
-    returns columns, which ``MoleculeCollater`` turns into a batch without building one object per
-    molecule.
-
-    Args:
-        source: The folder, or an open store.
-        featurizer: If given, what must have made the molecules.
-        transform: Applied to a molecule each time it is taken.
-
-    Raises:
-        FileNotFoundError: If the folder is not a finished store.
-        ValueError: If it is damaged, or another featurizer made it.
-
-    Example:
-        >>> import tempfile
-        >>> from pyg_dynbatch.datasets import MoleculeFile
-        >>> root = Path(tempfile.mkdtemp())
-        >>> size = (root / "mine.csv").write_text("smiles,melts\nCO,-97.6\nCCO,-114\n")
-        >>> folder = MoleculeFile(root / "mine.csv", root, target_columns=["melts"]).folder
-        >>> molecules = PackedMolecules(folder)
-        >>> len(molecules), molecules.task_names, molecules[1].smiles, len(molecules[:1])
-        (2, ('melts',), 'CCO', 1)
-    """
-
-    def __init__(
-        self,
-        source: str | Path | MoleculeStore,
-        featurizer: Featurizer | None = None,
-        transform: Transform | None = None,
-    ) -> None:
-        self.store = source if isinstance(source, MoleculeStore) else MoleculeStore.open(source)
-        self.transform = transform
-        header = self.store.header
-        self.folder: Path | None = self.store.folder
-        self.featurizer_spec: dict[str, Any] = dict(header["featurizer"])
-        self.pair_table = PairTable.from_dict(header["pair_table"])
-        self.atom_names: tuple[str, ...] = tuple(header["atom_names"])
-        self.task_names: tuple[str, ...] = tuple(header["task_names"])
-        self.descriptor_names: tuple[str, ...] = tuple(header["descriptor_names"])
-        made = header["featurizer_digest"]
-        if featurizer is not None and featurizer.digest != made:
-            raise mismatch(
-                ValueError,
-                "packed molecules: another featurizer made them",
-                f"featurizer {featurizer.digest}: {featurizer!r}",
-                f"featurizer {made}: {json.dumps(self.featurizer_spec)}",
-                where=self.folder or "memory",
-                hint="featurize again into another folder, or use "
-                "MoleculeFeaturizer.from_spec(dataset.featurizer_spec)",
-            )
-
-    @cached_property
-    def descriptors(self) -> Float32[np.ndarray, "molecule descriptor"]:
-        """Descriptors of whole molecules, NaN where one is unknown."""
-        if not self.descriptor_names:
-            return np.empty((len(self), 0), np.float32)
-        return np.array(self.store.arrays["descriptor"])
-
-    @cached_property
-    def targets(self) -> Float32[np.ndarray, "molecule task"]:
-        """Targets, NaN where one is missing."""
-        return np.array(self.store.arrays["y"])
-
-    @cached_property
-    def num_atoms(self) -> Int64[np.ndarray, " molecule"]:
-        """Number of atoms of every molecule, read without reading the molecules."""
-        return self.store.num_atoms
-
-    @cached_property
-    def rows(self) -> Int64[np.ndarray, " molecule"]:
-        """Number of the record of every molecule in the source, from 0."""
-        return np.array(self.store.arrays["row"])
-
-    @cached_property
-    def errors(self) -> tuple[BadMolecule, ...]:
-        """The records that could not be used."""
-        return self.store.errors
-
-    @cached_property
-    def _reasons(self) -> dict[int, str]:
-        return {error.row: error.reason for error in self.errors}
-
-    def smiles(self, i: int | np.integer) -> str:
-        """Return the SMILES of one molecule as it was given."""
-        return self.store.texts([int(i)])[0]
-
-    def status(self, i: int | np.integer) -> str:
-        """Return ``"ok"``, or why the record could not be used of which this is the blank."""
-        return self._reasons.get(int(self.rows[i]), "ok")
-
-    def check(self) -> None:
-        """Read every file once and compare checksums.
-
-        Raises:
-            ValueError: If one is damaged.
-        """
-        self.store.check()
-
-    def __len__(self) -> int:
-        return len(self.store)
-
-    def __getitem__(self, i: Any) -> Any:
-        """Read one molecule; return a ``Subset`` for a slice, a mask or several numbers."""
-        if not isinstance(i, int | np.integer):
-            chosen = np.arange(len(self))[i.cpu().numpy() if isinstance(i, Tensor) else i]
-            if chosen.ndim:
-                return Subset(self, chosen.tolist())
-            i = int(chosen)
-        data = self.store[[int(i)]][0]
-        return data if self.transform is None else self.transform(data)
-
-    def __getitems__(self, chosen: Sequence[int] | np.ndarray) -> MoleculeColumns | list[Any]:
-        """Read the molecules of a batch at once, which loaders ask for."""
-        columns = self.store[chosen]
-        if self.transform is None:
-            return columns
-        return [self.transform(data) for data in columns]
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({len(self)} molecules, {len(self.task_names)} tasks)"
+from pyg_dynbatch.molecules.store import FORMAT, Featurizer, PackedMolecules, Transform
 
 
 def open_or_build(
@@ -165,8 +29,8 @@ def open_or_build(
     *,
     task_names: Sequence[str],
     options: FeaturizeOptions,
-) -> MoleculeStore:
-    """Open the store of a source, or make it."""
+) -> PackedMolecules:
+    """Open the packed molecules of a source, or make them."""
     featurizer = featurizer or MoleculeFeaturizer()
     folder = None
     if root is not None:
@@ -177,7 +41,7 @@ def open_or_build(
         folder = Path(root) / "processed" / f"{name.lower()}.{digest}"
         # Not finished, or damaged: what is whole is kept when the store is made.
         with suppress(FileNotFoundError, ValueError):
-            found = MoleculeStore.open(folder)
+            found = PackedMolecules(folder)
             if not options.force and (found.header["bad"] == options.bad or not found.errors):
                 return found
     # All ranks of a run come here at once, and wait for the first.
@@ -241,7 +105,7 @@ class MoleculeFile(PackedMolecules):
         key = {"file": sha256_of(path), "smiles_column": str(smiles_column)}
         if missing:
             key["missing"] = json.dumps(sorted(missing))
-        store = open_or_build(
+        packed = open_or_build(
             root,
             path.name.partition(".")[0],
             key,
@@ -250,7 +114,7 @@ class MoleculeFile(PackedMolecules):
             task_names=tasks,
             options=options,
         )
-        super().__init__(store, transform=transform)
+        super().__init__(packed, transform=transform)
 
 
 _QM8_TASKS = tuple(
@@ -350,7 +214,7 @@ class MoleculeNet(PackedMolecules):
         if verify and key in SHA256:
             _check_content(path, SHA256[key], member.title)
         tasks = _tasks_of(path, member)
-        store = open_or_build(
+        packed = open_or_build(
             root,
             member.title,
             {"file": sha256_of(path)},
@@ -364,7 +228,7 @@ class MoleculeNet(PackedMolecules):
             task_names=tasks,
             options=options,
         )
-        super().__init__(store, transform=transform)
+        super().__init__(packed, transform=transform)
         self.name = member.title
         self.task_type = member.task_type
 
@@ -476,7 +340,7 @@ class NCI(PackedMolecules):
                 where=path,
                 hint="pip install --force-reinstall rdkit",
             )
-        store = open_or_build(
+        packed = open_or_build(
             root,
             "NCI",
             {"file": sha256_of(path)},
@@ -485,7 +349,7 @@ class NCI(PackedMolecules):
             task_names=("TPSA",),
             options=options,
         )
-        super().__init__(store, transform=transform)
+        super().__init__(packed, transform=transform)
 
 
 def _read_nci(path: Path) -> Iterator[RawMolecule]:

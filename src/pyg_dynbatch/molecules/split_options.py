@@ -81,7 +81,7 @@ def make_split(
         return stratified_split(_labels(molecules, options.target), fractions, seed, bins)
     if options.method in ("scaffold", "scaffold_balanced"):
         drawn = seed if options.method == "scaffold_balanced" else None
-        return scaffold_split(molecules.store.texts(), fractions, drawn)
+        return scaffold_split(molecules.texts(), fractions, drawn)
     if options.method == "kfold":
         if not 0 <= options.fold < options.folds:
             what, expected = "SplitOptions: fold is out of range", f"0 to {options.folds - 1}"

@@ -1,16 +1,18 @@
-"""Keep packed molecules as one memory-mapped ``.npy`` file per column, with a checked header."""
+"""Read packed molecules from one memory-mapped ``.npy`` file per column, with a header."""
 
 import hashlib
 import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from jaxtyping import Float32, Int64
+from torch import Tensor
+from torch.utils.data import Dataset, Subset
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.files import write_atomically
@@ -18,10 +20,13 @@ from pyg_dynbatch.core.structure import concatenated_ranges
 from pyg_dynbatch.loading import Segments
 from pyg_dynbatch.molecules.data import MoleculeColumns, MoleculeData, pairs_of_atoms
 from pyg_dynbatch.molecules.files import BadMolecule
+from pyg_dynbatch.molecules.pair_table import PairTable
 
 FORMAT = "pyg_dynbatch.molecules.2"
 HEADER = "store.json"
 _CHECKED_AT_ONCE = 1 << 22  # bytes
+
+Transform = Callable[[MoleculeData], Any]
 
 Arrays = Mapping[str, np.ndarray]
 """Packed molecules: one array per column."""
@@ -221,61 +226,147 @@ class _MappedColumns(dict[str, np.ndarray]):
         return type(self), (self.folder, self.checks)
 
 
-class MoleculeStore:
-    """Holds packed molecules; ``store[numbers]`` gives them as columns."""
+class Featurizer(Protocol):
+    """What is asked of a featurizer, such as ``MoleculeFeaturizer``."""
 
-    def __init__(
-        self, header: Mapping[str, Any], arrays: Arrays, folder: Path | None = None
-    ) -> None:
-        self.header = dict(header)
-        self.arrays = arrays
-        self.folder = folder
-        self._packing = AtomPacking(
-            header["atom_kinds"],
-            header["atom_names"],
-            len(header["task_names"]),
-            len(header["descriptor_names"]),
-        )
-        self.parts: list[dict[str, Any]] = header["parts"]
-        self._length = sum(part["molecules"] for part in self.parts)
-
-    @classmethod
-    def open(cls, folder: str | Path) -> "MoleculeStore":
-        """Open a finished folder; its columns are mapped when they are first read."""
-        folder = Path(folder)
-        header = read_header(folder)
-        return cls(header, _MappedColumns(folder, header["columns"]), folder)
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, chosen: Sequence[int] | np.ndarray) -> MoleculeColumns:
-        return self._packing.unpack(self.arrays, self._checked(chosen))
-
-    def texts(self, chosen: Sequence[int] | np.ndarray | None = None) -> list[str]:
-        """Read the SMILES of some molecules, or of all of them."""
-        numbers = np.arange(len(self)) if chosen is None else self._checked(chosen)
-        return _texts(self.arrays, numbers)
+    atom_names: tuple[str, ...]
+    atom_kinds: tuple[str, ...]
+    pair_table: PairTable
+    descriptor_names: tuple[str, ...]
 
     @property
+    def spec(self) -> dict[str, Any]:
+        """Plain values that describe the featurizer."""
+
+    @property
+    def digest(self) -> str:
+        """A hash of them."""
+
+    def __call__(self, molecule: Any) -> MoleculeData:
+        """Describe one molecule, given as SMILES or RDKit molecule."""
+
+
+class PackedMolecules(Dataset[MoleculeData]):
+    r"""Molecules of a folder that a data set or ``build_store`` has written.
+
+    The files are mapped into memory by each process that reads them, so a million molecules need
+    no more memory than a thousand. Asked for the molecules of a batch at once, as loaders do, it
+    returns columns, which ``MoleculeCollater`` turns into a batch without building one object per
+    molecule.
+
+    Args:
+        source: The folder, or a data set of which this one is to have the molecules.
+        featurizer: If given, what must have made the molecules.
+        transform: Applied to a molecule each time it is taken.
+
+    Raises:
+        FileNotFoundError: If the folder is not a finished store.
+        ValueError: If it is damaged, or another featurizer made it.
+
+    Example:
+        >>> import tempfile
+        >>> from pyg_dynbatch.datasets import MoleculeFile
+        >>> root = Path(tempfile.mkdtemp())
+        >>> size = (root / "mine.csv").write_text("smiles,melts\nCO,-97.6\nCCO,-114\n")
+        >>> folder = MoleculeFile(root / "mine.csv", root, target_columns=["melts"]).folder
+        >>> molecules = PackedMolecules(folder)
+        >>> len(molecules), molecules.task_names, molecules[1].smiles, len(molecules[:1])
+        (2, ('melts',), 'CCO', 1)
+    """
+
+    def __init__(
+        self,
+        source: "str | Path | PackedMolecules | tuple[dict[str, Any], Arrays]",
+        featurizer: Featurizer | None = None,
+        transform: Transform | None = None,
+    ) -> None:
+        self.folder: Path | None = None
+        if isinstance(source, str | Path):
+            self.folder = Path(source)
+            header = read_header(self.folder)
+            source = header, _MappedColumns(self.folder, header["columns"])
+        elif isinstance(source, PackedMolecules):
+            self.folder = source.folder
+            source = source.header, source.arrays
+        header, self.arrays = source
+        self.header = header
+        self.parts: list[dict[str, Any]] = header["parts"]
+        self.transform = transform
+        self.featurizer_spec: dict[str, Any] = dict(header["featurizer"])
+        self.pair_table = PairTable.from_dict(header["pair_table"])
+        self.atom_names: tuple[str, ...] = tuple(header["atom_names"])
+        self.task_names: tuple[str, ...] = tuple(header["task_names"])
+        self.descriptor_names: tuple[str, ...] = tuple(header["descriptor_names"])
+        sizes = len(self.task_names), len(self.descriptor_names)
+        self._packing = AtomPacking(header["atom_kinds"], self.atom_names, *sizes)
+        self._length = sum(part["molecules"] for part in self.parts)
+        made = header["featurizer_digest"]
+        if featurizer is not None and featurizer.digest != made:
+            raise mismatch(
+                ValueError,
+                "packed molecules: another featurizer made them",
+                f"featurizer {featurizer.digest}: {featurizer!r}",
+                f"featurizer {made}: {json.dumps(self.featurizer_spec)}",
+                where=self.folder or "memory",
+                hint="featurize again into another folder, or use "
+                "MoleculeFeaturizer.from_spec(dataset.featurizer_spec)",
+            )
+
+    @cached_property
+    def descriptors(self) -> Float32[np.ndarray, "molecule descriptor"]:
+        """Descriptors of whole molecules, NaN where one is unknown."""
+        if not self.descriptor_names:
+            return np.empty((len(self), 0), np.float32)
+        return np.array(self.arrays["descriptor"])
+
+    @cached_property
+    def targets(self) -> Float32[np.ndarray, "molecule task"]:
+        """Targets, NaN where one is missing."""
+        return np.array(self.arrays["y"])
+
+    @cached_property
     def num_atoms(self) -> Int64[np.ndarray, " molecule"]:
         """Number of atoms of every molecule, read without reading the molecules."""
         return np.diff(self.arrays["atom_start"])
 
-    @property
+    @cached_property
+    def rows(self) -> Int64[np.ndarray, " molecule"]:
+        """Number of the record of every molecule in the source, from 0."""
+        return np.array(self.arrays["row"])
+
+    @cached_property
     def errors(self) -> tuple[BadMolecule, ...]:
         """The records that could not be used."""
         found = (error for part in self.parts for error in part["errors"])
         return tuple(BadMolecule(**error) for error in found)
 
-    def check(self) -> "MoleculeStore":
-        """Read every column once and compare its checksum."""
+    @cached_property
+    def _reasons(self) -> dict[int, str]:
+        return {error.row: error.reason for error in self.errors}
+
+    def texts(self) -> list[str]:
+        """Return the SMILES of all molecules, many times as fast as one by one."""
+        return _texts(self.arrays, np.arange(len(self)))
+
+    def smiles(self, i: int | np.integer) -> str:
+        """Return the SMILES of one molecule as it was given."""
+        return _texts(self.arrays, self._checked([int(i)]))[0]
+
+    def status(self, i: int | np.integer) -> str:
+        """Return ``"ok"``, or why the record could not be used of which this is the blank."""
+        return self._reasons.get(int(self.rows[i]), "ok")
+
+    def check(self) -> None:
+        """Read every file once and compare checksums.
+
+        Raises:
+            ValueError: If one is damaged.
+        """
         for name in self.header.get("columns", ()):
             self.arrays[name]
-        return self
 
     def part(self, number: int, name: str) -> np.ndarray:
-        """Slice one column of the molecules of one part."""
+        """Slice one packed column of the molecules of one part."""
         sizes = [part["molecules"] for part in self.parts]
         first, last = sum(sizes[:number]), sum(sizes[: number + 1])
         column = self.arrays[name]
@@ -286,6 +377,26 @@ class MoleculeStore:
             first, last = int(start[first]), int(start[last])
         return column[first:last]
 
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, i: Any) -> Any:
+        """Read one molecule; return a ``Subset`` for a slice, a mask or several numbers."""
+        if not isinstance(i, int | np.integer):
+            chosen = np.arange(len(self))[i.cpu().numpy() if isinstance(i, Tensor) else i]
+            if chosen.ndim:
+                return Subset(self, chosen.tolist())
+            i = int(chosen)
+        data = self._packing.unpack(self.arrays, self._checked([int(i)]))[0]
+        return data if self.transform is None else self.transform(data)
+
+    def __getitems__(self, chosen: Sequence[int] | np.ndarray) -> MoleculeColumns | list[Any]:
+        """Read the molecules of a batch at once, which loaders ask for."""
+        columns = self._packing.unpack(self.arrays, self._checked(chosen))
+        if self.transform is None:
+            return columns
+        return [self.transform(data) for data in columns]
+
     def _checked(self, chosen: Sequence[int] | np.ndarray) -> Int64[np.ndarray, " molecule"]:
         wanted = np.asarray(chosen, dtype=np.int64).reshape(-1)
         wrong = wanted[(wanted < -len(self)) | (wanted >= len(self))]
@@ -293,6 +404,9 @@ class MoleculeStore:
             what = "packed molecules: the molecule does not exist"
             raise mismatch(IndexError, what, f"numbers from 0 to {len(self) - 1}", int(wrong[0]))
         return np.where(wanted < 0, wanted + len(self), wanted)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self)} molecules, {len(self.task_names)} tasks)"
 
 
 def write_header(folder: Path, header: Mapping[str, Any]) -> None:
