@@ -417,8 +417,8 @@ PREDICT = ("predict", "--checkpoint", "CKPT", "--input")
     [
         ((*PREDICT, "none.csv"), "none.csv"),
         ((*PREDICT, "no_smiles.csv"), "smiles"),
-        ((*PREDICT, "empty.csv"), "there are the file has no molecules"),
-        ((*PREDICT, "some.xyz"), "the suffix tells no format"),
+        ((*PREDICT, "empty.csv"), "the file has no molecules"),
+        ((*PREDICT, "some.xyz"), "the format does not follow from the suffix"),
         ((*PREDICT, "some.csv", "--smiles-column", "nope"), "nope"),
         ((*PREDICT, "some.csv", "--workers", "-1"), "--workers"),
         ((*PREDICT, "some.csv", "--max-pairs", "0"), "--max-pairs"),

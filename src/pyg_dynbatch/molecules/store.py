@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -226,6 +226,7 @@ class _MappedColumns(dict[str, np.ndarray]):
         return type(self), (self.folder, self.checks)
 
 
+@runtime_checkable
 class Featurizer(Protocol):
     """What is asked of a featurizer, such as ``MoleculeFeaturizer``."""
 
