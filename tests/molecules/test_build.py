@@ -93,27 +93,13 @@ def test_blank_keeps_places(tmp_path):
 
 def test_raise_stops_and_keeps_what_is_whole(tmp_path):
     with pytest.raises(ValueError, match="Mine: row 33 cannot be used") as caught:
-        build_store(
-            tmp_path,
-            records(COUNT, (33,)),
-            Letters(),
-            task_names=TASKS,
-            options=options(bad="raise"),
-            name="Mine",
-        )
+        build(tmp_path, rows=(33,), bad="raise")
     assert "an exclamation mark (atom" in str(caught.value)
     assert "memory:35" in str(caught.value)
     assert sorted(content(tmp_path)) == ["part-000000.npz"]
     # The first part has no bad row, so it fits every policy.
-    store = build_store(
-        tmp_path,
-        records(COUNT, (33,)),
-        counting := Counting(),
-        task_names=TASKS,
-        options=options(bad="skip"),
-    )
-    assert len(store) == COUNT - 1
-    assert counting.asked == 30
+    made = build(tmp_path, rows=(33,), featurizer=(counting := Counting()))
+    assert len(made) == COUNT - 1 and counting.asked == 30
 
 
 KILLED = """

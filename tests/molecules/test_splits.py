@@ -268,13 +268,6 @@ def test_json_is_readable(tmp_path):
     assert content["digest"] == SPLIT.digest
 
 
-def test_the_digest_is_computed_once(monkeypatch):
-    split = random_split(10)
-    digest = split.digest
-    monkeypatch.setattr("pyg_dynbatch.molecules.splits.json", None)
-    assert split.digest == digest and hash(split) == hash(digest)
-
-
 def test_parts_are_sorted_and_share_nothing():
     assert SPLIT.train.tolist() == [0, 4]
     none = np.array([], dtype=np.int64)
