@@ -8,7 +8,6 @@ import numpy as np
 from jaxtyping import Float32
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.molecules.datasets import PackedMolecules
 from pyg_dynbatch.molecules.schema import PropertyKind
 from pyg_dynbatch.molecules.splits import (
     Split,
@@ -18,6 +17,7 @@ from pyg_dynbatch.molecules.splits import (
     scaffold_split,
     stratified_split,
 )
+from pyg_dynbatch.molecules.store import PackedMolecules
 
 SplitMethod = Literal[
     "random", "stratified", "scaffold", "scaffold_balanced", "column", "kfold", "file"

@@ -257,9 +257,9 @@ class Split:
             ValueError: If something was changed.
         """
         keys = content.get("molecules")
+        train, val, test = (np.array(content[name], dtype=np.int64) for name in PARTS)
         split = cls(
-            *(np.array(content[name], dtype=np.int64) for name in PARTS),
-            *(content["method"], content["seed"]),
+            *(train, val, test, content["method"], content["seed"]),
             num_examples=content["num_examples"],
             molecules=None if keys is None else np.frombuffer(base64.b64decode(keys), _KEY),
         )

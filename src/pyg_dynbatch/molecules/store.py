@@ -289,8 +289,9 @@ class PackedMolecules(Dataset[MoleculeData]):
         elif isinstance(source, PackedMolecules):
             self.folder = source.folder
             source = source.header, source.arrays
-        header, self.arrays = source
-        self.header = header
+        header, arrays = source
+        self.header: dict[str, Any] = header
+        self.arrays: Arrays = arrays
         self.parts: list[dict[str, Any]] = header["parts"]
         self.transform = transform
         self.featurizer_spec: dict[str, Any] = dict(header["featurizer"])
