@@ -346,9 +346,9 @@ def test_label_out_of_range(tmp_path: Path, kind, label: str, said: str) -> None
         (SplitOptions("kfold", folds=4, fold=4), "fold is out of range"),
         (SplitOptions("stratified"), "no target to stratify by"),
         (SplitOptions("stratified", target="third"), "no target to stratify by"),
-        (SplitOptions("stratified", target="first", bins=0), "bins is out of range"),
+        (SplitOptions("stratified", target="first", bins=0), "bins is too small"),
         (SplitOptions(fractions=(1.0, 0.0, 0.0)), "the test split is empty"),
-        (SplitOptions(fractions=(0.9, 0.9, 0.0)), "no shares of a whole"),
+        (SplitOptions(fractions=(0.9, 0.9, 0.0)), "the fractions cannot be used"),
     ],
 )
 def test_split_options_that_cannot_be_used(tmp_path: Path, options, said: str) -> None:

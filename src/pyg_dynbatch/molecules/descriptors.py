@@ -135,9 +135,15 @@ class RDKitDescriptors(MoleculeDescriptors):
         with rdkit_module("rdBase").BlockLogs(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for place, name in enumerate(self.names):
-                found[place] = _value(known[name], mol)
-        if not _CHARGES.isdisjoint(self.names) and _has_undefined_charge(mol):
-            found[np.isin(self.names, list(_CHARGES))] = np.nan
+                try:
+                    found[place] = float(known[name](mol))
+                except _UNDEFINED:
+                    continue  # stays NaN
+        if not _CHARGES.isdisjoint(self.names):
+            charge = "_GasteigerCharge"
+            atoms = [atom for atom in mol.GetAtoms() if atom.HasProp(charge)]
+            if any(np.isnan(atom.GetDoubleProp(charge)) for atom in atoms):
+                found[np.isin(self.names, list(_CHARGES))] = np.nan
         return finite_or_nan(found)
 
 
@@ -153,16 +159,3 @@ def finite_or_nan(values: np.ndarray) -> Float32[np.ndarray, " descriptor"]:
 def _functions() -> dict[str, Callable[[Mol], float]]:
     # Not an attribute of the parts, because some of the functions cannot be pickled.
     return dict(rdkit_module("Chem.Descriptors").descList)
-
-
-def _value(function: Callable[[Mol], float], mol: Mol) -> float:
-    try:
-        return float(function(mol))
-    except _UNDEFINED:
-        return float("nan")
-
-
-def _has_undefined_charge(mol: Mol) -> bool:
-    name = "_GasteigerCharge"
-    atoms = [atom for atom in mol.GetAtoms() if atom.HasProp(name)]
-    return any(np.isnan(atom.GetDoubleProp(name)) for atom in atoms)

@@ -117,11 +117,9 @@ class KearnesAtoms(AtomFeatures):
         for ring in mol.GetRingInfo().AtomRings():
             if len(ring) <= RING_SIZES[-1]:
                 rows[np.array(ring), self._charge + len(ring) - 1] += 1
-        donors, acceptors = donors_and_acceptors(mol)
-        if donors:
-            rows[np.array(donors), self._hybridization + 3] = 1
-        if acceptors:
-            rows[np.array(acceptors), self._hybridization + 4] = 1
+        for column, family in enumerate(("Donor", "Acceptor"), start=self._hybridization + 3):
+            if places := hydrogen_bonding_atoms(mol, family):
+                rows[np.array(places), column] = 1
         return rows
 
     def _make_row(self, key: tuple[int, int, Any, bool]) -> list[float]:
@@ -178,37 +176,23 @@ def gasteiger_charges(
 
 
 @cache
-def _bonding_patterns() -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+def _bonding_patterns(family: str) -> list[Any]:
     # Building the factory takes milliseconds and asking it for features takes longer than all
     # else; its own patterns, matched directly, find the same atoms in a third of the time.
     path = str(rdkit_data_folder() / "BaseFeatures.fdef")
     factory = rdkit_module("Chem.ChemicalFeatures").BuildFeatureFactory(path)
-    definitions = factory.GetFeatureDefs()
-    donors, acceptors = (
-        tuple(
-            chem().MolFromSmarts(smarts)
-            for name, smarts in definitions.items()
-            if name.partition(".")[0] == family
-        )
-        for family in ("Donor", "Acceptor")
-    )
-    return donors, acceptors
+    definitions = factory.GetFeatureDefs().items()
+    named = [smarts for name, smarts in definitions if name.partition(".")[0] == family]
+    return list(map(chem().MolFromSmarts, named))
 
 
-def donors_and_acceptors(mol: Mol) -> tuple[list[int], list[int]]:
-    """Return the donors and acceptors of hydrogen bonds by RDKit's ``BaseFeatures.fdef``."""
-    donors, acceptors = (
-        sorted(
-            {
-                atom
-                for pattern in patterns
-                for match in mol.GetSubstructMatches(pattern, maxMatches=mol.GetNumAtoms())
-                for atom in match
-            }
-        )
-        for patterns in _bonding_patterns()
+def hydrogen_bonding_atoms(mol: Mol, family: str) -> list[int]:
+    """Return the atoms of a family (Donor, Acceptor) of RDKit's ``BaseFeatures.fdef``."""
+    found = (
+        mol.GetSubstructMatches(pattern, maxMatches=mol.GetNumAtoms())
+        for pattern in _bonding_patterns(family)
     )
-    return donors, acceptors
+    return sorted({atom for matches in found for match in matches for atom in match})
 
 
 LONGEST = FAR - 1
