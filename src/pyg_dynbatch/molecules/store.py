@@ -443,7 +443,8 @@ def read_header(folder: Path) -> dict[str, Any]:
 
 
 def _damaged(path: Path, expected: str, got: str) -> ValueError:
-    what, hint = f"packed molecules: {path.name} cannot be used", "make the data set again"
+    what = f"packed molecules: {path.name} cannot be used"
+    hint = "delete it and make the data set again"
     return mismatch(ValueError, what, expected, got, where=path, hint=hint)
 
 
