@@ -250,11 +250,14 @@ def test_every_change_makes_another(tmp_path):
     assert opened(None)[0].folder is None
 
 
-def test_a_damaged_header_is_made_again(tmp_path):
+def test_a_damaged_folder_is_made_again(tmp_path):
     folder = opened(tmp_path)[0].folder
     (folder / HEADER).write_text("{")
     again, made = opened(tmp_path)
     assert (len(again), made) == (49, 1)
+    (folder / "text.npy").unlink()
+    again, made = opened(tmp_path)
+    assert (len(again), made) == (49, 1) and again.smiles(0)
 
 
 def test_a_large_store_is_opened_without_being_read(tmp_path):
