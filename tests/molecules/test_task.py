@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from pyg_dynbatch.datasets import FeaturizeOptions
-from pyg_dynbatch.molecules.metrics import TestedSplit, report_test
+from pyg_dynbatch.molecules.metrics import ScoredSplit, report_test
 from pyg_dynbatch.molecules.predict import load_property_task
 from pyg_dynbatch.tasks import (
     AveragedProperties,
@@ -153,7 +153,7 @@ def test_a_picture_of_many_tasks_says_how_many_are_left_out(
     target[:, 3] = torch.nan
     titles = []
     monkeypatch.setattr(Figure, "suptitle", lambda _, text: titles.append(text))
-    report_test(tmp_path, TestedSplit(target.nan_to_num(0.5), target, schema), 0)
+    report_test(tmp_path, ScoredSplit(target.nan_to_num(0.5), target, schema), 0)
     assert titles == ["12 of 15 properties, 1 without targets; all of them: task_metrics.csv"]
 
 
