@@ -319,7 +319,7 @@ def test_a_split_of_row_numbers_alone_is_taken_with_a_warning(tmp_path: Path) ->
     known = molecule_data(tmp_path).parts
     bare = dataclasses.replace(known, molecules=None)
     path = bare.write(tmp_path / "bare.json")
-    with pytest.warns(UserWarning, match="bare.json: the split knows row numbers alone"):
+    with pytest.warns(UserWarning, match="bare.json: the split has row numbers alone"):
         assert molecule_data(tmp_path, split=SplitOptions("file", file=str(path))).parts == known
 
 
