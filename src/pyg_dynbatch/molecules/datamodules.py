@@ -105,14 +105,11 @@ class MoleculeDataModule(SplitDataModule):
         wrong &= ~np.isnan(targets)
         if wrong.any():
             row, task = (int(part[0]) for part in np.nonzero(wrong))
-            raise mismatch(
-                ValueError,
-                f"{type(self).__name__}: a label is out of range",
-                f"whole numbers from 0 to {classes - 1}, or nothing where unknown",
-                f"{targets[row, task]:g}",
-                where=f"row {int(molecules.rows[row])}, column {molecules.task_names[task]}",
-                hint="kind: regression for values, kind: multiclass for more classes",
-            )
+            expected = f"whole numbers from 0 to {classes - 1}, or nothing where unknown"
+            where = f"row {int(molecules.rows[row])}, column {molecules.task_names[task]}"
+            hint = "kind: regression for values, kind: multiclass for more classes"
+            got = f"{targets[row, task]:g}"
+            raise self._error("a label is out of range", expected, got, where, hint)
         return molecules
 
     @cached_property
@@ -137,10 +134,16 @@ class MoleculeDataModule(SplitDataModule):
     def _where(self) -> object:
         return getattr(self, "file", None) or self.molecules.folder or ""
 
+    def _error(
+        self, what: str, expected: str, got: str, where: object = "", hint: str = ""
+    ) -> ValueError:
+        what = f"{type(self).__name__}: {what}"
+        return mismatch(ValueError, what, expected, got, where=where, hint=hint)
+
     def column(self, name: str) -> Mapping[int, str]:
         """Read the column of the source that divides it: its texts by number of the record."""
-        what = f"{type(self).__name__}: this data set has no column that splits it"
-        raise mismatch(ValueError, what, "MoleculeFileData, or another method", f"column {name!r}")
+        what = "this data set has no column that splits it"
+        raise self._error(what, "MoleculeFileData, or another method", f"column {name!r}")
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -191,11 +194,9 @@ class MoleculeDataModule(SplitDataModule):
         """
         for split in self.splits_of(stage):
             if not len(self.indices(split)):
-                what = f"{type(self).__name__}: the {split} split is empty"
-                got = f"none of {len(self.molecules)}"
-                raise mismatch(
-                    ValueError, what, "at least one molecule", got, hint="other split options"
-                )
+                what, got = f"the {split} split is empty", f"none of {len(self.molecules)}"
+                hint = "other split options"
+                raise self._error(what, "at least one molecule", got, self._where, hint)
         if stage != "fit":
             return
         counts = ", ".join(f"{len(self.indices(split)):,} {split}" for split in SPLITS)
@@ -223,23 +224,13 @@ class MoleculeDataModule(SplitDataModule):
             column = targets[:, names.index(name)]
             known = column[~np.isnan(column)]
             got = f"{known[0]:g} in all {len(known)} rows that have one" if len(known) else "none"
-            raise mismatch(
-                ValueError,
-                f"{type(self).__name__}: there is nothing to learn from the target {name!r}",
-                "at least two different values",
-                got,
-                where=self._where,
-                hint="leave it out of the targets",
-            )
+            what = f"there is nothing to learn from the target {name!r}"
+            hint = "leave it out of the targets"
+            raise self._error(what, "at least two different values", got, self._where, hint)
         if self.kind == "regression" and np.isin(targets[~np.isnan(targets)], (0, 1)).all():
-            raise mismatch(
-                ValueError,
-                f"{type(self).__name__}: the targets are labels, not values",
-                "values other than 0 and 1 for kind: regression",
-                f"0 and 1 alone in {', '.join(names[:_SHOWN])}",
-                where=self._where,
-                hint="--data.init_args.kind binary",
-            )
+            expected = "values other than 0 and 1 for kind: regression"
+            what, got = "the targets are labels, not values", f"only 0 and 1 in {names[:_SHOWN]}"
+            raise self._error(what, expected, got, self._where, "--data.init_args.kind binary")
 
     def _check_parts(self) -> None:
         """Report targets that are constant within a part, and refuse parts without two classes."""
@@ -248,14 +239,11 @@ class MoleculeDataModule(SplitDataModule):
         for part in parts:
             alike = _constant(self.targets(part).numpy(), names)
             if len(alike) == len(names) and self.kind != "regression":
-                raise mismatch(
-                    ValueError,
-                    f"{type(self).__name__}: all targets of the {part} split are alike",
-                    "a property with at least two different values",
-                    f"none of {', '.join(names)}",
-                    where=self._where,
-                    hint="--data.init_args.split.method stratified, or other fractions",
-                )
+                what = f"all targets of the {part} split are alike"
+                expected = "a property with at least two different values"
+                got = f"none of {', '.join(names)}"
+                hint = "--data.init_args.split.method stratified, or other fractions"
+                raise self._error(what, expected, got, self._where, hint)
             if alike:
                 shown = ", ".join(alike[:_SHOWN]) + ", …" * (len(alike) > _SHOWN)
                 rank_zero_info(
@@ -281,15 +269,11 @@ class MoleculeDataModule(SplitDataModule):
         Raises:
             ValueError: If the molecules are others, or are divided in another way.
         """
-        name = type(self).__name__
         if not isinstance(state_dict.get("split"), Mapping):
-            raise mismatch(
-                ValueError,
-                f"{name}: the checkpoint does not tell its molecules",
-                "a checkpoint with the hashes of its molecules",
-                "one of an earlier version",
-                hint="train again, or predict with --checkpoint and --input",
-            )
+            what = "the checkpoint does not tell its molecules"
+            expected = "a checkpoint with the hashes of its molecules"
+            hint = "train again, or predict with --checkpoint and --input"
+            raise self._error(what, expected, "one of an earlier version", hint=hint)
         noted = Split.from_dict(state_dict["split"])
         mapped = noted.for_molecules(self.molecules.store.texts(), self._where)
         if mapped == self.parts:
@@ -299,19 +283,13 @@ class MoleculeDataModule(SplitDataModule):
         drawn = self.split.method not in ("column", "file") and not self._restored
         if mapped is noted or changed or not drawn:
             advice = changed or {"method": "file", "file": "RUN/split.json"}
-            options = (
-                f"--data.init_args.split.{key} "
-                + (value if isinstance(value, str) else json.dumps(value, separators=(",", ":")))
-                for key, value in advice.items()
+            texts = (
+                json.dumps(value, separators=(",", ":")).strip('"') for value in advice.values()
             )
-            raise mismatch(
-                ValueError,
-                f"{name}: the checkpoint was trained on another split",
-                repr(mapped),
-                repr(self.parts),
-                where=self._where,
-                hint=" ".join(options),
-            )
+            options = zip(advice, texts, strict=True)
+            hint = " ".join(f"--data.init_args.split.{key} {text}" for key, text in options)
+            what = "the checkpoint was trained on another split"
+            raise self._error(what, repr(mapped), repr(self.parts), self._where, hint)
         rank_zero_info("split: the rows are in another order; every molecule stays in its part")
         self.parts, self._restored = mapped, True
 
@@ -435,9 +413,8 @@ class MoleculeFileData(MoleculeDataModule):
     ) -> None:
         super().__init__(**loading)
         if not targets:
-            what = "MoleculeFileData: there is nothing to learn"
-            hint = "--data.init_args.targets '[solubility]'"
-            raise mismatch(ValueError, what, "the name of at least one column", "none", hint=hint)
+            expected, hint = "the name of a column", "--data.init_args.targets '[solubility]'"
+            raise self._error("there is nothing to learn", expected, "none", hint=hint)
         self.file = file
         self.columns = targets
         self.kind = kind
@@ -462,10 +439,8 @@ class MoleculeFileData(MoleculeDataModule):
             seen |= dict.fromkeys(record.extra)
             texts[record.row] = record.extra.get(name, "")
         if name not in seen:
-            what = "MoleculeFileData: there is no such column to split by"
-            raise mismatch(
-                ValueError, what, f"one of {', '.join(seen)}", repr(name), where=self.file
-            )
+            what, expected = "there is no such column to split by", f"one of {', '.join(seen)}"
+            raise self._error(what, expected, repr(name), self.file)
         return texts
 
 
@@ -504,12 +479,7 @@ class PackedMoleculeData(MoleculeDataModule):
         """Open the folder."""
         molecules = PackedMolecules(self.root, self.featurizer)
         if not molecules.task_names:
-            raise mismatch(
-                ValueError,
-                "PackedMoleculeData: there is nothing to learn",
-                "packed molecules with at least one target",
-                "none",
-                where=self.root,
-                hint="pyg-dynbatch featurize --targets NAME into another folder",
-            )
+            expected = "packed molecules with at least one target"
+            hint = "pyg-dynbatch featurize --targets NAME into another folder"
+            raise self._error("there is nothing to learn", expected, "none", self.root, hint)
         return molecules
