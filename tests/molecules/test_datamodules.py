@@ -179,7 +179,7 @@ def test_a_column_that_only_some_records_have(tmp_path: Path) -> None:
     options = SplitOptions("column", column="part")
     data = MoleculeFileData(str(path), ["y"], split=options, reading=QUIET)
     assert [data.indices(split).tolist() for split in ("train", "val", "test")] == [[0], [2], [3]]
-    with pytest.raises(ValueError, match="no such column to split by") as caught:
+    with pytest.raises(ValueError, match="the column to split by is missing") as caught:
         data.column("nope")
     assert "one of y, part" in str(caught.value) and str(path) in str(caught.value)
 
@@ -340,7 +340,7 @@ def test_label_out_of_range(tmp_path: Path, kind, label: str, said: str) -> None
     ("options", "said"),
     [
         (SplitOptions("column"), "the method 'column' needs a column"),
-        (SplitOptions("column", column="nope"), "there is no such column to split by"),
+        (SplitOptions("column", column="nope"), "the column to split by is missing"),
         (SplitOptions("file"), "the method 'file' needs a file"),
         (SplitOptions("kfold", folds=4, fold=4), "there is no such fold"),
         (SplitOptions("stratified"), "which target shall be spread"),

@@ -144,5 +144,5 @@ def test_unknown_property_and_class(predictor: MoleculePredictor) -> None:
         explain(predictor, molecule, "third")
     assert "expected: first, second" in str(caught.value)
     if predictor.schema.kind == "multiclass":
-        with pytest.raises(ValueError, match="there is no such class"):
+        with pytest.raises(ValueError, match="unknown class"):
             explain(predictor, molecule, "first", label=3)

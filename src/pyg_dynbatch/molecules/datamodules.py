@@ -439,7 +439,7 @@ class MoleculeFileData(MoleculeDataModule):
             seen |= dict.fromkeys(record.extra)
             texts[record.row] = record.extra.get(name, "")
         if name not in seen:
-            what, expected = "there is no such column to split by", f"one of {', '.join(seen)}"
+            what, expected = "the column to split by is missing", f"one of {', '.join(seen)}"
             raise self._error(what, expected, repr(name), self.file)
         return texts
 

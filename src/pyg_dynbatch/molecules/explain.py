@@ -113,7 +113,7 @@ def _output_of(schema: MoleculeSchema, task: str | None, label: int) -> int:
         return number
     if not 0 <= label < schema.num_classes:
         expected = f"0 to {schema.num_classes - 1}"
-        raise mismatch(ValueError, "explain: there is no such class", expected, label)
+        raise mismatch(ValueError, "explain: unknown class", expected, label)
     return number * schema.num_classes + label
 
 

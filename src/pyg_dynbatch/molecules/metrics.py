@@ -25,19 +25,12 @@ from pyg_dynbatch.training.predictions import Columns, write_table
 from pyg_dynbatch.training.report import CALIBRATION, PARITY, TASK_TABLE
 from pyg_dynbatch.visualize import draw_calibration, draw_parity, new_figure, save_figure
 
-MAIN_METRIC: dict[PropertyKind, str] = {
-    "regression": "rmse",
-    "binary": "roc_auc",
-    "multiclass": "accuracy",
-}
-"""Name of the metric that one property is judged by, by kind."""
-
 METRICS: dict[PropertyKind, tuple[str, ...]] = {
     "regression": ("rmse", "mae", "r2", "spearman", "scaled_rmse"),
     "binary": ("roc_auc", "prc_auc", "accuracy"),
     "multiclass": ("accuracy", "roc_auc"),
 }
-"""Names of all metrics, by kind of property."""
+"""Names of all metrics by kind of property; the first is the main one."""
 
 IN_UNITS = ("rmse", "mae")
 """Metrics in the unit of their property, of which several properties have no mean."""
@@ -184,7 +177,7 @@ def task_table(split: ScoredSplit, resamples: int = 1000) -> Columns:
         draws = torch.cat([draws, mean * (_NAN if schema.kind == "regression" else 1.0)], 1)
     ends = torch.tensor([0.025, 0.975], dtype=draws.dtype)
     low, high = torch.stack([column.nanquantile(ends) for column in draws.unbind(1)], 1)
-    main = MAIN_METRIC[schema.kind]
+    main = METRICS[schema.kind][0]
     return {
         "task": np.array(names, dtype=object),
         "molecules": np.array(molecules),
@@ -252,7 +245,7 @@ def report_test(folder: Path, split: ScoredSplit, resamples: int) -> None:
     """Write the table of properties and draw parity (regression) or calibration (binary)."""
     table = task_table(split, resamples)
     write_table(folder / TASK_TABLE, table)
-    schema, main = split.schema, MAIN_METRIC[split.schema.kind]
+    schema, main = split.schema, METRICS[split.schema.kind][0]
     known = [task for task in range(schema.num_tasks) if table["molecules"][task]]
     drawn = known[:_MOST_DRAWN]
     if schema.kind == "multiclass" or not drawn:

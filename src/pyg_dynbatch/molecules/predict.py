@@ -26,6 +26,7 @@ from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
 from pyg_dynbatch.molecules.files import RawMolecule
 from pyg_dynbatch.molecules.schema import MoleculeSchema
 from pyg_dynbatch.molecules.task import MoleculeProperty, property_columns
+from pyg_dynbatch.samplers import pack_in_order
 from pyg_dynbatch.training.checkpoints import naming_file, read_checkpoint
 from pyg_dynbatch.training.predictions import checked_device
 
@@ -141,17 +142,10 @@ class MoleculePredictor:
         if columns is not None and 0 < len(columns["pair_code"]) <= self.max_pairs:
             yield molecules
             return
-        batch: list[MoleculeData] = []
-        pairs = 0
-        for molecule in molecules:
-            more = int(molecule.pair_code.numel())
-            if batch and pairs + more > self.max_pairs:
-                yield batch
-                batch, pairs = [], 0
-            batch.append(molecule)
-            pairs += more
-        if batch:
-            yield batch
+        listed = list(molecules)
+        sizes = [int(molecule.pair_code.numel()) for molecule in listed]
+        for batch in pack_in_order(range(len(listed)), sizes, self.max_pairs):
+            yield [listed[number] for number in batch]
 
     @torch.no_grad()
     def _one_batch(self, molecules: Sequence[MoleculeData], fingerprints: bool) -> Predicted:

@@ -14,7 +14,6 @@ from torch_geometric.data import Batch
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.molecules.metrics import (
     IN_UNITS,
-    MAIN_METRIC,
     METRICS,
     PredictionBuffer,
     ScoredSplit,
@@ -272,7 +271,7 @@ class MoleculeProperty(Task):
         self.positive_weight = positive_weight
         self.calibration = calibration
         several = known.kind == "regression" and known.num_tasks > 1
-        self.main_metric = "scaled_rmse" if several else MAIN_METRIC[known.kind]
+        self.main_metric = "scaled_rmse" if several else METRICS[known.kind][0]
         self.scale = TargetScale(known.num_tasks)
         self.register_buffer("positive", torch.ones(known.num_tasks))
         self.register_buffer("task_weight", torch.tensor(weights).float(), persistent=False)
