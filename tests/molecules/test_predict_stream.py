@@ -13,6 +13,7 @@ from pyg_dynbatch.data import RawMolecule, read_molecules
 from pyg_dynbatch.molecules.pair_table import PairTable
 from pyg_dynbatch.molecules.predict import (
     column_names,
+    fingerprint_file,
     load_property_task,
     predict_stream,
     write_stream,
@@ -131,6 +132,16 @@ def test_fingerprints(checkpoints: list[str], tmp_path: Path, suffix: str) -> No
     alone = predictor.predict([predictor.featurizer("CCO")], fingerprints=True).fingerprint
     np.testing.assert_allclose(found[0], alone[0], rtol=1e-4)
     assert {file.name for file in tmp_path.iterdir()} == {"out.csv", path.name}
+
+
+def test_fingerprints_that_were_complete_when_killed(tmp_path: Path) -> None:
+    path = tmp_path / "prints.npy"
+    with fingerprint_file(str(path)) as table:
+        table.add(np.arange(8.0))
+    part = path.rename(tmp_path / "prints.npy.part")
+    with fingerprint_file(str(path), 1, part.stat().st_size):
+        pass
+    np.testing.assert_array_equal(np.load(path), [np.arange(8.0)])
 
 
 def test_broken_stream_leaves_no_file(checkpoints: list[str], tmp_path: Path) -> None:

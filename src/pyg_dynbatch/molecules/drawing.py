@@ -13,7 +13,7 @@ from pyg_dynbatch.core.files import write_atomically
 from pyg_dynbatch.molecules.rdkit_access import INPUT_ATOM, Mol, chem, rdkit_module
 
 LOW, MIDDLE, HIGH = (0.13, 0.40, 0.67), (1.0, 1.0, 1.0), (0.70, 0.35, 0.02)
-"""Ends and middle of the scale: blue and brown, which all kinds of colour vision tell apart."""
+"""Ends and middle of the scale: blue and brown, distinct for all kinds of colour vision."""
 
 _LEGEND, _LINE = 32, 15
 _STEPS = 40

@@ -35,7 +35,7 @@ _NPY_HEADER = 128  # bytes; numpy pads the header so that the number of rows can
 
 
 class Predicted(NamedTuple):
-    """Predictions of some molecules, with deviations and fingerprints where asked for."""
+    """Predictions of some molecules, with deviations and fingerprints if requested."""
 
     values: Float[np.ndarray, "molecule output"]
     deviation: Float[np.ndarray, "molecule output"] | None = None
@@ -415,7 +415,7 @@ def write_stream(
 
 
 class _Fingerprints:
-    """Writes rows as text or as an array whose number of rows is known only at the end."""
+    """Write rows as text, or as an array whose number of rows is known only at the end."""
 
     def __init__(self, file: BufferedIOBase, rows: int, suffix: str) -> None:
         self.file, self.rows, self.is_text = file, rows, suffix == ".csv"
