@@ -88,31 +88,21 @@ def test_without_shuffle_the_order_stays():
 
 def test_stock_sampler_traps_are_not_repeated():
     # PyG's DynamicBatchSampler repeats samples here when it skips what is too big.
+    sizes = [2, 50, 3, 4, 60, 5, 6]
     with pytest.warns(UserWarning, match="left out 2 of 7 examples with more than 10 nodes"):
-        sampler = NodeBudgetBatchSampler(
-            None, [2, 50, 3, 4, 60, 5, 6], 10, shuffle=False, oversize="skip"
-        )
+        sampler = NodeBudgetBatchSampler(None, sizes, 10, shuffle=False, oversize="skip")
     assert list(sampler) == [[0, 2, 3], [5], [6]]
     assert len(sampler) == 3
 
 
-def test_too_big_an_example_is_an_error_or_stands_alone():
-    with pytest.raises(ValueError) as caught:
-        NodeBudgetBatchSampler(None, [2, 50, 3, 60], 10)
-    assert str(caught.value) == (
-        "NodeBudgetBatchSampler: an example is larger than the budget.\n"
-        "  expected: at most 10 nodes\n"
-        "  got:      50 nodes (2 examples are too big)\n"
-        "  where:    example 1\n"
-        "  try:      max_nodes=60, oversize='alone' or oversize='skip'"
-    )
+def test_too_large_an_example_is_an_error_or_alone():
+    sizes = [2, 50, 3, 60]
+    with pytest.raises(ValueError, match="an example is larger than the budget") as caught:
+        NodeBudgetBatchSampler(None, sizes, 10)
+    assert "50 nodes (2 examples are too big)\n  where:    example 1" in str(caught.value)
     for shuffle in (False, True):
-        sampler = NodeBudgetBatchSampler(
-            None, [2, 50, 3, 60], 10, shuffle=shuffle, oversize="alone"
-        )
-        batches = list(sampler)
-        assert [1] in batches
-        assert [3] in batches
+        batches = list(NodeBudgetBatchSampler(None, sizes, 10, shuffle, oversize="alone"))
+        assert [1] in batches and [3] in batches
         assert sorted(flat(batches)) == [0, 1, 2, 3]
 
 
@@ -216,13 +206,11 @@ def test_lightning_can_build_it_again_from_batch_size():
     assert again.sampler is inner
 
 
-def test_sampler_pickles_and_says_what_it_is():
+def test_sampler_pickles_and_has_a_repr():
     sampler = NodeBudgetBatchSampler(None, torch.tensor([3, 4, 5]), 7)
     again = pickle.loads(pickle.dumps(sampler))
     assert list(again) == list(sampler)
-    assert repr(again) == (
-        "NodeBudgetBatchSampler(3 examples, max_nodes=7, shuffle=True, seed=0, epoch=1)"
-    )
+    assert "3 examples, max_nodes=7, shuffle=True, seed=0, epoch=1" in repr(again)
 
 
 @pytest.mark.parametrize(

@@ -25,10 +25,8 @@ def predictor(request, tmp_path_factory: pytest.TempPathFactory) -> MoleculePred
 def explained_value(predictor: MoleculePredictor, molecule: MoleculeData, column: int) -> float:
     """What is explained, straight from the networks."""
     batch = predictor.collater([molecule])
-    values = []
-    for task in predictor.tasks:
-        values.append(float(explained(task, task(batch)).detach()[0, column]))
-    return float(np.mean(values))
+    values = [explained(task, task(batch))[0, column] for task in predictor.tasks]
+    return float(torch.stack(values).mean().detach())
 
 
 def explained(task: MoleculeProperty, raw: torch.Tensor) -> torch.Tensor:
