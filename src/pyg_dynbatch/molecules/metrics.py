@@ -54,7 +54,8 @@ class PredictionBuffer(Metric):
         self, prediction: Float[Tensor, "molecule output"], target: Float[Tensor, "molecule task"]
     ) -> None:
         """Add the molecules of a batch."""
-        self.rows.append(torch.cat([prediction.detach().float(), target.float()], 1))
+        rows = prediction.detach().float()
+        self.rows.append(torch.cat([rows, target.to(rows)], 1))
 
     def compute(self) -> Float[Tensor, "molecule column"]:
         """Concatenate all molecules, the targets in the last columns."""

@@ -94,8 +94,8 @@ class MoleculePredictor:
         ]
         self.tasks = [task.to(self.device) for task in loaded]
         self.schema: MoleculeSchema = self.tasks[0].schema
-        for task, path in zip(self.tasks[1:], checkpoints[1:], strict=True):
-            with naming_file(path):  # type: ignore[arg-type]
+        for task, given in zip(self.tasks[1:], checkpoints[1:], strict=True):
+            with naming_file("a model" if isinstance(given, MoleculeProperty) else given):
                 self.tasks[0].check_origin({"schema": task.schema.as_dict()})
         if dropout == 1 or dropout < 0:
             what = "MoleculePredictor: a deviation needs several passes"
