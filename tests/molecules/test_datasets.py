@@ -41,7 +41,7 @@ def test_nci_needs_no_network(tmp_path, monkeypatch):
 
 def test_nci_of_an_rdkit_without_data(monkeypatch, tmp_path):
     monkeypatch.setattr("pyg_dynbatch.molecules.datasets.rdkit_data_folder", lambda: tmp_path)
-    with pytest.raises(FileNotFoundError, match="NCI: this RDKit comes without the file") as caught:
+    with pytest.raises(FileNotFoundError, match="NCI: this RDKit lacks the file") as caught:
         NCI()
     assert "first_5k.tpsa.csv" in str(caught.value)
     assert (rdkit_data_folder() / "NCI" / "first_5k.tpsa.csv").is_file()

@@ -355,24 +355,18 @@ class MoleculeCollater(PlanningCollater):
         wanted, found = sizes * (sizes + 1) // 2, starts.diff()
         if not torch.equal(wanted, found):
             number = int((wanted != found).nonzero()[0])
-            atoms = f"{int(sizes[number])} atoms, each with itself included"
-            raise mismatch(
-                ValueError,
-                "MoleculeCollater: a molecule has a wrong number of pairs",
-                f"{int(wanted[number])} codes for {atoms}",
-                int(found[number]),
-                where=f"molecule {number} of the batch",
+            what = "MoleculeCollater: a molecule has a wrong number of pairs"
+            expected = (
+                f"{int(wanted[number])} codes for {int(sizes[number])} atoms, with self pairs"
             )
+            where = f"molecule {number} of the batch"
+            raise mismatch(ValueError, what, expected, int(found[number]), where=where)
         if code.numel() and int(code.max()) >= len(self.pair_table):
             number = int(torch.bucketize(code.argmax(), starts, right=True)) - 1
-            raise mismatch(
-                ValueError,
-                "MoleculeCollater: a code is not in the pair table",
-                f"codes from 0 to {len(self.pair_table) - 1}",
-                int(code.max()),
-                where=f"molecule {number} of the batch",
-                hint="the table of the featurizer that made the molecules",
-            )
+            what, got = "MoleculeCollater: a code is not in the pair table", int(code.max())
+            expected, where = f"0 to {len(self.pair_table) - 1}", f"molecule {number} of the batch"
+            hint = "the table of the featurizer that made the molecules"
+            raise mismatch(ValueError, what, expected, got, where=where, hint=hint)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(pairs={self.pairs!r}, self_pairs={self.self_pairs})"

@@ -266,14 +266,10 @@ def _check_content(path: Path, sha256: str, title: str) -> None:
     content = (gzip.decompress(raw) if path.suffix == ".gz" else raw).replace(b"\r\n", b"\n")
     got = hashlib.sha256(content).hexdigest()
     if got != sha256:
-        raise mismatch(
-            ValueError,
-            f"MoleculeNet: {path.name} is not the published file of {title}",
-            f"sha256 {sha256}, with plain line ends",
-            f"sha256 {got}, {len(content):,} bytes",
-            where=path,
-            hint="verify=False if the change is intended",
-        )
+        what = f"MoleculeNet: {path.name} is not the published file of {title}"
+        expected, got = f"sha256 {sha256}, with plain line ends", f"sha256 {got}"
+        hint = "verify=False if the change is intended"
+        raise mismatch(ValueError, what, expected, got, where=path, hint=hint)
 
 
 def _tasks_of(path: Path, member: Member) -> tuple[str, ...]:
@@ -286,13 +282,10 @@ def _tasks_of(path: Path, member: Member) -> tuple[str, ...]:
         tasks = member.tasks
         fits, wanted = set(tasks) <= set(columns), ", ".join(tasks)
     if not fits or member.smiles_column not in columns:
-        raise mismatch(
-            ValueError,
-            f"MoleculeNet: the columns of {path.name} are not those of {member.title}",
-            f"{wanted}, and {member.smiles_column!r}",
-            f"{len(columns)} columns: {', '.join(columns[:8])}",
-            where=path,
-        )
+        what = f"MoleculeNet: the columns of {path.name} are not those of {member.title}"
+        expected = f"{wanted}, and {member.smiles_column!r}"
+        got = f"{len(columns)} columns: {', '.join(columns[:8])}"
+        raise mismatch(ValueError, what, expected, got, where=path)
     return tasks
 
 
@@ -333,13 +326,8 @@ class NCI(PackedMolecules):
     ) -> None:
         path = rdkit_data_folder() / "NCI" / "first_5k.tpsa.csv"
         if not path.is_file():
-            raise mismatch(
-                FileNotFoundError,
-                "NCI: this RDKit comes without the file",
-                "NCI/first_5k.tpsa.csv among the data of RDKit",
-                where=path,
-                hint="pip install --force-reinstall rdkit",
-            )
+            what, hint = "NCI: this RDKit lacks the file", "pip install --force-reinstall rdkit"
+            raise mismatch(FileNotFoundError, what, path.name, where=path, hint=hint)
         packed = open_or_build(
             root,
             "NCI",

@@ -66,13 +66,10 @@ def _checked_codes(codes: Any, part: PairFeatures, mol: Mol) -> UInt8[np.ndarray
     asymmetric = np.argwhere(codes != codes.T)
     if len(asymmetric):
         i, j = (int(place) for place in asymmetric[0])
-        raise mismatch(
-            ValueError,
-            f"{name}: codes() is not symmetric",
-            "the same code for (i, j) and (j, i): pairs have no direction",
-            f"{int(codes[i, j])} for ({i}, {j}), {int(codes[j, i])} for ({j}, {i})",
-            hint="make it symmetric: sum, absolute difference, minimum of both directions",
-        )
+        what, expected = f"{name}: codes() is not symmetric", "the same code in both directions"
+        got = f"{int(codes[i, j])} for ({i}, {j}), {int(codes[j, i])} for ({j}, {i})"
+        hint = "the sum, absolute difference or minimum of both directions"
+        raise mismatch(ValueError, what, expected, got, hint=hint)
     codes = np.where(np.eye(atoms, dtype=bool), 0, codes)
     outside = np.argwhere((codes < 0) | (codes >= len(part.table)))
     if len(outside):

@@ -96,14 +96,10 @@ class _Request:
         except ValueError:
             value = math.nan
         if not abs(value) <= _LARGEST:
-            raise mismatch(
-                ValueError,
-                f"read_molecules: the label {name!r} is not a finite number",
-                f"a number up to {_LARGEST:.2g}, or an empty cell, nan or NA if missing",
-                repr(text),
-                where=where,
-                hint=f"missing=[{text!r}] (featurize: --missing), if that is a missing label",
-            )
+            what = f"read_molecules: the label {name!r} is not a finite number"
+            expected = f"a number up to {_LARGEST:.2g}, or an empty cell, nan or NA if missing"
+            hint = f"missing=[{text!r}] (featurize: --missing), if that is a missing label"
+            raise mismatch(ValueError, what, expected, repr(text), where=where, hint=hint)
         return value
 
 
@@ -225,14 +221,10 @@ def _read_table(lines: Lines, delimiter: str, wanted: _Request) -> Iterator[RawM
     for row, (start, cells) in enumerate(records):
         where = f"{lines.path}:{start}"
         if len(cells) != len(header):
-            raise mismatch(
-                ValueError,
-                f"{lines.name}: a record has another number of cells than there are columns",
-                f"{len(header)}: {', '.join(header)}",
-                f"{len(cells)}: {', '.join(cells)[:200]}",
-                where=where,
-                hint="quote cells that hold the separator",
-            )
+            what = f"{lines.name}: the number of cells is not that of the columns"
+            expected = f"{len(header)}: {', '.join(header)}"
+            got, hint = f"{len(cells)}: {', '.join(cells)[:200]}", "quotes around separators"
+            raise mismatch(ValueError, what, expected, got, where=where, hint=hint)
         named = {name: cells[place] for name, place in first.items()}
         given = {"smiles": cells[column].strip()}
         if wanted.name:
@@ -271,14 +263,11 @@ def _find_columns(header: list[str], wanted: _Request, where: str) -> int:
         found = [name for name in header if name.lower() == smiles]
     missing = ([] if found else [smiles]) + [name for name in others if name not in header]
     if missing:
-        raise mismatch(
-            ValueError,
-            f"read_molecules: column {', '.join(map(repr, missing))} not found",
-            f"one of: {', '.join(map(repr, header)) or 'no columns'}",
-            ", ".join([smiles, *others]),
-            where=where,
-            hint="smiles_column=…, target_columns=[…]; the first line names the columns",
-        )
+        what = f"read_molecules: column {', '.join(map(repr, missing))} not found"
+        expected = f"one of: {', '.join(map(repr, header)) or 'no columns'}"
+        got = ", ".join([smiles, *others])
+        hint = "smiles_column=…, target_columns=[…]; the first line names the columns"
+        raise mismatch(ValueError, what, expected, got, where=where, hint=hint)
     twice = [name for name in others if header.count(name) > 1]
     twice += found if len(found) > 1 else []
     if twice and not wanted.first_of_repeated:
@@ -325,13 +314,9 @@ def _read_sdf(lines: Lines, wanted: _Request) -> Iterator[RawMolecule]:
         record, start = [], lines.number + 1
     never = [name for name in wanted.targets if name not in seen]
     if row and never:
-        raise mismatch(
-            ValueError,
-            f"read_molecules: no record has the field {', '.join(map(repr, never))}",
-            f"some of: {', '.join(map(repr, seen)) or 'no fields'}",
-            ", ".join(wanted.targets),
-            where=lines.path,
-        )
+        what = f"read_molecules: no record has the field {', '.join(map(repr, never))}"
+        expected = f"some of: {', '.join(map(repr, seen)) or 'no fields'}"
+        raise mismatch(ValueError, what, expected, ", ".join(wanted.targets), where=lines.path)
 
 
 def _block(record: list[str]) -> str:
@@ -393,13 +378,9 @@ class BadMolecule:
         text = self.smiles or ""
         shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({len(text)} characters)"
         atom = "" if self.atom is None else f" (atom {self.atom})"
-        return mismatch_text(
-            f"{name}: row {self.row} cannot be used",
-            "a molecule",
-            f"{self.reason}{atom}, in {shown!r}",
-            where=self.where,
-            hint='bad="skip" to leave such rows out, or bad="blank" to keep their places',
-        )
+        what, got = f"{name}: row {self.row} cannot be used", f"{self.reason}{atom}, in {shown!r}"
+        hint = 'bad="skip" to leave such rows out, or bad="blank" to keep their places'
+        return mismatch_text(what, "a molecule", got, where=self.where, hint=hint)
 
 
 def check_policy(bad: str, name: str) -> None:

@@ -98,13 +98,9 @@ class MoleculeSchema:
         """
         names = [field.name for field in fields(cls)]
         if not isinstance(content, Mapping) or any(name not in content for name in names):
-            raise mismatch(
-                ValueError,
-                "MoleculeSchema: this does not describe molecules",
-                f"a mapping with {', '.join(names)}",
-                sorted(content) if isinstance(content, Mapping) else type(content).__name__,
-                hint="a data module of molecules, such as NCIData",
-            )
+            what, hint = "MoleculeSchema: this does not describe molecules", "such as NCIData gives"
+            got = sorted(content) if isinstance(content, Mapping) else type(content).__name__
+            raise mismatch(ValueError, what, f"a mapping with {', '.join(names)}", got, hint=hint)
         values = {name: content[name] for name in names}
         values["pair_table"] = PairTable.from_dict(values["pair_table"])
         values["task_names"] = tuple(values["task_names"])

@@ -130,15 +130,10 @@ class Split:
         copies = (given[new][1:] == given[new][:-1]) & (part[old][1:] != part[old][:-1])
         if copies.any():
             texts = list(dict.fromkeys(smiles[i] for i in new[1:][copies].tolist()))
-            raise mismatch(
-                ValueError,
-                "Split: equal molecules in several parts cannot be distinguished",
-                "the rows in the order in which they were split",
-                f"another order, and {len(texts)} molecules that are in several parts, "
-                f"such as {', '.join(map(repr, texts[:_SHOWN]))}",
-                where=where,
-                hint="restore the order of the rows",
-            )
+            what = "Split: equal molecules in several parts cannot be distinguished"
+            got = f"another order, and {len(texts)} molecules that are in several parts, such as "
+            got += ", ".join(map(repr, texts[:_SHOWN]))
+            raise mismatch(ValueError, what, "the rows in their former order", got, where=where)
         place = np.empty_like(old)
         place[old] = new
         train, val, test = (place[rows] for _, rows in self.parts())
@@ -156,15 +151,10 @@ class Split:
             if found:
                 more = ", …" if len(found) > _SHOWN else ""
                 said.append(f"{len(found)} {name}: {', '.join(shown)}{more}")
-        return mismatch(
-            ValueError,
-            "Split: the molecules are not those that were split",
-            f"the same {self.num_examples} molecules, in any order",
-            "; ".join(said),
-            where=where,
-            hint="the file and the policy for bad rows of the split; for other molecules "
-            "pyg-dynbatch predict --checkpoint CKPT --input FILE",
-        )
+        what = "Split: the molecules are not those that were split"
+        expected = f"the same {self.num_examples} molecules, in any order"
+        hint = "the file and the policy for bad rows of the split; for others, pyg-dynbatch predict"
+        return mismatch(ValueError, what, expected, "; ".join(said), where=where, hint=hint)
 
     def write(self, path: str | Path) -> Path:
         """Write the split, as JSON or, for a name that ends in ``.csv``, as a table.

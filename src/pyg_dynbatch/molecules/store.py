@@ -116,14 +116,10 @@ class AtomPacking:
         wrong = (values != np.rint(values)) | (values < lowest) | (values > highest)
         if wrong.any():
             place = np.argwhere(wrong)[0]
-            raise mismatch(
-                ValueError,
-                f"packed molecules: an atom feature of kind {kind!r} does not fit",
-                f"whole numbers from {lowest} to {highest}",
-                float(values[tuple(place)]),
-                where=f"feature {self.names[columns[place[1]]]!r}",
-                hint='the kind "real"',
-            )
+            what = f"packed molecules: an atom feature of kind {kind!r} does not fit"
+            expected, got = f"whole numbers from {lowest} to {highest}", float(values[tuple(place)])
+            where = f"feature {self.names[columns[place[1]]]!r}"
+            raise mismatch(ValueError, what, expected, got, where=where, hint='the kind "real"')
         return values
 
     def _check_form(self, molecule: MoleculeData, number: int) -> None:
@@ -133,14 +129,12 @@ class AtomPacking:
         whole = 0 if "descriptor" not in molecule else molecule.descriptor.size(1)
         sizes = (self.width, wanted, self.num_descriptors)
         if (width, pairs, whole) != sizes or tasks not in (0, self.num_tasks):
-            raise mismatch(
-                ValueError,
-                "packed molecules: a molecule has another form",
-                f"{self.width} atom features, {self.num_tasks} targets, {wanted} "
-                f"pairs of {atoms} atoms, {self.num_descriptors} descriptors",
-                f"{width} atom features, {tasks} targets, {pairs} pairs, {whole} descriptors",
-                where=f"row {getattr(molecule, 'row', number)}",
-            )
+            what = "packed molecules: a molecule has another form"
+            expected = f"{self.width} atom features, {self.num_tasks} targets, {wanted} pairs of "
+            expected += f"{atoms} atoms, {self.num_descriptors} descriptors"
+            got = f"{width} atom features, {tasks} targets, {pairs} pairs, {whole} descriptors"
+            where = f"row {getattr(molecule, 'row', number)}"
+            raise mismatch(ValueError, what, expected, got, where=where)
 
 
 ColumnReader = Callable[[str], np.ndarray]
@@ -422,13 +416,11 @@ def read_header(folder: Path) -> dict[str, Any]:
     """Read the header of a finished store."""
     path = folder / HEADER
     if not path.is_file():
-        raise mismatch(
-            FileNotFoundError,
+        what, hint = (
             "packed molecules: the folder is not a finished store",
-            f"a folder with {HEADER}",
-            where=folder,
-            hint="make it with pyg-dynbatch featurize, or by opening a data set",
+            "pyg-dynbatch featurize",
         )
+        raise mismatch(FileNotFoundError, what, f"a file {HEADER}", where=folder, hint=hint)
     expected = f"an unchanged header of format {FORMAT}"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
