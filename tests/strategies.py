@@ -1,8 +1,4 @@
-"""Hypothesis strategies for random structures, and the special shapes by name.
-
-Everything here is built from plain Python lists and shares no code with the package, so that a
-test compares two independent roads.
-"""
+"""Hypothesis strategies for random structures, and special shapes, without code of the package."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,13 +18,10 @@ def few(examples: int) -> settings:
 
 @dataclass(frozen=True)
 class Dag:
-    """A tree, forest or DAG: the ordered children of every node, and the order of the edges.
-
-    ``edge_order`` permutes the edges, which otherwise stand by parent and then by slot.
-    """
+    """A tree, forest or DAG: the ordered children of every node, and the order of the edges."""
 
     children: tuple[tuple[int, ...], ...]
-    edge_order: tuple[int, ...] | None = None
+    edge_order: tuple[int, ...] | None = None  # by default by parent, then by slot
 
     @property
     def num_nodes(self) -> int:
@@ -40,7 +33,7 @@ class Dag:
 
     @cached_property
     def parents(self) -> list[list[int]]:
-        """The users of every node, once for each use."""
+        """The parents of every node, once per edge."""
         parents: list[list[int]] = [[] for _ in self.children]
         for parent, child, _ in self._edges():
             parents[child].append(parent)
@@ -58,7 +51,7 @@ class Dag:
 
     @property
     def child_slot(self) -> Tensor:
-        """The place of each edge's child among its siblings, int64 ``[edge]``."""
+        """The position of each edge's child among its siblings, int64 ``[edge]``."""
         return torch.tensor([slot for _, _, slot in self._edges()], dtype=torch.long)
 
     @cached_property
@@ -90,22 +83,18 @@ class Dag:
         return edges if self.edge_order is None else [edges[i] for i in self.edge_order]
 
 
-def _relabel(children: Sequence[Sequence[int]], labels: Sequence[int]) -> tuple:
+def _finish(draw: st.DrawFn, children: Sequence[Sequence[int]]) -> Dag:
+    """Number the nodes and order the edges at random."""
+    labels = draw(st.permutations(range(len(children))))
+    order = draw(st.permutations(range(sum(map(len, children)))))
     renamed: list[tuple[int, ...]] = [()] * len(children)
     for node, old in enumerate(children):
         renamed[labels[node]] = tuple(labels[child] for child in old)
-    return tuple(renamed)
-
-
-def _finish(draw: st.DrawFn, children: Sequence[Sequence[int]]) -> Dag:
-    """Numbers the nodes and orders the edges at random."""
-    labels = draw(st.permutations(range(len(children))))
-    order = draw(st.permutations(range(sum(map(len, children)))))
-    return Dag(_relabel(children, labels), tuple(order))
+    return Dag(tuple(renamed), tuple(order))
 
 
 def _grow(draw: st.DrawFn, num_nodes: int, max_arity: int) -> list[list[int]]:
-    """Hangs node after node below one that still has room."""
+    """Add node after node below one that still has room."""
     children: list[list[int]] = [[] for _ in range(num_nodes)]
     roomy = [0]
     for node in range(1, num_nodes):
@@ -152,11 +141,8 @@ def forests(draw: st.DrawFn, max_trees: int = 3, max_nodes: int = 8, max_arity: 
 @st.composite
 def dags(draw: st.DrawFn, max_nodes: int = 15, max_arity: int = 3, repeats: bool = False) -> Dag:
     """One DAG with shared nodes; with ``repeats`` a node may use the same child twice."""
-    children: list[list[int]] = []
-    for node in range(draw(st.integers(1, max_nodes))):
-        if node == 0:
-            children.append([])
-            continue
+    children: list[list[int]] = [[]]
+    for node in range(1, draw(st.integers(1, max_nodes))):
         below = st.lists(st.integers(0, node - 1), max_size=max_arity, unique=not repeats)
         children.append(draw(below))
     return _finish(draw, children)

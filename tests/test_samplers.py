@@ -18,7 +18,6 @@ from torch_geometric.data import InMemoryDataset
 
 from pyg_dynbatch.data import DynTreeData
 from pyg_dynbatch.loader import EpochSampler, NodeBudgetBatchSampler, node_counts
-from pyg_dynbatch.samplers import assign_to_ranks, make_exactly, pack_in_order, pack_tightly
 
 
 def ranked(sizes, ranks, epoch=0, **options):
@@ -89,31 +88,21 @@ def test_without_shuffle_the_order_stays():
 
 def test_stock_sampler_traps_are_not_repeated():
     # PyG's DynamicBatchSampler repeats samples here when it skips what is too big.
+    sizes = [2, 50, 3, 4, 60, 5, 6]
     with pytest.warns(UserWarning, match="left out 2 of 7 examples with more than 10 nodes"):
-        sampler = NodeBudgetBatchSampler(
-            None, [2, 50, 3, 4, 60, 5, 6], 10, shuffle=False, oversize="skip"
-        )
+        sampler = NodeBudgetBatchSampler(None, sizes, 10, shuffle=False, oversize="skip")
     assert list(sampler) == [[0, 2, 3], [5], [6]]
     assert len(sampler) == 3
 
 
-def test_too_big_an_example_is_an_error_or_stands_alone():
-    with pytest.raises(ValueError) as caught:
-        NodeBudgetBatchSampler(None, [2, 50, 3, 60], 10)
-    assert str(caught.value) == (
-        "NodeBudgetBatchSampler: an example is bigger than the budget.\n"
-        "  expected: at most 10 nodes\n"
-        "  got:      50 nodes (2 examples are too big)\n"
-        "  where:    example 1\n"
-        "  try:      max_nodes=60, oversize='alone' or oversize='skip'"
-    )
+def test_too_large_an_example_is_an_error_or_alone():
+    sizes = [2, 50, 3, 60]
+    with pytest.raises(ValueError, match="an example is larger than the budget") as caught:
+        NodeBudgetBatchSampler(None, sizes, 10)
+    assert "50 nodes (2 examples are too big)\n  where:    example 1" in str(caught.value)
     for shuffle in (False, True):
-        sampler = NodeBudgetBatchSampler(
-            None, [2, 50, 3, 60], 10, shuffle=shuffle, oversize="alone"
-        )
-        batches = list(sampler)
-        assert [1] in batches
-        assert [3] in batches
+        batches = list(NodeBudgetBatchSampler(None, sizes, 10, shuffle, oversize="alone"))
+        assert [1] in batches and [3] in batches
         assert sorted(flat(batches)) == [0, 1, 2, 3]
 
 
@@ -217,13 +206,11 @@ def test_lightning_can_build_it_again_from_batch_size():
     assert again.sampler is inner
 
 
-def test_sampler_pickles_and_says_what_it_is():
+def test_sampler_pickles_and_has_a_repr():
     sampler = NodeBudgetBatchSampler(None, torch.tensor([3, 4, 5]), 7)
     again = pickle.loads(pickle.dumps(sampler))
     assert list(again) == list(sampler)
-    assert repr(again) == (
-        "NodeBudgetBatchSampler(3 examples, max_nodes=7, shuffle=True, seed=0, epoch=1)"
-    )
+    assert "3 examples, max_nodes=7, shuffle=True, seed=0, epoch=1" in repr(again)
 
 
 @pytest.mark.parametrize(
@@ -233,8 +220,9 @@ def test_sampler_pickles_and_says_what_it_is():
         ({"max_nodes": None}, "max_nodes is missing"),
         ({"sizes": []}, "there are no examples"),
         ({"sizes": [1, -2]}, "a size is negative"),
-        ({"max_nodes": 0}, "the budget is no budget"),
+        ({"max_nodes": 0}, "max_nodes must be at least 1"),
         ({"seed": -1}, "seed is negative"),
+        ({"oversize": "cut"}, "unknown value of oversize"),
         ({"sampler": SequentialSampler(range(5))}, "sizes belong to another data set"),
     ],
 )
@@ -243,14 +231,10 @@ def test_bad_options(options, message):
         NodeBudgetBatchSampler(**{"sampler": None, "sizes": [1, 2], "max_nodes": 3} | options)
 
 
-def test_samplers_that_choose_are_refused():
-    for sampler in (SubsetRandomSampler([0, 1]), RandomSampler(range(2))):
-        if isinstance(sampler, RandomSampler):
-            NodeBudgetBatchSampler(sampler, [1, 2], 3)
-            continue
-        with pytest.raises(TypeError, match="the sampler picks examples by itself") as caught:
-            NodeBudgetBatchSampler(sampler, [1, 2], 3)
-        assert "Subset(dataset, indices)" in str(caught.value)
+def test_samplers_that_select_examples_are_refused():
+    NodeBudgetBatchSampler(RandomSampler(range(2)), [1, 2], 3)
+    with pytest.raises(TypeError, match="selects examples itself(?s:.)*Subset"):
+        NodeBudgetBatchSampler(SubsetRandomSampler([0, 1]), [1, 2], 3)
 
 
 def test_epoch_sampler_is_repeatable():
@@ -281,10 +265,3 @@ def test_node_counts_come_without_loading(monkeypatch):
     assert node_counts(dataset) == [1, 4, 2]
     assert node_counts(dataset[[2, 1]]) == [2, 4]
     assert node_counts(Subset(dataset, [1])) == [4]
-
-
-def test_packing_pieces():
-    assert pack_in_order([2, 0, 1], [5, 5, 5], 10) == [[2, 0], [1]]
-    assert pack_tightly(range(5), [6, 5, 4, 3, 2], 10) == [[0, 2], [1, 3, 4]]
-    assert sorted(flat(make_exactly([[0, 1, 2, 3]], [1, 1, 1, 1], 4))) == [0, 1, 2, 3]
-    assert assign_to_ranks([[0], [1], [2], [3], [4], [5]], 3) == [[[0], [1], [2]], [[5], [3], [4]]]

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 
-from tests.strategies import SHAPES, Dag, batches, dags, deep, forests, full_trees, trees
+from tests.strategies import SHAPES, Dag, dags, deep, forests, full_trees, trees
 
 
 def assert_sound(dag: Dag) -> None:
@@ -14,34 +14,13 @@ def assert_sound(dag: Dag) -> None:
         assert dag.depth[child] < dag.depth[parent]
 
 
-@given(trees(max_arity=2))
-def test_trees_have_one_root_and_bounded_arity(tree: Dag) -> None:
-    assert_sound(tree)
-    assert len(tree.roots) == 1
-    assert tree.num_edges == tree.num_nodes - 1
-    assert max(map(len, tree.children)) <= 2
-
-
-@given(full_trees(arity=3))
-def test_full_trees_have_no_missing_child(tree: Dag) -> None:
-    assert_sound(tree)
-    assert {len(children) for children in tree.children} <= {0, 3}
-
-
-@given(forests(max_trees=3))
-def test_forests_have_few_roots(forest: Dag) -> None:
-    assert_sound(forest)
+@given(trees(max_arity=2), full_trees(arity=3), forests(max_trees=3), dags(repeats=True))
+def test_random_structures(tree: Dag, full: Dag, forest: Dag, dag: Dag) -> None:
+    for structure in (tree, full, forest, dag):
+        assert_sound(structure)
+    assert len(tree.roots) == 1 and max(map(len, tree.children)) <= 2
+    assert {len(children) for children in full.children} <= {0, 3}
     assert forest.num_nodes - forest.num_edges == len(forest.roots) <= 3
-
-
-@given(dags(repeats=True))
-def test_dags_are_acyclic(dag: Dag) -> None:
-    assert_sound(dag)
-
-
-@given(batches(max_examples=2))
-def test_batches_are_never_empty(batch: list[Dag]) -> None:
-    assert 1 <= len(batch) <= 2
 
 
 @pytest.mark.parametrize("name", SHAPES)

@@ -24,13 +24,21 @@ def one_axes():
     return new_figure(1, 1, 4.0, 3.0)[1][0]
 
 
-def layout(tree: Dag) -> tuple[np.ndarray, np.ndarray]:
-    return tree_layout(tree.edge_index.numpy(), tree.child_slot.numpy(), np.array(tree.depth))
+def drawn(children: tuple, predicted: list[int], gold: list[int], words: list[str], classes: int):
+    tree = Dag(children)
+    edges, slots, depth = tree.edge_index.numpy(), tree.child_slot.numpy(), np.array(tree.depth)
+    labels = (np.array(predicted), np.array(gold))
+    return draw_tree(one_axes(), edges, slots, depth, *labels, words, classes)
+
+
+def texts_of(axes) -> list[str]:
+    return [text.get_text() for text in axes.texts]
 
 
 @given(trees(max_nodes=30))
-def test_leaves_stand_side_by_side_in_order_and_parents_between_children(tree: Dag) -> None:
-    x, y = layout(tree)
+def test_leaves_are_side_by_side_in_order_and_parents_between_children(tree: Dag) -> None:
+    edges, slots = tree.edge_index.numpy(), tree.child_slot.numpy()
+    x, y = tree_layout(edges, slots, np.array(tree.depth))
     assert y.tolist() == tree.depth
     order: list[int] = []
     stack = list(reversed(tree.roots))
@@ -58,17 +66,8 @@ def test_layout_of_a_deep_chain_and_of_shared_nodes() -> None:
 
 
 def test_tree_shows_predictions_words_and_rings() -> None:
-    axes = draw_tree(
-        one_axes(),
-        np.array([[0, 1], [2, 2]]),
-        np.array([0, 1]),
-        np.array([0, 0, 1]),
-        np.array([0, 4, 1]),
-        np.array([0, 3, -1]),
-        ["bad", "", ""],
-        5,
-    )
-    assert [text.get_text() for text in axes.texts] == ["0", "4", "bad"]
+    axes = drawn(((), (), (0, 1)), [0, 4, 1], [0, 3, -1], ["bad", "", ""], 5)
+    assert texts_of(axes) == ["0", "4", "bad"]
     rings, faces = (points.get_facecolors() for points in axes.collections[1:])
     assert rings[0].tolist() == pytest.approx([0.878, 0.659, 0.0, 1.0], abs=0.01)  # gold: right
     assert rings[1].tolist() != faces[1].tolist()  # the colour of class 3: wrong
@@ -76,26 +75,12 @@ def test_tree_shows_predictions_words_and_rings() -> None:
 
 
 def test_single_node_and_single_class() -> None:
-    nothing = np.zeros((2, 0), int)
-    axes = draw_tree(
-        one_axes(),
-        nothing,
-        np.zeros(0, int),
-        np.zeros(1, int),
-        np.zeros(1, int),
-        np.full(1, -1),
-        ["word"],
-        1,
-    )
-    assert [text.get_text() for text in axes.texts] == ["word"]
+    assert texts_of(drawn(((),), [0], [-1], ["word"], 1)) == ["word"]
 
 
 def test_a_digit_that_the_disc_shows_is_not_written_twice() -> None:
-    edges, slots, depth = np.array([[0, 1], [2, 2]]), np.array([0, 1]), np.array([0, 0, 1])
-    predicted, gold = np.array([7, 3, 7]), np.array([7, 5, 7])
-    words = ["7", "5", "MAX"]
-    axes = draw_tree(one_axes(), edges, slots, depth, predicted, gold, words, 10)
-    assert [text.get_text() for text in axes.texts] == ["7", "3", "7", "5", "MAX"]
+    axes = drawn(((), (), (0, 1)), [7, 3, 7], [7, 5, 7], ["7", "5", "MAX"], 10)
+    assert texts_of(axes) == ["7", "3", "7", "5", "MAX"]
 
 
 def test_legend_of_many_classes_names_a_few() -> None:
@@ -158,7 +143,7 @@ def test_missing_matplotlib_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_parity_shows_known_values_on_equal_axes() -> None:
-    figure, (axes,) = new_figure(1, 1, 4.0, 4.0)
+    axes = one_axes()
     target = np.array([1.0, np.nan, 3.0])
     draw_parity(axes, target, np.array([0.5, 9.0, 4.0]), "logS")
     assert axes.collections[0].get_offsets().tolist() == [[1.0, 0.5], [3.0, 4.0]]
@@ -168,16 +153,13 @@ def test_parity_shows_known_values_on_equal_axes() -> None:
 
 
 def test_parity_of_nothing_and_of_one_value() -> None:
-    figure, axes = new_figure(1, 2, 4.0, 4.0)
-    assert len(draw_parity(axes[0], np.array([np.nan]), np.array([1.0])).lines) == 0
-    draw_parity(axes[1], np.array([2.0]), np.array([2.0]))
-    low, high = axes[1].get_xlim()
+    assert len(draw_parity(one_axes(), np.array([np.nan]), np.array([1.0])).lines) == 0
+    low, high = draw_parity(one_axes(), np.array([2.0]), np.array([2.0])).get_xlim()
     assert low < 2.0 < high
 
 
 def test_calibration_has_one_point_for_equally_many_molecules() -> None:
-    figure, (axes,) = new_figure(1, 1, 4.0, 4.0)
-    probability = np.linspace(0, 1, 20)
+    axes, probability = one_axes(), np.linspace(0, 1, 20)
     label = np.where(np.arange(20) == 7, np.nan, (np.arange(20) >= 10).astype(float))
     draw_calibration(axes, label, probability, bins=2)
     said, seen = axes.lines[1].get_data()
@@ -195,6 +177,6 @@ def test_calibration_is_compared_with_what_it_was_before() -> None:
 
 
 def test_calibration_of_a_few_molecules() -> None:
-    figure, (axes,) = new_figure(1, 1, 4.0, 4.0)
+    axes = one_axes()
     draw_calibration(axes, np.array([1.0, 0.0]), np.array([0.9, 0.2]), bins=10)
     assert axes.lines[1].get_xdata().tolist() == [0.2, 0.9]

@@ -7,7 +7,7 @@ from pyg_dynbatch.molecules.build import (
     featurize_record,
     featurize_stream,
 )
-from pyg_dynbatch.molecules.datasets import NCI, MoleculeFile, MoleculeNet, PackedMolecules
+from pyg_dynbatch.molecules.datasets import NCI, MoleculeFile, MoleculeNet
 from pyg_dynbatch.molecules.files import BadMolecule, write_error_report
 from pyg_dynbatch.molecules.splits import (
     Split,
@@ -20,6 +20,7 @@ from pyg_dynbatch.molecules.splits import (
     scaffold_split,
     stratified_split,
 )
+from pyg_dynbatch.molecules.store import PackedMolecules
 from pyg_dynbatch.trees.datasets import SST, TreeDataset, TreeFile
 from pyg_dynbatch.trees.listops import ListOps, ListOpsRecipe
 from pyg_dynbatch.trees.sick import SICK, score_to_target

@@ -1,9 +1,10 @@
-"""Batches bounded by nodes or pairs, equally many per rank, in an order that can be repeated."""
+"""Batches limited by nodes or pairs, equally many per rank, in a reproducible order."""
 
 import warnings
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -24,15 +25,14 @@ Batch = list[int]
 
 
 def node_counts(dataset: Any) -> list[int]:
-    """Reads the number of nodes of every example, where possible without loading any.
+    """Return the number of nodes of every example, where possible without loading any.
 
     Args:
-        dataset: An ``InMemoryDataset`` (read off its slices), packed molecules (read off their
-            ``num_atoms``), a ``Subset`` of these, or any sequence of ``Data`` (each is looked at
-            once).
+        dataset: An ``InMemoryDataset`` (uses its slices), packed molecules (uses ``num_atoms``), a
+            ``Subset`` of these, or any sequence of ``Data`` (each is loaded once).
 
     Returns:
-        One number an example, in the order of the data set.
+        One number per example, in the order of the data set.
 
     Example:
         >>> import torch
@@ -55,7 +55,7 @@ def node_counts(dataset: Any) -> list[int]:
 
 
 def pair_counts(dataset: Any) -> list[int]:
-    """Counts the unordered atom pairs of every molecule, each atom with itself included.
+    """Count the unordered atom pairs of every molecule, including each atom with itself.
 
     Args:
         dataset: Packed molecules, a ``Subset`` of them, or any sequence of ``Data``.
@@ -74,7 +74,7 @@ def pair_counts(dataset: Any) -> list[int]:
 
 
 def pack_in_order(order: Iterable[int], sizes: Sequence[int], budget: int) -> list[Batch]:
-    """Fills batch after batch without changing the order of the examples."""
+    """Fill batch after batch without changing the order of the examples."""
     batches: list[Batch] = []
     room = 0
     for example in order:
@@ -87,7 +87,7 @@ def pack_in_order(order: Iterable[int], sizes: Sequence[int], budget: int) -> li
 
 
 def pack_tightly(order: Iterable[int], sizes: Sequence[int], budget: int) -> list[Batch]:
-    """Puts each example into the fullest batch that still has room for it (best fit)."""
+    """Put each example into the fullest batch that still has room for it (best fit)."""
     batches: list[Batch] = []
     rooms: list[tuple[int, int]] = []  # (room left, batch), rising
     for example in order:
@@ -119,7 +119,7 @@ def make_exactly(batches: list[Batch], sizes: Sequence[int], count: int) -> list
 
 
 def assign_to_ranks(batches: list[Batch], ranks: int) -> list[list[Batch]]:
-    """Forms steps of one batch a rank, so that ranks run batches of about one size at one time."""
+    """Form steps of one batch per rank, of about equal size if the batches are sorted by size."""
     steps = []
     for number, start in enumerate(range(0, len(batches), ranks)):
         step = batches[start : start + ranks]
@@ -142,14 +142,13 @@ def _halves(batch: Batch, sizes: Sequence[int]) -> tuple[Batch, Batch]:
 
 
 class EpochSampler(RandomSampler):
-    """Shuffles anew in every epoch, from nothing but a seed and the number of the epoch.
+    """Shuffle anew in every epoch, depending only on a seed and the number of the epoch.
 
-    A stock ``RandomSampler`` draws from the global random state, so that a resumed run sees
-    another order. Here the order of an epoch is the same whenever and wherever it is asked for.
+    ``RandomSampler`` draws from the global random state, so a resumed run gets another order.
 
     Args:
         data_source: The data set, or anything of its length.
-        seed: Non-negative; None takes torch's initial seed, which ``seed_everything`` sets.
+        seed: Non-negative; by default torch's initial seed, which ``seed_everything`` sets.
 
     Example:
         >>> sampler = EpochSampler(range(5), seed=1)
@@ -165,7 +164,7 @@ class EpochSampler(RandomSampler):
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch whose order comes next."""
+        """Set the epoch whose order comes next."""
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[int]:
@@ -177,7 +176,7 @@ class EpochSampler(RandomSampler):
 
 
 def checked_seed(seed: int) -> int:
-    """Returns the seed unless it is negative."""
+    """Return the seed unless it is negative."""
     if seed < 0:
         raise mismatch(ValueError, "seed is negative", "0 or more", seed)
     return seed
@@ -190,7 +189,7 @@ _TRIES = 8  # shuffles to try for few enough batches before packing by falling s
 
 @dataclass(frozen=True)
 class NodeBudget:
-    """Holds the options of a ``NodeBudgetBatchSampler``, all but the sampler and ``drop_last``."""
+    """Options of a ``NodeBudgetBatchSampler``, except the sampler and ``drop_last``."""
 
     sizes: tuple[int, ...]
     max_nodes: int
@@ -198,42 +197,58 @@ class NodeBudget:
     seed: int
     oversize: str
 
+    def __post_init__(self) -> None:
+        """Refuse options that are out of range."""
+        name = "NodeBudgetBatchSampler"
+        if not self.sizes:
+            raise mismatch(ValueError, f"{name}: there are no examples", "at least one size")
+        if min(self.sizes) < 0:
+            example = next(number for number, size in enumerate(self.sizes) if size < 0)
+            what, size = f"{name}: a size is negative", self.sizes[example]
+            raise mismatch(ValueError, what, got=size, where=f"example {example}")
+        if self.max_nodes < 1:
+            what = f"{name}: max_nodes must be at least 1"
+            raise mismatch(ValueError, what, got=self.max_nodes)
+        if self.oversize not in OVERSIZE:
+            what = f"{name}: unknown value of oversize"
+            raise mismatch(ValueError, what, " | ".join(OVERSIZE), self.oversize)
+        checked_seed(self.seed)
+
 
 class NodeBudgetBatchSampler(BatchSampler):
-    """Builds batches of at most ``max_nodes`` nodes instead of a number of examples.
+    """Build batches of at most ``max_nodes`` nodes instead of a number of examples.
 
     One epoch is planned for all ranks together, from ``seed`` and the epoch: the examples are
-    packed under the budget, the biggest batches are split until their number suits the ranks,
-    batches of about one size form a step, and the steps come in random order. So every example
-    comes exactly once an epoch, all ranks do equally many batches of about equal size, and the
+    packed under the budget, the largest batches are split until their number suits the ranks,
+    batches of about equal size form a step, and the steps come in random order. So every example
+    comes exactly once per epoch, all ranks get equally many batches of about equal size, and the
     number of batches is the same in every epoch.
 
-    The ranks are read off ``sampler`` when it is a ``DistributedSampler``, which Lightning puts
-    there by itself; its own list of examples is not used. Otherwise they are those of
-    ``torch.distributed`` where that runs, else there is one. ``set_epoch`` is called by Lightning;
-    a plain loop on one rank may leave it, since each full pass counts the epoch up.
+    Rank and epoch are those of ``sampler`` if it is a ``DistributedSampler``, which Lightning
+    inserts; its own list of examples is not used. Otherwise the rank is that of
+    ``torch.distributed`` if that is initialised. Lightning calls ``set_epoch``; a plain loop on
+    one rank need not, since each full pass increments the epoch.
 
     Args:
-        sampler: Where to read rank and epoch: a ``DistributedSampler``; None or a stock sampler
-            over all examples for none.
+        sampler: A ``DistributedSampler``; or None or a stock sampler over all examples.
         sizes: Number of nodes of every example (``node_counts(dataset)``), or any other cost,
-            such as pairs of nodes. It is read once; no example is loaded.
+            such as pairs of nodes.
         max_nodes: Largest sum of sizes in a batch.
-        shuffle: Whether to mix the examples; else their order is kept on one rank, and nearly so
-            on several.
-        drop_last: Whether to leave out the smallest batches rather than split the biggest when
-            their number is no multiple of the number of ranks.
+        shuffle: Whether to shuffle the examples; else their order is kept on one rank, and nearly
+            kept on several.
+        drop_last: Whether to leave out the smallest batches rather than split the largest when
+            their number is not a multiple of the number of ranks.
         seed: Non-negative, the same on all ranks.
         oversize: What to do with an example above the budget: ``"raise"``, put it in a batch
             ``"alone"``, or ``"skip"`` it with a warning.
-        batch_size: The options of another sampler, which take the place of all others. Lightning
-            hands them back under this name when it builds a sampler again that was not made
-            inside a ``*_dataloader`` hook.
+        batch_size: The options of another sampler, which replace all others: Lightning passes
+            them under this name when it builds a sampler again that was not made inside a
+            ``*_dataloader`` hook.
 
     Raises:
-        ValueError: If an example is bigger than the budget (unless ``oversize`` says otherwise),
-            or an option is out of range.
-        TypeError: If ``sampler`` picks examples by itself.
+        ValueError: If an example is larger than the budget (unless ``oversize`` allows it), or an
+            option is out of range.
+        TypeError: If ``sampler`` selects examples itself.
 
     Example:
         >>> sampler = NodeBudgetBatchSampler(None, [3, 4, 2, 7], max_nodes=7, shuffle=False)
@@ -253,7 +268,14 @@ class NodeBudgetBatchSampler(BatchSampler):
         batch_size: NodeBudget | None = None,
     ) -> None:
         if batch_size is None:
-            batch_size = _checked_budget(sizes, max_nodes, shuffle, seed, oversize)
+            if sizes is None or max_nodes is None:
+                missing = "sizes" if sizes is None else "max_nodes"
+                what = f"NodeBudgetBatchSampler: {missing} is missing"
+                hint = "NodeBudgetBatchSampler(None, node_counts(dataset), max_nodes=4000)"
+                expected = "sizes (one number per example) and max_nodes"
+                raise mismatch(ValueError, what, expected, hint=hint)
+            listed = tuple(int(size) for size in np.asarray(sizes).reshape(-1).tolist())
+            batch_size = NodeBudget(listed, int(max_nodes), shuffle, seed, oversize)
         self.batch_size = batch_size  # type: ignore[assignment]  # see the argument's description
         self.sizes = batch_size.sizes
         self.max_nodes = batch_size.max_nodes
@@ -266,39 +288,37 @@ class NodeBudgetBatchSampler(BatchSampler):
         self._epoch = 0
         self._position = 0
         self._resume_at = 0
-        self._enough: int | None = None
-        self._counts: dict[int, int] = {}
-        self._plan: tuple[tuple[int, int], list[list[list[int]]]] | None = None
+        self._plan: tuple[tuple[int, int], list[list[Batch]]] | None = None
 
     @property
-    def sampler(self) -> Any:  # type: ignore[override]  # never set, only looked at
-        """What Lightning calls ``set_epoch`` on: the ``DistributedSampler``, else this object."""
+    def sampler(self) -> Any:  # type: ignore[override]  # never set, only read
+        """The object Lightning calls ``set_epoch`` on: the ``DistributedSampler``, else self."""
         return self if self._ranked is None else self._ranked
 
     @property
     def epoch(self) -> int:
-        """Number of the epoch that comes next or is under way."""
+        """Number of the current or next epoch."""
         return self._epoch if self._ranked is None else self._ranked.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch; a place to resume at in another epoch is forgotten."""
+        """Set the epoch; a position to resume at in another epoch is discarded."""
         if epoch != self.epoch:
             self._resume_at = self._position = 0
         self._set_epoch(epoch)
 
     def state_dict(self) -> dict[str, int]:
-        """Gives the epoch and the number of its batches handed out so far.
+        """Return the epoch and the number of its batches returned so far.
 
-        A loader with workers asks for batches ahead of their use: ``DataLoader.state_dict`` of
-        this package counts the batches that the training loop has taken.
+        A loader with workers asks for batches ahead of their use; ``DataLoader.state_dict`` of
+        this package counts the batches that the training loop has received.
         """
         return {"epoch": self.epoch, "position": self._position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Makes the next pass begin where the state was taken.
+        """Resume at a state, which may be from any rank.
 
         Args:
-            state: What ``state_dict`` returned, on any rank.
+            state: What ``state_dict`` returned.
         """
         epoch, position = state["epoch"], state["position"]
         if position >= len(self):
@@ -310,7 +330,7 @@ class NodeBudgetBatchSampler(BatchSampler):
         ranks, _ = self._ranks()
         return self._count(ranks) // ranks
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[Batch]:
         epoch, start = self.epoch, self._resume_at
         _, rank = self._ranks()
         steps = self._steps(epoch)
@@ -337,37 +357,34 @@ class NodeBudgetBatchSampler(BatchSampler):
     def _ranks(self) -> tuple[int, int]:
         if self._ranked is not None:
             return self._ranked.num_replicas, self._ranked.rank
-        # Asked for late: the process group may start after this object is made.
+        # Not earlier: the process group may be initialised after this object is made.
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             return torch.distributed.get_world_size(), torch.distributed.get_rank()
         return 1, 0
 
     def _admit(self) -> list[int]:
-        examples = list(range(len(self.sizes)))
-        if self.oversize == "alone":
-            return examples
-        too_big = [example for example in examples if self.sizes[example] > self.max_nodes]
-        if too_big and self.oversize == "raise":
-            first = too_big[0]
+        too_big = [example for example, size in enumerate(self.sizes) if size > self.max_nodes]
+        if not too_big or self.oversize == "alone":
+            return list(range(len(self.sizes)))
+        if self.oversize == "raise":
             more = f" ({len(too_big)} examples are too big)" if len(too_big) > 1 else ""
             raise mismatch(
                 ValueError,
-                "NodeBudgetBatchSampler: an example is bigger than the budget",
+                "NodeBudgetBatchSampler: an example is larger than the budget",
                 f"at most {self.max_nodes} nodes",
-                f"{self.sizes[first]} nodes{more}",
-                where=f"example {first}",
+                f"{self.sizes[too_big[0]]} nodes{more}",
+                where=f"example {too_big[0]}",
                 hint=f"max_nodes={max(self.sizes)}, oversize='alone' or oversize='skip'",
             )
-        if too_big:
-            warnings.warn(
-                f"NodeBudgetBatchSampler: left out {len(too_big)} of {len(examples)} examples "
-                f"with more than {self.max_nodes} nodes, the first of them example {too_big[0]}.",
-                stacklevel=3,
-            )
-        return [example for example in examples if self.sizes[example] <= self.max_nodes]
+        warnings.warn(
+            f"NodeBudgetBatchSampler: left out {len(too_big)} of {len(self.sizes)} examples "
+            f"with more than {self.max_nodes} nodes, the first of them example {too_big[0]}.",
+            stacklevel=3,
+        )
+        return [example for example, size in enumerate(self.sizes) if size <= self.max_nodes]
 
-    def _pack(self, epoch: int, attempt: int = 0) -> list[list[int]]:
-        """Packs one epoch for all ranks; the number of batches varies with epoch and attempt."""
+    def _pack(self, epoch: int, attempt: int = 0) -> list[Batch]:
+        """Pack one epoch for all ranks; the number of batches varies with epoch and attempt."""
         if not self.shuffle:
             return pack_in_order(self._examples, self.sizes, self.max_nodes)
         order = self._generator(epoch, attempt).permutation(self._examples).tolist()
@@ -376,96 +393,57 @@ class NodeBudgetBatchSampler(BatchSampler):
             order.sort(key=lambda example: -self.sizes[example])
         return pack_tightly(order, self.sizes, self.max_nodes)
 
-    def _bound(self) -> int:
-        """Finds a number of batches that suffices in every epoch, before ranks are thought of."""
-        if self._enough is None:
-            tries = (0, _TRIES) if self.shuffle else (0,)
-            self._enough = max(len(self._pack(0, attempt)) for attempt in tries)
-        return self._enough
+    @cached_property
+    def _enough(self) -> int:
+        """A number of batches that suffices in every epoch on one rank."""
+        tries = (0, _TRIES) if self.shuffle else (0,)
+        return max(len(self._pack(0, attempt)) for attempt in tries)
 
     def _count(self, ranks: int) -> int:
-        """Fixes the number of batches of every epoch, over all ranks."""
-        if ranks not in self._counts:
-            enough = self._bound()
-            count = enough - enough % ranks if self.drop_last else -(-enough // ranks) * ranks
-            self._warn_of_too_few(count, ranks)
-            self._counts[ranks] = count
-        return self._counts[ranks]
-
-    def _warn_of_too_few(self, count: int, ranks: int) -> None:
+        """Return the number of batches of every epoch, over all ranks."""
+        last = self._enough % ranks
+        count = self._enough - last if self.drop_last or not last else self._enough - last + ranks
         if not self._examples or count == 0:
             raise mismatch(
                 ValueError,
                 "NodeBudgetBatchSampler: there is not one batch for every rank",
-                f"{ranks} batches or more",
+                f"at least {ranks} batches",
                 f"{len(self._examples)} examples",
                 hint="drop_last=False, a smaller max_nodes, or fewer ranks",
             )
-        if count > len(self._examples):
-            warnings.warn(
-                f"NodeBudgetBatchSampler: {len(self._examples)} examples do not go into equally "
-                f"many batches on {ranks} ranks; {count - len(self._examples)} of them come twice.",
-                stacklevel=3,
-            )
+        return count
 
-    def _steps(self, epoch: int) -> list[list[list[int]]]:
+    def _steps(self, epoch: int) -> list[list[Batch]]:
         ranks, _ = self._ranks()
         key = (epoch if self.shuffle else 0, ranks)
         if self._plan is None or self._plan[0] != key:
             self._plan = (key, self._make_steps(epoch, ranks))
         return self._plan[1]
 
-    def _make_steps(self, epoch: int, ranks: int) -> list[list[list[int]]]:
+    def _make_steps(self, epoch: int, ranks: int) -> list[list[Batch]]:
         count = self._count(ranks)
+        if count > len(self._examples):
+            warnings.warn(
+                f"NodeBudgetBatchSampler: {len(self._examples)} examples do not go into equally "
+                f"many batches on {ranks} ranks; {count - len(self._examples)} of them come twice.",
+                stacklevel=3,
+            )
         tries = (self._pack(epoch, attempt) for attempt in range(_TRIES + 1))
-        batches = next(batches for batches in tries if len(batches) <= self._bound())
+        batches = next(batches for batches in tries if len(batches) <= self._enough)
         if ranks == 1 and not self.shuffle:
             return [[batch] for batch in batches]
         steps = assign_to_ranks(make_exactly(batches, self.sizes, count), ranks)
         if not self.shuffle:
             return sorted(steps, key=lambda step: min(min(batch) for batch in step))
-        # Dealt by falling size the steps would be a curriculum.
+        # In the order of falling size the steps would be a curriculum.
         return [steps[i] for i in self._generator(epoch, _TRIES + 1).permutation(len(steps))]
 
     def _generator(self, epoch: int, purpose: int) -> np.random.Generator:
         return np.random.default_rng([self.seed, epoch, purpose])
 
 
-def _checked_budget(
-    sizes: Sequence[int] | Tensor | np.ndarray | None,
-    max_nodes: int | None,
-    shuffle: bool,
-    seed: int,
-    oversize: str,
-) -> NodeBudget:
-    name = "NodeBudgetBatchSampler"
-    if sizes is None or max_nodes is None:
-        missing = "sizes" if sizes is None else "max_nodes"
-        raise mismatch(
-            ValueError,
-            f"{name}: {missing} is missing",
-            "sizes (one number an example) and max_nodes",
-            hint=f"{name}(None, node_counts(dataset), max_nodes=4000)",
-        )
-    listed = tuple(int(size) for size in np.asarray(sizes).reshape(-1).tolist())
-    if not listed:
-        raise mismatch(ValueError, f"{name}: there are no examples", "one size or more")
-    if min(listed) < 0:
-        first = next(example for example, size in enumerate(listed) if size < 0)
-        raise mismatch(
-            ValueError, f"{name}: a size is negative", got=listed[first], where=f"example {first}"
-        )
-    if max_nodes < 1:
-        raise mismatch(ValueError, f"{name}: the budget is no budget", "max_nodes >= 1", max_nodes)
-    if oversize not in OVERSIZE:
-        raise mismatch(
-            ValueError, f"{name}: unknown value of oversize", " | ".join(OVERSIZE), oversize
-        )
-    return NodeBudget(listed, int(max_nodes), shuffle, checked_seed(seed), oversize)
-
-
 def _checked_sampler(sampler: Any, num_examples: int) -> DistributedSampler | None:
-    """Keeps a sampler that knows ranks, drops one over all examples, refuses every other."""
+    """Return a sampler that has ranks, None for one over all examples, and refuse all others."""
     if isinstance(sampler, DistributedSampler):
         over: Any = sampler.dataset
     elif type(sampler) in (SequentialSampler, RandomSampler, EpochSampler):
@@ -473,18 +451,11 @@ def _checked_sampler(sampler: Any, num_examples: int) -> DistributedSampler | No
     elif sampler is None or isinstance(sampler, NodeBudgetBatchSampler):
         return None
     else:
-        raise mismatch(
-            TypeError,
-            "NodeBudgetBatchSampler: the sampler picks examples by itself",
-            "a DistributedSampler, a SequentialSampler, a RandomSampler or None",
-            type(sampler).__name__,
-            hint="torch.utils.data.Subset(dataset, indices) for a part of the examples",
-        )
+        what = "NodeBudgetBatchSampler: the sampler selects examples itself"
+        expected = "a DistributedSampler, a SequentialSampler, a RandomSampler or None"
+        hint = "torch.utils.data.Subset(dataset, indices) for a part of the examples"
+        raise mismatch(TypeError, what, expected, type(sampler).__name__, hint=hint)
     if len(over) != num_examples:
-        raise mismatch(
-            ValueError,
-            "NodeBudgetBatchSampler: sizes belong to another data set",
-            f"{len(over)} sizes, one an example",
-            num_examples,
-        )
+        what = "NodeBudgetBatchSampler: sizes belong to another data set"
+        raise mismatch(ValueError, what, f"{len(over)} sizes, one per example", num_examples)
     return sampler if isinstance(sampler, DistributedSampler) else None

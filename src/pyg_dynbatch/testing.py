@@ -1,17 +1,19 @@
-"""Laws that dynamic batching must keep, as assertions for your own operations, cells and models.
+"""Laws of dynamic batching, as assertions for your own operations, cells and models.
 
-Every law works on a copy in float64 and evaluation mode, so the tolerance can be tight and the
-object handed in is left alone. A broken law raises ``AssertionError`` and says which result, which
-row and by how much.
+Every law is checked on a copy in float64 and evaluation mode, so the tolerance can be tight and
+the given object is not changed. A broken law raises ``AssertionError`` with the result, the row
+and the difference.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
 from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.errors import mismatch
@@ -29,41 +31,17 @@ Flat = dict[str, Tensor]
 
 
 def prepared(module: Any) -> Any:
-    """Copies a module into float64 and evaluation mode."""
+    """Copy a module into float64 and evaluation mode."""
     return deepcopy(module).double().eval()
 
 
-def fixed_generator() -> torch.Generator:
-    """Makes a generator that draws the same numbers every time."""
-    return torch.Generator().manual_seed(0)
-
-
-def parts_of_rows(rows: Any) -> tuple[Tensor, ...]:
-    """Lists the tensors of rows, one for a plain tensor."""
-    return rows if isinstance(rows, tuple) else (rows,)
-
-
-def shaped_like(rows: Any, parts: Iterable[Tensor]) -> Any:
-    """Gives a tuple where ``rows`` is one, else the only part."""
-    found = tuple(parts)
-    return found if isinstance(rows, tuple) else found[0]
-
-
 def in_float64(part: Tensor) -> Tensor:
-    """Turns floating numbers into float64, and leaves others alone."""
+    """Convert floating numbers to float64."""
     return part.detach().double() if part.is_floating_point() else part
 
 
-def inputs_in_float64(inputs: Inputs | None) -> dict[Any, Any]:
-    """Turns all floating input rows into float64."""
-    return {
-        key: shaped_like(rows, (in_float64(part) for part in parts_of_rows(rows)))
-        for key, rows in (inputs or {}).items()
-    }
-
-
 def flattened(results: Mapping[str, Any]) -> Flat:
-    """Gives every tensor a name: the parts of a tuple become ``name.0``, ``name.1`` and so on."""
+    """Give every tensor a name: the parts of a tuple become ``name.0``, ``name.1`` and so on."""
     flat: Flat = {}
     for name, rows in results.items():
         if isinstance(rows, tuple):
@@ -76,63 +54,46 @@ def flattened(results: Mapping[str, Any]) -> Flat:
 def gradients_of(
     module: nn.Module, inputs: Inputs, run: Callable[[Inputs], Mapping[str, Any]]
 ) -> Flat:
-    """Takes the gradient of a fixed random weighting of all floating results."""
+    """Compute the gradients of a fixed random weighting of all floating results."""
+    given = tree_map(lambda p: p.clone().requires_grad_(p.is_floating_point()), dict(inputs))
     leaves: Flat = dict(module.named_parameters())
-    given = {}
-    for key, rows in inputs.items():
-        parts = [p.clone().requires_grad_(p.is_floating_point()) for p in parts_of_rows(rows)]
-        leaves |= {f"input {key} {number}": part for number, part in enumerate(parts)}
-        given[key] = shaped_like(rows, parts)
+    for key, rows in given.items():
+        leaves |= {f"input {key} {number}": part for number, part in enumerate(tree_leaves(rows))}
     leaves = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
-    loss, generator = torch.zeros((), dtype=torch.float64), fixed_generator()
+    loss, generator = torch.zeros((), dtype=torch.float64), torch.Generator().manual_seed(0)
     for _, rows in sorted(flattened(run(given)).items()):
         if rows.is_floating_point():
             weight = torch.randn(rows.shape, generator=generator, dtype=torch.float64)
             loss = loss + (rows * weight.to(rows.device)).sum().to(loss.device)
     if not loss.requires_grad or not leaves:
         return {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
-    found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-    return {
-        name: torch.zeros_like(leaf) if gradient is None else gradient
-        for (name, leaf), gradient in zip(leaves.items(), found, strict=True)
-    }
+    found = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+    return dict(zip(leaves, found, strict=True))
 
 
 def assert_same(law: str, wanted: Flat, found: Flat, tolerance: float) -> None:
-    """Asserts that two sets of named results are equal up to rounding."""
+    """Assert that two sets of named results are equal up to rounding."""
+    broken = f"Law {law!r} is broken"
     if sorted(wanted) != sorted(found):
-        raise mismatch(
-            AssertionError,
-            f"Law {law!r} is broken: other results",
-            ", ".join(sorted(wanted)) or "nothing",
-            ", ".join(sorted(found)) or "nothing",
-        )
+        expected, got = (", ".join(sorted(names)) or "nothing" for names in (wanted, found))
+        raise mismatch(AssertionError, f"{broken}: other results", expected, got)
     for name, right in wanted.items():
         mine = found[name]
         if right.shape != mine.shape:
+            what = f"{broken}: {name!r} has another shape"
+            raise mismatch(AssertionError, what, list(right.shape), list(mine.shape))
+        common = torch.complex128 if right.is_complex() or mine.is_complex() else torch.float64
+        right, mine = right.detach().cpu().to(common), mine.detach().cpu().to(common)
+        close = torch.isclose(mine, right, tolerance, tolerance, equal_nan=True)
+        if not close.all():
+            entry = (~close).nonzero()[0].tolist()
             raise mismatch(
                 AssertionError,
-                f"Law {law!r} is broken: {name!r} has another shape",
-                list(right.shape),
-                list(mine.shape),
+                f"{broken}: {name!r} differs",
+                f"{right[tuple(entry)].item():.12g}, to a tolerance of {tolerance:g}",
+                f"{mine[tuple(entry)].item():.12g}",
+                where=f"entry {entry}, row first; {int((~close).sum())} of {close.numel()} differ",
             )
-        _assert_close(f"Law {law!r} is broken: {name!r} differs", right, mine, tolerance)
-
-
-def _assert_close(what: str, right: Tensor, mine: Tensor, tolerance: float) -> None:
-    common = torch.complex128 if right.is_complex() or mine.is_complex() else torch.float64
-    right, mine = right.detach().cpu().to(common), mine.detach().cpu().to(common)
-    fits = torch.isclose(mine, right, tolerance, tolerance, equal_nan=True)
-    if fits.all():
-        return
-    place = (~fits).nonzero()[0].tolist()
-    raise mismatch(
-        AssertionError,
-        what,
-        f"{right[tuple(place)].item():.12g}, to a tolerance of {tolerance:g}",
-        f"{mine[tuple(place)].item():.12g}",
-        where=f"entry {place}, row first; {int((~fits).sum())} of {fits.numel()} differ",
-    )
 
 
 class Structure(NamedTuple):
@@ -141,9 +102,9 @@ class Structure(NamedTuple):
     Args:
         edge_index: Edges from child to parent, ``[2, edge]``.
         num_nodes: Number of nodes.
-        child_slot: Position of each edge's child among its siblings; the order of the edges if
-            left out.
-        has_input: Which nodes read an input row, bool ``[node]``; all if left out.
+        child_slot: Position of each edge's child among its siblings; by default the order of the
+            edges.
+        has_input: Which nodes read an input row, bool ``[node]``; all by default.
 
     Example:
         >>> Structure(torch.tensor([[0, 1], [2, 2]]), 3).num_nodes
@@ -157,12 +118,12 @@ class Structure(NamedTuple):
 
 
 def program_of_structure(signature: Signature, structure: Structure) -> Program:
-    """Records what a schedule of a structure does, node by node.
+    """Record a structure as a program, node by node.
 
     Args:
-        signature: First the input, then one :class:`Ragged` for all children, or one argument a
+        signature: First the input, then one :class:`Ragged` for all children, or one argument per
             child slot; all types with a shape.
-        structure: The structure; its nodes' input rows are rows 0, 1, … of the input type.
+        structure: The structure; the input rows of its nodes are rows 0, 1, … of the input type.
 
     Returns:
         The program; its output ``"node"`` lists all nodes in node order.
@@ -208,7 +169,7 @@ def _zeros(program: Program, wanted: RowType | Ragged) -> Any:
 
 
 def join_structures(structures: Sequence[Structure]) -> Structure:
-    """Puts structures side by side as one, as PyG puts graphs into a batch."""
+    """Concatenate structures, as PyG batches graphs."""
     edges, slots, inputs, first = [], [], [], 0
     for edge_index, num_nodes, child_slot, has_input in structures:
         edges.append(edge_index + first)
@@ -225,11 +186,11 @@ def assert_batching_agrees(
     *,
     tolerance: float = TOLERANCE,
 ) -> None:
-    """Asserts that batched calls give what calls one by one give, whatever the policy.
+    """Assert that batched calls and calls one by one agree, for every policy.
 
     Args:
-        engine: Holds the operations.
-        programs: One program an example.
+        engine: The engine with the operations.
+        programs: One program per example.
         inputs: As for :meth:`Engine.forward`.
         tolerance: Largest difference allowed, relative for numbers above 1.
 
@@ -245,7 +206,7 @@ def assert_batching_agrees(
         >>> program.output(program.call(squash, first))
         >>> assert_batching_agrees(Engine(operations), [program, program])
     """
-    engine, inputs = prepared(engine), inputs_in_float64(inputs)
+    engine, inputs = prepared(engine), tree_map(in_float64, dict(inputs or {}))
     with torch.no_grad():
         wanted = flattened(run_one_by_one(engine, programs, inputs))
         for policy in ("depth", "agenda"):
@@ -260,13 +221,13 @@ def assert_gradients_agree(
     *,
     tolerance: float = TOLERANCE,
 ) -> None:
-    """Asserts that parameters and inputs get the gradients they get one by one.
+    """Assert that gradients of parameters and inputs agree with those of calls one by one.
 
     The loss is a fixed random weighting of all floating outputs.
 
     Args:
-        engine: Holds the operations.
-        programs: One program an example.
+        engine: The engine with the operations.
+        programs: One program per example.
         inputs: As for :meth:`Engine.forward`.
         tolerance: Largest difference allowed, relative for numbers above 1.
 
@@ -281,7 +242,7 @@ def assert_gradients_agree(
         >>> program.output(program.call(add, program.input(word, 0), program.input(word, 1)))
         >>> assert_gradients_agree(Engine(operations), [program] * 2, {"word": torch.ones(4, 3)})
     """
-    engine, inputs = prepared(engine), inputs_in_float64(inputs)
+    engine, inputs = prepared(engine), tree_map(in_float64, dict(inputs or {}))
     wanted = gradients_of(engine, inputs, lambda given: run_one_by_one(engine, programs, given))
     for policy in ("depth", "agenda"):
         schedule = Schedule.from_programs(programs, policy)
@@ -296,13 +257,13 @@ def assert_order_is_free(
     *,
     tolerance: float = TOLERANCE,
 ) -> None:
-    """Asserts that an example's results depend neither on its place nor on its company.
+    """Assert that results of an example do not depend on its position or on other examples.
 
-    Each example alone, and all examples backwards, must give what the whole batch gives.
+    Each example alone, and all examples in reverse order, must agree with the whole batch.
 
     Args:
-        engine: Holds the operations.
-        programs: One program an example.
+        engine: The engine with the operations.
+        programs: One program per example.
         inputs: As for :meth:`Engine.forward`.
         tolerance: Largest difference allowed, relative for numbers above 1.
 
@@ -317,15 +278,16 @@ def assert_order_is_free(
         ...     program.output(program.call(double, program.constant(scalar, number)))
         >>> assert_order_is_free(Engine(operations), programs)
     """
-    engine, inputs = prepared(engine), inputs_in_float64(inputs)
+    engine, inputs = prepared(engine), tree_map(in_float64, dict(inputs or {}))
     shares = _inputs_by_example(programs, inputs)
+    turned = tree_map(lambda *parts: torch.cat(parts), *shares[::-1]) if shares else {}
     with torch.no_grad():
         whole = _by_example(engine, programs, inputs)
         alone = [
             _by_example(engine, [program], share)[0]
             for program, share in zip(programs, shares, strict=True)
         ]
-        backwards = _by_example(engine, programs[::-1], _joined(shares[::-1]))[::-1]
+        backwards = _by_example(engine, programs[::-1], turned)[::-1]
     for number, wanted in enumerate(whole):
         for law, others in (("company", alone), ("order", backwards)):
             title = f"example {number}: the same whatever the {law} of the batch"
@@ -333,7 +295,7 @@ def assert_order_is_free(
 
 
 def _inputs_by_example(programs: Sequence[Program], inputs: Inputs) -> list[dict[Any, Any]]:
-    """Cuts the input rows of a batch into those of its examples."""
+    """Split the input rows of a batch into those of its examples."""
     used = dict.fromkeys(inputs, 0)
     shares = []
     for program in programs:
@@ -344,19 +306,10 @@ def _inputs_by_example(programs: Sequence[Program], inputs: Inputs) -> list[dict
         share = {}
         for key, rows in inputs.items():
             first, last = used[key], used[key] + wanted.get(key, 0)
-            share[key] = shaped_like(rows, (part[first:last] for part in parts_of_rows(rows)))
+            share[key] = tree_map(itemgetter(slice(first, last)), rows)
             used[key] = last
         shares.append(share)
     return shares
-
-
-def _joined(shares: Sequence[Inputs]) -> dict[Any, Any]:
-    return {
-        key: shaped_like(
-            rows, (torch.cat(p) for p in zip(*(parts_of_rows(s[key]) for s in shares), strict=True))
-        )
-        for key, rows in (shares[0] if shares else {}).items()
-    }
 
 
 def _by_example(engine: Engine, programs: Sequence[Program], inputs: Inputs) -> list[Flat]:
@@ -367,8 +320,7 @@ def _by_example(engine: Engine, programs: Sequence[Program], inputs: Inputs) -> 
         example = schedule.example_of(name)
         for number, program in enumerate(programs):
             if name in program.outputs:
-                mine = shaped_like(rows, (part[example == number] for part in parts_of_rows(rows)))
-                found[number] |= flattened({name: mine})
+                found[number] |= flattened({name: tree_map(itemgetter(example == number), rows)})
     return found
 
 
@@ -381,18 +333,17 @@ def assert_cell_agrees(
     arity: int | None = None,
     tolerance: float = TOLERANCE,
 ) -> None:
-    """Asserts that a cell run over structures gives what it gives node by node.
+    """Assert that a cell applied to structures and node by node agree.
 
-    Three roads must meet, in values and in gradients: the schedule of the structures, the
-    schedule of recorded programs, and one call after another. The two schedules must also have
-    the same steps.
+    Values and gradients of three ways must agree: the schedule of the structures, the schedule of
+    recorded programs, and one call after another. The two schedules must also have equal steps.
 
     Args:
         cell: As for :meth:`Engine.of_cell`.
         state: Type of a state.
         structures: The examples.
         in_channels: Width of an input row.
-        arity: Argument places for children; ``None`` for a ragged argument.
+        arity: Number of arguments for children; ``None`` for a ragged argument.
         tolerance: Largest difference allowed, relative for numbers above 1.
 
     Raises:
@@ -421,14 +372,13 @@ def assert_cell_agrees(
     by_program = Schedule.from_programs(programs)
     sizes = [[step.size for step in schedule.steps] for schedule in (by_structure, by_program)]
     if sizes[0] != sizes[1]:
+        what = "Law 'schedule of structures = schedule of programs' is broken: step sizes differ"
         raise mismatch(
-            AssertionError,
-            "Law 'schedule of structures = schedule of programs' is broken: step sizes differ",
-            f"the steps of the programs, {sizes[1]}",
-            f"the steps of the structures, {sizes[0]}",
+            AssertionError, what, f"{sizes[1]}, of programs", f"{sizes[0]}, of structures"
         )
-    x = torch.randn(joined.num_nodes, in_channels, dtype=torch.float64, generator=fixed_generator())
-    roads: dict[str, Callable[[Inputs], dict[str, Any]]] = {
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(joined.num_nodes, in_channels, dtype=torch.float64, generator=generator)
+    ways: dict[str, Callable[[Inputs], dict[str, Any]]] = {
         "one by one": lambda given: run_one_by_one(engine, programs, given),
         "recorded programs": lambda given: engine(by_program, given),
         "structures": lambda given: engine(
@@ -436,12 +386,12 @@ def assert_cell_agrees(
         ),
     }
     wanted, *others = (
-        (road, flattened(run({"input": x})), gradients_of(engine, {"input": x}, run))
-        for road, run in roads.items()
+        (way, flattened(run({"input": x})), gradients_of(engine, {"input": x}, run))
+        for way, run in ways.items()
     )
-    for road, values, gradients in others:
-        assert_same(f"{road} = {wanted[0]}", wanted[1], values, tolerance)
-        assert_same(f"gradients: {road} = {wanted[0]}", wanted[2], gradients, tolerance)
+    for way, values, gradients in others:
+        assert_same(f"{way} = {wanted[0]}", wanted[1], values, tolerance)
+        assert_same(f"gradients: {way} = {wanted[0]}", wanted[2], gradients, tolerance)
 
 
 def assert_model_agrees(
@@ -451,12 +401,12 @@ def assert_model_agrees(
     *,
     tolerance: float = TOLERANCE,
 ) -> None:
-    """Asserts that a model gives a batch what it gives each example in a batch of its own.
+    """Assert that the results of a model for a batch and for each example alone agree.
 
     Args:
         model: Called with a batch; returns a tensor (or a dict or tuple of tensors) whose rows
-            follow the order of the examples, so many rows an example as it needs.
-        examples: The examples, such as ``Data`` objects; floating fields are turned to float64.
+            are in the order of the examples, any number per example.
+        examples: The examples, such as ``Data`` objects; floating fields are converted to float64.
         collate: Makes a batch of a list of examples, such as a ``Collater``.
         tolerance: Largest difference allowed, relative for numbers above 1.
 
@@ -473,7 +423,10 @@ def assert_model_agrees(
         >>> assert_model_agrees(Heads(), trees, Collater())
     """
     model = prepared(model)
-    examples = [_data_in_float64(example) for example in examples]
+    examples = [
+        example.clone().apply(in_float64) if callable(getattr(example, "apply", None)) else example
+        for example in examples
+    ]
 
     def alone(_: Inputs) -> dict[str, Any]:
         found = [flattened(_named(model(collate([example])))) for example in examples]
@@ -485,12 +438,6 @@ def assert_model_agrees(
     assert_same("batch = each example alone", alone({}), together({}), tolerance)
     wanted, found = (gradients_of(model, {}, run) for run in (alone, together))
     assert_same("gradients: batch = each example alone", wanted, found, tolerance)
-
-
-def _data_in_float64(example: Any) -> Any:
-    if not callable(getattr(example, "apply", None)):
-        return example
-    return example.clone().apply(in_float64)
 
 
 def _named(results: Any) -> dict[str, Any]:

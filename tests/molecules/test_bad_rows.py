@@ -40,6 +40,8 @@ def test_summary():
 
 
 def test_unknown_policy():
-    with pytest.raises(ValueError, match="FeaturizeOptions: there is no such policy") as caught:
+    with pytest.raises(
+        ValueError, match="FeaturizeOptions: the policy for bad rows is unknown"
+    ) as caught:
         check_policy("drop", "FeaturizeOptions")
     assert "'raise', 'skip', 'blank'\n  got:      'drop'" in str(caught.value)

@@ -1,4 +1,4 @@
-"""Stores are made shard by shard, and going on after any interruption gives the same store."""
+"""Stores are made part by part, and continuing after any interruption gives the same store."""
 
 import os
 import shutil
@@ -13,9 +13,10 @@ import pytest
 
 from pyg_dynbatch.core import files
 from pyg_dynbatch.datasets import FeaturizeOptions, PackedMolecules, build_store
+from pyg_dynbatch.molecules import store
 from pyg_dynbatch.molecules.build import ERRORS
 from pyg_dynbatch.molecules.files import RawMolecule
-from pyg_dynbatch.molecules.store import HEADER, MoleculeStore
+from pyg_dynbatch.molecules.store import HEADER
 from tests.molecules.packed import TASKS, Letters, assert_same, records
 
 COUNT, BAD = 50, (5, 33)
@@ -26,7 +27,7 @@ def options(**changes) -> FeaturizeOptions:
 
 
 def build(folder, count=COUNT, rows=BAD, featurizer=None, **changes) -> PackedMolecules:
-    store = build_store(
+    return build_store(
         folder,
         records(count, rows),
         featurizer or Letters(),
@@ -34,7 +35,6 @@ def build(folder, count=COUNT, rows=BAD, featurizer=None, **changes) -> PackedMo
         options=options(**changes),
         name="Mine",
     )
-    return PackedMolecules(store)
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -42,7 +42,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def times(folder: Path) -> dict[str, int]:
-    return {path.name: path.stat().st_mtime_ns for path in folder.glob("shard-*")}
+    return {path.name: path.stat().st_mtime_ns for path in folder.glob("*.np[yz]")}
 
 
 def assert_equal(one: PackedMolecules, other: PackedMolecules) -> None:
@@ -57,13 +57,11 @@ def test_a_store_on_disk_is_that_in_memory(tmp_path):
     assert in_memory.folder is None and on_disk.folder == tmp_path / "store"
     assert_equal(in_memory, on_disk)
     assert_equal(in_memory, PackedMolecules(tmp_path / "store"))
-    assert sorted(content(tmp_path / "store")) == [
-        ERRORS,
-        "shard-000000.bin",
-        "shard-000001.bin",
-        "shard-000002.bin",
-        HEADER,
-    ]
+    columns = ["bits", "codes", "counts", "reals", "row", "text", "y"]
+    columns += ["atom_start", "pair_start", "text_start"]
+    names = [ERRORS, HEADER, *(f"{name}.npy" for name in columns)]
+    assert sorted(content(tmp_path / "store")) == sorted(names)
+    assert np.load(tmp_path / "store" / "y.npy", mmap_mode="r").shape == (48, 2)
 
 
 def test_processes_change_nothing(tmp_path):
@@ -95,24 +93,13 @@ def test_blank_keeps_places(tmp_path):
 
 def test_raise_stops_and_keeps_what_is_whole(tmp_path):
     with pytest.raises(ValueError, match="Mine: row 33 cannot be used") as caught:
-        build_store(
-            tmp_path,
-            records(COUNT, (33,)),
-            Letters(),
-            task_names=TASKS,
-            options=options(bad="raise"),
-            name="Mine",
-        )
+        build(tmp_path, rows=(33,), bad="raise")
     assert "an exclamation mark (atom" in str(caught.value)
     assert "memory:35" in str(caught.value)
-    assert sorted(content(tmp_path)) == ["shard-000000.bin"]
-    before = times(tmp_path)
-    # The first shard has no bad row, so it fits every policy.
-    store = build_store(
-        tmp_path, records(COUNT, (33,)), Letters(), task_names=TASKS, options=options(bad="skip")
-    )
-    assert len(store) == COUNT - 1
-    assert times(tmp_path)["shard-000000.bin"] == before["shard-000000.bin"]
+    assert sorted(content(tmp_path)) == ["part-000000.npz"]
+    # The first part has no bad row, so it fits every policy.
+    made = build(tmp_path, rows=(33,), featurizer=(counting := Counting()))
+    assert len(made) == COUNT - 1 and counting.asked == 30
 
 
 KILLED = """
@@ -139,18 +126,17 @@ def test_killed_in_the_middle(tmp_path):
     run = subprocess.run(
         [sys.executable, "-c", KILLED, str(tmp_path / "killed")],
         cwd=root,
-        env={**os.environ, "PYTHONPATH": str(root)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(root), str(root / "src")])},
         capture_output=True,
         text=True,
     )
     assert run.returncode == -signal.SIGKILL, run.stderr
     folder = tmp_path / "killed"
-    assert sorted(times(folder)) == ["shard-000000.bin", "shard-000001.bin"]
-    with pytest.raises(FileNotFoundError, match="there is no finished store"):
-        MoleculeStore.open(folder)
-    before = times(folder)
-    resumed = build(folder)
-    assert {name: times(folder)[name] for name in before} == before
+    assert sorted(times(folder)) == ["part-000000.npz", "part-000001.npz"]
+    with pytest.raises(FileNotFoundError, match="not a finished store"):
+        PackedMolecules(folder)
+    resumed = build(folder, featurizer=(counting := Counting()))
+    assert counting.asked == 10
     build(tmp_path / "whole")
     assert content(folder) == content(tmp_path / "whole")
     assert_equal(resumed, build(None))
@@ -168,52 +154,98 @@ class Counting(Letters):
         return super().__call__(text)
 
 
+def interrupted(folder):
+    """Leaves two whole parts."""
+    with pytest.raises(KeyboardInterrupt):
+        build(folder, featurizer=Halting(interrupt))
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
 def test_only_what_is_missing_is_made(tmp_path):
     build(tmp_path)
-    whole = content(tmp_path)
-    (tmp_path / "shard-000001.bin").unlink()
-    counting = Counting()
-    build(tmp_path, featurizer=counting)
-    assert counting.asked == 20
-    assert content(tmp_path) == whole
-    build(tmp_path, featurizer=(forced := Counting()), force=True)
+    whole, before = content(tmp_path), times(tmp_path)
+    build(tmp_path, featurizer=(counting := Counting()))
+    assert counting.asked == 0
+    assert times(tmp_path) == before
+    interrupted(tmp_path / "again")
+    (tmp_path / "again" / "part-000000.npz").unlink()
+    build(tmp_path / "again", featurizer=(counting := Counting()))
+    assert counting.asked == 30
+    assert content(tmp_path / "again") == whole
+    build(tmp_path / "again", featurizer=(forced := Counting()), force=True)
     assert forced.asked == COUNT
 
 
 @pytest.mark.parametrize(
-    "damage", [lambda c: c[:-100], lambda c: b"", lambda c: c[:-200] + b"?" + c[-199:]]
+    "damage", [lambda c: c[:-100], lambda c: b"", lambda c: c.replace(b"x", b"y")]
 )
-def test_a_damaged_shard_is_made_again(tmp_path, damage):
+def test_a_damaged_part_is_made_again(tmp_path, damage):
+    interrupted(tmp_path / "a")
+    path = tmp_path / "a" / "part-000001.npz"
+    path.write_bytes(damage(path.read_bytes()))
+    build(tmp_path / "a", featurizer=(counting := Counting()))
+    assert counting.asked == 30
+    build(tmp_path / "b")
+    assert content(tmp_path / "a") == content(tmp_path / "b")
+
+
+@pytest.mark.parametrize("damage", [lambda c: c[:-1], lambda c: b"", lambda c: c[:-1] + b"?"])
+@pytest.mark.parametrize("name", ["codes.npy", "atom_start.npy"])
+def test_a_damaged_column_is_made_again(tmp_path, name, damage):
     build(tmp_path)
     whole = content(tmp_path)
-    path = tmp_path / "shard-000001.bin"
+    path = tmp_path / name
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(ValueError, match="a shard is damaged") as caught:
-        PackedMolecules(tmp_path).check()
-    assert "shard-000001.bin" in str(caught.value)
-    build(tmp_path, featurizer=(counting := Counting()))
-    assert counting.asked == 20
+    with pytest.raises(ValueError, match=f"packed molecules: {name} cannot be used") as caught:
+        PackedMolecules(tmp_path)[3]
+    assert str(path) in str(caught.value) and "make the data set again" in str(caught.value)
+    build(tmp_path)
     assert content(tmp_path) == whole
 
 
+def test_an_interruption_while_the_columns_are_written(tmp_path, monkeypatch):
+    build(tmp_path / "whole")
+    write = store.write_columns
+    for written in (0, 4):
+        folder = tmp_path / str(written)
+        build(folder, rows=(7,))
+
+        def stop(path, packs, names, written=written):
+            write(path, packs, list(names)[:written])
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("pyg_dynbatch.molecules.build.write_columns", stop)
+        with pytest.raises(KeyboardInterrupt):
+            build(folder)
+        monkeypatch.setattr("pyg_dynbatch.molecules.build.write_columns", write)
+        with pytest.raises(FileNotFoundError, match="not a finished store"):
+            PackedMolecules(folder)
+        build(folder)
+        assert content(folder) == content(tmp_path / "whole")
+
+
 def test_what_was_half_written_is_not_read(tmp_path):
-    (tmp_path / ".shard-000000.bin.1234.tmp").write_bytes(b"half")
+    (tmp_path / ".part-000000.npz.1234.tmp").write_bytes(b"half")
     assert_equal(build(tmp_path), build(None))
 
 
 def test_another_source_another_featurizer_another_policy(tmp_path):
     build(tmp_path)
     before = times(tmp_path)
-    other = build(tmp_path, rows=(5, 34))
+    counting = Counting()
+    other = build(tmp_path, rows=(5, 34), featurizer=counting)
     assert [error.row for error in other.errors] == [5, 34]
-    after = times(tmp_path)
-    changed = {name for name in before if before[name] != after[name]}
-    assert changed == {"shard-000001.bin"}
+    assert counting.asked == 20
+    assert_equal(other, build(None, rows=(5, 34)))
     with pytest.raises(ValueError, match="another featurizer made what is in the folder") as caught:
         build(tmp_path, featurizer=Letters("changed"))
-    assert str(tmp_path) in str(caught.value) and times(tmp_path) == after
+    assert str(tmp_path) in str(caught.value)
     build(tmp_path, featurizer=Letters("changed"), force=True)
-    assert all(times(tmp_path)[name] != after[name] for name in after)
+    assert all(times(tmp_path)[name] != before[name] for name in before)
+    assert len(build(tmp_path, featurizer=Letters("changed"), bad="blank")) == COUNT
 
 
 class Halting(Letters):
@@ -256,39 +288,42 @@ def test_one_process_at_a_time_fills_a_folder(tmp_path, capsys):
     assert content(tmp_path / "a") == content(tmp_path / "b")
 
 
-def test_without_locks_a_foreign_shard_is_found_at_the_end(tmp_path, monkeypatch):
+def test_without_locks_a_foreign_part_is_found_at_the_end(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "fcntl", None)
     with pytest.warns(UserWarning, match="cannot be locked"):
-        build(tmp_path / "other", rows=(7,))
-        foreign = (tmp_path / "other" / "shard-000000.bin").read_bytes()
-        replaced = tmp_path / "mine" / "shard-000000.bin"
-        with pytest.raises(ValueError, match="a shard is of another store") as caught:
-            build(tmp_path / "mine", featurizer=Halting(lambda: replaced.write_bytes(foreign)))
+        foreign, replaced = (tmp_path / name / "part-000000.npz" for name in ("other", "mine"))
+        with pytest.raises(KeyboardInterrupt):
+            build(tmp_path / "other", rows=(7,), featurizer=Halting(interrupt))
+        with pytest.raises(ValueError, match="damaged or replaced") as caught:
+            build(
+                tmp_path / "mine",
+                featurizer=Halting(lambda: replaced.write_bytes(foreign.read_bytes())),
+            )
     assert str(replaced) in str(caught.value)
-    with pytest.raises(FileNotFoundError, match="there is no finished store"):
-        MoleculeStore.open(tmp_path / "mine")
-
-
-def test_a_foreign_shard_is_found_when_the_store_is_opened(tmp_path):
-    build(tmp_path / "other", rows=(7,))
-    build(tmp_path / "mine")
-    shutil.copy(tmp_path / "other" / "shard-000000.bin", tmp_path / "mine")
-    with pytest.raises(ValueError, match="a shard is of another store"):
+    with pytest.raises(FileNotFoundError, match="not a finished store"):
         PackedMolecules(tmp_path / "mine")
 
 
-def test_shards_that_were_left_over_are_not_part_of_it(tmp_path):
+def test_a_foreign_column_is_found_when_it_is_read(tmp_path):
+    build(tmp_path / "other", rows=(7,))
+    build(tmp_path / "mine")
+    shutil.copy(tmp_path / "other" / "text.npy", tmp_path / "mine")
+    with pytest.raises(ValueError, match=r"text.npy cannot be used"):
+        PackedMolecules(tmp_path / "mine").smiles(0)
+
+
+def test_parts_that_were_left_over_are_not_part_of_it(tmp_path):
     build(tmp_path)
     shorter = build(tmp_path, count=30, rows=())
     assert len(shorter) == len(PackedMolecules(tmp_path)) == 30
-    assert sorted(times(tmp_path)) == ["shard-000000.bin", "shard-000001.bin"]
+    assert_equal(shorter, build(None, count=30, rows=()))
 
 
 def test_nothing_at_all():
-    with pytest.raises(ValueError, match="Mine: there is no molecule") as caught:
+    with pytest.raises(ValueError, match="Mine: no molecules") as caught:
         build(None, count=0)
     assert "got:      no records" in str(caught.value)
-    with pytest.raises(ValueError, match="there is no molecule") as caught:
+    with pytest.raises(ValueError, match="no molecules") as caught:
         build(None, count=2, rows=(0, 1))
     assert "2 of 2 rows cannot be used" in str(caught.value)
 

@@ -138,7 +138,7 @@ def test_faults_are_named():
         collate([])
     with pytest.raises(ValueError, match="exclude_keys holds what the plan is made from"):
         MoleculeCollater(TABLE, exclude_keys=["pair_code"])
-    with pytest.raises(ValueError, match="no such set of pairs"):
+    with pytest.raises(ValueError, match="unknown set of pairs"):
         MoleculeCollater(TABLE, pairs="some")
     with pytest.raises(ValueError, match="MoleculeCollater: an example has other fields") as caught:
         collate([molecule(2), molecule(2, y=None)])

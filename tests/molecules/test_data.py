@@ -62,7 +62,7 @@ def test_faults_are_named(change, message):
 
 
 def test_a_length_of_no_molecule():
-    with pytest.raises(ValueError, match="belongs to no number of atoms"):
+    with pytest.raises(ValueError, match="matches no number of atoms"):
         atoms_of_pairs(4)
 
 

@@ -84,9 +84,15 @@ def test_batches_by_pairs_and_pair_sets(tmp_path: Path) -> None:
     torch.testing.assert_close(targets, data.targets("test"), equal_nan=True)
 
 
-def test_setup_says_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What a data module reports."""
     lines: list[str] = []
     monkeypatch.setattr(molecule_datamodule, "rank_zero_info", lines.append)
+    return lines
+
+
+def test_setup_reports_the_data(tmp_path: Path, lines: list[str]) -> None:
     path = molecule_csv(tmp_path, smiles=["CO", "OC", "C1CC", "CCO", "CCC"] * 3)
     options = SplitOptions(seed=0, fractions=(0.4, 0.3, 0.3))
     data = MoleculeFileData(str(path), ["first"], split=options, reading=QUIET)
@@ -99,9 +105,7 @@ def test_setup_says_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "duplicates: 3 molecules occur 12 times; 0 of them with different targets" in said
 
 
-def test_setup_says_where_all_bad_rows_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines: list[str] = []
-    monkeypatch.setattr(molecule_datamodule, "rank_zero_info", lines.append)
+def test_setup_reports_where_all_bad_rows_are(tmp_path: Path, lines: list[str]) -> None:
     path = molecule_csv(tmp_path, smiles=["CO", "C1CC", "CCO", "CCC"] * 3)
     options = SplitOptions(seed=0, fractions=(0.4, 0.3, 0.3), leakage=False)
     root = str(tmp_path / "root")
@@ -175,7 +179,7 @@ def test_a_column_that_only_some_records_have(tmp_path: Path) -> None:
     options = SplitOptions("column", column="part")
     data = MoleculeFileData(str(path), ["y"], split=options, reading=QUIET)
     assert [data.indices(split).tolist() for split in ("train", "val", "test")] == [[0], [2], [3]]
-    with pytest.raises(ValueError, match="no such column to split by") as caught:
+    with pytest.raises(ValueError, match="the column to split by is missing") as caught:
         data.column("nope")
     assert "one of y, part" in str(caught.value) and str(path) in str(caught.value)
 
@@ -245,7 +249,7 @@ def test_a_checkpoint_refuses_missing_and_new_molecules(
     tmp_path: Path, method, change, said: str
 ) -> None:
     data, changed = same_molecules_in_another_file(tmp_path, method, change)
-    with pytest.raises(ValueError, match="not those that were divided") as caught:
+    with pytest.raises(ValueError, match="not those that were split") as caught:
         changed.load_state_dict(data.state_dict())
     assert re.search(said, str(caught.value)) and changed.file in str(caught.value)
 
@@ -269,9 +273,7 @@ def test_a_checkpoint_is_tested_on_its_test_molecules(tmp_path: Path) -> None:
 
 def test_members_of_an_ensemble_share_their_split(tmp_path: Path) -> None:
     data, changed = same_molecules_in_another_file(tmp_path, "random", lambda rows: rows[::-1])
-    header, *rows = Path(data.file).read_text(encoding="utf-8").splitlines()
-    path = tmp_path / "rolled.csv"
-    path.write_text("\n".join([header, *rows[5:], *rows[:5]]) + "\n", encoding="utf-8")
+    path = molecule_csv(tmp_path, smiles=SMILES[5:] + SMILES[:5])
     other = MoleculeFileData(str(path), ["first"], split=data.split, reading=QUIET)
     changed.load_state_dict(data.state_dict())
     with pytest.raises(ValueError, match="trained on another split"):
@@ -284,20 +286,17 @@ def test_members_of_an_ensemble_share_their_split(tmp_path: Path) -> None:
 
 def test_another_split_than_that_of_the_checkpoint(tmp_path: Path) -> None:
     data = molecule_data(tmp_path, split=SplitOptions(fractions=EVEN, seed=1))
-    data.load_state_dict(data.state_dict())
-    fewer = SplitOptions(fractions=(0.25, 0.25, 0.5), seed=1)
-    edited = data.parts.write(tmp_path / "split.json")
+    state = data.state_dict()
+    data.load_state_dict(state)
     for split, advice in [
-        (SplitOptions(fractions=EVEN, seed=2), ["--data.init_args.split.seed 1"]),
-        (fewer, ["--data.init_args.split.fractions [0.5,0.25,0.25]"]),
+        (SplitOptions(fractions=EVEN, seed=2), "seed 1"),
+        (SplitOptions(fractions=(0.25, 0.25, 0.5), seed=1), "fractions [0.5,0.25,0.25]"),
     ]:
-        other = molecule_data(tmp_path, split=split)
         with pytest.raises(ValueError, match="trained on another split") as caught:
-            other.load_state_dict(data.state_dict())
-        assert str(caught.value).splitlines()[-1].split("      ")[1] == advice[0]
-    molecule_data(tmp_path, split=SplitOptions("file", file=str(edited))).load_state_dict(
-        data.state_dict()
-    )
+            molecule_data(tmp_path, split=split).load_state_dict(state)
+        assert str(caught.value).endswith(f"try:      --data.init_args.split.{advice}")
+    written = str(data.parts.write(tmp_path / "split.json"))
+    molecule_data(tmp_path, split=SplitOptions("file", file=written)).load_state_dict(state)
 
 
 def test_a_changed_column_is_another_split(tmp_path: Path) -> None:
@@ -319,7 +318,7 @@ def test_a_split_of_row_numbers_alone_is_taken_with_a_warning(tmp_path: Path) ->
     known = molecule_data(tmp_path).parts
     bare = dataclasses.replace(known, molecules=None)
     path = bare.write(tmp_path / "bare.json")
-    with pytest.warns(UserWarning, match="bare.json: the split knows row numbers alone"):
+    with pytest.warns(UserWarning, match="bare.json: the split has row numbers alone"):
         assert molecule_data(tmp_path, split=SplitOptions("file", file=str(path))).parts == known
 
 
@@ -341,14 +340,14 @@ def test_label_out_of_range(tmp_path: Path, kind, label: str, said: str) -> None
     ("options", "said"),
     [
         (SplitOptions("column"), "the method 'column' needs a column"),
-        (SplitOptions("column", column="nope"), "there is no such column to split by"),
+        (SplitOptions("column", column="nope"), "the column to split by is missing"),
         (SplitOptions("file"), "the method 'file' needs a file"),
-        (SplitOptions("kfold", folds=4, fold=4), "there is no such fold"),
-        (SplitOptions("stratified"), "which target shall be spread"),
-        (SplitOptions("stratified", target="third"), "which target shall be spread"),
-        (SplitOptions("stratified", target="first", bins=0), "bins is out of range"),
+        (SplitOptions("kfold", folds=4, fold=4), "fold is out of range"),
+        (SplitOptions("stratified"), "no target to stratify by"),
+        (SplitOptions("stratified", target="third"), "no target to stratify by"),
+        (SplitOptions("stratified", target="first", bins=0), "bins is too small"),
         (SplitOptions(fractions=(1.0, 0.0, 0.0)), "the test split is empty"),
-        (SplitOptions(fractions=(0.9, 0.9, 0.0)), "no shares of a whole"),
+        (SplitOptions(fractions=(0.9, 0.9, 0.0)), "the fractions cannot be used"),
     ],
 )
 def test_split_options_that_cannot_be_used(tmp_path: Path, options, said: str) -> None:
@@ -381,9 +380,7 @@ def test_targets_that_cannot_be_learned(tmp_path: Path, column, kind, said: str)
 
 
 @pytest.mark.parametrize("part", ["train", "val"])
-def test_a_part_with_one_class(tmp_path: Path, part: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines: list[str] = []
-    monkeypatch.setattr(molecule_datamodule, "rank_zero_info", lines.append)
+def test_a_part_with_one_class(tmp_path: Path, part: str, lines: list[str]) -> None:
     parts = {"train": "train,val,test,train", "val": "val,train,test,val"}[part].split(",")
     rows = [f"{'C' * (n + 1)},{n % 4 == 1},{n},{parts[n % 4]}" for n in range(16)]
     text = "\n".join(["smiles,y,z,part", *rows]).replace("True", "1").replace("False", "0")
@@ -413,24 +410,19 @@ def test_only_one_target_needs_no_name(tmp_path: Path) -> None:
     assert np.abs(counts[0] - 2 * counts[1]).max() <= 2
 
 
-def test_data_sets_without_columns() -> None:
-    with pytest.raises(ValueError, match="has no column that splits it"):
-        NCIData().column("part")
-
-
-def test_nothing_to_learn() -> None:
-    with pytest.raises(ValueError, match="there is nothing to learn"):
-        MoleculeFileData("mine.csv", [])
-
-
-def test_batch_size_out_of_range() -> None:
-    with pytest.raises(ValueError, match="batch_size is out of range"):
-        NCIData(batch_size=0)
-
-
-def test_a_set_of_pairs_is_refused_before_any_molecule_is_read() -> None:
-    with pytest.raises(ValueError, match="there is no such set of pairs"):
-        MoleculeFileData("nowhere.csv", ["y"], pairs=9)
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: NCIData().column("part"), "has no column that splits it"),
+        (lambda: NCIData(batch_size=0), "batch_size is out of range"),
+        (lambda: MoleculeFileData("mine.csv", []), "there is nothing to learn"),
+        (lambda: MoleculeFileData("nowhere.csv", ["y"], pairs=9), "unknown set of pairs"),
+        (lambda: MoleculeNetData("nothing"), "there is no such data set"),
+    ],
+)
+def test_wrong_options_are_refused_before_any_molecule_is_read(make, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        make()
 
 
 def test_real_file(shared_data, tmp_path: Path) -> None:

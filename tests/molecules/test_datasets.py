@@ -13,7 +13,7 @@ pytest.importorskip("rdkit")
 from pyg_dynbatch.data import MoleculeError, MoleculeFeaturizer
 from pyg_dynbatch.datasets import NCI, FeaturizeOptions, MoleculeFile, MoleculeNet, PackedMolecules
 from pyg_dynbatch.loader import MoleculeLoader
-from pyg_dynbatch.molecules.datasets import MEMBERS
+from pyg_dynbatch.molecules.datasets import MEMBERS, SHA256
 from pyg_dynbatch.molecules.rdkit_access import rdkit_data_folder
 
 QUIET = FeaturizeOptions(progress=False)
@@ -41,7 +41,7 @@ def test_nci_needs_no_network(tmp_path, monkeypatch):
 
 def test_nci_of_an_rdkit_without_data(monkeypatch, tmp_path):
     monkeypatch.setattr("pyg_dynbatch.molecules.datasets.rdkit_data_folder", lambda: tmp_path)
-    with pytest.raises(FileNotFoundError, match="NCI: this RDKit comes without the file") as caught:
+    with pytest.raises(FileNotFoundError, match="NCI: this RDKit lacks the file") as caught:
         NCI()
     assert "first_5k.tpsa.csv" in str(caught.value)
     assert (rdkit_data_folder() / "NCI" / "first_5k.tpsa.csv").is_file()
@@ -119,7 +119,7 @@ def test_what_is_not_the_published_file(tmp_path, raw):
     write(tmp_path, raw)
     with pytest.raises(ValueError, match="is not the published file of FreeSolv") as caught:
         net(raw_dir=tmp_path, verify=True)
-    assert MEMBERS["freesolv"].sha256 in str(caught.value)
+    assert SHA256["freesolv"] in str(caught.value)
     assert "verify=False if the change is intended" in str(caught.value)
 
 
@@ -135,9 +135,9 @@ def test_a_missing_raw_file(tmp_path):
         net(name="HIV", raw_dir=tmp_path)
     assert "HIV.csv or HIV.csv.gz or hiv.csv" in str(caught.value)
     assert "pass raw_dir=that folder" in str(caught.value)
-    with pytest.raises(ValueError, match="MoleculeNet: there is no folder"):
+    with pytest.raises(ValueError, match="MoleculeNet: no folder is given"):
         net()
-    with pytest.raises(ValueError, match="there is no such data set") as caught:
+    with pytest.raises(ValueError, match="MoleculeNet: the name is unknown") as caught:
         net(name="ESOLA")
     assert "ESOL, FreeSolv, Lipophilicity" in str(caught.value)
 
@@ -221,11 +221,11 @@ def test_what_follows_a_blank_is_no_part_of_a_smiles(tmp_path):
     assert [(bad.where, bad.smiles) for bad in table.errors] == [
         (f"{tmp_path / 'a.csv'}:2", "CC (=O)O")
     ]
-    assert "after the blank at character 3 stands '(=O)O'" in table.errors[0].reason
+    assert "the blank at character 3 is followed by '(=O)O'" in table.errors[0].reason
     assert table[0].smiles == "CC |$a;b$|" and table[0].num_nodes == 2
     named = MoleculeFile(tmp_path / "a.smi", options=skip)
     assert [one.smiles for one in named] == ["CC", "CC |$a;b$|"]
-    with pytest.raises(MoleculeError, match="after the blank at character 3"):
+    with pytest.raises(MoleculeError, match="the blank at character 3"):
         MoleculeFeaturizer()("CC (=O)O")
 
 
@@ -242,7 +242,7 @@ def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(FileNotFoundError, match="none.csv: there is no such file") as caught:
         MoleculeFile(tmp_path / "none.csv")
     assert "a csv file of molecules" in str(caught.value)
-    with pytest.raises(ValueError, match="there is no column 'wrong'"):
+    with pytest.raises(ValueError, match="column 'wrong' not found"):
         (tmp_path / "a.csv").write_text("smiles,y\nCO,1\n")
         MoleculeFile(tmp_path / "a.csv", target_columns=["wrong"])
 

@@ -13,7 +13,6 @@ from pyg_dynbatch.molecules.drawing import (  # noqa: E402
     LOW,
     atom_labels,
     draw_attributions,
-    largest_size,
     scale_colour,
     write_picture,
 )
@@ -87,9 +86,11 @@ def test_input_numbers_of_atoms() -> None:
     assert atom_labels(MoleculeFeaturizer().prepare("OC")) == [(0, "O"), (1, "C")]
 
 
-def test_size_of_the_scale() -> None:
-    assert largest_size([0.0], []) == 1.0
-    assert largest_size([0.5], [-3.0]) == 3.0
+def test_the_scale_ends_at_the_largest_number() -> None:
+    mol = Chem.MolFromSmiles("CO")
+    assert draw_attributions(mol, [0.0, 0.0]) == draw_attributions(mol, [0.0, 0.0], limit=1.0)
+    given = ([0.5, 0.0], {(0, 1): -3.0})
+    assert draw_attributions(mol, *given) == draw_attributions(mol, *given, limit=3.0)
 
 
 def test_picture_is_written_whole(tmp_path: Path) -> None:
@@ -101,6 +102,6 @@ def test_complaints() -> None:
     mol = Chem.MolFromSmiles("CO")
     with pytest.raises(ValueError, match="do not fit the atoms") as caught:
         draw_attributions(mol, [1.0])
-    assert "2 numbers, one an atom" in str(caught.value)
+    assert "2 numbers, one per atom" in str(caught.value)
     with pytest.raises(ValueError, match="unknown format"):
         draw_attributions.__wrapped__(mol, [1.0, 2.0], format="gif")

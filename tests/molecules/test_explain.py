@@ -25,10 +25,8 @@ def predictor(request, tmp_path_factory: pytest.TempPathFactory) -> MoleculePred
 def explained_value(predictor: MoleculePredictor, molecule: MoleculeData, column: int) -> float:
     """What is explained, straight from the networks."""
     batch = predictor.collater([molecule])
-    values = []
-    for task in predictor.tasks:
-        values.append(float(explained(task, task(batch)).detach()[0, column]))
-    return float(np.mean(values))
+    values = [explained(task, task(batch))[0, column] for task in predictor.tasks]
+    return float(torch.stack(values).mean().detach())
 
 
 def explained(task: MoleculeProperty, raw: torch.Tensor) -> torch.Tensor:
@@ -144,5 +142,5 @@ def test_unknown_property_and_class(predictor: MoleculePredictor) -> None:
         explain(predictor, molecule, "third")
     assert "expected: first, second" in str(caught.value)
     if predictor.schema.kind == "multiclass":
-        with pytest.raises(ValueError, match="there is no such class"):
+        with pytest.raises(ValueError, match="unknown class"):
             explain(predictor, molecule, "first", label=3)

@@ -5,7 +5,7 @@ import pytest
 
 from pyg_dynbatch.data import MoleculeData
 from pyg_dynbatch.datasets import FeaturizeOptions, featurize_record, featurize_stream
-from pyg_dynbatch.molecules.build import in_chunks, packing_of
+from pyg_dynbatch.molecules.build import packing_of
 from pyg_dynbatch.molecules.files import RawMolecule
 from pyg_dynbatch.molecules.store import AtomPacking
 from tests.molecules.packed import Letters, assert_same, records, texts
@@ -127,20 +127,15 @@ def test_a_process_that_dies():
     assert "num_workers=0 to see why" in str(caught.value)
 
 
-def test_chunks():
-    assert [[r.row for r in chunk] for chunk in in_chunks(records(5), 2)] == [[0, 1], [2, 3], [4]]
-    assert list(in_chunks([], 2)) == []
-
-
 def test_options_are_checked():
-    with pytest.raises(ValueError, match="there is no such policy"):
+    with pytest.raises(ValueError, match="the policy for bad rows is unknown"):
         FeaturizeOptions(bad="drop")
     with pytest.raises(ValueError, match="num_workers is out of range") as caught:
         FeaturizeOptions(num_workers=-1)
-    assert "0 or more\n  got:      -1" in str(caught.value)
+    assert "at least 0\n  got:      -1" in str(caught.value)
     with pytest.raises(ValueError, match="shard_size is out of range"):
         FeaturizeOptions(shard_size=0)
-    with pytest.raises(ValueError, match="featurize_stream: there is no such policy"):
+    with pytest.raises(ValueError, match="featurize_stream: the policy for bad rows is unknown"):
         list(featurize_stream([], Letters(), bad="drop"))
 
 

@@ -25,6 +25,7 @@ from pyg_dynbatch.data import (
     RDKitDescriptors,
     rdkit_version,
 )
+from pyg_dynbatch.molecules.featurizer import upper_triangle
 from tests.molecules.own_features import BothHetero, Given, GivenRows, Mass
 from tests.molecules.writings import ODD, fingerprint, reordered
 
@@ -117,7 +118,7 @@ def test_bad_molecules_are_refused(bad: object) -> None:
 
 @pytest.mark.parametrize("other", [3, b"CCO", ["CCO"]])
 def test_other_things_are_no_molecules(other: object) -> None:
-    with pytest.raises(TypeError, match="this is no molecule") as caught:
+    with pytest.raises(TypeError, match="the input is not a molecule") as caught:
         KEARNES(other)
     assert type(other).__name__ in str(caught.value)
 
@@ -166,7 +167,7 @@ def test_chirality_on_and_off() -> None:
     for (sets, chirality), (atoms, pairs) in widths.items():
         featurizer = MoleculeFeaturizer(sets, sets, chirality=chirality)
         assert (len(featurizer.atom_names), len(featurizer.pair_table.names)) == (atoms, pairs)
-    with pytest.raises(ValueError, match="chirality has no effect on features of your own"):
+    with pytest.raises(ValueError, match="chirality has no effect on your own features"):
         MoleculeFeaturizer(KearnesAtoms(), KearnesPairs(), chirality=True)
 
 
@@ -179,7 +180,7 @@ def test_too_many_atoms() -> None:
     with pytest.raises(MoleculeError, match="14 atoms, 105 pairs"):
         MoleculeFeaturizer(max_atoms=10, explicit_hydrogens=True)("CCCC")
     assert MoleculeFeaturizer(max_atoms=3, fragments="largest")("C.CCC").num_nodes == 3
-    with pytest.raises(ValueError, match="max_atoms leaves no molecule"):
+    with pytest.raises(ValueError, match="max_atoms is too small"):
         MoleculeFeaturizer(max_atoms=0)
 
 
@@ -191,6 +192,14 @@ def test_492_atoms() -> None:
     assert (DEEPCHEM.pair_table.distance[data.pair_code.long()] >= 0).all()
 
 
+def test_indices_of_the_pairs_of_large_molecules_are_not_cached() -> None:
+    for atoms in (128, 129):
+        first, second = np.triu_indices(atoms)
+        assert np.array_equal(upper_triangle(atoms), first * atoms + second)
+    assert upper_triangle(128) is upper_triangle(128)
+    assert upper_triangle(129) is not upper_triangle(129)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -198,7 +207,7 @@ def test_492_atoms() -> None:
         ({"pairs": "weave"}, "pairs is unknown"),
         ({"fragments": "some"}, r"fragments is unknown[\s\S]*'all', 'largest'"),
         ({"extra_atoms": [KearnesAtoms()]}, r"two atom features have the same name[\s\S]*got: +H"),
-        ({"extra_pairs": [Given(None, 10)]}, "does not fit in one byte"),
+        ({"extra_pairs": [Given(None, 10)]}, "must fit in one byte"),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
@@ -330,7 +339,7 @@ def test_another_rdkit_is_a_warning() -> None:
 def test_other_columns_are_an_error(key: str) -> None:
     spec = json.loads(json.dumps(KEARNES.spec))
     spec["atoms"][0][key][3] = "something"
-    message = rf"KearnesAtoms gives other {key} than[\s\S]*28 columns, 'something' in column 3"
+    message = rf"{key} of KearnesAtoms[\s\S]*28 columns, 'something' in column 3"
     with pytest.raises(ValueError, match=message):
         MoleculeFeaturizer.from_spec(spec)
     spec["atoms"][0][key] = KEARNES.spec["atoms"][0][key][:20]
@@ -343,7 +352,7 @@ def test_other_columns_are_an_error(key: str) -> None:
 def test_another_pair_table_is_an_error() -> None:
     spec = KEARNES.spec
     spec["pairs"][0]["table"] = "0" * 16
-    with pytest.raises(ValueError, match="KearnesPairs gives other table"):
+    with pytest.raises(ValueError, match="table of KearnesPairs"):
         MoleculeFeaturizer.from_spec(spec)
 
 
@@ -352,21 +361,23 @@ def test_another_pair_table_is_an_error() -> None:
     [
         ("no_such_module:Mass", "No module named 'no_such_module'"),
         ("tests.molecules.own_features:Volume", "has no attribute 'Volume'"),
-        ("tests.molecules.own_features:BothHetero", "importable subclass of AtomFeatures"),
-        ("json:dumps", "importable subclass of AtomFeatures"),
+        ("tests.molecules.own_features:BothHetero", "a subclass of AtomFeatures"),
+        ("json:dumps", "a subclass of AtomFeatures"),
         ("tests.a:f.<locals>.Mass", "a class made within a function"),
     ],
 )
 def test_classes_that_cannot_be_had(path: str, message: str) -> None:
     spec = KEARNES.spec
     spec["atoms"][0]["class"] = path
-    with pytest.raises(ValueError, match=rf"{re.escape(repr(path))} cannot be had[\s\S]*{message}"):
+    with pytest.raises(
+        ValueError, match=rf"{re.escape(repr(path))} cannot be imported[\s\S]*{message}"
+    ):
         MoleculeFeaturizer.from_spec(spec)
 
 
 @pytest.mark.parametrize("content", [{}, {"format": "something"}, [], None])
 def test_other_content_is_no_spec(content: Any) -> None:
-    with pytest.raises(ValueError, match="this is not the spec of a featurizer"):
+    with pytest.raises(ValueError, match="the spec cannot be read"):
         MoleculeFeaturizer.from_spec(content)
 
 
@@ -386,10 +397,10 @@ def test_features_must_say_what_they_are() -> None:
             "Twice", (GivenRows,), {"__init__": lambda self: _init(self, ["a", "a"], ["bit"] * 2)}
         )()
     with pytest.raises(
-        ValueError, match=r"no such kind of feature[\s\S]*bit, count, real[\s\S]*bits"
+        ValueError, match=r"a kind of feature is unknown[\s\S]*bit, count, real[\s\S]*bits"
     ):
         _init(DeepChemAtoms(), ["a"], ["bits"])
-    with pytest.raises(ValueError, match=r"an option cannot be written down[\s\S]*not JSON"):
+    with pytest.raises(ValueError, match=r"an option cannot be saved[\s\S]*not JSON"):
         _init(DeepChemAtoms(), ["a"], ["bit"], {"table": torch.zeros(1)})
 
 

@@ -12,16 +12,21 @@ from torchmetrics.functional.classification import binary_auroc
 
 from pyg_dynbatch.molecules.metrics import (
     PredictionBuffer,
-    left_out,
-    mean_scores,
+    ScoredSplit,
     property_scores,
-    scores_by_task,
+    report_test,
     task_table,
     weighted_area,
-    write_task_table,
 )
+from pyg_dynbatch.tasks import MoleculeSchema
+from tests.molecules.batches import TABLE
 
 NAN = float("nan")
+
+
+def scored(prediction: torch.Tensor, target: torch.Tensor, kind: str) -> ScoredSplit:
+    names = tuple("abcdefghi"[: target.size(1)])
+    return ScoredSplit(prediction, target, MoleculeSchema({}, 1, TABLE, names, kind))
 
 
 def test_values_are_measured_where_known() -> None:
@@ -49,28 +54,27 @@ def test_constant_predictions_have_no_rank_correlation() -> None:
 
 def test_single_class_is_left_out_of_the_mean_and_named() -> None:
     prediction = torch.tensor([[0.9, 0.2], [0.1, 0.7]])
-    target = torch.tensor([[1.0, 1.0], [0.0, 1.0]])
-    scores = scores_by_task(prediction, target, "binary")
-    assert np.isnan(scores[1]["roc_auc"])
-    assert scores[1]["accuracy"] == 0.5
-    assert mean_scores(scores, "binary")["roc_auc"] == 1.0
-    rows = task_table(prediction, target, ["a", "b"], "binary", resamples=10)
-    assert [row.status for row in rows] == ["counted", "single class", "counted"]
-    assert left_out(target, ["a", "b"], "binary") == ["b (single class)"]
-    unknown = torch.tensor([[1.0, NAN], [0.0, NAN]])
-    rows = task_table(prediction, unknown, ["a", "b"], "binary", resamples=10)
-    assert [row.status for row in rows] == ["counted", "no target", "counted"]
-    assert left_out(unknown, ["a", "b"], "binary") == ["b (no target)"]
-    assert np.isnan(mean_scores([scores[1]], "binary")["roc_auc"])
+    split = scored(prediction, torch.tensor([[1.0, 1.0], [0.0, 1.0]]), "binary")
+    assert np.isnan(split.scores[1]["roc_auc"])
+    assert split.scores[1]["accuracy"] == 0.5
+    assert split.mean["roc_auc"] == 1.0
+    table = task_table(split, resamples=10)
+    assert table["status"].tolist() == ["counted", "single class", "counted"]
+    assert split.left_out == ["b (single class)"]
+    split = scored(prediction, torch.tensor([[1.0, NAN], [0.0, NAN]]), "binary")
+    table = task_table(split, resamples=10)
+    assert table["status"].tolist() == ["counted", "no target", "counted"]
+    assert split.left_out == ["b (no target)"]
+    alone = scored(prediction[:, 1:], torch.tensor([[1.0], [1.0]]), "binary")
+    assert np.isnan(alone.mean["roc_auc"])
 
 
 def test_a_single_class_of_several_has_an_accuracy_and_is_counted() -> None:
     prediction = torch.tensor([[0.8, 0.2, 0.1, 0.9], [0.6, 0.4, 0.7, 0.3]])
-    target = torch.tensor([[0.0, 1.0], [0.0, 0.0]])
-    rows = task_table(prediction, target, ["a", "b"], "multiclass", resamples=10)
-    assert [row.status for row in rows] == ["counted"] * 3
-    assert rows[0].scores["accuracy"] == 1.0
-    assert left_out(target, ["a", "b"], "multiclass") == []
+    split = scored(prediction, torch.tensor([[0.0, 1.0], [0.0, 0.0]]), "multiclass")
+    assert task_table(split, resamples=10)["status"].tolist() == ["counted"] * 3
+    assert split.scores[0]["accuracy"] == 1.0
+    assert split.left_out == []
 
 
 def test_several_classes() -> None:
@@ -104,30 +108,32 @@ def test_weighted_area_is_that_of_repeated_molecules(cells) -> None:
         assert found == pytest.approx(binary_auroc(scores, labels).item())
 
 
-def test_intervals_hold_the_figure_and_narrow_with_the_data(tmp_path: Path) -> None:
+def test_intervals_contain_the_metric_and_narrow_with_the_data(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     widths = []
     for count in (40, 640):
         target = torch.randn(count, 2, generator=generator)
         prediction = target + 0.5 * torch.randn(count, 2, generator=generator)
-        rows = task_table(prediction, target, ["a", "b"], "regression", resamples=300)
-        assert [row.name for row in rows] == ["a", "b", "mean"]
-        for row in rows:
-            low, high = row.interval
-            assert row.name == "mean" or low < row.scores["rmse"] < high
-        widths.append(rows[0].interval[1] - rows[0].interval[0])
+        split = scored(prediction, target, "regression")
+        table = task_table(split, resamples=300)
+        assert table["task"].tolist() == ["a", "b", "mean"]
+        low, metric, high = (table[name][:2] for name in ("rmse_low", "rmse", "rmse_high"))
+        assert ((low < metric) & (metric < high)).all()
+        widths.append(high[0] - low[0])
     assert widths[1] < widths[0] / 2.5
-    path = write_task_table(tmp_path / "deep" / "table.csv", rows, "regression")
-    with path.open(newline="", encoding="utf-8") as file:
+    report_test(tmp_path / "deep", split, 300)
+    with (tmp_path / "deep" / "task_metrics.csv").open(newline="", encoding="utf-8") as file:
         written = list(csv.DictReader(file))
     assert [row["molecules"] for row in written] == ["640", "640", "1280"]
-    assert float(written[0]["rmse_low"]) == pytest.approx(rows[0].interval[0], rel=1e-4)
-    assert written[0]["positives"] == ""
-    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["table.csv"]
+    assert float(written[0]["rmse_low"]) == pytest.approx(low[0], rel=1e-4)
+    assert [row["positives"] for row in written] == [""] * 3
+    assert [written[2][name] for name in ("rmse", "rmse_low", "rmse_high")] == [""] * 3
+    names = {path.name for path in (tmp_path / "deep").iterdir()}
+    assert names == {"task_metrics.csv", "parity.png"}
 
 
 def test_no_resamples_no_interval(tmp_path: Path) -> None:
-    rows = task_table(torch.ones(2, 1), torch.ones(2, 1), ["a"], "regression", resamples=0)
-    assert np.isnan(rows[0].interval).all()
-    text = write_task_table(tmp_path / "table.csv", rows, "regression").read_text()
+    split = scored(torch.ones(2, 1), torch.ones(2, 1), "regression")
+    report_test(tmp_path, split, 0)
+    text = (tmp_path / "task_metrics.csv").read_text(encoding="utf-8")
     assert text.splitlines()[1] == "a,2,,counted,0,0,,,0,,"

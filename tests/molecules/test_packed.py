@@ -1,6 +1,5 @@
 """Packed molecules are read one by one, in batches, and by loader workers, without being loaded."""
 
-import json
 import pickle
 import tracemalloc
 
@@ -15,14 +14,7 @@ from pyg_dynbatch.datasets import FeaturizeOptions, PackedMolecules, build_store
 from pyg_dynbatch.loader import MoleculeLoader, NodeBudgetBatchSampler, node_counts, pair_counts
 from pyg_dynbatch.molecules.datasets import open_or_build
 from pyg_dynbatch.molecules.pair_table import PairTable
-from pyg_dynbatch.molecules.store import (
-    FORMAT,
-    HEADER,
-    AtomPacking,
-    shard_name,
-    write_header,
-    write_shard,
-)
+from pyg_dynbatch.molecules.store import FORMAT, HEADER, AtomPacking, write_columns, write_header
 from tests.molecules.packed import TASKS, Letters, assert_same, records
 
 OPTIONS = FeaturizeOptions(shard_size=20, progress=False)
@@ -30,9 +22,7 @@ OPTIONS = FeaturizeOptions(shard_size=20, progress=False)
 
 @pytest.fixture
 def dataset(tmp_path):
-    return PackedMolecules(
-        build_store(tmp_path, records(50, [5]), Letters(), task_names=TASKS, options=OPTIONS)
-    )
+    return build_store(tmp_path, records(50, [5]), Letters(), task_names=TASKS, options=OPTIONS)
 
 
 def wanted():
@@ -72,7 +62,7 @@ def test_masks_and_single_tensors(dataset):
 
 
 def test_all_texts_at_once(dataset):
-    assert dataset.store.texts() == [dataset.smiles(i) for i in range(49)]
+    assert dataset.texts() == [dataset.smiles(i) for i in range(49)]
 
 
 def test_facts(dataset):
@@ -102,8 +92,8 @@ def test_batches_come_as_columns(dataset):
 def test_descriptors(tmp_path):
     letters = Letters(descriptors=True)
     given = [featurize_record(letters, record) for record in records(50) if record.row != 5]
-    store = build_store(tmp_path, records(50, [5]), letters, task_names=TASKS, options=OPTIONS)
-    for found in (PackedMolecules(store), PackedMolecules(tmp_path, letters)):
+    made = build_store(tmp_path, records(50, [5]), letters, task_names=TASKS, options=OPTIONS)
+    for found in (made, PackedMolecules(made), PackedMolecules(tmp_path, letters)):
         assert found.descriptor_names == ("length", "unknown")
         expected = torch.cat([data.descriptor for data in given])
         assert np.array_equal(found.descriptors, expected.numpy(), equal_nan=True)
@@ -115,27 +105,6 @@ def test_descriptors(tmp_path):
             assert_same(one, given[i])
     with pytest.raises(ValueError, match="another featurizer made them"):
         PackedMolecules(tmp_path, Letters())
-
-
-def test_folders_made_before_there_were_descriptors(dataset):
-    """Their headers do not know the word, and their shards have no such array."""
-    header = {k: v for k, v in dataset.store.header.items() if k != "descriptor_names"}
-    write_header(dataset.folder, header)
-    old = PackedMolecules(dataset.folder, Letters())
-    assert old.descriptor_names == ()
-    assert old.descriptors.shape == (49, 0)
-    with pytest.raises(KeyError):
-        old.store.shards[0]["descriptor"]
-    for number, data in enumerate(wanted()):
-        assert_same(old[number], data)
-    assert opened_again(dataset.folder, Letters())
-
-
-def opened_again(folder, featurizer):
-    """Whether whole shards of a folder are kept when it is made again."""
-    times = [path.stat().st_mtime_ns for path in sorted(folder.glob("shard-*"))]
-    build_store(folder, records(50, [5]), featurizer, task_names=TASKS, options=OPTIONS)
-    return times == [path.stat().st_mtime_ns for path in sorted(folder.glob("shard-*"))]
 
 
 def test_counts_without_reading_molecules(dataset, monkeypatch):
@@ -205,16 +174,16 @@ def test_another_featurizer_is_refused(dataset):
 
 
 def test_no_store(tmp_path):
-    with pytest.raises(FileNotFoundError, match="there is no finished store") as caught:
+    with pytest.raises(FileNotFoundError, match="not a finished store") as caught:
         PackedMolecules(tmp_path)
     assert HEADER in str(caught.value)
 
 
-def test_a_missing_shard(dataset):
-    (dataset.folder / shard_name(1)).unlink()
-    with pytest.raises(FileNotFoundError, match="a shard is missing") as caught:
+def test_a_missing_column(dataset):
+    (dataset.folder / "codes.npy").unlink()
+    with pytest.raises(FileNotFoundError, match="a column is missing") as caught:
         PackedMolecules(dataset.folder)
-    assert "no shard-000001.bin" in str(caught.value)
+    assert "codes.npy" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -229,15 +198,15 @@ def test_a_missing_shard(dataset):
 def test_a_damaged_header(dataset, change, message):
     path = dataset.folder / HEADER
     path.write_text(change(path.read_text()))
-    with pytest.raises(ValueError, match="the header cannot be used") as caught:
+    with pytest.raises(ValueError, match="store.json cannot be used") as caught:
         PackedMolecules(dataset.folder)
     assert message in str(caught.value)
     assert str(path) in str(caught.value)
 
 
 def test_a_header_of_another_format(dataset):
-    write_header(dataset.folder, {"format": "other", "shards": []})
-    with pytest.raises(ValueError, match="the header cannot be used") as caught:
+    write_header(dataset.folder, {"format": "other"})
+    with pytest.raises(ValueError, match="store.json cannot be used") as caught:
         PackedMolecules(dataset.folder)
     assert "format other" in str(caught.value)
 
@@ -249,7 +218,7 @@ def opened(root, featurizer=None, key="a", **changes):
 
     calls = []
     options = FeaturizeOptions(**({"shard_size": 20, "progress": False} | changes))
-    store = open_or_build(
+    found = open_or_build(
         root,
         "Mine",
         {"file": key},
@@ -258,7 +227,7 @@ def opened(root, featurizer=None, key="a", **changes):
         task_names=TASKS,
         options=options,
     )
-    return PackedMolecules(store), len(calls)
+    return found, len(calls)
 
 
 def test_made_once_and_then_opened(tmp_path):
@@ -281,30 +250,33 @@ def test_every_change_makes_another(tmp_path):
     assert opened(None)[0].folder is None
 
 
-def test_a_damaged_header_is_made_again(tmp_path):
+def test_a_damaged_folder_is_made_again(tmp_path):
     folder = opened(tmp_path)[0].folder
     (folder / HEADER).write_text("{")
     again, made = opened(tmp_path)
     assert (len(again), made) == (49, 1)
+    (folder / "text.npy").unlink()
+    again, made = opened(tmp_path)
+    assert (len(again), made) == (49, 1) and again.smiles(0)
 
 
 def test_a_large_store_is_opened_without_being_read(tmp_path):
-    """Four shards of 25 MB: opening one, and reading ten molecules, needs a fraction of that."""
-    count, atoms = 40_000, 33
+    """100 MB: opening it, and reading ten molecules, needs a fraction of that."""
+    count, atoms = 160_000, 33
+    pairs = atoms * (atoms + 1) // 2
     shape = {
         "bits": np.zeros((count * atoms, 1), np.uint8),
         "counts": np.zeros((count * atoms, 1), np.int8),
         "reals": np.zeros((count * atoms, 1), np.float32),
-        "codes": np.zeros(count * atoms * (atoms + 1) // 2, np.uint8),
+        "codes": np.zeros(count * pairs, np.uint8),
         "text": np.full(count, ord("C"), np.uint8),
         "y": np.zeros((count, 0), np.float32),
         "row": np.arange(count),
         "atom_start": np.arange(count + 1) * atoms,
-        "pair_start": np.arange(count + 1) * (atoms * (atoms + 1) // 2),
+        "pair_start": np.arange(count + 1) * pairs,
         "text_start": np.arange(count + 1),
     }
-    for number in range(4):
-        write_shard(tmp_path / shard_name(number), shape, {"errors": [], "molecules": count})
+    columns = write_columns(tmp_path, [shape.__getitem__], list(shape))
     table = PairTable(torch.zeros(1, 1), ("a",), torch.tensor([0]))
     header = {
         "format": FORMAT,
@@ -312,22 +284,24 @@ def test_a_large_store_is_opened_without_being_read(tmp_path):
         "featurizer_digest": "",
         "atom_names": ["a", "b", "c"],
         "atom_kinds": ["bit", "count", "real"],
+        "descriptor_names": [],
         "pair_table": table.as_dict(),
         "task_names": [],
-        "shards": [count] * 4,
+        "parts": [{"molecules": count, "errors": []}],
+        "columns": columns,
     }
-    write_header(tmp_path, json.loads(json.dumps(header)))
+    write_header(tmp_path, header)
     size = sum(path.stat().st_size for path in tmp_path.iterdir())
     del shape
     tracemalloc.start()
     try:
         dataset = PackedMolecules(tmp_path)
-        data = dataset[count * 2 + 5]
-        dataset.__getitems__([0, count, count * 3, 7])
+        data = dataset[count // 2 + 5]
+        dataset.__getitems__([0, 40_000, count - 1, 7])
         used = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert len(dataset) == 4 * count
-    assert (data.num_nodes, data.row, data.smiles) == (atoms, 5, "C")
+    assert len(dataset) == count
+    assert (data.num_nodes, data.row, data.smiles) == (atoms, count // 2 + 5, "C")
     assert size > 100_000_000
-    assert used < 1_000_000
+    assert used < 10_000_000

@@ -53,12 +53,6 @@ def test_other_fragments_have_a_code_of_their_own() -> None:
     assert (salt[1:, 1:] == chain).all()
 
 
-def test_a_ring_atom_with_itself_is_in_no_common_ring() -> None:
-    codes = KearnesPairs().codes(parse_smiles("c1ccccc1"))
-    assert not KearnesPairs().table.features[0].any()
-    assert (codes.diagonal() == 0).all()
-
-
 def test_rings_of_a_cage_are_all_there() -> None:
     # Of the six faces of cubane a smallest set names five: two atoms would share no ring.
     pairs = KearnesPairs()

@@ -30,8 +30,8 @@ def test_odd_molecules(name: str) -> None:
     [
         ("", "the SMILES is empty", None),
         (" \t", "the SMILES is empty", None),
-        (None, "there is no SMILES but None", None),
-        (math.nan, "there is no SMILES but nan", None),
+        (None, "the SMILES is missing: None", None),
+        (math.nan, "the SMILES is missing: nan", None),
         ("CC(C)(C)(C)C", "Explicit valence for atom # 1 C, 5, is greater than permitted", 1),
         ("CN(=O)(=O)=O", "Explicit valence for atom # 1 N, 7, is greater than permitted", 1),
         ("Cc1cccc1", "Can't kekulize mol.  Unkekulized atoms: 1 2 3 4 5", 1),
@@ -46,11 +46,11 @@ def test_odd_molecules(name: str) -> None:
         ("CC©", "syntax: '©' at character 3 has no meaning", None),
         ("C\u200b", "syntax: '\\u200b' at character 2 has no meaning", None),
         ("C\0C", "syntax: '\\x00' at character 2 has no meaning", None),
-        ("CXx", "syntax: this is no well-formed SMILES", None),
-        ("CC (=O)O", "syntax: after the blank at character 3 stands '(=O)O', not |…|", None),
-        ("CC\tethane", "syntax: after the blank at character 3 stands 'ethane', not |…|", None),
-        ("CC |a| b", "syntax: after the blank at character 3 stands '|a| b', not |…|", None),
-        ("CC\u00a0O", "syntax: after the blank at character 3 stands 'O', not |…|", None),
+        ("CXx", "syntax: this is not a well-formed SMILES", None),
+        ("CC (=O)O", "syntax: the blank at character 3 is followed by '(=O)O', not |…|", None),
+        ("CC\tethane", "syntax: the blank at character 3 is followed by 'ethane', not |…|", None),
+        ("CC |a| b", "syntax: the blank at character 3 is followed by '|a| b', not |…|", None),
+        ("CC\u00a0O", "syntax: the blank at character 3 is followed by 'O', not |…|", None),
     ],
 )
 def test_bad_ones_say_why(smiles: object, reason: str, atom: int | None) -> None:

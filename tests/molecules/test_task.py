@@ -4,6 +4,7 @@ import csv
 import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging
@@ -12,8 +13,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from pyg_dynbatch.datasets import FeaturizeOptions
-from pyg_dynbatch.molecules.metrics import TestedSplit, report_test
+from pyg_dynbatch.datasets import Split
+from pyg_dynbatch.molecules.metrics import ScoredSplit, report_test
 from pyg_dynbatch.molecules.predict import load_property_task
 from pyg_dynbatch.tasks import (
     AveragedProperties,
@@ -25,6 +26,7 @@ from pyg_dynbatch.tasks import (
 )
 from pyg_dynbatch.training import PredictionTable, RateOptions, RunReport, ensemble_of
 from tests.molecules.molecules import (
+    QUIET,
     best_by,
     molecule_data,
     molecule_trainer,
@@ -102,7 +104,7 @@ def test_calibration_is_fitted_kept_and_used_everywhere(tmp_path: Path) -> None:
         ["y"],
         "binary",
         split=SplitOptions(fractions=(0.5, 0.25, 0.25), seed=1, leakage=False),
-        reading=FeaturizeOptions(progress=False),
+        reading=QUIET,
         batch_size=8,
     )
     task = property_task(data, calibration="temperature")
@@ -153,7 +155,7 @@ def test_a_picture_of_many_tasks_says_how_many_are_left_out(
     target[:, 3] = torch.nan
     titles = []
     monkeypatch.setattr(Figure, "suptitle", lambda _, text: titles.append(text))
-    report_test(tmp_path, TestedSplit(target.nan_to_num(0.5), target, schema), 0)
+    report_test(tmp_path, ScoredSplit(target.nan_to_num(0.5), target, schema), 0)
     assert titles == ["12 of 15 properties, 1 without targets; all of them: task_metrics.csv"]
 
 
@@ -224,11 +226,9 @@ def test_ensemble_averages_in_the_units_of_the_data(tmp_path: Path, kind: str) -
     assert isinstance(ensemble_of(property_task(data), paths).network, AveragedProperties)
 
 
-def test_nothing_to_average() -> None:
-    from pyg_dynbatch.molecules.task import TargetScale
-
+def test_nothing_to_average(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="AveragedProperties: no networks"):
-        AveragedProperties([], TargetScale(1), "binary", 1)
+        property_task(molecule_data(tmp_path)).averaged([])
 
 
 def test_checkpoint_of_other_molecules(tmp_path: Path) -> None:
@@ -257,26 +257,19 @@ def test_task_weights_fit_the_properties(tmp_path: Path, weights: list[float]) -
 def test_properties_that_are_not_counted_are_noted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    data = molecule_data(tmp_path, "binary", batch_size=2)
+    data = molecule_data(tmp_path, "binary")
+    numbers = np.arange(len(data.molecules))
+    # The test part has one class of the second property.
+    split = Split(numbers[16:24], numbers[24:], numbers[:16], num_examples=len(numbers))
+    split = split.for_molecules(data.molecules.texts()).write(tmp_path / "split.json")
+    data = molecule_data(tmp_path, "binary", split=SplitOptions("file", file=str(split)))
     task = property_task(data)
     assert task.notes() == []
     run = molecule_trainer(tmp_path, callbacks=[RunReport(resamples=5)])
-    data.split = data.split.__class__("file", file=_split_of(tmp_path, data))
-    data.__dict__.pop("parts", None)
     run.test(task, datamodule=data, verbose=False)
     (line,) = task.notes()
     assert line.startswith("left out of test/roc_auc: 1 of 2 tasks: second (single class)")
     assert "left out" not in caplog.text  # the command line prints it, once
-
-
-def _split_of(folder: Path, data) -> str:
-    """A split whose test part has one class of the second property."""
-    from pyg_dynbatch.datasets import Split
-
-    numbers = torch.arange(len(data.molecules)).numpy()
-    split = Split(numbers[16:24], numbers[24:], numbers[:16], num_examples=len(numbers))
-    split = split.for_molecules(data.molecules.store.texts())
-    return str(split.write(folder / "split.json"))
 
 
 @pytest.mark.parametrize(
@@ -285,17 +278,12 @@ def _split_of(folder: Path, data) -> str:
         ({"task_names": []}, "the names of the properties cannot be used"),
         ({"task_names": ["a", "a"]}, "the names of the properties cannot be used"),
         ({"kind": "multiclass", "num_classes": 1}, "too few classes"),
+        ({"kind": "other"}, "kind"),
     ],
 )
 def test_schema_that_cannot_be_used(tmp_path: Path, change: dict, said: str) -> None:
     schema = molecule_data(tmp_path).schema | change
-    with pytest.raises(ValueError, match=said):
-        MoleculeProperty(schema)
-
-
-def test_kind_that_is_unknown(tmp_path: Path) -> None:
-    schema = molecule_data(tmp_path).schema | {"kind": "other"}
-    with pytest.raises((ValueError, TypeError), match="kind"):
+    with pytest.raises((ValueError, TypeError), match=said):
         MoleculeProperty(schema)
 
 

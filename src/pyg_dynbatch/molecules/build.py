@@ -1,4 +1,4 @@
-"""Featurize a stream of records in several processes, and pack it shard by shard, resumably."""
+"""Featurize a stream of records in several processes, and pack it part by part, resumably."""
 
 import hashlib
 import json
@@ -8,18 +8,20 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
+from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 import torch
 
 import pyg_dynbatch
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.files import locked_folder
+from pyg_dynbatch.core.files import locked_folder, write_atomically
 from pyg_dynbatch.core.progress import Progress
 from pyg_dynbatch.molecules.data import MoleculeData
 from pyg_dynbatch.molecules.files import (
@@ -29,21 +31,19 @@ from pyg_dynbatch.molecules.files import (
     summary_of,
     write_error_report,
 )
-from pyg_dynbatch.molecules.pair_table import PairTable
 from pyg_dynbatch.molecules.rdkit_access import MoleculeError, canonical_smiles, parse_mol_block
 from pyg_dynbatch.molecules.store import (
     FORMAT,
     HEADER,
     Arrays,
     AtomPacking,
-    MoleculeStore,
-    Shard,
+    ColumnReader,
+    Featurizer,
+    PackedMolecules,
     join_packs,
     read_header,
-    shard_bytes,
-    shard_name,
+    write_columns,
     write_header,
-    write_shard,
 )
 
 CHUNK = 128
@@ -53,40 +53,19 @@ CHUNK = 128
 _WAITING = 4
 
 
-@runtime_checkable
-class Featurizer(Protocol):
-    """Says what is asked of a featurizer; ``MoleculeFeaturizer`` has it all."""
-
-    atom_names: tuple[str, ...]
-    atom_kinds: tuple[str, ...]
-    pair_table: PairTable
-    descriptor_names: tuple[str, ...]
-
-    @property
-    def spec(self) -> dict[str, Any]:
-        """Plain values that tell what made a store."""
-
-    @property
-    def digest(self) -> str:
-        """A hash of them."""
-
-    def __call__(self, molecule: Any) -> MoleculeData:
-        """Describes one molecule, given as SMILES or RDKit molecule."""
-
-
 @dataclass(frozen=True)
 class FeaturizeOptions:
-    """Says how a source becomes packed molecules.
+    """Options for turning a source into packed molecules.
 
     Args:
-        bad: What to do with a row that is no molecule: ``"raise"``, ``"skip"``, or ``"blank"``:
+        bad: What to do with a row that is not a molecule: ``"raise"``, ``"skip"``, or ``"blank"``:
             keep its place with a molecule of no atoms and no known target.
         num_workers: Processes; 0 works in this one. Scripts need the usual
             ``if __name__ == "__main__":`` with processes.
-        shard_size: Rows of the source in one file. What is lost by an interruption is at most
-            one such file; a batch touches as many files as it has molecules from.
+        shard_size: Rows of the source that are saved together: at most so many are lost by an
+            interruption.
         progress: Whether to show progress: a bar on a terminal, lines elsewhere.
-        force: Whether to make everything anew.
+        force: Whether to make everything again.
 
     Raises:
         ValueError: If an option is out of range.
@@ -103,55 +82,63 @@ class FeaturizeOptions:
     force: bool = False
 
     def __post_init__(self) -> None:
-        """Refuses options that cannot be meant."""
+        """Check the options."""
         check_policy(self.bad, "FeaturizeOptions")
         for name, lowest in (("num_workers", 0), ("shard_size", 1)):
-            if getattr(self, name) < lowest:
-                raise mismatch(
-                    ValueError,
-                    f"FeaturizeOptions: {name} is out of range",
-                    f"{lowest} or more",
-                    getattr(self, name),
-                )
+            if (given := getattr(self, name)) < lowest:
+                what = f"FeaturizeOptions: {name} is out of range"
+                raise mismatch(ValueError, what, f"at least {lowest}", given)
 
 
 class Featurized(NamedTuple):
-    """Holds what became of some consecutive records."""
+    """What became of some consecutive records."""
 
     arrays: Arrays
     errors: tuple[BadMolecule, ...]
 
 
 class _Job(NamedTuple):
-    """Holds what a process has to know."""
+    """What a process does with a chunk of records."""
 
     featurizer: Featurizer
     packing: AtomPacking
     bad: str
 
     def run(self, records: Sequence[RawMolecule]) -> Featurized:
-        """Featurizes some records."""
+        """Featurize some records."""
         molecules: list[MoleculeData] = []
         errors: list[BadMolecule] = []
         for record in records:
             try:
                 molecules.append(featurize_record(self.featurizer, record, self.packing.num_tasks))
             except MoleculeError as error:
-                errors.append(_bad_molecule(record, error))
+                where = (record.row, record.where, record.smiles)
+                errors.append(BadMolecule(*where, error.reason, error.atom))
                 if self.bad == "raise":
                     break
                 if self.bad == "blank":
-                    molecules.append(_blank(record, self.packing))
+                    molecules.append(self._blank(record))
             except Exception as error:
                 error.add_note(f"row {record.row} ({record.where}): {record.smiles!r}")
                 raise
         return Featurized(self.packing.pack(molecules), tuple(errors))
 
+    def _blank(self, record: RawMolecule) -> MoleculeData:
+        tasks, whole = self.packing.num_tasks, self.packing.num_descriptors
+        return MoleculeData(
+            torch.zeros(0, self.packing.width),
+            torch.zeros(0, dtype=torch.uint8),
+            y=torch.full((1, tasks), torch.nan) if tasks else None,
+            descriptor=torch.full((1, whole), torch.nan) if whole else None,
+            smiles=(record.smiles or "").strip(),
+            row=record.row,
+        )
+
 
 def featurize_record(
     featurizer: Featurizer, record: RawMolecule, num_tasks: int | None = None
 ) -> MoleculeData:
-    """Turns one record into a molecule with its targets, text and row.
+    """Turn one record into a molecule with its targets, text and row.
 
     Args:
         featurizer: Describes the molecule.
@@ -159,8 +146,8 @@ def featurize_record(
         num_tasks: Number of targets wanted; None for as many as there are.
 
     Returns:
-        The molecule. Of a mol block the canonical SMILES is kept, whose atoms may stand in
-        another order than the rows.
+        The molecule. Of a mol block the canonical SMILES is kept, whose atoms may be
+        in another order than the rows.
 
     Raises:
         MoleculeError: If the record gives no molecule.
@@ -195,7 +182,7 @@ def featurize_stream(
     bad: str = "blank",
     num_workers: int = 0,
 ) -> Iterator[Featurized]:
-    """Featurizes a stream of records in order, some at a time.
+    """Featurize a stream of records in order, some at a time.
 
     Memory does not grow with the stream: records are read only a little ahead of the processes.
 
@@ -212,7 +199,7 @@ def featurize_stream(
 
     Raises:
         RuntimeError: If a process died.
-        ValueError: If there is no such policy.
+        ValueError: If the policy is unknown.
 
     Example:
         >>> from pyg_dynbatch.data import MoleculeFeaturizer
@@ -230,60 +217,56 @@ def featurize_stream(
 
 
 def packing_of(featurizer: Featurizer, num_tasks: int) -> AtomPacking:
-    """Says how the molecules of a featurizer are packed."""
+    """Return how the molecules of a featurizer are packed."""
     return AtomPacking(
         featurizer.atom_kinds, featurizer.atom_names, num_tasks, len(featurizer.descriptor_names)
     )
 
 
 def in_chunks(records: Iterable[RawMolecule], size: int) -> Iterator[list[RawMolecule]]:
-    """Cuts a stream into lists."""
+    """Cut a stream into lists."""
     stream = iter(records)
     while chunk := list(islice(stream, size)):
         yield chunk
 
 
 class Workers:
-    """Runs chunks of records in processes and hands the results back in order."""
+    """Runs chunks of records in processes; results come in order."""
 
     def __init__(
         self, featurizer: Featurizer, packing: AtomPacking, bad: str, num_workers: int
     ) -> None:
         self._job = _Job(featurizer, packing, bad)
-        self._num_workers = num_workers
+        self._most_waiting = _WAITING * num_workers
         self._pool: ProcessPoolExecutor | None = None
+        if num_workers:
+            # Not forked: a process copied from one that runs threads may hang.
+            spawn = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(num_workers, spawn, _begin, (self._job,))
 
     def run(
         self, chunks: Iterable[tuple[Any, Sequence[RawMolecule]]]
     ) -> Iterator[tuple[Any, Featurized]]:
-        """Featurizes chunks."""
-        if not self._num_workers:
+        """Featurize chunks, each with a mark that comes back with its result."""
+        if self._pool is None:
             for mark, records in chunks:
                 yield mark, self._job.run(records)
             return
         waiting: deque[tuple[Any, str, Future[Featurized]]] = deque()
         for mark, records in chunks:
             span = f"rows {records[0].row} to {records[-1].row}"
-            waiting.append((mark, span, self._submit(records)))
-            if len(waiting) > _WAITING * self._num_workers:
+            # Without the other columns of a file, of which there may be hundreds.
+            sent = [
+                replace(record, extra={}, source=((), ()))
+                if record.extra or record.source[0]
+                else record
+                for record in records
+            ]
+            waiting.append((mark, span, self._pool.submit(_featurize_chunk, sent)))
+            if len(waiting) > self._most_waiting:
                 yield _result(*waiting.popleft())
         while waiting:
             yield _result(*waiting.popleft())
-
-    def _submit(self, records: Sequence[RawMolecule]) -> "Future[Featurized]":
-        if self._pool is None:
-            # Started afresh: a process copied from one that runs threads may hang.
-            self._pool = ProcessPoolExecutor(
-                self._num_workers, multiprocessing.get_context("spawn"), _begin, (self._job,)
-            )
-        # No process looks at the other columns of a file, of which there may be hundreds.
-        sent = [
-            replace(record, extra={}, source=((), ()))
-            if record.extra or record.source[0]
-            else record
-            for record in records
-        ]
-        return self._pool.submit(_featurize_chunk, sent)
 
     def __enter__(self) -> "Workers":
         return self
@@ -316,25 +299,8 @@ def _result(mark: Any, span: str, future: "Future[Featurized]") -> tuple[Any, Fe
             error,
             where=f"{span}, or a few hundred rows after",
             hint="num_workers=0 to see why; a script that starts processes needs "
-            '`if __name__ == "__main__":`; finished shards are kept',
+            '`if __name__ == "__main__":`; finished parts are kept',
         ) from error
-
-
-def _bad_molecule(record: RawMolecule, error: MoleculeError) -> BadMolecule:
-    return BadMolecule(record.row, record.where, record.smiles, error.reason, error.atom)
-
-
-def _blank(record: RawMolecule, packing: AtomPacking) -> MoleculeData:
-    targets = torch.full((1, packing.num_tasks), torch.nan)
-    whole = torch.full((1, packing.num_descriptors), torch.nan)
-    return MoleculeData(
-        torch.zeros(0, packing.width),
-        torch.zeros(0, dtype=torch.uint8),
-        y=targets if packing.num_tasks else None,
-        descriptor=whole if packing.num_descriptors else None,
-        smiles=(record.smiles or "").strip(),
-        row=record.row,
-    )
 
 
 ERRORS = "errors.csv"
@@ -349,64 +315,68 @@ def build_store(
     options: FeaturizeOptions = FeaturizeOptions(),  # noqa: B008 - frozen
     name: str = "featurize",
     wait: bool = False,
-) -> MoleculeStore:
-    """Featurizes a stream of records into a folder of shards.
+) -> PackedMolecules:
+    """Featurize a stream of records into a folder of memory-mapped columns.
 
-    Each shard appears under its name only when it is complete, and remembers which records and
-    which featurizer it was made from. Shards that are there already and fit are kept; after an
-    interruption, whatever its cause, the same call goes on behind the last of them. The header,
-    without which a folder is no store, is written last. Meanwhile the folder is locked.
+    Molecules are first saved in parts, each with a hash of its records and of the featurizer; after
+    an interruption, whatever its cause, the same call continues after the last whole part. At the
+    end the parts are joined into one ``.npy`` file per column, and the header, without which a
+    folder is not a store, is written last. Meanwhile the folder is locked. Parts of a finished
+    store whose records have not changed are not made again.
 
     Args:
-        folder: Where the shards go; None keeps them in memory.
-        records: The records, read once, a shard at a time.
+        folder: Where the columns go; None keeps them in memory.
+        records: The records, read once, a part at a time.
         featurizer: Describes one molecule.
         task_names: Names of the targets of every record.
-        options: Policy for bad rows, processes, size of the shards.
+        options: Policy for bad rows, processes, size of the parts.
         name: Who asks, for messages and the progress bar.
         wait: Whether to wait for another process that fills the folder, rather than to refuse.
 
     Returns:
-        The store. Its folder also holds ``errors.csv`` with the rows that could not be used.
+        The molecules. Their folder also holds ``errors.csv`` with the rows that could not be used.
 
     Raises:
         OSError: If the folder cannot be written, or another process is filling it.
         RuntimeError: If a process died.
-        ValueError: At the first bad row under the policy ``"raise"``, if no row is left, or if
-            there is a finished store of another featurizer in the folder.
+        ValueError: At the first bad row under the policy ``"raise"``, if no row is a molecule, or
+            if the folder holds a finished store of another featurizer.
 
     Example:
         >>> from pyg_dynbatch.data import MoleculeFeaturizer
         >>> records = [RawMolecule(i, f"line {i}", text) for i, text in enumerate(["CO", "C"])]
         >>> options = FeaturizeOptions(progress=False)
-        >>> store = build_store(None, records, MoleculeFeaturizer(), options=options)
-        >>> len(store), store.num_atoms().tolist()
+        >>> molecules = build_store(None, records, MoleculeFeaturizer(), options=options)
+        >>> len(molecules), molecules.num_atoms.tolist()
         (2, [2, 1])
     """
     with nullcontext() if folder is None else locked_folder(folder, wait):
         builder = _Builder(folder, featurizer, tuple(task_names), options, name)
-        done = Progress(f"{name}: featurizing", "molecules", shown=options.progress)
         with (
-            done,
+            Progress(f"{name}: featurizing", "molecules", shown=options.progress) as done,
             Workers(featurizer, builder.packing, options.bad, options.num_workers) as workers,
         ):
-            for piece, result in workers.run(builder.pieces(records, done)):
-                builder.take(piece, result)
-                done.update(piece.num_records)
+            results: list[Featurized] = []
+            for (number, digest, last), result in workers.run(builder.chunks(records, done)):
+                if result.errors and options.bad == "raise":
+                    raise ValueError(result.errors[0].complaint(name))
+                results.append(result)
+                if last:
+                    builder.save(number, digest, results)
+                    results = []
         return builder.finish()
 
 
-class _Piece(NamedTuple):
-    """Tells which part of which shard a chunk of records is."""
+class _Part(NamedTuple):
+    """A finished part: its entry in the header, and how to read its columns."""
 
-    shard: int
-    digest: str
-    num_records: int
-    last: bool
+    facts: Mapping[str, Any]
+    read: ColumnReader
+    is_old: bool = False  # taken from the columns of a finished store
 
 
 class _Builder:
-    """Knows which shards there are, and writes those that are missing."""
+    """Collects the parts of a store; makes those that are not in the folder yet."""
 
     def __init__(
         self,
@@ -420,6 +390,7 @@ class _Builder:
         self.options = options
         self.name = name
         self.packing = packing_of(featurizer, len(task_names))
+        self._names = list(self.packing.pack([]))
         self._header = {
             "format": FORMAT,
             "featurizer": featurizer.spec,
@@ -432,117 +403,117 @@ class _Builder:
             "bad": options.bad,
             "pyg_dynbatch": pyg_dynbatch.__version__,
         }
-        self._waiting: list[Featurized] = []
-        self._shards: dict[int, Shard] = {}
-        self._digests: dict[int, str] = {}
+        self._parts: dict[int, _Part] = {}
         self._records = 0
-        self._refuse_another_store()
+        self._finished = self._find_finished()
 
-    def _refuse_another_store(self) -> None:
+    def _find_finished(self) -> PackedMolecules | None:
+        """Open the finished store of the folder, if it is whole; refuse another featurizer."""
         if self.folder is None or self.options.force:
-            return
+            return None
         try:
-            found = read_header(self.folder)
+            made = read_header(self.folder)["featurizer_digest"]
         except (FileNotFoundError, ValueError):
-            return  # not finished, or damaged: made anew
-        if found["featurizer_digest"] != self._header["featurizer_digest"]:
+            return None
+        if made != self._header["featurizer_digest"]:
             raise mismatch(
                 ValueError,
                 f"{self.name}: another featurizer made what is in the folder",
                 f"featurizer {self._header['featurizer_digest']}",
-                f"featurizer {found['featurizer_digest']}",
+                f"featurizer {made}",
                 where=self.folder,
                 hint="another folder, or force=True (featurize: --force) to replace it",
             )
+        try:
+            found = PackedMolecules(self.folder)
+            found.check()
+        except (FileNotFoundError, ValueError):
+            return None
+        return found
 
-    def pieces(
+    def chunks(
         self, records: Iterable[RawMolecule], done: Progress
-    ) -> Iterator[tuple[_Piece, list[RawMolecule]]]:
-        """Reads the records of one shard after another and passes on those still to be done."""
+    ) -> Iterator[tuple[tuple[int, str, bool], list[RawMolecule]]]:
+        """Read the records and pass on those still to be done: number and hash of their part.
+
+        The last value of a mark is True for the last chunk of a part.
+        """
         for number, block in enumerate(in_chunks(records, self.options.shard_size)):
             self._records += len(block)
-            digest = self._digests[number] = self._digest_of(block)
+            digest = self._digest_of(block)
             kept = self._kept(number, digest)
             if kept is not None:
-                self._shards[number] = kept
+                self._parts[number] = kept
                 done.update(len(block))
                 continue
-            for first in range(0, len(block), CHUNK):
-                part = block[first : first + CHUNK]
-                yield _Piece(number, digest, len(part), first + CHUNK >= len(block)), part
+            for chunk in in_chunks(block, CHUNK):
+                yield (number, digest, chunk[-1] is block[-1]), chunk
+                done.update(len(chunk))
 
-    def take(self, piece: _Piece, result: Featurized) -> None:
-        """Takes the next result; writes the shard when it is complete."""
-        if result.errors and self.options.bad == "raise":
-            raise ValueError(result.errors[0].complaint(self.name))
-        self._waiting.append(result)
-        if not piece.last:
-            return
-        arrays = join_packs([one.arrays for one in self._waiting])
-        errors = [error.as_dict() for one in self._waiting for error in one.errors]
-        molecules = len(arrays["row"])
-        facts = {"molecules": molecules, "digest": piece.digest, "errors": errors}
-        facts["bad"] = self.options.bad
+    def save(self, number: int, digest: str, results: Sequence[Featurized]) -> None:
+        """Save a part that is complete."""
+        arrays = join_packs([result.arrays.__getitem__ for result in results], self._names)
+        facts = {
+            "digest": digest,
+            "molecules": len(arrays["row"]),
+            "errors": [asdict(error) for result in results for error in result.errors],
+            "bad": self.options.bad,
+        }
         if self.folder is None:
-            self._shards[piece.shard] = Shard(shard_bytes(arrays, facts))
-        else:
-            # While shards change, the folder is no finished store. Where there is no folder to
-            # write to, writing the shard says so.
-            with suppress(FileNotFoundError, NotADirectoryError):
-                (self.folder / HEADER).unlink()
-            path = write_shard(self.folder / shard_name(piece.shard), arrays, facts)
-            self._shards[piece.shard] = Shard(path)
-        self._waiting = []
+            self._parts[number] = _Part(facts, arrays.__getitem__)
+            return
+        path = self.folder / part_name(number)
+        write_atomically(path, lambda temporary: _write_part(temporary, arrays, facts))
+        self._parts[number] = _Part(facts, partial(_read_part, path, digest))
 
-    def finish(self) -> MoleculeStore:
-        """Writes the header and the report of bad rows."""
-        numbers = sorted(self._shards)
-        shards = [self._shards[number] for number in numbers]
-        counts = [shard.facts["molecules"] for shard in shards]
-        errors = [BadMolecule(**error) for shard in shards for error in shard.facts["errors"]]
+    def finish(self) -> PackedMolecules:
+        """Join the parts; write the columns, the report of bad rows and the header."""
+        parts = [self._parts[number] for number in sorted(self._parts)]
+        errors = [BadMolecule(**error) for part in parts for error in part.facts["errors"]]
         if not self._records or len(errors) == self._records:
-            raise mismatch(
-                ValueError,
-                f"{self.name}: there is no molecule",
-                "one or more",
-                summary_of(errors, self._records) if errors else "no records",
-            )
+            got = summary_of(errors, self._records) if errors else "no records"
+            raise mismatch(ValueError, f"{self.name}: no molecules", "at least one", got)
         if errors:
             print(f"{self.name}: {summary_of(errors, self._records)}", file=sys.stderr)
-        header = {**self._header, "shards": counts, "records": self._records}
-        header["digests"] = [self._digests[number] for number in numbers]
-        header["num_errors"] = len(errors)
-        if self.folder is not None:
-            # Of an earlier, longer run; nobody reads them, but they count in the folder's size.
-            kept = {shard_name(number) for number in self._shards}
-            for path in self.folder.glob("shard-*.bin"):
-                if path.name not in kept:
-                    path.unlink()
-            write_error_report(self.folder / ERRORS, errors)
-            # Read anew: where folders cannot be locked, another process may have written here.
-            shards = [Shard(self.folder / shard_name(number)) for number in numbers]
-            MoleculeStore(header, shards).check()
-            write_header(self.folder, header)
-        return MoleculeStore(header, shards)
+        header = {**self._header, "parts": [part.facts for part in parts]}
+        packs = [part.read for part in parts]
+        if self.folder is None:
+            return PackedMolecules((header, join_packs(packs, self._names)))
+        old = self._finished
+        if old is not None and all(part.is_old for part in parts) and len(parts) == len(old.parts):
+            header["columns"] = old.header["columns"]
+        else:
+            # While columns change, the folder is not a finished store.
+            (self.folder / HEADER).unlink(missing_ok=True)
+            header["columns"] = write_columns(self.folder, packs, self._names)
+        write_error_report(self.folder / ERRORS, errors)
+        write_header(self.folder, header)
+        for path in self.folder.glob("part-*.npz"):
+            path.unlink()
+        return PackedMolecules(self.folder)
 
-    def _kept(self, number: int, digest: str) -> Shard | None:
-        """Finds the shard of an earlier run, if it is whole and was made from the same."""
+    def _kept(self, number: int, digest: str) -> _Part | None:
+        """Find a part that was made earlier of the same records, if it is whole."""
         if self.folder is None or self.options.force:
             return None
-        path = self.folder / shard_name(number)
-        if not path.is_file():
-            return None
-        try:
-            shard = Shard(path).check()
-        except ValueError:
-            # Damaged: made again, in the same place.
-            return None
-        facts = shard.facts
-        same_policy = facts["bad"] == self.options.bad or not facts["errors"]
-        return shard if facts["digest"] == digest and same_policy else None
+        old = self._finished
+        if old is not None and number < len(old.parts) and old.parts[number]["digest"] == digest:
+            found = _Part(old.parts[number], partial(old.part, number), is_old=True)
+        else:
+            path = self.folder / part_name(number)
+            try:
+                facts = json.loads(_read_part(path, digest, "facts").tobytes())
+                with ZipFile(path) as content:
+                    if content.testzip() is not None:
+                        return None
+            except (OSError, ValueError, BadZipFile):
+                return None  # missing, damaged or of other records: made again
+            found = _Part(facts, partial(_read_part, path, digest))
+        same_policy = found.facts["bad"] == self.options.bad or not found.facts["errors"]
+        return found if same_policy else None
 
     def _digest_of(self, block: Sequence[RawMolecule]) -> str:
-        """Hashes all that the content of a shard depends on, but for the policy."""
+        """Hash all that the content of a part depends on, except the policy."""
         key: Mapping[str, Any] = {
             "format": FORMAT,
             "featurizer": self._header["featurizer_digest"],
@@ -553,3 +524,36 @@ class _Builder:
             parts = (record.row, record.smiles, record.block, record.targets)
             digest.update(repr(parts).encode())
         return digest.hexdigest()
+
+
+def part_name(number: int) -> str:
+    """Name the file of a part, which is removed when the store is finished."""
+    return f"part-{number:06d}.npz"
+
+
+def _write_part(path: Path, arrays: Arrays, facts: Mapping[str, Any]) -> None:
+    with path.open("wb") as file:
+        noted = np.frombuffer(json.dumps(facts).encode(), np.uint8)
+        content: dict[str, Any] = {**arrays, "facts": noted}
+        np.savez(file, **content)
+
+
+def _read_part(path: Path, digest: str, name: str) -> np.ndarray:
+    try:
+        with path.open("rb") as file, np.load(file) as arrays:
+            found = json.loads(arrays["facts"].tobytes())["digest"]
+            column = arrays[name]
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # numpy and zipfile raise many classes for a damaged file
+        got = f"{type(error).__name__}: {error}"
+        raise _unusable_part(path, "a whole file", got) from error
+    if found != digest:
+        raise _unusable_part(path, f"made from {digest[:16]}", f"made from {found[:16]}")
+    return column
+
+
+def _unusable_part(path: Path, expected: str, got: str) -> ValueError:
+    what = "packed molecules: a part of the store was damaged or replaced"
+    hint = "delete the file and make the data set again; other parts are kept"
+    return mismatch(ValueError, what, expected, got, where=path, hint=hint)

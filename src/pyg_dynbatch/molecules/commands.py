@@ -2,12 +2,10 @@
 
 import argparse
 import csv
-import hashlib
 import html
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from io import TextIOBase
 from itertools import chain, islice
 from pathlib import Path
@@ -18,7 +16,7 @@ import torch
 
 from pyg_dynbatch import __version__
 from pyg_dynbatch.core.errors import OneLineArguments, mismatch
-from pyg_dynbatch.core.files import refuse_overwriting, whole_file
+from pyg_dynbatch.core.files import refuse_overwriting, sha256_of, whole_file
 from pyg_dynbatch.molecules.build import ERRORS, FeaturizeOptions, build_store
 from pyg_dynbatch.molecules.drawing import atom_labels, draw_attributions, write_picture
 from pyg_dynbatch.molecules.explain import Explanation, explain
@@ -40,7 +38,7 @@ from pyg_dynbatch.molecules.store import HEADER
 
 
 def add_input(parser: argparse.ArgumentParser, required: bool = True) -> None:
-    """Adds the options that say which molecules are read."""
+    """Add the options for the molecules to read."""
     add = parser.add_argument
     formats = ", ".join(sorted(set(FORMATS.values())))
     add("--input", required=required, metavar="FILE", help="CSV, TSV, SMILES or SDF; - for stdin")
@@ -52,7 +50,7 @@ def add_input(parser: argparse.ArgumentParser, required: bool = True) -> None:
 def read_input(
     options: argparse.Namespace, targets: list[str] | None = None, keep_source: bool = False
 ) -> Iterator[RawMolecule]:
-    """Opens the records that the options name."""
+    """Open the records that the options name."""
     kind = options.format or ("smi" if options.input == "-" else None)
     return read_molecules(
         options.input,
@@ -88,14 +86,14 @@ def _predict_parser() -> argparse.ArgumentParser:
 
 
 def run_molecule_predict(argv: list[str], checkpoint: Mapping[str, Any]) -> int:
-    """Runs ``predict`` on a stream of molecules."""
+    """Run ``predict`` on a stream of molecules."""
     parser = _predict_parser()
     options = parser.parse_args(argv)
     for name in ("workers", "dropout"):
         if getattr(options, name) < 0:
-            parser.error(f"argument --{name}: expected 0 or more, got {getattr(options, name)}")
+            parser.error(f"argument --{name}: expected at least 0, got {getattr(options, name)}")
     if options.max_pairs < 1:
-        parser.error(f"argument --max-pairs: expected 1 or more, got {options.max_pairs}")
+        parser.error(f"argument --max-pairs: expected at least 1, got {options.max_pairs}")
     refuse_overwriting(
         "predict", [options.output, options.fingerprints], [options.input, *options.checkpoint]
     )
@@ -118,16 +116,12 @@ def run_molecule_predict(argv: list[str], checkpoint: Mapping[str, Any]) -> int:
     files = (options.output, options.fingerprints)
     counts = write_stream(rows, predicted, *files, columns, unfinished)
     if counts.bad == counts.rows:
-        raise mismatch(
-            ValueError,
-            "predict: no record is a molecule that can be predicted",
-            "one molecule or more",
-            f"{counts.rows:,} bad records, the first {counts.reason}",
-            where=options.input,
-        )
-    said = f"predicted {counts.rows - counts.bad:,} of {counts.rows:,} records"
+        what, got = "predict: no record is a molecule", f"{counts.rows:,} bad records"
+        got += f", the first {counts.reason}"
+        raise mismatch(ValueError, what, "at least one", got, where=options.input)
     more = f"; the first bad one is {counts.reason}" if counts.bad else ""
-    print(f"{said}{more}", file=sys.stderr)
+    good = counts.rows - counts.bad
+    print(f"predicted {good:,} of {counts.rows:,} records{more}", file=sys.stderr)
     for path in (options.output, options.fingerprints):
         if path not in (None, "-"):
             print(f"written: {path}", file=sys.stderr)
@@ -137,19 +131,15 @@ def run_molecule_predict(argv: list[str], checkpoint: Mapping[str, Any]) -> int:
 def _with_columns(
     options: argparse.Namespace, predicted: list[str]
 ) -> tuple[Columns, Iterator[RawMolecule]]:
-    """Opens the records, and finds and says what becomes of their columns."""
+    """Open the records, and report under which names their columns are written."""
     records = read_input(options, keep_source=not options.narrow)
     first = next(records)
     kept = list(first.source[0])
     if first.smiles is None and not options.narrow:
         if options.input == "-":
-            raise mismatch(
-                ValueError,
-                "predict: the fields of an SDF are known only at its end",
-                "a file, which can be read twice",
-                "standard input",
-                hint="--narrow, which leaves the fields out",
-            )
+            what = "predict: the fields of an SDF are known only at its end"
+            expected, hint = "a file, which can be read twice", "--narrow, which omits the fields"
+            raise mismatch(ValueError, what, expected, "standard input", hint=hint)
         every = read_input(options, keep_source=True)
         kept = list(dict.fromkeys(name for record in every for name in record.source[0]))
     own = Columns().own if first.smiles is None or not kept else ("row", "status")
@@ -161,29 +151,24 @@ def _with_columns(
 
 
 def _unfinished(options: argparse.Namespace) -> Unfinished:
-    """Looks for what a killed run has left; of a stream nothing can be found again."""
+    """Find what a killed run has left; nothing for a stream."""
     if options.output == "-" or not Path(options.input).is_file():
         return Unfinished()
     passed = ("workers", "output", "checkpoint", "input", "fingerprints")
     given = {name: value for name, value in vars(options).items() if name not in passed}
     identity = {f"--{name.replace('_', '-')}": str(value) for name, value in given.items()}
-    identity["--input"] = _hash_of(options.input)
-    identity["--checkpoint"] = " ".join(map(_hash_of, options.checkpoint))
+    identity["--input"] = sha256_of(options.input)
+    identity["--checkpoint"] = " ".join(map(sha256_of, options.checkpoint))
     identity["--fingerprints"] = str(options.fingerprints)
     identity["version"] = __version__
     return Unfinished(options.output, options.fingerprints, identity)
 
 
-def _hash_of(path: str) -> str:
-    with Path(path).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _featurize_parser() -> argparse.ArgumentParser:
     parser = OneLineArguments(
         "pyg-dynbatch featurize",
-        "Describe the molecules of a file once, in a folder of packed files that any number of "
-        "processes can map into memory. Stopped in between, the same command goes on.",
+        "Describe the molecules of a file once, in a folder of files that any number of processes "
+        "can map into memory. After an interruption the same command continues.",
     )
     add = parser.add_argument
     add_input(parser)
@@ -198,13 +183,13 @@ def _featurize_parser() -> argparse.ArgumentParser:
     add("--max-atoms", type=int, default=1000, metavar="N", help="larger molecules are bad rows")
     add("--bad", default="skip", help="bad rows: skip, blank or raise (default: skip)")
     add("--workers", type=int, default=0, metavar="N", help="processes")
-    add("--shard-size", type=int, default=16_384, metavar="N", help="records in a file")
-    add("--force", action="store_true", help="make everything anew")
+    add("--shard-size", type=int, default=16_384, metavar="N", help="records saved at a time")
+    add("--force", action="store_true", help="make everything again")
     return parser
 
 
 def run_featurize(argv: list[str]) -> int:
-    """Runs ``featurize``."""
+    """Run ``featurize``."""
     options = _featurize_parser().parse_args(argv)
     written = [Path(options.output, name) for name in ("", HEADER, ERRORS)]
     refuse_overwriting("featurize", written, [options.input])
@@ -217,10 +202,7 @@ def run_featurize(argv: list[str]) -> int:
         descriptors=options.descriptors,
     )
     reading = FeaturizeOptions(
-        bad=options.bad,
-        num_workers=options.workers,
-        shard_size=options.shard_size,
-        force=options.force,
+        options.bad, options.workers, options.shard_size, force=options.force
     )
     store = build_store(
         options.output,
@@ -231,13 +213,13 @@ def run_featurize(argv: list[str]) -> int:
     )
     folder = Path(options.output)
     size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
-    errors = len(store.errors())
+    errors = len(store.errors)
     each = size / max(1, len(store))
     print(f"{len(store):,} molecules, {errors:,} bad rows, {each:,.0f} bytes each")
     print(f"featurizer: {featurizer.digest}")
     print(f"packed molecules: {folder}")
-    if errors and (folder / "errors.csv").is_file():
-        print(f"bad rows: {folder / 'errors.csv'}")
+    if errors:
+        print(f"bad rows: {folder / ERRORS}")
     return 0
 
 
@@ -255,18 +237,6 @@ td, th { padding: .1rem .6rem .1rem 0; text-align: right; }
 td:first-child, th:first-child { text-align: left; }
 .bad { color: #8a3b00; }
 """
-
-
-@dataclass(frozen=True)
-class Card:
-    """Holds what the page shows of one molecule."""
-
-    title: str
-    smiles: str
-    picture: str = ""
-    predictions: Sequence[tuple[str, str]] = ()
-    atoms: Sequence[Sequence[str]] = ()
-    problem: str = ""
 
 
 class HtmlReport:
@@ -289,35 +259,42 @@ class HtmlReport:
         file.write(_table(facts))
         file.write('<div class="molecules">\n')
 
-    def add(self, card: Card) -> None:
-        """Adds one molecule."""
+    def add(
+        self,
+        title: str,
+        smiles: str,
+        *,
+        picture: str = "",
+        predictions: Sequence[tuple[str, str]] = (),
+        atoms: Sequence[Sequence[str]] = (),
+        problem: str = "",
+    ) -> None:
+        """Add one molecule, or the problem with it."""
         write = self.file.write
-        write(f'<div class="molecule">\n<h2>{html.escape(card.title)}</h2>\n')
-        write(f"<p><code>{html.escape(card.smiles)}</code></p>\n")
-        if card.problem:
-            write(f'<p class="bad">{html.escape(card.problem)}</p>\n')
-        # Without the prologue of a file, which has no place within a page.
-        write(card.picture[max(0, card.picture.find("<svg")) :])
-        write(_table(card.predictions))
-        if card.atoms:
+        write(f'<div class="molecule">\n<h2>{html.escape(title)}</h2>\n')
+        write(f"<p><code>{html.escape(smiles)}</code></p>\n")
+        if problem:
+            write(f'<p class="bad">{html.escape(problem)}</p>\n')
+        # Without the prologue of a file, which must not be within a page.
+        write(picture[max(0, picture.find("<svg")) :])
+        write(_table(predictions))
+        if atoms:
             write("<details><summary>atoms</summary>\n")
-            write(_table(card.atoms, self.atom_columns))
+            write(_table(atoms, self.atom_columns))
             write("</details>\n")
         write("</div>\n")
 
     def finish(self) -> None:
-        """Writes the end of the page."""
+        """Write the end of the page."""
         self.file.write("</div>\n</body>\n</html>\n")
 
 
 def _table(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> str:
     if not rows:
         return ""
-    head = "".join(f"<th>{html.escape(cell)}</th>" for cell in header)
-    lines = [f"<tr>{head}</tr>"] if head else []
-    for row in rows:
-        cells = "".join(f"<td>{html.escape(cell)}</td>" for cell in row)
-        lines.append(f"<tr>{cells}</tr>")
+    lines = [f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows]
+    if header:
+        lines.insert(0, f"<tr>{''.join(f'<th>{html.escape(cell)}</th>' for cell in header)}</tr>")
     return "<table>\n" + "\n".join(lines) + "\n</table>\n"
 
 
@@ -331,7 +308,7 @@ _PAIR_COLUMNS = ("first", "second", "bonds", "gradient")
 def _parser() -> argparse.ArgumentParser:
     parser = OneLineArguments(
         "pyg-dynbatch explain",
-        "Say which atoms and pairs of atoms predictions rest on: pictures, tables, and one page "
+        "Show which atoms and pairs of atoms predictions rely on: pictures, tables, and one page "
         "with all of it. Numbers are in the units of the property, log-odds for classes.",
     )
     add = parser.add_argument
@@ -351,13 +328,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def run_explain(argv: list[str]) -> int:
-    """Runs ``explain``."""
+    """Run ``explain``."""
     parser = _parser()
     options = parser.parse_args(argv)
     if (options.input is None) == (options.smiles is None):
         parser.error("the following arguments are required: --input or --smiles, not both")
     if options.most < 1 or options.pairs < 0:
-        parser.error("expected 1 or more for --most and 0 or more for --pairs")
+        parser.error("expected at least 1 for --most and at least 0 for --pairs")
     written = [Path(options.output, name) for name in ("", REPORT, ATOMS, PAIRS)]
     refuse_overwriting("explain", written, [options.input, *options.checkpoint])
     predictor = MoleculePredictor(options.checkpoint, options.device, max_atoms=options.max_atoms)
@@ -366,13 +343,9 @@ def run_explain(argv: list[str]) -> int:
     explained, bad = writer.run(islice(records, options.most))
     left = next(iter(records), None)
     if not explained:
-        raise mismatch(
-            ValueError,
-            "explain: no record is a molecule",
-            "one molecule or more",
-            f"{len(bad):,} bad records, the first {bad[0]}" if bad else "no records",
-            where=options.input or "--smiles",
-        )
+        what = "explain: no record is a molecule"
+        got = f"{len(bad):,} bad records, the first {bad[0]}" if bad else "no records"
+        raise mismatch(ValueError, what, "at least one", got, where=options.input or "--smiles")
     print(f"explained {explained:,} molecules, {len(bad):,} bad records")
     if left is not None:
         print(f"stopped after {options.most:,} records; --most N explains more")
@@ -399,7 +372,7 @@ class _Writer:
         self.explained = 0
 
     def run(self, records: Iterable[RawMolecule]) -> tuple[int, list[str]]:
-        """Explains all records."""
+        """Explain all records."""
         prepared = map(self._prepared, records)
         leading = []
         for item in prepared:
@@ -420,7 +393,7 @@ class _Writer:
             pairs.writerow(["row", *_PAIR_COLUMNS])
             report = HtmlReport(opened[REPORT], self.task, self._facts(), _ATOM_COLUMNS)
             for record, given in chain(leading, prepared):
-                report.add(self._one(record, given, atoms, pairs))
+                self._one(record, given, report, atoms, pairs)
             report.finish()
         return self.explained, self.bad
 
@@ -437,18 +410,21 @@ class _Writer:
         ]
 
     def _prepared(self, record: RawMolecule) -> tuple[RawMolecule, Any]:
-        """Gives the record with its molecule, for pictures and for the model, or what is wrong."""
+        """Return the record with its molecule, for pictures and for the model, or its error."""
         try:
             given = parse_mol_block(record.block or "") if record.smiles is None else record.smiles
             return record, (self.featurizer.prepare(given), self.featurizer(given))
         except MoleculeError as error:
             return record, error
 
-    def _one(self, record: RawMolecule, given: Any, atoms: Any, pairs: Any) -> Card:
-        title = record.name or f"row {record.row}"
+    def _one(
+        self, record: RawMolecule, given: Any, report: HtmlReport, atoms: Any, pairs: Any
+    ) -> None:
+        title, smiles = record.name or f"row {record.row}", record.smiles or ""
         if isinstance(given, MoleculeError):
             self.bad.append(f"{record.where}: {given.reason}")
-            return Card(title, record.smiles or "", problem=given.reason)
+            report.add(title, smiles, problem=given.reason)
+            return
         mol, molecule = given
         found = explain(self.predictor, molecule, self.task, self.options.label)
         labels = atom_labels(mol)
@@ -463,8 +439,8 @@ class _Writer:
             places = [labels[first][0], labels[second][0]]
             pairs.writerow([record.row, *places, far, f"{value:.6g}"])
         self.explained += 1
-        picture = self._draw(record, mol, found)
-        return Card(title, record.smiles or "", picture, self._predictions(molecule), rows)
+        picture, predictions = self._draw(record, mol, found), self._predictions(molecule)
+        report.add(title, smiles, picture=picture, predictions=predictions, atoms=rows)
 
     def _draw(self, record: RawMolecule, mol: Any, found: Explanation) -> str:
         values = found.gradient if self.options.method == "gradient" else found.leave_one_out

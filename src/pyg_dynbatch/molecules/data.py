@@ -1,4 +1,4 @@
-"""Describe molecules as PyG ``Data``, and collate them with the plan of their atom pairs."""
+"""Molecules as PyG ``Data``, collated with the plan of their atom pairs."""
 
 from collections.abc import Mapping, Sequence
 from math import isqrt
@@ -26,12 +26,12 @@ _NEVER_ROWS = ("pair_code", "descriptor", "y", "y_mask")
 
 
 class MoleculeData(Data):
-    """Stores one molecule: its atoms, a code for every pair of them, and what is known of it.
+    """One molecule: its atoms, a code for every pair of them, and what is known about it.
 
     Pairs are unordered and include each atom with itself. Their codes form the upper triangle
-    row by row, (0, 0), (0, 1), …, (0, N-1), (1, 1), …; what a code means stands in a pair table,
-    once for all molecules. All pairs are stored always: which of them are used is chosen when
-    molecules are put into a batch. The order of the atoms is that of the input.
+    row by row, (0, 0), (0, 1), …, (0, N-1), (1, 1), …; a pair table, one for all molecules, gives
+    the codes their meaning. All pairs are always stored; which of them are used is chosen when
+    molecules are put into a batch. Atoms keep the order of the input.
 
     ============== ================== ======== ============================= ============
     field          shape              dtype    meaning                       collated by
@@ -57,10 +57,10 @@ class MoleculeData(Data):
         x: Features of the atoms.
         pair_code: Code of every pair.
         y: Targets.
-        y_mask: Where a target is known; found from the NaNs of `y` when left out.
+        y_mask: Where a target is known; by default where `y` is not NaN.
         smiles: The text the molecule was made from.
         row: Number of the record in its source.
-        num_nodes: Number of atoms; read off `x` or `pair_code` when left out.
+        num_nodes: Number of atoms; by default that of `x` or `pair_code`.
         descriptor: Descriptors of the whole molecule.
         **kwargs: Further fields.
 
@@ -105,22 +105,19 @@ class MoleculeData(Data):
                 setattr(self, key, value)
 
     def is_node_attr(self, key: str) -> bool:
-        """Says whether a field has one row an atom."""
+        """Return whether a field has one row per atom."""
         # PyG guesses by length, and a molecule of one atom has one pair and one row of targets.
         return key == "x" or (key not in _NEVER_ROWS and super().is_node_attr(key))
 
     def is_edge_attr(self, key: str) -> bool:
-        """Says whether a field has one row a bond and direction."""
+        """Return whether a field has one row per bond and direction."""
         return key not in ("x", *_NEVER_ROWS) and super().is_edge_attr(key)
 
     def with_bonds(self, table: PairTable) -> "MoleculeData":
-        """Gives a copy with ``edge_index``, so that any layer of PyG can be used on it.
+        """Return a copy with ``edge_index``, every bond in both directions, for layers of PyG.
 
         Args:
             table: What the codes mean.
-
-        Returns:
-            The copy, every bond in both directions.
 
         Raises:
             ValueError: If a code is not in the table.
@@ -137,20 +134,17 @@ class MoleculeData(Data):
         return copied
 
     def validate(self, *, num_codes: int | None = None, where: str = "") -> "MoleculeData":
-        """Checks every field and says what is wrong.
+        """Check every field; return the molecule itself.
 
         Args:
             num_codes: Number of rows of the pair table; None for any.
-            where: File and line, or number of the molecule, to be named in a message.
-
-        Returns:
-            The molecule itself.
+            where: File and line, or number of the molecule, for messages.
 
         Raises:
             ValueError: At the first fault: a field missing or of the wrong form, a number of
-                pairs that does not belong to the number of atoms, a feature that is not finite,
-                a code outside the table, an infinite descriptor, a mask that is not where ``y``
-                is known.
+                pairs that does not match the number of atoms, a feature that is not finite,
+                a code outside the table, an infinite descriptor, a mask that is True where ``y``
+                is not known.
 
         Example:
             >>> MoleculeData(torch.ones(2, 3), torch.zeros(2, dtype=torch.uint8)).validate()
@@ -160,34 +154,75 @@ class MoleculeData(Data):
               expected: uint8 [3], one for every pair of 2 atoms, each with itself included
               got:      uint8 tensor [2]
         """
-        _check_atoms(self, where)
-        _check_pairs(self, num_codes, where)
-        _check_descriptor(self, where)
-        _check_targets(self, where)
+        self._check_form("x", torch.float32, (None, None), "float32 [atom, feature]", where)
+        x, atoms = self.x, self.x.size(0)
+        if self.get("num_nodes") != atoms:
+            raise _misformed("num_nodes", f"{atoms}, the rows of x", self.get("num_nodes"), where)
+        texts = ("a feature is not finite", "finite numbers")
+        _check_values(*texts, ~torch.isfinite(x), x, "at atom {}, feature {}", where)
+        pairs = pairs_of_atoms(atoms)
+        form = f"uint8 [{pairs}], one for every pair of {atoms} atoms, each with itself included"
+        self._check_form("pair_code", torch.uint8, (pairs,), form, where)
+        if num_codes is not None and pairs and (code := int(self.pair_code.max())) >= num_codes:
+            what = "MoleculeData: a code is not in the pair table"
+            raise mismatch(ValueError, what, f"codes from 0 to {num_codes - 1}", code, where=where)
+        if "descriptor" in self:
+            form = "float32 [1, descriptor]"
+            self._check_form("descriptor", torch.float32, (1, None), form, where)
+            texts = ("a descriptor is infinite", "finite numbers, or NaN where unknown")
+            row = self.descriptor
+            _check_values(*texts, torch.isinf(row), row, "for descriptor {1}", where)
+        if "y" in self or "y_mask" in self:
+            self._check_form("y", torch.float32, (1, None), "float32 [1, task]", where)
+            form = f"bool {list(self.y.shape)}, the shape of y"
+            self._check_form("y_mask", torch.bool, self.y.shape, form, where)
+            wrong = self.y_mask & ~torch.isfinite(self.y)
+            texts = ("a known target is not finite", "a finite number, or False in y_mask")
+            _check_values(*texts, wrong, self.y, "for task {1}", where)
         return self
+
+    def _check_form(
+        self, key: str, dtype: torch.dtype, shape: Sequence[int | None], form: str, where: str
+    ) -> None:
+        value = self.get(key)
+        fits = isinstance(value, Tensor) and value.dtype == dtype and value.dim() == len(shape)
+        if not fits or any(n not in (None, m) for n, m in zip(shape, value.shape, strict=True)):
+            raise _misformed(key, form, value, where)
+
+
+def _misformed(key: str, form: str, value: Any, where: str) -> ValueError:
+    got = f"no {key}" if value is None else described(value)
+    what = f"MoleculeData: {key} has the wrong form"
+    return mismatch(ValueError, what, form, got, where=where)
+
+
+def _check_values(
+    what: str, expected: str, wrong: Tensor, values: Tensor, place: str, where: str
+) -> None:
+    if bool(wrong.any()):
+        first = wrong.nonzero()[0].tolist()
+        got = f"{float(values[tuple(first)])} {place.format(*first)}"
+        raise mismatch(ValueError, f"MoleculeData: {what}", expected, got, where=where)
 
 
 def pairs_of_atoms(num_atoms: int) -> int:
-    """Counts the unordered pairs of atoms, each atom with itself included."""
+    """Return the number of unordered pairs of atoms, each atom with itself included."""
     return num_atoms * (num_atoms + 1) // 2
 
 
 def atoms_of_pairs(num_pairs: int) -> int:
-    """Finds the number of atoms that have so many unordered pairs."""
+    """Return the number of atoms that have so many unordered pairs."""
     num_atoms = (isqrt(8 * num_pairs + 1) - 1) // 2
     if pairs_of_atoms(num_atoms) != num_pairs:
-        raise mismatch(
-            ValueError,
-            "pair_code: the length belongs to no number of atoms",
-            "N (N + 1) / 2 pairs of N atoms: 0, 1, 3, 6, 10, …",
-            num_pairs,
-            hint="store all pairs, each atom with itself included",
-        )
+        what = "pair_code: the length matches no number of atoms"
+        expected = "N (N + 1) / 2 pairs of N atoms: 0, 1, 3, 6, 10, …"
+        hint = "store all pairs, each atom with itself included"
+        raise mismatch(ValueError, what, expected, num_pairs, hint=hint)
     return num_atoms
 
 
 def bonds_of(pair_code: UInt8[Tensor, " pair"], table: PairTable) -> Int[Tensor, "two bond"]:
-    """Finds the bonds among the pairs: those whose graph distance is one.
+    """Return the bonds among the pairs: those whose graph distance is one.
 
     Args:
         pair_code: Codes of all pairs of one molecule.
@@ -197,7 +232,7 @@ def bonds_of(pair_code: UInt8[Tensor, " pair"], table: PairTable) -> Int[Tensor,
         Every bond in both directions, sorted by the first atom and then by the second.
 
     Raises:
-        ValueError: If a code is not in the table, or the length is no number of pairs.
+        ValueError: If a code is not in the table, or the length is not a number of pairs.
 
     Example:
         >>> table = PairTable(torch.tensor([[0.0], [1.0]]), ("bonded",), torch.tensor([0, 1]))
@@ -205,103 +240,15 @@ def bonds_of(pair_code: UInt8[Tensor, " pair"], table: PairTable) -> Int[Tensor,
         [[0, 1, 1, 2], [1, 0, 2, 1]]
     """
     num_atoms = atoms_of_pairs(pair_code.numel())
-    codes = pair_code.cpu().numpy()
-    distance = table.distance.cpu().numpy()
-    if codes.size and int(codes.max()) >= len(distance):
-        raise mismatch(
-            ValueError,
-            "bonds_of: a code is not in the table",
-            f"codes from 0 to {len(distance) - 1}",
-            int(codes.max()),
-            hint="the table of the featurizer that made the molecule",
-        )
+    codes, last = pair_code.cpu().long(), len(table) - 1
+    if codes.numel() and int(codes.max()) > last:
+        what, hint = "bonds_of: a code is not in the table", "the table of the featurizer"
+        raise mismatch(ValueError, what, f"codes from 0 to {last}", int(codes.max()), hint=hint)
     first, second = np.triu_indices(num_atoms)
-    bonded = distance[codes] == 1
-    first, second = first[bonded], second[bonded]
-    both = np.stack([np.concatenate([first, second]), np.concatenate([second, first])])
-    order = np.lexsort((both[1], both[0]))
-    return torch.from_numpy(both[:, order].astype(np.int64))
-
-
-def _check_atoms(data: MoleculeData, where: str) -> None:
-    x, atoms = data.get("x"), data.get("num_nodes")
-    if not isinstance(x, Tensor) or x.dim() != 2 or x.dtype != torch.float32:
-        raise _misformed("x", "float32 [atom, feature]", x, where)
-    if atoms != x.size(0):
-        raise _misformed("num_nodes", f"{x.size(0)}, the rows of x", atoms, where)
-    if not bool(torch.isfinite(x).all()):
-        atom, feature = (int(i) for i in (~torch.isfinite(x)).nonzero()[0])
-        raise mismatch(
-            ValueError,
-            "MoleculeData: a feature is not finite",
-            "finite numbers",
-            f"{float(x[atom, feature])} at atom {atom}, feature {feature}",
-            where=where,
-        )
-
-
-def _check_pairs(data: MoleculeData, num_codes: int | None, where: str) -> None:
-    code, atoms = data.get("pair_code"), data.x.size(0)
-    wanted = pairs_of_atoms(atoms)
-    fits = isinstance(code, Tensor) and code.dtype == torch.uint8 and code.shape == (wanted,)
-    if not fits:
-        form = f"uint8 [{wanted}], one for every pair of {atoms} atoms, each with itself included"
-        raise _misformed("pair_code", form, code, where)
-    if num_codes is not None and wanted and int(code.max()) >= num_codes:
-        raise mismatch(
-            ValueError,
-            "MoleculeData: a code is not in the pair table",
-            f"codes from 0 to {num_codes - 1}",
-            int(code.max()),
-            where=where,
-        )
-
-
-def _check_descriptor(data: MoleculeData, where: str) -> None:
-    row = data.get("descriptor")
-    if row is None:
-        return
-    fits = isinstance(row, Tensor) and row.dtype == torch.float32 and row.dim() == 2
-    if not fits or row.size(0) != 1:
-        raise _misformed("descriptor", "float32 [1, descriptor]", row, where)
-    if bool(torch.isinf(row).any()):
-        number = int(torch.isinf(row).nonzero()[0, 1])
-        raise mismatch(
-            ValueError,
-            "MoleculeData: a descriptor is infinite",
-            "finite numbers, or NaN where unknown",
-            f"{float(row[0, number])} for descriptor {number}",
-            where=where,
-        )
-
-
-def _check_targets(data: MoleculeData, where: str) -> None:
-    y, mask = data.get("y"), data.get("y_mask")
-    if y is None and mask is None:
-        return
-    if not isinstance(y, Tensor) or y.dtype != torch.float32 or y.dim() != 2 or y.size(0) != 1:
-        raise _misformed("y", "float32 [1, task]", y, where)
-    if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != y.shape:
-        raise _misformed("y_mask", f"bool {list(y.shape)}, the shape of y", mask, where)
-    if bool((mask & ~torch.isfinite(y)).any()):
-        task = int((mask & ~torch.isfinite(y)).nonzero()[0, 1])
-        raise mismatch(
-            ValueError,
-            "MoleculeData: a target that counts as known is not finite",
-            "a finite number, or False in y_mask",
-            f"{float(y[0, task])} for task {task}",
-            where=where,
-        )
-
-
-def _misformed(key: str, expected: str, value: Any, where: str) -> ValueError:
-    return mismatch(
-        ValueError,
-        f"MoleculeData: {key} has the wrong form",
-        expected,
-        f"no {key}" if value is None else described(value),
-        where=where,
-    )
+    bonded = table.distance.cpu()[codes].numpy() == 1
+    adjacent = np.zeros((num_atoms, num_atoms), dtype=bool)
+    adjacent[first[bonded], second[bonded]] = True
+    return torch.from_numpy(np.stack((adjacent | adjacent.T).nonzero()))
 
 
 # Without this PyG warns and falls back to an unsafe load when it reads a saved example.
@@ -323,8 +270,8 @@ class MoleculeColumns(RaggedColumns):
     Example:
         >>> code = torch.tensor([0, 1, 0, 0], dtype=torch.uint8)
         >>> pair = MoleculeColumns([2, 1], {"x": torch.ones(3, 4), "pair_code": code})
-        >>> len(pair), pair[0].pair_code.tolist(), pair.merged().ptr.tolist()
-        (2, [0, 1, 0], [0, 2, 3])
+        >>> len(pair), pair[0].pair_code.tolist(), pair[[1, 0]].merged().ptr.tolist()
+        (2, [0, 1, 0], [0, 1, 3])
     """
 
     kind = MoleculeData
@@ -356,7 +303,7 @@ allow_batches(MoleculeData)
 class MoleculeCollater(PlanningCollater):
     """Merges molecules as PyG does and attaches ``pairs``, the plan of their atom pairs.
 
-    All pairs of a molecule are stored; which of them the model sees is chosen here, by their
+    All pairs of a molecule are stored; which of them the model uses is chosen here, by their
     codes, so that one file on disk serves every choice.
 
     Args:
@@ -368,12 +315,11 @@ class MoleculeCollater(PlanningCollater):
         exclude_keys: Fields to leave out, as in PyG.
 
     Raises:
-        ValueError: If there is no such set of pairs; on calling, if there is no molecule, if the
-            molecules differ in their fields, or if a molecule has a wrong number of pairs or a
-            code outside the table.
+        ValueError: If the set of pairs is unknown; on calling, if there is no molecule, the
+            molecules differ in their fields, or a molecule has a wrong number of pairs or a code
+            outside the table.
 
     Example:
-        >>> from pyg_dynbatch.molecules.data import MoleculeData
         >>> table = PairTable(torch.tensor([[0.0], [1.0]]), ("bonded",), torch.tensor([0, 1]))
         >>> oxygen = MoleculeData(torch.ones(2, 3), torch.tensor([0, 1, 0], dtype=torch.uint8))
         >>> batch = MoleculeCollater(table, self_pairs=False)([oxygen, oxygen])
@@ -404,30 +350,23 @@ class MoleculeCollater(PlanningCollater):
         self._check_codes(merged, sizes)
         merged.pairs = Pairs.from_codes(merged.pair_code, sizes, self._kept)
 
-    def _check_codes(self, merged: Batch, sizes: torch.Tensor) -> None:
-        starts = slices_of(merged)["pair_code"]
+    def _check_codes(self, merged: Batch, sizes: Tensor) -> None:
+        code, starts = merged.pair_code, slices_of(merged)["pair_code"]
         wanted, found = sizes * (sizes + 1) // 2, starts.diff()
         if not torch.equal(wanted, found):
             number = int((wanted != found).nonzero()[0])
-            raise mismatch(
-                ValueError,
-                "MoleculeCollater: a molecule has a wrong number of pairs",
-                f"{int(wanted[number])} codes for {int(sizes[number])} atoms, each "
-                "with itself included",
-                int(found[number]),
-                where=f"molecule {number} of the batch",
+            what = "MoleculeCollater: a molecule has a wrong number of pairs"
+            expected = (
+                f"{int(wanted[number])} codes for {int(sizes[number])} atoms, with self pairs"
             )
-        code = merged.pair_code
+            where = f"molecule {number} of the batch"
+            raise mismatch(ValueError, what, expected, int(found[number]), where=where)
         if code.numel() and int(code.max()) >= len(self.pair_table):
-            number = int(torch.bucketize(code.argmax(), starts, right=True))
-            raise mismatch(
-                ValueError,
-                "MoleculeCollater: a code is not in the pair table",
-                f"codes from 0 to {len(self.pair_table) - 1}",
-                int(code.max()),
-                where=f"molecule {number - 1} of the batch",
-                hint="the table of the featurizer that made the molecules",
-            )
+            number = int(torch.bucketize(code.argmax(), starts, right=True)) - 1
+            what, got = "MoleculeCollater: a code is not in the pair table", int(code.max())
+            expected, where = f"0 to {len(self.pair_table) - 1}", f"molecule {number} of the batch"
+            hint = "the table of the featurizer that made the molecules"
+            raise mismatch(ValueError, what, expected, got, where=where, hint=hint)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(pairs={self.pairs!r}, self_pairs={self.self_pairs})"
@@ -436,9 +375,9 @@ class MoleculeCollater(PlanningCollater):
 class MoleculeLoader(ResumableLoader):
     """Loads mini-batches whose ``pairs`` were attached in the worker process.
 
-    Shuffling by seed and epoch, going on in the middle of an epoch, and batch samplers are those
-    of ``DataLoader``. Batches bounded by the number of pairs, which is what the cost of a weave
-    layer goes with::
+    Shuffling by seed and epoch, resuming in the middle of an epoch, and batch samplers are those
+    of ``DataLoader``. For batches bounded by the number of pairs, on which the cost of a weave
+    layer depends::
 
         sampler = NodeBudgetBatchSampler(None, pair_counts(dataset), 20_000, oversize="alone")
         MoleculeLoader(dataset, dataset.pair_table, batch_sampler=sampler)
@@ -446,8 +385,8 @@ class MoleculeLoader(ResumableLoader):
     Args:
         dataset: Data set or list of ``MoleculeData``.
         pair_table: What the pair codes mean.
-        batch_size: Molecules a batch; left out with ``batch_sampler``. Give it by name inside a
-            Lightning hook: Lightning cannot build any loader again that has it by position.
+        batch_size: Molecules per batch; omitted with ``batch_sampler``. Pass it by name inside a
+            Lightning hook: Lightning cannot rebuild a loader that has it by position.
         shuffle: Whether to shuffle, differently in every epoch.
         pairs: ``"all"``, ``"connected"``, ``"bonds"``, or the largest number of bonds.
         self_pairs: Whether each atom is paired with itself too.
@@ -456,13 +395,11 @@ class MoleculeLoader(ResumableLoader):
         **kwargs: As in ``torch.utils.data.DataLoader``, and ``follow_batch`` as in PyG.
 
     Raises:
-        TypeError: If ``collate_fn`` is given, which PyG would drop without a word.
-        ValueError: If there is no such set of pairs, or the sizes of a
+        TypeError: If ``collate_fn`` is given, which PyG would silently drop.
+        ValueError: If the set of pairs is unknown, or the sizes of a
             ``NodeBudgetBatchSampler`` belong to another data set.
 
     Example:
-        >>> import torch
-        >>> from pyg_dynbatch.molecules.data import MoleculeData
         >>> table = PairTable(torch.tensor([[0.0], [1.0]]), ("bonded",), torch.tensor([0, 1]))
         >>> oxygen = MoleculeData(torch.ones(2, 3), torch.tensor([0, 1, 0], dtype=torch.uint8))
         >>> loader = MoleculeLoader([oxygen] * 3, table, batch_size=2)
@@ -470,7 +407,7 @@ class MoleculeLoader(ResumableLoader):
         [6, 3]
     """
 
-    # Lightning builds loaders again from attributes of the same names: every option is kept.
+    # Lightning rebuilds loaders from attributes of the same names: every option is kept.
     def __init__(
         self,
         dataset: Any,

@@ -1,197 +1,23 @@
-"""Data sets of molecules: packed folders, files of your own, MoleculeNet, NCI."""
+"""Data sets of molecules: packed folders, your own files, MoleculeNet, NCI."""
 
 import csv
 import gzip
 import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
-from io import BufferedIOBase
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-from jaxtyping import Float32, Int64
-from torch import Tensor
-from torch.utils.data import Dataset, Subset
 from torch_geometric.datasets import MoleculeNet as PyGMoleculeNet
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.files import download_verified, read_lines, sha256_of
-from pyg_dynbatch.molecules.build import FeaturizeOptions, Featurizer, build_store
-from pyg_dynbatch.molecules.data import MoleculeColumns, MoleculeData
+from pyg_dynbatch.core.files import download_verified, open_lines, sha256_of
+from pyg_dynbatch.molecules.build import FeaturizeOptions, build_store
 from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
-from pyg_dynbatch.molecules.files import BadMolecule, RawMolecule, read_molecules
-from pyg_dynbatch.molecules.pair_table import PairTable
+from pyg_dynbatch.molecules.files import RawMolecule, read_molecules
 from pyg_dynbatch.molecules.rdkit_access import rdkit_data_folder
-from pyg_dynbatch.molecules.store import FORMAT, MoleculeStore
-
-Transform = Callable[[MoleculeData], Any]
-
-
-class PackedMolecules(Dataset[MoleculeData]):
-    r"""Reads molecules out of a folder that a data set or ``build_store`` has written.
-
-    The files are mapped into memory by each process that reads them, so a million molecules need
-    no more memory than a thousand, and loader workers share what the system keeps of the files.
-    Asked for the molecules of a batch at once, as loaders do, it hands them over as columns that
-    ``MoleculeCollater`` makes a batch of without building one object a molecule.
-
-    Args:
-        source: The folder, or an open store.
-        featurizer: If given, what must have made the molecules.
-        transform: Applied to a molecule each time it is taken.
-
-    Raises:
-        FileNotFoundError: If there is no finished store in the folder.
-        ValueError: If it is damaged, or another featurizer made it.
-
-    Example:
-        >>> import tempfile
-        >>> from pyg_dynbatch.datasets import MoleculeFile
-        >>> root = Path(tempfile.mkdtemp())
-        >>> size = (root / "mine.csv").write_text("smiles,melts\nCO,-97.6\nCCO,-114\n")
-        >>> folder = MoleculeFile(root / "mine.csv", root, target_columns=["melts"]).folder
-        >>> molecules = PackedMolecules(folder)
-        >>> len(molecules), molecules.task_names, molecules[1].smiles, len(molecules[:1])
-        (2, ('melts',), 'CCO', 1)
-    """
-
-    def __init__(
-        self,
-        source: str | Path | MoleculeStore,
-        featurizer: Featurizer | None = None,
-        transform: Transform | None = None,
-    ) -> None:
-        self.store = source if isinstance(source, MoleculeStore) else MoleculeStore.open(source)
-        self.transform = transform
-        made = self.store.header["featurizer_digest"]
-        if featurizer is not None and featurizer.digest != made:
-            raise mismatch(
-                ValueError,
-                "packed molecules: another featurizer made them",
-                f"featurizer {featurizer.digest}: {featurizer!r}",
-                f"featurizer {made}: {json.dumps(self.featurizer_spec)}",
-                where=self.folder or "memory",
-                hint="featurize again into another folder, or use "
-                "MoleculeFeaturizer.from_spec(dataset.featurizer_spec)",
-            )
-
-    @property
-    def folder(self) -> Path | None:
-        """Where the shards are; None in memory."""
-        source = self.store.shards[0].source
-        return None if isinstance(source, bytes) else source.parent
-
-    @property
-    def featurizer_spec(self) -> dict[str, Any]:
-        """What ``MoleculeFeaturizer.from_spec`` builds the featurizer from."""
-        return dict(self.store.header["featurizer"])
-
-    @cached_property
-    def pair_table(self) -> PairTable:
-        """What the pair codes mean."""
-        return PairTable.from_dict(self.store.header["pair_table"])
-
-    @property
-    def atom_names(self) -> tuple[str, ...]:
-        """Names of the atom features."""
-        return tuple(self.store.header["atom_names"])
-
-    @property
-    def task_names(self) -> tuple[str, ...]:
-        """Names of the targets."""
-        return tuple(self.store.header["task_names"])
-
-    @property
-    def descriptor_names(self) -> tuple[str, ...]:
-        """Names of the descriptors of whole molecules, if there are any."""
-        return tuple(self.store.header.get("descriptor_names", ()))
-
-    @cached_property
-    def descriptors(self) -> Float32[np.ndarray, "molecule descriptor"]:
-        """All descriptors of whole molecules, NaN where one is unknown."""
-        if not self.descriptor_names:
-            return np.empty((len(self), 0), np.float32)
-        return self.store.gathered("descriptor")
-
-    @cached_property
-    def targets(self) -> Float32[np.ndarray, "molecule task"]:
-        """All targets, NaN where one is missing."""
-        return self.store.gathered("y")
-
-    @cached_property
-    def num_atoms(self) -> Int64[np.ndarray, " molecule"]:
-        """Number of atoms of every molecule, read without reading the molecules."""
-        return self.store.num_atoms()
-
-    @cached_property
-    def rows(self) -> Int64[np.ndarray, " molecule"]:
-        """For every molecule the number of its record in the source, from 0."""
-        return self.store.gathered("row")
-
-    @cached_property
-    def errors(self) -> tuple[BadMolecule, ...]:
-        """The records that could not be used."""
-        return self.store.errors()
-
-    @cached_property
-    def _reasons(self) -> dict[int, str]:
-        return {error.row: error.reason for error in self.errors}
-
-    def smiles(self, i: int | np.integer) -> str:
-        """Reads the SMILES of one molecule.
-
-        Args:
-            i: Its number.
-
-        Returns:
-            The text as it was given.
-        """
-        return self.store.smiles(int(i))
-
-    def status(self, i: int | np.integer) -> str:
-        """Tells whether a molecule is one, or stands in the place of a bad record.
-
-        Args:
-            i: Its number.
-
-        Returns:
-            ``"ok"``, or the reason why the record could not be used.
-        """
-        return self._reasons.get(int(self.rows[i]), "ok")
-
-    def check(self) -> None:
-        """Reads every file once and compares checksums.
-
-        Raises:
-            ValueError: If one is damaged.
-        """
-        self.store.check()
-
-    def __len__(self) -> int:
-        return len(self.store)
-
-    def __getitem__(self, i: Any) -> Any:
-        """Reads one molecule; of a slice, a mask or several numbers makes a ``Subset``."""
-        if not isinstance(i, int | np.integer):
-            chosen = np.arange(len(self))[i.cpu().numpy() if isinstance(i, Tensor) else i]
-            if chosen.ndim:
-                return Subset(self, chosen.tolist())
-            i = int(chosen)
-        data = self.store.columns([int(i)])[0]
-        return data if self.transform is None else self.transform(data)
-
-    def __getitems__(self, chosen: Sequence[int] | np.ndarray) -> MoleculeColumns | list[Any]:
-        """Reads the molecules of a batch at once, which loaders ask for."""
-        columns = self.store.columns(chosen)
-        if self.transform is None:
-            return columns
-        return [self.transform(data) for data in columns]
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({len(self)} molecules, {len(self.task_names)} tasks)"
+from pyg_dynbatch.molecules.store import FORMAT, Featurizer, PackedMolecules, Transform
 
 
 def open_or_build(
@@ -199,48 +25,36 @@ def open_or_build(
     name: str,
     key: Mapping[str, str],
     read: Callable[[], Iterable[RawMolecule]],
-    featurizer: Featurizer,
+    featurizer: Featurizer | None,
     *,
     task_names: Sequence[str],
     options: FeaturizeOptions,
-) -> MoleculeStore:
-    """Opens the store of a source, or makes it."""
+) -> PackedMolecules:
+    """Open the packed molecules of a source, or make them."""
+    featurizer = featurizer or MoleculeFeaturizer()
     folder = None
     if root is not None:
-        # Not the policy alone: with another one, whole shards without bad rows are kept.
+        # Without the policy: with another one, parts without bad rows are kept.
         parts = {**key, "format": FORMAT, "featurizer": featurizer.digest}
         parts["tasks"] = json.dumps(list(task_names))
         digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
         folder = Path(root) / "processed" / f"{name.lower()}.{digest}"
-        found = None if options.force else _finished(folder, options)
-        if found is not None:
-            return found
-    return build_store(
-        folder,
-        read(),
-        featurizer,
-        task_names=task_names,
-        options=options,
-        name=name,
-        wait=True,  # all ranks of a run come here at once
-    )
-
-
-def _finished(folder: Path, options: FeaturizeOptions) -> MoleculeStore | None:
-    try:
-        store = MoleculeStore.open(folder)
-    except (FileNotFoundError, ValueError):
         # Not finished, or damaged: what is whole is kept when the store is made.
-        return None
-    fits = store.header["bad"] == options.bad or not store.header["num_errors"]
-    return store if fits else None
+        with suppress(FileNotFoundError, ValueError):
+            found = PackedMolecules(folder)
+            if not options.force and (found.header["bad"] == options.bad or not found.errors):
+                return found
+    # All ranks of a run come here at once, and wait for the first.
+    return build_store(
+        folder, read(), featurizer, task_names=task_names, options=options, name=name, wait=True
+    )
 
 
 _STRICT = FeaturizeOptions(bad="raise")
 
 
 class MoleculeFile(PackedMolecules):
-    r"""Holds the molecules of a CSV, TSV, SMILES or SDF file, packed by gzip or not.
+    r"""Molecules of a CSV, TSV, SMILES or SDF file, which may be compressed by gzip.
 
     The file is read as a stream and featurized once; later the packed molecules are opened, as
     long as neither the file nor the featurizer changes.
@@ -253,14 +67,14 @@ class MoleculeFile(PackedMolecules):
         target_columns: Columns, or SDF properties, of the targets; none for a file to predict.
         options: What to do with bad rows (by default stop at the first), processes.
         transform: Applied to a molecule each time it is taken.
-        missing: What else than an empty cell, nan and NA is a missing target, such as ``"?"``.
+        missing: Further cells that are missing targets, besides empty ones, nan and NA.
 
     Raises:
-        FileNotFoundError: If there is no such file.
+        FileNotFoundError: If the file does not exist.
         ImportError: If RDKit is not installed.
         OSError: If the folder cannot be written.
         ValueError: If the file cannot be read, a column is missing, or, unless the options say
-            otherwise, a row is no molecule.
+            otherwise, a row is not a molecule.
 
     Example:
         >>> import tempfile
@@ -284,28 +98,25 @@ class MoleculeFile(PackedMolecules):
     ) -> None:
         path = Path(path)
         tasks = tuple(target_columns)
-        # First, as it says best why a file cannot be used; no record is read as yet.
+        # First, for its errors are the clearest; no record is read yet.
         records = read_molecules(
             path, smiles_column=smiles_column, target_columns=list(tasks), missing=missing
         )
         key = {"file": sha256_of(path), "smiles_column": str(smiles_column)}
         if missing:
             key["missing"] = json.dumps(sorted(missing))
-        store = open_or_build(
+        packed = open_or_build(
             root,
             path.name.partition(".")[0],
             key,
             lambda: records,
-            featurizer or MoleculeFeaturizer(),
+            featurizer,
             task_names=tasks,
             options=options,
         )
-        super().__init__(store, transform=transform)
+        super().__init__(packed, transform=transform)
 
 
-# Columns that are neither the SMILES nor a target.
-_NO_TASKS = ("mol_id",)
-_QM8_URL_NAME = "qm8.csv"
 _QM8_TASKS = tuple(
     f"{what}-{method}" for method in ("CC2", "PBE0", "CAM") for what in ("E1", "E2", "f1", "f2")
 )
@@ -313,68 +124,49 @@ _QM8_TASKS = tuple(
 
 @dataclass(frozen=True)
 class Member:
-    """Describes one data set of the collection."""
+    """A data set of MoleculeNet; `tasks` are names of columns, or the number of all columns."""
 
     title: str
     task_type: str
     tasks: tuple[str, ...] | int
     smiles_column: str = "smiles"
-    sha256: str = ""
-    also: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()  # other names of the file
     first_of_repeated: bool = False
 
 
 MEMBERS = {
-    "esol": Member(
-        "ESOL",
-        "regression",
-        ("measured log solubility in mols per litre",),
-        sha256="8c06a76f0c6487d29ab0f903e6a7a7139f189ab3c1178f159c8be8964602f189",
-    ),
-    "freesolv": Member(
-        "FreeSolv",
-        "regression",
-        ("expt",),
-        sha256="a4fbf3b28fe2e604d6bd7ea0e20b4494ff732400a80f58d1b393677cfbc1b06c",
-    ),
-    "lipo": Member(
-        "Lipophilicity",
-        "regression",
-        ("exp",),
-        sha256="3d2a409dc8bdf620876bb7257faf4996df29a19dd0244d0b4a6a8064c306cded",
-        also=("lipophilicity.csv",),
-    ),
-    "bbbp": Member(
-        "BBBP",
-        "binary",
-        ("p_np",),
-        sha256="6aecd84110e8c0549bc4e2e486c52267d4e775178fca8999f5465029e31e75bb",
-    ),
-    "tox21": Member(
-        "Tox21",
-        "binary",
-        12,
-        sha256="7d7e7facd853a63e79ddce4e9c3fcb7a0d83a1c300b603031c0f2c64fbe77761",
-    ),
+    "esol": Member("ESOL", "regression", ("measured log solubility in mols per litre",)),
+    "freesolv": Member("FreeSolv", "regression", ("expt",)),
+    "lipo": Member("Lipophilicity", "regression", ("exp",), also=("lipophilicity.csv",)),
+    "bbbp": Member("BBBP", "binary", ("p_np",)),
+    "tox21": Member("Tox21", "binary", 12),
     "toxcast": Member("ToxCast", "binary", 617),
     "sider": Member("SIDER", "binary", 27),
     "clintox": Member("ClinTox", "binary", ("FDA_APPROVED", "CT_TOX")),
     "hiv": Member("HIV", "binary", ("HIV_active",)),
     "bace": Member("BACE", "binary", ("Class",), smiles_column="mol"),
     "muv": Member("MUV", "binary", 17),
-    # The PBE0 columns stand there for two basis sets.
+    # The PBE0 columns are there twice, for two basis sets.
     "qm8": Member("QM8", "regression", _QM8_TASKS, first_of_repeated=True),
+}
+# Of the files with plain line ends.
+SHA256 = {
+    "esol": "8c06a76f0c6487d29ab0f903e6a7a7139f189ab3c1178f159c8be8964602f189",
+    "freesolv": "a4fbf3b28fe2e604d6bd7ea0e20b4494ff732400a80f58d1b393677cfbc1b06c",
+    "lipo": "3d2a409dc8bdf620876bb7257faf4996df29a19dd0244d0b4a6a8064c306cded",
+    "bbbp": "6aecd84110e8c0549bc4e2e486c52267d4e775178fca8999f5465029e31e75bb",
+    "tox21": "7d7e7facd853a63e79ddce4e9c3fcb7a0d83a1c300b603031c0f2c64fbe77761",
 }
 _ALIASES = {"lipophilicity": "lipo", "delaney": "esol", "sampl": "freesolv"}
 
 
 class MoleculeNet(PackedMolecules):
-    r"""Holds one data set of MoleculeNet: ESOL, FreeSolv, Lipophilicity, BBBP, Tox21, and others.
+    r"""A data set of MoleculeNet: ESOL, FreeSolv, Lipophilicity, BBBP, Tox21, and others.
 
-    The raw file is looked for in `raw_dir`, under its published name, as ``<name>.csv``, or laid
-    out as PyG does (``<name>/raw/``), packed by gzip or not; then in ``root/raw``; else it is
-    downloaded there from where PyG takes it. The content of the five files whose checksum is
-    known is checked; of others the checksum is noted at the first download.
+    The raw file is looked for in `raw_dir`, under its published name, as ``<name>.csv``, or where
+    PyG puts it (``<name>/raw/``), compressed by gzip or not; then in ``root/raw``; otherwise it is
+    downloaded there from PyG's address. The content of the five files whose checksum is known is
+    checked; of others the checksum is noted at the first download.
 
     Args:
         root: Folder for ``raw/`` and ``processed/``; None keeps the packed molecules in memory
@@ -384,7 +176,7 @@ class MoleculeNet(PackedMolecules):
             ``"QM8"``, in any case.
         featurizer: Describes a molecule; None takes ``MoleculeFeaturizer()``.
         raw_dir: Folder with the file.
-        verify: Whether another content than the known one is refused.
+        verify: Whether a file with other content than the published one is refused.
         options: Policy for bad rows (some sets have a few), processes.
         transform: Applied to a molecule each time it is taken.
 
@@ -392,8 +184,7 @@ class MoleculeNet(PackedMolecules):
         ConnectionError: If there is no raw file and it cannot be downloaded.
         FileNotFoundError: If `raw_dir` lacks the file.
         ImportError: If RDKit is not installed.
-        ValueError: If there is no such data set, or the file has another content or other
-            columns.
+        ValueError: If the name is unknown, or the file has another content or other columns.
 
     Reference:
         Wu et al. (2018), MoleculeNet: a benchmark for molecular machine learning,
@@ -420,10 +211,10 @@ class MoleculeNet(PackedMolecules):
     ) -> None:
         key, member = member_named(name)
         path = _find(key, member, root, raw_dir)
-        if verify and member.sha256:
-            _check_content(path, member)
+        if verify and key in SHA256:
+            _check_content(path, SHA256[key], member.title)
         tasks = _tasks_of(path, member)
-        store = open_or_build(
+        packed = open_or_build(
             root,
             member.title,
             {"file": sha256_of(path)},
@@ -433,110 +224,76 @@ class MoleculeNet(PackedMolecules):
                 target_columns=list(tasks),
                 first_of_repeated=member.first_of_repeated,
             ),
-            featurizer or MoleculeFeaturizer(),
+            featurizer,
             task_names=tasks,
             options=options,
         )
-        super().__init__(store, transform=transform)
+        super().__init__(packed, transform=transform)
         self.name = member.title
         self.task_type = member.task_type
 
 
 def member_named(name: str) -> tuple[str, Member]:
-    """Finds a data set of the collection, with its key, by its name in any case."""
+    """Find a data set of the collection, with its key, by its name in any case."""
     key = _ALIASES.get(name.lower(), name.lower())
     if key not in MEMBERS:
-        raise mismatch(
-            ValueError,
-            "MoleculeNet: there is no such data set",
-            ", ".join(member.title for member in MEMBERS.values()),
-            name,
-        )
+        known = ", ".join(member.title for member in MEMBERS.values())
+        raise mismatch(ValueError, "MoleculeNet: the name is unknown", known, name)
     return key, MEMBERS[key]
 
 
-def _published_name(key: str) -> str:
-    return _QM8_URL_NAME if key == "qm8" else str(PyGMoleculeNet.names[key][1])
-
-
 def _find(key: str, member: Member, root: str | Path | None, raw_dir: str | Path | None) -> Path:
-    published = _published_name(key)
+    published = "qm8.csv" if key == "qm8" else str(PyGMoleculeNet.names[key][1])
     plain = [published.removesuffix(".gz"), f"{key}.csv", *member.also]
     names = [name for stem in plain for name in (stem, f"{stem}.gz")]
-    advice = f"put {published} (or {key}.csv) into a folder and pass raw_dir=that folder"
+    hint = f"put {published} (or {key}.csv) into a folder and pass raw_dir=that folder"
     if raw_dir is None and root is None:
-        raise mismatch(ValueError, "MoleculeNet: there is no folder", "root or raw_dir", "neither")
-    folders = [Path(raw_dir or Path(str(root)) / "raw")]
-    folders.append(folders[0] / key / "raw")
-    for folder in folders:
-        for name in names:
-            if (folder / name).is_file():
-                return folder / name
+        raise mismatch(ValueError, "MoleculeNet: no folder is given", "root or raw_dir", "neither")
+    raw = Path(raw_dir or Path(str(root)) / "raw")
+    for path in (folder / name for folder in (raw, raw / key / "raw") for name in names):
+        if path.is_file():
+            return path
     if raw_dir is not None:
-        raise mismatch(
-            FileNotFoundError,
-            f"MoleculeNet: the raw file of {member.title} is missing",
-            " or ".join(dict.fromkeys(names)),
-            where=raw_dir,
-            hint=advice,
-        )
+        what = f"MoleculeNet: the raw file of {member.title} is missing"
+        wanted = " or ".join(dict.fromkeys(names))
+        raise mismatch(FileNotFoundError, what, wanted, where=raw_dir, hint=hint)
     url = PyGMoleculeNet.url.format(published)
-    return download_verified(url, folders[0], None, f"MoleculeNet {member.title}", hint=advice)
+    return download_verified(url, raw, None, f"MoleculeNet {member.title}", hint=hint)
 
 
-def _open(path: Path) -> BufferedIOBase:
-    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
-
-
-def _check_content(path: Path, member: Member) -> None:
-    with _open(path) as handle:
-        content = handle.read().replace(b"\r\n", b"\n")
+def _check_content(path: Path, sha256: str, title: str) -> None:
+    raw = path.read_bytes()
+    content = (gzip.decompress(raw) if path.suffix == ".gz" else raw).replace(b"\r\n", b"\n")
     got = hashlib.sha256(content).hexdigest()
-    if got != member.sha256:
-        raise mismatch(
-            ValueError,
-            f"MoleculeNet: {path.name} is not the published file of {member.title}",
-            f"sha256 {member.sha256}, with plain line ends",
-            f"sha256 {got}, {len(content):,} bytes",
-            where=path,
-            hint="verify=False if the change is intended",
-        )
+    if got != sha256:
+        what = f"MoleculeNet: {path.name} is not the published file of {title}"
+        expected, got = f"sha256 {sha256}, with plain line ends", f"sha256 {got}"
+        hint = "verify=False if the change is intended"
+        raise mismatch(ValueError, what, expected, got, where=path, hint=hint)
 
 
 def _tasks_of(path: Path, member: Member) -> tuple[str, ...]:
-    with _open(path) as handle:
-        columns = next(csv.reader(_text(handle)), [])
-    given = tuple(name for name in columns if name not in (member.smiles_column, *_NO_TASKS))
+    with open_lines(path) as lines:
+        columns = next(csv.reader(lines), [])
     if isinstance(member.tasks, int):
-        tasks, fits = given, len(given) == member.tasks
-        wanted = f"{member.tasks} columns of targets"
+        tasks = tuple(name for name in columns if name not in (member.smiles_column, "mol_id"))
+        fits, wanted = len(tasks) == member.tasks, f"{member.tasks} columns of targets"
     else:
-        tasks, fits = member.tasks, set(member.tasks) <= set(columns)
-        wanted = ", ".join(member.tasks)
+        tasks = member.tasks
+        fits, wanted = set(tasks) <= set(columns), ", ".join(tasks)
     if not fits or member.smiles_column not in columns:
-        raise mismatch(
-            ValueError,
-            f"MoleculeNet: the columns of {path.name} are not those of {member.title}",
-            f"{wanted}, and {member.smiles_column!r}",
-            f"{len(columns)} columns: {', '.join(columns[:8])}",
-            where=path,
-        )
+        what = f"MoleculeNet: the columns of {path.name} are not those of {member.title}"
+        expected = f"{wanted}, and {member.smiles_column!r}"
+        got = f"{len(columns)} columns: {', '.join(columns[:8])}"
+        raise mismatch(ValueError, what, expected, got, where=path)
     return tasks
 
 
-def _text(handle: BufferedIOBase) -> Iterator[str]:
-    for number, line in enumerate(handle):
-        yield line.decode("utf-8-sig" if number == 0 else "utf-8")
-
-
-_FILE = "first_5k.tpsa.csv"
-
-
 class NCI(PackedMolecules):
-    """Holds 4,999 molecules of the National Cancer Institute with their polar surface areas.
+    """The 4,999 molecules of the National Cancer Institute with their polar surface areas.
 
     The target ``TPSA`` (topological polar surface area, Å²) was computed by others, with the
-    program of the method's author; it lies in the RDKit package beside the molecules.
+    program of the method's author; it is part of the RDKit package, beside the molecules.
 
     Args:
         root: Folder for ``processed/``; None keeps the packed molecules in memory.
@@ -545,7 +302,7 @@ class NCI(PackedMolecules):
         transform: Applied to a molecule each time it is taken.
 
     Raises:
-        FileNotFoundError: If this RDKit has no such file.
+        FileNotFoundError: If this RDKit comes without the file.
         ImportError: If RDKit is not installed.
 
     Reference:
@@ -567,32 +324,28 @@ class NCI(PackedMolecules):
         options: FeaturizeOptions = FeaturizeOptions(),  # noqa: B008 - frozen
         transform: Transform | None = None,
     ) -> None:
-        path = rdkit_data_folder() / "NCI" / _FILE
+        path = rdkit_data_folder() / "NCI" / "first_5k.tpsa.csv"
         if not path.is_file():
-            raise mismatch(
-                FileNotFoundError,
-                "NCI: this RDKit comes without the file",
-                f"NCI/{_FILE} among the data of RDKit",
-                where=path,
-                hint="pip install --force-reinstall rdkit",
-            )
-        store = open_or_build(
+            what, hint = "NCI: this RDKit lacks the file", "pip install --force-reinstall rdkit"
+            raise mismatch(FileNotFoundError, what, path.name, where=path, hint=hint)
+        packed = open_or_build(
             root,
             "NCI",
             {"file": sha256_of(path)},
-            lambda: _read(path),
-            featurizer or MoleculeFeaturizer(),
+            lambda: _read_nci(path),
+            featurizer,
             task_names=("TPSA",),
             options=options,
         )
-        super().__init__(store, transform=transform)
+        super().__init__(packed, transform=transform)
 
 
-def _read(path: Path) -> Iterator[RawMolecule]:
-    row = 0
-    for number, line in enumerate(read_lines(path), start=1):
-        if line.startswith("#"):
-            continue
-        smiles, _, value = line.rpartition(",")
-        yield RawMolecule(row, f"{path.name}:{number}", smiles, targets=(float(value),))
-        row += 1
+def _read_nci(path: Path) -> Iterator[RawMolecule]:
+    with open_lines(path) as lines:
+        row = 0
+        for line in lines:
+            if not line.startswith("#"):
+                smiles, _, value = line.rpartition(",")
+                where = f"{path.name}:{lines.number}"
+                yield RawMolecule(row, where, smiles, targets=(float(value),))
+                row += 1

@@ -1,4 +1,4 @@
-"""Describe atoms and pairs exactly as DeepChem's ``WeaveFeaturizer`` does, oddities included."""
+"""Atom and pair features exactly as of DeepChem's ``WeaveFeaturizer``, oddities included."""
 
 from functools import cache
 from itertools import product
@@ -31,7 +31,7 @@ _HIGHEST_DEGREE, _HIGHEST_VALENCE, _MOST_HYDROGENS = 10, 6, 4
 
 
 class DeepChemAtoms(AtomFeatures):
-    """Describes atoms by the 75 numbers of DeepChem's weave and graph convolution models.
+    """Atom features: the 75 numbers of DeepChem's weave and graph convolution models.
 
     ======= =============================== ===== ============================================
     columns feature                         kind  oddities of DeepChem that are kept
@@ -91,13 +91,10 @@ class DeepChemAtoms(AtomFeatures):
         self._table = RowTable(len(names))
 
     def rows(self, mol: Mol) -> Float32[np.ndarray, "atom feature"]:
-        """Gives the features of every atom.
+        """Return the features of every atom, one row per atom.
 
         Args:
             mol: A sanitised ``rdkit.Chem.Mol``.
-
-        Returns:
-            One row an atom.
         """
         atoms = atoms_of(mol)
         keys: list[Any] = [
@@ -138,7 +135,7 @@ class DeepChemAtoms(AtomFeatures):
 
 
 class DeepChemPairs(PairFeatures):
-    """Describes pairs by the 14 numbers of DeepChem's weave model; 46 codes.
+    """Pair features: the 14 numbers of DeepChem's weave model; 46 codes.
 
     ======= ======================= ==== =======================================================
     columns feature                 kind oddities of DeepChem that are kept
@@ -197,13 +194,10 @@ class DeepChemPairs(PairFeatures):
         super().__init__(table, {"chirality": chirality})
 
     def codes(self, mol: Mol) -> UInt8[np.ndarray, "atom atom"]:
-        """Gives the code of every pair.
+        """Return a symmetric matrix of codes: rows of the table.
 
         Args:
             mol: A sanitised ``rdkit.Chem.Mol``.
-
-        Returns:
-            A symmetric matrix of rows of the table.
         """
         kinds = bond_kinds()
         # Type, conjugation, stereo and, of 3, ring: not in one, atoms in one, bond in one. The

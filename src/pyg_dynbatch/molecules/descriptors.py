@@ -1,4 +1,4 @@
-"""Describe a whole molecule by one row of numbers, such as RDKit's: the hook for a user's own."""
+"""Describe a whole molecule by one row of numbers: RDKit's descriptors, or your own."""
 
 import warnings
 from abc import abstractmethod
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32
 
-from pyg_dynbatch.core.errors import mismatch, mismatch_text
+from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.molecules.features import FeaturePart
 from pyg_dynbatch.molecules.rdkit_access import Mol, rdkit_module
 
@@ -26,17 +26,17 @@ _CHARGES = {"MaxPartialCharge", "MinPartialCharge", "MaxAbsPartialCharge", "MinA
 
 
 class MoleculeDescriptors(FeaturePart):
-    """Gives a whole molecule one row of numbers; subclass it for descriptors of your own.
+    """Describes a whole molecule by one row of numbers; subclass it for your own descriptors.
 
-    They stand beside what a network learns to read out of atoms and pairs. A subclass lives at
-    the top level of an importable module, so that a checkpoint can name it.
+    Models read them beside what they learn from atoms and pairs. A subclass must be at the top
+    level of an importable module, so that a checkpoint can name it.
 
     Args:
         names: Name of every descriptor.
         options: The arguments of the subclass, plain values by name; they go into the spec.
 
     Raises:
-        ValueError: If there is no name, one appears twice, or an option is no plain value.
+        ValueError: If there is no name, one appears twice, or an option is not a plain value.
 
     Example:
         >>> class Carbons(MoleculeDescriptors):
@@ -56,12 +56,9 @@ class MoleculeDescriptors(FeaturePart):
         self.names = tuple(names)
         if not self.names or len(set(self.names)) != len(self.names):
             repeated = [name for name in self.names if self.names.count(name) > 1]
-            raise mismatch(
-                ValueError,
-                f"{type(self).__name__}: the names of the descriptors cannot be used",
-                "one name or more, all different",
-                f"{repeated[0]!r} twice" if repeated else "none",
-            )
+            what = f"{type(self).__name__}: the names of the descriptors cannot be used"
+            got = f"{repeated[0]!r} twice" if repeated else "none"
+            raise mismatch(ValueError, what, "at least one name, all different", got)
 
     @property
     def columns(self) -> dict[str, Any]:
@@ -70,18 +67,18 @@ class MoleculeDescriptors(FeaturePart):
 
     @abstractmethod
     def row(self, mol: Mol) -> Float32[np.ndarray, " descriptor"]:
-        """Gives the descriptors of a molecule.
+        """Return the descriptors of a molecule.
 
         Args:
             mol: A sanitised ``rdkit.Chem.Mol``, a copy made for this call; may have no atoms.
 
         Returns:
-            One number a name, NaN where it is undefined.
+            One number per name, NaN where it is undefined.
         """
 
 
 class RDKitDescriptors(MoleculeDescriptors):
-    """Gives the descriptors of ``rdkit.Chem.Descriptors``: weights, counts, surfaces, indices.
+    """The descriptors of ``rdkit.Chem.Descriptors``: weights, counts, surfaces, indices.
 
     A descriptor is NaN where RDKit raises (``ValueError``, ``ZeroDivisionError``,
     ``OverflowError`` and, from its C++, ``RuntimeError``), where it is infinite or too large for
@@ -98,7 +95,7 @@ class RDKitDescriptors(MoleculeDescriptors):
 
     Raises:
         ImportError: If RDKit is not installed.
-        ValueError: If there is no such descriptor, or one is named twice.
+        ValueError: If a descriptor is unknown, or named twice.
 
     Example:
         >>> from rdkit import Chem
@@ -114,17 +111,22 @@ class RDKitDescriptors(MoleculeDescriptors):
         chosen = stable if names is None else list(names)
         for name in chosen:
             if name not in known:
-                raise ValueError(_unknown(name, known))
+                lower = {one.lower(): one for one in known}
+                near = [lower[one] for one in get_close_matches(str(name).lower(), lower, 5, 0.5)]
+                hint = f"one like {', '.join(near)}" if near else "RDKitDescriptors().names"
+                expected = f"one of the {len(known)} of rdkit.Chem.Descriptors.descList"
+                what = "RDKitDescriptors: the descriptor is unknown"
+                raise mismatch(ValueError, what, expected, repr(name), hint=hint)
         super().__init__(chosen, {"names": chosen})
 
     def row(self, mol: Mol) -> Float32[np.ndarray, " descriptor"]:
-        """Gives the descriptors of a molecule.
+        """Return the descriptors of a molecule.
 
         Args:
             mol: A sanitised ``rdkit.Chem.Mol``; may get computed properties.
 
         Returns:
-            One number a name, NaN where it is undefined.
+            One number per name, NaN where it is undefined.
         """
         found = np.full(len(self.names), np.nan)
         if not mol.GetNumAtoms():
@@ -133,14 +135,20 @@ class RDKitDescriptors(MoleculeDescriptors):
         with rdkit_module("rdBase").BlockLogs(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for place, name in enumerate(self.names):
-                found[place] = _value(known[name], mol)
-        if not _CHARGES.isdisjoint(self.names) and _has_undefined_charge(mol):
-            found[np.isin(self.names, list(_CHARGES))] = np.nan
+                try:
+                    found[place] = float(known[name](mol))
+                except _UNDEFINED:
+                    continue  # stays NaN
+        if not _CHARGES.isdisjoint(self.names):
+            charge = "_GasteigerCharge"
+            atoms = [atom for atom in mol.GetAtoms() if atom.HasProp(charge)]
+            if any(np.isnan(atom.GetDoubleProp(charge)) for atom in atoms):
+                found[np.isin(self.names, list(_CHARGES))] = np.nan
         return finite_or_nan(found)
 
 
 def finite_or_nan(values: np.ndarray) -> Float32[np.ndarray, " descriptor"]:
-    """Turns numbers into float32, and those that it cannot hold into NaN."""
+    """Convert numbers to float32, and those that it cannot hold to NaN."""
     with np.errstate(over="ignore"):
         single = values.astype(np.float32)
     single[~np.isfinite(single)] = np.nan
@@ -149,29 +157,5 @@ def finite_or_nan(values: np.ndarray) -> Float32[np.ndarray, " descriptor"]:
 
 @cache
 def _functions() -> dict[str, Callable[[Mol], float]]:
-    # Held here and not by the parts, for some of the functions cannot be sent to a process.
+    # Not an attribute of the parts, because some of the functions cannot be pickled.
     return dict(rdkit_module("Chem.Descriptors").descList)
-
-
-def _value(function: Callable[[Mol], float], mol: Mol) -> float:
-    try:
-        return float(function(mol))
-    except _UNDEFINED:
-        return float("nan")
-
-
-def _has_undefined_charge(mol: Mol) -> bool:
-    name = "_GasteigerCharge"
-    atoms = [atom for atom in mol.GetAtoms() if atom.HasProp(name)]
-    return any(np.isnan(atom.GetDoubleProp(name)) for atom in atoms)
-
-
-def _unknown(name: object, known: Mapping[str, object]) -> str:
-    lower = {one.lower(): one for one in known}
-    near = [lower[one] for one in get_close_matches(str(name).lower(), lower, 5, 0.5)]
-    return mismatch_text(
-        "RDKitDescriptors: there is no such descriptor",
-        f"names out of the {len(known)} of rdkit.Chem.Descriptors.descList",
-        repr(name),
-        hint=f"one like {', '.join(near)}" if near else "RDKitDescriptors().names lists them",
-    )

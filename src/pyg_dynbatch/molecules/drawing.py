@@ -13,29 +13,22 @@ from pyg_dynbatch.core.files import write_atomically
 from pyg_dynbatch.molecules.rdkit_access import INPUT_ATOM, Mol, chem, rdkit_module
 
 LOW, MIDDLE, HIGH = (0.13, 0.40, 0.67), (1.0, 1.0, 1.0), (0.70, 0.35, 0.02)
-"""Ends and middle of the scale: blue and brown, which all kinds of colour vision tell apart."""
+"""Ends and middle of the scale: blue and brown, distinct for all kinds of colour vision."""
 
 _LEGEND, _LINE = 32, 15
 _STEPS = 40
-_BOND = 2  # RDKit's own width of a line
-_CAPTION = 60  # characters of a line
-_MIDDLE = 0  # RDKit's word for centred; without it a string is broken like the label of an atom
+_BOND = 2  # RDKit's own line width
+_CAPTION = 60  # characters per line
+_CENTRED = 0  # RDKit's alignment of a string; without it, it is broken like an atom label
 _FORMATS = ("svg", "png")
 _FAINT = 0.05  # share of the scale below which a line would only hide the bond under it
 
 
 def scale_colour(share: float) -> tuple[float, float, float]:
-    """Gives the colour of a number on the scale from -1 (blue) over 0 (white) to 1 (brown)."""
-    part = min(1.0, max(-1.0, share))
-    end = HIGH if part > 0 else LOW
-    mixed = [m + (e - m) * abs(part) for m, e in zip(MIDDLE, end, strict=True)]
-    return (mixed[0], mixed[1], mixed[2])
-
-
-def largest_size(*values: Sequence[float | int] | Float[np.ndarray, " number"]) -> float:
-    """Finds the end of a scale on which all numbers have a place."""
-    sizes = [float(np.abs(np.asarray(part)).max()) for part in values if len(part)]
-    return max([size for size in sizes if size > 0], default=1.0)
+    """Return the colour of a number on the scale from -1 (blue) over 0 (white) to 1 (brown)."""
+    channels = zip(LOW, MIDDLE, HIGH, strict=True)
+    red, green, blue = (float(np.interp(share, (-1, 0, 1), ends)) for ends in channels)
+    return red, green, blue
 
 
 def draw_attributions(
@@ -48,11 +41,20 @@ def draw_attributions(
     format: Literal["svg", "png"] = "svg",
     size: tuple[int, int] = (420, 340),
 ) -> bytes:
-    """Draws a molecule whose atoms are coloured by a number, and lines between atom pairs."""
-    values = np.asarray(atom_values, dtype=float)
-    _check(mol, values, format)
-    pairs = dict(pair_values or {})
-    end = limit if limit is not None else largest_size(values, list(pairs.values()))
+    """Draw a molecule with a coloured number on each atom, and lines between pairs of atoms.
+
+    The colours go up to ``limit``, by default the largest absolute number.
+    """
+    values, pairs = np.asarray(atom_values, dtype=float), dict(pair_values or {})
+    if format not in _FORMATS:
+        what = "draw_attributions: unknown format"
+        raise mismatch(ValueError, what, " or ".join(_FORMATS), format)
+    if values.shape != (mol.GetNumAtoms(),):
+        what = "draw_attributions: the numbers do not fit the atoms"
+        expected = f"{mol.GetNumAtoms()} numbers, one per atom"
+        raise mismatch(ValueError, what, expected, list(values.shape))
+    largest = max((abs(value) for value in (*values.tolist(), *pairs.values())), default=0.0)
+    end = limit if limit is not None else largest or 1.0
     draw2d = rdkit_module("Chem.Draw.rdMolDraw2D")
     width, height = size
     lines = textwrap.wrap(caption, _CAPTION)
@@ -66,7 +68,7 @@ def draw_attributions(
         "highlightBonds": [],
         "highlightAtomRadii": dict.fromkeys(atoms, 0.3),
     }
-    # Only a molecule that is drawn says where its atoms are, and the lines have to lie under it.
+    # The lines lie under the molecule, but only a drawn molecule has coordinates.
     trial, drawer = (_drawer(draw2d, format, sizes) for _ in range(2))
     trial.DrawMolecule(drawn, **highlights)
     drawer.ClearDrawing()
@@ -80,33 +82,17 @@ def draw_attributions(
 
 
 def atom_labels(mol: Mol) -> list[tuple[int, str]]:
-    """Tells for every atom its number in the input and its element."""
+    """Return for every atom its number in the input (-1 if it was added) and its element."""
     atoms = list(mol.GetAtoms())
-    whole = not any(atom.HasProp(INPUT_ATOM) for atom in atoms)
-    labels = []
-    for atom in atoms:
-        known = atom.GetIntProp(INPUT_ATOM) if atom.HasProp(INPUT_ATOM) else -1
-        labels.append((int(atom.GetIdx() if whole else known), str(atom.GetSymbol())))
-    return labels
+    if not any(atom.HasProp(INPUT_ATOM) for atom in atoms):
+        return [(int(atom.GetIdx()), str(atom.GetSymbol())) for atom in atoms]
+    numbers = [atom.GetIntProp(INPUT_ATOM) if atom.HasProp(INPUT_ATOM) else -1 for atom in atoms]
+    return [(int(n), str(atom.GetSymbol())) for n, atom in zip(numbers, atoms, strict=True)]
 
 
 def write_picture(path: str | Path, content: bytes) -> Path:
-    """Writes a picture, whole or not at all."""
+    """Write a picture atomically."""
     return write_atomically(path, lambda file: file.write_bytes(content))
-
-
-def _check(mol: Mol, values: np.ndarray, format: str) -> None:
-    if format not in _FORMATS:
-        raise mismatch(
-            ValueError, "draw_attributions: unknown format", " or ".join(_FORMATS), format
-        )
-    if values.shape != (mol.GetNumAtoms(),):
-        raise mismatch(
-            ValueError,
-            "draw_attributions: the numbers do not fit the atoms",
-            f"{mol.GetNumAtoms()} numbers, one an atom",
-            list(values.shape),
-        )
 
 
 def _prepared(mol: Mol, draw2d: Any) -> Mol:
@@ -134,16 +120,15 @@ def _drawer(draw2d: Any, format: str, sizes: tuple[int, int, int, int]) -> Any:
 
 
 def _draw_pairs(
-    drawer: Any, pairs: Mapping[tuple[int, int], float], places: Sequence[Any], end: float
+    drawer: Any, pairs: Mapping[tuple[int, int], float], points: Sequence[Any], end: float
 ) -> None:
     # The weakest first, so that the strongest lie on top.
     for (first, second), value in sorted(pairs.items(), key=lambda item: abs(item[1])):
         share = value / end
-        if abs(share) < _FAINT:
-            continue
-        drawer.SetColour(scale_colour(share))
-        drawer.SetLineWidth(4 + round(8 * min(1.0, abs(share))))
-        drawer.DrawLine(places[first], places[second], rawCoords=True)
+        if abs(share) >= _FAINT:
+            drawer.SetColour(scale_colour(share))
+            drawer.SetLineWidth(4 + round(8 * min(1.0, abs(share))))
+            drawer.DrawLine(points[first], points[second], rawCoords=True)
     drawer.SetLineWidth(_BOND)
 
 
@@ -164,8 +149,7 @@ def _draw_scale(drawer: Any, end: float, lines: Sequence[str], width: int, heigh
     drawer.SetColour((0.0, 0.0, 0.0))
     drawer.SetFontSize(11)
     middle = (left + right) / 2
-    labels = ((left, f"{-end:.3g}"), (middle, "0"), (right, f"{end:+.3g}"))
-    for place, text in labels:
-        drawer.DrawString(text, point(place, height + 23.0), _MIDDLE, rawCoords=True)
+    for place, text in ((left, f"{-end:.3g}"), (middle, "0"), (right, f"{end:+.3g}")):
+        drawer.DrawString(text, point(place, height + 23.0), _CENTRED, rawCoords=True)
     for number, line in enumerate(lines):
-        drawer.DrawString(line, point(middle, height + 38.0 + _LINE * number), _MIDDLE, True)
+        drawer.DrawString(line, point(middle, height + 38.0 + _LINE * number), _CENTRED, True)

@@ -1,4 +1,4 @@
-"""Say which atoms and which pairs of atoms a prediction rests on."""
+"""Attribute a prediction to atoms and pairs of atoms."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,13 +13,13 @@ from torch import Tensor
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.molecules.data import MoleculeData
 from pyg_dynbatch.molecules.predict import MoleculePredictor
+from pyg_dynbatch.molecules.schema import MoleculeSchema
 from pyg_dynbatch.molecules.task import MoleculeProperty
-from pyg_dynbatch.nn.weave import WeaveStack
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Holds what one prediction rests on, in the units of the property (log-odds for classes)."""
+    """Attributions of one prediction, in the units of the property (log-odds for classes)."""
 
     value: float
     gradient: Float[np.ndarray, " atom"]
@@ -29,37 +29,35 @@ class Explanation:
     pair_bonds: Int[np.ndarray, " pair"]
 
     def strongest_pairs(self, count: int) -> dict[tuple[int, int], float]:
-        """Picks the pairs with the largest numbers."""
-        order = np.argsort(-np.abs(self.pair_gradient), kind="stable")[:count]
-        ends = self.pair_index[:, order].T.tolist()
-        values = self.pair_gradient[order].tolist()
-        return {(first, second): value for (first, second), value in zip(ends, values, strict=True)}
+        """Return the attributions of the pairs with the largest absolute values."""
+        order = np.argsort(-np.abs(self.pair_gradient), kind="stable")[:count].tolist()
+        ends = ((int(i), int(j)) for i, j in self.pair_index[:, order].T)
+        return dict(zip(ends, self.pair_gradient[order].tolist(), strict=True))
 
 
 def explain(
     predictor: MoleculePredictor, molecule: MoleculeData, task: str | None = None, label: int = 1
 ) -> Explanation:
-    r"""Explains one prediction; the mean over the checkpoints, if there are several.
+    r"""Attribute one prediction to atoms and pairs; the mean over several checkpoints.
 
     - gradient times input: :math:`\sum_k x_{ik} \, \partial f / \partial x_{ik}` for every atom,
       and the same for every pair of atoms;
     - leave one out: :math:`f(\text{all}) - f(\text{without } i)`, the pairs of the other atoms
-      as they were. All molecules that lack an atom run together, in batches of bounded size.
+      unchanged. All molecules without one atom are predicted together, in batches of limited size.
 
-    Descriptors of the whole molecule, if the checkpoints read some, are not explained: they stay
-    those of the whole molecule in both, so that the numbers say what atoms and pairs add to them.
+    Descriptors of the whole molecule stay unchanged in both.
 
     Args:
-        predictor: Who predicts.
+        predictor: The model.
         molecule: The molecule, described by the featurizer of the checkpoints.
-        task: Name of the property; left out, the first.
-        label: Class that is explained, of a multiclass property.
+        task: Name of the property; the first by default.
+        label: Class to explain, of a multiclass property.
 
     Returns:
         The explanation.
 
     Raises:
-        ValueError: If there is no such property or class.
+        ValueError: If the property or class is unknown.
 
     Reference:
         Gradient times input: Shrikumar et al. (2017), arXiv:1605.01713.
@@ -74,7 +72,7 @@ def explain(
         >>> len(found.leave_one_out), found.pair_index.tolist()
         (3, [[0, 0, 1], [1, 2, 2]])
     """
-    output = _output_of(predictor, task, label)
+    output = _output_of(predictor.schema, task, label)
     lacking = [without_atom(molecule, atom) for atom in range(int(molecule.num_nodes))]
     parts = [_gradients(predictor, member, molecule, output) for member in predictor.tasks]
     value = float(np.mean([part[0] for part in parts]))
@@ -105,23 +103,17 @@ def without_atom(molecule: MoleculeData, atom: int) -> MoleculeData:
     )
 
 
-def _output_of(predictor: MoleculePredictor, task: str | None, label: int) -> int:
-    schema = predictor.schema
+def _output_of(schema: MoleculeSchema, task: str | None, label: int) -> int:
     name = schema.task_names[0] if task is None else task
     if name not in schema.task_names:
-        raise mismatch(
-            ValueError,
-            "explain: the checkpoint does not predict this property",
-            ", ".join(schema.task_names),
-            name,
-        )
+        what = "explain: the checkpoint does not predict this property"
+        raise mismatch(ValueError, what, ", ".join(schema.task_names), name)
     number = schema.task_names.index(name)
     if schema.kind != "multiclass":
         return number
     if not 0 <= label < schema.num_classes:
-        raise mismatch(
-            ValueError, "explain: there is no such class", f"0 to {schema.num_classes - 1}", label
-        )
+        expected = f"0 to {schema.num_classes - 1}"
+        raise mismatch(ValueError, "explain: unknown class", expected, label)
     return number * schema.num_classes + label
 
 
@@ -129,7 +121,7 @@ def _explained(task: MoleculeProperty, batch: Any, output: int) -> Float[Tensor,
     raw, schema = task(batch), task.schema
     if schema.kind != "multiclass":
         return task.scale.restored(raw)[:, output]
-    # A logit alone means nothing: the same number added to those of all classes changes no chance.
+    # Log-odds, as adding one number to the logits of all classes changes no probability.
     number, label = divmod(output, schema.num_classes)
     logits = raw.unflatten(1, (schema.num_tasks, -1))[:, number]
     others = torch.cat([logits[:, :label], logits[:, label + 1 :]], 1)
@@ -155,32 +147,29 @@ def _gradients(
     batch.x = batch.x.detach().requires_grad_()
     with pair_rows(task) as rows, torch.enable_grad():
         value = _explained(task, batch, output).sum()
-        (pair,) = rows or [batch.x.new_zeros(0, 1, requires_grad=True)]
-        grads = torch.autograd.grad(value, [batch.x, pair], allow_unused=True)
-    products = [
-        torch.zeros(len(given)) if grad is None else (grad * given).sum(1).detach().cpu()
-        for grad, given in zip(grads, (batch.x, pair), strict=True)
-    ]
-    return float(value.detach()), *(part.double().numpy() for part in products)
+        given = [batch.x, *rows]
+        grads = torch.autograd.grad(value, given, materialize_grads=True)
+    pairs = zip(grads, given, strict=True)
+    products = [(grad * part).sum(1).detach().double().cpu().numpy() for grad, part in pairs]
+    return float(value.detach()), products[0], products[1]
 
 
 @contextmanager
 def pair_rows(task: MoleculeProperty) -> Iterator[list[Tensor]]:
-    """Gives every pair a feature row of its own for a while, so that it has its own gradient."""
+    """Replace the table by one row per pair within the context, so that each has a gradient."""
     rows: list[Tensor] = []
 
     def run_on_rows(stack: Any, given: tuple[Any, ...], _: Tensor) -> Tensor:
         x, table, pairs = given
-        pair: Tensor = table.detach()[pairs.code.long()].requires_grad_()
+        pair = table.detach()[pairs.code.long()].requires_grad_()
         rows.append(pair)
         for conv in stack.convs:
             x, pair = conv(x, pair, pairs)
         return x
 
-    stacks = [module for module in task.network.modules() if isinstance(module, WeaveStack)]
-    hooks = [stack.register_forward_hook(run_on_rows) for stack in stacks]
+    network: Any = task.network
+    hook = network.weave.register_forward_hook(run_on_rows)
     try:
         yield rows
     finally:
-        for hook in hooks:
-            hook.remove()
+        hook.remove()

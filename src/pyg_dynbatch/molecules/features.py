@@ -1,4 +1,4 @@
-"""Base classes of atom and pair features, for features of your own."""
+"""Base classes of atom and pair features, for your own features."""
 
 import json
 from abc import ABC, abstractmethod
@@ -17,10 +17,16 @@ KINDS = ("bit", "count", "real")
 
 
 class FeaturePart(ABC):
-    """Keeps what makes a part of a featurizer again: its options, and what must not change."""
+    """Keeps what is needed to make a part of a featurizer again: its options and its columns."""
 
     def __init__(self, options: Mapping[str, object] | None = None) -> None:
-        self.options = _plain(options, type(self).__name__)
+        try:
+            self.options: dict[str, Any] = json.loads(json.dumps(dict(options or {})))
+        except TypeError as error:
+            what = f"{type(self).__name__}: an option cannot be saved"
+            expected = "numbers, text, lists, dictionaries"
+            hint = "pass plain values and build objects from them in __init__"
+            raise mismatch(ValueError, what, expected, error, hint=hint) from error
 
     @property
     @abstractmethod
@@ -29,9 +35,9 @@ class FeaturePart(ABC):
 
 
 class AtomFeatures(FeaturePart):
-    """Gives every atom of a molecule one row of numbers; subclass it for features of your own.
+    """Describes every atom of a molecule by one row of numbers; subclass it for your own features.
 
-    A subclass lives at the top level of an importable module, so that a checkpoint can name it.
+    A subclass must be at the top level of an importable module, so that checkpoints can name it.
 
     Args:
         names: Name of every column.
@@ -39,7 +45,7 @@ class AtomFeatures(FeaturePart):
         options: The arguments of the subclass, plain values by name; they go into the spec.
 
     Raises:
-        ValueError: If names and kinds do not match, or an option is no plain value.
+        ValueError: If names and kinds do not match, or an option is not a plain value.
 
     Example:
         >>> class Mass(AtomFeatures):
@@ -64,19 +70,12 @@ class AtomFeatures(FeaturePart):
         self.names = tuple(names)
         self.kinds = tuple(kinds)
         if len(set(self.names)) != len(self.names) or len(self.kinds) != len(self.names):
-            raise mismatch(
-                ValueError,
-                f"{type(self).__name__}: names and kinds do not match",
-                "different names and one kind for each",
-                f"{len(set(self.names))} different names, {len(self.kinds)} kinds",
-            )
-        if not set(self.kinds) <= set(KINDS):
-            raise mismatch(
-                ValueError,
-                f"{type(self).__name__}: there is no such kind of feature",
-                ", ".join(KINDS),
-                ", ".join(sorted(set(self.kinds) - set(KINDS))),
-            )
+            what = f"{type(self).__name__}: names and kinds do not match"
+            got = f"{len(set(self.names))} different names, {len(self.kinds)} kinds"
+            raise mismatch(ValueError, what, "different names and one kind for each", got)
+        if unknown := sorted(set(self.kinds) - set(KINDS)):
+            what = f"{type(self).__name__}: a kind of feature is unknown"
+            raise mismatch(ValueError, what, ", ".join(KINDS), ", ".join(unknown))
 
     @property
     def columns(self) -> dict[str, Any]:
@@ -85,29 +84,29 @@ class AtomFeatures(FeaturePart):
 
     @abstractmethod
     def rows(self, mol: Mol) -> Float[np.ndarray, "atom feature"]:
-        """Gives the features of every atom.
+        """Return the features of every atom.
 
         Args:
             mol: A sanitised ``rdkit.Chem.Mol``, the featurizer's own copy; may have no atoms.
 
         Returns:
-            One row an atom in the order of the molecule, finite, one column a name.
+            One row per atom in the order of the molecule, finite, one column per name.
         """
 
 
 class PairFeatures(FeaturePart):
-    """Gives every pair of atoms a code, whose features stand in a table; subclass it for your own.
+    """Gives every pair of atoms a code, a row of a table of features; subclass it for your own.
 
     Pairs are unordered, so the codes must be symmetric. A feature with a direction, such as a
     difference of charges, must be made symmetric first, by a sum or an absolute value.
 
     Args:
-        table: What each code means; code 0 is an atom with itself. As an extra feature beside
-            others only its features count, not its distances.
+        table: What each code means; code 0 is an atom with itself. Of extra features only the
+            features in the table are used, not its distances.
         options: The arguments of the subclass, plain values by name; they go into the spec.
 
     Raises:
-        ValueError: If an option is no plain value.
+        ValueError: If an option is not a plain value.
 
     Example:
         >>> import torch
@@ -136,57 +135,38 @@ class PairFeatures(FeaturePart):
 
     @abstractmethod
     def codes(self, mol: Mol) -> Integer[np.ndarray, "atom atom"]:
-        """Gives the code of every pair.
+        """Return the code of every pair.
 
         Args:
             mol: A sanitised ``rdkit.Chem.Mol``, the featurizer's own copy; may have no atoms.
 
         Returns:
-            A symmetric matrix of rows of the table; what stands on its diagonal is replaced by 0.
+            A symmetric matrix of rows of the table; its diagonal is replaced by 0.
         """
 
 
-def _plain(options: Mapping[str, object] | None, owner: str) -> dict[str, Any]:
-    given = dict(options or {})
-    try:
-        plain = json.loads(json.dumps(given))
-    except TypeError as error:
-        raise mismatch(
-            ValueError,
-            f"{owner}: an option cannot be written down",
-            "numbers, text, lists, dictionaries",
-            error,
-            hint="pass plain values and build objects from them in __init__",
-        ) from error
-    return dict(plain)
-
-
 def part_to_spec(part: FeaturePart) -> dict[str, Any]:
-    """Writes down which class with which options made a part, and what columns it has."""
+    """Return the class of a part, its options and its columns as plain values."""
     cls = type(part)
     made = {"class": f"{cls.__module__}:{cls.__qualname__}", "options": dict(part.options)}
     return made | part.columns
 
 
 def part_from_spec(spec: Mapping[str, Any], base: type) -> Any:
-    """Builds a part again and checks that it still has the same columns."""
+    """Build a part again and check that it still has the same columns."""
     cls = _find_class(spec["class"], base)
     part = cls(**spec["options"])
-    now = part_to_spec(part)
-    for key in ("names", "kinds", "codes", "table"):
-        if now.get(key) == spec.get(key):
-            continue
-        raise mismatch(
-            ValueError,
-            f"MoleculeFeaturizer: {cls.__name__} gives other {key} than when it was saved",
-            _first_difference(spec.get(key), now.get(key)),
-            _first_difference(now.get(key), spec.get(key)),
-            hint="the version of the package that saved it, or featurize and train anew",
-        )
+    for key, now in part_to_spec(part).items():
+        saved = spec.get(key)
+        if now != saved and key not in ("class", "options"):
+            what = f"MoleculeFeaturizer: {key} of {cls.__name__} are not those of the saved spec"
+            hint = "the version of the package that saved it, or featurize and train again"
+            texts = _first_difference(saved, now), _first_difference(now, saved)
+            raise mismatch(ValueError, what, *texts, hint=hint)
     return part
 
 
-def _first_difference(ours: object, theirs: object) -> str:
+def _first_difference(ours: Any, theirs: Any) -> str:
     if not (isinstance(ours, list) and isinstance(theirs, list)):
         return str(ours)
     for place, value in enumerate(ours):
@@ -197,31 +177,25 @@ def _first_difference(ours: object, theirs: object) -> str:
 
 def _find_class(path: str, base: type) -> type:
     module, _, name = str(path).partition(":")
-    found: Any = None
-    problem = "a class made within a function" if "<locals>" in name else ""
-    if not problem:
-        try:
-            found = import_module(module)
-            for step in name.split("."):
-                found = getattr(found, step)
-        except (ImportError, AttributeError) as error:
-            problem = str(error)
-    if problem or not (isinstance(found, type) and issubclass(found, base)):
-        raise mismatch(
-            ValueError,
-            f"MoleculeFeaturizer: the class {path!r} cannot be had",
-            f"an importable subclass of {base.__name__}",
-            problem or repr(found),
-            hint="define it at the top level of a module that can be imported here",
-        )
-    return found
+    try:
+        found: Any = import_module(module)
+        for step in name.split("."):
+            found = getattr(found, step)
+        if isinstance(found, type) and issubclass(found, base):
+            return found
+        problem = repr(found)
+    except (ImportError, AttributeError) as error:
+        problem = "a class made within a function" if "<locals>" in name else str(error)
+    what = f"MoleculeFeaturizer: the class {path!r} cannot be imported"
+    hint = "define it at the top level of a module that can be imported here"
+    raise mismatch(ValueError, what, f"a subclass of {base.__name__}", problem, hint=hint)
 
 
-_MOST_KINDS = 65_536
+_MAX_ROWS = 65_536
 
 
 class RowTable:
-    """Looks up rows by key and makes those that are new."""
+    """Caches the rows of features of the atoms seen so far, by key."""
 
     def __init__(self, width: int) -> None:
         self.width = width
@@ -231,7 +205,7 @@ class RowTable:
     def rows(
         self, keys: Sequence[Hashable], make: Callable[..., Sequence[float]]
     ) -> Float32[np.ndarray, "atom feature"]:
-        """Gives one row for each key."""
+        """Return one row for each key; make those that are new."""
         place = self._place
         try:
             places = [place[key] for key in keys]
@@ -241,8 +215,8 @@ class RowTable:
         return self._rows.take(np.array(places, dtype=np.intp), axis=0)
 
     def _add(self, keys: Sequence[Hashable], make: Callable[..., Sequence[float]]) -> None:
-        if len(self._place) > _MOST_KINDS:
-            # Only made-up molecules come here; the table must not grow without end for them.
+        if len(self._place) > _MAX_ROWS:
+            # Only artificial molecules come here; for them the table must not grow without end.
             self._place.clear()
         for key in keys:
             if key in self._place:
@@ -256,5 +230,5 @@ class RowTable:
         return len(self._place)
 
     def __reduce__(self) -> tuple[type["RowTable"], tuple[int]]:
-        """Pickles empty: every process fills its own."""
+        """Pickle empty: every process fills its own."""
         return type(self), (self.width,)

@@ -1,4 +1,4 @@
-"""Turn one SMILES or RDKit molecule into one ``MoleculeData``: atom rows and pair codes."""
+"""Turn one SMILES or RDKit molecule into one ``MoleculeData``: atom features and pair codes."""
 
 import hashlib
 import json
@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float32, Int, UInt8
-from torch import Tensor
 
 import pyg_dynbatch
 from pyg_dynbatch.core.errors import mismatch, mismatch_text
@@ -37,17 +36,22 @@ from pyg_dynbatch.molecules.rdkit_access import (
 )
 
 
-def checked_rows(rows: Any, part: AtomFeatures, mol: Mol) -> Float32[np.ndarray, "atom feature"]:
-    """Checks what the `rows` of atom features have given."""
-    name, wanted = type(part).__name__, (mol.GetNumAtoms(), len(part.names))
-    if not isinstance(rows, np.ndarray) or rows.dtype.kind not in "fiub" or rows.shape != wanted:
-        raise mismatch(
-            ValueError,
-            f"{name}: rows() has the wrong form",
-            f"an array of numbers {list(wanted)}, one row an atom",
-            _form(rows),
-            hint="np.array(…, dtype=np.float32).reshape(mol.GetNumAtoms(), len(self.names))",
-        )
+def _check_array(value: Any, kinds: str, shape: tuple[int, ...], what: str, hint: str = "") -> None:
+    """Refuse what a feature of the user's own has returned, unless it is an array of that form."""
+    if isinstance(value, np.ndarray) and value.dtype.kind in kinds and value.shape == shape:
+        return
+    got: object = type(value).__name__
+    if isinstance(value, np.ndarray):
+        got = f"{value.dtype} {list(value.shape)}"
+    numbers = "numbers" if "f" in kinds else "whole numbers"
+    expected = f"an array of {numbers} {list(shape)}"
+    raise mismatch(ValueError, f"{what}() has the wrong form", expected, got, hint=hint)
+
+
+def _checked_rows(rows: Any, part: AtomFeatures, mol: Mol) -> Float32[np.ndarray, "atom feature"]:
+    name = type(part).__name__
+    hint = "np.array(…, dtype=np.float32).reshape(mol.GetNumAtoms(), len(self.names))"
+    _check_array(rows, "fiub", (mol.GetNumAtoms(), len(part.names)), f"{name}: rows", hint)
     rows = rows.astype(np.float32, copy=False)
     if not np.isfinite(rows).all():
         atom, column = (int(place) for place in np.argwhere(~np.isfinite(rows))[0])
@@ -56,134 +60,64 @@ def checked_rows(rows: Any, part: AtomFeatures, mol: Mol) -> Float32[np.ndarray,
     return rows
 
 
-def checked_codes(codes: Any, part: PairFeatures, mol: Mol) -> UInt8[np.ndarray, "atom atom"]:
-    """Checks what the `codes` of pair features have given, and sets the diagonal to 0."""
+def _checked_codes(codes: Any, part: PairFeatures, mol: Mol) -> UInt8[np.ndarray, "atom atom"]:
     name, atoms = type(part).__name__, mol.GetNumAtoms()
-    if (
-        not isinstance(codes, np.ndarray)
-        or codes.dtype.kind not in "iub"
-        or (codes.shape != (atoms, atoms))
-    ):
-        raise mismatch(
-            ValueError,
-            f"{name}: codes() has the wrong form",
-            f"an array of whole numbers [{atoms}, {atoms}]",
-            _form(codes),
-        )
+    _check_array(codes, "iub", (atoms, atoms), f"{name}: codes")
     asymmetric = np.argwhere(codes != codes.T)
     if len(asymmetric):
-        first, second = (int(place) for place in asymmetric[0])
-        raise mismatch(
-            ValueError,
-            f"{name}: codes() is not symmetric",
-            "the same code for (i, j) and (j, i): pairs have no direction",
-            f"{int(codes[first, second])} for ({first}, {second}), "
-            f"{int(codes[second, first])} for ({second}, {first})",
-            hint="make it symmetric: sum, absolute difference, minimum of both directions",
-        )
+        i, j = (int(place) for place in asymmetric[0])
+        what, expected = f"{name}: codes() is not symmetric", "the same code in both directions"
+        got = f"{int(codes[i, j])} for ({i}, {j}), {int(codes[j, i])} for ({j}, {i})"
+        hint = "the sum, absolute difference or minimum of both directions"
+        raise mismatch(ValueError, what, expected, got, hint=hint)
     codes = np.where(np.eye(atoms, dtype=bool), 0, codes)
     outside = np.argwhere((codes < 0) | (codes >= len(part.table)))
     if len(outside):
-        first, second = (int(place) for place in outside[0])
-        raise mismatch(
-            ValueError,
-            f"{name}: codes() gives a code that is not in its table",
-            f"codes from 0 to {len(part.table) - 1}",
-            f"{int(codes[first, second])} for atoms ({first}, {second})",
-        )
+        i, j = (int(place) for place in outside[0])
+        what, expected = f"{name}: a code is not in its table", f"codes 0 to {len(part.table) - 1}"
+        raise mismatch(ValueError, what, expected, f"{int(codes[i, j])} for atoms ({i}, {j})")
     return codes.astype(np.uint8)
 
 
-def checked_descriptors(row: Any, part: MoleculeDescriptors) -> Float32[np.ndarray, " descriptor"]:
-    """Checks what the `row` of descriptors has given."""
-    wanted = (len(part.names),)
-    if not isinstance(row, np.ndarray) or row.dtype.kind not in "fiub" or row.shape != wanted:
-        raise mismatch(
-            ValueError,
-            f"{type(part).__name__}: row() has the wrong form",
-            f"an array of numbers {list(wanted)}, one a name",
-            _form(row),
-            hint="np.array(…, dtype=np.float32), with NaN where a descriptor is undefined",
-        )
-    return finite_or_nan(row)
-
-
-def _form(value: Any) -> str:
-    if isinstance(value, np.ndarray):
-        return f"{value.dtype} {list(value.shape)}"
-    return type(value).__name__
-
-
-# The places of all molecules up to this size take 3 MB; those of a few hundred large ones would
+# The indices for all molecules up to this size take 3 MB; for a few hundred large ones they would
 # take hundreds.
-_KEPT = 128
+_CACHED = 128
 
 
 def upper_triangle(atoms: int) -> Int[np.ndarray, " pair"]:
-    """Lists the places of the upper triangle of a square matrix, diagonal included, row by row."""
-    return _kept(atoms) if atoms <= _KEPT else _places(atoms)
+    """Return the flat indices of the upper triangle of a square matrix, row by row."""
+    return _cached(atoms) if atoms <= _CACHED else _cached.__wrapped__(atoms)
 
 
 @cache
-def _kept(atoms: int) -> Int[np.ndarray, " pair"]:
-    return _places(atoms)
+def _cached(atoms: int) -> Int[np.ndarray, " pair"]:
+    return np.ravel_multi_index(np.triu_indices(atoms), (atoms, atoms))
 
 
-def _places(atoms: int) -> Int[np.ndarray, " pair"]:
-    first, second = np.triu_indices(atoms)
-    return first * atoms + second
-
-
-_SETS = ("kearnes", "deepchem")
-
-
-def check_choice(name: str, given: object, choices: Sequence[str]) -> None:
-    """Refuses what is none of the choices."""
+def _check_choice(name: str, given: object, choices: Sequence[str]) -> None:
     if given not in choices:
-        raise mismatch(
-            ValueError,
-            f"MoleculeFeaturizer: {name} is unknown",
-            ", ".join(map(repr, choices)),
-            repr(given),
-        )
+        what = f"MoleculeFeaturizer: {name} is unknown"
+        raise mismatch(ValueError, what, ", ".join(map(repr, choices)), repr(given))
 
 
-def check_chirality(chirality: bool | None, *parts: str | FeaturePart) -> None:
-    """Refuses an option that would do nothing."""
-    if chirality is not None and not any(isinstance(part, str) for part in parts):
-        raise mismatch(
-            ValueError,
-            "MoleculeFeaturizer: chirality has no effect on features of your own",
-            'None, or a set given by name: "kearnes", "deepchem"',
-            chirality,
-            hint="give the option to the features themselves",
-        )
-
-
-def named_atoms(name: str, chirality: bool | None, explicit_hydrogens: bool) -> AtomFeatures:
-    """Makes the atom features of a published set."""
-    check_choice("atoms", name, _SETS)
+def _named_atoms(name: str, chirality: bool | None, explicit_hydrogens: bool) -> AtomFeatures:
+    """Make the atom features of a published set."""
+    _check_choice("atoms", name, ("kearnes", "deepchem"))
     if name == "kearnes":
         return KearnesAtoms(chirality=chirality is not False)
     return DeepChemAtoms(hydrogens=not explicit_hydrogens, chirality=bool(chirality))
 
 
-def named_pairs(name: str, chirality: bool | None) -> PairFeatures:
-    """Makes the pair features of a published set."""
-    check_choice("pairs", name, _SETS)
+def _named_pairs(name: str, chirality: bool | None) -> PairFeatures:
+    """Make the pair features of a published set."""
+    _check_choice("pairs", name, ("kearnes", "deepchem"))
     return KearnesPairs() if name == "kearnes" else DeepChemPairs(chirality=bool(chirality))
 
 
-def named_descriptors(name: str) -> MoleculeDescriptors:
-    """Makes a set of descriptors."""
-    check_choice("descriptors", name, ("rdkit",))
-    return RDKitDescriptors()
-
-
-def listed(
+def _listed(
     names: Sequence[str], owners: Sequence[FeaturePart], kinds: Sequence[str] = ()
 ) -> list[str]:
-    """Writes one line for every column: its number, its name, its kind, who gives it."""
+    """Write one line per column: its number, its name, its kind, its class."""
     width = max(map(len, names), default=0)
     shown = [f"{kind:<5}  " for kind in kinds] or [""] * len(names)
     return [
@@ -192,32 +126,31 @@ def listed(
     ]
 
 
-# Raise it when a release changes what any of the features is: stores are then made anew.
+# Change it when a release changes what any of the features is: stores are then made again.
 _FORMAT = "MoleculeFeaturizer 1"
-_FRAGMENTS = ("all", "largest")
-# Whose results need no check.
+# Their results need no check.
 _OWN = (KearnesAtoms, DeepChemAtoms, KearnesPairs, DeepChemPairs)
 
 
 class MoleculeFeaturizer:
-    """Turns a SMILES or an RDKit molecule into the rows and codes that networks read.
+    """Turns a SMILES or an RDKit molecule into ``MoleculeData``: atom features and pair codes.
 
     Atoms keep the order of the input, the caller's molecule is never changed, and every pair of
     atoms gets a code: also an atom with itself (0), and two atoms of different fragments.
 
     Args:
-        atoms: ``"kearnes"``, ``"deepchem"``, or atom features of your own.
-        pairs: ``"kearnes"``, ``"deepchem"``, or pair features of your own.
+        atoms: ``"kearnes"``, ``"deepchem"``, or your own atom features.
+        pairs: ``"kearnes"``, ``"deepchem"``, or your own pair features.
         explicit_hydrogens: Whether hydrogens become atoms, after all others. DeepChem's atom
             features then do not count them.
         fragments: ``"all"``, or ``"largest"``: the fragment with most heavy atoms, then the
             heaviest, then the first by canonical SMILES.
         chirality: Whether stereo is described; None for what the feature set was published
             with: Kearnes with (R, S), DeepChem without. Only for sets given by name.
-        max_atoms: A molecule with more atoms is refused: its pairs grow as the square.
+        max_atoms: Larger molecules are refused: the number of pairs grows as the square.
         extra_atoms: Further atom features, appended as columns.
         extra_pairs: Further pair features; their codes multiply those of `pairs`.
-        descriptors: ``"rdkit"``, or descriptors of your own, of the whole molecule: of the chosen
+        descriptors: ``"rdkit"``, or your own descriptors of the whole molecule: of the chosen
             fragment, before hydrogens become atoms. None for none.
 
     Raises:
@@ -246,73 +179,67 @@ class MoleculeFeaturizer:
         extra_pairs: Sequence[PairFeatures] = (),
         descriptors: str | MoleculeDescriptors | None = None,
     ) -> None:
-        check_choice("fragments", fragments, _FRAGMENTS)
+        _check_choice("fragments", fragments, ("all", "largest"))
         if max_atoms < 1:
-            raise mismatch(
-                ValueError,
-                "MoleculeFeaturizer: max_atoms leaves no molecule",
-                "1 or more",
-                max_atoms,
-            )
-        check_chirality(chirality, atoms, pairs)
+            what = "MoleculeFeaturizer: max_atoms is too small"
+            raise mismatch(ValueError, what, "at least 1", max_atoms)
+        if chirality is not None and not (isinstance(atoms, str) or isinstance(pairs, str)):
+            what = "MoleculeFeaturizer: chirality has no effect on your own features"
+            expected = 'None, or a set given by name: "kearnes", "deepchem"'
+            hint = "an option of the features themselves"
+            raise mismatch(ValueError, what, expected, chirality, hint=hint)
         self.explicit_hydrogens = explicit_hydrogens
         self.fragments = fragments
         self.max_atoms = max_atoms
-        self._atoms = (
-            named_atoms(atoms, chirality, explicit_hydrogens) if isinstance(atoms, str) else atoms,
-            *extra_atoms,
-        )
-        self._pairs = (
-            named_pairs(pairs, chirality) if isinstance(pairs, str) else pairs,
-            *extra_pairs,
-        )
+        if isinstance(atoms, str):
+            atoms = _named_atoms(atoms, chirality, explicit_hydrogens)
+        if isinstance(pairs, str):
+            pairs = _named_pairs(pairs, chirality)
+        if isinstance(descriptors, str):
+            _check_choice("descriptors", descriptors, ("rdkit",))
+            descriptors = RDKitDescriptors()
+        self._atoms = (atoms, *extra_atoms)
+        self._pairs = (pairs, *extra_pairs)
+        self._descriptors = descriptors
         self.atom_names: tuple[str, ...] = sum((part.names for part in self._atoms), ())
         self.atom_kinds: tuple[str, ...] = sum((part.kinds for part in self._atoms), ())
         repeated = [name for name in self.atom_names if self.atom_names.count(name) > 1]
         if repeated:
-            raise mismatch(
-                ValueError,
-                "MoleculeFeaturizer: two atom features have the same name",
-                "different names",
-                repeated[0],
-            )
-        self.pair_table: PairTable = self._pairs[0].table
+            what = "MoleculeFeaturizer: two atom features have the same name"
+            raise mismatch(ValueError, what, "different names", repeated[0])
+        self.pair_table: PairTable = pairs.table
         for extra in extra_pairs:
             self.pair_table = self.pair_table.times(extra.table)
-        self._descriptors = (
-            named_descriptors(descriptors) if isinstance(descriptors, str) else descriptors
-        )
-        self.descriptor_names: tuple[str, ...] = getattr(self._descriptors, "names", ())
+        self.descriptor_names: tuple[str, ...] = () if descriptors is None else descriptors.names
 
     def __call__(self, molecule: str | Mol) -> MoleculeData:
-        """Describes one molecule."""
+        """Describe one molecule."""
         plain = self._without_hydrogens(molecule)
-        # A copy, for features may leave properties on the molecule that descriptors read.
-        described = chem().Mol(plain) if self._descriptors is not None else None
+        descriptor = None
+        if self._descriptors is not None:
+            # Of a copy, for descriptors may leave properties on the molecule that features read.
+            row = self._descriptors.row(chem().Mol(plain))
+            name, hint = type(self._descriptors).__name__, "np.float32, NaN where undefined"
+            _check_array(row, "fiub", (len(self.descriptor_names),), f"{name}: row", hint)
+            descriptor = torch.from_numpy(finite_or_nan(row))[None]
         mol = self._with_hydrogens(plain, molecule)
         rows, codes = self.atom_rows(mol), self.pair_codes(mol)
         return MoleculeData(
             x=torch.from_numpy(rows),
             pair_code=torch.from_numpy(codes.take(upper_triangle(len(codes)))),
-            descriptor=self._descriptor_row(described),
+            descriptor=descriptor,
             smiles=molecule.strip() if isinstance(molecule, str) else None,
         )
 
-    def _descriptor_row(self, mol: Mol) -> Tensor | None:
-        if self._descriptors is None:
-            return None
-        row = checked_descriptors(self._descriptors.row(mol), self._descriptors)
-        return torch.from_numpy(row)[None]
-
     def prepare(self, molecule: str | Mol) -> Mol:
-        """Gives the molecule whose atoms are the rows: parsed, fragment chosen, hydrogens added.
+        """Return the molecule whose atoms are the rows: parsed, fragment chosen, hydrogens added.
 
         Args:
             molecule: SMILES, or an ``rdkit.Chem.Mol``, which is not changed.
 
         Returns:
             A new ``rdkit.Chem.Mol``. The atoms of the input keep their order and, where a
-            fragment or hydrogens of the text were left out, bear the property ``input_atom``.
+            fragment or hydrogens of the text were left out, have the property ``input_atom``.
 
         Raises:
             MoleculeError: If the molecule is bad or too big.
@@ -327,8 +254,11 @@ class MoleculeFeaturizer:
     def _without_hydrogens(self, molecule: str | Mol) -> Mol:
         if molecule is None or isinstance(molecule, str | float):
             mol = parse_smiles(molecule)
+        elif isinstance(molecule, chem().Mol):
+            mol = sanitized_copy(molecule)
         else:
-            mol = sanitized_copy(_check_mol(molecule))
+            what, got = "MoleculeFeaturizer: the input is not a molecule", type(molecule).__name__
+            raise mismatch(TypeError, what, "a SMILES or an rdkit.Chem.Mol", got)
         if self.fragments == "largest":
             mol = largest_fragment(mol)
         self._check_size(mol.GetNumAtoms(), molecule)
@@ -349,13 +279,13 @@ class MoleculeFeaturizer:
             )
 
     def atom_rows(self, mol: Mol) -> Float32[np.ndarray, "atom feature"]:
-        """Describes the atoms of a molecule that `prepare` gave.
+        """Return the features of the atoms of a molecule that `prepare` returned.
 
         Args:
             mol: The molecule; may get computed properties.
 
         Returns:
-            One row an atom.
+            One row per atom.
 
         Raises:
             MoleculeError: If a feature is not finite.
@@ -364,11 +294,11 @@ class MoleculeFeaturizer:
         parts = []
         for part in self._atoms:
             rows = part.rows(mol)
-            parts.append(rows if type(part) in _OWN else checked_rows(rows, part, mol))
+            parts.append(rows if type(part) in _OWN else _checked_rows(rows, part, mol))
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
     def pair_codes(self, mol: Mol) -> UInt8[np.ndarray, "atom atom"]:
-        """Codes the pairs of a molecule that `prepare` gave.
+        """Return the codes of the pairs of a molecule that `prepare` returned.
 
         Args:
             mol: The molecule.
@@ -384,22 +314,22 @@ class MoleculeFeaturizer:
         for part in self._pairs:
             more = part.codes(mol)
             if type(part) not in _OWN:
-                more = checked_codes(more, part, mol)
+                more = _checked_codes(more, part, mol)
             codes = more if codes is None else codes * np.uint8(len(part.table)) + more
         return codes
 
     @property
     def spec(self) -> dict[str, Any]:
         """All that is needed to build the featurizer again, in plain values."""
-        # Without descriptors there is no entry: the digests of older versions stay what they were.
-        whole = (
-            {} if self._descriptors is None else {"descriptors": part_to_spec(self._descriptors)}
-        )
-        return {
-            "format": _FORMAT,
+        parts: dict[str, Any] = {
             "atoms": [part_to_spec(part) for part in self._atoms],
             "pairs": [part_to_spec(part) for part in self._pairs],
-            **whole,
+        }
+        if self._descriptors is not None:
+            parts["descriptors"] = part_to_spec(self._descriptors)
+        return {
+            "format": _FORMAT,
+            **parts,
             "options": {
                 "explicit_hydrogens": self.explicit_hydrogens,
                 "fragments": self.fragments,
@@ -415,17 +345,17 @@ class MoleculeFeaturizer:
     @property
     def digest(self) -> str:
         """A short hash of `spec` but for this package's version: equal digests, equal data."""
-        # What a release changes in the features raises _FORMAT; else stores are good as they are.
+        # A release that changes the features changes _FORMAT; otherwise stores stay valid.
         facts = {name: value for name, value in self.spec.items() if name != "pyg_dynbatch"}
         text = json.dumps(facts, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @classmethod
     def from_spec(cls, spec: Any) -> "MoleculeFeaturizer":
-        """Builds a featurizer from what `spec` gave, perhaps on another machine.
+        """Build a featurizer from a `spec`, perhaps of another machine.
 
-        Classes are imported by the path that stands in the spec: read specs of people you trust.
-        Another version of RDKit may see a molecule in another way; that is a warning.
+        Classes are imported by the path in the spec: read only specs that you trust. Another
+        version of RDKit, which may interpret a molecule in another way, gives a warning.
 
         Args:
             spec: The plain values.
@@ -434,7 +364,8 @@ class MoleculeFeaturizer:
             A featurizer with the same columns and codes.
 
         Raises:
-            ValueError: If this is no spec, a class cannot be had, or its columns have changed.
+            ValueError: If it is not a spec, a class cannot be imported, or its columns have
+                changed.
 
         Example:
             >>> featurizer = MoleculeFeaturizer(fragments="largest")
@@ -442,22 +373,17 @@ class MoleculeFeaturizer:
             True
         """
         if not isinstance(spec, Mapping) or spec.get("format") != _FORMAT:
-            raise mismatch(
-                ValueError,
-                "MoleculeFeaturizer: this is not the spec of a featurizer",
-                f"plain values with format {_FORMAT!r}",
-                spec.get("format") if isinstance(spec, Mapping) else type(spec).__name__,
-            )
+            what, expected = "MoleculeFeaturizer: the spec cannot be read", f"format {_FORMAT!r}"
+            got = spec.get("format") if isinstance(spec, Mapping) else type(spec).__name__
+            raise mismatch(ValueError, what, expected, got)
         if spec["rdkit"] != rdkit_version():
-            warnings.warn(
-                mismatch_text(
-                    "MoleculeFeaturizer: another version of RDKit made the features",
-                    f"RDKit {spec['rdkit']}, as when the spec was saved",
-                    f"RDKit {rdkit_version()}",
-                    hint="that version where figures must agree to the last digit",
-                ),
-                stacklevel=2,
+            text = mismatch_text(
+                "MoleculeFeaturizer: another version of RDKit made the features",
+                f"RDKit {spec['rdkit']}, as when the spec was saved",
+                f"RDKit {rdkit_version()}",
+                hint="that version where figures must agree to the last digit",
             )
+            warnings.warn(text, stacklevel=2)
         atoms = [part_from_spec(part, AtomFeatures) for part in spec["atoms"]]
         pairs = [part_from_spec(part, PairFeatures) for part in spec["pairs"]]
         whole = spec.get("descriptors")
@@ -471,10 +397,7 @@ class MoleculeFeaturizer:
         )
 
     def describe(self) -> str:
-        """Writes a table of all features with their columns, kinds and versions.
-
-        Returns:
-            Text of many lines.
+        """Return a table of all features with their columns, kinds and versions.
 
         Example:
             >>> print(MoleculeFeaturizer().describe())
@@ -491,19 +414,21 @@ class MoleculeFeaturizer:
         of_atoms = [part for part in self._atoms for _ in part.names]
         of_pairs = [part for part in self._pairs for _ in part.table.names]
         names = self.pair_table.names
+        versions = f"(RDKit {rdkit_version()}, pyg_dynbatch {pyg_dynbatch.__version__})"
         lines = [
-            f"{type(self).__name__} "
-            f"(RDKit {rdkit_version()}, pyg_dynbatch {pyg_dynbatch.__version__})",
+            f"{type(self).__name__} {versions}",
             f"fragments={self.fragments}, explicit_hydrogens={self.explicit_hydrogens}, "
             f"max_atoms={self.max_atoms}",
             f"atom features: {len(self.atom_names)}",
-            *listed(self.atom_names, of_atoms, self.atom_kinds),
+            *_listed(self.atom_names, of_atoms, self.atom_kinds),
             f"pair features: {len(names)}, in {len(self.pair_table)} codes",
-            *listed(names, of_pairs),
+            *_listed(names, of_pairs),
         ]
         if self._descriptors is not None:
             lines.append(f"descriptors: {len(self.descriptor_names)}")
-            lines += listed(self.descriptor_names, [self._descriptors] * len(self.descriptor_names))
+            lines += _listed(
+                self.descriptor_names, [self._descriptors] * len(self.descriptor_names)
+            )
         return "\n".join(lines)
 
     def __repr__(self) -> str:
@@ -518,14 +443,3 @@ class MoleculeFeaturizer:
             f"{pairs}: {len(self.pair_table.names)} pair features in {len(self.pair_table)} codes, "
             f"{whole}fragments={self.fragments}, explicit_hydrogens={self.explicit_hydrogens})"
         )
-
-
-def _check_mol(molecule: Mol) -> Mol:
-    if not isinstance(molecule, chem().Mol):
-        raise mismatch(
-            TypeError,
-            "MoleculeFeaturizer: this is no molecule",
-            "a SMILES or an rdkit.Chem.Mol",
-            type(molecule).__name__,
-        )
-    return molecule

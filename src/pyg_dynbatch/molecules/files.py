@@ -4,7 +4,8 @@ import csv
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -22,22 +23,23 @@ FORMATS = {
     ".sdf": "sdf",
     ".sd": "sdf",
 }
+_DELIMITERS = {"csv": ",", "tsv": "\t"}
 MISSING = ("", "nan", "na")
 _LARGEST = (2 - 2**-23) * 2.0**127  # of float32, in which targets are kept
 
-# Without the second bracket, a line such as ">5 <100" is a value and no header of a field.
+# Without the second bracket, a line such as ">5 <100" is a value, not the header of a field.
 _FIELD = re.compile(r">[^<]*<(.*)>")
 
 
 @dataclass(frozen=True)
 class RawMolecule:
-    """Holds one record of a file as it stands there.
+    """One record of a file, not interpreted.
 
     Args:
         row: Number of the record in the file, from 0.
         where: File and line of the record, for messages.
         smiles: The SMILES without blanks around it; ``""`` where the cell is empty, None in SDF.
-        block: The mol block; None but in SDF.
+        block: The mol block; None except in SDF.
         name: Name of the molecule; None where it has none.
         targets: The labels in the order of the columns asked for; None where one is missing.
         extra: All other columns or data fields, as text.
@@ -60,8 +62,8 @@ class RawMolecule:
 
 
 @dataclass(frozen=True)
-class _Wanted:
-    """What the caller has asked for."""
+class _Request:
+    """The columns that the caller has asked for."""
 
     smiles: str | None
     targets: tuple[str, ...]
@@ -70,11 +72,35 @@ class _Wanted:
     first_of_repeated: bool
     keep_source: bool
 
-    def labels(self, row: dict[str, str], where: str) -> tuple[float | None, ...]:
-        return tuple(_label(row.get(name, ""), name, self.missing, where) for name in self.targets)
-
+    @cached_property
     def used(self) -> frozenset[str | None]:
+        """Columns that are not among the others of a record."""
         return frozenset((self.smiles, self.name, *self.targets))
+
+    def record(
+        self, row: int, where: str, fields: dict[str, str], source: Any, **given: Any
+    ) -> RawMolecule:
+        """Make the record of a row whose columns or data fields are given."""
+        targets = (self.label(fields.get(name, ""), name, where) for name in self.targets)
+        extra = {name: text for name, text in fields.items() if name not in self.used}
+        kept = source if self.keep_source else ((), ())
+        return RawMolecule(row, where, targets=tuple(targets), extra=extra, source=kept, **given)
+
+    def label(self, text: str, name: str, where: str) -> float | None:
+        """Read a label; None if it is missing."""
+        text = text.strip()
+        if text.lower() in self.missing:
+            return None
+        try:
+            value = math.nan if "_" in text else float(text)  # Python accepts 1_000
+        except ValueError:
+            value = math.nan
+        if not abs(value) <= _LARGEST:
+            what = f"read_molecules: the label {name!r} is not a finite number"
+            expected = f"a number up to {_LARGEST:.2g}, or an empty cell, nan or NA if missing"
+            hint = f"missing=[{text!r}] (featurize: --missing), if that is a missing label"
+            raise mismatch(ValueError, what, expected, repr(text), where=where, hint=hint)
+        return value
 
 
 def read_molecules(
@@ -88,38 +114,38 @@ def read_molecules(
     first_of_repeated: bool = False,
     keep_source: bool = False,
 ) -> Iterator[RawMolecule]:
-    r"""Reads a file of molecules as a stream: a million records need no more memory than one.
+    r"""Read a file of molecules as a stream: a million records need no more memory than one.
 
     - ``csv``, ``tsv``: a line of column names, then one record per line; quoted cells may hold
-      commas and line ends. Blank lines are no records; a line of empty cells is one. The cell of a
-      SMILES holds nothing else, except ``|…|`` of CXSMILES after a blank.
-    - ``smi``: a SMILES, a blank, a name; no line of column names is needed, one that begins with
-      ``smiles`` is skipped, as are lines that begin with ``#``.
+      commas and line ends. Blank lines are skipped; a line of empty cells is a record. The cell of
+      a SMILES holds nothing else, except ``|…|`` of CXSMILES after a blank.
+    - ``smi``: a SMILES, a blank, a name. A first line that begins with ``smiles`` is skipped, as
+      are lines that begin with ``#``.
     - ``sdf``: labels are data fields; the name is the first line of a record.
 
     Any may be compressed (``.gz``). Text is UTF-8, with or without a byte order mark. Bad
-    molecules are records like others: the featurizer says what is wrong with them.
+    molecules are records like others: the featurizer reports what is wrong with them.
 
     Args:
         path: The file, or ``"-"`` for standard input.
-        smiles_column: Name of the column of SMILES; None for the one called smiles in whatever
-            case.
-        target_columns: Names of the columns of labels; None for no labels.
-        name_column: Name of the column of names (csv, tsv).
+        smiles_column: Column of the SMILES; None for the one named smiles, in any case.
+        target_columns: Columns of the labels; None for no labels.
+        name_column: Column of the names (csv, tsv).
         format: ``"csv"``, ``"tsv"``, ``"smi"`` or ``"sdf"``; None to go by the suffix.
-        missing: What else than an empty cell, nan and NA (in whatever case) is a missing label.
-        first_of_repeated: Whether of several columns of one name the first is taken; else they
+        missing: Further texts, in any case, that are a missing label, besides an empty cell, nan
+            and NA.
+        first_of_repeated: Whether the first of several columns of one name is used; otherwise they
             are refused where they are used.
         keep_source: Whether each record keeps all its columns as `source`.
 
     Yields:
-        One `RawMolecule` a record, in the order of the file.
+        One `RawMolecule` per record, in the order of the file.
 
     Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If the format is unknown, the file is empty, damaged or not UTF-8, there is
-            no such column, a record has more or fewer cells than there are columns, or a label
-            is not a finite number; says file and line.
+        FileNotFoundError: If the file does not exist.
+        ValueError: If the format is unknown, the file is empty, damaged or not UTF-8, a column is
+            missing, a record has more or fewer cells than there are columns, or a label is not a
+            finite number; names file and line.
 
     Example:
         >>> import tempfile
@@ -131,15 +157,11 @@ def read_molecules(
         1 O (None,) {'name': 'water'}
     """
     if isinstance(target_columns, str):
-        raise mismatch(
-            TypeError,
-            "read_molecules: target_columns is one text, not a list of names",
-            "a list of column names",
-            repr(target_columns),
-            hint=f"target_columns=[{target_columns!r}]",
-        )
+        what = "read_molecules: target_columns is one text, not a list of names"
+        hint = f"target_columns=[{target_columns!r}]"
+        raise mismatch(TypeError, what, "a list of names", repr(target_columns), hint=hint)
     kind = _format_of(str(path), format)
-    wanted = _Wanted(
+    wanted = _Request(
         smiles_column,
         tuple(target_columns or ()),
         name_column,
@@ -148,114 +170,66 @@ def read_molecules(
         keep_source,
     )
     if kind in ("smi", "sdf") and (smiles_column or name_column):
-        raise mismatch(
-            ValueError,
-            f"read_molecules: {kind} files have no columns of SMILES or names",
-            "smiles_column and name_column for csv and tsv alone",
-            smiles_column or name_column,
-            where=path,
-        )
+        what = f"read_molecules: {kind} files have no columns of SMILES or names"
+        got, expected = smiles_column or name_column, "smiles_column and name_column for csv, tsv"
+        raise mismatch(ValueError, what, expected, got, where=path)
     if kind == "smi" and wanted.targets:
-        raise mismatch(
-            ValueError,
-            "read_molecules: smi files have no labels",
-            "target_columns for csv, tsv and sdf",
-            ", ".join(wanted.targets),
-            where=path,
-            hint="a csv file with a line of column names",
-        )
+        what, got = "read_molecules: smi files have no labels", ", ".join(wanted.targets)
+        hint = "a csv file with a line of column names"
+        raise mismatch(ValueError, what, "csv, tsv or sdf", got, where=path, hint=hint)
     if str(path) != "-":
         existing(path, f"a {kind} file of molecules")
     return _read(path, kind, wanted)
 
 
-def _read(path: str | Path, kind: str, wanted: _Wanted) -> Iterator[RawMolecule]:
-    readers = {"csv": _read_table, "tsv": _read_table, "smi": _read_smi, "sdf": _read_sdf}
+def _read(path: str | Path, kind: str, wanted: _Request) -> Iterator[RawMolecule]:
     with open_lines(path) as lines:
-        records = 0
-        for raw in readers[kind](lines, kind, wanted):
-            records += 1
+        raw = None
+        if kind in _DELIMITERS:
+            records = _read_table(lines, _DELIMITERS[kind], wanted)
+        else:
+            records = _read_smi(lines) if kind == "smi" else _read_sdf(lines, wanted)
+        for raw in records:
             yield raw
-        if not records:
-            raise mismatch(
-                ValueError,
-                f"{lines.name}: there are no molecules in the file",
-                f"one {kind} record or more",
-                f"{lines.number} lines",
-                where=path,
-            )
+        if raw is None:
+            what = f"{lines.name}: the file has no molecules"
+            got = f"{lines.number} lines"
+            raise mismatch(ValueError, what, f"at least one {kind} record", got, where=path)
 
 
 def _format_of(path: str, given: str | None) -> str:
     known = sorted(set(FORMATS.values()))
-    if given is not None:
-        if given in known:
-            return given
-        problem, got = "the format is unknown", repr(given)
-    elif path == "-":
-        problem, got = "standard input has no suffix that tells its format", "no format"
-    else:
-        suffix = Path(path.lower().removesuffix(".gz")).suffix
-        if suffix in FORMATS:
-            return FORMATS[suffix]
-        problem, got = "the suffix tells no format", path
-    raise mismatch(
-        ValueError,
-        f"read_molecules: {problem}",
-        f"{', '.join(known)} ({' '.join(FORMATS)}, also with .gz)",
-        got,
-        hint="pass format=…",
-    )
+    suffix = Path(path.lower().removesuffix(".gz")).suffix
+    if given in known:
+        return str(given)
+    if given is None and suffix in FORMATS:
+        return FORMATS[suffix]
+    problem, got = "the format is unknown", repr(given)
+    if given is None:
+        problem, got = "the format does not follow from the suffix", path
+    expected = f"{', '.join(known)} ({' '.join(FORMATS)}, also with .gz)"
+    raise mismatch(ValueError, f"read_molecules: {problem}", expected, got, hint="pass format=…")
 
 
-def _label(text: str, name: str, missing: frozenset[str], where: str) -> float | None:
-    text = text.strip()
-    if text.lower() in missing:
-        return None
-    try:
-        value = math.nan if "_" in text else float(text)  # Python reads 1_000, nobody writes it
-    except ValueError:
-        value = math.nan
-    if not abs(value) <= _LARGEST:
-        raise mismatch(
-            ValueError,
-            f"read_molecules: the label {name!r} is not a finite number",
-            f"a number up to {_LARGEST:.2g}, or an empty cell, nan or NA if missing",
-            repr(text),
-            where=where,
-            hint=f"missing=[{text!r}] (featurize: --missing), if that is a missing label",
-        )
-    return value
-
-
-def _read_table(lines: Lines, kind: str, wanted: _Wanted) -> Iterator[RawMolecule]:
-    records = _cells(lines, "," if kind == "csv" else "\t")
+def _read_table(lines: Lines, delimiter: str, wanted: _Request) -> Iterator[RawMolecule]:
+    records = _cells(lines, delimiter)
     _, header = next(records, (0, []))
     header = [name.strip() for name in header]
     column = _find_columns(header, wanted, f"{lines.path}:1")
-    places = {name: header.index(name) for name in header}
-    spare = sorted(places.keys() - wanted.used() - {header[column]}, key=places.__getitem__)
+    wanted = replace(wanted, smiles=header[column])
+    first = {name: header.index(name) for name in header}
     for row, (start, cells) in enumerate(records):
         where = f"{lines.path}:{start}"
         if len(cells) != len(header):
-            raise mismatch(
-                ValueError,
-                f"{lines.name}: a record has another number of cells than there are columns",
-                f"{len(header)}: {', '.join(header)}",
-                f"{len(cells)}: {', '.join(cells)[:200]}",
-                where=where,
-                hint="quote cells that hold the separator",
-            )
-        named = {name: cells[place] for name, place in places.items()}
-        yield RawMolecule(
-            row,
-            where,
-            smiles=cells[column].strip(),
-            name=named[wanted.name].strip() if wanted.name else None,
-            targets=wanted.labels(named, where),
-            extra={name: named[name] for name in spare},
-            source=(header, cells) if wanted.keep_source else ((), ()),
-        )
+            what = f"{lines.name}: the number of cells is not that of the columns"
+            expected = f"{len(header)}: {', '.join(header)}"
+            got, hint = f"{len(cells)}: {', '.join(cells)[:200]}", "quotes around separators"
+            raise mismatch(ValueError, what, expected, got, where=where, hint=hint)
+        named = {name: cells[place] for name, place in first.items()}
+        given = {"smiles": cells[column].strip()}
+        if wanted.name:
+            given["name"] = named[wanted.name].strip()
+        yield wanted.record(row, where, named, (header, cells), **given)
 
 
 def _cells(lines: Lines, delimiter: str) -> Iterator[tuple[int, list[str]]]:
@@ -266,61 +240,44 @@ def _cells(lines: Lines, delimiter: str) -> Iterator[tuple[int, list[str]]]:
         yield from lines
         ended = True
 
-    problem: object = None
     try:
         for cells in csv.reader(watched(), delimiter=delimiter):
             # The reader asks for a line after the last one only within a quoted cell.
             if ended:
-                problem = "a quote that is opened here and never closed"
-                break
+                raise csv.Error("a quote that is opened here and never closed")
             # A line of separators is a record, and without it all numbers after it would be off.
             if len(cells) > 1 or any(cell.strip() for cell in cells):
                 yield start, cells
             start = lines.number + 1
     except csv.Error as error:
-        problem = error
-    if problem is not None:
-        raise mismatch(
-            ValueError,
-            f"{lines.name}: the table cannot be read",
-            "cells between separators, quotes in pairs",
-            problem,
-            where=f"{lines.path}:{start}",
-        )
+        what = f"{lines.name}: the table cannot be read"
+        expected, where = "cells between separators, quotes in pairs", f"{lines.path}:{start}"
+        raise mismatch(ValueError, what, expected, error, where=where) from error
 
 
-def _find_columns(header: list[str], wanted: _Wanted, where: str) -> int:
+def _find_columns(header: list[str], wanted: _Request, where: str) -> int:
+    others = [name for name in (*wanted.targets, wanted.name) if name is not None]
+    smiles = wanted.smiles or "smiles"
+    found = [name for name in header if name == wanted.smiles]
     if wanted.smiles is None:
-        found = [name for name in header if name.lower() == "smiles"]
-        asked = ["smiles"]
-    else:
-        found, asked = [wanted.smiles], [wanted.smiles]
-    asked += [name for name in (*wanted.targets, wanted.name) if name is not None]
-    missing = [name for name in asked[1:] if name not in header]
-    if not found or found[0] not in header:
-        missing.insert(0, asked[0])
+        found = [name for name in header if name.lower() == smiles]
+    missing = ([] if found else [smiles]) + [name for name in others if name not in header]
     if missing:
-        raise mismatch(
-            ValueError,
-            f"read_molecules: there is no column {', '.join(map(repr, missing))}",
-            f"one of: {', '.join(map(repr, header)) or 'no columns'}",
-            ", ".join(asked),
-            where=where,
-            hint="smiles_column=…, target_columns=[…]; the first line names the columns",
-        )
-    twice = [name for name in (*found, *asked[1:]) if header.count(name) > 1]
-    if (twice or len(found) > 1) and not wanted.first_of_repeated:
-        raise mismatch(
-            ValueError,
-            "read_molecules: two columns have the same name",
-            "different names for the columns that are used",
-            ", ".join(map(repr, twice or found)),
-            where=where,
-        )
+        what = f"read_molecules: column {', '.join(map(repr, missing))} not found"
+        expected = f"one of: {', '.join(map(repr, header)) or 'no columns'}"
+        got = ", ".join([smiles, *others])
+        hint = "smiles_column=…, target_columns=[…]; the first line names the columns"
+        raise mismatch(ValueError, what, expected, got, where=where, hint=hint)
+    twice = [name for name in others if header.count(name) > 1]
+    twice += found if len(found) > 1 else []
+    if twice and not wanted.first_of_repeated:
+        what = "read_molecules: two columns have the same name"
+        expected = "different names for the columns that are used"
+        raise mismatch(ValueError, what, expected, ", ".join(map(repr, twice)), where=where)
     return header.index(found[0])
 
 
-def _read_smi(lines: Lines, kind: str, wanted: _Wanted) -> Iterator[RawMolecule]:
+def _read_smi(lines: Lines) -> Iterator[RawMolecule]:
     row, header = 0, False
     for line in lines:
         text = line.strip()
@@ -338,9 +295,9 @@ def _read_smi(lines: Lines, kind: str, wanted: _Wanted) -> Iterator[RawMolecule]
         row += 1
 
 
-def _read_sdf(lines: Lines, kind: str, wanted: _Wanted) -> Iterator[RawMolecule]:
+def _read_sdf(lines: Lines, wanted: _Request) -> Iterator[RawMolecule]:
+    # Not by RDKit's suppliers, which read no streams and give molecules without block and line.
     seen: dict[str, None] = {}
-    used = wanted.used()
     record: list[str] = []
     row, start = 0, 1
     for line in chain(lines, ["$$$$"]):
@@ -350,29 +307,16 @@ def _read_sdf(lines: Lines, kind: str, wanted: _Wanted) -> Iterator[RawMolecule]
         if any(text.strip() for text in record):
             fields = _fields(record)
             seen |= dict.fromkeys(fields)
-            where = f"{lines.path}:{start}"
-            yield RawMolecule(
-                row,
-                where,
-                block=_block(record),
-                name=record[0].strip() or None,
-                targets=wanted.labels(fields, where),
-                extra={name: text for name, text in fields.items() if name not in used},
-                source=(
-                    (tuple(fields), tuple(fields.values())) if wanted.keep_source else ((), ())
-                ),
-            )
+            source = (tuple(fields), tuple(fields.values()))
+            given = {"block": _block(record), "name": record[0].strip() or None}
+            yield wanted.record(row, f"{lines.path}:{start}", fields, source, **given)
             row += 1
         record, start = [], lines.number + 1
     never = [name for name in wanted.targets if name not in seen]
     if row and never:
-        raise mismatch(
-            ValueError,
-            f"read_molecules: no record has the field {', '.join(map(repr, never))}",
-            f"some of: {', '.join(map(repr, seen)) or 'no fields'}",
-            ", ".join(wanted.targets),
-            where=lines.path,
-        )
+        what = f"read_molecules: no record has the field {', '.join(map(repr, never))}"
+        expected = f"some of: {', '.join(map(repr, seen)) or 'no fields'}"
+        raise mismatch(ValueError, what, expected, ", ".join(wanted.targets), where=lines.path)
 
 
 def _block(record: list[str]) -> str:
@@ -401,14 +345,14 @@ _SHOWN = 80
 
 @dataclass(frozen=True)
 class BadMolecule:
-    """Says why one record of a source gave no molecule.
+    """Why one record of a source is not a molecule.
 
     Attributes:
         row: Number of the record in its source, from 0.
         where: File and line.
         smiles: The text; None where there was none.
         reason: What is wrong.
-        atom: The atom to blame, from 0; None where it is no single one.
+        atom: The atom at fault, from 0; None where it is not a single one.
 
     Example:
         >>> print(BadMolecule(3, "mine.csv:5", "C(", "an open bracket").complaint("MoleculeFile"))
@@ -426,44 +370,28 @@ class BadMolecule:
     atom: int | None = None
 
     def complaint(self, name: str) -> str:
-        """Writes the message of the error that stops at this record.
+        """Return the message of the error that stops at this record.
 
         Args:
             name: Who reads the records.
-
-        Returns:
-            The message.
         """
         text = self.smiles or ""
         shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({len(text)} characters)"
         atom = "" if self.atom is None else f" (atom {self.atom})"
-        return mismatch_text(
-            f"{name}: row {self.row} cannot be used",
-            "a molecule",
-            f"{self.reason}{atom}, in {shown!r}",
-            where=self.where,
-            hint='bad="skip" to leave such rows out, or bad="blank" to keep their places',
-        )
-
-    def as_dict(self) -> dict[str, Any]:
-        """Gives the parts as plain values."""
-        return asdict(self)
+        what, got = f"{name}: row {self.row} cannot be used", f"{self.reason}{atom}, in {shown!r}"
+        hint = 'bad="skip" to leave such rows out, or bad="blank" to keep their places'
+        return mismatch_text(what, "a molecule", got, where=self.where, hint=hint)
 
 
-def check_policy(bad: str, name: str) -> str:
-    """Refuses a policy for bad rows that does not exist."""
+def check_policy(bad: str, name: str) -> None:
+    """Refuse a policy for bad rows that does not exist."""
     if bad not in POLICIES:
-        raise mismatch(
-            ValueError,
-            f"{name}: there is no such policy for bad rows",
-            ", ".join(map(repr, POLICIES)),
-            repr(bad),
-        )
-    return bad
+        known = ", ".join(map(repr, POLICIES))
+        raise mismatch(ValueError, f"{name}: the policy for bad rows is unknown", known, repr(bad))
 
 
 def write_error_report(path: str | Path, errors: Iterable[BadMolecule]) -> Path:
-    """Writes a CSV file with one line for every bad row, whole or not at all.
+    """Write a CSV file with one line for every bad row, whole or not at all.
 
     Args:
         path: The file.
@@ -488,13 +416,13 @@ def write_error_report(path: str | Path, errors: Iterable[BadMolecule]) -> Path:
         with temporary.open("w", newline="", encoding="utf-8") as handle:
             writer = csv.DictWriter(handle, columns, lineterminator="\n")
             writer.writeheader()
-            writer.writerows(error.as_dict() for error in errors)
+            writer.writerows(asdict(error) for error in errors)
 
     return write_atomically(path, write)
 
 
 def summary_of(errors: Sequence[BadMolecule], total: int) -> str:
-    """Counts bad rows by reason."""
+    """Count bad rows and name the first."""
     first = errors[0]
     return (
         f"{len(errors):,} of {total:,} rows cannot be used; the first: row {first.row} "

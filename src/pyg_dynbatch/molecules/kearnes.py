@@ -26,7 +26,7 @@ _ELEMENT_COLUMN = MappingProxyType(
     {1: 0, 6: 1, 7: 2, 8: 3, 9: 4, 15: 5, 16: 6, 17: 7, 35: 8, 53: 9}
 )
 _METAL_COLUMN = 10
-# Dummy atoms (0), noble gases and the metalloids B, Si, Ge, As, Sb, Te are no metals either.
+# Dummy atoms (0), noble gases and the metalloids B, Si, Ge, As, Sb, Te are not metals either.
 _NO_METALS = frozenset(
     (0, 1, 2, 5, 6, 7, 8, 9, 10, 14, 15, 16, 17, 18, 32, 33, 34, 35, 36, 51, 52, 53, 54, 85, 86)
     + (117, 118)
@@ -37,7 +37,7 @@ _MOST_LABEL_STEPS = 1_250_000
 
 
 class KearnesAtoms(AtomFeatures):
-    """Describes atoms by the table of Kearnes: type, stereo, charges, rings, bonding.
+    """Atom features of Kearnes: type, stereo, charges, rings, bonding.
 
     ======= ========================= ===== ==================================================
     columns feature                   kind  of RDKit
@@ -91,13 +91,10 @@ class KearnesAtoms(AtomFeatures):
         self._table = RowTable(len(names))
 
     def rows(self, mol: Mol) -> Float32[np.ndarray, "atom feature"]:
-        """Gives the features of every atom.
+        """Return the features of every atom, one row per atom.
 
         Args:
             mol: A sanitised ``rdkit.Chem.Mol``; gets Gasteiger charges as atom properties.
-
-        Returns:
-            One row an atom.
 
         Raises:
             MoleculeError: If no CIP labels are found in reasonable time.
@@ -120,11 +117,9 @@ class KearnesAtoms(AtomFeatures):
         for ring in mol.GetRingInfo().AtomRings():
             if len(ring) <= RING_SIZES[-1]:
                 rows[np.array(ring), self._charge + len(ring) - 1] += 1
-        donors, acceptors = donors_and_acceptors(mol)
-        if donors:
-            rows[np.array(donors), self._hybridization + 3] = 1
-        if acceptors:
-            rows[np.array(acceptors), self._hybridization + 4] = 1
+        for column, family in enumerate(("Donor", "Acceptor"), start=self._hybridization + 3):
+            if places := hydrogen_bonding_atoms(mol, family):
+                rows[np.array(places), column] = 1
         return rows
 
     def _make_row(self, key: tuple[int, int, Any, bool]) -> list[float]:
@@ -151,7 +146,7 @@ def _hybridizations() -> dict[Any, int]:
 
 
 def cip_labelled_atoms(mol: Mol) -> tuple[list[int], list[int]]:
-    """Finds the stereo centres by the rules of Cahn, Ingold and Prelog."""
+    """Return the atoms labelled R and S by the rules of Cahn, Ingold and Prelog."""
     labelled = chem().Mol(mol)
     labeler = rdkit_module("Chem.rdCIPLabeler")
     try:
@@ -159,7 +154,7 @@ def cip_labelled_atoms(mol: Mol) -> tuple[list[int], list[int]]:
     except RuntimeError as error:
         raise MoleculeError(
             f"its stereo labels are not found within {_MOST_LABEL_STEPS:,} steps; "
-            "chirality=False does without"
+            "chirality=False omits them"
         ) from error
     found: dict[str, list[int]] = {"R": [], "S": []}
     for atom in atoms_of(labelled):
@@ -171,7 +166,7 @@ def cip_labelled_atoms(mol: Mol) -> tuple[list[int], list[int]]:
 def gasteiger_charges(
     mol: Mol, atoms: list[Any]
 ) -> tuple[Float32[np.ndarray, " atom"], Bool[np.ndarray, " atom"]]:
-    """Computes partial charges and says where there are none."""
+    """Return the partial charges, and where there are none."""
     rdkit_module("Chem.rdPartialCharges").ComputeGasteigerCharges(mol)
     charges = [atom.GetDoubleProp("_GasteigerCharge") for atom in atoms]
     missing = [not math.isfinite(charge) for charge in charges]
@@ -181,37 +176,23 @@ def gasteiger_charges(
 
 
 @cache
-def _bonding_patterns() -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+def _bonding_patterns(family: str) -> list[Any]:
     # Building the factory takes milliseconds and asking it for features takes longer than all
     # else; its own patterns, matched directly, find the same atoms in a third of the time.
     path = str(rdkit_data_folder() / "BaseFeatures.fdef")
     factory = rdkit_module("Chem.ChemicalFeatures").BuildFeatureFactory(path)
-    definitions = factory.GetFeatureDefs()
-    donors, acceptors = (
-        tuple(
-            chem().MolFromSmarts(smarts)
-            for name, smarts in definitions.items()
-            if name.partition(".")[0] == family
-        )
-        for family in ("Donor", "Acceptor")
-    )
-    return donors, acceptors
+    definitions = factory.GetFeatureDefs().items()
+    named = [smarts for name, smarts in definitions if name.partition(".")[0] == family]
+    return list(map(chem().MolFromSmarts, named))
 
 
-def donors_and_acceptors(mol: Mol) -> tuple[list[int], list[int]]:
-    """Finds the atoms that give or take hydrogen bonds, as RDKit's ``BaseFeatures.fdef`` says."""
-    donors, acceptors = (
-        sorted(
-            {
-                atom
-                for pattern in patterns
-                for match in mol.GetSubstructMatches(pattern, maxMatches=mol.GetNumAtoms())
-                for atom in match
-            }
-        )
-        for patterns in _bonding_patterns()
+def hydrogen_bonding_atoms(mol: Mol, family: str) -> list[int]:
+    """Return the atoms of a family (Donor, Acceptor) of RDKit's ``BaseFeatures.fdef``."""
+    found = (
+        mol.GetSubstructMatches(pattern, maxMatches=mol.GetNumAtoms())
+        for pattern in _bonding_patterns(family)
     )
-    return donors, acceptors
+    return sorted({atom for matches in found for match in matches for atom in match})
 
 
 LONGEST = FAR - 1
@@ -229,7 +210,7 @@ NO_BOND = [
 
 
 class KearnesPairs(PairFeatures):
-    """Describes pairs by the table of Kearnes: bond, distance and ring; 12 numbers, 26 codes.
+    """Pair features of Kearnes: bond, distance and ring; 12 numbers, 26 codes.
 
     ======= ========================= ==== ==================================================
     columns feature                   kind of RDKit
@@ -276,13 +257,10 @@ class KearnesPairs(PairFeatures):
         super().__init__(PairTable(torch.tensor(rows, dtype=torch.float32), names, distances))
 
     def codes(self, mol: Mol) -> UInt8[np.ndarray, "atom atom"]:
-        """Gives the code of every pair.
+        """Return a symmetric matrix of codes: rows of the table.
 
         Args:
             mol: A sanitised ``rdkit.Chem.Mol``.
-
-        Returns:
-            A symmetric matrix of rows of the table.
         """
         kinds = bond_kinds()
         bonds = [
@@ -293,9 +271,9 @@ class KearnesPairs(PairFeatures):
 
 
 class DoubleBondStereo(PairFeatures):
-    """Tells E from Z double bonds; an extra feature beside others, 2 numbers, 3 codes.
+    """Extra pair features that distinguish E and Z double bonds; 2 numbers, 3 codes.
 
-    A double bond without stereo, or with stereo not given, has neither bit.
+    A double bond without stereo, or with unknown stereo, has neither bit.
 
     Example:
         >>> from rdkit import Chem
@@ -308,13 +286,10 @@ class DoubleBondStereo(PairFeatures):
         super().__init__(PairTable(features, ("bond_E", "bond_Z"), distances))
 
     def codes(self, mol: Mol) -> UInt8[np.ndarray, "atom atom"]:
-        """Gives the code of every pair.
+        """Return a symmetric matrix: 1 for an E bond, 2 for a Z bond, else 0.
 
         Args:
             mol: A sanitised ``rdkit.Chem.Mol``.
-
-        Returns:
-            1 for an E bond, 2 for a Z bond, else 0.
         """
         codes = np.zeros((mol.GetNumAtoms(),) * 2, dtype=np.uint8)
         stereo = chem().BondStereo
@@ -328,13 +303,13 @@ class DoubleBondStereo(PairFeatures):
 
 @cache
 def bond_kinds() -> dict[Any, int]:
-    """Numbers the four kinds of bonds that have a column; every other kind has none."""
+    """Number the four kinds of bonds that have a column; every other kind has none."""
     kind = chem().BondType
     return {kind.SINGLE: 0, kind.DOUBLE: 1, kind.TRIPLE: 2, kind.AROMATIC: 3}
 
 
 def coded_pairs(mol: Mol, bonds: list[tuple[int, int, int]]) -> UInt8[np.ndarray, "atom atom"]:
-    """Codes all pairs from one distance matrix, the rings and the bonds."""
+    """Return the codes of all pairs from one distance matrix, the rings and the bonds."""
     atoms = mol.GetNumAtoms()
     if not atoms:
         return np.zeros((0, 0), dtype=np.uint8)

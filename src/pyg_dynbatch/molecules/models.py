@@ -1,4 +1,4 @@
-"""The weave network, and weave written as programs for the engine."""
+"""The weave network, and weave modules written as programs for the engine."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch_geometric.nn.aggr import Aggregation, AttentionalAggregation
+from torch_geometric.nn.inits import reset
 from torch_geometric.nn.resolver import aggregation_resolver
 
 from pyg_dynbatch.core.engine import Engine
@@ -14,17 +15,17 @@ from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.operation import Operations, Ragged, Signature
 from pyg_dynbatch.core.program import Program, Value
 from pyg_dynbatch.core.schedule import Schedule
-from pyg_dynbatch.core.types import TensorType
+from pyg_dynbatch.core.types import RaggedRows, TensorType
 from pyg_dynbatch.nn.pairs import Pairs
 from pyg_dynbatch.nn.readout import GaussianHistogramAggregation, StandardizedInputs
 from pyg_dynbatch.nn.weave import CountedBatchNorm, WeaveConv, WeaveStack
 
 
 class WeaveNet(nn.Module):
-    """Weaves atoms and pairs, reads out each molecule, and predicts from what was read out.
+    """Predict properties of molecules with weave modules on atoms and pairs of atoms.
 
-    Weave modules, then a linear layer with tanh on atoms, a normalisation, a readout that turns
-    the atoms of a molecule into one row, and a dense head with ReLU between its layers.
+    Weave modules, a linear layer with tanh on the atoms, a normalisation, a readout of the atoms
+    of each molecule, and a dense head with ReLU between its layers.
 
     Args:
         atom_channels: Width of ``batch.x``.
@@ -32,24 +33,23 @@ class WeaveNet(nn.Module):
         pair_table: Features of every pair code, ``[code][feature]``; kept with the weights.
         hidden: Width of all rows within the weave modules.
         num_modules: Number of weave modules.
-        atom_out: Width of an atom's row before the readout.
+        atom_out: Width of an atom row before the readout.
         readout: ``"histogram"``, ``"attention"``, or the name of any aggregation of PyG
-            (``"sum"``, ``"mean"``, ``"max"``, ...); several of them, one beside the other, as a
-            list.
-        head: Width of each hidden layer of the head; none for one linear layer.
-        dropout: Probability of dropping an entry in the head while training.
+            (``"sum"``, ``"mean"``, ``"max"``, ...); a list concatenates several.
+        head: Width of each hidden layer of the head; empty for one linear layer.
+        dropout: Dropout probability in the head.
         norm: ``"batch"``, ``"layer"`` or ``None``, within the weave modules.
-        atom_norm: The same for the rows before the readout. The histogram wants ``"batch"``.
+        atom_norm: The same for the rows before the readout. The histogram needs ``"batch"``.
         residual: Whether weave modules add rows to their updates.
-        weave_dropout: Probability of dropping an entry of an atom's row between weave modules.
+        weave_dropout: Dropout probability of the atom rows between weave modules.
         pair_block: See :class:`~pyg_dynbatch.nn.WeaveStack`.
-        num_descriptors: Width of ``batch.descriptor``: numbers of the whole molecule, which the
-            head reads beside what was read out, standardised by ``net.descriptors`` (to be
-            fitted: :meth:`~pyg_dynbatch.nn.StandardizedInputs.fit`). 0 for none.
+        num_descriptors: Width of ``batch.descriptor``, descriptors of the whole molecule, which
+            the head reads beside the readout. They are standardised by ``net.descriptors``, which
+            has to be fitted (:meth:`~pyg_dynbatch.nn.StandardizedInputs.fit`).
 
     Shape:
         - batch: a PyG batch with ``x`` ``[atom, atom_channels]``, ``batch``, and ``pairs`` (made
-          by the collater) or ``pair_code`` (all pairs are used then); with descriptors also
+          by the collater) or ``pair_code`` (then all pairs are used); with descriptors also
           ``descriptor`` ``[molecule, num_descriptors]``, NaN where unknown
         - returns: ``[molecule, num_outputs]``
 
@@ -57,8 +57,8 @@ class WeaveNet(nn.Module):
         ValueError: If an option is unknown, or a batch does not fit.
 
     Reference:
-        Kearnes et al. (2016), arXiv:1603.00856. Differs: ReLU without batch normalisation in the
-        modules unless asked for, and tanh before the readout as in DeepChem.
+        Kearnes et al. (2016), arXiv:1603.00856. Differs: no batch normalisation in the modules by
+        default, and tanh before the readout as in DeepChem.
 
     Example:
         >>> from torch_geometric.data import Batch, Data
@@ -90,11 +90,10 @@ class WeaveNet(nn.Module):
         super().__init__()
         table = torch.as_tensor(pair_table, dtype=torch.float32).detach().clone()
         if table.dim() != 2 or not table.numel() or atom_norm not in (None, "batch", "layer"):
+            what = "WeaveNet: pair_table or atom_norm cannot be used"
+            got = f"a table {list(table.shape)}; {atom_norm!r}"
             raise mismatch(
-                ValueError,
-                "WeaveNet: pair_table or atom_norm cannot be used",
-                "a table [code, feature]; 'batch', 'layer' or None",
-                f"a table {list(table.shape)}; {atom_norm!r}",
+                ValueError, what, "a table [code, feature]; 'batch', 'layer' or None", got
             )
         self.register_buffer("pair_table", table)
         self.weave = WeaveStack(
@@ -119,66 +118,56 @@ class WeaveNet(nn.Module):
         self.head = _head([width, *head, num_outputs], dropout)
 
     def reset_parameters(self) -> None:
-        """Draws all parameters anew."""
-        for module in self.modules():
-            reset = getattr(module, "reset_parameters", None)
-            if module is not self and callable(reset):
-                reset()
+        """Reinitialise all parameters."""
+        for child in self.children():
+            reset(child)
 
     def forward(self, batch: Any) -> Float[Tensor, "molecule output"]:
-        """Predicts."""
+        """Predict one row per molecule."""
         read = self.fingerprint(batch)
         if self.descriptors is None:
             return self.head(read)
         row = getattr(batch, "descriptor", None)
         wanted = (read.size(0), self.descriptors.num_inputs)
         if row is None or row.shape != wanted:
-            raise mismatch(
-                ValueError,
-                "WeaveNet: the batch has no descriptors that fit",
-                f"batch.descriptor [{wanted[0]}, {wanted[1]}]",
-                "none" if row is None else list(row.shape),
-                hint="featurize with the descriptors that the network was made for",
-            )
+            what = "WeaveNet: the batch has no descriptors that fit"
+            expected = f"batch.descriptor [{wanted[0]}, {wanted[1]}]"
+            hint = "featurize with the descriptors of the training data"
+            got = "none" if row is None else list(row.shape)
+            raise mismatch(ValueError, what, expected, got, hint=hint)
         return self.head(torch.cat([read, self.descriptors(row).to(read.dtype)], 1))
 
     def encode(self, batch: Any) -> Float[Tensor, "atom channel"]:
-        """Computes the rows of all atoms that the readout sees, in the order of ``batch.x``."""
+        """Compute the atom rows that the readout sees, in the order of ``batch.x``."""
         x = self.weave(batch.x, self.get_buffer("pair_table"), self.pairs_of(batch))
         return self.norm_atom(torch.tanh(self.lin_atom(x)))
 
     def fingerprint(self, batch: Any) -> Float[Tensor, "molecule channel"]:
-        """Computes the row of every molecule that is read out of its atoms."""
+        """Compute the readout of every molecule."""
         x = self.encode(batch)
-        owner, count = batch.batch, 1
-        if owner is None:
-            owner = torch.zeros(x.size(0), dtype=torch.long, device=x.device)
+        index, count = batch.batch, 1
+        if index is None:
+            index = torch.zeros(x.size(0), dtype=torch.long, device=x.device)
         else:
             count = batch.num_graphs
-        read = [part(x, owner, dim_size=count) for part in self.readouts]
+        read = [readout(x, index, dim_size=count) for readout in self.readouts]
         return torch.cat(read, 1) if len(read) > 1 else read[0]
 
     def pairs_of(self, batch: Any) -> Pairs:
-        """Finds the pairs of a batch, or makes them of all its codes.
-
-        Raises:
-            ValueError: If it has neither, or its codes do not fit the table.
-        """
-        table = self.get_buffer("pair_table")
+        """Return the pairs of a batch, or make them of all its pair codes."""
+        num_codes = self.get_buffer("pair_table").size(0)
         pairs = getattr(batch, "pairs", None)
         if pairs is None and getattr(batch, "pair_code", None) is not None:
             ptr = getattr(batch, "ptr", None)
             sizes = [batch.num_nodes] if ptr is None else ptr.diff()
-            pairs = Pairs.from_codes(batch.pair_code, sizes, num_codes=table.size(0))
+            pairs = Pairs.from_codes(batch.pair_code, sizes, num_codes=num_codes)
             pairs = pairs.to(batch.x.device)
-        if pairs is None or pairs.num_codes != table.size(0):
-            raise mismatch(
-                ValueError,
-                "WeaveNet: the batch has no pairs that fit the table",
-                f"batch.pairs or batch.pair_code with {table.size(0)} codes",
-                "neither" if pairs is None else f"{pairs.num_codes} codes",
-                hint="featurize, collate and predict with one pair table",
-            )
+        if pairs is None or pairs.num_codes != num_codes:
+            what = "WeaveNet: the batch has no pairs that fit the table"
+            expected = f"batch.pairs or batch.pair_code with {num_codes} codes"
+            got = "neither" if pairs is None else f"{pairs.num_codes} codes"
+            hint = "featurize, collate and predict with one pair table"
+            raise mismatch(ValueError, what, expected, got, hint=hint)
         return pairs
 
 
@@ -190,13 +179,9 @@ def _readout(name: str, channels: int) -> Aggregation:
     try:
         return aggregation_resolver(name)
     except (ValueError, TypeError) as error:
-        raise mismatch(
-            ValueError,
-            f"WeaveNet: the readout {name!r} cannot be used",
-            "'histogram', 'attention', or an aggregation without arguments, such as "
-            "'sum', 'mean', 'max', 'softmax', 'median'",
-            str(error).splitlines()[0],
-        ) from error
+        what = f"WeaveNet: the readout {name!r} cannot be used"
+        expected = "'histogram', 'attention', or an aggregation without arguments, such as 'sum'"
+        raise mismatch(ValueError, what, expected, str(error).splitlines()[0]) from error
 
 
 def _head(widths: Sequence[int], dropout: float) -> nn.Sequential:
@@ -207,23 +192,22 @@ def _head(widths: Sequence[int], dropout: float) -> nn.Sequential:
 
 
 class WeaveProgram(nn.Module):
-    """Runs the modules of a :class:`WeaveStack` by dynamic batching, with the same weights.
+    """Run the modules of a :class:`WeaveStack` by dynamic batching, with the same weights.
 
-    A molecule is a program of calls of the six functions, written down exactly as in the
-    equations; nothing in it knows of batches. It gives what the stack gives, and is the way to
-    try a changed weave before it is worth a fast layer of its own.
+    A molecule is a program of calls of the six functions, written exactly as in the equations. The
+    results are those of the stack, so a changed weave can be tried here before writing a fast
+    layer for it.
 
     Args:
-        stack: The modules; its parameters are shared. Batch normalisation is refused, since a
-            call must not depend on others.
-        table: Row of every pair code.
+        stack: The modules; its parameters are shared.
+        table: Features of every pair code.
 
     Shape:
         - x: ``[atom, atom_in]`` of all molecules, one after another
         - returns: ``[atom, channels]``
 
     Raises:
-        ValueError: If the modules have batch normalisation.
+        ValueError: If the modules have batch normalisation, which depends on other calls.
 
     Reference:
         Looks et al. (2017), arXiv:1702.02181, equations 4-5.
@@ -240,40 +224,37 @@ class WeaveProgram(nn.Module):
         super().__init__()
         convs: list[WeaveConv] = list(stack.convs)  # type: ignore[arg-type]
         if any(conv.norm == "batch" for conv in convs):
-            raise mismatch(
-                ValueError,
-                "WeaveProgram: batch normalisation looks at several calls at once",
-                "norm=None or norm='layer'",
-                "norm='batch'",
-            )
+            what = "WeaveProgram: batch normalisation depends on other calls"
+            raise mismatch(ValueError, what, "norm=None or norm='layer'", "norm='batch'")
         operations = Operations()
         self.code = TensorType((), torch.long, "code")
         self.atom = TensorType((convs[0].atom_in,), tag="atom")
         pair = TensorType((table.size(1),), tag="pair")
-        lookup = operations.add(_Lookup(table), [self.code], [pair], name="lookup")
-        self.lookup: Signature = lookup
-        self.levels = [_Level(operations, conv, number) for number, conv in enumerate(convs)]
+        lookup = nn.Embedding.from_pretrained(table)
+        self.lookup = operations.add(lookup, [self.code], [pair], name="lookup")
+        self.levels = [_WeaveModule(operations, conv, level) for level, conv in enumerate(convs)]
         self.engine = Engine(operations)
 
     def program(self, num_atoms: int, code: Sequence[Sequence[int | None]]) -> Program:
-        """Writes down one molecule.
+        """Record one molecule.
 
         Args:
             num_atoms: Number of atoms.
             code: Code of every ordered pair; ``None`` for a pair that is not used.
 
         Returns:
-            The program; it reads the atoms as inputs and gives the updated ones.
+            The program; its inputs are the atoms, its outputs the updated atoms.
         """
         program, atoms = Program(), range(num_atoms)
         a: list[Value] = [program.input(self.atom, i) for i in atoms]
-        used = [(i, j) for i in atoms for j in atoms if code[i][j] is not None]
         p: dict[tuple[int, int], Value] = {
             (i, j): program.call(self.lookup, program.constant(self.code, code[i][j]))
-            for i, j in used
+            for i in atoms
+            for j in atoms
+            if code[i][j] is not None
         }
-        for level in self.levels:
-            a, p = level.record(program, a, p)
+        for module in self.levels:
+            a, p = module.record(program, a, p)
         for value in a:
             program.output(value)
         return program
@@ -281,87 +262,79 @@ class WeaveProgram(nn.Module):
     def forward(
         self, x: Float[Tensor, "atom feature"], programs: Sequence[Program]
     ) -> Float[Tensor, "atom out"]:
-        """Computes the atom rows of all molecules after the last module."""
+        """Compute the atom rows of all molecules after the last module."""
         schedule = Schedule.from_programs(programs)
         return self.engine(schedule.to(x.device), {"atom": x})["output"]
 
 
-class _Level:
-    """The six functions of one module as operations."""
+class _WeaveModule(nn.Module):
+    """One weave module as six operations; each method computes one function on rows of calls."""
 
-    def __init__(self, operations: Operations, conv: WeaveConv, number: int) -> None:
-        self.pairs_too = conv.pair_out is not None
-        atom = TensorType((conv.atom_in,), tag="" if number else "atom")
+    def __init__(self, operations: Operations, conv: WeaveConv, level: int) -> None:
+        super().__init__()
+        self.conv = conv
+        atom = TensorType((conv.atom_in,), tag="" if level else "atom")
         pair = TensorType((conv.pair_in,), tag="pair")
 
-        def add(name: str, inputs: list[Any], width: int, tag: str = "") -> Signature:
-            part = _Part(conv, name)
-            out = TensorType((width,), tag=tag)
-            return operations.add(part, inputs, [out], name=f"{name}{number}")
+        def add(function: Any, inputs: list[Any], width: int, tag: str = "") -> Signature:
+            name = f"{function.__name__}{level}"
+            return operations.add(function, inputs, [TensorType((width,), tag=tag)], name=name)
 
-        self.aa = add("aa", [atom], conv.lin_aa.out_features)
-        self.pa = add("pa", [pair], conv.lin_pa.out_features)
-        self.a = add("a", [atom, *self.aa.outputs, Ragged(self.pa.outputs[0])], conv.atom_out)
-        if self.pairs_too:
-            between = conv.lin_ap.out_features
-            self.ap = add("ap", [atom, atom], between)
-            self.pp = add("pp", [pair], conv.lin_pp.out_features)
-            inputs = [*self.ap.outputs * 2, *self.pp.outputs, pair]
-            self.p = add("p", inputs, conv.pair_out or 0, "pair")
+        aa = add(self.aa, [atom], conv.lin_aa.out_features)
+        pa = add(self.pa, [pair], conv.lin_pa.out_features)
+        a = add(self.a, [atom, *aa.outputs, Ragged(pa.outputs[0])], conv.atom_out)
+        self.of_atoms = (aa, pa, a)
+        self.of_pairs = None
+        if conv.pair_out is not None:
+            ap = add(self.ap, [atom, atom], conv.lin_ap.out_features)
+            pp = add(self.pp, [pair], conv.lin_pp.out_features)
+            inputs = [pair, *ap.outputs, *ap.outputs, *pp.outputs]
+            self.of_pairs = (ap, pp, add(self.p, inputs, conv.pair_out, "pair"))
 
     def record(
         self, program: Program, a: list[Value], p: dict[tuple[int, int], Value]
     ) -> tuple[list[Value], dict[tuple[int, int], Value]]:
-        """Writes down equations 4 and 5 for one molecule."""
+        """Record equations 4 and 5 for one molecule."""
         call, atoms = program.call, range(len(a))
-        new_a = [
-            call(
-                self.a,
-                a[i],
-                call(self.aa, a[i]),
-                [call(self.pa, p[i, j]) for j in atoms if (i, j) in p],
-            )
-            for i in atoms
-        ]
-        if not self.pairs_too:
+        f_aa, f_pa, f_a = self.of_atoms
+        new_a = []
+        for i in atoms:
+            received = [call(f_pa, p[i, j]) for j in atoms if (i, j) in p]
+            new_a.append(call(f_a, a[i], call(f_aa, a[i]), received))
+        if self.of_pairs is None:
             return new_a, {}
-        ap = {(i, j): call(self.ap, a[i], a[j]) for i, j in p}
-        new_p = {
-            (i, j): call(self.p, ap[i, j], ap[j, i], call(self.pp, p[i, j]), p[i, j]) for i, j in p
+        f_ap, f_pp, f_p = self.of_pairs
+        ap = {(i, j): call(f_ap, a[i], a[j]) for i, j in p}
+        return new_a, {
+            (i, j): call(f_p, pair, ap[i, j], ap[j, i], call(f_pp, pair))
+            for (i, j), pair in p.items()
         }
-        return new_a, new_p
 
+    def aa(self, x: Tensor) -> Tensor:
+        return self._activated("aa", x)
 
-class _Lookup(nn.Module):
-    def __init__(self, table: Tensor) -> None:
-        super().__init__()
-        self.register_buffer("table", table)
+    def pa(self, pair: Tensor) -> Tensor:
+        return self._activated("pa", pair)
 
-    def forward(self, code: Tensor) -> Tensor:
-        return self.get_buffer("table")[code]
+    def a(self, x: Tensor, own: Tensor, received: RaggedRows) -> Tensor:
+        return self._updated(x, self.conv.drop(self._activated("a", own, received.sum())))
 
+    def ap(self, first: Tensor, second: Tensor) -> Tensor:
+        return self._activated("ap", first, second)
 
-class _Part(nn.Module):
-    """One of the six functions of a module, on rows of calls."""
+    def pp(self, pair: Tensor) -> Tensor:
+        return self._activated("pp", pair)
 
-    def __init__(self, conv: WeaveConv, name: str) -> None:
-        super().__init__()
-        self.conv, self.name = conv, name
+    def p(self, pair: Tensor, one: Tensor, other: Tensor, own: Tensor) -> Tensor:
+        return self._updated(pair, self._activated("p", one + other, own))
 
-    def forward(self, *rows: Any) -> Tensor:
-        conv, own = self.conv, None
-        if self.name == "a":
-            own, *rest = rows
-            rows = (rest[0], rest[1].sum())
-        elif self.name == "p":
-            one, other, pair, own = rows
-            rows = (one + other, pair)
-        linear = getattr(conv, f"lin_{self.name}")
-        result = linear(torch.cat(rows, 1) if len(rows) > 1 else rows[0])
-        if conv.norm is not None:
-            result = conv.norms[self.name](result)
-        result = result.relu()
-        if self.name == "a":
-            result = conv.drop(result)
-        fits = own is not None and conv.residual and own.shape == result.shape
-        return result + own if fits else result
+    def _activated(self, name: str, *rows: Tensor) -> Tensor:
+        joined = torch.cat(rows, 1) if len(rows) > 1 else rows[0]
+        result = getattr(self.conv, f"lin_{name}")(joined)
+        if self.conv.norm is not None:
+            result = self.conv.norms[name](result)
+        return result.relu()
+
+    def _updated(self, before: Tensor, update: Tensor) -> Tensor:
+        fits = self.conv.residual and before.shape == update.shape
+        return update + before if fits else update

@@ -1,4 +1,4 @@
-"""Say what the one-byte code of an atom pair stands for: its features and its graph distance."""
+"""The meaning of the one-byte code of an atom pair: its features and its graph distance."""
 
 import hashlib
 import json
@@ -19,24 +19,20 @@ PAIR_SETS = ("all", "connected", "bonds")
 
 
 def check_pair_set(pairs: object) -> None:
-    """Refuses what names no set of pairs; `PairTable.kept` lists those there are."""
+    """Refuse an unknown set of pairs; `PairTable.kept` lists those that exist."""
     known = isinstance(pairs, str) and pairs in PAIR_SETS
     farthest = isinstance(pairs, int) and not isinstance(pairs, bool) and 1 <= pairs < FAR
     if not (known or farthest):
-        raise mismatch(
-            ValueError,
-            "PairTable: there is no such set of pairs",
-            '"all", "connected", "bonds", or a number of bonds from 1 to 7',
-            repr(pairs),
-        )
+        expected = '"all", "connected", "bonds", or a number of bonds from 1 to 7'
+        raise mismatch(ValueError, "PairTable: unknown set of pairs", expected, repr(pairs))
 
 
 @dataclass(frozen=True, eq=False)
 class PairTable:
-    """Lists the feature row and the graph distance of every pair code.
+    """The feature row and the graph distance of every pair code.
 
     A molecule has N² atom pairs but only some dozens of different pair features, so a pair is
-    stored as one byte and this table, one for a whole data set, gives the byte its meaning.
+    stored as one byte, and this table, one for a whole data set, gives the byte its meaning.
     Code 0 is the pair of an atom with itself; its features are zeros.
 
     Args:
@@ -65,62 +61,40 @@ class PairTable:
     distance: Int[Tensor, " distance"]  # as many as codes, which __post_init__ checks
 
     def __post_init__(self) -> None:
-        """Brings the parts into one form and refuses a table that cannot be used."""
+        """Normalise and check the parts."""
         object.__setattr__(self, "features", self.features.detach().float().contiguous())
         object.__setattr__(self, "distance", self.distance.detach().long().contiguous())
         object.__setattr__(self, "names", tuple(self.names))
         num_codes, width = self.features.shape
         if not 1 <= num_codes <= MAX_CODES:
-            raise mismatch(
-                ValueError,
-                "PairTable: the number of codes does not fit in one byte",
-                f"1 to {MAX_CODES} codes",
-                num_codes,
-                hint="fewer values in an extra pair feature; the code counts multiply",
-            )
+            what, hint = "PairTable: a code must fit in one byte", "the numbers of codes multiply"
+            raise mismatch(ValueError, what, f"1 to {MAX_CODES} codes", num_codes, hint=hint)
         if len(self.names) != width or len(set(self.names)) != width:
-            raise mismatch(
-                ValueError,
-                "PairTable: names and feature columns do not match",
-                f"{width} different names, one a column",
-                ", ".join(self.names) or "no names",
-            )
+            what = "PairTable: names and feature columns do not match"
+            got = ", ".join(self.names) or "no names"
+            raise mismatch(ValueError, what, f"{width} different names, one per column", got)
         if len(self.distance) != num_codes:
-            raise mismatch(
-                ValueError,
-                "PairTable: the distances do not match the codes",
-                f"{num_codes} distances",
-                len(self.distance),
-            )
-        self._check_values()
-
-    def _check_values(self) -> None:
-        outside = (self.distance < DISCONNECTED) | (self.distance > FAR)
-        if bool(outside.any()):
-            code = int(outside.nonzero()[0])
-            raise mismatch(
-                ValueError,
-                "PairTable: a distance is out of range",
-                f"0 self, 1 to 7 bonds, {FAR} farther, {DISCONNECTED} disconnected",
-                int(self.distance[code]),
-                where=f"code {code}",
-            )
+            what = "PairTable: the distances do not match the codes"
+            raise mismatch(ValueError, what, f"{num_codes} distances", len(self.distance))
+        outside = ((self.distance < DISCONNECTED) | (self.distance > FAR)).nonzero()
+        if len(outside):
+            code = int(outside[0])
+            what, found = "PairTable: a distance is out of range", int(self.distance[code])
+            expected = f"0 self, 1 to 7 bonds, {FAR} farther, {DISCONNECTED} disconnected"
+            raise mismatch(ValueError, what, expected, found, where=f"code {code}")
         if bool(self.distance[0]) or bool(self.features[0].any()):
-            raise mismatch(
-                ValueError,
-                "PairTable: code 0 is not the pair of an atom with itself",
-                "distance 0 and a row of zeros for code 0",
-                f"distance {int(self.distance[0])}, row {self.features[0].tolist()}",
-            )
+            what = "PairTable: code 0 is not the pair of an atom with itself"
+            got = f"distance {int(self.distance[0])}, row {self.features[0].tolist()}"
+            raise mismatch(ValueError, what, "distance 0 and a row of zeros for code 0", got)
         if not bool(torch.isfinite(self.features).all()):
             raise mismatch(ValueError, "PairTable: a feature is not finite", "finite numbers")
 
     def kept(self, pairs: str | int = "all", self_pairs: bool = True) -> Bool[Tensor, " code"]:
-        """Says which codes belong to a set of pairs.
+        """Return which codes belong to a set of pairs.
 
         Args:
             pairs: ``"all"``; ``"connected"``: all within one fragment; ``"bonds"``; or a number
-                from 1 to 7: at most so many bonds apart.
+                from 1 to 7: at most this many bonds apart.
             self_pairs: Whether the pair of an atom with itself is kept.
 
         Returns:
@@ -130,7 +104,7 @@ class PairTable:
             ``[code]``.
 
         Raises:
-            ValueError: If there is no such set of pairs.
+            ValueError: If the set of pairs is unknown.
 
         Example:
             >>> table = PairTable(torch.zeros(4, 0), (), torch.tensor([0, 1, 2, -1]))
@@ -150,7 +124,7 @@ class PairTable:
         return proper | ((self.distance == 0) & self_pairs)
 
     def times(self, other: "PairTable") -> "PairTable":
-        """Combines two tables: each code of this one with each code of the other.
+        """Combine two tables: each code of this one with each code of the other.
 
         The code of a pair becomes ``code * len(other) + other_code``, its feature row both rows
         side by side. Distances are those of this table.
@@ -179,10 +153,7 @@ class PairTable:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Gives the table as plain lists, for a checkpoint or a JSON file.
-
-        Returns:
-            A dictionary that `from_dict` reads.
+        """Return the table as plain lists, which :meth:`from_dict` reads.
 
         Example:
             >>> PairTable(torch.zeros(1, 1), ("bonded",), torch.tensor([0])).as_dict()
@@ -196,13 +167,10 @@ class PairTable:
 
     @classmethod
     def from_dict(cls, content: Any) -> "PairTable":
-        """Builds the table that `as_dict` has written.
+        """Build the table that :meth:`as_dict` has written.
 
         Args:
             content: The dictionary.
-
-        Returns:
-            The table.
 
         Raises:
             ValueError: If something is missing, or the parts do not fit together.
@@ -214,12 +182,9 @@ class PairTable:
         """
         wanted = ("names", "distance", "features")
         if not isinstance(content, Mapping) or any(key not in content for key in wanted):
-            raise mismatch(
-                ValueError,
-                "PairTable: this is not a saved table",
-                f"a dictionary with {', '.join(wanted)}, as as_dict gives it",
-                sorted(content) if isinstance(content, Mapping) else type(content).__name__,
-            )
+            what = "PairTable: the content is not a saved table"
+            got = sorted(content) if isinstance(content, Mapping) else type(content).__name__
+            raise mismatch(ValueError, what, f"a dictionary with {', '.join(wanted)}", got)
         names = tuple(content["names"])
         features = torch.tensor(content["features"], dtype=torch.float32)
         return cls(
@@ -229,11 +194,7 @@ class PairTable:
         )
 
     def digest(self) -> str:
-        """Gives a short hash of the content, equal for equal tables on every machine.
-
-        Returns:
-            Sixteen hexadecimal digits.
-        """
+        """Return a short hash of the content, equal for equal tables on every machine."""
         return hashlib.sha256(json.dumps(self.as_dict()).encode()).hexdigest()[:16]
 
     def __len__(self) -> int:

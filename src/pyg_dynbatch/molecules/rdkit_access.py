@@ -2,7 +2,6 @@
 
 import re
 import string
-from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -18,39 +17,31 @@ Mol: TypeAlias = Any
 
 @cache
 def rdkit_module(name: str) -> ModuleType:
-    """Imports one module of RDKit, the first time it is asked for."""
+    """Import one module of RDKit, the first time it is needed."""
     try:
         return import_module(f"rdkit.{name}")
     except ImportError as error:
-        raise mismatch(
-            ImportError,
-            "molecules: RDKit cannot be imported",
-            "an installed RDKit",
-            error,
-            hint='pip install "pyg_dynbatch[chem]"',
-        ) from error
+        what, hint = "molecules: RDKit cannot be imported", 'pip install "pyg_dynbatch[chem]"'
+        raise mismatch(ImportError, what, "an installed RDKit", error, hint=hint) from error
 
 
 def chem() -> ModuleType:
-    """Gives ``rdkit.Chem``."""
+    """Return ``rdkit.Chem``."""
     return rdkit_module("Chem")
 
 
 def atoms_of(mol: Mol) -> list[Any]:
-    """Lists the atoms of a molecule, in half the time of RDKit's own iterator."""
+    """Return the atoms of a molecule, in half the time of RDKit's own iterator."""
     return list(map(mol.GetAtomWithIdx, range(mol.GetNumAtoms())))
 
 
 def bonds_of(mol: Mol) -> list[Any]:
-    """Lists the bonds of a molecule, in half the time of RDKit's own iterator."""
+    """Return the bonds of a molecule, in half the time of RDKit's own iterator."""
     return list(map(mol.GetBondWithIdx, range(mol.GetNumBonds())))
 
 
 def rdkit_version() -> str:
-    """Gives the version of RDKit that is in use.
-
-    Returns:
-        Year, month and number, with points between.
+    """Return the version of RDKit in use: year, month and number, separated by points.
 
     Raises:
         ImportError: If RDKit is not installed.
@@ -63,10 +54,7 @@ def rdkit_version() -> str:
 
 
 def rdkit_data_folder() -> Path:
-    """Finds the folder of data files that comes with RDKit, ``NCI/first_5K.smi`` among them.
-
-    Returns:
-        The folder.
+    """Return the folder of data files that comes with RDKit, such as ``NCI/first_5K.smi``.
 
     Raises:
         ImportError: If RDKit is not installed.
@@ -86,11 +74,11 @@ _EXTENSION = re.compile(r"\|.*\|", re.DOTALL)
 
 
 class MoleculeError(ValueError):
-    """Says why one molecule cannot be used, so that a data set can skip or report it.
+    """The reason why one molecule cannot be used, so that a data set can skip or report it.
 
     Args:
         reason: What is wrong, in one clause.
-        atom: Which atom is wrong, from 0 in the order of the input; None where it is not one atom.
+        atom: The atom at fault, from 0 in the order of the input; None if it is not one atom.
         smiles: The text at fault; None for a molecule that was not given as text.
 
     Example:
@@ -116,27 +104,26 @@ class MoleculeError(ValueError):
         self.smiles = smiles
 
     def __reduce__(self) -> tuple[type["MoleculeError"], tuple[str, int | None, str | None]]:
-        """Pickles by the three parts, for errors that come from worker processes."""
+        """Pickle by the three parts, for errors that come from worker processes."""
         return type(self), (self.reason, self.atom, self.smiles)
 
 
 def parse_smiles(smiles: object) -> Mol:
-    """Reads one SMILES; blanks around it are dropped.
+    """Read one SMILES; blanks around it are dropped.
 
-    RDKit prints its complaints and returns None; here they are caught for the length of this
-    call and become the reason of an error. What RDKit logs elsewhere is left alone.
+    RDKit logs its errors and returns None; here they become the reason of a `MoleculeError`.
 
     Args:
         smiles: The text; anything else, such as the NaN of an empty cell, is a missing SMILES.
-            After a blank there may be the extension of CXSMILES, ``|…|``, and nothing else.
+            After a blank only the extension of CXSMILES, ``|…|``, is allowed.
 
     Returns:
         The sanitised molecule, its atoms in the order of the text. Hydrogens written as atoms
-        become counts; then the atoms bear the property ``input_atom``, their number in the text.
+        become counts; then the atoms have the property ``input_atom``, their number in the text.
 
     Raises:
         MoleculeError: If the text is missing, empty, not well-formed, has something else after
-            a blank (which RDKit would take for a name), or its chemistry is refused.
+            a blank (which RDKit would take for a name), or RDKit rejects its chemistry.
 
     Example:
         >>> parse_smiles("CCO ").GetNumAtoms()
@@ -150,7 +137,7 @@ def parse_smiles(smiles: object) -> Mol:
           where:    atom 1, counted from 0
     """
     if not isinstance(smiles, str):
-        raise MoleculeError(f"there is no SMILES but {smiles!r}")
+        raise MoleculeError(f"the SMILES is missing: {smiles!r}")
     text = smiles.strip()
     if not text:
         raise MoleculeError("the SMILES is empty", smiles=smiles)
@@ -158,7 +145,7 @@ def parse_smiles(smiles: object) -> Mol:
     if rest and not _EXTENSION.fullmatch(rest[0]):
         place, shown = len(first) + 1, rest[0][:_LONGEST_SHOWN]
         raise MoleculeError(
-            f"syntax: after the blank at character {place} stands {shown!r}, not |…|", smiles=text
+            f"syntax: the blank at character {place} is followed by {shown!r}, not |…|", smiles=text
         )
     with rdkit_module("rdBase").BlockLogs():
         mol = chem().MolFromSmiles(text) if _is_readable(text) else None
@@ -172,7 +159,7 @@ def parse_smiles(smiles: object) -> Mol:
 
 
 def _note_places(mol: Mol, whole: Mol) -> None:
-    """Notes on every atom where it stands in the input, if hydrogens have left gaps there."""
+    """Note on every atom its number in the input, if hydrogens have left gaps there."""
     for atom in atoms_of(whole):
         atom.SetIntProp(INPUT_ATOM, atom.GetIdx())
     kept = atoms_of(chem().RemoveHs(whole))
@@ -208,11 +195,11 @@ def _chemistry_error(raw: Mol, text: str | None) -> MoleculeError:
 
 
 def syntax_reason(smiles: str) -> str:
-    """Guesses in one clause why a text is no well-formed SMILES."""
+    """Guess in one clause why a text is not a well-formed SMILES."""
     text = smiles.split(maxsplit=1)[0]
     faults = (_strange_character, _open_bracket, _open_ring)
     found: str | None = next((fault for find in faults if (fault := find(text))), None)
-    return "syntax: " + (found or "this is no well-formed SMILES")
+    return "syntax: " + (found or "this is not a well-formed SMILES")
 
 
 def _strange_character(text: str) -> str | None:
@@ -253,27 +240,24 @@ def _open_ring(text: str) -> str | None:
 
 
 def parse_mol_block(block: str) -> Mol:
-    """Reads one mol block, as it stands in an SDF file.
+    """Read one mol block of an SDF file.
 
     Args:
         block: The text up to ``M  END``, V2000 or V3000.
 
     Returns:
-        The sanitised molecule; hydrogens written out become counts, as in a SMILES, and the
-        property ``input_atom`` is the number in the block.
+        The sanitised molecule; explicit hydrogens become counts, as in a SMILES, and the property
+        ``input_atom`` is the number in the block.
 
     Raises:
-        MoleculeError: If the block is not well-formed, or its chemistry is refused.
+        MoleculeError: If the block is not well-formed, or RDKit rejects its chemistry.
 
     Example:
         >>> from rdkit import Chem
         >>> parse_mol_block(Chem.MolToMolBlock(Chem.MolFromSmiles("CCO"))).GetNumAtoms()
         3
     """
-    return _parse_block(block, chem().MolFromMolBlock)
-
-
-def _parse_block(block: str, read: Callable[..., Mol]) -> Mol:
+    read = chem().MolFromMolBlock
     with rdkit_module("rdBase").BlockLogs():
         try:
             mol = read(block)
@@ -291,7 +275,7 @@ def _parse_block(block: str, read: Callable[..., Mol]) -> Mol:
 
 
 def sanitized_copy(mol: Mol) -> Mol:
-    """Copies a molecule and brings the copy into the form that features are read from."""
+    """Copy a molecule and bring the copy into the form that features are read from."""
     copied = chem().Mol(mol)
     if copied.NeedsUpdatePropertyCache():
         with rdkit_module("rdBase").BlockLogs():
@@ -304,7 +288,7 @@ def sanitized_copy(mol: Mol) -> Mol:
 
 
 def largest_fragment(mol: Mol) -> Mol:
-    """Gives the fragment with most heavy atoms, then the heaviest, then the first by its SMILES."""
+    """Return the fragment with most heavy atoms, then the heaviest, then the first by SMILES."""
     places = chem().GetMolFrags(mol)
     if len(places) < 2:
         return mol
@@ -326,7 +310,7 @@ def largest_fragment(mol: Mol) -> Mol:
 
 
 def murcko_scaffold(molecule: str | Mol, *, chirality: bool = False) -> str:
-    """Finds the ring systems of a molecule and the chains between them.
+    """Return the ring systems of a molecule and the chains between them.
 
     Args:
         molecule: SMILES or ``rdkit.Chem.Mol``.
@@ -353,7 +337,7 @@ def murcko_scaffold(molecule: str | Mol, *, chirality: bool = False) -> str:
 
 
 def canonical_smiles(molecule: str | Mol) -> str:
-    """Writes a molecule the one way that does not depend on how it was written.
+    """Return the canonical SMILES, which does not depend on how the molecule was written.
 
     Args:
         molecule: SMILES or ``rdkit.Chem.Mol``.

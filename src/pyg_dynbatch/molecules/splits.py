@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.files import write_atomically
+from pyg_dynbatch.core.files import existing, write_atomically
 from pyg_dynbatch.molecules.rdkit_access import MoleculeError, canonical_smiles, murcko_scaffold
 
 PARTS = ("train", "val", "test")
@@ -27,19 +27,19 @@ _SHOWN = 3
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Names the examples of the three parts by their numbers in the data set.
+    """The examples of the three parts of a data set, by their numbers.
 
     An example may be in no part at all, never in two.
 
     Args:
         train: Numbers of the examples to train on.
-        val: Numbers of those to choose by.
-        test: Numbers of those to judge by.
+        val: Numbers of those for model selection.
+        test: Numbers of those for the final evaluation.
         method: How the split was made.
         seed: Seed of it, if it had one.
         num_examples: Number of examples in the data set.
         molecules: A hash of the SMILES of every example, which :meth:`for_molecules` adds; None for
-            a split that knows row numbers alone.
+            a split of row numbers alone.
 
     Raises:
         ValueError: If an example is in two parts, twice in one, or not in the data set.
@@ -59,29 +59,21 @@ class Split:
     molecules: np.ndarray | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        """Sorts the numbers and refuses overlaps."""
+        """Sort the numbers and refuse overlaps."""
         for name, numbers in self.parts():
             object.__setattr__(self, name, np.sort(np.asarray(numbers, dtype=np.int64)))
         joined = np.concatenate([numbers for _, numbers in self.parts()])
-        outside = (joined < 0) | (joined >= self.num_examples)
-        if outside.any():
-            raise mismatch(
-                ValueError,
-                "Split: there is no such example",
-                f"numbers from 0 to {self.num_examples - 1}",
-                int(joined[outside][0]),
-            )
+        outside = joined[(joined < 0) | (joined >= self.num_examples)]
+        if outside.size:
+            expected = f"numbers from 0 to {self.num_examples - 1}"
+            raise mismatch(ValueError, "Split: no such example", expected, int(outside[0]))
         values, counts = np.unique(joined, return_counts=True)
-        if (counts > 1).any():
-            raise mismatch(
-                ValueError,
-                "Split: an example is in two places",
-                "every example in one part at most",
-                f"example {int(values[counts > 1][0])} ({int((counts > 1).sum())} such examples)",
-            )
+        if (twice := values[counts > 1]).size:
+            what, got = "Split: an example is in two places", f"{len(twice)}, such as {twice[0]}"
+            raise mismatch(ValueError, what, "every example in at most one part", got)
 
     def parts(self) -> Iterator[tuple[str, Int64[np.ndarray, " example"]]]:
-        """Gives the name and the numbers of each part."""
+        """Return the name and the numbers of each part."""
         return ((name, getattr(self, name)) for name in PARTS)
 
     @property
@@ -99,9 +91,10 @@ class Split:
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     def for_molecules(self, smiles: Sequence[str], where: object = "") -> "Split":
-        """Finds the molecules of this split in a data set whose rows may stand in another order.
+        """Find the molecules of this split in a data set whose rows may be in another order.
 
-        A molecule is known by its SMILES as given. A split without hashes gets those of `smiles`.
+        A molecule is identified by its SMILES as given. A split without hashes gets those of
+        `smiles`.
 
         Args:
             smiles: One text per example of the data set.
@@ -112,7 +105,7 @@ class Split:
 
         Raises:
             ValueError: If a molecule is missing or new, or if the rows are in another order and
-                one molecule stands in several rows and parts.
+                one molecule is in several rows and parts.
 
         Example:
             >>> rows = Split(np.array([0]), np.array([1]), np.array([2]), num_examples=3)
@@ -130,51 +123,41 @@ class Split:
             return self
         old, new = np.argsort(noted, kind="stable"), np.argsort(given, kind="stable")
         if not np.array_equal(noted[old], given[new]):
-            raise self._other_molecules(
-                _surplus(noted, given), _surplus(given, noted), smiles, where
-            )
+            raise self._other_molecules(noted, given, smiles, where)
         part = np.zeros(self.num_examples, np.int8)
         for number, (_, rows) in enumerate(self.parts(), start=1):
             part[rows] = number
         copies = (given[new][1:] == given[new][:-1]) & (part[old][1:] != part[old][:-1])
         if copies.any():
-            texts = dict.fromkeys(smiles[i] for i in new[1:][copies].tolist())
-            raise mismatch(
-                ValueError,
-                "Split: equal molecules in several parts cannot be told apart",
-                "the rows in the order they were divided in",
-                f"another order, and {len(texts)} molecules that are in several parts, "
-                f"such as {', '.join(map(repr, list(texts)[:_SHOWN]))}",
-                where=where,
-                hint="restore the order of the rows",
-            )
+            texts = list(dict.fromkeys(smiles[i] for i in new[1:][copies].tolist()))
+            what = "Split: equal molecules in several parts cannot be distinguished"
+            got = f"another order, and {len(texts)} molecules that are in several parts, such as "
+            got += ", ".join(map(repr, texts[:_SHOWN]))
+            raise mismatch(ValueError, what, "the rows in their former order", got, where=where)
         place = np.empty_like(old)
         place[old] = new
         train, val, test = (place[rows] for _, rows in self.parts())
         return replace(self, train=train, val=val, test=test, molecules=given)
 
     def _other_molecules(
-        self, missing: list[int], new: list[int], smiles: Sequence[str], where: object
+        self, noted: np.ndarray, given: np.ndarray, smiles: Sequence[str], where: object
     ) -> ValueError:
-        parts = {int(i): name for name, rows in self.parts() for i in rows}
-        lost = [f"example {i} ({parts.get(i, 'in no part')})" for i in missing[:_SHOWN]]
+        part_of = {int(i): name for name, rows in self.parts() for i in rows}
+        missing, new = _surplus(noted, given), _surplus(given, noted)
+        lost = [f"example {i} ({part_of.get(i, 'in no part')})" for i in missing[:_SHOWN]]
         added = [f"example {i} ({smiles[i]!r})" for i in new[:_SHOWN]]
-        found = (("missing", len(missing), lost), ("new", len(new), added))
-        said = [
-            f"{n} {name}: {', '.join(some)}{', …' * (n > _SHOWN)}" for name, n, some in found if n
-        ]
-        return mismatch(
-            ValueError,
-            "Split: the molecules are not those that were divided",
-            f"the same {self.num_examples} molecules, in any order",
-            f"{len(smiles)} molecules; {'; '.join(said)}",
-            where=where,
-            hint="the file and the policy for bad rows that the split was made with; "
-            "for other molecules pyg-dynbatch predict --checkpoint CKPT --input FILE",
-        )
+        said = [f"{len(smiles)} molecules"]
+        for name, found, shown in (("missing", missing, lost), ("new", new, added)):
+            if found:
+                more = ", …" if len(found) > _SHOWN else ""
+                said.append(f"{len(found)} {name}: {', '.join(shown)}{more}")
+        what = "Split: the molecules are not those that were split"
+        expected = f"the same {self.num_examples} molecules, in any order"
+        hint = "the file and the policy for bad rows of the split; for others, pyg-dynbatch predict"
+        return mismatch(ValueError, what, expected, "; ".join(said), where=where, hint=hint)
 
     def write(self, path: str | Path) -> Path:
-        """Writes the split, as JSON or, for a name that ends in ``.csv``, as a table.
+        """Write the split, as JSON or, for a name that ends in ``.csv``, as a table.
 
         Args:
             path: The file.
@@ -206,34 +189,41 @@ class Split:
 
     @classmethod
     def read(cls, path: str | Path, num_examples: int | None = None) -> "Split":
-        """Reads a split that was written, and checks that it is unchanged.
+        """Read a split that was written, and check that it is unchanged.
 
         Args:
             path: The file.
-            num_examples: Number of examples of the data set it shall be used for.
+            num_examples: Number of examples of the data set it is meant for.
 
         Returns:
             The split.
 
         Raises:
-            FileNotFoundError: If there is no such file.
-            ValueError: If it is no split, was changed, or belongs to another data set.
+            FileNotFoundError: If the file does not exist.
+            ValueError: If it is not a split, was changed, or belongs to another data set.
         """
-        path = Path(path)
-        if not path.is_file():
-            raise mismatch(
-                FileNotFoundError, "Split: there is no such file", "a written split", where=path
-            )
+        path = existing(path, "a written split")
         try:
-            split = cls.from_dict(_read(path))
+            text = path.read_text(encoding="utf-8")
+            if path.suffix == ".csv":
+                first, _, table = text.partition("\n")
+                content = json.loads(first.removeprefix("#")) | {name: [] for name in PARTS}
+                for line in csv.DictReader(table.splitlines()):
+                    content[line["part"]].append(int(line["example"]))
+            else:
+                content = json.loads(text)
+            split = cls.from_dict(content)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise _unreadable(path, f"{type(error).__name__}: {error}") from error
+            what = "Split: the file is not an unchanged split"
+            expected = f"a file that Split.write wrote, format {_FORMAT}"
+            got = f"{type(error).__name__}: {error}"
+            raise mismatch(ValueError, what, expected, got, where=path) from error
         if num_examples not in (None, split.num_examples):
             raise _other_data(split.num_examples, num_examples, path)
         return split
 
     def as_dict(self) -> dict[str, Any]:
-        """Writes the split as plain values, which :meth:`from_dict` reads."""
+        """Return the split as plain values, which :meth:`from_dict` reads."""
         facts: dict[str, Any] = {
             "format": _FORMAT,
             "method": self.method,
@@ -247,26 +237,19 @@ class Split:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> "Split":
-        """Reads what :meth:`as_dict` has written.
+        """Build the split that :meth:`as_dict` has written.
 
         Args:
             content: The mapping.
-
-        Returns:
-            The split.
 
         Raises:
             KeyError: If something is missing.
             ValueError: If something was changed.
         """
-        train, val, test = (np.array(content[name], dtype=np.int64) for name in PARTS)
         keys = content.get("molecules")
+        train, val, test = (np.array(content[name], dtype=np.int64) for name in PARTS)
         split = cls(
-            train,
-            val,
-            test,
-            content["method"],
-            content["seed"],
+            *(train, val, test, content["method"], content["seed"]),
             num_examples=content["num_examples"],
             molecules=None if keys is None else np.frombuffer(base64.b64decode(keys), _KEY),
         )
@@ -297,7 +280,7 @@ def _text_of(keys: np.ndarray) -> str:
 
 
 def _surplus(keys: np.ndarray, others: np.ndarray) -> list[int]:
-    """Lists the examples that have no counterpart among the others."""
+    """Return the examples that have no counterpart among the others."""
     left = Counter(others.tolist())
     found = []
     for example, key in enumerate(keys.tolist()):
@@ -307,59 +290,33 @@ def _surplus(keys: np.ndarray, others: np.ndarray) -> list[int]:
     return found
 
 
-def _read(path: Path) -> dict[str, Any]:
-    text = path.read_text(encoding="utf-8")
-    if path.suffix != ".csv":
-        return json.loads(text)
-    first, _, table = text.partition("\n")
-    parts: dict[str, list[int]] = {name: [] for name in PARTS}
-    for line in csv.DictReader(table.splitlines()):
-        parts[line["part"]].append(int(line["example"]))
-    return json.loads(first.removeprefix("#")) | parts
-
-
 def _other_data(noted: int, given: int | None, where: object) -> ValueError:
-    return mismatch(
-        ValueError,
-        "Split: the split belongs to another data set",
-        f"a split of {given} examples",
-        f"one of {noted}",
-        where=where,
-        hint="the same file and the same policy for bad rows as when it was made",
-    )
-
-
-def _unreadable(path: Path, got: str) -> ValueError:
-    return mismatch(
-        ValueError,
-        "Split: the file is no unchanged split",
-        f"a file that Split.write wrote, format {_FORMAT}",
-        got,
-        where=path,
-    )
+    what, hint = "Split: the split belongs to another data set", "the same file and policy"
+    expected, got = f"a split of {given} examples", f"one of {noted}"
+    return mismatch(ValueError, what, expected, got, where=where, hint=hint)
 
 
 Fractions = tuple[float, float, float]
 
 _USUAL: Fractions = (0.8, 0.1, 0.1)
-# Other names that files use for the parts.
+# Other names of the parts in files.
 _NAMES = {"valid": "val", "validation": "val", "dev": "val", "training": "train", "testing": "test"}
 _SUM = 1e-6
 
 
 def random_split(num_examples: int, fractions: Fractions = _USUAL, seed: int = 0) -> Split:
-    """Splits by a shuffle that depends on the seed alone.
+    """Split by a shuffle that depends on the seed alone.
 
     Args:
         num_examples: Number of examples.
-        fractions: Share of train, val and test; what rounding leaves over goes to test.
+        fractions: Share of train, val and test; the rest of rounding goes to test.
         seed: Seed of the shuffle.
 
     Returns:
         The split.
 
     Raises:
-        ValueError: If the fractions are no shares of a whole.
+        ValueError: If the fractions are not three numbers that sum to 1.
 
     Example:
         >>> random_split(10, seed=1).sizes
@@ -367,7 +324,7 @@ def random_split(num_examples: int, fractions: Fractions = _USUAL, seed: int = 0
     """
     sizes = _sizes(num_examples, fractions)
     order = np.random.default_rng(seed).permutation(num_examples)
-    return _cut(order, sizes, "random", seed)
+    return _split(np.split(order, np.cumsum(sizes)[:2]), "random", seed, num_examples)
 
 
 def stratified_split(
@@ -376,23 +333,23 @@ def stratified_split(
     seed: int = 0,
     bins: int | None = None,
 ) -> Split:
-    """Splits so that every part has each class, or each range of a value, in about equal share.
+    """Split so that every part has each class, or each range of a value, in about equal share.
 
     Examples are sorted by label (by bin of equal counts, if there are bins), at random among
-    equals, and dealt to the parts in turn. Examples without a label (NaN) are a class too, and
-    no part of any range.
+    equals, and assigned to the parts in turn. Examples without a label (NaN) form a class, too,
+    and are not part of any range.
 
     Args:
-        labels: One label an example.
+        labels: One label per example.
         fractions: Share of train, val and test.
         seed: Seed of the shuffle.
-        bins: Number of ranges a continuous label is cut into; None takes it as classes.
+        bins: Number of ranges a continuous label is divided into; None for classes.
 
     Returns:
         The split.
 
     Raises:
-        ValueError: If the fractions are no shares of a whole, or there is no range.
+        ValueError: If the fractions are not three numbers that sum to 1, or `bins` is below 1.
 
     Example:
         >>> labels = [0] * 80 + [1] * 20
@@ -404,7 +361,7 @@ def stratified_split(
     sizes = np.array(_sizes(len(values), fractions))
     if bins is not None:
         if bins < 1:
-            raise mismatch(ValueError, "stratified_split: bins is out of range", "1 or more", bins)
+            raise mismatch(ValueError, "stratified_split: bins is too small", "at least 1", bins)
         known = ~np.isnan(values)
         ranks = np.argsort(np.argsort(values[known], kind="stable"), kind="stable")
         values[known] = ranks * bins // max(int(known.sum()), 1)
@@ -412,7 +369,7 @@ def stratified_split(
     order = np.lexsort((chance, values))
     parts: list[list[int]] = [[], [], []]
     for taken, example in enumerate(order.tolist(), start=1):
-        # Whoever lags most behind its share of what was dealt so far gets the next one.
+        # Assign to the part furthest below its share of the examples so far.
         owed = sizes * taken / len(values) - [len(part) for part in parts]
         parts[int(owed.argmax())].append(example)
     return _split(parts, "stratified", seed, len(values))
@@ -421,7 +378,7 @@ def stratified_split(
 def kfold_splits(
     num_examples: int, folds: int = 5, seed: int = 0, repeats: int = 1, val: bool = True
 ) -> list[Split]:
-    """Makes the splits of a cross validation, perhaps several times over.
+    """Make the splits of a cross validation, perhaps repeated.
 
     Every example is in the test part of exactly one split of each repeat.
 
@@ -429,8 +386,8 @@ def kfold_splits(
         num_examples: Number of examples.
         folds: Number of parts of nearly equal size.
         seed: Seed of the first repeat's shuffle; the next repeats take the next seeds.
-        repeats: How often all folds are made anew.
-        val: Whether the fold after the test fold validates; else there is no validation part.
+        repeats: Number of repeats.
+        val: Whether the fold after the test fold validates; otherwise there is no validation part.
 
     Returns:
         ``folds`` splits for each repeat.
@@ -444,12 +401,8 @@ def kfold_splits(
     """
     least = 3 if val else 2
     if not least <= folds <= num_examples:
-        raise mismatch(
-            ValueError,
-            "kfold_splits: the number of folds is out of range",
-            f"{least} to {num_examples}, the number of examples",
-            folds,
-        )
+        what = "kfold_splits: the number of folds is out of range"
+        raise mismatch(ValueError, what, f"{least} to {num_examples}, the examples", folds)
     splits = []
     for repeat in range(seed, seed + repeats):
         order = np.random.default_rng(repeat).permutation(num_examples)
@@ -458,36 +411,27 @@ def kfold_splits(
             after = (fold + 1) % folds if val else None
             kept = [piece for i, piece in enumerate(pieces) if i not in (fold, after)]
             middle = order[:0] if after is None else pieces[after]
-            name = f"fold {fold + 1} of {folds}"
-            splits.append(
-                Split(
-                    np.concatenate(kept),
-                    middle,
-                    pieces[fold],
-                    name,
-                    repeat,
-                    num_examples=num_examples,
-                )
-            )
+            parts = (np.concatenate(kept), middle, pieces[fold])
+            splits.append(_split(parts, f"fold {fold + 1} of {folds}", repeat, num_examples))
     return splits
 
 
 def scaffold_split(
     smiles: Sequence[str], fractions: Fractions = _USUAL, seed: int | None = None
 ) -> Split:
-    """Splits so that molecules of one Murcko scaffold are in one part.
+    """Split so that molecules of one Murcko scaffold are in one part.
 
     Without a seed the split is the deterministic one of MoleculeNet: sets of equal scaffold are
-    taken by size, the biggest first (of equally big ones that whose first molecule comes last),
-    and fill train, then val, then test. So the test part has the rare scaffolds.
+    taken by size, the largest first (of equally large ones the one whose first molecule comes
+    last), and fill train, then val, then test. So the test part has the rare scaffolds.
 
-    With a seed it is the balanced one: sets bigger than half of val or test come first, all
+    With a seed it is the balanced one: sets larger than half of val or test come first, all
     others after them, both shuffled, and each goes to the first part that has room for it.
 
     A SMILES that cannot be read, and a molecule without rings, has the empty scaffold.
 
     Args:
-        smiles: One text a molecule.
+        smiles: One text per molecule.
         fractions: Share of train, val and test.
         seed: Seed of the balanced split; None for the deterministic one.
 
@@ -496,7 +440,7 @@ def scaffold_split(
 
     Raises:
         ImportError: If RDKit is not installed.
-        ValueError: If the fractions are no shares of a whole.
+        ValueError: If the fractions are not three numbers that sum to 1.
 
     Reference:
         Wu et al. (2018), doi:10.1039/C7SC02664A, section 3.2, for the deterministic split; Yang
@@ -507,41 +451,50 @@ def scaffold_split(
         >>> scaffold_split(rings, (0.8, 0.2, 0.0)).val.tolist()
         [4]
     """
-    sizes = _sizes(len(smiles), fractions)
+    total = len(smiles)
+    train, val, test = _sizes(total, fractions)
     sets: defaultdict[str, list[int]] = defaultdict(list)
     for number, text in enumerate(smiles):
-        sets[_scaffold_of(text)].append(number)
-    if seed is None:
-        order = sorted(sets.values(), key=lambda group: (len(group), group[0]), reverse=True)
-        return _split(_filled(order, fractions, len(smiles)), "scaffold", None, len(smiles))
-    # A set without room in val or test of its half size would unbalance them.
-    big = [group for group in sets.values() if len(group) > min(sizes[1:]) / 2]
-    small = [group for group in sets.values() if len(group) <= min(sizes[1:]) / 2]
-    generator = np.random.default_rng(seed)
-    order = [groups[i] for groups in (big, small) for i in generator.permutation(len(groups))]
+        try:
+            scaffold = murcko_scaffold(text)
+        except MoleculeError:
+            scaffold = ""  # of a blank row, which has no target and does no harm in any part
+        sets[scaffold].append(number)
     parts: list[list[int]] = [[], [], []]
-    for group in order:
-        roomy = [i for i in (0, 1) if len(parts[i]) + len(group) <= sizes[i]]
-        parts[roomy[0] if roomy else 2] += group
-    return _split(parts, "scaffold balanced", seed, len(smiles))
+    if seed is None:
+        first, second = fractions[0] * total + _SUM, (fractions[0] + fractions[1]) * total + _SUM
+        for group in sorted(sets.values(), key=lambda group: (-len(group), -group[0])):
+            taken = len(parts[0]), len(parts[0]) + len(parts[1])
+            fits = [taken[0] + len(group) <= first, taken[1] + len(group) <= second, True]
+            parts[fits.index(True)] += group
+        return _split(parts, "scaffold", None, total)
+    # A set without room in val or test of its half size would unbalance them.
+    big = [group for group in sets.values() if len(group) > min(val, test) / 2]
+    small = [group for group in sets.values() if len(group) <= min(val, test) / 2]
+    generator = np.random.default_rng(seed)
+    for groups in (big, small):
+        for i in generator.permutation(len(groups)):
+            size = len(groups[i])
+            fits = [len(parts[0]) + size <= train, len(parts[1]) + size <= val, True]
+            parts[fits.index(True)] += groups[i]
+    return _split(parts, "scaffold balanced", seed, total)
 
 
 def column_split(
     values: Sequence[Any] | Mapping[int, Any], rows: Sequence[int] | np.ndarray
 ) -> Split:
-    """Splits as a column of the source says.
+    """Split by a column of the source.
 
     Args:
         values: For each record of the source ``"train"``, ``"val"`` (or ``"valid"``,
-            ``"validation"``, ``"dev"``) or ``"test"``, in any case; empty, None or NaN (what
-            pandas makes of an empty cell) for no part.
+            ``"validation"``, ``"dev"``) or ``"test"``, in any case; empty, None or NaN for no part.
         rows: For each example the number of its record: ``dataset.rows``.
 
     Returns:
         The split.
 
     Raises:
-        ValueError: If a value is none of these, or there is no value for a record.
+        ValueError: If a value is none of these, or missing for a record.
 
     Example:
         >>> column_split(["train", "bad row", "Valid", "test"], rows=[0, 2, 3])
@@ -552,66 +505,27 @@ def column_split(
         try:
             given = values[row]
         except (IndexError, KeyError) as error:
-            raise mismatch(
-                ValueError,
-                "column_split: there is no value for a record",
-                "one value for every record of the source",
-                f"{len(values)} values, none for record {row}",
-            ) from error
+            what = "column_split: a record has no value"
+            got = f"{len(values)} values, none for record {row}"
+            raise mismatch(ValueError, what, "one value for every record", got) from error
         missing = given is None or given != given  # NaN alone is unequal to itself
         name = "" if missing else str(given).strip().lower()
         name = _NAMES.get(name, name)
         if name and name not in parts:
-            raise mismatch(
-                ValueError,
-                "column_split: a value names no part",
-                ", ".join(PARTS),
-                repr(given),
-                where=f"record {row}",
-            )
+            what, expected = "column_split: a value is not the name of a part", ", ".join(PARTS)
+            raise mismatch(ValueError, what, expected, repr(given), where=f"record {row}")
         if name:
             parts[name].append(example)
     return _split(list(parts.values()), "column", None, len(rows))
 
 
-def _scaffold_of(smiles: str) -> str:
-    try:
-        return murcko_scaffold(smiles)
-    except MoleculeError:
-        # A blank row; it has no target and does no harm in any part.
-        return ""
-
-
-def _filled(groups: Sequence[list[int]], fractions: Fractions, total: int) -> list[list[int]]:
-    parts: list[list[int]] = [[], [], []]
-    first, second = fractions[0] * total, (fractions[0] + fractions[1]) * total
-    for group in groups:
-        if len(parts[0]) + len(group) <= first + _SUM:
-            parts[0] += group
-        elif len(parts[0]) + len(parts[1]) + len(group) <= second + _SUM:
-            parts[1] += group
-        else:
-            parts[2] += group
-    return parts
-
-
 def _sizes(total: int, fractions: Fractions) -> tuple[int, int, int]:
     shares = [float(share) for share in fractions]
     if len(shares) != 3 or min(shares) < 0 or abs(sum(shares) - 1) > _SUM:
-        raise mismatch(
-            ValueError,
-            "split: the fractions are no shares of a whole",
-            "three numbers of 0 or more whose sum is 1",
-            list(fractions),
-        )
+        what, expected = "split: the fractions cannot be used", "three, at least 0, with the sum 1"
+        raise mismatch(ValueError, what, expected, list(fractions))
     train, val = int(shares[0] * total + _SUM), int(shares[1] * total + _SUM)
     return train, val, total - train - val
-
-
-def _cut(order: np.ndarray, sizes: tuple[int, int, int], method: str, seed: int | None) -> Split:
-    first, second = sizes[0], sizes[0] + sizes[1]
-    parts = (order[:first], order[first:second], order[second:])
-    return Split(*parts, method, seed, num_examples=len(order))
 
 
 def _split(parts: Sequence[Any], method: str, seed: int | None, total: int) -> Split:
@@ -659,10 +573,10 @@ class Duplicates:
 
 
 def canonical_texts(smiles: Sequence[str]) -> list[str | None]:
-    """Writes every molecule in its canonical form.
+    """Write every molecule in its canonical form.
 
     Args:
-        smiles: One text a molecule.
+        smiles: One text per molecule.
 
     Returns:
         Canonical SMILES; None for a text that cannot be read.
@@ -686,15 +600,12 @@ def canonical_texts(smiles: Sequence[str]) -> list[str | None]:
 def find_leakage(
     split: Split, smiles: Sequence[str], texts: Sequence[str | None] | None = None
 ) -> Leakage:
-    """Looks for molecules that are in two parts of a split, however they are written.
+    """Find molecules that are in two parts of a split, however they are written.
 
     Args:
         split: The split.
-        smiles: One text an example.
-        texts: `canonical_texts` of them, if they are at hand; None makes them.
-
-    Returns:
-        What was found.
+        smiles: One text per example.
+        texts: `canonical_texts` of them, if available.
 
     Raises:
         ImportError: If RDKit is not installed.
@@ -719,16 +630,13 @@ def find_duplicates(
     tolerance: float = 0.0,
     texts: Sequence[str | None] | None = None,
 ) -> Duplicates:
-    """Looks for molecules that occur more than once, and for those whose targets disagree.
+    """Find molecules that occur more than once, and those of them whose targets disagree.
 
     Args:
-        smiles: One text an example.
-        targets: ``[molecule, task]``, NaN where missing; None to look at the molecules alone.
-        tolerance: Targets that differ by no more than this agree.
-        texts: `canonical_texts` of the SMILES, if they are at hand; None makes them.
-
-    Returns:
-        What was found.
+        smiles: One text per example.
+        targets: ``[molecule, task]``, NaN where missing; None to ignore targets.
+        tolerance: Targets that differ by at most this much agree.
+        texts: `canonical_texts` of the SMILES, if available.
 
     Raises:
         ImportError: If RDKit is not installed.

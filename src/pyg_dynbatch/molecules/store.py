@@ -1,151 +1,45 @@
-"""Keep molecules packed in checked files that are mapped into memory."""
+"""Read packed molecules from one memory-mapped ``.npy`` file per column, with a header."""
 
 import hashlib
 import json
-import struct
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Float32
+from jaxtyping import Float32, Int64
 from torch import Tensor
+from torch.utils.data import Dataset, Subset
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.files import write_atomically
+from pyg_dynbatch.core.structure import concatenated_ranges
+from pyg_dynbatch.loading import Segments
 from pyg_dynbatch.molecules.data import MoleculeColumns, MoleculeData, pairs_of_atoms
 from pyg_dynbatch.molecules.files import BadMolecule
+from pyg_dynbatch.molecules.pair_table import PairTable
 
-_MAGIC = b"PYGDBMOL"
-_VERSION = 1
-# Magic, version, checksum of the header, length of the header, length of the arrays.
-_PREAMBLE = struct.Struct("<8sIIQQ")
-_ALIGN = 64
-_CHECKED_AT_ONCE = 1 << 22
+FORMAT = "pyg_dynbatch.molecules.2"
+HEADER = "store.json"
+_CHECKED_AT_ONCE = 1 << 22  # bytes
 
+Transform = Callable[[MoleculeData], Any]
 
-def write_shard(
-    path: str | Path, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]
-) -> Path:
-    """Writes arrays and facts into one file, whole or not at all."""
-    content = shard_bytes(arrays, facts)
-    return write_atomically(path, lambda temporary: temporary.write_bytes(content))
-
-
-def shard_bytes(arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> bytes:
-    """Builds what `write_shard` writes, for a shard that stays in memory."""
-    parts, sections, offset = [], {}, 0
-    for name, array in arrays.items():
-        array = np.ascontiguousarray(array)
-        sections[name] = [offset, array.dtype.str, list(array.shape)]
-        padding = -array.nbytes % _ALIGN
-        parts += [array.tobytes(), b"\0" * padding]
-        offset += array.nbytes + padding
-    body = b"".join(parts)
-    header = {"sections": sections, "checksum": zlib.crc32(body), "facts": dict(facts)}
-    head = json.dumps(header).encode()
-    head += b" " * (-(_PREAMBLE.size + len(head)) % _ALIGN)
-    start = _PREAMBLE.pack(_MAGIC, _VERSION, zlib.crc32(head), len(head), len(body))
-    return start + head + body
-
-
-class Shard:
-    """Reads a file of `write_shard`, mapped into memory when the first array is asked for."""
-
-    def __init__(self, source: str | Path | bytes) -> None:
-        self.source = source if isinstance(source, bytes) else Path(source)
-        self._header: dict[str, Any] | None = None
-        self._body: np.ndarray | None = None
-        self._start = 0
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """Gives the plain values of the header."""
-        return self._read_header()["facts"]
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        """Gives one array, read-only."""
-        header = self._read_header()
-        if self._body is None:
-            self._body = self._map(header)
-        offset, dtype, shape = header["sections"][name]
-        count = int(np.prod(shape, dtype=np.int64))
-        if not count:
-            return np.empty(shape, dtype)
-        part = self._body[offset : offset + count * np.dtype(dtype).itemsize]
-        return part.view(dtype).reshape(shape)
-
-    def check(self) -> "Shard":
-        """Reads the whole shard once and compares checksums, if that was not yet done."""
-        header = self._read_header()
-        if self._body is None:
-            self._body = self._map(header)
-        return self
-
-    def _map(self, header: Mapping[str, Any]) -> np.ndarray:
-        if isinstance(self.source, bytes):
-            whole = np.frombuffer(self.source, np.uint8)
-        else:
-            # As a plain array: each slice of a memmap costs several times as much.
-            whole = np.asarray(np.memmap(self.source, np.uint8, mode="r"))
-        body = whole[self._start :]
-        checksum = 0
-        for first in range(0, len(body), _CHECKED_AT_ONCE):
-            checksum = zlib.crc32(body[first : first + _CHECKED_AT_ONCE].data, checksum)
-        if checksum != header["checksum"]:
-            got = f"checksum {checksum:08x}"
-            raise self._damaged(f"checksum {header['checksum']:08x}", got)
-        return body
-
-    def _read_header(self) -> dict[str, Any]:
-        if self._header is not None:
-            return self._header
-        if isinstance(self.source, bytes):
-            size, start = len(self.source), self.source
-        else:
-            size = self.source.stat().st_size
-            with self.source.open("rb") as handle:
-                start = handle.read(_PREAMBLE.size)
-                if len(start) == _PREAMBLE.size:
-                    start += handle.read(min(_PREAMBLE.unpack(start)[3], size))
-        if len(start) < _PREAMBLE.size or not start.startswith(_MAGIC):
-            raise self._damaged("a whole shard", f"{size:,} bytes")
-        _, version, checksum, head_size, body_size = _PREAMBLE.unpack(start[: _PREAMBLE.size])
-        if version != _VERSION:
-            raise self._damaged(f"version {_VERSION} of the format", f"version {version}")
-        wanted = _PREAMBLE.size + head_size + body_size
-        if size != wanted:
-            raise self._damaged(f"{wanted:,} bytes", f"{size:,} bytes")
-        head = start[_PREAMBLE.size : _PREAMBLE.size + head_size]
-        if zlib.crc32(head) != checksum:
-            raise self._damaged(f"header {checksum:08x}", f"header {zlib.crc32(head):08x}")
-        self._start = _PREAMBLE.size + head_size
-        self._header = json.loads(head)
-        return self._header
-
-    def _damaged(self, expected: str, got: str) -> ValueError:
-        return mismatch(
-            ValueError,
-            "packed molecules: a shard is damaged",
-            expected,
-            got,
-            where="memory" if isinstance(self.source, bytes) else self.source,
-            hint="delete the file; the data set makes it again",
-        )
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leaves the mapping behind: pickled, it would be the whole content."""
-        return {"source": self.source, "_header": None, "_body": None, "_start": 0}
-
-
-Arrays = dict[str, np.ndarray]
+Arrays = Mapping[str, np.ndarray]
+"""Packed molecules: one array per column."""
 
 _KINDS = ("bit", "count", "real")
-# What is joined end to end when packs are joined; the rest are where each molecule begins.
-_LONG = ("bits", "counts", "reals", "codes", "descriptor", "text", "y", "row")
-_STARTS = ("atom_start", "pair_start", "text_start")
+# The column that holds where the rows of each molecule begin; other columns have one row each.
+_STARTS = {
+    "bits": "atom_start",
+    "counts": "atom_start",
+    "reals": "atom_start",
+    "codes": "pair_start",
+    "text": "text_start",
+}
 
 
 class AtomPacking:
@@ -154,32 +48,24 @@ class AtomPacking:
     def __init__(
         self, kinds: Sequence[str], names: Sequence[str], num_tasks: int, num_descriptors: int = 0
     ) -> None:
-        unknown = sorted(set(kinds) - set(_KINDS))
+        unknown = ", ".join(sorted(set(kinds) - set(_KINDS)))
         if unknown:
-            raise mismatch(
-                ValueError,
-                "packed molecules: a kind of atom feature is unknown",
-                ", ".join(_KINDS),
-                ", ".join(unknown),
-            )
+            what = "packed molecules: a kind of atom feature is unknown"
+            raise mismatch(ValueError, what, ", ".join(_KINDS), unknown)
         self.names = tuple(names)
         self.num_tasks = num_tasks
         self.num_descriptors = num_descriptors
         self.width = len(kinds)
-        self._columns = {
-            kind: np.array([i for i, one in enumerate(kinds) if one == kind], dtype=np.int64)
-            for kind in _KINDS
-        }
+        self._columns = {kind: np.flatnonzero(np.array(kinds) == kind) for kind in _KINDS}
 
-    def pack(self, molecules: Sequence[MoleculeData]) -> Arrays:
-        """Packs molecules; ``smiles``, ``row`` and ``y`` may be absent."""
+    def pack(self, molecules: Sequence[MoleculeData]) -> dict[str, np.ndarray]:
+        """Pack molecules; ``smiles``, ``row`` and ``y`` may be absent."""
         for number, molecule in enumerate(molecules):
             self._check_form(molecule, number)
         texts = [(getattr(one, "smiles", None) or "").encode() for one in molecules]
         atoms = np.array([one.num_nodes for one in molecules], dtype=np.int64)
-        x = np.concatenate(
-            [np.empty((0, self.width), np.float32), *(one.x.numpy() for one in molecules)]
-        )
+        no_atoms = np.empty((0, self.width), np.float32)
+        x = np.concatenate([no_atoms, *(one.x.numpy() for one in molecules)])
         codes = [one.pair_code.numpy() for one in molecules]
         targets = np.full((len(molecules), self.num_tasks), np.nan, np.float32)
         for number, one in enumerate(molecules):
@@ -203,48 +89,37 @@ class AtomPacking:
             arrays["descriptor"] = np.concatenate([none, *rows])
         return arrays
 
-    def unpack(self, arrays: Arrays | Shard, chosen: np.ndarray) -> MoleculeColumns:
-        """Takes molecules out, reading nothing but them."""
-        atoms, places = _ranges(arrays["atom_start"], chosen)
-        fields: dict[str, Any] = {
-            "x": torch.from_numpy(self._rows(arrays, places)),
-            "pair_code": torch.from_numpy(
-                arrays["codes"][_ranges(arrays["pair_start"], chosen)[1]]
-            ),
-        }
+    def unpack(self, arrays: Arrays, chosen: Int64[np.ndarray, " molecule"]) -> MoleculeColumns:
+        """Take molecules out, reading nothing but them."""
+        sizes, atoms = _rows_of(arrays["atom_start"], chosen)
+        x = np.empty((len(atoms), self.width), np.float32)
+        bits = self._columns["bit"]
+        x[:, bits] = np.unpackbits(arrays["bits"][atoms], axis=1, count=len(bits))
+        x[:, self._columns["count"]] = arrays["counts"][atoms]
+        x[:, self._columns["real"]] = arrays["reals"][atoms]
+        codes = arrays["codes"][_rows_of(arrays["pair_start"], chosen)[1]]
+        fields: dict[str, Any] = {"x": torch.from_numpy(x), "pair_code": torch.from_numpy(codes)}
         if self.num_descriptors:
             fields["descriptor"] = torch.from_numpy(arrays["descriptor"][chosen])
         if self.num_tasks:
             y = torch.from_numpy(arrays["y"][chosen])
             fields |= {"y": y, "y_mask": ~torch.isnan(y)}
-        fields["smiles"] = texts_of(arrays, chosen)
+        fields["smiles"] = _texts(arrays, chosen)
         fields["row"] = torch.from_numpy(arrays["row"][chosen])
-        return MoleculeColumns(atoms.tolist(), fields)
+        return MoleculeColumns(Segments(sizes), fields)
 
-    def _rows(
-        self, arrays: Arrays | Shard, places: np.ndarray
-    ) -> Float32[np.ndarray, "atom feature"]:
-        x = np.empty((len(places), self.width), np.float32)
-        bits = self._columns["bit"]
-        x[:, bits] = np.unpackbits(arrays["bits"][places], axis=1, count=len(bits))
-        x[:, self._columns["count"]] = arrays["counts"][places]
-        x[:, self._columns["real"]] = arrays["reals"][places]
-        return x
-
-    def _whole(self, x: np.ndarray, kind: str, lowest: int, highest: int) -> np.ndarray:
+    def _whole(
+        self, x: Float32[np.ndarray, "atom feature"], kind: str, lowest: int, highest: int
+    ) -> Float32[np.ndarray, "atom column"]:
         columns = self._columns[kind]
         values = x[:, columns]
         wrong = (values != np.rint(values)) | (values < lowest) | (values > highest)
         if wrong.any():
             place = np.argwhere(wrong)[0]
-            raise mismatch(
-                ValueError,
-                f"packed molecules: an atom feature of kind {kind!r} does not fit",
-                f"whole numbers from {lowest} to {highest}",
-                float(values[tuple(place)]),
-                where=f"feature {self.names[columns[place[1]]]!r}",
-                hint='the kind "real"',
-            )
+            what = f"packed molecules: an atom feature of kind {kind!r} does not fit"
+            expected, got = f"whole numbers from {lowest} to {highest}", float(values[tuple(place)])
+            where = f"feature {self.names[columns[place[1]]]!r}"
+            raise mismatch(ValueError, what, expected, got, where=where, hint='the kind "real"')
         return values
 
     def _check_form(self, molecule: MoleculeData, number: int) -> None:
@@ -254,231 +129,332 @@ class AtomPacking:
         whole = 0 if "descriptor" not in molecule else molecule.descriptor.size(1)
         sizes = (self.width, wanted, self.num_descriptors)
         if (width, pairs, whole) != sizes or tasks not in (0, self.num_tasks):
+            what = "packed molecules: a molecule has another form"
+            expected = f"{self.width} atom features, {self.num_tasks} targets, {wanted} pairs of "
+            expected += f"{atoms} atoms, {self.num_descriptors} descriptors"
+            got = f"{width} atom features, {tasks} targets, {pairs} pairs, {whole} descriptors"
+            where = f"row {getattr(molecule, 'row', number)}"
+            raise mismatch(ValueError, what, expected, got, where=where)
+
+
+ColumnReader = Callable[[str], np.ndarray]
+"""Reads a column of some packed molecules by its name."""
+
+
+def _pieces_of(packs: Iterable[ColumnReader], name: str) -> Iterator[np.ndarray]:
+    """Yield one column of several packs, ready to be joined end to end."""
+    end = 0
+    for number, read in enumerate(packs):
+        piece = read(name)
+        if name in _STARTS.values():
+            piece = piece + end
+            end = int(piece[-1])
+            piece = piece[min(number, 1) :]  # where a pack ends the next one begins
+        yield piece
+
+
+def join_packs(packs: Sequence[ColumnReader], names: Iterable[str]) -> dict[str, np.ndarray]:
+    """Join packs of molecules to one."""
+    return {name: np.concatenate(list(_pieces_of(packs, name))) for name in names}
+
+
+def write_columns(
+    folder: Path, packs: Sequence[ColumnReader], names: Iterable[str]
+) -> dict[str, list[int]]:
+    """Write the columns of packs, joined; return the size and the checksum of each file."""
+    checks = {}
+    for name in names:
+        pieces = _pieces_of(packs, name)
+        path = write_atomically(folder / f"{name}.npy", partial(_write_npy, pieces))
+        checks[name] = [path.stat().st_size, _checksum(path)]
+    return checks
+
+
+def _write_npy(pieces: Iterator[np.ndarray], path: Path) -> None:
+    rows = 0
+    with path.open("wb") as file:
+        for piece in pieces:
+            form = {"descr": piece.dtype.str, "fortran_order": False}
+            if not file.tell():
+                np.lib.format.write_array_header_1_0(file, {**form, "shape": piece.shape})
+            file.write(piece.tobytes())
+            rows += len(piece)
+        # NumPy pads the header so that it keeps its length when the array grows.
+        file.seek(0)
+        np.lib.format.write_array_header_1_0(file, {**form, "shape": (rows, *piece.shape[1:])})
+
+
+def _checksum(path: Path) -> int:
+    checksum = 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHECKED_AT_ONCE):
+            checksum = zlib.crc32(chunk, checksum)
+    return checksum
+
+
+class _MappedColumns(dict[str, np.ndarray]):
+    """Maps each column into memory when it is first read, and compares its checksum then."""
+
+    def __init__(self, folder: Path, checks: Mapping[str, Sequence[int]]) -> None:
+        super().__init__()
+        self.folder = folder
+        self.checks = checks
+        for name, (size, _) in checks.items():
+            path = folder / f"{name}.npy"
+            if not path.is_file():
+                what, hint = "packed molecules: a column is missing", "make the data set again"
+                raise mismatch(FileNotFoundError, what, path.name, where=folder, hint=hint)
+            if path.stat().st_size != size:
+                raise _damaged(path, f"{size:,} bytes", f"{path.stat().st_size:,} bytes")
+
+    def __missing__(self, name: str) -> np.ndarray:
+        path, expected = self.folder / f"{name}.npy", self.checks[name][1]
+        if (checksum := _checksum(path)) != expected:
+            raise _damaged(path, f"checksum {expected:08x}", f"checksum {checksum:08x}")
+        # As a plain array: each slice of a memmap costs several times as much.
+        self[name] = np.asarray(np.load(path, mmap_mode="r"))
+        return self[name]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Leave the mapped arrays behind: pickled, they would be the whole content."""
+        return type(self), (self.folder, self.checks)
+
+
+@runtime_checkable
+class Featurizer(Protocol):
+    """What is asked of a featurizer, such as ``MoleculeFeaturizer``."""
+
+    atom_names: tuple[str, ...]
+    atom_kinds: tuple[str, ...]
+    pair_table: PairTable
+    descriptor_names: tuple[str, ...]
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """Plain values that describe the featurizer."""
+
+    @property
+    def digest(self) -> str:
+        """A hash of them."""
+
+    def __call__(self, molecule: Any) -> MoleculeData:
+        """Describe one molecule, given as SMILES or RDKit molecule."""
+
+
+class PackedMolecules(Dataset[MoleculeData]):
+    r"""Molecules of a folder that a data set or ``build_store`` has written.
+
+    The files are mapped into memory by each process that reads them, so a million molecules need
+    no more memory than a thousand. Asked for the molecules of a batch at once, as loaders do, it
+    returns columns, which ``MoleculeCollater`` turns into a batch without building one object per
+    molecule.
+
+    Args:
+        source: The folder, or a data set of which this one is to have the molecules.
+        featurizer: If given, what must have made the molecules.
+        transform: Applied to a molecule each time it is taken.
+
+    Raises:
+        FileNotFoundError: If the folder is not a finished store.
+        ValueError: If it is damaged, or another featurizer made it.
+
+    Example:
+        >>> import tempfile
+        >>> from pyg_dynbatch.datasets import MoleculeFile
+        >>> root = Path(tempfile.mkdtemp())
+        >>> size = (root / "mine.csv").write_text("smiles,melts\nCO,-97.6\nCCO,-114\n")
+        >>> folder = MoleculeFile(root / "mine.csv", root, target_columns=["melts"]).folder
+        >>> molecules = PackedMolecules(folder)
+        >>> len(molecules), molecules.task_names, molecules[1].smiles, len(molecules[:1])
+        (2, ('melts',), 'CCO', 1)
+    """
+
+    def __init__(
+        self,
+        source: "str | Path | PackedMolecules | tuple[dict[str, Any], Arrays]",
+        featurizer: Featurizer | None = None,
+        transform: Transform | None = None,
+    ) -> None:
+        self.folder: Path | None = None
+        if isinstance(source, str | Path):
+            self.folder = Path(source)
+            header = read_header(self.folder)
+            source = header, _MappedColumns(self.folder, header["columns"])
+        elif isinstance(source, PackedMolecules):
+            self.folder = source.folder
+            source = source.header, source.arrays
+        header, arrays = source
+        self.header: dict[str, Any] = header
+        self.arrays: Arrays = arrays
+        self.parts: list[dict[str, Any]] = header["parts"]
+        self.transform = transform
+        self.featurizer_spec: dict[str, Any] = dict(header["featurizer"])
+        self.pair_table = PairTable.from_dict(header["pair_table"])
+        self.atom_names: tuple[str, ...] = tuple(header["atom_names"])
+        self.task_names: tuple[str, ...] = tuple(header["task_names"])
+        self.descriptor_names: tuple[str, ...] = tuple(header["descriptor_names"])
+        sizes = len(self.task_names), len(self.descriptor_names)
+        self._packing = AtomPacking(header["atom_kinds"], self.atom_names, *sizes)
+        self._length = sum(part["molecules"] for part in self.parts)
+        made = header["featurizer_digest"]
+        if featurizer is not None and featurizer.digest != made:
             raise mismatch(
                 ValueError,
-                "packed molecules: a molecule has another form",
-                f"{self.width} atom features, {self.num_tasks} targets, {wanted} "
-                f"pairs of {atoms} atoms, {self.num_descriptors} descriptors",
-                f"{width} atom features, {tasks} targets, {pairs} pairs, {whole} descriptors",
-                where=f"row {getattr(molecule, 'row', number)}",
+                "packed molecules: another featurizer made them",
+                f"featurizer {featurizer.digest}: {featurizer!r}",
+                f"featurizer {made}: {json.dumps(self.featurizer_spec)}",
+                where=self.folder or "memory",
+                hint="featurize again into another folder, or use "
+                "MoleculeFeaturizer.from_spec(dataset.featurizer_spec)",
             )
 
+    @cached_property
+    def descriptors(self) -> Float32[np.ndarray, "molecule descriptor"]:
+        """Descriptors of whole molecules, NaN where one is unknown."""
+        if not self.descriptor_names:
+            return np.empty((len(self), 0), np.float32)
+        return np.array(self.arrays["descriptor"])
 
-def join_packs(packs: Sequence[Arrays]) -> Arrays:
-    """Joins packs of molecules to one."""
-    there = [name for name in _LONG if name in packs[0]]
-    joined = {name: np.concatenate([pack[name] for pack in packs]) for name in there}
-    for name in _STARTS:
-        joined[name] = _starts(np.concatenate([np.diff(pack[name]) for pack in packs]))
-    return joined
+    @cached_property
+    def targets(self) -> Float32[np.ndarray, "molecule task"]:
+        """Targets, NaN where one is missing."""
+        return np.array(self.arrays["y"])
 
+    @cached_property
+    def num_atoms(self) -> Int64[np.ndarray, " molecule"]:
+        """Number of atoms of every molecule, read without reading the molecules."""
+        return np.diff(self.arrays["atom_start"])
 
-def texts_of(arrays: Arrays | Shard, chosen: np.ndarray) -> list[str]:
-    """Reads the SMILES of some molecules."""
-    start, text = arrays["text_start"], arrays["text"]
-    return [text[start[i] : start[i + 1]].tobytes().decode() for i in chosen.tolist()]
+    @cached_property
+    def rows(self) -> Int64[np.ndarray, " molecule"]:
+        """Number of the record of every molecule in the source, from 0."""
+        return np.array(self.arrays["row"])
 
+    @cached_property
+    def errors(self) -> tuple[BadMolecule, ...]:
+        """The records that could not be used."""
+        found = (error for part in self.parts for error in part["errors"])
+        return tuple(BadMolecule(**error) for error in found)
 
-def join_columns(parts: Sequence[MoleculeColumns], order: np.ndarray) -> MoleculeColumns:
-    """Puts molecules of several shards side by side, in a given order."""
-    if len(parts) == 1 and bool((order == np.arange(len(order))).all()):
-        return parts[0]
-    atoms = np.array([n for part in parts for n in part.num_atoms], dtype=np.int64)
-    starts = {"x": _starts(atoms), "pair_code": _starts(atoms * (atoms + 1) // 2)}
-    fields: dict[str, Any] = {}
-    for key in parts[0].fields:
-        values = [part.fields[key] for part in parts]
-        if key == "smiles":
-            texts = [text for part in values for text in part]
-            fields[key] = [texts[i] for i in order.tolist()]
-            continue
-        places = _ranges(starts[key], order)[1] if key in starts else order
-        joined: Tensor = torch.cat(values)
-        fields[key] = joined[torch.from_numpy(places)]
-    return MoleculeColumns(atoms[order].tolist(), fields)
-
-
-def _starts(sizes: np.ndarray) -> np.ndarray:
-    return np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
-
-
-def _ranges(starts: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Lists the sizes of some ranges and all numbers in them, one range after another."""
-    first = starts[chosen]
-    sizes = starts[chosen + 1] - first
-    ends = np.cumsum(sizes)
-    total = int(ends[-1]) if len(ends) else 0
-    return sizes, np.arange(total) + np.repeat(first - (ends - sizes), sizes)
-
-
-FORMAT = "pyg_dynbatch.molecules.1"
-HEADER = "store.json"
-
-
-class MoleculeStore:
-    r"""Finds packed molecules in their shards."""
-
-    def __init__(self, header: Mapping[str, Any], shards: Sequence[Shard]) -> None:
-        self.header = dict(header)
-        self.shards = list(shards)
-        self._ends = np.cumsum([int(count) for count in header["shards"]], dtype=np.int64)
-        self._packing = AtomPacking(
-            header["atom_kinds"],
-            header["atom_names"],
-            len(header["task_names"]),
-            len(header.get("descriptor_names", ())),
-        )
-
-    @classmethod
-    def open(cls, folder: str | Path) -> "MoleculeStore":
-        """Opens a finished folder; reads its header and those of its shards."""
-        folder = Path(folder)
-        header = read_header(folder)
-        names = [shard_name(number) for number in range(len(header["shards"]))]
-        for name in names:
-            if not (folder / name).is_file():
-                raise mismatch(
-                    FileNotFoundError,
-                    "packed molecules: a shard is missing",
-                    f"{len(names)} shards",
-                    f"no {name}",
-                    where=folder,
-                    hint="make the data set again; shards that are there are kept",
-                )
-        store = cls(header, [Shard(folder / name) for name in names])
-        store.check_origin()
-        return store
-
-    def __len__(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
-
-    def columns(self, chosen: Sequence[int] | np.ndarray) -> MoleculeColumns:
-        """Reads some molecules."""
-        wanted = self._checked(chosen)
-        owner = np.searchsorted(self._ends, wanted, side="right")
-        order = np.argsort(owner, kind="stable")
-        parts = []
-        for number in np.unique(owner).tolist():
-            inside = wanted[owner == number] - self._begin(number)
-            parts.append(self._packing.unpack(self.shards[number], inside))
-        if not parts:
-            empty = self._packing.pack([])
-            return self._packing.unpack(empty, np.empty(0, np.int64))
-        back = np.empty_like(order)
-        back[order] = np.arange(len(order))
-        return join_columns(parts, back)
-
-    def smiles(self, i: int) -> str:
-        """Reads the SMILES of one molecule."""
-        (place,) = self._checked([i]).tolist()
-        number = int(np.searchsorted(self._ends, place, side="right"))
-        inside = np.array([place - self._begin(number)])
-        return texts_of(self.shards[number], inside)[0]
+    @cached_property
+    def _reasons(self) -> dict[int, str]:
+        return {error.row: error.reason for error in self.errors}
 
     def texts(self) -> list[str]:
-        """Reads the SMILES of all molecules, many times as fast as one by one."""
-        return [
-            text for shard in self.shards for text in texts_of(shard, np.arange(len(shard["row"])))
-        ]
+        """Return the SMILES of all molecules, many times as fast as one by one."""
+        return _texts(self.arrays, np.arange(len(self)))
 
-    def gathered(self, name: str) -> np.ndarray:
-        """Reads one array of all shards."""
-        return np.concatenate([shard[name] for shard in self.shards])
+    def smiles(self, i: int | np.integer) -> str:
+        """Return the SMILES of one molecule as it was given."""
+        return _texts(self.arrays, self._checked([int(i)]))[0]
 
-    def num_atoms(self) -> np.ndarray:
-        """Reads the number of atoms of every molecule, and nothing else of them."""
-        return np.concatenate([np.diff(shard["atom_start"]) for shard in self.shards])
-
-    def errors(self) -> tuple[BadMolecule, ...]:
-        """Lists the rows that could not be used."""
-        return tuple(
-            BadMolecule(**error) for shard in self.shards for error in shard.facts["errors"]
-        )
+    def status(self, i: int | np.integer) -> str:
+        """Return ``"ok"``, or why the record could not be used of which this is the blank."""
+        return self._reasons.get(int(self.rows[i]), "ok")
 
     def check(self) -> None:
-        """Reads every shard once and compares its checksum."""
-        for shard in self.shards:
-            shard.check()
-        self.check_origin()
+        """Read every file once and compare checksums.
 
-    def check_origin(self) -> None:
-        """Compares the headers of the shards with that of the store."""
-        if "digests" not in self.header:
-            return  # made before stores noted them
-        wanted = zip(self.shards, self.header["shards"], self.header["digests"], strict=True)
-        for shard, count, digest in wanted:
-            facts = shard.facts
-            if (facts["molecules"], facts["digest"]) != (count, digest):
-                raise mismatch(
-                    ValueError,
-                    "packed molecules: a shard is of another store",
-                    f"{count} molecules, made from {digest[:16]}",
-                    f"{facts['molecules']} molecules, made from {facts['digest'][:16]}",
-                    where=shard.source if isinstance(shard.source, Path) else "memory",
-                    hint="delete the file and make the data set again; other shards are kept",
-                )
+        Raises:
+            ValueError: If one is damaged.
+        """
+        for name in self.header.get("columns", ()):
+            self.arrays[name]
 
-    def _begin(self, number: int) -> int:
-        return int(self._ends[number - 1]) if number else 0
+    def part(self, number: int, name: str) -> np.ndarray:
+        """Slice one packed column of the molecules of one part."""
+        sizes = [part["molecules"] for part in self.parts]
+        first, last = sum(sizes[:number]), sum(sizes[: number + 1])
+        column = self.arrays[name]
+        if name in _STARTS.values():
+            return column[first : last + 1] - column[first]
+        if name in _STARTS:
+            start = self.arrays[_STARTS[name]]
+            first, last = int(start[first]), int(start[last])
+        return column[first:last]
 
-    def _checked(self, chosen: Sequence[int] | np.ndarray) -> np.ndarray:
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, i: Any) -> Any:
+        """Read one molecule; return a ``Subset`` for a slice, a mask or several numbers."""
+        if not isinstance(i, int | np.integer):
+            chosen = np.arange(len(self))[i.cpu().numpy() if isinstance(i, Tensor) else i]
+            if chosen.ndim:
+                return Subset(self, chosen.tolist())
+            i = int(chosen)
+        data = self._packing.unpack(self.arrays, self._checked([int(i)]))[0]
+        return data if self.transform is None else self.transform(data)
+
+    def __getitems__(self, chosen: Sequence[int] | np.ndarray) -> MoleculeColumns | list[Any]:
+        """Read the molecules of a batch at once, which loaders ask for."""
+        columns = self._packing.unpack(self.arrays, self._checked(chosen))
+        if self.transform is None:
+            return columns
+        return [self.transform(data) for data in columns]
+
+    def _checked(self, chosen: Sequence[int] | np.ndarray) -> Int64[np.ndarray, " molecule"]:
         wanted = np.asarray(chosen, dtype=np.int64).reshape(-1)
-        wrong = (wanted < -len(self)) | (wanted >= len(self))
-        if wrong.any():
-            raise mismatch(
-                IndexError,
-                "packed molecules: there is no such molecule",
-                f"numbers from 0 to {len(self) - 1}",
-                int(wanted[wrong][0]),
-            )
+        wrong = wanted[(wanted < -len(self)) | (wanted >= len(self))]
+        if wrong.size:
+            what = "packed molecules: the molecule does not exist"
+            raise mismatch(IndexError, what, f"numbers from 0 to {len(self) - 1}", int(wrong[0]))
         return np.where(wanted < 0, wanted + len(self), wanted)
 
-
-def shard_name(number: int) -> str:
-    """Names the file of a shard."""
-    return f"shard-{number:06d}.bin"
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self)} molecules, {len(self.task_names)} tasks)"
 
 
 def write_header(folder: Path, header: Mapping[str, Any]) -> None:
-    """Writes the header, which makes a folder of shards a finished store."""
+    """Write the header, which makes a folder of columns a finished store."""
     content = {"header": dict(header), "sha256": _digest(header)}
     text = json.dumps(content, indent=1)
     write_atomically(folder / HEADER, lambda path: path.write_text(text, encoding="utf-8"))
 
 
 def read_header(folder: Path) -> dict[str, Any]:
-    """Reads the header of a finished store."""
+    """Read the header of a finished store."""
     path = folder / HEADER
     if not path.is_file():
-        raise mismatch(
-            FileNotFoundError,
-            "packed molecules: there is no finished store",
-            f"a folder with {HEADER}",
-            where=folder,
-            hint="make it with pyg-dynbatch featurize, or by opening a data set",
+        what, hint = (
+            "packed molecules: the folder is not a finished store",
+            "pyg-dynbatch featurize",
         )
+        raise mismatch(FileNotFoundError, what, f"a file {HEADER}", where=folder, hint=hint)
+    expected = f"an unchanged header of format {FORMAT}"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         header, digest = content["header"], content["sha256"]
     except (ValueError, KeyError, TypeError) as error:
-        raise _damaged(path, f"{type(error).__name__}: {error}") from error
+        raise _damaged(path, expected, f"{type(error).__name__}: {error}") from error
     if _digest(header) != digest:
-        raise _damaged(path, "another content than was written")
+        raise _damaged(path, expected, "another content than was written")
     if header.get("format") != FORMAT:
-        raise _damaged(path, f"format {header.get('format')}")
+        raise _damaged(path, expected, f"format {header.get('format')}")
     return dict(header)
 
 
-def _damaged(path: Path, got: str) -> ValueError:
-    return mismatch(
-        ValueError,
-        "packed molecules: the header cannot be used",
-        f"an unchanged header of format {FORMAT}",
-        got,
-        where=path,
-        hint="delete the file and make the data set again; whole shards are kept",
-    )
+def _damaged(path: Path, expected: str, got: str) -> ValueError:
+    what = f"packed molecules: {path.name} cannot be used"
+    hint = "delete it and make the data set again"
+    return mismatch(ValueError, what, expected, got, where=path, hint=hint)
 
 
 def _digest(header: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()
+
+
+def _starts(sizes: Int64[np.ndarray, " molecule"]) -> Int64[np.ndarray, " start"]:
+    return np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+
+
+def _rows_of(starts: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return how many rows each chosen molecule has, and the numbers of all these rows."""
+    first = starts[chosen]
+    sizes = starts[chosen + 1] - first
+    return sizes, concatenated_ranges(first, sizes)
+
+
+def _texts(arrays: Arrays, chosen: np.ndarray) -> list[str]:
+    start, text = arrays["text_start"], arrays["text"]
+    return [text[start[i] : start[i + 1]].tobytes().decode() for i in chosen.tolist()]
