@@ -1,5 +1,6 @@
 """The console script on molecules: train, average, predict, featurize, explain, complain."""
 
+import csv
 import io
 import re
 import sys
