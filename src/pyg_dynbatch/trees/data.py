@@ -333,5 +333,14 @@ class DynTreeData(Data):
         return self
 
 
+def children_of(data: Data) -> list[list[tuple[int, int]]]:
+    """List slot and number of the children of every node, in the order of the slots."""
+    children: list[list[tuple[int, int]]] = [[] for _ in range(int(data.num_nodes or 0))]
+    edges = zip(data.child_slot.tolist(), *data.edge_index.tolist(), strict=True)
+    for slot, child, parent in sorted(edges):
+        children[parent].append((slot, child))
+    return children
+
+
 # Without this PyG warns and falls back to an unsafe load when it reads a saved example.
 torch.serialization.add_safe_globals([DynTreeData, DataEdgeAttr, DataTensorAttr, GlobalStorage])
