@@ -202,9 +202,9 @@ class DynTreeData(Data):
         token: Row of the vocabulary for every node, -1 where a node has no token.
         x: Input features of every node.
         y: Label of every node.
-        root_index: Nodes without a parent, rising.
+        root_index: Nodes without a parent, in ascending order.
         target: What to predict for the whole example, its first axis of length 1.
-        num_nodes: Number of nodes; read off ``depth``, ``token``, ``x`` or ``y`` when left out.
+        num_nodes: Number of nodes; by default that of ``depth``, ``token``, ``x`` or ``y``.
         **kwargs: Further fields, such as ``has_input``.
 
     Raises:
