@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyg_dynbatch.core.errors import described, mismatch
-from pyg_dynbatch.trees.data import DynTreeData, check_edge_form
+from pyg_dynbatch.trees.data import DynTreeData, check_edge_form, children_of
 
 ARROWS = ("child_to_parent", "parent_to_child")
 
@@ -91,14 +91,11 @@ def to_nested(data: DynTreeData, make: Callable[[int, tuple[Any, ...]], Any] | N
                 return parts
             return leaves[node] if leaves[node] >= 0 else node
 
-    places: list[dict[int, int]] = [{} for _ in range(data.num_nodes)]
-    child, parent = data.edge_index.tolist()
-    for below, above, slot in zip(child, parent, data.child_slot.tolist(), strict=True):
-        places[above][slot] = below
+    children = children_of(data)
     made: list[Any] = [None] * data.num_nodes
     for node in data.depth.argsort(stable=True).tolist():
-        slots = places[node]
-        parts = (made[slots[i]] if i in slots else None for i in range(max(slots, default=-1) + 1))
+        below = dict(children[node])
+        parts = (made[below[i]] if i in below else None for i in range(max(below, default=-1) + 1))
         made[node] = make(node, tuple(parts))
     return made[int(data.root_index)]
 

@@ -202,9 +202,9 @@ class DynTreeData(Data):
         token: Row of the vocabulary for every node, -1 where a node has no token.
         x: Input features of every node.
         y: Label of every node.
-        root_index: Nodes without a parent, rising.
+        root_index: Nodes without a parent, in ascending order.
         target: What to predict for the whole example, its first axis of length 1.
-        num_nodes: Number of nodes; read off ``depth``, ``token``, ``x`` or ``y`` when left out.
+        num_nodes: Number of nodes; by default that of ``depth``, ``token``, ``x`` or ``y``.
         **kwargs: Further fields, such as ``has_input``.
 
     Raises:
@@ -331,6 +331,15 @@ class DynTreeData(Data):
         _check_range(self, "token", num_tokens, where)
         _check_range(self, "y", num_classes, where)
         return self
+
+
+def children_of(data: Data) -> list[list[tuple[int, int]]]:
+    """List slot and number of the children of every node, in the order of the slots."""
+    children: list[list[tuple[int, int]]] = [[] for _ in range(int(data.num_nodes or 0))]
+    edges = zip(data.child_slot.tolist(), *data.edge_index.tolist(), strict=True)
+    for slot, child, parent in sorted(edges):
+        children[parent].append((slot, child))
+    return children
 
 
 # Without this PyG warns and falls back to an unsafe load when it reads a saved example.

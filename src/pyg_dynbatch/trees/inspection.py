@@ -13,6 +13,7 @@ from pyg_dynbatch.core import Program, Schedule, ScheduleStats, Signature, Tenso
 from pyg_dynbatch.core.errors import OneLineArguments, mismatch
 from pyg_dynbatch.core.files import refuse_overwriting
 from pyg_dynbatch.trees.collate import Collater
+from pyg_dynbatch.trees.data import children_of
 from pyg_dynbatch.trees.datasets import SST, TreeDataset, TreeFile
 from pyg_dynbatch.trees.listops import ListOps
 from pyg_dynbatch.trees.sick import SICK
@@ -37,10 +38,7 @@ _ROWS: dict[str, Callable[[ScheduleStats], float]] = {
 def record_tree(tree: Data) -> Program:
     """Record a tree in which nodes with different numbers of children are different operations."""
     program = Program()
-    child, parent = tree.edge_index.numpy()
-    children: list[list[int]] = [[] for _ in range(int(tree.num_nodes))]
-    for edge in np.lexsort((tree.child_slot.numpy(), parent)):
-        children[parent[edge]].append(int(child[edge]))
+    children = children_of(tree)
     tokens = tree.token.tolist() if "token" in tree else [-1] * len(children)
     values: dict[int, Value] = {}
     for node in np.argsort(tree.depth.numpy(), kind="stable").tolist():
@@ -48,7 +46,9 @@ def record_tree(tree: Data) -> Program:
         name = f"node with {count}" if count else "leaf"
         signature = Signature(name, (_TOKEN, *[_STATE] * count), (_STATE,))
         word = program.constant(_TOKEN, tokens[node])
-        values[node] = program.call(signature, word, *[values[c] for c in children[node]])
+        values[node] = program.call(
+            signature, word, *[values[child] for _, child in children[node]]
+        )
     for root in tree.root_index.tolist():
         program.output(values[root])
     return program

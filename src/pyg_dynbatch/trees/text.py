@@ -10,7 +10,7 @@ import torch
 
 from pyg_dynbatch.core.errors import described, mismatch
 from pyg_dynbatch.core.structure import longest_paths
-from pyg_dynbatch.trees.data import DynTreeData
+from pyg_dynbatch.trees.data import DynTreeData, children_of
 from pyg_dynbatch.trees.vocabulary import Vocabulary
 
 UNLABELLED = -1
@@ -331,7 +331,7 @@ def to_bracketed(data: DynTreeData, vocabulary: Vocabulary) -> str:
             described(data.y),
             hint="data.y of type int64, or no field y",
         )
-    children = _children_of(data)
+    children = _ordered_children(data)
     words = [
         _word(vocabulary[row], node) if row >= 0 else None
         for node, row in enumerate(data.token.tolist())
@@ -351,18 +351,16 @@ def to_bracketed(data: DynTreeData, vocabulary: Vocabulary) -> str:
     return "".join(parts).strip().replace("( (", "((")
 
 
-def _children_of(data: DynTreeData) -> list[list[int]]:
+def _ordered_children(data: DynTreeData) -> list[list[int]]:
     """List the children of every node of a tree in the order of their slots."""
-    roots, (child, parent) = data.root_index.numel(), data.edge_index.tolist()
+    roots, child = data.root_index.numel(), data.edge_index[0].tolist()
     if roots != 1 or len(set(child)) != len(child):
         expected = "one root, and one parent for every other node"
         got = f"{roots} roots, {len(child) - len(set(child))} shared nodes"
         hint = "write each tree of a forest by itself"
         raise mismatch(ValueError, "to_bracketed: the data is not a tree", expected, got, hint=hint)
-    placed: list[list[tuple[int, int]]] = [[] for _ in range(data.num_nodes)]
-    for slot, above, below in sorted(zip(data.child_slot.tolist(), parent, child, strict=True)):
-        placed[above].append((slot, below))
-    for node, below in enumerate(placed):
+    children = children_of(data)
+    for node, below in enumerate(children):
         slots = [slot for slot, _ in below]
         if slots != list(range(len(slots))):
             what = "to_bracketed: a node has an empty slot, or two children in one"
@@ -370,7 +368,7 @@ def _children_of(data: DynTreeData) -> list[list[int]]:
             got = f"slots {slots}"
             hint = "child_slot counted from 0 without gaps; an empty slot cannot be written"
             raise mismatch(ValueError, what, expected, got, where=f"node {node}", hint=hint)
-    return [[child for _, child in below] for below in placed]
+    return [[child for _, child in below] for below in children]
 
 
 def _word(word: str, node: int) -> str:

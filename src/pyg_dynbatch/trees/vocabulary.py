@@ -19,6 +19,12 @@ def unescape(word: str) -> str:
     Brackets are written ``-LRB-``, ``-RRB-`` and so on in treebanks, slashes and asterisks carry a
     backslash. Every other character, the no-break space included, is kept.
 
+    Args:
+        word: One token of a treebank.
+
+    Returns:
+        Its text.
+
     Example:
         >>> unescape("-LRB-"), unescape("1\\/2")
         ('(', '1/2')
@@ -36,7 +42,7 @@ class Vocabulary:
 
     Args:
         words: The words in row order, without the unknown word; repeats are refused.
-        unknown: What row 0 is called.
+        unknown: Name of row 0.
         lower_case: Whether words are lower-cased before they are looked up (and when given).
 
     Raises:
@@ -73,6 +79,9 @@ class Vocabulary:
             words: Words, repeats allowed.
             unknown: Name of row 0.
             lower_case: Whether words are lower-cased.
+
+        Returns:
+            The vocabulary.
 
         Example:
             >>> Vocabulary.from_words(["to", "be", "or", "not", "to", "be"]).words
