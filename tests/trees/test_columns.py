@@ -94,7 +94,7 @@ def test_the_collater_leaves_fields_out_and_follows_others() -> None:
     [
         ("edge_index", torch.tensor([[0, 3], [2, 2]]), "got:      3 -> 2\n  where:    example 1"),
         ("edge_index", torch.tensor([[0, -1], [2, 2]]), "got:      -1 -> 2\n  where:    example 1"),
-        ("edge_index", torch.tensor([[0, 1], [2, 2]]).int(), "got:      torch.int32 tensor"),
+        ("edge_index", torch.tensor([[0, 1], [2, 2]]).int(), "got:      int32 tensor"),
         ("token", torch.tensor([1]), "token has the wrong length"),
         ("child_slot", torch.tensor([1]), "child_slot has the wrong length"),
         (
