@@ -32,8 +32,15 @@ def size_of(paths: Iterable[Path]) -> Size:
     """Count what files contain."""
     counts = [_counts(path.read_text(encoding="utf-8")) for path in paths]
     lines, code, docstrings, comments, functions = zip(*counts, strict=True) if counts else [()] * 5
-    totals = (sum(each) for each in (lines, code, docstrings, comments))
-    return Size(len(counts), *totals, max(lines, default=0), max(functions, default=0))
+    return Size(
+        len(counts),
+        sum(lines),
+        sum(code),
+        sum(docstrings),
+        sum(comments),
+        max(lines, default=0),
+        max(functions, default=0),
+    )
 
 
 def sizes() -> dict[str, Size]:
