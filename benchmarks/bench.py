@@ -74,11 +74,11 @@ def interleave(
     warm_up: int = 1,
     budget: float = math.inf,
 ) -> dict[str, Rounds]:
-    """Run all contenders in turn; after ``budget`` seconds no round but the first begins."""
+    """Run all contenders in turn; no further round begins after ``budget`` seconds."""
     names = list(contenders)
     rounds: dict[str, Rounds] = {name: [] for name in names}
     begin = time.perf_counter()
-    # What is there already stays; without this, every collection would visit all of it.
+    # Existing objects are kept, so that the collections below need not visit them.
     gc.collect()
     gc.freeze()
     try:
@@ -253,7 +253,7 @@ def peak_bytes(run: Callable[[], object], device: torch.device) -> int | None:
 
 
 def _reset_peak() -> bool:
-    """Return free memory to the system, lest it hide what the run needs; reset the peak."""
+    """Return free memory to the system, so that it cannot hide what a run needs; reset the peak."""
     if sys.platform != "linux" or not Path("/proc/self/status").is_file():
         return False
     try:

@@ -169,7 +169,7 @@ class Ways:
 
     ``fused`` is the model itself, which computes equal leaves once; ``unshared`` computes every
     leaf; ``generic`` runs the cell level by level with ordinary autograd; ``engine`` runs two
-    modules that know nothing of this package, as a user would write them; ``graphed`` replays
+    modules written as a user would, without layers of this package; ``graphed`` replays
     CUDA graphs over levels padded to a few shapes, every leaf computed.
     """
 

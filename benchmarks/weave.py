@@ -1,4 +1,4 @@
-"""Time, memory and work of two weave modules, beside plain code, the engine and DeepChem.
+"""Time, memory and work of two weave modules, compared with plain code, the engine and DeepChem.
 
 The factored layer, a plain implementation over all ordered pairs, the engine on recorded programs,
 and DeepChem's layers; then the growth with the size of one molecule.

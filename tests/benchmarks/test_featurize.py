@@ -1,4 +1,4 @@
-"""Featurizers are timed, beside a stand-in for DeepChem that knows DeepChem's own features."""
+"""Featurizers are timed, as is a stand-in for DeepChem with DeepChem's own features."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The padding benchmark counts what it says, on tiny sizes."""
+"""The padding benchmark counts nodes and levels right, on tiny sizes."""
 
 from typing import Any
 

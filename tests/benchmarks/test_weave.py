@@ -131,7 +131,7 @@ def test_the_count_of_operations_is_that_of_torch(mode: str) -> None:
     batch = WeaveBatch(molecules, MoleculeCollater(featurizer.pair_table), CPU)
     sizes = batch.sizes(8)
     counted = work(sizes.factored() if mode == "fused" else sizes.plain())
-    # The counter of torch does not know addmm_, the product that the layer adds in place.
+    # The counter of torch ignores addmm_, the product that the layer adds in place.
     unseen = 2 * sizes.pairs * 8 * 8 if mode == "fused" else 0
     with FlopCounterMode(display=False) as forward:
         ways.atoms(mode, batch)
