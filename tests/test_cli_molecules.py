@@ -126,7 +126,7 @@ def test_a_metric_is_checked_before_data_is_processed(
 ) -> None:
     argv = ["featurize", "--input", "regression.csv", "--output", "packed"]
     assert run(*argv, "--targets", "first") == 0
-    monkeypatch.setattr(MoleculeDataModule, "loaded", None)
+    monkeypatch.setattr(MoleculeDataModule, "molecules", None)
     settings = {name: part for name, part in CONFIG.items() if name != "checkpoint"}
     Path("other.yaml").write_text(yaml.safe_dump({**settings, "data": data}), encoding="utf-8")
     assert f"expected: {main}, by which" in complaint(capsys, "fit", "--config", "other.yaml")
