@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pyg_dynbatch.core import Schedule
 from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer
@@ -19,6 +20,12 @@ def layers(width: int, arities: Sequence[int] = (1, 2, 3), **options: Any) -> It
         with torch.no_grad():
             layer.cell.bias.normal_()
         yield layer
+
+
+def on_gpu(dtype: torch.dtype) -> Tensor:
+    """A tensor without values, on a GPU that need not be there."""
+    with FakeTensorMode():
+        return torch.empty(1, 2, dtype=dtype, device="cuda")
 
 
 def run_fused(

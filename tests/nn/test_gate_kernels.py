@@ -1,13 +1,12 @@
 """What computes gates is chosen by device, dtype, what is installed, and two switches."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pyg_dynbatch.nn import fused_tree_lstm
 from pyg_dynbatch.nn.fused_gates import TorchGates
+from tests.nn.fused import on_gpu
 
 HALF = (torch.bfloat16, torch.float16)
 pytestmark = pytest.mark.usefixtures("no_switch")
@@ -18,7 +17,7 @@ def chosen(dtype: torch.dtype = torch.float32) -> object:
 
 
 def chosen_on_gpu(dtype: torch.dtype = torch.float32) -> object:
-    return fused_tree_lstm.choose_gates(SimpleNamespace(is_cuda=True, dtype=dtype))  # type: ignore[arg-type]
+    return fused_tree_lstm.choose_gates(on_gpu(dtype))
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from typing import Any, NoReturn
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional
 from torch_geometric.nn.inits import reset
 
 from pyg_dynbatch.core.errors import checked_count, mismatch
@@ -18,32 +19,51 @@ States = tuple[Tensor, ...]
 class RecursiveCell(nn.Module, ABC):
     """Compute the state of nodes from their inputs and the states of their children.
 
-    A subclass sets ``state_channels`` and defines :meth:`step`. It may define :meth:`project`,
-    which a layer calls once for all nodes of a mini-batch, :meth:`leaf` and :meth:`run_schedule`.
-    Called as a module, ``cell(x, *children)``, a cell does both; in that form it can be given to
-    :meth:`pyg_dynbatch.core.Engine.of_cell`.
+    A subclass defines :meth:`step`, and sets ``state_channels`` if a state has several parts. It
+    may define :meth:`project`, which a layer calls once for all nodes of a mini-batch,
+    :meth:`leaf` and :meth:`run_schedule`. Called as a module, ``cell(x, *children)``, a cell does
+    all of it; in that form it can be given to :meth:`pyg_dynbatch.core.Engine.of_cell`.
 
     Args:
         in_channels: Width of an input row.
         out_channels: Width of the hidden row.
         arity: Number of argument places for children, or ``None`` for any number of unordered
             children.
+        gates: Number of gates for which :meth:`project` computes ``W x + b``, with the parameters
+            ``weight_input`` and ``bias``; 0 to leave the inputs as they are.
+        recurrent_dropout: Probability that :meth:`drop_candidate` drops an entry while training.
 
     Raises:
         TypeError: If a width or the arity is not a whole number.
-        ValueError: If a width or the arity is below 1.
+        ValueError: If a width or the arity is below 1, or the probability outside [0, 1).
     """
 
     state_channels: tuple[int, ...]
-    """Width of each part of a state; the first part is the hidden row."""
+    """Width of each part of a state; the first part is the hidden row, which is the default."""
 
-    def __init__(self, in_channels: int, out_channels: int, arity: int | None) -> None:
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        arity: int | None,
+        *,
+        gates: int = 0,
+        recurrent_dropout: float = 0.0,
+    ) -> None:
         super().__init__()
         counts = {"in_channels": in_channels, "out_channels": out_channels, "arity": arity}
         for name, value in counts.items():
             if name != "arity" or value is not None:
                 checked_count(f"{type(self).__name__}: {name}", value)
+        if not 0.0 <= recurrent_dropout < 1.0:
+            what = f"{type(self).__name__}: recurrent_dropout is not a probability below 1"
+            raise mismatch(ValueError, what, "0 <= p < 1", recurrent_dropout)
         self.in_channels, self.out_channels, self.arity = in_channels, out_channels, arity
+        self.state_channels = (out_channels,)
+        self.recurrent_dropout, self._has_gates = recurrent_dropout, gates > 0
+        if gates:
+            self.weight_input = nn.Parameter(torch.empty(gates * out_channels, in_channels))
+            self.bias = nn.Parameter(torch.empty(gates * out_channels))
 
     @property
     def state_type(self) -> tuple[TensorType, ...]:
@@ -56,8 +76,8 @@ class RecursiveCell(nn.Module, ABC):
             reset(module)
 
     def project(self, x: Float[Tensor, "row feature"]) -> Float[Tensor, "row projected"]:
-        """Compute what depends on the inputs alone; by default the inputs themselves."""
-        return x
+        """Compute what depends on the inputs alone: ``W x + b`` of all gates next to each other."""
+        return functional.linear(x, self.weight_input, self.bias) if self._has_gates else x
 
     @abstractmethod
     def step(self, projected: Float[Tensor, "row projected"], children: Any) -> States:
@@ -76,7 +96,15 @@ class RecursiveCell(nn.Module, ABC):
 
     def no_input(self, like: Tensor) -> Float[Tensor, "one projected"]:
         """Return the projected row of a node without input, which is that of a row of zeros."""
-        return self.project(like.new_zeros(1, self.in_channels))
+        return (
+            self.bias[None]
+            if self._has_gates
+            else self.project(like.new_zeros(1, self.in_channels))
+        )
+
+    def drop_candidate(self, candidate: Tensor) -> Tensor:
+        """Apply recurrent dropout while training."""
+        return functional.dropout(candidate, self.recurrent_dropout, self.training)
 
     @property
     def shares_leaves(self) -> bool:

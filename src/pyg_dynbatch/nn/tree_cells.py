@@ -8,43 +8,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pyg_dynbatch.core.errors import checked_count, mismatch
+from pyg_dynbatch.core.errors import checked_count
 from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.nn.cell import RecursiveCell, States, spread_rows
 from pyg_dynbatch.nn.fused_tree_lstm import fused_tree_lstm
-
-
-class _TreeCell(RecursiveCell):
-    """What all cells share: ``W x + b``, whose columns are those of ``gates`` gates."""
-
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        arity: int | None,
-        gates: int,
-        recurrent_dropout: float = 0.0,
-    ) -> None:
-        super().__init__(in_channels, out_channels, arity)
-        if not 0.0 <= recurrent_dropout < 1.0:
-            what = f"{type(self).__name__}: recurrent_dropout is not a probability below 1"
-            raise mismatch(ValueError, what, "0 <= p < 1", recurrent_dropout)
-        self.state_channels = (out_channels,)
-        self.recurrent_dropout = recurrent_dropout
-        self.weight_input = nn.Parameter(torch.empty(gates * out_channels, in_channels))
-        self.bias = nn.Parameter(torch.empty(gates * out_channels))
-
-    def project(self, x: Float[Tensor, "row feature"]) -> Float[Tensor, "row projected"]:
-        """Compute ``W x + b``, the gates side by side."""
-        return functional.linear(x, self.weight_input, self.bias)
-
-    def no_input(self, like: Tensor) -> Float[Tensor, "one projected"]:
-        """Return the bias."""
-        return self.bias[None]
-
-    def drop(self, candidate: Tensor) -> Tensor:
-        """Apply recurrent dropout while training."""
-        return functional.dropout(candidate, self.recurrent_dropout, self.training)
 
 
 def _glorot_joint(weights: list[Tensor], fan_out: int) -> None:
@@ -54,7 +21,7 @@ def _glorot_joint(weights: list[Tensor], fan_out: int) -> None:
         nn.init.uniform_(weight, -bound, bound)
 
 
-class _TreeLSTMCell(_TreeCell):
+class _TreeLSTMCell(RecursiveCell):
     """What both Tree-LSTM cells share; gates are in the order u, i, o, f."""
 
     def __init__(
@@ -65,7 +32,9 @@ class _TreeLSTMCell(_TreeCell):
         forget_bias: float,
         recurrent_dropout: float,
     ) -> None:
-        super().__init__(in_channels, out_channels, arity, 4, recurrent_dropout)
+        super().__init__(
+            in_channels, out_channels, arity, gates=4, recurrent_dropout=recurrent_dropout
+        )
         self.state_channels = (out_channels, out_channels)
         self.forget_bias = forget_bias
         # Rows for u, i, o and one forget gate per place; columns for the child in each place.
@@ -180,7 +149,7 @@ class NaryTreeLSTMCell(_TreeLSTMCell):
             hidden = functional.linear(h.flatten(1), self.weight_hidden)
             gates = gates + hidden[:, : 3 * width]
         u, i, o = gates.split(width, 1)
-        memory = torch.sigmoid(i) * self.drop(u.tanh())
+        memory = torch.sigmoid(i) * self.drop_candidate(u.tanh())
         if children is not None:
             forget = hidden[:, 3 * width :].unflatten(1, (h.size(1), width))
             forget = torch.sigmoid(forget + projected[:, None, 3 * width :])
@@ -249,7 +218,7 @@ class ChildSumTreeLSTMCell(_TreeLSTMCell):
             total = h.new_zeros(projected.size(0), width).index_add(0, owner, h)
             gates = gates + functional.linear(total, self.weight_hidden[: 3 * width])
         u, i, o = gates.split(width, 1)
-        memory = torch.sigmoid(i) * self.drop(u.tanh())
+        memory = torch.sigmoid(i) * self.drop_candidate(u.tanh())
         if children is not None:
             own = projected[:, 3 * width :].index_select(0, owner)
             forget = own + functional.linear(h, self.weight_hidden[3 * width :])
@@ -258,7 +227,7 @@ class ChildSumTreeLSTMCell(_TreeLSTMCell):
         return torch.sigmoid(o) * memory.tanh(), memory
 
 
-class TreeRNNCell(_TreeCell):
+class TreeRNNCell(RecursiveCell):
     r"""Compute :math:`h = \tanh(W x + \sum_k U_k h_k + b)`.
 
     Args:
@@ -285,7 +254,7 @@ class TreeRNNCell(_TreeCell):
 
     def __init__(self, in_channels: int, out_channels: int, arity: int = 2) -> None:
         checked_count(f"{type(self).__name__}: arity", arity)
-        super().__init__(in_channels, out_channels, arity, 1)
+        super().__init__(in_channels, out_channels, arity, gates=1)
         self.weight_hidden = nn.Parameter(torch.empty(out_channels, arity * out_channels))
         self.reset_parameters()
 
@@ -302,7 +271,7 @@ class TreeRNNCell(_TreeCell):
         return (torch.tanh(projected),)
 
 
-class TreeGRUCell(_TreeCell):
+class TreeGRUCell(RecursiveCell):
     r"""Compute one Tree-GRU step: a reset gate and an update gate for every child place.
 
     .. math::
@@ -344,7 +313,9 @@ class TreeGRUCell(_TreeCell):
     ) -> None:
         checked_count(f"{type(self).__name__}: arity", arity)
         # W x + b in the order r, z, u.
-        super().__init__(in_channels, out_channels, arity, 3, recurrent_dropout)
+        super().__init__(
+            in_channels, out_channels, arity, gates=3, recurrent_dropout=recurrent_dropout
+        )
         width = arity * out_channels
         self.weight_gates = nn.Parameter(torch.empty(2 * width, width))
         self.weight_update = nn.Parameter(torch.empty(out_channels, width))
@@ -364,12 +335,12 @@ class TreeGRUCell(_TreeCell):
         if children is None:
             # Without children the sums over z do not vanish: z depends on the input too.
             share = torch.sigmoid(own_z)
-            u = self.drop(candidate.tanh())
+            u = self.drop_candidate(candidate.tanh())
             return ((1 - share) * u,)
         (h,) = children
         gates = functional.linear(h.flatten(1), self.weight_gates)
         r, z = gates.unflatten(1, (2, h.size(1), width)).unbind(1)
         r, z = torch.sigmoid(r + own_r[:, None]), torch.sigmoid(z + own_z[:, None])
         candidate = candidate + functional.linear((r * h).flatten(1), self.weight_update)
-        u = self.drop(candidate.tanh())
+        u = self.drop_candidate(candidate.tanh())
         return ((1 - z.mean(1)) * u + (z * h).mean(1),)
