@@ -194,12 +194,12 @@ def test_a_top_down_node_with_two_parents() -> None:
 
 
 @given(forests())
-def test_ragged_owners_rise(forest: Dag) -> None:
+def test_ragged_segment_ids_rise(forest: Dag) -> None:
     schedule = Schedule.from_structure(forest.edge_index, forest.num_nodes)
     for step in schedule.steps:
-        owner = schedule.owners_of(step.arguments[1])
-        assert (owner.diff() >= 0).all()
-        assert owner.numel() == 0 or int(owner.max()) < step.size
+        segment_ids = schedule.segment_ids_of(step.arguments[1])
+        assert (segment_ids.diff() >= 0).all()
+        assert segment_ids.numel() == 0 or int(segment_ids.max()) < step.size
 
 
 def test_chain_of_ten_thousand() -> None:

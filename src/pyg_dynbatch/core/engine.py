@@ -308,7 +308,7 @@ class _Run:
             one = len(rows) == 1 and not isinstance(row_type_of(wanted), tuple)
             argument: Any = rows[0] if one else rows
             if isinstance(wanted, Ragged):
-                argument = RaggedRows(argument, self.schedule.owners_of(wiring), step.size)
+                argument = RaggedRows(argument, self.schedule.segment_ids_of(wiring), step.size)
             found.append(argument)
         return found
 

@@ -23,7 +23,7 @@ class IndexSlice(NamedTuple):
     offset: int  # where its row numbers begin in the flat index
     length: int
     start: int  # first row if the rows lie side by side, otherwise GATHER or ZEROS
-    owner: int = -1  # ragged arguments: where the call of each row is written
+    segment_ids: int = -1  # ragged arguments: where the call of each row is in the flat index
     stride: int = 1
 
 
@@ -151,8 +151,8 @@ class FlatIndex:
 
 def packed(wirings: Sequence[IndexSlice], number: int) -> int:
     """Count the arguments, beginning with one, that a single gather can read."""
-    store, offset, length, start, owner, stride = wirings[number]
-    if start != GATHER or owner >= 0:
+    store, offset, length, start, segment_ids, stride = wirings[number]
+    if start != GATHER or segment_ids >= 0:
         return 1
     jump = length if stride == 1 else 1
     count, last = 1, len(wirings) - number

@@ -236,10 +236,10 @@ def _ragged_children(
     # Where the children of each level begin, and the end.
     bounds = np.append(begins[levels], order.size)
     starts, counts = bounds[:-1], bounds[1:] - bounds[:-1]
-    owners = parents - (levels + 1).repeat(counts)
+    segment_ids = parents - (levels + 1).repeat(counts)
     first = first_rows(children, starts, counts)
-    offset, owner = flat.add(children), flat.add(owners)
-    return _slices(STATE_STORE, starts + offset, counts, first, starts + owner), flat.add(order)
+    offset, segments = flat.add(children), flat.add(segment_ids)
+    return _slices(STATE_STORE, starts + offset, counts, first, starts + segments), flat.add(order)
 
 
 def _edge_order(parent: np.ndarray, slot: np.ndarray | None, begins: np.ndarray) -> np.ndarray:

@@ -251,7 +251,7 @@ def _wire_arguments(
 ) -> list[tuple[IndexSlice, ...]]:
     """Sort reads, ``[(step, argument, call, row), read]``, and cut them into arguments."""
     step, argument, position, row = reads[:, np.lexsort(reads[2::-1])]
-    first_read, first_owner = flat.add(row), flat.add(position)
+    first_read, first_segment = flat.add(row), flat.add(position)
     most = max((len(s.inputs) for s in program.signatures), default=0) or 1
     lengths = np.bincount(step * most + argument, minlength=kind_of_step.size * most)
     starts = np.cumsum(lengths) - lengths
@@ -268,7 +268,7 @@ def _wire_arguments(
                     first_read + begin,
                     int(lengths[place]),
                     int(first[place]),
-                    first_owner + begin if isinstance(wanted, Ragged) else -1,
+                    first_segment + begin if isinstance(wanted, Ragged) else -1,
                 )
             )
         arguments.append(tuple(found))

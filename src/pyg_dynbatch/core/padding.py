@@ -109,7 +109,7 @@ def _edges_in_level_order(schedule: Schedule) -> tuple[np.ndarray, np.ndarray, n
         counts = [step.arguments[1].length for step in steps]
         starts = np.array([step.results[0][1] - 1 for step in steps]).repeat(counts)
         children = wiring[first.offset : first.offset + edges] - 1
-        return children, wiring[first.owner : first.owner + edges] + starts, None
+        return children, wiring[first.segment_ids : first.segment_ids + edges] + starts, None
     nodes = schedule.num_nodes
     places = wiring[first.offset : first.offset + nodes * arity].reshape(nodes, arity)
     parent, slot = places.nonzero()

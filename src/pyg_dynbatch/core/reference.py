@@ -118,8 +118,8 @@ def _call(
             parts = tuple(torch.cat(p) for p in zip(*(values[n] for n in numbers), strict=True))
             rows = parts if isinstance(row_type, tuple) else parts[0]
         if isinstance(wanted, Ragged):
-            owner = torch.zeros(len(numbers), dtype=torch.int64, device=engine.device)
-            rows = RaggedRows(rows, owner, 1)
+            segment_ids = torch.zeros(len(numbers), dtype=torch.int64, device=engine.device)
+            rows = RaggedRows(rows, segment_ids, 1)
         arguments.append(rows)
     results = engine.operation_of(signature)(*arguments)
     return [results] if len(signature.outputs) == 1 else list(results)

@@ -233,9 +233,9 @@ class Schedule(Layout, MovablePlan):
         end = wiring.offset + wiring.length * wiring.stride
         return self.wiring[wiring.offset : end : wiring.stride]
 
-    def owners_of(self, wiring: IndexSlice) -> Int[Tensor, " row"]:
+    def segment_ids_of(self, wiring: IndexSlice) -> Int[Tensor, " row"]:
         """Return, for a ragged argument, the call within the step that each row belongs to."""
-        return self.wiring[wiring.owner : wiring.owner + wiring.length]
+        return self.wiring[wiring.segment_ids : wiring.segment_ids + wiring.length]
 
     def example_of(self, name: str) -> Int[Tensor, " row"]:
         """Return the example of every row of a named output."""
@@ -426,8 +426,8 @@ def _collect_stats(schedule: Schedule) -> ScheduleStats:
         for wiring in step.arguments:
             rows = schedule.rows_of(wiring).numpy()
             call = np.arange(step.size)
-            if wiring.owner >= 0:
-                call = schedule.owners_of(wiring).numpy()
+            if wiring.segment_ids >= 0:
+                call = schedule.segment_ids_of(wiring).numpy()
             np.maximum.at(depth, call, depths[wiring.store][rows])
             np.maximum.at(chain, call, chains[wiring.store][rows])
             reads.append((wiring.store, rows, call))

@@ -78,12 +78,12 @@ class RaggedRows(NamedTuple):
     Args:
         rows: The rows of all calls, one call after another: a tensor ``[row, …]``, or a tuple of
             them for a tuple type.
-        owner: The call within the step that each row belongs to, rising, ``[row]``.
+        segment_ids: The call within the step that each row belongs to, rising, ``[row]``.
         num_calls: Number of calls in the step.
     """
 
     rows: Any
-    owner: Int[Tensor, " row"]
+    segment_ids: Int[Tensor, " row"]
     num_calls: int
 
     def sum(self) -> Any:
@@ -97,7 +97,7 @@ class RaggedRows(NamedTuple):
         if isinstance(self.rows, tuple):
             return tuple(self._replace(rows=part).sum() for part in self.rows)
         total = self.rows.new_zeros((self.num_calls, *self.rows.shape[1:]))
-        return total.index_add(0, self.owner, self.rows)
+        return total.index_add(0, self.segment_ids, self.rows)
 
 
 _Plan = TypeVar("_Plan", bound="MovablePlan")
