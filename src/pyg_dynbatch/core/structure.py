@@ -41,21 +41,38 @@ def checksum(source: np.ndarray, target: np.ndarray) -> int:
     return zlib.crc32(np.ascontiguousarray(target).data, first)
 
 
+class TopologicalOrder:
+    """Removes the nodes of a graph, those that wait for no other node first."""
+
+    def __init__(self, source: np.ndarray, target: np.ndarray, num_nodes: int) -> None:
+        self.waiting = np.bincount(target, minlength=num_nodes)  # edges into each node
+        self.users = target[np.argsort(source, kind="stable")]
+        self.count = np.bincount(source, minlength=num_nodes)
+        self.start = self.count.cumsum() - self.count
+
+    def first(self) -> np.ndarray:
+        """Return the nodes without incoming edges."""
+        return np.flatnonzero(self.waiting == 0)
+
+    def users_of(self, nodes: np.ndarray) -> np.ndarray:
+        """Return the targets of the edges that leave some nodes, node by node."""
+        return self.users[concatenated_ranges(self.start[nodes], self.count[nodes])]
+
+    def remove(self, nodes: np.ndarray) -> np.ndarray:
+        """Remove nodes; return those that now wait for no other."""
+        reached = self.users_of(nodes)
+        np.subtract.at(self.waiting, reached, 1)
+        return np.unique(reached[self.waiting[reached] == 0])
+
+
 def longest_paths(source: np.ndarray, target: np.ndarray, num_nodes: int) -> np.ndarray:
-    """Find each node's longest way from a node without incoming edges, counted in edges."""
+    """Find each node's longest path from a node without incoming edges; -1 behind a cycle."""
     depth = np.full(num_nodes, -1, dtype=np.int64)
-    waiting = np.bincount(target, minlength=num_nodes)
-    by_source = np.argsort(source, kind="stable")
-    out_edges = target[by_source]
-    out_count = np.bincount(source, minlength=num_nodes)
-    out_start = np.cumsum(out_count) - out_count
-    frontier = np.flatnonzero(waiting == 0)
-    level = 0
-    while frontier.size:
-        depth[frontier] = level
-        reached = out_edges[concatenated_ranges(out_start[frontier], out_count[frontier])]
-        np.subtract.at(waiting, reached, 1)
-        frontier = np.unique(reached[waiting[reached] == 0])
+    order, level = TopologicalOrder(source, target, num_nodes), 0
+    nodes = order.first()
+    while nodes.size:
+        depth[nodes] = level
+        nodes = order.remove(nodes)
         level += 1
     return depth
 
@@ -72,10 +89,8 @@ def checked_edges(edge_index: Tensor, num_nodes: int, name: str) -> tuple[np.nda
         outside = (edges < 0) | (edges >= num_nodes)
         first = int(np.flatnonzero(outside.any(0))[0])
         what = f"{name}: an edge names a node that does not exist"
-        wanted, got = (
-            f"node numbers from 0 to {num_nodes - 1}",
-            f"{edges[0, first]} -> {edges[1, first]}",
-        )
+        wanted = f"node numbers from 0 to {num_nodes - 1}"
+        got = f"{edges[0, first]} -> {edges[1, first]}"
         raise mismatch(ValueError, what, wanted, got, where=f"edge {first}")
     return edges[0], edges[1]
 
