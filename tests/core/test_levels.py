@@ -140,7 +140,7 @@ def test_depth_of_the_wrong_form(depth: torch.Tensor) -> None:
 def test_depth_that_does_not_fit() -> None:
     text = message(ValueError, made, depth=torch.tensor([0, 1, 1, 2]))
     assert "depth does not fit the edges" in text
-    assert "node 1 at depth 1 is a child of node 2 at depth 1" in text
+    assert "node 1 at depth 1, its parent 2 at 1" in text
     assert "edge 1" in text
     assert "depth_of(edge_index, num_nodes)" in text
 

@@ -81,9 +81,8 @@ def _run(
             values.append(_input_row(inputs, row_type, used.get(row_type, 0) + place))
         else:
             if place not in results:
-                results[place] = _call(
-                    engine, program.signatures[kinds[place]], reads[place], values
-                )
+                signature = program.signatures[kinds[place]]
+                results[place] = _call(engine, signature, reads[place], values)
             result = results[place][slot]
             values.append(result if isinstance(result, tuple) else (result,))
     return values
