@@ -24,14 +24,13 @@ from pyg_dynbatch.core.row_buffer import (
     RowBuffer,
     Rows,
     Write,
+    checked_call,
     checked_results,
     exchange,
     inputs_of,
     new_token,
-    refuse_change_in_place,
     refuse_transforms,
     unsupported,
-    versions_of,
 )
 from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.core.types import RaggedRows, RowType, TensorType, describe, parts_of
@@ -259,12 +258,8 @@ class _Run:
         operation = self.operations[step.operation]
         signature = operation.signature
         rows = self._read(step.arguments)
-        before = versions_of(rows)
-        results = operation(*self._arguments(signature.inputs, step, rows))
-        if versions_of(rows) != before:
-            refuse_change_in_place(signature, f"step {number}")
-        if len(signature.outputs) == 1:
-            results = (results,)
+        arguments = self._arguments(signature.inputs, step, rows)
+        results = checked_call(operation, arguments, rows, f"step {number}")
         checked = checked_results(signature, results, step.size, f"step {number}")
         # The next step writes them before it reads: one call of autograd per step.
         for (store, start), parts in zip(step.results, checked, strict=True):
@@ -333,7 +328,6 @@ class _Run:
                     for wanted, rows in zip(signature.inputs, arguments, strict=True)
                 )
             )
-            results = (results,) if len(signature.outputs) == 1 else results
             # A module without arguments always returns its one row.
             size = 0 if signature.inputs else 1
             for found in checked_results(signature, results, size, "the call on zero rows"):

@@ -32,12 +32,10 @@ class LearnedPolicy:
 
     The lower bound on steps is the sum over kinds of the longest chain of calls of that kind. A
     step is free if it makes this sum smaller: if every call at the head of one of the longest
-    remaining chains of its kind is ready. Among the kinds whose step is free (all kinds on the
-    frontier, where none is) the table chooses, by the set of kinds on the frontier: it names a
-    kind or a rule. :meth:`fit` fills it by search. For a frontier that it does not hold there is
-    one rule for all. Where depth or agenda makes fewer steps, their order is taken.
-
-    A policy may be used before it is fitted; it may be pickled, and saved as a plain dictionary.
+    remaining chains of its kind is ready. Among the kinds whose step is free (all ready kinds if
+    none is) the table chooses a kind or a rule by the set of ready kinds; one rule holds for sets
+    that it does not contain. :meth:`fit` fills it by search. Where depth or agenda makes fewer
+    steps, their order is taken. A policy may be used before it is fitted.
 
     Args:
         table: The result of :meth:`to_dict`; empty by default.
@@ -73,17 +71,11 @@ class LearnedPolicy:
     def fit(
         self, batches: Sequence[Sequence[Program]], *, evaluations: int = 200
     ) -> "LearnedPolicy":
-        """Fill the table: one entry after another is changed, and kept if it saves steps.
+        """Fill the table, entry by entry: keep what saves steps; return the policy itself.
 
         Args:
-            batches: A few mini-batches, each a list of programs.
-            evaluations: How many tables are tried at most on each group of operations.
-
-        Returns:
-            The policy itself.
-
-        Raises:
-            ValueError: If ``batches`` is empty.
+            batches: A few mini-batches, at least one, each a list of programs.
+            evaluations: Largest number of tables tried on each group of operations.
         """
         if not len(batches):
             raise mismatch(ValueError, "LearnedPolicy.fit: no batches", "at least one", 0)
@@ -94,27 +86,21 @@ class LearnedPolicy:
                 if np.unique(graph.kind).size > 1:
                     walk = _Walk(graph)
                     walks.setdefault(tuple(sorted(walk.names)), []).append(walk)
-        self._choose_rule([walk for mine in walks.values() for walk in mine])
+        steps, every_walk = {}, [walk for mine in walks.values() for walk in mine]
+        for self.rule in RULES:
+            steps[self.rule] = self._measure(every_walk)[0]
+        self.rule = min(steps, key=lambda rule: steps[rule])
         for mine in walks.values():
             self._descend(mine, evaluations)
         return self
-
-    def _choose_rule(self, walks: "list[_Walk]") -> None:
-        steps = {}
-        for rule in RULES:
-            self.rule = rule
-            steps[rule] = self._measure(walks)[0]
-        self.rule = min(steps, key=lambda rule: steps[rule])
 
     def _descend(self, walks: "list[_Walk]", evaluations: int) -> None:
         """Change one entry at a time, until none saves steps or the bound is reached."""
         bound = sum(walk.bound for walk in walks)
         best, seen = self._measure(walks)
         moves = _moves(seen)
-        while best > bound and evaluations > 0:
-            frontier, choice = next(moves, (None, ""))
-            if frontier is None:
-                break
+        while best > bound and evaluations > 0 and (move := next(moves, None)):
+            frontier, choice = move
             former = self.table.get(frontier, self.rule)
             if choice == former:
                 continue

@@ -51,7 +51,7 @@ def schedule_structure(
     """Make the fields of a schedule; see :meth:`Schedule.from_structure`."""
     _check_options(arity, direction)
     source, target = checked_edges(edge_index, num_nodes, "Schedule.from_structure")
-    made_from = checksum(source, target)
+    checked = checksum(source, target)
     slot = None if child_slot is None else _checked("child_slot", child_slot, source.size, "edge")
     if arity is not None and slot is None:
         # Before the edges are reversed: a slot is a child's place among its siblings.
@@ -59,11 +59,12 @@ def schedule_structure(
     if direction == "top_down":
         source, target, depth = target, source, None
     level = _levels_of(depth, source, target, num_nodes)
-    filled = np.ones(num_nodes, dtype=bool)
-    if has_input is not None:
+    if has_input is None:
+        filled = np.ones(num_nodes, dtype=bool)
+    else:
         filled = _checked("has_input", has_input, num_nodes, "node", torch.bool)
     order, sizes, inputs = _level_order(level, filled)
-    starts = sizes.cumsum() - sizes
+    starts, num_inputs = sizes.cumsum() - sizes, int(inputs.sum())
     # Row 0 of each store is the row of zeros.
     row = np.empty(num_nodes, dtype=np.int64)
     row[order] = np.arange(1, num_nodes + 1)
@@ -78,7 +79,6 @@ def schedule_structure(
         arguments.append(children)
     else:
         arguments += _fixed_children(flat, (source, target, slot), row, (starts, sizes), arity)
-    num_inputs = int(inputs.sum())
     input_node = flat.add(order[reads_input])
     output = IndexSlice(STATE_STORE, flat.add(row), num_nodes, GATHER if num_nodes else 0)
     examples = _checked_examples(example_sizes, num_nodes)
@@ -104,7 +104,7 @@ def schedule_structure(
             direction=direction,
             level_inputs=tuple(inputs.tolist()),
             single_parent=bool(np.bincount(source, minlength=1).max() <= 1),
-            checksum=made_from,
+            checksum=checked,
             input_node=input_node,
             edge_order=edge_order,
             child_start=child_start,

@@ -42,7 +42,7 @@ def depth_policy(graph: DependencyGraph) -> np.ndarray:
         graph: Calls and what they wait for.
 
     Returns:
-        Step of each call, ``[call]``, counted from 0 without gaps.
+        Step of each call, ``[call]``, without gaps.
 
     Reference:
         Looks et al. (2017), arXiv:1702.02181, section 2.
@@ -67,7 +67,7 @@ def agenda_policy(graph: DependencyGraph) -> np.ndarray:
         graph: Calls and what they wait for.
 
     Returns:
-        Step of each call, ``[call]``, counted from 0 without gaps.
+        Step of each call, ``[call]``, without gaps.
 
     Reference:
         Neubig, Goldberg, Dyer (2017), arXiv:1705.07860, section 3.2 (agenda-based batching).
@@ -143,17 +143,15 @@ def policy_of(policy: str | Policy) -> Policy:
     """Find a policy by name; return a function as it is."""
     if callable(policy):
         return policy
-    if policy not in POLICIES:
-        wanted = f"one of {', '.join(map(repr, POLICIES))}, or a function"
-        raise mismatch(ValueError, f"Schedule: unknown policy {policy!r}", wanted)
-    return POLICIES[policy]
+    if found := POLICIES.get(policy):
+        return found
+    wanted = f"one of {', '.join(map(repr, POLICIES))}, or a function"
+    raise mismatch(ValueError, f"Schedule: unknown policy {policy!r}", wanted)
 
 
 def order_calls(graph: DependencyGraph, policy: str | Policy) -> np.ndarray:
     """Return the step of each call: groups of kinds one after another, the policy inside."""
-    chosen = policy_of(policy)
-    group_of_kind = _groups(graph)
-    group = group_of_kind[graph.kind]
+    chosen, group = policy_of(policy), _groups(graph)[graph.kind]
     step = np.empty(graph.num_calls, dtype=np.int64)
     inner = group[graph.source] == group[graph.target]
     first = 0

@@ -75,7 +75,7 @@ class Program:
         num_constants: Number of constants of each row type.
         constants: Constants of each row type, as a list of pieces of any number of rows.
         value_type: Row type of each value.
-        value_kind: Whether a value is a constant, an input row or a result.
+        value_kind: Whether it is a constant, an input row or a result.
         value_place: Number of the constant, of the input row, or of the call.
         value_slot: For results, which output of the call.
         call_signature: Signature of each call.
@@ -83,7 +83,7 @@ class Program:
         read_call: The call that reads it.
         read_argument: Which argument of the call it belongs to.
         outputs: Values of each named output.
-        output_example: Example of each of these values; filled in by :func:`concatenate`.
+        output_example: Example of each of these values (:func:`concatenate`).
         num_examples: Number of examples.
 
     Example:

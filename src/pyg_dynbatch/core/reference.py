@@ -75,8 +75,16 @@ def _run(
     ):
         row_type = program.row_types[type_number]
         if kind == CONSTANT:
-            rows = [part[place, ...] for part in program.constant_rows(type_number)]
-            values.append(_as_rows(engine, row_type, rows))
+            parts = zip(parts_of(row_type), program.constant_rows(type_number), strict=True)
+            values.append(
+                tuple(
+                    torch.as_tensor(rows[place : place + 1]).to(
+                        engine.device, engine.working_dtype(part.dtype)
+                    )
+                    for part, rows in parts
+                    if part.dtype is not None
+                )
+            )
         elif kind == INPUT:
             values.append(_input_row(inputs, row_type, used.get(row_type, 0) + place))
         else:
@@ -86,14 +94,6 @@ def _run(
             result = results[place][slot]
             values.append(result if isinstance(result, tuple) else (result,))
     return values
-
-
-def _as_rows(engine: Engine, row_type: RowType, rows: Any) -> tuple[torch.Tensor, ...]:
-    return tuple(
-        torch.as_tensor(row).to(engine.device, engine.working_dtype(part.dtype))[None]
-        for part, row in zip(parts_of(row_type), rows, strict=True)
-        if part.dtype is not None
-    )
 
 
 def _input_row(inputs: Mapping[Any, Any], row_type: RowType, row: int) -> tuple[torch.Tensor, ...]:

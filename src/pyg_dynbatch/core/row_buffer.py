@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import islice
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from torch.autograd import Function, Variable, forward_ad
 
 from pyg_dynbatch.core.errors import described, mismatch
 from pyg_dynbatch.core.layout import Store
-from pyg_dynbatch.core.operation import Signature
+from pyg_dynbatch.core.operation import Operation, Signature
 from pyg_dynbatch.core.types import RowType, TensorType, describe, parts_of
 
 
@@ -43,6 +43,8 @@ def checked_results(
 ) -> list[tuple[Tensor, ...]]:
     """Check what a module returned against its signature."""
     what = f"Operation {signature.name!r}: its module returned something else"
+    if len(signature.outputs) == 1:
+        results = (results,)
     if not isinstance(results, tuple) or len(results) != len(signature.outputs):
         wanted = f"{len(signature.outputs)} results: {signature}"
         got = ", ".join(map(described, results if isinstance(results, tuple) else (results,)))
@@ -78,19 +80,20 @@ def _fits(row: Any, part: TensorType, size: int) -> bool:
     )
 
 
-def versions_of(arguments: Sequence[tuple[Tensor, ...]]) -> list[int]:
-    """Read autograd's counters of changes in place; nothing in inference mode, which has none."""
-    if torch.is_inference_mode_enabled():
-        return []
-    return [part._version for rows in arguments for part in rows]
-
-
-def refuse_change_in_place(signature: Signature, where: str) -> NoReturn:
-    """Raise: a module wrote into rows that other calls read too."""
-    what = f"Operation {signature.name!r}: its module changed an argument in place"
-    got = "a layer with inplace=True, or a method such as add_()"
-    hint = "inplace=False, or work on a clone: other calls read these rows too"
-    raise mismatch(RuntimeError, what, "rows left as they are", got, where=where, hint=hint)
+def checked_call(
+    operation: Operation, arguments: Sequence[Any], rows: Sequence[tuple[Tensor, ...]], where: str
+) -> Any:
+    """Call an operation on rows; raise if it changes them, which other calls read too."""
+    # In inference mode tensors have no counter of changes in place.
+    counted = [] if torch.is_inference_mode_enabled() else [p for parts in rows for p in parts]
+    before = [part._version for part in counted]
+    results = operation(*arguments)
+    if [part._version for part in counted] != before:
+        what = f"Operation {operation.signature.name!r}: its module changed an argument in place"
+        got = "a layer with inplace=True, or a method such as add_()"
+        hint = "inplace=False, or work on a clone: other calls read these rows too"
+        raise mismatch(RuntimeError, what, "rows left as they are", got, where=where, hint=hint)
+    return results
 
 
 def check_precision(owner: str, rows: Tensor, module: nn.Module) -> None:

@@ -104,22 +104,20 @@ class Schedule(Layout, MovablePlan):
         Args:
             edge_index: Edges from child to parent, ``[2, edge]``.
             num_nodes: Number of nodes of the whole mini-batch.
-            depth: Depth of every node if it is known (bottom-up only); computed otherwise.
-            child_slot: Position of each edge's child among its siblings; the order of the edges
-                by default.
-            arity: ``None`` to pass any number of children to the operation (ragged); a number N
-                for N argument places, where a missing child is a row of zeros.
+            depth: Depth of every node if it is known (bottom-up only).
+            child_slot: Position of each edge's child among its siblings; by default in the order
+                of the edges.
+            arity: ``None`` for any number of children (ragged); a number N for N argument places,
+                where a missing child is a row of zeros.
             has_input: Which nodes read an input row, bool ``[node]``; all by default.
-            example_sizes: Number of nodes of each example, one example after another; by default
-                all nodes are one example.
+            example_sizes: Number of nodes of each example; by default all nodes are one example.
             direction: ``"bottom_up"`` (children before parents) or ``"top_down"``.
 
         Returns:
             The schedule; its output ``"node"`` lists all nodes in node order.
 
         Raises:
-            ValueError: For a cycle, a child beyond the arity, two children in one place, or an
-                unknown direction.
+            ValueError: If there is a cycle, a child beyond the arity, or two children in one place.
         """
         layout = schedule_structure(
             edge_index, num_nodes, depth, child_slot, arity, has_input, example_sizes, direction

@@ -96,14 +96,11 @@ def checked_edges(edge_index: Tensor, num_nodes: int, name: str) -> tuple[np.nda
 
 
 def find_cycle(edge_index: Int[Tensor, "two edge"], num_nodes: int) -> list[int]:
-    """Find one cycle; return an empty list if the edges have none.
+    """Return the nodes of one cycle in the order of its edges; an empty list if there is none.
 
     Args:
         edge_index: Edges, child to parent, ``[2, edge]``.
         num_nodes: Number of nodes.
-
-    Returns:
-        The nodes of the cycle in the order of its edges.
 
     Example:
         >>> find_cycle(torch.tensor([[0, 1], [1, 0]]), 2)
@@ -130,18 +127,14 @@ def find_cycle(edge_index: Int[Tensor, "two edge"], num_nodes: int) -> list[int]
 
 
 def depth_of(edge_index: Int[Tensor, "two edge"], num_nodes: int) -> Int[Tensor, " node"]:
-    """Compute each node's depth: 0 without children, else one more than its deepest child.
+    """Return each node's depth: 0 without children, else 1 + that of its deepest child.
 
     Args:
-        edge_index: Edges, child to parent, ``[2, edge]``.
+        edge_index: Edges, child to parent, int64 ``[2, edge]``.
         num_nodes: Number of nodes.
 
-    Returns:
-        Depth of every node, int64 ``[node]``.
-
     Raises:
-        ValueError: If the edges form a cycle, name a node that does not exist, or are not an
-            int64 tensor ``[2, edge]``.
+        ValueError: If the edges form a cycle or name a node that does not exist.
 
     Example:
         >>> depth_of(torch.tensor([[0, 1, 2], [2, 2, 3]]), 4)
@@ -153,26 +146,17 @@ def depth_of(edge_index: Int[Tensor, "two edge"], num_nodes: int) -> Int[Tensor,
         cycle = find_cycle(edge_index, num_nodes)
         shown = " -> ".join(str(node) for node in [*cycle[:10], cycle[0]])
         got = shown if len(cycle) <= 10 else f"a cycle of {len(cycle)} nodes: {shown} …"
-        what, wanted = (
-            "depth_of: edge_index has a cycle",
-            "edges from child to parent without cycles",
-        )
+        what, wanted = "depth_of: edge_index has a cycle", "edges from child to parent without any"
         raise mismatch(ValueError, what, wanted, got, hint="remove one edge of the cycle")
     return torch.from_numpy(depth)
 
 
 def slots_of(edge_index: Int[Tensor, "two edge"], num_nodes: int) -> Int[Tensor, " edge"]:
-    """Number the children of every parent 0, 1, 2, … in the order of their edges.
+    """Return each edge's position, from 0, among the edges of its parent, int64 ``[edge]``.
 
     Args:
         edge_index: Edges, child to parent, ``[2, edge]``.
         num_nodes: Number of nodes.
-
-    Returns:
-        Position of each edge's child among its siblings, int64 ``[edge]``.
-
-    Raises:
-        ValueError: If an edge names a node that does not exist.
 
     Example:
         >>> slots_of(torch.tensor([[0, 1, 2], [3, 3, 4]]), 5)
@@ -192,17 +176,11 @@ def numbers_among_equals(parent: np.ndarray, num_nodes: int) -> np.ndarray:
 
 
 def roots_of(edge_index: Int[Tensor, "two edge"], num_nodes: int) -> Int[Tensor, " root"]:
-    """List the nodes without a parent.
+    """Return the nodes without a parent in rising order, int64 ``[root]``.
 
     Args:
         edge_index: Edges, child to parent, ``[2, edge]``.
         num_nodes: Number of nodes.
-
-    Returns:
-        Node numbers in rising order, int64 ``[root]``.
-
-    Raises:
-        ValueError: If an edge names a node that does not exist.
 
     Example:
         >>> roots_of(torch.tensor([[0, 1], [2, 2]]), 3)
