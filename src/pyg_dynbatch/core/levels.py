@@ -72,10 +72,9 @@ def schedule_structure(
     arguments = [_inputs(flat, reads_input, starts, sizes, inputs)]
     edge_order = child_start = None
     if arity is None or slot is None:
-        counts = np.bincount(row[target], minlength=num_nodes + 1)[1:]
-        begins = counts.cumsum() - counts  # of the children of each node, in level order
-        child_start = flat.add(begins)
-        children, edge_order = _ragged_children(flat, (source, target, slot), row, begins, starts)
+        children, child_start, edge_order = _ragged_children(
+            flat, (source, target, slot), row, starts
+        )
         arguments.append(children)
     else:
         arguments += _fixed_children(flat, (source, target, slot), row, (starts, sizes), arity)
@@ -214,13 +213,14 @@ def _ragged_children(
     flat: FlatIndex,
     edges: tuple[np.ndarray, np.ndarray, np.ndarray | None],
     row: np.ndarray,
-    begins: np.ndarray,
     levels: np.ndarray,
-) -> tuple[list[IndexSlice], int]:
+) -> tuple[list[IndexSlice], int, int]:
     """Lay out all children of every node, parents in level order, children by slot."""
     source, target, slot = edges
     parent = row[target]
-    order = _edge_order(parent, slot, begins)
+    counts = np.bincount(parent, minlength=row.size + 1)[1:]
+    begins = counts.cumsum() - counts  # of the children of each node, in level order
+    child_start, order = flat.add(begins), _edge_order(parent, slot, begins)
     children, parents = row[source[order]], parent[order]
     # Where the children of each level begin, and the end.
     bounds = np.append(begins[levels], order.size)
@@ -228,7 +228,8 @@ def _ragged_children(
     segment_ids = parents - (levels + 1).repeat(counts)
     first = first_rows(children, starts, counts)
     offset, segments = flat.add(children), flat.add(segment_ids)
-    return _slices(STATE_STORE, starts + offset, counts, first, starts + segments), flat.add(order)
+    slices = _slices(STATE_STORE, starts + offset, counts, first, starts + segments)
+    return slices, child_start, flat.add(order)
 
 
 def _edge_order(parent: np.ndarray, slot: np.ndarray | None, begins: np.ndarray) -> np.ndarray:

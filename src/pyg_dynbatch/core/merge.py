@@ -232,22 +232,17 @@ def _wire_arguments(
     most = max((len(s.inputs) for s in program.signatures), default=0) or 1
     lengths = np.bincount(step * most + argument, minlength=kind_of_step.size * most)
     starts = np.cumsum(lengths) - lengths
-    first = first_rows(row, starts, lengths)
+    columns = (starts, lengths, first_rows(row, starts, lengths))
+    slices = list(zip(*(column.tolist() for column in columns), strict=True))
     number_of_type = {row_type: number for number, row_type in enumerate(program.row_types)}
     arguments = []
     for number, kind in enumerate(kind_of_step):
         found = []
         for place, wanted in enumerate(program.signatures[kind].inputs, number * most):
-            begin = int(starts[place])
-            found.append(
-                IndexSlice(
-                    number_of_type[row_type_of(wanted)],
-                    first_read + begin,
-                    int(lengths[place]),
-                    int(first[place]),
-                    first_segment + begin if isinstance(wanted, Ragged) else -1,
-                )
-            )
+            begin, length, first = slices[place]
+            store = number_of_type[row_type_of(wanted)]
+            segment_ids = first_segment + begin if isinstance(wanted, Ragged) else -1
+            found.append(IndexSlice(store, first_read + begin, length, first, segment_ids))
         arguments.append(tuple(found))
     return arguments
 

@@ -20,11 +20,11 @@ def run_one_by_one(
 
     Args:
         engine: Holds the operations.
-        programs: One program an example.
+        programs: One program per example.
         inputs: As for :meth:`Engine.forward`.
 
     Returns:
-        The same as the engine gives for ``Schedule.from_programs(programs)``.
+        The same as the engine for ``Schedule.from_programs(programs)``.
 
     Example:
         >>> from pyg_dynbatch.core.operation import Operations
@@ -57,33 +57,19 @@ def _run(
     """The parts of every value of one program, each with a batch axis of 1."""
     kinds = program.call_signature.tolist()
     reads: list[list[list[int]]] = [[[] for _ in program.signatures[kind].inputs] for kind in kinds]
-    for value, call, argument in zip(
-        program.read_value.tolist(),
-        program.read_call.tolist(),
-        program.read_argument.tolist(),
-        strict=True,
-    ):
+    columns = (program.read_value, program.read_call, program.read_argument)
+    for value, call, argument in zip(*(column.tolist() for column in columns), strict=True):
         reads[call][argument].append(value)
     values: list[tuple[torch.Tensor, ...]] = []
     results: dict[int, list[Any]] = {}
-    for kind, place, slot, type_number in zip(
-        program.value_kind.tolist(),
-        program.value_place.tolist(),
-        program.value_slot.tolist(),
-        program.value_type.tolist(),
-        strict=True,
-    ):
-        row_type = program.row_types[type_number]
+    values_of = (program.value_kind, program.value_place, program.value_slot, program.value_type)
+    for kind, place, slot, number in zip(*(column.tolist() for column in values_of), strict=True):
+        row_type = program.row_types[number]
         if kind == CONSTANT:
-            parts = zip(parts_of(row_type), program.constant_rows(type_number), strict=True)
+            dtypes = [engine.working_dtype(p.dtype) for p in parts_of(row_type) if p.dtype]
+            parts = zip(program.constant_rows(number), dtypes, strict=True)
             values.append(
-                tuple(
-                    torch.as_tensor(rows[place : place + 1]).to(
-                        engine.device, engine.working_dtype(part.dtype)
-                    )
-                    for part, rows in parts
-                    if part.dtype is not None
-                )
+                tuple(torch.as_tensor(p[place : place + 1]).to(engine.device, d) for p, d in parts)
             )
         elif kind == INPUT:
             values.append(_input_row(inputs, row_type, used.get(row_type, 0) + place))

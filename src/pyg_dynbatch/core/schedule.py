@@ -279,53 +279,39 @@ torch.serialization.add_safe_globals([Schedule])
 def derive_schedule(
     owner: str, fields: Mapping[str, Any], num_nodes: int, arity: int | None, direction: str
 ) -> Schedule:
-    """Make the schedule of a batch from its fields, or name the example that prevents it.
+    """Make the schedule of a batch from its fields, or name the example that prevents it."""
+    # Fields: edge_index, and where a batch has them ptr (first node of each example, and the
+    # end), child_slot, depth, and token or has_input.
+    edge_index, ptr = fields["edge_index"], fields.get("ptr")
 
-    Args:
-        owner: Name of the caller, for messages.
-        fields: ``edge_index``, and where a batch has them ``ptr`` (first node of each example,
-            and the end), ``child_slot``, ``depth``, and ``token`` or ``has_input``.
-        num_nodes: Number of nodes.
-        arity: See :meth:`Schedule.from_structure`.
-        direction: See :meth:`Schedule.from_structure`.
-    """
-    ptr = fields.get("ptr")
-    bounds = None if ptr is None else array_of(ptr).tolist()
+    def scheduled(own: Mapping[str, Any], nodes: int, sizes: list[int] | None) -> Schedule:
+        token = own.get("token")
+        return Schedule.from_structure(
+            own["edge_index"],
+            nodes,
+            depth=own.get("depth"),
+            child_slot=own.get("child_slot"),
+            arity=arity,
+            has_input=own.get("has_input") if token is None else has_token(token),
+            example_sizes=sizes,
+            direction=direction,
+        )
+
+    ranges = [] if ptr is None else list(pairwise(array_of(ptr).tolist()))
     try:
-        schedule = _schedule_of_fields(fields, num_nodes, bounds, arity, direction)
+        sizes = None if ptr is None else [end - first for first, end in ranges]
+        schedule = scheduled(fields, num_nodes, sizes)
     except ValueError as error:
-        for number, (first, end) in enumerate(pairwise(bounds or ())):
+        for number, (first, end) in enumerate(ranges):
             try:
-                own = _fields_of_example(fields, first, end)
-                _schedule_of_fields(own, end - first, None, arity, direction)
+                scheduled(_fields_of_example(fields, first, end), end - first, None)
             except IndexError:  # a field is too short or too flat to be cut
                 break
             except ValueError as reason:
                 text = f"{owner}: example {number} of the batch: {reason}"
                 raise ValueError(Mismatch(text)) from error
         raise
-    edge_index = fields["edge_index"]
     return schedule if edge_index.is_cpu else schedule.to(edge_index.device)
-
-
-def _schedule_of_fields(
-    fields: Mapping[str, Any],
-    num_nodes: int,
-    bounds: list[int] | None,
-    arity: int | None,
-    direction: str,
-) -> Schedule:
-    token = fields.get("token")
-    return Schedule.from_structure(
-        fields["edge_index"],
-        num_nodes,
-        depth=fields.get("depth"),
-        child_slot=fields.get("child_slot"),
-        arity=arity,
-        has_input=fields.get("has_input") if token is None else has_token(token),
-        example_sizes=None if bounds is None else [end - first for first, end in pairwise(bounds)],
-        direction=direction,
-    )
 
 
 def _fields_of_example(fields: Mapping[str, Any], first: int, end: int) -> dict[str, Any]:
