@@ -34,8 +34,8 @@ class GatedSumCell(RecursiveCell):
         """Compute the states of many nodes at once; without children the sum is zero."""
         total = projected.new_zeros(projected.size(0), self.out_channels)
         if children is not None:
-            (h,) = children.rows  # [child, width]; owner is the row of the parent
-            total = total.index_add(0, children.owner, h)
+            (h,) = children.rows  # [child, width]; segment_ids is the row of the parent
+            total = total.index_add(0, children.segment_ids, h)
         gate, candidate = (projected + self.hidden(total)).chunk(2, dim=1)
         gate = gate.sigmoid()
         return (gate * total + (1 - gate) * candidate.tanh(),)

@@ -35,9 +35,9 @@ class Cell(nn.Module):
 
     def forward(self, x: Tensor, children: RaggedRows) -> tuple[Tensor, Tensor]:
         rows, heights = children.rows
-        total = x.new_zeros(children.num_calls, 3).index_add(0, children.owner, rows)
+        total = x.new_zeros(children.num_calls, 3).index_add(0, children.segment_ids, rows)
         height = torch.zeros(children.num_calls, dtype=torch.int64)
-        height = height.scatter_reduce(0, children.owner, heights + 1, "amax")
+        height = height.scatter_reduce(0, children.segment_ids, heights + 1, "amax")
         return torch.tanh(self.linear(x) + total), height
 
 
@@ -286,8 +286,8 @@ def test_a_ragged_argument_of_tuples() -> None:
         first, second = x.rows
         zeros = first.new_zeros(x.num_calls)
         return (
-            zeros.index_add(0, x.owner, first),
-            zeros[:, None].expand(-1, 2).index_add(0, x.owner, second),
+            zeros.index_add(0, x.segment_ids, first),
+            zeros[:, None].expand(-1, 2).index_add(0, x.segment_ids, second),
         )
 
     signature = operations.add(total, [Ragged(pair)], [pair], name="total")

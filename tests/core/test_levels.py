@@ -140,7 +140,7 @@ def test_depth_of_the_wrong_form(depth: torch.Tensor) -> None:
 def test_depth_that_does_not_fit() -> None:
     text = message(ValueError, made, depth=torch.tensor([0, 1, 1, 2]))
     assert "depth does not fit the edges" in text
-    assert "node 1 at depth 1 is a child of node 2 at depth 1" in text
+    assert "node 1 at depth 1, its parent 2 at 1" in text
     assert "edge 1" in text
     assert "depth_of(edge_index, num_nodes)" in text
 
@@ -194,12 +194,12 @@ def test_a_top_down_node_with_two_parents() -> None:
 
 
 @given(forests())
-def test_ragged_owners_rise(forest: Dag) -> None:
+def test_ragged_segment_ids_rise(forest: Dag) -> None:
     schedule = Schedule.from_structure(forest.edge_index, forest.num_nodes)
     for step in schedule.steps:
-        owner = schedule.owners_of(step.arguments[1])
-        assert (owner.diff() >= 0).all()
-        assert owner.numel() == 0 or int(owner.max()) < step.size
+        segment_ids = schedule.segment_ids_of(step.arguments[1])
+        assert (segment_ids.diff() >= 0).all()
+        assert segment_ids.numel() == 0 or int(segment_ids.max()) < step.size
 
 
 def test_chain_of_ten_thousand() -> None:

@@ -215,8 +215,8 @@ def test_ragged_rows_keep_the_order_of_the_call() -> None:
 
     def read(x: object) -> torch.Tensor:
         found = [[0.0, 0.0] for _ in range(x.num_calls)]
-        for row, owner in zip(x.rows.tolist(), x.owner.tolist(), strict=True):
-            found[owner] = [found[owner][0] * 10 + row, found[owner][1] + 1]
+        for row, segment in zip(x.rows.tolist(), x.segment_ids.tolist(), strict=True):
+            found[segment] = [found[segment][0] * 10 + row, found[segment][1] + 1]
         return torch.tensor(found)
 
     pair = TensorType((2,))

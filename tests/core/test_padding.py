@@ -91,8 +91,8 @@ def test_every_node_keeps_its_inputs_and_children(arity: int | None, data: st.Da
             given = each.rows_of(step.arguments[0]).tolist()
             children = each.children_of(step).tolist()
             if arity is None:
-                owners = each.owners_of(step.arguments[1]).tolist()
-                pairs = list(zip(owners, children, strict=True))
+                segment_ids = each.segment_ids_of(step.arguments[1]).tolist()
+                pairs = list(zip(segment_ids, children, strict=True))
                 below = [[c for o, c in pairs if o == k] for k in range(step.size)]
             else:
                 below = [children[arity * k : arity * (k + 1)] for k in range(step.size)]
@@ -128,13 +128,13 @@ def test_ragged_children_lie_together(data: st.DataObject) -> None:
     schedule = schedule_of(data.draw(filled()), None)
     padded_one = padded(schedule, data.draw(wider(shape_of(schedule)))).schedule
     nodes, starts = padded_one.num_nodes, padded_one.child_start
-    owners = [
-        step.results[0][1] - 1 + owner
+    segment_ids = [
+        step.results[0][1] - 1 + segment
         for step in padded_one.steps
-        for owner in padded_one.owners_of(step.arguments[1]).tolist()
+        for segment in padded_one.segment_ids_of(step.arguments[1]).tolist()
     ]
-    assert owners == sorted(owners) and len(owners) == padded_one.num_edges
-    counts = torch.bincount(torch.tensor(owners, dtype=torch.long), minlength=nodes)
+    assert segment_ids == sorted(segment_ids) and len(segment_ids) == padded_one.num_edges
+    counts = torch.bincount(torch.tensor(segment_ids, dtype=torch.long), minlength=nodes)
     assert starts.tolist() == (counts.cumsum(0) - counts).tolist()
 
 

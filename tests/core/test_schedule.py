@@ -98,8 +98,6 @@ def test_moves_whole(schedule: Schedule) -> None:
     assert schedule.to(torch.float64) is schedule
     assert schedule.to(torch.zeros(1, device="meta")).device.type == "meta"
     assert schedule.to(device=torch.device("meta"), non_blocking=True).wiring.dtype == torch.int64
-    assert schedule.contiguous() is schedule
-    assert schedule.detach() is schedule
 
 
 def test_moves_with_a_pyg_batch() -> None:
@@ -164,11 +162,11 @@ def test_what_is_known_of_structures() -> None:
         assert "a schedule made from programs" in text
 
 
-def test_rows_owners_and_examples() -> None:
+def test_rows_segment_ids_and_examples() -> None:
     schedule = structure_schedule()
     children = schedule.steps[1].arguments[1]
     assert schedule.rows_of(children).tolist() == [1, 2]
-    assert schedule.owners_of(children).tolist() == [0, 0]
+    assert schedule.segment_ids_of(children).tolist() == [0, 0]
     assert schedule.children_of(schedule.steps[1]).tolist() == [1, 2]
     assert schedule.example_of("node").tolist() == [0] * 5
     assert program_schedule().example_of("output").tolist() == [0, 1, 2]

@@ -103,8 +103,8 @@ def plain_recursion(case: CellCase, cell: nn.Module, dag: Dag, x: Tensor) -> tup
     for node in dag.order:
         children = list(dag.children[node])
         if case.arity is None:
-            owner = torch.zeros(len(children), dtype=torch.int64)
-            arguments = [RaggedRows(rows_of(children), owner, 1)]
+            segment_ids = torch.zeros(len(children), dtype=torch.int64)
+            arguments = [RaggedRows(rows_of(children), segment_ids, 1)]
         else:
             arguments = [rows_of([child]) for child in children]
             arguments += [missing() for _ in range(case.arity - len(children))]

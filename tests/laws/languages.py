@@ -65,12 +65,12 @@ class Total(nn.Module):
         self.w = nn.Parameter(torch.randn(3))
 
     def forward(self, rows: RaggedRows, scalar: Tensor) -> Tensor:
-        place = torch.zeros_like(rows.owner)
+        place = torch.zeros_like(rows.segment_ids)
         for number in range(1, len(place)):
-            same = rows.owner[number] == rows.owner[number - 1]
+            same = rows.segment_ids[number] == rows.segment_ids[number - 1]
             place[number] = torch.where(same, place[number - 1] + 1, 0)
         weighted = rows.rows * (self.w / (1 + place)[:, None])
-        total = weighted.new_zeros(rows.num_calls, 3).index_add(0, rows.owner, weighted)
+        total = weighted.new_zeros(rows.num_calls, 3).index_add(0, rows.segment_ids, weighted)
         return torch.tanh(total + scalar[:, None])
 
 
@@ -79,7 +79,7 @@ class Gather(nn.Module):
 
     def forward(self, rows: RaggedRows) -> tuple[Tensor, Tensor]:
         h, c = rows.rows
-        total = h.new_zeros(rows.num_calls, 3).index_add(0, rows.owner, h * c[:, None])
+        total = h.new_zeros(rows.num_calls, 3).index_add(0, rows.segment_ids, h * c[:, None])
         return torch.tanh(total), total.mean(-1)
 
 

@@ -389,8 +389,8 @@ class Height(RecursiveCell):
         height = 0 * projected[:, :1]
         if children is None:
             return (height,)
-        (h,), owner = children.rows, children.owner
-        return (1 + height.scatter_reduce(0, owner[:, None], h, "amax"),)
+        (h,), segment_ids = children.rows, children.segment_ids
+        return (1 + height.scatter_reduce(0, segment_ids[:, None], h, "amax"),)
 
 
 def test_a_cell_of_your_own() -> None:

@@ -32,7 +32,7 @@ def nest_rows(result_type: ResultType, rows: Iterator[Any]) -> Any:
         nested = first = nest_rows(result_type.element_type, rows)
         while not isinstance(first, RaggedRows):
             first = first[0]
-        return RaggedRows(_rows_only(nested), first.owner, first.num_calls)
+        return RaggedRows(_rows_only(nested), first.segment_ids, first.num_calls)
     return next(rows)
 
 
@@ -96,8 +96,8 @@ def _rows_of_zeros(input_type: ResultType, rows: int, like: Tensor) -> Any:
     if isinstance(input_type, SequenceType):
         # Two elements for every example.
         nested = _rows_of_zeros(input_type.element_type, 2 * rows, like)
-        owner = torch.arange(rows, device=like.device).repeat_interleave(2)
-        return RaggedRows(nested, owner, rows)
+        segment_ids = torch.arange(rows, device=like.device).repeat_interleave(2)
+        return RaggedRows(nested, segment_ids, rows)
     (kind,) = (k for k in input_type.terminal_types() if isinstance(k, TensorType))
     # float32 means the precision of the model, which may be double by now.
     dtype = like.dtype if kind.torch_dtype == torch.float32 else kind.torch_dtype

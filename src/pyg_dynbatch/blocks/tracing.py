@@ -91,7 +91,9 @@ def merge_traced(recipe: Recipe, traced: Sequence[Traced]) -> tuple[Program, np.
     place[is_call] = call_number[is_call]
     slot_of = np.arange(int(width.sum())) - np.repeat(first_value, width)
     position = np.flatnonzero(records.is_read)
-    owner = np.repeat(np.arange(start.size), np.diff(start, append=records.code.size))[position]
+    segment_ids = np.repeat(np.arange(start.size), np.diff(start, append=records.code.size))[
+        position
+    ]
     merged = Program(
         recipe.signatures,
         recipe.row_types,
@@ -104,8 +106,8 @@ def merge_traced(recipe: Recipe, traced: Sequence[Traced]) -> tuple[Program, np.
         value_slot=slot_of,
         call_signature=tables["number"][site[is_call]],
         read_value=number[records.code[position]],
-        read_call=call_number[owner],
-        read_argument=_arguments(recipe, position - start[owner] - 1, site[owner]),
+        read_call=call_number[segment_ids],
+        read_argument=_arguments(recipe, position - start[segment_ids] - 1, site[segment_ids]),
         outputs={name: number[found] for name, found in marks.items()},
         output_example=examples,
         num_examples=len(traced),

@@ -24,14 +24,13 @@ from pyg_dynbatch.core.row_buffer import (
     RowBuffer,
     Rows,
     Write,
+    checked_call,
     checked_results,
     exchange,
     inputs_of,
     new_token,
-    refuse_change_in_place,
     refuse_transforms,
     unsupported,
-    versions_of,
 )
 from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.core.types import RaggedRows, RowType, TensorType, describe, parts_of
@@ -65,8 +64,8 @@ class Engine(nn.Module):
     def __init__(self, operations: Operations) -> None:
         super().__init__()
         if not isinstance(operations, Operations):
-            got = type(operations).__name__
-            raise mismatch(TypeError, "Engine: not Operations", "Operations", got)
+            what, got = "Engine: not Operations", type(operations).__name__
+            raise mismatch(TypeError, what, "Operations", got)
         self.operations = operations
         self._leaf: Signature | None = None
         # Follows .to() and .double(): gives the working precision and the device of constants.
@@ -84,15 +83,15 @@ class Engine(nn.Module):
         """Make an engine for schedules of structures from one recurrent cell.
 
         Args:
-            cell: Called as ``cell(x, *children)``: the input rows ``[row, …]``, then either
+            cell: Called as ``cell(x, *children)`` with the input rows ``[row, …]`` and either
                 ``arity`` child states or one :class:`RaggedRows`; a missing input or child is a
                 row of zeros. It returns the new state, a tensor or a tuple of tensors.
             state: Type of the state of one node.
             arity: As given to :meth:`Schedule.from_structure`.
             input_type: Type of an input row; taken from the inputs by default.
-            leaf: Called as ``leaf(x)`` in place of the cell for all nodes of the first level,
-                which have no children: no work on rows of zeros. In sentiment trees, where only
-                leaves have words, it is half of the work, and the cell need not look at ``x``.
+            leaf: Called as ``leaf(x)`` in place of the cell for the nodes of the first level,
+                which have no children. In sentiment trees, where only leaves have words, this
+                saves half of the work, and the cell need not look at ``x``.
 
         Returns:
             The engine; its operations are called ``"node"`` and, with a leaf module, ``"leaf"``.
@@ -132,14 +131,17 @@ class Engine(nn.Module):
 
         Raises:
             LookupError: If the schedule names an operation the engine does not have.
-            TypeError: If a signature differs, an operation returns another type than stated, or
-                input rows are of another type.
+            TypeError: If signatures, results of operations or input rows are of another type.
             ValueError: If the number of input rows is not that of the schedule.
             RuntimeError: If an operation changes an argument in place.
         """
         refuse_transforms("Engine")
         if self._leaf is not None and schedule.structure is not None and schedule.steps:
-            schedule = _with_leaf(schedule, self._leaf)
+            # The leaf operation, which reads no children, makes the first step.
+            number, (first, *others) = len(schedule.signatures), schedule.steps
+            step = Step(number, first.size, first.arguments[:1], first.results)
+            signatures = (*schedule.signatures, self._leaf)
+            schedule = replace(schedule, signatures=signatures, steps=(step, *others))
         run = _Run(self, schedule, inputs or {})
         for number, step in enumerate(schedule.steps):
             run.make(number, step)
@@ -149,17 +151,12 @@ class Engine(nn.Module):
         raise unsupported("Engine", "torch.jit.script (TorchScript)")
 
     def operation_of(self, signature: Signature) -> Operation:
-        """Find the operation of a signature.
-
-        Raises:
-            LookupError: If the engine has no operation of that name.
-            TypeError: If the operation of that name has other types.
-        """
+        """Find the operation of a signature; raise if there is none, or one of other types."""
         name = signature.name
         if name not in self.operations:
-            known = ", ".join(s.name for s in self.operations.signatures)
+            known = ", ".join(s.name for s in self.operations.signatures) or "none"
+            what, wanted = f"Engine: no operation is called {name!r}", f"one of {known}"
             hint = "record programs with signatures of this engine's operations"
-            what, wanted = f"Engine: no operation is called {name!r}", f"one of {known or 'none'}"
             raise mismatch(LookupError, what, wanted, str(signature), hint=hint)
         operation = self.operations[name]
         mine = operation.signature
@@ -198,14 +195,6 @@ class Engine(nn.Module):
         return f"Engine({', '.join(s.name for s in self.operations.signatures)})"
 
 
-def _with_leaf(schedule: Schedule, leaf: Signature) -> Schedule:
-    """Let the leaf operation, which reads no children, make the first step of a structure."""
-    first, *others = schedule.steps
-    number = len(schedule.signatures)
-    step = Step(number, first.size, first.arguments[:1], first.results)
-    return replace(schedule, signatures=(*schedule.signatures, leaf), steps=(step, *others))
-
-
 class _Run:
     """One run of one schedule: its stores, and the token that orders reads and writes."""
 
@@ -235,10 +224,8 @@ class _Run:
         decided: dict[RowType, RowType] = {}
         for called, operation in zip(self.schedule.signatures, self.operations, strict=True):
             mine = operation.signature
-            pairs = zip(
-                (*called.inputs, *called.outputs), (*mine.inputs, *mine.outputs), strict=True
-            )
-            decided |= {row_type_of(theirs): row_type_of(ours) for theirs, ours in pairs}
+            theirs, ours = (map(row_type_of, (*s.inputs, *s.outputs)) for s in (called, mine))
+            decided.update(zip(theirs, ours, strict=True))
         return [decided.get(store.row_type, store.row_type) for store in self.schedule.stores]
 
     def _open(
@@ -256,37 +243,30 @@ class _Run:
         like = given or tuple(torch.empty((0, *(p.shape or ())), device=device) for p in parts)
         if given is not None and len(parts) != len(given):
             parts = parts * len(given)
-        store.allocate(like, self._dtypes(parts, like))
+        dtypes = (
+            row.dtype if part.dtype is None else self.engine.working_dtype(part.dtype)
+            for part, row in zip(parts, like, strict=True)
+        )
+        store.allocate(like, tuple(dtypes))
         if constants is not None:
             store.put(0, constants)
         if given is not None:
             self.pending.append(Write(store, first, given))
-
-    def _dtypes(self, parts: tuple[TensorType, ...], like: Rows) -> tuple[torch.dtype, ...]:
-        """Dtype of each part as stated; where it is left open, that of the rows given."""
-        return tuple(
-            row.dtype if part.dtype is None else self.engine.working_dtype(part.dtype)
-            for part, row in zip(parts, like, strict=True)
-        )
 
     def make(self, number: int, step: Step) -> None:
         """Make one step."""
         operation = self.operations[step.operation]
         signature = operation.signature
         rows = self._read(step.arguments)
-        before = versions_of(rows)
-        results = operation(*self._arguments(signature.inputs, step, rows))
-        if versions_of(rows) != before:
-            refuse_change_in_place(signature, f"step {number}")
-        if len(signature.outputs) == 1:
-            results = (results,)
+        arguments = self._arguments(signature.inputs, step, rows)
+        results = checked_call(operation, arguments, rows, f"step {number}")
         checked = checked_results(signature, results, step.size, f"step {number}")
-        # The next step writes them before it reads: one call of autograd a step.
+        # The next step writes them before it reads: one call of autograd per step.
         for (store, start), parts in zip(step.results, checked, strict=True):
             self.pending.append(Write(self.stores[store], start, parts))
 
     def _exchange(self, reads: Sequence[Read], own: bool = False) -> list[Rows]:
-        """Write what is to be written, and reads."""
+        """Write the pending rows, then read."""
         self.token, found = exchange(self.token, self.pending, reads, own)
         self.pending = []
         return found
@@ -308,12 +288,12 @@ class _Run:
             one = len(rows) == 1 and not isinstance(row_type_of(wanted), tuple)
             argument: Any = rows[0] if one else rows
             if isinstance(wanted, Ragged):
-                argument = RaggedRows(argument, self.schedule.owners_of(wiring), step.size)
+                argument = RaggedRows(argument, self.schedule.segment_ids_of(wiring), step.size)
             found.append(argument)
         return found
 
     def _reads(self, wirings: Sequence[IndexSlice]) -> list[Read]:
-        """Say what to read; arguments whose row numbers lie side by side share a gather."""
+        """List what to read; arguments whose row numbers lie side by side share a gather."""
         reads, flat = [], self.schedule.wiring
         number = 0
         while number < len(wirings):
@@ -348,7 +328,6 @@ class _Run:
                     for wanted, rows in zip(signature.inputs, arguments, strict=True)
                 )
             )
-            results = (results,) if len(signature.outputs) == 1 else results
             # A module without arguments always returns its one row.
             size = 0 if signature.inputs else 1
             for found in checked_results(signature, results, size, "the call on zero rows"):

@@ -81,24 +81,22 @@ class _WatchedFile(io.FileIO):
     """Names the file when a write fails, which the error of a full disk does not."""
 
     def __init__(self, temporary: Path, path: Path, resume_at: int | None) -> None:
-        if resume_at is not None:
-            temporary.touch()
-        super().__init__(temporary, "w" if resume_at is None else "r+")
         self.path = path
-        if resume_at is not None:
-            try:
-                self._go_on(resume_at)
-            except OSError:
-                self.close()
-                raise
-
-    def _go_on(self, size: int) -> None:
-        if not _locked(self, str(self.name)):
-            raise OSError("another process is writing it")
-        if os.fstat(self.fileno()).st_size < size:
-            raise OSError("the unfinished file is shorter than noted")
-        self.truncate(size)
-        self.seek(size)
+        if resume_at is None:
+            super().__init__(temporary, "w")
+            return
+        temporary.touch()
+        super().__init__(temporary, "r+")
+        try:
+            if not _locked(self, str(temporary)):
+                raise OSError("another process is writing it")
+            if os.fstat(self.fileno()).st_size < resume_at:
+                raise OSError("the unfinished file is shorter than noted")
+            self.truncate(resume_at)
+            self.seek(resume_at)
+        except OSError:
+            self.close()
+            raise
 
     def write(self, content: Any) -> int:
         """Write as much as the system takes."""
@@ -116,9 +114,8 @@ def refuse_overwriting(
             continue
         same = next((what for what, path in named if _same_file(str(output), str(path))), None)
         if same is not None:
-            raise mismatch(
-                ValueError, f"{command}: an output is also {same}", "another name", output
-            )
+            what = f"{command}: an output is also {same}"
+            raise mismatch(ValueError, what, "another name", output)
         named.append(("another output", output))
 
 
@@ -138,9 +135,23 @@ def locked_folder(folder: str | Path, wait: bool = False) -> Iterator[None]:
             path.parent.mkdir(parents=True, exist_ok=True)
             file = path.open("a+")
         with file:
-            _lock_folder(file, path, wait)
-            if not _is_at(path, file):
-                continue  # whoever had the lock has removed the file since it was opened
+            if not _locked(file, str(path.parent)):
+                file.seek(0)
+                holder = file.read() or "another process"
+                if not wait:
+                    got, where = f"{holder}, which has not finished", path.parent
+                    wanted, hint = "one process that writes to it", "wait, or take another folder"
+                    raise mismatch(
+                        OSError, "the folder is in use", wanted, got, where=where, hint=hint
+                    )
+                print(f"{path.parent}: waiting for {holder}, which writes to it", file=sys.stderr)
+                fcntl.flock(file, fcntl.LOCK_EX)
+            try:
+                locked = os.path.samestat(os.fstat(file.fileno()), path.stat())
+            except FileNotFoundError:
+                locked = False
+            if not locked:
+                continue  # the process that had the lock has removed the file since it was opened
             file.truncate(0)
             file.write(f"process {os.getpid()} on {socket.gethostname()}")
             file.flush()
@@ -148,22 +159,8 @@ def locked_folder(folder: str | Path, wait: bool = False) -> Iterator[None]:
                 yield
             finally:
                 if fcntl is not None:
-                    path.unlink(missing_ok=True)  # while it is locked, so it is nobody else's
+                    path.unlink(missing_ok=True)  # while it is locked, so no other process has it
             return
-
-
-def _lock_folder(file: IO[str], path: Path, wait: bool) -> None:
-    if _locked(file, str(path.parent)):
-        return
-    file.seek(0)
-    holder = file.read() or "another process"
-    if wait:
-        print(f"{path.parent}: waiting for {holder}, which writes to it", file=sys.stderr)
-        fcntl.flock(file, fcntl.LOCK_EX)
-        return
-    wanted, got = "one process that writes to it", f"{holder}, which has not finished"
-    hint = "wait for it, or choose another folder"
-    raise mismatch(OSError, "the folder is in use", wanted, got, where=path.parent, hint=hint)
 
 
 def _locked(file: IO[Any] | io.FileIO, what: str) -> bool:
@@ -175,18 +172,9 @@ def _locked(file: IO[Any] | io.FileIO, what: str) -> bool:
     except BlockingIOError:
         return False
     except OSError as error:
-        reason = error.strerror or error
-        warnings.warn(
-            f"{what} cannot be locked ({reason}); let no other process write to it", stacklevel=6
-        )
+        text = f"{what} cannot be locked ({error.strerror or error})"
+        warnings.warn(f"{text}; let no other process write to it", stacklevel=5)
     return True
-
-
-def _is_at(path: Path, file: IO[str]) -> bool:
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
-        return False
 
 
 def _temporary(path: Path) -> Path:
@@ -230,10 +218,18 @@ class Lines:
         self._stream = stream
 
     def __iter__(self) -> Iterator[str]:
-        while line := self._next():
+        while raw := self._next():
+            try:
+                line = raw.decode("utf-8")
+            except UnicodeDecodeError as error:
+                got = f"byte 0x{raw[error.start]:02x} ({error.reason})"
+                where = f"{self.path}:{self.number}:{error.start + 1}"
+                hint = f"iconv -f <its encoding> -t utf-8 {self.name}"
+                what = f"{self.name}: the text is not UTF-8"
+                raise mismatch(ValueError, what, "UTF-8", got, where=where, hint=hint) from error
             yield line
 
-    def _next(self) -> str:
+    def _next(self) -> bytes:
         try:
             raw = self._stream.readline()
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
@@ -244,14 +240,7 @@ class Lines:
         self.number += bool(raw)
         if self.number == 1:
             raw = raw.removeprefix(codecs.BOM_UTF8) or (b"\n" if raw else b"")
-        try:
-            return raw.decode("utf-8")
-        except UnicodeDecodeError as error:
-            got = f"byte 0x{raw[error.start]:02x} ({error.reason})"
-            where = f"{self.path}:{self.number}:{error.start + 1}"
-            hint = f"iconv -f <its encoding> -t utf-8 {self.name}"
-            what = f"{self.name}: the text is not UTF-8"
-            raise mismatch(ValueError, what, "UTF-8", got, where=where, hint=hint) from error
+        return raw
 
 
 @contextmanager
@@ -329,16 +318,13 @@ def download_verified(
     Args:
         url: Where the file is.
         folder: Where it goes, under the last part of the address.
-        sha256: Its checksum. Where it is not known, None: what was downloaded first is noted
-            beside the file, in ``<file>.sha256``, and must stay the same.
+        sha256: Its checksum; where it is unknown, None: that of the first download is noted in
+            ``<file>.sha256`` and must stay the same.
         what: Name of the data set, for messages and the progress bar.
         hint: What to do by hand when the download fails.
 
-    Returns:
-        The path of the file.
-
     Raises:
-        ConnectionError: If the address cannot be reached, or if it sends less than it promised.
+        ConnectionError: If the address cannot be reached, or sends less than it promised.
         OSError: If the folder cannot be written.
         ValueError: If the checksum is wrong.
 
@@ -396,10 +382,8 @@ def extract_member(archive: str | Path, member: str, target: str | Path, what: s
             content = opened.read(member)
     except (BadZipFile, zlib.error, EOFError, KeyError) as error:
         size = Path(archive).stat().st_size
-        wanted, got = (
-            f"a zip archive with {member}",
-            f"{type(error).__name__}: {error}, {size:,} bytes",
-        )
+        wanted = f"a zip archive with {member}"
+        got = f"{type(error).__name__}: {error}, {size:,} bytes"
         what, hint = f"{what}: the archive is damaged or cut short", "delete it and fetch it again"
         raise mismatch(ValueError, what, wanted, got, where=archive, hint=hint) from error
     return write_atomically(target, lambda temporary: temporary.write_bytes(content))

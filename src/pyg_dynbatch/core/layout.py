@@ -13,7 +13,7 @@ from pyg_dynbatch.core.operation import Ragged, Signature
 from pyg_dynbatch.core.types import RowType, TensorType
 
 GATHER, ZEROS = -1, -2
-"""Marks an index slice whose rows do not lie side by side, or are all the row of zeros."""
+"""Mark an index slice whose rows do not lie side by side, or are all the row of zeros."""
 
 
 class IndexSlice(NamedTuple):
@@ -23,7 +23,7 @@ class IndexSlice(NamedTuple):
     offset: int  # where its row numbers begin in the flat index
     length: int
     start: int  # first row if the rows lie side by side, otherwise GATHER or ZEROS
-    owner: int = -1  # ragged arguments: where the call of each row is written
+    segment_ids: int = -1  # ragged arguments: where the call of each row is in the flat index
     stride: int = 1
 
 
@@ -70,7 +70,7 @@ class LevelShape(NamedTuple):
     @property
     def nodes(self) -> int:
         """Nodes of all levels."""
-        return sum(self.inputs) + sum(self.others)
+        return sum(self.sizes)
 
     def counts(self) -> np.ndarray:
         """Return the nodes with an input, the other nodes and the edges, ``[3, level]``."""
@@ -84,11 +84,12 @@ class LevelShape(NamedTuple):
         return spare
 
     def holds(self, other: "LevelShape") -> bool:
-        """Tell whether a schedule of another shape can be padded to this one."""
-        kind = (self.arity, self.direction) == (other.arity, other.direction)
-        if not kind or len(self.inputs) < len(other.inputs):
-            return False
-        if self.single_parent and not other.single_parent:
+        """Return whether a schedule of another shape can be padded to this one."""
+        if (
+            (self.arity, self.direction) != (other.arity, other.direction)
+            or len(self.inputs) < len(other.inputs)
+            or (self.single_parent and not other.single_parent)
+        ):
             return False
         spare = self.spare(other)
         # Edges of padding lead from a leaf of padding to nodes of padding.
@@ -151,8 +152,8 @@ class FlatIndex:
 
 def packed(wirings: Sequence[IndexSlice], number: int) -> int:
     """Count the arguments, beginning with one, that a single gather can read."""
-    store, offset, length, start, owner, stride = wirings[number]
-    if start != GATHER or owner >= 0:
+    store, offset, length, start, segment_ids, stride = wirings[number]
+    if start != GATHER or segment_ids >= 0:
         return 1
     jump = length if stride == 1 else 1
     count, last = 1, len(wirings) - number

@@ -7,9 +7,9 @@ import numpy as np
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.merge import schedule_programs
-from pyg_dynbatch.core.policy import DependencyGraph, agenda_policy, depth_policy
+from pyg_dynbatch.core.policy import DependencyGraph, Walk, agenda_policy, depth_policy
 from pyg_dynbatch.core.program import Program
-from pyg_dynbatch.core.structure import concatenated_ranges, longest_paths
+from pyg_dynbatch.core.structure import TopologicalOrder
 
 Frontier = tuple[tuple[str, ...], tuple[str, ...]]
 """Kinds with a ready call: those whose turn it may be, and the others; names, sorted."""
@@ -17,7 +17,7 @@ Frontier = tuple[tuple[str, ...], tuple[str, ...]]
 Choose = Callable[["_Walk", list[int], list[int]], int]
 
 RULES: dict[str, Callable[["_Walk", int], float]] = {
-    "*shallowest": lambda walk, kind: -walk.depth_left[kind] / walk.calls_left[kind],
+    "*shallowest": lambda walk, kind: -walk.mean_depth(kind),
     "*nearest": lambda walk, kind: walk.heads_ready(kind),
     "*longest": lambda walk, kind: walk.longest[kind],
     "*fullest": lambda walk, kind: walk.ready[kind].sum() / walk.calls_left[kind],
@@ -32,12 +32,10 @@ class LearnedPolicy:
 
     The lower bound on steps is the sum over kinds of the longest chain of calls of that kind. A
     step is free if it makes this sum smaller: if every call at the head of one of the longest
-    remaining chains of its kind is ready. Among the kinds whose step is free (all kinds on the
-    frontier, where none is) the table chooses, by the set of kinds on the frontier: it names a
-    kind or a rule. :meth:`fit` fills it by search. For a frontier that it does not hold there is
-    one rule for all. Where depth or agenda makes fewer steps, their order is taken.
-
-    A policy may be used before it is fitted; it may be pickled, and saved as a plain dictionary.
+    remaining chains of its kind is ready. Among the kinds whose step is free (all ready kinds if
+    none is) the table chooses a kind or a rule by the set of ready kinds; one rule holds for sets
+    that it does not contain. :meth:`fit` fills it by search. Where depth or agenda makes fewer
+    steps, their order is taken. A policy may be used before it is fitted.
 
     Args:
         table: The result of :meth:`to_dict`; empty by default.
@@ -73,17 +71,11 @@ class LearnedPolicy:
     def fit(
         self, batches: Sequence[Sequence[Program]], *, evaluations: int = 200
     ) -> "LearnedPolicy":
-        """Fill the table: one entry after another is changed, and kept if it saves steps.
+        """Fill the table, entry by entry: keep what saves steps; return the policy itself.
 
         Args:
-            batches: A few mini-batches, each a list of programs.
-            evaluations: How many tables are tried at most on each group of operations.
-
-        Returns:
-            The policy itself.
-
-        Raises:
-            ValueError: If ``batches`` is empty.
+            batches: A few mini-batches, at least one, each a list of programs.
+            evaluations: Largest number of tables tried on each group of operations.
         """
         if not len(batches):
             raise mismatch(ValueError, "LearnedPolicy.fit: no batches", "at least one", 0)
@@ -94,27 +86,21 @@ class LearnedPolicy:
                 if np.unique(graph.kind).size > 1:
                     walk = _Walk(graph)
                     walks.setdefault(tuple(sorted(walk.names)), []).append(walk)
-        self._choose_rule([walk for mine in walks.values() for walk in mine])
+        steps, every_walk = {}, [walk for mine in walks.values() for walk in mine]
+        for self.rule in RULES:
+            steps[self.rule] = self._measure(every_walk)[0]
+        self.rule = min(steps, key=lambda rule: steps[rule])
         for mine in walks.values():
             self._descend(mine, evaluations)
         return self
-
-    def _choose_rule(self, walks: "list[_Walk]") -> None:
-        steps = {}
-        for rule in RULES:
-            self.rule = rule
-            steps[rule] = self._measure(walks)[0]
-        self.rule = min(steps, key=lambda rule: steps[rule])
 
     def _descend(self, walks: "list[_Walk]", evaluations: int) -> None:
         """Change one entry at a time, until none saves steps or the bound is reached."""
         bound = sum(walk.bound for walk in walks)
         best, seen = self._measure(walks)
         moves = _moves(seen)
-        while best > bound and evaluations > 0:
-            frontier, choice = next(moves, (None, ""))
-            if frontier is None:
-                break
+        while best > bound and evaluations > 0 and (move := next(moves, None)):
+            frontier, choice = move
             former = self.table.get(frontier, self.rule)
             if choice == former:
                 continue
@@ -142,7 +128,7 @@ class LearnedPolicy:
             return self._choose(walk, free, others)
 
         for walk in walks:
-            steps += int(walk.run(choose).max()) + 1
+            steps += int(walk.steps(choose).max()) + 1
         return steps, list(seen)
 
     def _choose(self, walk: "_Walk", free: list[int], others: list[int]) -> int:
@@ -160,7 +146,7 @@ class LearnedPolicy:
         if graph.num_calls == 0 or np.unique(graph.kind).size == 1:
             return depth_policy(graph)
         walk = _Walk(graph)
-        step = walk.run(self._choose)
+        step = walk.steps(self._choose)
         if int(step.max()) + 1 == walk.bound:
             return step
         # Agenda is never worse than depth.
@@ -221,43 +207,31 @@ def _read_table(saved: Mapping[str, Any]) -> tuple[dict[Frontier, str], str]:
     raise mismatch(ValueError, what, "the result of LearnedPolicy.to_dict()", problem)
 
 
-class _Walk:
-    """Makes the steps of one graph, one kind at a time."""
+class _Walk(Walk):
+    """Also counts the ready and the remaining calls by the length of the chain they begin."""
 
     def __init__(self, graph: DependencyGraph) -> None:
-        self.graph = graph
-        kinds, self.kind = np.unique(graph.kind, return_inverse=True)
+        super().__init__(graph)
         # Kinds without names match no entry.
-        self.names = [graph.names[kind] if graph.names else f"\0{kind}" for kind in kinds]
+        self.names = [graph.names[kind] if graph.names else f"\0{kind}" for kind in self.kinds]
         self.number = {name: number for number, name in enumerate(self.names)}
-        calls = graph.num_calls
-        self.depth = longest_paths(graph.source, graph.target, calls)
-        order = np.argsort(graph.source, kind="stable")
-        self.users = graph.target[order]
-        self.count = np.bincount(graph.source, minlength=calls)
-        self.start = np.cumsum(self.count) - self.count
-        self.waiting = np.bincount(graph.target, minlength=calls)
         self.chain = self._chains()
-        self.chains = [int(self.chain[self.kind == k].max()) for k in range(len(kinds))]
+        self.chains = [int(self.chain[self.kind == k].max()) for k in range(len(self.names))]
         self.bound = sum(self.chains)
-        self._begin()
 
     def _chains(self) -> np.ndarray:
         """Length of the longest chain of its own kind that begins with each call, ``[call]``."""
-        calls, kinds = self.graph.num_calls, len(self.names)
-        chains = np.zeros((calls, kinds), dtype=np.int64)
+        graph = self.graph
+        uses = TopologicalOrder(graph.source, graph.target, graph.num_calls)
+        chains = np.zeros((graph.num_calls, len(self.names)), dtype=np.int64)
         order = np.argsort(self.depth, kind="stable")
-        sizes = np.bincount(self.depth)
-        ends = np.cumsum(sizes)
-        for size, end in zip(sizes[::-1], ends[::-1], strict=True):
-            mine = order[end - size : end]
-            used = mine[self.count[mine] > 0]
+        for calls in np.split(order, np.cumsum(np.bincount(self.depth))[:-1])[::-1]:
+            used = calls[uses.count[calls] > 0]
             if used.size:
-                counts = self.count[used]
-                below = self.users[concatenated_ranges(self.start[used], counts)]
-                chains[used] = np.maximum.reduceat(chains[below], np.cumsum(counts) - counts)
-            chains[mine, self.kind[mine]] += 1
-        return chains[np.arange(calls), self.kind]
+                starts = np.cumsum(uses.count[used]) - uses.count[used]
+                chains[used] = np.maximum.reduceat(chains[uses.users_of(used)], starts)
+            chains[calls, self.kind[calls]] += 1
+        return chains[np.arange(graph.num_calls), self.kind]
 
     def frontier(self, free: list[int], others: list[int]) -> Frontier:
         """Name the kinds on the frontier."""
@@ -269,46 +243,33 @@ class _Walk:
         longest = self.longest[kind]
         return float(self.ready[kind, longest] / self.left[kind, longest])
 
-    def run(self, choose: Choose) -> np.ndarray:
-        """Make all steps; return the step of each call."""
-        self._begin()
-        waiting, step = self.waiting.copy(), np.full(self.graph.num_calls, -1, dtype=np.int64)
-        ready: list[list[np.ndarray]] = [[] for _ in self.names]
-        new, number = np.flatnonzero(waiting == 0), 0
-        while True:
-            np.add.at(self.ready.reshape(-1), self.cell[new], 1)
-            mine = self.kind[new]
-            for kind in np.unique(mine):
-                ready[kind].append(new[mine == kind])
-            there = [kind for kind, calls in enumerate(ready) if calls]
-            if not there:
-                return step
-            free = [kind for kind in there if self.heads_ready(kind) == 1] or there
-            kind = choose(self, free, [kind for kind in there if kind not in free])
-            chosen, ready[kind] = np.concatenate(ready[kind]), []
-            step[chosen] = number
-            number += 1
-            self._made(kind, chosen)
-            reached = self.users[concatenated_ranges(self.start[chosen], self.count[chosen])]
-            np.subtract.at(waiting, reached, 1)
-            new = np.unique(reached[waiting[reached] == 0])
+    def steps(self, choose: Choose) -> np.ndarray:
+        """Make all steps; each is chosen among the free ones, or among all if none is free."""
 
-    def _begin(self) -> None:
-        """Count the calls not yet made, and those of them that are ready: none so far."""
+        def pick(ready: list[int]) -> int:
+            free = [kind for kind in ready if self.heads_ready(kind) == 1] or ready
+            return choose(self, free, [kind for kind in ready if kind not in free])
+
+        return self.run(pick)
+
+    def begin(self) -> None:
+        """Count the calls that remain; none is ready."""
+        super().begin()
         kinds, width = len(self.names), max(self.chains) + 1
-        self.calls_left: np.ndarray = np.bincount(self.kind, minlength=kinds)
-        self.depth_left: np.ndarray = np.bincount(self.kind, weights=self.depth, minlength=kinds)
         self.longest: list[int] = list(self.chains)
-        # One cell a kind and length of chain.
+        # One cell per kind and length of chain.
         self.cell = self.kind * width + self.chain
         self.left = np.bincount(self.cell, minlength=kinds * width).reshape(kinds, width)
         self.ready: np.ndarray = np.zeros_like(self.left)
 
-    def _made(self, kind: int, calls: np.ndarray) -> None:
+    def add_ready(self, calls: np.ndarray) -> None:
+        """Count calls that have become ready."""
+        np.add.at(self.ready.reshape(-1), self.cell[calls], 1)
+
+    def remove(self, kind: int, calls: np.ndarray) -> None:
         """Count the ready calls of a kind as made."""
+        super().remove(kind, calls)
         self.left[kind] -= self.ready[kind]
         self.ready[kind] = 0
         while self.longest[kind] and not self.left[kind, self.longest[kind]]:
             self.longest[kind] -= 1
-        self.calls_left[kind] -= calls.size
-        self.depth_left[kind] -= self.depth[calls].sum()

@@ -41,7 +41,6 @@ DIRECTIONS = ("bottom_up", "top_down")
 def schedule_structure(
     edge_index: Tensor,
     num_nodes: int,
-    *,
     depth: Tensor | None,
     child_slot: Tensor | None,
     arity: int | None,
@@ -52,19 +51,20 @@ def schedule_structure(
     """Make the fields of a schedule; see :meth:`Schedule.from_structure`."""
     _check_options(arity, direction)
     source, target = checked_edges(edge_index, num_nodes, "Schedule.from_structure")
-    made_from = checksum(source, target)
+    checked = checksum(source, target)
     slot = None if child_slot is None else _checked("child_slot", child_slot, source.size, "edge")
     if arity is not None and slot is None:
-        # Before the edges are turned round: a slot is a child's place among its siblings.
+        # Before the edges are reversed: a slot is a child's place among its siblings.
         slot = numbers_among_equals(target, num_nodes)
     if direction == "top_down":
         source, target, depth = target, source, None
     level = _levels_of(depth, source, target, num_nodes)
-    filled = np.ones(num_nodes, dtype=bool)
-    if has_input is not None:
+    if has_input is None:
+        filled = np.ones(num_nodes, dtype=bool)
+    else:
         filled = _checked("has_input", has_input, num_nodes, "node", torch.bool)
     order, sizes, inputs = _level_order(level, filled)
-    starts = sizes.cumsum() - sizes
+    starts, num_inputs = sizes.cumsum() - sizes, int(inputs.sum())
     # Row 0 of each store is the row of zeros.
     row = np.empty(num_nodes, dtype=np.int64)
     row[order] = np.arange(1, num_nodes + 1)
@@ -72,13 +72,12 @@ def schedule_structure(
     arguments = [_inputs(flat, reads_input, starts, sizes, inputs)]
     edge_order = child_start = None
     if arity is None or slot is None:
-        begins = _child_starts(row, target)
-        child_start = flat.add(begins)
-        children, edge_order = _ragged_children(flat, (source, target, slot), row, begins, starts)
+        children, child_start, edge_order = _ragged_children(
+            flat, (source, target, slot), row, starts
+        )
         arguments.append(children)
     else:
         arguments += _fixed_children(flat, (source, target, slot), row, (starts, sizes), arity)
-    num_inputs = int(inputs.sum())
     input_node = flat.add(order[reads_input])
     output = IndexSlice(STATE_STORE, flat.add(row), num_nodes, GATHER if num_nodes else 0)
     examples = _checked_examples(example_sizes, num_nodes)
@@ -104,7 +103,7 @@ def schedule_structure(
             direction=direction,
             level_inputs=tuple(inputs.tolist()),
             single_parent=bool(np.bincount(source, minlength=1).max() <= 1),
-            checksum=made_from,
+            checksum=checked,
             input_node=input_node,
             edge_order=edge_order,
             child_start=child_start,
@@ -125,11 +124,10 @@ def _level_order(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Sort nodes by level, those with an input first; count the nodes and inputs of each level."""
     if not level.size:
-        return level, np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+        return level, level, level
     deepest = int(level.max())
-    # Numbers of few bytes are sorted by counting, in one pass a byte pair, and keep their order.
-    narrow = np.min_scalar_type(2 * deepest + 1)
-    key = level.astype(narrow)
+    # Narrow integers are sorted by counting, one pass per two bytes.
+    key = level.astype(np.min_scalar_type(2 * deepest + 1))
     key += key
     key += ~filled
     counts = np.bincount(key, minlength=2 * deepest + 2).reshape(-1, 2)
@@ -155,10 +153,7 @@ def _levels_of(
         child, parent = source[edge], target[edge]
         what = "Schedule.from_structure: depth does not fit the edges"
         wanted = "every parent deeper than each of its children"
-        got = (
-            f"node {child} at depth {level[child]} is a child of "
-            f"node {parent} at depth {level[parent]}"
-        )
+        got = f"node {child} at depth {level[child]}, its parent {parent} at {level[parent]}"
         hint = "recompute it: depth_of(edge_index, num_nodes)"
         raise mismatch(ValueError, what, wanted, got, where=f"edge {edge}", hint=hint)
     return level
@@ -173,9 +168,8 @@ def _checked(
     if values.dtype != dtype or found.shape != (length,) or smallest < 0:
         wanted = f"{str(dtype).removeprefix('torch.')} tensor [{length}], one number >= 0 per {per}"
         got = f"{described(values)}, smallest {smallest}" if smallest < 0 else described(values)
-        raise mismatch(
-            ValueError, f"Schedule.from_structure: {name} has the wrong form", wanted, got
-        )
+        what = f"Schedule.from_structure: {name} has the wrong form"
+        raise mismatch(ValueError, what, wanted, got)
     return found
 
 
@@ -215,38 +209,34 @@ def _slices(store: int, *columns: Any) -> list[IndexSlice]:
     return list(map(IndexSlice, repeat(store), *lists))
 
 
-def _child_starts(row: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Return where the children of each node begin among all of them, in level order."""
-    counts = np.bincount(row[target], minlength=row.size + 1)[1:]
-    return counts.cumsum() - counts
-
-
 def _ragged_children(
     flat: FlatIndex,
     edges: tuple[np.ndarray, np.ndarray, np.ndarray | None],
     row: np.ndarray,
-    begins: np.ndarray,
     levels: np.ndarray,
-) -> tuple[list[IndexSlice], int]:
+) -> tuple[list[IndexSlice], int, int]:
     """Lay out all children of every node, parents in level order, children by slot."""
     source, target, slot = edges
     parent = row[target]
-    order = _edge_order(parent, slot, begins)
+    counts = np.bincount(parent, minlength=row.size + 1)[1:]
+    begins = counts.cumsum() - counts  # of the children of each node, in level order
+    child_start, order = flat.add(begins), _edge_order(parent, slot, begins)
     children, parents = row[source[order]], parent[order]
     # Where the children of each level begin, and the end.
     bounds = np.append(begins[levels], order.size)
     starts, counts = bounds[:-1], bounds[1:] - bounds[:-1]
-    owners = parents - (levels + 1).repeat(counts)
+    segment_ids = parents - (levels + 1).repeat(counts)
     first = first_rows(children, starts, counts)
-    offset, owner = flat.add(children), flat.add(owners)
-    return _slices(STATE_STORE, starts + offset, counts, first, starts + owner), flat.add(order)
+    offset, segments = flat.add(children), flat.add(segment_ids)
+    slices = _slices(STATE_STORE, starts + offset, counts, first, starts + segments)
+    return slices, child_start, flat.add(order)
 
 
 def _edge_order(parent: np.ndarray, slot: np.ndarray | None, begins: np.ndarray) -> np.ndarray:
     """Sort edges by the row of their parent, from 1, and then by slot."""
     if slot is None:
         return np.argsort(parent.astype(np.min_scalar_type(begins.size)), kind="stable")
-    # Slots without a gap say where each edge comes; with one, an edge is missed or goes too far.
+    # Slots without gaps are places; with a gap, a place is missed or too large.
     place = begins[parent - 1] + slot
     order = np.full(parent.size, -1, dtype=np.int64)
     if place.size and int(place.max()) < place.size:
@@ -266,12 +256,22 @@ def _fixed_children(
     """Lay out N argument places per node; the N rows of a node lie together in the flat index."""
     source, target, slot = edges
     if slot.size and int(slot.max()) >= arity:
-        raise _beyond_arity(target, slot, arity)
+        edge = int((slot >= arity).argmax())
+        what = f"Schedule.from_structure: node {target[edge]} has a child beyond the arity"
+        hint = f"arity={int(slot.max()) + 1}, or arity=None for any number of children"
+        wanted, got = f"child slots below {arity}", f"slot {slot[edge]}"
+        raise mismatch(ValueError, what, wanted, got, where=f"edge {edge}", hint=hint)
     places = np.zeros((row.size, arity), dtype=np.int64)
     places[row[target] - 1, slot] = row[source]
     # Rows of nodes begin at 1: an edge that is missing has been written over.
     if np.count_nonzero(places) != source.size:
-        raise _taken_twice(source, target, slot, arity)
+        place = target * arity + slot
+        unique, count = np.unique(place, return_counts=True)
+        twice = int(unique[count > 1][0])
+        what = f"Schedule.from_structure: node {twice // arity} has two arguments in one place"
+        got = f"slot {twice % arity} taken by nodes {source[place == twice].tolist()}"
+        hint = "one slot per child; use arity=None where a top-down node has several parents"
+        raise mismatch(ValueError, what, "one argument per slot", got, hint=hint)
     offset = flat.add(places.reshape(-1))
     starts, sizes = levels
     first = first_rows(places, starts, sizes)
@@ -281,24 +281,3 @@ def _fixed_children(
         _slices(STATE_STORE, begins + place, sizes, first[:, place], *rest)
         for place in range(arity)
     ]
-
-
-def _beyond_arity(target: np.ndarray, slot: np.ndarray, arity: int) -> ValueError:
-    edge = int((slot >= arity).argmax())
-    what = f"Schedule.from_structure: node {target[edge]} has a child beyond the arity"
-    hint = f"arity={int(slot.max()) + 1}, or arity=None for any number of children"
-    wanted, got = f"child slots below {arity}", f"slot {slot[edge]}"
-    return mismatch(ValueError, what, wanted, got, where=f"edge {edge}", hint=hint)
-
-
-def _taken_twice(
-    source: np.ndarray, target: np.ndarray, slot: np.ndarray, arity: int
-) -> ValueError:
-    place = target * arity + slot
-    unique, count = np.unique(place, return_counts=True)
-    twice = unique[count > 1][0]
-    node, taken = divmod(int(twice), arity)
-    what = f"Schedule.from_structure: node {node} has two arguments in one place"
-    got = f"slot {taken} taken by nodes {source[place == twice].tolist()}"
-    hint = "one slot per child; use arity=None where a top-down node has several parents"
-    return mismatch(ValueError, what, "one argument per slot", got, hint=hint)

@@ -101,12 +101,9 @@ def _distinct_constants(program: Program) -> tuple[list[Rows], list[np.ndarray]]
         joined = np.hstack([np.zeros((len(flat[0]), 1), np.uint8), *flat])
         key = joined.view(np.dtype((np.void, joined.shape[1]))).reshape(-1)
         _, first, group = np.unique(key, return_index=True, return_inverse=True)
-        # In the order of first appearance, whatever the bytes are.
-        order = np.argsort(first)
-        rank = np.empty_like(order)
-        rank[order] = np.arange(order.size)
+        order = np.argsort(first)  # of first appearance, whatever the bytes are
         distinct.append(tuple(part[first[order]] for part in parts))
-        row_of_constant.append(rank[group.reshape(-1)])
+        row_of_constant.append(np.argsort(order)[group.reshape(-1)])
     return distinct, row_of_constant
 
 
@@ -126,10 +123,19 @@ def _merge_equal_calls(
         value[mine] = first[row]
     alive = np.ones(program.num_calls, dtype=bool)
     fixed = program.value_kind == CONSTANT
-    results = _results_of(program)
+    made = np.flatnonzero(program.value_kind == RESULT)
+    # The value of every output of every call, and the position of every call within its kind.
+    result = np.zeros((program.num_calls, int(program.value_slot.max(initial=0)) + 1), np.int64)
+    result[program.value_place[made], program.value_slot[made]] = made
+    position = np.zeros(program.num_calls, dtype=np.int64)
     for kind in _mergeable_kinds(program):
+        signature = program.signatures[kind]
         calls = np.flatnonzero(program.call_signature == kind)
-        table = _argument_table(program, calls, len(program.signatures[kind].inputs), value)
+        position[calls] = np.arange(calls.size)
+        mine = np.flatnonzero(program.call_signature[program.read_call] == kind)
+        table = np.zeros((calls.size, len(signature.inputs)), dtype=np.int64)
+        place = position[program.read_call[mine]], program.read_argument[mine]
+        table[place] = value[program.read_value[mine]]
         mergeable = fixed[table].all(1)
         calls, table = calls[mergeable], table[mergeable]
         if not calls.size:
@@ -137,9 +143,9 @@ def _merge_equal_calls(
         leader = calls[_first_equal(table)]
         repeated = leader != calls
         alive[calls[repeated]] = False
-        for slot_values in results[kind]:
-            value[slot_values[calls]] = slot_values[leader]
-            fixed[slot_values[calls]] = True
+        slots = len(signature.outputs)
+        value[result[calls, :slots]] = result[leader, :slots]
+        fixed[result[calls, :slots]] = True
     return value[value], alive
 
 
@@ -155,54 +161,25 @@ def _first_equal(table: np.ndarray) -> np.ndarray:
     return first[group]
 
 
-def _results_of(program: Program) -> list[list[np.ndarray]]:
-    """Return for each signature and output the value of every call, -1 for other calls."""
-    table: list[list[np.ndarray]] = []
-    made = np.flatnonzero(program.value_kind == RESULT)
-    kind = program.call_signature[program.value_place[made]]
-    for number, signature in enumerate(program.signatures):
-        table.append([np.full(program.num_calls, -1) for _ in signature.outputs])
-        for slot, by_call in enumerate(table[number]):
-            mine = made[(kind == number) & (program.value_slot[made] == slot)]
-            by_call[program.value_place[mine]] = mine
-    return table
-
-
 def _mergeable_kinds(program: Program) -> list[int]:
     """Signatures whose calls may be merged; those that depend on constants alone come first."""
     source = program.value_kind[program.read_value] == RESULT
     user = program.call_signature[program.read_call[source]]
     made = program.call_signature[program.value_place[program.read_value[source]]]
-    waits = set(zip(user.tolist(), made.tolist(), strict=True))
-    candidates = [
+    needed: dict[int, set[int]] = {}
+    for kind, other in set(zip(user.tolist(), made.tolist(), strict=True)):
+        needed.setdefault(kind, set()).add(other)
+    waiting = [
         number
         for number, signature in enumerate(program.signatures)
         if not signature.random
         and not any(isinstance(wanted, Ragged) for wanted in signature.inputs)
     ]
     found: list[int] = []
-    changed = True
-    while changed:
-        changed = False
-        for kind in candidates:
-            needed = {m for u, m in waits if u == kind}
-            if kind not in found and needed <= set(found):
-                found.append(kind)
-                changed = True
-    return found + [kind for kind in candidates if kind not in found]
-
-
-def _argument_table(
-    program: Program, calls: np.ndarray, arguments: int, value: np.ndarray
-) -> np.ndarray:
-    """Return the (merged) value of each fixed argument of each call, ``[call, argument]``."""
-    row = np.full(program.num_calls, -1)
-    row[calls] = np.arange(calls.size)
-    mine = row[program.read_call] >= 0
-    table = np.zeros((calls.size, arguments), dtype=np.int64)
-    place = row[program.read_call[mine]], program.read_argument[mine]
-    table[place] = value[program.read_value[mine]]
-    return table
+    while ready := [kind for kind in waiting if needed.get(kind, set()) <= set(found)]:
+        found += ready
+        waiting = [kind for kind in waiting if kind not in found]
+    return found + waiting
 
 
 def _as_tensors(row_type: RowType, rows: Rows) -> tuple[Tensor, ...] | None:
@@ -251,26 +228,21 @@ def _wire_arguments(
 ) -> list[tuple[IndexSlice, ...]]:
     """Sort reads, ``[(step, argument, call, row), read]``, and cut them into arguments."""
     step, argument, position, row = reads[:, np.lexsort(reads[2::-1])]
-    first_read, first_owner = flat.add(row), flat.add(position)
+    first_read, first_segment = flat.add(row), flat.add(position)
     most = max((len(s.inputs) for s in program.signatures), default=0) or 1
     lengths = np.bincount(step * most + argument, minlength=kind_of_step.size * most)
     starts = np.cumsum(lengths) - lengths
-    first = first_rows(row, starts, lengths)
+    columns = (starts, lengths, first_rows(row, starts, lengths))
+    slices = list(zip(*(column.tolist() for column in columns), strict=True))
     number_of_type = {row_type: number for number, row_type in enumerate(program.row_types)}
     arguments = []
     for number, kind in enumerate(kind_of_step):
         found = []
         for place, wanted in enumerate(program.signatures[kind].inputs, number * most):
-            begin = int(starts[place])
-            found.append(
-                IndexSlice(
-                    number_of_type[row_type_of(wanted)],
-                    first_read + begin,
-                    int(lengths[place]),
-                    int(first[place]),
-                    first_owner + begin if isinstance(wanted, Ragged) else -1,
-                )
-            )
+            begin, length, first = slices[place]
+            store = number_of_type[row_type_of(wanted)]
+            segment_ids = first_segment + begin if isinstance(wanted, Ragged) else -1
+            found.append(IndexSlice(store, first_read + begin, length, first, segment_ids))
         arguments.append(tuple(found))
     return arguments
 

@@ -58,12 +58,8 @@ def _loaded(source: Path, compiler: list[str]) -> ctypes.CDLL:
     with tempfile.TemporaryDirectory(prefix="pyg_dynbatch-") as room:
         built = _build(compiler, source, Path(room))
         if not _is_trusted(folder):
-            _log.warning(
-                "%s: built for this process alone, as other users own or can write to %s "
-                "(chmod go-w, or another PYG_DYNBATCH_CACHE)",
-                source.name,
-                folder,
-            )
+            text = "%s: built for this process alone, as other users own or can write to %s"
+            _log.warning(f"{text} (chmod go-w, or another {FOLDER})", source.name, folder)
             return ctypes.CDLL(str(built))
         content = built.read_bytes()
 
@@ -98,11 +94,9 @@ def _digest(content: bytes) -> str:
 
 
 def _folder() -> Path:
-    given = os.environ.get(FOLDER)
-    if given:
+    if given := os.environ.get(FOLDER):
         return Path(given)
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "pyg_dynbatch"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pyg_dynbatch"
 
 
 def _key(source: Path, compiler: list[str]) -> str:
@@ -132,35 +126,28 @@ def _build(compiler: list[str], source: Path, folder: Path) -> Path:
     # Linked without OpenMP: its functions are to be those that torch has loaded already, as two
     # pools of threads would fight for the cores.
     compiled, linked = folder / "built.o", folder / "built.so"
-    _run(*compiler, *_FLAGS, "-c", str(source), "-o", str(compiled))
-    _run(*compiler, "-shared", str(compiled), "-o", str(linked))
+    for command in (
+        [*compiler, *_FLAGS, "-c", str(source), "-o", str(compiled)],
+        [*compiler, "-shared", str(compiled), "-o", str(linked)],
+    ):
+        subprocess.run(command, check=True, capture_output=True, text=True, errors="replace")
     return linked
-
-
-def _run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True, text=True, errors="replace")
 
 
 SWITCH = "PYG_DYNBATCH_KEEP_MEMORY"
 """The environment variable that switches this off where it is 0."""
 
-# Numbers of malloc.h.
-_TRIM_THRESHOLD, _MMAP_MAX = -1, -4
-_NEVER = -1
-
 
 def keep_freed_memory() -> bool:
     """Make the C library keep freed memory instead of returning it to the system.
 
-    glibc gets every piece above 32 MB from the system and returns it when it is freed. The
-    next step gets it again, page by page and filled with zeros: writing a tensor of 64 MB on a CPU
-    then takes five times as long as writing into one that is there. Afterwards freed memory stays
-    with the process, which therefore never shrinks below its peak. It holds for the
-    whole process, so a library does not do it unasked; the console script does.
-    ``PYG_DYNBATCH_KEEP_MEMORY=0`` in the environment switches this off.
+    glibc returns every piece above 32 MB and gets it again in the next step, page by page and
+    filled with zeros: writing a tensor of 64 MB then takes five times as long. The process never
+    shrinks below its peak afterwards, so a library does not do it unasked; the console script
+    does. ``PYG_DYNBATCH_KEEP_MEMORY=0`` in the environment switches it off.
 
     Returns:
-        Whether that was done; only glibc, on Linux, can be told.
+        Whether that was done; only glibc, on Linux, has these options.
 
     Reference:
         mallopt(3): M_MMAP_MAX, M_TRIM_THRESHOLD.
@@ -174,4 +161,5 @@ def keep_freed_memory() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    return bool(mallopt(_MMAP_MAX, 0)) and bool(mallopt(_TRIM_THRESHOLD, _NEVER))
+    mmap_max, trim_threshold, never = -4, -1, -1  # numbers of malloc.h
+    return bool(mallopt(mmap_max, 0)) and bool(mallopt(trim_threshold, never))

@@ -45,12 +45,8 @@ class Signature:
         inputs: Type of each argument; ``Ragged`` for any number of rows. Without any, the module
             is called once per batch and returns its one row (a learned start state).
         outputs: Type of each result.
-        random: Whether every call draws random numbers of its own (dropout). Equal calls on
-            equal constants are made once, unless this is set.
-
-    Raises:
-        ValueError: If the name is empty, ``outputs`` is empty, or a random operation
-            has no argument.
+        random: Whether every call draws random numbers of its own (dropout), so that equal calls
+            on equal constants are not merged.
 
     Example:
         >>> add = Signature("add", (TensorType((3,)), TensorType((3,))), (TensorType((3,)),))
@@ -68,9 +64,9 @@ class Signature:
         object.__setattr__(self, "inputs", tuple(self.inputs))
         object.__setattr__(self, "outputs", tuple(self.outputs))
         if not self.name or not self.outputs:
-            what, wanted = "Signature: name or outputs are empty", "a name and at least one output"
+            wanted = "a name and at least one output"
             got = f"name {self.name!r}, {len(self.outputs)} outputs"
-            raise mismatch(ValueError, what, wanted, got)
+            raise mismatch(ValueError, "Signature: name or outputs are empty", wanted, got)
         if self.random and not self.inputs:
             what = f"Signature {self.name!r}: random, but without an argument"
             wanted = "an argument, whose rows are the number of calls"
@@ -113,13 +109,9 @@ class Operation(nn.Module):
 
     Args:
         signature: Name and types.
-        module: The computation. It is called with one tensor ``[row, …]`` (a tuple of tensors
-            for a tuple type, ``RaggedRows`` for a ragged argument) per argument and returns one
-            such result per output. A plain callable is taken too; of a method, the module it
-            belongs to is trained and moved.
-
-    Raises:
-        TypeError: If ``module`` cannot be called.
+        module: Called with one tensor ``[row, …]`` per argument (a tuple of tensors for a tuple
+            type, ``RaggedRows`` for a ragged argument), and returns one such result per output.
+            Any callable; of a method, the module it belongs to is trained and moved.
 
     Example:
         >>> vector = TensorType((3,))
@@ -151,21 +143,19 @@ def module_of(called: object) -> nn.Module | None:
     return owner if isinstance(owner, nn.Module) else None
 
 
-# Names under which modules keep a probability of dropping something.
-_DROPOUTS = ("dropout", "recurrent_dropout")
-
-
 def draws_random_numbers(module: object) -> bool:
     """Return whether a module has dropout, or an attribute ``random`` that is true."""
     owner = module_of(module)
-    parts = [] if owner is None else list(owner.modules())
-    return getattr(module, "random", False) is True or any(map(_drops, parts))
+    return getattr(module, "random", False) is True or (
+        owner is not None and any(map(_draws_itself, owner.modules()))
+    )
 
 
-def _drops(part: nn.Module) -> bool:
+def _draws_itself(part: nn.Module) -> bool:
     if isinstance(part, nn.modules.dropout._DropoutNd | nn.RReLU):
         return bool(getattr(part, "p", 1))
-    shares = [getattr(part, name, None) for name in _DROPOUTS]
+    # Names under which modules keep a probability of dropping something.
+    shares = [getattr(part, name, None) for name in ("dropout", "recurrent_dropout")]
     marked = getattr(part, "random", False) is True
     return marked or any(isinstance(share, float) and share > 0 for share in shares)
 
@@ -177,9 +167,8 @@ _KEY = "op_"
 class Operations(nn.Module):
     """Collects the operations of one model; the batching key is (module, input types).
 
-    Adding one module twice with the same input types gives the same signature back, so a module
-    used at two places of a model is batched together. Two modules never share a signature,
-    however alike they are.
+    Adding a module again with the same input types returns the same signature, so that its uses
+    are batched together. Two modules never share a signature, however alike they are.
 
     Example:
         >>> operations, vector = Operations(), TensorType((3,))
@@ -211,44 +200,40 @@ class Operations(nn.Module):
             inputs: Type of each argument.
             outputs: Type of each result.
             name: A name for messages and pictures; made from the class by default.
-            random: Whether each call draws its own random numbers; by default, whether the
-                module has dropout layers (see :func:`draws_random_numbers`).
+            random: Whether each call draws random numbers; by default, whether the module has
+                dropout.
 
         Returns:
             The signature that programs call.
 
         Raises:
-            ValueError: If the name is taken by another module, or the module was added with
-                other outputs.
+            ValueError: If the name is taken, or the module was added with other outputs.
         """
         for known in self:
-            # Every look at a method makes another object of it.
+            # Every access to a method makes another object of it.
             method = isinstance(module, MethodType) and known.module == module
-            same_module = known.module is module or method
             signature = known.signature
-            if same_module and signature.inputs == tuple(inputs):
+            if (known.module is module or method) and signature.inputs == tuple(inputs):
                 if signature.outputs != tuple(outputs):
                     what = f"Operations: {signature.name!r} was added before with other outputs"
                     types = (signature.outputs, outputs)
                     wanted, got = (", ".join(map(describe, each)) for each in types)
                     raise mismatch(ValueError, what, wanted, got)
                 return signature
-        name = name or self._free_name(type(module).__name__.lower())
+        if not name:
+            stem = name = type(module).__name__.lower()
+            number = 0
+            while name in self:
+                number += 1
+                name = f"{stem}_{number}"
         if name in self or "." in name:
-            taken = ", ".join(s.name for s in self.signatures) or "none"
             what = f"Operations: the name {name!r} cannot be used"
-            got = f"{name!r}; so far: {taken}"
+            got = f"{name!r}; so far: {', '.join(s.name for s in self.signatures) or 'none'}"
             raise mismatch(ValueError, what, "a free name without a full stop", got)
         draws = draws_random_numbers(module) if random is None else random
         signature = Signature(name, tuple(inputs), tuple(outputs), draws)
         self._by_name[_KEY + name] = Operation(signature, module)
         return signature
-
-    def _free_name(self, stem: str) -> str:
-        number = 0
-        while (name := f"{stem}_{number}" if number else stem) in self:
-            number += 1
-        return name
 
     def __getitem__(self, name: str) -> Operation:
         """Return the operation of a name."""

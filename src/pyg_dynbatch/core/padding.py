@@ -52,10 +52,7 @@ def padded_schedule(schedule: Schedule, shape: LevelShape) -> Schedule:
     mine, info = shape_of(schedule), schedule.structure
     if not shape.holds(mine) or schedule.device.type != "cpu" or info is None:
         what = "padded_schedule: the schedule cannot be padded to this shape"
-        wanted, got = (
-            f"a schedule on the CPU that fits into {shape}",
-            f"{mine} on {schedule.device}",
-        )
+        wanted, got = f"one on the CPU that fits into {shape}", f"{mine} on {schedule.device}"
         hint = "LevelBuckets.fit(schedules).pad(schedule)"
         raise mismatch(ValueError, what, wanted, got, hint=hint)
     own = schedule.wiring if info.padded is None else schedule.wiring[: info.padded[1]]
@@ -109,7 +106,7 @@ def _edges_in_level_order(schedule: Schedule) -> tuple[np.ndarray, np.ndarray, n
         counts = [step.arguments[1].length for step in steps]
         starts = np.array([step.results[0][1] - 1 for step in steps]).repeat(counts)
         children = wiring[first.offset : first.offset + edges] - 1
-        return children, wiring[first.owner : first.owner + edges] + starts, None
+        return children, wiring[first.segment_ids : first.segment_ids + edges] + starts, None
     nodes = schedule.num_nodes
     places = wiring[first.offset : first.offset + nodes * arity].reshape(nodes, arity)
     parent, slot = places.nonzero()
@@ -131,19 +128,12 @@ def _frame(shape: LevelShape) -> Schedule:
     none = torch.zeros(2, 0, dtype=torch.int64)
     empty = Schedule.from_structure(none, 0, arity=shape.arity)
     frame = _padded(empty, shape_of(empty), shape)
-    # Children that lie side by side here do not do so in other batches: all are gathered.
-    steps = (
-        step._replace(
-            arguments=(
-                step.arguments[0],
-                *(
-                    c._replace(start=min(c.start, GATHER)) if c.length else c
-                    for c in step.arguments[1:]
-                ),
-            )
-        )
-        for step in frame.steps
-    )
+    steps = []
+    for step in frame.steps:
+        inputs, *children = step.arguments
+        # Children that lie side by side here do not do so in other batches: all are gathered.
+        children = [c._replace(start=min(c.start, GATHER)) if c.length else c for c in children]
+        steps.append(step._replace(arguments=(inputs, *children)))
     info: StructureInfo | None = frame.structure
     if info is not None:
         info = info._replace(direction=shape.direction, single_parent=shape.single_parent)
@@ -166,9 +156,6 @@ def schedule_of_shape(shape: LevelShape, wiring: Int[Tensor, " entry"]) -> Sched
     return replace(_frame(shape), wiring=wiring)
 
 
-_QUANTILES = (0.25, 0.5, 0.75, 0.9)
-
-
 class Padding(NamedTuple):
     """How much larger padded schedules are than the schedules themselves."""
 
@@ -181,18 +168,14 @@ class Padding(NamedTuple):
 class LevelBuckets:
     """Pads schedules to a few shapes: so many levels, each with so many nodes.
 
-    Rounding the size of every level on its own leaves nearly as many shapes as batches. Here the
-    shapes come from a sample of schedules instead: the sample is repeatedly split where it saves
-    most, by number of levels or of nodes, and each part is held by one shape, as large in
-    every level as the largest of its schedules.
+    Rounding the size of every level on its own leaves nearly as many shapes as batches. Here a
+    sample of schedules is repeatedly split where it saves most, by number of levels or of nodes;
+    each part has one shape, in every level as large as the largest of its schedules.
 
     Args:
-        shapes: The shapes; see :meth:`fit`.
+        shapes: The shapes, at least one; see :meth:`fit`.
         level_rows: Cost of one more level, counted in nodes. On a GPU small levels take about
             as long as large ones.
-
-    Raises:
-        ValueError: If ``shapes`` is empty or ``level_rows`` is negative.
 
     Example:
         >>> import torch
@@ -225,17 +208,11 @@ class LevelBuckets:
         """Find shapes that hold all of some schedules.
 
         Args:
-            schedules: A sample, such as those of one epoch; of one arity and direction.
+            schedules: A sample, such as those of one epoch, for layers of one kind.
             number: Largest number of shapes, at least 1.
-            margin: Fraction by which every level is made larger than in the sample, rounded up, so
-                that more of other batches fit; 0 for a sample of all batches there are.
+            margin: Fraction by which every level is made larger than in the sample, rounded up;
+                0 for a sample of all batches there are.
             level_rows: See the class.
-
-        Returns:
-            The buckets.
-
-        Raises:
-            ValueError: If ``schedules`` is empty, or they were made for different layers.
         """
         shapes = [shape_of(schedule) for schedule in schedules]
         kinds = {(shape.arity, shape.direction) for shape in shapes}
@@ -252,15 +229,15 @@ class LevelBuckets:
     def shape_for(self, schedule: Schedule) -> LevelShape | None:
         """Find the cheapest shape that holds a schedule; None where none does."""
         mine = shape_of(schedule)
-        # They lie in the order of what they cost.
+        # They are sorted by cost.
         return next((shape for shape in self.shapes if shape.holds(mine)), None)
 
     def pad(self, schedule: Schedule) -> Schedule:
         """Append the padded form of a schedule to its row numbers.
 
-        The result is used like the schedule itself;
-        :func:`~pyg_dynbatch.core.padding.padded_form` returns the padded form, on any device. It is
-        made on the host, so preferably in a worker process of a loader.
+        The result is used like the schedule itself, and
+        :func:`~pyg_dynbatch.core.padding.padded_form` returns the padded form. It is made on the
+        host, so preferably in a worker process of a loader.
 
         Args:
             schedule: Made by ``Schedule.from_structure``, on the CPU.
@@ -273,21 +250,18 @@ class LevelBuckets:
 
     def padding(self, schedules: Iterable[Schedule]) -> Padding:
         """Count how much of padded schedules is padding."""
-        used, rows = set(), []
-        total = 0
+        used, rows, total = set(), [], 0
         for schedule in schedules:
             total += 1
-            shape = self.shape_for(schedule)
-            if shape is not None:
+            if shape := self.shape_for(schedule):
                 used.add(shape)
-                levels = len(schedule.steps)
-                rows.append((shape.nodes, schedule.num_nodes, len(shape.sizes), levels))
+                sizes = (shape.nodes, len(shape.sizes))
+                rows.append((*sizes, schedule.num_nodes, len(schedule.steps)))
         if not rows:
             return Padding(0.0, 1.0, 1.0, 0)
-        padded, nodes, padded_levels, levels = np.array(rows).sum(0).tolist()
-        return Padding(
-            len(rows) / total, padded / max(nodes, 1), padded_levels / max(levels, 1), len(used)
-        )
+        nodes, levels, own_nodes, own_levels = np.array(rows).sum(0).tolist()
+        larger = nodes / max(own_nodes, 1), levels / max(own_levels, 1)
+        return Padding(len(rows) / total, *larger, len(used))
 
     def __repr__(self) -> str:
         nodes = [shape.nodes for shape in self.shapes]
@@ -324,7 +298,7 @@ class _Sample:
         best, whole = (0, part, part), self._cost(part)
         for key in self.keys:
             values = key[part]
-            for bound in np.unique(np.quantile(values, _QUANTILES, method="lower")):
+            for bound in np.unique(np.quantile(values, (0.25, 0.5, 0.75, 0.9), method="lower")):
                 low, high = part[values <= bound], part[values > bound]
                 if high.size:
                     saved = whole - self._cost(low) - self._cost(high)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.structure import concatenated_ranges, longest_paths
+from pyg_dynbatch.core.structure import TopologicalOrder, longest_paths
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def depth_policy(graph: DependencyGraph) -> np.ndarray:
         graph: Calls and what they wait for.
 
     Returns:
-        Step of each call, ``[call]``, counted from 0 without holes.
+        Step of each call, ``[call]``, without gaps.
 
     Reference:
         Looks et al. (2017), arXiv:1702.02181, section 2.
@@ -67,7 +67,7 @@ def agenda_policy(graph: DependencyGraph) -> np.ndarray:
         graph: Calls and what they wait for.
 
     Returns:
-        Step of each call, ``[call]``, counted from 0 without holes.
+        Step of each call, ``[call]``, without gaps.
 
     Reference:
         Neubig, Goldberg, Dyer (2017), arXiv:1705.07860, section 3.2 (agenda-based batching).
@@ -78,40 +78,62 @@ def agenda_policy(graph: DependencyGraph) -> np.ndarray:
         >>> agenda_policy(chain).tolist()
         [0, 1, 2]
     """
-    calls = graph.num_calls
-    step = np.full(calls, -1, dtype=np.int64)
-    if not calls:
-        return step
-    depth = longest_paths(graph.source, graph.target, calls)
-    num_kinds = int(graph.kind.max()) + 1
-    left = np.bincount(graph.kind, minlength=num_kinds)
-    depth_left = np.bincount(graph.kind, weights=depth, minlength=num_kinds)
-    waiting = np.bincount(graph.target, minlength=calls)
-    users = graph.target[np.argsort(graph.source, kind="stable")]
-    count = np.bincount(graph.source, minlength=calls)
-    start = np.cumsum(count) - count
-    ready: dict[int, list[np.ndarray]] = {}
-
-    def add_ready(new: np.ndarray) -> None:
-        kinds = graph.kind[new]
-        for kind in np.unique(kinds):
-            ready.setdefault(int(kind), []).append(new[kinds == kind])
-
-    add_ready(np.flatnonzero(waiting == 0))
-    number = 0
-    while ready:
-        # Ties go to the lower kind, so that the order is the same in every process.
-        kind = min(ready, key=lambda k: (depth_left[k] / left[k], k))
-        chosen = np.concatenate(ready.pop(kind))
-        step[chosen] = number
-        number += 1
-        left[kind] -= chosen.size
-        depth_left[kind] -= depth[chosen].sum()
-        reached = users[concatenated_ranges(start[chosen], count[chosen])]
-        np.subtract.at(waiting, reached, 1)
-        add_ready(np.unique(reached[waiting[reached] == 0]))
+    if not graph.num_calls:
+        return np.zeros(0, dtype=np.int64)
+    walk = Walk(graph)
+    # Ties go to the lower kind, so that the order is the same in every process.
+    step = walk.run(lambda ready: min(ready, key=lambda kind: (walk.mean_depth(kind), kind)))
     by_depth = depth_policy(graph)
-    return by_depth if int(by_depth.max()) + 1 < number else step
+    return by_depth if by_depth.max() < step.max() else step
+
+
+class Walk:
+    """Makes the calls of a graph step by step: all ready calls of one kind at a time."""
+
+    def __init__(self, graph: DependencyGraph) -> None:
+        self.graph = graph
+        self.kinds, self.kind = np.unique(graph.kind, return_inverse=True)
+        self.depth = longest_paths(graph.source, graph.target, graph.num_calls)
+
+    def begin(self) -> None:
+        """Count the calls that remain: all of them."""
+        graph, kinds = self.graph, self.kinds.size
+        self.order = TopologicalOrder(graph.source, graph.target, graph.num_calls)
+        self.calls_left: np.ndarray = np.bincount(self.kind, minlength=kinds)
+        self.depth_left: np.ndarray = np.bincount(self.kind, weights=self.depth, minlength=kinds)
+
+    def mean_depth(self, kind: int) -> float:
+        """Return the average depth of the remaining calls of a kind."""
+        return float(self.depth_left[kind] / self.calls_left[kind])
+
+    def add_ready(self, calls: np.ndarray) -> None:
+        """Count calls that have become ready."""
+
+    def remove(self, kind: int, calls: np.ndarray) -> None:
+        """Count the ready calls of a kind as made."""
+        self.calls_left[kind] -= calls.size
+        self.depth_left[kind] -= self.depth[calls].sum()
+
+    def run(self, choose: Callable[[list[int]], int]) -> np.ndarray:
+        """Make all steps, each of the kind chosen among the ready ones; return them per call."""
+        self.begin()
+        step, number = np.empty(self.graph.num_calls, dtype=np.int64), 0
+        ready: list[list[np.ndarray]] = [[] for _ in self.kinds]
+        new = self.order.first()
+        while True:
+            self.add_ready(new)
+            kind_of_new = self.kind[new]
+            for kind in np.unique(kind_of_new):
+                ready[kind].append(new[kind_of_new == kind])
+            kinds = [kind for kind, calls in enumerate(ready) if calls]
+            if not kinds:
+                return step
+            chosen = choose(kinds)
+            calls, ready[chosen] = np.concatenate(ready[chosen]), []
+            step[calls] = number
+            number += 1
+            self.remove(chosen, calls)
+            new = self.order.remove(calls)
 
 
 POLICIES: dict[str, Policy] = {"depth": depth_policy, "agenda": agenda_policy}
@@ -121,17 +143,15 @@ def policy_of(policy: str | Policy) -> Policy:
     """Find a policy by name; return a function as it is."""
     if callable(policy):
         return policy
-    if policy not in POLICIES:
-        wanted = f"one of {', '.join(map(repr, POLICIES))}, or a function"
-        raise mismatch(ValueError, f"Schedule: unknown policy {policy!r}", wanted)
-    return POLICIES[policy]
+    if found := POLICIES.get(policy):
+        return found
+    wanted = f"one of {', '.join(map(repr, POLICIES))}, or a function"
+    raise mismatch(ValueError, f"Schedule: unknown policy {policy!r}", wanted)
 
 
 def order_calls(graph: DependencyGraph, policy: str | Policy) -> np.ndarray:
     """Return the step of each call: groups of kinds one after another, the policy inside."""
-    chosen = policy_of(policy)
-    group_of_kind = _groups(graph)
-    group = group_of_kind[graph.kind]
+    chosen, group = policy_of(policy), _groups(graph)[graph.kind]
     step = np.empty(graph.num_calls, dtype=np.int64)
     inner = group[graph.source] == group[graph.target]
     first = 0

@@ -35,7 +35,7 @@ class Value:
         program: The program it belongs to.
         number: Its position in the program.
         row_type: Type of one row of it.
-        depth: Longest way to it, counted in calls that read something.
+        depth: Longest path to it, counted in calls that read something.
     """
 
     program: "Program"
@@ -65,10 +65,8 @@ class Value:
 class Program:
     """Records the calls of one example as integers and constants; holds no parameters.
 
-    Values are numbered in the order they are made, so a program is always acyclic. Programs are
-    cheap to pickle and to keep; many are merged into a :class:`Schedule` by adding offsets. A
-    program may also be made of finished arrays, and :func:`concatenate` makes one program of many
-    examples.
+    Values are numbered in the order they are made, so a program is always acyclic. A program may
+    also be made of finished arrays, and :func:`concatenate` makes one program of many examples.
 
     Args:
         signatures: Signatures that calls name by number.
@@ -77,7 +75,7 @@ class Program:
         num_constants: Number of constants of each row type.
         constants: Constants of each row type, as a list of pieces of any number of rows.
         value_type: Row type of each value.
-        value_kind: Whether a value is a constant, an input row or a result.
+        value_kind: Whether it is a constant, an input row or a result.
         value_place: Number of the constant, of the input row, or of the call.
         value_slot: For results, which output of the call.
         call_signature: Signature of each call.
@@ -85,7 +83,7 @@ class Program:
         read_call: The call that reads it.
         read_argument: Which argument of the call it belongs to.
         outputs: Values of each named output.
-        output_example: Example of each of these values; filled in by :func:`concatenate`.
+        output_example: Example of each of these values (:func:`concatenate`).
         num_examples: Number of examples.
 
     Example:
@@ -117,7 +115,6 @@ class Program:
     output_example: dict[str, np.ndarray] = field(default_factory=dict)
     num_examples: int = 1
 
-    # Made when the first call is recorded or another program is added.
     @cached_property
     def _signature_number(self) -> dict[Signature, int]:
         return {each: number for number, each in enumerate(self.signatures)}
@@ -156,16 +153,12 @@ class Program:
         """Add one constant row.
 
         Args:
-            row_type: Type of the row; its shape and dtype must be stated.
-            data: Number, nested list, array or tensor of exactly that shape; for a tuple type a
-                tuple of them.
-
-        Returns:
-            The value, at depth 0.
+            row_type: Type of the row, with shape and dtype.
+            data: Number, nested list, array or tensor of that shape; a tuple for a tuple type.
 
         Raises:
-            ValueError: If the shape is another one, or an integer is beyond the range of the dtype.
-            TypeError: If the data cannot be turned into the dtype without loss of kind.
+            ValueError: If the shape differs, or an integer is beyond the range of the dtype.
+            TypeError: If the dtype cannot hold data of this kind.
         """
         parts = parts_of(row_type)
         pieces = data if isinstance(row_type, tuple) else (data,)
@@ -181,18 +174,12 @@ class Program:
     def input(self, row_type: RowType, row: int) -> Value:
         """Add a row that comes from outside, such as one row of an encoder's result.
 
-        The rows of all examples lie one after another in the tensor handed to the engine, as
-        PyG lays out ``x``; gradients flow back into it.
+        The engine is given the rows of all examples, one example after another, as PyG lays out
+        ``x``; gradients flow back into them.
 
         Args:
             row_type: Type of the row.
-            row: Which row of this example's part of the tensor.
-
-        Returns:
-            The value, at depth 0.
-
-        Raises:
-            ValueError: If the row is negative.
+            row: Its number, counted from 0 within this example.
         """
         if row < 0:
             raise mismatch(ValueError, "Program.input: negative row", "row >= 0", row)
@@ -205,10 +192,7 @@ class Program:
 
         Args:
             row_type: Type of the rows.
-            rows: Their number.
-
-        Raises:
-            ValueError: If a row beyond that number is read already.
+            rows: Their number, no fewer than are read.
         """
         number = self._number_of_type(row_type)
         if rows < self.num_inputs[number]:
@@ -230,23 +214,18 @@ class Program:
             TypeError: If the number or a type of the arguments differs from the signature.
             ValueError: If a value belongs to another program.
         """
+        call = self.num_calls
         if not isinstance(signature, Signature):
-            got, where = type(signature).__name__, f"call {self.num_calls}"
+            what, got = "Program.call: not a signature", type(signature).__name__
             hint = "the signature that operations.add(module, inputs, outputs) returns"
-            what = "Program.call: not a signature"
-            raise mismatch(TypeError, what, "a Signature", got, where=where, hint=hint)
+            raise mismatch(TypeError, what, "a Signature", got, where=f"call {call}", hint=hint)
         if len(arguments) != len(signature.inputs):
             what = f"Operation {signature.name!r}: wrong number of arguments"
-            wanted, where = f"{len(signature.inputs)}: {signature}", f"call {self.num_calls}"
-            raise mismatch(TypeError, what, wanted, len(arguments), where=where)
-        rows = [
-            self._rows(signature, position, wanted, argument)
-            for position, (wanted, argument) in enumerate(
-                zip(signature.inputs, arguments, strict=True)
-            )
-        ]
+            wanted = f"{len(signature.inputs)}: {signature}"
+            raise mismatch(TypeError, what, wanted, len(arguments), where=f"call {call}")
+        rows = [self._rows(signature, *argument) for argument in enumerate(arguments)]
         # A call that reads nothing (a learned start state) waits for nothing and counts nothing.
-        call, depth = self.num_calls, 0
+        depth = 0
         for position, values in enumerate(rows):
             for value in values:
                 self.read_value.append(value.number)
@@ -265,8 +244,8 @@ class Program:
 
         Args:
             value: The value.
-            name: Under which name the engine gives it back. Any number of values may share a
-                name; they come back as rows, example after example, in the order marked.
+            name: Name under which the engine returns it. Values of one name are returned as rows,
+                example after example, in the order marked.
 
         Raises:
             ValueError: If the value belongs to another program.
@@ -282,12 +261,11 @@ class Program:
                 raise mismatch(TypeError, what, wanted, describe(value.row_type), hint=hint)
         marked.append(value.number)
 
-    def _rows(
-        self, signature: Signature, position: int, wanted: RowType | Ragged, argument: Any
-    ) -> list[Value]:
+    def _rows(self, signature: Signature, position: int, argument: Any) -> list[Value]:
+        """Check the values of one argument of a call."""
         where = f"call {self.num_calls}, argument {position}"
-        ragged = isinstance(wanted, Ragged)
-        row_type = row_type_of(wanted)
+        wanted = signature.inputs[position]
+        row_type, ragged = row_type_of(wanted), isinstance(wanted, Ragged)
         values = list(argument) if ragged and not isinstance(argument, Value) else [argument]
         for value in values:
             self._own(value, where)
@@ -299,15 +277,13 @@ class Program:
 
     def _own(self, value: Any, where: str) -> None:
         if not isinstance(value, Value):
-            got, hint = type(value).__name__, "wrap data with program.constant(row_type, data)"
-            what, wanted = (
-                "Program: not a value of a program",
-                "what constant(), input() or call() returned",
-            )
+            what, got = "Program: not a value of a program", type(value).__name__
+            wanted = "what constant(), input() or call() returned"
+            hint = "wrap data with program.constant(row_type, data)"
             raise mismatch(TypeError, what, wanted, got, where=where, hint=hint)
         if value.program is not self:
-            what, wanted = "Program: a value of another program", "values of this program"
-            raise mismatch(ValueError, what, wanted, repr(value), where=where)
+            what = "Program: a value of another program"
+            raise mismatch(ValueError, what, "values of this program", repr(value), where=where)
 
     def _value(self, row_type: RowType, kind: int, place: int, slot: int, depth: int) -> Value:
         self.value_type.append(self._number_of_type(row_type))
@@ -364,14 +340,9 @@ def concatenate(programs: Sequence[Program]) -> Program:
         kinds = np.array([joined._number_of_signature(s) for s in program.signatures], np.int64)
         types = [joined._number_of_type(row_type) for row_type in program.row_types]
         # Places count constants or input rows of a type, or calls.
-        before = np.array(
-            [
-                [joined.num_constants[number] for number in types],
-                [joined.num_inputs[number] for number in types],
-                [calls] * len(types),
-            ],
-            dtype=np.int64,
-        )
+        constants = [joined.num_constants[number] for number in types]
+        inputs = [joined.num_inputs[number] for number in types]
+        before = np.array([constants, inputs, [calls] * len(types)], dtype=np.int64)
         own["value_place"] += before[own["value_kind"], own["value_type"]]
         own["value_type"] = np.array(types, dtype=np.int64)[own["value_type"]]
         own["call_signature"] = kinds[own["call_signature"]]

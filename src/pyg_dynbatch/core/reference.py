@@ -20,11 +20,11 @@ def run_one_by_one(
 
     Args:
         engine: Holds the operations.
-        programs: One program an example.
+        programs: One program per example.
         inputs: As for :meth:`Engine.forward`.
 
     Returns:
-        The same as the engine gives for ``Schedule.from_programs(programs)``.
+        The same as the engine for ``Schedule.from_programs(programs)``.
 
     Example:
         >>> from pyg_dynbatch.core.operation import Operations
@@ -57,44 +57,29 @@ def _run(
     """The parts of every value of one program, each with a batch axis of 1."""
     kinds = program.call_signature.tolist()
     reads: list[list[list[int]]] = [[[] for _ in program.signatures[kind].inputs] for kind in kinds]
-    for value, call, argument in zip(
-        program.read_value.tolist(),
-        program.read_call.tolist(),
-        program.read_argument.tolist(),
-        strict=True,
-    ):
+    columns = (program.read_value, program.read_call, program.read_argument)
+    for value, call, argument in zip(*(column.tolist() for column in columns), strict=True):
         reads[call][argument].append(value)
     values: list[tuple[torch.Tensor, ...]] = []
     results: dict[int, list[Any]] = {}
-    for kind, place, slot, type_number in zip(
-        program.value_kind.tolist(),
-        program.value_place.tolist(),
-        program.value_slot.tolist(),
-        program.value_type.tolist(),
-        strict=True,
-    ):
-        row_type = program.row_types[type_number]
+    values_of = (program.value_kind, program.value_place, program.value_slot, program.value_type)
+    for kind, place, slot, number in zip(*(column.tolist() for column in values_of), strict=True):
+        row_type = program.row_types[number]
         if kind == CONSTANT:
-            rows = [part[place, ...] for part in program.constant_rows(type_number)]
-            values.append(_as_rows(engine, row_type, rows))
+            dtypes = [engine.working_dtype(p.dtype) for p in parts_of(row_type) if p.dtype]
+            parts = zip(program.constant_rows(number), dtypes, strict=True)
+            values.append(
+                tuple(torch.as_tensor(p[place : place + 1]).to(engine.device, d) for p, d in parts)
+            )
         elif kind == INPUT:
             values.append(_input_row(inputs, row_type, used.get(row_type, 0) + place))
         else:
             if place not in results:
-                results[place] = _call(
-                    engine, program.signatures[kinds[place]], reads[place], values
-                )
+                signature = program.signatures[kinds[place]]
+                results[place] = _call(engine, signature, reads[place], values)
             result = results[place][slot]
             values.append(result if isinstance(result, tuple) else (result,))
     return values
-
-
-def _as_rows(engine: Engine, row_type: RowType, rows: Any) -> tuple[torch.Tensor, ...]:
-    return tuple(
-        torch.as_tensor(row).to(engine.device, engine.working_dtype(part.dtype))[None]
-        for part, row in zip(parts_of(row_type), rows, strict=True)
-        if part.dtype is not None
-    )
 
 
 def _input_row(inputs: Mapping[Any, Any], row_type: RowType, row: int) -> tuple[torch.Tensor, ...]:
@@ -118,8 +103,8 @@ def _call(
             parts = tuple(torch.cat(p) for p in zip(*(values[n] for n in numbers), strict=True))
             rows = parts if isinstance(row_type, tuple) else parts[0]
         if isinstance(wanted, Ragged):
-            owner = torch.zeros(len(numbers), dtype=torch.int64, device=engine.device)
-            rows = RaggedRows(rows, owner, 1)
+            segment_ids = torch.zeros(len(numbers), dtype=torch.int64, device=engine.device)
+            rows = RaggedRows(rows, segment_ids, 1)
         arguments.append(rows)
     results = engine.operation_of(signature)(*arguments)
     return [results] if len(signature.outputs) == 1 else list(results)

@@ -1,7 +1,8 @@
 """Keep all rows of one type in one buffer, their gradients in another; check rows from outside."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn
+from itertools import islice
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +10,7 @@ from torch.autograd import Function, Variable, forward_ad
 
 from pyg_dynbatch.core.errors import described, mismatch
 from pyg_dynbatch.core.layout import Store
-from pyg_dynbatch.core.operation import Signature
+from pyg_dynbatch.core.operation import Operation, Signature
 from pyg_dynbatch.core.types import RowType, TensorType, describe, parts_of
 
 
@@ -21,10 +22,10 @@ def inputs_of(inputs: Mapping[RowType | str, Any], store: Store) -> tuple[Tensor
     if given is None:
         if not store.inputs:
             return None
-        what, wanted = f"Engine: the inputs of type {kind} are missing", f"{store.inputs} rows"
+        what = f"Engine: the inputs of type {kind} are missing"
         got = f"inputs for {', '.join(map(str, inputs)) or 'nothing'}"
         hint = f"engine(schedule, inputs={{{tag or '<row type>'!r}: rows}})"
-        raise mismatch(ValueError, what, wanted, got, hint=hint)
+        raise mismatch(ValueError, what, f"{store.inputs} rows", got, hint=hint)
     rows = given if isinstance(given, tuple) else (given,)
     if len(parts) == 1 and parts[0].shape is None:
         parts *= len(rows)
@@ -42,6 +43,8 @@ def checked_results(
 ) -> list[tuple[Tensor, ...]]:
     """Check what a module returned against its signature."""
     what = f"Operation {signature.name!r}: its module returned something else"
+    if len(signature.outputs) == 1:
+        results = (results,)
     if not isinstance(results, tuple) or len(results) != len(signature.outputs):
         wanted = f"{len(signature.outputs)} results: {signature}"
         got = ", ".join(map(described, results if isinstance(results, tuple) else (results,)))
@@ -68,31 +71,29 @@ def _check_rows(
 def _fits(row: Any, part: TensorType, size: int) -> bool:
     if not isinstance(row, Tensor):
         return False
-    if part.shape is None:
-        fits = row.dim() > 0 and row.size(0) == size
-    else:
-        fits = row.shape == (size, *part.shape)
+    one_row = row.shape[1:] if part.shape is None else part.shape
     # Half, single and double precision mix (autocast, .double()); kinds do not.
-    return fits and (
+    return row.shape == (size, *one_row) and (
         part.dtype is None
         or row.dtype == part.dtype
         or (row.dtype.is_floating_point and part.dtype.is_floating_point)
     )
 
 
-def versions_of(arguments: Sequence[tuple[Tensor, ...]]) -> list[int]:
-    """Read autograd's counters of changes in place; nothing in inference mode, which has none."""
-    if torch.is_inference_mode_enabled():
-        return []
-    return [part._version for rows in arguments for part in rows]
-
-
-def refuse_change_in_place(signature: Signature, where: str) -> NoReturn:
-    """Raise: a module wrote into rows that other calls read too."""
-    what = f"Operation {signature.name!r}: its module changed an argument in place"
-    got = "a layer with inplace=True, or a method such as add_()"
-    hint = "inplace=False, or work on a clone: other calls read these rows too"
-    raise mismatch(RuntimeError, what, "rows left as they are", got, where=where, hint=hint)
+def checked_call(
+    operation: Operation, arguments: Sequence[Any], rows: Sequence[tuple[Tensor, ...]], where: str
+) -> Any:
+    """Call an operation on rows; raise if it changes them, which other calls read too."""
+    # In inference mode tensors have no counter of changes in place.
+    counted = [] if torch.is_inference_mode_enabled() else [p for parts in rows for p in parts]
+    before = [part._version for part in counted]
+    results = operation(*arguments)
+    if [part._version for part in counted] != before:
+        what = f"Operation {operation.signature.name!r}: its module changed an argument in place"
+        got = "a layer with inplace=True, or a method such as add_()"
+        hint = "inplace=False, or work on a clone: other calls read these rows too"
+        raise mismatch(RuntimeError, what, "rows left as they are", got, where=where, hint=hint)
+    return results
 
 
 def check_precision(owner: str, rows: Tensor, module: nn.Module) -> None:
@@ -180,7 +181,7 @@ def _interleaved(rows: Sequence[Any]) -> Tensor:
         and not (part.is_conj() or part.is_neg())
         for place, part in enumerate(rows)
     ):
-        # The gradient of a concatenation: the rows stand together already.
+        # The gradient of a concatenation: the rows are interleaved already.
         shape = (first.size(0) * places, *first.shape[1:])
         return first.as_strided(shape, (width, *first.stride()[1:]))
     return torch.stack(list(rows), 1).flatten(0, 1)
@@ -199,7 +200,7 @@ def _add_rows(total: Tensor, pick: Pick, gradient: Tensor) -> None:
     if _share_memory(gradient, total):
         gradient = gradient.clone()
     elif gradient.is_cpu:
-        # There rows with gaps between them take several times as long to add.
+        # On a CPU rows with gaps between them take several times as long to add.
         gradient = gradient.contiguous()
     total.index_add_(0, pick, gradient)
 
@@ -233,12 +234,14 @@ class RowBuffer:
     def take(self, pick: Pick) -> Rows:
         """Return rows: an alias of the buffer where they lie side by side, a gather otherwise."""
         if isinstance(pick, tuple):
-            return tuple(_alias(buffer, *pick) for buffer in self.buffers)
+            start, length = pick
+            # No views of the buffer: autograd would count changes in place against them.
+            return tuple(buffer[start : start + length].data for buffer in self.buffers)
         return tuple(buffer.index_select(0, pick) for buffer in self.buffers)
 
     def zeros(self, size: int) -> Rows:
         """Return rows of zeros; the same memory every time."""
-        # In inference mode nothing would notice that one of them is written into.
+        # In inference mode a change in place would go unnoticed.
         own = torch.is_inference_mode_enabled()
         if own or not self._blank or self._blank[0].size(0) < size:
             self._blank = tuple(part.new_zeros((size, *part.shape[1:])) for part in self.buffers)
@@ -295,22 +298,17 @@ def exchange(
     token: Tensor, writes: Sequence[Write], reads: Sequence[Read], own: bool = False
 ) -> tuple[Tensor, list[Rows]]:
     """Write the results of a step and read the arguments of the next in one autograd call."""
-    recorded = torch.is_grad_enabled() and (
-        (token.requires_grad and len(reads) > 0)
-        or any(part.requires_grad for write in writes for part in write.rows)
-    )
-    if recorded:
-        written = [part for write in writes for part in write.rows]
+    written = [part for write in writes for part in write.rows]
+    if torch.is_grad_enabled() and (
+        (token.requires_grad and len(reads) > 0) or any(part.requires_grad for part in written)
+    ):
         token, *flat = _Exchange.apply(token, writes, reads, own, *written)
     else:
         flat = _exchanged(writes, reads, own)
-    found, first = [], 0
-    for read in reads:
-        parts = len(read.store.buffers)
-        for _ in range(read.places):
-            found.append(tuple(flat[first : first + parts]))
-            first += parts
-    return token, found
+    rest = iter(flat)
+    return token, [
+        tuple(islice(rest, len(read.store.buffers))) for read in reads for _ in range(read.places)
+    ]
 
 
 def _exchanged(writes: Sequence[Write], reads: Sequence[Read], own: bool) -> list[Tensor]:
@@ -319,25 +317,21 @@ def _exchanged(writes: Sequence[Write], reads: Sequence[Read], own: bool) -> lis
     return [part for read in reads for part in read.taken(own)]
 
 
-def _alias(buffer: Tensor, start: int, length: int) -> Tensor:
-    """Return a tensor on the same memory that is not a view of it."""
-    return buffer[start : start + length].data
-
-
 def new_token(like: Tensor) -> Tensor:
     """Make the token that begins a run."""
     return torch.empty(0, device=like.device)
 
 
 def refuse_transforms(owner: str) -> None:
-    """Raise under what follows each operation of torch, and would go wrong at rows in place."""
+    """Raise under transforms that trace torch's operations: rows are written in place."""
     if torch._C._are_functorch_transforms_active():
         raise unsupported(owner, "a transform of torch.func (grad, vjp, jvp, vmap, ...)")
     if forward_ad._current_level >= 0:
         raise unsupported(owner, "forward-mode derivatives (torch.autograd.forward_ad)")
     if torch.jit.is_tracing():  # type: ignore[attr-defined]
         raise unsupported(owner, "torch.jit.trace (TorchScript, ONNX)")
-    if _is_exporting():
+    # Newer than the oldest torch that will do.
+    if getattr(torch.compiler, "is_exporting", lambda: False)():
         raise unsupported(owner, "torch.export (ONNX)")
 
 
@@ -347,10 +341,6 @@ def unsupported(owner: str, way: str) -> RuntimeError:
     hint = "the cell or the operation alone, which is plain torch"
     wanted = "a plain call, and backward() or autograd.grad()"
     return mismatch(RuntimeError, what, wanted, hint=hint)
-
-
-# Newer than the oldest torch that will do.
-_is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)
 
 
 def refuse_second_derivative() -> None:
@@ -382,9 +372,8 @@ class _Exchange(Function):
         ctx.reads = [(read.store.gradients, len(read.store.buffers), *read[1:]) for read in reads]
         ctx.device = token.device
         ctx.set_materialize_grads(False)
-        plain = [part for part in rows if not part.is_floating_point()]
-        if plain:
-            ctx.mark_non_differentiable(*(p for p in plain if not has_gradient(p.dtype)))
+        plain = [part for part in rows if not (part.is_floating_point() or part.is_complex())]
+        ctx.mark_non_differentiable(*plain)
         return token.new_empty(0), *rows
 
     @staticmethod

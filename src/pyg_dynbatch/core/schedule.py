@@ -4,6 +4,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -23,15 +24,18 @@ from pyg_dynbatch.core.structure import array_of, checksum, has_token
 from pyg_dynbatch.core.types import MovablePlan, describe
 
 
+def _of_structure(name: str, doc: str) -> Any:
+    """Make a property of schedules that were made from a structure."""
+    return property(lambda schedule: getattr(schedule._info(name), name), doc=doc)
+
+
 class Schedule(Layout, MovablePlan):
     """Lists the steps of a mini-batch, with every row number in one flat int64 tensor.
 
     A schedule holds no parameters and no modules: it is made in a loader worker, moves to the
-    device in one copy, and everything the loop asks on the host is a plain Python int. It has
-    its own ``to``, ``pin_memory`` and so on, which PyG calls when a batch moves.
-
-    Made by :meth:`from_programs` (recorded calls of any kind) or by :meth:`from_structure` (the
-    one recurrent operation of a tree or graph); both end in the same class.
+    device in one copy, and everything the loop asks on the host is a plain Python int. It is made
+    by :meth:`from_programs` (recorded calls of any kind) or by :meth:`from_structure` (the one
+    recurrent operation of a tree or graph).
 
     Args:
         signatures: Operations that the steps name by number.
@@ -74,11 +78,11 @@ class Schedule(Layout, MovablePlan):
             merge_equal: Make equal calls on equal constants once; off only to compare.
 
         Returns:
-            The schedule; outputs come back in the order of ``programs``.
+            The schedule; outputs are in the order of ``programs``.
 
         Raises:
             ValueError: If ``programs`` is empty, or the policy is unknown.
-            TypeError: If one name stands for two signatures, or one output for two types.
+            TypeError: If one name has two signatures, or one output two types.
         """
         return cls(**vars(schedule_programs(programs, policy, merge_equal)))
 
@@ -100,32 +104,23 @@ class Schedule(Layout, MovablePlan):
         Args:
             edge_index: Edges from child to parent, ``[2, edge]``.
             num_nodes: Number of nodes of the whole mini-batch.
-            depth: Depth of every node if it is known (bottom-up only); computed otherwise.
-            child_slot: Position of each edge's child among its siblings; the order of the edges
-                by default.
-            arity: ``None`` to pass any number of children to the operation (ragged); a number N
-                for N argument places, where a missing child is a row of zeros.
+            depth: Depth of every node if it is known (bottom-up only).
+            child_slot: Position of each edge's child among its siblings; by default in the order
+                of the edges.
+            arity: ``None`` for any number of children (ragged); a number N for N argument places,
+                where a missing child is a row of zeros.
             has_input: Which nodes read an input row, bool ``[node]``; all by default.
-            example_sizes: Number of nodes of each example, one example after another; by default
-                all nodes are one example.
+            example_sizes: Number of nodes of each example; by default all nodes are one example.
             direction: ``"bottom_up"`` (children before parents) or ``"top_down"``.
 
         Returns:
             The schedule; its output ``"node"`` lists all nodes in node order.
 
         Raises:
-            ValueError: For a cycle, a child beyond the arity, two children in one place, or an
-                unknown direction.
+            ValueError: If there is a cycle, a child beyond the arity, or two children in one place.
         """
         layout = schedule_structure(
-            edge_index,
-            num_nodes,
-            depth=depth,
-            child_slot=child_slot,
-            arity=arity,
-            has_input=has_input,
-            example_sizes=example_sizes,
-            direction=direction,
+            edge_index, num_nodes, depth, child_slot, arity, has_input, example_sizes, direction
         )
         return cls(**vars(layout))
 
@@ -138,63 +133,41 @@ class Schedule(Layout, MovablePlan):
             raise mismatch(AttributeError, what, "Schedule.from_structure(...)", got)
         return self.structure
 
-    @property
-    def num_nodes(self) -> int:
-        """Number of nodes (schedules made from a structure)."""
-        return self._info("num_nodes").num_nodes
-
-    @property
-    def num_edges(self) -> int:
-        """Number of edges (schedules made from a structure)."""
-        return self._info("num_edges").num_edges
-
-    @property
-    def arity(self) -> int | None:
-        """Argument places per node, ``None`` if ragged (schedules made from a structure)."""
-        return self._info("arity").arity
-
-    @property
-    def direction(self) -> str:
-        """``"bottom_up"`` or ``"top_down"`` (schedules made from a structure)."""
-        return self._info("direction").direction
-
-    @property
-    def single_parent(self) -> bool:
-        """Whether every node is read at most once (schedules made from a structure)."""
-        return self._info("single_parent").single_parent
-
-    @property
-    def level_inputs(self) -> tuple[int, ...]:
-        """How many nodes of each step read an input; they are the first ones of the step."""
-        return self._info("level_inputs").level_inputs
+    num_nodes: int = _of_structure("num_nodes", "Number of nodes.")
+    num_edges: int = _of_structure("num_edges", "Number of edges.")
+    arity: int | None = _of_structure("arity", "Argument places per node, ``None`` if ragged.")
+    direction: str = _of_structure("direction", '``"bottom_up"`` or ``"top_down"``.')
+    single_parent: bool = _of_structure("single_parent", "Whether no node is read twice.")
+    level_inputs: tuple[int, ...] = _of_structure(
+        "level_inputs", "How many nodes of each step, its first ones, read an input."
+    )
 
     @property
     def input_node(self) -> Int[Tensor, " input"]:
         """Nodes that read an input row, in the order in which the input store holds them."""
-        offset = self._info("input_node").input_node
-        return self.wiring[offset : offset + self.stores[0].inputs]
+        return self._part(self._info("input_node").input_node, self.stores[0].inputs)
 
     @property
     def edge_order(self) -> Int[Tensor, " edge"]:
         """Edges in the order in which ragged steps read them (schedules without an arity)."""
         info = self._info("edge_order")
-        offset, length = (0, 0) if info.edge_order is None else (info.edge_order, info.num_edges)
-        return self.wiring[offset : offset + length]
+        return self._part(info.edge_order, info.num_edges)
 
     @property
     def child_start(self) -> Int[Tensor, " node"]:
         """Where the children of each node begin, in level order (schedules without an arity)."""
         info = self._info("child_start")
-        offset, length = (0, 0) if info.child_start is None else (info.child_start, info.num_nodes)
-        return self.wiring[offset : offset + length]
+        return self._part(info.child_start, info.num_nodes)
+
+    def _part(self, offset: int | None, length: int) -> Tensor:
+        return self.wiring[:0] if offset is None else self.wiring[offset : offset + length]
 
     def belongs_to(self, edge_index: Tensor) -> bool:
         """Return whether the schedule was made from these edges.
 
-        On a CPU values are compared, by a checksum. Reading them on another device would make the
-        host wait, so there only two things are seen: another number of edges, and a change in
-        place of the tensor that this schedule was last asked about. An edit before the first
-        call on a device, or another tensor with as many edges, goes unnoticed.
+        On a CPU the values are compared, by a checksum. On another device that would make the
+        host wait; there only another number of edges is noticed, and a change in place of the
+        tensor that was passed last.
 
         Args:
             edge_index: Edges from child to parent.
@@ -222,9 +195,8 @@ class Schedule(Layout, MovablePlan):
 
         With an arity N there are N rows per node, row 0 for a missing child.
         """
-        arity, first = self.arity, step.arguments[1]
-        length = first.length * (arity or 1)
-        return self.wiring[first.offset : first.offset + length]
+        first = step.arguments[1]
+        return self._part(first.offset, first.length * (self.arity or 1))
 
     # Row numbers.
 
@@ -233,14 +205,14 @@ class Schedule(Layout, MovablePlan):
         end = wiring.offset + wiring.length * wiring.stride
         return self.wiring[wiring.offset : end : wiring.stride]
 
-    def owners_of(self, wiring: IndexSlice) -> Int[Tensor, " row"]:
+    def segment_ids_of(self, wiring: IndexSlice) -> Int[Tensor, " row"]:
         """Return, for a ragged argument, the call within the step that each row belongs to."""
-        return self.wiring[wiring.owner : wiring.owner + wiring.length]
+        return self._part(wiring.segment_ids, wiring.length)
 
     def example_of(self, name: str) -> Int[Tensor, " row"]:
         """Return the example of every row of a named output."""
         output = self.outputs[name]
-        return self.wiring[output.example : output.example + output.wiring.length]
+        return self._part(output.example, output.wiring.length)
 
     def stats(self) -> "ScheduleStats":
         """Count steps, rows, the critical path, the lower bound, and what Fold would copy."""
@@ -260,17 +232,16 @@ class Schedule(Layout, MovablePlan):
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_edges_seen"}
 
-    def _plain(self) -> tuple[Any, ...]:
-        zeros = [parts is None for parts in self.constants]
-        return self.signatures, self.stores, self.steps, self.outputs, self.num_examples, zeros
-
     def __eq__(self, other: object) -> bool:
         """Compare contents: the same steps, the same row numbers, the same constants."""
         if not isinstance(other, Schedule):
             return NotImplemented
+        plain = attrgetter("signatures", "stores", "steps", "outputs", "num_examples")
         mine, theirs = self._tensors(), other._tensors()
         return (
-            self._plain() == other._plain()
+            plain(self) == plain(other)
+            and [parts is None for parts in self.constants]
+            == [parts is None for parts in other.constants]
             and len(mine) == len(theirs)
             and all(map(torch.equal, mine, theirs))
         )
@@ -308,57 +279,39 @@ torch.serialization.add_safe_globals([Schedule])
 def derive_schedule(
     owner: str, fields: Mapping[str, Any], num_nodes: int, arity: int | None, direction: str
 ) -> Schedule:
-    """Make the schedule of a batch from its fields, or name the example that prevents it.
+    """Make the schedule of a batch from its fields, or name the example that prevents it."""
+    # Fields: edge_index, and where a batch has them ptr (first node of each example, and the
+    # end), child_slot, depth, and token or has_input.
+    edge_index, ptr = fields["edge_index"], fields.get("ptr")
 
-    Args:
-        owner: Name of the caller, for messages.
-        fields: ``edge_index``, and where a batch has them ``ptr`` (first node of each example,
-            and the end), ``child_slot``, ``depth``, and ``token`` or ``has_input``, which tell
-            the nodes with an input.
-        num_nodes: Number of nodes.
-        arity: See :meth:`Schedule.from_structure`.
-        direction: See :meth:`Schedule.from_structure`.
+    def scheduled(own: Mapping[str, Any], nodes: int, sizes: list[int] | None) -> Schedule:
+        token = own.get("token")
+        return Schedule.from_structure(
+            own["edge_index"],
+            nodes,
+            depth=own.get("depth"),
+            child_slot=own.get("child_slot"),
+            arity=arity,
+            has_input=own.get("has_input") if token is None else has_token(token),
+            example_sizes=sizes,
+            direction=direction,
+        )
 
-    Returns:
-        The schedule, on the device of the edges.
-    """
-    ptr = fields.get("ptr")
-    bounds = None if ptr is None else array_of(ptr).tolist()
+    ranges = [] if ptr is None else list(pairwise(array_of(ptr).tolist()))
     try:
-        schedule = _schedule_of_fields(fields, num_nodes, bounds, arity, direction)
+        sizes = None if ptr is None else [end - first for first, end in ranges]
+        schedule = scheduled(fields, num_nodes, sizes)
     except ValueError as error:
-        for number, (first, end) in enumerate(pairwise(bounds or ())):
+        for number, (first, end) in enumerate(ranges):
             try:
-                own = _fields_of_example(fields, first, end)
-                _schedule_of_fields(own, end - first, None, arity, direction)
+                scheduled(_fields_of_example(fields, first, end), end - first, None)
             except IndexError:  # a field is too short or too flat to be cut
                 break
             except ValueError as reason:
                 text = f"{owner}: example {number} of the batch: {reason}"
                 raise ValueError(Mismatch(text)) from error
         raise
-    edge_index = fields["edge_index"]
     return schedule if edge_index.is_cpu else schedule.to(edge_index.device)
-
-
-def _schedule_of_fields(
-    fields: Mapping[str, Any],
-    num_nodes: int,
-    bounds: list[int] | None,
-    arity: int | None,
-    direction: str,
-) -> Schedule:
-    token = fields.get("token")
-    return Schedule.from_structure(
-        fields["edge_index"],
-        num_nodes,
-        depth=fields.get("depth"),
-        child_slot=fields.get("child_slot"),
-        arity=arity,
-        has_input=fields.get("has_input") if token is None else has_token(token),
-        example_sizes=None if bounds is None else [end - first for first, end in pairwise(bounds)],
-        direction=direction,
-    )
 
 
 def _fields_of_example(fields: Mapping[str, Any], first: int, end: int) -> dict[str, Any]:
@@ -382,15 +335,13 @@ class ScheduleStats:
         rows: Calls made, after equal ones were merged.
         merged_calls: Calls saved because they repeat another one on equal constants.
         critical_path: Longest chain of calls: the fewest steps with a kernel for everything.
-        lower_bound: Sum over operations of the longest chain through calls of that operation: no
-            schedule with one operation per step has fewer steps.
+        lower_bound: Sum over operations of the longest chain through their calls: no schedule
+            with one operation per step has fewer steps.
         widths: Rows of each step.
         operations: Name of each step's operation.
-        gathered_rows: Rows read through an index; the others lie side by side and are used in
-            place.
+        gathered_rows: Rows read through an index; the others lie side by side.
         fold_steps: Batched calls Fold's loop makes: every operation at every depth.
-        fold_copies: Rows that Fold copies forward because a value is read more than one level
-            later.
+        fold_copies: Rows Fold copies forward because a value is read more than one level later.
 
     Reference:
         Lower bound: Chen et al. (2023), arXiv:2302.03851. Fold: Looks et al. (2017),
@@ -426,8 +377,8 @@ def _collect_stats(schedule: Schedule) -> ScheduleStats:
         for wiring in step.arguments:
             rows = schedule.rows_of(wiring).numpy()
             call = np.arange(step.size)
-            if wiring.owner >= 0:
-                call = schedule.owners_of(wiring).numpy()
+            if wiring.segment_ids >= 0:
+                call = schedule.segment_ids_of(wiring).numpy()
             np.maximum.at(depth, call, depths[wiring.store][rows])
             np.maximum.at(chain, call, chains[wiring.store][rows])
             reads.append((wiring.store, rows, call))

@@ -41,21 +41,38 @@ def checksum(source: np.ndarray, target: np.ndarray) -> int:
     return zlib.crc32(np.ascontiguousarray(target).data, first)
 
 
+class TopologicalOrder:
+    """Removes the nodes of a graph, those that wait for no other node first."""
+
+    def __init__(self, source: np.ndarray, target: np.ndarray, num_nodes: int) -> None:
+        self.waiting = np.bincount(target, minlength=num_nodes)  # edges into each node
+        self.users = target[np.argsort(source, kind="stable")]
+        self.count = np.bincount(source, minlength=num_nodes)
+        self.start = self.count.cumsum() - self.count
+
+    def first(self) -> np.ndarray:
+        """Return the nodes without incoming edges."""
+        return np.flatnonzero(self.waiting == 0)
+
+    def users_of(self, nodes: np.ndarray) -> np.ndarray:
+        """Return the targets of the edges that leave some nodes, node by node."""
+        return self.users[concatenated_ranges(self.start[nodes], self.count[nodes])]
+
+    def remove(self, nodes: np.ndarray) -> np.ndarray:
+        """Remove nodes; return those that now wait for no other."""
+        reached = self.users_of(nodes)
+        np.subtract.at(self.waiting, reached, 1)
+        return np.unique(reached[self.waiting[reached] == 0])
+
+
 def longest_paths(source: np.ndarray, target: np.ndarray, num_nodes: int) -> np.ndarray:
-    """Find each node's longest way from a node without incoming edges, counted in edges."""
+    """Find each node's longest path from a node without incoming edges; -1 behind a cycle."""
     depth = np.full(num_nodes, -1, dtype=np.int64)
-    waiting = np.bincount(target, minlength=num_nodes)
-    by_source = np.argsort(source, kind="stable")
-    out_edges = target[by_source]
-    out_count = np.bincount(source, minlength=num_nodes)
-    out_start = np.cumsum(out_count) - out_count
-    frontier = np.flatnonzero(waiting == 0)
-    level = 0
-    while frontier.size:
-        depth[frontier] = level
-        reached = out_edges[concatenated_ranges(out_start[frontier], out_count[frontier])]
-        np.subtract.at(waiting, reached, 1)
-        frontier = np.unique(reached[waiting[reached] == 0])
+    order, level = TopologicalOrder(source, target, num_nodes), 0
+    nodes = order.first()
+    while nodes.size:
+        depth[nodes] = level
+        nodes = order.remove(nodes)
         level += 1
     return depth
 
@@ -72,23 +89,18 @@ def checked_edges(edge_index: Tensor, num_nodes: int, name: str) -> tuple[np.nda
         outside = (edges < 0) | (edges >= num_nodes)
         first = int(np.flatnonzero(outside.any(0))[0])
         what = f"{name}: an edge names a node that does not exist"
-        wanted, got = (
-            f"node numbers from 0 to {num_nodes - 1}",
-            f"{edges[0, first]} -> {edges[1, first]}",
-        )
+        wanted = f"node numbers from 0 to {num_nodes - 1}"
+        got = f"{edges[0, first]} -> {edges[1, first]}"
         raise mismatch(ValueError, what, wanted, got, where=f"edge {first}")
     return edges[0], edges[1]
 
 
 def find_cycle(edge_index: Int[Tensor, "two edge"], num_nodes: int) -> list[int]:
-    """Find one cycle; return an empty list if the edges have none.
+    """Return the nodes of one cycle in the order of its edges; an empty list if there is none.
 
     Args:
         edge_index: Edges, child to parent, ``[2, edge]``.
         num_nodes: Number of nodes.
-
-    Returns:
-        The nodes of the cycle in the order of its edges.
 
     Example:
         >>> find_cycle(torch.tensor([[0, 1], [1, 0]]), 2)
@@ -115,18 +127,14 @@ def find_cycle(edge_index: Int[Tensor, "two edge"], num_nodes: int) -> list[int]
 
 
 def depth_of(edge_index: Int[Tensor, "two edge"], num_nodes: int) -> Int[Tensor, " node"]:
-    """Compute each node's depth: 0 without children, else one more than its deepest child.
+    """Return each node's depth: 0 without children, else 1 + that of its deepest child.
 
     Args:
-        edge_index: Edges, child to parent, ``[2, edge]``.
+        edge_index: Edges, child to parent, int64 ``[2, edge]``.
         num_nodes: Number of nodes.
 
-    Returns:
-        Depth of every node, int64 ``[node]``.
-
     Raises:
-        ValueError: If the edges form a cycle, name a node that does not exist, or are not an
-            int64 tensor ``[2, edge]``.
+        ValueError: If the edges form a cycle or name a node that does not exist.
 
     Example:
         >>> depth_of(torch.tensor([[0, 1, 2], [2, 2, 3]]), 4)
@@ -138,26 +146,17 @@ def depth_of(edge_index: Int[Tensor, "two edge"], num_nodes: int) -> Int[Tensor,
         cycle = find_cycle(edge_index, num_nodes)
         shown = " -> ".join(str(node) for node in [*cycle[:10], cycle[0]])
         got = shown if len(cycle) <= 10 else f"a cycle of {len(cycle)} nodes: {shown} …"
-        what, wanted = (
-            "depth_of: edge_index has a cycle",
-            "edges from child to parent without cycles",
-        )
+        what, wanted = "depth_of: edge_index has a cycle", "edges from child to parent without any"
         raise mismatch(ValueError, what, wanted, got, hint="remove one edge of the cycle")
     return torch.from_numpy(depth)
 
 
 def slots_of(edge_index: Int[Tensor, "two edge"], num_nodes: int) -> Int[Tensor, " edge"]:
-    """Number the children of every parent 0, 1, 2, … in the order of their edges.
+    """Return each edge's position, from 0, among the edges of its parent, int64 ``[edge]``.
 
     Args:
         edge_index: Edges, child to parent, ``[2, edge]``.
         num_nodes: Number of nodes.
-
-    Returns:
-        Position of each edge's child among its siblings, int64 ``[edge]``.
-
-    Raises:
-        ValueError: If an edge names a node that does not exist.
 
     Example:
         >>> slots_of(torch.tensor([[0, 1, 2], [3, 3, 4]]), 5)
@@ -177,17 +176,11 @@ def numbers_among_equals(parent: np.ndarray, num_nodes: int) -> np.ndarray:
 
 
 def roots_of(edge_index: Int[Tensor, "two edge"], num_nodes: int) -> Int[Tensor, " root"]:
-    """List the nodes without a parent.
+    """Return the nodes without a parent in rising order, int64 ``[root]``.
 
     Args:
         edge_index: Edges, child to parent, ``[2, edge]``.
         num_nodes: Number of nodes.
-
-    Returns:
-        Node numbers in rising order, int64 ``[root]``.
-
-    Raises:
-        ValueError: If an edge names a node that does not exist.
 
     Example:
         >>> roots_of(torch.tensor([[0, 1], [2, 2]]), 3)

@@ -17,15 +17,10 @@ class TensorType:
     """The form of one row; rows of equal tensor types share one buffer.
 
     Args:
-        shape: Shape of one row without the batch axis; ``()`` is a scalar, and ``None`` leaves
-            it to the operation that writes the first row.
-        dtype: Dtype of the row. ``torch.float32`` stands for the working precision of the
-            engine, so that a model turned to float64 needs no other types. ``None`` leaves it
-            to the first row written.
+        shape: Shape of one row without the batch axis; ``None`` for that of the first row written.
+        dtype: Dtype of the row; ``torch.float32`` stands for the working precision of the engine,
+            ``None`` for the dtype of the first row written.
         tag: Distinguishes types of equal shape that must not mix.
-
-    Raises:
-        ValueError: If a dimension is negative.
 
     Reference:
         Looks, Herreshoff, Hutchins, Norvig (2017), arXiv:1702.02181, section 2 (tensor types).
@@ -76,14 +71,13 @@ class RaggedRows(NamedTuple):
     """All rows of a ragged argument, as a module receives them.
 
     Args:
-        rows: The rows of all calls, one call after another: a tensor ``[row, …]``, or a tuple of
-            them for a tuple type.
-        owner: The call within the step that each row belongs to, rising, ``[row]``.
+        rows: The rows of all calls, one call after another, ``[row, …]``; a tuple for a tuple type.
+        segment_ids: The call within the step that each row belongs to, rising, ``[row]``.
         num_calls: Number of calls in the step.
     """
 
     rows: Any
-    owner: Int[Tensor, " row"]
+    segment_ids: Int[Tensor, " row"]
     num_calls: int
 
     def sum(self) -> Any:
@@ -97,7 +91,7 @@ class RaggedRows(NamedTuple):
         if isinstance(self.rows, tuple):
             return tuple(self._replace(rows=part).sum() for part in self.rows)
         total = self.rows.new_zeros((self.num_calls, *self.rows.shape[1:]))
-        return total.index_add(0, self.owner, self.rows)
+        return total.index_add(0, self.segment_ids, self.rows)
 
 
 _Plan = TypeVar("_Plan", bound="MovablePlan")
@@ -149,13 +143,7 @@ class MovablePlan:
         """Copy the tensors."""
         return self._apply(lambda t: t.clone())
 
-    def contiguous(self: _Plan) -> _Plan:
-        """Return itself: the tensors are contiguous."""
-        return self
-
-    def detach(self: _Plan) -> _Plan:
-        """Return itself: there are no gradients."""
-        return self
+    # PyG leaves an object as it is that has no `contiguous` or `detach`.
 
     @property
     def device(self) -> torch.device:
@@ -171,8 +159,7 @@ def beyond(values: np.ndarray | torch.Tensor, dtype: torch.dtype) -> int | None:
     """Find an integer that a dtype cannot hold; it would wrap round silently."""
     if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
         return None
-    array = values.numpy() if isinstance(values, torch.Tensor) else values
-    bounds = torch.iinfo(dtype)
+    array, bounds = np.asarray(values), torch.iinfo(dtype)
     if np.can_cast(array.dtype, str(dtype).removeprefix("torch.")) or not array.size:
         return None
     least, most = int(array.min()), int(array.max())
@@ -183,8 +170,7 @@ def beyond(values: np.ndarray | torch.Tensor, dtype: torch.dtype) -> int | None:
 
 def range_of(dtype: torch.dtype) -> str:
     """Describe the range of an integer dtype."""
-    bounds = torch.iinfo(dtype)
-    return f"from {bounds.min} to {bounds.max}"
+    return f"from {torch.iinfo(dtype).min} to {torch.iinfo(dtype).max}"
 
 
 def constant_row(part: TensorType, data: Any) -> np.ndarray:
@@ -194,11 +180,8 @@ def constant_row(part: TensorType, data: Any) -> np.ndarray:
         raise mismatch(TypeError, what, "a TensorType with shape and dtype", str(part))
     tensor = torch.as_tensor(data).detach().cpu()
     shape_fits = tuple(tensor.shape) == part.shape
-    kind_fits = (
-        part.dtype.is_floating_point
-        or part.dtype.is_complex
-        or not (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
-    )
+    inexact = tensor.dtype.is_floating_point or tensor.dtype.is_complex
+    kind_fits = part.dtype.is_floating_point or part.dtype.is_complex or not inexact
     if not shape_fits or not kind_fits:
         kind, what = (TypeError, "dtype") if shape_fits else (ValueError, "shape")
         got = TensorType(tuple(tensor.shape), tensor.dtype)

@@ -146,7 +146,7 @@ class RecursiveCell(nn.Module, ABC):
         if self.arity is None:
             gathered: Any = children[0]
             if not isinstance(gathered.rows, tuple):
-                gathered = RaggedRows((gathered.rows,), gathered.owner, gathered.num_calls)
+                gathered = RaggedRows((gathered.rows,), gathered.segment_ids, gathered.num_calls)
         else:
             parts = [c if isinstance(c, tuple) else (c,) for c in children]
             gathered = tuple(torch.stack(part, 1) for part in zip(*parts, strict=True))

@@ -93,7 +93,9 @@ class FusedPlan:
         start = children.offset + self.leaves * self.arity
         self.children = schedule.wiring[start : start + self.places]
         if self.ragged:
-            self.owners = schedule.wiring[children.owner : children.owner + self.places]
+            self.segment_ids = schedule.wiring[
+                children.segment_ids : children.segment_ids + self.places
+            ]
             self.child_start = schedule.child_start[self.leaves :]
         self.blocks = list(self._blocks())
 
@@ -142,9 +144,9 @@ class FusedPlan:
         """The numbers of all argument places."""
         return torch.arange(self.places, device=self.children.device)
 
-    def owner(self, block: Block) -> Tensor:
+    def segment_ids_of(self, block: Block) -> Tensor:
         """The node within the block that each child belongs to."""
-        within_level = self.owners[block.children]
+        within_level = self.segment_ids[block.children]
         return within_level if not block.start else within_level - block.start
 
     def leaf_blocks(self) -> Iterator[Block]:
@@ -515,7 +517,9 @@ class TorchGates:
         if filled < block.size:
             # Nodes without an input come last; their children take a row of zeros.
             own = torch.cat([own, own.new_zeros(1, own.size(1))])
-        forget += own[:, last:].index_select(0, self.nodes.plan.owner(block).clamp(max=filled))
+        forget += own[:, last:].index_select(
+            0, self.nodes.plan.segment_ids_of(block).clamp(max=filled)
+        )
 
     def backward(self, block: Block, gates: Gates, given: StateGradients, grads: Gates) -> None:
         """Write the gradients of products, and those of the children's memory."""
@@ -544,7 +548,7 @@ class TorchGates:
         assert grads.child_memory is not None
         forget, to_forget = gates.forget_of(width), grads.forget_of(width)
         if gates.forget is not None:
-            memory = torch.index_select(memory, 0, self.nodes.plan.owner(block))
+            memory = torch.index_select(memory, 0, self.nodes.plan.segment_ids_of(block))
         else:
             memory, before = memory[:, None], before.view(forget.shape)
         torch.mul(memory, before, out=to_forget)

@@ -280,7 +280,7 @@ def _backward_levels(
             wanted = Gates(of_block, grads.forget[block.children], child_memory=to_memory)
             kernels.backward(block, Gates(gates[number], forgets[number]), incoming, wanted)
             of_sums = product(grads.rows, block.first, block.size)
-            of_sums = torch.index_select(of_sums, 0, plan.owner(block))
+            of_sums = torch.index_select(of_sums, 0, plan.segment_ids_of(block))
             of_each = forget_product(grads.forget, block.edge, block.edges)
             torch.add(of_sums, of_each, out=to_hidden)
         given.scatter(plan.children, to_hidden, to_memory, block)

@@ -96,13 +96,13 @@ def _order_lists_transposed(pairs: Pairs) -> Lists:
         # v of an atom is in the reverses of the ordered pairs that its u is in. Both lists of an
         # atom are equally long, so the second one lies one length further.
         start = torch.arange(order.numel(), dtype=ptr.dtype, device=ptr.device)
-        owner = torch.repeat_interleave(length, output_size=order.numel())
-        place = start + ptr[:-1].index_select(0, owner)
+        segment_ids = torch.repeat_interleave(length, output_size=order.numel())
+        place = start + ptr[:-1].index_select(0, segment_ids)
         count = pairs.num_pairs
         reverse = torch.where(order < count, order + count, order - count)
         item = order.new_empty(2 * order.numel())
         item[place] = order
-        item[place + length.index_select(0, owner)] = reverse
+        item[place + length.index_select(0, segment_ids)] = reverse
         twice = 2 * ptr
         ptr = torch.stack([twice[:-1], twice[:-1] + length], 1).flatten()
         return Lists(item, torch.cat([ptr, twice[-1:]]))

@@ -102,19 +102,19 @@ def incidence_of(
     if full:
         left, degree = _atoms_from(atoms), np.repeat(atoms, atoms)
         ptr = np.concatenate([[0], np.cumsum(degree)])
-        owner = np.repeat(np.arange(left.size), degree)
+        segment_ids = np.repeat(np.arange(left.size), degree)
         start = np.repeat(np.repeat(_starts(atoms), atoms), degree)
-        other = np.arange(owner.size) - ptr[owner] + start
-        low = np.minimum(owner, other)
-        return ptr, _starts(left)[low] + np.maximum(owner, other) - low, other
+        other = np.arange(segment_ids.size) - ptr[segment_ids] + start
+        low = np.minimum(segment_ids, other)
+        return ptr, _starts(left)[low] + np.maximum(segment_ids, other) - low, other
     number = np.arange(half.first.size)
     proper = np.flatnonzero(half.first != half.second)
     # The pairs in which an atom is the second come before those in which it is the first.
-    owner = np.concatenate([half.second[proper], half.first])
-    order = np.argsort(owner, kind="stable")
+    segment_ids = np.concatenate([half.second[proper], half.first])
+    order = np.argsort(segment_ids, kind="stable")
     entry = np.concatenate([number[proper], number])[order]
     other = np.concatenate([half.first[proper], half.second])[order]
-    count = np.bincount(owner, minlength=int(atoms.sum()))
+    count = np.bincount(segment_ids, minlength=int(atoms.sum()))
     return np.concatenate([[0], np.cumsum(count)]), entry, other
 
 
@@ -131,10 +131,10 @@ def orders_of(
     num_pairs: int, ptr: np.ndarray, entry: np.ndarray, other: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """List for each atom the ordered pairs that begin there, both orders of a self pair."""
-    owner = np.repeat(np.arange(ptr.size - 1), np.diff(ptr))
-    alone = other == owner
+    segment_ids = np.repeat(np.arange(ptr.size - 1), np.diff(ptr))
+    alone = other == segment_ids
     end = np.cumsum(1 + alone)
-    order = np.repeat(entry + num_pairs * (other <= owner), 1 + alone)
+    order = np.repeat(entry + num_pairs * (other <= segment_ids), 1 + alone)
     order[end[alone] - 1] -= num_pairs
     return order, np.concatenate([[0], end])[ptr]
 
@@ -144,9 +144,9 @@ def counts_of(
 ) -> list[np.ndarray]:
     """Count codes per atom, and list the pairs of each code and where each code begins."""
     ptr, entry, _ = incidence
-    owner = np.repeat(np.arange(ptr.size - 1), np.diff(ptr))
+    segment_ids = np.repeat(np.arange(ptr.size - 1), np.diff(ptr))
     cells = (ptr.size - 1) * num_codes
-    count = np.bincount(owner * num_codes + code[entry], minlength=cells)
+    count = np.bincount(segment_ids * num_codes + code[entry], minlength=cells)
     # Narrow integers are sorted by counting.
     order = np.argsort(code.astype(np.uint16) if num_codes <= 2**16 else code, kind="stable")
     by_code = np.cumsum(np.bincount(code, minlength=num_codes))

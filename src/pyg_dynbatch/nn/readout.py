@@ -113,8 +113,8 @@ class _Histogram(Function):
         ctx.save_for_backward(x, index, mean, sharpness)
         ctx.num_sets, ctx.block = num_sets, block
         total = x.new_zeros(num_sets, mean.size(0), x.size(1))
-        for part, owner in _blocks(x, index, block):
-            _add_rows(total, owner, _memberships(part, mean, sharpness))
+        for part, segment_ids in _blocks(x, index, block):
+            _add_rows(total, segment_ids, _memberships(part, mean, sharpness))
         return total.transpose(1, 2).reshape(num_sets, -1)
 
     @staticmethod
@@ -126,8 +126,8 @@ class _Histogram(Function):
         else:
             shaped = shaped.contiguous()
             grads = [
-                _slope(part, mean, sharpness, shaped.index_select(0, owner))
-                for part, owner in _blocks(x, index, ctx.block)
+                _slope(part, mean, sharpness, shaped.index_select(0, segment_ids))
+                for part, segment_ids in _blocks(x, index, ctx.block)
             ]
         return torch.cat(grads) if grads else torch.zeros_like(x), *[None] * 5
 
@@ -154,13 +154,13 @@ def _blocks(x: Tensor, index: Tensor, block: int) -> Any:
     return zip(x.split(block), index.split(block), strict=True) if x.numel() else ()
 
 
-def _add_rows(total: Tensor, owner: Tensor, rows: Tensor) -> None:
+def _add_rows(total: Tensor, segment_ids: Tensor, rows: Tensor) -> None:
     """Add rows to those of their sets; on GPUs by a product, in a fixed order."""
     if total.device.type == "cpu":
-        total.index_add_(0, owner, rows)
+        total.index_add_(0, segment_ids, rows)
         return
-    sets = torch.arange(total.size(0), device=owner.device)
-    chosen = (sets[:, None] == owner).to(rows.dtype)
+    sets = torch.arange(total.size(0), device=segment_ids.device)
+    chosen = (sets[:, None] == segment_ids).to(rows.dtype)
     total.view(total.size(0), -1).addmm_(chosen, rows.view(rows.size(0), -1))
 
 

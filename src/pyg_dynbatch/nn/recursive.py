@@ -78,11 +78,11 @@ def child_weights(
         )
         raise mismatch(ValueError, what, wanted, "a schedule without edge_index")
     child = torch.cat([schedule.children_of(step) for step in schedule.steps])
-    owner = torch.arange(child.size(0), device=child.device) // schedule.arity
+    segment_ids = torch.arange(child.size(0), device=child.device) // schedule.arity
     row, rows = schedule.rows_of(schedule.outputs["node"].wiring), schedule.num_nodes + 1
     source, target = edge_index if schedule.direction == "bottom_up" else edge_index.flip(0)
     # Sorted alike, places that are taken and edges stand side by side; missing children come last.
-    of_place = torch.where(child > 0, owner * rows + child, rows * rows).argsort(stable=True)
+    of_place = torch.where(child > 0, segment_ids * rows + child, rows * rows).argsort(stable=True)
     of_edge = ((row[target] - 1) * rows + row[source]).argsort(stable=True)
     weight = mask.new_ones(child.size(0))
     return weight.index_copy(0, of_place[: mask.size(0)], mask.index_select(0, of_edge))
@@ -157,14 +157,14 @@ def _read_children(
         place += first * (arity or 0)
         own = weight[place : place + index.size(0), None]
         rows = tuple(part * own for part in rows)
-    owners = schedule.owners_of(step.arguments[1]) if arity is None else index
-    return _as_children(schedule, rows, owners, size)
+    segment_ids = schedule.segment_ids_of(step.arguments[1]) if arity is None else index
+    return _as_children(schedule, rows, segment_ids, size)
 
 
-def _as_children(schedule: Schedule, rows: States, owners: Tensor, size: int) -> Any:
+def _as_children(schedule: Schedule, rows: States, segment_ids: Tensor, size: int) -> Any:
     """Arrange states as the argument ``children`` of a step."""
     if schedule.arity is None:
-        return RaggedRows(rows, owners, size)
+        return RaggedRows(rows, segment_ids, size)
     shape = size, schedule.arity
     return tuple(part.unflatten(0, shape) for part in rows)
 

@@ -165,9 +165,9 @@ class TopologicalConv(nn.Module):
             sources = (
                 store.read(token, _pick(schedule, wiring))[0] if number else self._no_sources(x)
             )
-            owners = schedule.owners_of(wiring)
+            segment_ids = schedule.segment_ids_of(wiring)
             with masks.of_level(number):
-                states = self._call(own, sources, owners, *arguments[number])
+                states = self._call(own, sources, segment_ids, *arguments[number])
             if not number:
                 store.allocate((states,), stored_dtypes((states,)))
             token = store.write(token, step.results[0][1], (states,))
@@ -180,15 +180,15 @@ class TopologicalConv(nn.Module):
         self,
         own: Tensor,
         sources: Tensor,
-        owners: Tensor,
+        segment_ids: Tensor,
         edge_rows: Rows,
         named_edge_rows: Mapping[str, Tensor | None],
     ) -> Tensor:
         """Call the layer on the graph of one level."""
         size, edges = own.size(0), sources.size(0)
         first = 0 if self.pairs else size
-        copies = torch.arange(first, first + edges, device=owners.device)
-        edge_index = torch.stack([copies, owners])
+        copies = torch.arange(first, first + edges, device=segment_ids.device)
+        edge_index = torch.stack([copies, segment_ids])
         # The updated rows of the source copies, which a plain call has too, are dropped.
         x: Any = (sources, own) if self.pairs else torch.cat([own, sources])
         found = self.conv(x, edge_index, *edge_rows, **named_edge_rows)

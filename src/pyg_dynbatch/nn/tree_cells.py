@@ -214,16 +214,16 @@ class ChildSumTreeLSTMCell(_TreeLSTMCell):
         width = self.out_channels
         gates = projected[:, : 3 * width]
         if children is not None:
-            (h, c), owner = children.rows, children.owner
-            total = h.new_zeros(projected.size(0), width).index_add(0, owner, h)
+            (h, c), segment_ids = children.rows, children.segment_ids
+            total = h.new_zeros(projected.size(0), width).index_add(0, segment_ids, h)
             gates = gates + functional.linear(total, self.weight_hidden[: 3 * width])
         u, i, o = gates.split(width, 1)
         memory = torch.sigmoid(i) * self.drop_candidate(u.tanh())
         if children is not None:
-            own = projected[:, 3 * width :].index_select(0, owner)
+            own = projected[:, 3 * width :].index_select(0, segment_ids)
             forget = own + functional.linear(h, self.weight_hidden[3 * width :])
             kept = torch.sigmoid(forget) * c
-            memory = memory.to(kept.dtype).index_add(0, owner, kept)
+            memory = memory.to(kept.dtype).index_add(0, segment_ids, kept)
         return torch.sigmoid(o) * memory.tanh(), memory
 
 
