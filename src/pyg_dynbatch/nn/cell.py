@@ -19,17 +19,16 @@ States = tuple[Tensor, ...]
 class RecursiveCell(nn.Module, ABC):
     """Compute the state of nodes from their inputs and the states of their children.
 
-    A subclass defines :meth:`step`, and sets ``state_channels`` if a state has several parts. It
-    may define :meth:`project`, which a layer calls once for all nodes of a mini-batch,
-    :meth:`leaf` and :meth:`run_schedule`. Called as a module, ``cell(x, *children)``, a cell does
-    all of it; in that form it can be given to :meth:`pyg_dynbatch.core.Engine.of_cell`.
+    A subclass defines :meth:`step`, sets ``state_channels`` if a state has several parts, and may
+    define :meth:`project`, which a layer calls once for all nodes of a mini-batch, :meth:`leaf` and
+    :meth:`run_schedule`. A cell is a module too, ``cell(x, *children)``; in that form it can be
+    passed to :meth:`pyg_dynbatch.core.Engine.of_cell`.
 
     Args:
         in_channels: Width of an input row.
         out_channels: Width of the hidden row.
-        arity: Number of argument places for children, or ``None`` for any number of unordered
-            children.
-        gates: Number of gates for which :meth:`project` computes ``W x + b``, with the parameters
+        arity: Number of places for children; ``None`` for any number of unordered children.
+        gates: Number of gates of which :meth:`project` computes ``W x + b``, from the parameters
             ``weight_input`` and ``bias``; 0 to leave the inputs as they are.
         recurrent_dropout: Probability that :meth:`drop_candidate` drops an entry while training.
 
@@ -96,11 +95,9 @@ class RecursiveCell(nn.Module, ABC):
 
     def no_input(self, like: Tensor) -> Float[Tensor, "one projected"]:
         """Return the projected row of a node without input, which is that of a row of zeros."""
-        return (
-            self.bias[None]
-            if self._has_gates
-            else self.project(like.new_zeros(1, self.in_channels))
-        )
+        if self._has_gates:
+            return self.bias[None]
+        return self.project(like.new_zeros(1, self.in_channels))
 
     def drop_candidate(self, candidate: Tensor) -> Tensor:
         """Apply recurrent dropout while training."""
@@ -154,11 +151,8 @@ class RecursiveCell(nn.Module, ABC):
         return states if len(states) > 1 else states[0]
 
     def __prepare_scriptable__(self) -> NoReturn:
-        raise mismatch(
-            RuntimeError,
-            f"{type(self).__name__}: torch.jit.script does not take any number of children",
-            hint="torch.jit.trace(cell, (x, *children))",
-        )
+        what = f"{type(self).__name__}: torch.jit.script does not take any number of children"
+        raise mismatch(RuntimeError, what, hint="torch.jit.trace(cell, (x, *children))")
 
     def extra_repr(self) -> str:
         """Show the widths."""

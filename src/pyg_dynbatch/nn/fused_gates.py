@@ -407,13 +407,11 @@ class RowProduct:
 
 
 def packs(weight: Tensor, rows: int) -> bool:
-    """Whether packing a matrix pays for about so many rows."""
-    large = weight.numel() >= _LARGE_MATRIX and rows >= _MANY_ROWS
-    single = weight.device.type == "cpu" and weight.dtype == torch.float32
-    return large and single and _has_onednn()
-
-
-def _has_onednn() -> bool:
+    """Whether packing a matrix for oneDNN pays for about so many rows."""
+    if weight.numel() < _LARGE_MATRIX or rows < _MANY_ROWS:
+        return False
+    if weight.device.type != "cpu" or weight.dtype != torch.float32:
+        return False
     backend, names = torch.backends.mkldnn, ("_linear_pointwise", "_reorder_linear_weight")
     enabled = bool(backend.enabled) and backend.is_available()
     return enabled and all(hasattr(torch.ops.mkldnn, name) for name in names)

@@ -128,16 +128,6 @@ def order_gather(
     return _sum(halves, _order_lists(pairs), transposed).view(2, -1, width)
 
 
-def order_sum(rows: Float[Tensor, "two pair width"], pairs: Pairs) -> Float[Tensor, "atom parts"]:
-    """Sum rows of ordered pairs at both atoms; the adjoint of :func:`order_gather`."""
-    return _sum_orders(rows, _order_lists(pairs), _order_lists_transposed(pairs))
-
-
-def _sum_orders(rows: Tensor, lists: Lists, transposed: Lists) -> Tensor:
-    width, rows = rows.size(2), _in_single(rows).contiguous()
-    return _sum(rows.view(-1, width), transposed, lists).view(-1, 2 * width)
-
-
 class _OrderReLU(Function):
     @staticmethod
     def forward(ctx: Any, parts: Tensor, lists: Lists, transposed: Lists | None) -> Tensor:
@@ -149,9 +139,13 @@ class _OrderReLU(Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         (both,) = ctx.saved_tensors
+        width = both.size(2)
         if torch.is_grad_enabled():
-            return _sum_orders((both > 0) * gradient, *ctx.lists), None, None
-        passed, width = torch.empty_like(both), both.size(2)
+            lists, transposed = ctx.lists
+            passed = _in_single((both > 0) * gradient).contiguous()
+            of_parts = _sum(passed.view(-1, width), transposed, lists)
+            return of_parts.view(-1, 2 * width), None, None
+        passed = torch.empty_like(both)
         for order in range(2):
             torch.ops.aten.threshold_backward.grad_input(
                 gradient, both[order], 0, grad_input=passed[order]

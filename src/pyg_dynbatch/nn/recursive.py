@@ -1,7 +1,7 @@
 """Layers that run a recurrent cell over trees and acyclic graphs, level by level."""
 
 from collections.abc import Iterator
-from typing import Any, NoReturn, cast
+from typing import Any, ClassVar, NoReturn, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -10,7 +10,6 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_dynbatch.core.errors import described, mismatch
 from pyg_dynbatch.core.row_buffer import (
-    Pick,
     RowBuffer,
     check_precision,
     finish,
@@ -62,7 +61,12 @@ def run_levels(
         children = _as_children(schedule, store.read(token, none), none, 0)
         states = cell.step(projected[0][:0], children)
         token = store.write(token, 1, states)
-    return finish(token, [store], [(store, _output(schedule, order))])[0]
+    if isinstance(order, Tensor):
+        order = order + 1  # row 0 is that of missing children
+    elif not order:
+        order = schedule.rows_of(schedule.outputs["node"].wiring)
+    pick = order if isinstance(order, Tensor) else (1, schedule.num_nodes)
+    return finish(token, [store], [(store, pick)])[0]
 
 
 def child_weights(
@@ -72,11 +76,8 @@ def child_weights(
     if schedule.arity is None:
         return mask.index_select(0, schedule.edge_order)
     if edge_index is None:
-        what, wanted = (
-            "RecursiveLayer: an edge mask needs the edges",
-            "layer(x, edge_index, schedule)",
-        )
-        raise mismatch(ValueError, what, wanted, "a schedule without edge_index")
+        what, got = "RecursiveLayer: an edge mask needs the edges", "a schedule without edge_index"
+        raise mismatch(ValueError, what, "layer(x, edge_index, schedule)", got)
     child = torch.cat([schedule.children_of(step) for step in schedule.steps])
     owner = torch.arange(child.size(0), device=child.device) // schedule.arity
     row, rows = schedule.rows_of(schedule.outputs["node"].wiring), schedule.num_nodes + 1
@@ -86,13 +87,6 @@ def child_weights(
     of_edge = ((row[target] - 1) * rows + row[source]).argsort(stable=True)
     weight = mask.new_ones(child.size(0))
     return weight.index_copy(0, of_place[: mask.size(0)], mask.index_select(0, of_edge))
-
-
-def _output(schedule: Schedule, order: bool | Tensor) -> Pick:
-    """Which rows to return; row 0 is that of missing children."""
-    if isinstance(order, Tensor):
-        return order + 1
-    return (1, schedule.num_nodes) if order else schedule.rows_of(schedule.outputs["node"].wiring)
 
 
 def stored_dtypes(states: States) -> tuple[torch.dtype, ...]:
@@ -186,54 +180,41 @@ def check_input_rows(owner: str, x: Tensor, module: nn.Module, channels: int | N
     check_precision(owner, x, module)
 
 
-def schedule_of_edges(
+def schedule_for(
     owner: str,
     x: Tensor,
     edge_index: Tensor | None,
+    schedule: Schedule | None,
     child_slot: Tensor | None,
     arity: int | None,
     direction: str,
 ) -> Schedule:
-    """Work out the schedule from the edges, on the device of the rows."""
-    _check_dense(owner, edge_index)
-    edges = torch.Tensor.as_subclass(cast(Tensor, edge_index), Tensor)
-    fields = {"edge_index": edges, "child_slot": child_slot}
-    return derive_schedule(owner, fields, x.size(0), arity, direction).to(x.device)
-
-
-def check_schedule(
-    owner: str, schedule: Schedule, edge_index: Tensor | None, arity: int | None, direction: str
-) -> None:
-    """Check that a schedule was made for this layer and this graph."""
-    found = schedule.arity, schedule.direction
-    if found != (arity, direction):
-        what, wanted = (
-            f"{owner}: the schedule was made for another layer",
-            f"arity {arity}, {direction}",
-        )
+    """Check that a schedule was made for this layer and graph, or derive one from the edges."""
+    if schedule is not None and (schedule.arity, schedule.direction) != (arity, direction):
+        what, wanted = "the schedule was made for another layer", f"arity {arity}, {direction}"
+        got = f"arity {schedule.arity}, {schedule.direction}"
         hint = f"DataLoader(..., arity={arity}, direction={direction!r})"
-        raise mismatch(ValueError, what, wanted, "arity {}, {}".format(*found), hint=hint)
-    if edge_index is None:
-        return
-    _check_dense(owner, edge_index)
-    if not schedule.belongs_to(edge_index):
+        raise mismatch(ValueError, f"{owner}: {what}", wanted, got, hint=hint)
+    if (schedule is None or edge_index is not None) and not _is_dense(edge_index):
+        what, wanted = "neither a schedule nor dense edges", "edge_index [2, edge], or a schedule"
+        hint = "edge_index, _ = to_edge_index(adj_t) for a sparse adjacency"
+        raise mismatch(TypeError, f"{owner}: {what}", wanted, described(edge_index), hint=hint)
+    if schedule is None:
+        edges = torch.Tensor.as_subclass(cast(Tensor, edge_index), Tensor)
+        fields = {"edge_index": edges, "child_slot": child_slot}
+        return derive_schedule(owner, fields, x.size(0), arity, direction).to(x.device)
+    if edge_index is not None and not schedule.belongs_to(edge_index):
         same_number = edge_index.shape == (2, schedule.num_edges)
         got = "as many edges with other values" if same_number else described(edge_index)
         what, wanted = "the schedule belongs to another graph", f"its {schedule.num_edges} edges"
         hint = "make the schedule after the last change of the graph"
         raise mismatch(ValueError, f"{owner}: {what}", wanted, got, hint=hint)
+    return schedule
 
 
 def _is_dense(value: object) -> bool:
     strided = isinstance(value, Tensor) and value.layout == torch.strided
     return strided and value.device.type != "meta"  # type: ignore[attr-defined]
-
-
-def _check_dense(owner: str, edge_index: object) -> None:
-    if not _is_dense(edge_index):
-        what, wanted = "neither a schedule nor dense edges", "edge_index [2, edge], or a schedule"
-        hint = "edge_index, _ = to_edge_index(adj_t) for a sparse adjacency"
-        raise mismatch(TypeError, f"{owner}: {what}", wanted, described(edge_index), hint=hint)
 
 
 class RecursiveLayer(MessagePassing):
@@ -317,13 +298,13 @@ class RecursiveLayer(MessagePassing):
         Returns:
             ``h``, in node order by default, or the tuple of the state's parts.
         """
-        refuse_transforms(type(self).__name__)
-        check_input_rows(type(self).__name__, x, self.cell, self.in_channels)
-        if schedule is None:
-            schedule = schedule_of_edges(
-                type(self).__name__, x, edge_index, child_slot, self.arity, self.direction
-            )
-        self._check(schedule, x, edge_index, leaf_row)
+        name = type(self).__name__
+        refuse_transforms(name)
+        check_input_rows(name, x, self.cell, self.in_channels)
+        schedule = schedule_for(
+            name, x, edge_index, schedule, child_slot, self.arity, self.direction
+        )
+        _check_number_of_rows(name, schedule, x, leaf_row)
         inputs = x if leaf_row is not None else _input_rows(schedule, x)
         order = bool(level_order) if nodes is None else _rows_of_nodes(schedule, nodes)
         if self.explain and schedule.num_edges:
@@ -359,18 +340,6 @@ class RecursiveLayer(MessagePassing):
             raise mismatch(ValueError, what, f"edge mask [{schedule.num_edges}]", got, hint=hint)
         return mask.sigmoid() if self._apply_sigmoid else mask
 
-    def _check(
-        self, schedule: Schedule, x: Tensor, edge_index: Tensor | None, leaf_row: Tensor | None
-    ) -> None:
-        name = type(self).__name__
-        check_schedule(name, schedule, edge_index, self.arity, self.direction)
-        if leaf_row is not None:
-            _check_leaf_row(name, schedule, x, leaf_row)
-        elif x.size(0) not in (schedule.num_nodes, schedule.stores[0].inputs):
-            nodes, inputs = schedule.num_nodes, schedule.stores[0].inputs
-            wanted = f"{nodes} (all nodes) or {inputs} (schedule.input_node)"
-            raise mismatch(ValueError, f"{name}: wrong number of input rows", wanted, x.size(0))
-
     def __prepare_scriptable__(self) -> NoReturn:
         raise unsupported(type(self).__name__, "torch.jit.script (TorchScript)")
 
@@ -380,11 +349,19 @@ class RecursiveLayer(MessagePassing):
         return f"{type(self).__name__}({self.in_channels}, {self.out_channels}{arity})"
 
 
-def _check_leaf_row(name: str, schedule: Schedule, x: Tensor, leaf_row: Tensor) -> None:
+def _check_number_of_rows(
+    name: str, schedule: Schedule, x: Tensor, leaf_row: Tensor | None
+) -> None:
+    nodes, inputs, rows = schedule.num_nodes, schedule.stores[0].inputs, x.size(0)
+    if leaf_row is None:
+        if rows not in (nodes, inputs):
+            wanted = f"{nodes} (all nodes) or {inputs} (schedule.input_node)"
+            raise mismatch(ValueError, f"{name}: wrong number of input rows", wanted, rows)
+        return
     leaves, *others = schedule.level_inputs or (0,)
-    if leaf_row.size(0) != leaves or x.size(0) < sum(others):
+    if leaf_row.size(0) != leaves or rows < sum(others):
         wanted = f"{leaves} leaves with an input, and at least {sum(others)} rows in x"
-        got = f"{leaf_row.size(0)} in leaf_row, {x.size(0)} rows in x"
+        got = f"{leaf_row.size(0)} in leaf_row, {rows} rows in x"
         raise mismatch(ValueError, f"{name}: leaf_row does not fit the schedule", wanted, got)
 
 
@@ -402,9 +379,8 @@ def chosen_rows(states: States, order: bool | Tensor) -> States:
 
 def _rows_of_nodes(schedule: Schedule, nodes: Tensor) -> Tensor:
     if nodes.dim() != 1 or nodes.dtype not in (torch.int32, torch.int64):
-        raise mismatch(
-            TypeError, "RecursiveLayer: invalid nodes", "int64[chosen]", described(nodes)
-        )
+        what, got = "RecursiveLayer: invalid nodes", described(nodes)
+        raise mismatch(TypeError, what, "int64[chosen]", got)
     try:
         return level_row(schedule).index_select(0, nodes)
     except IndexError as error:
@@ -421,7 +397,25 @@ def _input_rows(schedule: Schedule, x: Tensor) -> Tensor:
     return x.index_select(0, schedule.input_node)
 
 
-class NaryTreeLSTM(RecursiveLayer):
+class _OrderedTreeLayer(RecursiveLayer):
+    """Layers for trees with ordered children, which differ in the class of their cell."""
+
+    cell_class: ClassVar[type[RecursiveCell]]
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        arity: int = 2,
+        *,
+        direction: str = "bottom_up",
+        **cell_options: Any,
+    ) -> None:
+        cell = self.cell_class(in_channels, out_channels, arity, **cell_options)
+        super().__init__(cell, direction)
+
+
+class NaryTreeLSTM(_OrderedTreeLayer):
     """Run an N-ary Tree-LSTM over trees with ordered children, some of which may be missing.
 
     Args:
@@ -429,7 +423,7 @@ class NaryTreeLSTM(RecursiveLayer):
         out_channels: Width of the hidden row.
         arity: Number of child places.
         direction: ``"bottom_up"`` or ``"top_down"``.
-        **cell_options: ``forget_bias`` (1.0) and ``recurrent_dropout`` (0.0) of
+        **cell_options: ``forget_bias`` and ``recurrent_dropout`` of
             :class:`~pyg_dynbatch.nn.NaryTreeLSTMCell`.
 
     Shape:
@@ -446,18 +440,7 @@ class NaryTreeLSTM(RecursiveLayer):
         torch.Size([3, 3])
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        arity: int = 2,
-        *,
-        direction: str = "bottom_up",
-        **cell_options: Any,
-    ) -> None:
-        super().__init__(
-            NaryTreeLSTMCell(in_channels, out_channels, arity, **cell_options), direction
-        )
+    cell_class = NaryTreeLSTMCell
 
 
 class ChildSumTreeLSTM(RecursiveLayer):
@@ -467,7 +450,7 @@ class ChildSumTreeLSTM(RecursiveLayer):
         in_channels: Width of an input row.
         out_channels: Width of the hidden row.
         direction: ``"bottom_up"`` or ``"top_down"``.
-        **cell_options: ``forget_bias`` (0.0) and ``recurrent_dropout`` (0.0) of
+        **cell_options: ``forget_bias`` and ``recurrent_dropout`` of
             :class:`~pyg_dynbatch.nn.ChildSumTreeLSTMCell`.
 
     Shape:
@@ -493,41 +476,29 @@ class ChildSumTreeLSTM(RecursiveLayer):
         super().__init__(ChildSumTreeLSTMCell(in_channels, out_channels, **cell_options), direction)
 
 
-class TreeGRU(RecursiveLayer):
-    """Run a Tree-GRU over trees with ordered children (binary by default).
+class TreeGRU(_OrderedTreeLayer):
+    """Run a :class:`~pyg_dynbatch.nn.TreeGRUCell` over trees with ordered children.
 
     Args:
         in_channels: Width of an input row.
         out_channels: Width of the hidden row.
         arity: Number of child places.
         direction: ``"bottom_up"`` or ``"top_down"``.
-        **cell_options: ``recurrent_dropout`` (0.0) of :class:`~pyg_dynbatch.nn.TreeGRUCell`.
+        **cell_options: ``recurrent_dropout`` of the cell.
 
     Shape:
         As for :class:`RecursiveLayer`.
-
-    Reference:
-        See :class:`~pyg_dynbatch.nn.TreeGRUCell`.
 
     Example:
         >>> TreeGRU(4, 3)(torch.randn(3, 4), torch.tensor([[0, 1], [2, 2]])).shape
         torch.Size([3, 3])
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        arity: int = 2,
-        *,
-        direction: str = "bottom_up",
-        **cell_options: Any,
-    ) -> None:
-        super().__init__(TreeGRUCell(in_channels, out_channels, arity, **cell_options), direction)
+    cell_class = TreeGRUCell
 
 
-class TreeRNN(RecursiveLayer):
-    """Run a single-layer recursive network over trees with ordered children.
+class TreeRNN(_OrderedTreeLayer):
+    """Run a :class:`~pyg_dynbatch.nn.TreeRNNCell` over trees with ordered children.
 
     Args:
         in_channels: Width of an input row.
@@ -538,15 +509,9 @@ class TreeRNN(RecursiveLayer):
     Shape:
         As for :class:`RecursiveLayer`.
 
-    Reference:
-        See :class:`~pyg_dynbatch.nn.TreeRNNCell`.
-
     Example:
         >>> TreeRNN(4, 3)(torch.randn(3, 4), torch.tensor([[0, 1], [2, 2]])).shape
         torch.Size([3, 3])
     """
 
-    def __init__(
-        self, in_channels: int, out_channels: int, arity: int = 2, *, direction: str = "bottom_up"
-    ) -> None:
-        super().__init__(TreeRNNCell(in_channels, out_channels, arity), direction)
+    cell_class = TreeRNNCell
