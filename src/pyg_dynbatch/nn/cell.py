@@ -33,7 +33,6 @@ class RecursiveCell(nn.Module, ABC):
         recurrent_dropout: Probability that :meth:`drop_candidate` drops an entry while training.
 
     Raises:
-        TypeError: If a width or the arity is not a whole number.
         ValueError: If a width or the arity is below 1, or the probability outside [0, 1).
     """
 

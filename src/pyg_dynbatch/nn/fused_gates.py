@@ -207,17 +207,11 @@ class Nodes:
     sums: Tensor | None = None
 
     @classmethod
-    def inner(
-        cls,
-        plan: FusedPlan,
-        states: Sequence[Tensor],
-        gathered: Tensor | None = None,
-        sums: Tensor | None = None,
-    ) -> "Nodes":
+    def inner(cls, plan: FusedPlan, states: Sequence[Tensor], **rows: Tensor | None) -> "Nodes":
         """Take the rows of inner nodes from the states ``h, c, tanh(c)`` of all nodes."""
         hidden, memory, activated = (state[1 + plan.leaves :] for state in states)
         mask = None if plan.dropout_mask is None else plan.dropout_mask[plan.leaves :]
-        return cls(plan, hidden, memory, activated, mask, states[0], states[1], gathered, sums)
+        return cls(plan, hidden, memory, activated, mask, states[0], states[1], **rows)
 
     def mask_of(self, block: Block) -> Tensor | None:
         """The factors of u."""

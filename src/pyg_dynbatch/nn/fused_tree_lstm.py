@@ -47,11 +47,8 @@ def fused_tree_lstm(
 ) -> tuple[Tensor, Tensor]:
     """Run a Tree-LSTM over all levels of a schedule, which has the arity of the cell.
 
-    Args:
-        schedule: Made by ``Schedule.from_structure``.
-        inputs: As for ``RecursiveCell.run_schedule``.
-        weights: ``weight_input``, ``weight_hidden`` and ``bias`` of the cell.
-        **options: Of :class:`FusedPlan`.
+    ``inputs`` are as for ``RecursiveCell.run_schedule``, ``weights`` the cell's ``weight_input``,
+    ``weight_hidden`` and ``bias``, and ``options`` those of :class:`FusedPlan`.
     """
     plan = FusedPlan(schedule, inputs, **options)
     plan.with_backward = torch.is_grad_enabled() and any(
@@ -81,12 +78,12 @@ class _FusedTreeLSTM(Function):
             # Zeros, as products read a few rows beyond those that are filled already.
             gathered = states[0].new_zeros(plan.places, width)
             sums = states[0].new_zeros(plan.inner, width) if plan.ragged else None
-            nodes = Nodes.inner(plan, states, gathered, sums)
-            gates, forgets = _forward_levels(nodes, inputs, weight_input, weight_hidden, bias)
+            nodes = Nodes.inner(plan, states, gathered=gathered, sums=sums)
+            gates = _forward_levels(nodes, inputs, weight_input, weight_hidden, bias)
             ctx.plan, ctx.counts = plan, (len(leaf_gates), len(gates))
             ctx.save_for_backward(
                 inputs, weight_input, weight_hidden, gathered, sums, states[1], states[2],
-                leaf_activated, *leaf_gates, *gates, *forgets,
+                leaf_activated, *leaf_gates, *(g.rows for g in gates), *(g.forget for g in gates),
             )  # fmt: skip
             ctx.set_materialize_grads(False)
             return plan.in_order(states[0]), plan.in_order(states[1])
@@ -102,11 +99,11 @@ class _FusedTreeLSTM(Function):
         inputs, weight_input, weight_hidden, gathered, sums, *states, leaf_activated = saved[:8]
         num_leaves, num_levels = ctx.counts
         leaf_gates, rest = saved[8 : 8 + num_leaves], saved[8 + num_leaves :]
-        gates, forgets = rest[:num_levels], rest[num_levels:]
+        gates = [*map(Gates, rest[:num_levels], rest[num_levels:])]
         with torch.autocast(inputs.device.type, enabled=False):
             given = StateGradients.of_results(plan, grad_h, grad_c, states[0])
             nodes = Nodes.inner(plan, (states[0][:0], *states))
-            grads = _backward_levels(nodes, weight_hidden, gates, forgets, given)
+            grads = _backward_levels(nodes, weight_hidden, gates, given)
             grad_inputs = torch.empty_like(inputs) if ctx.needs_input_grad[0] else None
             grad_weight, leaf_bias = _backward_leaves(
                 plan, leaf_gates, leaf_activated, given, inputs, weight_input, grad_inputs
@@ -170,7 +167,7 @@ def _forward_leaves(
 
 def _forward_levels(
     nodes: Nodes, inputs: Tensor, weight_input: Tensor, weight_hidden: Tensor, bias: Tensor
-) -> tuple[list[Tensor], list[Tensor]]:
+) -> list[Gates]:
     """Compute all inner nodes; return the activated gates of all blocks."""
     plan, width, gathered = nodes.plan, bias.size(0) // 4, nodes.gathered
     columns, precision = (3 + plan.arity) * width, plan.precision
@@ -196,8 +193,7 @@ def _forward_levels(
         forget_product = RowProduct(
             weight_hidden[columns:], bias[columns:], precision=precision, rows=plan.places
         )
-    gates: list[Tensor] = []
-    forgets: list[Tensor] = []
+    gates = []
     for block in plan.blocks:
         kernels.gather(block)
         own = None
@@ -211,9 +207,8 @@ def _forward_levels(
         rows = product(operand, block.first, block.size, activate=activate)
         kernels.forward(block, Gates(rows, forget, own, product))
         if plan.with_backward:
-            gates.append(rows)
-            forgets += [] if forget is None else [forget]
-    return gates, forgets
+            gates.append(Gates(rows, forget))
+    return gates
 
 
 def _operand(plan: FusedPlan, gathered: Tensor, sums: Tensor | None) -> Tensor:
@@ -225,11 +220,7 @@ def _operand(plan: FusedPlan, gathered: Tensor, sums: Tensor | None) -> Tensor:
 
 
 def _backward_levels(
-    nodes: Nodes,
-    weight: Tensor,
-    gates: Sequence[Tensor],
-    forgets: Sequence[Tensor],
-    given: StateGradients,
+    nodes: Nodes, weight: Tensor, gates: Sequence[Gates], given: StateGradients
 ) -> Gates:
     """Go from the roots to the lowest inner nodes; return the gradients before activation."""
     plan, width = nodes.plan, nodes.memory.size(1)
@@ -239,7 +230,7 @@ def _backward_levels(
         weight.new_empty(plan.places, width) if plan.ragged else None,
     )
     if plan.library is not None:
-        backward_levels(plan.library, nodes, weight, (*gates, *forgets), grads, given)
+        backward_levels(plan.library, nodes, weight, gates[0], grads, given)
         return grads
     kernels, incoming = choose_gates(grads.rows)(nodes), given.of_nodes(plan.leaves, plan.inner)
     product = RowProduct(weight[:columns].t(), precision=precision, rows=plan.inner)
@@ -248,14 +239,12 @@ def _backward_levels(
     for number in reversed(range(len(plan.blocks))):
         block = plan.blocks[number]
         to_hidden, to_memory = given.room(block.edge, block.edges)
-        of_block = grads.rows[block.nodes]
+        of_forget = None if grads.forget is None else grads.forget[block.children]
+        wanted = Gates(grads.rows[block.nodes], of_forget, child_memory=to_memory)
+        kernels.backward(block, gates[number], incoming, wanted)
         if grads.forget is None:
-            wanted = Gates(of_block, child_memory=to_memory)
-            kernels.backward(block, Gates(gates[number]), incoming, wanted)
             product.into(to_hidden.view(block.size, -1), grads.rows, block.first, block.size)
         else:
-            wanted = Gates(of_block, grads.forget[block.children], child_memory=to_memory)
-            kernels.backward(block, Gates(gates[number], forgets[number]), incoming, wanted)
             of_sums = product(grads.rows, block.first, block.size)
             of_sums = torch.index_select(of_sums, 0, plan.owner(block))
             of_each = forget_product(grads.forget, block.edge, block.edges)

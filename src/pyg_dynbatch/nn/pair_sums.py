@@ -16,8 +16,6 @@ from torch.nn import functional
 
 from pyg_dynbatch.nn.pairs import Pairs
 
-_NARROW = (torch.bfloat16, torch.float16)
-
 
 class Lists(NamedTuple):
     """For every result row the rows to sum: row r is the sum of ``item[ptr[r]:ptr[r+1]]``."""
@@ -51,8 +49,9 @@ def _sum(rows: Tensor, lists: Lists, transposed: Lists | None) -> Tensor:
     return _Sum.apply(rows.contiguous(), lists, transposed)
 
 
-def _in_single(rows: Tensor) -> Tensor:
-    return rows.float() if rows.dtype in _NARROW else rows
+def in_single(rows: Tensor) -> Tensor:
+    """Convert half to single precision, which sums over thousands of rows need."""
+    return rows if rows.dtype == torch.float64 else rows.float()
 
 
 def pair_sum(rows: Float[Tensor, "pair width"], pairs: Pairs) -> Float[Tensor, "atom width"]:
@@ -65,7 +64,7 @@ def pair_sum(rows: Float[Tensor, "pair width"], pairs: Pairs) -> Float[Tensor, "
         >>> pair_sum(torch.tensor([[1.0], [10.0], [100.0]]), pairs).flatten().tolist()
         [11.0, 110.0]
     """
-    return _sum(_in_single(rows), Lists(pairs.entry, pairs.ptr), Lists(*pairs.ends))
+    return _sum(in_single(rows), Lists(pairs.entry, pairs.ptr), Lists(*pairs.ends))
 
 
 def neighbour_sum(rows: Float[Tensor, "atom width"], pairs: Pairs) -> Float[Tensor, "atom width"]:
@@ -142,7 +141,7 @@ class _OrderReLU(Function):
         width = both.size(2)
         if torch.is_grad_enabled():
             lists, transposed = ctx.lists
-            passed = _in_single((both > 0) * gradient).contiguous()
+            passed = in_single((both > 0) * gradient).contiguous()
             of_parts = _sum(passed.view(-1, width), transposed, lists)
             return of_parts.view(-1, 2 * width), None, None
         passed = torch.empty_like(both)

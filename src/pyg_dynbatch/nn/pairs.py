@@ -192,9 +192,6 @@ class Pairs(MovablePlan):
         num_entries: Number of ordered pairs; a self pair counts once, any other twice.
         num_codes: Number of different pair codes; 0 for pairs without codes.
 
-    Raises:
-        AttributeError: If codes are read of pairs that were made without codes.
-
     Example:
         >>> pairs = Pairs.all_pairs([2, 1])
         >>> pairs.first.tolist(), pairs.second.tolist()
@@ -249,17 +246,11 @@ class Pairs(MovablePlan):
 
     @classmethod
     def all_pairs(cls, sizes: Sequence[int] | Tensor, self_pairs: bool = True) -> "Pairs":
-        """Pair all atoms of each molecule with each other.
+        """Pair all atoms of each molecule with each other, without codes.
 
         Args:
             sizes: Number of atoms of each molecule.
             self_pairs: Whether each atom is paired with itself too.
-
-        Returns:
-            The pairs, without codes.
-
-        Raises:
-            ValueError: If a size is negative.
 
         Example:
             >>> Pairs.all_pairs([3], self_pairs=False).second.tolist()
@@ -290,9 +281,6 @@ class Pairs(MovablePlan):
 
         Returns:
             The pairs with their codes; ``column`` is each one's place in ``pair_code``.
-
-        Raises:
-            ValueError: If the number of codes does not fit the sizes, or a code is too large.
 
         Example:
             >>> code = torch.tensor([0, 1, 2, 0, 1, 0])  # one molecule of three atoms
@@ -327,9 +315,6 @@ class Pairs(MovablePlan):
             The pairs, without codes; ``column`` is the first column that holds each pair, so
             ``edge_attr[pairs.column]`` are the rows of the pairs.
 
-        Raises:
-            ValueError: If an atom is out of range, or a pair joins two molecules.
-
         Example:
             >>> pairs = Pairs.from_pair_index(torch.tensor([[1, 0, 1], [0, 1, 2]]), 3)
             >>> pairs.first.tolist(), pairs.second.tolist(), pairs.column.tolist()
@@ -356,8 +341,7 @@ class Pairs(MovablePlan):
     def split(self, max_pairs: int) -> "list[Pairs]":
         """Cut the pairs into blocks, each over all atoms of the mini-batch.
 
-        The sum over the pairs of an atom is the sum over the blocks, so a layer can process a very
-        large molecule block by block.
+        The sum over the pairs of an atom is the sum over the blocks.
 
         Args:
             max_pairs: Number of pairs per block, at least 1; the last block may be smaller.

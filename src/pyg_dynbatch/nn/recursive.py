@@ -57,8 +57,8 @@ def run_levels(
     if len(steps) < 2 and torch.is_grad_enabled():
         # A batch of single nodes: the recurrent weights still take part, with zero rows, as
         # distributed training wants a gradient of every parameter on every rank.
-        none = schedule.wiring[:0]
-        children = _as_children(schedule, store.read(token, none), none, 0)
+        nothing = schedule.wiring[:0]
+        children = _as_children(schedule, store.read(token, nothing), nothing, 0)
         states = cell.step(projected[0][:0], children)
         token = store.write(token, 1, states)
     if isinstance(order, Tensor):
@@ -141,17 +141,16 @@ def _read_children(
 ) -> Any:
     """Gather the states of the children of some nodes of a step."""
     step, first, size = block
-    arity = schedule.arity
+    arity, wiring = schedule.arity, step.arguments[1]
     index = schedule.children_of(step)
     if arity is not None and size != step.size:
         index = index[first * arity : (first + size) * arity]
     rows = store.read(token, index)
     if weight is not None:
-        place = step.arguments[1].offset - schedule.steps[0].arguments[1].offset
-        place += first * (arity or 0)
+        place = wiring.offset - schedule.steps[0].arguments[1].offset + first * (arity or 0)
         own = weight[place : place + index.size(0), None]
         rows = tuple(part * own for part in rows)
-    owners = schedule.owners_of(step.arguments[1]) if arity is None else index
+    owners = schedule.owners_of(wiring) if arity is None else index
     return _as_children(schedule, rows, owners, size)
 
 
@@ -159,8 +158,7 @@ def _as_children(schedule: Schedule, rows: States, owners: Tensor, size: int) ->
     """Arrange states as the argument ``children`` of a step."""
     if schedule.arity is None:
         return RaggedRows(rows, owners, size)
-    shape = size, schedule.arity
-    return tuple(part.unflatten(0, shape) for part in rows)
+    return tuple(part.unflatten(0, (size, schedule.arity)) for part in rows)
 
 
 def checked_direction(owner: str, direction: str) -> str:
@@ -221,11 +219,9 @@ class RecursiveLayer(MessagePassing):
     """Run a cell from the leaves to the roots (or back), all nodes of a level at once.
 
     Called like a PyG layer, ``layer(x, edge_index)``, it derives the schedule from the edges at
-    every call. Faster: pass the schedule that this package's loader attaches to the batch,
-    ``layer(x, batch.edge_index, schedule=batch.schedule)``.
-
-    It is a ``MessagePassing`` module so that explainers of PyG find it: the states of children are
-    multiplied by the edge mask of ``GNNExplainer`` or ``CaptumExplainer`` when they are read.
+    every call; ``layer(x, batch.edge_index, schedule=batch.schedule)`` is faster, with the schedule
+    that this package's loader attaches. It is a ``MessagePassing`` module so that explainers of PyG
+    find it: edge masks multiply the states of children when they are read.
 
     Args:
         cell: The cell; any :class:`RecursiveCell`.
@@ -239,9 +235,8 @@ class RecursiveLayer(MessagePassing):
         - returns: ``[node, out_channels]``, in node order
 
     Raises:
-        ValueError: If a schedule has another arity or direction, or was made from other edges or
-            for another number of nodes; or if an explainer sets no edge mask
-            (``GraphMaskExplainer``).
+        ValueError: If a schedule was made for another layer, other edges or another number of
+            nodes; or if an explainer sets no edge mask (``GraphMaskExplainer``).
         IndexError: If ``nodes`` is out of range (on CPUs; GPUs report it in their own way).
         TypeError: If ``edge_index`` is not a dense int64 tensor, ``x`` is not a dense tensor of
             the cell's width and dtype, or ``nodes`` is not a vector of integers.
@@ -283,16 +278,15 @@ class RecursiveLayer(MessagePassing):
             x: Input rows, see the class.
             edge_index: Edges from child to parent; may be left out with a schedule.
             schedule: The schedule of the batch.
-            child_slot: Position of each edge's child among its siblings; only used without a
-                schedule, the order of the edges if left out.
-            leaf_row: Which row of ``x`` each leaf with an input reads, leaves in the order of
+            child_slot: Position of each edge's child among its siblings, by default in the order
+                of the edges; only used without a schedule.
+            leaf_row: Which row of ``x`` each leaf with an input reads, in the order of
                 ``schedule.input_node``. Then ``x`` holds the different rows of leaves, followed
                 by those of all other nodes with an input, and Tree-LSTMs without recurrent
                 dropout compute equal leaves once. Only with a schedule.
             level_order: Whether to return the rows in level order, which saves a copy: node ``k``
                 is then in row ``level_row(schedule)[k]``.
-            nodes: Which nodes to return, in this order (``batch.root_index``, for instance); all
-                by default. Saves bringing all rows into node order; ``level_order`` is ignored.
+            nodes: Which nodes to return, in this order; all by default.
             return_state: Whether to return all parts of the state, not only the hidden rows.
 
         Returns:
@@ -423,11 +417,7 @@ class NaryTreeLSTM(_OrderedTreeLayer):
         out_channels: Width of the hidden row.
         arity: Number of child places.
         direction: ``"bottom_up"`` or ``"top_down"``.
-        **cell_options: ``forget_bias`` and ``recurrent_dropout`` of
-            :class:`~pyg_dynbatch.nn.NaryTreeLSTMCell`.
-
-    Shape:
-        As for :class:`RecursiveLayer`.
+        **cell_options: Of :class:`~pyg_dynbatch.nn.NaryTreeLSTMCell`.
 
     Reference:
         Tai, Socher, Manning (2015), arXiv:1503.00075, equations 9-14.
@@ -450,11 +440,7 @@ class ChildSumTreeLSTM(RecursiveLayer):
         in_channels: Width of an input row.
         out_channels: Width of the hidden row.
         direction: ``"bottom_up"`` or ``"top_down"``.
-        **cell_options: ``forget_bias`` and ``recurrent_dropout`` of
-            :class:`~pyg_dynbatch.nn.ChildSumTreeLSTMCell`.
-
-    Shape:
-        As for :class:`RecursiveLayer`.
+        **cell_options: Of :class:`~pyg_dynbatch.nn.ChildSumTreeLSTMCell`.
 
     Reference:
         Tai, Socher, Manning (2015), arXiv:1503.00075, equations 2-8.
@@ -486,9 +472,6 @@ class TreeGRU(_OrderedTreeLayer):
         direction: ``"bottom_up"`` or ``"top_down"``.
         **cell_options: ``recurrent_dropout`` of the cell.
 
-    Shape:
-        As for :class:`RecursiveLayer`.
-
     Example:
         >>> TreeGRU(4, 3)(torch.randn(3, 4), torch.tensor([[0, 1], [2, 2]])).shape
         torch.Size([3, 3])
@@ -505,9 +488,6 @@ class TreeRNN(_OrderedTreeLayer):
         out_channels: Width of the hidden row.
         arity: Number of child places.
         direction: ``"bottom_up"`` or ``"top_down"``.
-
-    Shape:
-        As for :class:`RecursiveLayer`.
 
     Example:
         >>> TreeRNN(4, 3)(torch.randn(3, 4), torch.tensor([[0, 1], [2, 2]])).shape

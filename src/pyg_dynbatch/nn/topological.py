@@ -67,10 +67,8 @@ class TopologicalConv(nn.Module):
         - returns: ``[node, out_channels]``
 
     Raises:
-        ValueError: If the layer works against the direction of the edges
-            (``flow="target_to_source"``), keeps the graph of its first call (``cached=True``),
-            adds self-loops to pairs, or changes the width; if the edges form a cycle; or if the
-            schedule was made for another layer or graph.
+        ValueError: If the layer has ``flow="target_to_source"``, ``cached=True``, or adds
+            self-loops to pairs; if it changes the width; or if the edges form a cycle.
         TypeError: If an argument is not a tensor with one row per edge, or the layer does not
             return one row per node.
 
@@ -112,20 +110,16 @@ class TopologicalConv(nn.Module):
         child_slot: Int[Tensor, " edge"] | None = None,
         **named_edge_rows: Tensor | None,
     ) -> Float[Tensor, "node out"]:
-        """Compute the updated rows of all nodes.
+        """Compute the updated rows of all nodes, in node order.
 
         Args:
             x: Input rows.
             edge_index: The edges; may be left out with a schedule.
             *edge_rows: Further arguments of the layer, one row per edge.
-            schedule: ``Schedule.from_structure`` of the edges, without an arity; derived at every
-                call by default.
+            schedule: Of the edges, without an arity; derived at every call by default.
             child_slot: Order of the edges that arrive at one node, for layers to which it
                 matters; only used without a schedule.
             **named_edge_rows: Further arguments of the layer by name, one row per edge.
-
-        Returns:
-            The updated rows, in node order.
         """
         name = type(self).__name__
         refuse_transforms(name)

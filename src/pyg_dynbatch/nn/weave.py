@@ -12,7 +12,14 @@ from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn.inits import reset
 
 from pyg_dynbatch.core.errors import checked_count, mismatch
-from pyg_dynbatch.nn.pair_sums import code_rows, neighbour_sum, order_gather, order_relu, pair_sum
+from pyg_dynbatch.nn.pair_sums import (
+    code_rows,
+    in_single,
+    neighbour_sum,
+    order_gather,
+    order_relu,
+    pair_sum,
+)
 from pyg_dynbatch.nn.pairs import Pairs
 
 Moments = tuple[Tensor, Tensor, int]
@@ -83,7 +90,7 @@ class CountedBatchNorm(nn.Module):
             return torch.addcmul(shift, rows, scale)
         result_dtype = torch.promote_types(rows.dtype, self.weight.dtype)
         with torch.autocast(rows.device.type, enabled=False):
-            rows = _in_single(rows)
+            rows = in_single(rows)
             if counts is None:
                 counts, total = rows.new_ones(rows.size(0)), rows.size(0)
             elif total is None:
@@ -114,11 +121,6 @@ class CountedBatchNorm(nn.Module):
     def extra_repr(self) -> str:
         """Show the widths."""
         return str(self.width)
-
-
-def _in_single(rows: Tensor) -> Tensor:
-    """Convert half to single precision, which sums over thousands of rows need."""
-    return rows if rows.dtype == torch.float64 else rows.float()
 
 
 class _Normalise(Function):
@@ -157,7 +159,7 @@ class _Normalise(Function):
 def order_moments(parts: Float[Tensor, "atom parts"], pairs: Pairs) -> Moments:
     r"""Compute mean and variance of :math:`u_i + v_j` over all ordered pairs from atoms alone."""
     with torch.autocast(parts.device.type, enabled=False):
-        parts = _in_single(parts)
+        parts = in_single(parts)
         share = pairs.ptr.diff().to(parts.dtype) / max(pairs.num_entries, 1)
         mean = share @ parts
         u, v = (parts - mean).chunk(2, 1)
@@ -255,7 +257,7 @@ class WeaveConv(nn.Module):
         *,
         coded: bool = False,
     ) -> tuple[Float[Tensor, "atom out"], Float[Tensor, "pair pair_out"] | None]:
-        """Compute updated rows.
+        """Compute the updated atom rows, and the updated pair rows or ``None``.
 
         Args:
             x: Atom rows.
@@ -264,9 +266,6 @@ class WeaveConv(nn.Module):
             coded: Whether ``pair`` is a table with one row per code of ``pairs`` instead. The
                 same as ``forward(x, pair[pairs.code], pairs)``, but whatever depends on the pair
                 features alone is computed once per code.
-
-        Returns:
-            The updated atom rows, and the updated pair rows or ``None``.
         """
         self._check(x, pair, pairs, coded)
         updated = None
@@ -279,9 +278,7 @@ class WeaveConv(nn.Module):
     def split(self, x: Tensor, pairs: Pairs) -> Tensor:
         """Multiply atoms for f_AP: ``[atom, 2 * width]``, a part per place in a pair.
 
-        Args:
-            x: Atom rows.
-            pairs: All pairs of the mini-batch, for batch normalisation.
+        Batch normalisation needs all pairs of the mini-batch.
         """
         weight, bias = self.lin_ap.weight, self.lin_ap.bias
         weight = torch.cat(weight.split(self.atom_in, 1))
@@ -302,7 +299,7 @@ class WeaveConv(nn.Module):
             return pair_sum(rows, pairs)
         # Counts above 256 have no exact bfloat16.
         with torch.autocast(rows.device.type, enabled=False):
-            rows = _in_single(rows)
+            rows = in_single(rows)
             return pairs.code_count.to(rows.dtype) @ rows
 
     def update_pairs(
