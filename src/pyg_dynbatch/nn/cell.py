@@ -49,10 +49,11 @@ class RecursiveCell(nn.Module, ABC):
         recurrent_dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        counts = {"in_channels": in_channels, "out_channels": out_channels, "arity": arity}
+        counts = {"in_channels": in_channels, "out_channels": out_channels}
+        if arity is not None:
+            counts["arity"] = arity
         for name, value in counts.items():
-            if name != "arity" or value is not None:
-                checked_count(f"{type(self).__name__}: {name}", value)
+            checked_count(f"{type(self).__name__}: {name}", value)
         if not 0.0 <= recurrent_dropout < 1.0:
             what = f"{type(self).__name__}: recurrent_dropout is not a probability below 1"
             raise mismatch(ValueError, what, "0 <= p < 1", recurrent_dropout)
@@ -129,15 +130,11 @@ class RecursiveCell(nn.Module, ABC):
         return None
 
     def forward(self, x: Tensor, *children: Any) -> Any:
-        """Compute the states from inputs and the states of children.
+        """Compute states, tensors ``[row, width]`` or tuples of them.
 
         Args:
             x: Inputs, ``[row, in_channels]``.
-            *children: One state per argument place, or one
-                :class:`~pyg_dynbatch.core.RaggedRows`.
-
-        Returns:
-            The state: a tensor ``[row, width]``, or a tuple of them.
+            *children: One state per place, or one :class:`~pyg_dynbatch.core.RaggedRows`.
         """
         if self.arity is None:
             gathered: Any = children[0]

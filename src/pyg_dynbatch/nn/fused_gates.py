@@ -85,7 +85,15 @@ class FusedPlan:
         # Leaves with an input are computed once for each of these rows, the others one by one.
         self.leaf_inputs = inputs.size(0) - sum(schedule.level_inputs[1:])
         self.leaf_cells = self.leaf_inputs + self.leaves - schedule.level_inputs[0]
-        self._check(inputs.device)
+        # Nothing may be read or written beyond the rows that exist.
+        given = self.leaf_inputs if leaf_row is None else leaf_row.size(0)
+        fits = given == schedule.level_inputs[0] and self.leaf_inputs >= 0
+        if not fits or schedule.device != inputs.device:
+            what = "FusedPlan: the schedule does not fit the input rows"
+            wanted = f"{schedule.level_inputs[0]} leaves with an input, on {schedule.device}"
+            got = f"{given} leaves, on {inputs.device}"
+            hint = "rows in the order of schedule.input_node; batch.to(device)"
+            raise mismatch(ValueError, what, wanted, got, hint=hint)
         self.single_parent = schedule.single_parent
         self.block = BLOCK if inputs.device.type == "cpu" else max(self.nodes, 1)
         children = steps[0].arguments[1]
@@ -96,16 +104,6 @@ class FusedPlan:
             self.owners = schedule.wiring[children.owner : children.owner + self.places]
             self.child_start = schedule.child_start[self.leaves :]
         self.blocks = list(self._blocks())
-
-    def _check(self, device: torch.device) -> None:
-        """Refuse what would be read or written beyond the rows that exist."""
-        schedule, leaf_row = self.schedule, self.leaf_row
-        given = self.leaf_inputs if leaf_row is None else leaf_row.size(0)
-        if given != schedule.level_inputs[0] or self.leaf_inputs < 0 or schedule.device != device:
-            what = "FusedPlan: the schedule does not fit the input rows"
-            wanted = f"{schedule.level_inputs[0]} leaves with an input, on {schedule.device}"
-            hint = "rows in the order of schedule.input_node; batch.to(device)"
-            raise mismatch(ValueError, what, wanted, f"{given} leaves, on {device}", hint=hint)
 
     def _blocks(self) -> Iterator[Block]:
         first = seen = edge = 0

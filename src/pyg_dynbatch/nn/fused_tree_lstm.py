@@ -184,10 +184,8 @@ def _forward_levels(
         return forward_levels(plan.library, nodes, weight_hidden, bias, own)
     kernels = choose_gates(gathered)(nodes)
     candidate = width if kernels.activates else 0
-    product = RowProduct(
-        weight_hidden[:columns], bias[:columns], candidate=candidate, precision=precision,
-        rows=plan.inner,
-    )  # fmt: skip
+    of_rows = weight_hidden[:columns], bias[:columns]
+    product = RowProduct(*of_rows, candidate=candidate, precision=precision, rows=plan.inner)
     operand, forget_product = _operand(plan, gathered, nodes.sums), None
     if plan.ragged:
         forget_product = RowProduct(

@@ -391,11 +391,8 @@ class Pairs(MovablePlan):
 
     @property
     def orders(self) -> tuple[Int[Tensor, " order"], Int[Tensor, " atom_1"]]:
-        """The ordered pairs that begin at each atom, and where those of each atom begin.
-
-        Pair k of P pairs stands for the ordered pairs k (first, second) and P + k (second,
-        first); a self pair is listed twice.
-        """
+        """The ordered pairs that begin at each atom, and where those of each atom begin."""
+        # Pair k of P is listed as k (first, second) and P + k (second, first); a self pair twice.
         return self._read("order_entry"), self._read("order_ptr")
 
     @property

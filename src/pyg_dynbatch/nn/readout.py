@@ -196,11 +196,7 @@ class StandardizedInputs(nn.Module):
         self.register_buffer("deviation", torch.ones(num_inputs))
 
     def fit(self, x: Float[Tensor, "row input"]) -> None:
-        """Measure mean and standard deviation of the known numbers of every column.
-
-        Args:
-            x: The training data, NaN where unknown; infinite numbers count as unknown.
-        """
+        """Measure mean and standard deviation of the finite numbers of every column."""
         if x.size(1) != self.num_inputs:
             what = "StandardizedInputs: another number of columns"
             raise mismatch(ValueError, what, self.num_inputs, x.size(1))

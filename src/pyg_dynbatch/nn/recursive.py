@@ -10,6 +10,7 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_dynbatch.core.errors import described, mismatch
 from pyg_dynbatch.core.row_buffer import (
+    Pick,
     RowBuffer,
     check_precision,
     finish,
@@ -62,10 +63,10 @@ def run_levels(
         states = cell.step(projected[0][:0], children)
         token = store.write(token, 1, states)
     if isinstance(order, Tensor):
-        order = order + 1  # row 0 is that of missing children
-    elif not order:
-        order = schedule.rows_of(schedule.outputs["node"].wiring)
-    pick = order if isinstance(order, Tensor) else (1, schedule.num_nodes)
+        pick: Pick = order + 1  # row 0 is that of missing children
+    else:
+        nodes = schedule.outputs["node"].wiring
+        pick = (1, schedule.num_nodes) if order else schedule.rows_of(nodes)
     return finish(token, [store], [(store, pick)])[0]
 
 
@@ -295,9 +296,8 @@ class RecursiveLayer(MessagePassing):
         name = type(self).__name__
         refuse_transforms(name)
         check_input_rows(name, x, self.cell, self.in_channels)
-        schedule = schedule_for(
-            name, x, edge_index, schedule, child_slot, self.arity, self.direction
-        )
+        kind = self.arity, self.direction
+        schedule = schedule_for(name, x, edge_index, schedule, child_slot, *kind)
         _check_number_of_rows(name, schedule, x, leaf_row)
         inputs = x if leaf_row is not None else _input_rows(schedule, x)
         order = bool(level_order) if nodes is None else _rows_of_nodes(schedule, nodes)

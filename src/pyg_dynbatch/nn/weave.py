@@ -442,8 +442,8 @@ class WeaveStack(nn.Module):
 
     def reset_parameters(self) -> None:
         """Draw all parameters anew."""
-        for conv in self._levels():
-            conv.reset_parameters()
+        for conv in self.convs:
+            reset(conv)
 
     def forward(
         self, x: Float[Tensor, "atom feature"], table: Float[Tensor, "code channel"], pairs: Pairs
