@@ -30,11 +30,11 @@ def small_blocks() -> Iterator[None]:
 @pytest.fixture
 def pack_all() -> Iterator[None]:
     """Packs matrices of any size."""
-    if not fused_gates._has_onednn():
-        pytest.skip("this torch has no oneDNN")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fused_gates, "_LARGE_MATRIX", 0)
         patch.setattr(fused_gates, "_MANY_ROWS", 0)
+        if not fused_gates.packs(torch.ones(1, 1), 1):
+            pytest.skip("this torch has no oneDNN")
         yield
 
 

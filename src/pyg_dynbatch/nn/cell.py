@@ -19,22 +19,20 @@ States = tuple[Tensor, ...]
 class RecursiveCell(nn.Module, ABC):
     """Compute the state of nodes from their inputs and the states of their children.
 
-    A subclass defines :meth:`step`, and sets ``state_channels`` if a state has several parts. It
-    may define :meth:`project`, which a layer calls once for all nodes of a mini-batch,
-    :meth:`leaf` and :meth:`run_schedule`. Called as a module, ``cell(x, *children)``, a cell does
-    all of it; in that form it can be given to :meth:`pyg_dynbatch.core.Engine.of_cell`.
+    A subclass defines :meth:`step`, sets ``state_channels`` if a state has several parts, and may
+    define :meth:`project`, which a layer calls once for all nodes of a mini-batch, :meth:`leaf` and
+    :meth:`run_schedule`. A cell is a module too, ``cell(x, *children)``; in that form it can be
+    passed to :meth:`pyg_dynbatch.core.Engine.of_cell`.
 
     Args:
         in_channels: Width of an input row.
         out_channels: Width of the hidden row.
-        arity: Number of argument places for children, or ``None`` for any number of unordered
-            children.
-        gates: Number of gates for which :meth:`project` computes ``W x + b``, with the parameters
+        arity: Number of places for children; ``None`` for any number of unordered children.
+        gates: Number of gates of which :meth:`project` computes ``W x + b``, from the parameters
             ``weight_input`` and ``bias``; 0 to leave the inputs as they are.
         recurrent_dropout: Probability that :meth:`drop_candidate` drops an entry while training.
 
     Raises:
-        TypeError: If a width or the arity is not a whole number.
         ValueError: If a width or the arity is below 1, or the probability outside [0, 1).
     """
 
@@ -51,10 +49,11 @@ class RecursiveCell(nn.Module, ABC):
         recurrent_dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        counts = {"in_channels": in_channels, "out_channels": out_channels, "arity": arity}
+        counts = {"in_channels": in_channels, "out_channels": out_channels}
+        if arity is not None:
+            counts["arity"] = arity
         for name, value in counts.items():
-            if name != "arity" or value is not None:
-                checked_count(f"{type(self).__name__}: {name}", value)
+            checked_count(f"{type(self).__name__}: {name}", value)
         if not 0.0 <= recurrent_dropout < 1.0:
             what = f"{type(self).__name__}: recurrent_dropout is not a probability below 1"
             raise mismatch(ValueError, what, "0 <= p < 1", recurrent_dropout)
@@ -96,11 +95,9 @@ class RecursiveCell(nn.Module, ABC):
 
     def no_input(self, like: Tensor) -> Float[Tensor, "one projected"]:
         """Return the projected row of a node without input, which is that of a row of zeros."""
-        return (
-            self.bias[None]
-            if self._has_gates
-            else self.project(like.new_zeros(1, self.in_channels))
-        )
+        if self._has_gates:
+            return self.bias[None]
+        return self.project(like.new_zeros(1, self.in_channels))
 
     def drop_candidate(self, candidate: Tensor) -> Tensor:
         """Apply recurrent dropout while training."""
@@ -133,15 +130,11 @@ class RecursiveCell(nn.Module, ABC):
         return None
 
     def forward(self, x: Tensor, *children: Any) -> Any:
-        """Compute the states from inputs and the states of children.
+        """Compute states, tensors ``[row, width]`` or tuples of them.
 
         Args:
             x: Inputs, ``[row, in_channels]``.
-            *children: One state per argument place, or one
-                :class:`~pyg_dynbatch.core.RaggedRows`.
-
-        Returns:
-            The state: a tensor ``[row, width]``, or a tuple of them.
+            *children: One state per place, or one :class:`~pyg_dynbatch.core.RaggedRows`.
         """
         if self.arity is None:
             gathered: Any = children[0]
@@ -154,11 +147,8 @@ class RecursiveCell(nn.Module, ABC):
         return states if len(states) > 1 else states[0]
 
     def __prepare_scriptable__(self) -> NoReturn:
-        raise mismatch(
-            RuntimeError,
-            f"{type(self).__name__}: torch.jit.script does not take any number of children",
-            hint="torch.jit.trace(cell, (x, *children))",
-        )
+        what = f"{type(self).__name__}: torch.jit.script does not take any number of children"
+        raise mismatch(RuntimeError, what, hint="torch.jit.trace(cell, (x, *children))")
 
     def extra_repr(self) -> str:
         """Show the widths."""

@@ -85,7 +85,15 @@ class FusedPlan:
         # Leaves with an input are computed once for each of these rows, the others one by one.
         self.leaf_inputs = inputs.size(0) - sum(schedule.level_inputs[1:])
         self.leaf_cells = self.leaf_inputs + self.leaves - schedule.level_inputs[0]
-        self._check(inputs.device)
+        # Nothing may be read or written beyond the rows that exist.
+        given = self.leaf_inputs if leaf_row is None else leaf_row.size(0)
+        fits = given == schedule.level_inputs[0] and self.leaf_inputs >= 0
+        if not fits or schedule.device != inputs.device:
+            what = "FusedPlan: the schedule does not fit the input rows"
+            wanted = f"{schedule.level_inputs[0]} leaves with an input, on {schedule.device}"
+            got = f"{given} leaves, on {inputs.device}"
+            hint = "rows in the order of schedule.input_node; batch.to(device)"
+            raise mismatch(ValueError, what, wanted, got, hint=hint)
         self.single_parent = schedule.single_parent
         self.block = BLOCK if inputs.device.type == "cpu" else max(self.nodes, 1)
         children = steps[0].arguments[1]
@@ -98,16 +106,6 @@ class FusedPlan:
             ]
             self.child_start = schedule.child_start[self.leaves :]
         self.blocks = list(self._blocks())
-
-    def _check(self, device: torch.device) -> None:
-        """Refuse what would be read or written beyond the rows that exist."""
-        schedule, leaf_row = self.schedule, self.leaf_row
-        given = self.leaf_inputs if leaf_row is None else leaf_row.size(0)
-        if given != schedule.level_inputs[0] or self.leaf_inputs < 0 or schedule.device != device:
-            what = "FusedPlan: the schedule does not fit the input rows"
-            wanted = f"{schedule.level_inputs[0]} leaves with an input, on {schedule.device}"
-            hint = "rows in the order of schedule.input_node; batch.to(device)"
-            raise mismatch(ValueError, what, wanted, f"{given} leaves, on {device}", hint=hint)
 
     def _blocks(self) -> Iterator[Block]:
         first = seen = edge = 0
@@ -209,17 +207,11 @@ class Nodes:
     sums: Tensor | None = None
 
     @classmethod
-    def inner(
-        cls,
-        plan: FusedPlan,
-        states: Sequence[Tensor],
-        gathered: Tensor | None = None,
-        sums: Tensor | None = None,
-    ) -> "Nodes":
+    def inner(cls, plan: FusedPlan, states: Sequence[Tensor], **rows: Tensor | None) -> "Nodes":
         """Take the rows of inner nodes from the states ``h, c, tanh(c)`` of all nodes."""
         hidden, memory, activated = (state[1 + plan.leaves :] for state in states)
         mask = None if plan.dropout_mask is None else plan.dropout_mask[plan.leaves :]
-        return cls(plan, hidden, memory, activated, mask, states[0], states[1], gathered, sums)
+        return cls(plan, hidden, memory, activated, mask, states[0], states[1], **rows)
 
     def mask_of(self, block: Block) -> Tensor | None:
         """The factors of u."""
@@ -409,13 +401,11 @@ class RowProduct:
 
 
 def packs(weight: Tensor, rows: int) -> bool:
-    """Whether packing a matrix pays for about so many rows."""
-    large = weight.numel() >= _LARGE_MATRIX and rows >= _MANY_ROWS
-    single = weight.device.type == "cpu" and weight.dtype == torch.float32
-    return large and single and _has_onednn()
-
-
-def _has_onednn() -> bool:
+    """Whether packing a matrix for oneDNN pays for about so many rows."""
+    if weight.numel() < _LARGE_MATRIX or rows < _MANY_ROWS:
+        return False
+    if weight.device.type != "cpu" or weight.dtype != torch.float32:
+        return False
     backend, names = torch.backends.mkldnn, ("_linear_pointwise", "_reorder_linear_weight")
     enabled = bool(backend.enabled) and backend.is_available()
     return enabled and all(hasattr(torch.ops.mkldnn, name) for name in names)

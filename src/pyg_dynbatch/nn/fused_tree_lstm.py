@@ -9,7 +9,7 @@ children the forget gates are further columns in the row of a node; with any num
 
 import ctypes
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from importlib.util import find_spec
 from typing import Any
@@ -22,7 +22,6 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from pyg_dynbatch.core.row_buffer import refuse_second_derivative
 from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.nn.fused_gates import (
-    Block,
     FusedPlan,
     Gates,
     Nodes,
@@ -48,11 +47,8 @@ def fused_tree_lstm(
 ) -> tuple[Tensor, Tensor]:
     """Run a Tree-LSTM over all levels of a schedule, which has the arity of the cell.
 
-    Args:
-        schedule: Made by ``Schedule.from_structure``.
-        inputs: As for ``RecursiveCell.run_schedule``.
-        weights: ``weight_input``, ``weight_hidden`` and ``bias`` of the cell.
-        **options: Of :class:`FusedPlan`.
+    ``inputs`` are as for ``RecursiveCell.run_schedule``, ``weights`` the cell's ``weight_input``,
+    ``weight_hidden`` and ``bias``, and ``options`` those of :class:`FusedPlan`.
     """
     plan = FusedPlan(schedule, inputs, **options)
     plan.with_backward = torch.is_grad_enabled() and any(
@@ -82,12 +78,12 @@ class _FusedTreeLSTM(Function):
             # Zeros, as products read a few rows beyond those that are filled already.
             gathered = states[0].new_zeros(plan.places, width)
             sums = states[0].new_zeros(plan.inner, width) if plan.ragged else None
-            nodes = Nodes.inner(plan, states, gathered, sums)
-            gates, forgets = _forward_levels(nodes, inputs, weight_input, weight_hidden, bias)
+            nodes = Nodes.inner(plan, states, gathered=gathered, sums=sums)
+            gates = _forward_levels(nodes, inputs, weight_input, weight_hidden, bias)
             ctx.plan, ctx.counts = plan, (len(leaf_gates), len(gates))
             ctx.save_for_backward(
                 inputs, weight_input, weight_hidden, gathered, sums, states[1], states[2],
-                leaf_activated, *leaf_gates, *gates, *forgets,
+                leaf_activated, *leaf_gates, *(g.rows for g in gates), *(g.forget for g in gates),
             )  # fmt: skip
             ctx.set_materialize_grads(False)
             return plan.in_order(states[0]), plan.in_order(states[1])
@@ -103,29 +99,34 @@ class _FusedTreeLSTM(Function):
         inputs, weight_input, weight_hidden, gathered, sums, *states, leaf_activated = saved[:8]
         num_leaves, num_levels = ctx.counts
         leaf_gates, rest = saved[8 : 8 + num_leaves], saved[8 + num_leaves :]
-        gates, forgets = rest[:num_levels], rest[num_levels:]
+        gates = [*map(Gates, rest[:num_levels], rest[num_levels:])]
         with torch.autocast(inputs.device.type, enabled=False):
             given = StateGradients.of_results(plan, grad_h, grad_c, states[0])
             nodes = Nodes.inner(plan, (states[0][:0], *states))
-            grads = _backward_levels(nodes, weight_hidden, gates, forgets, given)
+            grads = _backward_levels(nodes, weight_hidden, gates, given)
             grad_inputs = torch.empty_like(inputs) if ctx.needs_input_grad[0] else None
             grad_weight, leaf_bias = _backward_leaves(
                 plan, leaf_gates, leaf_activated, given, inputs, weight_input, grad_inputs
             )
             width = states[0].size(1)
-            grad_bias = _bias_gradient(grads, width)
-            grad_bias[: leaf_bias.size(0)].add_(leaf_bias)
+            if grads.forget is None:
+                grad_bias = _fold_forget(sum_rows(grads.rows)[None], width)[0]
+            else:
+                grad_bias = torch.cat([sum_rows(grads.rows), sum_rows(grads.forget)])
+            grad_bias[: 3 * width] += leaf_bias
             if inputs.size(0) > plan.leaf_inputs:
-                own, inner = (
-                    _input_product_gradients(plan, grads, width),
-                    slice(plan.leaf_inputs, None),
-                )
+                own = _input_product_gradients(plan, grads, width)
                 if grad_inputs is not None:
-                    _write_input_gradients(plan, own, weight_input, grad_inputs[inner])
-                grad_weight += weight_gradient(own, inputs[inner], plan.precision)
+                    of_inner = grad_inputs[plan.leaf_inputs :]
+                    _write_input_gradients(plan, own, weight_input, of_inner)
+                grad_weight += weight_gradient(own, inputs[plan.leaf_inputs :], plan.precision)
             grad_hidden = None
             if ctx.needs_input_grad[2]:
-                grad_hidden = _hidden_weight_gradient(plan, grads, gathered, sums)
+                operand = _operand(plan, gathered, sums)
+                grad_hidden = weight_gradient(grads.rows, operand, plan.precision)
+                if grads.forget is not None:
+                    of_forget = weight_gradient(grads.forget, gathered, plan.precision)
+                    grad_hidden = torch.cat([grad_hidden, of_forget])
             return grad_inputs, grad_weight, grad_hidden, grad_bias, None
 
 
@@ -136,15 +137,24 @@ def _forward_leaves(
     plan: FusedPlan, inputs: Tensor, weight: Tensor, bias: Tensor, states: Sequence[Tensor]
 ) -> tuple[list[Tensor], Tensor]:
     """Compute the states of all leaves; return their gates and ``tanh(c)``."""
-    shared = plan.leaf_row is not None
+    shared, width = plan.leaf_row is not None, bias.size(0) // 3
     if shared:
-        width = bias.size(0) // 3
         hidden, memory, activated = (s.new_empty(plan.leaf_cells, width) for s in states)
     else:
         hidden, memory, activated = (s[1 : plan.leaves + 1] for s in states)
     kernels = choose_gates(hidden)(Nodes(plan, hidden, memory, activated, plan.dropout_mask))
+    activate = kernels.activates
+    candidate = width if activate else 0
+    product = RowProduct(
+        weight, bias, candidate=candidate, precision=plan.precision, rows=plan.leaf_inputs
+    )
+    # No input is an input of zeros.
+    missing = min(plan.leaf_cells - plan.leaf_inputs, plan.block)
+    zeros = inputs.new_zeros(missing, inputs.size(1)) if missing else inputs
     found = []
-    for block, rows in _leaf_products(plan, inputs, weight, bias, kernels.activates):
+    for block in plan.leaf_blocks():
+        read, first = (inputs, block.first) if block.filled else (zeros, 0)
+        rows = product(read, first, block.size, activate=activate)
         kernels.forward(block, Gates(rows))
         if plan.with_backward:
             found.append(rows)
@@ -155,28 +165,9 @@ def _forward_leaves(
     return found, activated
 
 
-def _leaf_products(
-    plan: FusedPlan, inputs: Tensor, weight: Tensor, bias: Tensor, activate: bool
-) -> Iterator[tuple[Block, Tensor]]:
-    """Multiply the inputs of all leaves, block by block."""
-    candidate = bias.size(0) // 3 if activate else 0
-    product = RowProduct(
-        weight, bias, candidate=candidate, precision=plan.precision, rows=plan.leaf_inputs
-    )
-    zeros = None
-    for block in plan.leaf_blocks():
-        if block.filled:
-            yield block, product(inputs, block.first, block.size, activate=activate)
-            continue
-        if zeros is None:
-            # No input is an input of zeros.
-            zeros = inputs.new_zeros(min(plan.block, block.size), inputs.size(1))
-        yield block, product(zeros, 0, block.size, activate=activate)
-
-
 def _forward_levels(
     nodes: Nodes, inputs: Tensor, weight_input: Tensor, weight_hidden: Tensor, bias: Tensor
-) -> tuple[list[Tensor], list[Tensor]]:
+) -> list[Gates]:
     """Compute all inner nodes; return the activated gates of all blocks."""
     plan, width, gathered = nodes.plan, bias.size(0) // 4, nodes.gathered
     columns, precision = (3 + plan.arity) * width, plan.precision
@@ -184,37 +175,38 @@ def _forward_levels(
     if not plan.ragged:
         # All children of a node share the bias of the forget gate.
         bias = torch.cat([bias[: 3 * width], *[bias[3 * width :]] * plan.arity])
-    given = _InnerInputs(plan, inputs, weight_input)
+    filled = inputs[plan.leaf_inputs :]
+    count = filled.size(0)
+    input_product = RowProduct(weight_input, precision=precision, rows=count) if count else None
     plan.library = _level_library(plan, weight_hidden, gathered)
     if plan.library is not None:
-        return forward_levels(plan.library, nodes, weight_hidden, bias, given.all())
+        own = None if input_product is None else input_product(filled, 0, count)
+        return forward_levels(plan.library, nodes, weight_hidden, bias, own)
     kernels = choose_gates(gathered)(nodes)
-    product = RowProduct(
-        weight_hidden[:columns],
-        bias[:columns],
-        candidate=width if kernels.activates else 0,
-        precision=precision,
-        rows=plan.inner,
-    )
+    candidate = width if kernels.activates else 0
+    of_rows = weight_hidden[:columns], bias[:columns]
+    product = RowProduct(*of_rows, candidate=candidate, precision=precision, rows=plan.inner)
     operand, forget_product = _operand(plan, gathered, nodes.sums), None
     if plan.ragged:
         forget_product = RowProduct(
             weight_hidden[columns:], bias[columns:], precision=precision, rows=plan.places
         )
-    gates: list[Tensor] = []
-    forgets: list[Tensor] = []
+    gates = []
     for block in plan.blocks:
         kernels.gather(block)
-        own = given.of(block, width if product.doubled else 0)
+        own = None
+        if input_product is not None and block.filled:
+            own = input_product(filled, block.input, block.filled)
+            if product.doubled:
+                own[:, :width] *= 2
         activate, forget = kernels.activates and own is None, None
         if forget_product is not None:
             forget = forget_product(gathered, block.edge, block.edges, activate=activate)
         rows = product(operand, block.first, block.size, activate=activate)
         kernels.forward(block, Gates(rows, forget, own, product))
         if plan.with_backward:
-            gates.append(rows)
-            forgets += [] if forget is None else [forget]
-    return gates, forgets
+            gates.append(Gates(rows, forget))
+    return gates
 
 
 def _operand(plan: FusedPlan, gathered: Tensor, sums: Tensor | None) -> Tensor:
@@ -222,37 +214,11 @@ def _operand(plan: FusedPlan, gathered: Tensor, sums: Tensor | None) -> Tensor:
     return sums if sums is not None else gathered.view(plan.inner, plan.arity * gathered.size(1))
 
 
-class _InnerInputs:
-    """Multiply the inputs of inner nodes, block by block."""
-
-    def __init__(self, plan: FusedPlan, inputs: Tensor, weight: Tensor) -> None:
-        self.rows = inputs[plan.leaf_inputs :]
-        count = self.rows.size(0)
-        self.product = RowProduct(weight, precision=plan.precision, rows=count) if count else None
-
-    def of(self, block: Block, doubled: int) -> Tensor | None:
-        """``W x`` of the first ``block.filled`` nodes of a block; None if that is none."""
-        if self.product is None or not block.filled:
-            return None
-        found = self.product(self.rows, block.input, block.filled)
-        if doubled:
-            found[:, :doubled] *= 2
-        return found
-
-    def all(self) -> Tensor | None:
-        """``W x`` of all of them; None if there are none."""
-        return None if self.product is None else self.product(self.rows, 0, self.rows.size(0))
-
-
 # Backward.
 
 
 def _backward_levels(
-    nodes: Nodes,
-    weight: Tensor,
-    gates: Sequence[Tensor],
-    forgets: Sequence[Tensor],
-    given: StateGradients,
+    nodes: Nodes, weight: Tensor, gates: Sequence[Gates], given: StateGradients
 ) -> Gates:
     """Go from the roots to the lowest inner nodes; return the gradients before activation."""
     plan, width = nodes.plan, nodes.memory.size(1)
@@ -262,7 +228,7 @@ def _backward_levels(
         weight.new_empty(plan.places, width) if plan.ragged else None,
     )
     if plan.library is not None:
-        backward_levels(plan.library, nodes, weight, (*gates, *forgets), grads, given)
+        backward_levels(plan.library, nodes, weight, gates[0], grads, given)
         return grads
     kernels, incoming = choose_gates(grads.rows)(nodes), given.of_nodes(plan.leaves, plan.inner)
     product = RowProduct(weight[:columns].t(), precision=precision, rows=plan.inner)
@@ -271,14 +237,12 @@ def _backward_levels(
     for number in reversed(range(len(plan.blocks))):
         block = plan.blocks[number]
         to_hidden, to_memory = given.room(block.edge, block.edges)
-        of_block = grads.rows[block.nodes]
+        of_forget = None if grads.forget is None else grads.forget[block.children]
+        wanted = Gates(grads.rows[block.nodes], of_forget, child_memory=to_memory)
+        kernels.backward(block, gates[number], incoming, wanted)
         if grads.forget is None:
-            wanted = Gates(of_block, child_memory=to_memory)
-            kernels.backward(block, Gates(gates[number]), incoming, wanted)
             product.into(to_hidden.view(block.size, -1), grads.rows, block.first, block.size)
         else:
-            wanted = Gates(of_block, grads.forget[block.children], child_memory=to_memory)
-            kernels.backward(block, Gates(gates[number], forgets[number]), incoming, wanted)
             of_sums = product(grads.rows, block.first, block.size)
             of_sums = torch.index_select(of_sums, 0, plan.segment_ids_of(block))
             of_each = forget_product(grads.forget, block.edge, block.edges)
@@ -334,27 +298,12 @@ def _input_product_gradients(plan: FusedPlan, grads: Gates, width: int) -> Tenso
     return rows if grads.forget is not None else _fold_forget(rows, width)
 
 
-def _bias_gradient(grads: Gates, width: int) -> Tensor:
-    if grads.forget is not None:
-        return torch.cat([sum_rows(grads.rows), sum_rows(grads.forget)])
-    return _fold_forget(sum_rows(grads.rows)[None], width)[0]
-
-
 def _fold_forget(grads: Tensor, width: int) -> Tensor:
     """Sum the forget gates of all children of a node, which share ``W x + b``."""
     folded = grads[:, : 4 * width].clone()
     for first in range(4 * width, grads.size(1), width):
         folded[:, 3 * width :] += grads[:, first : first + width]
     return folded
-
-
-def _hidden_weight_gradient(
-    plan: FusedPlan, grads: Gates, gathered: Tensor, sums: Tensor | None
-) -> Tensor:
-    of_rows = weight_gradient(grads.rows, _operand(plan, gathered, sums), plan.precision)
-    if grads.forget is None:
-        return of_rows
-    return torch.cat([of_rows, weight_gradient(grads.forget, gathered, plan.precision)])
 
 
 # The choice of kernels.

@@ -70,12 +70,8 @@ class CudaRecorder(Recorder):
     def record(self, call: Call) -> Recording:
         """Capture a call."""
         graph = torch.cuda.CUDAGraph()
-        with (
-            torch.cuda.device(self.device),
-            torch.cuda.graph(
-                graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"
-            ),
-        ):
+        options: Any = {"stream": self.stream, "capture_error_mode": "thread_local"}
+        with torch.cuda.device(self.device), torch.cuda.graph(graph, self.pool, **options):
             results = call()
         return Recording(graph.replay, results)
 
@@ -134,27 +130,26 @@ class RecordedRun:
         else:
             self.rows.zero_()
 
-    def forward(
-        self, form: PaddedForm, rows: Tensor, place: Tensor, parts: int
-    ) -> tuple[Tensor, ...]:
+    def forward(self, call: "_Call", rows: Tensor) -> tuple[Tensor, ...]:
         """Replay the forward graph."""
-        self.load(form, rows)
+        self.load(call.form, rows)
         self.forward_graph.replay()
-        return tuple(part.index_select(0, place) for part in self.forward_graph.results[:parts])
+        found = self.forward_graph.results[: call.parts]
+        return tuple(part.index_select(0, call.place) for part in found)
 
     def backward(
-        self, form: PaddedForm, grads: Sequence[Tensor | None], place: Tensor
+        self, call: "_Call", grads: Sequence[Tensor | None]
     ) -> tuple[Tensor | None, list[Tensor]]:
         """Replay the backward graph."""
         for kept, given in zip_longest(self.grads, grads):
             # Rows of padding have no gradient.
             kept.zero_()
             if given is not None:
-                kept.index_copy_(0, place, given)
+                kept.index_copy_(0, call.place, given)
         self.backward_graph.replay()
         of_rows = None
         if self.mode.rows_want_gradient:
-            of_rows = self.backward_graph.results[0].index_select(0, form.input_place)
+            of_rows = self.backward_graph.results[0].index_select(0, call.form.input_place)
         # Copies, as the next replay of any run writes there.
         return of_rows, [total.clone() for total in self.totals]
 
@@ -192,17 +187,15 @@ TreeLSTMCell = NaryTreeLSTMCell | ChildSumTreeLSTMCell
 class GraphedTreeLSTM(RecursiveLayer):
     """Run a Tree-LSTM layer by CUDA graphs over levels padded to a few shapes.
 
-    Used like the layer itself, with the same parameters under the same names; values and
-    gradients are those of the layer up to rounding. A graph runs if the schedule carries its
-    padded form, which loader workers make: see :class:`~pyg_dynbatch.loader.BucketedCollater`.
-    The layer itself runs for batches that fit no shape, and while another call of this layer
-    waits for its backward pass. On a CPU the padded runs are made call by call, which shows what
-    graphs would compute and gains nothing.
+    Used like the layer itself, with the same parameters under the same names; values and gradients
+    are the same up to rounding. A graph runs if the schedule carries its padded form, which loader
+    workers make: see :class:`~pyg_dynbatch.loader.BucketedCollater`. The layer itself runs for
+    batches that fit no shape, and while another call waits for its backward pass. On a CPU the
+    padded runs are made call by call, which shows what graphs would compute and gains nothing.
 
-    The graphs read the parameters in place, so an optimiser may change them; moving them, or
-    switching the gradient of one on or off, drops all graphs. Switches of PyTorch such as the
-    precision of products are recorded too; :meth:`clear` drops the graphs by hand. One thread and
-    one stream at a time; no second derivatives.
+    An optimiser may change the parameters in place; moving them, or switching the gradient of one
+    on or off, drops all graphs. Switches of PyTorch such as the precision of products are recorded
+    too, until :meth:`clear`. One thread and one stream at a time; no second derivatives.
 
     Args:
         layer: :class:`~pyg_dynbatch.nn.NaryTreeLSTM` or
@@ -210,13 +203,6 @@ class GraphedTreeLSTM(RecursiveLayer):
         buckets: Pads schedules on the CPU that have no padded form; by default they are not padded.
         max_graphs: Maximal number of recorded runs; the least recently used one is dropped.
         recorder: Makes the recorder for a device; by default CUDA graphs on CUDA devices.
-
-    Shape:
-        As for :class:`RecursiveLayer`.
-
-    Raises:
-        TypeError: If the layer is not a Tree-LSTM.
-        ValueError: If ``max_graphs`` is below 1.
 
     Reference:
         PyTorch, "CUDA semantics", section "CUDA Graphs": fixed addresses, warm-up on a side
@@ -327,10 +313,9 @@ class RecordedRuns:
             return None
         mode = self._mode(rows)
         run = self._run(mode, rows, form)
-        parts = 2 if with_memory else 1
+        call = _Call(run, form, place, 2 if with_memory else 1)
         if not mode.with_gradient:
-            return run.forward(form, rows, place, parts)
-        call = _Call(run, form, place, parts)
+            return run.forward(call, rows)
         self.waiting = weakref.ref(call)
         found: tuple[Tensor, ...] = _Replayed.apply(rows, call, *run.wanted)
         return found
@@ -340,14 +325,9 @@ class RecordedRuns:
         precision = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
         wanted = any(each.requires_grad for each in (rows, *cell.parameters()))
         with_gradient = wanted and torch.is_grad_enabled()
-        return Mode(
-            rows.dtype,
-            rows.size(1),
-            with_gradient,
-            with_gradient and rows.requires_grad,
-            precision,
-            cell.recurrent_dropout if cell.training else 0.0,
-        )
+        of_rows = with_gradient and rows.requires_grad
+        dropout = cell.recurrent_dropout if cell.training else 0.0
+        return Mode(rows.dtype, rows.size(1), with_gradient, of_rows, precision, dropout)
 
     def _run(self, mode: Mode, rows: Tensor, form: PaddedForm) -> RecordedRun:
         parameters = list(self.cell.parameters())
@@ -378,7 +358,7 @@ class _Replayed(Function):
         ctx.save_for_backward(*parameters)
         ctx.call = call
         ctx.set_materialize_grads(False)
-        return call.run.forward(call.form, rows, call.place, call.parts)
+        return call.run.forward(call, rows)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
@@ -389,6 +369,6 @@ class _Replayed(Function):
             wanted = "one backward() per forward(), as it frees the values"
             hint = "add up the losses, or use the layer without graphs"
             raise mismatch(RuntimeError, f"GraphedTreeLSTM: {what}", wanted, got, hint=hint)
-        of_rows, of_parameters = call.run.backward(call.form, grads, call.place)
+        of_rows, of_parameters = call.run.backward(call, grads)
         call.open = False
         return of_rows, None, *of_parameters

@@ -3,7 +3,6 @@
 import ctypes
 import logging
 import sys
-from collections.abc import Sequence
 from ctypes import POINTER, byref, c_int, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
@@ -167,8 +166,8 @@ class NativeGates(TorchGates):
 
 def forward_levels(
     library: ctypes.CDLL, nodes: Nodes, weight: Tensor, bias: Tensor, own: Tensor | None
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Compute all inner nodes; return their gates, and those of any number of children."""
+) -> list[Gates]:
+    """Compute all inner nodes; return the activated gates, of one block if they are not kept."""
     plan, kernels = nodes.plan, NativeGates(library, nodes)
     weight, bias = _plain(weight), _plain(bias)
     rows, places = plan.inner, plan.places
@@ -176,20 +175,19 @@ def forward_levels(
         rows = max((block.size for block in plan.blocks), default=0)
         places = max((block.edges for block in plan.blocks), default=0)
     levels, columns = _levels(nodes, weight, bias)
-    gates, forgets = weight.new_empty(rows, columns), []
-    if plan.ragged:
-        forgets = [weight.new_empty(places, weight.size(1))]
-    _set(levels, own=own, gates=gates, forget=forgets[0] if forgets else None)
+    forget = weight.new_empty(places, weight.size(1)) if plan.ragged else None
+    gates = Gates(weight.new_empty(rows, columns), forget)
+    _set(levels, own=own, gates=gates.rows, forget=forget)
     levels.kept = plan.with_backward
     library.tree_lstm_forward_levels(kernels.rows, levels, kernels.threads)
-    return [gates], forgets
+    return [gates]
 
 
 def backward_levels(
     library: ctypes.CDLL,
     nodes: Nodes,
     weight: Tensor,
-    gates: Sequence[Tensor],
+    gates: Gates,
     grads: Gates,
     given: StateGradients,
 ) -> None:
@@ -202,8 +200,8 @@ def backward_levels(
     if plan.ragged:
         most = max((block.size for block in plan.blocks), default=0)
         sums = to_hidden.new_empty(most, to_hidden.size(1))
-        levels.forget = gates[1].data_ptr()
-    _set(levels, gates=gates[0], grads=grads.rows, to_forget=grads.forget)
+    _set(levels, gates=gates.rows, forget=gates.forget)
+    _set(levels, grads=grads.rows, to_forget=grads.forget)
     _set(levels, to_memory=to_memory, to_hidden=to_hidden, to_sums=sums)
     incoming = kernels.incoming(given.of_nodes(plan.leaves, plan.inner))
     library.tree_lstm_backward_levels(kernels.rows, incoming, levels, kernels.threads)

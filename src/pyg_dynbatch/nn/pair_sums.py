@@ -16,8 +16,6 @@ from torch.nn import functional
 
 from pyg_dynbatch.nn.pairs import Pairs
 
-_NARROW = (torch.bfloat16, torch.float16)
-
 
 class Lists(NamedTuple):
     """For every result row the rows to sum: row r is the sum of ``item[ptr[r]:ptr[r+1]]``."""
@@ -51,8 +49,9 @@ def _sum(rows: Tensor, lists: Lists, transposed: Lists | None) -> Tensor:
     return _Sum.apply(rows.contiguous(), lists, transposed)
 
 
-def _in_single(rows: Tensor) -> Tensor:
-    return rows.float() if rows.dtype in _NARROW else rows
+def in_single(rows: Tensor) -> Tensor:
+    """Convert half to single precision, which sums over thousands of rows need."""
+    return rows if rows.dtype == torch.float64 else rows.float()
 
 
 def pair_sum(rows: Float[Tensor, "pair width"], pairs: Pairs) -> Float[Tensor, "atom width"]:
@@ -65,7 +64,7 @@ def pair_sum(rows: Float[Tensor, "pair width"], pairs: Pairs) -> Float[Tensor, "
         >>> pair_sum(torch.tensor([[1.0], [10.0], [100.0]]), pairs).flatten().tolist()
         [11.0, 110.0]
     """
-    return _sum(_in_single(rows), Lists(pairs.entry, pairs.ptr), Lists(*pairs.ends))
+    return _sum(in_single(rows), Lists(pairs.entry, pairs.ptr), Lists(*pairs.ends))
 
 
 def neighbour_sum(rows: Float[Tensor, "atom width"], pairs: Pairs) -> Float[Tensor, "atom width"]:
@@ -128,16 +127,6 @@ def order_gather(
     return _sum(halves, _order_lists(pairs), transposed).view(2, -1, width)
 
 
-def order_sum(rows: Float[Tensor, "two pair width"], pairs: Pairs) -> Float[Tensor, "atom parts"]:
-    """Sum rows of ordered pairs at both atoms; the adjoint of :func:`order_gather`."""
-    return _sum_orders(rows, _order_lists(pairs), _order_lists_transposed(pairs))
-
-
-def _sum_orders(rows: Tensor, lists: Lists, transposed: Lists) -> Tensor:
-    width, rows = rows.size(2), _in_single(rows).contiguous()
-    return _sum(rows.view(-1, width), transposed, lists).view(-1, 2 * width)
-
-
 class _OrderReLU(Function):
     @staticmethod
     def forward(ctx: Any, parts: Tensor, lists: Lists, transposed: Lists | None) -> Tensor:
@@ -149,9 +138,13 @@ class _OrderReLU(Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         (both,) = ctx.saved_tensors
+        width = both.size(2)
         if torch.is_grad_enabled():
-            return _sum_orders((both > 0) * gradient, *ctx.lists), None, None
-        passed, width = torch.empty_like(both), both.size(2)
+            lists, transposed = ctx.lists
+            passed = in_single((both > 0) * gradient).contiguous()
+            of_parts = _sum(passed.view(-1, width), transposed, lists)
+            return of_parts.view(-1, 2 * width), None, None
+        passed = torch.empty_like(both)
         for order in range(2):
             torch.ops.aten.threshold_backward.grad_input(
                 gradient, both[order], 0, grad_input=passed[order]

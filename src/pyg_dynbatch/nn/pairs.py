@@ -171,26 +171,26 @@ def _refuse(what: str, expected: str, pair_index: np.ndarray, wrong: np.ndarray)
         raise mismatch(ValueError, what, expected, got, where=f"column {column}")
 
 
+def _part(name: str, doc: str) -> Any:
+    """Make a property that reads one part of the plan."""
+    return property(lambda pairs: pairs._read(name), doc=doc)
+
+
 class Pairs(MovablePlan):
     """The pairs of atoms of a mini-batch, each unordered pair once, in one int32 tensor.
 
-    For every pair its two atoms, and for every atom its pairs: made in loader workers, without
-    parameters, and moved to the device in one copy. Pairs are sorted by ``first`` and then by
-    ``second``, with ``first <= second``. An atom may be paired with itself; the pairs of one atom
-    are in ascending order, so that sums over them are the same to the last bit at every run.
-
-    Made by :meth:`all_pairs`, :meth:`from_codes` or :meth:`from_pair_index`.
+    Made in loader workers by :meth:`all_pairs`, :meth:`from_codes` or :meth:`from_pair_index`, and
+    moved to the device in one copy. Pairs are sorted by ``first`` and then by ``second``, with
+    ``first <= second``; an atom may be paired with itself. The pairs of one atom are in ascending
+    order, so that sums over them are the same to the last bit at every run.
 
     Args:
         plan: All numbers, int32, flat.
         num_atoms: Number of atoms of the mini-batch.
         num_pairs: Number of unordered pairs that are used.
         num_molecules: Number of molecules, some of which may have no pairs or no atoms.
-        num_entries: Number of ordered pairs; an atom with itself is one, all others are two.
+        num_entries: Number of ordered pairs; a self pair counts once, any other twice.
         num_codes: Number of different pair codes; 0 for pairs without codes.
-
-    Raises:
-        AttributeError: If codes are read of pairs that were made without codes.
 
     Example:
         >>> pairs = Pairs.all_pairs([2, 1])
@@ -246,17 +246,11 @@ class Pairs(MovablePlan):
 
     @classmethod
     def all_pairs(cls, sizes: Sequence[int] | Tensor, self_pairs: bool = True) -> "Pairs":
-        """Pair all atoms of each molecule with each other.
+        """Pair all atoms of each molecule with each other, without codes.
 
         Args:
             sizes: Number of atoms of each molecule.
             self_pairs: Whether each atom is paired with itself too.
-
-        Returns:
-            The pairs, without codes.
-
-        Raises:
-            ValueError: If a size is negative.
 
         Example:
             >>> Pairs.all_pairs([3], self_pairs=False).second.tolist()
@@ -287,9 +281,6 @@ class Pairs(MovablePlan):
 
         Returns:
             The pairs with their codes; ``column`` is each one's place in ``pair_code``.
-
-        Raises:
-            ValueError: If the number of codes does not fit the sizes, or a code is too large.
 
         Example:
             >>> code = torch.tensor([0, 1, 2, 0, 1, 0])  # one molecule of three atoms
@@ -324,9 +315,6 @@ class Pairs(MovablePlan):
             The pairs, without codes; ``column`` is the first column that holds each pair, so
             ``edge_attr[pairs.column]`` are the rows of the pairs.
 
-        Raises:
-            ValueError: If an atom is out of range, or a pair joins two molecules.
-
         Example:
             >>> pairs = Pairs.from_pair_index(torch.tensor([[1, 0, 1], [0, 1, 2]]), 3)
             >>> pairs.first.tolist(), pairs.second.tolist(), pairs.column.tolist()
@@ -353,8 +341,7 @@ class Pairs(MovablePlan):
     def split(self, max_pairs: int) -> "list[Pairs]":
         """Cut the pairs into blocks, each over all atoms of the mini-batch.
 
-        The sum over the pairs of an atom is the sum over the blocks, so a layer can process a very
-        large molecule block by block.
+        The sum over the pairs of an atom is the sum over the blocks.
 
         Args:
             max_pairs: Number of pairs per block, at least 1; the last block may be smaller.
@@ -369,7 +356,7 @@ class Pairs(MovablePlan):
         atoms = self.atom_ptr.cpu().numpy().astype(np.int64)
         atoms = atoms[1:] - atoms[:-1]
         names = ("first", "second", "code") if self.num_codes else ("first", "second")
-        found = [self._part(name).cpu().numpy().astype(np.int64) for name in names]
+        found = [self._read(name).cpu().numpy().astype(np.int64) for name in names]
         blocks = []
         for start in range(0, self.num_pairs, max_pairs):
             chosen = slice(start, min(start + max_pairs, self.num_pairs))
@@ -381,76 +368,42 @@ class Pairs(MovablePlan):
 
     # Reading.
 
-    def _part(self, name: str) -> Tensor:
+    def _read(self, name: str) -> Tensor:
         if name.startswith("code") and not self.num_codes:
             what, wanted = "Pairs: these pairs have no codes", "Pairs.from_codes(...)"
             found = "Pairs.all_pairs(...) or Pairs.from_pair_index(...)"
             raise mismatch(AttributeError, what, wanted, found)
         return self.plan.narrow(0, *self._layout[name])
 
-    @property
-    def first(self) -> Int[Tensor, " pair"]:
-        """The first atom of each pair, with the lower number."""
-        return self._part("first")
-
-    @property
-    def second(self) -> Int[Tensor, " pair"]:
-        """The second atom of each pair, with the higher number; the same one for a self pair."""
-        return self._part("second")
-
-    @property
-    def code(self) -> Int[Tensor, " pair"]:
-        """Code of each pair."""
-        return self._part("code")
-
-    @property
-    def column(self) -> Int[Tensor, " pair"]:
-        """The place of each pair in what the pairs were made from."""
-        return self._part("column")
-
-    @property
-    def ptr(self) -> Int[Tensor, " atom_1"]:
-        """First entry of each atom, and the number of entries at the end."""
-        return self._part("ptr")
-
-    @property
-    def entry(self) -> Int[Tensor, " entry"]:
-        """The pairs that contain each atom, in ascending order; a self pair once."""
-        return self._part("entry")
-
-    @property
-    def other(self) -> Int[Tensor, " entry"]:
-        """The other atom of each entry's pair."""
-        return self._part("other")
-
-    @property
-    def atom_ptr(self) -> Int[Tensor, " molecule_1"]:
-        """First atom of each molecule, and the number of atoms at the end."""
-        return self._part("atom_ptr")
+    first: Int[Tensor, " pair"] = _part("first", "The first atom of each pair: the lower number.")
+    second: Int[Tensor, " pair"] = _part("second", "The second atom; of a self pair the same one.")
+    code: Int[Tensor, " pair"] = _part("code", "Code of each pair.")
+    column: Int[Tensor, " pair"] = _part("column", "Place of each pair in what they were made of.")
+    ptr: Int[Tensor, " atom_1"] = _part("ptr", "First entry of each atom, and their number last.")
+    entry: Int[Tensor, " entry"] = _part("entry", "The pairs of each atom; a self pair once.")
+    other: Int[Tensor, " entry"] = _part("other", "The other atom of each entry's pair.")
+    atom_ptr: Int[Tensor, " molecule_1"] = _part("atom_ptr", "First atom of each molecule.")
 
     @property
     def ends(self) -> tuple[Int[Tensor, " entry"], Int[Tensor, " pair_1"]]:
         """The atoms of each pair, a self pair's once, and where those of each pair begin."""
-        return self._part("end"), self._part("end_ptr")
+        return self._read("end"), self._read("end_ptr")
 
     @property
     def orders(self) -> tuple[Int[Tensor, " order"], Int[Tensor, " atom_1"]]:
-        """The ordered pairs that begin at each atom, and where those of each atom begin.
-
-        Pair k of P pairs stands for the ordered pairs k (first, second) and P + k (second,
-        first); a self pair is listed twice.
-        """
-        return self._part("order_entry"), self._part("order_ptr")
+        """The ordered pairs that begin at each atom, and where those of each atom begin."""
+        # Pair k of P is listed as k (first, second) and P + k (second, first); a self pair twice.
+        return self._read("order_entry"), self._read("order_ptr")
 
     @property
     def by_code(self) -> tuple[Int[Tensor, " pair"], Int[Tensor, " code_1"]]:
         """The pairs of each code, in ascending order, and where those of each code begin."""
-        return self._part("code_order"), self._part("code_ptr")
+        return self._read("code_order"), self._read("code_ptr")
 
     @property
     def code_count(self) -> Int[Tensor, "atom code"]:
         """Number of entries of each atom with each code."""
-        return self._part("code_count").view(self.num_atoms, self.num_codes)
+        return self._read("code_count").view(self.num_atoms, self.num_codes)
 
     @property
     def is_self(self) -> Bool[Tensor, " pair"]:

@@ -22,10 +22,10 @@ class GaussianHistogramAggregation(Aggregation):
     .. math::
         m_k(x) = \mathrm{softmax}_k\Big(-\tfrac12 \big(\tfrac{x - \mu_k}{\sigma_k}\big)^2\Big)
 
-    These are Gaussian densities (of peak height one) over their sum, but finite for any x: far
-    outside, x belongs to the outermost bin. The bins divide a unit normal distribution into nearly
-    equal parts, so inputs should be normalised. Memberships, eleven times as large as the inputs,
-    are computed block by block, forward and backward.
+    These are Gaussian densities over their sum, but finite for any x: far outside, x belongs to the
+    outermost bin. The bins divide a unit normal distribution into nearly equal parts, so inputs
+    should be normalised. Memberships, eleven times as large as the inputs, are computed block by
+    block, forward and backward.
 
     Args:
         block: Number of elements per block.
@@ -34,9 +34,6 @@ class GaussianHistogramAggregation(Aggregation):
         - x: ``[element, feature]``, as for any aggregation of PyG with ``index`` or ``ptr``
         - returns: ``[set, feature * 11]``, the bins of a feature side by side; zeros for an
           empty set
-
-    Raises:
-        ValueError: If x does not have two dimensions, the first of which is reduced.
 
     Reference:
         Kearnes et al. (2016), arXiv:1603.00856, for the idea; bins as in DeepChem's
@@ -72,12 +69,8 @@ class GaussianHistogramAggregation(Aggregation):
     ) -> Tensor:
         """Compute the histograms of all sets; without index and ptr there is one set."""
         if x.dim() != 2 or dim not in (-2, 0):
-            raise mismatch(
-                ValueError,
-                "GaussianHistogramAggregation: x has another shape",
-                "x [element, feature], dim -2",
-                f"x {list(x.shape)}, dim {dim}",
-            )
+            what, got = f"{type(self).__name__}: x has another shape", f"x {[*x.shape]}, dim {dim}"
+            raise mismatch(ValueError, what, "x [element, feature], dim -2", got)
         if index is None:
             index = torch.zeros(x.size(0), dtype=torch.long, device=x.device)
             if ptr is not None:
@@ -121,14 +114,15 @@ class _Histogram(Function):
     def backward(ctx: Any, gradient: Tensor) -> Any:
         x, index, mean, sharpness = ctx.saved_tensors
         shaped = gradient.view(ctx.num_sets, x.size(1), mean.size(0)).transpose(1, 2)
+        blocks = _blocks(x, index, ctx.block)
         if torch.is_grad_enabled():
-            grads = [_slope(x, mean, sharpness, shaped.index_select(0, index))]
+            blocks = ((x, index),)
         else:
             shaped = shaped.contiguous()
-            grads = [
-                _slope(part, mean, sharpness, shaped.index_select(0, segment_ids))
-                for part, segment_ids in _blocks(x, index, ctx.block)
-            ]
+        grads = [
+            _slope(part, mean, sharpness, shaped.index_select(0, segment_ids))
+            for part, segment_ids in blocks
+        ]
         return torch.cat(grads) if grads else torch.zeros_like(x), *[None] * 5
 
 
@@ -176,9 +170,8 @@ class StandardizedInputs(nn.Module):
         z = \mathrm{clip}\left(\frac{x - \mu}{\sigma}, -3, 3\right), \qquad
         z = 0 \text{ where } x \text{ is NaN}
 
-    Mean and deviation are measured once, on the training data, and are buffers, so every
-    checkpoint has them. A column that is constant or always unknown has the deviation 0 and
-    becomes 0, whatever its value.
+    Mean and deviation are measured once, on the training data, and are buffers. A column that is
+    constant or always unknown has the deviation 0 and becomes 0, whatever its value.
 
     Args:
         num_inputs: Number of columns.
@@ -186,9 +179,6 @@ class StandardizedInputs(nn.Module):
     Shape:
         - x: ``[row, input]``, NaN where unknown
         - returns: ``[row, input]``, finite
-
-    Raises:
-        ValueError: If fitted to another number of columns.
 
     Example:
         >>> scale = StandardizedInputs(2)
@@ -207,11 +197,7 @@ class StandardizedInputs(nn.Module):
         self.register_buffer("deviation", torch.ones(num_inputs))
 
     def fit(self, x: Float[Tensor, "row input"]) -> None:
-        """Measure mean and standard deviation of the known numbers of every column.
-
-        Args:
-            x: The training data, NaN where unknown; infinite numbers count as unknown.
-        """
+        """Measure mean and standard deviation of the finite numbers of every column."""
         if x.size(1) != self.num_inputs:
             what = "StandardizedInputs: another number of columns"
             raise mismatch(ValueError, what, self.num_inputs, x.size(1))

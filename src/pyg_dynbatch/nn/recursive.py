@@ -1,7 +1,7 @@
 """Layers that run a recurrent cell over trees and acyclic graphs, level by level."""
 
 from collections.abc import Iterator
-from typing import Any, NoReturn, cast
+from typing import Any, ClassVar, NoReturn, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -58,11 +58,16 @@ def run_levels(
     if len(steps) < 2 and torch.is_grad_enabled():
         # A batch of single nodes: the recurrent weights still take part, with zero rows, as
         # distributed training wants a gradient of every parameter on every rank.
-        none = schedule.wiring[:0]
-        children = _as_children(schedule, store.read(token, none), none, 0)
+        nothing = schedule.wiring[:0]
+        children = _as_children(schedule, store.read(token, nothing), nothing, 0)
         states = cell.step(projected[0][:0], children)
         token = store.write(token, 1, states)
-    return finish(token, [store], [(store, _output(schedule, order))])[0]
+    if isinstance(order, Tensor):
+        pick: Pick = order + 1  # row 0 is that of missing children
+    else:
+        nodes = schedule.outputs["node"].wiring
+        pick = (1, schedule.num_nodes) if order else schedule.rows_of(nodes)
+    return finish(token, [store], [(store, pick)])[0]
 
 
 def child_weights(
@@ -72,11 +77,8 @@ def child_weights(
     if schedule.arity is None:
         return mask.index_select(0, schedule.edge_order)
     if edge_index is None:
-        what, wanted = (
-            "RecursiveLayer: an edge mask needs the edges",
-            "layer(x, edge_index, schedule)",
-        )
-        raise mismatch(ValueError, what, wanted, "a schedule without edge_index")
+        what, got = "RecursiveLayer: an edge mask needs the edges", "a schedule without edge_index"
+        raise mismatch(ValueError, what, "layer(x, edge_index, schedule)", got)
     child = torch.cat([schedule.children_of(step) for step in schedule.steps])
     segment_ids = torch.arange(child.size(0), device=child.device) // schedule.arity
     row, rows = schedule.rows_of(schedule.outputs["node"].wiring), schedule.num_nodes + 1
@@ -86,13 +88,6 @@ def child_weights(
     of_edge = ((row[target] - 1) * rows + row[source]).argsort(stable=True)
     weight = mask.new_ones(child.size(0))
     return weight.index_copy(0, of_place[: mask.size(0)], mask.index_select(0, of_edge))
-
-
-def _output(schedule: Schedule, order: bool | Tensor) -> Pick:
-    """Which rows to return; row 0 is that of missing children."""
-    if isinstance(order, Tensor):
-        return order + 1
-    return (1, schedule.num_nodes) if order else schedule.rows_of(schedule.outputs["node"].wiring)
 
 
 def stored_dtypes(states: States) -> tuple[torch.dtype, ...]:
@@ -147,17 +142,16 @@ def _read_children(
 ) -> Any:
     """Gather the states of the children of some nodes of a step."""
     step, first, size = block
-    arity = schedule.arity
+    arity, wiring = schedule.arity, step.arguments[1]
     index = schedule.children_of(step)
     if arity is not None and size != step.size:
         index = index[first * arity : (first + size) * arity]
     rows = store.read(token, index)
     if weight is not None:
-        place = step.arguments[1].offset - schedule.steps[0].arguments[1].offset
-        place += first * (arity or 0)
+        place = wiring.offset - schedule.steps[0].arguments[1].offset + first * (arity or 0)
         own = weight[place : place + index.size(0), None]
         rows = tuple(part * own for part in rows)
-    segment_ids = schedule.segment_ids_of(step.arguments[1]) if arity is None else index
+    segment_ids = schedule.segment_ids_of(wiring) if arity is None else index
     return _as_children(schedule, rows, segment_ids, size)
 
 
@@ -165,8 +159,7 @@ def _as_children(schedule: Schedule, rows: States, segment_ids: Tensor, size: in
     """Arrange states as the argument ``children`` of a step."""
     if schedule.arity is None:
         return RaggedRows(rows, segment_ids, size)
-    shape = size, schedule.arity
-    return tuple(part.unflatten(0, shape) for part in rows)
+    return tuple(part.unflatten(0, (size, schedule.arity)) for part in rows)
 
 
 def checked_direction(owner: str, direction: str) -> str:
@@ -186,42 +179,36 @@ def check_input_rows(owner: str, x: Tensor, module: nn.Module, channels: int | N
     check_precision(owner, x, module)
 
 
-def schedule_of_edges(
+def schedule_for(
     owner: str,
     x: Tensor,
     edge_index: Tensor | None,
+    schedule: Schedule | None,
     child_slot: Tensor | None,
     arity: int | None,
     direction: str,
 ) -> Schedule:
-    """Work out the schedule from the edges, on the device of the rows."""
-    _check_dense(owner, edge_index)
-    edges = torch.Tensor.as_subclass(cast(Tensor, edge_index), Tensor)
-    fields = {"edge_index": edges, "child_slot": child_slot}
-    return derive_schedule(owner, fields, x.size(0), arity, direction).to(x.device)
-
-
-def check_schedule(
-    owner: str, schedule: Schedule, edge_index: Tensor | None, arity: int | None, direction: str
-) -> None:
-    """Check that a schedule was made for this layer and this graph."""
-    found = schedule.arity, schedule.direction
-    if found != (arity, direction):
-        what, wanted = (
-            f"{owner}: the schedule was made for another layer",
-            f"arity {arity}, {direction}",
-        )
+    """Check that a schedule was made for this layer and graph, or derive one from the edges."""
+    if schedule is not None and (schedule.arity, schedule.direction) != (arity, direction):
+        what, wanted = "the schedule was made for another layer", f"arity {arity}, {direction}"
+        got = f"arity {schedule.arity}, {schedule.direction}"
         hint = f"DataLoader(..., arity={arity}, direction={direction!r})"
-        raise mismatch(ValueError, what, wanted, "arity {}, {}".format(*found), hint=hint)
-    if edge_index is None:
-        return
-    _check_dense(owner, edge_index)
-    if not schedule.belongs_to(edge_index):
+        raise mismatch(ValueError, f"{owner}: {what}", wanted, got, hint=hint)
+    if (schedule is None or edge_index is not None) and not _is_dense(edge_index):
+        what, wanted = "neither a schedule nor dense edges", "edge_index [2, edge], or a schedule"
+        hint = "edge_index, _ = to_edge_index(adj_t) for a sparse adjacency"
+        raise mismatch(TypeError, f"{owner}: {what}", wanted, described(edge_index), hint=hint)
+    if schedule is None:
+        edges = torch.Tensor.as_subclass(cast(Tensor, edge_index), Tensor)
+        fields = {"edge_index": edges, "child_slot": child_slot}
+        return derive_schedule(owner, fields, x.size(0), arity, direction).to(x.device)
+    if edge_index is not None and not schedule.belongs_to(edge_index):
         same_number = edge_index.shape == (2, schedule.num_edges)
         got = "as many edges with other values" if same_number else described(edge_index)
         what, wanted = "the schedule belongs to another graph", f"its {schedule.num_edges} edges"
         hint = "make the schedule after the last change of the graph"
         raise mismatch(ValueError, f"{owner}: {what}", wanted, got, hint=hint)
+    return schedule
 
 
 def _is_dense(value: object) -> bool:
@@ -229,22 +216,13 @@ def _is_dense(value: object) -> bool:
     return strided and value.device.type != "meta"  # type: ignore[attr-defined]
 
 
-def _check_dense(owner: str, edge_index: object) -> None:
-    if not _is_dense(edge_index):
-        what, wanted = "neither a schedule nor dense edges", "edge_index [2, edge], or a schedule"
-        hint = "edge_index, _ = to_edge_index(adj_t) for a sparse adjacency"
-        raise mismatch(TypeError, f"{owner}: {what}", wanted, described(edge_index), hint=hint)
-
-
 class RecursiveLayer(MessagePassing):
     """Run a cell from the leaves to the roots (or back), all nodes of a level at once.
 
     Called like a PyG layer, ``layer(x, edge_index)``, it derives the schedule from the edges at
-    every call. Faster: pass the schedule that this package's loader attaches to the batch,
-    ``layer(x, batch.edge_index, schedule=batch.schedule)``.
-
-    It is a ``MessagePassing`` module so that explainers of PyG find it: the states of children are
-    multiplied by the edge mask of ``GNNExplainer`` or ``CaptumExplainer`` when they are read.
+    every call; ``layer(x, batch.edge_index, schedule=batch.schedule)`` is faster, with the schedule
+    that this package's loader attaches. It is a ``MessagePassing`` module so that explainers of PyG
+    find it: edge masks multiply the states of children when they are read.
 
     Args:
         cell: The cell; any :class:`RecursiveCell`.
@@ -258,9 +236,8 @@ class RecursiveLayer(MessagePassing):
         - returns: ``[node, out_channels]``, in node order
 
     Raises:
-        ValueError: If a schedule has another arity or direction, or was made from other edges or
-            for another number of nodes; or if an explainer sets no edge mask
-            (``GraphMaskExplainer``).
+        ValueError: If a schedule was made for another layer, other edges or another number of
+            nodes; or if an explainer sets no edge mask (``GraphMaskExplainer``).
         IndexError: If ``nodes`` is out of range (on CPUs; GPUs report it in their own way).
         TypeError: If ``edge_index`` is not a dense int64 tensor, ``x`` is not a dense tensor of
             the cell's width and dtype, or ``nodes`` is not a vector of integers.
@@ -302,28 +279,26 @@ class RecursiveLayer(MessagePassing):
             x: Input rows, see the class.
             edge_index: Edges from child to parent; may be left out with a schedule.
             schedule: The schedule of the batch.
-            child_slot: Position of each edge's child among its siblings; only used without a
-                schedule, the order of the edges if left out.
-            leaf_row: Which row of ``x`` each leaf with an input reads, leaves in the order of
+            child_slot: Position of each edge's child among its siblings, by default in the order
+                of the edges; only used without a schedule.
+            leaf_row: Which row of ``x`` each leaf with an input reads, in the order of
                 ``schedule.input_node``. Then ``x`` holds the different rows of leaves, followed
                 by those of all other nodes with an input, and Tree-LSTMs without recurrent
                 dropout compute equal leaves once. Only with a schedule.
             level_order: Whether to return the rows in level order, which saves a copy: node ``k``
                 is then in row ``level_row(schedule)[k]``.
-            nodes: Which nodes to return, in this order (``batch.root_index``, for instance); all
-                by default. Saves bringing all rows into node order; ``level_order`` is ignored.
+            nodes: Which nodes to return, in this order; all by default.
             return_state: Whether to return all parts of the state, not only the hidden rows.
 
         Returns:
             ``h``, in node order by default, or the tuple of the state's parts.
         """
-        refuse_transforms(type(self).__name__)
-        check_input_rows(type(self).__name__, x, self.cell, self.in_channels)
-        if schedule is None:
-            schedule = schedule_of_edges(
-                type(self).__name__, x, edge_index, child_slot, self.arity, self.direction
-            )
-        self._check(schedule, x, edge_index, leaf_row)
+        name = type(self).__name__
+        refuse_transforms(name)
+        check_input_rows(name, x, self.cell, self.in_channels)
+        kind = self.arity, self.direction
+        schedule = schedule_for(name, x, edge_index, schedule, child_slot, *kind)
+        _check_number_of_rows(name, schedule, x, leaf_row)
         inputs = x if leaf_row is not None else _input_rows(schedule, x)
         order = bool(level_order) if nodes is None else _rows_of_nodes(schedule, nodes)
         if self.explain and schedule.num_edges:
@@ -359,18 +334,6 @@ class RecursiveLayer(MessagePassing):
             raise mismatch(ValueError, what, f"edge mask [{schedule.num_edges}]", got, hint=hint)
         return mask.sigmoid() if self._apply_sigmoid else mask
 
-    def _check(
-        self, schedule: Schedule, x: Tensor, edge_index: Tensor | None, leaf_row: Tensor | None
-    ) -> None:
-        name = type(self).__name__
-        check_schedule(name, schedule, edge_index, self.arity, self.direction)
-        if leaf_row is not None:
-            _check_leaf_row(name, schedule, x, leaf_row)
-        elif x.size(0) not in (schedule.num_nodes, schedule.stores[0].inputs):
-            nodes, inputs = schedule.num_nodes, schedule.stores[0].inputs
-            wanted = f"{nodes} (all nodes) or {inputs} (schedule.input_node)"
-            raise mismatch(ValueError, f"{name}: wrong number of input rows", wanted, x.size(0))
-
     def __prepare_scriptable__(self) -> NoReturn:
         raise unsupported(type(self).__name__, "torch.jit.script (TorchScript)")
 
@@ -380,11 +343,19 @@ class RecursiveLayer(MessagePassing):
         return f"{type(self).__name__}({self.in_channels}, {self.out_channels}{arity})"
 
 
-def _check_leaf_row(name: str, schedule: Schedule, x: Tensor, leaf_row: Tensor) -> None:
+def _check_number_of_rows(
+    name: str, schedule: Schedule, x: Tensor, leaf_row: Tensor | None
+) -> None:
+    nodes, inputs, rows = schedule.num_nodes, schedule.stores[0].inputs, x.size(0)
+    if leaf_row is None:
+        if rows not in (nodes, inputs):
+            wanted = f"{nodes} (all nodes) or {inputs} (schedule.input_node)"
+            raise mismatch(ValueError, f"{name}: wrong number of input rows", wanted, rows)
+        return
     leaves, *others = schedule.level_inputs or (0,)
-    if leaf_row.size(0) != leaves or x.size(0) < sum(others):
+    if leaf_row.size(0) != leaves or rows < sum(others):
         wanted = f"{leaves} leaves with an input, and at least {sum(others)} rows in x"
-        got = f"{leaf_row.size(0)} in leaf_row, {x.size(0)} rows in x"
+        got = f"{leaf_row.size(0)} in leaf_row, {rows} rows in x"
         raise mismatch(ValueError, f"{name}: leaf_row does not fit the schedule", wanted, got)
 
 
@@ -402,9 +373,8 @@ def chosen_rows(states: States, order: bool | Tensor) -> States:
 
 def _rows_of_nodes(schedule: Schedule, nodes: Tensor) -> Tensor:
     if nodes.dim() != 1 or nodes.dtype not in (torch.int32, torch.int64):
-        raise mismatch(
-            TypeError, "RecursiveLayer: invalid nodes", "int64[chosen]", described(nodes)
-        )
+        what, got = "RecursiveLayer: invalid nodes", described(nodes)
+        raise mismatch(TypeError, what, "int64[chosen]", got)
     try:
         return level_row(schedule).index_select(0, nodes)
     except IndexError as error:
@@ -421,7 +391,25 @@ def _input_rows(schedule: Schedule, x: Tensor) -> Tensor:
     return x.index_select(0, schedule.input_node)
 
 
-class NaryTreeLSTM(RecursiveLayer):
+class _OrderedTreeLayer(RecursiveLayer):
+    """Layers for trees with ordered children, which differ in the class of their cell."""
+
+    cell_class: ClassVar[type[RecursiveCell]]
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        arity: int = 2,
+        *,
+        direction: str = "bottom_up",
+        **cell_options: Any,
+    ) -> None:
+        cell = self.cell_class(in_channels, out_channels, arity, **cell_options)
+        super().__init__(cell, direction)
+
+
+class NaryTreeLSTM(_OrderedTreeLayer):
     """Run an N-ary Tree-LSTM over trees with ordered children, some of which may be missing.
 
     Args:
@@ -429,11 +417,7 @@ class NaryTreeLSTM(RecursiveLayer):
         out_channels: Width of the hidden row.
         arity: Number of child places.
         direction: ``"bottom_up"`` or ``"top_down"``.
-        **cell_options: ``forget_bias`` (1.0) and ``recurrent_dropout`` (0.0) of
-            :class:`~pyg_dynbatch.nn.NaryTreeLSTMCell`.
-
-    Shape:
-        As for :class:`RecursiveLayer`.
+        **cell_options: Of :class:`~pyg_dynbatch.nn.NaryTreeLSTMCell`.
 
     Reference:
         Tai, Socher, Manning (2015), arXiv:1503.00075, equations 9-14.
@@ -446,18 +430,7 @@ class NaryTreeLSTM(RecursiveLayer):
         torch.Size([3, 3])
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        arity: int = 2,
-        *,
-        direction: str = "bottom_up",
-        **cell_options: Any,
-    ) -> None:
-        super().__init__(
-            NaryTreeLSTMCell(in_channels, out_channels, arity, **cell_options), direction
-        )
+    cell_class = NaryTreeLSTMCell
 
 
 class ChildSumTreeLSTM(RecursiveLayer):
@@ -467,11 +440,7 @@ class ChildSumTreeLSTM(RecursiveLayer):
         in_channels: Width of an input row.
         out_channels: Width of the hidden row.
         direction: ``"bottom_up"`` or ``"top_down"``.
-        **cell_options: ``forget_bias`` (0.0) and ``recurrent_dropout`` (0.0) of
-            :class:`~pyg_dynbatch.nn.ChildSumTreeLSTMCell`.
-
-    Shape:
-        As for :class:`RecursiveLayer`.
+        **cell_options: Of :class:`~pyg_dynbatch.nn.ChildSumTreeLSTMCell`.
 
     Reference:
         Tai, Socher, Manning (2015), arXiv:1503.00075, equations 2-8.
@@ -493,41 +462,26 @@ class ChildSumTreeLSTM(RecursiveLayer):
         super().__init__(ChildSumTreeLSTMCell(in_channels, out_channels, **cell_options), direction)
 
 
-class TreeGRU(RecursiveLayer):
-    """Run a Tree-GRU over trees with ordered children (binary by default).
+class TreeGRU(_OrderedTreeLayer):
+    """Run a :class:`~pyg_dynbatch.nn.TreeGRUCell` over trees with ordered children.
 
     Args:
         in_channels: Width of an input row.
         out_channels: Width of the hidden row.
         arity: Number of child places.
         direction: ``"bottom_up"`` or ``"top_down"``.
-        **cell_options: ``recurrent_dropout`` (0.0) of :class:`~pyg_dynbatch.nn.TreeGRUCell`.
-
-    Shape:
-        As for :class:`RecursiveLayer`.
-
-    Reference:
-        See :class:`~pyg_dynbatch.nn.TreeGRUCell`.
+        **cell_options: ``recurrent_dropout`` of the cell.
 
     Example:
         >>> TreeGRU(4, 3)(torch.randn(3, 4), torch.tensor([[0, 1], [2, 2]])).shape
         torch.Size([3, 3])
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        arity: int = 2,
-        *,
-        direction: str = "bottom_up",
-        **cell_options: Any,
-    ) -> None:
-        super().__init__(TreeGRUCell(in_channels, out_channels, arity, **cell_options), direction)
+    cell_class = TreeGRUCell
 
 
-class TreeRNN(RecursiveLayer):
-    """Run a single-layer recursive network over trees with ordered children.
+class TreeRNN(_OrderedTreeLayer):
+    """Run a :class:`~pyg_dynbatch.nn.TreeRNNCell` over trees with ordered children.
 
     Args:
         in_channels: Width of an input row.
@@ -535,18 +489,9 @@ class TreeRNN(RecursiveLayer):
         arity: Number of child places.
         direction: ``"bottom_up"`` or ``"top_down"``.
 
-    Shape:
-        As for :class:`RecursiveLayer`.
-
-    Reference:
-        See :class:`~pyg_dynbatch.nn.TreeRNNCell`.
-
     Example:
         >>> TreeRNN(4, 3)(torch.randn(3, 4), torch.tensor([[0, 1], [2, 2]])).shape
         torch.Size([3, 3])
     """
 
-    def __init__(
-        self, in_channels: int, out_channels: int, arity: int = 2, *, direction: str = "bottom_up"
-    ) -> None:
-        super().__init__(TreeRNNCell(in_channels, out_channels, arity), direction)
+    cell_class = TreeRNNCell

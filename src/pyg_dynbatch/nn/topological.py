@@ -10,24 +10,21 @@ from torch import Tensor, nn
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.row_buffer import (
-    Pick,
     RowBuffer,
     finish,
     new_token,
     refuse_transforms,
     unsupported,
 )
-from pyg_dynbatch.core.schedule import IndexSlice, Schedule
+from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.nn.recursive import (
     check_input_rows,
-    check_schedule,
     checked_direction,
-    schedule_of_edges,
+    schedule_for,
     stored_dtypes,
 )
 
 Rows = Sequence[Tensor | None]
-_Arguments = tuple[Rows, Mapping[str, Tensor | None]]
 
 
 class TopologicalConv(nn.Module):
@@ -40,23 +37,22 @@ class TopologicalConv(nn.Module):
         h_v = \mathrm{conv}\big(x_v, \{(h_u, e_{uv}) : u \to v\}\big)
 
     with updated rows :math:`h_u` of the sources and the input row :math:`x_v` of the target. In one
-    call the layer sees the nodes of a level, one copy of the source of every edge that arrives at
-    them, and these edges. Every node is computed as if it were alone with its incoming edges:
+    call the layer sees the nodes of a level, one copy of the source of each of their incoming
+    edges, and these edges:
 
     - nodes without incoming edges are run without edges, so self terms, self-loops and biases
       apply; a layer that fails without edges (LSTM aggregation) fails on the first level;
-    - degrees count the edges of that graph: a source has no incoming edges (``GCNConv`` normalises
-      by the degree of the target and by 1 for the source, self-loops apart);
+    - sources have no incoming edges, so ``GCNConv`` normalises by the degree of the target and by
+      1 for the source, self-loops apart;
     - what a layer computes across nodes (batch normalisation inside it) is computed per level,
       source copies included.
 
-    Updated rows are sources of later levels, so the layer must return rows of the width that it
-    takes. Layers with ``in_channels=(a, b)`` are called with pairs: ``a`` is the width of the
+    The layer must return rows of the width that it takes, as updated rows are sources of later
+    levels. Layers with ``in_channels=(a, b)`` are called with pairs: ``a`` is the width of the
     updated rows (the output) and ``b`` that of the input.
 
-    Time and memory, forward and backward, are linear in nodes and edges. Wrap a
-    ``torch_geometric.nn.Sequential`` to have an activation or a norm after every update. Node and
-    edge masks of PyG's explainers work.
+    Time and memory are linear in nodes and edges. Wrap a ``torch_geometric.nn.Sequential`` to have
+    an activation or a norm after every update. Node and edge masks of PyG's explainers work.
 
     Args:
         conv: Any ``MessagePassing`` layer, or any module called as ``conv(x, edge_index, ...)``.
@@ -71,10 +67,8 @@ class TopologicalConv(nn.Module):
         - returns: ``[node, out_channels]``
 
     Raises:
-        ValueError: If the layer works against the direction of the edges
-            (``flow="target_to_source"``), keeps the graph of its first call (``cached=True``),
-            adds self-loops to pairs, or changes the width; if the edges form a cycle; or if the
-            schedule was made for another layer or graph.
+        ValueError: If the layer has ``flow="target_to_source"``, ``cached=True``, or adds
+            self-loops to pairs; if it changes the width; or if the edges form a cycle.
         TypeError: If an argument is not a tensor with one row per edge, or the layer does not
             return one row per node.
 
@@ -116,102 +110,79 @@ class TopologicalConv(nn.Module):
         child_slot: Int[Tensor, " edge"] | None = None,
         **named_edge_rows: Tensor | None,
     ) -> Float[Tensor, "node out"]:
-        """Compute the updated rows of all nodes.
+        """Compute the updated rows of all nodes, in node order.
 
         Args:
             x: Input rows.
             edge_index: The edges; may be left out with a schedule.
             *edge_rows: Further arguments of the layer, one row per edge.
-            schedule: ``Schedule.from_structure`` of the edges, without an arity; derived at every
-                call by default.
+            schedule: Of the edges, without an arity; derived at every call by default.
             child_slot: Order of the edges that arrive at one node, for layers to which it
                 matters; only used without a schedule.
             **named_edge_rows: Further arguments of the layer by name, one row per edge.
-
-        Returns:
-            The updated rows, in node order.
         """
         name = type(self).__name__
         refuse_transforms(name)
         check_input_rows(name, x, self.conv, None)
-        if schedule is None:
-            schedule = schedule_of_edges(name, x, edge_index, child_slot, None, self.direction)
-        check_schedule(name, schedule, edge_index, None, self.direction)
+        schedule = schedule_for(name, x, edge_index, schedule, child_slot, None, self.direction)
         _check_rows(name, schedule, x, {**dict(enumerate(edge_rows, 2)), **named_edge_rows})
         sizes = [step.arguments[1].length for step in schedule.steps] or [0]
-        order = schedule.edge_order
+        order, names = schedule.edge_order, tuple(named_edge_rows)
         given = [_split(rows, order, sizes) for rows in (*edge_rows, *named_edge_rows.values())]
         masks = _Masks(self.conv, order, sizes)
-        levels = zip(*given, strict=True) if given else [()] * len(sizes)
-        count = len(edge_rows)
-        arguments: list[_Arguments] = [
-            (level[:count], dict(zip(named_edge_rows, level[count:], strict=True)))
-            for level in levels
-        ]
-        return self._run(schedule, x, arguments, masks)
-
-    def _run(
-        self, schedule: Schedule, x: Tensor, arguments: list[_Arguments], masks: "_Masks"
-    ) -> Tensor:
         row = schedule.rows_of(schedule.outputs["node"].wiring)
         in_order = torch.empty_like(x).index_copy(0, row - 1, x)
         levels = in_order.split([step.size for step in schedule.steps] or [0])
         store, token = RowBuffer(schedule.num_nodes + 1, zero_rows=1), new_token(x)
+        width = x.size(1) if self.state_channels is None else self.state_channels
+        sources = x.new_empty(0, width)
         if not schedule.steps:
-            nothing = schedule.wiring[:0]
-            return self._call(levels[0], self._no_sources(x), nothing, *arguments[0])
+            of_edges = [rows[0] for rows in given]
+            return self._call(levels[0], sources, schedule.wiring[:0], of_edges, names)
         for number, (step, own) in enumerate(zip(schedule.steps, levels, strict=True)):
             wiring = step.arguments[1]
-            sources = (
-                store.read(token, _pick(schedule, wiring))[0] if number else self._no_sources(x)
+            if number:
+                side_by_side = wiring.start >= 0
+                pick = (wiring.start, wiring.length) if side_by_side else schedule.rows_of(wiring)
+                sources = store.read(token, pick)[0]
+            segment_ids, of_edges = (
+                schedule.segment_ids_of(wiring),
+                [rows[number] for rows in given],
             )
-            segment_ids = schedule.segment_ids_of(wiring)
             with masks.of_level(number):
-                states = self._call(own, sources, segment_ids, *arguments[number])
+                states = self._call(own, sources, segment_ids, of_edges, names)
             if not number:
                 store.allocate((states,), stored_dtypes((states,)))
             token = store.write(token, step.results[0][1], (states,))
         return finish(token, [store], [(store, row)])[0][0]
-
-    def _no_sources(self, x: Tensor) -> Tensor:
-        return x.new_empty(0, x.size(1) if self.state_channels is None else self.state_channels)
 
     def _call(
         self,
         own: Tensor,
         sources: Tensor,
         segment_ids: Tensor,
-        edge_rows: Rows,
-        named_edge_rows: Mapping[str, Tensor | None],
+        of_edges: Rows,
+        names: Sequence[str],
     ) -> Tensor:
-        """Call the layer on the graph of one level."""
-        size, edges = own.size(0), sources.size(0)
+        """Call the layer on the graph of one level; the last rows of edges have names."""
+        size, edges, positional = own.size(0), sources.size(0), len(of_edges) - len(names)
         first = 0 if self.pairs else size
         copies = torch.arange(first, first + edges, device=segment_ids.device)
         edge_index = torch.stack([copies, segment_ids])
         # The updated rows of the source copies, which a plain call has too, are dropped.
         x: Any = (sources, own) if self.pairs else torch.cat([own, sources])
-        found = self.conv(x, edge_index, *edge_rows, **named_edge_rows)
-        if (
-            not isinstance(found, Tensor)
-            or found.dim() != 2
-            or found.size(0) != first + (size if self.pairs else edges)
-        ):
-            raise mismatch(
-                TypeError,
-                f"TopologicalConv: {type(self.conv).__name__} does not return one row per node",
-                "a tensor [node, out_channels]",
-                list(found.shape) if isinstance(found, Tensor) else type(found).__name__,
-            )
+        named = dict(zip(names, of_edges[positional:], strict=True))
+        found = self.conv(x, edge_index, *of_edges[:positional], **named)
+        is_matrix = isinstance(found, Tensor) and found.dim() == 2
+        if not is_matrix or found.size(0) != (size if self.pairs else size + edges):
+            what = f"TopologicalConv: {type(self.conv).__name__} does not return one row per node"
+            got = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            raise mismatch(TypeError, what, "a tensor [node, out_channels]", got)
         if found.size(1) != sources.size(1):
-            raise mismatch(
-                ValueError,
-                f"TopologicalConv: {type(self.conv).__name__} changes the width of the rows",
-                f"{sources.size(1)} channels, as updated rows are sources again",
-                found.size(1),
-                hint="a linear layer before it; or in_channels=(out_channels, in_channels) "
-                "for layers that take pairs",
-            )
+            what = f"TopologicalConv: {type(self.conv).__name__} changes the width of the rows"
+            wanted = f"{sources.size(1)} channels, as updated rows are sources again"
+            hint = "a linear layer before it, or in_channels=(out_channels, in_channels) for pairs"
+            raise mismatch(ValueError, what, wanted, found.size(1), hint=hint)
         return found[:size]
 
     def __prepare_scriptable__(self) -> NoReturn:
@@ -227,13 +198,9 @@ def _check_conv(conv: nn.Module) -> None:
     name = type(conv).__name__
     for module in conv.modules():
         if getattr(module, "flow", "source_to_target") != "source_to_target":
-            raise mismatch(
-                ValueError,
-                f"TopologicalConv: {name} works against the direction of the edges",
-                "flow='source_to_target'",
-                f"flow={module.flow!r}",
-                hint="leave flow alone and set direction='top_down' here",
-            )
+            what = f"TopologicalConv: {name} works against the direction of the edges"
+            wanted, hint = "flow='source_to_target'", "direction='top_down' here, not flow there"
+            raise mismatch(ValueError, what, wanted, f"flow={module.flow!r}", hint=hint)
         if getattr(module, "cached", False):
             what = f"TopologicalConv: {name} keeps the graph of its first call"
             wanted = "cached=False, as every level is a graph of its own"
@@ -259,13 +226,11 @@ def _check_rows(owner: str, schedule: Schedule, x: Tensor, edge_rows: Mapping[An
         if rows is None:
             continue
         if not isinstance(rows, Tensor) or not rows.dim() or rows.size(0) != schedule.num_edges:
-            raise mismatch(
-                TypeError,
-                f"{owner}: argument {key} does not have one row per edge",
-                f"a tensor [{schedule.num_edges}, ...]",
-                list(rows.shape) if isinstance(rows, Tensor) else repr(rows),
-                hint="bind other options of the layer before wrapping it",
-            )
+            what = f"{owner}: argument {key} does not have one row per edge"
+            wanted = f"a tensor [{schedule.num_edges}, ...]"
+            got = list(rows.shape) if isinstance(rows, Tensor) else repr(rows)
+            hint = "bind other options of the layer before wrapping it"
+            raise mismatch(TypeError, what, wanted, got, hint=hint)
 
 
 def _split(rows: Tensor | None, order: Tensor, sizes: list[int]) -> Rows:
@@ -273,12 +238,6 @@ def _split(rows: Tensor | None, order: Tensor, sizes: list[int]) -> Rows:
     if rows is None:
         return [None] * len(sizes)
     return rows.index_select(0, order).split(sizes)
-
-
-def _pick(schedule: Schedule, wiring: IndexSlice) -> Pick:
-    if wiring.start >= 0:
-        return wiring.start, wiring.length
-    return schedule.rows_of(wiring)
 
 
 class _Masks:

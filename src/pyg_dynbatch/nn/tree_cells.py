@@ -51,7 +51,7 @@ class _TreeLSTMCell(RecursiveCell):
 
     @property
     def shares_leaves(self) -> bool:
-        """Return whether equal leaves are computed once: unless each draws its own dropout."""
+        """Whether equal leaves are computed once: unless each draws its own dropout."""
         return not (self.training and self.recurrent_dropout)
 
     def run_schedule(
@@ -86,8 +86,7 @@ class _TreeLSTMCell(RecursiveCell):
     def leaf(self, x: Float[Tensor, "row feature"]) -> States:
         """Compute leaves, for which the forget gates are not needed."""
         width = 3 * self.out_channels
-        gates = functional.linear(x, self.weight_input[:width], self.bias[:width])
-        return self.step(gates, None)
+        return self.step(functional.linear(x, self.weight_input[:width], self.bias[:width]), None)
 
 
 class NaryTreeLSTMCell(_TreeLSTMCell):
@@ -107,15 +106,11 @@ class NaryTreeLSTMCell(_TreeLSTMCell):
         out_channels: Width of the hidden and of the memory row.
         arity: Number N of child places.
         forget_bias: Where the bias of the forget gates starts.
-        recurrent_dropout: Probability of dropping an entry of ``u`` while training, drawn for
-            every node.
+        recurrent_dropout: Probability of dropping an entry of ``u`` while training.
 
     Shape:
         - x: ``[row, in_channels]``; each child: a pair ``(h, c)`` of ``[row, out_channels]``
         - returns: a pair ``(h, c)``, each ``[row, out_channels]``
-
-    Raises:
-        ValueError: If a width or the arity is below 1, or the probability outside [0, 1).
 
     Reference:
         Tai, Socher, Manning (2015), arXiv:1503.00075, equations 9-14. Recurrent dropout:
@@ -174,17 +169,13 @@ class ChildSumTreeLSTMCell(_TreeLSTMCell):
         in_channels: Width of an input row.
         out_channels: Width of the hidden and of the memory row.
         forget_bias: Where the bias of the forget gates starts.
-        recurrent_dropout: Probability of dropping an entry of ``u`` while training, drawn for
-            every node.
+        recurrent_dropout: Probability of dropping an entry of ``u`` while training.
 
     Shape:
         - x: ``[row, in_channels]``
         - children: :class:`~pyg_dynbatch.core.RaggedRows` of pairs ``(h, c)``,
           ``[child, out_channels]``
         - returns: a pair ``(h, c)``, each ``[row, out_channels]``
-
-    Raises:
-        ValueError: If a width is below 1, or the probability outside [0, 1).
 
     Reference:
         Tai, Socher, Manning (2015), arXiv:1503.00075, equations 2-8. Recurrent dropout:
@@ -239,9 +230,6 @@ class TreeRNNCell(RecursiveCell):
         - x: ``[row, in_channels]``; each child: ``[row, out_channels]``
         - returns: ``[row, out_channels]``
 
-    Raises:
-        ValueError: If a width or the arity is below 1.
-
     Reference:
         Socher, Lin, Ng, Manning (2011), "Parsing natural scenes and natural language with
         recursive neural networks", equation 2. Differs: a node may have an input of its own.
@@ -287,15 +275,11 @@ class TreeGRUCell(RecursiveCell):
         in_channels: Width of an input row.
         out_channels: Width of the hidden row.
         arity: Number N of child places.
-        recurrent_dropout: Probability of dropping an entry of ``u`` while training, drawn for
-            every node.
+        recurrent_dropout: Probability of dropping an entry of ``u`` while training.
 
     Shape:
         - x: ``[row, in_channels]``; each child: ``[row, out_channels]``
         - returns: ``[row, out_channels]``
-
-    Raises:
-        ValueError: If a width or the arity is below 1, or the probability outside [0, 1).
 
     Reference:
         GRU: Cho et al. (2014), arXiv:1406.1078, equations 5-8. Differs: gates for every child

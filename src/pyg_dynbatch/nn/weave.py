@@ -12,7 +12,14 @@ from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn.inits import reset
 
 from pyg_dynbatch.core.errors import checked_count, mismatch
-from pyg_dynbatch.nn.pair_sums import code_rows, neighbour_sum, order_gather, order_relu, pair_sum
+from pyg_dynbatch.nn.pair_sums import (
+    code_rows,
+    in_single,
+    neighbour_sum,
+    order_gather,
+    order_relu,
+    pair_sum,
+)
 from pyg_dynbatch.nn.pairs import Pairs
 
 Moments = tuple[Tensor, Tensor, int]
@@ -83,7 +90,7 @@ class CountedBatchNorm(nn.Module):
             return torch.addcmul(shift, rows, scale)
         result_dtype = torch.promote_types(rows.dtype, self.weight.dtype)
         with torch.autocast(rows.device.type, enabled=False):
-            rows = _in_single(rows)
+            rows = in_single(rows)
             if counts is None:
                 counts, total = rows.new_ones(rows.size(0)), rows.size(0)
             elif total is None:
@@ -94,12 +101,7 @@ class CountedBatchNorm(nn.Module):
         return normalised.to(result_dtype)
 
     def scale_and_shift(self, moments: Moments | None) -> tuple[Tensor, Tensor]:
-        """Compute the factor and the summand of every column.
-
-        Args:
-            moments: Those of the mini-batch, which update the running statistics; by default the
-                running statistics are used.
-        """
+        """Compute every column's factor and summand; moments update the running statistics."""
         if moments is None:
             mean, var = self.get_buffer("running_mean"), self.get_buffer("running_var")
         else:
@@ -119,11 +121,6 @@ class CountedBatchNorm(nn.Module):
     def extra_repr(self) -> str:
         """Show the widths."""
         return str(self.width)
-
-
-def _in_single(rows: Tensor) -> Tensor:
-    """Convert half to single precision, which sums over thousands of rows need."""
-    return rows if rows.dtype == torch.float64 else rows.float()
 
 
 class _Normalise(Function):
@@ -162,7 +159,7 @@ class _Normalise(Function):
 def order_moments(parts: Float[Tensor, "atom parts"], pairs: Pairs) -> Moments:
     r"""Compute mean and variance of :math:`u_i + v_j` over all ordered pairs from atoms alone."""
     with torch.autocast(parts.device.type, enabled=False):
-        parts = _in_single(parts)
+        parts = in_single(parts)
         share = pairs.ptr.diff().to(parts.dtype) / max(pairs.num_entries, 1)
         mean = share @ parts
         u, v = (parts - mean).chunk(2, 1)
@@ -182,18 +179,16 @@ class WeaveConv(nn.Module):
     are concatenated. The sum runs over all pairs of atom i, its self pair once if ``pairs`` has it.
 
     Nothing is approximated, but little is computed per pair: the linear map of :math:`f_{AP}` is
-    split into one per atom of a pair, computed once per atom; as :math:`p_{ij} = p_{ji}`, each
-    pair is kept once; and :meth:`forward_coded` computes all functions of the pair features once
-    per code instead of once per pair.
+    split into one per place in a pair, computed once per atom; as :math:`p_{ij} = p_{ji}`, each
+    pair is kept once; and functions of coded pair features are computed once per code.
 
     Args:
         atom_in: Width of an atom row.
         pair_in: Width of a pair row.
         atom_out: Width of an updated atom row.
-        pair_out: Width of an updated pair row; ``None`` to update atoms only, as in the last
-            module of a network.
-        hidden: Width of the results of the inner functions, or one per function under the names
-            ``"aa"``, ``"pa"``, ``"ap"`` and ``"pp"``.
+        pair_out: Width of an updated pair row; ``None`` to update atoms only.
+        hidden: Width of the inner functions, or one for each of ``"aa"``, ``"pa"``, ``"ap"``,
+            ``"pp"``.
         norm: ``"batch"``, ``"layer"`` or ``None``. Batch normalisation is over atoms and over
             ordered pairs, a pair of two atoms counting twice.
         residual: Whether rows are added to their updates if both have the same width.
@@ -203,9 +198,6 @@ class WeaveConv(nn.Module):
         - x: ``[atom, atom_in]``
         - pair: ``[pair, pair_in]``, in the order of ``pairs``
         - returns: ``[atom, atom_out]`` and ``[pair, pair_out]`` (or ``None``)
-
-    Raises:
-        ValueError: If a width is below 1 or unknown, the norm is unknown, or rows do not fit.
 
     Reference:
         Kearnes et al. (2016), arXiv:1603.00856; written as in Looks et al. (2017),
@@ -233,9 +225,8 @@ class WeaveConv(nn.Module):
         super().__init__()
         width = _widths(hidden, atom_in, pair_in, atom_out, pair_out)
         if norm not in (None, "batch", "layer"):
-            raise mismatch(
-                ValueError, "WeaveConv: unknown norm", "'batch', 'layer' or None", repr(norm)
-            )
+            wanted = "'batch', 'layer' or None"
+            raise mismatch(ValueError, "WeaveConv: unknown norm", wanted, repr(norm))
         self.atom_in, self.pair_in = atom_in, pair_in
         self.atom_out, self.pair_out = atom_out, pair_out
         self.norm, self.residual = norm, residual
@@ -259,41 +250,23 @@ class WeaveConv(nn.Module):
             reset(module)
 
     def forward(
-        self, x: Float[Tensor, "atom feature"], pair: Float[Tensor, "pair channel"], pairs: Pairs
+        self,
+        x: Float[Tensor, "atom feature"],
+        pair: Float[Tensor, "row channel"],
+        pairs: Pairs,
+        *,
+        coded: bool = False,
     ) -> tuple[Float[Tensor, "atom out"], Float[Tensor, "pair pair_out"] | None]:
-        """Compute updated rows.
+        """Compute the updated atom rows, and the updated pair rows or ``None``.
 
         Args:
             x: Atom rows.
             pair: Pair rows.
             pairs: Which atoms are paired.
-
-        Returns:
-            The updated atom rows, and the updated pair rows or ``None``.
+            coded: Whether ``pair`` is a table with one row per code of ``pairs`` instead. The
+                same as ``forward(x, pair[pairs.code], pairs)``, but whatever depends on the pair
+                features alone is computed once per code.
         """
-        return self._update(x, pair, pairs, coded=False)
-
-    def forward_coded(
-        self, x: Float[Tensor, "atom feature"], table: Float[Tensor, "code channel"], pairs: Pairs
-    ) -> tuple[Float[Tensor, "atom out"], Float[Tensor, "pair pair_out"] | None]:
-        """Compute updated rows from a table of the rows of pairs.
-
-        The same as ``forward(x, table[pairs.code], pairs)``, but whatever depends on the pair
-        features alone is computed once per code.
-
-        Args:
-            x: Atom rows.
-            table: One row per code.
-            pairs: Which atoms are paired, with codes.
-
-        Returns:
-            The updated atom rows, and the updated pair rows or ``None``.
-        """
-        return self._update(x, table, pairs, coded=True)
-
-    def _update(
-        self, x: Tensor, pair: Tensor, pairs: Pairs, *, coded: bool
-    ) -> tuple[Tensor, Tensor | None]:
         self._check(x, pair, pairs, coded)
         updated = None
         if self.pair_out is not None:
@@ -305,9 +278,7 @@ class WeaveConv(nn.Module):
     def split(self, x: Tensor, pairs: Pairs) -> Tensor:
         """Multiply atoms for f_AP: ``[atom, 2 * width]``, a part per place in a pair.
 
-        Args:
-            x: Atom rows.
-            pairs: All pairs of the mini-batch, for batch normalisation.
+        Batch normalisation needs all pairs of the mini-batch.
         """
         weight, bias = self.lin_ap.weight, self.lin_ap.bias
         weight = torch.cat(weight.split(self.atom_in, 1))
@@ -328,7 +299,7 @@ class WeaveConv(nn.Module):
             return pair_sum(rows, pairs)
         # Counts above 256 have no exact bfloat16.
         with torch.autocast(rows.device.type, enabled=False):
-            rows = rows if rows.dtype == torch.float64 else rows.float()
+            rows = in_single(rows)
             return pairs.code_count.to(rows.dtype) @ rows
 
     def update_pairs(
@@ -380,13 +351,11 @@ class WeaveConv(nn.Module):
         of_pairs = (
             ("table", "code", pairs.num_codes) if coded else ("pair", "pair", pairs.num_pairs)
         )
-        for rows, width, (name, of, count) in (
-            (x, self.atom_in, ("x", "atom", pairs.num_atoms)),
-            (pair, self.pair_in, of_pairs),
-        ):
+        given = (x, self.atom_in, ("x", "atom", pairs.num_atoms)), (pair, self.pair_in, of_pairs)
+        for rows, width, (name, of, count) in given:
             if tuple(rows.shape) != (count, width):
                 what, hint = f"WeaveConv: {name} has another shape", f"one row per {of}"
-                raise mismatch(ValueError, what, [count, width], list(rows.shape), hint=hint)
+                raise mismatch(ValueError, what, [count, width], [*rows.shape], hint=hint)
 
     def extra_repr(self) -> str:
         """Show the widths."""
@@ -420,11 +389,10 @@ def _widths(hidden: int | Mapping[str, int], *named: int | None) -> dict[str, in
 class WeaveStack(nn.Module):
     """Run weave modules one after another on atoms and on pairs that are given by codes.
 
-    The last module updates atoms only. With ``pair_block`` the rows of pairs exist for one block
-    at a time: each module sums over blocks, and both passes compute the rows of a block from the
-    atoms again. Memory then grows with the atoms and the block instead of the pairs; the results
-    are the same up to rounding. Training with batch normalisation, which needs all pairs at once,
-    ignores ``pair_block``.
+    The last module updates atoms only. With ``pair_block`` each module sums over blocks of pairs,
+    and both passes compute the rows of a block from the atoms again: memory grows with the atoms
+    and the block instead of the pairs, and results are the same up to rounding. Training with batch
+    normalisation, which needs all pairs at once, ignores ``pair_block``.
 
     Args:
         atom_in: Width of an atom row.
@@ -437,9 +405,6 @@ class WeaveStack(nn.Module):
     Shape:
         - x: ``[atom, atom_in]``, table: ``[code, pair_in]``
         - returns: ``[atom, channels]``
-
-    Raises:
-        ValueError: If ``num_modules`` or ``pair_block`` is below 1.
 
     Example:
         >>> stack = WeaveStack(3, 2, channels=8)
@@ -477,8 +442,8 @@ class WeaveStack(nn.Module):
 
     def reset_parameters(self) -> None:
         """Draw all parameters anew."""
-        for conv in self._levels():
-            conv.reset_parameters()
+        for conv in self.convs:
+            reset(conv)
 
     def forward(
         self, x: Float[Tensor, "atom feature"], table: Float[Tensor, "code channel"], pairs: Pairs
@@ -488,7 +453,7 @@ class WeaveStack(nn.Module):
         whole = self.training and levels[0].norm == "batch"
         if self.pair_block is not None and pairs.num_pairs > self.pair_block and not whole:
             return self._by_blocks(x, table, pairs, self.pair_block)
-        x, pair = levels[0].forward_coded(x, table, pairs)
+        x, pair = levels[0](x, table, pairs, coded=True)
         for conv in levels[1:]:
             x, pair = conv(x, pair, pairs)
         return x
