@@ -238,7 +238,7 @@ def test_pickles_and_batches(trees: Path) -> None:
 
 
 def test_splits_are_named() -> None:
-    with pytest.raises(ValueError, match=r"X: there is no such split[\s\S]*train, dev[\s\S]*all"):
+    with pytest.raises(ValueError, match=r"X: unknown split[\s\S]*train, dev[\s\S]*all"):
         choose_split("all", ("train", "dev"), {}, "X")
 
 

@@ -71,7 +71,7 @@ def test_vocabularies(raw: Path) -> None:
     assert "He" in SICK(None, raw_dir=raw).vocabulary
     assert "He" not in SICK(None, vocabulary="train", raw_dir=raw).vocabulary
     assert SICK(None, vocabulary=Vocabulary(["He"]), raw_dir=raw).num_tokens == 2
-    with pytest.raises(ValueError, match="SICK: vocabulary is unknown"):
+    with pytest.raises(ValueError, match="SICK: unknown vocabulary"):
         SICK(None, vocabulary="dev", raw_dir=raw)
 
 
@@ -135,5 +135,5 @@ def test_faults_of_tables(samples: Path, tmp_path: Path, text: str, problem: str
 
 
 def test_trees_must_be_a_known_option(raw: Path) -> None:
-    with pytest.raises(ValueError, match=r"trees is unknown[\s\S]*dependency, constituency"):
+    with pytest.raises(ValueError, match=r"unknown trees[\s\S]*dependency, constituency"):
         SICK(None, trees="round", raw_dir=raw)

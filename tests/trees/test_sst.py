@@ -55,7 +55,7 @@ def test_vocabularies(raw: Path) -> None:
     assert words(Vocabulary(["mess"])) == {"<unk>", "mess"}
     dev = SST(None, "dev", "train", raw, verify=False)
     assert dev[0].token.tolist() == [-1, 0, 0]
-    with pytest.raises(ValueError, match=r"vocabulary is unknown[\s\S]*'some'"):
+    with pytest.raises(ValueError, match=r"unknown vocabulary[\s\S]*'some'"):
         words("some")
 
 
@@ -130,7 +130,7 @@ def test_a_fault_in_a_file_is_named_by_place(raw: Path, tmp_path: Path) -> None:
 
 
 def test_splits_are_named(raw: Path) -> None:
-    with pytest.raises(ValueError, match="SST: there is no such split"):
+    with pytest.raises(ValueError, match="SST: unknown split"):
         SST(None, "valid", raw_dir=raw, verify=False)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyg_dynbatch.core.errors import described, mismatch
-from pyg_dynbatch.trees.data import DynTreeData, check_edge_form, children_of
+from pyg_dynbatch.trees.data import DynTreeData, check_edge_form, check_option, children_of
 
 ARROWS = ("child_to_parent", "parent_to_child")
 
@@ -54,7 +54,7 @@ def from_nested(
     """
     if children is None and token is None:
         token = _leaf_token
-    objects, structure = _walk(root, children or _parts, share=share, name="from_nested")
+    objects, structure = _walk(root, children or _parts, share)
     getters: tuple[Any, ...] = (token, label, features)
     columns = [None if get is None else map(get, objects) for get in getters]
     return DynTreeData(**structure, **_node_fields(*columns, name="from_nested"))
@@ -101,11 +101,11 @@ def to_nested(data: DynTreeData, make: Callable[[int, tuple[Any, ...]], Any] | N
 
 
 def _walk(
-    root: Any, children: Callable[[Any], Iterable[Any] | None], *, share: bool = False, name: str
+    root: Any, children: Callable[[Any], Iterable[Any] | None], share: bool
 ) -> tuple[list[Any], dict[str, Any]]:
     """Visit nested objects, parents first and children in order; return them and their edges."""
     if root is None:
-        raise mismatch(ValueError, f"{name}: the tree is empty", "an object", None)
+        raise mismatch(ValueError, "from_nested: the tree is empty", "an object", None)
     # The list keeps every object alive, so that no identity is used twice.
     objects = [root]
     edges: list[tuple[int, int, int]] = []  # child, parent, slot
@@ -123,7 +123,7 @@ def _walk(
             continue
         below = list(children(value) or ())
         if below and id(value) in above:
-            what = f"{name}: an object contains itself"
+            what = "from_nested: an object contains itself"
             got = f"{type(value).__name__} at node {known[id(value)]}"
             where = f"slot {slot} of node {node}"
             raise mismatch(ValueError, what, "nested objects without a way back", got, where=where)
@@ -211,7 +211,7 @@ def from_parents(
         >>> from_parents([3, 3, 0], base=1).edge_index.tolist()
         [[0, 1], [2, 2]]
     """
-    _check_option("from_parents", "base", base, (0, 1))
+    check_option("from_parents", "base", base, (0, 1))
     given = torch.as_tensor(parents)
     if not given.numel():
         raise mismatch(ValueError, "from_parents: the tree is empty", "at least one pointer", 0)
@@ -253,7 +253,7 @@ def to_parents(data: DynTreeData, *, base: int = 0) -> Tensor:
         >>> to_parents(from_parents([3, 3, 0], base=1)).tolist()
         [2, 2, -1]
     """
-    _check_option("to_parents", "base", base, (0, 1))
+    check_option("to_parents", "base", base, (0, 1))
     data.validate(require_tree=True, roots=data.root_index.numel())
     pointers = torch.full((data.num_nodes,), -1, dtype=torch.long)
     child, parent = data.edge_index
@@ -286,7 +286,7 @@ def from_edge_index(
         >>> from_edge_index(torch.tensor([[0, 0], [1, 2]]), 3, arrows="parent_to_child").root_index
         tensor([0])
     """
-    _check_option("from_edge_index", "direction of arrows", arrows, ARROWS)
+    check_option("from_edge_index", "direction of arrows", arrows, ARROWS)
     check_edge_form(edge_index, name="from_edge_index")
     if arrows == "parent_to_child":
         edge_index = edge_index.flip(0)
@@ -323,7 +323,7 @@ def from_networkx(
         >>> from_networkx(networkx.DiGraph([("+", "a"), ("+", "b")])).edge_index.tolist()
         [[1, 2], [0, 0]]
     """
-    _check_option("from_networkx", "direction of arrows", arrows, ARROWS)
+    check_option("from_networkx", "direction of arrows", arrows, ARROWS)
     if not graph.is_directed() or not len(graph):
         what = "from_networkx: the graph is " + ("empty" if graph.is_directed() else "undirected")
         got = f"{type(graph).__name__} with {len(graph)} nodes"
@@ -366,7 +366,7 @@ def to_networkx(data: DynTreeData, *, arrows: str = "parent_to_child") -> Any:
         >>> list(to_networkx(from_parents([-1, 0, 0])).edges)
         [(0, 1), (0, 2)]
     """
-    _check_option("to_networkx", "direction of arrows", arrows, ARROWS)
+    check_option("to_networkx", "direction of arrows", arrows, ARROWS)
     networkx = _imported("networkx", "to_networkx")
     pairs = data.edge_index.unique(dim=1).size(1) == data.edge_index.size(1)
     graph = networkx.DiGraph() if pairs else networkx.MultiDiGraph()
@@ -421,10 +421,10 @@ def from_nltk(
             return token(value)
         return token(value[0]) if _is_labelled_word(value) else None
 
-    objects, structure = _walk(tree, below, name="from_nltk")
-    labels = [None if isinstance(v, str) else number(str(v.label())) for v in objects]
-    fields = _node_fields(map(word, objects), labels, None, name="from_nltk")
-    return DynTreeData(**structure, **fields)
+    def label_of(value: Any) -> int | None:
+        return None if isinstance(value, str) else number(str(value.label()))
+
+    return from_nested(tree, below, token=word, label=label_of)
 
 
 def to_nltk(
@@ -492,10 +492,3 @@ def _imported(package: str, name: str) -> ModuleType:
     except ImportError as error:
         what = f"{name}: {package} is not installed"
         raise mismatch(ImportError, what, hint="pip install 'pyg_dynbatch[trees]'") from error
-
-
-def _check_option(name: str, what: str, value: object, allowed: Sequence[object]) -> None:
-    if value not in allowed:
-        raise mismatch(
-            ValueError, f"{name}: unknown {what}", " or ".join(map(repr, allowed)), repr(value)
-        )

@@ -29,6 +29,13 @@ def _fault(where: str, what: str, expected: object, got: object, hint: str = "")
     return mismatch(ValueError, f"DynTreeData: {what}", expected, got, where=where, hint=hint)
 
 
+def check_option(name: str, option: str, value: object, allowed: Sequence[object]) -> None:
+    """Check that an option has one of the values allowed."""
+    if value not in allowed:
+        expected = ", ".join(map(str, allowed))
+        raise mismatch(ValueError, f"{name}: unknown {option}", expected, repr(value))
+
+
 def check_edge_form(edge_index: Any, *, name: str) -> None:
     """Check that edges are an int64 tensor ``[2, edge]``."""
     is_tensor = isinstance(edge_index, Tensor) and edge_index.dtype == torch.int64
@@ -55,8 +62,13 @@ def _check_forms(data: "DynTreeData", nodes: int, where: str) -> None:
         value: Any = getattr(data, key, None)
         if value is None and key in ("token", "has_input", "x", "y"):
             continue
-        fits = isinstance(value, Tensor) and value.dtype in _DTYPES[kind]
-        if not fits or not _matches(value.shape, shape):
+        fits = (
+            isinstance(value, Tensor)
+            and value.dtype in _DTYPES[kind]
+            and value.dim() == len(shape)
+            and all(isinstance(n, str) or n == m for n, m in zip(shape, value.shape, strict=True))
+        )
+        if not fits:
             per = {**dict.fromkeys(NODE_FIELDS, "node"), **dict.fromkeys(EDGE_FIELDS, "edge")}
             unit = f", one per {per[key]}" if key in per else ""
             expected = f"{kind} tensor [{', '.join(map(str, shape))}]{unit}"
@@ -152,13 +164,6 @@ def _check_range(data: "DynTreeData", key: str, limit: int | None, where: str) -
         node = int(wrong.nonzero()[0])
         expected = f"-1 (none) or 0 {'upwards' if limit is None else f'to {limit - 1}'}"
         raise _fault(where, f"{key} is out of range at node {node}", expected, int(value[node]))
-
-
-def _matches(shape: Sequence[int], wanted: Sequence[int | str]) -> bool:
-    """Tell whether a shape is the one wanted, in which a name is any size."""
-    return len(shape) == len(wanted) and all(
-        isinstance(want, str) or size == want for size, want in zip(shape, wanted, strict=True)
-    )
 
 
 def _shown(nodes: Tensor) -> str:

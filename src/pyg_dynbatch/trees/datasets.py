@@ -33,7 +33,7 @@ from pyg_dynbatch.core.structure import concatenated_ranges
 from pyg_dynbatch.loading import Segments
 from pyg_dynbatch.samplers import node_counts
 from pyg_dynbatch.trees.columns import TreeColumns, columns_of, segments_of
-from pyg_dynbatch.trees.data import DynTreeData
+from pyg_dynbatch.trees.data import DynTreeData, check_option
 from pyg_dynbatch.trees.text import parse_bracketed
 from pyg_dynbatch.trees.vocabulary import Vocabulary
 
@@ -214,8 +214,7 @@ def parse_lines(path: Path, parse: Callable[[str, str], Item]) -> list[Item]:
 def choose_split(split: str, known: Sequence[str], aliases: Mapping[str, str], what: str) -> str:
     """Translate the name of a split into the one the data set uses."""
     name = aliases.get(split, split)
-    if name not in known:
-        raise mismatch(ValueError, f"{what}: there is no such split", ", ".join(known), split)
+    check_option(what, "split", name, known)
     return name
 
 
@@ -225,7 +224,7 @@ def name_of_vocabulary(vocabulary: str | Vocabulary, what: str) -> str:
         return vocabulary.digest()
     if vocabulary not in ("all", "train"):
         expected = "'all', 'train' or a Vocabulary"
-        raise mismatch(ValueError, f"{what}: vocabulary is unknown", expected, repr(vocabulary))
+        raise mismatch(ValueError, f"{what}: unknown vocabulary", expected, repr(vocabulary))
     return vocabulary
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.files import existing, sha256_of
-from pyg_dynbatch.trees.data import DynTreeData
+from pyg_dynbatch.trees.data import DynTreeData, check_option
 from pyg_dynbatch.trees.datasets import Content, TreeDataset, choose_split, parse_lines
 from pyg_dynbatch.trees.text import ParsedTree, parse_bracketed
 from pyg_dynbatch.trees.vocabulary import Vocabulary
@@ -101,8 +101,7 @@ def format_listops(pieces: Sequence[str]) -> str:
 
 def listops_tree(pieces: Sequence[str], form: str = "operator", labels: str = "root") -> ParsedTree:
     """Turn an expression into a tree whose root is labelled with the value."""
-    if form not in FORMS:
-        raise mismatch(ValueError, "listops_tree: form is unknown", ", ".join(FORMS), form)
+    check_option("listops_tree", "form", form, FORMS)
     if labels not in ("root", "all") or (labels, form) == ("all", "binary"):
         expected, got = "root, or with the form 'operator' also all", f"{labels!r} with {form!r}"
         raise mismatch(ValueError, "listops_tree: labels do not go with the form", expected, got)

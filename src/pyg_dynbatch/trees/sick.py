@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.files import read_lines, sha256_of
-from pyg_dynbatch.trees.data import DynTreeData
+from pyg_dynbatch.trees.data import DynTreeData, check_option
 from pyg_dynbatch.trees.datasets import (
     Content,
     TreeDataset,
@@ -138,8 +138,7 @@ class SICK(TreeDataset):
 
 def _find_files(folder: Path, trees: str) -> dict[str, list[Path]]:
     """Finds, for each split, either one table or the files of words, parents and scores."""
-    if trees not in _TREES:
-        raise mismatch(ValueError, "SICK: trees is unknown", ", ".join(_TREES), trees)
+    check_option("SICK", "trees", trees, _TREES)
     names = ["a.toks", "b.toks", "sim.txt"]
     if trees in _PARENT_FILES:
         names += [f"a.{_PARENT_FILES[trees]}", f"b.{_PARENT_FILES[trees]}"]

@@ -17,8 +17,7 @@ from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.training.ensemble import AveragedNetwork
 from pyg_dynbatch.training.optimizers import OptimizerOptions, RateOptions
 from pyg_dynbatch.training.task import STAGES, UNLABELLED, Reduction, Task, summed_cross_entropy
-from pyg_dynbatch.trees.datamodules import set_vectors
-from pyg_dynbatch.trees.models import TreeClassifier, TreeSimilarity
+from pyg_dynbatch.trees.models import TreeClassifier, TreeSimilarity, mean_score
 
 
 class HitRate(Metric):
@@ -209,8 +208,18 @@ class TreeTask(Task):
             raise mismatch(ValueError, what, expected, got, hint=hint)
         embedding = getattr(self.network, "embedding", None)
         vectors = getattr(getattr(self.trainer, "datamodule", None), "word_vectors", None)
-        if vectors is not None and embedding is not None:
-            set_vectors(embedding, vectors.matrix)
+        if vectors is None or embedding is None:
+            return
+        if embedding.weight.shape != vectors.matrix.shape:
+            what = "word vectors: they do not fit the model's embedding"
+            expected, got = (
+                "{} words, {} wide".format(*rows.shape)
+                for rows in (embedding.weight, vectors.matrix)
+            )
+            hint = f"--model.init_args.embedding_channels {vectors.width}"
+            raise mismatch(ValueError, what, expected, got, hint=hint)
+        with torch.no_grad():
+            embedding.weight.copy_(vectors.matrix)
 
     def averaged(self, members: Sequence[Any]) -> nn.Module:
         """Average the probabilities of classes."""
@@ -372,9 +381,3 @@ class TreeRelatedness(TreeTask):
             "probability": chance,
             "target": mean_score(batch.target.float()),
         }
-
-
-def mean_score(chance: Float[Tensor, "example score"]) -> Float[Tensor, " example"]:
-    """Compute the mean of a distribution over the scores 1, 2, 3, and so on."""
-    scores = torch.arange(1, chance.size(-1) + 1, dtype=chance.dtype, device=chance.device)
-    return chance @ scores

