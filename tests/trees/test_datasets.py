@@ -131,7 +131,7 @@ def test_a_transform_with_another_option_builds_anew(trees: Path, tmp_path: Path
 def test_a_transform_that_cannot_name_a_cache(trees: Path, tmp_path: Path) -> None:
     doubled = TreeFile(trees, pre_transform=lambda data: twice(data))
     assert doubled[0].y.tolist()[0] == 6
-    with pytest.raises(ValueError, match="tells this pre_transform from another") as caught:
+    with pytest.raises(ValueError, match="pre_transform cannot be pickled") as caught:
         TreeFile(trees, tmp_path, pre_transform=lambda data: twice(data))
     assert "a top-level function or object, or root=None" in str(caught.value)
 
@@ -193,7 +193,7 @@ def test_a_cache_folder_that_cannot_be_written(trees: Path, tmp_path: Path) -> N
     with pytest.raises(OSError) as caught:
         TreeFile(trees, tmp_path / "root")
     assert "the file cannot be written" in str(caught.value)
-    assert "another folder, or hint its permissions" in str(caught.value)
+    assert "another folder; or check its permissions" in str(caught.value)
 
 
 def test_a_cache_folder_without_permission(

@@ -91,7 +91,7 @@ def test_missing_files_say_what_to_put_where(tmp_path: Path) -> None:
     assert "a.toks, b.toks, sim.txt, a.parents, b.parents" in message
     assert f"where:    {tmp_path / 'raw'}" in message
     assert "trees='chain'" in message
-    with pytest.raises(FileNotFoundError, match="or SICK_train.txt, SICK_trial.txt"):
+    with pytest.raises(FileNotFoundError, match="needs only SICK_train.txt, SICK_trial.txt"):
         SICK(tmp_path, trees="chain")
 
 

@@ -35,14 +35,10 @@ class TreeColumns(RaggedColumns):
     named = shifted.union(NODE_FIELDS, EDGE_FIELDS, ["target", "score"])
 
     def merged(self, excluded: Collection[str] = ()) -> Batch | None:
-        """Build the batch of all trees, without its schedule.
+        """Build the batch of all trees without its schedule; None for trees that are broken.
 
         Args:
             excluded: Fields to leave out.
-
-        Returns:
-            What ``Batch.from_data_list`` makes of the same trees; None for trees that are broken,
-            which PyG merges as they are.
         """
         return super().merged(excluded) if self._are_sound() else None
 

@@ -38,9 +38,6 @@ def from_nested(
         share: Whether an object with children that is met twice (the same by ``is``) becomes one
             node with two parents, and not two nodes. Leaves are never shared.
 
-    Returns:
-        The tree or DAG, with ``token``, ``y``, and ``x`` and ``has_input`` as far as asked for.
-
     Raises:
         ValueError: If ``root`` is None, an object contains itself, a leaf is not a token, or the
             features differ in width.
@@ -68,9 +65,6 @@ def to_nested(data: DynTreeData, make: Callable[[int, tuple[Any, ...]], Any] | N
         make: Builds an object from a node's number and its children's objects, None for an empty
             slot. By default an inner node is the tuple of its children, and a leaf its token, or
             its number where it has none.
-
-    Returns:
-        The object of the root.
 
     Raises:
         ValueError: If there are several roots.
@@ -198,9 +192,6 @@ def from_parents(
         base: 0 or 1.
         **fields: Further fields of ``DynTreeData``, such as ``token``.
 
-    Returns:
-        The tree or forest, nodes in the order of the pointers.
-
     Raises:
         ValueError: If there are no pointers, one is not an integer or is out of range, or they form
             a cycle.
@@ -222,15 +213,10 @@ def from_parents(
     wrong = ((pointers < -1) | (pointers >= pointers.numel())).nonzero().view(-1)
     if wrong.numel():
         place = int(wrong[0])
-        low, high = base, pointers.numel() - 1 + base
-        raise mismatch(
-            ValueError,
-            "from_parents: a pointer is out of range",
-            f"{low} to {high}, or {base - 1} for a root",
-            int(pointers[place]) + base,
-            where=f"pointer {place} (from 0)",
-            hint=f"base={1 - base}",
-        )
+        what, where = "from_parents: a pointer is out of range", f"pointer {place} (from 0)"
+        expected = f"{base} to {pointers.numel() - 1 + base}, or {base - 1} for a root"
+        got, hint = int(pointers[place]) + base, f"base={1 - base}"
+        raise mismatch(ValueError, what, expected, got, where=where, hint=hint)
     child = (pointers >= 0).nonzero().view(-1)
     edge_index = torch.stack([child, pointers[child]])
     return DynTreeData(edge_index, num_nodes=pointers.numel(), **fields)
@@ -242,9 +228,6 @@ def to_parents(data: DynTreeData, *, base: int = 0) -> Tensor:
     Args:
         data: A tree or forest. The order of children is kept only if it is that of the numbers.
         base: 0 (a root has -1) or 1 (a root has 0).
-
-    Returns:
-        Number of each node's parent, int64 ``[node]``.
 
     Raises:
         ValueError: If a node has two parents.
@@ -275,9 +258,6 @@ def from_edge_index(
         num_nodes: Number of nodes; can be left out if a field with one row per node is given.
         arrows: Which way the edges point, ``"child_to_parent"`` or ``"parent_to_child"``.
         **fields: Further fields of ``DynTreeData``.
-
-    Returns:
-        The tree, DAG or forest; its ``edge_index`` points from child to parent.
 
     Raises:
         ValueError: If the edges have a cycle or the wrong form, or a field does not fit.
@@ -311,9 +291,6 @@ def from_networkx(
         label: Name of the node attribute with the label; nodes may lack it.
         features: Name of the node attribute with the input features; nodes may lack it.
         slot: Name of the edge attribute with the child's place; by default the order of the edges.
-
-    Returns:
-        The tree, DAG or forest, with ``token``, ``y`` and ``x`` as far as asked for.
 
     Raises:
         ValueError: If the graph is undirected, empty, or has a cycle, or an edge lacks ``slot``.
@@ -351,13 +328,12 @@ def from_networkx(
 def to_networkx(data: DynTreeData, *, arrows: str = "parent_to_child") -> Any:
     """Build a ``networkx.DiGraph`` (a ``MultiDiGraph`` where a child is used twice by a node).
 
+    Nodes have the attributes ``token``, ``y``, ``x``; edges, in the order of the slots,
+    ``child_slot``.
+
     Args:
         data: The example.
         arrows: Which way the edges point.
-
-    Returns:
-        The graph: nodes 0, 1, … with the attributes ``token``, ``y``, ``x`` they have, edges with
-        the attribute ``child_slot``, in the order of the slots.
 
     Raises:
         ImportError: If networkx is missing.
@@ -370,15 +346,14 @@ def to_networkx(data: DynTreeData, *, arrows: str = "parent_to_child") -> Any:
     networkx = _imported("networkx", "to_networkx")
     pairs = data.edge_index.unique(dim=1).size(1) == data.edge_index.size(1)
     graph = networkx.DiGraph() if pairs else networkx.MultiDiGraph()
-    has_input = getattr(data, "has_input", None)
-    columns = {key: getattr(data, key).tolist() for key in ("token", "y", "x") if key in data}
     for node in range(data.num_nodes):
-        absent = {
-            "token": "token" in columns and columns["token"][node] < 0,
-            "y": "y" in columns and _is_unlabelled(columns["y"][node]),
-            "x": has_input is not None and not has_input[node],
-        }
-        found = {key: values[node] for key, values in columns.items() if not absent[key]}
+        found = {key: data[key][node].tolist() for key in ("token", "y", "x") if key in data}
+        if found.get("token", 0) < 0:
+            del found["token"]
+        if "y" in found and _is_unlabelled(found["y"]):
+            del found["y"]
+        if "has_input" in data and not data.has_input[node]:
+            found.pop("x", None)
         graph.add_node(node, **found)
     for edge in data.child_slot.argsort(stable=True).tolist():
         child, parent = data.edge_index[:, edge].tolist()
@@ -390,16 +365,13 @@ def to_networkx(data: DynTreeData, *, arrows: str = "parent_to_child") -> Any:
 def from_nltk(
     tree: Any, token: Callable[[str], int | None], label: Callable[[str], int | None] | None = None
 ) -> DynTreeData:
-    """Read an ``nltk.Tree``; a word alone under a label is one node with that label.
+    """Read an ``nltk.Tree``; a word alone under a label is one node, and node 0 is the root.
 
     Args:
         tree: The tree.
         token: Gives a word's row of the vocabulary.
         label: Gives the number of a label, None for no label; by default labels are numbers, and
             the empty label is none.
-
-    Returns:
-        The tree with ``token`` and ``y``; node 0 is the root.
 
     Raises:
         ValueError: If a label is not a number (with the default ``label``).
@@ -430,15 +402,12 @@ def from_nltk(
 def to_nltk(
     data: DynTreeData, word: Callable[[int], str], label: Callable[[int], str] = str
 ) -> Any:
-    """Build an ``nltk.Tree``, the inverse of ``from_nltk``.
+    """Build an ``nltk.Tree``, the inverse of ``from_nltk``; unlabelled tokens are plain words.
 
     Args:
         data: A tree with ``token``.
         word: Gives the word of a row of the vocabulary.
         label: Gives the text of a label's number; a node without label gets the empty text.
-
-    Returns:
-        The tree. A node that has a token and no label becomes a plain word.
 
     Raises:
         ImportError: If NLTK is missing.

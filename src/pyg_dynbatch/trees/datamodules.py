@@ -73,9 +73,6 @@ class TreeDataModule(SplitDataModule):
         Args:
             split: Its name.
             vocabulary: The words to use; None for the data set's own.
-
-        Returns:
-            The split.
         """
 
     @cached_property
@@ -172,9 +169,6 @@ class TreeDataModule(SplitDataModule):
 
     def shown_trees(self, count: int) -> tuple[Batch, dict[str, Data], list[list[str]]]:
         """Choose the first few test trees that fit into a picture.
-
-        Args:
-            count: Number of trees.
 
         Returns:
             The trees as a batch, the trees by name, and the text of their nodes.

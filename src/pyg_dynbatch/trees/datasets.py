@@ -109,7 +109,8 @@ class TreeDataset(InMemoryDataset, ABC):
             cached = None if force_reload else self._cached(f"{split}.{ending}")
             packed = self._build(split, build(), ending) if cached is None else cached
         unknown, *words = packed["words"]
-        self._vocabulary = Vocabulary(words, unknown, packed["lower_case"])
+        # The words whose rows ``token`` holds.
+        self.vocabulary = Vocabulary(words, unknown, packed["lower_case"])
         self._classes = packed["num_classes"]
         self.data, self.slices = DynTreeData.from_dict(packed["data"]), packed["slices"]
 
@@ -155,14 +156,9 @@ class TreeDataset(InMemoryDataset, ABC):
         }
 
     @property
-    def vocabulary(self) -> Vocabulary:
-        """The words whose rows ``token`` holds."""
-        return self._vocabulary
-
-    @property
     def num_tokens(self) -> int:
         """Number of rows of the vocabulary, row 0 for unknown words included."""
-        return len(self._vocabulary)
+        return len(self.vocabulary)
 
     @property
     def num_classes(self) -> int:
@@ -175,11 +171,7 @@ class TreeDataset(InMemoryDataset, ABC):
         return node_counts(self)
 
     def token_counts(self) -> Int[Tensor, " row"]:
-        """Count how often each row of the vocabulary occurs.
-
-        Returns:
-            One count per row.
-        """
+        """Count how often each row of the vocabulary occurs."""
         token = self._data.token
         if self.slices is not None:  # PyG keeps no slices of a single example
             nodes = Segments(self.slices["depth"].diff().numpy())
@@ -245,13 +237,9 @@ def _name_of(transform: Transform | None, what: str) -> str:
         # Not its repr, which hides options (PyG's transforms) or is the same for all lambdas.
         pickled = pickle.dumps(transform, protocol=4)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise mismatch(
-            ValueError,
-            f"{what}: nothing tells this pre_transform from another one",
-            "one that can be pickled, to name the cache by",
-            f"{transform!r} ({error})",
-            hint="a top-level function or object, or root=None",
-        ) from error
+        what, got = f"{what}: pre_transform cannot be pickled", f"{transform!r} ({error})"
+        hint = "a top-level function or object, or root=None"
+        raise mismatch(ValueError, what, "one that can name the cache", got, hint=hint) from error
     return hashlib.sha256(pickled).hexdigest()
 
 

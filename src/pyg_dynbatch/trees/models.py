@@ -98,7 +98,7 @@ class TreeEncoder(nn.Module):
     def forward(
         self, batch: Any, level_order: bool = False, nodes: Int[Tensor, " chosen"] | None = None
     ) -> Float[Tensor, "chosen hidden"]:
-        """Compute the hidden rows of all nodes.
+        """Compute hidden rows.
 
         Args:
             batch: The batch.

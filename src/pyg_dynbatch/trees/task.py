@@ -44,42 +44,6 @@ class HitRate(Metric):
         return self.hits / self.rows
 
 
-class Scores(nn.Module):
-    """Metrics of one pass over the data, as attributes by the names they are logged under."""
-
-    def named(self) -> list[tuple[str, Metric]]:
-        """List the metrics with their names."""
-        return [(name, m) for name, m in self.named_children() if isinstance(m, Metric)]
-
-
-class TreeAccuracy(Scores):
-    """Accuracies of classes and, with ``polarity``, of the sides of the middle class."""
-
-    def __init__(self, polarity: bool = False) -> None:
-        super().__init__()
-        self.polarity = polarity
-        self.accuracy = HitRate()
-        self.node_accuracy = HitRate()
-        if polarity:
-            self.binary_accuracy = HitRate()
-            self.node_binary_accuracy = HitRate()
-
-    def update(
-        self,
-        logits: Float[Tensor, "node class"],
-        labels: Int[Tensor, " node"],
-        roots: Int[Tensor, " root"],
-    ) -> None:
-        """Add the nodes of a batch."""
-        hit, counts = logits.argmax(-1) == labels, labels != UNLABELLED
-        self.accuracy.update(hit[roots], counts[roots])
-        self.node_accuracy.update(hit, counts)
-        if self.polarity:
-            hit, counts = polarity_hits(logits, labels)
-            self.binary_accuracy.update(hit[roots], counts[roots])
-            self.node_binary_accuracy.update(hit, counts)
-
-
 def polarity_hits(
     logits: Float[Tensor, "row class"], labels: Int[Tensor, " row"]
 ) -> tuple[Bool[Tensor, " row"], Bool[Tensor, " row"]]:
@@ -90,22 +54,13 @@ def polarity_hits(
     return positive == (labels > middle), (labels != UNLABELLED) & (labels != middle)
 
 
-class ScoreAgreement(Scores):
-    """Pearson's r, Spearman's rho and the mean squared error of predicted scores."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pearson = PearsonCorrCoef()
-        with warnings.catch_warnings():
-            # It keeps every score of the pass; a pass is a few thousand pairs.
-            warnings.filterwarnings("ignore", message="Metric `SpearmanCorrcoef`")
-            self.spearman = SpearmanCorrCoef()
-        self.mse = MeanSquaredError()
-
-    def update(self, predicted: Float[Tensor, " example"], gold: Float[Tensor, " example"]) -> None:
-        """Add the pairs of a batch."""
-        for _, metric in self.named():
-            metric.update(predicted.float(), gold.float())
+def agreement_metrics() -> dict[str, Metric]:
+    """Make Pearson's r, Spearman's rho and the mean squared error of predicted scores."""
+    with warnings.catch_warnings():
+        # It keeps every score of the pass; a pass is a few thousand pairs.
+        warnings.filterwarnings("ignore", message="Metric `SpearmanCorrcoef`")
+        spearman = SpearmanCorrCoef()
+    return {"pearson": PearsonCorrCoef(), "spearman": spearman, "mse": MeanSquaredError()}
 
 
 class TreeTask(Task):
@@ -116,7 +71,7 @@ class TreeTask(Task):
         optimizer: Options of the optimiser.
         rate: Options of the learning-rate schedule.
         reduction: What the summed loss is divided by.
-        scores: Makes the metrics of one stage.
+        scores: Makes the metrics of one stage, by the names they are logged under.
     """
 
     def __init__(
@@ -125,11 +80,11 @@ class TreeTask(Task):
         optimizer: OptimizerOptions,
         rate: RateOptions,
         reduction: Reduction,
-        scores: Callable[[], Scores],
+        scores: Callable[[], dict[str, Metric]],
     ) -> None:
         super().__init__(network, optimizer, rate)
         self.reduction: Reduction = reduction
-        self.scores = nn.ModuleDict({f"{stage}_scores": scores() for stage in STAGES})
+        self.scores = nn.ModuleDict({f"{s}_scores": nn.ModuleDict(scores()) for s in STAGES})
 
     @classmethod
     def made_up(cls, options: Mapping[str, Any], data: Mapping[str, Any]) -> Any:
@@ -142,14 +97,11 @@ class TreeTask(Task):
     def summed_loss(
         self, output: Tensor, batch: Batch
     ) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
-        """Sum the losses of a batch.
+        """Sum the losses of a batch; return the sum and the number of its terms.
 
         Args:
             output: What the network returns.
             batch: The trees.
-
-        Returns:
-            The sum, and the number of its terms.
         """
 
     @abstractmethod
@@ -162,7 +114,7 @@ class TreeTask(Task):
         self.log_loss(stage, loss, terms, batch)
         scores: Any = self.scores[f"{stage}_scores"]
         self.update_scores(scores, output.detach(), batch)
-        self.log_metrics(stage, scores.named(), batch)
+        self.log_metrics(stage, list(scores.items()), batch)
         return loss, terms
 
     def training_step(self, batch: Batch, batch_idx: int = 0) -> Float[Tensor, ""]:
@@ -181,16 +133,13 @@ class TreeTask(Task):
     def metric_names(self) -> tuple[str, ...]:
         """List what the task logs while it trains."""
         scores: Any = self.scores["val_scores"]
-        names = ["loss", *(name for name, _ in scores.named())]
+        names = ["loss", *scores]
         return tuple(f"{stage}/{name}" for stage in ("train", "val") for name in names)
 
     def setup(self, stage: str) -> None:
         """Start the embedding from the word vectors of the data module, if it has any.
 
         A checkpoint is restored after this, so on resuming its vectors win.
-
-        Args:
-            stage: ``fit``, ``validate``, ``test`` or ``predict``.
 
         Raises:
             ValueError: If gradients of a sparse embedding are to be clipped, or the vectors do not
@@ -270,7 +219,11 @@ class TreeClassification(TreeTask):
         **network: Any,
     ) -> None:
         classifier = TreeClassifier(num_tokens, num_classes, **network)
-        super().__init__(classifier, optimizer, rate, reduction, lambda: TreeAccuracy(polarity))
+        kinds = ("accuracy", "binary_accuracy") if polarity else ("accuracy",)
+        names = [f"{prefix}{kind}" for kind in kinds for prefix in ("", "node_")]
+        super().__init__(
+            classifier, optimizer, rate, reduction, lambda: {name: HitRate() for name in names}
+        )
         self.save_hyperparameters(ignore=["optimizer", "rate"])
         self.save_hyperparameters(self.plain_options())
         if polarity and num_classes % 2 == 0:
@@ -279,6 +232,7 @@ class TreeClassification(TreeTask):
             raise mismatch(ValueError, what, expected, num_classes, hint="polarity: false")
         self.num_classes = num_classes
         self.loss_on = loss_on
+        self.polarity = polarity
 
     def summed_loss(
         self, output: Float[Tensor, "node class"], batch: Batch
@@ -289,8 +243,14 @@ class TreeClassification(TreeTask):
         return summed_cross_entropy(output, batch.y)
 
     def update_scores(self, scores: Any, output: Tensor, batch: Batch) -> None:
-        """Count hits."""
-        scores.update(output, batch.y, batch.root_index)
+        """Count hits at the roots and at all nodes."""
+        labels, roots = batch.y, batch.root_index
+        rows = {"accuracy": (output.argmax(-1) == labels, labels != UNLABELLED)}
+        if self.polarity:
+            rows["binary_accuracy"] = polarity_hits(output, labels)
+        for name, (hit, counts) in rows.items():
+            scores[name].update(hit[roots], counts[roots])
+            scores[f"node_{name}"].update(hit, counts)
 
     def predict_step(self, batch: Batch, batch_idx: int = 0) -> dict[str, Tensor]:
         """Predict every node.
@@ -352,7 +312,7 @@ class TreeRelatedness(TreeTask):
         **network: Any,
     ) -> None:
         similarity = TreeSimilarity(num_tokens, num_classes, **network)
-        super().__init__(similarity, optimizer, rate, reduction, ScoreAgreement)
+        super().__init__(similarity, optimizer, rate, reduction, agreement_metrics)
         self.save_hyperparameters(ignore=["optimizer", "rate"])
         self.save_hyperparameters(self.plain_options())
 
@@ -365,7 +325,9 @@ class TreeRelatedness(TreeTask):
 
     def update_scores(self, scores: Any, output: Tensor, batch: Batch) -> None:
         """Compare predicted and gold scores."""
-        scores.update(mean_score(output.exp()), mean_score(batch.target))
+        predicted, gold = mean_score(output.exp()).float(), mean_score(batch.target).float()
+        for metric in scores.values():
+            metric.update(predicted, gold)
 
     def predict_step(self, batch: Batch, batch_idx: int = 0) -> dict[str, Tensor]:
         """Predict every pair.

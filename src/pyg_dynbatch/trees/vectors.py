@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ class Coverage:
         )
 
 
+@dataclass(eq=False, repr=False)
 class WordVectors:
     """One vector for every row of a vocabulary.
 
@@ -69,22 +71,17 @@ class WordVectors:
         dev: 75.0% of 4 tokens, 50.0% of 2 distinct words
     """
 
-    def __init__(
-        self,
-        vocabulary: Vocabulary,
-        matrix: Float[Tensor, "row feature"],
-        found: Bool[Tensor, " row"],
-        source: str = "",
-    ) -> None:
-        if not len(vocabulary) == matrix.size(0) == found.size(0):
+    vocabulary: Vocabulary
+    matrix: Float[Tensor, "row feature"]
+    found: Bool[Tensor, " row"]
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        if not len(self.vocabulary) == self.matrix.size(0) == self.found.size(0):
             what = "WordVectors: rows and words differ in number"
-            expected = f"{len(vocabulary)} rows, one for each word of the vocabulary"
-            got = f"matrix with {matrix.size(0)} rows, found with {found.size(0)}"
+            expected = f"{len(self.vocabulary)} rows, one for each word of the vocabulary"
+            got = f"matrix with {self.matrix.size(0)} rows, found with {self.found.size(0)}"
             raise mismatch(ValueError, what, expected, got)
-        self.vocabulary = vocabulary
-        self.matrix = matrix
-        self.found = found
-        self.source = source
 
     @property
     def width(self) -> int:
@@ -96,9 +93,6 @@ class WordVectors:
 
         Args:
             counts: For each split how often each row occurs (`token_counts` of a data set).
-
-        Returns:
-            One record per split; printing a record gives a sentence.
         """
         found = []
         for split, count in counts.items():
@@ -108,13 +102,10 @@ class WordVectors:
         return found
 
     def require(self, counts: Int[Tensor, " row"] | None = None) -> "WordVectors":
-        """Check that every word has a vector.
+        """Check that every word has a vector, and return the same object.
 
         Args:
             counts: How often each row occurs; if given, only words that occur need a vector.
-
-        Returns:
-            The same object.
 
         Raises:
             ValueError: If a word has no vector; row 0 is exempt unless it occurs.
@@ -135,12 +126,8 @@ class WordVectors:
     def only_found(self) -> "WordVectors":
         """Drop the words without a vector, so that they all share row 0.
 
-        Such words are then one word, trained together. Pass the smaller vocabulary of the returned
-        vectors to the data set.
-
-        Reference:
-            Looks, Herreshoff, Hutchins and Norvig (2017), arXiv:1702.02181, and the sentiment
-            example of the released code.
+        Such words are then one word, trained together, as in the sentiment example of TensorFlow
+        Fold. Pass the smaller vocabulary of the returned vectors to the data set.
         """
         keep = self.found.clone()
         keep[0] = True
@@ -194,9 +181,6 @@ def read_word_vectors(
         strict: Whether a word without a vector is an error.
         seed: Of the draws.
 
-    Returns:
-        One vector for each row.
-
     Raises:
         FileNotFoundError: If there is no such file.
         ValueError: If a line has another width than the first or does not hold numbers (file and
@@ -215,14 +199,14 @@ def read_word_vectors(
     check_option("read_word_vectors", "missing", missing, MISSING)
     path = existing(path, "word vectors as text, or as text compressed to .gz")
     spellings = [_spellings(word, lower_case) for word in vocabulary.words[1:]]
-    vectors, width = _read_vectors(path, {each for several in spellings for each in several})
+    vectors, width = _read_vectors(path, set(chain.from_iterable(spellings)))
     matrix = torch.zeros(len(vocabulary), width)
     found = torch.zeros(len(vocabulary), dtype=torch.bool)
     for row, several in enumerate(spellings, start=1):
         vector = next((vectors[each] for each in several if each in vectors), None)
         if vector is not None:
             matrix[row], found[row] = vector, True
-    matrix[~found] = _initial(matrix, found, missing, torch.Generator().manual_seed(seed))
+    matrix[~found] = _initial(matrix[found], int((~found).sum()), missing, seed)
     result = WordVectors(vocabulary, matrix, found, source=path.name)
     return result.require() if strict else result
 
@@ -234,17 +218,13 @@ def _spellings(word: str, lower_case: bool) -> list[bytes]:
     return [spelling.encode() for spelling in spellings]
 
 
-def _initial(
-    matrix: Float[Tensor, "row feature"],
-    found: Bool[Tensor, " row"],
-    missing: str,
-    generator: torch.Generator,
-) -> Float[Tensor, "absent feature"]:
-    rows, width = int((~found).sum()), matrix.size(1)
+def _initial(vectors: Tensor, rows: int, missing: str, seed: int) -> Float[Tensor, "row feature"]:
+    """Make the rows of words without a vector."""
+    width, generator = vectors.size(1), torch.Generator().manual_seed(seed)
     if missing == "zeros":
         return torch.zeros(rows, width)
     if missing == "normal":
-        spread = float(matrix[found].std()) if bool(found.any()) else 1.0
+        spread = float(vectors.std()) if vectors.numel() else 1.0
         return torch.randn(rows, width, generator=generator) * spread
     drawn = torch.rand(rows if missing == "uniform" else 1, width, generator=generator)
     return (drawn * (2 * _HALF_RANGE) - _HALF_RANGE).expand(rows, width)
@@ -336,9 +316,6 @@ def sentence_vectors(
             vectors.
         batch_size: Words encoded at once.
         device: Where the encoder runs.
-
-    Returns:
-        The vectors, all found except row 0.
 
     Raises:
         ImportError: If words must be encoded and sentence-transformers is missing.
