@@ -324,7 +324,7 @@ def test_faults_are_named_by_place(tmp_path: Path, line: str, problem: str, colu
 
 
 def test_empty_missing_and_foreign_files(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="TreeFile: there are no files"):
+    with pytest.raises(ValueError, match="TreeFile: no files are given"):
         TreeFile([])
     with pytest.raises(ValueError, match="a.txt: the file is empty"):
         TreeFile(write(tmp_path / "a.txt", ""))

@@ -106,7 +106,7 @@ def test_missing_raw_files_are_named(raw: Path, tmp_path: Path) -> None:
     shutil.copy(raw / "train.txt", tmp_path)
     with pytest.raises(FileNotFoundError, match=r"SST: raw files are missing[\s\S]*no dev.txt"):
         SST(None, "train", raw_dir=tmp_path)
-    with pytest.raises(ValueError, match=r"SST: there is no folder[\s\S]*root or raw_dir"):
+    with pytest.raises(ValueError, match=r"SST: no folder is given[\s\S]*root or raw_dir"):
         SST(None, "train")
 
 

@@ -156,7 +156,7 @@ def test_a_file_without_vectors_is_refused(
 ) -> None:
     path = tmp_path / "vectors.txt"
     path.write_text(text)
-    with pytest.raises(ValueError, match="there are no vectors in the file"):
+    with pytest.raises(ValueError, match="no vectors in the file"):
         read_word_vectors(path, vocabulary)
 
 

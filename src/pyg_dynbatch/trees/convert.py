@@ -31,10 +31,10 @@ def from_nested(
 
     Args:
         root: The outermost object.
-        children: Gives an object's children in order; None or nothing for a leaf.
-        token: Gives an object's row of the vocabulary, None for no token.
-        label: Gives an object's label, None for no label; floats make a float ``y``.
-        features: Gives an object's input features, None for none (zeros, and not ``has_input``).
+        children: Returns an object's children in order; None or nothing for a leaf.
+        token: Returns an object's row of the vocabulary, None for no token.
+        label: Returns an object's label, None for no label; floats make a float ``y``.
+        features: Returns an object's input features, None for none (zeros, and not ``has_input``).
         share: Whether an object with children that is met twice (the same by ``is``) becomes one
             node with two parents, and not two nodes. Leaves are never shared.
 
@@ -346,8 +346,9 @@ def to_networkx(data: DynTreeData, *, arrows: str = "parent_to_child") -> Any:
     networkx = _imported("networkx", "to_networkx")
     pairs = data.edge_index.unique(dim=1).size(1) == data.edge_index.size(1)
     graph = networkx.DiGraph() if pairs else networkx.MultiDiGraph()
+    columns = {key: data[key].tolist() for key in ("token", "y", "x") if key in data}
     for node in range(data.num_nodes):
-        found = {key: data[key][node].tolist() for key in ("token", "y", "x") if key in data}
+        found = {key: values[node] for key, values in columns.items()}
         if found.get("token", 0) < 0:
             del found["token"]
         if "y" in found and _is_unlabelled(found["y"]):
@@ -369,8 +370,8 @@ def from_nltk(
 
     Args:
         tree: The tree.
-        token: Gives a word's row of the vocabulary.
-        label: Gives the number of a label, None for no label; by default labels are numbers, and
+        token: Returns a word's row of the vocabulary.
+        label: Returns the number of a label, None for no label; by default labels are numbers, and
             the empty label is none.
 
     Raises:
@@ -406,8 +407,8 @@ def to_nltk(
 
     Args:
         data: A tree with ``token``.
-        word: Gives the word of a row of the vocabulary.
-        label: Gives the text of a label's number; a node without label gets the empty text.
+        word: Returns the word of a row of the vocabulary.
+        label: Returns the text of a label's number; a node without label gets the empty text.
 
     Raises:
         ImportError: If NLTK is missing.

@@ -128,13 +128,12 @@ class TreeDataset(InMemoryDataset, ABC):
         if not content.splits.get(split):
             what = f"{type(self).__name__}: the split {split!r} is empty"
             raise mismatch(ValueError, what, "at least one example", 0)
-        packed = {split: self._pack(split, content)}
-        if ending is not None:
-            packed |= {name: self._pack(name, content) for name in content.splits if name != split}
-            for name, part in packed.items():
-                write_atomically(
-                    Path(self.processed_dir, f"{name}.{ending}"), partial(torch.save, part)
-                )
+        if ending is None:
+            return self._pack(split, content)
+        packed = {name: self._pack(name, content) for name in content.splits}
+        for name, part in packed.items():
+            path = Path(self.processed_dir, f"{name}.{ending}")
+            write_atomically(path, partial(torch.save, part))
         return packed[split]
 
     def _pack(self, split: str, content: Content) -> dict[str, Any]:
@@ -313,7 +312,7 @@ class SST(TreeDataset):
 
 def _find_files(folder: Path | None, *, may_download: bool, verify: bool) -> dict[str, Path]:
     if folder is None:
-        raise mismatch(ValueError, "SST: there is no folder", "root or raw_dir", "neither")
+        raise mismatch(ValueError, "SST: no folder is given", "root or raw_dir", "neither")
     files = {name: folder / f"{name}.txt" for name in _SPLITS}
     absent = [path.name for path in files.values() if not path.is_file()]
     names = "train.txt, dev.txt and test.txt"
@@ -385,7 +384,7 @@ class TreeFile(TreeDataset):
     ) -> None:
         paths = [Path(path)] if isinstance(path, (str, Path)) else [Path(one) for one in path]
         if not paths:
-            raise mismatch(ValueError, "TreeFile: there are no files", "at least one", 0)
+            raise mismatch(ValueError, "TreeFile: no files are given", "at least one", 0)
 
         def build() -> Content:
             parse = partial(parse_bracketed, num_classes=num_classes, labels=labels)

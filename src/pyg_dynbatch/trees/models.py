@@ -80,11 +80,9 @@ class TreeEncoder(nn.Module):
         sparse_embedding: bool = False,
     ) -> None:
         super().__init__()
-        self.embedding = (
-            nn.Embedding(num_tokens, embedding_channels, sparse=sparse_embedding)
-            if num_tokens
-            else None
-        )
+        self.embedding: nn.Embedding | None = None
+        if num_tokens:
+            self.embedding = nn.Embedding(num_tokens, embedding_channels, sparse=sparse_embedding)
         self.layer = layer
         self.input_dropout = nn.Dropout(input_dropout)
         self.reset_parameters()

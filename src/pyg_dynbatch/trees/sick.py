@@ -134,7 +134,7 @@ class SICK(TreeDataset):
 
 
 def _find_files(folder: Path, trees: str) -> dict[str, list[Path]]:
-    """Finds, for each split, either one table or the files of words, parents and scores."""
+    """Find, for each split, either one table or the files of words, parents and scores."""
     check_option("SICK", "trees", trees, _TREES)
     names = ["a.toks", "b.toks", "sim.txt"]
     if trees in _PARENT_FILES:

@@ -62,7 +62,7 @@ def forest_to_data(
 
     Args:
         trees: The trees; their roots keep this order in ``root_index``.
-        vocabulary: Gives each token its row.
+        vocabulary: Maps tokens to rows.
         labelled: Whether the field ``y`` is set.
 
     Example:
@@ -121,7 +121,7 @@ def parse_bracketed(
         num_classes: Labels must be below this; None allows any label from 0.
         labels: ``"required"``: every node begins with an integer label. ``"optional"``: a node
             may also begin without one or with -1, and is then unlabelled; ``(7)`` is the token 7.
-            ``"none"``: there are no labels, what a node begins with is its token.
+            ``"none"``: no labels; a node begins with its token.
 
     Raises:
         ValueError: If brackets do not match, if a label is missing, not an integer or out of
@@ -252,7 +252,7 @@ class BracketedTree:
     """Turn lines of bracketed text into examples.
 
     Args:
-        vocabulary: Gives each token its row.
+        vocabulary: Maps tokens to rows.
         num_classes: Labels must be below this; None allows any.
         labels: See `parse_bracketed`; with ``"none"`` there is no field ``y``.
 
@@ -279,7 +279,7 @@ def to_bracketed(data: DynTreeData, vocabulary: Vocabulary) -> str:
     Args:
         data: One tree with ``token`` and, optionally, ``y``; unlabelled nodes get the label -1,
             which ``labels="optional"`` reads.
-        vocabulary: Gives each row its word.
+        vocabulary: Maps rows to words.
 
     Raises:
         ValueError: If the data is not a single tree or has no ``token``, if a slot of a node is

@@ -243,7 +243,7 @@ def _read_vectors(
         what = f"{path.name}: the compressed file is damaged or cut short"
         raise mismatch(ValueError, what, "a complete .gz file", error, where=path) from error
     if width == 0:
-        what, got = f"{path.name}: there are no vectors in the file", "no line of several words"
+        what, got = f"{path.name}: no vectors in the file", "no line of several words"
         raise mismatch(ValueError, what, "lines 'word v1 v2 ...'", got, where=path)
     return vectors, width
 
