@@ -3,15 +3,14 @@
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from torch_geometric.data import Batch
 
 from pyg_dynbatch.core.errors import checked_count, mismatch
 from pyg_dynbatch.core.levels import DIRECTIONS
 from pyg_dynbatch.core.padding import LevelBuckets
 from pyg_dynbatch.core.schedule import derive_schedule
-from pyg_dynbatch.loading import PlanningCollater, ResumableLoader, slices_of
-from pyg_dynbatch.trees.columns import TreeColumns
+from pyg_dynbatch.loading import PlanningCollater, ResumableLoader, Segments, slices_of
+from pyg_dynbatch.trees.columns import TreeColumns, check_rows, segments_of
 from pyg_dynbatch.trees.data import (
     EDGE_FIELDS,
     NODE_FIELDS,
@@ -48,32 +47,16 @@ def _check_roots(batch: Any, num_nodes: int) -> None:
 
 
 def check_bounds(batch: Any) -> None:
-    """Check that every example has rows for its own nodes and edges among them."""
-    slices = slices_of(batch)
-    ptr = getattr(batch, "ptr", None)
+    """Check the rows and edges of a batch that PyG merged, where it noted those of each example."""
+    slices, ptr = slices_of(batch), getattr(batch, "ptr", None)
     if ptr is None or "edge_index" not in slices:
         return
-    ptr, edge_starts = ptr.cpu().numpy(), slices["edge_index"].numpy()
-    keys = NODE_FIELDS if isinstance(batch, DynTreeData) else ("depth", "token", "has_input")
-    wanted = dict.fromkeys(keys, ptr) | dict.fromkeys(EDGE_FIELDS, edge_starts)
-    for key in wanted.keys() & slices.keys():
-        found, right = slices[key].diff().numpy(), np.diff(wanted[key])
-        if not np.array_equal(found, right):
-            number = int((found != right).nonzero()[0][0])
-            what, where = f"Collater: {key} has the wrong length", f"example {number} of the batch"
-            raise mismatch(ValueError, what, f"{right[number]} rows", found[number], where=where)
-    edges, num_edges = batch.edge_index.cpu().numpy(), np.diff(edge_starts)
-    # One comparison for both bounds: a number below the first node is a huge one without a sign.
-    inside = (edges - np.repeat(ptr[:-1], num_edges)).view(np.uint64)
-    outside = inside >= np.repeat(np.diff(ptr), num_edges).view(np.uint64)
-    if outside.any():
-        edge = int(outside.any(0).nonzero()[0][0])
-        number = int(np.searchsorted(edge_starts, edge, side="right")) - 1
-        first, end = int(ptr[number]), int(ptr[number + 1])
-        what = "Collater: an edge names a node that does not exist"
-        expected = f"node numbers from 0 to {end - first - 1}"
-        got = f"{int(edges[0, edge]) - first} -> {int(edges[1, edge]) - first}"
-        raise mismatch(ValueError, what, expected, got, where=f"example {number} of the batch")
+    named = NODE_FIELDS if isinstance(batch, DynTreeData) else ("depth", "token", "has_input")
+    known = [key for key in (*named, *EDGE_FIELDS, "edge_index") if key in slices]
+    segments = segments_of({key: slices[key] for key in known})
+    nodes, edges = Segments(ptr.diff().cpu().numpy()), segments["edge_index"]
+    local = batch.edge_index.cpu().numpy() - nodes.starts[:-1].repeat(edges.sizes)
+    check_rows(nodes, edges, segments, local)
 
 
 class Collater(PlanningCollater):
