@@ -116,9 +116,8 @@ class Collater(PlanningCollater):
 class BucketedCollater(Collater):
     """Merge examples as :class:`Collater` does, and pad the schedule of the batch.
 
-    For ``torch.utils.data.DataLoader(dataset, collate_fn=...)``. Padding costs the loader's worker
-    a fraction of a millisecond, and the model nothing: the padded form is part of the one tensor of
-    the schedule. Batches that fit no shape have an ordinary schedule.
+    For ``torch.utils.data.DataLoader(dataset, collate_fn=...)``. The padded form is part of the one
+    tensor of the schedule. Batches that fit no shape have an ordinary schedule.
 
     Args:
         buckets: The shapes, such as ``LevelBuckets.fit`` of the schedules of an epoch.

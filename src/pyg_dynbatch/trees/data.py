@@ -16,7 +16,6 @@ from pyg_dynbatch.core.structure import array_of, depth_of, find_cycle, roots_of
 NODE_FIELDS = ("depth", "token", "x", "y", "has_input")
 EDGE_FIELDS = ("child_slot",)
 
-
 _DTYPES: dict[str, tuple[torch.dtype, ...]] = {
     "int64": (torch.int64,),
     "bool": (torch.bool,),

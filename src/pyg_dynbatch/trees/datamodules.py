@@ -35,9 +35,7 @@ class TreeDataModule(SplitDataModule):
 
     ``num_tokens`` and ``num_classes`` are available before training is set up, so that the command
     line can pass them to the model; reading them reads (and, the first time, caches) the data.
-
-    Splits that are not trained on are never shuffled, and on several devices no example is counted
-    twice.
+    Splits that are not trained on are never shuffled, nor is an example counted on two devices.
 
     Args:
         batch_size: Trees in a batch.

@@ -60,8 +60,7 @@ class TreeDataset(InMemoryDataset, ABC):
     The name of the cache file holds a hash of all that its content depends on: raw files, options,
     and the pickle of ``pre_transform`` (a function's name, an object's class and state; an edited
     function body is not noticed). The file appears under that name only when it is complete, and a
-    damaged one is built again with a warning. PyG's own ``process`` is not used: it writes its
-    markers one by one and trusts them afterwards.
+    damaged one is built again with a warning.
 
     Args:
         root: Folder for ``raw/`` and ``processed/``; None caches nothing.
@@ -136,6 +135,7 @@ class TreeDataset(InMemoryDataset, ABC):
             write_atomically(path, partial(torch.save, part))
         return packed[split]
 
+    # Not PyG's own ``process``, which writes its markers one by one and trusts them afterwards.
     def _pack(self, split: str, content: Content) -> dict[str, Any]:
         examples, items = [], content.splits[split]
         with Progress(f"{type(self).__name__}: {split}", "trees", len(items)) as progress:
@@ -344,11 +344,8 @@ _SPLIT = "trees"
 class TreeFile(TreeDataset):
     """The trees of one or several files in bracketed form.
 
-    See :func:`~pyg_dynbatch.data.parse_bracketed` for the form. Pass the vocabulary and the number
-    of classes of the training file to other files::
-
-        train = TreeFile("train.txt")
-        test = TreeFile("test.txt", vocabulary=train.vocabulary, num_classes=train.num_classes)
+    See :func:`~pyg_dynbatch.data.parse_bracketed` for the form. Pass the ``vocabulary`` and
+    ``num_classes`` of the training file to other files.
 
     Args:
         path: The file, or several, read one after another; any may be compressed (``.gz``).

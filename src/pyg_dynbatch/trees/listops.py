@@ -139,10 +139,10 @@ _PATIENCE = 10_000  # draws in a row that bring nothing new
 class ListOpsRecipe:
     """Which expressions are generated.
 
-    Each place of an expression is an operator with probability 1/4 and a digit otherwise;
-    operators (minimum, maximum, median, sum modulo 10) are equally likely among themselves, and so
-    are digits, and so are 2, 3, ..., `max_args` arguments. At `max_depth` only digits are left.
-    Expressions are distinct, also between splits.
+    Each place of an expression is an operator (minimum, maximum, median, sum modulo 10) with
+    probability 1/4 and a digit otherwise, and at `max_depth` always a digit; operators, digits and
+    2, 3, ..., `max_args` arguments are drawn uniformly. Expressions are distinct, also between
+    splits.
 
     Args:
         train: Number of training expressions.

@@ -304,8 +304,7 @@ def sentence_vectors(
 ) -> WordVectors:
     """Encode each word of a vocabulary by itself with a sentence-transformers model.
 
-    Such a model uses sub-word pieces, so every word has a vector. Treebank tokens are unescaped
-    before they are encoded. Row 0 gets the mean of the other rows.
+    Every word has a vector, row 0 the mean of the others. Treebank tokens are unescaped first.
 
     Args:
         vocabulary: The words.
