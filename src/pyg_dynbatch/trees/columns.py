@@ -64,14 +64,14 @@ def check_rows(
         right = wanted.get(key, found)
         if found is right or np.array_equal(found.sizes, right.sizes):
             continue
-        number = int((found.sizes != right.sizes).nonzero()[0][0])
+        number = int(np.flatnonzero(found.sizes != right.sizes)[0])
         what, where = f"Collater: {key} has the wrong length", f"example {number} of the batch"
         expected, got = f"{right.sizes[number]} rows", found.sizes[number]
         raise mismatch(ValueError, what, expected, got, where=where)
     # One comparison for both bounds: read without a sign, a number below 0 is a huge one.
     outside = index.view(np.uint64) >= nodes.sizes.view(np.uint64).repeat(edges.sizes)
     if outside.any():
-        edge = int(outside.any(0).nonzero()[0][0])
+        edge = int(np.flatnonzero(outside.any(0))[0])
         number = int(np.searchsorted(edges.starts, edge, side="right")) - 1
         what = "Collater: an edge names a node that does not exist"
         expected = f"node numbers from 0 to {nodes.sizes[number] - 1}"
