@@ -1,6 +1,7 @@
 """Metrics: against counting by hand in plain Python."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -8,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch_geometric.data import Batch
 
-from pyg_dynbatch.tasks import TreeClassification
+from pyg_dynbatch.tasks import TreeClassification, TreeRelatedness
 from pyg_dynbatch.training.task import summed_cross_entropy
-from pyg_dynbatch.trees.task import HitRate, ScoreAgreement, TreeAccuracy, polarity_hits
+from pyg_dynbatch.trees.task import HitRate, polarity_hits
 
 rows = st.lists(
     st.tuples(st.lists(st.floats(-5, 5, width=32), min_size=5, max_size=5), st.integers(-1, 4)),
@@ -24,11 +25,14 @@ def test_accuracies_are_those_counted_by_hand(drawn: list[tuple[list[float], int
     logits = torch.tensor([row for row, _ in drawn])
     labels = torch.tensor([label for _, label in drawn])
     roots = torch.arange(0, len(drawn), 3)
-    metrics = TreeAccuracy(polarity=True)
+    task = TreeClassification(num_tokens=2, num_classes=5, hidden_channels=2, polarity=True)
+    metrics: Any = task.scores["val_scores"]
     half = len(drawn) // 2
-    metrics.update(logits[:half], labels[:half], roots[roots < half])
-    metrics.update(logits[half:], labels[half:], roots[roots >= half] - half)
-    found = {name: metric.compute().item() for name, metric in metrics.named()}
+    first = Batch(y=labels[:half], root_index=roots[roots < half])
+    second = Batch(y=labels[half:], root_index=roots[roots >= half] - half)
+    task.update_scores(metrics, logits[:half], first)
+    task.update_scores(metrics, logits[half:], second)
+    found = {name: metric.compute().item() for name, metric in metrics.items()}
 
     def share(hits: list[bool]) -> float:
         return sum(hits) / len(hits) if hits else math.nan
@@ -66,11 +70,13 @@ def test_polarity_weighs_sides_and_not_single_classes() -> None:
 
 
 def test_score_agreement_adds_up_over_batches() -> None:
-    predicted, gold = torch.randn(40), torch.randn(40)
-    agreement = ScoreAgreement()
+    chance, target = torch.rand(2, 40, 5).softmax(-1)
+    predicted, gold = (rows @ torch.arange(1.0, 6.0) for rows in (chance, target))
+    task = TreeRelatedness(num_tokens=2, hidden_channels=2)
+    metrics: Any = task.scores["val_scores"]
     for part in torch.arange(40).split(7):
-        agreement.update(predicted[part], gold[part])
-    found = {name: metric.compute().item() for name, metric in agreement.named()}
+        task.update_scores(metrics, chance[part].log(), Batch(target=target[part]))
+    found = {name: metric.compute().item() for name, metric in metrics.items()}
     rank = [x.argsort().argsort().float() for x in (predicted, gold)]
     assert found["pearson"] == pytest.approx(
         torch.corrcoef(torch.stack([predicted, gold]))[0, 1].item(), abs=1e-5

@@ -49,7 +49,9 @@ def test_pairs_and_dicts_of_examples() -> None:
 
 def test_from_the_roots_down() -> None:
     down = buckets(None, "top_down")
-    batch = BucketedCollater(down, ["edge_index"], ["depth"], direction="top_down")(trees(3))
+    batch = BucketedCollater(
+        down, follow_batch=["edge_index"], exclude_keys=["depth"], direction="top_down"
+    )(trees(3))
     # Four trees, and two nodes for edges of padding.
     assert padded_nodes(batch.schedule) == 14 and "schedule_down" not in batch
     assert "edge_index_batch" in batch and "depth" not in batch

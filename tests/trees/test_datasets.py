@@ -131,7 +131,7 @@ def test_a_transform_with_another_option_builds_anew(trees: Path, tmp_path: Path
 def test_a_transform_that_cannot_name_a_cache(trees: Path, tmp_path: Path) -> None:
     doubled = TreeFile(trees, pre_transform=lambda data: twice(data))
     assert doubled[0].y.tolist()[0] == 6
-    with pytest.raises(ValueError, match="tells this pre_transform from another") as caught:
+    with pytest.raises(ValueError, match="pre_transform cannot be pickled") as caught:
         TreeFile(trees, tmp_path, pre_transform=lambda data: twice(data))
     assert "a top-level function or object, or root=None" in str(caught.value)
 
@@ -193,7 +193,7 @@ def test_a_cache_folder_that_cannot_be_written(trees: Path, tmp_path: Path) -> N
     with pytest.raises(OSError) as caught:
         TreeFile(trees, tmp_path / "root")
     assert "the file cannot be written" in str(caught.value)
-    assert "another folder, or hint its permissions" in str(caught.value)
+    assert "another folder; or check its permissions" in str(caught.value)
 
 
 def test_a_cache_folder_without_permission(
@@ -238,7 +238,7 @@ def test_pickles_and_batches(trees: Path) -> None:
 
 
 def test_splits_are_named() -> None:
-    with pytest.raises(ValueError, match=r"X: there is no such split[\s\S]*train, dev[\s\S]*all"):
+    with pytest.raises(ValueError, match=r"X: unknown split[\s\S]*train, dev[\s\S]*all"):
         choose_split("all", ("train", "dev"), {}, "X")
 
 
@@ -324,7 +324,7 @@ def test_faults_are_named_by_place(tmp_path: Path, line: str, problem: str, colu
 
 
 def test_empty_missing_and_foreign_files(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="TreeFile: there are no files"):
+    with pytest.raises(ValueError, match="TreeFile: no files are given"):
         TreeFile([])
     with pytest.raises(ValueError, match="a.txt: the file is empty"):
         TreeFile(write(tmp_path / "a.txt", ""))

@@ -68,7 +68,7 @@ def test_inspect_generated_data_and_pairs(tmp_path: Path, samples: Path, capsys)
 
 
 def test_inspect_complains(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="inspect: there is no file") as caught:
+    with pytest.raises(FileNotFoundError, match="there is no such file") as caught:
         run_inspect([str(tmp_path / "none.txt")])
     assert "a file of bracketed trees" in str(caught.value)
     with pytest.raises(ValueError, match="must be at least 1"):

@@ -119,7 +119,7 @@ def test_says_what_is_wrong_and_where(text: str, problem: str, column: int) -> N
 
 
 def test_form_must_be_a_known_option() -> None:
-    with pytest.raises(ValueError, match=r"form is unknown[\s\S]*operator, binary"):
+    with pytest.raises(ValueError, match=r"unknown form[\s\S]*operator, binary"):
         listops_tree(["3"], "round")
 
 

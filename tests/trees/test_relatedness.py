@@ -9,7 +9,7 @@ import torch
 from pyg_dynbatch.loader import DataLoader
 from pyg_dynbatch.tasks import SICKData, TreeRelatedness
 from pyg_dynbatch.training import OptimizerOptions, PredictionTable
-from pyg_dynbatch.trees.task import mean_score
+from pyg_dynbatch.trees.models import mean_score
 from tests.training.helpers import SIZES, trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:The variance of predictions or target is close")

@@ -71,7 +71,7 @@ def test_vocabularies(raw: Path) -> None:
     assert "He" in SICK(None, raw_dir=raw).vocabulary
     assert "He" not in SICK(None, vocabulary="train", raw_dir=raw).vocabulary
     assert SICK(None, vocabulary=Vocabulary(["He"]), raw_dir=raw).num_tokens == 2
-    with pytest.raises(ValueError, match="SICK: vocabulary is unknown"):
+    with pytest.raises(ValueError, match="SICK: unknown vocabulary"):
         SICK(None, vocabulary="dev", raw_dir=raw)
 
 
@@ -91,7 +91,7 @@ def test_missing_files_say_what_to_put_where(tmp_path: Path) -> None:
     assert "a.toks, b.toks, sim.txt, a.parents, b.parents" in message
     assert f"where:    {tmp_path / 'raw'}" in message
     assert "trees='chain'" in message
-    with pytest.raises(FileNotFoundError, match="or SICK_train.txt, SICK_trial.txt"):
+    with pytest.raises(FileNotFoundError, match="needs only SICK_train.txt, SICK_trial.txt"):
         SICK(tmp_path, trees="chain")
 
 
@@ -135,5 +135,5 @@ def test_faults_of_tables(samples: Path, tmp_path: Path, text: str, problem: str
 
 
 def test_trees_must_be_a_known_option(raw: Path) -> None:
-    with pytest.raises(ValueError, match=r"trees is unknown[\s\S]*dependency, constituency"):
+    with pytest.raises(ValueError, match=r"unknown trees[\s\S]*dependency, constituency"):
         SICK(None, trees="round", raw_dir=raw)

@@ -55,7 +55,7 @@ def test_vocabularies(raw: Path) -> None:
     assert words(Vocabulary(["mess"])) == {"<unk>", "mess"}
     dev = SST(None, "dev", "train", raw, verify=False)
     assert dev[0].token.tolist() == [-1, 0, 0]
-    with pytest.raises(ValueError, match=r"vocabulary is unknown[\s\S]*'some'"):
+    with pytest.raises(ValueError, match=r"unknown vocabulary[\s\S]*'some'"):
         words("some")
 
 
@@ -106,7 +106,7 @@ def test_missing_raw_files_are_named(raw: Path, tmp_path: Path) -> None:
     shutil.copy(raw / "train.txt", tmp_path)
     with pytest.raises(FileNotFoundError, match=r"SST: raw files are missing[\s\S]*no dev.txt"):
         SST(None, "train", raw_dir=tmp_path)
-    with pytest.raises(ValueError, match=r"SST: there is no folder[\s\S]*root or raw_dir"):
+    with pytest.raises(ValueError, match=r"SST: no folder is given[\s\S]*root or raw_dir"):
         SST(None, "train")
 
 
@@ -130,7 +130,7 @@ def test_a_fault_in_a_file_is_named_by_place(raw: Path, tmp_path: Path) -> None:
 
 
 def test_splits_are_named(raw: Path) -> None:
-    with pytest.raises(ValueError, match="SST: there is no such split"):
+    with pytest.raises(ValueError, match="SST: unknown split"):
         SST(None, "valid", raw_dir=raw, verify=False)
 
 

@@ -151,7 +151,7 @@ def test_names_the_column_alone_without_a_file() -> None:
 
 
 def test_labels_must_be_a_known_option() -> None:
-    with pytest.raises(ValueError, match=r"labels is unknown[\s\S]*required, optional, none"):
+    with pytest.raises(ValueError, match=r"unknown labels[\s\S]*required, optional, none"):
         parse_bracketed("(1 a)", labels="maybe")
 
 
@@ -160,7 +160,7 @@ def test_a_forest_is_not_written() -> None:
     tree = parse_bracketed("(1 a)")
     from pyg_dynbatch.data import forest_to_data
 
-    with pytest.raises(ValueError, match=r"the data is not a tree[\s\S]*2 roots, 0 shared nodes"):
+    with pytest.raises(ValueError, match=r"wrong number of roots[\s\S]*got: +2"):
         to_bracketed(forest_to_data([tree, tree], vocabulary), vocabulary)
 
 
@@ -184,14 +184,17 @@ def test_what_cannot_be_read_back_is_not_written() -> None:
 
 
 @pytest.mark.parametrize(
-    ("slots", "said"), [([0, 2], r"slots \[0, 2\]"), ([1, 1], r"slots \[1, 1\]")]
+    ("slots", "message"),
+    [
+        ([0, 2], r"a node has an empty slot[\s\S]*got: +slots \[0, 2\][\s\S]*node 1"),
+        ([1, 1], r"two children of node 1 have the same slot[\s\S]*got: +nodes \[2, 3\] in slot 1"),
+    ],
 )
-def test_an_empty_slot_is_not_written(slots: list[int], said: str) -> None:
+def test_an_empty_slot_is_not_written(slots: list[int], message: str) -> None:
     vocabulary = Vocabulary(["a", "b"])
     data = BracketedTree(vocabulary)("(1 (1 (1 a) (1 b)))")
     data.child_slot[data.edge_index[1] == 1] = torch.tensor(slots)
-    wanted = rf"a node has an empty slot[\s\S]*slots \[0, 1\] for 2 children[\s\S]*{said}"
-    with pytest.raises(ValueError, match=wanted + r"[\s\S]*node 1"):
+    with pytest.raises(ValueError, match=message):
         to_bracketed(data, vocabulary)
 
 

@@ -3,103 +3,60 @@
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor
 from torch_geometric.data import Batch
 
 from pyg_dynbatch.core.errors import checked_count, mismatch
+from pyg_dynbatch.core.levels import DIRECTIONS
 from pyg_dynbatch.core.padding import LevelBuckets
-from pyg_dynbatch.core.schedule import Schedule, derive_schedule
-from pyg_dynbatch.loading import PlanningCollater, ResumableLoader, slices_of
-from pyg_dynbatch.trees.columns import TreeColumns
-from pyg_dynbatch.trees.data import EDGE_FIELDS, NODE_FIELDS, DynTreeData, check_roots
+from pyg_dynbatch.core.schedule import derive_schedule
+from pyg_dynbatch.loading import PlanningCollater, ResumableLoader, Segments, slices_of
+from pyg_dynbatch.trees.columns import TreeColumns, check_rows, segments_of
+from pyg_dynbatch.trees.data import (
+    EDGE_FIELDS,
+    NODE_FIELDS,
+    DynTreeData,
+    check_edge_form,
+    check_option,
+    check_roots,
+)
 
-DIRECTIONS = ("bottom_up", "top_down")
 
-
-def attach_schedules(
-    batch: Any, arity: int | None, direction: str, *, name: str, checked: bool = False
-) -> None:
-    """Sets ``batch.schedule``; for both directions ``batch.schedule_down`` as well."""
-    if not checked and isinstance(getattr(batch, "edge_index", None), Tensor):
-        check_bounds(batch, name=name)
+def attach_schedules(batch: Any, arity: int | None, direction: str, *, checked: bool) -> None:
+    """Set ``batch.schedule``; for both directions ``batch.schedule_down`` as well."""
+    store, num_nodes = batch.stores[0], int(batch.num_nodes)
+    if not checked:
+        check_edge_form(store["edge_index"], name="Collater")
+        check_bounds(batch)
+    if isinstance(batch, DynTreeData) and "root_index" in store:
+        _check_roots(batch, num_nodes)
     wanted = DIRECTIONS if direction == "both" else (direction,)
     for key, each in zip(("schedule", "schedule_down"), wanted, strict=False):
-        schedule = _schedule_of(batch, arity, each, name=name)
         # Not by PyG's own way, which raises and catches an error on it: a tenth of the schedule.
-        batch.stores[0]._mapping[key] = schedule
+        store._mapping[key] = derive_schedule("Collater", store, num_nodes, arity, each)
 
 
-def _schedule_of(batch: Any, arity: int | None, direction: str, *, name: str) -> Schedule:
-    """Makes the schedule of a batch from its fields."""
-    edge_index = batch.stores[0].get("edge_index")
-    if not isinstance(edge_index, Tensor):
-        raise mismatch(
-            ValueError,
-            f"{name}: there is no edge_index to make a schedule from",
-            "edge_index [2, edge] from child to parent",
-            f"{type(batch).__name__} with {', '.join(batch.keys())}",
-        )
-    _check_roots(batch, name)
-    return derive_schedule(name, batch.stores[0], int(batch.num_nodes), arity, direction)
-
-
-def _check_roots(batch: Any, name: str) -> None:
+def _check_roots(batch: Any, num_nodes: int) -> None:
     """Check that ``root_index`` of a batch of trees belongs to its edges, or name the example."""
-    if not isinstance(batch, DynTreeData) or "root_index" not in batch.stores[0]:
-        return
     try:
-        check_roots(batch, int(batch.num_nodes), name="DynTreeData")
+        check_roots(batch, num_nodes, name="Collater")
     except ValueError:
         for number in range(getattr(batch, "num_graphs", 0)):
-            one = batch.get_example(number)
-            where = f"{name}: example {number} of the batch: DynTreeData"
-            check_roots(one, int(one.num_nodes), name=where)
+            one, where = batch.get_example(number), f"example {number} of the batch"
+            check_roots(one, int(one.num_nodes), name="Collater", where=where)
         raise
 
 
-def check_bounds(batch: Any, *, name: str) -> None:
-    """Checks that every example has rows for its own nodes and edges among them."""
-    slices = slices_of(batch)
-    ptr = getattr(batch, "ptr", None)
+def check_bounds(batch: Any) -> None:
+    """Check the rows and edges of a batch that PyG merged, where it noted those of each example."""
+    slices, ptr = slices_of(batch), getattr(batch, "ptr", None)
     if ptr is None or "edge_index" not in slices:
         return
-    ptr, edge_starts = ptr.cpu().numpy(), slices["edge_index"].numpy()
-    keys = NODE_FIELDS if isinstance(batch, DynTreeData) else ("depth", "token", "has_input")
-    wanted = dict.fromkeys(keys, ptr) | dict.fromkeys(EDGE_FIELDS, edge_starts)
-    for key, right in wanted.items():
-        found = slices[key].numpy() if key in slices else right
-        if not np.array_equal(found, right):
-            raise _wrong_length(name, key, np.diff(found), np.diff(right))
-    if batch.edge_index.dtype != torch.int64 or batch.edge_index.dim() != 2:
-        return  # not edges at all: an error of the schedule
-    edges, num_edges = batch.edge_index.cpu().numpy(), np.diff(edge_starts)
-    # One comparison for both bounds: a number below the first node is a huge one without a sign.
-    inside = (edges - np.repeat(ptr[:-1], num_edges)).view(np.uint64)
-    outside = inside >= np.repeat(np.diff(ptr), num_edges).view(np.uint64)
-    if outside.any():
-        edge = int(outside.any(0).nonzero()[0][0])
-        number = int(np.searchsorted(edge_starts, edge, side="right")) - 1
-        first, end = int(ptr[number]), int(ptr[number + 1])
-        what = f"{name}: an edge names a node that does not exist"
-        expected = f"node numbers from 0 to {end - first - 1}"
-        got = f"{int(edges[0, edge]) - first} -> {int(edges[1, edge]) - first}"
-        raise mismatch(ValueError, what, expected, got, where=f"example {number} of the batch")
-
-
-def _wrong_length(name: str, key: str, found: np.ndarray, wanted: np.ndarray) -> ValueError:
-    number = int((found != wanted).nonzero()[0][0])
-    what, where = f"{name}: {key} has the wrong length", f"example {number} of the batch"
-    return mismatch(ValueError, what, f"{wanted[number]} rows", found[number], where=where)
-
-
-def checked_direction(direction: str, allowed: tuple[str, ...], name: str) -> str:
-    """Return the direction if it is one of those allowed."""
-    if direction not in allowed:
-        expected = " or ".join(map(repr, allowed))
-        raise mismatch(ValueError, f"{name}: unknown direction", expected, repr(direction))
-    return direction
+    named = NODE_FIELDS if isinstance(batch, DynTreeData) else ("depth", "token", "has_input")
+    known = [key for key in (*named, *EDGE_FIELDS, "edge_index") if key in slices]
+    segments = segments_of({key: slices[key] for key in known})
+    nodes, edges = Segments(ptr.diff().cpu().numpy()), segments["edge_index"]
+    local = batch.edge_index.cpu().numpy() - nodes.starts[:-1].repeat(edges.sizes)
+    check_rows(nodes, edges, segments, local)
 
 
 class Collater(PlanningCollater):
@@ -145,11 +102,12 @@ class Collater(PlanningCollater):
     ) -> None:
         super().__init__(dataset, follow_batch, exclude_keys)
         self.arity = None if arity is None else checked_count("Collater: arity", arity)
-        self.direction = checked_direction(direction, (*DIRECTIONS, "both"), "Collater")
+        self.direction = direction
+        check_option("Collater", "direction", direction, (*DIRECTIONS, "both"))
 
     def _attach(self, merged: Batch, quick: bool) -> None:
         # Columns that merge are within bounds.
-        attach_schedules(merged, self.arity, self.direction, name="Collater", checked=quick)
+        attach_schedules(merged, self.arity, self.direction, checked=quick)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(arity={self.arity}, direction={self.direction!r})"
@@ -158,16 +116,12 @@ class Collater(PlanningCollater):
 class BucketedCollater(Collater):
     """Merge examples as :class:`Collater` does, and pad the schedule of the batch.
 
-    For ``torch.utils.data.DataLoader(dataset, collate_fn=...)``. Padding costs the loader's worker
-    a fraction of a millisecond, and the model nothing: the padded form is part of the one tensor of
-    the schedule. Batches that fit no shape have an ordinary schedule.
+    For ``torch.utils.data.DataLoader(dataset, collate_fn=...)``. The padded form is part of the one
+    tensor of the schedule. Batches that fit no shape have an ordinary schedule.
 
     Args:
         buckets: The shapes, such as ``LevelBuckets.fit`` of the schedules of an epoch.
-        follow_batch: As in :class:`Collater`.
-        exclude_keys: As in :class:`Collater`.
-        arity: As in :class:`Collater`.
-        direction: ``"bottom_up"`` or ``"top_down"``.
+        **options: Options of :class:`Collater`; the direction is not ``"both"``.
 
     Raises:
         ValueError: If the buckets are for another arity or direction.
@@ -184,22 +138,15 @@ class BucketedCollater(Collater):
         [12, 12]
     """
 
-    def __init__(
-        self,
-        buckets: LevelBuckets,
-        follow_batch: Sequence[str] | None = None,
-        exclude_keys: Sequence[str] | None = None,
-        *,
-        arity: int | None = None,
-        direction: str = "bottom_up",
-    ) -> None:
-        super().__init__(None, follow_batch, exclude_keys, arity=arity, direction=direction)
+    def __init__(self, buckets: LevelBuckets, **options: Any) -> None:
+        super().__init__(**options)
         first = buckets.shapes[0]
-        if (arity, direction) != (first.arity, first.direction):
+        if (self.arity, self.direction) != (first.arity, first.direction):
             what = "BucketedCollater: the buckets are for other schedules"
             got = f"arity {first.arity}, {first.direction}"
             hint = "LevelBuckets.fit of schedules made with the same arity and direction"
-            raise mismatch(ValueError, what, f"arity {arity}, {direction}", got, hint=hint)
+            expected = f"arity {self.arity}, {self.direction}"
+            raise mismatch(ValueError, what, expected, got, hint=hint)
         self.buckets = buckets
 
     def _attach(self, merged: Batch, quick: bool) -> None:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 
+from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.loading import RaggedColumns, Segments, allow_batches, is_plain
 from pyg_dynbatch.trees.data import EDGE_FIELDS, NODE_FIELDS, DynTreeData
 
@@ -35,34 +36,47 @@ class TreeColumns(RaggedColumns):
     named = shifted.union(NODE_FIELDS, EDGE_FIELDS, ["target", "score"])
 
     def merged(self, excluded: Collection[str] = ()) -> Batch | None:
-        """Build the batch of all trees, without its schedule.
+        """Build the batch of all trees without its schedule; None where PyG has to merge.
 
         Args:
             excluded: Fields to leave out.
 
-        Returns:
-            What ``Batch.from_data_list`` makes of the same trees; None for trees that are broken,
-            which PyG merges as they are.
+        Raises:
+            ValueError: If a field has the wrong length, or an edge names a missing node.
         """
-        return super().merged(excluded) if self._are_sound() else None
-
-    def _are_sound(self) -> bool:
-        """Tell whether every field has the right length and every edge names nodes of its tree."""
         index = self.fields.get("edge_index")
         if not isinstance(index, Tensor) or index.dim() != 2:
-            return False
+            return None
         shifted = [self.fields[key] for key in self.shifted & self.fields.keys()]
         if any(getattr(column, "dtype", None) != torch.int64 for column in shifted):
-            return False
-        nodes, edges = self.nodes, self.segments["edge_index"]
-        wanted = dict.fromkeys(NODE_FIELDS, nodes) | dict.fromkeys(EDGE_FIELDS, edges)
-        for key, found in self.segments.items():
-            right = wanted.get(key, found)
-            if found is not right and not np.array_equal(found.sizes, right.sizes):
-                return False
-        # One comparison for both bounds: read without a sign, a number below 0 is a huge one.
-        ends = nodes.sizes.view(np.uint64).repeat(edges.sizes)
-        return not (index.numpy().view(np.uint64) >= ends).any()
+            return None
+        kept = {key: each for key, each in self.segments.items() if key not in excluded}
+        check_rows(self.nodes, self.segments["edge_index"], kept, index.numpy())
+        return super().merged(excluded)
+
+
+def check_rows(
+    nodes: Segments, edges: Segments, segments: Mapping[str, Segments], index: np.ndarray
+) -> None:
+    """Check that every tree has rows for its nodes and edges, and edges among its own nodes."""
+    wanted = dict.fromkeys(NODE_FIELDS, nodes) | dict.fromkeys(EDGE_FIELDS, edges)
+    for key, found in segments.items():
+        right = wanted.get(key, found)
+        if found is right or np.array_equal(found.sizes, right.sizes):
+            continue
+        number = int(np.flatnonzero(found.sizes != right.sizes)[0])
+        what, where = f"Collater: {key} has the wrong length", f"example {number} of the batch"
+        expected, got = f"{right.sizes[number]} rows", found.sizes[number]
+        raise mismatch(ValueError, what, expected, got, where=where)
+    # One comparison for both bounds: read without a sign, a number below 0 is a huge one.
+    outside = index.view(np.uint64) >= nodes.sizes.view(np.uint64).repeat(edges.sizes)
+    if outside.any():
+        edge = int(np.flatnonzero(outside.any(0))[0])
+        number = int(np.searchsorted(edges.starts, edge, side="right")) - 1
+        what = "Collater: an edge names a node that does not exist"
+        expected = f"node numbers from 0 to {nodes.sizes[number] - 1}"
+        got, where = "{} -> {}".format(*index[:, edge]), f"example {number} of the batch"
+        raise mismatch(ValueError, what, expected, got, where=where)
 
 
 def segments_of(slices: Mapping[str, Tensor]) -> dict[str, Segments]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyg_dynbatch.core.errors import described, mismatch
-from pyg_dynbatch.trees.data import DynTreeData, check_edge_form, children_of
+from pyg_dynbatch.trees.data import DynTreeData, check_edge_form, check_option, children_of
 
 ARROWS = ("child_to_parent", "parent_to_child")
 
@@ -31,15 +31,12 @@ def from_nested(
 
     Args:
         root: The outermost object.
-        children: Gives an object's children in order; None or nothing for a leaf.
-        token: Gives an object's row of the vocabulary, None for no token.
-        label: Gives an object's label, None for no label; floats make a float ``y``.
-        features: Gives an object's input features, None for none (zeros, and not ``has_input``).
+        children: Returns an object's children in order; None or nothing for a leaf.
+        token: Returns an object's row of the vocabulary, None for no token.
+        label: Returns an object's label, None for no label; floats make a float ``y``.
+        features: Returns an object's input features, None for none (zeros, and not ``has_input``).
         share: Whether an object with children that is met twice (the same by ``is``) becomes one
             node with two parents, and not two nodes. Leaves are never shared.
-
-    Returns:
-        The tree or DAG, with ``token``, ``y``, and ``x`` and ``has_input`` as far as asked for.
 
     Raises:
         ValueError: If ``root`` is None, an object contains itself, a leaf is not a token, or the
@@ -54,7 +51,7 @@ def from_nested(
     """
     if children is None and token is None:
         token = _leaf_token
-    objects, structure = _walk(root, children or _parts, share=share, name="from_nested")
+    objects, structure = _walk(root, children or _parts, share)
     getters: tuple[Any, ...] = (token, label, features)
     columns = [None if get is None else map(get, objects) for get in getters]
     return DynTreeData(**structure, **_node_fields(*columns, name="from_nested"))
@@ -68,9 +65,6 @@ def to_nested(data: DynTreeData, make: Callable[[int, tuple[Any, ...]], Any] | N
         make: Builds an object from a node's number and its children's objects, None for an empty
             slot. By default an inner node is the tuple of its children, and a leaf its token, or
             its number where it has none.
-
-    Returns:
-        The object of the root.
 
     Raises:
         ValueError: If there are several roots.
@@ -101,11 +95,11 @@ def to_nested(data: DynTreeData, make: Callable[[int, tuple[Any, ...]], Any] | N
 
 
 def _walk(
-    root: Any, children: Callable[[Any], Iterable[Any] | None], *, share: bool = False, name: str
+    root: Any, children: Callable[[Any], Iterable[Any] | None], share: bool
 ) -> tuple[list[Any], dict[str, Any]]:
     """Visit nested objects, parents first and children in order; return them and their edges."""
     if root is None:
-        raise mismatch(ValueError, f"{name}: the tree is empty", "an object", None)
+        raise mismatch(ValueError, "from_nested: the tree is empty", "an object", None)
     # The list keeps every object alive, so that no identity is used twice.
     objects = [root]
     edges: list[tuple[int, int, int]] = []  # child, parent, slot
@@ -123,7 +117,7 @@ def _walk(
             continue
         below = list(children(value) or ())
         if below and id(value) in above:
-            what = f"{name}: an object contains itself"
+            what = "from_nested: an object contains itself"
             got = f"{type(value).__name__} at node {known[id(value)]}"
             where = f"slot {slot} of node {node}"
             raise mismatch(ValueError, what, "nested objects without a way back", got, where=where)
@@ -198,9 +192,6 @@ def from_parents(
         base: 0 or 1.
         **fields: Further fields of ``DynTreeData``, such as ``token``.
 
-    Returns:
-        The tree or forest, nodes in the order of the pointers.
-
     Raises:
         ValueError: If there are no pointers, one is not an integer or is out of range, or they form
             a cycle.
@@ -211,7 +202,7 @@ def from_parents(
         >>> from_parents([3, 3, 0], base=1).edge_index.tolist()
         [[0, 1], [2, 2]]
     """
-    _check_option("from_parents", "base", base, (0, 1))
+    check_option("from_parents", "base", base, (0, 1))
     given = torch.as_tensor(parents)
     if not given.numel():
         raise mismatch(ValueError, "from_parents: the tree is empty", "at least one pointer", 0)
@@ -222,15 +213,10 @@ def from_parents(
     wrong = ((pointers < -1) | (pointers >= pointers.numel())).nonzero().view(-1)
     if wrong.numel():
         place = int(wrong[0])
-        low, high = base, pointers.numel() - 1 + base
-        raise mismatch(
-            ValueError,
-            "from_parents: a pointer is out of range",
-            f"{low} to {high}, or {base - 1} for a root",
-            int(pointers[place]) + base,
-            where=f"pointer {place} (from 0)",
-            hint=f"base={1 - base}",
-        )
+        what, where = "from_parents: a pointer is out of range", f"pointer {place} (from 0)"
+        expected = f"{base} to {pointers.numel() - 1 + base}, or {base - 1} for a root"
+        got, hint = int(pointers[place]) + base, f"base={1 - base}"
+        raise mismatch(ValueError, what, expected, got, where=where, hint=hint)
     child = (pointers >= 0).nonzero().view(-1)
     edge_index = torch.stack([child, pointers[child]])
     return DynTreeData(edge_index, num_nodes=pointers.numel(), **fields)
@@ -243,9 +229,6 @@ def to_parents(data: DynTreeData, *, base: int = 0) -> Tensor:
         data: A tree or forest. The order of children is kept only if it is that of the numbers.
         base: 0 (a root has -1) or 1 (a root has 0).
 
-    Returns:
-        Number of each node's parent, int64 ``[node]``.
-
     Raises:
         ValueError: If a node has two parents.
 
@@ -253,7 +236,7 @@ def to_parents(data: DynTreeData, *, base: int = 0) -> Tensor:
         >>> to_parents(from_parents([3, 3, 0], base=1)).tolist()
         [2, 2, -1]
     """
-    _check_option("to_parents", "base", base, (0, 1))
+    check_option("to_parents", "base", base, (0, 1))
     data.validate(require_tree=True, roots=data.root_index.numel())
     pointers = torch.full((data.num_nodes,), -1, dtype=torch.long)
     child, parent = data.edge_index
@@ -276,9 +259,6 @@ def from_edge_index(
         arrows: Which way the edges point, ``"child_to_parent"`` or ``"parent_to_child"``.
         **fields: Further fields of ``DynTreeData``.
 
-    Returns:
-        The tree, DAG or forest; its ``edge_index`` points from child to parent.
-
     Raises:
         ValueError: If the edges have a cycle or the wrong form, or a field does not fit.
 
@@ -286,7 +266,7 @@ def from_edge_index(
         >>> from_edge_index(torch.tensor([[0, 0], [1, 2]]), 3, arrows="parent_to_child").root_index
         tensor([0])
     """
-    _check_option("from_edge_index", "direction of arrows", arrows, ARROWS)
+    check_option("from_edge_index", "direction of arrows", arrows, ARROWS)
     check_edge_form(edge_index, name="from_edge_index")
     if arrows == "parent_to_child":
         edge_index = edge_index.flip(0)
@@ -312,9 +292,6 @@ def from_networkx(
         features: Name of the node attribute with the input features; nodes may lack it.
         slot: Name of the edge attribute with the child's place; by default the order of the edges.
 
-    Returns:
-        The tree, DAG or forest, with ``token``, ``y`` and ``x`` as far as asked for.
-
     Raises:
         ValueError: If the graph is undirected, empty, or has a cycle, or an edge lacks ``slot``.
 
@@ -323,7 +300,7 @@ def from_networkx(
         >>> from_networkx(networkx.DiGraph([("+", "a"), ("+", "b")])).edge_index.tolist()
         [[1, 2], [0, 0]]
     """
-    _check_option("from_networkx", "direction of arrows", arrows, ARROWS)
+    check_option("from_networkx", "direction of arrows", arrows, ARROWS)
     if not graph.is_directed() or not len(graph):
         what = "from_networkx: the graph is " + ("empty" if graph.is_directed() else "undirected")
         got = f"{type(graph).__name__} with {len(graph)} nodes"
@@ -351,13 +328,12 @@ def from_networkx(
 def to_networkx(data: DynTreeData, *, arrows: str = "parent_to_child") -> Any:
     """Build a ``networkx.DiGraph`` (a ``MultiDiGraph`` where a child is used twice by a node).
 
+    Nodes have the attributes ``token``, ``y``, ``x``; edges, in the order of the slots,
+    ``child_slot``.
+
     Args:
         data: The example.
         arrows: Which way the edges point.
-
-    Returns:
-        The graph: nodes 0, 1, … with the attributes ``token``, ``y``, ``x`` they have, edges with
-        the attribute ``child_slot``, in the order of the slots.
 
     Raises:
         ImportError: If networkx is missing.
@@ -366,19 +342,19 @@ def to_networkx(data: DynTreeData, *, arrows: str = "parent_to_child") -> Any:
         >>> list(to_networkx(from_parents([-1, 0, 0])).edges)
         [(0, 1), (0, 2)]
     """
-    _check_option("to_networkx", "direction of arrows", arrows, ARROWS)
+    check_option("to_networkx", "direction of arrows", arrows, ARROWS)
     networkx = _imported("networkx", "to_networkx")
     pairs = data.edge_index.unique(dim=1).size(1) == data.edge_index.size(1)
     graph = networkx.DiGraph() if pairs else networkx.MultiDiGraph()
-    has_input = getattr(data, "has_input", None)
-    columns = {key: getattr(data, key).tolist() for key in ("token", "y", "x") if key in data}
+    columns = {key: data[key].tolist() for key in ("token", "y", "x") if key in data}
     for node in range(data.num_nodes):
-        absent = {
-            "token": "token" in columns and columns["token"][node] < 0,
-            "y": "y" in columns and _is_unlabelled(columns["y"][node]),
-            "x": has_input is not None and not has_input[node],
-        }
-        found = {key: values[node] for key, values in columns.items() if not absent[key]}
+        found = {key: values[node] for key, values in columns.items()}
+        if found.get("token", 0) < 0:
+            del found["token"]
+        if "y" in found and _is_unlabelled(found["y"]):
+            del found["y"]
+        if "has_input" in data and not data.has_input[node]:
+            found.pop("x", None)
         graph.add_node(node, **found)
     for edge in data.child_slot.argsort(stable=True).tolist():
         child, parent = data.edge_index[:, edge].tolist()
@@ -390,16 +366,13 @@ def to_networkx(data: DynTreeData, *, arrows: str = "parent_to_child") -> Any:
 def from_nltk(
     tree: Any, token: Callable[[str], int | None], label: Callable[[str], int | None] | None = None
 ) -> DynTreeData:
-    """Read an ``nltk.Tree``; a word alone under a label is one node with that label.
+    """Read an ``nltk.Tree``; a word alone under a label is one node, and node 0 is the root.
 
     Args:
         tree: The tree.
-        token: Gives a word's row of the vocabulary.
-        label: Gives the number of a label, None for no label; by default labels are numbers, and
+        token: Returns a word's row of the vocabulary.
+        label: Returns the number of a label, None for no label; by default labels are numbers, and
             the empty label is none.
-
-    Returns:
-        The tree with ``token`` and ``y``; node 0 is the root.
 
     Raises:
         ValueError: If a label is not a number (with the default ``label``).
@@ -421,24 +394,21 @@ def from_nltk(
             return token(value)
         return token(value[0]) if _is_labelled_word(value) else None
 
-    objects, structure = _walk(tree, below, name="from_nltk")
-    labels = [None if isinstance(v, str) else number(str(v.label())) for v in objects]
-    fields = _node_fields(map(word, objects), labels, None, name="from_nltk")
-    return DynTreeData(**structure, **fields)
+    def label_of(value: Any) -> int | None:
+        return None if isinstance(value, str) else number(str(value.label()))
+
+    return from_nested(tree, below, token=word, label=label_of)
 
 
 def to_nltk(
     data: DynTreeData, word: Callable[[int], str], label: Callable[[int], str] = str
 ) -> Any:
-    """Build an ``nltk.Tree``, the inverse of ``from_nltk``.
+    """Build an ``nltk.Tree``, the inverse of ``from_nltk``; unlabelled tokens are plain words.
 
     Args:
         data: A tree with ``token``.
-        word: Gives the word of a row of the vocabulary.
-        label: Gives the text of a label's number; a node without label gets the empty text.
-
-    Returns:
-        The tree. A node that has a token and no label becomes a plain word.
+        word: Returns the word of a row of the vocabulary.
+        label: Returns the text of a label's number; a node without label gets the empty text.
 
     Raises:
         ImportError: If NLTK is missing.
@@ -492,10 +462,3 @@ def _imported(package: str, name: str) -> ModuleType:
     except ImportError as error:
         what = f"{name}: {package} is not installed"
         raise mismatch(ImportError, what, hint="pip install 'pyg_dynbatch[trees]'") from error
-
-
-def _check_option(name: str, what: str, value: object, allowed: Sequence[object]) -> None:
-    if value not in allowed:
-        raise mismatch(
-            ValueError, f"{name}: unknown {what}", " or ".join(map(repr, allowed)), repr(value)
-        )

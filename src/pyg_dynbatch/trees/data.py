@@ -16,7 +16,6 @@ from pyg_dynbatch.core.structure import array_of, depth_of, find_cycle, roots_of
 NODE_FIELDS = ("depth", "token", "x", "y", "has_input")
 EDGE_FIELDS = ("child_slot",)
 
-
 _DTYPES: dict[str, tuple[torch.dtype, ...]] = {
     "int64": (torch.int64,),
     "bool": (torch.bool,),
@@ -27,6 +26,13 @@ _DTYPES: dict[str, tuple[torch.dtype, ...]] = {
 
 def _fault(where: str, what: str, expected: object, got: object, hint: str = "") -> ValueError:
     return mismatch(ValueError, f"DynTreeData: {what}", expected, got, where=where, hint=hint)
+
+
+def check_option(name: str, option: str, value: object, allowed: Sequence[object]) -> None:
+    """Check that an option has one of the values allowed."""
+    if value not in allowed:
+        expected = ", ".join(map(str, allowed))
+        raise mismatch(ValueError, f"{name}: unknown {option}", expected, repr(value))
 
 
 def check_edge_form(edge_index: Any, *, name: str) -> None:
@@ -55,9 +61,14 @@ def _check_forms(data: "DynTreeData", nodes: int, where: str) -> None:
         value: Any = getattr(data, key, None)
         if value is None and key in ("token", "has_input", "x", "y"):
             continue
-        fits = isinstance(value, Tensor) and value.dtype in _DTYPES[kind]
-        if not fits or not _matches(value.shape, shape):
-            per = {**dict.fromkeys(NODE_FIELDS, "node"), **dict.fromkeys(EDGE_FIELDS, "edge")}
+        fits = (
+            isinstance(value, Tensor)
+            and value.dtype in _DTYPES[kind]
+            and value.dim() == len(shape)
+            and all(isinstance(n, str) or n == m for n, m in zip(shape, value.shape, strict=True))
+        )
+        if not fits:
+            per = dict.fromkeys(NODE_FIELDS, "node") | dict.fromkeys(EDGE_FIELDS, "edge")
             unit = f", one per {per[key]}" if key in per else ""
             expected = f"{kind} tensor [{', '.join(map(str, shape))}]{unit}"
             raise _fault(where, f"{key} has the wrong form", expected, described(value))
@@ -78,14 +89,12 @@ def _check_edges(data: "DynTreeData", nodes: int, where: str) -> None:
         raise _fault(where, what, f"node numbers from 0 to {nodes - 1}", got)
     cycle = find_cycle(edges, nodes)
     if cycle:
-        shown = " -> ".join(str(node) for node in [*cycle[:10], *cycle[:1]])
-        raise _fault(
-            where,
-            "edge_index has a cycle",
-            "edges from child to parent without a way back",
-            shown if len(cycle) <= 10 else f"a cycle of {len(cycle)} nodes: {shown} …",
-            "remove one edge of the cycle",
-        )
+        got = " -> ".join(str(node) for node in [*cycle[:10], *cycle[:1]])
+        if len(cycle) > 10:
+            got = f"a cycle of {len(cycle)} nodes: {got} …"
+        expected = "edges from child to parent without a way back"
+        hint = "remove one edge of the cycle"
+        raise _fault(where, "edge_index has a cycle", expected, got, hint)
     right = depth_of(edges, nodes)
     wrong = (data.depth != right).nonzero().view(-1)
     if wrong.numel():
@@ -108,13 +117,10 @@ def _check_slots(data: "DynTreeData", where: str) -> None:
     if twice.numel():
         parent, slot = unique[:, int(twice[0])].tolist()
         taken = ((places[0] == parent) & (places[1] == slot)).nonzero().view(-1)
-        raise _fault(
-            where,
-            f"two children of node {parent} have the same slot",
-            "one child per slot",
-            f"nodes {data.edge_index[0, taken].tolist()} in slot {slot}",
-            "number the children of every parent 0, 1, 2, …",
-        )
+        what = f"two children of node {parent} have the same slot"
+        got = f"nodes {data.edge_index[0, taken].tolist()} in slot {slot}"
+        hint = "number the children of every parent 0, 1, 2, …"
+        raise _fault(where, what, "one child per slot", got, hint)
 
 
 def _check_single_parents(data: "DynTreeData", nodes: int, where: str) -> None:
@@ -123,13 +129,10 @@ def _check_single_parents(data: "DynTreeData", nodes: int, where: str) -> None:
     if shared.numel():
         node = int(shared[0])
         parents = parent[child == node].tolist()
-        raise _fault(
-            where,
-            f"node {node} has {'two' if len(parents) == 2 else len(parents)} parents",
-            "at most one parent, as in a tree",
-            f"parents {', '.join(map(str, parents))}",
-            "allow DAGs, or copy the shared part once for each parent",
-        )
+        what = f"node {node} has {'two' if len(parents) == 2 else len(parents)} parents"
+        got = f"parents {', '.join(map(str, parents))}"
+        hint = "allow DAGs, or copy the shared part once for each parent"
+        raise _fault(where, what, "at most one parent, as in a tree", got, hint)
 
 
 def check_roots(data: Any, num_nodes: int, *, name: str, where: str = "") -> Tensor:
@@ -152,13 +155,6 @@ def _check_range(data: "DynTreeData", key: str, limit: int | None, where: str) -
         node = int(wrong.nonzero()[0])
         expected = f"-1 (none) or 0 {'upwards' if limit is None else f'to {limit - 1}'}"
         raise _fault(where, f"{key} is out of range at node {node}", expected, int(value[node]))
-
-
-def _matches(shape: Sequence[int], wanted: Sequence[int | str]) -> bool:
-    """Tell whether a shape is the one wanted, in which a name is any size."""
-    return len(shape) == len(wanted) and all(
-        isinstance(want, str) or size == want for size, want in zip(shape, wanted, strict=True)
-    )
 
 
 def _shown(nodes: Tensor) -> str:
@@ -245,33 +241,22 @@ class DynTreeData(Data):
             depth = depth_of(edge_index, num_nodes) if depth is None else depth
             child_slot = slots_of(edge_index, num_nodes) if child_slot is None else child_slot
             root_index = roots_of(edge_index, num_nodes) if root_index is None else root_index
-        given = {
-            "edge_index": edge_index,
-            "child_slot": child_slot,
-            "depth": depth,
-            "token": token,
-            "x": x,
-            "y": y,
-            "root_index": root_index,
-            "target": target,
-            "num_nodes": num_nodes,
-        }
-        for key, value in given.items():
+        structure = {"edge_index": edge_index, "child_slot": child_slot, "depth": depth}
+        features = {"token": token, "x": x, "y": y, "root_index": root_index, "target": target}
+        for key, value in {**structure, **features, "num_nodes": num_nodes}.items():
             if value is not None:
                 setattr(self, key, value)
 
     def is_node_attr(self, key: str) -> bool:
         """Tell whether a field has one row per node."""
         # PyG guesses by length, and a DAG may have as many edges as nodes.
-        if key in NODE_FIELDS:
-            return True
-        return key not in (*EDGE_FIELDS, "root_index") and super().is_node_attr(key)
+        named = key in (*NODE_FIELDS, *EDGE_FIELDS, "root_index")
+        return key in NODE_FIELDS if named else super().is_node_attr(key)
 
     def is_edge_attr(self, key: str) -> bool:
         """Tell whether a field has one row per edge."""
-        if key in EDGE_FIELDS:
-            return True
-        return key not in (*NODE_FIELDS, "root_index") and super().is_edge_attr(key)
+        named = key in (*NODE_FIELDS, *EDGE_FIELDS, "root_index")
+        return key in EDGE_FIELDS if named else super().is_edge_attr(key)
 
     def validate(
         self,
@@ -283,7 +268,7 @@ class DynTreeData(Data):
         num_classes: int | None = None,
         where: str = "",
     ) -> "DynTreeData":
-        """Check every field.
+        """Check every field, and return the example itself.
 
         Args:
             require_tree: Whether every node must have at most one parent and, unless ``roots`` is
@@ -293,9 +278,6 @@ class DynTreeData(Data):
             num_tokens: Number of rows of the vocabulary; None for any.
             num_classes: Number of classes in ``y``; None for any.
             where: File and line, or number of the example, for messages.
-
-        Returns:
-            The example itself.
 
         Raises:
             ValueError: At the first fault: no nodes, a field of the wrong form, an edge out of

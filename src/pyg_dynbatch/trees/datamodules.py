@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float
 from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor, nn
+from torch import nn
 from torch_geometric.data import Batch, Data
 
 from pyg_dynbatch.core.errors import mismatch
@@ -19,52 +18,15 @@ from pyg_dynbatch.trees.collate import Collater, DataLoader
 from pyg_dynbatch.trees.datasets import SST, TreeDataset, TreeFile
 from pyg_dynbatch.trees.listops import ListOps, ListOpsRecipe
 from pyg_dynbatch.trees.sick import SICK
-from pyg_dynbatch.trees.vectors import WordVectors, read_word_vectors, sentence_vectors
+from pyg_dynbatch.trees.vectors import (
+    DEFAULT_MODEL,
+    WordVectors,
+    read_word_vectors,
+    sentence_vectors,
+)
 from pyg_dynbatch.trees.vocabulary import Vocabulary
 
 _SEEDS = 2**31
-
-
-def check_vectors(options: VectorOptions) -> None:
-    """Look for the file of word vectors, before any data are read."""
-    if options.source != "glove" or (options.file is not None and Path(options.file).is_file()):
-        return
-    what = "VectorOptions: source 'glove' needs a file of word vectors"
-    expected, got = "file: a text file of vectors, also .gz", options.file or "no file"
-    hint = "--data.init_args.vectors.file glove.840B.300d.txt, or .source none to do without"
-    raise mismatch(
-        ValueError if options.file is None else FileNotFoundError, what, expected, got, hint=hint
-    )
-
-
-def load_vectors(options: VectorOptions, vocabulary: Vocabulary) -> WordVectors:
-    """Read the vectors of a vocabulary."""
-    if options.source == "sentence":
-        model: dict[str, Any] = {} if options.file is None else {"model": options.file}
-        return sentence_vectors(vocabulary, cache=options.cache, scale=options.scale, **model)
-    vectors = read_word_vectors(
-        str(options.file),
-        vocabulary,
-        missing=options.missing,
-        lower_case=options.lower_case,
-        # Drawn from the seed of the run, so that runs with several seeds differ here too.
-        seed=torch.initial_seed() % _SEEDS,
-    )
-    return vectors.scaled(options.scale)
-
-
-def set_vectors(embedding: nn.Embedding, matrix: Float[Tensor, "row feature"]) -> None:
-    """Copy word vectors into an embedding."""
-    if embedding.weight.shape != matrix.shape:
-        what = "word vectors: they do not fit the model's embedding"
-        expected = f"{embedding.num_embeddings} words, {embedding.embedding_dim} wide"
-        got = f"{matrix.size(0)} words, {matrix.size(1)} wide"
-        hint = f"--model.init_args.embedding_channels {matrix.size(1)}"
-        raise mismatch(ValueError, what, expected, got, hint=hint)
-    with torch.no_grad():
-        embedding.weight.copy_(matrix)
-
-
 _LARGEST_SHOWN = 45
 
 
@@ -73,9 +35,7 @@ class TreeDataModule(SplitDataModule):
 
     ``num_tokens`` and ``num_classes`` are available before training is set up, so that the command
     line can pass them to the model; reading them reads (and, the first time, caches) the data.
-
-    Splits that are not trained on are never shuffled, and on several devices no example is counted
-    twice.
+    Splits that are not trained on are never shuffled, nor is an example counted on two devices.
 
     Args:
         batch_size: Trees in a batch.
@@ -111,17 +71,34 @@ class TreeDataModule(SplitDataModule):
         Args:
             split: Its name.
             vocabulary: The words to use; None for the data set's own.
-
-        Returns:
-            The split.
         """
 
     @cached_property
     def _all_vectors(self) -> WordVectors | None:
-        if self.vectors.source == "none":
+        options, file = self.vectors, self.vectors.file
+        if options.source == "none":
             return None
-        check_vectors(self.vectors)  # before the data, which take long
-        return load_vectors(self.vectors, self.load("train", None).vocabulary)
+        # Before the data are read, which takes long.
+        if options.source == "glove" and (file is None or not Path(file).is_file()):
+            what = "VectorOptions: source 'glove' needs a file of word vectors"
+            expected = "file: a text file of vectors, also .gz"
+            hint = "--data.init_args.vectors.file glove.840B.300d.txt, or .source none"
+            kind = ValueError if file is None else FileNotFoundError
+            raise mismatch(kind, what, expected, file or "no file", hint=hint)
+        vocabulary = self.load("train", None).vocabulary
+        if options.source == "sentence":
+            return sentence_vectors(
+                vocabulary, file or DEFAULT_MODEL, cache=options.cache, scale=options.scale
+            )
+        vectors = read_word_vectors(
+            str(file),
+            vocabulary,
+            missing=options.missing,
+            lower_case=options.lower_case,
+            # Drawn from the seed of the run, so that runs with several seeds differ here too.
+            seed=torch.initial_seed() % _SEEDS,
+        )
+        return vectors.scaled(options.scale)
 
     @cached_property
     def word_vectors(self) -> WordVectors | None:
@@ -190,9 +167,6 @@ class TreeDataModule(SplitDataModule):
 
     def shown_trees(self, count: int) -> tuple[Batch, dict[str, Data], list[list[str]]]:
         """Choose the first few test trees that fit into a picture.
-
-        Args:
-            count: Number of trees.
 
         Returns:
             The trees as a batch, the trees by name, and the text of their nodes.

@@ -33,7 +33,7 @@ from pyg_dynbatch.core.structure import concatenated_ranges
 from pyg_dynbatch.loading import Segments
 from pyg_dynbatch.samplers import node_counts
 from pyg_dynbatch.trees.columns import TreeColumns, columns_of, segments_of
-from pyg_dynbatch.trees.data import DynTreeData
+from pyg_dynbatch.trees.data import DynTreeData, check_option
 from pyg_dynbatch.trees.text import parse_bracketed
 from pyg_dynbatch.trees.vocabulary import Vocabulary
 
@@ -60,8 +60,7 @@ class TreeDataset(InMemoryDataset, ABC):
     The name of the cache file holds a hash of all that its content depends on: raw files, options,
     and the pickle of ``pre_transform`` (a function's name, an object's class and state; an edited
     function body is not noticed). The file appears under that name only when it is complete, and a
-    damaged one is built again with a warning. PyG's own ``process`` is not used: it writes its
-    markers one by one and trusts them afterwards.
+    damaged one is built again with a warning.
 
     Args:
         root: Folder for ``raw/`` and ``processed/``; None caches nothing.
@@ -109,7 +108,8 @@ class TreeDataset(InMemoryDataset, ABC):
             cached = None if force_reload else self._cached(f"{split}.{ending}")
             packed = self._build(split, build(), ending) if cached is None else cached
         unknown, *words = packed["words"]
-        self._vocabulary = Vocabulary(words, unknown, packed["lower_case"])
+        # The words whose rows ``token`` holds.
+        self.vocabulary = Vocabulary(words, unknown, packed["lower_case"])
         self._classes = packed["num_classes"]
         self.data, self.slices = DynTreeData.from_dict(packed["data"]), packed["slices"]
 
@@ -127,15 +127,15 @@ class TreeDataset(InMemoryDataset, ABC):
         if not content.splits.get(split):
             what = f"{type(self).__name__}: the split {split!r} is empty"
             raise mismatch(ValueError, what, "at least one example", 0)
-        packed = {split: self._pack(split, content)}
-        if ending is not None:
-            packed |= {name: self._pack(name, content) for name in content.splits if name != split}
-            for name, part in packed.items():
-                write_atomically(
-                    Path(self.processed_dir, f"{name}.{ending}"), partial(torch.save, part)
-                )
+        if ending is None:
+            return self._pack(split, content)
+        packed = {name: self._pack(name, content) for name in content.splits}
+        for name, part in packed.items():
+            path = Path(self.processed_dir, f"{name}.{ending}")
+            write_atomically(path, partial(torch.save, part))
         return packed[split]
 
+    # Not PyG's own ``process``, which writes its markers one by one and trusts them afterwards.
     def _pack(self, split: str, content: Content) -> dict[str, Any]:
         examples, items = [], content.splits[split]
         with Progress(f"{type(self).__name__}: {split}", "trees", len(items)) as progress:
@@ -155,14 +155,9 @@ class TreeDataset(InMemoryDataset, ABC):
         }
 
     @property
-    def vocabulary(self) -> Vocabulary:
-        """The words whose rows ``token`` holds."""
-        return self._vocabulary
-
-    @property
     def num_tokens(self) -> int:
         """Number of rows of the vocabulary, row 0 for unknown words included."""
-        return len(self._vocabulary)
+        return len(self.vocabulary)
 
     @property
     def num_classes(self) -> int:
@@ -175,11 +170,7 @@ class TreeDataset(InMemoryDataset, ABC):
         return node_counts(self)
 
     def token_counts(self) -> Int[Tensor, " row"]:
-        """Count how often each row of the vocabulary occurs.
-
-        Returns:
-            One count per row.
-        """
+        """Count how often each row of the vocabulary occurs."""
         token = self._data.token
         if self.slices is not None:  # PyG keeps no slices of a single example
             nodes = Segments(self.slices["depth"].diff().numpy())
@@ -214,8 +205,7 @@ def parse_lines(path: Path, parse: Callable[[str, str], Item]) -> list[Item]:
 def choose_split(split: str, known: Sequence[str], aliases: Mapping[str, str], what: str) -> str:
     """Translate the name of a split into the one the data set uses."""
     name = aliases.get(split, split)
-    if name not in known:
-        raise mismatch(ValueError, f"{what}: there is no such split", ", ".join(known), split)
+    check_option(what, "split", name, known)
     return name
 
 
@@ -225,7 +215,7 @@ def name_of_vocabulary(vocabulary: str | Vocabulary, what: str) -> str:
         return vocabulary.digest()
     if vocabulary not in ("all", "train"):
         expected = "'all', 'train' or a Vocabulary"
-        raise mismatch(ValueError, f"{what}: vocabulary is unknown", expected, repr(vocabulary))
+        raise mismatch(ValueError, f"{what}: unknown vocabulary", expected, repr(vocabulary))
     return vocabulary
 
 
@@ -246,13 +236,9 @@ def _name_of(transform: Transform | None, what: str) -> str:
         # Not its repr, which hides options (PyG's transforms) or is the same for all lambdas.
         pickled = pickle.dumps(transform, protocol=4)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise mismatch(
-            ValueError,
-            f"{what}: nothing tells this pre_transform from another one",
-            "one that can be pickled, to name the cache by",
-            f"{transform!r} ({error})",
-            hint="a top-level function or object, or root=None",
-        ) from error
+        what, got = f"{what}: pre_transform cannot be pickled", f"{transform!r} ({error})"
+        hint = "a top-level function or object, or root=None"
+        raise mismatch(ValueError, what, "one that can name the cache", got, hint=hint) from error
     return hashlib.sha256(pickled).hexdigest()
 
 
@@ -326,7 +312,7 @@ class SST(TreeDataset):
 
 def _find_files(folder: Path | None, *, may_download: bool, verify: bool) -> dict[str, Path]:
     if folder is None:
-        raise mismatch(ValueError, "SST: there is no folder", "root or raw_dir", "neither")
+        raise mismatch(ValueError, "SST: no folder is given", "root or raw_dir", "neither")
     files = {name: folder / f"{name}.txt" for name in _SPLITS}
     absent = [path.name for path in files.values() if not path.is_file()]
     names = "train.txt, dev.txt and test.txt"
@@ -358,11 +344,8 @@ _SPLIT = "trees"
 class TreeFile(TreeDataset):
     """The trees of one or several files in bracketed form.
 
-    See :func:`~pyg_dynbatch.data.parse_bracketed` for the form. Pass the vocabulary and the number
-    of classes of the training file to other files::
-
-        train = TreeFile("train.txt")
-        test = TreeFile("test.txt", vocabulary=train.vocabulary, num_classes=train.num_classes)
+    See :func:`~pyg_dynbatch.data.parse_bracketed` for the form. Pass the ``vocabulary`` and
+    ``num_classes`` of the training file to other files.
 
     Args:
         path: The file, or several, read one after another; any may be compressed (``.gz``).
@@ -398,7 +381,7 @@ class TreeFile(TreeDataset):
     ) -> None:
         paths = [Path(path)] if isinstance(path, (str, Path)) else [Path(one) for one in path]
         if not paths:
-            raise mismatch(ValueError, "TreeFile: there are no files", "at least one", 0)
+            raise mismatch(ValueError, "TreeFile: no files are given", "at least one", 0)
 
         def build() -> Content:
             parse = partial(parse_bracketed, num_classes=num_classes, labels=labels)

@@ -10,8 +10,8 @@ import torch
 from torch_geometric.data import Data
 
 from pyg_dynbatch.core import Program, Schedule, ScheduleStats, Signature, TensorType, Value
-from pyg_dynbatch.core.errors import OneLineArguments, mismatch
-from pyg_dynbatch.core.files import refuse_overwriting
+from pyg_dynbatch.core.errors import OneLineArguments
+from pyg_dynbatch.core.files import existing, refuse_overwriting
 from pyg_dynbatch.trees.collate import Collater
 from pyg_dynbatch.trees.data import children_of
 from pyg_dynbatch.trees.datasets import SST, TreeDataset, TreeFile
@@ -76,29 +76,26 @@ def stats_table(stats: Sequence[dict[str, ScheduleStats]]) -> list[str]:
 
 def draw_comparison(stats: dict[str, ScheduleStats], path: str | Path) -> Path:
     """Draw the steps of the policies side by side."""
-    shown = [name for name in ("depth", "agenda") if name in stats]
-    names = sorted({name for policy in shown for name in stats[policy].operations})
+    shown = {policy: stats[policy] for policy in ("depth", "agenda")}
+    names = sorted({name for each in shown.values() for name in each.operations})
     figure, axes = new_figure(1, len(shown), 5.5, 3.8)
-    for place, policy in zip(axes, shown, strict=True):
-        operations = [names.index(name) for name in stats[policy].operations]
-        title = f"{policy}: {stats[policy].steps} steps"
-        draw_schedule(place, names, operations, list(stats[policy].widths), title)
+    for place, (policy, each) in zip(axes, shown.items(), strict=True):
+        operations = [names.index(name) for name in each.operations]
+        draw_schedule(place, names, operations, list(each.widths), f"{policy}: {each.steps} steps")
     return save_figure(figure, path)
 
 
-def _dataset(options: argparse.Namespace) -> tuple[str, TreeDataset]:
-    name, root, raw_dir, split = options.data, options.root, options.raw_dir, options.split
-    folder = root or f"data/{name}"
+def _dataset(options: argparse.Namespace) -> TreeDataset:
+    name, raw_dir, split = options.data, options.raw_dir, options.split
+    folder = options.root or f"data/{name}"
     if name == "sst":
-        return f"SST {split}", SST(folder, split, raw_dir=raw_dir)
+        return SST(folder, split, raw_dir=raw_dir)
     if name == "listops":
-        return f"ListOps {split}", ListOps(folder, split)
+        return ListOps(folder, split)
     if name == "sick":
-        return f"SICK {split}", SICK(folder, split, raw_dir=raw_dir, trees=options.trees)
-    if not Path(name).is_file():
-        expected = "sst, listops, sick, or a file of bracketed trees"
-        raise mismatch(FileNotFoundError, f"inspect: there is no file {name!r}", expected, name)
-    return name, TreeFile(name, root, labels=options.labels)
+        return SICK(folder, split, raw_dir=raw_dir, trees=options.trees)
+    existing(name, "sst, listops, sick, or a file of bracketed trees")
+    return TreeFile(name, options.root, labels=options.labels)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -129,7 +126,9 @@ def run_inspect(argv: list[str]) -> int:
     if options.batch_size < 1 or options.batches < 1:
         raise ValueError("inspect: --batch-size and --batches must be at least 1")
     refuse_overwriting("inspect", [options.output], [options.data])
-    title, dataset = _dataset(options)
+    dataset = _dataset(options)
+    is_file = isinstance(dataset, TreeFile)
+    title = options.data if is_file else f"{type(dataset).__name__} {options.split}"
     sizes = np.array(dataset.node_counts)
     print(f"{title}: {len(sizes):,} trees, {sizes.sum():,} nodes")
     print(f"nodes per tree: {sizes.mean():.1f} on average, {sizes.min()} to {sizes.max()}")

@@ -5,15 +5,16 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
+from os.path import commonprefix
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.files import existing, sha256_of
-from pyg_dynbatch.trees.data import DynTreeData
+from pyg_dynbatch.trees.data import DynTreeData, check_option
 from pyg_dynbatch.trees.datasets import Content, TreeDataset, choose_split, parse_lines
-from pyg_dynbatch.trees.text import ParsedTree, parse_bracketed
+from pyg_dynbatch.trees.text import ParsedTree, parse_bracketed, place_of
 from pyg_dynbatch.trees.vocabulary import Vocabulary
 
 FORMS = ("operator", "binary")
@@ -62,7 +63,7 @@ def read_listops(text: str, where: str = "", column: int = 1) -> list[str]:
     counts: list[int] = []  # arguments so far of each open list
     for match in _PIECES.finditer(text):
         piece = match.group()
-        place = f"{where}:{column + match.start()}" if where else f"column {match.start() + 1}"
+        place = place_of(where, column + match.start())
         if piece in "()":
             continue
         if pieces and not counts:
@@ -77,11 +78,14 @@ def read_listops(text: str, where: str = "", column: int = 1) -> list[str]:
         if counts and piece not in OPERATORS:
             counts[-1] += 1
         pieces.append(piece)
-    end = f"{where}:{column + len(text)}" if where else f"column {len(text) + 1}"
     if counts or not pieces:
-        raise _wrong(f"{len(counts)} lists are never closed" if counts else "it is empty", end, "")
-    if "(" in text or ")" in text:
-        _check_parse(text, format_listops(pieces), where, column)
+        problem = f"{len(counts)} lists are never closed" if counts else "it is empty"
+        raise _wrong(problem, place_of(where, column + len(text)), "")
+    parse = format_listops(pieces) if "(" in text or ")" in text else text
+    if text != parse:
+        wrong = len(commonprefix([text, parse]))
+        what = "the parentheses are not the left-branching parse"
+        raise _wrong(what, place_of(where, column + wrong), text[wrong:][:20])
     return pieces
 
 
@@ -101,8 +105,7 @@ def format_listops(pieces: Sequence[str]) -> str:
 
 def listops_tree(pieces: Sequence[str], form: str = "operator", labels: str = "root") -> ParsedTree:
     """Turn an expression into a tree whose root is labelled with the value."""
-    if form not in FORMS:
-        raise mismatch(ValueError, "listops_tree: form is unknown", ", ".join(FORMS), form)
+    check_option("listops_tree", "form", form, FORMS)
     if labels not in ("root", "all") or (labels, form) == ("all", "binary"):
         expected, got = "root, or with the form 'operator' also all", f"{labels!r} with {form!r}"
         raise mismatch(ValueError, "listops_tree: labels do not go with the form", expected, got)
@@ -121,15 +124,6 @@ def listops_tree(pieces: Sequence[str], form: str = "operator", labels: str = "r
     return tree
 
 
-def _check_parse(text: str, parse: str, where: str, column: int) -> None:
-    given = " ".join(text.split(" "))
-    if given == parse:
-        return
-    same = next((i for i, (a, b) in enumerate(zip(given, parse)) if a != b), len(parse))  # noqa: B905
-    place = f"{where}:{column + same}" if where else f"column {same + 1}"
-    raise _wrong("the parentheses are not the left-branching parse", place, given[same:][:20])
-
-
 def _wrong(problem: str, place: str, got: str) -> ValueError:
     expected = "for example ( ( ( [MIN 3 ) 1 ) ] ), or the same without parentheses"
     return mismatch(ValueError, f"ListOps expression: {problem}", expected, got, where=place)
@@ -145,10 +139,10 @@ _PATIENCE = 10_000  # draws in a row that bring nothing new
 class ListOpsRecipe:
     """Which expressions are generated.
 
-    Each place of an expression is an operator with probability 1/4 and a digit otherwise;
-    operators (minimum, maximum, median, sum modulo 10) are equally likely among themselves, and so
-    are digits, and so are 2, 3, ..., `max_args` arguments. At `max_depth` only digits are left.
-    Expressions are distinct, also between splits.
+    Each place of an expression is an operator (minimum, maximum, median, sum modulo 10) with
+    probability 1/4 and a digit otherwise, and at `max_depth` always a digit; operators, digits and
+    2, 3, ..., `max_args` arguments are drawn uniformly. Expressions are distinct, also between
+    splits.
 
     Args:
         train: Number of training expressions.

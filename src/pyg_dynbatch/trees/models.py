@@ -80,11 +80,9 @@ class TreeEncoder(nn.Module):
         sparse_embedding: bool = False,
     ) -> None:
         super().__init__()
-        self.embedding = (
-            nn.Embedding(num_tokens, embedding_channels, sparse=sparse_embedding)
-            if num_tokens
-            else None
-        )
+        self.embedding: nn.Embedding | None = None
+        if num_tokens:
+            self.embedding = nn.Embedding(num_tokens, embedding_channels, sparse=sparse_embedding)
         self.layer = layer
         self.input_dropout = nn.Dropout(input_dropout)
         self.reset_parameters()
@@ -98,7 +96,7 @@ class TreeEncoder(nn.Module):
     def forward(
         self, batch: Any, level_order: bool = False, nodes: Int[Tensor, " chosen"] | None = None
     ) -> Float[Tensor, "chosen hidden"]:
-        """Compute the hidden rows of all nodes.
+        """Compute hidden rows.
 
         Args:
             batch: The batch.
@@ -111,7 +109,7 @@ class TreeEncoder(nn.Module):
             inputs = _input_rows(schedule, _field(batch, "x", "num_tokens=…"))
         else:
             token = _field(batch, "token", "num_tokens=0 for batches with features x")
-            shared = distinct_leaves(token, schedule) if self._shares_leaves(schedule) else None
+            shared = self._distinct_leaves(token, schedule)
             token, leaf_row = shared or (_input_rows(schedule, token), None)
             inputs = _embedded(self.embedding, token)
         return self.layer(
@@ -123,25 +121,22 @@ class TreeEncoder(nn.Module):
             nodes=nodes,
         )
 
-    def _shares_leaves(self, schedule: Schedule) -> bool:
-        """Tell whether equal leaves can be computed once; not where each has its own dropout."""
+    def _distinct_leaves(self, token: Tensor, schedule: Schedule) -> tuple[Tensor, Tensor] | None:
+        """Find the distinct tokens of leaves, if computing equal leaves once pays off."""
+        # Equal leaves differ where each has its own dropout.
         dropping = self.training and self.input_dropout.p > 0
+        leaves = schedule.level_inputs[0] if schedule.level_inputs else 0
         # On other devices the host would have to wait for the number of words.
         on_cpu = schedule.device.type == "cpu"
-        many = bool(schedule.level_inputs) and schedule.level_inputs[0] >= _MANY_LEAVES
-        return on_cpu and many and not dropping and self.layer.cell.shares_leaves
-
-
-def distinct_leaves(token: Tensor, schedule: Schedule) -> tuple[Tensor, Tensor] | None:
-    """Find the distinct tokens of leaves, if there are few enough for sharing to pay off."""
-    if not schedule.level_inputs or token.size(0) != schedule.num_nodes:
-        return None
-    leaves = schedule.level_inputs[0]
-    ordered = token.index_select(0, schedule.input_node)
-    distinct, leaf_row = ordered[:leaves].unique(return_inverse=True)
-    if distinct.size(0) > _WORTH_SHARING * leaves:
-        return None
-    return torch.cat([distinct, ordered[leaves:]]), leaf_row
+        if leaves < _MANY_LEAVES or dropping or not on_cpu or not self.layer.cell.shares_leaves:
+            return None
+        if token.size(0) != schedule.num_nodes:
+            return None
+        ordered = token.index_select(0, schedule.input_node)
+        distinct, leaf_row = ordered[:leaves].unique(return_inverse=True)
+        if distinct.size(0) > _WORTH_SHARING * leaves:
+            return None
+        return torch.cat([distinct, ordered[leaves:]]), leaf_row
 
 
 def _input_rows(schedule: Schedule, rows: Tensor) -> Tensor:
@@ -152,8 +147,7 @@ def _input_rows(schedule: Schedule, rows: Tensor) -> Tensor:
 
 
 def _field(batch: Any, name: str, hint: str) -> Tensor:
-    value = getattr(batch, name, None)
-    if not isinstance(value, Tensor):
+    if not isinstance(value := getattr(batch, name, None), Tensor):
         what, fields = f"TreeEncoder: the batch has no {name}", ", ".join(batch.keys())
         raise mismatch(ValueError, what, f"{name}, one row per node", fields, hint=hint)
     return value
@@ -171,24 +165,22 @@ def _embedded(embedding: nn.Embedding, token: Tensor) -> Tensor:
 
 
 def schedule_for(batch: Any, layer: RecursiveLayer) -> Schedule:
-    """Takes the batch's schedule, or works one out for batches of a stock PyG loader."""
-    key = "schedule" if layer.direction == "bottom_up" else "schedule_down"
+    """Return the batch's schedule, or derive and keep one for batches of a stock PyG loader."""
     for name in ("schedule", "schedule_down"):
         attached = getattr(batch, name, None)
-        if not isinstance(attached, Schedule):
-            continue
-        if attached.structure is None or attached.direction == layer.direction:
+        if isinstance(attached, Schedule) and (
+            attached.structure is None or attached.direction == layer.direction
+        ):
             return attached
     # Under a name of its own, as the next model may want another arity.
-    key = f"{key}_{'ragged' if layer.arity is None else layer.arity}"
+    key = f"schedule_{layer.direction}_{layer.arity}"
     kept = getattr(batch, key, None)
     if isinstance(kept, Schedule) and kept.belongs_to(batch.edge_index):
         return kept
-    schedule = derive_schedule(
-        "TreeEncoder", batch.stores[0], batch.num_nodes, layer.arity, layer.direction
-    )
-    setattr(batch, key, schedule)
-    return schedule
+    fields = batch.stores[0]
+    kept = derive_schedule("TreeEncoder", fields, batch.num_nodes, layer.arity, layer.direction)
+    setattr(batch, key, kept)
+    return kept
 
 
 class TreeClassifier(nn.Module):
@@ -321,8 +313,6 @@ class TreeSimilarity(nn.Module):
         torch.Size([1])
     """
 
-    grades: Tensor
-
     def __init__(
         self,
         num_tokens: int,
@@ -345,8 +335,6 @@ class TreeSimilarity(nn.Module):
         )
         self.compare = nn.Linear(2 * hidden_channels, similarity_channels)
         self.classifier = nn.Linear(similarity_channels, num_classes)
-        grades = torch.arange(1, num_classes + 1, dtype=torch.get_default_dtype())
-        self.register_buffer("grades", grades, persistent=False)
 
     @property
     def embedding(self) -> nn.Embedding | None:
@@ -370,7 +358,13 @@ class TreeSimilarity(nn.Module):
 
     def score(self, log_probabilities: Float[Tensor, "example class"]) -> Float[Tensor, " example"]:
         """Return the expected grade of each example."""
-        return log_probabilities.exp() @ self.grades
+        return mean_score(log_probabilities.exp())
+
+
+def mean_score(chance: Float[Tensor, "example score"]) -> Float[Tensor, " example"]:
+    """Compute the mean of a distribution over the scores 1, 2, 3, and so on."""
+    scores = torch.arange(1, chance.size(-1) + 1, dtype=chance.dtype, device=chance.device)
+    return chance @ scores
 
 
 def _check_roots(batch: Any, examples: int) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.files import read_lines, sha256_of
-from pyg_dynbatch.trees.data import DynTreeData
+from pyg_dynbatch.trees.data import DynTreeData, check_option
 from pyg_dynbatch.trees.datasets import (
     Content,
     TreeDataset,
@@ -46,9 +46,6 @@ def score_to_target(score: float, num_classes: int = _CLASSES) -> Float[Tensor, 
     Args:
         score: The score y, 1 to `num_classes`.
         num_classes: The number of whole scores.
-
-    Returns:
-        The distribution ``[1, class]``.
 
     Reference:
         Tai, Socher and Manning (2015), arXiv 1503.00075, section 4.2.
@@ -137,9 +134,8 @@ class SICK(TreeDataset):
 
 
 def _find_files(folder: Path, trees: str) -> dict[str, list[Path]]:
-    """Finds, for each split, either one table or the files of words, parents and scores."""
-    if trees not in _TREES:
-        raise mismatch(ValueError, "SICK: trees is unknown", ", ".join(_TREES), trees)
+    """Find, for each split, either one table or the files of words, parents and scores."""
+    check_option("SICK", "trees", trees, _TREES)
     names = ["a.toks", "b.toks", "sim.txt"]
     if trees in _PARENT_FILES:
         names += [f"a.{_PARENT_FILES[trees]}", f"b.{_PARENT_FILES[trees]}"]
@@ -155,15 +151,10 @@ def _find_files(folder: Path, trees: str) -> dict[str, list[Path]]:
         return tables
     tables_named = ", ".join(names[0] for names in _TSV_FILES.values())
     expected = f"in each of train/, dev/ and test/: {', '.join(names)}"
-    raise mismatch(
-        FileNotFoundError,
-        "SICK: raw files are missing",
-        expected + (f"; or {tables_named}" if trees == "chain" else ""),
-        f"no {absent[0].relative_to(folder)}, {len(absent)} files missing",
-        where=folder,
-        hint="run the preparation of the Tree-LSTM release, or trees='chain', which needs only "
-        f"{tables_named} of SemEval 2014 task 1",
-    )
+    got = f"no {absent[0].relative_to(folder)}, {len(absent)} files missing"
+    hint = f"the preparation of the Tree-LSTM release; trees='chain' needs only {tables_named}"
+    what = "SICK: raw files are missing"
+    raise mismatch(FileNotFoundError, what, expected, got, where=folder, hint=hint)
 
 
 def _build(files: dict[str, list[Path]], vocabulary: str | Vocabulary) -> Content:
@@ -191,13 +182,10 @@ def _read_folder(paths: list[Path]) -> list[_Pair]:
             raise mismatch(ValueError, what, expected, f"{len(column)} lines", where=path)
     pairs = []
     for number, (first, second, score, *parents) in enumerate(zip(*columns, strict=True), start=1):
+        # One sentence after the other: its words, its parents if any, and the file to name.
+        sentences = zip((first, second), parents or (None, None), paths[3:] or paths, strict=False)
         trees = [
-            _tree(
-                words.split(" "),
-                parents[at] if parents else None,
-                f"{paths[3 + at] if parents else paths[at]}:{number}",
-            )
-            for at, words in enumerate((first, second))
+            _tree(words.split(" "), above, f"{path}:{number}") for words, above, path in sentences
         ]
         pairs.append(_Pair(trees, _score(score, f"{paths[2]}:{number}")))
     return pairs

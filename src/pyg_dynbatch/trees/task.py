@@ -17,8 +17,7 @@ from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.training.ensemble import AveragedNetwork
 from pyg_dynbatch.training.optimizers import OptimizerOptions, RateOptions
 from pyg_dynbatch.training.task import STAGES, UNLABELLED, Reduction, Task, summed_cross_entropy
-from pyg_dynbatch.trees.datamodules import set_vectors
-from pyg_dynbatch.trees.models import TreeClassifier, TreeSimilarity
+from pyg_dynbatch.trees.models import TreeClassifier, TreeSimilarity, mean_score
 
 
 class HitRate(Metric):
@@ -45,42 +44,6 @@ class HitRate(Metric):
         return self.hits / self.rows
 
 
-class Scores(nn.Module):
-    """Metrics of one pass over the data, as attributes by the names they are logged under."""
-
-    def named(self) -> list[tuple[str, Metric]]:
-        """List the metrics with their names."""
-        return [(name, m) for name, m in self.named_children() if isinstance(m, Metric)]
-
-
-class TreeAccuracy(Scores):
-    """Accuracies of classes and, with ``polarity``, of the sides of the middle class."""
-
-    def __init__(self, polarity: bool = False) -> None:
-        super().__init__()
-        self.polarity = polarity
-        self.accuracy = HitRate()
-        self.node_accuracy = HitRate()
-        if polarity:
-            self.binary_accuracy = HitRate()
-            self.node_binary_accuracy = HitRate()
-
-    def update(
-        self,
-        logits: Float[Tensor, "node class"],
-        labels: Int[Tensor, " node"],
-        roots: Int[Tensor, " root"],
-    ) -> None:
-        """Add the nodes of a batch."""
-        hit, counts = logits.argmax(-1) == labels, labels != UNLABELLED
-        self.accuracy.update(hit[roots], counts[roots])
-        self.node_accuracy.update(hit, counts)
-        if self.polarity:
-            hit, counts = polarity_hits(logits, labels)
-            self.binary_accuracy.update(hit[roots], counts[roots])
-            self.node_binary_accuracy.update(hit, counts)
-
-
 def polarity_hits(
     logits: Float[Tensor, "row class"], labels: Int[Tensor, " row"]
 ) -> tuple[Bool[Tensor, " row"], Bool[Tensor, " row"]]:
@@ -91,22 +54,13 @@ def polarity_hits(
     return positive == (labels > middle), (labels != UNLABELLED) & (labels != middle)
 
 
-class ScoreAgreement(Scores):
-    """Pearson's r, Spearman's rho and the mean squared error of predicted scores."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pearson = PearsonCorrCoef()
-        with warnings.catch_warnings():
-            # It keeps every score of the pass; a pass is a few thousand pairs.
-            warnings.filterwarnings("ignore", message="Metric `SpearmanCorrcoef`")
-            self.spearman = SpearmanCorrCoef()
-        self.mse = MeanSquaredError()
-
-    def update(self, predicted: Float[Tensor, " example"], gold: Float[Tensor, " example"]) -> None:
-        """Add the pairs of a batch."""
-        for _, metric in self.named():
-            metric.update(predicted.float(), gold.float())
+def agreement_metrics() -> dict[str, Metric]:
+    """Make Pearson's r, Spearman's rho and the mean squared error of predicted scores."""
+    with warnings.catch_warnings():
+        # It keeps every score of the pass; a pass is a few thousand pairs.
+        warnings.filterwarnings("ignore", message="Metric `SpearmanCorrcoef`")
+        spearman = SpearmanCorrCoef()
+    return {"pearson": PearsonCorrCoef(), "spearman": spearman, "mse": MeanSquaredError()}
 
 
 class TreeTask(Task):
@@ -117,7 +71,7 @@ class TreeTask(Task):
         optimizer: Options of the optimiser.
         rate: Options of the learning-rate schedule.
         reduction: What the summed loss is divided by.
-        scores: Makes the metrics of one stage.
+        scores: Makes the metrics of one stage, by the names they are logged under.
     """
 
     def __init__(
@@ -126,11 +80,11 @@ class TreeTask(Task):
         optimizer: OptimizerOptions,
         rate: RateOptions,
         reduction: Reduction,
-        scores: Callable[[], Scores],
+        scores: Callable[[], dict[str, Metric]],
     ) -> None:
         super().__init__(network, optimizer, rate)
         self.reduction: Reduction = reduction
-        self.scores = nn.ModuleDict({f"{stage}_scores": scores() for stage in STAGES})
+        self.scores = nn.ModuleDict({f"{s}_scores": nn.ModuleDict(scores()) for s in STAGES})
 
     @classmethod
     def made_up(cls, options: Mapping[str, Any], data: Mapping[str, Any]) -> Any:
@@ -143,14 +97,11 @@ class TreeTask(Task):
     def summed_loss(
         self, output: Tensor, batch: Batch
     ) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
-        """Sum the losses of a batch.
+        """Sum the losses of a batch; return the sum and the number of its terms.
 
         Args:
             output: What the network returns.
             batch: The trees.
-
-        Returns:
-            The sum, and the number of its terms.
         """
 
     @abstractmethod
@@ -163,7 +114,7 @@ class TreeTask(Task):
         self.log_loss(stage, loss, terms, batch)
         scores: Any = self.scores[f"{stage}_scores"]
         self.update_scores(scores, output.detach(), batch)
-        self.log_metrics(stage, scores.named(), batch)
+        self.log_metrics(stage, list(scores.items()), batch)
         return loss, terms
 
     def training_step(self, batch: Batch, batch_idx: int = 0) -> Float[Tensor, ""]:
@@ -182,16 +133,13 @@ class TreeTask(Task):
     def metric_names(self) -> tuple[str, ...]:
         """List what the task logs while it trains."""
         scores: Any = self.scores["val_scores"]
-        names = ["loss", *(name for name, _ in scores.named())]
+        names = ["loss", *scores]
         return tuple(f"{stage}/{name}" for stage in ("train", "val") for name in names)
 
     def setup(self, stage: str) -> None:
         """Start the embedding from the word vectors of the data module, if it has any.
 
         A checkpoint is restored after this, so on resuming its vectors win.
-
-        Args:
-            stage: ``fit``, ``validate``, ``test`` or ``predict``.
 
         Raises:
             ValueError: If gradients of a sparse embedding are to be clipped, or the vectors do not
@@ -209,8 +157,18 @@ class TreeTask(Task):
             raise mismatch(ValueError, what, expected, got, hint=hint)
         embedding = getattr(self.network, "embedding", None)
         vectors = getattr(getattr(self.trainer, "datamodule", None), "word_vectors", None)
-        if vectors is not None and embedding is not None:
-            set_vectors(embedding, vectors.matrix)
+        if vectors is None or embedding is None:
+            return
+        if embedding.weight.shape != vectors.matrix.shape:
+            what = "word vectors: they do not fit the model's embedding"
+            expected, got = (
+                "{} words, {} wide".format(*rows.shape)
+                for rows in (embedding.weight, vectors.matrix)
+            )
+            hint = f"--model.init_args.embedding_channels {vectors.width}"
+            raise mismatch(ValueError, what, expected, got, hint=hint)
+        with torch.no_grad():
+            embedding.weight.copy_(vectors.matrix)
 
     def averaged(self, members: Sequence[Any]) -> nn.Module:
         """Average the probabilities of classes."""
@@ -261,7 +219,11 @@ class TreeClassification(TreeTask):
         **network: Any,
     ) -> None:
         classifier = TreeClassifier(num_tokens, num_classes, **network)
-        super().__init__(classifier, optimizer, rate, reduction, lambda: TreeAccuracy(polarity))
+        kinds = ("accuracy", "binary_accuracy") if polarity else ("accuracy",)
+        names = [f"{prefix}{kind}" for kind in kinds for prefix in ("", "node_")]
+        super().__init__(
+            classifier, optimizer, rate, reduction, lambda: {name: HitRate() for name in names}
+        )
         self.save_hyperparameters(ignore=["optimizer", "rate"])
         self.save_hyperparameters(self.plain_options())
         if polarity and num_classes % 2 == 0:
@@ -270,6 +232,7 @@ class TreeClassification(TreeTask):
             raise mismatch(ValueError, what, expected, num_classes, hint="polarity: false")
         self.num_classes = num_classes
         self.loss_on = loss_on
+        self.polarity = polarity
 
     def summed_loss(
         self, output: Float[Tensor, "node class"], batch: Batch
@@ -280,8 +243,14 @@ class TreeClassification(TreeTask):
         return summed_cross_entropy(output, batch.y)
 
     def update_scores(self, scores: Any, output: Tensor, batch: Batch) -> None:
-        """Count hits."""
-        scores.update(output, batch.y, batch.root_index)
+        """Count hits at the roots and at all nodes."""
+        labels, roots = batch.y, batch.root_index
+        rows = {"accuracy": (output.argmax(-1) == labels, labels != UNLABELLED)}
+        if self.polarity:
+            rows["binary_accuracy"] = polarity_hits(output, labels)
+        for name, (hit, counts) in rows.items():
+            scores[name].update(hit[roots], counts[roots])
+            scores[f"node_{name}"].update(hit, counts)
 
     def predict_step(self, batch: Batch, batch_idx: int = 0) -> dict[str, Tensor]:
         """Predict every node.
@@ -343,7 +312,7 @@ class TreeRelatedness(TreeTask):
         **network: Any,
     ) -> None:
         similarity = TreeSimilarity(num_tokens, num_classes, **network)
-        super().__init__(similarity, optimizer, rate, reduction, ScoreAgreement)
+        super().__init__(similarity, optimizer, rate, reduction, agreement_metrics)
         self.save_hyperparameters(ignore=["optimizer", "rate"])
         self.save_hyperparameters(self.plain_options())
 
@@ -356,7 +325,9 @@ class TreeRelatedness(TreeTask):
 
     def update_scores(self, scores: Any, output: Tensor, batch: Batch) -> None:
         """Compare predicted and gold scores."""
-        scores.update(mean_score(output.exp()), mean_score(batch.target))
+        predicted, gold = mean_score(output.exp()).float(), mean_score(batch.target).float()
+        for metric in scores.values():
+            metric.update(predicted, gold)
 
     def predict_step(self, batch: Batch, batch_idx: int = 0) -> dict[str, Tensor]:
         """Predict every pair.
@@ -372,9 +343,3 @@ class TreeRelatedness(TreeTask):
             "probability": chance,
             "target": mean_score(batch.target.float()),
         }
-
-
-def mean_score(chance: Float[Tensor, "example score"]) -> Float[Tensor, " example"]:
-    """Compute the mean of a distribution over the scores 1, 2, 3, and so on."""
-    scores = torch.arange(1, chance.size(-1) + 1, dtype=chance.dtype, device=chance.device)
-    return chance @ scores

