@@ -40,11 +40,16 @@ def bonds_of(mol: Mol) -> list[Any]:
     return list(map(mol.GetBondWithIdx, range(mol.GetNumBonds())))
 
 
+@cache
+def columns_of(enumeration: str, names: tuple[str, ...]) -> dict[Any, int]:
+    """Number some values of an enumeration of ``rdkit.Chem`` in the order of their names."""
+    # By name: the numbers behind the names have changed between versions of RDKit.
+    values = getattr(chem(), enumeration).names
+    return {values[name]: column for column, name in enumerate(names)}
+
+
 def rdkit_version() -> str:
     """Return the version of RDKit in use: year, month and number, separated by points.
-
-    Raises:
-        ImportError: If RDKit is not installed.
 
     Example:
         >>> len(rdkit_version().split("."))
