@@ -231,6 +231,7 @@ class KearnesPairs(PairFeatures):
 
     def __init__(self) -> None:
         bonds = range(len(BONDS) + 1)  # the last is any other bond
+        kinds: list[tuple[int | None, int, bool]]
         kinds = [(None, distance, ring) for distance, ring in NO_BOND]
         kinds += [(bond, 1, ring) for bond in bonds for ring in (False, True)]
         rows = [
