@@ -58,12 +58,10 @@ class FeaturizeOptions:
     """Options for turning a source into packed molecules.
 
     Args:
-        bad: What to do with a row that is not a molecule: ``"raise"``, ``"skip"``, or ``"blank"``:
-            keep its place with a molecule of no atoms and no known target.
-        num_workers: Processes; 0 works in this one. Scripts need the usual
-            ``if __name__ == "__main__":`` with processes.
-        shard_size: Rows of the source that are saved together: at most so many are lost by an
-            interruption.
+        bad: Rows that are not molecules: ``"raise"``, ``"skip"``, or ``"blank"``: keep the place
+            with a molecule of no atoms and no known target.
+        num_workers: Processes, for which scripts need ``if __name__ == "__main__":``; 0 for none.
+        shard_size: Rows saved together: at most so many are lost by an interruption.
         progress: Whether to show progress: a bar on a terminal, lines elsewhere.
         force: Whether to make everything again.
 
@@ -142,12 +140,9 @@ def featurize_record(
 
     Args:
         featurizer: Describes the molecule.
-        record: The record; a mol block is used where there is no SMILES.
-        num_tasks: Number of targets wanted; None for as many as there are.
-
-    Returns:
-        The molecule. Of a mol block the canonical SMILES is kept, whose atoms may be
-        in another order than the rows.
+        record: The record; a mol block, if there is no SMILES, gives its canonical SMILES, whose
+            atoms may be in another order than the rows.
+        num_tasks: Number of targets wanted; None for all.
 
     Raises:
         MoleculeError: If the record gives no molecule.
@@ -182,9 +177,7 @@ def featurize_stream(
     bad: str = "blank",
     num_workers: int = 0,
 ) -> Iterator[Featurized]:
-    """Featurize a stream of records in order, some at a time.
-
-    Memory does not grow with the stream: records are read only a little ahead of the processes.
+    """Featurize a stream of records in order, some at a time, in constant memory.
 
     Args:
         records: The records.
@@ -318,11 +311,10 @@ def build_store(
 ) -> PackedMolecules:
     """Featurize a stream of records into a folder of memory-mapped columns.
 
-    Molecules are first saved in parts, each with a hash of its records and of the featurizer; after
-    an interruption, whatever its cause, the same call continues after the last whole part. At the
-    end the parts are joined into one ``.npy`` file per column, and the header, without which a
-    folder is not a store, is written last. Meanwhile the folder is locked. Parts of a finished
-    store whose records have not changed are not made again.
+    Molecules are saved in parts, so that after an interruption the same call continues after the
+    last whole part. At the end the parts are joined into one ``.npy`` file per column, and the
+    header, without which a folder is not a store, is written last. Meanwhile the folder is locked.
+    Parts of a finished store whose records have not changed are not made again.
 
     Args:
         folder: Where the columns go; None keeps them in memory.
@@ -334,7 +326,7 @@ def build_store(
         wait: Whether to wait for another process that fills the folder, rather than to refuse.
 
     Returns:
-        The molecules. Their folder also holds ``errors.csv`` with the rows that could not be used.
+        The molecules; ``errors.csv`` in their folder lists the rows that could not be used.
 
     Raises:
         OSError: If the folder cannot be written, or another process is filling it.
@@ -514,12 +506,8 @@ class _Builder:
 
     def _digest_of(self, block: Sequence[RawMolecule]) -> str:
         """Hash all that the content of a part depends on, except the policy."""
-        key: Mapping[str, Any] = {
-            "format": FORMAT,
-            "featurizer": self._header["featurizer_digest"],
-            "tasks": self._header["task_names"],
-        }
-        digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode())
+        key = [self._header[name] for name in ("format", "featurizer_digest", "task_names")]
+        digest = hashlib.sha256(json.dumps(key).encode())
         for record in block:
             parts = (record.row, record.smiles, record.block, record.targets)
             digest.update(repr(parts).encode())
@@ -542,18 +530,14 @@ def _read_part(path: Path, digest: str, name: str) -> np.ndarray:
     try:
         with path.open("rb") as file, np.load(file) as arrays:
             found = json.loads(arrays["facts"].tobytes())["digest"]
-            column = arrays[name]
+            if found == digest:
+                return arrays[name]
+            got = f"made from {found[:16]}"
     except FileNotFoundError:
         raise
     except Exception as error:  # numpy and zipfile raise many classes for a damaged file
         got = f"{type(error).__name__}: {error}"
-        raise _unusable_part(path, "a whole file", got) from error
-    if found != digest:
-        raise _unusable_part(path, f"made from {digest[:16]}", f"made from {found[:16]}")
-    return column
-
-
-def _unusable_part(path: Path, expected: str, got: str) -> ValueError:
     what = "packed molecules: a part of the store was damaged or replaced"
+    expected = f"a whole file, made from {digest[:16]}"
     hint = "delete the file and make the data set again; other parts are kept"
-    return mismatch(ValueError, what, expected, got, where=path, hint=hint)
+    raise mismatch(ValueError, what, expected, got, where=path, hint=hint)
