@@ -31,9 +31,8 @@ def check_pair_set(pairs: object) -> None:
 class PairTable:
     """The feature row and the graph distance of every pair code.
 
-    A molecule has N² atom pairs but only some dozens of different pair features, so a pair is
-    stored as one byte, and this table, one for a whole data set, gives the byte its meaning.
-    Code 0 is the pair of an atom with itself; its features are zeros.
+    Pairs differ in a few dozen ways, so that each is stored as one byte, to which this table gives
+    its meaning. Code 0 is the pair of an atom with itself; its features are zeros.
 
     Args:
         features: Feature row of every code.
@@ -90,18 +89,12 @@ class PairTable:
             raise mismatch(ValueError, "PairTable: a feature is not finite", "finite numbers")
 
     def kept(self, pairs: str | int = "all", self_pairs: bool = True) -> Bool[Tensor, " code"]:
-        """Return which codes belong to a set of pairs.
+        """Return which codes belong to a set of pairs, shape ``[code]``.
 
         Args:
-            pairs: ``"all"``; ``"connected"``: all within one fragment; ``"bonds"``; or a number
-                from 1 to 7: at most this many bonds apart.
+            pairs: ``"all"``, ``"connected"`` (within a fragment), ``"bonds"``, or the largest
+                number of bonds between two atoms, 1 to 7.
             self_pairs: Whether the pair of an atom with itself is kept.
-
-        Returns:
-            True for each code that is kept.
-
-        Shape:
-            ``[code]``.
 
         Raises:
             ValueError: If the set of pairs is unknown.
@@ -131,9 +124,6 @@ class PairTable:
 
         Args:
             other: The table of a further feature of the same pairs.
-
-        Returns:
-            The combined table.
 
         Raises:
             ValueError: If there are more than 256 codes, or a name appears twice.
@@ -167,19 +157,7 @@ class PairTable:
 
     @classmethod
     def from_dict(cls, content: Any) -> "PairTable":
-        """Build the table that :meth:`as_dict` has written.
-
-        Args:
-            content: The dictionary.
-
-        Raises:
-            ValueError: If something is missing, or the parts do not fit together.
-
-        Example:
-            >>> table = PairTable(torch.zeros(1, 1), ("bonded",), torch.tensor([0]))
-            >>> PairTable.from_dict(table.as_dict()) == table
-            True
-        """
+        """Build the table that :meth:`as_dict` has written, or raise ``ValueError``."""
         wanted = ("names", "distance", "features")
         if not isinstance(content, Mapping) or any(key not in content for key in wanted):
             what = "PairTable: the content is not a saved table"
