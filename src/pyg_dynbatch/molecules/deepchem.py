@@ -84,11 +84,7 @@ class DeepChemAtoms(AtomFeatures):
         self._table = RowTable(len(names))
 
     def rows(self, mol: Mol) -> Float32[np.ndarray, "atom feature"]:
-        """Return the features of every atom, one row per atom.
-
-        Args:
-            mol: A sanitised ``rdkit.Chem.Mol``.
-        """
+        """Return one row per atom."""
         atoms = atoms_of(mol)
         keys: list[Any] = [
             (
@@ -144,17 +140,15 @@ class DeepChemPairs(PairFeatures):
     7       1, …, 7 bonds apart     bit  one-hot; farther pairs have none
     ======= ======================= ==== =======================================================
 
-    Differs: pairs of different fragments are there, as zeros with a code of their own, where
-    DeepChem has no such pairs, and no pair is lost (DeepChem finds pairs by powers of an
-    adjacency matrix, whose entries overflow in big molecules). `PairTable.kept("connected")`
-    gives the pairs that DeepChem means to have.
+    Differs: pairs of different fragments exist, as zeros with a code of their own, and no pair is
+    lost (DeepChem's powers of an adjacency matrix overflow in big molecules). For the pairs that
+    DeepChem means to have, use ``PairTable.kept("connected")``.
 
     Args:
         chirality: Whether there are columns for the stereo of double bonds.
 
     Reference:
-        DeepChem, ``deepchem/feat/graph_features.py``, functions ``bond_features`` and
-        ``pair_features``.
+        DeepChem, ``deepchem/feat/graph_features.py``: ``bond_features``, ``pair_features``.
 
     Example:
         >>> from rdkit import Chem
@@ -186,11 +180,7 @@ class DeepChemPairs(PairFeatures):
         super().__init__(table, {"chirality": chirality})
 
     def codes(self, mol: Mol) -> UInt8[np.ndarray, "atom atom"]:
-        """Return a symmetric matrix of codes: rows of the table.
-
-        Args:
-            mol: A sanitised ``rdkit.Chem.Mol``.
-        """
+        """Return a symmetric matrix of codes: rows of the table."""
         kinds = columns_of("BondType", BONDS)
         # Type, conjugation, stereo and, of 3, ring: not in one, atoms in one, bond in one. The
         # atoms of a bond in a ring share that ring, so that the common ring adds the last step.

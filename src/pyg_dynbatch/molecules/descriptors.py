@@ -66,13 +66,10 @@ class MoleculeDescriptors(FeaturePart):
 
     @abstractmethod
     def row(self, mol: Mol) -> Float32[np.ndarray, " descriptor"]:
-        """Return the descriptors of a molecule.
+        """Return one number per name, NaN where it is undefined.
 
         Args:
             mol: A sanitised ``rdkit.Chem.Mol``, a copy made for this call; may have no atoms.
-
-        Returns:
-            One number per name, NaN where it is undefined.
         """
 
 

@@ -61,8 +61,7 @@ class KearnesAtoms(AtomFeatures):
         missing_bit: Whether the last column is there.
 
     Reference:
-        Kearnes, McCloskey, Berndl, Pande, Riley (2016), Molecular graph convolutions: moving
-        beyond fingerprints, arXiv:1603.00856, table 1. Differs: the missing bit.
+        Kearnes et al. (2016), arXiv:1603.00856, table 1. Differs: the missing bit.
 
     Example:
         >>> from rdkit import Chem
@@ -88,10 +87,7 @@ class KearnesAtoms(AtomFeatures):
         self._table = RowTable(len(names))
 
     def rows(self, mol: Mol) -> Float32[np.ndarray, "atom feature"]:
-        """Return the features of every atom, one row per atom.
-
-        Args:
-            mol: A sanitised ``rdkit.Chem.Mol``; gets Gasteiger charges as atom properties.
+        """Return one row per atom; set its Gasteiger charge as a property.
 
         Raises:
             MoleculeError: If no CIP labels are found in reasonable time.
@@ -216,8 +212,7 @@ class KearnesPairs(PairFeatures):
     more than 7 bonds apart without a common ring; their codes differ.
 
     Reference:
-        Kearnes, McCloskey, Berndl, Pande, Riley (2016), Molecular graph convolutions: moving
-        beyond fingerprints, arXiv:1603.00856, table 2.
+        Kearnes et al. (2016), arXiv:1603.00856, table 2.
 
     Example:
         >>> from rdkit import Chem
@@ -249,11 +244,7 @@ class KearnesPairs(PairFeatures):
         super().__init__(PairTable(features, tuple(names), distances))
 
     def codes(self, mol: Mol) -> UInt8[np.ndarray, "atom atom"]:
-        """Return a symmetric matrix of codes: rows of the table.
-
-        Args:
-            mol: A sanitised ``rdkit.Chem.Mol``.
-        """
+        """Return a symmetric matrix of codes: rows of the table."""
         kinds = columns_of("BondType", BONDS)
         bonds = [
             (b.GetBeginAtomIdx(), b.GetEndAtomIdx(), FIRST_BOND + 2 * kinds.get(b.GetBondType(), 4))
@@ -278,11 +269,7 @@ class DoubleBondStereo(PairFeatures):
         super().__init__(PairTable(features, ("bond_E", "bond_Z"), distances))
 
     def codes(self, mol: Mol) -> UInt8[np.ndarray, "atom atom"]:
-        """Return a symmetric matrix: 1 for an E bond, 2 for a Z bond, else 0.
-
-        Args:
-            mol: A sanitised ``rdkit.Chem.Mol``.
-        """
+        """Return a symmetric matrix: 1 for an E bond, 2 for a Z bond, else 0."""
         codes = np.zeros((mol.GetNumAtoms(),) * 2, dtype=np.uint8)
         stereo = chem().BondStereo
         for bond in bonds_of(mol):
