@@ -285,15 +285,11 @@ def _result(mark: Any, span: str, future: "Future[Featurized]") -> tuple[Any, Fe
     try:
         return mark, future.result()
     except BrokenProcessPool as error:
-        raise mismatch(
-            RuntimeError,
-            "featurize: a process died",
-            "processes that live until the end",
-            error,
-            where=f"{span}, or a few hundred rows after",
-            hint="num_workers=0 to see why; a script that starts processes needs "
-            '`if __name__ == "__main__":`; finished parts are kept',
-        ) from error
+        what, expected = "featurize: a process died", "processes that live until the end"
+        where = f"{span}, or a few hundred rows after"
+        hint = "num_workers=0 to see why; a script that starts processes needs "
+        hint += '`if __name__ == "__main__":`; finished parts are kept'
+        raise mismatch(RuntimeError, what, expected, error, where=where, hint=hint) from error
 
 
 ERRORS = "errors.csv"
@@ -408,14 +404,13 @@ class _Builder:
         except (FileNotFoundError, ValueError):
             return None
         if made != self._header["featurizer_digest"]:
-            raise mismatch(
-                ValueError,
-                f"{self.name}: another featurizer made what is in the folder",
-                f"featurizer {self._header['featurizer_digest']}",
+            what = f"{self.name}: another featurizer made what is in the folder"
+            expected = f"featurizer {self._header['featurizer_digest']}"
+            got, hint = (
                 f"featurizer {made}",
-                where=self.folder,
-                hint="another folder, or force=True (featurize: --force) to replace it",
+                "another folder, or force=True (--force) to replace it",
             )
+            raise mismatch(ValueError, what, expected, got, where=self.folder, hint=hint)
         try:
             found = PackedMolecules(self.folder)
             found.check()

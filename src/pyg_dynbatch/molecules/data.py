@@ -86,16 +86,9 @@ class MoleculeData(Data):
             num_nodes = atoms_of_pairs(pair_code.numel())
         if y is not None and y_mask is None:
             y_mask = ~torch.isnan(y)
-        given = {
-            "x": x,
-            "pair_code": pair_code,
-            "descriptor": descriptor,
-            "y": y,
-            "y_mask": y_mask,
-            "smiles": smiles,
-            "row": row,
-            "num_nodes": num_nodes,
-        }
+        given: dict[str, Any] = {}
+        given |= {"x": x, "pair_code": pair_code, "descriptor": descriptor, "y": y}
+        given |= {"y_mask": y_mask, "smiles": smiles, "row": row, "num_nodes": num_nodes}
         for key, value in given.items():
             if value is not None:
                 setattr(self, key, value)
@@ -342,9 +335,7 @@ class MoleculeCollater(PlanningCollater):
         if not torch.equal(wanted, found):
             number = int((wanted != found).nonzero()[0])
             what = "MoleculeCollater: a molecule has a wrong number of pairs"
-            expected = (
-                f"{int(wanted[number])} codes for {int(sizes[number])} atoms, with self pairs"
-            )
+            expected = f"{wanted[number]} codes for {sizes[number]} atoms, with self pairs"
             where = f"molecule {number} of the batch"
             raise mismatch(ValueError, what, expected, int(found[number]), where=where)
         if code.numel() and int(code.max()) >= len(self.pair_table):

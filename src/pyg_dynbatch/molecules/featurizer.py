@@ -315,9 +315,6 @@ class MoleculeFeaturizer:
                 "fragments": self.fragments,
                 "max_atoms": self.max_atoms,
             },
-            "num_atom_features": len(self.atom_names),
-            "num_pair_features": len(self.pair_table.names),
-            "num_pair_codes": len(self.pair_table),
             "rdkit": rdkit_version(),
             "pyg_dynbatch": pyg_dynbatch.__version__,
         }

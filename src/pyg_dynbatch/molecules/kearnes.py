@@ -2,7 +2,6 @@
 
 import math
 from functools import cache, lru_cache
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -23,10 +22,8 @@ from pyg_dynbatch.molecules.rdkit_access import (
 )
 
 ELEMENTS = ("H", "C", "N", "O", "F", "P", "S", "Cl", "Br", "I")
-_ELEMENT_COLUMN = MappingProxyType(
-    {1: 0, 6: 1, 7: 2, 8: 3, 9: 4, 15: 5, 16: 6, 17: 7, 35: 8, 53: 9}
-)
-_METAL_COLUMN = 10
+_ATOMIC_NUMBERS = (1, 6, 7, 8, 9, 15, 16, 17, 35, 53)
+_METAL_COLUMN = len(ELEMENTS)
 # Dummy atoms (0), noble gases and the metalloids B, Si, Ge, As, Sb, Te are not metals either.
 _NO_METALS = frozenset(
     (0, 1, 2, 5, 6, 7, 8, 9, 10, 14, 15, 16, 17, 18, 32, 33, 34, 35, 36, 51, 52, 53, 54, 85, 86)
@@ -118,11 +115,10 @@ class KearnesAtoms(AtomFeatures):
     def _make_row(self, key: tuple[int, int, Any, bool]) -> list[float]:
         number, charge, hybridization, aromatic = key
         row = [0.0] * len(self.names)
-        column = _ELEMENT_COLUMN.get(number)
-        if column is None and number not in _NO_METALS:
-            column = _METAL_COLUMN
-        if column is not None:
-            row[column] = 1.0
+        if number in _ATOMIC_NUMBERS:
+            row[_ATOMIC_NUMBERS.index(number)] = 1.0
+        elif number not in _NO_METALS:
+            row[_METAL_COLUMN] = 1.0
         row[self._charge] = float(charge)
         place = columns_of("HybridizationType", ("SP", "SP2", "SP3")).get(hybridization)
         if place is not None:

@@ -15,12 +15,13 @@ from pyg_dynbatch.core.errors import mismatch
 MAX_CODES = 256
 FAR = 8
 DISCONNECTED = -1
-PAIR_SETS = ("all", "connected", "bonds")
+_PAIR_SETS = {"all": (DISCONNECTED, FAR), "connected": (1, FAR), "bonds": (1, 1)}
+"""Smallest and largest distance of the sets of pairs that have a name."""
 
 
 def check_pair_set(pairs: object) -> None:
     """Refuse an unknown set of pairs; `PairTable.kept` lists those that exist."""
-    known = isinstance(pairs, str) and pairs in PAIR_SETS
+    known = isinstance(pairs, str) and pairs in _PAIR_SETS
     farthest = isinstance(pairs, int) and not isinstance(pairs, bool) and 1 <= pairs < FAR
     if not (known or farthest):
         expected = '"all", "connected", "bonds", or a number of bonds from 1 to 7'
@@ -107,14 +108,10 @@ class PairTable:
             [True, True, True, False]
         """
         check_pair_set(pairs)
-        proper = self.distance != 0
-        if pairs == "bonds":
-            proper = self.distance == 1
-        elif pairs == "connected":
-            proper = self.distance > 0
-        elif not isinstance(pairs, str):
-            proper = (self.distance > 0) & (self.distance <= pairs)
-        return proper | ((self.distance == 0) & self_pairs)
+        lowest, highest = _PAIR_SETS[pairs] if isinstance(pairs, str) else (1, pairs)
+        kept = (self.distance >= lowest) & (self.distance <= highest)
+        kept[self.distance == 0] = self_pairs
+        return kept
 
     def times(self, other: "PairTable") -> "PairTable":
         """Combine two tables: each code of this one with each code of the other.

@@ -295,15 +295,11 @@ class PackedMolecules(Dataset[MoleculeData]):
         self._length = sum(part["molecules"] for part in self.parts)
         made = header["featurizer_digest"]
         if featurizer is not None and featurizer.digest != made:
-            raise mismatch(
-                ValueError,
-                "packed molecules: another featurizer made them",
-                f"featurizer {featurizer.digest}: {featurizer!r}",
-                f"featurizer {made}: {json.dumps(self.featurizer_spec)}",
-                where=self.folder or "memory",
-                hint="featurize again into another folder, or use "
-                "MoleculeFeaturizer.from_spec(dataset.featurizer_spec)",
-            )
+            what = "packed molecules: another featurizer made them"
+            expected = f"featurizer {featurizer.digest}: {featurizer!r}"
+            got, where = f"featurizer {made}: {json.dumps(self.featurizer_spec)}", self.folder
+            hint = "another folder, or MoleculeFeaturizer.from_spec(dataset.featurizer_spec)"
+            raise mismatch(ValueError, what, expected, got, where=where or "memory", hint=hint)
 
     @cached_property
     def descriptors(self) -> Float32[np.ndarray, "molecule descriptor"]:
