@@ -183,12 +183,8 @@ def featurize_stream(
         records: The records.
         featurizer: Describes one molecule.
         num_tasks: Number of targets to keep of every record.
-        bad: ``"skip"`` or ``"blank"``; with ``"raise"`` a piece ends at the first bad record,
-            which is then the only one in its ``errors``.
+        bad: ``"skip"``, ``"blank"``, or ``"raise"``: a piece ends at its first bad record.
         num_workers: Processes; 0 works in this one.
-
-    Yields:
-        What became of the next records.
 
     Raises:
         RuntimeError: If a process died.

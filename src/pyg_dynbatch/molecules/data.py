@@ -363,8 +363,8 @@ class MoleculeLoader(ResumableLoader):
         batch_size: Molecules per batch; omitted with ``batch_sampler``. Pass it by name inside a
             Lightning hook: Lightning cannot rebuild a loader that has it by position.
         shuffle: Whether to shuffle, differently in every epoch.
-        pairs: ``"all"``, ``"connected"``, ``"bonds"``, or the largest number of bonds.
-        self_pairs: Whether each atom is paired with itself too.
+        pairs: As in :class:`MoleculeCollater`.
+        self_pairs: As in :class:`MoleculeCollater`.
         seed: Seed of the shuffle; None takes torch's initial seed (``seed_everything``).
         exclude_keys: Fields to leave out, as in PyG.
         **kwargs: As in ``torch.utils.data.DataLoader``, and ``follow_batch`` as in PyG.

@@ -160,9 +160,8 @@ class MoleculeNet(PackedMolecules):
 
     Args:
         root: Folder for ``raw/`` and ``processed/``; None keeps all in memory, needs `raw_dir`.
-        name: ``"ESOL"``, ``"FreeSolv"``, ``"Lipophilicity"``, ``"BBBP"``, ``"Tox21"``,
-            ``"ToxCast"``, ``"SIDER"``, ``"ClinTox"``, ``"HIV"``, ``"BACE"``, ``"MUV"`` or
-            ``"QM8"``, in any case.
+        name: ESOL, FreeSolv, Lipophilicity, BBBP, Tox21, ToxCast, SIDER, ClinTox, HIV, BACE, MUV
+            or QM8, in any case.
         featurizer: Describes a molecule; None takes ``MoleculeFeaturizer()``.
         raw_dir: Folder with the file.
         verify: Whether a file with other content than the published one is refused.
@@ -175,8 +174,7 @@ class MoleculeNet(PackedMolecules):
         ValueError: If the name is unknown, or the file has another content or other columns.
 
     Reference:
-        Wu et al. (2018), MoleculeNet: a benchmark for molecular machine learning,
-        doi:10.1039/C7SC02664A.
+        Wu et al. (2018), doi:10.1039/C7SC02664A.
 
     Example:
         >>> import tempfile
@@ -284,8 +282,7 @@ class NCI(PackedMolecules):
         FileNotFoundError: If this RDKit comes without the file.
 
     Reference:
-        Ertl, Rohde, Selzer (2000), Fast calculation of molecular polar surface area,
-        doi:10.1021/jm000942e.
+        Ertl, Rohde, Selzer (2000), doi:10.1021/jm000942e.
 
     Example:
         >>> nci = NCI()

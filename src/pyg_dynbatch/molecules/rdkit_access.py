@@ -294,21 +294,17 @@ def largest_fragment(mol: Mol) -> Mol:
 
 
 def murcko_scaffold(molecule: str | Mol, *, chirality: bool = False) -> str:
-    """Return the ring systems of a molecule and the chains between them.
+    """Return the scaffold as canonical SMILES: ring systems and chains between; ``""`` for no ring.
 
     Args:
         molecule: SMILES or ``rdkit.Chem.Mol``.
         chirality: Whether stereo isomers have different scaffolds.
 
-    Returns:
-        Canonical SMILES of the scaffold; ``""`` for a molecule without rings.
-
     Raises:
         MoleculeError: If the SMILES is bad.
 
     Reference:
-        Bemis, Murcko (1996), The properties of known drugs. 1. Molecular frameworks,
-        doi:10.1021/jm9602928; as RDKit's MurckoScaffold computes it.
+        Bemis, Murcko (1996), doi:10.1021/jm9602928; as RDKit's MurckoScaffold computes it.
 
     Example:
         >>> murcko_scaffold("CCc1ccccc1"), murcko_scaffold("CCO")

@@ -23,8 +23,7 @@ class MoleculeSchema:
         task_names: Names of the properties.
         kind: ``regression``, ``binary`` or ``multiclass``.
         num_classes: Classes of a ``multiclass`` property.
-        pairs: Which pairs are used: ``all``, ``connected``, ``bonds``, or the largest number of
-            bonds between them.
+        pairs: Which pairs are used, as in ``MoleculeCollater``.
         self_pairs: Whether an atom is paired with itself too.
 
     Raises:
