@@ -10,7 +10,7 @@ from pyg_dynbatch.molecules.datamodules import (
 from pyg_dynbatch.molecules.explain import explain
 from pyg_dynbatch.molecules.predict import MoleculePredictor
 from pyg_dynbatch.molecules.schema import MoleculeSchema
-from pyg_dynbatch.molecules.split_options import SplitOptions
+from pyg_dynbatch.molecules.splits import SplitOptions
 from pyg_dynbatch.molecules.task import AveragedProperties, MoleculeProperty
 from pyg_dynbatch.trees.datamodules import (
     ListOpsData,

@@ -214,7 +214,7 @@ def test_a_header_of_another_format(dataset):
 def opened(root, featurizer=None, key="a", **changes):
     def read():
         calls.append(key)
-        return records(50, [5])
+        yield from records(50, [5])
 
     calls = []
     options = FeaturizeOptions(**({"shard_size": 20, "progress": False} | changes))
@@ -222,7 +222,7 @@ def opened(root, featurizer=None, key="a", **changes):
         root,
         "Mine",
         {"file": key},
-        read,
+        read(),
         featurizer or Letters(),
         task_names=TASKS,
         options=options,

@@ -58,12 +58,10 @@ class FeaturizeOptions:
     """Options for turning a source into packed molecules.
 
     Args:
-        bad: What to do with a row that is not a molecule: ``"raise"``, ``"skip"``, or ``"blank"``:
-            keep its place with a molecule of no atoms and no known target.
-        num_workers: Processes; 0 works in this one. Scripts need the usual
-            ``if __name__ == "__main__":`` with processes.
-        shard_size: Rows of the source that are saved together: at most so many are lost by an
-            interruption.
+        bad: Rows that are not molecules: ``"raise"``, ``"skip"``, or ``"blank"``: keep the place
+            with a molecule of no atoms and no known target.
+        num_workers: Processes, for which scripts need ``if __name__ == "__main__":``; 0 for none.
+        shard_size: Rows saved together: at most so many are lost by an interruption.
         progress: Whether to show progress: a bar on a terminal, lines elsewhere.
         force: Whether to make everything again.
 
@@ -142,12 +140,9 @@ def featurize_record(
 
     Args:
         featurizer: Describes the molecule.
-        record: The record; a mol block is used where there is no SMILES.
-        num_tasks: Number of targets wanted; None for as many as there are.
-
-    Returns:
-        The molecule. Of a mol block the canonical SMILES is kept, whose atoms may be
-        in another order than the rows.
+        record: The record; a mol block, if there is no SMILES, gives its canonical SMILES, whose
+            atoms may be in another order than the rows.
+        num_tasks: Number of targets wanted; None for all.
 
     Raises:
         MoleculeError: If the record gives no molecule.
@@ -182,20 +177,14 @@ def featurize_stream(
     bad: str = "blank",
     num_workers: int = 0,
 ) -> Iterator[Featurized]:
-    """Featurize a stream of records in order, some at a time.
-
-    Memory does not grow with the stream: records are read only a little ahead of the processes.
+    """Featurize a stream of records in order, some at a time, in constant memory.
 
     Args:
         records: The records.
         featurizer: Describes one molecule.
         num_tasks: Number of targets to keep of every record.
-        bad: ``"skip"`` or ``"blank"``; with ``"raise"`` a piece ends at the first bad record,
-            which is then the only one in its ``errors``.
+        bad: ``"skip"``, ``"blank"``, or ``"raise"``: a piece ends at its first bad record.
         num_workers: Processes; 0 works in this one.
-
-    Yields:
-        What became of the next records.
 
     Raises:
         RuntimeError: If a process died.
@@ -292,15 +281,11 @@ def _result(mark: Any, span: str, future: "Future[Featurized]") -> tuple[Any, Fe
     try:
         return mark, future.result()
     except BrokenProcessPool as error:
-        raise mismatch(
-            RuntimeError,
-            "featurize: a process died",
-            "processes that live until the end",
-            error,
-            where=f"{span}, or a few hundred rows after",
-            hint="num_workers=0 to see why; a script that starts processes needs "
-            '`if __name__ == "__main__":`; finished parts are kept',
-        ) from error
+        what, expected = "featurize: a process died", "processes that live until the end"
+        where = f"{span}, or a few hundred rows after"
+        hint = "num_workers=0 to see why; a script that starts processes needs "
+        hint += '`if __name__ == "__main__":`; finished parts are kept'
+        raise mismatch(RuntimeError, what, expected, error, where=where, hint=hint) from error
 
 
 ERRORS = "errors.csv"
@@ -318,11 +303,10 @@ def build_store(
 ) -> PackedMolecules:
     """Featurize a stream of records into a folder of memory-mapped columns.
 
-    Molecules are first saved in parts, each with a hash of its records and of the featurizer; after
-    an interruption, whatever its cause, the same call continues after the last whole part. At the
-    end the parts are joined into one ``.npy`` file per column, and the header, without which a
-    folder is not a store, is written last. Meanwhile the folder is locked. Parts of a finished
-    store whose records have not changed are not made again.
+    Molecules are saved in parts, so that after an interruption the same call continues after the
+    last whole part. At the end the parts are joined into one ``.npy`` file per column, and the
+    header, without which a folder is not a store, is written last. Meanwhile the folder is locked.
+    Parts of a finished store whose records have not changed are not made again.
 
     Args:
         folder: Where the columns go; None keeps them in memory.
@@ -334,7 +318,7 @@ def build_store(
         wait: Whether to wait for another process that fills the folder, rather than to refuse.
 
     Returns:
-        The molecules. Their folder also holds ``errors.csv`` with the rows that could not be used.
+        The molecules; ``errors.csv`` in their folder lists the rows that could not be used.
 
     Raises:
         OSError: If the folder cannot be written, or another process is filling it.
@@ -416,14 +400,13 @@ class _Builder:
         except (FileNotFoundError, ValueError):
             return None
         if made != self._header["featurizer_digest"]:
-            raise mismatch(
-                ValueError,
-                f"{self.name}: another featurizer made what is in the folder",
-                f"featurizer {self._header['featurizer_digest']}",
+            what = f"{self.name}: another featurizer made what is in the folder"
+            expected = f"featurizer {self._header['featurizer_digest']}"
+            got, hint = (
                 f"featurizer {made}",
-                where=self.folder,
-                hint="another folder, or force=True (featurize: --force) to replace it",
+                "another folder, or force=True (--force) to replace it",
             )
+            raise mismatch(ValueError, what, expected, got, where=self.folder, hint=hint)
         try:
             found = PackedMolecules(self.folder)
             found.check()
@@ -514,12 +497,8 @@ class _Builder:
 
     def _digest_of(self, block: Sequence[RawMolecule]) -> str:
         """Hash all that the content of a part depends on, except the policy."""
-        key: Mapping[str, Any] = {
-            "format": FORMAT,
-            "featurizer": self._header["featurizer_digest"],
-            "tasks": self._header["task_names"],
-        }
-        digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode())
+        key = [self._header[name] for name in ("format", "featurizer_digest", "task_names")]
+        digest = hashlib.sha256(json.dumps(key).encode())
         for record in block:
             parts = (record.row, record.smiles, record.block, record.targets)
             digest.update(repr(parts).encode())
@@ -542,18 +521,14 @@ def _read_part(path: Path, digest: str, name: str) -> np.ndarray:
     try:
         with path.open("rb") as file, np.load(file) as arrays:
             found = json.loads(arrays["facts"].tobytes())["digest"]
-            column = arrays[name]
+            if found == digest:
+                return arrays[name]
+            got = f"made from {found[:16]}"
     except FileNotFoundError:
         raise
     except Exception as error:  # numpy and zipfile raise many classes for a damaged file
         got = f"{type(error).__name__}: {error}"
-        raise _unusable_part(path, "a whole file", got) from error
-    if found != digest:
-        raise _unusable_part(path, f"made from {digest[:16]}", f"made from {found[:16]}")
-    return column
-
-
-def _unusable_part(path: Path, expected: str, got: str) -> ValueError:
     what = "packed molecules: a part of the store was damaged or replaced"
+    expected = f"a whole file, made from {digest[:16]}"
     hint = "delete the file and make the data set again; other parts are kept"
-    return mismatch(ValueError, what, expected, got, where=path, hint=hint)
+    raise mismatch(ValueError, what, expected, got, where=path, hint=hint)

@@ -6,9 +6,9 @@ import html
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from io import TextIOBase
 from itertools import chain, islice
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import numpy as np
@@ -223,81 +223,6 @@ def run_featurize(argv: list[str]) -> int:
     return 0
 
 
-_STYLE = """
-body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem;
-       color: #222; background: #fff; }
-.molecules { display: grid; gap: 1.2rem;
-             grid-template-columns: repeat(auto-fill, minmax(26rem, 1fr)); }
-.molecule { border: 1px solid #ccc; border-radius: 6px; padding: .8rem; }
-.molecule svg { max-width: 100%; height: auto; }
-h2 { font-size: 1rem; margin: 0 0 .3rem; overflow-wrap: anywhere; }
-code { font-size: .85rem; overflow-wrap: anywhere; }
-table { border-collapse: collapse; font-size: .85rem; }
-td, th { padding: .1rem .6rem .1rem 0; text-align: right; }
-td:first-child, th:first-child { text-align: left; }
-.bad { color: #8a3b00; }
-"""
-
-
-class HtmlReport:
-    r"""Writes a page molecule by molecule, so that a long one needs no memory."""
-
-    def __init__(
-        self,
-        file: TextIOBase,
-        title: str,
-        facts: Sequence[tuple[str, str]],
-        atom_columns: Sequence[str],
-    ) -> None:
-        self.file = file
-        self.atom_columns = atom_columns
-        name = html.escape(title)
-        file.write(
-            f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-            f"<title>{name}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<h1>{name}</h1>\n"
-        )
-        file.write(_table(facts))
-        file.write('<div class="molecules">\n')
-
-    def add(
-        self,
-        title: str,
-        smiles: str,
-        *,
-        picture: str = "",
-        predictions: Sequence[tuple[str, str]] = (),
-        atoms: Sequence[Sequence[str]] = (),
-        problem: str = "",
-    ) -> None:
-        """Add one molecule, or the problem with it."""
-        write = self.file.write
-        write(f'<div class="molecule">\n<h2>{html.escape(title)}</h2>\n')
-        write(f"<p><code>{html.escape(smiles)}</code></p>\n")
-        if problem:
-            write(f'<p class="bad">{html.escape(problem)}</p>\n')
-        # Without the prologue of a file, which must not be within a page.
-        write(picture[max(0, picture.find("<svg")) :])
-        write(_table(predictions))
-        if atoms:
-            write("<details><summary>atoms</summary>\n")
-            write(_table(atoms, self.atom_columns))
-            write("</details>\n")
-        write("</div>\n")
-
-    def finish(self) -> None:
-        """Write the end of the page."""
-        self.file.write("</div>\n</body>\n</html>\n")
-
-
-def _table(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> str:
-    if not rows:
-        return ""
-    lines = [f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows]
-    if header:
-        lines.insert(0, f"<tr>{''.join(f'<th>{html.escape(cell)}</th>' for cell in header)}</tr>")
-    return "<table>\n" + "\n".join(lines) + "\n</table>\n"
-
-
 REPORT, ATOMS, PAIRS = "report.html", "atoms.csv", "pairs.csv"
 
 _METHODS = ("leave_one_out", "gradient")
@@ -305,7 +230,7 @@ _ATOM_COLUMNS = ("atom", "element", "leave_one_out", "gradient")
 _PAIR_COLUMNS = ("first", "second", "bonds", "gradient")
 
 
-def _parser() -> argparse.ArgumentParser:
+def _explain_parser() -> argparse.ArgumentParser:
     parser = OneLineArguments(
         "pyg-dynbatch explain",
         "Show which atoms and pairs of atoms predictions rely on: pictures, tables, and one page "
@@ -327,9 +252,35 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+_HEAD = Template("""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<title>$title</title>
+<style>
+body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem;
+       color: #222; background: #fff; }
+.molecules { display: grid; gap: 1.2rem;
+             grid-template-columns: repeat(auto-fill, minmax(26rem, 1fr)); }
+.molecule { border: 1px solid #ccc; border-radius: 6px; padding: .8rem; }
+.molecule svg { max-width: 100%; height: auto; }
+h2 { font-size: 1rem; margin: 0 0 .3rem; overflow-wrap: anywhere; }
+code { font-size: .85rem; overflow-wrap: anywhere; }
+table { border-collapse: collapse; font-size: .85rem; }
+td, th { padding: .1rem .6rem .1rem 0; text-align: right; }
+td:first-child, th:first-child { text-align: left; }
+.bad { color: #8a3b00; }
+</style>
+</head>
+<body>
+<h1>$title</h1>
+$facts<div class="molecules">
+""")
+
+
 def run_explain(argv: list[str]) -> int:
     """Run ``explain``."""
-    parser = _parser()
+    parser = _explain_parser()
     options = parser.parse_args(argv)
     if (options.input is None) == (options.smiles is None):
         parser.error("the following arguments are required: --input or --smiles, not both")
@@ -338,29 +289,27 @@ def run_explain(argv: list[str]) -> int:
     written = [Path(options.output, name) for name in ("", REPORT, ATOMS, PAIRS)]
     refuse_overwriting("explain", written, [options.input, *options.checkpoint])
     predictor = MoleculePredictor(options.checkpoint, options.device, max_atoms=options.max_atoms)
-    records = _given(options.smiles) if options.smiles else read_input(options)
+    given = (
+        RawMolecule(number, f"--smiles {number + 1}", smiles=text)
+        for number, text in enumerate(options.smiles or ())
+    )
+    records = given if options.smiles else read_input(options)
     writer = _Writer(predictor, options)
-    explained, bad = writer.run(islice(records, options.most))
-    left = next(iter(records), None)
-    if not explained:
-        what = "explain: no record is a molecule"
-        got = f"{len(bad):,} bad records, the first {bad[0]}" if bad else "no records"
-        raise mismatch(ValueError, what, "at least one", got, where=options.input or "--smiles")
-    print(f"explained {explained:,} molecules, {len(bad):,} bad records")
-    if left is not None:
+    writer.run(islice(records, options.most))
+    print(f"explained {writer.explained:,} molecules, {len(writer.bad):,} bad records")
+    if next(iter(records), None) is not None:
         print(f"stopped after {options.most:,} records; --most N explains more")
     for what, name in (("report", REPORT), ("atoms", ATOMS), ("pairs", PAIRS)):
         print(f"{f'{what}:':<9} {Path(options.output) / name}")
     return 0
 
 
-def _given(texts: list[str]) -> Iterator[RawMolecule]:
-    for number, text in enumerate(texts):
-        yield RawMolecule(number, f"--smiles {number + 1}", smiles=text)
-
-
 class _Writer:
-    """Explains records one by one and writes what is found."""
+    """Explains records one by one and writes what is found, so that many need no memory."""
+
+    page: Any
+    atoms: Any
+    pairs: Any
 
     def __init__(self, predictor: MoleculePredictor, options: argparse.Namespace) -> None:
         self.predictor = predictor
@@ -371,31 +320,27 @@ class _Writer:
         self.bad: list[str] = []
         self.explained = 0
 
-    def run(self, records: Iterable[RawMolecule]) -> tuple[int, list[str]]:
-        """Explain all records."""
-        prepared = map(self._prepared, records)
-        leading = []
-        for item in prepared:
-            leading.append(item)
-            if not isinstance(item[1], MoleculeError):
-                break
-        else:  # nothing to write
-            return 0, [f"{record.where}: {error.reason}" for record, error in leading]
+    def run(self, records: Iterable[RawMolecule]) -> None:
+        """Explain all records; if none is a molecule, no file is written."""
         with ExitStack() as stack:
-            opened = {
-                name: stack.enter_context(
-                    whole_file(self.folder / name, newline="", encoding="utf-8")
-                )
+            self.page, *tables = (
+                stack.enter_context(whole_file(self.folder / name, newline="", encoding="utf-8"))
                 for name in (REPORT, ATOMS, PAIRS)
-            }
-            atoms, pairs = csv.writer(opened[ATOMS]), csv.writer(opened[PAIRS])
-            atoms.writerow(["row", *_ATOM_COLUMNS])
-            pairs.writerow(["row", *_PAIR_COLUMNS])
-            report = HtmlReport(opened[REPORT], self.task, self._facts(), _ATOM_COLUMNS)
-            for record, given in chain(leading, prepared):
-                self._one(record, given, report, atoms, pairs)
-            report.finish()
-        return self.explained, self.bad
+            )
+            self.atoms, self.pairs = map(csv.writer, tables)
+            self.atoms.writerow(["row", *_ATOM_COLUMNS])
+            self.pairs.writerow(["row", *_PAIR_COLUMNS])
+            facts = _table(self._facts())
+            self.page.write(_HEAD.substitute(title=html.escape(self.task), facts=facts))
+            for record in records:
+                self._explain(record)
+            self.page.write("</div>\n</body>\n</html>\n")
+            if not self.explained:
+                what, where = "explain: no record is a molecule", self.options.input or "--smiles"
+                got = "no records"
+                if self.bad:
+                    got = f"{len(self.bad):,} bad records, the first {self.bad[0]}"
+                raise mismatch(ValueError, what, "at least one", got, where=where)
 
     def _facts(self) -> list[tuple[str, str]]:
         schema = self.predictor.schema
@@ -409,40 +354,39 @@ class _Writer:
             ("lines", "gradient times features of the strongest pairs of atoms"),
         ]
 
-    def _prepared(self, record: RawMolecule) -> tuple[RawMolecule, Any]:
-        """Return the record with its molecule, for pictures and for the model, or its error."""
+    def _explain(self, record: RawMolecule) -> None:
         try:
             given = parse_mol_block(record.block or "") if record.smiles is None else record.smiles
-            return record, (self.featurizer.prepare(given), self.featurizer(given))
+            mol, molecule = self.featurizer.prepare(given), self.featurizer(given)
         except MoleculeError as error:
-            return record, error
-
-    def _one(
-        self, record: RawMolecule, given: Any, report: HtmlReport, atoms: Any, pairs: Any
-    ) -> None:
-        title, smiles = record.name or f"row {record.row}", record.smiles or ""
-        if isinstance(given, MoleculeError):
-            self.bad.append(f"{record.where}: {given.reason}")
-            report.add(title, smiles, problem=given.reason)
+            self.bad.append(f"{record.where}: {error.reason}")
+            self._add_to_page(record, f'<p class="bad">{html.escape(error.reason)}</p>\n')
             return
-        mol, molecule = given
         found = explain(self.predictor, molecule, self.task, self.options.label)
         labels = atom_labels(mol)
         rows = [
             (str(atom), element, f"{found.leave_one_out[i]:.6g}", f"{found.gradient[i]:.6g}")
             for i, (atom, element) in enumerate(labels)
         ]
-        atoms.writerows([record.row, *row] for row in rows)
-        ends = found.pair_index.T.tolist()
-        bonds = found.pair_bonds.tolist()
+        self.atoms.writerows([record.row, *row] for row in rows)
+        ends, bonds = found.pair_index.T.tolist(), found.pair_bonds.tolist()
         for (first, second), far, value in zip(ends, bonds, found.pair_gradient, strict=True):
             places = [labels[first][0], labels[second][0]]
-            pairs.writerow([record.row, *places, far, f"{value:.6g}"])
+            self.pairs.writerow([record.row, *places, far, f"{value:.6g}"])
         self.explained += 1
-        picture, predictions = self._draw(record, mol, found), self._predictions(molecule)
-        report.add(title, smiles, picture=picture, predictions=predictions, atoms=rows)
+        atoms = _table(rows, _ATOM_COLUMNS)
+        details = f"<details><summary>atoms</summary>\n{atoms}</details>\n" if rows else ""
+        picture, predictions = self._draw(record, mol, found), _table(self._predictions(molecule))
+        self._add_to_page(record, picture, predictions, details)
+
+    def _add_to_page(self, record: RawMolecule, *content: str) -> None:
+        title, smiles = record.name or f"row {record.row}", record.smiles or ""
+        self.page.write(f'<div class="molecule">\n<h2>{html.escape(title)}</h2>\n')
+        self.page.write(f"<p><code>{html.escape(smiles)}</code></p>\n")
+        self.page.writelines([*content, "</div>\n"])
 
     def _draw(self, record: RawMolecule, mol: Any, found: Explanation) -> str:
+        """Write the picture of a molecule to a file; return it as SVG for the page."""
         values = found.gradient if self.options.method == "gradient" else found.leave_one_out
         shown = found.strongest_pairs(self.options.pairs)
         of = "" if self.predictor.schema.kind == "regression" else "log-odds of "
@@ -453,7 +397,7 @@ class _Writer:
                 write_picture(self.folder / f"row_{record.row:06d}.{kind}", content)
             if kind == "svg":
                 page = content.decode()
-        return page
+        return page[page.index("<svg") :]  # without the prologue of a file
 
     def _predictions(self, molecule: Any) -> list[tuple[str, str]]:
         found = self.predictor.predict([molecule])
@@ -461,3 +405,14 @@ class _Writer:
         deviation = None if found.deviation is None else torch.from_numpy(found.deviation)
         named = named_columns(values, deviation, self.predictor.schema)
         return [(name, f"{np.asarray(column[0]).item():.4g}") for name, column in named]
+
+
+def _table(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> str:
+    """Write rows of cells as an HTML table; nothing for no rows."""
+    lines = [("th", header)] if header else []
+    lines += [("td", row) for row in rows]
+    texts = [
+        f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in row)}</tr>\n"
+        for tag, row in lines
+    ]
+    return f"<table>\n{''.join(texts)}</table>\n" if rows else ""

@@ -28,10 +28,9 @@ _NEVER_ROWS = ("pair_code", "descriptor", "y", "y_mask")
 class MoleculeData(Data):
     """One molecule: its atoms, a code for every pair of them, and what is known about it.
 
-    Pairs are unordered and include each atom with itself. Their codes form the upper triangle
-    row by row, (0, 0), (0, 1), …, (0, N-1), (1, 1), …; a pair table, one for all molecules, gives
-    the codes their meaning. All pairs are always stored; which of them are used is chosen when
-    molecules are put into a batch. Atoms keep the order of the input.
+    Pairs are unordered and include each atom with itself; their codes, rows of a pair table, form
+    the upper triangle row by row, (0, 0), (0, 1), …, (0, N-1), (1, 1), …. All pairs are stored;
+    which of them are used is chosen by the collater.
 
     ============== ================== ======== ============================= ============
     field          shape              dtype    meaning                       collated by
@@ -50,9 +49,6 @@ class MoleculeData(Data):
     ``num_nodes``  int                int      number of atoms, may be 0     sum
     ============== ================== ======== ============================= ============
 
-    Fields that are None are not stored at all, and all molecules of one data set must hold the
-    same fields.
-
     Args:
         x: Features of the atoms.
         pair_code: Code of every pair.
@@ -62,7 +58,7 @@ class MoleculeData(Data):
         row: Number of the record in its source.
         num_nodes: Number of atoms; by default that of `x` or `pair_code`.
         descriptor: Descriptors of the whole molecule.
-        **kwargs: Further fields.
+        **kwargs: Further fields. None is not stored; all molecules of a data set have equal fields.
 
     Example:
         >>> oxygen = MoleculeData(torch.ones(2, 3), torch.tensor([0, 1, 0], dtype=torch.uint8))
@@ -90,16 +86,9 @@ class MoleculeData(Data):
             num_nodes = atoms_of_pairs(pair_code.numel())
         if y is not None and y_mask is None:
             y_mask = ~torch.isnan(y)
-        given = {
-            "x": x,
-            "pair_code": pair_code,
-            "descriptor": descriptor,
-            "y": y,
-            "y_mask": y_mask,
-            "smiles": smiles,
-            "row": row,
-            "num_nodes": num_nodes,
-        }
+        given: dict[str, Any] = {}
+        given |= {"x": x, "pair_code": pair_code, "descriptor": descriptor, "y": y}
+        given |= {"y_mask": y_mask, "smiles": smiles, "row": row, "num_nodes": num_nodes}
         for key, value in given.items():
             if value is not None:
                 setattr(self, key, value)
@@ -141,10 +130,8 @@ class MoleculeData(Data):
             where: File and line, or number of the molecule, for messages.
 
         Raises:
-            ValueError: At the first fault: a field missing or of the wrong form, a number of
-                pairs that does not match the number of atoms, a feature that is not finite,
-                a code outside the table, an infinite descriptor, a mask that is True where ``y``
-                is not known.
+            ValueError: If a field is missing or has the wrong form, a feature is not finite, a code
+                is outside the table, a descriptor infinite, or a target masked in is not finite.
 
         Example:
             >>> MoleculeData(torch.ones(2, 3), torch.zeros(2, dtype=torch.uint8)).validate()
@@ -222,14 +209,11 @@ def atoms_of_pairs(num_pairs: int) -> int:
 
 
 def bonds_of(pair_code: UInt8[Tensor, " pair"], table: PairTable) -> Int[Tensor, "two bond"]:
-    """Return the bonds among the pairs: those whose graph distance is one.
+    """Return the bonds among the pairs, in both directions, sorted by first, then second atom.
 
     Args:
         pair_code: Codes of all pairs of one molecule.
         table: What the codes mean.
-
-    Returns:
-        Every bond in both directions, sorted by the first atom and then by the second.
 
     Raises:
         ValueError: If a code is not in the table, or the length is not a number of pairs.
@@ -258,9 +242,7 @@ torch.serialization.add_safe_globals([MoleculeData])
 class MoleculeColumns(RaggedColumns):
     """Hold molecules as one long column per field; ``columns[rows]`` takes several.
 
-    A packed data set returns the molecules of a batch in this form, and the collater makes the
-    batch of it without ever building one object per molecule. To everything else it is a list of
-    ``MoleculeData``.
+    Packed data sets return it, so that no object per molecule is built on the way to a batch.
 
     Args:
         num_atoms: Number of atoms of each molecule.
@@ -303,13 +285,10 @@ allow_batches(MoleculeData)
 class MoleculeCollater(PlanningCollater):
     """Merges molecules as PyG does and attaches ``pairs``, the plan of their atom pairs.
 
-    All pairs of a molecule are stored; which of them the model uses is chosen here, by their
-    codes, so that one file on disk serves every choice.
-
     Args:
         pair_table: What the codes mean; of the featurizer that made the molecules.
-        pairs: ``"all"``; ``"connected"``: within a fragment; ``"bonds"``; or a number from 1 to
-            7: at most so many bonds apart.
+        pairs: ``"all"``, ``"connected"`` (within a fragment), ``"bonds"``, or the largest number of
+            bonds between two atoms, 1 to 7.
         self_pairs: Whether each atom is paired with itself too.
         follow_batch: Fields that get a vector of molecule numbers, as in PyG.
         exclude_keys: Fields to leave out, as in PyG.
@@ -356,9 +335,7 @@ class MoleculeCollater(PlanningCollater):
         if not torch.equal(wanted, found):
             number = int((wanted != found).nonzero()[0])
             what = "MoleculeCollater: a molecule has a wrong number of pairs"
-            expected = (
-                f"{int(wanted[number])} codes for {int(sizes[number])} atoms, with self pairs"
-            )
+            expected = f"{wanted[number]} codes for {sizes[number]} atoms, with self pairs"
             where = f"molecule {number} of the batch"
             raise mismatch(ValueError, what, expected, int(found[number]), where=where)
         if code.numel() and int(code.max()) >= len(self.pair_table):
@@ -375,9 +352,7 @@ class MoleculeCollater(PlanningCollater):
 class MoleculeLoader(ResumableLoader):
     """Loads mini-batches whose ``pairs`` were attached in the worker process.
 
-    Shuffling by seed and epoch, resuming in the middle of an epoch, and batch samplers are those
-    of ``DataLoader``. For batches bounded by the number of pairs, on which the cost of a weave
-    layer depends::
+    For batches of at most so many pairs, on which the cost of a weave layer depends::
 
         sampler = NodeBudgetBatchSampler(None, pair_counts(dataset), 20_000, oversize="alone")
         MoleculeLoader(dataset, dataset.pair_table, batch_sampler=sampler)
@@ -388,16 +363,15 @@ class MoleculeLoader(ResumableLoader):
         batch_size: Molecules per batch; omitted with ``batch_sampler``. Pass it by name inside a
             Lightning hook: Lightning cannot rebuild a loader that has it by position.
         shuffle: Whether to shuffle, differently in every epoch.
-        pairs: ``"all"``, ``"connected"``, ``"bonds"``, or the largest number of bonds.
-        self_pairs: Whether each atom is paired with itself too.
+        pairs: As in :class:`MoleculeCollater`.
+        self_pairs: As in :class:`MoleculeCollater`.
         seed: Seed of the shuffle; None takes torch's initial seed (``seed_everything``).
         exclude_keys: Fields to leave out, as in PyG.
         **kwargs: As in ``torch.utils.data.DataLoader``, and ``follow_batch`` as in PyG.
 
     Raises:
         TypeError: If ``collate_fn`` is given, which PyG would silently drop.
-        ValueError: If the set of pairs is unknown, or the sizes of a
-            ``NodeBudgetBatchSampler`` belong to another data set.
+        ValueError: If the set of pairs is unknown, or the sampler belongs to another data set.
 
     Example:
         >>> table = PairTable(torch.tensor([[0.0], [1.0]]), ("bonded",), torch.tensor([0, 1]))

@@ -23,8 +23,14 @@ from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
 from pyg_dynbatch.molecules.files import read_molecules
 from pyg_dynbatch.molecules.pair_table import check_pair_set
 from pyg_dynbatch.molecules.schema import MoleculeSchema, PropertyKind
-from pyg_dynbatch.molecules.split_options import SplitOptions, make_split
-from pyg_dynbatch.molecules.splits import Split, canonical_texts, find_duplicates, find_leakage
+from pyg_dynbatch.molecules.splits import (
+    Split,
+    SplitOptions,
+    canonical_texts,
+    find_duplicates,
+    find_leakage,
+    make_split,
+)
 from pyg_dynbatch.molecules.store import PackedMolecules
 from pyg_dynbatch.samplers import pair_counts
 from pyg_dynbatch.training.data import SPLITS, SplitDataModule, SplitName

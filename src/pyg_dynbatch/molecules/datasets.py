@@ -4,7 +4,7 @@ import csv
 import gzip
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,13 +24,13 @@ def open_or_build(
     root: str | Path | None,
     name: str,
     key: Mapping[str, str],
-    read: Callable[[], Iterable[RawMolecule]],
+    records: Iterable[RawMolecule],
     featurizer: Featurizer | None,
     *,
     task_names: Sequence[str],
     options: FeaturizeOptions,
 ) -> PackedMolecules:
-    """Open the packed molecules of a source, or make them."""
+    """Open the packed molecules of a source, or make them from its records, not read yet."""
     featurizer = featurizer or MoleculeFeaturizer()
     folder = None
     if root is not None:
@@ -46,7 +46,7 @@ def open_or_build(
                 return found
     # All ranks of a run come here at once, and wait for the first.
     return build_store(
-        folder, read(), featurizer, task_names=task_names, options=options, name=name, wait=True
+        folder, records, featurizer, task_names=task_names, options=options, name=name, wait=True
     )
 
 
@@ -54,13 +54,10 @@ _STRICT = FeaturizeOptions(bad="raise")
 
 
 class MoleculeFile(PackedMolecules):
-    r"""Molecules of a CSV, TSV, SMILES or SDF file, which may be compressed by gzip.
-
-    The file is read as a stream and featurized once; later the packed molecules are opened, as
-    long as neither the file nor the featurizer changes.
+    r"""Molecules of a CSV, TSV, SMILES or SDF file, featurized once until it changes.
 
     Args:
-        path: The file.
+        path: The file, which may be compressed by gzip.
         root: Folder for ``processed/``; None keeps the packed molecules in memory.
         featurizer: Describes a molecule; None takes ``MoleculeFeaturizer()``.
         smiles_column: Column of the SMILES; None takes what `read_molecules` finds.
@@ -71,10 +68,8 @@ class MoleculeFile(PackedMolecules):
 
     Raises:
         FileNotFoundError: If the file does not exist.
-        ImportError: If RDKit is not installed.
-        OSError: If the folder cannot be written.
-        ValueError: If the file cannot be read, a column is missing, or, unless the options say
-            otherwise, a row is not a molecule.
+        ValueError: If the file cannot be read, a column is missing, or, by default, a row is not a
+            molecule.
 
     Example:
         >>> import tempfile
@@ -98,21 +93,16 @@ class MoleculeFile(PackedMolecules):
     ) -> None:
         path = Path(path)
         tasks = tuple(target_columns)
-        # First, for its errors are the clearest; no record is read yet.
+        # First, for its errors are the clearest.
         records = read_molecules(
             path, smiles_column=smiles_column, target_columns=list(tasks), missing=missing
         )
         key = {"file": sha256_of(path), "smiles_column": str(smiles_column)}
         if missing:
             key["missing"] = json.dumps(sorted(missing))
+        name = path.name.partition(".")[0]
         packed = open_or_build(
-            root,
-            path.name.partition(".")[0],
-            key,
-            lambda: records,
-            featurizer,
-            task_names=tasks,
-            options=options,
+            root, name, key, records, featurizer, task_names=tasks, options=options
         )
         super().__init__(packed, transform=transform)
 
@@ -163,17 +153,15 @@ _ALIASES = {"lipophilicity": "lipo", "delaney": "esol", "sampl": "freesolv"}
 class MoleculeNet(PackedMolecules):
     r"""A data set of MoleculeNet: ESOL, FreeSolv, Lipophilicity, BBBP, Tox21, and others.
 
-    The raw file is looked for in `raw_dir`, under its published name, as ``<name>.csv``, or where
-    PyG puts it (``<name>/raw/``), compressed by gzip or not; then in ``root/raw``; otherwise it is
-    downloaded there from PyG's address. The content of the five files whose checksum is known is
-    checked; of others the checksum is noted at the first download.
+    The raw file is looked for in `raw_dir` or else ``root/raw``, under its published name, as
+    ``<name>.csv``, or where PyG puts it (``<name>/raw/``), compressed by gzip or not; without
+    `raw_dir` it is downloaded from PyG's address. Five files have a known checksum; of others it
+    is noted at the first download.
 
     Args:
-        root: Folder for ``raw/`` and ``processed/``; None keeps the packed molecules in memory
-            and needs `raw_dir`.
-        name: ``"ESOL"``, ``"FreeSolv"``, ``"Lipophilicity"``, ``"BBBP"``, ``"Tox21"``,
-            ``"ToxCast"``, ``"SIDER"``, ``"ClinTox"``, ``"HIV"``, ``"BACE"``, ``"MUV"`` or
-            ``"QM8"``, in any case.
+        root: Folder for ``raw/`` and ``processed/``; None keeps all in memory, needs `raw_dir`.
+        name: ESOL, FreeSolv, Lipophilicity, BBBP, Tox21, ToxCast, SIDER, ClinTox, HIV, BACE, MUV
+            or QM8, in any case.
         featurizer: Describes a molecule; None takes ``MoleculeFeaturizer()``.
         raw_dir: Folder with the file.
         verify: Whether a file with other content than the published one is refused.
@@ -183,12 +171,10 @@ class MoleculeNet(PackedMolecules):
     Raises:
         ConnectionError: If there is no raw file and it cannot be downloaded.
         FileNotFoundError: If `raw_dir` lacks the file.
-        ImportError: If RDKit is not installed.
         ValueError: If the name is unknown, or the file has another content or other columns.
 
     Reference:
-        Wu et al. (2018), MoleculeNet: a benchmark for molecular machine learning,
-        doi:10.1039/C7SC02664A.
+        Wu et al. (2018), doi:10.1039/C7SC02664A.
 
     Example:
         >>> import tempfile
@@ -214,20 +200,14 @@ class MoleculeNet(PackedMolecules):
         if verify and key in SHA256:
             _check_content(path, SHA256[key], member.title)
         tasks = _tasks_of(path, member)
-        packed = open_or_build(
-            root,
-            member.title,
-            {"file": sha256_of(path)},
-            lambda: read_molecules(
-                path,
-                smiles_column=member.smiles_column,
-                target_columns=list(tasks),
-                first_of_repeated=member.first_of_repeated,
-            ),
-            featurizer,
-            task_names=tasks,
-            options=options,
+        records = read_molecules(
+            path,
+            smiles_column=member.smiles_column,
+            target_columns=list(tasks),
+            first_of_repeated=member.first_of_repeated,
         )
+        facts = (root, member.title, {"file": sha256_of(path)})
+        packed = open_or_build(*facts, records, featurizer, task_names=tasks, options=options)
         super().__init__(packed, transform=transform)
         self.name = member.title
         self.task_type = member.task_type
@@ -290,10 +270,7 @@ def _tasks_of(path: Path, member: Member) -> tuple[str, ...]:
 
 
 class NCI(PackedMolecules):
-    """The 4,999 molecules of the National Cancer Institute with their polar surface areas.
-
-    The target ``TPSA`` (topological polar surface area, Å²) was computed by others, with the
-    program of the method's author; it is part of the RDKit package, beside the molecules.
+    """4,999 molecules that come with RDKit, and their polar surface areas ``TPSA`` in Å².
 
     Args:
         root: Folder for ``processed/``; None keeps the packed molecules in memory.
@@ -303,11 +280,9 @@ class NCI(PackedMolecules):
 
     Raises:
         FileNotFoundError: If this RDKit comes without the file.
-        ImportError: If RDKit is not installed.
 
     Reference:
-        Ertl, Rohde, Selzer (2000), Fast calculation of molecular polar surface area,
-        doi:10.1021/jm000942e.
+        Ertl, Rohde, Selzer (2000), doi:10.1021/jm000942e.
 
     Example:
         >>> nci = NCI()
@@ -328,24 +303,16 @@ class NCI(PackedMolecules):
         if not path.is_file():
             what, hint = "NCI: this RDKit lacks the file", "pip install --force-reinstall rdkit"
             raise mismatch(FileNotFoundError, what, path.name, where=path, hint=hint)
+        facts = (root, "NCI", {"file": sha256_of(path)})
         packed = open_or_build(
-            root,
-            "NCI",
-            {"file": sha256_of(path)},
-            lambda: _read_nci(path),
-            featurizer,
-            task_names=("TPSA",),
-            options=options,
+            *facts, _read_nci(path), featurizer, task_names=("TPSA",), options=options
         )
         super().__init__(packed, transform=transform)
 
 
 def _read_nci(path: Path) -> Iterator[RawMolecule]:
     with open_lines(path) as lines:
-        row = 0
-        for line in lines:
-            if not line.startswith("#"):
-                smiles, _, value = line.rpartition(",")
-                where = f"{path.name}:{lines.number}"
-                yield RawMolecule(row, where, smiles, targets=(float(value),))
-                row += 1
+        for row, line in enumerate(line for line in lines if not line.startswith("#")):
+            smiles, _, value = line.rpartition(",")
+            where = f"{path.name}:{lines.number}"
+            yield RawMolecule(row, where, smiles, targets=(float(value),))

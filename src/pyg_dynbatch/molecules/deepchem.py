@@ -9,16 +9,9 @@ import torch
 from jaxtyping import Float32, UInt8
 
 from pyg_dynbatch.molecules.features import AtomFeatures, PairFeatures, RowTable
-from pyg_dynbatch.molecules.kearnes import (
-    BONDS,
-    FIRST_BOND,
-    LONGEST,
-    NO_BOND,
-    bond_kinds,
-    coded_pairs,
-)
+from pyg_dynbatch.molecules.kearnes import BONDS, FIRST_BOND, LONGEST, NO_BOND, coded_pairs
 from pyg_dynbatch.molecules.pair_table import PairTable
-from pyg_dynbatch.molecules.rdkit_access import Mol, atoms_of, bonds_of, chem
+from pyg_dynbatch.molecules.rdkit_access import Mol, atoms_of, bonds_of, chem, columns_of
 
 ELEMENTS = (
     *("C", "N", "O", "S", "F", "Si", "P", "Cl", "Br", "Mg", "Na", "Ca", "Fe", "As", "Al", "I"),
@@ -91,11 +84,7 @@ class DeepChemAtoms(AtomFeatures):
         self._table = RowTable(len(names))
 
     def rows(self, mol: Mol) -> Float32[np.ndarray, "atom feature"]:
-        """Return the features of every atom, one row per atom.
-
-        Args:
-            mol: A sanitised ``rdkit.Chem.Mol``.
-        """
+        """Return one row per atom."""
         atoms = atoms_of(mol)
         keys: list[Any] = [
             (
@@ -118,12 +107,13 @@ class DeepChemAtoms(AtomFeatures):
 
     def _make_row(self, key: tuple[Any, ...]) -> list[float]:
         number, degree, valence, charge, radicals, hybridization, aromatic, hydrogens, *more = key
+        hybridizations = columns_of("HybridizationType", HYBRIDIZATIONS)
         row = [
             *_one_hot(_element_columns().get(number, len(ELEMENTS)), len(ELEMENTS) + 1),
             *_one_hot(degree, _HIGHEST_DEGREE + 1),
             *_one_hot(min(valence, _HIGHEST_VALENCE), _HIGHEST_VALENCE + 1),
             *(float(charge), float(radicals)),
-            *_one_hot(_hybridization_columns().get(hybridization, 4), len(HYBRIDIZATIONS)),
+            *_one_hot(hybridizations.get(hybridization, 4), len(HYBRIDIZATIONS)),
             float(aromatic),
         ]
         if self.hydrogens:
@@ -150,17 +140,15 @@ class DeepChemPairs(PairFeatures):
     7       1, …, 7 bonds apart     bit  one-hot; farther pairs have none
     ======= ======================= ==== =======================================================
 
-    Differs: pairs of different fragments are there, as zeros with a code of their own, where
-    DeepChem has no such pairs, and no pair is lost (DeepChem finds pairs by powers of an
-    adjacency matrix, whose entries overflow in big molecules). `PairTable.kept("connected")`
-    gives the pairs that DeepChem means to have.
+    Differs: pairs of different fragments exist, as zeros with a code of their own, and no pair is
+    lost (DeepChem's powers of an adjacency matrix overflow in big molecules). For the pairs that
+    DeepChem means to have, use ``PairTable.kept("connected")``.
 
     Args:
         chirality: Whether there are columns for the stereo of double bonds.
 
     Reference:
-        DeepChem, ``deepchem/feat/graph_features.py``, functions ``bond_features`` and
-        ``pair_features``.
+        DeepChem, ``deepchem/feat/graph_features.py``: ``bond_features``, ``pair_features``.
 
     Example:
         >>> from rdkit import Chem
@@ -174,17 +162,15 @@ class DeepChemPairs(PairFeatures):
         self.chirality = chirality
         stereo = range(len(STEREO) if chirality else 1)
         one_ring = ((False, False), (False, True), (True, True))
-        rows: list[list[float]] = [
-            [0.0] * (len(BONDS) + 2 + (len(STEREO) if chirality else 0)) + [ring, *_apart(distance)]
-            for distance, ring in NO_BOND
-        ]
+        no_bond = [0.0] * (len(BONDS) + 2 + (len(STEREO) if chirality else 0))
+        rows = [[*no_bond, ring, *_one_hot(distance - 1, LONGEST)] for distance, ring in NO_BOND]
         for bond, conjugated, kind, (in_ring, same) in product(
             range(len(BONDS) + 1), (False, True), stereo, one_ring
         ):
             stereo_row = _one_hot(kind, len(STEREO)) if chirality else []
             bond_row = [*_one_hot(bond, len(BONDS)), conjugated, in_ring, *stereo_row]
-            rows.append([*bond_row, same, *_apart(1)])
-        names = [*BONDS, "conjugated", "bond_in_ring"]
+            rows.append([*bond_row, same, *_one_hot(0, LONGEST)])
+        names = [*(bond.lower() for bond in BONDS), "conjugated", "bond_in_ring"]
         names += [name.lower() for name in STEREO] if chirality else []
         names += ["same_ring", *(f"distance_{k}" for k in range(1, LONGEST + 1))]
         distance = [distance for distance, _ in NO_BOND] + [1] * (len(rows) - FIRST_BOND)
@@ -194,12 +180,8 @@ class DeepChemPairs(PairFeatures):
         super().__init__(table, {"chirality": chirality})
 
     def codes(self, mol: Mol) -> UInt8[np.ndarray, "atom atom"]:
-        """Return a symmetric matrix of codes: rows of the table.
-
-        Args:
-            mol: A sanitised ``rdkit.Chem.Mol``.
-        """
-        kinds = bond_kinds()
+        """Return a symmetric matrix of codes: rows of the table."""
+        kinds = columns_of("BondType", BONDS)
         # Type, conjugation, stereo and, of 3, ring: not in one, atoms in one, bond in one. The
         # atoms of a bond in a ring share that ring, so that the common ring adds the last step.
         width = 3 * (len(STEREO) if self.chirality else 1)
@@ -215,17 +197,14 @@ class DeepChemPairs(PairFeatures):
             for b in all_bonds
         ]
         if self.chirality:
-            stereo = [_stereo_kinds().get(bond.GetStereo(), 3) for bond in all_bonds]
+            known = columns_of("BondStereo", STEREO)
+            stereo = [known.get(bond.GetStereo(), 3) for bond in all_bonds]
             bonds = [(i, j, code + 3 * k) for (i, j, code), k in zip(bonds, stereo, strict=True)]
         return coded_pairs(mol, bonds)
 
 
 def _one_hot(place: int, length: int) -> list[float]:
     return [float(place == k) for k in range(length)]
-
-
-def _apart(distance: int) -> list[bool]:
-    return [distance == k for k in range(1, LONGEST + 1)]
 
 
 def _stereo(atom: Any) -> tuple[str, bool]:
@@ -237,15 +216,3 @@ def _stereo(atom: Any) -> tuple[str, bool]:
 def _element_columns() -> dict[int, int]:
     number = chem().GetPeriodicTable().GetAtomicNumber
     return {number(symbol): column for column, symbol in enumerate(ELEMENTS)}
-
-
-@cache
-def _hybridization_columns() -> dict[Any, int]:
-    kinds = chem().HybridizationType.names
-    return {kinds[name]: column for column, name in enumerate(HYBRIDIZATIONS)}
-
-
-@cache
-def _stereo_kinds() -> dict[Any, int]:
-    kinds = chem().BondStereo.names
-    return {kinds[name]: column for column, name in enumerate(STEREO)}

@@ -28,8 +28,7 @@ _CHARGES = {"MaxPartialCharge", "MinPartialCharge", "MaxAbsPartialCharge", "MinA
 class MoleculeDescriptors(FeaturePart):
     """Describes a whole molecule by one row of numbers; subclass it for your own descriptors.
 
-    Models read them beside what they learn from atoms and pairs. A subclass must be at the top
-    level of an importable module, so that a checkpoint can name it.
+    A subclass must be at the top level of an importable module, so that checkpoints can name it.
 
     Args:
         names: Name of every descriptor.
@@ -67,34 +66,25 @@ class MoleculeDescriptors(FeaturePart):
 
     @abstractmethod
     def row(self, mol: Mol) -> Float32[np.ndarray, " descriptor"]:
-        """Return the descriptors of a molecule.
+        """Return one number per name, NaN where it is undefined.
 
         Args:
             mol: A sanitised ``rdkit.Chem.Mol``, a copy made for this call; may have no atoms.
-
-        Returns:
-            One number per name, NaN where it is undefined.
         """
 
 
 class RDKitDescriptors(MoleculeDescriptors):
     """The descriptors of ``rdkit.Chem.Descriptors``: weights, counts, surfaces, indices.
 
-    A descriptor is NaN where RDKit raises (``ValueError``, ``ZeroDivisionError``,
-    ``OverflowError`` and, from its C++, ``RuntimeError``), where it is infinite or too large for
-    float32, and, if it is an extreme of partial charges, where one of them is undefined. The row
-    of a molecule without atoms is all NaN. Warnings and log messages of RDKit are suppressed.
-
-    ``Ipc`` and ``AvgIpc`` are left out unless named: their value depends on the order of the
-    atoms, hence on how a SMILES is written, and their time grows as a high power of the number
-    of atoms.
+    A descriptor is NaN where RDKit raises, where it does not fit into float32, for extremes of
+    partial charges of which one is undefined, and for a molecule without atoms. Warnings and log
+    messages of RDKit are suppressed.
 
     Args:
-        names: Which descriptors, in this order; by default all of this RDKit but ``Ipc`` and
-            ``AvgIpc``.
+        names: Which descriptors, in this order; by default all but ``Ipc`` and ``AvgIpc``, whose
+            value depends on the order of the atoms and whose time grows steeply with their number.
 
     Raises:
-        ImportError: If RDKit is not installed.
         ValueError: If a descriptor is unknown, or named twice.
 
     Example:
@@ -120,14 +110,7 @@ class RDKitDescriptors(MoleculeDescriptors):
         super().__init__(chosen, {"names": chosen})
 
     def row(self, mol: Mol) -> Float32[np.ndarray, " descriptor"]:
-        """Return the descriptors of a molecule.
-
-        Args:
-            mol: A sanitised ``rdkit.Chem.Mol``; may get computed properties.
-
-        Returns:
-            One number per name, NaN where it is undefined.
-        """
+        """Return one number per name, NaN where it is undefined."""
         found = np.full(len(self.names), np.nan)
         if not mol.GetNumAtoms():
             return found.astype(np.float32)

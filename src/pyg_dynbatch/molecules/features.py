@@ -84,25 +84,21 @@ class AtomFeatures(FeaturePart):
 
     @abstractmethod
     def rows(self, mol: Mol) -> Float[np.ndarray, "atom feature"]:
-        """Return the features of every atom.
+        """Return one row of finite numbers per atom, in order.
 
         Args:
             mol: A sanitised ``rdkit.Chem.Mol``, the featurizer's own copy; may have no atoms.
-
-        Returns:
-            One row per atom in the order of the molecule, finite, one column per name.
         """
 
 
 class PairFeatures(FeaturePart):
     """Gives every pair of atoms a code, a row of a table of features; subclass it for your own.
 
-    Pairs are unordered, so the codes must be symmetric. A feature with a direction, such as a
-    difference of charges, must be made symmetric first, by a sum or an absolute value.
+    Pairs are unordered, so the codes must be symmetric.
 
     Args:
-        table: What each code means; code 0 is an atom with itself. Of extra features only the
-            features in the table are used, not its distances.
+        table: What each code means; code 0 is an atom with itself. Of extra features the distances
+            are not used.
         options: The arguments of the subclass, plain values by name; they go into the spec.
 
     Raises:
@@ -130,18 +126,15 @@ class PairFeatures(FeaturePart):
     @property
     def columns(self) -> dict[str, Any]:
         """Names of the features, number of the codes, and a hash of what they mean."""
-        table = self.table
-        return {"names": list(table.names), "codes": len(table), "table": table.digest()}
+        names = list(self.table.names)
+        return {"names": names, "codes": len(self.table), "table": self.table.digest()}
 
     @abstractmethod
     def codes(self, mol: Mol) -> Integer[np.ndarray, "atom atom"]:
-        """Return the code of every pair.
+        """Return a symmetric matrix of rows of the table; its diagonal is replaced by 0.
 
         Args:
             mol: A sanitised ``rdkit.Chem.Mol``, the featurizer's own copy; may have no atoms.
-
-        Returns:
-            A symmetric matrix of rows of the table; its diagonal is replaced by 0.
         """
 
 

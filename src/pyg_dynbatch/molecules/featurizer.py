@@ -3,7 +3,7 @@
 import hashlib
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -40,9 +40,8 @@ def _check_array(value: Any, kinds: str, shape: tuple[int, ...], what: str, hint
     """Refuse what a feature of the user's own has returned, unless it is an array of that form."""
     if isinstance(value, np.ndarray) and value.dtype.kind in kinds and value.shape == shape:
         return
-    got: object = type(value).__name__
-    if isinstance(value, np.ndarray):
-        got = f"{value.dtype} {list(value.shape)}"
+    is_array = isinstance(value, np.ndarray)
+    got = f"{value.dtype} {list(value.shape)}" if is_array else type(value).__name__
     numbers = "numbers" if "f" in kinds else "whole numbers"
     expected = f"an array of {numbers} {list(shape)}"
     raise mismatch(ValueError, f"{what}() has the wrong form", expected, got, hint=hint)
@@ -100,30 +99,15 @@ def _check_choice(name: str, given: object, choices: Sequence[str]) -> None:
         raise mismatch(ValueError, what, ", ".join(map(repr, choices)), repr(given))
 
 
-def _named_atoms(name: str, chirality: bool | None, explicit_hydrogens: bool) -> AtomFeatures:
-    """Make the atom features of a published set."""
-    _check_choice("atoms", name, ("kearnes", "deepchem"))
-    if name == "kearnes":
-        return KearnesAtoms(chirality=chirality is not False)
-    return DeepChemAtoms(hydrogens=not explicit_hydrogens, chirality=bool(chirality))
-
-
-def _named_pairs(name: str, chirality: bool | None) -> PairFeatures:
-    """Make the pair features of a published set."""
-    _check_choice("pairs", name, ("kearnes", "deepchem"))
-    return KearnesPairs() if name == "kearnes" else DeepChemPairs(chirality=bool(chirality))
-
-
-def _listed(
-    names: Sequence[str], owners: Sequence[FeaturePart], kinds: Sequence[str] = ()
-) -> list[str]:
+def _listed(named: Iterable[tuple[FeaturePart, Sequence[str]]], kinds: Sequence[str] = ()) -> str:
     """Write one line per column: its number, its name, its kind, its class."""
-    width = max(map(len, names), default=0)
-    shown = [f"{kind:<5}  " for kind in kinds] or [""] * len(names)
-    return [
-        f"{column:>3}  {name:<{width}}  {kind}{type(owner).__name__}"
-        for column, (name, owner, kind) in enumerate(zip(names, owners, shown, strict=True))
-    ]
+    columns = [(name, type(part).__name__) for part, names in named for name in names]
+    width = max((len(name) for name, _ in columns), default=0)
+    shown = [f"{kind:<5}  " for kind in kinds] or [""] * len(columns)
+    return "".join(
+        f"\n{number:>3}  {name:<{width}}  {kind}{owner}"
+        for number, ((name, owner), kind) in enumerate(zip(columns, shown, strict=True))
+    )
 
 
 # Change it when a release changes what any of the features is: stores are then made again.
@@ -133,25 +117,20 @@ _OWN = (KearnesAtoms, DeepChemAtoms, KearnesPairs, DeepChemPairs)
 
 
 class MoleculeFeaturizer:
-    """Turns a SMILES or an RDKit molecule into ``MoleculeData``: atom features and pair codes.
-
-    Atoms keep the order of the input, the caller's molecule is never changed, and every pair of
-    atoms gets a code: also an atom with itself (0), and two atoms of different fragments.
+    """Turns a SMILES or an RDKit molecule, which is not changed, into ``MoleculeData``.
 
     Args:
         atoms: ``"kearnes"``, ``"deepchem"``, or your own atom features.
         pairs: ``"kearnes"``, ``"deepchem"``, or your own pair features.
-        explicit_hydrogens: Whether hydrogens become atoms, after all others. DeepChem's atom
+        explicit_hydrogens: Whether hydrogens become atoms, after all others; DeepChem's atom
             features then do not count them.
         fragments: ``"all"``, or ``"largest"``: the fragment with most heavy atoms, then the
             heaviest, then the first by canonical SMILES.
-        chirality: Whether stereo is described; None for what the feature set was published
-            with: Kearnes with (R, S), DeepChem without. Only for sets given by name.
+        chirality: Whether sets given by name describe stereo; None for as published (Kearnes does).
         max_atoms: Larger molecules are refused: the number of pairs grows as the square.
         extra_atoms: Further atom features, appended as columns.
         extra_pairs: Further pair features; their codes multiply those of `pairs`.
-        descriptors: ``"rdkit"``, or your own descriptors of the whole molecule: of the chosen
-            fragment, before hydrogens become atoms. None for none.
+        descriptors: ``"rdkit"``, your own, or None; of the chosen fragment without added hydrogens.
 
     Raises:
         ValueError: If an option is unknown, a column name appears twice, or there are more than
@@ -192,9 +171,14 @@ class MoleculeFeaturizer:
         self.fragments = fragments
         self.max_atoms = max_atoms
         if isinstance(atoms, str):
-            atoms = _named_atoms(atoms, chirality, explicit_hydrogens)
+            _check_choice("atoms", atoms, ("kearnes", "deepchem"))
+            if atoms == "kearnes":
+                atoms = KearnesAtoms(chirality=chirality is not False)
+            else:
+                atoms = DeepChemAtoms(hydrogens=not explicit_hydrogens, chirality=bool(chirality))
         if isinstance(pairs, str):
-            pairs = _named_pairs(pairs, chirality)
+            _check_choice("pairs", pairs, ("kearnes", "deepchem"))
+            pairs = KearnesPairs() if pairs == "kearnes" else DeepChemPairs(bool(chirality))
         if isinstance(descriptors, str):
             _check_choice("descriptors", descriptors, ("rdkit",))
             descriptors = RDKitDescriptors()
@@ -238,8 +222,8 @@ class MoleculeFeaturizer:
             molecule: SMILES, or an ``rdkit.Chem.Mol``, which is not changed.
 
         Returns:
-            A new ``rdkit.Chem.Mol``. The atoms of the input keep their order and, where a
-            fragment or hydrogens of the text were left out, have the property ``input_atom``.
+            A new ``rdkit.Chem.Mol``, its atoms in the order of the input; where some were left out,
+            they have the property ``input_atom``.
 
         Raises:
             MoleculeError: If the molecule is bad or too big.
@@ -284,9 +268,6 @@ class MoleculeFeaturizer:
         Args:
             mol: The molecule; may get computed properties.
 
-        Returns:
-            One row per atom.
-
         Raises:
             MoleculeError: If a feature is not finite.
             ValueError: If a feature of your own has the wrong form.
@@ -307,8 +288,7 @@ class MoleculeFeaturizer:
             A symmetric matrix of rows of `pair_table`, with 0 on the diagonal.
 
         Raises:
-            ValueError: If a feature of your own gives codes of the wrong form, out of range, or
-                not symmetric.
+            ValueError: If codes of your own have the wrong form, are out of range or asymmetric.
         """
         codes: Any = None
         for part in self._pairs:
@@ -335,9 +315,6 @@ class MoleculeFeaturizer:
                 "fragments": self.fragments,
                 "max_atoms": self.max_atoms,
             },
-            "num_atom_features": len(self.atom_names),
-            "num_pair_features": len(self.pair_table.names),
-            "num_pair_codes": len(self.pair_table),
             "rdkit": rdkit_version(),
             "pyg_dynbatch": pyg_dynbatch.__version__,
         }
@@ -352,20 +329,13 @@ class MoleculeFeaturizer:
 
     @classmethod
     def from_spec(cls, spec: Any) -> "MoleculeFeaturizer":
-        """Build a featurizer from a `spec`, perhaps of another machine.
-
-        Classes are imported by the path in the spec: read only specs that you trust. Another
-        version of RDKit, which may interpret a molecule in another way, gives a warning.
+        """Build a featurizer from a `spec`; warn if another version of RDKit made it.
 
         Args:
-            spec: The plain values.
-
-        Returns:
-            A featurizer with the same columns and codes.
+            spec: The plain values; from a trusted source, as they name classes to import.
 
         Raises:
-            ValueError: If it is not a spec, a class cannot be imported, or its columns have
-                changed.
+            ValueError: If it is not a spec, or a class cannot be imported or has other columns.
 
         Example:
             >>> featurizer = MoleculeFeaturizer(fragments="largest")
@@ -411,25 +381,19 @@ class MoleculeFeaturizer:
               0  single  KearnesPairs
             ...
         """
-        of_atoms = [part for part in self._atoms for _ in part.names]
-        of_pairs = [part for part in self._pairs for _ in part.table.names]
-        names = self.pair_table.names
-        versions = f"(RDKit {rdkit_version()}, pyg_dynbatch {pyg_dynbatch.__version__})"
-        lines = [
-            f"{type(self).__name__} {versions}",
-            f"fragments={self.fragments}, explicit_hydrogens={self.explicit_hydrogens}, "
-            f"max_atoms={self.max_atoms}",
-            f"atom features: {len(self.atom_names)}",
-            *_listed(self.atom_names, of_atoms, self.atom_kinds),
-            f"pair features: {len(names)}, in {len(self.pair_table)} codes",
-            *_listed(names, of_pairs),
-        ]
+        versions = f"RDKit {rdkit_version()}, pyg_dynbatch {pyg_dynbatch.__version__}"
+        atoms = _listed(((part, part.names) for part in self._atoms), self.atom_kinds)
+        pairs = _listed((part, part.table.names) for part in self._pairs)
+        text = (
+            f"{type(self).__name__} ({versions})\nfragments={self.fragments}, "
+            f"explicit_hydrogens={self.explicit_hydrogens}, max_atoms={self.max_atoms}\n"
+            f"atom features: {len(self.atom_names)}{atoms}\n"
+            f"pair features: {len(self.pair_table.names)}, in {len(self.pair_table)} codes{pairs}"
+        )
         if self._descriptors is not None:
-            lines.append(f"descriptors: {len(self.descriptor_names)}")
-            lines += _listed(
-                self.descriptor_names, [self._descriptors] * len(self.descriptor_names)
-            )
-        return "\n".join(lines)
+            columns = _listed([(self._descriptors, self.descriptor_names)])
+            text += f"\ndescriptors: {len(self.descriptor_names)}{columns}"
+        return text
 
     def __repr__(self) -> str:
         atoms = "+".join(type(part).__name__ for part in self._atoms)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pyg_dynbatch.core.errors import mismatch, mismatch_text
-from pyg_dynbatch.core.files import Lines, existing, open_lines, write_atomically
+from pyg_dynbatch.core.files import Lines, existing, open_lines, whole_file
 
 FORMATS = {
     ".csv": "csv",
@@ -117,8 +117,7 @@ def read_molecules(
     r"""Read a file of molecules as a stream: a million records need no more memory than one.
 
     - ``csv``, ``tsv``: a line of column names, then one record per line; quoted cells may hold
-      commas and line ends. Blank lines are skipped; a line of empty cells is a record. The cell of
-      a SMILES holds nothing else, except ``|…|`` of CXSMILES after a blank.
+      commas and line ends. Blank lines are skipped; a line of empty cells is a record.
     - ``smi``: a SMILES, a blank, a name. A first line that begins with ``smiles`` is skipped, as
       are lines that begin with ``#``.
     - ``sdf``: labels are data fields; the name is the first line of a record.
@@ -132,20 +131,15 @@ def read_molecules(
         target_columns: Columns of the labels; None for no labels.
         name_column: Column of the names (csv, tsv).
         format: ``"csv"``, ``"tsv"``, ``"smi"`` or ``"sdf"``; None to go by the suffix.
-        missing: Further texts, in any case, that are a missing label, besides an empty cell, nan
-            and NA.
-        first_of_repeated: Whether the first of several columns of one name is used; otherwise they
-            are refused where they are used.
+        missing: Further texts, in any case, that are a missing label, besides "", nan and NA.
+        first_of_repeated: Whether the first of several columns of one name is used, not refused.
         keep_source: Whether each record keeps all its columns as `source`.
-
-    Yields:
-        One `RawMolecule` per record, in the order of the file.
 
     Raises:
         FileNotFoundError: If the file does not exist.
-        ValueError: If the format is unknown, the file is empty, damaged or not UTF-8, a column is
-            missing, a record has more or fewer cells than there are columns, or a label is not a
-            finite number; names file and line.
+        ValueError: With file and line, if the format is unknown, the file is empty, damaged or not
+            UTF-8, a column is missing, the number of cells differs, or a label is not a finite
+            number.
 
     Example:
         >>> import tempfile
@@ -308,7 +302,9 @@ def _read_sdf(lines: Lines, wanted: _Request) -> Iterator[RawMolecule]:
             fields = _fields(record)
             seen |= dict.fromkeys(fields)
             source = (tuple(fields), tuple(fields.values()))
-            given = {"block": _block(record), "name": record[0].strip() or None}
+            ends = (place for place, text in enumerate(record) if text.startswith("M  END"))
+            block = "\n".join(record[: next(ends, len(record) - 1) + 1]) + "\n"
+            given = {"block": block, "name": record[0].strip() or None}
             yield wanted.record(row, f"{lines.path}:{start}", fields, source, **given)
             row += 1
         record, start = [], lines.number + 1
@@ -317,11 +313,6 @@ def _read_sdf(lines: Lines, wanted: _Request) -> Iterator[RawMolecule]:
         what = f"read_molecules: no record has the field {', '.join(map(repr, never))}"
         expected = f"some of: {', '.join(map(repr, seen)) or 'no fields'}"
         raise mismatch(ValueError, what, expected, ", ".join(wanted.targets), where=lines.path)
-
-
-def _block(record: list[str]) -> str:
-    ends = (place for place, line in enumerate(record) if line.startswith("M  END"))
-    return "\n".join(record[: next(ends, len(record) - 1) + 1]) + "\n"
 
 
 def _fields(record: list[str]) -> dict[str, str]:
@@ -347,7 +338,7 @@ _SHOWN = 80
 class BadMolecule:
     """Why one record of a source is not a molecule.
 
-    Attributes:
+    Args:
         row: Number of the record in its source, from 0.
         where: File and line.
         smiles: The text; None where there was none.
@@ -370,11 +361,7 @@ class BadMolecule:
     atom: int | None = None
 
     def complaint(self, name: str) -> str:
-        """Return the message of the error that stops at this record.
-
-        Args:
-            name: Who reads the records.
-        """
+        """Return the message of the error with which `name`, a reader, stops at this record."""
         text = self.smiles or ""
         shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({len(text)} characters)"
         atom = "" if self.atom is None else f" (atom {self.atom})"
@@ -394,14 +381,8 @@ def write_error_report(path: str | Path, errors: Iterable[BadMolecule]) -> Path:
     """Write a CSV file with one line for every bad row, whole or not at all.
 
     Args:
-        path: The file.
+        path: The file, which is returned.
         errors: The bad rows.
-
-    Returns:
-        The path.
-
-    Raises:
-        OSError: If the file cannot be written.
 
     Example:
         >>> import tempfile
@@ -410,15 +391,12 @@ def write_error_report(path: str | Path, errors: Iterable[BadMolecule]) -> Path:
         >>> path.read_text().splitlines()
         ['row,where,smiles,reason,atom', '3,mine.csv:5,C(,an open bracket,']
     """
-    columns = [field.name for field in fields(BadMolecule)]
-
-    def write(temporary: Path) -> None:
-        with temporary.open("w", newline="", encoding="utf-8") as handle:
-            writer = csv.DictWriter(handle, columns, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(asdict(error) for error in errors)
-
-    return write_atomically(path, write)
+    with whole_file(path, newline="", encoding="utf-8") as file:
+        columns = [field.name for field in fields(BadMolecule)]
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(asdict(error) for error in errors)
+    return Path(path)
 
 
 def summary_of(errors: Sequence[BadMolecule], total: int) -> str:

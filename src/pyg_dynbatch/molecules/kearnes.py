@@ -2,7 +2,6 @@
 
 import math
 from functools import cache, lru_cache
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -17,15 +16,14 @@ from pyg_dynbatch.molecules.rdkit_access import (
     atoms_of,
     bonds_of,
     chem,
+    columns_of,
     rdkit_data_folder,
     rdkit_module,
 )
 
 ELEMENTS = ("H", "C", "N", "O", "F", "P", "S", "Cl", "Br", "I")
-_ELEMENT_COLUMN = MappingProxyType(
-    {1: 0, 6: 1, 7: 2, 8: 3, 9: 4, 15: 5, 16: 6, 17: 7, 35: 8, 53: 9}
-)
-_METAL_COLUMN = 10
+_ATOMIC_NUMBERS = (1, 6, 7, 8, 9, 15, 16, 17, 35, 53)
+_METAL_COLUMN = len(ELEMENTS)
 # Dummy atoms (0), noble gases and the metalloids B, Si, Ge, As, Sb, Te are not metals either.
 _NO_METALS = frozenset(
     (0, 1, 2, 5, 6, 7, 8, 9, 10, 14, 15, 16, 17, 18, 32, 33, 34, 35, 36, 51, 52, 53, 54, 85, 86)
@@ -60,8 +58,7 @@ class KearnesAtoms(AtomFeatures):
         missing_bit: Whether the last column is there.
 
     Reference:
-        Kearnes, McCloskey, Berndl, Pande, Riley (2016), Molecular graph convolutions: moving
-        beyond fingerprints, arXiv:1603.00856, table 1. Differs: the missing bit.
+        Kearnes et al. (2016), arXiv:1603.00856, table 1. Differs: the missing bit.
 
     Example:
         >>> from rdkit import Chem
@@ -74,27 +71,20 @@ class KearnesAtoms(AtomFeatures):
     def __init__(self, chirality: bool = True, missing_bit: bool = True) -> None:
         self.chirality = chirality
         self.missing_bit = missing_bit
-        names = [*ELEMENTS, "metal"]
-        kinds = ["bit"] * len(names)
-        if chirality:
-            names += ["cip_R", "cip_S"]
-            kinds += ["bit", "bit"]
+        rings = [f"rings_of_{n}" for n in RING_SIZES]
+        names = [*ELEMENTS, "metal", *(("cip_R", "cip_S") if chirality else ())]
         self._charge = len(names)
-        names += ["formal_charge", "partial_charge", *(f"rings_of_{n}" for n in RING_SIZES)]
-        kinds += ["count", "real", *["count"] * len(RING_SIZES)]
+        names += ["formal_charge", "partial_charge", *rings]
         self._hybridization = len(names)
         names += ["sp", "sp2", "sp3", "donor", "acceptor", "aromatic"]
-        if missing_bit:
-            names.append("partial_charge_missing")
-        kinds += ["bit"] * (len(names) - len(kinds))
+        names += ["partial_charge_missing"] if missing_bit else []
+        other = dict.fromkeys(["formal_charge", *rings], "count") | {"partial_charge": "real"}
+        kinds = [other.get(name, "bit") for name in names]
         super().__init__(names, kinds, {"chirality": chirality, "missing_bit": missing_bit})
         self._table = RowTable(len(names))
 
     def rows(self, mol: Mol) -> Float32[np.ndarray, "atom feature"]:
-        """Return the features of every atom, one row per atom.
-
-        Args:
-            mol: A sanitised ``rdkit.Chem.Mol``; gets Gasteiger charges as atom properties.
+        """Return one row per atom; set its Gasteiger charge as a property.
 
         Raises:
             MoleculeError: If no CIP labels are found in reasonable time.
@@ -125,24 +115,16 @@ class KearnesAtoms(AtomFeatures):
     def _make_row(self, key: tuple[int, int, Any, bool]) -> list[float]:
         number, charge, hybridization, aromatic = key
         row = [0.0] * len(self.names)
-        column = _ELEMENT_COLUMN.get(number)
-        if column is None and number not in _NO_METALS:
-            column = _METAL_COLUMN
-        if column is not None:
-            row[column] = 1.0
+        if number in _ATOMIC_NUMBERS:
+            row[_ATOMIC_NUMBERS.index(number)] = 1.0
+        elif number not in _NO_METALS:
+            row[_METAL_COLUMN] = 1.0
         row[self._charge] = float(charge)
-        place = _hybridizations().get(hybridization)
+        place = columns_of("HybridizationType", ("SP", "SP2", "SP3")).get(hybridization)
         if place is not None:
             row[self._hybridization + place] = 1.0
         row[self._hybridization + 5] = float(aromatic)
         return row
-
-
-@cache
-def _hybridizations() -> dict[Any, int]:
-    # By name: the numbers behind the names have changed between versions of RDKit.
-    kind = chem().HybridizationType
-    return {kind.SP: 0, kind.SP2: 1, kind.SP3: 2}
 
 
 def cip_labelled_atoms(mol: Mol) -> tuple[list[int], list[int]]:
@@ -196,7 +178,7 @@ def hydrogen_bonding_atoms(mol: Mol, family: str) -> list[int]:
 
 
 LONGEST = FAR - 1
-BONDS = ("single", "double", "triple", "aromatic")
+BONDS = ("SINGLE", "DOUBLE", "TRIPLE", "AROMATIC")
 # Codes: 0 an atom with itself; 2k - 3 and 2k - 2 for a distance of k = 2, …, 8 bonds without and
 # with a common ring (8 means farther than 7); 15 two fragments; from 16 on the bonds.
 _DISCONNECTED_CODE = 15
@@ -226,8 +208,7 @@ class KearnesPairs(PairFeatures):
     more than 7 bonds apart without a common ring; their codes differ.
 
     Reference:
-        Kearnes, McCloskey, Berndl, Pande, Riley (2016), Molecular graph convolutions: moving
-        beyond fingerprints, arXiv:1603.00856, table 2.
+        Kearnes et al. (2016), arXiv:1603.00856, table 2.
 
     Example:
         >>> from rdkit import Chem
@@ -240,10 +221,10 @@ class KearnesPairs(PairFeatures):
     """
 
     def __init__(self) -> None:
+        bonds = range(len(BONDS) + 1)  # the last is any other bond
+        kinds: list[tuple[int | None, int, bool]]
         kinds = [(None, distance, ring) for distance, ring in NO_BOND]
-        kinds += [
-            (bond, 1, ring) for bond in (*range(len(BONDS)), len(BONDS)) for ring in (False, True)
-        ]
+        kinds += [(bond, 1, ring) for bond in bonds for ring in (False, True)]
         rows = [
             [
                 *(bond == k for k in range(len(BONDS))),
@@ -252,17 +233,15 @@ class KearnesPairs(PairFeatures):
             ]
             for bond, distance, ring in kinds
         ]
-        names = (*BONDS, *(f"within_{k}" for k in range(1, LONGEST + 1)), "same_ring")
+        names = [bond.lower() for bond in BONDS]
+        names += [*(f"within_{k}" for k in range(1, LONGEST + 1)), "same_ring"]
         distances = torch.tensor([distance for _, distance, _ in kinds])
-        super().__init__(PairTable(torch.tensor(rows, dtype=torch.float32), names, distances))
+        features = torch.tensor(rows, dtype=torch.float32)
+        super().__init__(PairTable(features, tuple(names), distances))
 
     def codes(self, mol: Mol) -> UInt8[np.ndarray, "atom atom"]:
-        """Return a symmetric matrix of codes: rows of the table.
-
-        Args:
-            mol: A sanitised ``rdkit.Chem.Mol``.
-        """
-        kinds = bond_kinds()
+        """Return a symmetric matrix of codes: rows of the table."""
+        kinds = columns_of("BondType", BONDS)
         bonds = [
             (b.GetBeginAtomIdx(), b.GetEndAtomIdx(), FIRST_BOND + 2 * kinds.get(b.GetBondType(), 4))
             for b in bonds_of(mol)
@@ -286,11 +265,7 @@ class DoubleBondStereo(PairFeatures):
         super().__init__(PairTable(features, ("bond_E", "bond_Z"), distances))
 
     def codes(self, mol: Mol) -> UInt8[np.ndarray, "atom atom"]:
-        """Return a symmetric matrix: 1 for an E bond, 2 for a Z bond, else 0.
-
-        Args:
-            mol: A sanitised ``rdkit.Chem.Mol``.
-        """
+        """Return a symmetric matrix: 1 for an E bond, 2 for a Z bond, else 0."""
         codes = np.zeros((mol.GetNumAtoms(),) * 2, dtype=np.uint8)
         stereo = chem().BondStereo
         for bond in bonds_of(mol):
@@ -299,13 +274,6 @@ class DoubleBondStereo(PairFeatures):
                 first, second = bond.GetBeginAtomIdx(), bond.GetEndAtomIdx()
                 codes[first, second] = codes[second, first] = 1 + (kind == stereo.STEREOZ)
         return codes
-
-
-@cache
-def bond_kinds() -> dict[Any, int]:
-    """Number the four kinds of bonds that have a column; every other kind has none."""
-    kind = chem().BondType
-    return {kind.SINGLE: 0, kind.DOUBLE: 1, kind.TRIPLE: 2, kind.AROMATIC: 3}
 
 
 def coded_pairs(mol: Mol, bonds: list[tuple[int, int, int]]) -> UInt8[np.ndarray, "atom atom"]:

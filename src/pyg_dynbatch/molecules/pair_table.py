@@ -15,12 +15,13 @@ from pyg_dynbatch.core.errors import mismatch
 MAX_CODES = 256
 FAR = 8
 DISCONNECTED = -1
-PAIR_SETS = ("all", "connected", "bonds")
+_PAIR_SETS = {"all": (DISCONNECTED, FAR), "connected": (1, FAR), "bonds": (1, 1)}
+"""Smallest and largest distance of the sets of pairs that have a name."""
 
 
 def check_pair_set(pairs: object) -> None:
     """Refuse an unknown set of pairs; `PairTable.kept` lists those that exist."""
-    known = isinstance(pairs, str) and pairs in PAIR_SETS
+    known = isinstance(pairs, str) and pairs in _PAIR_SETS
     farthest = isinstance(pairs, int) and not isinstance(pairs, bool) and 1 <= pairs < FAR
     if not (known or farthest):
         expected = '"all", "connected", "bonds", or a number of bonds from 1 to 7'
@@ -31,9 +32,8 @@ def check_pair_set(pairs: object) -> None:
 class PairTable:
     """The feature row and the graph distance of every pair code.
 
-    A molecule has N² atom pairs but only some dozens of different pair features, so a pair is
-    stored as one byte, and this table, one for a whole data set, gives the byte its meaning.
-    Code 0 is the pair of an atom with itself; its features are zeros.
+    Pairs differ in a few dozen ways, so that each is stored as one byte, to which this table gives
+    its meaning. Code 0 is the pair of an atom with itself; its features are zeros.
 
     Args:
         features: Feature row of every code.
@@ -90,18 +90,12 @@ class PairTable:
             raise mismatch(ValueError, "PairTable: a feature is not finite", "finite numbers")
 
     def kept(self, pairs: str | int = "all", self_pairs: bool = True) -> Bool[Tensor, " code"]:
-        """Return which codes belong to a set of pairs.
+        """Return which codes belong to a set of pairs, shape ``[code]``.
 
         Args:
-            pairs: ``"all"``; ``"connected"``: all within one fragment; ``"bonds"``; or a number
-                from 1 to 7: at most this many bonds apart.
+            pairs: ``"all"``, ``"connected"`` (within a fragment), ``"bonds"``, or the largest
+                number of bonds between two atoms, 1 to 7.
             self_pairs: Whether the pair of an atom with itself is kept.
-
-        Returns:
-            True for each code that is kept.
-
-        Shape:
-            ``[code]``.
 
         Raises:
             ValueError: If the set of pairs is unknown.
@@ -114,14 +108,10 @@ class PairTable:
             [True, True, True, False]
         """
         check_pair_set(pairs)
-        proper = self.distance != 0
-        if pairs == "bonds":
-            proper = self.distance == 1
-        elif pairs == "connected":
-            proper = self.distance > 0
-        elif not isinstance(pairs, str):
-            proper = (self.distance > 0) & (self.distance <= pairs)
-        return proper | ((self.distance == 0) & self_pairs)
+        lowest, highest = _PAIR_SETS[pairs] if isinstance(pairs, str) else (1, pairs)
+        kept = (self.distance >= lowest) & (self.distance <= highest)
+        kept[self.distance == 0] = self_pairs
+        return kept
 
     def times(self, other: "PairTable") -> "PairTable":
         """Combine two tables: each code of this one with each code of the other.
@@ -131,9 +121,6 @@ class PairTable:
 
         Args:
             other: The table of a further feature of the same pairs.
-
-        Returns:
-            The combined table.
 
         Raises:
             ValueError: If there are more than 256 codes, or a name appears twice.
@@ -167,19 +154,7 @@ class PairTable:
 
     @classmethod
     def from_dict(cls, content: Any) -> "PairTable":
-        """Build the table that :meth:`as_dict` has written.
-
-        Args:
-            content: The dictionary.
-
-        Raises:
-            ValueError: If something is missing, or the parts do not fit together.
-
-        Example:
-            >>> table = PairTable(torch.zeros(1, 1), ("bonded",), torch.tensor([0]))
-            >>> PairTable.from_dict(table.as_dict()) == table
-            True
-        """
+        """Build the table that :meth:`as_dict` has written, or raise ``ValueError``."""
         wanted = ("names", "distance", "features")
         if not isinstance(content, Mapping) or any(key not in content for key in wanted):
             what = "PairTable: the content is not a saved table"

@@ -1,7 +1,6 @@
 """Parse SMILES and mol blocks by RDKit; fragments, scaffolds, and errors that name the atom."""
 
 import re
-import string
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -40,11 +39,16 @@ def bonds_of(mol: Mol) -> list[Any]:
     return list(map(mol.GetBondWithIdx, range(mol.GetNumBonds())))
 
 
+@cache
+def columns_of(enumeration: str, names: tuple[str, ...]) -> dict[Any, int]:
+    """Number some values of an enumeration of ``rdkit.Chem`` in the order of their names."""
+    # By name: the numbers behind the names have changed between versions of RDKit.
+    values = getattr(chem(), enumeration).names
+    return {values[name]: column for column, name in enumerate(names)}
+
+
 def rdkit_version() -> str:
     """Return the version of RDKit in use: year, month and number, separated by points.
-
-    Raises:
-        ImportError: If RDKit is not installed.
 
     Example:
         >>> len(rdkit_version().split("."))
@@ -55,9 +59,6 @@ def rdkit_version() -> str:
 
 def rdkit_data_folder() -> Path:
     """Return the folder of data files that comes with RDKit, such as ``NCI/first_5K.smi``.
-
-    Raises:
-        ImportError: If RDKit is not installed.
 
     Example:
         >>> (rdkit_data_folder() / "BaseFeatures.fdef").is_file()
@@ -111,19 +112,16 @@ class MoleculeError(ValueError):
 def parse_smiles(smiles: object) -> Mol:
     """Read one SMILES; blanks around it are dropped.
 
-    RDKit logs its errors and returns None; here they become the reason of a `MoleculeError`.
-
     Args:
-        smiles: The text; anything else, such as the NaN of an empty cell, is a missing SMILES.
-            After a blank only the extension of CXSMILES, ``|…|``, is allowed.
+        smiles: The text; after a blank only the extension of CXSMILES, ``|…|``, is allowed.
+            Anything else, such as the NaN of an empty cell, is a missing SMILES.
 
     Returns:
-        The sanitised molecule, its atoms in the order of the text. Hydrogens written as atoms
-        become counts; then the atoms have the property ``input_atom``, their number in the text.
+        The sanitised molecule, its atoms in the order of the text. If hydrogens written as atoms
+        became counts, atoms have the property ``input_atom``, their number in the text.
 
     Raises:
-        MoleculeError: If the text is missing, empty, not well-formed, has something else after
-            a blank (which RDKit would take for a name), or RDKit rejects its chemistry.
+        MoleculeError: If the text is missing, empty or not well-formed, or RDKit rejects it.
 
     Example:
         >>> parse_smiles("CCO ").GetNumAtoms()
@@ -150,7 +148,10 @@ def parse_smiles(smiles: object) -> Mol:
     with rdkit_module("rdBase").BlockLogs():
         mol = chem().MolFromSmiles(text) if _is_readable(text) else None
         if mol is None:
-            raise _why_not(text)
+            raw = chem().MolFromSmiles(text, sanitize=False) if _is_readable(text) else None
+            if raw is None:
+                raise MoleculeError(syntax_reason(text), smiles=text)
+            raise _chemistry_error(raw, text)
         if "[H" in text:
             options = chem().SmilesParserParams()
             options.removeHs = False
@@ -171,16 +172,7 @@ def _note_places(mol: Mol, whole: Mol) -> None:
 
 def _is_readable(text: str) -> bool:
     # RDKit stops at the first of these characters and takes what was before for the whole.
-    if text.isascii():
-        return "\0" not in text
     return text.split(maxsplit=1)[0].isascii() and "\0" not in text
-
-
-def _why_not(text: str) -> MoleculeError:
-    raw = chem().MolFromSmiles(text, sanitize=False) if _is_readable(text) else None
-    if raw is None:
-        return MoleculeError(syntax_reason(text), smiles=text)
-    return _chemistry_error(raw, text)
 
 
 def _chemistry_error(raw: Mol, text: str | None) -> MoleculeError:
@@ -197,17 +189,13 @@ def _chemistry_error(raw: Mol, text: str | None) -> MoleculeError:
 def syntax_reason(smiles: str) -> str:
     """Guess in one clause why a text is not a well-formed SMILES."""
     text = smiles.split(maxsplit=1)[0]
-    faults = (_strange_character, _open_bracket, _open_ring)
-    found: str | None = next((fault for find in faults if (fault := find(text))), None)
+    found = _strange_character(text) or _open_bracket(text) or _open_ring(text)
     return "syntax: " + (found or "this is not a well-formed SMILES")
 
 
 def _strange_character(text: str) -> str | None:
-    allowed = string.ascii_letters + string.digits + "[]()=#$:-+/\\.@%*~<>{}|,&!?;"
-    for place, letter in enumerate(text, start=1):
-        if letter not in allowed:
-            return f"{letter!r} at character {place} has no meaning"
-    return None
+    found = re.search(r"[^A-Za-z0-9\[\]()=#$:\-+/\\.@%*~<>{}|,&!?;]", text)
+    return found and f"{found.group()!r} at character {found.start() + 1} has no meaning"
 
 
 def _open_bracket(text: str) -> str | None:
@@ -240,14 +228,10 @@ def _open_ring(text: str) -> str | None:
 
 
 def parse_mol_block(block: str) -> Mol:
-    """Read one mol block of an SDF file.
+    """Read one mol block of an SDF file; hydrogens become counts, as in :func:`parse_smiles`.
 
     Args:
         block: The text up to ``M  END``, V2000 or V3000.
-
-    Returns:
-        The sanitised molecule; explicit hydrogens become counts, as in a SMILES, and the property
-        ``input_atom`` is the number in the block.
 
     Raises:
         MoleculeError: If the block is not well-formed, or RDKit rejects its chemistry.
@@ -310,21 +294,17 @@ def largest_fragment(mol: Mol) -> Mol:
 
 
 def murcko_scaffold(molecule: str | Mol, *, chirality: bool = False) -> str:
-    """Return the ring systems of a molecule and the chains between them.
+    """Return the scaffold as canonical SMILES: ring systems and chains between; ``""`` for no ring.
 
     Args:
         molecule: SMILES or ``rdkit.Chem.Mol``.
         chirality: Whether stereo isomers have different scaffolds.
 
-    Returns:
-        Canonical SMILES of the scaffold; ``""`` for a molecule without rings.
-
     Raises:
         MoleculeError: If the SMILES is bad.
 
     Reference:
-        Bemis, Murcko (1996), The properties of known drugs. 1. Molecular frameworks,
-        doi:10.1021/jm9602928; as RDKit's MurckoScaffold computes it.
+        Bemis, Murcko (1996), doi:10.1021/jm9602928; as RDKit's MurckoScaffold computes it.
 
     Example:
         >>> murcko_scaffold("CCc1ccccc1"), murcko_scaffold("CCO")
@@ -337,13 +317,10 @@ def murcko_scaffold(molecule: str | Mol, *, chirality: bool = False) -> str:
 
 
 def canonical_smiles(molecule: str | Mol) -> str:
-    """Return the canonical SMILES, which does not depend on how the molecule was written.
+    """Return RDKit's canonical isomeric SMILES, equal for equal molecules in one RDKit version.
 
     Args:
         molecule: SMILES or ``rdkit.Chem.Mol``.
-
-    Returns:
-        RDKit's canonical isomeric SMILES; equal for equal molecules within one version of RDKit.
 
     Raises:
         MoleculeError: If the SMILES is bad.

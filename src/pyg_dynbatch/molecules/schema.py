@@ -14,8 +14,7 @@ PropertyKind = Literal["regression", "binary", "multiclass"]
 class MoleculeSchema:
     """How molecules become numbers, and what the numbers of a prediction mean.
 
-    It goes from the data module to the model and into every checkpoint, as plain values, so that a
-    checkpoint alone is enough to predict from SMILES.
+    Every checkpoint contains it, as plain values, so that it is enough to predict from SMILES.
 
     Args:
         featurizer: The ``spec`` of the featurizer; empty if the molecules were made elsewhere.
@@ -24,8 +23,7 @@ class MoleculeSchema:
         task_names: Names of the properties.
         kind: ``regression``, ``binary`` or ``multiclass``.
         num_classes: Classes of a ``multiclass`` property.
-        pairs: Which pairs are used: ``all``, ``connected``, ``bonds``, or the largest number of
-            bonds between them.
+        pairs: Which pairs are used, as in ``MoleculeCollater``.
         self_pairs: Whether an atom is paired with itself too.
 
     Raises:
@@ -88,14 +86,7 @@ class MoleculeSchema:
 
     @classmethod
     def from_dict(cls, content: Any) -> "MoleculeSchema":
-        """Build the schema that :meth:`as_dict` has written.
-
-        Args:
-            content: The mapping.
-
-        Raises:
-            ValueError: If something is missing.
-        """
+        """Build the schema that :meth:`as_dict` has written, or raise ``ValueError``."""
         names = [field.name for field in fields(cls)]
         if not isinstance(content, Mapping) or any(name not in content for name in names):
             what, hint = "MoleculeSchema: this does not describe molecules", "such as NCIData gives"

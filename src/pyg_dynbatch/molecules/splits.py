@@ -5,18 +5,21 @@ import csv
 import hashlib
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Float32, Int64
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.files import existing, write_atomically
 from pyg_dynbatch.molecules.rdkit_access import MoleculeError, canonical_smiles, murcko_scaffold
+from pyg_dynbatch.molecules.schema import PropertyKind
+from pyg_dynbatch.molecules.store import PackedMolecules
 
 PARTS = ("train", "val", "test")
 
@@ -27,9 +30,7 @@ _SHOWN = 3
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """The examples of the three parts of a data set, by their numbers.
-
-    An example may be in no part at all, never in two.
+    """The examples of the three parts of a data set, by number; an example is in at most one.
 
     Args:
         train: Numbers of the examples to train on.
@@ -38,8 +39,7 @@ class Split:
         method: How the split was made.
         seed: Seed of it, if it had one.
         num_examples: Number of examples in the data set.
-        molecules: A hash of the SMILES of every example, which :meth:`for_molecules` adds; None for
-            a split of row numbers alone.
+        molecules: Hash of every SMILES, which :meth:`for_molecules` adds; None without.
 
     Raises:
         ValueError: If an example is in two parts, twice in one, or not in the data set.
@@ -91,10 +91,7 @@ class Split:
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     def for_molecules(self, smiles: Sequence[str], where: object = "") -> "Split":
-        """Find the molecules of this split in a data set whose rows may be in another order.
-
-        A molecule is identified by its SMILES as given. A split without hashes gets those of
-        `smiles`.
+        """Find the molecules of this split, by SMILES as given, in rows of another order.
 
         Args:
             smiles: One text per example of the data set.
@@ -104,8 +101,8 @@ class Split:
             The split of that data set, with its hashes.
 
         Raises:
-            ValueError: If a molecule is missing or new, or if the rows are in another order and
-                one molecule is in several rows and parts.
+            ValueError: If a molecule is missing or new, or rows in another order cannot be
+                matched because equal molecules are in several parts.
 
         Example:
             >>> rows = Split(np.array([0]), np.array([1]), np.array([2]), num_examples=3)
@@ -146,27 +143,21 @@ class Split:
         missing, new = _surplus(noted, given), _surplus(given, noted)
         lost = [f"example {i} ({part_of.get(i, 'in no part')})" for i in missing[:_SHOWN]]
         added = [f"example {i} ({smiles[i]!r})" for i in new[:_SHOWN]]
-        said = [f"{len(smiles)} molecules"]
+        got = f"{len(smiles)} molecules"
         for name, found, shown in (("missing", missing, lost), ("new", new, added)):
             if found:
                 more = ", …" if len(found) > _SHOWN else ""
-                said.append(f"{len(found)} {name}: {', '.join(shown)}{more}")
+                got += f"; {len(found)} {name}: {', '.join(shown)}{more}"
         what = "Split: the molecules are not those that were split"
         expected = f"the same {self.num_examples} molecules, in any order"
         hint = "the file and the policy for bad rows of the split; for others, pyg-dynbatch predict"
-        return mismatch(ValueError, what, expected, "; ".join(said), where=where, hint=hint)
+        return mismatch(ValueError, what, expected, got, where=where, hint=hint)
 
     def write(self, path: str | Path) -> Path:
         """Write the split, as JSON or, for a name that ends in ``.csv``, as a table.
 
         Args:
-            path: The file.
-
-        Returns:
-            The path.
-
-        Raises:
-            OSError: If the file cannot be written.
+            path: The file, which is returned.
 
         Example:
             >>> import tempfile
@@ -194,9 +185,6 @@ class Split:
         Args:
             path: The file.
             num_examples: Number of examples of the data set it is meant for.
-
-        Returns:
-            The split.
 
         Raises:
             FileNotFoundError: If the file does not exist.
@@ -237,15 +225,7 @@ class Split:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> "Split":
-        """Build the split that :meth:`as_dict` has written.
-
-        Args:
-            content: The mapping.
-
-        Raises:
-            KeyError: If something is missing.
-            ValueError: If something was changed.
-        """
+        """Build the split that :meth:`as_dict` has written."""
         keys = content.get("molecules")
         train, val, test = (np.array(content[name], dtype=np.int64) for name in PARTS)
         split = cls(
@@ -312,9 +292,6 @@ def random_split(num_examples: int, fractions: Fractions = _USUAL, seed: int = 0
         fractions: Share of train, val and test; the rest of rounding goes to test.
         seed: Seed of the shuffle.
 
-    Returns:
-        The split.
-
     Raises:
         ValueError: If the fractions are not three numbers that sum to 1.
 
@@ -335,18 +312,13 @@ def stratified_split(
 ) -> Split:
     """Split so that every part has each class, or each range of a value, in about equal share.
 
-    Examples are sorted by label (by bin of equal counts, if there are bins), at random among
-    equals, and assigned to the parts in turn. Examples without a label (NaN) form a class, too,
-    and are not part of any range.
+    Examples without a label (NaN) form a class of their own.
 
     Args:
         labels: One label per example.
         fractions: Share of train, val and test.
         seed: Seed of the shuffle.
-        bins: Number of ranges a continuous label is divided into; None for classes.
-
-    Returns:
-        The split.
+        bins: Number of ranges of equal counts for a continuous label; None for classes.
 
     Raises:
         ValueError: If the fractions are not three numbers that sum to 1, or `bins` is below 1.
@@ -378,16 +350,14 @@ def stratified_split(
 def kfold_splits(
     num_examples: int, folds: int = 5, seed: int = 0, repeats: int = 1, val: bool = True
 ) -> list[Split]:
-    """Make the splits of a cross validation, perhaps repeated.
-
-    Every example is in the test part of exactly one split of each repeat.
+    """Make the splits of a cross validation: each example is tested once per repeat.
 
     Args:
         num_examples: Number of examples.
         folds: Number of parts of nearly equal size.
         seed: Seed of the first repeat's shuffle; the next repeats take the next seeds.
         repeats: Number of repeats.
-        val: Whether the fold after the test fold validates; otherwise there is no validation part.
+        val: Whether the fold after the test fold validates; otherwise no example does.
 
     Returns:
         ``folds`` splits for each repeat.
@@ -421,12 +391,10 @@ def scaffold_split(
 ) -> Split:
     """Split so that molecules of one Murcko scaffold are in one part.
 
-    Without a seed the split is the deterministic one of MoleculeNet: sets of equal scaffold are
-    taken by size, the largest first (of equally large ones the one whose first molecule comes
-    last), and fill train, then val, then test. So the test part has the rare scaffolds.
-
-    With a seed it is the balanced one: sets larger than half of val or test come first, all
-    others after them, both shuffled, and each goes to the first part that has room for it.
+    Without a seed the split is the deterministic one of MoleculeNet: sets of equal scaffold, the
+    largest first (of equally large ones the one whose first molecule comes last), fill train, then
+    val, then test. With a seed it is the balanced one: sets larger than half of val or test come
+    first, all others after them, both shuffled, each to the first part with room for it.
 
     A SMILES that cannot be read, and a molecule without rings, has the empty scaffold.
 
@@ -435,11 +403,7 @@ def scaffold_split(
         fractions: Share of train, val and test.
         seed: Seed of the balanced split; None for the deterministic one.
 
-    Returns:
-        The split.
-
     Raises:
-        ImportError: If RDKit is not installed.
         ValueError: If the fractions are not three numbers that sum to 1.
 
     Reference:
@@ -462,21 +426,17 @@ def scaffold_split(
         sets[scaffold].append(number)
     parts: list[list[int]] = [[], [], []]
     if seed is None:
-        first, second = fractions[0] * total + _SUM, (fractions[0] + fractions[1]) * total + _SUM
         for group in sorted(sets.values(), key=lambda group: (-len(group), -group[0])):
-            taken = len(parts[0]), len(parts[0]) + len(parts[1])
-            fits = [taken[0] + len(group) <= first, taken[1] + len(group) <= second, True]
-            parts[fits.index(True)] += group
+            ends = len(parts[0]) + len(group), len(parts[0]) + len(parts[1]) + len(group)
+            fits = [ends[k] <= sum(fractions[: k + 1]) * total + _SUM for k in range(2)]
+            parts[[*fits, True].index(True)] += group
         return _split(parts, "scaffold", None, total)
-    # A set without room in val or test of its half size would unbalance them.
-    big = [group for group in sets.values() if len(group) > min(val, test) / 2]
-    small = [group for group in sets.values() if len(group) <= min(val, test) / 2]
-    generator = np.random.default_rng(seed)
-    for groups in (big, small):
+    generator, half = np.random.default_rng(seed), min(val, test) / 2
+    for is_big in (True, False):  # a big set that came late would find no room in val and test
+        groups = [group for group in sets.values() if (len(group) > half) == is_big]
         for i in generator.permutation(len(groups)):
-            size = len(groups[i])
-            fits = [len(parts[0]) + size <= train, len(parts[1]) + size <= val, True]
-            parts[fits.index(True)] += groups[i]
+            fits = [len(parts[k]) + len(groups[i]) <= (train, val)[k] for k in range(2)]
+            parts[[*fits, True].index(True)] += groups[i]
     return _split(parts, "scaffold balanced", seed, total)
 
 
@@ -489,9 +449,6 @@ def column_split(
         values: For each record of the source ``"train"``, ``"val"`` (or ``"valid"``,
             ``"validation"``, ``"dev"``) or ``"test"``, in any case; empty, None or NaN for no part.
         rows: For each example the number of its record: ``dataset.rows``.
-
-    Returns:
-        The split.
 
     Raises:
         ValueError: If a value is none of these, or missing for a record.
@@ -573,16 +530,10 @@ class Duplicates:
 
 
 def canonical_texts(smiles: Sequence[str]) -> list[str | None]:
-    """Write every molecule in its canonical form.
+    """Return the canonical SMILES of every molecule; None for a text that cannot be read.
 
     Args:
         smiles: One text per molecule.
-
-    Returns:
-        Canonical SMILES; None for a text that cannot be read.
-
-    Raises:
-        ImportError: If RDKit is not installed.
 
     Example:
         >>> canonical_texts(["OC", "CO", "C("])
@@ -607,21 +558,17 @@ def find_leakage(
         smiles: One text per example.
         texts: `canonical_texts` of them, if available.
 
-    Raises:
-        ImportError: If RDKit is not installed.
-
     Example:
         >>> split = Split(np.array([0, 1]), np.array([2]), np.array([3]), num_examples=4)
         >>> find_leakage(split, ["CO", "CC", "CCC", "OC"]).counts
         {'train/val': 0, 'train/test': 1, 'val/test': 0}
     """
     texts = canonical_texts(smiles) if texts is None else texts
-    parts = {name: {texts[i] for i in numbers} - {None} for name, numbers in split.parts()}
-    pairs = [("train", "val"), ("train", "test"), ("val", "test")]
+    parts = {name: {texts[i] or "" for i in numbers} - {""} for name, numbers in split.parts()}
+    pairs = combinations(parts, 2)
     common = {f"{one}/{other}": parts[one] & parts[other] for one, other in pairs}
-    shown = sorted({text for texts in common.values() for text in texts if text is not None})
     counts = {pair: len(found) for pair, found in common.items()}
-    return Leakage(counts, tuple(shown[:_SHOWN]))
+    return Leakage(counts, tuple(sorted(set().union(*common.values()))[:_SHOWN]))
 
 
 def find_duplicates(
@@ -636,10 +583,7 @@ def find_duplicates(
         smiles: One text per example.
         targets: ``[molecule, task]``, NaN where missing; None to ignore targets.
         tolerance: Targets that differ by at most this much agree.
-        texts: `canonical_texts` of the SMILES, if available.
-
-    Raises:
-        ImportError: If RDKit is not installed.
+        texts: `canonical_texts` of them, if available.
 
     Example:
         >>> find_duplicates(["CO", "CC", "OC"], [[1.0], [0.0], [0.0]]).conflicts
@@ -663,3 +607,92 @@ def _spread(values: np.ndarray) -> float:
     highest = np.where(known, values, -np.inf).max(axis=0)
     lowest = np.where(known, values, np.inf).min(axis=0)
     return float(np.where(known.any(axis=0), highest - lowest, 0.0).max(initial=0.0))
+
+
+SplitMethod = Literal[
+    "random", "stratified", "scaffold", "scaffold_balanced", "column", "kfold", "file"
+]
+
+
+@dataclass(frozen=True)
+class SplitOptions:
+    """Options for splitting molecules; the seed is not that of the weights.
+
+    Args:
+        method: ``random``; ``stratified`` (each class, or range of values, of one target in equal
+            shares); ``scaffold`` (rare Murcko scaffolds to test); ``scaffold_balanced`` (scaffolds
+            assigned at random); ``column`` (of the user's file: train, val, test); ``kfold`` (fold
+            ``fold`` tests, the next one validates; another seed is another repeat); or ``file`` (a
+            split that another run has written, of the same molecules in any order).
+        seed: Seed of the random methods; by default that of the run (``seed_everything``).
+        fractions: Shares of train, val and test.
+        folds: Number of folds.
+        fold: Which of them tests, from 0.
+        target: Name of the target of ``stratified``; not needed if there is only one.
+        bins: Number of ranges for ``stratified``; by default 10, and none for classes.
+        column: Name of the column.
+        file: The written split.
+        leakage: Whether to report molecules that are in two parts or occur more than once.
+
+    Example:
+        >>> SplitOptions("kfold", folds=10, fold=3).seed is None
+        True
+    """
+
+    method: SplitMethod = "random"
+    seed: int | None = None
+    fractions: tuple[float, float, float] = (0.8, 0.1, 0.1)
+    folds: int = 5
+    fold: int = 0
+    target: str | None = None
+    bins: int | None = None
+    column: str | None = None
+    file: str | None = None
+    leakage: bool = True
+
+
+def make_split(
+    molecules: PackedMolecules,
+    options: SplitOptions,
+    seed: int,
+    kind: PropertyKind,
+    column: Callable[[str], Mapping[int, str]],
+) -> Split:
+    """Split molecules."""
+    count, fractions = len(molecules), options.fractions
+    if options.method == "random":
+        return random_split(count, fractions, seed)
+    if options.method == "stratified":
+        bins = 10 if options.bins is None and kind == "regression" else options.bins
+        return stratified_split(_labels(molecules, options.target), fractions, seed, bins)
+    if options.method in ("scaffold", "scaffold_balanced"):
+        drawn = seed if options.method == "scaffold_balanced" else None
+        return scaffold_split(molecules.texts(), fractions, drawn)
+    if options.method == "kfold":
+        if not 0 <= options.fold < options.folds:
+            what, expected = "SplitOptions: fold is out of range", f"0 to {options.folds - 1}"
+            raise mismatch(ValueError, what, expected, options.fold)
+        return kfold_splits(count, options.folds, seed)[options.fold]
+    if options.method == "column":
+        return column_split(column(_given(options, "column")), molecules.rows.tolist())
+    return Split.read(_given(options, "file"))
+
+
+def _labels(molecules: PackedMolecules, target: str | None) -> Float32[np.ndarray, " molecule"]:
+    names = molecules.task_names
+    if target is None and len(names) == 1:
+        target = names[0]
+    if target not in names:
+        what, hint = "SplitOptions: no target to stratify by", "--data.init_args.split.target NAME"
+        got = "none" if target is None else repr(target)
+        raise mismatch(ValueError, what, f"one of {', '.join(names)}", got, hint=hint)
+    return molecules.targets[:, names.index(target)]
+
+
+def _given(options: SplitOptions, name: str) -> str:
+    value = getattr(options, name)
+    if value is None:
+        what = f"SplitOptions: the method {options.method!r} needs a {name}"
+        hint = f"--data.init_args.split.{name} NAME"
+        raise mismatch(ValueError, what, f"the option {name}", "none", hint=hint)
+    return str(value)

@@ -19,6 +19,7 @@ from pyg_dynbatch.core.files import write_atomically
 from pyg_dynbatch.core.structure import concatenated_ranges
 from pyg_dynbatch.loading import Segments
 from pyg_dynbatch.molecules.data import MoleculeColumns, MoleculeData, pairs_of_atoms
+from pyg_dynbatch.molecules.features import KINDS
 from pyg_dynbatch.molecules.files import BadMolecule
 from pyg_dynbatch.molecules.pair_table import PairTable
 
@@ -31,7 +32,6 @@ Transform = Callable[[MoleculeData], Any]
 Arrays = Mapping[str, np.ndarray]
 """Packed molecules: one array per column."""
 
-_KINDS = ("bit", "count", "real")
 # The column that holds where the rows of each molecule begin; other columns have one row each.
 _STARTS = {
     "bits": "atom_start",
@@ -48,15 +48,15 @@ class AtomPacking:
     def __init__(
         self, kinds: Sequence[str], names: Sequence[str], num_tasks: int, num_descriptors: int = 0
     ) -> None:
-        unknown = ", ".join(sorted(set(kinds) - set(_KINDS)))
+        unknown = ", ".join(sorted(set(kinds) - set(KINDS)))
         if unknown:
             what = "packed molecules: a kind of atom feature is unknown"
-            raise mismatch(ValueError, what, ", ".join(_KINDS), unknown)
+            raise mismatch(ValueError, what, ", ".join(KINDS), unknown)
         self.names = tuple(names)
         self.num_tasks = num_tasks
         self.num_descriptors = num_descriptors
         self.width = len(kinds)
-        self._columns = {kind: np.flatnonzero(np.array(kinds) == kind) for kind in _KINDS}
+        self._columns = {kind: np.flatnonzero(np.array(kinds) == kind) for kind in KINDS}
 
     def pack(self, molecules: Sequence[MoleculeData]) -> dict[str, np.ndarray]:
         """Pack molecules; ``smiles``, ``row`` and ``y`` may be absent."""
@@ -242,12 +242,9 @@ class Featurizer(Protocol):
 
 
 class PackedMolecules(Dataset[MoleculeData]):
-    r"""Molecules of a folder that a data set or ``build_store`` has written.
+    r"""Molecules of a folder that a data set or ``build_store`` has written, mapped into memory.
 
-    The files are mapped into memory by each process that reads them, so a million molecules need
-    no more memory than a thousand. Asked for the molecules of a batch at once, as loaders do, it
-    returns columns, which ``MoleculeCollater`` turns into a batch without building one object per
-    molecule.
+    Asked for a whole batch, as loaders do, it returns :class:`MoleculeColumns`.
 
     Args:
         source: The folder, or a data set of which this one is to have the molecules.
@@ -298,15 +295,11 @@ class PackedMolecules(Dataset[MoleculeData]):
         self._length = sum(part["molecules"] for part in self.parts)
         made = header["featurizer_digest"]
         if featurizer is not None and featurizer.digest != made:
-            raise mismatch(
-                ValueError,
-                "packed molecules: another featurizer made them",
-                f"featurizer {featurizer.digest}: {featurizer!r}",
-                f"featurizer {made}: {json.dumps(self.featurizer_spec)}",
-                where=self.folder or "memory",
-                hint="featurize again into another folder, or use "
-                "MoleculeFeaturizer.from_spec(dataset.featurizer_spec)",
-            )
+            what = "packed molecules: another featurizer made them"
+            expected = f"featurizer {featurizer.digest}: {featurizer!r}"
+            got, where = f"featurizer {made}: {json.dumps(self.featurizer_spec)}", self.folder
+            hint = "another folder, or MoleculeFeaturizer.from_spec(dataset.featurizer_spec)"
+            raise mismatch(ValueError, what, expected, got, where=where or "memory", hint=hint)
 
     @cached_property
     def descriptors(self) -> Float32[np.ndarray, "molecule descriptor"]:
@@ -353,11 +346,7 @@ class PackedMolecules(Dataset[MoleculeData]):
         return self._reasons.get(int(self.rows[i]), "ok")
 
     def check(self) -> None:
-        """Read every file once and compare checksums.
-
-        Raises:
-            ValueError: If one is damaged.
-        """
+        """Read every file once and compare checksums; raise ``ValueError`` if one is damaged."""
         for name in self.header.get("columns", ()):
             self.arrays[name]
 
