@@ -4,13 +4,11 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torchmetrics import Metric
 from torchmetrics.functional import (
     mean_absolute_error,
     mean_squared_error,
@@ -18,7 +16,6 @@ from torchmetrics.functional import (
     spearman_corrcoef,
 )
 from torchmetrics.functional.classification import binary_auroc, binary_average_precision
-from torchmetrics.utilities import dim_zero_cat
 
 from pyg_dynbatch.molecules.schema import MoleculeSchema, PropertyKind
 from pyg_dynbatch.training.predictions import Columns, write_table
@@ -38,35 +35,6 @@ IN_UNITS = ("rmse", "mae")
 _NAN = float("nan")
 _WEIGHTS_AT_ONCE = 4_000_000
 _MOST_DRAWN = 12
-
-
-class PredictionBuffer(Metric):
-    """Collect predictions and targets of one pass, over all devices."""
-
-    full_state_update = False
-    rows: list[Tensor]
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.add_state("rows", [], dist_reduce_fx="cat")
-
-    def update(
-        self, prediction: Float[Tensor, "molecule output"], target: Float[Tensor, "molecule task"]
-    ) -> None:
-        """Add the molecules of a batch."""
-        rows = prediction.detach().float()
-        self.rows.append(torch.cat([rows, target.to(rows)], 1))
-
-    def compute(self) -> Float[Tensor, "molecule column"]:
-        """Concatenate all molecules, the targets in the last columns."""
-        return dim_zero_cat(self.rows)
-
-    def table(
-        self, num_tasks: int
-    ) -> tuple[Float[Tensor, "molecule output"], Float[Tensor, "molecule task"]]:
-        """Return predictions and targets of all molecules of all devices, on the host."""
-        rows = self.compute().cpu()
-        return rows[:, :-num_tasks], rows[:, -num_tasks:]
 
 
 def property_scores(

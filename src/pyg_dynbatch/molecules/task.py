@@ -10,15 +10,10 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch_geometric.data import Batch
+from torchmetrics import CatMetric
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.molecules.metrics import (
-    IN_UNITS,
-    METRICS,
-    PredictionBuffer,
-    ScoredSplit,
-    report_test,
-)
+from pyg_dynbatch.molecules.metrics import IN_UNITS, METRICS, ScoredSplit, report_test
 from pyg_dynbatch.molecules.models import WeaveNet
 from pyg_dynbatch.molecules.pair_table import PairTable
 from pyg_dynbatch.molecules.schema import MoleculeSchema, PropertyKind
@@ -275,7 +270,8 @@ class MoleculeProperty(Task):
         self.scale = TargetScale(known.num_tasks)
         self.register_buffer("positive", torch.ones(known.num_tasks))
         self.register_buffer("task_weight", torch.tensor(weights).float(), persistent=False)
-        self.evaluated = PredictionBuffer()
+        # One row per molecule: outputs, then targets, of which some are NaN.
+        self.evaluated = CatMetric("disable")
         self.tested: ScoredSplit | None = None
 
     @classmethod
@@ -351,7 +347,8 @@ class MoleculeProperty(Task):
         values = self.scale.restored(exact)
         return values if self.schema.kind == "regression" else values.sigmoid()
 
-    def _evaluate(self, batch: Batch, stage: str) -> tuple[Tensor, Tensor, Tensor]:
+    def evaluate(self, batch: Batch, stage: str) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
+        """Log the loss of a batch; collect outputs and targets unless it is of training."""
         output = self(batch)
         target = batch.y.to(output.device)
         if self.schema.kind == "regression":
@@ -359,24 +356,14 @@ class MoleculeProperty(Task):
         weights = (self.task_weight, self.positive)
         loss, terms = summed_property_loss(output, target, self.schema.kind, *weights, self.loss)
         self.log_loss(stage, loss, terms, batch)
-        return output, loss, terms
-
-    def training_step(self, batch: Batch, batch_idx: int = 0) -> Float[Tensor, ""]:
-        """Compute the loss of a batch, without a device sync."""
-        _, loss, terms = self._evaluate(batch, "train")
-        return self.scaled_loss(loss, terms, batch, "mean")
-
-    def validation_step(self, batch: Batch, batch_idx: int = 0) -> None:
-        """Collect the outputs on the validation split."""
-        self.evaluated.update(self._evaluate(batch, "val")[0], batch.y)
-
-    def test_step(self, batch: Batch, batch_idx: int = 0) -> None:
-        """Collect the outputs on the test split."""
-        self.evaluated.update(self._evaluate(batch, "test")[0], batch.y)
+        if stage != "train":
+            rows = output.detach().float()
+            self.evaluated.update(torch.cat([rows, batch.y.to(rows)], 1))
+        return loss, terms
 
     def on_validation_epoch_end(self) -> None:
         """Fit the temperatures of probabilities, and log the metrics of the validation split."""
-        output, target = self.evaluated.table(self.schema.num_tasks)
+        output, target = self._collected()
         trial = self.trainer.sanity_checking or getattr(self.trainer, "fast_dev_run", False)
         if self.calibration != "none" and self.trainer.state.fn == "fit" and not trial:
             check_both_classes(target, self.schema.task_names)
@@ -385,11 +372,15 @@ class MoleculeProperty(Task):
 
     def on_test_epoch_end(self) -> None:
         """Log the metrics of the test split, and keep its predictions for tables and pictures."""
-        self.tested = self._scored(*self.evaluated.table(self.schema.num_tasks))
+        self.tested = self._scored(*self._collected())
         self._log_scores("test", self.tested)
 
-    def _scored(self, output: Tensor, target: Tensor) -> ScoredSplit:
+    def _collected(self) -> tuple[Tensor, Tensor]:
+        rows, tasks = self.evaluated.compute().cpu(), self.schema.num_tasks
         self.evaluated.reset()
+        return rows[:, :-tasks], rows[:, -tasks:]
+
+    def _scored(self, output: Tensor, target: Tensor) -> ScoredSplit:
         prediction = self.predicted(output.to(self.scale.mean.device)).cpu()
         deviation = self.scale.deviation.cpu()
         calibrated = self.schema.kind == "binary" and bool((deviation != 1).any())
