@@ -45,14 +45,7 @@ class RunReport(Callback):
         self.resamples = resamples
 
     def places(self, trainer: pl.Trainer) -> dict[str, Path]:
-        """Return the paths of the pictures of a run; none for a trial run without a folder.
-
-        Args:
-            trainer: The run.
-
-        Returns:
-            Paths by content.
-        """
+        """Return the paths of the pictures of a run; none for a trial run without a folder."""
         folder = folder_of(trainer)
         if folder is None or not trainer.loggers:
             return {}
