@@ -20,15 +20,15 @@ SPLITS: tuple[SplitName, ...] = ("train", "val", "test")
 class SplitDataModule(pl.LightningDataModule, ABC):
     """Make the loaders of three splits, in batches of examples or under a budget of their sizes.
 
-    Splits that are not trained on are never shuffled, and on several devices no example is counted
-    twice: batches are assigned to ranks without padding.
+    Only the training split is shuffled. On several devices batches are assigned to ranks without
+    padding, so no example is counted twice.
 
     Args:
         batch_size: Examples in a batch.
-        budget: If given, the sum of :meth:`sizes` in a batch is at most this, with any number of
-            examples; a larger example becomes a batch of its own, with a warning.
-        num_workers: Loader processes; 0 loads in the process that trains.
-        predict_split: Which split ``predict`` runs over.
+        budget: If given, the largest sum of :meth:`sizes` in a batch, with any number of examples;
+            a larger example becomes a batch of its own, with a warning.
+        num_workers: Loader processes; 0 loads in the training process.
+        predict_split: The split that ``predict`` runs over.
     """
 
     def __init__(
@@ -36,12 +36,8 @@ class SplitDataModule(pl.LightningDataModule, ABC):
     ) -> None:
         super().__init__()
         if batch_size < 1:
-            raise mismatch(
-                ValueError,
-                f"{type(self).__name__}: batch_size is out of range",
-                "at least 1",
-                batch_size,
-            )
+            what = f"{type(self).__name__}: batch_size is out of range"
+            raise mismatch(ValueError, what, "at least 1", batch_size)
         self.batch_size = batch_size
         self.budget = budget
         self.num_workers = num_workers
@@ -69,14 +65,7 @@ class SplitDataModule(pl.LightningDataModule, ABC):
         """Make a loader that collates as the model needs it."""
 
     def splits_of(self, stage: str) -> tuple[SplitName, ...]:
-        """List the splits that a stage needs.
-
-        Args:
-            stage: ``fit``, ``validate``, ``test`` or ``predict``.
-
-        Returns:
-            Their names.
-        """
+        """List the splits that a stage of Lightning needs."""
         needed: dict[str, tuple[SplitName, ...]] = {
             "fit": ("train", "val"),
             "validate": ("val",),

@@ -140,14 +140,11 @@ class Task(pl.LightningModule, ABC):
         """Make a task for prediction from the result of :func:`read_checkpoint`."""
         kind = checkpoint.get("pyg_dynbatch_task")
         if kind != cls.__name__ or "hyper_parameters" not in checkpoint:
-            got = f"a checkpoint of {kind or 'another program'}"
-            raise mismatch(
-                ValueError,
-                f"{cls.__name__}: the model cannot be built from this checkpoint",
-                f"a checkpoint of {cls.__name__}, written by fit",
-                "no hyper_parameters" if kind == cls.__name__ else got,
-                where=path,
-            )
+            what = f"{cls.__name__}: the model cannot be built from this checkpoint"
+            expected = f"a checkpoint of {cls.__name__}, written by fit"
+            other = f"a checkpoint of {kind or 'another program'}"
+            got = "no hyper_parameters" if kind == cls.__name__ else other
+            raise mismatch(ValueError, what, expected, got, where=path)
         task = cls.from_plain(checkpoint["hyper_parameters"])
         check_weights(task, checkpoint)
         task.load_state_dict(checkpoint["state_dict"])
