@@ -99,26 +99,22 @@ class ScoredSplit:
     @property
     def mean(self) -> dict[str, float]:
         """The mean of every metric over the properties for which it is defined."""
-        names = METRICS[self.schema.kind]
-        if len(self.scores) > 1:
-            names = tuple(name for name in names if name not in IN_UNITS)
-        every = {
-            name: torch.tensor([found[name] for found in self.scores], dtype=torch.double)
-            for name in names
-        }
-        return {name: float(found.nanmean()) for name, found in every.items()}
+        several = len(self.scores) > 1
+        names = [n for n in METRICS[self.schema.kind] if not (several and n in IN_UNITS)]
+        rows = [[found[n] for n in names] for found in self.scores]
+        means = torch.tensor(rows, dtype=torch.double).nanmean(0)
+        return dict(zip(names, means.tolist(), strict=True))
 
     @property
     def status(self) -> list[str]:
         """``counted``, or why a property is not part of the mean."""
-
-        def status_of(known: Tensor) -> str:
-            if known.numel() == 0:
-                return "no target"
+        found = []
+        for column in self.target.unbind(1):
+            known = column[~column.isnan()]
             single = self.schema.kind == "binary" and not _varies(known)
-            return "single class" if single else "counted"
-
-        return [status_of(column[~column.isnan()]) for column in self.target.unbind(1)]
+            reason = "single class" if single else "counted"
+            found.append(reason if known.numel() else "no target")
+        return found
 
     @property
     def left_out(self) -> list[str]:
@@ -152,10 +148,7 @@ def task_table(split: ScoredSplit, resamples: int = 1000) -> Columns:
         "molecules": np.array(molecules),
         "positives": np.array(positives, dtype=object),
         "status": np.array(status, dtype=object),
-        **{
-            name: np.array([found.get(name, _NAN) for found in scores])
-            for name in METRICS[schema.kind]
-        },
+        **{n: np.array([found.get(n, _NAN) for found in scores]) for n in METRICS[schema.kind]},
         f"{main}_low": low.numpy(),
         f"{main}_high": high.numpy(),
     }

@@ -89,18 +89,15 @@ def summed_property_loss(
     # Replace every NaN first: 0 * NaN is NaN, in the gradients too.
     filled = torch.where(known, target, torch.zeros_like(target))
     exact = output.to(torch.promote_types(output.dtype, torch.float32))
-    if kind == "regression":
-        losses = _REGRESSION_LOSSES[regression](exact, filled.to(exact.dtype), reduction="none")
-    elif kind == "binary":
-        losses = F.binary_cross_entropy_with_logits(
-            exact,
-            filled.to(exact.dtype),
-            pos_weight=positive_weight.to(exact.dtype),
-            reduction="none",
-        )
-    else:
+    if kind == "multiclass":
         by_class = exact.unflatten(1, (target.size(1), -1)).movedim(-1, 1)
         losses = F.cross_entropy(by_class, filled.long(), reduction="none")
+    elif kind == "binary":
+        losses = F.binary_cross_entropy_with_logits(
+            exact, filled.to(exact), pos_weight=positive_weight.to(exact), reduction="none"
+        )
+    else:
+        losses = _REGRESSION_LOSSES[regression](exact, filled.to(exact), reduction="none")
     weighted = torch.where(known, losses * weight.to(losses.dtype), torch.zeros_like(losses))
     return weighted.sum(), known.sum()
 
@@ -115,33 +112,23 @@ def balanced_positive_weight(targets: Float[Tensor, "molecule task"]) -> Float[T
 
 def check_both_classes(target: Float[Tensor, "molecule task"], names: Sequence[str]) -> None:
     """Refuse validation labels to which no temperature can be fitted."""
-    both = (target == 0).any(0) & (target == 1).any(0)
-    if not bool(both.all()):
-        task = int((~both).nonzero()[0, 0])
-        raise mismatch(
-            ValueError,
-            "calibration: the validation split has no labels of both classes",
-            "labels 0 and 1 of every property",
-            f"{int((~target[:, task].isnan()).sum())} labels, all alike",
-            where=f"property {names[task]}",
-            hint="a larger or stratified validation split, or calibration: none",
-        )
+    for name, column in zip(names, target.unbind(1), strict=True):
+        labels = column[~column.isnan()]
+        if labels.unique().numel() < 2:
+            what = "calibration: the validation split has no labels of both classes"
+            expected, got = "labels 0 and 1 of every property", f"{len(labels)} labels, all alike"
+            hint = "a larger or stratified validation split, or calibration: none"
+            raise mismatch(ValueError, what, expected, got, where=f"property {name}", hint=hint)
 
 
 class AveragedProperties(nn.Module):
-    """Average the values or probabilities that several networks predict.
-
-    Every member has the scale of its own training split; values are averaged in the units of the
-    data. The result can replace the outputs of one network.
+    """Average the values, in the units of the data, or probabilities that networks predict.
 
     Args:
         members: The networks, each with the scale of its targets.
-        scale: Scale of the result.
+        scale: Scale of the result, which can replace the outputs of one network.
         kind: Kind of the properties.
         num_tasks: Number of properties.
-
-    Raises:
-        ValueError: If there is no network.
 
     Example:
         >>> scale = TargetScale(1)
@@ -185,9 +172,8 @@ class AveragedProperties(nn.Module):
 class MoleculeProperty(Task):
     """Train a weave network with the mean loss of the known targets.
 
-    Regression targets are scaled to mean 0 and deviation 1 of the training split; metrics and
-    predictions are in the units of the data. If the featurizer computes descriptors of whole
-    molecules, the head reads them too, standardised on the training split.
+    Regression targets, and descriptors that the head reads, are scaled to mean 0 and deviation 1
+    of the training split; metrics and predictions are in the units of the data.
 
     Logged for training: ``loss``; for validation and test also ``rmse``, ``mae``, ``r2``,
     ``spearman``, ``scaled_rmse`` (regression), ``roc_auc``, ``prc_auc``, ``accuracy`` (binary),
@@ -197,12 +183,11 @@ class MoleculeProperty(Task):
     deviation of the training targets) is the main metric.
 
     Args:
-        schema: How molecules become numbers, and what the properties are, as
-            :meth:`~pyg_dynbatch.molecules.schema.MoleculeSchema.as_dict` returns it. The command
-            line takes it from the data module.
+        schema: :meth:`~pyg_dynbatch.molecules.schema.MoleculeSchema.as_dict` of a schema; the
+            command line takes it from the data module.
         loss: Loss of a regression.
-        positive_weight: Weight of the positive labels of binary properties: ``none`` or
-            ``balanced``, negatives over positives of the training split.
+        positive_weight: Weight of positive labels: ``none`` or ``balanced``, negatives over
+            positives of the training split.
         task_weights: Weight of each property in the loss; all 1 by default.
         calibration: ``none`` or ``temperature``: divide the logits of each binary property by the
             temperature that makes the labels of the validation split most likely, fitted after
@@ -254,7 +239,7 @@ class MoleculeProperty(Task):
         self.save_hyperparameters(ignore=["optimizer", "rate"])
         self.save_hyperparameters(self.plain_options())
         if calibration != "none" and known.kind != "binary":
-            what = "MoleculeProperty: only probabilities of labels 0 and 1 can be calibrated"
+            what = "MoleculeProperty: only labels 0 and 1 can be calibrated"
             got = f"kind: {known.kind}, calibration: {calibration}"
             raise mismatch(ValueError, what, "kind: binary, or calibration: none", got)
         weights = [1.0] * known.num_tasks if task_weights is None else task_weights
@@ -313,22 +298,14 @@ class MoleculeProperty(Task):
             self.fit_descriptors(data.descriptors("train"))
 
     def fit_targets(self, targets: Float[Tensor, "molecule task"]) -> None:
-        """Fit target scaling and label weights, as :meth:`setup` does with a data module.
-
-        Args:
-            targets: Targets to train on, NaN where unknown.
-        """
+        """Fit target scaling and label weights to targets, NaN where unknown, as ``setup`` does."""
         if self.schema.kind == "regression":
             self.scale.fit(targets)
         elif self.schema.kind == "binary" and self.positive_weight == "balanced":
             self.positive.copy_(balanced_positive_weight(targets))
 
     def fit_descriptors(self, descriptors: Float[Tensor, "molecule descriptor"]) -> None:
-        """Fit the scale of descriptors, as :meth:`setup` does with a data module.
-
-        Args:
-            descriptors: Those of the molecules to train on, NaN where unknown.
-        """
+        """Fit the scale of descriptors, NaN where unknown, as ``setup`` does."""
         network: Any = self.network
         network.descriptors.fit(descriptors)
 
@@ -408,8 +385,7 @@ class MoleculeProperty(Task):
         if self.main_metric == "scaled_rmse":
             pairs = zip(self.schema.task_names, self.tested.scores, strict=True)
             lines = [f"test/rmse_{name}: {scores['rmse']:.4g}" for name, scores in pairs]
-        missing = self.tested.left_out
-        if missing:
+        if missing := self.tested.left_out:
             share = f"{len(missing)} of {self.schema.num_tasks} tasks"
             lines.append(f"left out of test/{self.main_metric}: {share}: {', '.join(missing)}")
         return lines
@@ -418,7 +394,7 @@ class MoleculeProperty(Task):
         """Predict one row per molecule.
 
         Returns:
-            Columns ``example``; for every property ``prediction_NAME`` (the value, or the class),
+            Columns ``example``, ``prediction_NAME`` (the value, or the class),
             ``probability_NAME`` (of the positive class, or one column per class) and, where the
             molecules have targets, ``target_NAME``.
         """
@@ -426,8 +402,8 @@ class MoleculeProperty(Task):
         columns = {"example": torch.arange(values.size(0), device=values.device)}
         columns |= property_columns(values, self.schema)
         if "y" in batch:
-            for task, name in enumerate(self.schema.task_names):
-                columns[f"target_{name}"] = batch.y[:, task]
+            names = (f"target_{name}" for name in self.schema.task_names)
+            columns |= zip(names, batch.y.unbind(1), strict=True)
         return columns
 
     def check_origin(self, hyper_parameters: Mapping[str, Any]) -> None:
@@ -438,13 +414,11 @@ class MoleculeProperty(Task):
         parts = (_difference(name, ours[name], theirs.get(name)) for name in ours)
         found = [part for part in parts if part is not None]
         if found:
-            raise mismatch(
-                ValueError,
-                "MoleculeProperty: the checkpoint was trained on molecules described differently",
-                "; ".join(f"{name}: {str(own):.80}" for name, own, _ in found),
-                "; ".join(f"{name}: {str(other):.80}" for name, _, other in found),
-                hint="use the configuration the checkpoint was made with",
-            )
+            what = "MoleculeProperty: the checkpoint was trained on molecules described differently"
+            expected = "; ".join(f"{name}: {str(own):.80}" for name, own, _ in found)
+            got = "; ".join(f"{name}: {str(other):.80}" for name, _, other in found)
+            hint = "use the configuration the checkpoint was made with"
+            raise mismatch(ValueError, what, expected, got, hint=hint)
 
 
 def _difference(name: str, own: object, other: object) -> tuple[str, object, object] | None:
