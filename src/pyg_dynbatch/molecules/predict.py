@@ -188,8 +188,8 @@ class StreamCounts(NamedTuple):
 class Unfinished:
     """The unfinished files of a killed run, and the note beside them of how far it came.
 
-    Within the context the note is kept up to date; it is removed when the run ends, unless it is
-    killed. Without an output nothing can be resumed.
+    Within the context the note is kept up to date; only a killed run leaves it behind. Without an
+    output nothing can be resumed.
     """
 
     def __init__(
@@ -200,13 +200,10 @@ class Unfinished:
     ) -> None:
         self.identity = dict(identity or {})
         self.counts = StreamCounts()
-        self.note: Path | None = None
-        self.sizes: Sequence[int | None] = (None, None)
-        if output is None:
-            return
-        self.note, self.sizes = Path(f"{part_of(output)}.json"), (0, 0)
+        self.note = None if output is None else Path(f"{part_of(output)}.json")
+        self.sizes: Sequence[int | None] = (None, None) if output is None else (0, 0)
         parts = [part_of(path) for path in (output, fingerprints) if path is not None]
-        if not all(path.is_file() for path in (self.note, *parts)):
+        if self.note is None or not all(path.is_file() for path in (self.note, *parts)):
             return
         noted = json.loads(self.note.read_text(encoding="utf-8"))
         theirs = noted["identity"]

@@ -43,9 +43,11 @@ class RandomState(Callback):
     ) -> None:
         """Add the seed of the run and the states of all ranks to the checkpoint."""
         checkpoint["pyg_dynbatch_seed"] = os.environ.get("PL_GLOBAL_SEED")
-        checkpoint["random_state"] = {
-            name: _of_all_ranks(state, trainer) for name, state in _states(pl_module).items()
-        }
+        states = {"cpu": torch.get_rng_state()}
+        if pl_module.device.type == "cuda":
+            states["cuda"] = torch.cuda.get_rng_state(pl_module.device)
+        gathered = {name: _of_all_ranks(state, trainer) for name, state in states.items()}
+        checkpoint["random_state"] = gathered
 
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
@@ -166,13 +168,6 @@ def naming_file(path: str | Path) -> Iterator[None]:
 def _not_a_checkpoint(path: str | Path, got: str) -> ValueError:
     what = "the file is not a checkpoint, or is cut short"
     return mismatch(ValueError, what, "a file written by fit, such as last.ckpt", got, where=path)
-
-
-def _states(pl_module: pl.LightningModule) -> dict[str, Tensor]:
-    states = {"cpu": torch.get_rng_state()}
-    if pl_module.device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(pl_module.device)
-    return states
 
 
 def _of_all_ranks(state: Tensor, trainer: pl.Trainer) -> Tensor:

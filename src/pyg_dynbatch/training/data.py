@@ -76,34 +76,30 @@ class SplitDataModule(pl.LightningDataModule, ABC):
 
     def train_dataloader(self) -> Any:
         """Return a loader that shuffles the training split in every epoch."""
-        dataset = self.dataset("train")
-        if self.budget is None:
-            seed = self._seed()
-            options = self._loader_options(seed)
-            return self.make_loader(dataset, self.batch_size, shuffle=True, seed=seed, **options)
-        return self._budgeted(dataset, self.sizes("train"), self.budget, shuffle=True)
+        if self.budget is not None:
+            return self._budgeted("train", shuffle=True)
+        seed = self._seed()
+        options = {"shuffle": True, "seed": seed, **self._loader_options(seed)}
+        return self.make_loader(self.dataset("train"), self.batch_size, **options)
 
     def val_dataloader(self) -> Any:
         """Return a loader of the validation split, in order."""
-        return self._in_order("val")
+        return self._budgeted("val")
 
     def test_dataloader(self) -> Any:
         """Return a loader of the test split, in order."""
-        return self._in_order("test")
+        return self._budgeted("test")
 
     def predict_dataloader(self) -> Any:
         """Return a loader of the split to predict, in order."""
-        return self._in_order(self.predict_split)
+        return self._budgeted(self.predict_split)
 
-    def _in_order(self, split: SplitName) -> Any:
+    def _budgeted(self, split: SplitName, shuffle: bool = False) -> Any:
         dataset = self.dataset(split)
-        if self.budget is not None:
-            return self._budgeted(dataset, self.sizes(split), self.budget, shuffle=False)
-        # A budget of examples instead of sizes. The sampler assigns batches to ranks without
+        # Without a budget of sizes, one of examples: the sampler assigns batches to ranks without
         # repeating an example; Lightning's own repeats some to make the shares equal.
-        return self._budgeted(dataset, [1] * len(dataset), self.batch_size, shuffle=False)
-
-    def _budgeted(self, dataset: Any, sizes: Sequence[int], budget: int, shuffle: bool) -> Any:
+        sizes = [1] * len(dataset) if self.budget is None else self.sizes(split)
+        budget = self.batch_size if self.budget is None else self.budget
         larger = [size for size in sizes if size > budget]
         if larger:
             rank_zero_warn(
