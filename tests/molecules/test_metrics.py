@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from torchmetrics.functional.classification import binary_auroc
 
 from pyg_dynbatch.molecules.metrics import (
-    PredictionBuffer,
     ScoredSplit,
     property_scores,
     report_test,
@@ -83,15 +82,6 @@ def test_several_classes() -> None:
     assert found["accuracy"] == pytest.approx(2 / 3)
     # Class 2 never occurs: the mean is over the two others.
     assert found["roc_auc"] == pytest.approx((1.0 + 0.75) / 2)
-
-
-def test_table_joins_batches() -> None:
-    cells = PredictionBuffer()
-    cells.update(torch.ones(2, 3), torch.zeros(2, 1))
-    cells.update(torch.zeros(1, 3), torch.ones(1, 1))
-    prediction, target = cells.table(1)
-    assert prediction.shape == (3, 3)
-    assert target.tolist() == [[0.0], [0.0], [1.0]]
 
 
 @given(

@@ -45,26 +45,23 @@ class MoleculeDataModule(SplitDataModule):
 
     Args:
         split: How the molecules are divided.
-        pairs: Which pairs of atoms the model sees: ``all``, ``connected`` (within a fragment),
+        pairs: Pairs of atoms that the model sees: ``all``, ``connected`` (within a fragment),
             ``bonds``, or a number from 1 to 7: at most so many bonds apart.
         self_pairs: Whether each atom is paired with itself too.
         featurizer: Describes a molecule; ``MoleculeFeaturizer()`` by default.
         reading: Policy for bad rows, processes that featurize.
         batch_size: Molecules per batch.
         max_pairs: If given, the limit of a batch instead of `batch_size`: pairs of atoms, before
-            `pairs` selects among them. A larger molecule is a batch of its own, with a warning.
-        num_workers: Loader processes; 0 loads in the process that trains.
-        predict_split: Which split ``predict`` runs over.
+            `pairs` selects among them. A larger molecule is a batch of its own.
+        num_workers: Loader processes; 0 loads in the training process.
+        predict_split: The split that ``predict`` runs over.
 
     Raises:
         ValueError: If the set of pairs is unknown, or an option is out of range.
     """
 
     kind: PropertyKind
-    """Kind of the properties."""
-
-    classes: int = 2
-    """Classes of a ``multiclass`` property."""
+    classes: int = 2  # of a multiclass property
 
     own_targets: ClassVar[bool] = True
     """Whether the user chooses the targets, so that one that cannot be learned is an error."""
@@ -102,12 +99,11 @@ class MoleculeDataModule(SplitDataModule):
         if self.kind == "regression":
             return molecules
         targets, classes = molecules.targets, 2 if self.kind == "binary" else self.classes
-        wrong = (targets < 0) | (targets >= classes) | (targets != np.round(targets))
-        wrong &= ~np.isnan(targets)
+        wrong = ~np.isnan(targets) & ~np.isin(targets, np.arange(classes))
         if wrong.any():
-            row, task = (int(part[0]) for part in np.nonzero(wrong))
+            row, task = np.argwhere(wrong)[0]
             expected = f"whole numbers from 0 to {classes - 1}, or nothing where unknown"
-            where = f"row {int(molecules.rows[row])}, column {molecules.task_names[task]}"
+            where = f"row {molecules.rows[row]}, column {molecules.task_names[task]}"
             hint = "kind: regression for values, kind: multiclass for more classes"
             got = f"{targets[row, task]:g}"
             raise self._error("a label is out of range", expected, got, where, hint)
@@ -188,11 +184,7 @@ class MoleculeDataModule(SplitDataModule):
         return MoleculeLoader(dataset, table, batch_size=batch_size, **options)
 
     def setup(self, stage: str) -> None:
-        """Load and split the molecules; before training, check the targets and report the data.
-
-        Raises:
-            ValueError: If a split that is needed is empty, or a target cannot be learned.
-        """
+        """Load and split the molecules; before training, check the targets and report the data."""
         for split in self.splits_of(stage):
             if not len(self.indices(split)):
                 what, got = f"the {split} split is empty", f"none of {len(self.molecules)}"
@@ -221,13 +213,11 @@ class MoleculeDataModule(SplitDataModule):
     def _check_targets(self) -> None:
         """Refuse targets that cannot be learned, and labels where values are wanted."""
         targets, names = self.molecules.targets, self.molecules.task_names
-        for name in _constant(targets, names):
-            column = targets[:, names.index(name)]
-            known = column[~np.isnan(column)]
+        for name, known in _constant(targets, names).items():
             got = f"{known[0]:g} in all {len(known)} rows that have one" if len(known) else "none"
             what = f"there is nothing to learn from the target {name!r}"
-            hint = "leave it out of the targets"
-            raise self._error(what, "at least two different values", got, self._where, hint)
+            expected, hint = "at least two different values", "leave it out of the targets"
+            raise self._error(what, expected, got, self._where, hint)
         if self.kind == "regression" and np.isin(targets[~np.isnan(targets)], (0, 1)).all():
             expected = "values other than 0 and 1 for kind: regression"
             what, got = "the targets are labels, not values", f"only 0 and 1 in {names[:_SHOWN]}"
@@ -240,17 +230,14 @@ class MoleculeDataModule(SplitDataModule):
         for part in parts:
             alike = _constant(self.targets(part).numpy(), names)
             if len(alike) == len(names) and self.kind != "regression":
-                what = f"all targets of the {part} split are alike"
+                what, got = f"all targets of the {part} split are alike", f"none of {names}"
                 expected = "a property with at least two different values"
-                got = f"none of {', '.join(names)}"
                 hint = "--data.init_args.split.method stratified, or other fractions"
                 raise self._error(what, expected, got, self._where, hint)
             if alike:
-                shown = ", ".join(alike[:_SHOWN]) + ", …" * (len(alike) > _SHOWN)
-                rank_zero_info(
-                    f"targets of the {part} split that are all alike: {len(alike)} of {len(names)}"
-                    f" properties ({shown})"
-                )
+                shown = ", ".join([*alike][:_SHOWN]) + ", …" * (len(alike) > _SHOWN)
+                share = f"{len(alike)} of {len(names)} properties ({shown})"
+                rank_zero_info(f"targets of the {part} split that are all alike: {share}")
 
     def describe_examples(self, numbers: np.ndarray) -> dict[str, np.ndarray]:
         """Return record numbers and SMILES of molecules, given their numbers in the split."""
@@ -265,11 +252,7 @@ class MoleculeDataModule(SplitDataModule):
         return {"split": self.parts.as_dict(), "split_options": options}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over the split of a checkpoint if only the order of the rows has changed.
-
-        Raises:
-            ValueError: If the molecules are others, or are divided in another way.
-        """
+        """Take over the split of a checkpoint if only the order of the rows has changed."""
         if not isinstance(state_dict.get("split"), Mapping):
             what = "the checkpoint does not tell its molecules"
             expected = "a checkpoint with the hashes of its molecules"
@@ -284,21 +267,21 @@ class MoleculeDataModule(SplitDataModule):
         drawn = self.split.method not in ("column", "file") and not self._restored
         if mapped is noted or changed or not drawn:
             advice = changed or {"method": "file", "file": "RUN/split.json"}
-            texts = (
-                json.dumps(value, separators=(",", ":")).strip('"') for value in advice.values()
-            )
-            options = zip(advice, texts, strict=True)
-            hint = " ".join(f"--data.init_args.split.{key} {text}" for key, text in options)
+            hint = " ".join(
+                f"--data.init_args.split.{key} {json.dumps(value, separators=(',', ':'))}"
+                for key, value in advice.items()
+            ).replace('"', "")
             what = "the checkpoint was trained on another split"
             raise self._error(what, repr(mapped), repr(self.parts), self._where, hint)
         rank_zero_info("split: the rows are in another order; every molecule stays in its part")
         self.parts, self._restored = mapped, True
 
 
-def _constant(targets: np.ndarray, names: Sequence[str]) -> list[str]:
-    """Name the targets without two different known values."""
-    columns = [column[~np.isnan(column)] for column in targets.T]
-    return [name for name, column in zip(names, columns, strict=True) if len(np.unique(column)) < 2]
+def _constant(targets: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Find the targets without two different known values, and their known values."""
+    known = (column[~np.isnan(column)] for column in targets.T)
+    pairs = zip(names, known, strict=True)
+    return {name: values for name, values in pairs if len(np.unique(values)) < 2}
 
 
 class NCIData(MoleculeDataModule):
@@ -339,9 +322,6 @@ class MoleculeNetData(MoleculeDataModule):
         raw_dir: Folder of the raw file; by default ``root/raw``, where it is downloaded to.
         verify: Whether files other than the published ones are refused.
         **loading: Options of :class:`~pyg_dynbatch.tasks.MoleculeDataModule`.
-
-    Raises:
-        ValueError: If the name is unknown.
 
     Example:
         >>> MoleculeNetData("ESOL", max_pairs=20_000).root
@@ -393,9 +373,6 @@ class MoleculeFileData(MoleculeDataModule):
         missing: Texts of missing targets, besides empty cells, nan and NA.
         **loading: Options of :class:`~pyg_dynbatch.tasks.MoleculeDataModule`.
 
-    Raises:
-        ValueError: If there is no column to learn.
-
     Example:
         >>> MoleculeFileData("mine.csv", ["melts"], kind="binary").kind
         'binary'
@@ -426,18 +403,16 @@ class MoleculeFileData(MoleculeDataModule):
 
     def load(self) -> PackedMolecules:
         """Load all molecules."""
-        columns = (self.smiles_column, self.columns)
-        return MoleculeFile(
-            self.file, self.root, self.featurizer, *columns, self.reading, missing=self.missing
-        )
+        given = (self.file, self.root, self.featurizer, self.smiles_column, self.columns)
+        return MoleculeFile(*given, self.reading, missing=self.missing)
 
     def column(self, name: str) -> Mapping[int, str]:
         """Read a column of the file by number of the record; a missing SDF field is empty."""
         texts: dict[int, str] = {}
-        seen: dict[str, None] = {}
+        seen: dict[str, str] = {}
         for record in read_molecules(self.file, smiles_column=self.smiles_column):
             # A record of an SDF file holds only the fields it has a value for.
-            seen |= dict.fromkeys(record.extra)
+            seen |= record.extra
             texts[record.row] = record.extra.get(name, "")
         if name not in seen:
             what, expected = "the column to split by is missing", f"one of {', '.join(seen)}"

@@ -43,7 +43,7 @@ def explain(
     - gradient times input: :math:`\sum_k x_{ik} \, \partial f / \partial x_{ik}` for every atom,
       and the same for every pair of atoms;
     - leave one out: :math:`f(\text{all}) - f(\text{without } i)`, the pairs of the other atoms
-      unchanged. All molecules without one atom are predicted together, in batches of limited size.
+      unchanged.
 
     Descriptors of the whole molecule stay unchanged in both.
 
@@ -52,12 +52,6 @@ def explain(
         molecule: The molecule, described by the featurizer of the checkpoints.
         task: Name of the property; the first by default.
         label: Class to explain, of a multiclass property.
-
-    Returns:
-        The explanation.
-
-    Raises:
-        ValueError: If the property or class is unknown.
 
     Reference:
         Gradient times input: Shrikumar et al. (2017), arXiv:1605.01713.

@@ -4,13 +4,11 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torchmetrics import Metric
 from torchmetrics.functional import (
     mean_absolute_error,
     mean_squared_error,
@@ -18,7 +16,6 @@ from torchmetrics.functional import (
     spearman_corrcoef,
 )
 from torchmetrics.functional.classification import binary_auroc, binary_average_precision
-from torchmetrics.utilities import dim_zero_cat
 
 from pyg_dynbatch.molecules.schema import MoleculeSchema, PropertyKind
 from pyg_dynbatch.training.predictions import Columns, write_table
@@ -38,35 +35,6 @@ IN_UNITS = ("rmse", "mae")
 _NAN = float("nan")
 _WEIGHTS_AT_ONCE = 4_000_000
 _MOST_DRAWN = 12
-
-
-class PredictionBuffer(Metric):
-    """Collect predictions and targets of one pass, over all devices."""
-
-    full_state_update = False
-    rows: list[Tensor]
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.add_state("rows", [], dist_reduce_fx="cat")
-
-    def update(
-        self, prediction: Float[Tensor, "molecule output"], target: Float[Tensor, "molecule task"]
-    ) -> None:
-        """Add the molecules of a batch."""
-        rows = prediction.detach().float()
-        self.rows.append(torch.cat([rows, target.to(rows)], 1))
-
-    def compute(self) -> Float[Tensor, "molecule column"]:
-        """Concatenate all molecules, the targets in the last columns."""
-        return dim_zero_cat(self.rows)
-
-    def table(
-        self, num_tasks: int
-    ) -> tuple[Float[Tensor, "molecule output"], Float[Tensor, "molecule task"]]:
-        """Return predictions and targets of all molecules of all devices, on the host."""
-        rows = self.compute().cpu()
-        return rows[:, :-num_tasks], rows[:, -num_tasks:]
 
 
 def property_scores(
@@ -131,26 +99,22 @@ class ScoredSplit:
     @property
     def mean(self) -> dict[str, float]:
         """The mean of every metric over the properties for which it is defined."""
-        names = METRICS[self.schema.kind]
-        if len(self.scores) > 1:
-            names = tuple(name for name in names if name not in IN_UNITS)
-        every = {
-            name: torch.tensor([found[name] for found in self.scores], dtype=torch.double)
-            for name in names
-        }
-        return {name: float(found.nanmean()) for name, found in every.items()}
+        several = len(self.scores) > 1
+        names = [n for n in METRICS[self.schema.kind] if not (several and n in IN_UNITS)]
+        rows = [[found[n] for n in names] for found in self.scores]
+        means = torch.tensor(rows, dtype=torch.double).nanmean(0)
+        return dict(zip(names, means.tolist(), strict=True))
 
     @property
     def status(self) -> list[str]:
         """``counted``, or why a property is not part of the mean."""
-
-        def status_of(known: Tensor) -> str:
-            if known.numel() == 0:
-                return "no target"
+        found = []
+        for column in self.target.unbind(1):
+            known = column[~column.isnan()]
             single = self.schema.kind == "binary" and not _varies(known)
-            return "single class" if single else "counted"
-
-        return [status_of(column[~column.isnan()]) for column in self.target.unbind(1)]
+            reason = "single class" if single else "counted"
+            found.append(reason if known.numel() else "no target")
+        return found
 
     @property
     def left_out(self) -> list[str]:
@@ -184,10 +148,7 @@ def task_table(split: ScoredSplit, resamples: int = 1000) -> Columns:
         "molecules": np.array(molecules),
         "positives": np.array(positives, dtype=object),
         "status": np.array(status, dtype=object),
-        **{
-            name: np.array([found.get(name, _NAN) for found in scores])
-            for name in METRICS[schema.kind]
-        },
+        **{n: np.array([found.get(n, _NAN) for found in scores]) for n in METRICS[schema.kind]},
         f"{main}_low": low.numpy(),
         f"{main}_high": high.numpy(),
     }

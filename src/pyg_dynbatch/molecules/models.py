@@ -1,6 +1,8 @@
 """The weave network, and weave modules written as programs for the engine."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -24,8 +26,8 @@ from pyg_dynbatch.nn.weave import CountedBatchNorm, WeaveConv, WeaveStack
 class WeaveNet(nn.Module):
     """Predict properties of molecules with weave modules on atoms and pairs of atoms.
 
-    Weave modules, a linear layer with tanh on the atoms, a normalisation, a readout of the atoms
-    of each molecule, and a dense head with ReLU between its layers.
+    Weave modules, a linear layer with tanh, a normalisation, a readout per molecule, and a dense
+    head with ReLU between its layers.
 
     Args:
         atom_channels: Width of ``batch.x``.
@@ -43,14 +45,13 @@ class WeaveNet(nn.Module):
         residual: Whether weave modules add rows to their updates.
         weave_dropout: Dropout probability of the atom rows between weave modules.
         pair_block: See :class:`~pyg_dynbatch.nn.WeaveStack`.
-        num_descriptors: Width of ``batch.descriptor``, descriptors of the whole molecule, which
-            the head reads beside the readout. They are standardised by ``net.descriptors``, which
-            has to be fitted (:meth:`~pyg_dynbatch.nn.StandardizedInputs.fit`).
+        num_descriptors: Width of ``batch.descriptor``, which the head reads beside the readout,
+            standardised by ``net.descriptors`` (to be fitted, see
+            :meth:`~pyg_dynbatch.nn.StandardizedInputs.fit`).
 
     Shape:
-        - batch: a PyG batch with ``x`` ``[atom, atom_channels]``, ``batch``, and ``pairs`` (made
-          by the collater) or ``pair_code`` (then all pairs are used); with descriptors also
-          ``descriptor`` ``[molecule, num_descriptors]``, NaN where unknown
+        - batch: ``x`` ``[atom, atom_channels]``, ``batch``, and ``pairs`` or ``pair_code`` (of
+          all pairs); perhaps ``descriptor`` ``[molecule, num_descriptors]``, NaN where unknown
         - returns: ``[molecule, num_outputs]``
 
     Raises:
@@ -90,11 +91,9 @@ class WeaveNet(nn.Module):
         super().__init__()
         table = torch.as_tensor(pair_table, dtype=torch.float32).detach().clone()
         if table.dim() != 2 or not table.numel() or atom_norm not in (None, "batch", "layer"):
-            what = "WeaveNet: pair_table or atom_norm cannot be used"
-            got = f"a table {list(table.shape)}; {atom_norm!r}"
-            raise mismatch(
-                ValueError, what, "a table [code, feature]; 'batch', 'layer' or None", got
-            )
+            what, got = "WeaveNet: pair_table or atom_norm cannot be used", list(table.shape)
+            expected = "a table [code, feature]; 'batch', 'layer' or None"
+            raise mismatch(ValueError, what, expected, f"a table {got}; {atom_norm!r}")
         self.register_buffer("pair_table", table)
         self.weave = WeaveStack(
             atom_channels,
@@ -111,11 +110,14 @@ class WeaveNet(nn.Module):
         self.norm_atom = norms[atom_norm](atom_out)
         names = [readout] if isinstance(readout, str) else list(readout)
         self.readouts = nn.ModuleList(_readout(name, atom_out) for name in names)
-        bins = [atom_out * getattr(part, "num_bins", 1) for part in self.readouts]
-        self.fingerprint_channels = sum(bins)
+        bins = [getattr(part, "num_bins", 1) for part in self.readouts]
+        self.fingerprint_channels = atom_out * sum(bins)
         self.descriptors = StandardizedInputs(num_descriptors) if num_descriptors else None
-        width = self.fingerprint_channels + num_descriptors
-        self.head = _head([width, *head, num_outputs], dropout)
+        widths = [self.fingerprint_channels + num_descriptors, *head]
+        layers: list[nn.Module] = []
+        for before, after in pairwise(widths):
+            layers += [nn.Linear(before, after), nn.ReLU(), nn.Dropout(dropout)]
+        self.head = nn.Sequential(*layers, nn.Linear(widths[-1], num_outputs))
 
     def reset_parameters(self) -> None:
         """Reinitialise all parameters."""
@@ -184,19 +186,11 @@ def _readout(name: str, channels: int) -> Aggregation:
         raise mismatch(ValueError, what, expected, str(error).splitlines()[0]) from error
 
 
-def _head(widths: Sequence[int], dropout: float) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for before, after in zip(widths[:-2], widths[1:-1], strict=True):
-        layers += [nn.Linear(before, after), nn.ReLU(), nn.Dropout(dropout)]
-    return nn.Sequential(*layers, nn.Linear(widths[-2], widths[-1]))
-
-
 class WeaveProgram(nn.Module):
     """Run the modules of a :class:`WeaveStack` by dynamic batching, with the same weights.
 
-    A molecule is a program of calls of the six functions, written exactly as in the equations. The
-    results are those of the stack, so a changed weave can be tried here before writing a fast
-    layer for it.
+    A molecule is a program of calls of six functions, written as in the equations. The results are
+    those of the stack, so a changed weave can be tried here before writing a fast layer for it.
 
     Args:
         stack: The modules; its parameters are shared.
@@ -236,14 +230,11 @@ class WeaveProgram(nn.Module):
         self.engine = Engine(operations)
 
     def program(self, num_atoms: int, code: Sequence[Sequence[int | None]]) -> Program:
-        """Record one molecule.
+        """Record one molecule: its inputs are the atoms, its outputs the updated atoms.
 
         Args:
             num_atoms: Number of atoms.
             code: Code of every ordered pair; ``None`` for a pair that is not used.
-
-        Returns:
-            The program; its inputs are the atoms, its outputs the updated atoms.
         """
         program, atoms = Program(), range(num_atoms)
         a: list[Value] = [program.input(self.atom, i) for i in atoms]
@@ -268,7 +259,7 @@ class WeaveProgram(nn.Module):
 
 
 class _WeaveModule(nn.Module):
-    """One weave module as six operations; each method computes one function on rows of calls."""
+    """One weave module as six operations, each of one function of equations 4 and 5."""
 
     def __init__(self, operations: Operations, conv: WeaveConv, level: int) -> None:
         super().__init__()
@@ -276,20 +267,27 @@ class _WeaveModule(nn.Module):
         atom = TensorType((conv.atom_in,), tag="" if level else "atom")
         pair = TensorType((conv.pair_in,), tag="pair")
 
-        def add(function: Any, inputs: list[Any], width: int, tag: str = "") -> Signature:
-            name = f"{function.__name__}{level}"
-            return operations.add(function, inputs, [TensorType((width,), tag=tag)], name=name)
+        def add(
+            name: str,
+            inputs: list[Any],
+            width: int,
+            function: Callable[..., Tensor] | None = None,
+            tag: str = "",
+        ) -> Signature:
+            run = function or partial(self.activated, name)
+            outputs = [TensorType((width,), tag=tag)]
+            return operations.add(run, inputs, outputs, name=f"{name}{level}")
 
-        aa = add(self.aa, [atom], conv.lin_aa.out_features)
-        pa = add(self.pa, [pair], conv.lin_pa.out_features)
-        a = add(self.a, [atom, *aa.outputs, Ragged(pa.outputs[0])], conv.atom_out)
+        aa = add("aa", [atom], conv.lin_aa.out_features)
+        pa = add("pa", [pair], conv.lin_pa.out_features)
+        a = add("a", [atom, *aa.outputs, Ragged(pa.outputs[0])], conv.atom_out, self.atom)
         self.of_atoms = (aa, pa, a)
         self.of_pairs = None
         if conv.pair_out is not None:
-            ap = add(self.ap, [atom, atom], conv.lin_ap.out_features)
-            pp = add(self.pp, [pair], conv.lin_pp.out_features)
+            ap = add("ap", [atom, atom], conv.lin_ap.out_features)
+            pp = add("pp", [pair], conv.lin_pp.out_features)
             inputs = [pair, *ap.outputs, *ap.outputs, *pp.outputs]
-            self.of_pairs = (ap, pp, add(self.p, inputs, conv.pair_out, "pair"))
+            self.of_pairs = (ap, pp, add("p", inputs, conv.pair_out, self.pair, "pair"))
 
     def record(
         self, program: Program, a: list[Value], p: dict[tuple[int, int], Value]
@@ -310,25 +308,16 @@ class _WeaveModule(nn.Module):
             for (i, j), pair in p.items()
         }
 
-    def aa(self, x: Tensor) -> Tensor:
-        return self._activated("aa", x)
+    def atom(self, x: Tensor, own: Tensor, received: RaggedRows) -> Tensor:
+        """Update the rows of atoms."""
+        return self._updated(x, self.conv.drop(self.activated("a", own, received.sum())))
 
-    def pa(self, pair: Tensor) -> Tensor:
-        return self._activated("pa", pair)
+    def pair(self, pair: Tensor, one: Tensor, other: Tensor, own: Tensor) -> Tensor:
+        """Update the rows of pairs."""
+        return self._updated(pair, self.activated("p", one + other, own))
 
-    def a(self, x: Tensor, own: Tensor, received: RaggedRows) -> Tensor:
-        return self._updated(x, self.conv.drop(self._activated("a", own, received.sum())))
-
-    def ap(self, first: Tensor, second: Tensor) -> Tensor:
-        return self._activated("ap", first, second)
-
-    def pp(self, pair: Tensor) -> Tensor:
-        return self._activated("pp", pair)
-
-    def p(self, pair: Tensor, one: Tensor, other: Tensor, own: Tensor) -> Tensor:
-        return self._updated(pair, self._activated("p", one + other, own))
-
-    def _activated(self, name: str, *rows: Tensor) -> Tensor:
+    def activated(self, name: str, *rows: Tensor) -> Tensor:
+        """Apply the linear layer of a function, its normalisation and ReLU."""
         joined = torch.cat(rows, 1) if len(rows) > 1 else rows[0]
         result = getattr(self.conv, f"lin_{name}")(joined)
         if self.conv.norm is not None:

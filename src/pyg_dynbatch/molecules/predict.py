@@ -28,7 +28,7 @@ from pyg_dynbatch.molecules.schema import MoleculeSchema
 from pyg_dynbatch.molecules.task import MoleculeProperty, property_columns
 from pyg_dynbatch.samplers import pack_in_order
 from pyg_dynbatch.training.checkpoints import naming_file, read_checkpoint
-from pyg_dynbatch.training.predictions import checked_device
+from pyg_dynbatch.training.predictions import checked_device, numbered_columns
 
 _MOST_PAIRS = 200_000
 _NPY_HEADER = 128  # bytes; numpy pads the header so that the number of rows can grow
@@ -50,10 +50,9 @@ def load_property_task(
 
 
 class MoleculePredictor:
-    """Predict properties of molecules, in batches of a limited number of pairs of atoms.
+    """Predict properties of molecules with the mean of several checkpoints.
 
-    The prediction of several checkpoints is their mean. Its uncertainty is the standard deviation
-    over the checkpoints and, with ``dropout``, over several passes of each with dropout.
+    Its uncertainty is the standard deviation over the checkpoints and their passes with dropout.
 
     Args:
         checkpoints: Paths of checkpoints, or models, with the same features and properties.
@@ -63,9 +62,8 @@ class MoleculePredictor:
         max_atoms: Most atoms of a molecule; as in training by default.
 
     Raises:
-        FileNotFoundError: If a checkpoint is missing.
-        ValueError: If a checkpoint is of another kind, they differ in what they predict, or
-            the model has no dropout; or the device cannot be used.
+        ValueError: If a checkpoint is of another kind, they differ in what they predict, the model
+            has no dropout, or the device cannot be used.
 
     Example:
         >>> from pyg_dynbatch.tasks import MoleculeProperty, MoleculeSchema
@@ -123,12 +121,7 @@ class MoleculePredictor:
         return MoleculeFeaturizer.from_spec(spec)
 
     def predict(self, molecules: Sequence[MoleculeData], fingerprints: bool = False) -> Predicted:
-        """Predict molecules in order.
-
-        Args:
-            molecules: The molecules, described by the featurizer of the checkpoints.
-            fingerprints: Whether to return the fingerprints of the first checkpoint too.
-        """
+        """Predict molecules in order; ``fingerprints`` are those of the first checkpoint."""
         parts = [self._one_batch(chosen, fingerprints) for chosen in self.batches(molecules)]
         if not parts:
             return Predicted(np.zeros((0, self.schema.num_outputs), dtype=np.float32))
@@ -195,8 +188,8 @@ class StreamCounts(NamedTuple):
 class Unfinished:
     """The unfinished files of a killed run, and the note beside them of how far it came.
 
-    Within the context the note is kept up to date; it is removed when the run ends, unless it is
-    killed. Without an output nothing can be resumed.
+    Within the context the note is kept up to date; only a killed run leaves it behind. Without an
+    output nothing can be resumed.
     """
 
     def __init__(
@@ -207,26 +200,19 @@ class Unfinished:
     ) -> None:
         self.identity = dict(identity or {})
         self.counts = StreamCounts()
-        self.note: Path | None = None
-        self.sizes: Sequence[int | None] = (None, None)
-        if output is None:
-            return
-        self.note, self.sizes = Path(f"{part_of(output)}.json"), (0, 0)
+        self.note = None if output is None else Path(f"{part_of(output)}.json")
+        self.sizes: Sequence[int | None] = (None, None) if output is None else (0, 0)
         parts = [part_of(path) for path in (output, fingerprints) if path is not None]
-        if not all(path.is_file() for path in (self.note, *parts)):
+        if self.note is None or not all(path.is_file() for path in (self.note, *parts)):
             return
         noted = json.loads(self.note.read_text(encoding="utf-8"))
         theirs = noted["identity"]
         other = [key for key in self.identity if theirs.get(key) != self.identity[key]]
         if other:
-            raise mismatch(
-                ValueError,
-                "predict: another run has left an unfinished output",
-                "the input, checkpoints and options of that run, to go on",
-                f"another {', '.join(other)}",
-                where=parts[0],
-                hint=f"delete {' and '.join(map(str, [*parts, self.note]))} to start anew",
-            )
+            what, got = "predict: another run has left an unfinished output", ", ".join(other)
+            expected = "the input, checkpoints and options of that run, to go on"
+            hint = f"delete {' and '.join(map(str, [*parts, self.note]))} to start anew"
+            raise mismatch(ValueError, what, expected, f"another {got}", where=parts[0], hint=hint)
         self.counts, self.sizes = StreamCounts(*noted["counts"]), noted["sizes"]
 
     def keep(self, counts: StreamCounts, *files: Any) -> None:
@@ -303,13 +289,11 @@ def predict_stream(
     """Predict records in their order; memory does not grow with the stream."""
     featurizer, wanted = predictor.featurizer, predictor.schema.pair_table
     if featurizer.pair_table != wanted:
-        raise mismatch(
-            ValueError,
-            "predict: the featurizer of this machine makes other pair codes",
-            f"pair table {wanted.digest()}, as in the checkpoint",
-            f"pair table {featurizer.pair_table.digest()}",
-            hint="the version of pyg_dynbatch that made the checkpoint",
-        )
+        what = "predict: the featurizer of this machine makes other pair codes"
+        expected = f"pair table {wanted.digest()}, as in the checkpoint"
+        got = f"pair table {featurizer.pair_table.digest()}"
+        hint = "the version of pyg_dynbatch that made the checkpoint"
+        raise mismatch(ValueError, what, expected, got, hint=hint)
     packing = packing_of(featurizer, 0)
     # Workers read ahead: what they have read waits here for its result.
     waiting: deque[RawMolecule] = deque()
@@ -321,7 +305,10 @@ def predict_stream(
 
     blank = [""] * len(column_names(predictor))
     for piece in featurize_stream(seen(), featurizer, bad="blank", num_workers=num_workers):
-        reasons = {error.row: _reason(error) for error in piece.errors}
+        reasons = {
+            error.row: error.reason if error.atom is None else f"{error.reason} (atom {error.atom})"
+            for error in piece.errors
+        }
         molecules = packing.unpack(piece.arrays, np.arange(len(piece.arrays["row"])))
         found = predictor.predict(molecules, fingerprints)
         for number, cells in enumerate(_cells(found, predictor.schema)):
@@ -333,10 +320,6 @@ def predict_stream(
             elif record.smiles is None:  # a record of an SDF; the featurizer has written it
                 record = replace(record, smiles=molecules.fields["smiles"][number])
             yield StreamRow(record, status, cells, mark)
-
-
-def _reason(error: Any) -> str:
-    return error.reason if error.atom is None else f"{error.reason} (atom {error.atom})"
 
 
 def _cells(found: Predicted, schema: MoleculeSchema) -> Iterator[Sequence[str]]:
@@ -353,18 +336,13 @@ def named_columns(
     values: torch.Tensor, deviation: torch.Tensor | None, schema: MoleculeSchema
 ) -> list[tuple[str, list[Any]]]:
     """List all columns of predictions with their names."""
-    named: list[tuple[str, list[Any]]] = []
-    for name, column in property_columns(values, schema).items():
-        if column.ndim == 1:
-            named.append((name, column.tolist()))
-        else:
-            named += [(f"{name}_{label}", part.tolist()) for label, part in enumerate(column.t())]
+    columns = property_columns(values, schema)
     if deviation is not None:
         # Of several classes, the largest deviation.
         largest = deviation.unflatten(1, (schema.num_tasks, -1)).amax(2)
-        for name, column in zip(schema.task_names, largest.t(), strict=True):
-            named.append((f"deviation_{name}", column.tolist()))
-    return named
+        for name, column in zip(schema.task_names, largest.unbind(1), strict=True):
+            columns[f"deviation_{name}"] = column
+    return list(numbered_columns(columns).items())
 
 
 def column_names(predictor: MoleculePredictor) -> list[str]:
@@ -398,8 +376,8 @@ def write_stream(
         if fingerprints:
             prints = stack.enter_context(fingerprint_file(fingerprints, count, print_size))
         # A bar among the rows would spoil them.
-        shown = output != "-" or not sys.stdout.isatty()
-        progress = stack.enter_context(Progress("predicting", "records", shown=shown))
+        visible = output != "-" or not sys.stdout.isatty()
+        progress = stack.enter_context(Progress("predicting", "records", shown=visible))
         for row in rows:
             writer.writerow([*columns.cells(row.record, row.status), *row.cells])
             if prints is not None and row.fingerprint is not None:

@@ -10,15 +10,10 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch_geometric.data import Batch
+from torchmetrics import CatMetric
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.molecules.metrics import (
-    IN_UNITS,
-    METRICS,
-    PredictionBuffer,
-    ScoredSplit,
-    report_test,
-)
+from pyg_dynbatch.molecules.metrics import IN_UNITS, METRICS, ScoredSplit, report_test
 from pyg_dynbatch.molecules.models import WeaveNet
 from pyg_dynbatch.molecules.pair_table import PairTable
 from pyg_dynbatch.molecules.schema import MoleculeSchema, PropertyKind
@@ -94,18 +89,15 @@ def summed_property_loss(
     # Replace every NaN first: 0 * NaN is NaN, in the gradients too.
     filled = torch.where(known, target, torch.zeros_like(target))
     exact = output.to(torch.promote_types(output.dtype, torch.float32))
-    if kind == "regression":
-        losses = _REGRESSION_LOSSES[regression](exact, filled.to(exact.dtype), reduction="none")
-    elif kind == "binary":
-        losses = F.binary_cross_entropy_with_logits(
-            exact,
-            filled.to(exact.dtype),
-            pos_weight=positive_weight.to(exact.dtype),
-            reduction="none",
-        )
-    else:
+    if kind == "multiclass":
         by_class = exact.unflatten(1, (target.size(1), -1)).movedim(-1, 1)
         losses = F.cross_entropy(by_class, filled.long(), reduction="none")
+    elif kind == "binary":
+        losses = F.binary_cross_entropy_with_logits(
+            exact, filled.to(exact), pos_weight=positive_weight.to(exact), reduction="none"
+        )
+    else:
+        losses = _REGRESSION_LOSSES[regression](exact, filled.to(exact), reduction="none")
     weighted = torch.where(known, losses * weight.to(losses.dtype), torch.zeros_like(losses))
     return weighted.sum(), known.sum()
 
@@ -120,33 +112,23 @@ def balanced_positive_weight(targets: Float[Tensor, "molecule task"]) -> Float[T
 
 def check_both_classes(target: Float[Tensor, "molecule task"], names: Sequence[str]) -> None:
     """Refuse validation labels to which no temperature can be fitted."""
-    both = (target == 0).any(0) & (target == 1).any(0)
-    if not bool(both.all()):
-        task = int((~both).nonzero()[0, 0])
-        raise mismatch(
-            ValueError,
-            "calibration: the validation split has no labels of both classes",
-            "labels 0 and 1 of every property",
-            f"{int((~target[:, task].isnan()).sum())} labels, all alike",
-            where=f"property {names[task]}",
-            hint="a larger or stratified validation split, or calibration: none",
-        )
+    for name, column in zip(names, target.unbind(1), strict=True):
+        labels = column[~column.isnan()]
+        if labels.unique().numel() < 2:
+            what = "calibration: the validation split has no labels of both classes"
+            expected, got = "labels 0 and 1 of every property", f"{len(labels)} labels, all alike"
+            hint = "a larger or stratified validation split, or calibration: none"
+            raise mismatch(ValueError, what, expected, got, where=f"property {name}", hint=hint)
 
 
 class AveragedProperties(nn.Module):
-    """Average the values or probabilities that several networks predict.
-
-    Every member has the scale of its own training split; values are averaged in the units of the
-    data. The result can replace the outputs of one network.
+    """Average the values, in the units of the data, or probabilities that networks predict.
 
     Args:
         members: The networks, each with the scale of its targets.
-        scale: Scale of the result.
+        scale: Scale of the result, which can replace the outputs of one network.
         kind: Kind of the properties.
         num_tasks: Number of properties.
-
-    Raises:
-        ValueError: If there is no network.
 
     Example:
         >>> scale = TargetScale(1)
@@ -190,9 +172,8 @@ class AveragedProperties(nn.Module):
 class MoleculeProperty(Task):
     """Train a weave network with the mean loss of the known targets.
 
-    Regression targets are scaled to mean 0 and deviation 1 of the training split; metrics and
-    predictions are in the units of the data. If the featurizer computes descriptors of whole
-    molecules, the head reads them too, standardised on the training split.
+    Regression targets, and descriptors that the head reads, are scaled to mean 0 and deviation 1
+    of the training split; metrics and predictions are in the units of the data.
 
     Logged for training: ``loss``; for validation and test also ``rmse``, ``mae``, ``r2``,
     ``spearman``, ``scaled_rmse`` (regression), ``roc_auc``, ``prc_auc``, ``accuracy`` (binary),
@@ -202,12 +183,11 @@ class MoleculeProperty(Task):
     deviation of the training targets) is the main metric.
 
     Args:
-        schema: How molecules become numbers, and what the properties are, as
-            :meth:`~pyg_dynbatch.molecules.schema.MoleculeSchema.as_dict` returns it. The command
-            line takes it from the data module.
+        schema: :meth:`~pyg_dynbatch.molecules.schema.MoleculeSchema.as_dict` of a schema; the
+            command line takes it from the data module.
         loss: Loss of a regression.
-        positive_weight: Weight of the positive labels of binary properties: ``none`` or
-            ``balanced``, negatives over positives of the training split.
+        positive_weight: Weight of positive labels: ``none`` or ``balanced``, negatives over
+            positives of the training split.
         task_weights: Weight of each property in the loss; all 1 by default.
         calibration: ``none`` or ``temperature``: divide the logits of each binary property by the
             temperature that makes the labels of the validation split most likely, fitted after
@@ -259,7 +239,7 @@ class MoleculeProperty(Task):
         self.save_hyperparameters(ignore=["optimizer", "rate"])
         self.save_hyperparameters(self.plain_options())
         if calibration != "none" and known.kind != "binary":
-            what = "MoleculeProperty: only probabilities of labels 0 and 1 can be calibrated"
+            what = "MoleculeProperty: only labels 0 and 1 can be calibrated"
             got = f"kind: {known.kind}, calibration: {calibration}"
             raise mismatch(ValueError, what, "kind: binary, or calibration: none", got)
         weights = [1.0] * known.num_tasks if task_weights is None else task_weights
@@ -275,7 +255,8 @@ class MoleculeProperty(Task):
         self.scale = TargetScale(known.num_tasks)
         self.register_buffer("positive", torch.ones(known.num_tasks))
         self.register_buffer("task_weight", torch.tensor(weights).float(), persistent=False)
-        self.evaluated = PredictionBuffer()
+        # One row per molecule: outputs, then targets, of which some are NaN.
+        self.evaluated = CatMetric("disable")
         self.tested: ScoredSplit | None = None
 
     @classmethod
@@ -317,22 +298,14 @@ class MoleculeProperty(Task):
             self.fit_descriptors(data.descriptors("train"))
 
     def fit_targets(self, targets: Float[Tensor, "molecule task"]) -> None:
-        """Fit target scaling and label weights, as :meth:`setup` does with a data module.
-
-        Args:
-            targets: Targets to train on, NaN where unknown.
-        """
+        """Fit target scaling and label weights to targets, NaN where unknown, as ``setup`` does."""
         if self.schema.kind == "regression":
             self.scale.fit(targets)
         elif self.schema.kind == "binary" and self.positive_weight == "balanced":
             self.positive.copy_(balanced_positive_weight(targets))
 
     def fit_descriptors(self, descriptors: Float[Tensor, "molecule descriptor"]) -> None:
-        """Fit the scale of descriptors, as :meth:`setup` does with a data module.
-
-        Args:
-            descriptors: Those of the molecules to train on, NaN where unknown.
-        """
+        """Fit the scale of descriptors, NaN where unknown, as ``setup`` does."""
         network: Any = self.network
         network.descriptors.fit(descriptors)
 
@@ -351,7 +324,8 @@ class MoleculeProperty(Task):
         values = self.scale.restored(exact)
         return values if self.schema.kind == "regression" else values.sigmoid()
 
-    def _evaluate(self, batch: Batch, stage: str) -> tuple[Tensor, Tensor, Tensor]:
+    def evaluate(self, batch: Batch, stage: str) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
+        """Log the loss of a batch; collect outputs and targets unless it is of training."""
         output = self(batch)
         target = batch.y.to(output.device)
         if self.schema.kind == "regression":
@@ -359,24 +333,14 @@ class MoleculeProperty(Task):
         weights = (self.task_weight, self.positive)
         loss, terms = summed_property_loss(output, target, self.schema.kind, *weights, self.loss)
         self.log_loss(stage, loss, terms, batch)
-        return output, loss, terms
-
-    def training_step(self, batch: Batch, batch_idx: int = 0) -> Float[Tensor, ""]:
-        """Compute the loss of a batch, without a device sync."""
-        _, loss, terms = self._evaluate(batch, "train")
-        return self.scaled_loss(loss, terms, batch, "mean")
-
-    def validation_step(self, batch: Batch, batch_idx: int = 0) -> None:
-        """Collect the outputs on the validation split."""
-        self.evaluated.update(self._evaluate(batch, "val")[0], batch.y)
-
-    def test_step(self, batch: Batch, batch_idx: int = 0) -> None:
-        """Collect the outputs on the test split."""
-        self.evaluated.update(self._evaluate(batch, "test")[0], batch.y)
+        if stage != "train":
+            rows = output.detach().float()
+            self.evaluated.update(torch.cat([rows, batch.y.to(rows)], 1))
+        return loss, terms
 
     def on_validation_epoch_end(self) -> None:
         """Fit the temperatures of probabilities, and log the metrics of the validation split."""
-        output, target = self.evaluated.table(self.schema.num_tasks)
+        output, target = self._collected()
         trial = self.trainer.sanity_checking or getattr(self.trainer, "fast_dev_run", False)
         if self.calibration != "none" and self.trainer.state.fn == "fit" and not trial:
             check_both_classes(target, self.schema.task_names)
@@ -385,11 +349,15 @@ class MoleculeProperty(Task):
 
     def on_test_epoch_end(self) -> None:
         """Log the metrics of the test split, and keep its predictions for tables and pictures."""
-        self.tested = self._scored(*self.evaluated.table(self.schema.num_tasks))
+        self.tested = self._scored(*self._collected())
         self._log_scores("test", self.tested)
 
-    def _scored(self, output: Tensor, target: Tensor) -> ScoredSplit:
+    def _collected(self) -> tuple[Tensor, Tensor]:
+        rows, tasks = self.evaluated.compute().cpu(), self.schema.num_tasks
         self.evaluated.reset()
+        return rows[:, :-tasks], rows[:, -tasks:]
+
+    def _scored(self, output: Tensor, target: Tensor) -> ScoredSplit:
         prediction = self.predicted(output.to(self.scale.mean.device)).cpu()
         deviation = self.scale.deviation.cpu()
         calibrated = self.schema.kind == "binary" and bool((deviation != 1).any())
@@ -417,8 +385,7 @@ class MoleculeProperty(Task):
         if self.main_metric == "scaled_rmse":
             pairs = zip(self.schema.task_names, self.tested.scores, strict=True)
             lines = [f"test/rmse_{name}: {scores['rmse']:.4g}" for name, scores in pairs]
-        missing = self.tested.left_out
-        if missing:
+        if missing := self.tested.left_out:
             share = f"{len(missing)} of {self.schema.num_tasks} tasks"
             lines.append(f"left out of test/{self.main_metric}: {share}: {', '.join(missing)}")
         return lines
@@ -427,7 +394,7 @@ class MoleculeProperty(Task):
         """Predict one row per molecule.
 
         Returns:
-            Columns ``example``; for every property ``prediction_NAME`` (the value, or the class),
+            Columns ``example``, ``prediction_NAME`` (the value, or the class),
             ``probability_NAME`` (of the positive class, or one column per class) and, where the
             molecules have targets, ``target_NAME``.
         """
@@ -435,8 +402,8 @@ class MoleculeProperty(Task):
         columns = {"example": torch.arange(values.size(0), device=values.device)}
         columns |= property_columns(values, self.schema)
         if "y" in batch:
-            for task, name in enumerate(self.schema.task_names):
-                columns[f"target_{name}"] = batch.y[:, task]
+            names = (f"target_{name}" for name in self.schema.task_names)
+            columns |= zip(names, batch.y.unbind(1), strict=True)
         return columns
 
     def check_origin(self, hyper_parameters: Mapping[str, Any]) -> None:
@@ -447,13 +414,11 @@ class MoleculeProperty(Task):
         parts = (_difference(name, ours[name], theirs.get(name)) for name in ours)
         found = [part for part in parts if part is not None]
         if found:
-            raise mismatch(
-                ValueError,
-                "MoleculeProperty: the checkpoint was trained on molecules described differently",
-                "; ".join(f"{name}: {str(own):.80}" for name, own, _ in found),
-                "; ".join(f"{name}: {str(other):.80}" for name, _, other in found),
-                hint="use the configuration the checkpoint was made with",
-            )
+            what = "MoleculeProperty: the checkpoint was trained on molecules described differently"
+            expected = "; ".join(f"{name}: {str(own):.80}" for name, own, _ in found)
+            got = "; ".join(f"{name}: {str(other):.80}" for name, _, other in found)
+            hint = "use the configuration the checkpoint was made with"
+            raise mismatch(ValueError, what, expected, got, hint=hint)
 
 
 def _difference(name: str, own: object, other: object) -> tuple[str, object, object] | None:

@@ -4,7 +4,7 @@ import csv
 import os
 import pickle
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from io import BytesIO
@@ -27,9 +27,8 @@ from pyg_dynbatch.core.files import whole_file
 class RandomState(Callback):
     """Save torch's random state in every checkpoint and restore it on resuming.
 
-    Lightning restores weights, optimisers, schedules and loops, but dropout would draw other
-    numbers. The states of all ranks are saved, and restored if the number of ranks is the same.
-    Exact for checkpoints taken at the end of an epoch, on one device.
+    Without it, dropout would draw other numbers in a resumed run. The states of all ranks are
+    saved, and restored if the number of ranks is the same. Exact at the end of an epoch.
 
     Example:
         >>> RandomState().state_key
@@ -44,9 +43,11 @@ class RandomState(Callback):
     ) -> None:
         """Add the seed of the run and the states of all ranks to the checkpoint."""
         checkpoint["pyg_dynbatch_seed"] = os.environ.get("PL_GLOBAL_SEED")
-        checkpoint["random_state"] = {
-            name: _of_all_ranks(state, trainer) for name, state in _states(pl_module).items()
-        }
+        states = {"cpu": torch.get_rng_state()}
+        if pl_module.device.type == "cuda":
+            states["cuda"] = torch.cuda.get_rng_state(pl_module.device)
+        gathered = {name: _of_all_ranks(state, trainer) for name, state in states.items()}
+        checkpoint["random_state"] = gathered
 
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
@@ -57,7 +58,7 @@ class RandomState(Callback):
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Restore the state just before the first resumed batch."""
         waiting, self._waiting = self._waiting, None
-        if waiting is None or waiting["cpu"].size(0) != trainer.world_size:
+        if waiting is None or len(waiting["cpu"]) != trainer.world_size:
             return
         # Copies: torch reads a state from the start of its storage, so a row would be misread.
         own = {name: states[trainer.global_rank].cpu().clone() for name, states in waiting.items()}
@@ -88,9 +89,6 @@ def last_checkpoint() -> ModelCheckpoint:
 
     ``ModelCheckpoint(monitor=..., save_last=True)`` writes its ``last.ckpt`` only together with a
     new best one, so a run resumed from it would repeat epochs.
-
-    Returns:
-        A checkpoint callback without a monitored metric.
 
     Example:
         >>> last_checkpoint().monitor is None
@@ -172,13 +170,6 @@ def _not_a_checkpoint(path: str | Path, got: str) -> ValueError:
     return mismatch(ValueError, what, "a file written by fit, such as last.ckpt", got, where=path)
 
 
-def _states(pl_module: pl.LightningModule) -> dict[str, Tensor]:
-    states = {"cpu": torch.get_rng_state()}
-    if pl_module.device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(pl_module.device)
-    return states
-
-
 def _of_all_ranks(state: Tensor, trainer: pl.Trainer) -> Tensor:
     if trainer.world_size == 1:
         return state[None]
@@ -218,13 +209,10 @@ def find_checkpoint(name: str, configs: list[Path]) -> Path:
     for folder in reversed(folders):
         if (folder / f"{path.stem}.ckpt").is_file():
             return folder / f"{path.stem}.ckpt"
-    raise mismatch(
-        FileNotFoundError,
-        f"checkpoint {name!r} not found",
-        f"{path.stem}.ckpt in the folder of a run",
-        f"no such file in {', '.join(map(str, folders)) or 'any run'}",
-        hint="--run runs/NAME/version_0, or the path of a checkpoint",
-    )
+    what, expected = f"checkpoint {name!r} not found", f"{path.stem}.ckpt in the folder of a run"
+    got = f"no such file in {', '.join(map(str, folders)) or 'any run'}"
+    hint = "--run runs/NAME/version_0, or the path of a checkpoint"
+    raise mismatch(FileNotFoundError, what, expected, got, hint=hint)
 
 
 def check_options(
@@ -236,28 +224,28 @@ def check_options(
         "data": checkpoint.get("pyg_dynbatch_data", {}),
     }
     allowed = _CHANGEABLE if training else (*_CHANGEABLE, *_UNUSED_AFTER_TRAINING)
-    changes: list[str] = []
-    refused: list[str] = []
+    found: list[tuple[str, Any, Any]] = []
     seed, now = checkpoint.get("pyg_dynbatch_seed"), given["seed_everything"]
     if training and seed is not None and str(now) != seed:
-        refused.append(f"seed_everything: {seed} in the checkpoint, {now} given")
+        found.append(("seed_everything", seed, now))
     for part, options in made_with.items():
-        ours = plain_options(given[part])
-        for name, before, now in _differences(options, ours, f"{part}."):
-            if any(fnmatch(name, pattern) for pattern in _WITHOUT_EFFECT):
-                continue
+        found += _differences(options, plain_options(given[part]), f"{part}.")
+    changes: list[str] = []
+    refused: list[str] = []
+    for name, before, now in found:
+        if not _matches(name, _WITHOUT_EFFECT):
             line = f"{name}: {before} in the checkpoint, {now} given"
-            known = any(fnmatch(name, pattern) for pattern in allowed)
-            (changes if known else refused).append(line)
+            (changes if _matches(name, allowed) else refused).append(line)
     if refused:
-        raise mismatch(
-            ValueError,
-            "an option differs from that of the checkpoint and cannot be changed",
-            "the options the checkpoint was made with",
-            "; ".join(refused),
-            hint="--run FOLDER takes the options of the run; leave the others out",
-        )
+        what = "an option differs from that of the checkpoint and cannot be changed"
+        expected, got = "the options the checkpoint was made with", "; ".join(refused)
+        hint = "--run FOLDER takes the options of the run; leave the others out"
+        raise mismatch(ValueError, what, expected, got, hint=hint)
     return changes if training else []
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch(name, pattern) for pattern in patterns)
 
 
 def plain_options(part: Mapping[str, Any]) -> dict[str, Any]:
@@ -321,12 +309,8 @@ def append_metrics(trainer: pl.Trainer) -> None:
 def continue_in(trainer: pl.Trainer, checkpoint: Path, contents: Mapping[str, Any]) -> None:
     """Let the loggers write into the folder of a checkpoint, after what was logged before it."""
     folder = checkpoint.parent
-    trainer.loggers = [
-        CSVLogger(folder.parent.parent, folder.parent.name, folder.name)
-        if isinstance(each, CSVLogger)
-        else each
-        for each in trainer.loggers
-    ]
+    own = CSVLogger(folder.parent.parent, folder.parent.name, folder.name)
+    trainer.loggers = [own if isinstance(each, CSVLogger) else each for each in trainer.loggers]
     if trainer.is_global_zero and (folder / METRICS).is_file():
         _drop_after(folder / METRICS, int(contents["global_step"]))
     epoch = int(contents["epoch"]) + 1
@@ -337,12 +321,9 @@ def _drop_after(table: Path, step: int) -> None:
     """Drop the rows that were logged after a step of training, and columns without a value."""
     with table.open(newline="", encoding="utf-8") as file:
         read = [{name: text for name, text in row.items() if text} for row in csv.DictReader(file)]
-    rows = [
-        row
-        for row in read
-        # With forked ranks, the row of the test has step 0.
-        if int(row["step"]) < step and not any(name.startswith("test/") for name in row)
-    ]
+    # With forked ranks, the row of the test has step 0.
+    trained = [row for row in read if not any(name.startswith("test/") for name in row)]
+    rows = [row for row in trained if int(row["step"]) < step]
     names = sorted({name for row in rows for name in row})
     with whole_file(table, newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, names)

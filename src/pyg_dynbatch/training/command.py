@@ -15,7 +15,7 @@ import lightning.pytorch as pl
 import torch
 import yaml
 from jsonargparse import ArgumentParser, lazy_instance  # type: ignore[attr-defined]
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint, WeightAveraging
+from lightning.pytorch.callbacks import Callback, WeightAveraging
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, Logger
 from lightning.pytorch.utilities import rank_zero_info
@@ -139,13 +139,9 @@ def _check_class_keys(part: Any, name: str, path: str | Path) -> None:
         return
     wrong = [str(key) for key in children if key not in _CLASS_KEYS]
     if wrong and "class_path" in children:
-        raise mismatch(
-            ValueError,
-            f"the configuration has an unknown key beside class_path: {name}.{wrong[0]}",
-            "class_path and init_args",
-            f"{wrong[0]!r}{_hint(wrong[0], _CLASS_KEYS)}",
-            where=path,
-        )
+        what = f"the configuration has an unknown key beside class_path: {name}.{wrong[0]}"
+        expected, got = "class_path and init_args", f"{wrong[0]!r}{_hint(wrong[0], _CLASS_KEYS)}"
+        raise mismatch(ValueError, what, expected, got, where=path)
     for key, child in children.items():
         _check_class_keys(child, f"{name}.{key}".lstrip("."), path)
 
@@ -229,23 +225,15 @@ class TaskCLI(LightningCLI):
         # and the saved configuration starts a new run.
         chosen, options["ckpt_path"] = options.get("ckpt_path"), None
         if chosen is not None:
-            self._read_checkpoint(str(chosen), command)
+            configs = [Path(str(each)) for each in options.config]
+            self.checkpoint = find_checkpoint(str(chosen), configs)
+            self.contents = read_checkpoint(self.checkpoint)
+            for line in check_options(self.contents, self.plain_config(), command == "fit"):
+                rank_zero_info(f"changed: {line}")
         elif command != "fit" and not self.checkpoints:
             expected = "--ckpt_path FILE, or --run FOLDER for the best one of a run"
             what = f"{command}: no checkpoint is given"
             raise mismatch(ValueError, what, expected, "untrained weights")
-
-    def _read_checkpoint(self, chosen: str, command: str) -> None:
-        options = self.config[command]
-        self.checkpoint = find_checkpoint(chosen, [Path(str(each)) for each in options.config])
-        self.contents = read_checkpoint(self.checkpoint)
-        training = command == "fit"
-        changed = check_options(self.contents, self.plain_config(), training)
-        if training:
-            keeper = RunCheckpoint(**options.checkpoint.as_dict())
-            check_run_folder(self.checkpoint, keeper, self.contents)
-        for line in changed:
-            rank_zero_info(f"changed: {line}")
 
     def plain_config(self) -> dict[str, Any]:
         """Return the options of the command as plain values."""
@@ -254,8 +242,10 @@ class TaskCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         """Try the options of the model without data, which may take hours to process."""
-        config = self.plain_config()
+        config, fit = self.plain_config(), self.config.subcommand == "fit"
         keeper = RunCheckpoint(**self.config[self.config.subcommand].checkpoint.as_dict())
+        if fit and self.checkpoint is not None:
+            check_run_folder(self.checkpoint, keeper, self.contents)
         model, data = plain_options(config["model"]), plain_options(config["data"])
         facts = class_of(data["_class_path"]).known_facts(data)
         with torch.random.fork_rng(devices=[]):
@@ -265,17 +255,20 @@ class TaskCLI(LightningCLI):
         build_optimizer(trial.network, trial.optimizer_options)
         # Data of a user's own class may be unknown until it is loaded.
         known = not trial.needs_targets or facts.get("targets")
-        if self.config.subcommand != "fit" or not known:
-            return
-        monitors = [("ModelCheckpoint", keeper.monitor, keeper.mode)]
+        if fit and known:
+            self.check_monitors(trial)
+
+    def check_monitors(self, model: Task) -> None:
+        """Refuse metrics that callbacks monitor and the model does not log."""
+        config = self.plain_config()
         callbacks = config["trainer"]["callbacks"] or []
+        chosen = [("ModelCheckpoint", config["checkpoint"])]
         for callback in callbacks if isinstance(callbacks, list) else [callbacks]:
-            options = callback.get("init_args") or {}
             name = callback["class_path"].rpartition(".")[2]
-            monitors.append((name, options.get("monitor"), options.get("mode", "min")))
-        for name, monitor, mode in monitors:
-            if monitor is not None:
-                check_monitor(monitor, mode, trial, name)
+            chosen.append((name, callback.get("init_args") or {}))
+        for name, options in chosen:
+            if options.get("monitor") is not None:
+                check_monitor(options["monitor"], options.get("mode", "min"), model, name)
 
     def instantiate_trainer(self, **options: Any) -> pl.Trainer:
         """Make the trainer; Lightning refuses some options with a ``TypeError``."""
@@ -302,13 +295,8 @@ class TaskCLI(LightningCLI):
                 keeper.dirpath = str(folder)
 
     def before_fit(self) -> None:
-        """Check the metrics that callbacks monitor before training."""
-        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
-            monitor = getattr(callback, "monitor", None)
-            if monitor is not None:
-                best = isinstance(callback, ModelCheckpoint)
-                name = "ModelCheckpoint" if best else type(callback).__name__
-                check_monitor(monitor, getattr(callback, "mode", "min"), self.model, name)
+        """Check the monitored metrics, now that the model is known."""
+        self.check_monitors(self.model)
         append_metrics(self.trainer)
 
     def after_fit(self) -> None:
@@ -377,15 +365,13 @@ def check_monitor(monitor: str, mode: str, model: Task, callback: str = "ModelCh
     if monitor == chosen and (mode == best or best == "max"):
         return
     options = "checkpoint" if callback == "ModelCheckpoint" else "trainer.callbacks"
-    raise mismatch(
-        ValueError,
-        f"{callback} cannot choose by this metric",
-        f"{main}, by which {type(model).__name__} is judged, or another it logs: "
-        + ", ".join(name for name in known if name != main),
-        f"{options}.monitor {monitor}, {options}.mode {mode}"
-        + (f"; did you mean {near!r}?" if near else ""),
-        hint=f"--{options}.monitor {chosen} --{options}.mode {best}",
-    )
+    what = f"{callback} cannot choose by this metric"
+    others = ", ".join(name for name in known if name != main)
+    expected = f"{main}, by which {type(model).__name__} is judged, or another it logs: {others}"
+    got = f"{options}.monitor {monitor}, {options}.mode {mode}"
+    got += f"; did you mean {near!r}?" if near else ""
+    hint = f"--{options}.monitor {chosen} --{options}.mode {best}"
+    raise mismatch(ValueError, what, expected, got, hint=hint)
 
 
 def run_lightning(argv: list[str]) -> int:

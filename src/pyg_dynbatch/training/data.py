@@ -20,15 +20,15 @@ SPLITS: tuple[SplitName, ...] = ("train", "val", "test")
 class SplitDataModule(pl.LightningDataModule, ABC):
     """Make the loaders of three splits, in batches of examples or under a budget of their sizes.
 
-    Splits that are not trained on are never shuffled, and on several devices no example is counted
-    twice: batches are assigned to ranks without padding.
+    Only the training split is shuffled. On several devices batches are assigned to ranks without
+    padding, so no example is counted twice.
 
     Args:
         batch_size: Examples in a batch.
-        budget: If given, the sum of :meth:`sizes` in a batch is at most this, with any number of
-            examples; a larger example becomes a batch of its own, with a warning.
-        num_workers: Loader processes; 0 loads in the process that trains.
-        predict_split: Which split ``predict`` runs over.
+        budget: If given, the largest sum of :meth:`sizes` in a batch, with any number of examples;
+            a larger example becomes a batch of its own, with a warning.
+        num_workers: Loader processes; 0 loads in the training process.
+        predict_split: The split that ``predict`` runs over.
     """
 
     def __init__(
@@ -36,12 +36,8 @@ class SplitDataModule(pl.LightningDataModule, ABC):
     ) -> None:
         super().__init__()
         if batch_size < 1:
-            raise mismatch(
-                ValueError,
-                f"{type(self).__name__}: batch_size is out of range",
-                "at least 1",
-                batch_size,
-            )
+            what = f"{type(self).__name__}: batch_size is out of range"
+            raise mismatch(ValueError, what, "at least 1", batch_size)
         self.batch_size = batch_size
         self.budget = budget
         self.num_workers = num_workers
@@ -69,14 +65,7 @@ class SplitDataModule(pl.LightningDataModule, ABC):
         """Make a loader that collates as the model needs it."""
 
     def splits_of(self, stage: str) -> tuple[SplitName, ...]:
-        """List the splits that a stage needs.
-
-        Args:
-            stage: ``fit``, ``validate``, ``test`` or ``predict``.
-
-        Returns:
-            Their names.
-        """
+        """List the splits that a stage of Lightning needs."""
         needed: dict[str, tuple[SplitName, ...]] = {
             "fit": ("train", "val"),
             "validate": ("val",),
@@ -87,34 +76,30 @@ class SplitDataModule(pl.LightningDataModule, ABC):
 
     def train_dataloader(self) -> Any:
         """Return a loader that shuffles the training split in every epoch."""
-        dataset = self.dataset("train")
-        if self.budget is None:
-            seed = self._seed()
-            options = self._loader_options(seed)
-            return self.make_loader(dataset, self.batch_size, shuffle=True, seed=seed, **options)
-        return self._budgeted(dataset, self.sizes("train"), self.budget, shuffle=True)
+        if self.budget is not None:
+            return self._budgeted("train", shuffle=True)
+        seed = self._seed()
+        options = {"shuffle": True, "seed": seed, **self._loader_options(seed)}
+        return self.make_loader(self.dataset("train"), self.batch_size, **options)
 
     def val_dataloader(self) -> Any:
         """Return a loader of the validation split, in order."""
-        return self._in_order("val")
+        return self._budgeted("val")
 
     def test_dataloader(self) -> Any:
         """Return a loader of the test split, in order."""
-        return self._in_order("test")
+        return self._budgeted("test")
 
     def predict_dataloader(self) -> Any:
         """Return a loader of the split to predict, in order."""
-        return self._in_order(self.predict_split)
+        return self._budgeted(self.predict_split)
 
-    def _in_order(self, split: SplitName) -> Any:
+    def _budgeted(self, split: SplitName, shuffle: bool = False) -> Any:
         dataset = self.dataset(split)
-        if self.budget is not None:
-            return self._budgeted(dataset, self.sizes(split), self.budget, shuffle=False)
-        # A budget of examples instead of sizes. The sampler assigns batches to ranks without
+        # Without a budget of sizes, one of examples: the sampler assigns batches to ranks without
         # repeating an example; Lightning's own repeats some to make the shares equal.
-        return self._budgeted(dataset, [1] * len(dataset), self.batch_size, shuffle=False)
-
-    def _budgeted(self, dataset: Any, sizes: Sequence[int], budget: int, shuffle: bool) -> Any:
+        sizes = [1] * len(dataset) if self.budget is None else self.sizes(split)
+        budget = self.batch_size if self.budget is None else self.budget
         larger = [size for size in sizes if size > budget]
         if larger:
             rank_zero_warn(

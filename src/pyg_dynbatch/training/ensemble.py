@@ -22,14 +22,11 @@ class AveragedNetwork(nn.Module):
     .. math::
         \log \bar p = \log \frac1K \sum_k \mathrm{softmax}(z_k)
 
-    The softmax of the result is :math:`\bar p` again, so it takes the place of one network's
-    logits, or of its log-probabilities.
+    The softmax of the result is :math:`\bar p` again, so it can replace the logits or the
+    log-probabilities of one network.
 
     Args:
-        members: The networks.
-
-    Raises:
-        ValueError: If there are no networks.
+        members: The networks, at least one.
 
     Reference:
         Looks et al. (2017), arXiv:1702.02181, table 2, last row.
@@ -47,14 +44,7 @@ class AveragedNetwork(nn.Module):
         self.members = nn.ModuleList(members)
 
     def forward(self, batch: Any) -> Float[Tensor, "row class"]:
-        """Average over the members.
-
-        Args:
-            batch: What the members take.
-
-        Returns:
-            Log-probabilities, one row for each row of the members' results.
-        """
+        """Return log-probabilities, averaged over the members."""
         logs = torch.stack([F.log_softmax(member(batch), dim=-1) for member in self.members])
         return logs.logsumexp(0) - math.log(len(self.members))
 
@@ -66,11 +56,7 @@ def ensemble_of(task: Task, checkpoints: Sequence[str | Path]) -> Task:
         task: A task of the configuration the checkpoints were made with; it is not changed.
         checkpoints: Paths of checkpoints.
 
-    Returns:
-        A copy of the task whose network is the average.
-
     Raises:
-        FileNotFoundError: If a checkpoint is missing.
         ValueError: If no checkpoint is given, or one is invalid or belongs to another model.
 
     Example:

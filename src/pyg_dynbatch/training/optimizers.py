@@ -24,20 +24,15 @@ class OptimizerOptions:
     """Choose the optimiser of the weights and that of the word vectors.
 
     Args:
-        name: Optimiser of all weights but the word vectors: ``adagrad``, ``adam``, ``adamw`` or
-            ``sgd``.
+        name: Optimiser of all other weights: ``adagrad``, ``adam``, ``adamw`` or ``sgd``.
         lr: Its learning rate.
-        weight_decay: L2 penalty on these weights (decoupled for ``adamw``); word vectors have
-            none.
-        initial_accumulator: First value of Adagrad's sum of squared gradients. TensorFlow starts
-            at 0.1, PyTorch at 0.
-        eps: Added to the denominator of Adagrad and Adam; left out, 1e-10 and 1e-8.
-        embedding: Optimiser of the word vectors: ``same`` as the weights, another name, or
-            ``fixed`` to leave them as they are.
-        embedding_lr: Learning rate of the word vectors; left out, that of the weights.
+        weight_decay: L2 penalty on these weights (decoupled for ``adamw``).
+        initial_accumulator: First value of Adagrad's sum of squared gradients (TensorFlow: 0.1).
+        eps: Added to the denominator; by default 1e-10 for Adagrad, 1e-8 for Adam.
+        embedding: Optimiser of the word vectors: ``same``, another name, or ``fixed`` for none.
+        embedding_lr: Learning rate of the word vectors; by default that of the weights.
         embedding_gradient_scale: Factor on the gradients of the word vectors. Adagrad divides by
-            the size of the gradients, so there the factor acts through the initial accumulator
-            and eps alone.
+            their size, so there it acts through the initial accumulator and eps alone.
 
     Raises:
         ValueError: If a number is out of range, or Adagrad would divide by zero.
@@ -66,13 +61,12 @@ class OptimizerOptions:
         scale = self.embedding_gradient_scale
         _check_range(self, "embedding_gradient_scale", scale > 0, expected)
         if "adagrad" in (self.name, self.embedding) and self.eps == self.initial_accumulator == 0:
-            raise mismatch(
-                ValueError,
+            what, hint = (
                 "OptimizerOptions: Adagrad would divide by zero",
-                "eps or initial_accumulator above 0",
-                "both are 0",
-                hint="initial_accumulator: 0.1",
+                "initial_accumulator: 0.1",
             )
+            expected = "eps or initial_accumulator above 0"
+            raise mismatch(ValueError, what, expected, "both are 0", hint=hint)
 
 
 @dataclass(frozen=True)
@@ -120,10 +114,9 @@ class VectorOptions:
 
     Args:
         source: ``none`` (the model's own random vectors), ``glove`` (a text file, also ``.gz``, in
-            GloVe or word2vec form) or ``sentence`` (what a sentence-transformers model gives to
-            single words).
+            GloVe or word2vec form) or ``sentence`` (a sentence-transformers model on each word).
         file: The file of ``glove``; for ``sentence`` the name or folder of the model.
-        cache: For ``sentence``: file that keeps the vectors, so that the model runs only once.
+        cache: For ``sentence``: file for the vectors, so that the model runs only once.
         scale: Factor on every vector.
         missing: What a word without a vector starts from: ``shared_uniform`` (all such words are
             one word, U(-0.05, 0.05)), ``uniform`` (each its own U(-0.05, 0.05)), ``normal`` (each
@@ -148,13 +141,9 @@ def rate_factor(
 ) -> Callable[[int], float]:
     """Make the function from the number of optimiser steps taken to the factor on the rates."""
     if options.name in ("cosine", "one_cycle") and not math.isfinite(total_steps):
-        raise mismatch(
-            ValueError,
-            f"RateOptions: a {options.name} schedule needs to know the end of training",
-            "a trainer with max_epochs or max_steps",
-            "an endless run",
-            hint="--trainer.max_epochs 20",
-        )
+        what = f"RateOptions: a {options.name} schedule needs to know the end of training"
+        expected, hint = "a trainer with max_epochs or max_steps", "--trainer.max_epochs 20"
+        raise mismatch(ValueError, what, expected, "an endless run", hint=hint)
 
     def factor(step: int) -> float:
         warm = min(1.0, (step + 1) / (options.warmup + 1))
@@ -240,14 +229,7 @@ class SplitOptimizer(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one step with every part.
-
-        Args:
-            closure: Computes the loss and its gradients, once for all parts.
-
-        Returns:
-            What the closure returned.
-        """
+        """Take one step with every part; ``closure`` runs once, and its loss is returned."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -257,11 +239,7 @@ class SplitOptimizer(Optimizer):
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the state of all parts.
-
-        Args:
-            state_dict: As returned by :meth:`state_dict`.
-        """
+        """Restore the state of all parts."""
         super().load_state_dict(state_dict)
         self._link_parts()
 
@@ -274,15 +252,11 @@ def build_optimizer(model: nn.Module, options: OptimizerOptions) -> Optimizer:
 
         lr s g / (sqrt(a + s² Σ g²) + eps) = lr g / (sqrt(a / s² + Σ g²) + eps / s)
 
-    so no gradient is touched. For plain SGD the factor goes into the learning rate, for Adam into
-    eps.
+    so no gradient is touched. For SGD the factor goes into the learning rate, for Adam into eps.
 
     Args:
         model: The weights of its ``nn.Embedding`` modules are the word vectors.
         options: Which optimisers, with which rates.
-
-    Returns:
-        One optimiser over all trainable parameters.
 
     Raises:
         ValueError: If the optimiser of the word vectors cannot take sparse gradients.
@@ -297,13 +271,13 @@ def build_optimizer(model: nn.Module, options: OptimizerOptions) -> Optimizer:
         ['Adagrad', 'SGD']
     """
     embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
-    vectors = {id(module.weight): module.weight for module in embeddings}
     if options.embedding == "fixed":
-        for weight in vectors.values():
-            weight.requires_grad_(False)
+        for module in embeddings:
+            module.weight.requires_grad_(False)
+    vectors = {module.weight for module in embeddings}
     trainable = [weight for weight in model.parameters() if weight.requires_grad]
-    weights = [weight for weight in trainable if id(weight) not in vectors]
-    words = [weight for weight in trainable if id(weight) in vectors]
+    weights = [weight for weight in trainable if weight not in vectors]
+    words = [weight for weight in trainable if weight in vectors]
     parts = []
     if weights:
         parts.append(_one_optimizer(options.name, weights, options, options.lr))
@@ -362,10 +336,7 @@ def _check_sparse(name: str, embeddings: list[nn.Embedding]) -> None:
         # Sets the default explicitly; torch otherwise warns at the first sparse step.
         torch.sparse.check_sparse_tensor_invariants.disable()
     if name in ("adam", "adamw"):
-        raise mismatch(
-            ValueError,
-            f"OptimizerOptions: {name} cannot take the sparse gradients of the embedding",
-            "adagrad or sgd for the word vectors, or an embedding that is not sparse",
-            f"embedding optimiser {name!r}, nn.Embedding(sparse=True)",
-            hint="optimizer.embedding: adagrad",
-        )
+        what = f"OptimizerOptions: {name} cannot take the sparse gradients of the embedding"
+        expected = "adagrad or sgd for the word vectors, or an embedding that is not sparse"
+        got, hint = f"{name} with nn.Embedding(sparse=True)", "optimizer.embedding: adagrad"
+        raise mismatch(ValueError, what, expected, got, hint=hint)

@@ -21,12 +21,8 @@ def checked_device(name: str) -> torch.device:
     try:
         torch.zeros(1, device=name)
     except (RuntimeError, AssertionError) as error:
-        raise mismatch(
-            ValueError,
-            "the device cannot be used",
-            "cpu, or a device of this machine",
-            f"{name}: {str(error).splitlines()[0]}",
-        ) from error
+        expected, got = "cpu, or a device of this machine", f"{name}: {str(error).splitlines()[0]}"
+        raise mismatch(ValueError, "the device cannot be used", expected, got) from error
     return torch.device(name)
 
 
@@ -36,18 +32,18 @@ Columns = dict[str, np.ndarray]
 class PredictionTable(BasePredictionWriter):
     """Collect the rows of ``predict_step`` and write them once, in the order of the data set.
 
-    On several devices every rank predicts its share; the first one merges and writes. An
-    interrupted run leaves no incomplete table.
+    On several devices the first rank merges the shares of all. An interrupted run leaves no
+    incomplete table.
 
     Columns: ``example`` (its number in the data set), what the data module adds per example
-    (``smiles`` of molecules), and the columns of the task: for trees ``prediction``, one
-    ``probability_…`` a class, ``target`` (empty where there is none); the table of nodes has
-    ``node`` after ``example``.
+    (``smiles`` of molecules), and those of the task: for trees ``prediction``, one
+    ``probability_…`` per class, ``target`` (empty where unknown), and ``node`` in the table of
+    nodes.
 
     Args:
-        folder: Where to write; left out, the folder of the run.
-        name: Name of the table of trees (or pairs).
-        node_name: Name of the table of all nodes; left out, there is none.
+        folder: Where to write; by default the folder of the run.
+        name: Name of the table of examples.
+        node_name: Name of the table of all nodes; by default it is not written.
 
     Example:
         >>> PredictionTable(node_name="nodes.csv").node_name
@@ -79,14 +75,11 @@ class PredictionTable(BasePredictionWriter):
     ) -> None:
         """Keep the rows of a batch on the host, with the examples' numbers in the data set."""
         if batch_indices is None:
-            raise mismatch(
-                ValueError,
-                "PredictionTable: the examples of a batch are unknown",
-                "a loader that Lightning can look into",
-                "no batch indices",
-                where=f"batch {batch_idx}",
-                hint="use the data modules of pyg_dynbatch.training, or a plain DataLoader",
-            )
+            what = "PredictionTable: the examples of a batch are unknown"
+            expected, got = "a loader that Lightning can look into", "no batch indices"
+            hint = "use the data modules of pyg_dynbatch.training, or a plain DataLoader"
+            where = f"batch {batch_idx}"
+            raise mismatch(ValueError, what, expected, got, where=where, hint=hint)
         columns = {name: value.cpu().numpy() for name, value in prediction.items()}
         columns["example"] = np.asarray(batch_indices)[columns["example"]]
         self._batches.append(columns)
@@ -118,14 +111,7 @@ class PredictionTable(BasePredictionWriter):
             write_table(places["node predictions"], node_rows(columns), first_class)
 
     def places(self, trainer: pl.Trainer) -> dict[str, Path]:
-        """Return the paths of the tables of a run; none for a trial run without a folder.
-
-        Args:
-            trainer: The run.
-
-        Returns:
-            Paths by content.
-        """
+        """Return the paths of the tables of a run; none for a trial run without a folder."""
         folder = self.folder or folder_of(trainer)
         if folder is None:
             return {}
@@ -161,19 +147,26 @@ def merge_columns(parts: Sequence[Mapping[str, np.ndarray]]) -> Columns:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
+def numbered_columns(columns: Mapping[str, Any], first_class: int = 0) -> dict[str, list[Any]]:
+    """List the entries of every column; several values per row become several columns."""
+    listed: dict[str, list[Any]] = {}
+    for name, value in columns.items():
+        if value.ndim == 1:
+            listed[name] = value.tolist()
+        else:
+            parts = enumerate(value.T, first_class)
+            listed |= {f"{name}_{number}": part.tolist() for number, part in parts}
+    return listed
+
+
 def write_table(path: str | Path, columns: Columns, first_class: int = 0) -> Path:
     """Write columns to a CSV file, whole or not at all."""
-    header: list[str] = []
-    cells: list[list[str]] = []
-    for name, value in columns.items():
-        several = value.ndim > 1
-        header += [f"{name}_{k}" for k, _ in enumerate(value.T, first_class)] if several else [name]
-        for part in value.T if several else [value]:
-            cells.append([_cell(name, entry) for entry in part.tolist()])
+    listed = numbered_columns(columns, first_class)
+    cells = [[_cell(name, entry) for entry in entries] for name, entries in listed.items()]
     opened = whole_file(path, newline="", encoding="utf-8")
     with nullcontext(sys.stdout) if str(path) == "-" else opened as file:
         writer = csv.writer(file)
-        writer.writerow(header)
+        writer.writerow(listed)
         writer.writerows(zip(*cells, strict=True))
     return Path(path)
 

@@ -45,14 +45,7 @@ class RunReport(Callback):
         self.resamples = resamples
 
     def places(self, trainer: pl.Trainer) -> dict[str, Path]:
-        """Return the paths of the pictures of a run; none for a trial run without a folder.
-
-        Args:
-            trainer: The run.
-
-        Returns:
-            Paths by content.
-        """
+        """Return the paths of the pictures of a run; none for a trial run without a folder."""
         folder = folder_of(trainer)
         if folder is None or not trainer.loggers:
             return {}
@@ -84,12 +77,8 @@ class RunReport(Callback):
         metric = getattr(pl_module, "main_metric", "accuracy")
         figure, axes = new_figure(1, 2, 5.0, 3.5)
         for place, name in zip(axes, ("loss", metric), strict=True):
-            curves = {
-                stage: curve
-                for stage in ("train", "val")
-                if (curve := read_curve(metrics, f"{stage}/{name}"))[0]
-            }
-            draw_curves(place, curves, "epoch", name)
+            curves = {stage: read_curve(metrics, f"{stage}/{name}") for stage in ("train", "val")}
+            draw_curves(place, {s: curve for s, curve in curves.items() if curve[0]}, "epoch", name)
             place.locator_params(axis="x", integer=True)
             self._mark_best(place, trainer, metrics)
         save_figure(figure, places["learning curve"])
@@ -186,11 +175,9 @@ def read_curve(metrics: Path, name: str) -> Curve:
 def closing_lines(trainer: pl.Trainer) -> list[str]:
     """List the files that a run has written."""
     best = getattr(trainer.checkpoint_callback, "best_model_path", "")
-    checkpoint = trainer.ckpt_path or best
+    checkpoint, metrics = trainer.ckpt_path or best, metrics_file(trainer)
     written = {"checkpoint": Path(checkpoint)} if checkpoint else {}
-    metrics = metrics_file(trainer)
-    if metrics is not None:
-        written["metrics"] = metrics
+    written |= {"metrics": metrics} if metrics else {}
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, (PredictionTable, RunReport)):
             written.update(callback.places(trainer))

@@ -74,6 +74,7 @@ class Task(pl.LightningModule, ABC):
         network: Module to train; it takes a batch.
         optimizer: Options of the optimiser.
         rate: Options of the learning-rate schedule.
+        reduction: What the summed training loss is divided by.
     """
 
     main_metric: str
@@ -85,9 +86,16 @@ class Task(pl.LightningModule, ABC):
     needs_targets: ClassVar[bool] = False
     """Whether the names of the targets decide which metrics are logged."""
 
-    def __init__(self, network: nn.Module, optimizer: OptimizerOptions, rate: RateOptions) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        optimizer: OptimizerOptions,
+        rate: RateOptions,
+        reduction: Reduction = "mean",
+    ) -> None:
         super().__init__()
         self.network = network
+        self.reduction: Reduction = reduction
         self.optimizer_options = optimizer
         self.rate_options = rate
         self.losses = nn.ModuleDict({f"{stage}_loss": MeanLoss() for stage in STAGES})
@@ -96,35 +104,21 @@ class Task(pl.LightningModule, ABC):
         self._rates_changed = False
 
     def setup(self, stage: str) -> None:
-        """Let the trainer read checkpoints without running code from them.
-
-        Args:
-            stage: ``fit``, ``validate``, ``test`` or ``predict``.
-        """
+        """Let the trainer read checkpoints without running code from them."""
         if type(self.trainer.strategy.checkpoint_io) is TorchCheckpointIO:
             self.trainer.strategy.checkpoint_io = SafeCheckpointIO()
 
     @abstractmethod
     def averaged(self, members: Sequence[Any]) -> nn.Module:
-        """Make one network that predicts the mean of several tasks.
-
-        Args:
-            members: Tasks like this one, each with weights of its own.
-
-        Returns:
-            A network to replace this task's.
-        """
+        """Make one network that predicts the mean of several tasks like this one."""
 
     @classmethod
     def made_up(cls, options: Mapping[str, Any], data: Mapping[str, Any]) -> Any:
-        """Make a task from options without data, to find wrong options early.
+        """Make a task without data, to find wrong options early; None if that is impossible.
 
         Args:
             options: Options of the task, as plain values.
             data: Known facts of the data: ``kind`` and ``targets`` of properties.
-
-        Returns:
-            The task; ``None`` if it needs to know the data.
         """
         return None
 
@@ -134,17 +128,9 @@ class Task(pl.LightningModule, ABC):
 
     @classmethod
     def from_plain(cls, options: Mapping[str, Any]) -> Any:
-        """Make a task from the options in a checkpoint.
-
-        Args:
-            options: Plain values.
-
-        Returns:
-            The task.
-        """
+        """Make a task from plain options, such as those in a checkpoint."""
         given = {name: value for name, value in options.items() if not name.startswith("_")}
-        records = {"optimizer": OptimizerOptions, "rate": RateOptions}
-        for name, record in records.items():
+        for name, record in {"optimizer": OptimizerOptions, "rate": RateOptions}.items():
             if given.get(name) is not None:
                 given[name] = record(**given[name])
         return cls(**given)
@@ -154,32 +140,38 @@ class Task(pl.LightningModule, ABC):
         """Make a task for prediction from the result of :func:`read_checkpoint`."""
         kind = checkpoint.get("pyg_dynbatch_task")
         if kind != cls.__name__ or "hyper_parameters" not in checkpoint:
-            got = f"a checkpoint of {kind or 'another program'}"
-            raise mismatch(
-                ValueError,
-                f"{cls.__name__}: the model cannot be built from this checkpoint",
-                f"a checkpoint of {cls.__name__}, written by fit",
-                "no hyper_parameters" if kind == cls.__name__ else got,
-                where=path,
-            )
+            what = f"{cls.__name__}: the model cannot be built from this checkpoint"
+            expected = f"a checkpoint of {cls.__name__}, written by fit"
+            other = f"a checkpoint of {kind or 'another program'}"
+            got = "no hyper_parameters" if kind == cls.__name__ else other
+            raise mismatch(ValueError, what, expected, got, where=path)
         task = cls.from_plain(checkpoint["hyper_parameters"])
         check_weights(task, checkpoint)
         task.load_state_dict(checkpoint["state_dict"])
         return task.eval()
 
     @abstractmethod
+    def evaluate(self, batch: Batch, stage: str) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
+        """Log the loss of a batch, collect its scores, and return the summed loss and its terms."""
+
+    def training_step(self, batch: Batch, batch_idx: int = 0) -> Float[Tensor, ""]:
+        """Compute the loss of a batch, without a device sync."""
+        return self.scaled_loss(*self.evaluate(batch, "train"), batch, self.reduction)
+
+    def validation_step(self, batch: Batch, batch_idx: int = 0) -> None:
+        """Evaluate a batch of the validation split."""
+        self.evaluate(batch, "val")
+
+    def test_step(self, batch: Batch, batch_idx: int = 0) -> None:
+        """Evaluate a batch of the test split."""
+        self.evaluate(batch, "test")
+
+    @abstractmethod
     def predict_step(self, batch: Batch, batch_idx: int = 0) -> dict[str, Tensor]:
         """Return the columns of the table of predictions; ``example`` is relative to the batch."""
 
     def forward(self, batch: Batch) -> Tensor:
-        """Run the network.
-
-        Args:
-            batch: Examples.
-
-        Returns:
-            The output of the network.
-        """
+        """Run the network."""
         return self.network(batch)
 
     def plain_options(self) -> dict[str, Any]:
@@ -205,14 +197,7 @@ class Task(pl.LightningModule, ABC):
             self.hparams["optimizer"] = asdict(self.optimizer_options)
 
     def configure_optimizers(self) -> Any:
-        """Build the optimiser and, unless the rate is constant, its schedule.
-
-        Returns:
-            The optimiser, or a dictionary with the schedule.
-
-        Raises:
-            ValueError: If an option is out of range.
-        """
+        """Build the optimiser and, unless the rate is constant, its schedule."""
         optimizer = build_optimizer(self.network, self.optimizer_options)
         scheduler = build_scheduler(optimizer, self.rate_options, self._lengths)
         if scheduler is None:
@@ -234,9 +219,6 @@ class Task(pl.LightningModule, ABC):
             terms: Number of summed losses.
             batch: The batch, for its number of examples.
             reduction: What the sum is divided by: nothing, the terms, or the examples.
-
-        Returns:
-            The loss to call ``backward`` on.
         """
         world = distributed.get_world_size() if distributed.is_initialized() else 1
         if reduction == "sum":
@@ -250,26 +232,13 @@ class Task(pl.LightningModule, ABC):
         return loss * world / divisor.clamp(min=1)
 
     def log_loss(self, stage: str, loss: Tensor, terms: Tensor, batch: Batch) -> None:
-        """Log the mean loss per labelled row over the epoch, whatever the reduction in training.
-
-        Args:
-            stage: ``train``, ``val`` or ``test``.
-            loss: Sum of the losses of this batch.
-            terms: Number of summed losses.
-            batch: The batch, for its number of examples.
-        """
+        """Log the mean loss per labelled row over the epoch, whatever the reduction in training."""
         metric = cast("MeanLoss", self.losses[f"{stage}_loss"])
         metric.update(loss, terms)
         self.log_metrics(stage, [("loss", metric)], batch)
 
     def log_metrics(self, stage: str, named: list[tuple[str, Metric]], batch: Batch) -> None:
-        """Log metric objects, which are synchronised over ranks.
-
-        Args:
-            stage: ``train``, ``val`` or ``test``.
-            named: Metrics and their names without the stage.
-            batch: The batch, for its number of examples.
-        """
+        """Log metric objects, which are synchronised over ranks, under ``stage/name``."""
         for name, metric in named:
             self.log(
                 f"{stage}/{name}",
@@ -288,26 +257,14 @@ class Task(pl.LightningModule, ABC):
             checkpoint["pyg_dynbatch_data"] = self.data_options
 
     def check_origin(self, hyper_parameters: Mapping[str, Any]) -> None:
-        """Check the options a checkpoint was made with; the default accepts all.
-
-        Args:
-            hyper_parameters: Those of the checkpoint.
-        """
+        """Check the options a checkpoint was made with; the default accepts all."""
 
     def notes(self) -> list[str]:
-        """Return more lines to print after a test.
-
-        Returns:
-            Lines; none by default.
-        """
+        """Return more lines to print after a test; none by default."""
         return []
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse a checkpoint whose weights do not fit this model; share its split with the data.
-
-        Raises:
-            ValueError: If names or shapes of the weights differ.
-        """
+        """Refuse weights that do not fit this model; share the split of the checkpoint."""
         check_weights(self, checkpoint)
         theirs, ours = checkpoint.get("hyper_parameters", {}), self.plain_options()
         self._rates_changed = any(

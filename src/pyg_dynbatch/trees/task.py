@@ -82,8 +82,7 @@ class TreeTask(Task):
         reduction: Reduction,
         scores: Callable[[], dict[str, Metric]],
     ) -> None:
-        super().__init__(network, optimizer, rate)
-        self.reduction: Reduction = reduction
+        super().__init__(network, optimizer, rate, reduction)
         self.scores = nn.ModuleDict({f"{s}_scores": nn.ModuleDict(scores()) for s in STAGES})
 
     @classmethod
@@ -108,7 +107,8 @@ class TreeTask(Task):
     def update_scores(self, scores: Any, output: Tensor, batch: Batch) -> None:
         """Add a batch to the metrics of its stage."""
 
-    def _evaluate(self, batch: Batch, stage: str) -> tuple[Tensor, Tensor]:
+    def evaluate(self, batch: Batch, stage: str) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
+        """Log loss and scores of a batch."""
         output = self(batch)
         loss, terms = self.summed_loss(output, batch)
         self.log_loss(stage, loss, terms, batch)
@@ -116,19 +116,6 @@ class TreeTask(Task):
         self.update_scores(scores, output.detach(), batch)
         self.log_metrics(stage, list(scores.items()), batch)
         return loss, terms
-
-    def training_step(self, batch: Batch, batch_idx: int = 0) -> Float[Tensor, ""]:
-        """Compute the loss of a batch; nothing in it waits for the device."""
-        loss, terms = self._evaluate(batch, "train")
-        return self.scaled_loss(loss, terms, batch, self.reduction)
-
-    def validation_step(self, batch: Batch, batch_idx: int = 0) -> None:
-        """Score a batch of the validation split."""
-        self._evaluate(batch, "val")
-
-    def test_step(self, batch: Batch, batch_idx: int = 0) -> None:
-        """Score a batch of the test split."""
-        self._evaluate(batch, "test")
 
     def metric_names(self) -> tuple[str, ...]:
         """List what the task logs while it trains."""
