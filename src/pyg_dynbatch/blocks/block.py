@@ -3,14 +3,11 @@
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import singledispatch, wraps
+from functools import singledispatch
 from typing import Any, NamedTuple, NoReturn
 
-import torch
-from torch import nn
-
 from pyg_dynbatch.blocks.left_out import left_out
-from pyg_dynbatch.blocks.types import IOBase, ResultType, propagate_types
+from pyg_dynbatch.blocks.types import IOBase, ResultType
 from pyg_dynbatch.core.errors import mismatch
 
 
@@ -66,44 +63,6 @@ def opened(stack: list[Any], item: Any, overlap: str) -> Iterator[Any]:
 runners: dict[str, Callable[..., Any]] = {}
 
 
-def keep_arguments(cls: Any, finish: Callable[[Any], None] | None = None) -> None:
-    """Let the constructor of a class keep its arguments, for :func:`call_text`, and then finish."""
-    init = cls.__init__
-
-    @wraps(init)
-    def __init__(self: Any, *arguments: Any, **named: Any) -> None:
-        init(self, *arguments, **named)
-        # Not in the constructors of base classes.
-        if type(self).__init__ is __init__:
-            self._arguments = arguments, named
-            if finish is not None:
-                finish(self)
-
-    cls.__init__ = __init__
-
-
-def call_text(made: Any) -> str:
-    """Write the call that made an object, as it can be read back where its names are defined."""
-    arguments, named = made._arguments
-    parts = [_argument_text(value) for value in arguments]
-    parts += [f"{key}={_argument_text(value)}" for key, value in named.items()]
-    return f"{type(made).__name__.lstrip('_')}({', '.join(parts)})"
-
-
-def _argument_text(value: Any) -> str:
-    if isinstance(value, dict):
-        items = ", ".join(f"{key!r}: {_argument_text(item)}" for key, item in value.items())
-        return f"{{{items}}}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(_argument_text, value))}]"
-    if isinstance(value, tuple) and not hasattr(value, "_fields"):
-        return f"({', '.join(map(_argument_text, value))}{',' if len(value) == 1 else ''})"
-    if isinstance(value, torch.dtype):
-        return repr(str(value).removeprefix("torch."))
-    is_plain = callable(value) and not isinstance(value, IOBase | nn.Module)
-    return getattr(value, "__name__", repr(value)) if is_plain else repr(value)
-
-
 class Block(IOBase):
     """Map an input to an output, for one example; blocks are put together into larger ones.
 
@@ -129,11 +88,6 @@ class Block(IOBase):
     __iter__ = None
     # Left out of paths: blocks that only hold others in order.
     _transparent = False
-    _arguments: tuple[Sequence[Any], dict[str, Any]] = ((), {})
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        keep_arguments(cls, Block._complete)
 
     def __init__(
         self,
@@ -143,7 +97,6 @@ class Block(IOBase):
         name: Any = None,
     ) -> None:
         super().__init__(input_type, output_type, name)
-        self._is_complete = False
         self._parent: Block | None = None
         # The forward declaration that was resolved to this block.
         self._declaration: IOBase | None = None
@@ -174,11 +127,6 @@ class Block(IOBase):
         child._parent = self
         child._dependents.append(self)
         self._children.append(child)
-
-    def _complete(self) -> None:
-        """Start type inference, when the constructor has ended."""
-        self._is_complete = True
-        propagate_types(self)
 
     def walk(self) -> Iterator["Block"]:
         """Iterate over the block and all blocks inside, parents before children."""
@@ -305,8 +253,6 @@ class Block(IOBase):
         """
         depth: int = runners["max_depth"](self, inp)
         return depth
-
-    __repr__ = call_text
 
 
 @singledispatch

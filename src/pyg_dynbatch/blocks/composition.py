@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from heapq import heappop, heappush
 from typing import Any
 
-from pyg_dynbatch.blocks.block import Block, Wire, call_text, convert_to_block, opened, scopes
+from pyg_dynbatch.blocks.block import Block, Wire, convert_to_block, opened, scopes
 from pyg_dynbatch.blocks.code import Code, key_text, packed_if_object
 from pyg_dynbatch.blocks.types import (
     PyObjectType,
@@ -13,6 +13,7 @@ from pyg_dynbatch.blocks.types import (
     SequenceType,
     TupleType,
     VoidType,
+    call_text,
     canonicalize_type,
     propagate_types,
     shown,

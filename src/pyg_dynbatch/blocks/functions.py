@@ -308,9 +308,9 @@ class Function(_Call, Block):
     def __init__(self, tf_fn: Any, name: Any = None, infer_output_type: bool = True) -> None:
         super().__init__(name=name)
         self._set_function(tf_fn, infer_output_type)
-        if isinstance(io := getattr(tf_fn, "io", None), IOBase):
-            self._layer = io
-            io._dependents.append(self)
+        if isinstance(tf_fn, IOBase):
+            self._layer = tf_fn
+            tf_fn._dependents.append(self)
 
 
 conversion.register(nn.Module, Function)

@@ -1,8 +1,7 @@
 """Types of what flows along a wire, and their inference in both directions."""
 
 import threading
-from abc import ABC
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import repeat
@@ -11,6 +10,7 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import torch
+from torch import nn
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.types import TensorType as RowTensorType
@@ -400,10 +400,43 @@ def propagate_types(*parts: "IOBase") -> None:
         _queue.running = False
 
 
-class IOBase(ABC):  # noqa: B024 - layers count as such without inheriting
+class _KeepsArguments(type):
+    """Keep the arguments of a constructor, and start type inference when it has ended."""
+
+    def __call__(cls, *arguments: Any, **named: Any) -> Any:
+        made = super().__call__(*arguments, **named)
+        made._arguments = arguments, named
+        made._is_complete = True
+        propagate_types(made)
+        return made
+
+
+def call_text(made: Any) -> str:
+    """Write the call that made an object, as it can be read back where its names are defined."""
+    arguments, named = made._arguments
+    parts = [_argument_text(value) for value in arguments]
+    parts += [f"{key}={_argument_text(value)}" for key, value in named.items()]
+    return f"{type(made).__name__.lstrip('_')}({', '.join(parts)})"
+
+
+def _argument_text(value: Any) -> str:
+    if isinstance(value, dict):
+        items = ", ".join(f"{key!r}: {_argument_text(item)}" for key, item in value.items())
+        return f"{{{items}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_argument_text, value))}]"
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+        return f"({', '.join(map(_argument_text, value))}{',' if len(value) == 1 else ''})"
+    if isinstance(value, torch.dtype):
+        return repr(str(value).removeprefix("torch."))
+    is_plain = callable(value) and not isinstance(value, IOBase | nn.Module)
+    return getattr(value, "__name__", repr(value)) if is_plain else repr(value)
+
+
+class IOBase(metaclass=_KeepsArguments):
     """Base of what has a name, an input type and an output type, each ``None`` until it is known.
 
-    These are blocks and forward declarations; layers have one, and count as such too.
+    These are blocks, layers and forward declarations.
 
     Args:
         input_type: What :func:`convert_to_type` takes, if it is known already.
@@ -422,6 +455,8 @@ class IOBase(ABC):  # noqa: B024 - layers count as such without inheriting
         (True, True)
     """
 
+    _arguments: tuple[Sequence[Any], dict[str, Any]] = ((), {})
+
     def __init__(self, input_type: Any = None, output_type: Any = None, name: Any = None) -> None:
         if name is not None and not isinstance(name, str):
             what = f"{type(self).__name__}: the name is not a string"
@@ -429,7 +464,7 @@ class IOBase(ABC):  # noqa: B024 - layers count as such without inheriting
         self._name = name
         self._kind = type(self).__name__.lstrip("_")
         # False until the constructor has ended: types are not propagated before.
-        self._is_complete = True
+        self._is_complete = False
         self._types: dict[str, ResultType | None] = {"input": None, "output": None}
         self._classes: dict[str, tuple[type[ResultType], ...]] = {}
         # Parts that derive their types again when a type of this one becomes known.
@@ -526,5 +561,7 @@ class IOBase(ABC):  # noqa: B024 - layers count as such without inheriting
         """Place of the part in the whole model."""
         return self._label()
 
-    def _infer(self) -> None:  # noqa: B027 - some parts have nothing to derive
+    def _infer(self) -> None:
         """Derive types from those that are known."""
+
+    __repr__ = call_text
