@@ -72,7 +72,7 @@ class Block(IOBase):
         children: Blocks inside, each anything that :func:`convert_to_block` takes.
         input_type: Type of the input, if it is known.
         output_type: Type of the output, if it is known.
-        name: For messages and pictures.
+        name: For messages and pictures; all kinds of blocks take one.
 
     Raises:
         TypeError: If a child has a parent already.
@@ -88,6 +88,8 @@ class Block(IOBase):
     __iter__ = None
     # Left out of paths: blocks that only hold others in order.
     _transparent = False
+    # For messages and pictures, in the order of the children.
+    _child_keys: Sequence[str] = ()
 
     def __init__(
         self,
@@ -155,7 +157,7 @@ class Block(IOBase):
 
     def _key_of(self, child: "Block") -> str:
         """Key of a child in the path of a block with keys: ``['pair']``."""
-        return ""
+        return f"[{self._child_keys[self._children.index(child)]}]" if self._child_keys else ""
 
     def _readers_of(self, child: "Block") -> list["Block | None"]:
         """The children whose input is the output of a child; None for another use of it."""
@@ -294,9 +296,6 @@ def convert_to_block(block_like: Any) -> Block:
 
 class Identity(Block):
     """Return the input.
-
-    Args:
-        name: For messages and pictures.
 
     Example:
         >>> from pyg_dynbatch import blocks as td

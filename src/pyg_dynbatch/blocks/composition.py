@@ -113,7 +113,6 @@ class Composition(Block):
 
     Args:
         children: Blocks that belong to it before anything is wired.
-        name: For messages and pictures.
         wires: Connections, as :func:`repr` writes them: ``(source, target)`` with numbers of
             children, ``"input"`` and ``"output"``; a list ``[source, key]`` is an item.
 

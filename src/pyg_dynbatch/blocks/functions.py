@@ -244,26 +244,22 @@ def _check_input(block: Block, input_type: ResultType, *, sequences: bool = Fals
         block._refuse("two sequences go in", "one sequence", shown(input_type))
 
 
-class _Call:
+class _Call(Block):
     """What :class:`Function` and :class:`Segment` share."""
 
     _takes_sequence = False
     # Types of the function, if it is a layer.
     _layer: IOBase | None = None
 
-    def _set_function(self: Any, tf_fn: Any, infers: bool) -> None:
+    def __init__(self, tf_fn: Any, infers: bool, name: Any) -> None:
+        super().__init__(name=name)
         if not callable(tf_fn):
             expected = "a function or module on batched tensors"
             self._refuse("tf_fn cannot be called", expected, repr(tf_fn))
-        self._tf_fn, self._infers = tf_fn, infers
+        self.tf_fn, self._infers = tf_fn, infers
         self.set_output_type_classes(TensorType, TupleType)
 
-    @property
-    def tf_fn(self: Any) -> Any:
-        """The function."""
-        return self._tf_fn
-
-    def _infer(self: Any) -> None:
+    def _infer(self) -> None:
         if self._layer is not None:
             self.set_io_types(self._layer)
         if self.input_type is None:
@@ -273,23 +269,22 @@ class _Call:
             self._layer.set_input_type(self.input_type)
         if self._infers:
             self._infers = False
-            self.set_output_type(infer_output_type(self, self._tf_fn, self.input_type))
+            self.set_output_type(infer_output_type(self, self.tf_fn, self.input_type))
         if self._layer is not None:
             self._layer.set_output_type(self.output_type)
 
-    def _emit(self: Any, code: Code, value: Any) -> Any:
+    def _emit(self, code: Code, value: Any) -> Any:
         types = self._known("input"), self._known("output")
-        return record(code, self._tf_fn, *types, value, name=self._name)
+        return record(code, self.tf_fn, *types, value, name=self._name)
 
 
-class Function(_Call, Block):
+class Function(_Call):
     """Call a batched function on tensors; the place where work reaches the device.
 
     Args:
         tf_fn: A function or module on batched tensors, one row per example: a tensor in, or a
             tuple spread over its arguments; a tensor or a tuple of them out. Of a module's method
             the module is trained and moved; what a closure holds is not seen.
-        name: For messages and pictures.
         infer_output_type: Find the output type by calling it on a few rows of zeros.
 
     Raises:
@@ -306,8 +301,7 @@ class Function(_Call, Block):
     """
 
     def __init__(self, tf_fn: Any, name: Any = None, infer_output_type: bool = True) -> None:
-        super().__init__(name=name)
-        self._set_function(tf_fn, infer_output_type)
+        super().__init__(tf_fn, infer_output_type, name)
         if isinstance(tf_fn, IOBase):
             self._layer = tf_fn
             tf_fn._dependents.append(self)
@@ -316,7 +310,7 @@ class Function(_Call, Block):
 conversion.register(nn.Module, Function)
 
 
-class Segment(_Call, Block):
+class Segment(_Call):
     """Call a function once on all elements of a sequence: child-sum, attention, pooling.
 
     The sequence, alone or as one item of a tuple, reaches the function as
@@ -325,7 +319,6 @@ class Segment(_Call, Block):
 
     Args:
         tf_fn: Takes batched rows and ``RaggedRows``; it must cope with calls without rows.
-        name: For messages and pictures.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -337,5 +330,4 @@ class Segment(_Call, Block):
     _takes_sequence = True
 
     def __init__(self, tf_fn: Any, name: Any = None) -> None:
-        super().__init__(name=name)
-        self._set_function(tf_fn, True)
+        super().__init__(tf_fn, True, name)

@@ -1,6 +1,6 @@
 """Blocks that read the host's input: tensors, rows from outside, functions, choices."""
 
-from collections.abc import Callable
+from collections import Counter
 from typing import Any, cast
 
 import numpy as np
@@ -12,10 +12,6 @@ from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.types import TensorType as RowTensorType
 
 
-def _emit_constant(block: Block, code: Code, value: Any) -> Any:
-    return code.record_constant(cast("TensorType", block._known("output")), value)
-
-
 class Tensor(Block):
     """Convert a number, nested list, array or tensor to a tensor.
 
@@ -24,7 +20,6 @@ class Tensor(Block):
     Args:
         shape: Its shape.
         dtype: Its dtype.
-        name: For messages and pictures.
 
     Raises:
         ValueError: When an example's shape is another one.
@@ -39,15 +34,15 @@ class Tensor(Block):
     def __init__(self, shape: Any, dtype: Any = "float32", name: Any = None) -> None:
         super().__init__((), PyObjectType(), TensorType(shape, dtype), name)
 
-    _emit = _emit_constant
+    def _emit(self, code: Code, value: Any) -> Any:
+        return code.record_constant(cast("TensorType", self._known("output")), value)
 
 
-class Scalar(Block):
+class Scalar(Tensor):
     """Convert a number to a scalar tensor.
 
     Args:
         dtype: Its dtype.
-        name: For messages and pictures.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -56,18 +51,15 @@ class Scalar(Block):
     """
 
     def __init__(self, dtype: Any = "float32", name: Any = None) -> None:
-        super().__init__((), PyObjectType(), TensorType((), dtype), name)
-
-    _emit = _emit_constant
+        super().__init__((), dtype, name)
 
 
-class Vector(Block):
+class Vector(Tensor):
     """Convert a list of numbers to a vector.
 
     Args:
         size: Its length.
         dtype: Its dtype.
-        name: For messages and pictures.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -76,9 +68,7 @@ class Vector(Block):
     """
 
     def __init__(self, size: Any, dtype: Any = "float32", name: Any = None) -> None:
-        super().__init__((), PyObjectType(), TensorType((size,), dtype), name)
-
-    _emit = _emit_constant
+        super().__init__((size,), dtype, name)
 
 
 class InputRow(Block):
@@ -92,7 +82,6 @@ class InputRow(Block):
         tag: Key of the tensor in the ``inputs`` of the compiler's call.
         shape: Shape of one row.
         dtype: Its dtype.
-        name: For messages and pictures.
 
     Example:
         >>> import torch
@@ -123,7 +112,6 @@ class InputTransform(Block):
 
     Args:
         py_fn: The function.
-        name: For messages and pictures.
 
     Raises:
         TypeError: If it cannot be called.
@@ -138,16 +126,11 @@ class InputTransform(Block):
         super().__init__((), PyObjectType(), PyObjectType(), name)
         if not callable(py_fn):
             self._refuse("py_fn cannot be called", "a Python function", repr(py_fn))
-        self._py_fn = py_fn
-
-    @property
-    def py_fn(self) -> Callable[[Any], Any]:
-        """The function."""
-        return self._py_fn
+        self.py_fn = py_fn
 
     def _emit(self, code: Code, value: Any) -> Any:
         result = code.fresh()
-        code.line(f"{result} = {code.model.name_of(self._py_fn)}({value})", users_own=True)
+        code.line(f"{result} = {code.model.name_of(self.py_fn)}({value})", users_own=True)
         return result
 
 
@@ -167,22 +150,51 @@ def _refuse_key(label: str, key: Any, known: dict[Any, Any]) -> None:
     raise Complaint(UnknownKey, f"{label}: unknown key {key!r}", expected=expected, got=repr(key))
 
 
-def _emit_one_hot(code: Code, block: Block, keys: list[Any], value: Any, strict: bool) -> Any:
-    kind = cast("TensorType", block._known("output"))
-    # With a row of zeros at the end, for unknown keys.
-    table = np.eye(len(keys) + 1, len(keys)).astype(numpy_dtype_of(kind.torch_dtype))
-    place = emit_place(code, block._label(), keys, value, strict)
-    return code.record_constant(kind, place, table)
+class OneHotFromList(Block):
+    """Convert one of a list of objects to a vector with a one in its place.
+
+    Args:
+        elements: The objects; they must be hashable and different.
+        dtype: Dtype of the vector.
+        strict: Refuse unknown objects; otherwise they become zeros.
+
+    Raises:
+        AssertionError: If an object occurs twice.
+        KeyError: When an example's object is unknown, unless ``strict`` is off.
+
+    Example:
+        >>> from pyg_dynbatch import blocks as td
+        >>> td.OneHotFromList(["yes", "no"]).eval("no")
+        tensor([0., 1.])
+    """
+
+    def __init__(
+        self, elements: Any, dtype: Any = "float32", strict: bool = True, name: Any = None
+    ) -> None:
+        keys = list(elements)
+        if twice := [key for key, count in Counter(keys).items() if count > 1]:
+            what = "OneHotFromList: an element occurs twice"
+            raise mismatch(AssertionError, what, "different elements", str(twice)[1:-1])
+        kind = TensorType((len(keys),), dtype)
+        super().__init__((), PyObjectType(), kind, name)
+        self._keys, self._strict = keys, strict
+        # With a row of zeros at the end, for unknown keys.
+        table = np.eye(len(keys) + 1, len(keys))
+        self._table = table.astype(numpy_dtype_of(kind.torch_dtype))
+
+    def _emit(self, code: Code, value: Any) -> Any:
+        kind = cast("TensorType", self._known("output"))
+        place = emit_place(code, self._label(), self._keys, value, self._strict)
+        return code.record_constant(kind, place, self._table)
 
 
-class OneHot(Block):
+class OneHot(OneHotFromList):
     """Convert an integer to a vector with a one in its place.
 
     Args:
         start: First integer; or, without ``stop``, the number of integers from 0 on.
         stop: One more than the last integer.
         dtype: Dtype of the vector.
-        name: For messages and pictures.
 
     Raises:
         IndexError: If the range is empty.
@@ -201,41 +213,4 @@ class OneHot(Block):
         if not keys:
             got = f"start {keys.start}, stop {keys.stop}"
             raise mismatch(IndexError, "OneHot: the range is empty", "stop above start", got)
-        super().__init__((), PyObjectType(), TensorType((len(keys),), dtype), name)
-        self._keys = list(keys)
-
-    def _emit(self, code: Code, value: Any) -> Any:
-        return _emit_one_hot(code, self, self._keys, value, True)
-
-
-class OneHotFromList(Block):
-    """Convert one of a list of objects to a vector with a one in its place.
-
-    Args:
-        elements: The objects; they must be hashable and different.
-        dtype: Dtype of the vector.
-        strict: Refuse unknown objects; otherwise they become zeros.
-        name: For messages and pictures.
-
-    Raises:
-        AssertionError: If an object occurs twice.
-        KeyError: When an example's object is unknown, unless ``strict`` is off.
-
-    Example:
-        >>> from pyg_dynbatch import blocks as td
-        >>> td.OneHotFromList(["yes", "no"]).eval("no")
-        tensor([0., 1.])
-    """
-
-    def __init__(
-        self, elements: Any, dtype: Any = "float32", strict: bool = True, name: Any = None
-    ) -> None:
-        keys = list(elements)
-        if twice := [key for key in set(keys) if keys.count(key) > 1]:
-            what = "OneHotFromList: an element occurs twice"
-            raise mismatch(AssertionError, what, "different elements", str(twice)[1:-1])
-        super().__init__((), PyObjectType(), TensorType((len(keys),), dtype), name)
-        self._keys, self._strict = keys, strict
-
-    def _emit(self, code: Code, value: Any) -> Any:
-        return _emit_one_hot(code, self, self._keys, value, self._strict)
+        super().__init__(keys, dtype, name=name)

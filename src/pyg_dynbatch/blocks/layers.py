@@ -20,7 +20,7 @@ class Layer(IOBase, nn.Module):
     Args:
         input_type: Type of its input, if it is known.
         output_type: Type of its output, if it is known.
-        name_or_scope: A name for messages and pictures.
+        name_or_scope: A name for messages and pictures; all kinds of layers take one.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -256,7 +256,6 @@ class FC(TensorToTensorLayer):
         output_keep_prob: Share of the outputs that dropout keeps in training.
         normalization_fn: Applied before the activation; skipped where there is none.
         weight_norm: Learn length and direction of the weights apart; the lengths start at 1.
-        name: For messages and pictures.
 
     Shape:
         ``[row, in] -> [row, out]``.
@@ -357,7 +356,6 @@ class Embedding(TensorToTensorLayer):
         initializer: The vectors themselves (tensor or array), or a function that fills a tensor
             in place or returns one. Default: uniform of unit variance scaled by
             1/sqrt(num_units_out).
-        name: For messages and pictures.
         trainable: Whether the vectors are learned.
         mod_inputs: Take the absolute value modulo ``num_buckets`` first, so that any integer has
             a vector; otherwise an integer outside is an error.
@@ -434,7 +432,6 @@ class FractalNet(TensorToTensorLayer):
         p_local_drop_path: Share of mini-batches that drop locally.
         p_drop_base_case: Chance that a local drop takes the short path.
         p_drop_recursive_case: Chance that it takes the long one.
-        name: For messages and pictures.
 
     Raises:
         ValueError: If the depth is below 0.

@@ -54,7 +54,6 @@ class Record(Block):
         named_children: A dict (sorted by key, where keys have an order; the fields of a tuple
             have no order then), a list of pairs or an ``OrderedDict`` (in their order), or a
             tuple (keys 0, 1, …). A slice is a key too.
-        name: For messages and pictures.
 
     Raises:
         RuntimeError: If the input of an unordered record is a tuple.
@@ -70,14 +69,12 @@ class Record(Block):
         pairs, self._ordered = pairs_of("Record", named_children)
         super().__init__([child for _, child in pairs], name=name)
         self._keys = [key for key, _ in pairs]
+        self._child_keys = list(map(repr, self._keys))
         self.set_output_type_classes(TupleType, PyObjectType)
 
     def __getitem__(self, key: Any) -> Wire:
         """Make a wire from the field of a key."""
         return Wire(self, self._keys.index(key) if key in self._keys else key)
-
-    def _key_of(self, child: Block) -> str:
-        return f"[{self._keys[self._children.index(child)]!r}]"
 
     def _infer(self) -> None:
         given, children = self.input_type, self._children
@@ -144,7 +141,6 @@ class AllOf(Block):
 
     Args:
         *blocks: What :func:`convert_to_block` takes; without any, the input is dropped.
-        name: For messages and pictures.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -176,7 +172,6 @@ class ForwardDeclaration(IOBase):
     Args:
         input_type: Type of its input, where it cannot be inferred.
         output_type: Type of its output, where it cannot be inferred.
-        name: For messages and pictures.
         memoize: Evaluate each host object once per example, however often it is reached: for
             acyclic graphs with shared parts, and for reading a first pass again in a second.
             Objects are compared by identity.

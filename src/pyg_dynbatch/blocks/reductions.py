@@ -43,19 +43,19 @@ def _max(ragged: RaggedRows) -> torch.Tensor:
     return _extreme(ragged, "amax")
 
 
-class _Reduction:
+class _Reduction(Block):
     """What the four blocks share; they differ in a function and in the numbers it takes."""
 
     _function: Callable[[RaggedRows], torch.Tensor]
     _takes_integers = True
     _takes_complex = True
 
-    def __init__(self: Any, name: Any = None) -> None:
-        Block.__init__(self, name=name)
+    def __init__(self, name: Any = None) -> None:
+        super().__init__(name=name)
         self.set_input_type_classes(SequenceType, TupleType)
         self.set_output_type_classes(TensorType)
 
-    def _infer(self: Any) -> None:
+    def _infer(self) -> None:
         refuse_endless(self, self.input_type)
         element: Any = element_type(self, self.input_type)
         if element is None:
@@ -73,7 +73,7 @@ class _Reduction:
             self._refuse("the elements are of the wrong dtype", expected, element, hint=hint)
         self.set_output_type(element)
 
-    def _emit(self: Any, code: Code, value: Any) -> Any:
+    def _emit(self, code: Code, value: Any) -> Any:
         # One call for all elements; none for a single one, and zeros for an empty sequence.
         kind = self._known("output")
         rows, result = code.fresh("s"), code.fresh()
@@ -88,11 +88,8 @@ class _Reduction:
         return result
 
 
-class Sum(_Reduction, Block):
+class Sum(_Reduction):
     """Add up a sequence of tensors; zeros for an empty one.
-
-    Args:
-        name: For messages and pictures.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -103,11 +100,8 @@ class Sum(_Reduction, Block):
     _function = staticmethod(_sum)
 
 
-class Mean(_Reduction, Block):
+class Mean(_Reduction):
     """Average a sequence of tensors; zeros for an empty one.
-
-    Args:
-        name: For messages and pictures.
 
     Raises:
         TypeError: If the sequence never ends, or its elements are integers or booleans.
@@ -122,11 +116,8 @@ class Mean(_Reduction, Block):
     _takes_integers = False
 
 
-class Min(_Reduction, Block):
+class Min(_Reduction):
     """Minimum of a sequence of tensors, entry by entry; zeros for an empty one.
-
-    Args:
-        name: For messages and pictures.
 
     Raises:
         TypeError: If the sequence never ends, or its elements are complex.
@@ -141,11 +132,8 @@ class Min(_Reduction, Block):
     _takes_complex = False
 
 
-class Max(_Reduction, Block):
+class Max(_Reduction):
     """Maximum of a sequence of tensors, entry by entry; zeros for an empty one.
-
-    Args:
-        name: For messages and pictures.
 
     Raises:
         TypeError: If the sequence never ends, or its elements are complex.

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from torch import nn
 
-from pyg_dynbatch.blocks.block import Block
+from pyg_dynbatch.blocks.block import Block, convert_to_block
 from pyg_dynbatch.blocks.code import Code, packed
 from pyg_dynbatch.blocks.layers import ScopedLayer
 from pyg_dynbatch.blocks.tensors import refuse_no_zeros, zero_value
@@ -76,7 +76,6 @@ class Map(Block):
 
     Args:
         elem_block: What :func:`convert_to_block` takes.
-        name: For messages and pictures.
 
     Raises:
         TypeError: If the input is not a sequence, or a tuple whose items differ.
@@ -89,14 +88,10 @@ class Map(Block):
 
     def __init__(self, elem_block: Any, name: Any = None) -> None:
         super().__init__([elem_block], name=name)
+        (self.element_block,) = self._children
         self.set_output_type_classes(SequenceType, PyObjectType)
         # Whether it was only inferred from the elements that the input is a host object.
         self._guessed = False
-
-    @property
-    def element_block(self) -> Block:
-        """The block applied to every element."""
-        return self._children[0]
 
     def _set_type(self, side: str, given: Any) -> "Map":
         if side == "input":
@@ -106,7 +101,7 @@ class Map(Block):
         return super()._set_type(side, given)
 
     def _infer(self) -> None:
-        (inner,) = self._children
+        inner = self.element_block
         element = element_type(self, self.input_type)
         if element is not None:
             inner.set_input_type(element)
@@ -121,7 +116,7 @@ class Map(Block):
             self.set_output_type(kind(inner.output_type))
 
     def _emit(self, code: Code, value: Any) -> Any:
-        (inner,) = self._children
+        inner = self.element_block
         if isinstance(self._known("input"), BroadcastSequenceType):
             return code.emit(inner, value)
         found = code.fresh("s")
@@ -138,7 +133,6 @@ class Fold(Block):
         combine_block: From (so far, element) to the next; as many calls one after another as
             there are elements.
         start_block: A block without input, for the start value.
-        name: For messages and pictures.
 
     Raises:
         TypeError: If the sequence never ends, ``combine_block`` does not take a pair, or
@@ -152,47 +146,36 @@ class Fold(Block):
         tensor(3.)
     """
 
+    _child_keys = ("combine", "start")
+
     def __init__(self, combine_block: Any, start_block: Any, name: Any = None) -> None:
         super().__init__([combine_block, start_block], name=name)
-        self._combine, self._start = self._children
-        self._start.set_input_type(VoidType())
-
-    @property
-    def combine_block(self) -> Block:
-        """The block from (so far, element) to the next."""
-        return self._combine
-
-    @property
-    def start_block(self) -> Block:
-        """The block for the start value."""
-        return self._start
-
-    def _key_of(self, child: Block) -> str:
-        return "[combine]" if child is self._combine else "[start]"
+        self.combine_block, self.start_block = self._children
+        self.start_block.set_input_type(VoidType())
 
     def _infer(self) -> None:
         refuse_endless(self, self.input_type)
         element = element_type(self, self.input_type)
-        state = self._start.output_type or self.output_type or self._combine.output_type
+        state = self.start_block.output_type or self.output_type or self.combine_block.output_type
         if state is not None:
-            for block in (self._start, self._combine, self):
+            for block in (self.start_block, self.combine_block, self):
                 block.set_output_type(state)
         if state is not None and element is not None:
-            self._combine.set_input_type((state, element))
-        wanted = self._combine.input_type
+            self.combine_block.set_input_type((state, element))
+        wanted = self.combine_block.input_type
         if wanted is not None and wanted != PyObjectType():
             if not isinstance(wanted, TupleType) or len(wanted) != 2:
                 self._refuse("combine_block does not take a pair", "(so far, element)", wanted)
-            self._start.set_output_type(wanted[0])
+            self.start_block.set_output_type(wanted[0])
 
     def _emit(self, code: Code, value: Any) -> Any:
         state = code.new(self._known("output"), "a", varying=True)
-        code.assign(state, code.emit(self._start, "None"))
+        code.assign(state, code.emit(self.start_block, "None"))
         kind = element_type(self, self._known("input")) or PyObjectType()
         with each(code, value, kind) as element:
             pair: Any = (state, element)
-            pair = packed(pair) if self._combine.input_type == PyObjectType() else pair
-            code.assign(state, code.emit(self._combine, pair))
+            pair = packed(pair) if self.combine_block.input_type == PyObjectType() else pair
+            code.assign(state, code.emit(self.combine_block, pair))
         return state
 
 
@@ -204,7 +187,6 @@ class Reduce(Block):
     Args:
         combine_block: From (left, right) to a value of the same type.
         default_block: A block without input for the empty sequence; by default zeros.
-        name: For messages and pictures.
 
     Raises:
         TypeError: If the sequence never ends or is a host object, or the types differ.
@@ -216,41 +198,31 @@ class Reduce(Block):
         tensor(24.)
     """
 
+    _child_keys = ("combine", "default")
+
     def __init__(self, combine_block: Any, default_block: Any = None, name: Any = None) -> None:
-        default = [] if default_block is None else [default_block]
-        super().__init__([combine_block, *default], name=name)
-        self._combine = self._children[0]
-        self._default = self._children[1] if default else None
-        if self._default is not None:
-            self._default.set_input_type(VoidType())
+        default = None if default_block is None else convert_to_block(default_block)
+        super().__init__(
+            [combine_block] if default is None else [combine_block, default], name=name
+        )
+        self.combine_block, self.default_block = self._children[0], default
+        if default is not None:
+            default.set_input_type(VoidType())
         self.set_input_type_classes(SequenceType, TupleType)
-
-    @property
-    def combine_block(self) -> Block:
-        """The block from (left, right) to one value."""
-        return self._combine
-
-    @property
-    def default_block(self) -> Block | None:
-        """The block for the empty sequence; None for zeros."""
-        return self._default
-
-    def _key_of(self, child: Block) -> str:
-        return "[combine]" if child is self._combine else "[default]"
 
     def _infer(self) -> None:
         refuse_endless(self, self.input_type)
         element = element_type(self, self.input_type) or self.output_type
-        if element is None and self._default is not None:
-            element = self._default.output_type
-        element = element or self._combine.output_type
+        if element is None and self.default_block is not None:
+            element = self.default_block.output_type
+        element = element or self.combine_block.output_type
         if element is None:
             return
-        self._combine.set_input_type((element, element))
-        for block in (self._combine, self._default, self):
+        self.combine_block.set_input_type((element, element))
+        for block in (self.combine_block, self.default_block, self):
             if block is not None:
                 block.set_output_type(element)
-        if self._default is None:
+        if self.default_block is None:
             refuse_no_zeros(self, element)
 
     def _emit(self, code: Code, value: Any) -> Any:
@@ -263,13 +235,13 @@ class Reduce(Block):
             # Made here, not outside, where they would count as the same in every round.
             a, b = code.new(kind, "x", varying=True), code.new(kind, "x", varying=True)
             with code.loop((a, b), "zip(i_, i_)"):
-                code.line(f"{done}.append({packed(code.emit(self._combine, (a, b)))})")
+                code.line(f"{done}.append({packed(code.emit(self.combine_block, (a, b)))})")
             # The one left over goes on to the next round as it is.
             code.line(f"{left} = {done} + {left}[-1:] if len({left}) % 2 else {done}")
         with code.inside(f"if {left}:"):
             code.assign(result, f"{left}[0]")
         with code.inside("else:"):
-            default = self._default
+            default = self.default_block
             zero = zero_value(code, kind) if default is None else code.emit(default, "None")
             code.assign(result, zero)
         return result
@@ -283,7 +255,6 @@ class RNN(Block):
             or ``nn.RNNCell`` is wrapped in a :class:`ScopedLayer`.
         initial_state: A block without input; by default zeros.
         initial_state_from_input: Take (sequence, initial state) as input.
-        name: For messages and pictures.
 
     Raises:
         ValueError: If the initial state is given in both ways.
@@ -297,6 +268,8 @@ class RNN(Block):
         >>> (td.Map(td.Scalar()) >> running_sum).eval([1, 2], tolist=True)
         ([1.0, 3.0], 3.0)
     """
+
+    _child_keys = ("cell", "initial_state")
 
     def __init__(
         self,
@@ -317,9 +290,6 @@ class RNN(Block):
         self._start = self._children[1] if start else None
         if self._start is not None:
             self._start.set_input_type(VoidType())
-
-    def _key_of(self, child: Block) -> str:
-        return "[cell]" if child is self._cell else "[initial_state]"
 
     def _infer(self) -> None:
         sequence, state = self._given()

@@ -45,7 +45,6 @@ class FromTensor(Block):
 
     Args:
         tensor: Tensor or numpy array.
-        name: For messages and pictures.
 
     Raises:
         TypeError: If it is neither.
@@ -64,17 +63,12 @@ class FromTensor(Block):
             self._refuse(what, expected, repr(tensor), hint="torch.tensor(...)")
         if isinstance(tensor, nn.UninitializedParameter):
             self._refuse("the shape is not known yet", "a full shape", repr(tensor))
-        self._tensor = tensor if isinstance(tensor, Tensor) else torch.as_tensor(tensor)
-        self.set_output_type(TensorType(tuple(self._tensor.shape), self._tensor.dtype))
-
-    @property
-    def tensor(self) -> Tensor:
-        """The tensor."""
-        return self._tensor
+        self.tensor = tensor if isinstance(tensor, Tensor) else torch.as_tensor(tensor)
+        self.set_output_type(TensorType(tuple(self.tensor.shape), self.tensor.dtype))
 
     def _emit(self, code: Code, value: Any) -> Any:
         row_types = row_types_of(self._known("output"))
-        module = code.model.unique(id(self._tensor), lambda: _Constant(self._tensor))
+        module = code.model.unique(id(self.tensor), lambda: _Constant(self.tensor))
         return code.record_free(code.model.signature(module, [], row_types, self._name))
 
 
@@ -114,7 +108,6 @@ class Zeros(Block):
 
     Args:
         output_type: What :func:`convert_to_type` takes.
-        name: For messages and pictures.
 
     Raises:
         TypeError: For host objects and endless sequences.
@@ -155,7 +148,6 @@ class Concat(Block):
     Args:
         concat_dim: The axis, counted without the batch axis.
         flatten: Flatten nested tuples first.
-        name: For messages and pictures.
 
     Raises:
         TypeError: If the tuple is empty, or holds a tuple without ``flatten`` or a tensor without

@@ -38,6 +38,11 @@ def numpy_dtype_of(dtype: torch.dtype) -> np.dtype[Any]:
 class ResultType:
     """Type of a value on a wire; only its subclasses have instances."""
 
+    # Tensors and host objects have no parts.
+    _is_terminal = False
+    # Whether all instances have equally many terminals.
+    _is_fixed = True
+
     def _inside(self) -> tuple["ResultType", ...]:
         """Types of the parts."""
         return ()
@@ -46,18 +51,27 @@ class ResultType:
         """Type and value of each part of an instance."""
         return ()
 
+    def _build(self, left: Iterator[Any], shaped_like: Any) -> Any:
+        """Build an instance from the next terminals."""
+        return next(left) if self._is_terminal else None
+
     @property
     def size(self) -> int | None:
         """Number of terminals, or ``None`` where it depends on the instance."""
         sizes = [part.size for part in self._inside()]
-        return None if None in sizes else sum(size or 0 for size in sizes)
+        if not self._is_fixed or None in sizes:
+            return None
+        return self._is_terminal + sum(size or 0 for size in sizes)
 
     def terminal_types(self) -> list["ResultType"]:
         """Types of all terminals: tensors and host objects."""
-        return [terminal for part in self._inside() for terminal in part.terminal_types()]
+        inside = [terminal for part in self._inside() for terminal in part.terminal_types()]
+        return [self] if self._is_terminal else inside
 
     def for_each_terminal(self, fn: Callable[["ResultType", Any], None], instance: Any) -> None:
         """Call ``fn(type, value)`` on every terminal of an instance, in order."""
+        if self._is_terminal:
+            fn(self, instance)
         for part, value in self._parts(instance):
             part.for_each_terminal(fn, value)
 
@@ -69,32 +83,11 @@ class ResultType:
 
     def unflatten(self, flat: Iterable[Any], shaped_like: Any) -> Any:
         """Build an instance from terminals, with sequences as long as in ``shaped_like``."""
-        raise NotImplementedError
-
-
-class _Terminal(ResultType):
-    """A type without parts."""
-
-    @property
-    def size(self) -> int | None:
-        """Number of terminals."""
-        return 1
-
-    def terminal_types(self) -> list[ResultType]:
-        """Types of all terminals."""
-        return [self]
-
-    def for_each_terminal(self, fn: Callable[[ResultType, Any], None], instance: Any) -> None:
-        """Call ``fn(type, value)`` on the instance itself."""
-        fn(self, instance)
-
-    def unflatten(self, flat: Iterable[Any], shaped_like: Any) -> Any:
-        """Take the next terminal."""
-        return next(iter(flat))
+        return self._build(iter(flat), shaped_like)
 
 
 @dataclass(frozen=True, init=False, repr=False)
-class TensorType(_Terminal):
+class TensorType(ResultType):
     """Shape and dtype of one tensor, without the batch axis.
 
     Args:
@@ -110,6 +103,8 @@ class TensorType(_Terminal):
         >>> TensorType(())
         TensorType((), 'float32')
     """
+
+    _is_terminal = True
 
     shape: tuple[int, ...]
     dtype: str
@@ -149,13 +144,15 @@ class TensorType(_Terminal):
 
 
 @dataclass(frozen=True)
-class PyObjectType(_Terminal):
+class PyObjectType(ResultType):
     """Any Python object; it never reaches the device.
 
     Example:
         >>> PyObjectType()
         PyObjectType()
     """
+
+    _is_terminal = True
 
 
 @dataclass(frozen=True)
@@ -166,10 +163,6 @@ class VoidType(ResultType):
         >>> VoidType().flatten(None)
         []
     """
-
-    def unflatten(self, flat: Iterable[Any], shaped_like: Any) -> Any:
-        """Take no terminal."""
-        return None
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -215,13 +208,10 @@ class TupleType(ResultType):
             raise mismatch(TypeError, what, f"a tuple of {len(self.items)}", repr(instance))
         return zip(self.items, instance, strict=True)
 
-    def unflatten(self, flat: Iterable[Any], shaped_like: Any) -> Any:
-        """Build an instance from terminals."""
-        left = iter(flat)
+    def _build(self, left: Iterator[Any], shaped_like: Any) -> Any:
         likes = shaped_like if isinstance(shaped_like, tuple | list) else (None,) * len(self)
-        return tuple(
-            item.unflatten(left, like) for item, like in zip(self.items, likes, strict=True)
-        )
+        pairs = zip(self.items, likes, strict=True)
+        return tuple(item._build(left, like) for item, like in pairs)
 
     def __repr__(self) -> str:
         return f"TupleType({', '.join(map(repr, self.items))})"
@@ -239,6 +229,8 @@ class SequenceType(ResultType):
         SequenceType(TensorType((3,), 'float32'))
     """
 
+    _is_fixed = False
+
     element_type: ResultType
 
     def __init__(self, elem_type: Any) -> None:
@@ -250,15 +242,8 @@ class SequenceType(ResultType):
     def _parts(self, instance: Any) -> Iterable[tuple[ResultType, Any]]:
         return ((self.element_type, element) for element in instance)
 
-    @property
-    def size(self) -> int | None:
-        """Number of terminals, ``None``: it depends on the instance."""
-        return None
-
-    def unflatten(self, flat: Iterable[Any], shaped_like: Any) -> Any:
-        """Build an instance from terminals."""
-        left = iter(flat)
-        return [self.element_type.unflatten(left, like) for like in shaped_like]
+    def _build(self, left: Iterator[Any], shaped_like: Any) -> Any:
+        return [self.element_type._build(left, like) for like in shaped_like]
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.element_type!r})"
@@ -280,17 +265,13 @@ class BroadcastSequenceType(SequenceType):
         repeat(())
     """
 
+    _is_fixed = True
+
     def _parts(self, instance: Any) -> Iterable[tuple[ResultType, Any]]:
         return ((self.element_type, repeated(instance)),)
 
-    @property
-    def size(self) -> int | None:
-        """Number of terminals of the value."""
-        return self.element_type.size
-
-    def unflatten(self, flat: Iterable[Any], shaped_like: Any) -> Any:
-        """Build an instance from terminals."""
-        return repeat(self.element_type.unflatten(flat, repeated(shaped_like)))
+    def _build(self, left: Iterator[Any], shaped_like: Any) -> Any:
+        return repeat(self.element_type._build(left, repeated(shaped_like)))
 
 
 def repeated(instance: Any) -> Any:
