@@ -72,6 +72,7 @@ class ResultType:
         """Call ``fn(type, value)`` on every terminal of an instance, in order."""
         if self._is_terminal:
             fn(self, instance)
+            return
         for part, value in self._parts(instance):
             part.for_each_terminal(fn, value)
 
