@@ -151,9 +151,11 @@ class Block(IOBase):
         """Part of a path that leads from here to a child."""
         if child._transparent:
             return self._key_of(child)
+        if key := self._key_of(child):
+            return f"{key}.{child._label()}"
         alike = [c for c in self._children if c._label() == child._label()]
         number = f"#{alike.index(child) + 1}" if len(alike) > 1 else ""
-        return f"{self._key_of(child)}.{child._label()}{number}"
+        return f".{child._label()}{number}"
 
     def _key_of(self, child: "Block") -> str:
         """Key of a child in the path of a block with keys: ``['pair']``."""
@@ -186,9 +188,6 @@ class Block(IOBase):
 
         Returns:
             The block itself.
-
-        Raises:
-            AssertionError: Outside a scope.
         """
         if not scopes.open:
             what = f"{self._label()}.reads: used outside a scope"
@@ -229,11 +228,7 @@ class Block(IOBase):
             **options: None; those of Fold are refused by name.
 
         Returns:
-            The output, with tensors where the type has tensors; together with a dictionary of
-            the values of each metric, if there is any.
-
-        Raises:
-            TypeError: For any other option.
+            The output; if there are metrics, with a dictionary of their values.
 
         Example:
             >>> from pyg_dynbatch import blocks as td
@@ -279,9 +274,6 @@ def convert_to_block(block_like: Any) -> Block:
     Args:
         block_like: A block; a layer or ``nn.Module`` (becomes :class:`Function`); a tensor or
             numpy array (:class:`FromTensor`); a dict, list or tuple (:class:`Record`).
-
-    Returns:
-        The block.
 
     Raises:
         TypeError: If it is none of these.
@@ -362,9 +354,6 @@ def Pipe(*blocks: Any, name: Any = None) -> Block:  # noqa: N802 - named like th
     Args:
         *blocks: What :func:`convert_to_block` takes.
         name: For messages and pictures.
-
-    Returns:
-        The pipe.
 
     Example:
         >>> from pyg_dynbatch import blocks as td

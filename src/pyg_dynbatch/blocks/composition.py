@@ -181,11 +181,7 @@ class Composition(Block):
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Let :meth:`Block.reads` wire inside this composition.
-
-        Raises:
-            AssertionError: If scopes are left in another order than the reverse of entering.
-        """
+        """Let :meth:`Block.reads` wire inside this composition."""
         with opened(scopes.open, self, f"{self._label()}.scope: scopes overlap"):
             yield
 
@@ -195,9 +191,6 @@ class Composition(Block):
         Args:
             a: A block, ``block[i]``, ``composition.input``, or a tuple of such.
             b: A block or ``composition.output``.
-
-        Raises:
-            ValueError: See the class.
         """
         target = convert_to_block(b)
         if isinstance(target, CompositionIO):

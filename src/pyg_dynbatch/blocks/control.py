@@ -6,9 +6,8 @@ from torch import nn
 
 from pyg_dynbatch.blocks.block import Block, convert_to_block
 from pyg_dynbatch.blocks.code import Code, packed
-from pyg_dynbatch.blocks.inputs import emit_place
 from pyg_dynbatch.blocks.records import pairs_of, set_inputs, share_input
-from pyg_dynbatch.blocks.tensors import refuse_no_zeros, zero_value
+from pyg_dynbatch.blocks.tensors import emit_place, refuse_no_zeros, zero_value
 from pyg_dynbatch.blocks.types import PyObjectType, TensorType, TupleType, VoidType, shown
 
 
@@ -138,33 +137,19 @@ class OneOf(Block):
         if self._pre is not None:
             value = code.emit(self._pre, value)
         result = code.new(self._known("output"))
-        starts = range(0, len(self._keys), _CHAIN)
-        if len(starts) == 1:
-            self._emit_chain(code, place, 0, value, result)
-            return result
-        for start in starts:
-            # Python reads no chain of thousands, and goes through a chain one by one.
-            test = f"{place} < {start + _CHAIN}"
-            with code.inside(_header(start, start == starts[-1], test)):
-                self._emit_chain(code, place, start, value, result)
+        self._emit_cases(code, place, range(len(self.cases)), value, result)
         return result
 
-    def _emit_chain(self, code: Code, place: str, start: int, value: Any, result: Any) -> None:
-        cases = self.cases[start : start + _CHAIN]
-        for number, case in enumerate(cases):
-            test = f"{place} == {start + number}"
-            with code.inside(_header(number, number == len(cases) - 1, test)):
-                code.assign(result, code.emit(case, value))
-
-
-# Number of cases in one chain of ``elif``.
-_CHAIN = 64
-
-
-def _header(number: int, last: bool, test: str) -> str:
-    if last:
-        return "else:" if number else "if True:"
-    return f"{'elif' if number else 'if'} {test}:"
+    def _emit_cases(self, code: Code, place: str, cases: range, value: Any, result: Any) -> None:
+        """Write a binary search among cases, since Python reads no chain of thousands."""
+        if len(cases) == 1:
+            code.assign(result, code.emit(self.cases[cases[0]], value))
+            return
+        middle = len(cases) // 2
+        with code.inside(f"if {place} < {cases[middle]}:"):
+            self._emit_cases(code, place, cases[:middle], value, result)
+        with code.inside("else:"):
+            self._emit_cases(code, place, cases[middle:], value, result)
 
 
 class Void(Block):

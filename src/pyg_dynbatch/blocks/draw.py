@@ -58,9 +58,6 @@ def drawing_of(block: Block) -> BlockDrawing:
     Args:
         block: The block; a declared block is drawn where its declaration is resolved.
 
-    Returns:
-        The description, for ``print``.
-
     Example:
         >>> from pyg_dynbatch import blocks as td
         >>> print(drawing_of(td.Scalar()))
@@ -138,9 +135,6 @@ def schedule_text(schedule: Schedule, width: int = 40) -> str:
     Args:
         schedule: For instance ``compiler.collate(examples).schedule``.
         width: Length of the longest bar.
-
-    Returns:
-        The drawing.
 
     Example:
         >>> from pyg_dynbatch import blocks as td

@@ -18,7 +18,7 @@ from pyg_dynbatch.blocks.types import (
     TupleType,
     shown,
 )
-from pyg_dynbatch.core.errors import mismatch_text
+from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.operation import Ragged, module_of
 from pyg_dynbatch.core.types import RaggedRows
 from pyg_dynbatch.core.types import TensorType as RowTensorType
@@ -56,16 +56,15 @@ def infer_output_type(block: Block, called: Callable[..., Any], input_type: Any)
             try:
                 found.append(called(*spread))
             except Exception as error:
-                raise _wrong_function(
-                    block, input_type, f"{type(error).__name__}: {error}"
-                ) from error
+                got = f"{type(error).__name__}: {error}"
+                raise _wrong_function(block, input_type, got) from error
     return _type_of(block, input_type, like, *found)
 
 
 def _wrong_function(block: Block, input_type: ResultType, got: str) -> TypeError:
     what = f"{block._label()}: its function cannot be called with {shown(input_type)}"
     expected = "a function on batched tensors: first axis one row per example"
-    return TypeError(mismatch_text(what, expected, got, where=block._path()))
+    return mismatch(TypeError, what, expected, got, where=block._path())
 
 
 def _like(called: Any) -> Tensor:
@@ -192,8 +191,7 @@ def record(
         module = code.model.unique(key, lambda: Called(called, input_type))
     signature = code.model.signature(module, inputs, row_types_of(output_type), name)
     fixed, rows = _arguments(code, input_type, value)
-    results = iter(code.record_call(signature, fixed, rows, once=once))
-    return _nested(output_type, results)
+    return output_type.unflatten(code.record_call(signature, fixed, rows, once=once), None)
 
 
 def _arguments(code: Code, input_type: ResultType, value: Any) -> tuple[list[str], str]:
@@ -214,12 +212,6 @@ def _arguments(code: Code, input_type: ResultType, value: Any) -> tuple[list[str
             rows = rows or found
         return fixed, rows
     return ([value] if isinstance(input_type, TensorType) else []), ""
-
-
-def _nested(output_type: ResultType, names: Iterator[str]) -> Any:
-    if isinstance(output_type, TupleType):
-        return tuple(_nested(item, names) for item in output_type)
-    return next(names)
 
 
 def _check_input(block: Block, input_type: ResultType, *, sequences: bool = False) -> None:

@@ -27,7 +27,6 @@ class GetItem(Block):
     Raises:
         KeyError: When a host object has no such key.
         IndexError: When a sequence is too short; at once where a tuple is.
-        TypeError: If the sequence never ends.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -243,14 +242,11 @@ class Zip(Block):
 
 
 def ZipWith(elem_block: Any, name: Any = None) -> Block:  # noqa: N802 - named like the classes
-    """Zip a tuple of sequences and apply a block to each tuple.
+    """Zip a tuple of sequences and apply a block to each tuple: ``Zip() >> Map(elem_block)``.
 
     Args:
         elem_block: What :func:`convert_to_block` takes.
         name: For messages and pictures.
-
-    Returns:
-        ``Zip() >> Map(elem_block)``.
 
     Example:
         >>> import torch

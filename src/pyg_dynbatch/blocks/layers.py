@@ -41,11 +41,7 @@ class Layer(IOBase, nn.Module):
         self._is_built = False
 
     def build(self, input_type: Any) -> None:
-        """Make the parameters, once; later calls only check the input type.
-
-        Raises:
-            TypeError: If the layer is used with two types.
-        """
+        """Make the parameters, once; later calls only check the input type."""
         self.set_input_type(convert_to_type(input_type))
         if not self._is_built:
             self._create(self.input_type)
@@ -61,11 +57,7 @@ class Layer(IOBase, nn.Module):
         self._refuse(what, expected, name, error=NotImplementedError)
 
     def forward(self, *rows: Any) -> Any:
-        """Compute batched rows; the first call makes the parameters.
-
-        Raises:
-            TypeError: If the rows are of another type than before.
-        """
+        """Compute batched rows; the first call makes the parameters."""
         if not self._is_built:
             self.build(_type_of_rows(rows))
         elif not self._fits(rows):
@@ -111,12 +103,7 @@ def _type_of_rows(rows: tuple[Any, ...]) -> ResultType:
 
 
 class TensorToTensorLayer(Layer):
-    """Base of layers from one tensor to one tensor.
-
-    Args:
-        input_type: As for :class:`Layer`.
-        output_type: As for :class:`Layer`.
-        name_or_scope: As for :class:`Layer`.
+    """Base of layers from one tensor to one tensor; takes the arguments of :class:`Layer`.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -138,10 +125,6 @@ class ScopedLayer(Layer):
     Args:
         layer_fn: A function or module on batched tensors. An ``nn.LSTMCell``, ``nn.GRUCell`` or
             ``nn.RNNCell`` is called with (input, state) and returns (output, next state).
-        name_or_scope: For messages and pictures.
-
-    Raises:
-        TypeError: If it cannot be called.
 
     Example:
         >>> from torch import nn
@@ -191,10 +174,6 @@ _scopes: dict[str, int] = {}
 
 def create_variable_scope(name: str) -> str:
     """Make a name that is unique among all calls, so that layers can be distinguished in messages.
-
-    Raises:
-        TypeError: If the name is not a string.
-        ValueError: If it is empty.
 
     Example:
         >>> create_variable_scope("of_an_example"), create_variable_scope("of_an_example")
@@ -263,7 +242,6 @@ class FC(TensorToTensorLayer):
     Raises:
         TypeError: If the input is not a float32 vector.
         ValueError: If a probability is out of range, or the initial weights do not fit.
-        RuntimeError: If the weights are asked for before the layer was used.
 
     Reference:
         Salimans and Kingma (2016), arXiv:1602.07868, equation 2 (weight normalisation).
@@ -353,9 +331,7 @@ class Embedding(TensorToTensorLayer):
     Args:
         num_buckets: Number of vectors.
         num_units_out: Length of each.
-        initializer: The vectors themselves (tensor or array), or a function that fills a tensor
-            in place or returns one. Default: uniform of unit variance scaled by
-            1/sqrt(num_units_out).
+        initializer: As for :class:`FC`. Default: uniform, of variance 1/num_units_out.
         trainable: Whether the vectors are learned.
         mod_inputs: Take the absolute value modulo ``num_buckets`` first, so that any integer has
             a vector; otherwise an integer outside is an error.
@@ -365,7 +341,6 @@ class Embedding(TensorToTensorLayer):
 
     Raises:
         TypeError: If the input is not an integer scalar.
-        ValueError: If the initial vectors do not fit.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -432,9 +407,6 @@ class FractalNet(TensorToTensorLayer):
         p_local_drop_path: Share of mini-batches that drop locally.
         p_drop_base_case: Chance that a local drop takes the short path.
         p_drop_recursive_case: Chance that it takes the long one.
-
-    Raises:
-        ValueError: If the depth is below 0.
 
     Reference:
         Larsson, Maire, Shakhnarovich (2017), arXiv:1605.07648, section 2, where d + 1 is

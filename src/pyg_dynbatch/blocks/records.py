@@ -213,15 +213,7 @@ class ForwardDeclaration(IOBase):
             self._refuse(what, expected, got, error=ValueError)
 
     def resolve_to(self, target_block: Any) -> None:
-        """Define the declared block.
-
-        Args:
-            target_block: What :func:`convert_to_block` takes.
-
-        Raises:
-            ValueError: If it is defined already.
-            TypeError: If its types differ from the declared ones.
-        """
+        """Define the declared block: anything that :func:`convert_to_block` takes."""
         self._check_open("resolved twice", "one call of resolve_to")
         self.target = convert_to_block(target_block)
         self.target._declaration = self

@@ -1,13 +1,15 @@
-"""Blocks that walk along sequences: map, folds, balanced reductions, recurrent cells."""
+"""Blocks that walk along sequences or reduce them: map, folds, recurrent cells, sums."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
+import torch
 from torch import nn
 
 from pyg_dynbatch.blocks.block import Block, convert_to_block
 from pyg_dynbatch.blocks.code import Code, packed
+from pyg_dynbatch.blocks.functions import record
 from pyg_dynbatch.blocks.layers import ScopedLayer
 from pyg_dynbatch.blocks.tensors import refuse_no_zeros, zero_value
 from pyg_dynbatch.blocks.types import (
@@ -15,10 +17,12 @@ from pyg_dynbatch.blocks.types import (
     PyObjectType,
     ResultType,
     SequenceType,
+    TensorType,
     TupleType,
     VoidType,
     shown,
 )
+from pyg_dynbatch.core.types import RaggedRows
 
 
 def refuse_endless(block: Block, kind: ResultType | None) -> None:
@@ -39,6 +43,17 @@ def element_type(block: Block, kind: ResultType | None) -> ResultType | None:
     if kind is not None and not isinstance(kind, PyObjectType):
         expected = "a sequence, a tuple of equal items, or a host object"
         block._refuse("the input is not a sequence", expected, kind)
+    return kind
+
+
+def pair_of_types(
+    block: Block, kind: ResultType | None, what: str, expected: str
+) -> TupleType | None:
+    """The type of a pair; None where it is unknown or a host object."""
+    if kind is None or isinstance(kind, PyObjectType):
+        return None
+    if not isinstance(kind, TupleType) or len(kind) != 2:
+        block._refuse(what, expected, kind)
     return kind
 
 
@@ -162,10 +177,9 @@ class Fold(Block):
                 block.set_output_type(state)
         if state is not None and element is not None:
             self.combine_block.set_input_type((state, element))
-        wanted = self.combine_block.input_type
-        if wanted is not None and wanted != PyObjectType():
-            if not isinstance(wanted, TupleType) or len(wanted) != 2:
-                self._refuse("combine_block does not take a pair", "(so far, element)", wanted)
+        what, expected = "combine_block does not take a pair", "(so far, element)"
+        wanted = pair_of_types(self, self.combine_block.input_type, what, expected)
+        if wanted is not None:
             self.start_block.set_output_type(wanted[0])
 
     def _emit(self, code: Code, value: Any) -> Any:
@@ -283,9 +297,8 @@ class RNN(Block):
         start = [] if initial_state is None else [initial_state]
         super().__init__([cell, *start], name=name)
         if start and initial_state_from_input:
-            expected = "initial_state or initial_state_from_input"
             what = "the initial state is given twice"
-            self._refuse(what, expected, "both", error=ValueError)
+            self._refuse(what, "one of the two arguments", "both", error=ValueError)
         self._cell, self._from_input = self._children[0], initial_state_from_input
         self._start = self._children[1] if start else None
         if self._start is not None:
@@ -295,7 +308,9 @@ class RNN(Block):
         sequence, state = self._given()
         refuse_endless(self, sequence)
         element = element_type(self, sequence)
-        taken, given = self._pair("input"), self._pair("output")
+        what = "the cell's input is not a pair"
+        taken = pair_of_types(self, self._cell.input_type, what, "(element, state)")
+        given = self._returned()
         if self._start is not None:
             state = state or self._start.output_type
         state = state or (taken[1] if taken else None) or (given[1] if given else None)
@@ -312,7 +327,7 @@ class RNN(Block):
             self._start.set_output_type(state)
         elif not self._from_input:
             refuse_no_zeros(self, state)
-        given = self._pair("output")
+        given = self._returned()
         if given is not None:
             if given[1] != state:
                 expected, got = f"{shown(state)} as input", f"{shown(given[1])} as output"
@@ -321,29 +336,21 @@ class RNN(Block):
                 self.set_output_type((SequenceType(given[0]), state))
 
     def _given(self) -> tuple[ResultType | None, ResultType | None]:
+        """Types of the sequence and of the state that comes with it."""
         kind = self.input_type
-        if not self._from_input or kind is None:
+        if not self._from_input:
             return kind, None
-        if isinstance(kind, PyObjectType):
-            return kind, kind
-        if not isinstance(kind, TupleType) or len(kind) != 2:
-            self._refuse("the input is not a pair", "(sequence, initial state)", shown(kind))
-        return kind[0], kind[1]
+        pair = pair_of_types(self, kind, "the input is not a pair", "(sequence, initial state)")
+        return (kind, kind) if pair is None else (pair[0], pair[1])
 
-    def _pair(self, side: str) -> TupleType | None:
-        kind = self._cell._types[side]
-        if kind is None or kind == PyObjectType():
-            return None
-        if not isinstance(kind, TupleType) or len(kind) != 2:
-            takes = "(element, state)" if side == "input" else "(output, state)"
-            self._refuse(f"the cell's {side} is not a pair", takes, kind)
-        return kind
+    def _returned(self) -> TupleType | None:
+        what = "the cell's output is not a pair"
+        return pair_of_types(self, self._cell.output_type, what, "(output, state)")
 
     def _check(self) -> None:
         if self._cell.output_type is None and self._start is None and not self._from_input:
             what = "the type of the initial state cannot be inferred"
-            expected = "initial_state=td.Zeros(type), or a cell with known types"
-            self._refuse(what, expected, "neither")
+            self._refuse(what, "initial_state=td.Zeros(type), or a cell with known types")
 
     def _emit(self, code: Code, value: Any) -> Any:
         sequence, given = self._given()
@@ -365,3 +372,137 @@ class RNN(Block):
             code.line(f"{found}.append({packed(output)})")
             code.assign(state, new)
         return found, state
+
+
+def _sum(ragged: RaggedRows) -> torch.Tensor:
+    return ragged.sum()
+
+
+def _mean(ragged: RaggedRows) -> torch.Tensor:
+    total = ragged.sum()
+    # Not by bincount, for which the host waits on a GPU; in single precision, which counts on
+    # where half precision stops.
+    ones = torch.ones(ragged.owner.size(0), device=total.device)
+    count = torch.zeros(ragged.num_calls, device=total.device).index_add(0, ragged.owner, ones)
+    count = count.clamp(min=1).to(total.dtype)
+    return total / count.view(-1, *(1,) * (total.dim() - 1))
+
+
+def _extreme(ragged: RaggedRows, kind: str) -> torch.Tensor:
+    rows = ragged.rows
+    start = rows.new_zeros((ragged.num_calls, *rows.shape[1:]))
+    owner = ragged.owner.view(-1, *(1,) * (rows.dim() - 1)).expand_as(rows)
+    return start.scatter_reduce(0, owner, rows, kind, include_self=False)
+
+
+def _min(ragged: RaggedRows) -> torch.Tensor:
+    return _extreme(ragged, "amin")
+
+
+def _max(ragged: RaggedRows) -> torch.Tensor:
+    return _extreme(ragged, "amax")
+
+
+class _Reduction(Block):
+    """What the four blocks share; they differ in a function and in the numbers it takes."""
+
+    _function: Callable[[RaggedRows], torch.Tensor]
+    _takes_integers = True
+    _takes_complex = True
+
+    def __init__(self, name: Any = None) -> None:
+        super().__init__(name=name)
+        self.set_input_type_classes(SequenceType, TupleType)
+        self.set_output_type_classes(TensorType)
+
+    def _infer(self) -> None:
+        refuse_endless(self, self.input_type)
+        element: Any = element_type(self, self.input_type)
+        if element is None:
+            return
+        if not isinstance(element, TensorType):
+            self._refuse("the elements are not tensors", "a sequence of tensors", element)
+        is_complex = element.torch_dtype.is_complex
+        is_integer = not (element.torch_dtype.is_floating_point or is_complex)
+        refused = (is_complex and not self._takes_complex) or (
+            is_integer and not self._takes_integers
+        )
+        if refused:
+            expected = "floats or complex numbers" if self._takes_complex else "floats"
+            hint = "td.Map(td.Function(lambda tensor: tensor.float())) in front of it"
+            self._refuse("the elements are of the wrong dtype", expected, element, hint=hint)
+        self.set_output_type(element)
+
+    def _emit(self, code: Code, value: Any) -> Any:
+        # One call for all elements; none for a single one, and zeros for an empty sequence.
+        kind = self._known("output")
+        rows, result = code.fresh("s"), code.fresh()
+        code.line(f"{rows} = {packed(value)}")
+        with code.inside(f"if len({rows}) > 1:"):
+            function = type(self)._function
+            code.assign(result, record(code, function, SequenceType(kind), kind, rows))
+        with code.inside(f"elif {rows}:"):
+            code.line(f"{result} = {rows}[0]")
+        with code.inside("else:"):
+            code.assign(result, zero_value(code, kind))
+        return result
+
+
+class Sum(_Reduction):
+    """Add up a sequence of tensors; zeros for an empty one.
+
+    Example:
+        >>> from pyg_dynbatch import blocks as td
+        >>> (td.Map(td.Scalar()) >> td.Sum()).eval([1, 2, 3])
+        tensor(6.)
+    """
+
+    _function = staticmethod(_sum)
+
+
+class Mean(_Reduction):
+    """Average a sequence of tensors; zeros for an empty one.
+
+    Raises:
+        TypeError: If the sequence never ends, or its elements are integers or booleans.
+
+    Example:
+        >>> from pyg_dynbatch import blocks as td
+        >>> (td.Map(td.Scalar()) >> td.Mean()).eval([1, 2, 3])
+        tensor(2.)
+    """
+
+    _function = staticmethod(_mean)
+    _takes_integers = False
+
+
+class Min(_Reduction):
+    """Minimum of a sequence of tensors, entry by entry; zeros for an empty one.
+
+    Raises:
+        TypeError: If the sequence never ends, or its elements are complex.
+
+    Example:
+        >>> from pyg_dynbatch import blocks as td
+        >>> (td.Map(td.Vector(2)) >> td.Min()).eval([[1, 4], [2, 3]])
+        tensor([1., 3.])
+    """
+
+    _function = staticmethod(_min)
+    _takes_complex = False
+
+
+class Max(_Reduction):
+    """Maximum of a sequence of tensors, entry by entry; zeros for an empty one.
+
+    Raises:
+        TypeError: If the sequence never ends, or its elements are complex.
+
+    Example:
+        >>> from pyg_dynbatch import blocks as td
+        >>> (td.Map(td.Vector(2)) >> td.Max()).eval([[1, 4], [2, 3]])
+        tensor([2., 4.])
+    """
+
+    _function = staticmethod(_max)
+    _takes_complex = False
