@@ -307,9 +307,6 @@ class Compiler(nn.Module):
         Args:
             examples: Python examples (traced or not), or what :attr:`collate` made of them.
             inputs: Rows from outside by tag, see :class:`InputRow`.
-
-        Returns:
-            Outputs and metrics, in the order of the examples.
         """
         if self.engine is None:
             self._wrong_order("used before init_loom", "compiler.init_loom()")

@@ -117,10 +117,10 @@ class Composition(Block):
             children, ``"input"`` and ``"output"``; a list ``[source, key]`` is an item.
 
     Raises:
-        TypeError: If a wire leads from an item that does not exist. At compiling, if the output
-            of a child is unused, or the output is not connected, unless its type is nothing.
-        ValueError: If the output is read, the input written, an input connected twice, a foreign
-            composition's input or output used, or the wires form a circle.
+        TypeError: If a wire leads from an item that does not exist; at compiling, if an output
+            is not read or not connected, unless its type is nothing.
+        ValueError: If the output is read, the input written, an input connected twice, or the
+            wires form a circle.
 
     Example:
         >>> from pyg_dynbatch import blocks as td

@@ -26,9 +26,6 @@ class Optional(Block):
         some_case: Block for an input that is not ``None``.
         none_case: Block without input; by default zeros, or an empty sequence.
 
-    Raises:
-        TypeError: If the two outputs differ in type, or the type has no zeros.
-
     Example:
         >>> from pyg_dynbatch import blocks as td
         >>> td.Optional(td.Scalar()).eval(None)

@@ -236,41 +236,7 @@ def _check_input(block: Block, input_type: ResultType, *, sequences: bool = Fals
         block._refuse("two sequences go in", "one sequence", shown(input_type))
 
 
-class _Call(Block):
-    """What :class:`Function` and :class:`Segment` share."""
-
-    _takes_sequence = False
-    # Types of the function, if it is a layer.
-    _layer: IOBase | None = None
-
-    def __init__(self, tf_fn: Any, infers: bool, name: Any) -> None:
-        super().__init__(name=name)
-        if not callable(tf_fn):
-            expected = "a function or module on batched tensors"
-            self._refuse("tf_fn cannot be called", expected, repr(tf_fn))
-        self.tf_fn, self._infers = tf_fn, infers
-        self.set_output_type_classes(TensorType, TupleType)
-
-    def _infer(self) -> None:
-        if self._layer is not None:
-            self.set_io_types(self._layer)
-        if self.input_type is None:
-            return
-        _check_input(self, self.input_type, sequences=self._takes_sequence)
-        if self._layer is not None:
-            self._layer.set_input_type(self.input_type)
-        if self._infers:
-            self._infers = False
-            self.set_output_type(infer_output_type(self, self.tf_fn, self.input_type))
-        if self._layer is not None:
-            self._layer.set_output_type(self.output_type)
-
-    def _emit(self, code: Code, value: Any) -> Any:
-        types = self._known("input"), self._known("output")
-        return record(code, self.tf_fn, *types, value, name=self._name)
-
-
-class Function(_Call):
+class Function(Block):
     """Call a batched function on tensors; the place where work reaches the device.
 
     Args:
@@ -292,17 +258,43 @@ class Function(_Call):
         tensor(4.)
     """
 
+    _takes_sequence = False
+
     def __init__(self, tf_fn: Any, name: Any = None, infer_output_type: bool = True) -> None:
-        super().__init__(tf_fn, infer_output_type, name)
-        if isinstance(tf_fn, IOBase):
-            self._layer = tf_fn
-            tf_fn._dependents.append(self)
+        super().__init__(name=name)
+        if not callable(tf_fn):
+            expected = "a function or module on batched tensors"
+            self._refuse("tf_fn cannot be called", expected, repr(tf_fn))
+        self.tf_fn, self._infers = tf_fn, infer_output_type
+        self.set_output_type_classes(TensorType, TupleType)
+        # A layer has types of its own.
+        self._layer = tf_fn if isinstance(tf_fn, IOBase) else None
+        if self._layer is not None:
+            self._layer._dependents.append(self)
+
+    def _infer(self) -> None:
+        if self._layer is not None:
+            self.set_io_types(self._layer)
+        if self.input_type is None:
+            return
+        _check_input(self, self.input_type, sequences=self._takes_sequence)
+        if self._layer is not None:
+            self._layer.set_input_type(self.input_type)
+        if self._infers:
+            self._infers = False
+            self.set_output_type(infer_output_type(self, self.tf_fn, self.input_type))
+        if self._layer is not None:
+            self._layer.set_output_type(self.output_type)
+
+    def _emit(self, code: Code, value: Any) -> Any:
+        types = self._known("input"), self._known("output")
+        return record(code, self.tf_fn, *types, value, name=self._name)
 
 
 conversion.register(nn.Module, Function)
 
 
-class Segment(_Call):
+class Segment(Function):
     """Call a function once on all elements of a sequence: child-sum, attention, pooling.
 
     The sequence, alone or as one item of a tuple, reaches the function as
@@ -322,4 +314,4 @@ class Segment(_Call):
     _takes_sequence = True
 
     def __init__(self, tf_fn: Any, name: Any = None) -> None:
-        super().__init__(tf_fn, True, name)
+        super().__init__(tf_fn, name)

@@ -70,9 +70,6 @@ class Slice(GetItem):
         stop: One more than the last position.
         step: Distance; -1 reverses the sequence.
 
-    Raises:
-        TypeError: If the sequence never ends.
-
     Example:
         >>> from pyg_dynbatch import blocks as td
         >>> td.Slice(stop=2).eval([1, 2, 3])
@@ -100,9 +97,6 @@ class Length(Block):
 
     Args:
         dtype: Dtype of the number.
-
-    Raises:
-        TypeError: If the sequence never ends.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -192,9 +186,6 @@ class Broadcast(Block):
 class Zip(Block):
     """Convert a tuple of sequences to a sequence of tuples, as long as the shortest.
 
-    Raises:
-        TypeError: If the tuple is empty, or an item is not a sequence.
-
     Example:
         >>> from pyg_dynbatch import blocks as td
         >>> td.Zip().eval(([1, 2], "ab"))
@@ -264,9 +255,6 @@ class NGrams(Block):
 
     Args:
         n: Size of a window; a shorter sequence has none.
-
-    Raises:
-        ValueError: If n is not positive.
 
     Example:
         >>> from pyg_dynbatch import blocks as td

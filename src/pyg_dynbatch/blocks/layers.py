@@ -339,9 +339,6 @@ class Embedding(TensorToTensorLayer):
     Shape:
         ``[row] -> [row, out]``.
 
-    Raises:
-        TypeError: If the input is not an integer scalar.
-
     Example:
         >>> from pyg_dynbatch import blocks as td
         >>> (td.Scalar("int64") >> td.Embedding(10, 2)).eval(3).shape

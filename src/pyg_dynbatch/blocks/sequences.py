@@ -92,9 +92,6 @@ class Map(Block):
     Args:
         elem_block: What :func:`convert_to_block` takes.
 
-    Raises:
-        TypeError: If the input is not a sequence, or a tuple whose items differ.
-
     Example:
         >>> from pyg_dynbatch import blocks as td
         >>> td.Map(td.Scalar()).eval([1, 2], tolist=True)
@@ -462,9 +459,6 @@ class Sum(_Reduction):
 
 class Mean(_Reduction):
     """Average a sequence of tensors; zeros for an empty one.
-
-    Raises:
-        TypeError: If the sequence never ends, or its elements are integers or booleans.
 
     Example:
         >>> from pyg_dynbatch import blocks as td

@@ -126,9 +126,6 @@ class InputTransform(Block):
     Args:
         py_fn: The function.
 
-    Raises:
-        TypeError: If it cannot be called.
-
     Example:
         >>> from pyg_dynbatch import blocks as td
         >>> td.InputTransform(str.split).eval("a b")
@@ -172,7 +169,6 @@ class OneHotFromList(Block):
         strict: Refuse unknown objects; otherwise they become zeros.
 
     Raises:
-        AssertionError: If an object occurs twice.
         KeyError: When an example's object is unknown, unless ``strict`` is off.
 
     Example:
@@ -210,7 +206,6 @@ class OneHot(OneHotFromList):
         dtype: Dtype of the vector.
 
     Raises:
-        IndexError: If the range is empty.
         KeyError: When an example's integer is outside.
 
     Example:
@@ -253,9 +248,6 @@ class FromTensor(Block):
 
     Args:
         tensor: Tensor or numpy array.
-
-    Raises:
-        TypeError: If it is neither.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -316,9 +308,6 @@ class Zeros(Block):
 
     Args:
         output_type: What :func:`convert_to_type` takes.
-
-    Raises:
-        TypeError: For host objects and endless sequences.
 
     Example:
         >>> from pyg_dynbatch import blocks as td

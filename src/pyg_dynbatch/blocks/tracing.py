@@ -459,9 +459,6 @@ class Collater:
         merge_equal: Make equal calls on equal constants once.
         max_depth: Refuse deeper examples.
 
-    Raises:
-        ValueError: If the policy is unknown.
-
     Example:
         >>> from torch.utils.data import DataLoader
         >>> from pyg_dynbatch import blocks as td
