@@ -69,10 +69,10 @@ class Block(IOBase):
     A block has at most one parent, so an expression is always a tree; layers are what is shared.
 
     Args:
+        name: For messages and pictures; all kinds of blocks take one.
         children: Blocks inside, each anything that :func:`convert_to_block` takes.
         input_type: Type of the input, if it is known.
         output_type: Type of the output, if it is known.
-        name: For messages and pictures; all kinds of blocks take one.
 
     Raises:
         TypeError: If a child has a parent already.
@@ -93,16 +93,17 @@ class Block(IOBase):
 
     def __init__(
         self,
+        name: Any = None,
+        *,
         children: Sequence[Any] = (),
         input_type: Any = None,
         output_type: Any = None,
-        name: Any = None,
     ) -> None:
-        super().__init__(input_type, output_type, name)
         self._parent: Block | None = None
         # The forward declaration that was resolved to this block.
         self._declaration: IOBase | None = None
         self._children: list[Block] = []
+        super().__init__(input_type, output_type, name)
         for child in children:
             self._adopt(convert_to_block(child))
 
@@ -295,9 +296,6 @@ class Identity(Block):
         'as it is'
     """
 
-    def __init__(self, name: Any = None) -> None:
-        super().__init__(name=name)
-
     def _infer(self) -> None:
         self.set_output_type(self.input_type)
         self.set_input_type(self.output_type)
@@ -312,7 +310,7 @@ class _Pipe(Block):
     _transparent = True
 
     def __init__(self, *blocks: Block, name: Any = None) -> None:
-        super().__init__(blocks, name=name)
+        super().__init__(name, children=blocks)
 
     def _release_children(self) -> list[Block]:
         """Move the children to a longer pipe; this one can be evaluated, but not used again."""

@@ -136,7 +136,7 @@ class Composition(Block):
     """
 
     def __init__(self, children: Any = None, name: Any = None, *, wires: Any = ()) -> None:
-        super().__init__(list(children or ()), name=name)
+        super().__init__(name, children=children or ())
         self._connections: list[Connection] = []
         # Those along which types may still pass.
         self._untyped: list[Connection] = []

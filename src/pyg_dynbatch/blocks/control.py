@@ -36,7 +36,7 @@ class Optional(Block):
 
     def __init__(self, some_case: Any, none_case: Any = None, name: Any = None) -> None:
         cases = [some_case] if none_case is None else [some_case, none_case]
-        super().__init__(cases, input_type=PyObjectType(), name=name)
+        super().__init__(name, children=cases, input_type=PyObjectType())
 
     def _infer(self) -> None:
         some, rest = self._children[0], self._children[1:]
@@ -99,7 +99,7 @@ class OneOf(Block):
         others = {"pre_block": self._pre, "key_fn": key_fn}
         chosen = {key: block for key, block in others.items() if isinstance(block, Block)}
         self._child_keys = [*map(repr, self._keys), *chosen]
-        super().__init__([*self.cases, *chosen.values()], name=name)
+        super().__init__(name, children=[*self.cases, *chosen.values()])
         if not pairs:
             self._refuse("it has no cases", "at least one case", 0, error=ValueError)
         if not callable(key_fn) and "key_fn" not in chosen:
@@ -181,12 +181,13 @@ class Metric(Block):
         (None, {'number': [tensor(1.), tensor(2.)]})
     """
 
+    _input_kinds = (TensorType, TupleType)
+
     def __init__(self, metric_name: Any, name: Any = None) -> None:
         super().__init__(output_type=VoidType(), name=name)
         if not isinstance(metric_name, str):
             self._refuse("the metric's name is not a string", "a str", repr(metric_name))
         self.metric_name = metric_name
-        self.set_input_type_classes(TensorType, TupleType)
 
     def _infer(self) -> None:
         kind = self.input_type

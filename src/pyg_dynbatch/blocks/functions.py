@@ -259,6 +259,7 @@ class Function(Block):
     """
 
     _takes_sequence = False
+    _output_kinds = (TensorType, TupleType)
 
     def __init__(self, tf_fn: Any, name: Any = None, infer_output_type: bool = True) -> None:
         super().__init__(name=name)
@@ -266,7 +267,6 @@ class Function(Block):
             expected = "a function or module on batched tensors"
             self._refuse("tf_fn cannot be called", expected, repr(tf_fn))
         self.tf_fn, self._infers = tf_fn, infer_output_type
-        self.set_output_type_classes(TensorType, TupleType)
         # A layer has types of its own.
         self._layer = tf_fn if isinstance(tf_fn, IOBase) else None
         if self._layer is not None:

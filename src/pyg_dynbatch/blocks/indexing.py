@@ -34,10 +34,11 @@ class GetItem(Block):
         tensor(1.)
     """
 
+    _input_kinds = _CONTAINERS
+
     def __init__(self, key: Any, name: Any = None) -> None:
         super().__init__(name=name)
         self.key = key
-        self.set_input_type_classes(*_CONTAINERS)
 
     def _infer(self) -> None:
         kind, key = self.input_type, self.key
@@ -104,9 +105,10 @@ class Length(Block):
         tensor(4)
     """
 
+    _input_kinds = _CONTAINERS
+
     def __init__(self, dtype: Any = "float32", name: Any = None) -> None:
         super().__init__(name=name)
-        self.set_input_type_classes(*_CONTAINERS)
         self.set_output_type(TensorType((), dtype))
 
     def _infer(self) -> None:
@@ -132,9 +134,7 @@ class Nth(Block):
         tensor(6.)
     """
 
-    def __init__(self, name: Any = None) -> None:
-        super().__init__(name=name)
-        self.set_input_type_classes(TupleType, PyObjectType)
+    _input_kinds = (TupleType, PyObjectType)
 
     def _infer(self) -> None:
         kind = self.input_type
@@ -164,9 +164,7 @@ class Broadcast(Block):
         [(1.0, 3.0), (2.0, 3.0)]
     """
 
-    def __init__(self, name: Any = None) -> None:
-        super().__init__(name=name)
-        self.set_output_type_classes(BroadcastSequenceType)
+    _output_kinds = (BroadcastSequenceType,)
 
     def _infer(self) -> None:
         if self.input_type is not None:
@@ -192,10 +190,8 @@ class Zip(Block):
         [(1, 'a'), (2, 'b')]
     """
 
-    def __init__(self, name: Any = None) -> None:
-        super().__init__(name=name)
-        self.set_input_type_classes(TupleType, PyObjectType)
-        self.set_output_type_classes(SequenceType, PyObjectType)
+    _input_kinds = (TupleType, PyObjectType)
+    _output_kinds = (SequenceType, PyObjectType)
 
     def _infer(self) -> None:
         kind = self.input_type
@@ -262,12 +258,13 @@ class NGrams(Block):
         [('a', 'b'), ('b', 'c')]
     """
 
+    _output_kinds = (SequenceType, PyObjectType)
+
     def __init__(self, n: int, name: Any = None) -> None:
         super().__init__(name=name)
         if n <= 0:
             self._refuse("the size of a window", "at least 1", n, error=ValueError)
         self.n = n
-        self.set_output_type_classes(SequenceType, PyObjectType)
 
     def _infer(self) -> None:
         kind = self.input_type

@@ -111,12 +111,8 @@ class TensorToTensorLayer(Layer):
         True
     """
 
-    def __init__(
-        self, input_type: Any = None, output_type: Any = None, name_or_scope: Any = None
-    ) -> None:
-        super().__init__(input_type, output_type, name_or_scope)
-        self.set_input_type_classes(TensorType)
-        self.set_output_type_classes(TensorType)
+    _input_kinds = (TensorType,)
+    _output_kinds = (TensorType,)
 
 
 class ScopedLayer(Layer):

@@ -65,12 +65,13 @@ class Record(Block):
         (tensor(1), tensor(2.))
     """
 
+    _output_kinds = (TupleType, PyObjectType)
+
     def __init__(self, named_children: Any, name: Any = None) -> None:
         pairs, self._ordered = pairs_of("Record", named_children)
-        super().__init__([child for _, child in pairs], name=name)
+        super().__init__(name, children=[child for _, child in pairs])
         self._keys = [key for key, _ in pairs]
         self._child_keys = list(map(repr, self._keys))
-        self.set_output_type_classes(TupleType, PyObjectType)
 
     def __getitem__(self, key: Any) -> Wire:
         """Make a wire from the field of a key."""
@@ -149,7 +150,7 @@ class AllOf(Block):
     """
 
     def __init__(self, *blocks: Any, name: Any = None) -> None:
-        super().__init__(blocks, output_type=None if blocks else VoidType(), name=name)
+        super().__init__(name, children=blocks, output_type=None if blocks else VoidType())
 
     def _infer(self) -> None:
         if self._children:

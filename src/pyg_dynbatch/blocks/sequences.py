@@ -98,10 +98,11 @@ class Map(Block):
         [1.0, 2.0]
     """
 
+    _output_kinds = (SequenceType, PyObjectType)
+
     def __init__(self, elem_block: Any, name: Any = None) -> None:
-        super().__init__([elem_block], name=name)
+        super().__init__(name, children=[elem_block])
         (self.element_block,) = self._children
-        self.set_output_type_classes(SequenceType, PyObjectType)
         # Whether it was only inferred from the elements that the input is a host object.
         self._guessed = False
 
@@ -161,7 +162,7 @@ class Fold(Block):
     _child_keys = ("combine", "start")
 
     def __init__(self, combine_block: Any, start_block: Any, name: Any = None) -> None:
-        super().__init__([combine_block, start_block], name=name)
+        super().__init__(name, children=[combine_block, start_block])
         self.combine_block, self.start_block = self._children
         self.start_block.set_input_type(VoidType())
 
@@ -210,16 +211,15 @@ class Reduce(Block):
     """
 
     _child_keys = ("combine", "default")
+    _input_kinds = (SequenceType, TupleType)
 
     def __init__(self, combine_block: Any, default_block: Any = None, name: Any = None) -> None:
         default = None if default_block is None else convert_to_block(default_block)
-        super().__init__(
-            [combine_block] if default is None else [combine_block, default], name=name
-        )
+        given = [combine_block] if default is None else [combine_block, default]
+        super().__init__(name, children=given)
         self.combine_block, self.default_block = self._children[0], default
         if default is not None:
             default.set_input_type(VoidType())
-        self.set_input_type_classes(SequenceType, TupleType)
 
     def _infer(self) -> None:
         refuse_endless(self, self.input_type)
@@ -292,7 +292,7 @@ class RNN(Block):
         if isinstance(cell, nn.RNNCellBase):
             cell = ScopedLayer(cell)
         start = [] if initial_state is None else [initial_state]
-        super().__init__([cell, *start], name=name)
+        super().__init__(name, children=[cell, *start])
         if start and initial_state_from_input:
             what = "the initial state is given twice"
             self._refuse(what, "one of the two arguments", "both", error=ValueError)
@@ -406,11 +406,8 @@ class _Reduction(Block):
     _function: Callable[[RaggedRows], torch.Tensor]
     _takes_integers = True
     _takes_complex = True
-
-    def __init__(self, name: Any = None) -> None:
-        super().__init__(name=name)
-        self.set_input_type_classes(SequenceType, TupleType)
-        self.set_output_type_classes(TensorType)
+    _input_kinds = (SequenceType, TupleType)
+    _output_kinds = (TensorType,)
 
     def _infer(self) -> None:
         refuse_endless(self, self.input_type)

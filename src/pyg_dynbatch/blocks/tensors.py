@@ -45,7 +45,7 @@ class Tensor(Block):
     """
 
     def __init__(self, shape: Any, dtype: Any = "float32", name: Any = None) -> None:
-        super().__init__((), PyObjectType(), TensorType(shape, dtype), name)
+        super().__init__(name, input_type=PyObjectType(), output_type=TensorType(shape, dtype))
 
     def _emit(self, code: Code, value: Any) -> Any:
         return code.record_constant(cast("TensorType", self._known("output")), value)
@@ -104,7 +104,7 @@ class InputRow(Block):
     """
 
     def __init__(self, tag: str, shape: Any, dtype: Any = "float32", name: Any = None) -> None:
-        super().__init__((), PyObjectType(), TensorType(shape, dtype), name)
+        super().__init__(name, input_type=PyObjectType(), output_type=TensorType(shape, dtype))
         self._tag = tag
 
     def _emit(self, code: Code, value: Any) -> Any:
@@ -133,7 +133,7 @@ class InputTransform(Block):
     """
 
     def __init__(self, py_fn: Any, name: Any = None) -> None:
-        super().__init__((), PyObjectType(), PyObjectType(), name)
+        super().__init__(name, input_type=PyObjectType(), output_type=PyObjectType())
         if not callable(py_fn):
             self._refuse("py_fn cannot be called", "a Python function", repr(py_fn))
         self.py_fn = py_fn
@@ -185,7 +185,7 @@ class OneHotFromList(Block):
             what = "OneHotFromList: an element occurs twice"
             raise mismatch(AssertionError, what, "different elements", str(twice)[1:-1])
         kind = TensorType((len(keys),), dtype)
-        super().__init__((), PyObjectType(), kind, name)
+        super().__init__(name, input_type=PyObjectType(), output_type=kind)
         self._keys, self._strict = keys, strict
         # With a row of zeros at the end, for unknown keys.
         table = np.eye(len(keys) + 1, len(keys))
@@ -256,7 +256,7 @@ class FromTensor(Block):
     """
 
     def __init__(self, tensor: Any, name: Any = None) -> None:
-        super().__init__(input_type=VoidType(), name=name)
+        super().__init__(name, input_type=VoidType())
         if not isinstance(tensor, torch.Tensor | np.ndarray | np.generic):
             expected = "a tensor, a parameter or a numpy array"
             what = "neither a tensor nor an array"
@@ -316,7 +316,7 @@ class Zeros(Block):
     """
 
     def __init__(self, output_type: Any, name: Any = None) -> None:
-        super().__init__(input_type=VoidType(), name=name)
+        super().__init__(name, input_type=VoidType())
         found = convert_to_type(output_type)
         refuse_no_zeros(self, found)
         self.set_output_type(found)
@@ -356,11 +356,12 @@ class Concat(Block):
         tensor([1., 2., 3.])
     """
 
+    _input_kinds = (TupleType,)
+    _output_kinds = (TensorType,)
+
     def __init__(self, concat_dim: int = 0, flatten: bool = False, name: Any = None) -> None:
         super().__init__(name=name)
         self._dim, self._flatten = concat_dim, flatten
-        self.set_input_type_classes(TupleType)
-        self.set_output_type_classes(TensorType)
 
     def _infer(self) -> None:
         kind = self.input_type

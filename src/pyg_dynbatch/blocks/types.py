@@ -427,6 +427,9 @@ class IOBase(metaclass=_KeepsArguments):
     """
 
     _arguments: tuple[Sequence[Any], dict[str, Any]] = ((), {})
+    # Kinds of types that fit; empty for all.
+    _input_kinds: tuple[type[ResultType], ...] = ()
+    _output_kinds: tuple[type[ResultType], ...] = ()
 
     def __init__(self, input_type: Any = None, output_type: Any = None, name: Any = None) -> None:
         if name is not None and not isinstance(name, str):
@@ -437,12 +440,10 @@ class IOBase(metaclass=_KeepsArguments):
         # False until the constructor has ended: types are not propagated before.
         self._is_complete = False
         self._types: dict[str, ResultType | None] = {"input": None, "output": None}
-        self._classes: dict[str, tuple[type[ResultType], ...]] = {}
+        self._classes = {"input": self._input_kinds, "output": self._output_kinds}
         # Parts that derive their types again when a type of this one becomes known.
         self._dependents: list[IOBase] = []
-        for side, given in (("input", input_type), ("output", output_type)):
-            if given is not None:
-                self._types[side] = canonicalize_type(given)
+        self.set_input_type(input_type).set_output_type(output_type)
 
     @property
     def name(self) -> str | None:
@@ -498,7 +499,7 @@ class IOBase(metaclass=_KeepsArguments):
         return self
 
     def _check_class(self, side: str, found: ResultType) -> None:
-        classes = self._classes.get(side)
+        classes = self._classes[side]
         if classes and not isinstance(found, classes):
             kinds = " or ".join(kind.__name__ for kind in classes)
             self._refuse(f"a wrong kind of {side}", kinds, found)
