@@ -13,14 +13,9 @@ from pyg_dynbatch.core.errors import mismatch
 
 def _refuse_truth_value(self: Any) -> NoReturn:
     """Blocks are wired before there is any example, so that they cannot decide anything."""
-    raise mismatch(
-        TypeError,
-        f"{type(self).__name__}: used as a truth value while blocks are wired",
-        "a decision that is made for each example",
-        repr(self),
-        hint="td.OneOf(key_fn, cases) for host objects, torch.where in a td.Function for tensors; "
-        "`block is not None` for its presence",
-    )
+    what = f"{type(self).__name__}: used as a truth value while blocks are wired"
+    hint = "td.OneOf(key_fn, cases), torch.where in a td.Function, or `block is not None`"
+    raise mismatch(TypeError, what, "a decision per example", repr(self), hint=hint)
 
 
 class Wire(NamedTuple):
@@ -121,12 +116,9 @@ class Block(IOBase):
 
     def _adopt(self, child: "Block") -> None:
         if child._parent is not None:
-            child._refuse(
-                f"already a child of {child._parent._label()}",
-                "a block without a parent",
-                repr(child),
-                hint="make a second block; share weights by using one layer in both",
-            )
+            what = f"already a child of {child._parent._label()}"
+            hint = "make a second block; share weights by using one layer in both"
+            child._refuse(what, "a block without a parent", repr(child), hint=hint)
         child._parent = self
         child._dependents.append(self)
         self._children.append(child)
@@ -256,13 +248,10 @@ class Block(IOBase):
 @singledispatch
 def conversion(block_like: Any) -> Block:
     """Convert an object that is not a block; each kind is registered beside the block it makes."""
-    raise mismatch(
-        TypeError,
-        "convert_to_block: cannot be turned into a block",
-        "a block, layer, module, tensor, array, dict, list or tuple",
-        repr(block_like),
-        hint="td.Function(f) for a function on tensors, td.InputTransform(f) for one on the host",
-    )
+    what = "convert_to_block: cannot be turned into a block"
+    expected = "a block, layer, module, tensor, array, dict, list or tuple"
+    hint = "td.Function(f) for a function on tensors, td.InputTransform(f) for one on the host"
+    raise mismatch(TypeError, what, expected, repr(block_like), hint=hint)
 
 
 # A wire is a tuple, but not a tuple of blocks.

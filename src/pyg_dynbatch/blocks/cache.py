@@ -321,11 +321,10 @@ def _named(value: Any, code: CodeType) -> Iterator[Any]:
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
-    left = [code]
-    while left:
-        found = left.pop()
-        yield found
-        left += [const for const in found.co_consts if isinstance(const, CodeType)]
+    yield code
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            yield from _codes(const)
 
 
 def _imported(code: CodeType, known: dict[str, Any]) -> Iterator[ModuleType]:

@@ -122,6 +122,8 @@ def _recipe(model: Model, root: Code, result_type: ResultType, keeps_result: boo
     free = list(model.free.values())
     metrics = range(len(model.metric_types))
     data = [n for n, site in enumerate(model.sites) if site.kind in ("constant", "input")]
+    # C holds the code and P its starts; L is the length of C, E and A extend and append to it, S
+    # appends to P; d1 appends to the data of site 1, m0 and n0 to values and labels of metric 0.
     head = [
         "def begin():",
         f"    C = {free}; P = {list(range(len(free)))}",

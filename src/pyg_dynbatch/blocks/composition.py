@@ -272,12 +272,9 @@ class Composition(Block):
     def _check(self) -> None:
         self._pass_types(self._connections)
         if self._output not in self._sources and self.output_type != VoidType():
-            self._refuse(
-                "nothing feeds the output",
-                "composition.output.reads(block)",
-                f"{len(self._connections)} wires",
-                hint="composition.set_output_type(td.VoidType()) if there is none on purpose",
-            )
+            expected, got = "composition.output.reads(block)", f"{len(self._connections)} wires"
+            hint = "composition.set_output_type(td.VoidType()) if there is none on purpose"
+            self._refuse("nothing feeds the output", expected, got, hint=hint)
         for child in self._children:
             if child not in self._sources:
                 child.set_input_type(VoidType())

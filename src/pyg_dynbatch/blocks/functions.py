@@ -224,12 +224,9 @@ def _check_input(block: Block, input_type: ResultType, *, sequences: bool = Fals
         if isinstance(kind, TupleType) or (is_sequence and sequences):
             left += kind._inside()
         elif not isinstance(kind, TensorType):
-            block._refuse(
-                "the input is not made of tensors",
-                "a tensor or a tuple of tensors" + (", and a sequence" * sequences),
-                input_type,
-                hint="td.Scalar(), td.Vector(n) or td.Tensor(shape) in front of it",
-            )
+            expected = "a tensor or a tuple of tensors" + ", and a sequence" * sequences
+            hint = "td.Scalar(), td.Vector(n) or td.Tensor(shape) in front of it"
+            block._refuse("the input is not made of tensors", expected, input_type, hint=hint)
     if not input_type.terminal_types():
         block._refuse("no tensor goes in", "at least one tensor", shown(input_type))
     if found > 1:

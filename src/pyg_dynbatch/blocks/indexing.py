@@ -216,14 +216,11 @@ class Zip(Block):
         if all(endless):
             return value
         repeated, texts = code.model.name_of(repeat), list(map(packed, value))
-        sequences = [
-            f"{repeated}({text})" if never else text
-            for text, never in zip(texts, endless, strict=True)
-        ]
+        parts = [None if never else text for text, never in zip(texts, endless, strict=True)]
+        pairs = zip(texts, parts, strict=True)
+        sequences = [part or f"{repeated}({text})" for text, part in pairs]
         zipped = Zipped(f"list(zip({', '.join(sequences)}))")
-        zipped.parts = tuple(
-            None if never else text for text, never in zip(texts, endless, strict=True)
-        )
+        zipped.parts = tuple(parts)
         zipped.element = tuple(value)
         return zipped
 

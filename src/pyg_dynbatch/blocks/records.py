@@ -227,11 +227,6 @@ class ForwardDeclaration(IOBase):
             self.set_io_types(self.target)
             self.target.set_io_types(self)
 
-    def __repr__(self) -> str:
-        name = f", name={self._name!r}" if self._name else ""
-        memoize = ", memoize=True" if self.memoize else ""
-        return f"ForwardDeclaration({self.input_type!r}, {self.output_type!r}{name}{memoize})"
-
 
 class _Reference(Block):
     """The block that a forward declaration will be resolved to."""

@@ -321,7 +321,7 @@ class Tracer:
         )
 
     def program(self, traced: Traced) -> Program:
-        """Spells out the program of a traced example, as the core knows programs."""
+        """Make the program of a traced example, for schedules and for the reference."""
         return merge_traced(self.recipe, [traced])[0]
 
     def _explain(self, error: Exception, number: int | None) -> NoReturn:

@@ -1,6 +1,7 @@
 """Types of what flows along a wire, and their inference in both directions."""
 
 import threading
+from abc import ABCMeta
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -376,7 +377,8 @@ def propagate_types(*parts: "IOBase") -> None:
         _queue.running = False
 
 
-class _KeepsArguments(type):
+# Of ABCMeta, so that the layers of users may be abstract.
+class _KeepsArguments(ABCMeta):
     """Keep the arguments of a constructor, and start type inference when it has ended."""
 
     def __call__(cls, *arguments: Any, **named: Any) -> Any:
