@@ -19,15 +19,6 @@ from pyg_dynbatch.blocks.indexing import (
     Zip,
     ZipWith,
 )
-from pyg_dynbatch.blocks.inputs import (
-    InputRow,
-    InputTransform,
-    OneHot,
-    OneHotFromList,
-    Scalar,
-    Tensor,
-    Vector,
-)
 from pyg_dynbatch.blocks.iterators import EdibleIterator, epochs, group_by_batches
 from pyg_dynbatch.blocks.layers import (
     FC,
@@ -40,10 +31,20 @@ from pyg_dynbatch.blocks.layers import (
 )
 from pyg_dynbatch.blocks.left_out import left_out as _left_out
 from pyg_dynbatch.blocks.records import AllOf, ForwardDeclaration, Record
-from pyg_dynbatch.blocks.reductions import Max, Mean, Min, Sum
 from pyg_dynbatch.blocks.rewrites import PASSES
-from pyg_dynbatch.blocks.sequences import RNN, Fold, Map, Reduce
-from pyg_dynbatch.blocks.tensors import Concat, FromTensor, Zeros
+from pyg_dynbatch.blocks.sequences import RNN, Fold, Map, Max, Mean, Min, Reduce, Sum
+from pyg_dynbatch.blocks.tensors import (
+    Concat,
+    FromTensor,
+    InputRow,
+    InputTransform,
+    OneHot,
+    OneHotFromList,
+    Scalar,
+    Tensor,
+    Vector,
+    Zeros,
+)
 from pyg_dynbatch.blocks.tracing import BlockResult, Collater, Traced, TracedBatch, Tracer
 from pyg_dynbatch.blocks.types import (
     BroadcastSequenceType,

@@ -3,27 +3,19 @@
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import singledispatch, wraps
+from functools import singledispatch
 from typing import Any, NamedTuple, NoReturn
 
-import torch
-from torch import nn
-
 from pyg_dynbatch.blocks.left_out import left_out
-from pyg_dynbatch.blocks.types import IOBase, ResultType, propagate_types
+from pyg_dynbatch.blocks.types import IOBase, ResultType
 from pyg_dynbatch.core.errors import mismatch
 
 
 def _refuse_truth_value(self: Any) -> NoReturn:
     """Blocks are wired before there is any example, so that they cannot decide anything."""
-    raise mismatch(
-        TypeError,
-        f"{type(self).__name__}: used as a truth value while blocks are wired",
-        "a decision that is made for each example",
-        repr(self),
-        hint="td.OneOf(key_fn, cases) for host objects, torch.where in a td.Function for tensors; "
-        "`block is not None` for its presence",
-    )
+    what = f"{type(self).__name__}: used as a truth value while blocks are wired"
+    hint = "td.OneOf(key_fn, cases), torch.where in a td.Function, or `block is not None`"
+    raise mismatch(TypeError, what, "a decision per example", repr(self), hint=hint)
 
 
 class Wire(NamedTuple):
@@ -66,54 +58,16 @@ def opened(stack: list[Any], item: Any, overlap: str) -> Iterator[Any]:
 runners: dict[str, Callable[..., Any]] = {}
 
 
-def keep_arguments(cls: Any, finish: Callable[[Any], None] | None = None) -> None:
-    """Let the constructor of a class keep its arguments, for :func:`call_text`, and then finish."""
-    init = cls.__init__
-
-    @wraps(init)
-    def __init__(self: Any, *arguments: Any, **named: Any) -> None:
-        init(self, *arguments, **named)
-        # Not in the constructors of base classes.
-        if type(self).__init__ is __init__:
-            self._arguments = arguments, named
-            if finish is not None:
-                finish(self)
-
-    cls.__init__ = __init__
-
-
-def call_text(made: Any) -> str:
-    """Write the call that made an object, as it can be read back where its names are defined."""
-    arguments, named = made._arguments
-    parts = [_argument_text(value) for value in arguments]
-    parts += [f"{key}={_argument_text(value)}" for key, value in named.items()]
-    return f"{type(made).__name__.lstrip('_')}({', '.join(parts)})"
-
-
-def _argument_text(value: Any) -> str:
-    if isinstance(value, dict):
-        items = ", ".join(f"{key!r}: {_argument_text(item)}" for key, item in value.items())
-        return f"{{{items}}}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(_argument_text, value))}]"
-    if isinstance(value, tuple) and not hasattr(value, "_fields"):
-        return f"({', '.join(map(_argument_text, value))}{',' if len(value) == 1 else ''})"
-    if isinstance(value, torch.dtype):
-        return repr(str(value).removeprefix("torch."))
-    is_plain = callable(value) and not isinstance(value, IOBase | nn.Module)
-    return getattr(value, "__name__", repr(value)) if is_plain else repr(value)
-
-
 class Block(IOBase):
     """Map an input to an output, for one example; blocks are put together into larger ones.
 
     A block has at most one parent, so an expression is always a tree; layers are what is shared.
 
     Args:
+        name: For messages and pictures; all kinds of blocks take one.
         children: Blocks inside, each anything that :func:`convert_to_block` takes.
         input_type: Type of the input, if it is known.
         output_type: Type of the output, if it is known.
-        name: For messages and pictures.
 
     Raises:
         TypeError: If a child has a parent already.
@@ -129,25 +83,22 @@ class Block(IOBase):
     __iter__ = None
     # Left out of paths: blocks that only hold others in order.
     _transparent = False
-    _arguments: tuple[Sequence[Any], dict[str, Any]] = ((), {})
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        keep_arguments(cls, Block._complete)
+    # For messages and pictures, in the order of the children.
+    _child_keys: Sequence[str] = ()
 
     def __init__(
         self,
+        name: Any = None,
+        *,
         children: Sequence[Any] = (),
         input_type: Any = None,
         output_type: Any = None,
-        name: Any = None,
     ) -> None:
-        super().__init__(input_type, output_type, name)
-        self._is_complete = False
         self._parent: Block | None = None
         # The forward declaration that was resolved to this block.
         self._declaration: IOBase | None = None
         self._children: list[Block] = []
+        super().__init__(input_type, output_type, name)
         for child in children:
             self._adopt(convert_to_block(child))
 
@@ -165,20 +116,12 @@ class Block(IOBase):
 
     def _adopt(self, child: "Block") -> None:
         if child._parent is not None:
-            child._refuse(
-                f"already a child of {child._parent._label()}",
-                "a block without a parent",
-                repr(child),
-                hint="make a second block; share weights by using one layer in both",
-            )
+            what = f"already a child of {child._parent._label()}"
+            hint = "make a second block; share weights by using one layer in both"
+            child._refuse(what, "a block without a parent", repr(child), hint=hint)
         child._parent = self
         child._dependents.append(self)
         self._children.append(child)
-
-    def _complete(self) -> None:
-        """Start type inference, when the constructor has ended."""
-        self._is_complete = True
-        propagate_types(self)
 
     def walk(self) -> Iterator["Block"]:
         """Iterate over the block and all blocks inside, parents before children."""
@@ -201,13 +144,15 @@ class Block(IOBase):
         """Part of a path that leads from here to a child."""
         if child._transparent:
             return self._key_of(child)
+        if key := self._key_of(child):
+            return f"{key}.{child._label()}"
         alike = [c for c in self._children if c._label() == child._label()]
         number = f"#{alike.index(child) + 1}" if len(alike) > 1 else ""
-        return f"{self._key_of(child)}.{child._label()}{number}"
+        return f".{child._label()}{number}"
 
     def _key_of(self, child: "Block") -> str:
         """Key of a child in the path of a block with keys: ``['pair']``."""
-        return ""
+        return f"[{self._child_keys[self._children.index(child)]}]" if self._child_keys else ""
 
     def _readers_of(self, child: "Block") -> list["Block | None"]:
         """The children whose input is the output of a child; None for another use of it."""
@@ -236,9 +181,6 @@ class Block(IOBase):
 
         Returns:
             The block itself.
-
-        Raises:
-            AssertionError: Outside a scope.
         """
         if not scopes.open:
             what = f"{self._label()}.reads: used outside a scope"
@@ -279,11 +221,7 @@ class Block(IOBase):
             **options: None; those of Fold are refused by name.
 
         Returns:
-            The output, with tensors where the type has tensors; together with a dictionary of
-            the values of each metric, if there is any.
-
-        Raises:
-            TypeError: For any other option.
+            The output; if there are metrics, with a dictionary of their values.
 
         Example:
             >>> from pyg_dynbatch import blocks as td
@@ -306,19 +244,14 @@ class Block(IOBase):
         depth: int = runners["max_depth"](self, inp)
         return depth
 
-    __repr__ = call_text
-
 
 @singledispatch
 def conversion(block_like: Any) -> Block:
     """Convert an object that is not a block; each kind is registered beside the block it makes."""
-    raise mismatch(
-        TypeError,
-        "convert_to_block: cannot be turned into a block",
-        "a block, layer, module, tensor, array, dict, list or tuple",
-        repr(block_like),
-        hint="td.Function(f) for a function on tensors, td.InputTransform(f) for one on the host",
-    )
+    what = "convert_to_block: cannot be turned into a block"
+    expected = "a block, layer, module, tensor, array, dict, list or tuple"
+    hint = "td.Function(f) for a function on tensors, td.InputTransform(f) for one on the host"
+    raise mismatch(TypeError, what, expected, repr(block_like), hint=hint)
 
 
 # A wire is a tuple, but not a tuple of blocks.
@@ -331,9 +264,6 @@ def convert_to_block(block_like: Any) -> Block:
     Args:
         block_like: A block; a layer or ``nn.Module`` (becomes :class:`Function`); a tensor or
             numpy array (:class:`FromTensor`); a dict, list or tuple (:class:`Record`).
-
-    Returns:
-        The block.
 
     Raises:
         TypeError: If it is none of these.
@@ -349,17 +279,11 @@ def convert_to_block(block_like: Any) -> Block:
 class Identity(Block):
     """Return the input.
 
-    Args:
-        name: For messages and pictures.
-
     Example:
         >>> from pyg_dynbatch import blocks as td
         >>> td.Identity().eval("as it is")
         'as it is'
     """
-
-    def __init__(self, name: Any = None) -> None:
-        super().__init__(name=name)
 
     def _infer(self) -> None:
         self.set_output_type(self.input_type)
@@ -375,7 +299,7 @@ class _Pipe(Block):
     _transparent = True
 
     def __init__(self, *blocks: Block, name: Any = None) -> None:
-        super().__init__(blocks, name=name)
+        super().__init__(name, children=blocks)
 
     def _release_children(self) -> list[Block]:
         """Move the children to a longer pipe; this one can be evaluated, but not used again."""
@@ -417,9 +341,6 @@ def Pipe(*blocks: Any, name: Any = None) -> Block:  # noqa: N802 - named like th
     Args:
         *blocks: What :func:`convert_to_block` takes.
         name: For messages and pictures.
-
-    Returns:
-        The pipe.
 
     Example:
         >>> from pyg_dynbatch import blocks as td

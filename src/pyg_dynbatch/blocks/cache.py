@@ -46,16 +46,14 @@ class TracedExamples:
         examples: The examples.
         path: A file to keep them. It is used again as long as the model, the host functions
             with all globals and closures they read, and the number of examples are the same;
-            other examples need another file, and so does what functions read from files. It
-            holds arrays and plain values, so that reading it runs no code, and a checksum: a
-            damaged file is written again, with a warning.
+            other examples need another file, and so does what functions read from files. Reading
+            it runs no code; a damaged file is written again, with a warning.
         pool: A pool of processes, from :meth:`Compiler.multiprocessing_pool`.
 
     Raises:
         ValueError: If the file holds something else.
-        TypeError: If there is a path, and a host function reads an object whose content cannot be
-            compared between runs, such as an open file; or if the label of a metric is not a
-            plain value.
+        TypeError: If there is a path, and a host function reads what cannot be compared between
+            runs, such as an open file; or if the label of a metric is not a plain value.
 
     Example:
         >>> from torch.utils.data import DataLoader
@@ -323,11 +321,10 @@ def _named(value: Any, code: CodeType) -> Iterator[Any]:
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
-    left = [code]
-    while left:
-        found = left.pop()
-        yield found
-        left += [const for const in found.co_consts if isinstance(const, CodeType)]
+    yield code
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            yield from _codes(const)
 
 
 def _imported(code: CodeType, known: dict[str, Any]) -> Iterator[ModuleType]:

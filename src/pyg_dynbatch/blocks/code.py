@@ -15,7 +15,7 @@ from pyg_dynbatch.blocks.types import (
     TensorType,
     TupleType,
 )
-from pyg_dynbatch.core.operation import Operations, Ragged, Signature
+from pyg_dynbatch.core.operation import Operations, Ragged, Signature, row_type_of
 from pyg_dynbatch.core.program import CONSTANT, INPUT, RESULT
 from pyg_dynbatch.core.types import RowType
 
@@ -153,9 +153,8 @@ class Model:
         found = self.operations.add(module, inputs, outputs, name=clean)
         if found not in self.signatures:
             self.signatures.append(found)
-            for row_type in [*outputs, *inputs]:
-                plain = row_type.row_type if isinstance(row_type, Ragged) else row_type
-                self.number_of_type(plain)
+            for wanted in [*outputs, *inputs]:
+                self.number_of_type(row_type_of(wanted))
         return self.signatures.index(found)
 
     def site(self, *fields: Any, **more: Any) -> int:
@@ -189,21 +188,22 @@ class Code:
         self.function = function
         # Each with its origin, see :class:`Recipe`.
         self.lines: list[tuple[str, tuple[str, bool]]] = []
-        self.block: Block | None = None
+        # The path of the block that is written.
+        self.path = "Root"
         self._indent, self._names, self._level = 2, 0, 0
         self._levels: dict[str, int] = {}
 
     def write(self, block: Block) -> None:
         """Write the whole function of a block: ``def f(x): … yield None, result``."""
+        self.path = block._path()
         value = self.new(block._known("input"), "x")
         result = self.inline(block, value)
-        self.block = block
         self.line(f"yield None, {packed(result)}")
         head = [f"    def {self.function}({packed(value)}):"]
         if isinstance(value, tuple):
             unpack = f"{packed(value)} = x_" if value else "pass"
             head = [f"    def {self.function}(x_):", f"        {unpack}"]
-        self.lines[:0] = [(line, (block._path(), False)) for line in head]
+        self.lines[:0] = [(line, (self.path, False)) for line in head]
 
     def emit(self, block: Block, value: Any) -> Any:
         """Write what a block computes, and return its output value."""
@@ -213,10 +213,10 @@ class Code:
 
     def inline(self, block: Block, value: Any) -> Any:
         """Write what a block computes right here."""
-        outer, self.block = self.block, block
+        outer, self.path = self.path, block._path()
         rewritten = self.model.rewritten.get(id(block))
         result = rewritten(self, value) if rewritten else block._emit(self, value)
-        self.block = outer
+        self.path = outer
         return result
 
     def call(self, block: Block, value: Any) -> Any:
@@ -228,7 +228,7 @@ class Code:
 
     def line(self, text: str, *, users_own: bool = False) -> None:
         """Add a line; with ``users_own``, errors in it come from the user's function."""
-        self.lines.append(("    " * self._indent + text, (self._where(), users_own)))
+        self.lines.append(("    " * self._indent + text, (self.path, users_own)))
 
     def assign(self, target: Any, value: Any) -> None:
         """Write the assignment of a value to variables."""
@@ -275,17 +275,14 @@ class Code:
 
     # Recording.
 
-    def record_constant(self, row_type: TensorType, data: str, table: Any = None) -> str:
+    def record_constant(self, wanted: TensorType, data: str, table: Any = None) -> str:
         """Write lines that record a constant of one example."""
-        return self._record_data("constant", row_type.row_type, data, table)
+        return self.record_data("constant", wanted.row_type, data, table)
 
-    def record_input(self, row_type: RowType, row: str) -> str:
-        """Write lines that record the reading of a row from outside."""
-        return self._record_data("input", row_type, row)
-
-    def _record_data(self, kind: str, row_type: RowType, data: str, table: Any = None) -> str:
+    def record_data(self, kind: str, row_type: RowType, data: str, table: Any = None) -> str:
+        """Write lines that record a constant, or the reading of a row from outside."""
         number = self.model.number_of_type(row_type)
-        site = self.model.site(kind, number, self._where(), table=table)
+        site = self.model.site(kind, number, self.path, table=table)
         name = self.fresh("c")
         self.line(f"{name} = L(); S({name}); A({site}); d{site}({data})")
         return name
@@ -293,7 +290,7 @@ class Code:
     def record_free(self, signature: int) -> str:
         """Name the value of an operation without arguments: it is the same everywhere."""
         if signature not in self.model.free:
-            self.model.free[signature] = self.model.site("free", signature, self._where())
+            self.model.free[signature] = self.model.site("free", signature, self.path)
         return f"z{self.model.free[signature]}"
 
     def record_call(
@@ -302,7 +299,7 @@ class Code:
         """Write lines that record one call."""
         called = self.model.signatures[signature]
         ragged = sum(isinstance(wanted, Ragged) for wanted in called.inputs)
-        site = self.model.site("call", signature, self._where(), len(arguments), ragged)
+        site = self.model.site("call", signature, self.path, len(arguments), ragged)
         results = [self.fresh() for _ in called.outputs]
         first = results[0]
         # Every result is named by a place in the record of its call, so that must be long enough.
@@ -319,9 +316,6 @@ class Code:
         for slot, name in enumerate(results[1:], start=1):
             self.line(f"{name} = {first} + {slot}")
         return tuple(results)
-
-    def _where(self) -> str:
-        return self.block._path() if self.block is not None else "Root"
 
 
 def _name_of(module: Any) -> str:

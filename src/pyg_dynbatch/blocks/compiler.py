@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import count, islice
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -63,7 +63,7 @@ def compile_block(
     if SPLIT_LINEAR in passes:
         model.rewritten |= split_linear(reached)
     code = Code(model, "root")
-    code.block = root
+    code.path = root._path()
     _write_root(code, root)
     model.finish()
     return Tracer(_recipe(model, code, root._known("output"), keeps_result))
@@ -122,6 +122,8 @@ def _recipe(model: Model, root: Code, result_type: ResultType, keeps_result: boo
     free = list(model.free.values())
     metrics = range(len(model.metric_types))
     data = [n for n, site in enumerate(model.sites) if site.kind in ("constant", "input")]
+    # C holds the code and P its starts; L is the length of C, E and A extend and append to it, S
+    # appends to P; d1 appends to the data of site 1, m0 and n0 to values and labels of metric 0.
     head = [
         "def begin():",
         f"    C = {free}; P = {list(range(len(free)))}",
@@ -237,9 +239,6 @@ class Compiler(nn.Module):
             policy: Order of the steps: ``"depth"``, ``"agenda"``, ``LearnedPolicy``, a function.
             passes: The rewrites to make, of :data:`~pyg_dynbatch.blocks.PASSES`.
 
-        Returns:
-            The module.
-
         Raises:
             ValueError: If the policy or a rewrite is unknown.
             TypeError: If a type cannot be inferred, the output holds a host object or a
@@ -253,11 +252,7 @@ class Compiler(nn.Module):
     def compile(  # type: ignore[override]
         self, root_block_like: Any, *, passes: Iterable[str] = PASSES
     ) -> "Compiler":
-        """Compile a block, as the first of two steps, and return itself; see :meth:`create`.
-
-        Raises:
-            RuntimeError: If a block was compiled before.
-        """
+        """Compile a block, as the first of two steps, and return itself; see :meth:`create`."""
         if self._root is not None:
             self._wrong_order("a block was compiled before", "a new Compiler()")
         root = convert_to_block(root_block_like)
@@ -272,11 +267,7 @@ class Compiler(nn.Module):
         return self
 
     def init_loom(self, max_depth: int | None = None, *, policy: str | Policy = "depth") -> None:
-        """Prepare for examples, as the second of two steps; see :meth:`create`.
-
-        Raises:
-            RuntimeError: If nothing is compiled, or this was done before.
-        """
+        """Prepare for examples, as the second of two steps; see :meth:`create`."""
         tracer = self.tracer
         if self._collate is not None:
             self._wrong_order("init_loom was called before", "one call")
@@ -286,11 +277,6 @@ class Compiler(nn.Module):
         got, hint = "compile, init_loom, use: in another order", "Compiler.create(block) does both"
         raise mismatch(RuntimeError, f"Compiler: {what}", wanted, got, hint=hint)
 
-    def _compiled(self, name: str) -> Any:
-        if (found := getattr(self, name)) is None:
-            self._wrong_order("nothing is compiled", "compiler.compile(block)")
-        return found
-
     @property
     def is_loom_initialized(self) -> bool:
         """Whether examples can be taken."""
@@ -299,12 +285,16 @@ class Compiler(nn.Module):
     @property
     def root(self) -> Block:
         """The block."""
-        return cast("Block", self._compiled("_root"))
+        if self._root is None:
+            self._wrong_order("nothing is compiled", "compiler.compile(block)")
+        return self._root
 
     @property
     def tracer(self) -> Tracer:
         """Records the calls of one example; has no parameters."""
-        return cast("Tracer", self._compiled("_tracer"))
+        if self._tracer is None:
+            self._wrong_order("nothing is compiled", "compiler.compile(block)")
+        return self._tracer
 
     @property
     def collate(self) -> Collater:
@@ -319,9 +309,6 @@ class Compiler(nn.Module):
         Args:
             examples: Python examples (traced or not), or what :attr:`collate` made of them.
             inputs: Rows from outside by tag, see :class:`InputRow`.
-
-        Returns:
-            Outputs and metrics, in the order of the examples.
         """
         if self.engine is None:
             self._wrong_order("used before init_loom", "compiler.init_loom()")
@@ -342,7 +329,7 @@ class Compiler(nn.Module):
 
     def _empty_metric(self, engine: Engine, name: str) -> torch.Tensor:
         """The values of a metric that no example has."""
-        kind = cast("TensorType", self.tracer.recipe.metric_types[name])
+        kind: Any = self.tracer.recipe.metric_types[name]
         dtype = engine.working_dtype(kind.torch_dtype)
         return torch.zeros((0, *kind.shape), dtype=dtype, device=engine.device)
 
@@ -379,9 +366,7 @@ class Compiler(nn.Module):
             processes: Their number; by default one per core.
 
         Raises:
-            TypeError: If a function cannot be sent to other processes, and this system does not
-                fork.
-            AssertionError: If contexts are left in another order than the reverse of entering.
+            TypeError: If a function cannot be pickled, and this system does not fork.
         """
         pool = pool_of(self.tracer, processes)
         try:
@@ -405,9 +390,6 @@ class Compiler(nn.Module):
             metric_labels: Keep the labels of metrics.
             chunk_size: Number of examples per task of a worker process.
             ordered: Keep the order of the examples; matters with a pool only.
-
-        Returns:
-            One traced example each.
         """
         if not isinstance(examples, Iterable):
             list_of_examples(examples)
@@ -429,11 +411,8 @@ class Compiler(nn.Module):
         Args:
             examples: Any iterable of examples.
             batch_size: Number of examples in each.
-            metric_labels: Keep the labels of metrics.
-            ordered: Keep the order of the examples; matters with a pool only.
-
-        Returns:
-            The mini-batches.
+            metric_labels: As for :meth:`build_loom_inputs`.
+            ordered: As for :meth:`build_loom_inputs`.
         """
         found = self.build_loom_inputs(examples, metric_labels, batch_size, ordered)
         while group := list(islice(found, batch_size)):

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from heapq import heappop, heappush
 from typing import Any
 
-from pyg_dynbatch.blocks.block import Block, Wire, call_text, convert_to_block, opened, scopes
+from pyg_dynbatch.blocks.block import Block, Wire, convert_to_block, opened, scopes
 from pyg_dynbatch.blocks.code import Code, key_text, packed_if_object
 from pyg_dynbatch.blocks.types import (
     PyObjectType,
@@ -13,6 +13,7 @@ from pyg_dynbatch.blocks.types import (
     SequenceType,
     TupleType,
     VoidType,
+    call_text,
     canonicalize_type,
     propagate_types,
     shown,
@@ -112,15 +113,14 @@ class Composition(Block):
 
     Args:
         children: Blocks that belong to it before anything is wired.
-        name: For messages and pictures.
         wires: Connections, as :func:`repr` writes them: ``(source, target)`` with numbers of
             children, ``"input"`` and ``"output"``; a list ``[source, key]`` is an item.
 
     Raises:
-        TypeError: If a wire leads from an item that does not exist. At compiling, if the output
-            of a child is unused, or the output is not connected, unless its type is nothing.
-        ValueError: If the output is read, the input written, an input connected twice, a foreign
-            composition's input or output used, or the wires form a circle.
+        TypeError: If a wire leads from an item that does not exist; at compiling, if an output
+            is not read or not connected, unless its type is nothing.
+        ValueError: If the output is read, the input written, an input connected twice, or the
+            wires form a circle.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -136,7 +136,7 @@ class Composition(Block):
     """
 
     def __init__(self, children: Any = None, name: Any = None, *, wires: Any = ()) -> None:
-        super().__init__(list(children or ()), name=name)
+        super().__init__(name, children=children or ())
         self._connections: list[Connection] = []
         # Those along which types may still pass.
         self._untyped: list[Connection] = []
@@ -181,11 +181,7 @@ class Composition(Block):
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Let :meth:`Block.reads` wire inside this composition.
-
-        Raises:
-            AssertionError: If scopes are left in another order than the reverse of entering.
-        """
+        """Let :meth:`Block.reads` wire inside this composition."""
         with opened(scopes.open, self, f"{self._label()}.scope: scopes overlap"):
             yield
 
@@ -195,9 +191,6 @@ class Composition(Block):
         Args:
             a: A block, ``block[i]``, ``composition.input``, or a tuple of such.
             b: A block or ``composition.output``.
-
-        Raises:
-            ValueError: See the class.
         """
         target = convert_to_block(b)
         if isinstance(target, CompositionIO):
@@ -279,12 +272,9 @@ class Composition(Block):
     def _check(self) -> None:
         self._pass_types(self._connections)
         if self._output not in self._sources and self.output_type != VoidType():
-            self._refuse(
-                "nothing feeds the output",
-                "composition.output.reads(block)",
-                f"{len(self._connections)} wires",
-                hint="composition.set_output_type(td.VoidType()) if there is none on purpose",
-            )
+            expected, got = "composition.output.reads(block)", f"{len(self._connections)} wires"
+            hint = "composition.set_output_type(td.VoidType()) if there is none on purpose"
+            self._refuse("nothing feeds the output", expected, got, hint=hint)
         for child in self._children:
             if child not in self._sources:
                 child.set_input_type(VoidType())

@@ -6,9 +6,8 @@ from torch import nn
 
 from pyg_dynbatch.blocks.block import Block, convert_to_block
 from pyg_dynbatch.blocks.code import Code, packed
-from pyg_dynbatch.blocks.inputs import emit_place
 from pyg_dynbatch.blocks.records import pairs_of, set_inputs, share_input
-from pyg_dynbatch.blocks.tensors import refuse_no_zeros, zero_value
+from pyg_dynbatch.blocks.tensors import emit_place, refuse_no_zeros, zero_value
 from pyg_dynbatch.blocks.types import PyObjectType, TensorType, TupleType, VoidType, shown
 
 
@@ -26,10 +25,6 @@ class Optional(Block):
     Args:
         some_case: Block for an input that is not ``None``.
         none_case: Block without input; by default zeros, or an empty sequence.
-        name: For messages and pictures.
-
-    Raises:
-        TypeError: If the two outputs differ in type, or the type has no zeros.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -37,12 +32,11 @@ class Optional(Block):
         tensor(0.)
     """
 
+    _child_keys = ("some", "none")
+
     def __init__(self, some_case: Any, none_case: Any = None, name: Any = None) -> None:
         cases = [some_case] if none_case is None else [some_case, none_case]
-        super().__init__(cases, input_type=PyObjectType(), name=name)
-
-    def _key_of(self, child: Block) -> str:
-        return "[some]" if child is self._children[0] else "[none]"
+        super().__init__(name, children=cases, input_type=PyObjectType())
 
     def _infer(self) -> None:
         some, rest = self._children[0], self._children[1:]
@@ -74,7 +68,6 @@ class OneOf(Block):
         case_blocks: A dict from key to block, a list of (key, block), or a tuple of blocks for
             the keys 0, 1, ….
         pre_block: Applied before the cases, not before ``key_fn``.
-        name: For messages and pictures.
 
     Raises:
         ValueError: If there are no cases.
@@ -95,31 +88,23 @@ class OneOf(Block):
         self, key_fn: Any, case_blocks: Any, pre_block: Any = None, name: Any = None
     ) -> None:
         pairs, _ = pairs_of("OneOf", case_blocks)
-        keyed = [(key, convert_to_block(block)) for key, block in pairs]
-        before = [] if pre_block is None else [convert_to_block(pre_block)]
+        self._keys = [key for key, _ in pairs]
+        #: The blocks to choose from, in the order of their keys.
+        self.cases = [convert_to_block(block) for _, block in pairs]
+        self._pre = None if pre_block is None else convert_to_block(pre_block)
         if isinstance(key_fn, nn.Module):
             # It cannot choose, for its results are known too late; as a block it is refused.
             key_fn = convert_to_block(key_fn)
-        key_block = [key_fn] if isinstance(key_fn, Block) else []
-        super().__init__([*(block for _, block in keyed), *before, *key_block], name=name)
-        self._keys = [key for key, _ in keyed]
         self._key_fn = key_fn
-        self._pre = before[0] if before else None
-        if not keyed:
+        others = {"pre_block": self._pre, "key_fn": key_fn}
+        chosen = {key: block for key, block in others.items() if isinstance(block, Block)}
+        self._child_keys = [*map(repr, self._keys), *chosen]
+        super().__init__(name, children=[*self.cases, *chosen.values()])
+        if not pairs:
             self._refuse("it has no cases", "at least one case", 0, error=ValueError)
-        if not callable(key_fn) and not key_block:
+        if not callable(key_fn) and "key_fn" not in chosen:
             expected = "a Python function, or a block whose output is a host object"
             self._refuse("key_fn cannot be called", expected, repr(key_fn))
-
-    @property
-    def cases(self) -> list[Block]:
-        """The blocks to choose from, in the order of their keys."""
-        return self._children[: len(self._keys)]
-
-    def _key_of(self, child: Block) -> str:
-        if child in self.cases:
-            return f"[{self._keys[self.cases.index(child)]!r}]"
-        return "[pre_block]" if child is self._pre else "[key_fn]"
 
     def _infer(self) -> None:
         if not isinstance(self._key_fn, Block):
@@ -149,40 +134,23 @@ class OneOf(Block):
         if self._pre is not None:
             value = code.emit(self._pre, value)
         result = code.new(self._known("output"))
-        starts = range(0, len(self._keys), _CHAIN)
-        if len(starts) == 1:
-            self._emit_chain(code, place, 0, value, result)
-            return result
-        for start in starts:
-            # Python reads no chain of thousands, and goes through a chain one by one.
-            test = f"{place} < {start + _CHAIN}"
-            with code.inside(_header(start, start == starts[-1], test)):
-                self._emit_chain(code, place, start, value, result)
+        self._emit_cases(code, place, range(len(self.cases)), value, result)
         return result
 
-    def _emit_chain(self, code: Code, place: str, start: int, value: Any, result: Any) -> None:
-        cases = self.cases[start : start + _CHAIN]
-        for number, case in enumerate(cases):
-            test = f"{place} == {start + number}"
-            with code.inside(_header(number, number == len(cases) - 1, test)):
-                code.assign(result, code.emit(case, value))
-
-
-# Number of cases in one chain of ``elif``.
-_CHAIN = 64
-
-
-def _header(number: int, last: bool, test: str) -> str:
-    if last:
-        return "else:" if number else "if True:"
-    return f"{'elif' if number else 'if'} {test}:"
+    def _emit_cases(self, code: Code, place: str, cases: range, value: Any, result: Any) -> None:
+        """Write a binary search among cases, since Python reads no chain of thousands."""
+        if len(cases) == 1:
+            code.assign(result, code.emit(self.cases[cases[0]], value))
+            return
+        middle = len(cases) // 2
+        with code.inside(f"if {place} < {cases[middle]}:"):
+            self._emit_cases(code, place, cases[:middle], value, result)
+        with code.inside("else:"):
+            self._emit_cases(code, place, cases[middle:], value, result)
 
 
 class Void(Block):
     """Drop the input; the output is nothing.
-
-    Args:
-        name: For messages and pictures.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -202,7 +170,6 @@ class Metric(Block):
 
     Args:
         metric_name: Name under which they are returned, see :class:`BlockResult`.
-        name: For messages and pictures.
 
     Raises:
         TypeError: If the name is not a string, the input is neither a tensor nor a pair of a
@@ -214,12 +181,13 @@ class Metric(Block):
         (None, {'number': [tensor(1.), tensor(2.)]})
     """
 
+    _input_kinds = (TensorType, TupleType)
+
     def __init__(self, metric_name: Any, name: Any = None) -> None:
         super().__init__(output_type=VoidType(), name=name)
         if not isinstance(metric_name, str):
             self._refuse("the metric's name is not a string", "a str", repr(metric_name))
         self.metric_name = metric_name
-        self.set_input_type_classes(TensorType, TupleType)
 
     def _infer(self) -> None:
         kind = self.input_type

@@ -1,5 +1,6 @@
 """Show a block with the types on its wires, its schedule, and the calls one example makes."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -58,9 +59,6 @@ def drawing_of(block: Block) -> BlockDrawing:
     Args:
         block: The block; a declared block is drawn where its declaration is resolved.
 
-    Returns:
-        The description, for ``print``.
-
     Example:
         >>> from pyg_dynbatch import blocks as td
         >>> print(drawing_of(td.Scalar()))
@@ -69,12 +67,8 @@ def drawing_of(block: Block) -> BlockDrawing:
     parent = block.parent
     key = parent._key_of(block) if parent is not None else ""
     declared = f" = {block._declaration._label()}" if block._declaration is not None else ""
-    return BlockDrawing(
-        f"{key} {block._label()}{declared}".strip(),
-        shown(block.input_type),
-        shown(block.output_type),
-        tuple(drawing_of(child) for child in block.children),
-    )
+    label, children = f"{key} {block._label()}{declared}".strip(), map(drawing_of, block.children)
+    return BlockDrawing(label, shown(block.input_type), shown(block.output_type), tuple(children))
 
 
 class ExplainedCall(NamedTuple):
@@ -101,17 +95,17 @@ def explained(recipe: Recipe, traced: Traced) -> list[ExplainedCall]:
     """List the calls of a traced example; see :meth:`Compiler.explain`."""
     merged, site = merge_traced(recipe, [traced])
     calls = merged.call_signature.size
-    arguments: list[list[tuple[int, str]]] = [[] for _ in range(calls)]
-    for value, call, place in zip(
-        merged.read_value, merged.read_call, merged.read_argument, strict=True
-    ):
-        arguments[call].append((int(place), _value_text(merged, int(value))))
+    # Those of each call and place, of which only ragged arguments have several.
+    arguments: dict[tuple[int, int], list[str]] = defaultdict(list)
+    reads = zip(merged.read_call, merged.read_argument, merged.read_value, strict=True)
+    for call, place, value in reads:
+        arguments[int(call), int(place)].append(_value_text(merged, int(value)))
     found = []
     for call in range(calls):
         signature = recipe.signatures[merged.call_signature[call]]
         texts = []
         for place, wanted in enumerate(signature.inputs):
-            mine = [text for position, text in arguments[call] if position == place]
+            mine = arguments[call, place]
             texts.append(f"[{', '.join(mine)}]" if isinstance(wanted, Ragged) else mine[0])
         path = recipe.sites[site[call]].path
         found.append(ExplainedCall(call, signature.name, tuple(texts), path))
@@ -138,9 +132,6 @@ def schedule_text(schedule: Schedule, width: int = 40) -> str:
     Args:
         schedule: For instance ``compiler.collate(examples).schedule``.
         width: Length of the longest bar.
-
-    Returns:
-        The drawing.
 
     Example:
         >>> from pyg_dynbatch import blocks as td

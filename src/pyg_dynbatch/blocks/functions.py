@@ -18,7 +18,7 @@ from pyg_dynbatch.blocks.types import (
     TupleType,
     shown,
 )
-from pyg_dynbatch.core.errors import mismatch_text
+from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.operation import Ragged, module_of
 from pyg_dynbatch.core.types import RaggedRows
 from pyg_dynbatch.core.types import TensorType as RowTensorType
@@ -56,16 +56,15 @@ def infer_output_type(block: Block, called: Callable[..., Any], input_type: Any)
             try:
                 found.append(called(*spread))
             except Exception as error:
-                raise _wrong_function(
-                    block, input_type, f"{type(error).__name__}: {error}"
-                ) from error
+                got = f"{type(error).__name__}: {error}"
+                raise _wrong_function(block, input_type, got) from error
     return _type_of(block, input_type, like, *found)
 
 
 def _wrong_function(block: Block, input_type: ResultType, got: str) -> TypeError:
     what = f"{block._label()}: its function cannot be called with {shown(input_type)}"
     expected = "a function on batched tensors: first axis one row per example"
-    return TypeError(mismatch_text(what, expected, got, where=block._path()))
+    return mismatch(TypeError, what, expected, got, where=block._path())
 
 
 def _like(called: Any) -> Tensor:
@@ -192,8 +191,7 @@ def record(
         module = code.model.unique(key, lambda: Called(called, input_type))
     signature = code.model.signature(module, inputs, row_types_of(output_type), name)
     fixed, rows = _arguments(code, input_type, value)
-    results = iter(code.record_call(signature, fixed, rows, once=once))
-    return _nested(output_type, results)
+    return output_type.unflatten(code.record_call(signature, fixed, rows, once=once), None)
 
 
 def _arguments(code: Code, input_type: ResultType, value: Any) -> tuple[list[str], str]:
@@ -216,12 +214,6 @@ def _arguments(code: Code, input_type: ResultType, value: Any) -> tuple[list[str
     return ([value] if isinstance(input_type, TensorType) else []), ""
 
 
-def _nested(output_type: ResultType, names: Iterator[str]) -> Any:
-    if isinstance(output_type, TupleType):
-        return tuple(_nested(item, names) for item in output_type)
-    return next(names)
-
-
 def _check_input(block: Block, input_type: ResultType, *, sequences: bool = False) -> None:
     """Refuse inputs that are not made of tensors (and, where wanted, of one sequence)."""
     left, found = [input_type], 0
@@ -232,64 +224,22 @@ def _check_input(block: Block, input_type: ResultType, *, sequences: bool = Fals
         if isinstance(kind, TupleType) or (is_sequence and sequences):
             left += kind._inside()
         elif not isinstance(kind, TensorType):
-            block._refuse(
-                "the input is not made of tensors",
-                "a tensor or a tuple of tensors" + (", and a sequence" * sequences),
-                input_type,
-                hint="td.Scalar(), td.Vector(n) or td.Tensor(shape) in front of it",
-            )
+            expected = "a tensor or a tuple of tensors" + ", and a sequence" * sequences
+            hint = "td.Scalar(), td.Vector(n) or td.Tensor(shape) in front of it"
+            block._refuse("the input is not made of tensors", expected, input_type, hint=hint)
     if not input_type.terminal_types():
         block._refuse("no tensor goes in", "at least one tensor", shown(input_type))
     if found > 1:
         block._refuse("two sequences go in", "one sequence", shown(input_type))
 
 
-class _Call:
-    """What :class:`Function` and :class:`Segment` share."""
-
-    _takes_sequence = False
-    # Types of the function, if it is a layer.
-    _layer: IOBase | None = None
-
-    def _set_function(self: Any, tf_fn: Any, infers: bool) -> None:
-        if not callable(tf_fn):
-            expected = "a function or module on batched tensors"
-            self._refuse("tf_fn cannot be called", expected, repr(tf_fn))
-        self._tf_fn, self._infers = tf_fn, infers
-        self.set_output_type_classes(TensorType, TupleType)
-
-    @property
-    def tf_fn(self: Any) -> Any:
-        """The function."""
-        return self._tf_fn
-
-    def _infer(self: Any) -> None:
-        if self._layer is not None:
-            self.set_io_types(self._layer)
-        if self.input_type is None:
-            return
-        _check_input(self, self.input_type, sequences=self._takes_sequence)
-        if self._layer is not None:
-            self._layer.set_input_type(self.input_type)
-        if self._infers:
-            self._infers = False
-            self.set_output_type(infer_output_type(self, self._tf_fn, self.input_type))
-        if self._layer is not None:
-            self._layer.set_output_type(self.output_type)
-
-    def _emit(self: Any, code: Code, value: Any) -> Any:
-        types = self._known("input"), self._known("output")
-        return record(code, self._tf_fn, *types, value, name=self._name)
-
-
-class Function(_Call, Block):
+class Function(Block):
     """Call a batched function on tensors; the place where work reaches the device.
 
     Args:
         tf_fn: A function or module on batched tensors, one row per example: a tensor in, or a
             tuple spread over its arguments; a tensor or a tuple of them out. Of a module's method
             the module is trained and moved; what a closure holds is not seen.
-        name: For messages and pictures.
         infer_output_type: Find the output type by calling it on a few rows of zeros.
 
     Raises:
@@ -305,18 +255,43 @@ class Function(_Call, Block):
         tensor(4.)
     """
 
+    _takes_sequence = False
+    _output_kinds = (TensorType, TupleType)
+
     def __init__(self, tf_fn: Any, name: Any = None, infer_output_type: bool = True) -> None:
         super().__init__(name=name)
-        self._set_function(tf_fn, infer_output_type)
-        if isinstance(io := getattr(tf_fn, "io", None), IOBase):
-            self._layer = io
-            io._dependents.append(self)
+        if not callable(tf_fn):
+            expected = "a function or module on batched tensors"
+            self._refuse("tf_fn cannot be called", expected, repr(tf_fn))
+        self.tf_fn, self._infers = tf_fn, infer_output_type
+        # A layer has types of its own.
+        self._layer = tf_fn if isinstance(tf_fn, IOBase) else None
+        if self._layer is not None:
+            self._layer._dependents.append(self)
+
+    def _infer(self) -> None:
+        if self._layer is not None:
+            self.set_io_types(self._layer)
+        if self.input_type is None:
+            return
+        _check_input(self, self.input_type, sequences=self._takes_sequence)
+        if self._layer is not None:
+            self._layer.set_input_type(self.input_type)
+        if self._infers:
+            self._infers = False
+            self.set_output_type(infer_output_type(self, self.tf_fn, self.input_type))
+        if self._layer is not None:
+            self._layer.set_output_type(self.output_type)
+
+    def _emit(self, code: Code, value: Any) -> Any:
+        types = self._known("input"), self._known("output")
+        return record(code, self.tf_fn, *types, value, name=self._name)
 
 
 conversion.register(nn.Module, Function)
 
 
-class Segment(_Call, Block):
+class Segment(Function):
     """Call a function once on all elements of a sequence: child-sum, attention, pooling.
 
     The sequence, alone or as one item of a tuple, reaches the function as
@@ -325,7 +300,6 @@ class Segment(_Call, Block):
 
     Args:
         tf_fn: Takes batched rows and ``RaggedRows``; it must cope with calls without rows.
-        name: For messages and pictures.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -337,5 +311,4 @@ class Segment(_Call, Block):
     _takes_sequence = True
 
     def __init__(self, tf_fn: Any, name: Any = None) -> None:
-        super().__init__(name=name)
-        self._set_function(tf_fn, True)
+        super().__init__(tf_fn, name)

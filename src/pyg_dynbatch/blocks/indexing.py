@@ -23,12 +23,10 @@ class GetItem(Block):
 
     Args:
         key: Key or position; a slice for several.
-        name: For messages and pictures.
 
     Raises:
         KeyError: When a host object has no such key.
         IndexError: When a sequence is too short; at once where a tuple is.
-        TypeError: If the sequence never ends.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -36,59 +34,42 @@ class GetItem(Block):
         tensor(1.)
     """
 
+    _input_kinds = _CONTAINERS
+
     def __init__(self, key: Any, name: Any = None) -> None:
         super().__init__(name=name)
-        self._key = key
-        self.set_input_type_classes(*_CONTAINERS)
-
-    @property
-    def key(self) -> Any:
-        """The key."""
-        return self._key
+        self.key = key
 
     def _infer(self) -> None:
-        _infer_item(self, self._key)
+        kind, key = self.input_type, self.key
+        refuse_endless(self, kind)
+        if isinstance(kind, TupleType):
+            if not isinstance(key, slice) and not -len(kind) <= key < len(kind):
+                what, expected = "the tuple has no such item", f"a position below {len(kind)}"
+                self._refuse(what, expected, repr(key), error=IndexError)
+            self.set_output_type(kind[key])
+        elif isinstance(kind, SequenceType) and not isinstance(key, slice):
+            self.set_output_type(kind.element_type)
+        else:
+            self.set_output_type(kind)
 
     def _emit(self, code: Code, value: Any) -> Any:
-        return _emit_item(self, code, value, self._key)
+        kind = self._known("output")
+        if isinstance(self._known("input"), TupleType):
+            found = value[self.key]
+            return packed_if_object(code, found, kind) if isinstance(found, tuple) else found
+        result = code.new(kind)
+        code.line(f"{packed(result)} = {packed(value)}[{key_text(code, self.key)}]")
+        return result
 
 
-def _infer_item(block: Block, key: Any) -> None:
-    kind = block.input_type
-    refuse_endless(block, kind)
-    if isinstance(kind, TupleType):
-        if not isinstance(key, slice) and not -len(kind) <= key < len(kind):
-            what, expected = "the tuple has no such item", f"a position below {len(kind)}"
-            block._refuse(what, expected, repr(key), error=IndexError)
-        block.set_output_type(kind[key])
-    elif isinstance(kind, SequenceType) and not isinstance(key, slice):
-        block.set_output_type(kind.element_type)
-    else:
-        block.set_output_type(kind)
-
-
-def _emit_item(block: Block, code: Code, value: Any, key: Any) -> Any:
-    kind = block._known("output")
-    if isinstance(block._known("input"), TupleType):
-        found = value[key]
-        return packed_if_object(code, found, kind) if isinstance(found, tuple) else found
-    result = code.new(kind)
-    code.line(f"{packed(result)} = {packed(value)}[{key_text(code, key)}]")
-    return result
-
-
-class Slice(Block):
+class Slice(GetItem):
     """Return a part of a sequence, tuple or host object, as Python's slices do.
 
     Args:
-        *args: None: all arguments are given by name.
         start: First position.
         stop: One more than the last position.
         step: Distance; -1 reverses the sequence.
-        name: For messages and pictures.
-
-    Raises:
-        TypeError: For arguments without a name, or if the sequence never ends.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -98,25 +79,18 @@ class Slice(Block):
 
     def __init__(
         self,
-        *args: Any,
+        *,
         start: int | None = None,
         stop: int | None = None,
         step: int | None = None,
         name: Any = None,
     ) -> None:
-        super().__init__(name=name)
-        if args:
-            self._refuse("positional arguments", "start=, stop=, step= or name=", repr(args))
-        self._slice = slice(start, stop, step)
-        self.set_input_type_classes(*_CONTAINERS)
+        super().__init__(slice(start, stop, step), name)
 
     def _infer(self) -> None:
-        _infer_item(self, self._slice)
+        super()._infer()
         if self.input_type is None and not isinstance(self.output_type, TupleType):
             self.set_input_type(self.output_type)
-
-    def _emit(self, code: Code, value: Any) -> Any:
-        return _emit_item(self, code, value, self._slice)
 
 
 class Length(Block):
@@ -124,10 +98,6 @@ class Length(Block):
 
     Args:
         dtype: Dtype of the number.
-        name: For messages and pictures.
-
-    Raises:
-        TypeError: If the sequence never ends.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -135,9 +105,10 @@ class Length(Block):
         tensor(4)
     """
 
+    _input_kinds = _CONTAINERS
+
     def __init__(self, dtype: Any = "float32", name: Any = None) -> None:
         super().__init__(name=name)
-        self.set_input_type_classes(*_CONTAINERS)
         self.set_output_type(TensorType((), dtype))
 
     def _infer(self) -> None:
@@ -153,9 +124,6 @@ class Length(Block):
 class Nth(Block):
     """Return the item at a position from the example: (sequence, position) to an item.
 
-    Args:
-        name: For messages and pictures.
-
     Raises:
         TypeError: If the input is not a pair of a sequence that ends and a host object.
         IndexError: When an example's position is outside.
@@ -166,9 +134,7 @@ class Nth(Block):
         tensor(6.)
     """
 
-    def __init__(self, name: Any = None) -> None:
-        super().__init__(name=name)
-        self.set_input_type_classes(TupleType, PyObjectType)
+    _input_kinds = (TupleType, PyObjectType)
 
     def _infer(self) -> None:
         kind = self.input_type
@@ -191,9 +157,6 @@ class Nth(Block):
 class Broadcast(Block):
     """Make an endless sequence of one value, to be zipped with sequences that end.
 
-    Args:
-        name: For messages and pictures.
-
     Example:
         >>> from pyg_dynbatch import blocks as td
         >>> both = (td.Map(td.Scalar()), td.Scalar() >> td.Broadcast()) >> td.Zip()
@@ -201,9 +164,7 @@ class Broadcast(Block):
         [(1.0, 3.0), (2.0, 3.0)]
     """
 
-    def __init__(self, name: Any = None) -> None:
-        super().__init__(name=name)
-        self.set_output_type_classes(BroadcastSequenceType)
+    _output_kinds = (BroadcastSequenceType,)
 
     def _infer(self) -> None:
         if self.input_type is not None:
@@ -223,22 +184,14 @@ class Broadcast(Block):
 class Zip(Block):
     """Convert a tuple of sequences to a sequence of tuples, as long as the shortest.
 
-    Args:
-        name: For messages and pictures.
-
-    Raises:
-        TypeError: If the tuple is empty, or an item is not a sequence.
-
     Example:
         >>> from pyg_dynbatch import blocks as td
         >>> td.Zip().eval(([1, 2], "ab"))
         [(1, 'a'), (2, 'b')]
     """
 
-    def __init__(self, name: Any = None) -> None:
-        super().__init__(name=name)
-        self.set_input_type_classes(TupleType, PyObjectType)
-        self.set_output_type_classes(SequenceType, PyObjectType)
+    _input_kinds = (TupleType, PyObjectType)
+    _output_kinds = (SequenceType, PyObjectType)
 
     def _infer(self) -> None:
         kind = self.input_type
@@ -263,27 +216,21 @@ class Zip(Block):
         if all(endless):
             return value
         repeated, texts = code.model.name_of(repeat), list(map(packed, value))
-        sequences = [
-            f"{repeated}({text})" if never else text
-            for text, never in zip(texts, endless, strict=True)
-        ]
+        parts = [None if never else text for text, never in zip(texts, endless, strict=True)]
+        pairs = zip(texts, parts, strict=True)
+        sequences = [part or f"{repeated}({text})" for text, part in pairs]
         zipped = Zipped(f"list(zip({', '.join(sequences)}))")
-        zipped.parts = tuple(
-            None if never else text for text, never in zip(texts, endless, strict=True)
-        )
+        zipped.parts = tuple(parts)
         zipped.element = tuple(value)
         return zipped
 
 
 def ZipWith(elem_block: Any, name: Any = None) -> Block:  # noqa: N802 - named like the classes
-    """Zip a tuple of sequences and apply a block to each tuple.
+    """Zip a tuple of sequences and apply a block to each tuple: ``Zip() >> Map(elem_block)``.
 
     Args:
         elem_block: What :func:`convert_to_block` takes.
         name: For messages and pictures.
-
-    Returns:
-        ``Zip() >> Map(elem_block)``.
 
     Example:
         >>> import torch
@@ -301,10 +248,6 @@ class NGrams(Block):
 
     Args:
         n: Size of a window; a shorter sequence has none.
-        name: For messages and pictures.
-
-    Raises:
-        ValueError: If n is not positive.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -312,17 +255,13 @@ class NGrams(Block):
         [('a', 'b'), ('b', 'c')]
     """
 
+    _output_kinds = (SequenceType, PyObjectType)
+
     def __init__(self, n: int, name: Any = None) -> None:
         super().__init__(name=name)
         if n <= 0:
             self._refuse("the size of a window", "at least 1", n, error=ValueError)
-        self._n = n
-        self.set_output_type_classes(SequenceType, PyObjectType)
-
-    @property
-    def n(self) -> int:
-        """The size of a window."""
-        return self._n
+        self.n = n
 
     def _infer(self) -> None:
         kind = self.input_type
@@ -333,13 +272,13 @@ class NGrams(Block):
             endless = isinstance(kind, BroadcastSequenceType)
             whole = BroadcastSequenceType if endless else SequenceType
             if element is not None:
-                self.set_output_type(whole((element,) * self._n))
+                self.set_output_type(whole((element,) * self.n))
 
     def _emit(self, code: Code, value: Any) -> Any:
         if isinstance(self._known("input"), BroadcastSequenceType):
-            return (value,) * self._n
+            return (value,) * self.n
         result, whole = code.fresh("s"), code.fresh("s")
         code.line(f"{whole} = {packed(value)}")
-        windows = ", ".join(f"{whole}[{n}:]" if n else whole for n in range(self._n))
+        windows = ", ".join(f"{whole}[{n}:]" if n else whole for n in range(self.n))
         code.line(f"{result} = list(zip({windows}))")
         return result

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from itertools import islice, tee
 from typing import Any
 
 import numpy as np
@@ -52,24 +52,15 @@ def group_by_batches(
         batch_size: Length of each list.
         truncate: Leave out a last list that is shorter.
 
-    Returns:
-        The lists, lazily.
-
-    Raises:
-        ValueError: If ``batch_size`` is not positive.
-
     Example:
         >>> list(group_by_batches(range(5), 2))
         [[0, 1], [2, 3], [4]]
     """
     if batch_size < 1:
         raise mismatch(ValueError, "group_by_batches: no batch", "at least 1 item", batch_size)
-    return _groups(iter(iterable), batch_size, truncate)
-
-
-def _groups(items: Iterator[Any], size: int, truncate: bool) -> Iterator[list[Any]]:
-    while len(group := list(islice(items, size))) == size or (group and not truncate):
-        yield group
+    items = iter(iterable)
+    groups = iter(lambda: list(islice(items, batch_size)), [])
+    return (group for group in groups if not truncate or len(group) == batch_size)
 
 
 def epochs(
@@ -86,13 +77,6 @@ def epochs(
         shuffle: Shuffle the items from the second epoch on.
         prng: Random numbers for that: a function that returns one from 0 to 1, or a
             ``random.Random``.
-
-    Returns:
-        The items of each epoch.
-
-    Raises:
-        TypeError: If the items cannot be iterated over.
-        ValueError: If n is below 0.
 
     Example:
         >>> [list(epoch) for epoch in epochs([1, 2], n=2, shuffle=False)]
@@ -114,21 +98,12 @@ def _epochs(
     if n == 1:
         yield items
         return
-    kept: list[Any] = []
-    first = _keeping(items, kept)
+    first, again = tee(items)
     yield first
-    # Complete the first epoch, if it was left half-way.
-    for _ in first:
-        pass
-    done = 1
+    # Also what the first epoch did not reach, if it was left half-way.
+    kept, done = list(again), 1
     while n is None or done < n:
         if shuffle:
             kept.sort(key=lambda _: prng())
         yield list(kept)
         done += 1
-
-
-def _keeping(items: Iterable[Any], kept: list[Any]) -> Iterator[Any]:
-    for item in items:
-        kept.append(item)
-        yield item

@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pyg_dynbatch.blocks.block import Block, Pipe, call_text, convert_to_block, keep_arguments
+from pyg_dynbatch.blocks.block import Block, Pipe, convert_to_block
 from pyg_dynbatch.blocks.types import IOBase, ResultType, TensorType, TupleType, convert_to_type
 from pyg_dynbatch.core.errors import described, mismatch
 from pyg_dynbatch.core.row_buffer import check_precision
 
 
-class Layer(nn.Module):
+class Layer(IOBase, nn.Module):
     """A module with types; ``>>`` makes a block of it, and sharing it shares its weights.
 
     Subclasses make their parameters in ``_create`` and compute in ``_process``.
@@ -20,7 +20,7 @@ class Layer(nn.Module):
     Args:
         input_type: Type of its input, if it is known.
         output_type: Type of its output, if it is known.
-        name_or_scope: A name for messages and pictures.
+        name_or_scope: A name for messages and pictures; all kinds of layers take one.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -32,70 +32,19 @@ class Layer(nn.Module):
 
     # Numpy arrays on the left of ``>>`` must leave the operation to the layer.
     __array_ufunc__ = None
-    _arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        keep_arguments(cls)
 
     def __init__(
         self, input_type: Any = None, output_type: Any = None, name_or_scope: Any = None
     ) -> None:
-        super().__init__()
-        #: Types and name; apart, since a module has attributes of the same names.
-        self.io = IOBase(input_type, output_type, name_or_scope)
-        self.io._kind = type(self).__name__
+        nn.Module.__init__(self)
+        IOBase.__init__(self, input_type, output_type, name_or_scope)
         self._is_built = False
 
-    @property
-    def name(self) -> str | None:
-        """Name given by the user."""
-        return self.io.name
-
-    @property
-    def input_type(self) -> ResultType | None:
-        """Type of the input, ``None`` while it is unknown."""
-        return self.io.input_type
-
-    @property
-    def output_type(self) -> ResultType | None:
-        """Type of the output, ``None`` while it is unknown."""
-        return self.io.output_type
-
-    def set_input_type(self, input_type: Any) -> "Layer":
-        """Set the input type, see :meth:`IOBase.set_input_type`."""
-        self.io.set_input_type(input_type)
-        return self
-
-    def set_output_type(self, output_type: Any) -> "Layer":
-        """Set the output type, see :meth:`IOBase.set_output_type`."""
-        self.io.set_output_type(output_type)
-        return self
-
-    def set_input_type_classes(self, *classes: type[ResultType]) -> "Layer":
-        """Restrict the input type to some kinds."""
-        self.io.set_input_type_classes(*classes)
-        return self
-
-    def set_output_type_classes(self, *classes: type[ResultType]) -> "Layer":
-        """Restrict the output type to some kinds."""
-        self.io.set_output_type_classes(*classes)
-        return self
-
-    def set_io_types(self, other: IOBase) -> "Layer":
-        """Set both types to those of another layer or block, as far as they are known."""
-        self.io.set_io_types(other)
-        return self
-
     def build(self, input_type: Any) -> None:
-        """Make the parameters, once; later calls only check the input type.
-
-        Raises:
-            TypeError: If the layer is used with two types.
-        """
+        """Make the parameters, once; later calls only check the input type."""
         self.set_input_type(convert_to_type(input_type))
         if not self._is_built:
-            self._create(self.io.input_type)
+            self._create(self.input_type)
             self._is_built = True
 
     def _create(self, input_type: Any) -> None:
@@ -105,14 +54,10 @@ class Layer(nn.Module):
         """Compute batched rows."""
         expected = "_process(*rows) in the subclass; _create(input_type) makes parameters"
         what, name = "the layer computes nothing", type(self).__name__
-        self.io._refuse(what, expected, name, error=NotImplementedError)
+        self._refuse(what, expected, name, error=NotImplementedError)
 
     def forward(self, *rows: Any) -> Any:
-        """Compute batched rows; the first call makes the parameters.
-
-        Raises:
-            TypeError: If the rows are of another type than before.
-        """
+        """Compute batched rows; the first call makes the parameters."""
         if not self._is_built:
             self.build(_type_of_rows(rows))
         elif not self._fits(rows):
@@ -122,14 +67,14 @@ class Layer(nn.Module):
 
     def _fits(self, rows: tuple[Any, ...]) -> bool:
         """Whether rows are of the input type, with floats in the precision of the parameters."""
-        kind = self.io.input_type
+        kind = self.input_type
         if not isinstance(kind, TensorType):
             return True
         if len(rows) != 1 or not isinstance(rows[0], Tensor) or rows[0].shape[1:] != kind.shape:
             return False
         found, wanted = rows[0].dtype, kind.torch_dtype
         if found is not wanted and found.is_floating_point and wanted.is_floating_point:
-            check_precision(self.io._label(), rows[0], self)
+            check_precision(self._label(), rows[0], self)
             return True
         return found is wanted
 
@@ -142,11 +87,6 @@ class Layer(nn.Module):
     def reads(self, *others: Any) -> Block:
         """Make a block of the layer and wire its inputs, see :meth:`Block.reads`."""
         return convert_to_block(self).reads(*others)
-
-    __repr__ = call_text
-
-
-IOBase.register(Layer)
 
 
 def _type_of_rows(rows: tuple[Any, ...]) -> ResultType:
@@ -163,12 +103,7 @@ def _type_of_rows(rows: tuple[Any, ...]) -> ResultType:
 
 
 class TensorToTensorLayer(Layer):
-    """Base of layers from one tensor to one tensor.
-
-    Args:
-        input_type: As for :class:`Layer`.
-        output_type: As for :class:`Layer`.
-        name_or_scope: As for :class:`Layer`.
+    """Base of layers from one tensor to one tensor; takes the arguments of :class:`Layer`.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -176,12 +111,8 @@ class TensorToTensorLayer(Layer):
         True
     """
 
-    def __init__(
-        self, input_type: Any = None, output_type: Any = None, name_or_scope: Any = None
-    ) -> None:
-        super().__init__(input_type, output_type, name_or_scope)
-        self.set_input_type_classes(TensorType)
-        self.set_output_type_classes(TensorType)
+    _input_kinds = (TensorType,)
+    _output_kinds = (TensorType,)
 
 
 class ScopedLayer(Layer):
@@ -190,10 +121,6 @@ class ScopedLayer(Layer):
     Args:
         layer_fn: A function or module on batched tensors. An ``nn.LSTMCell``, ``nn.GRUCell`` or
             ``nn.RNNCell`` is called with (input, state) and returns (output, next state).
-        name_or_scope: For messages and pictures.
-
-    Raises:
-        TypeError: If it cannot be called.
 
     Example:
         >>> from torch import nn
@@ -209,7 +136,7 @@ class ScopedLayer(Layer):
         super().__init__(name_or_scope=name_or_scope)
         if not callable(layer_fn):
             expected = "a function or module on batched tensors"
-            self.io._refuse("layer_fn cannot be called", expected, repr(layer_fn))
+            self._refuse("layer_fn cannot be called", expected, repr(layer_fn))
         self.layer_fn = layer_fn
 
         self._is_cell = isinstance(layer_fn, nn.RNNCellBase)
@@ -243,10 +170,6 @@ _scopes: dict[str, int] = {}
 
 def create_variable_scope(name: str) -> str:
     """Make a name that is unique among all calls, so that layers can be distinguished in messages.
-
-    Raises:
-        TypeError: If the name is not a string.
-        ValueError: If it is empty.
 
     Example:
         >>> create_variable_scope("of_an_example"), create_variable_scope("of_an_example")
@@ -308,7 +231,6 @@ class FC(TensorToTensorLayer):
         output_keep_prob: Share of the outputs that dropout keeps in training.
         normalization_fn: Applied before the activation; skipped where there is none.
         weight_norm: Learn length and direction of the weights apart; the lengths start at 1.
-        name: For messages and pictures.
 
     Shape:
         ``[row, in] -> [row, out]``.
@@ -316,7 +238,6 @@ class FC(TensorToTensorLayer):
     Raises:
         TypeError: If the input is not a float32 vector.
         ValueError: If a probability is out of range, or the initial weights do not fit.
-        RuntimeError: If the weights are asked for before the layer was used.
 
     Reference:
         Salimans and Kingma (2016), arXiv:1602.07868, equation 2 (weight normalisation).
@@ -349,11 +270,11 @@ class FC(TensorToTensorLayer):
 
     def _create(self, input_type: Any) -> None:
         if input_type.dtype != "float32" or len(input_type.shape) != 1:
-            self.io._refuse("a wrong input type", "a float32 vector", input_type)
+            self._refuse("a wrong input type", "a float32 vector", input_type)
         weight = torch.empty(self.output_size, input_type.shape[0])
         scale = unit_scaling(self.activation)
         if self.initializer is not None:
-            weight = _initial(self.io._label(), weight, self.initializer)
+            weight = _initial(self._label(), weight, self.initializer)
         elif scale is None:
             nn.init.trunc_normal_(weight, std=0.01, a=-0.02, b=0.02)
         else:
@@ -370,7 +291,7 @@ class FC(TensorToTensorLayer):
         if not self._is_built:
             what, hint = "the weights do not exist yet", "call the layer first, or use it with >>"
             expected = "a layer whose input type is known"
-            self.io._refuse(what, expected, repr(self), error=RuntimeError, hint=hint)
+            self._refuse(what, expected, repr(self), error=RuntimeError, hint=hint)
         if not self.weight_norm:
             return self.weight
         return self.scales[:, None] * nn.functional.normalize(self.weight, dim=1)
@@ -406,20 +327,13 @@ class Embedding(TensorToTensorLayer):
     Args:
         num_buckets: Number of vectors.
         num_units_out: Length of each.
-        initializer: The vectors themselves (tensor or array), or a function that fills a tensor
-            in place or returns one. Default: uniform of unit variance scaled by
-            1/sqrt(num_units_out).
-        name: For messages and pictures.
+        initializer: As for :class:`FC`. Default: uniform, of variance 1/num_units_out.
         trainable: Whether the vectors are learned.
         mod_inputs: Take the absolute value modulo ``num_buckets`` first, so that any integer has
             a vector; otherwise an integer outside is an error.
 
     Shape:
         ``[row] -> [row, out]``.
-
-    Raises:
-        TypeError: If the input is not an integer scalar.
-        ValueError: If the initial vectors do not fit.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -444,7 +358,7 @@ class Embedding(TensorToTensorLayer):
             bound = (3.0 / num_units_out) ** 0.5
             nn.init.uniform_(table, -bound, bound)
         else:
-            table = _initial(self.io._label(), table, initializer)
+            table = _initial(self._label(), table, initializer)
         self.weight = nn.Parameter(table, requires_grad=trainable)
 
     @property
@@ -454,7 +368,7 @@ class Embedding(TensorToTensorLayer):
 
     def _create(self, input_type: Any) -> None:
         if input_type.shape != () or input_type.dtype not in _INTEGERS:
-            self.io._refuse("a wrong input type", "an integer scalar", input_type)
+            self._refuse("a wrong input type", "an integer scalar", input_type)
 
     def _process(self, *rows: Any) -> Any:
         index = rows[0].long()
@@ -486,10 +400,6 @@ class FractalNet(TensorToTensorLayer):
         p_local_drop_path: Share of mini-batches that drop locally.
         p_drop_base_case: Chance that a local drop takes the short path.
         p_drop_recursive_case: Chance that it takes the long one.
-        name: For messages and pictures.
-
-    Raises:
-        ValueError: If the depth is below 0.
 
     Reference:
         Larsson, Maire, Shakhnarovich (2017), arXiv:1605.07648, section 2, where d + 1 is

@@ -54,7 +54,6 @@ class Record(Block):
         named_children: A dict (sorted by key, where keys have an order; the fields of a tuple
             have no order then), a list of pairs or an ``OrderedDict`` (in their order), or a
             tuple (keys 0, 1, …). A slice is a key too.
-        name: For messages and pictures.
 
     Raises:
         RuntimeError: If the input of an unordered record is a tuple.
@@ -66,18 +65,17 @@ class Record(Block):
         (tensor(1), tensor(2.))
     """
 
+    _output_kinds = (TupleType, PyObjectType)
+
     def __init__(self, named_children: Any, name: Any = None) -> None:
         pairs, self._ordered = pairs_of("Record", named_children)
-        super().__init__([child for _, child in pairs], name=name)
+        super().__init__(name, children=[child for _, child in pairs])
         self._keys = [key for key, _ in pairs]
-        self.set_output_type_classes(TupleType, PyObjectType)
+        self._child_keys = list(map(repr, self._keys))
 
     def __getitem__(self, key: Any) -> Wire:
         """Make a wire from the field of a key."""
         return Wire(self, self._keys.index(key) if key in self._keys else key)
-
-    def _key_of(self, child: Block) -> str:
-        return f"[{self._keys[self._children.index(child)]!r}]"
 
     def _infer(self) -> None:
         given, children = self.input_type, self._children
@@ -144,7 +142,6 @@ class AllOf(Block):
 
     Args:
         *blocks: What :func:`convert_to_block` takes; without any, the input is dropped.
-        name: For messages and pictures.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -153,7 +150,7 @@ class AllOf(Block):
     """
 
     def __init__(self, *blocks: Any, name: Any = None) -> None:
-        super().__init__(blocks, output_type=None if blocks else VoidType(), name=name)
+        super().__init__(name, children=blocks, output_type=None if blocks else VoidType())
 
     def _infer(self) -> None:
         if self._children:
@@ -176,7 +173,6 @@ class ForwardDeclaration(IOBase):
     Args:
         input_type: Type of its input, where it cannot be inferred.
         output_type: Type of its output, where it cannot be inferred.
-        name: For messages and pictures.
         memoize: Evaluate each host object once per example, however often it is reached: for
             acyclic graphs with shared parts, and for reading a first pass again in a second.
             Objects are compared by identity.
@@ -218,15 +214,7 @@ class ForwardDeclaration(IOBase):
             self._refuse(what, expected, got, error=ValueError)
 
     def resolve_to(self, target_block: Any) -> None:
-        """Define the declared block.
-
-        Args:
-            target_block: What :func:`convert_to_block` takes.
-
-        Raises:
-            ValueError: If it is defined already.
-            TypeError: If its types differ from the declared ones.
-        """
+        """Define the declared block: anything that :func:`convert_to_block` takes."""
         self._check_open("resolved twice", "one call of resolve_to")
         self.target = convert_to_block(target_block)
         self.target._declaration = self
@@ -238,11 +226,6 @@ class ForwardDeclaration(IOBase):
         if self.target is not None:
             self.set_io_types(self.target)
             self.target.set_io_types(self)
-
-    def __repr__(self) -> str:
-        name = f", name={self._name!r}" if self._name else ""
-        memoize = ", memoize=True" if self.memoize else ""
-        return f"ForwardDeclaration({self.input_type!r}, {self.output_type!r}{name}{memoize})"
 
 
 class _Reference(Block):

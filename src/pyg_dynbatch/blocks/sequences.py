@@ -1,13 +1,15 @@
-"""Blocks that walk along sequences: map, folds, balanced reductions, recurrent cells."""
+"""Blocks that walk along sequences or reduce them: map, folds, recurrent cells, sums."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
+import torch
 from torch import nn
 
-from pyg_dynbatch.blocks.block import Block
+from pyg_dynbatch.blocks.block import Block, convert_to_block
 from pyg_dynbatch.blocks.code import Code, packed
+from pyg_dynbatch.blocks.functions import record
 from pyg_dynbatch.blocks.layers import ScopedLayer
 from pyg_dynbatch.blocks.tensors import refuse_no_zeros, zero_value
 from pyg_dynbatch.blocks.types import (
@@ -15,10 +17,12 @@ from pyg_dynbatch.blocks.types import (
     PyObjectType,
     ResultType,
     SequenceType,
+    TensorType,
     TupleType,
     VoidType,
     shown,
 )
+from pyg_dynbatch.core.types import RaggedRows
 
 
 def refuse_endless(block: Block, kind: ResultType | None) -> None:
@@ -39,6 +43,17 @@ def element_type(block: Block, kind: ResultType | None) -> ResultType | None:
     if kind is not None and not isinstance(kind, PyObjectType):
         expected = "a sequence, a tuple of equal items, or a host object"
         block._refuse("the input is not a sequence", expected, kind)
+    return kind
+
+
+def pair_of_types(
+    block: Block, kind: ResultType | None, what: str, expected: str
+) -> TupleType | None:
+    """The type of a pair; None where it is unknown or a host object."""
+    if kind is None or isinstance(kind, PyObjectType):
+        return None
+    if not isinstance(kind, TupleType) or len(kind) != 2:
+        block._refuse(what, expected, kind)
     return kind
 
 
@@ -76,10 +91,6 @@ class Map(Block):
 
     Args:
         elem_block: What :func:`convert_to_block` takes.
-        name: For messages and pictures.
-
-    Raises:
-        TypeError: If the input is not a sequence, or a tuple whose items differ.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -87,16 +98,13 @@ class Map(Block):
         [1.0, 2.0]
     """
 
+    _output_kinds = (SequenceType, PyObjectType)
+
     def __init__(self, elem_block: Any, name: Any = None) -> None:
-        super().__init__([elem_block], name=name)
-        self.set_output_type_classes(SequenceType, PyObjectType)
+        super().__init__(name, children=[elem_block])
+        (self.element_block,) = self._children
         # Whether it was only inferred from the elements that the input is a host object.
         self._guessed = False
-
-    @property
-    def element_block(self) -> Block:
-        """The block applied to every element."""
-        return self._children[0]
 
     def _set_type(self, side: str, given: Any) -> "Map":
         if side == "input":
@@ -106,7 +114,7 @@ class Map(Block):
         return super()._set_type(side, given)
 
     def _infer(self) -> None:
-        (inner,) = self._children
+        inner = self.element_block
         element = element_type(self, self.input_type)
         if element is not None:
             inner.set_input_type(element)
@@ -121,7 +129,7 @@ class Map(Block):
             self.set_output_type(kind(inner.output_type))
 
     def _emit(self, code: Code, value: Any) -> Any:
-        (inner,) = self._children
+        inner = self.element_block
         if isinstance(self._known("input"), BroadcastSequenceType):
             return code.emit(inner, value)
         found = code.fresh("s")
@@ -138,7 +146,6 @@ class Fold(Block):
         combine_block: From (so far, element) to the next; as many calls one after another as
             there are elements.
         start_block: A block without input, for the start value.
-        name: For messages and pictures.
 
     Raises:
         TypeError: If the sequence never ends, ``combine_block`` does not take a pair, or
@@ -152,47 +159,35 @@ class Fold(Block):
         tensor(3.)
     """
 
+    _child_keys = ("combine", "start")
+
     def __init__(self, combine_block: Any, start_block: Any, name: Any = None) -> None:
-        super().__init__([combine_block, start_block], name=name)
-        self._combine, self._start = self._children
-        self._start.set_input_type(VoidType())
-
-    @property
-    def combine_block(self) -> Block:
-        """The block from (so far, element) to the next."""
-        return self._combine
-
-    @property
-    def start_block(self) -> Block:
-        """The block for the start value."""
-        return self._start
-
-    def _key_of(self, child: Block) -> str:
-        return "[combine]" if child is self._combine else "[start]"
+        super().__init__(name, children=[combine_block, start_block])
+        self.combine_block, self.start_block = self._children
+        self.start_block.set_input_type(VoidType())
 
     def _infer(self) -> None:
         refuse_endless(self, self.input_type)
         element = element_type(self, self.input_type)
-        state = self._start.output_type or self.output_type or self._combine.output_type
+        state = self.start_block.output_type or self.output_type or self.combine_block.output_type
         if state is not None:
-            for block in (self._start, self._combine, self):
+            for block in (self.start_block, self.combine_block, self):
                 block.set_output_type(state)
         if state is not None and element is not None:
-            self._combine.set_input_type((state, element))
-        wanted = self._combine.input_type
-        if wanted is not None and wanted != PyObjectType():
-            if not isinstance(wanted, TupleType) or len(wanted) != 2:
-                self._refuse("combine_block does not take a pair", "(so far, element)", wanted)
-            self._start.set_output_type(wanted[0])
+            self.combine_block.set_input_type((state, element))
+        what, expected = "combine_block does not take a pair", "(so far, element)"
+        wanted = pair_of_types(self, self.combine_block.input_type, what, expected)
+        if wanted is not None:
+            self.start_block.set_output_type(wanted[0])
 
     def _emit(self, code: Code, value: Any) -> Any:
         state = code.new(self._known("output"), "a", varying=True)
-        code.assign(state, code.emit(self._start, "None"))
+        code.assign(state, code.emit(self.start_block, "None"))
         kind = element_type(self, self._known("input")) or PyObjectType()
         with each(code, value, kind) as element:
             pair: Any = (state, element)
-            pair = packed(pair) if self._combine.input_type == PyObjectType() else pair
-            code.assign(state, code.emit(self._combine, pair))
+            pair = packed(pair) if self.combine_block.input_type == PyObjectType() else pair
+            code.assign(state, code.emit(self.combine_block, pair))
         return state
 
 
@@ -204,7 +199,6 @@ class Reduce(Block):
     Args:
         combine_block: From (left, right) to a value of the same type.
         default_block: A block without input for the empty sequence; by default zeros.
-        name: For messages and pictures.
 
     Raises:
         TypeError: If the sequence never ends or is a host object, or the types differ.
@@ -216,41 +210,30 @@ class Reduce(Block):
         tensor(24.)
     """
 
+    _child_keys = ("combine", "default")
+    _input_kinds = (SequenceType, TupleType)
+
     def __init__(self, combine_block: Any, default_block: Any = None, name: Any = None) -> None:
-        default = [] if default_block is None else [default_block]
-        super().__init__([combine_block, *default], name=name)
-        self._combine = self._children[0]
-        self._default = self._children[1] if default else None
-        if self._default is not None:
-            self._default.set_input_type(VoidType())
-        self.set_input_type_classes(SequenceType, TupleType)
-
-    @property
-    def combine_block(self) -> Block:
-        """The block from (left, right) to one value."""
-        return self._combine
-
-    @property
-    def default_block(self) -> Block | None:
-        """The block for the empty sequence; None for zeros."""
-        return self._default
-
-    def _key_of(self, child: Block) -> str:
-        return "[combine]" if child is self._combine else "[default]"
+        default = None if default_block is None else convert_to_block(default_block)
+        given = [combine_block] if default is None else [combine_block, default]
+        super().__init__(name, children=given)
+        self.combine_block, self.default_block = self._children[0], default
+        if default is not None:
+            default.set_input_type(VoidType())
 
     def _infer(self) -> None:
         refuse_endless(self, self.input_type)
         element = element_type(self, self.input_type) or self.output_type
-        if element is None and self._default is not None:
-            element = self._default.output_type
-        element = element or self._combine.output_type
+        if element is None and self.default_block is not None:
+            element = self.default_block.output_type
+        element = element or self.combine_block.output_type
         if element is None:
             return
-        self._combine.set_input_type((element, element))
-        for block in (self._combine, self._default, self):
+        self.combine_block.set_input_type((element, element))
+        for block in (self.combine_block, self.default_block, self):
             if block is not None:
                 block.set_output_type(element)
-        if self._default is None:
+        if self.default_block is None:
             refuse_no_zeros(self, element)
 
     def _emit(self, code: Code, value: Any) -> Any:
@@ -263,13 +246,13 @@ class Reduce(Block):
             # Made here, not outside, where they would count as the same in every round.
             a, b = code.new(kind, "x", varying=True), code.new(kind, "x", varying=True)
             with code.loop((a, b), "zip(i_, i_)"):
-                code.line(f"{done}.append({packed(code.emit(self._combine, (a, b)))})")
+                code.line(f"{done}.append({packed(code.emit(self.combine_block, (a, b)))})")
             # The one left over goes on to the next round as it is.
             code.line(f"{left} = {done} + {left}[-1:] if len({left}) % 2 else {done}")
         with code.inside(f"if {left}:"):
             code.assign(result, f"{left}[0]")
         with code.inside("else:"):
-            default = self._default
+            default = self.default_block
             zero = zero_value(code, kind) if default is None else code.emit(default, "None")
             code.assign(result, zero)
         return result
@@ -283,7 +266,6 @@ class RNN(Block):
             or ``nn.RNNCell`` is wrapped in a :class:`ScopedLayer`.
         initial_state: A block without input; by default zeros.
         initial_state_from_input: Take (sequence, initial state) as input.
-        name: For messages and pictures.
 
     Raises:
         ValueError: If the initial state is given in both ways.
@@ -298,6 +280,8 @@ class RNN(Block):
         ([1.0, 3.0], 3.0)
     """
 
+    _child_keys = ("cell", "initial_state")
+
     def __init__(
         self,
         cell: Any,
@@ -308,24 +292,22 @@ class RNN(Block):
         if isinstance(cell, nn.RNNCellBase):
             cell = ScopedLayer(cell)
         start = [] if initial_state is None else [initial_state]
-        super().__init__([cell, *start], name=name)
+        super().__init__(name, children=[cell, *start])
         if start and initial_state_from_input:
-            expected = "initial_state or initial_state_from_input"
             what = "the initial state is given twice"
-            self._refuse(what, expected, "both", error=ValueError)
+            self._refuse(what, "one of the two arguments", "both", error=ValueError)
         self._cell, self._from_input = self._children[0], initial_state_from_input
         self._start = self._children[1] if start else None
         if self._start is not None:
             self._start.set_input_type(VoidType())
 
-    def _key_of(self, child: Block) -> str:
-        return "[cell]" if child is self._cell else "[initial_state]"
-
     def _infer(self) -> None:
         sequence, state = self._given()
         refuse_endless(self, sequence)
         element = element_type(self, sequence)
-        taken, given = self._pair("input"), self._pair("output")
+        what = "the cell's input is not a pair"
+        taken = pair_of_types(self, self._cell.input_type, what, "(element, state)")
+        given = self._returned()
         if self._start is not None:
             state = state or self._start.output_type
         state = state or (taken[1] if taken else None) or (given[1] if given else None)
@@ -342,7 +324,7 @@ class RNN(Block):
             self._start.set_output_type(state)
         elif not self._from_input:
             refuse_no_zeros(self, state)
-        given = self._pair("output")
+        given = self._returned()
         if given is not None:
             if given[1] != state:
                 expected, got = f"{shown(state)} as input", f"{shown(given[1])} as output"
@@ -351,29 +333,21 @@ class RNN(Block):
                 self.set_output_type((SequenceType(given[0]), state))
 
     def _given(self) -> tuple[ResultType | None, ResultType | None]:
+        """Types of the sequence and of the state that comes with it."""
         kind = self.input_type
-        if not self._from_input or kind is None:
+        if not self._from_input:
             return kind, None
-        if isinstance(kind, PyObjectType):
-            return kind, kind
-        if not isinstance(kind, TupleType) or len(kind) != 2:
-            self._refuse("the input is not a pair", "(sequence, initial state)", shown(kind))
-        return kind[0], kind[1]
+        pair = pair_of_types(self, kind, "the input is not a pair", "(sequence, initial state)")
+        return (kind, kind) if pair is None else (pair[0], pair[1])
 
-    def _pair(self, side: str) -> TupleType | None:
-        kind = self._cell._types[side]
-        if kind is None or kind == PyObjectType():
-            return None
-        if not isinstance(kind, TupleType) or len(kind) != 2:
-            takes = "(element, state)" if side == "input" else "(output, state)"
-            self._refuse(f"the cell's {side} is not a pair", takes, kind)
-        return kind
+    def _returned(self) -> TupleType | None:
+        what = "the cell's output is not a pair"
+        return pair_of_types(self, self._cell.output_type, what, "(output, state)")
 
     def _check(self) -> None:
         if self._cell.output_type is None and self._start is None and not self._from_input:
             what = "the type of the initial state cannot be inferred"
-            expected = "initial_state=td.Zeros(type), or a cell with known types"
-            self._refuse(what, expected, "neither")
+            self._refuse(what, "initial_state=td.Zeros(type), or a cell with known types")
 
     def _emit(self, code: Code, value: Any) -> Any:
         sequence, given = self._given()
@@ -395,3 +369,131 @@ class RNN(Block):
             code.line(f"{found}.append({packed(output)})")
             code.assign(state, new)
         return found, state
+
+
+def _sum(ragged: RaggedRows) -> torch.Tensor:
+    return ragged.sum()
+
+
+def _mean(ragged: RaggedRows) -> torch.Tensor:
+    total = ragged.sum()
+    # Not by bincount, for which the host waits on a GPU; in single precision, which counts on
+    # where half precision stops.
+    ones = torch.ones(ragged.owner.size(0), device=total.device)
+    count = torch.zeros(ragged.num_calls, device=total.device).index_add(0, ragged.owner, ones)
+    count = count.clamp(min=1).to(total.dtype)
+    return total / count.view(-1, *(1,) * (total.dim() - 1))
+
+
+def _extreme(ragged: RaggedRows, kind: str) -> torch.Tensor:
+    rows = ragged.rows
+    start = rows.new_zeros((ragged.num_calls, *rows.shape[1:]))
+    owner = ragged.owner.view(-1, *(1,) * (rows.dim() - 1)).expand_as(rows)
+    return start.scatter_reduce(0, owner, rows, kind, include_self=False)
+
+
+def _min(ragged: RaggedRows) -> torch.Tensor:
+    return _extreme(ragged, "amin")
+
+
+def _max(ragged: RaggedRows) -> torch.Tensor:
+    return _extreme(ragged, "amax")
+
+
+class _Reduction(Block):
+    """What the four blocks share; they differ in a function and in the numbers it takes."""
+
+    _function: Callable[[RaggedRows], torch.Tensor]
+    _takes_integers = True
+    _takes_complex = True
+    _input_kinds = (SequenceType, TupleType)
+    _output_kinds = (TensorType,)
+
+    def _infer(self) -> None:
+        refuse_endless(self, self.input_type)
+        element: Any = element_type(self, self.input_type)
+        if element is None:
+            return
+        if not isinstance(element, TensorType):
+            self._refuse("the elements are not tensors", "a sequence of tensors", element)
+        is_complex = element.torch_dtype.is_complex
+        is_integer = not (element.torch_dtype.is_floating_point or is_complex)
+        refused = (is_complex and not self._takes_complex) or (
+            is_integer and not self._takes_integers
+        )
+        if refused:
+            expected = "floats or complex numbers" if self._takes_complex else "floats"
+            hint = "td.Map(td.Function(lambda tensor: tensor.float())) in front of it"
+            self._refuse("the elements are of the wrong dtype", expected, element, hint=hint)
+        self.set_output_type(element)
+
+    def _emit(self, code: Code, value: Any) -> Any:
+        # One call for all elements; none for a single one, and zeros for an empty sequence.
+        kind = self._known("output")
+        rows, result = code.fresh("s"), code.fresh()
+        code.line(f"{rows} = {packed(value)}")
+        with code.inside(f"if len({rows}) > 1:"):
+            function = type(self)._function
+            code.assign(result, record(code, function, SequenceType(kind), kind, rows))
+        with code.inside(f"elif {rows}:"):
+            code.line(f"{result} = {rows}[0]")
+        with code.inside("else:"):
+            code.assign(result, zero_value(code, kind))
+        return result
+
+
+class Sum(_Reduction):
+    """Add up a sequence of tensors; zeros for an empty one.
+
+    Example:
+        >>> from pyg_dynbatch import blocks as td
+        >>> (td.Map(td.Scalar()) >> td.Sum()).eval([1, 2, 3])
+        tensor(6.)
+    """
+
+    _function = staticmethod(_sum)
+
+
+class Mean(_Reduction):
+    """Average a sequence of tensors; zeros for an empty one.
+
+    Example:
+        >>> from pyg_dynbatch import blocks as td
+        >>> (td.Map(td.Scalar()) >> td.Mean()).eval([1, 2, 3])
+        tensor(2.)
+    """
+
+    _function = staticmethod(_mean)
+    _takes_integers = False
+
+
+class Min(_Reduction):
+    """Minimum of a sequence of tensors, entry by entry; zeros for an empty one.
+
+    Raises:
+        TypeError: If the sequence never ends, or its elements are complex.
+
+    Example:
+        >>> from pyg_dynbatch import blocks as td
+        >>> (td.Map(td.Vector(2)) >> td.Min()).eval([[1, 4], [2, 3]])
+        tensor([1., 3.])
+    """
+
+    _function = staticmethod(_min)
+    _takes_complex = False
+
+
+class Max(_Reduction):
+    """Maximum of a sequence of tensors, entry by entry; zeros for an empty one.
+
+    Raises:
+        TypeError: If the sequence never ends, or its elements are complex.
+
+    Example:
+        >>> from pyg_dynbatch import blocks as td
+        >>> (td.Map(td.Vector(2)) >> td.Max()).eval([[1, 4], [2, 3]])
+        tensor([2., 4.])
+    """
+
+    _function = staticmethod(_max)
+    _takes_complex = False

@@ -49,17 +49,9 @@ class Traced(NamedTuple):
     result: Any = None
 
 
-class _Records(NamedTuple):
-    """All records of a mini-batch; places are those in the joined code."""
-
-    code: np.ndarray
-    start: np.ndarray
-    site: np.ndarray
-    is_read: np.ndarray
-    offset: np.ndarray
-
-
-def _join(traced: Sequence[Traced]) -> _Records:
+def merge_traced(recipe: Recipe, traced: Sequence[Traced]) -> tuple[Program, np.ndarray]:
+    """Merge traced examples into what the core schedules; also return the site of each call."""
+    # Places are those in the joined code.
     sizes = np.array([one.code.size for one in traced], dtype=np.int64)
     offset = np.cumsum(sizes) - sizes
     code = np.concatenate([one.code for one in traced]).astype(np.int64)
@@ -69,19 +61,18 @@ def _join(traced: Sequence[Traced]) -> _Records:
     is_read = code >= 0
     is_read[start] = False
     code[is_read] += np.repeat(offset, sizes)[is_read]
-    return _Records(code, start, site, is_read, offset)
+    position = np.flatnonzero(is_read)
+    marks, examples = _marks(traced, offset)
 
-
-def merge_traced(recipe: Recipe, traced: Sequence[Traced]) -> tuple[Program, np.ndarray]:
-    """Joins traced examples into what the core schedules."""
-    tables, records = recipe.tables, _join(traced)
-    start, site = records.start, records.site
-    marks, examples = _marks(traced, records.offset)
-    width, leader = _kept(recipe, records, marks)
-    kind = tables["kind"][site]
+    tables = recipe.tables
+    kind, width = tables["kind"][site], tables["width"][site]
+    used = np.zeros(code.size, dtype=bool)
+    for places in (code[position], *marks.values()):
+        used[places] = True
+    leader = _merge_free(recipe, start, site, width, used[start])
     is_call = (kind == RESULT) & (width > 0)
     first_value = np.cumsum(width) - width
-    number = np.zeros(records.code.size + tables["type"].shape[1], dtype=np.int64)
+    number = np.zeros(code.size + tables["type"].shape[1], dtype=np.int64)
     for slot in range(tables["type"].shape[1]):
         has = width > slot
         number[start[has] + slot] = first_value[has] + slot
@@ -90,10 +81,7 @@ def merge_traced(recipe: Recipe, traced: Sequence[Traced]) -> tuple[Program, np.
     constants, num_inputs, place = _constants(recipe, traced, site)
     place[is_call] = call_number[is_call]
     slot_of = np.arange(int(width.sum())) - np.repeat(first_value, width)
-    position = np.flatnonzero(records.is_read)
-    segment_ids = np.repeat(np.arange(start.size), np.diff(start, append=records.code.size))[
-        position
-    ]
+    segment_ids = np.repeat(np.arange(start.size), np.diff(start, append=code.size))[position]
     merged = Program(
         recipe.signatures,
         recipe.row_types,
@@ -105,9 +93,9 @@ def merge_traced(recipe: Recipe, traced: Sequence[Traced]) -> tuple[Program, np.
         value_place=np.repeat(place, width),
         value_slot=slot_of,
         call_signature=tables["number"][site[is_call]],
-        read_value=number[records.code[position]],
+        read_value=number[code[position]],
         read_call=call_number[segment_ids],
-        read_argument=_arguments(recipe, position - start[segment_ids] - 1, site[segment_ids]),
+        read_argument=_arguments(tables, position - start[segment_ids] - 1, site[segment_ids]),
         outputs={name: number[found] for name, found in marks.items()},
         output_example=examples,
         num_examples=len(traced),
@@ -128,32 +116,27 @@ def _marks(
     return values, examples
 
 
-def _kept(
-    recipe: Recipe, records: _Records, marks: dict[str, np.ndarray]
-) -> tuple[np.ndarray, np.ndarray]:
-    """How many values each record makes, and the start of the record that replaces it.
+def _merge_free(
+    recipe: Recipe, start: np.ndarray, site: np.ndarray, width: np.ndarray, used: np.ndarray
+) -> np.ndarray:
+    """For each record the start of the one that replaces it.
 
-    Values that are the same everywhere are made once, and only if they are used.
+    Values that are the same everywhere are made once, and only if they are used: the widths of
+    the other records become 0.
     """
-    width = recipe.tables["width"][records.site]
-    leader = records.start.copy()
-    used = np.zeros(records.code.size, dtype=bool)
-    if recipe.free:
-        used[records.code[records.is_read]] = True
-        for found in marks.values():
-            used[found] = True
-    for site in recipe.free:
-        mine = np.flatnonzero(records.site == site)
+    leader = start.copy()
+    for free in recipe.free:
+        mine = np.flatnonzero(site == free)
         width[mine] = 0
-        if used[records.start[mine]].any():
+        if used[mine].any():
             width[mine[0]] = 1
-            leader[mine] = records.start[mine[0]]
-    return width, leader
+            leader[mine] = start[mine[0]]
+    return leader
 
 
-def _arguments(recipe: Recipe, argument: np.ndarray, site: np.ndarray) -> np.ndarray:
+def _arguments(tables: dict[str, np.ndarray], argument: np.ndarray, site: np.ndarray) -> np.ndarray:
     """Number the argument of each read; rows of ragged arguments alternate after the fixed ones."""
-    fixed, ragged = recipe.tables["fixed"][site], recipe.tables["ragged"][site]
+    fixed, ragged = tables["fixed"][site], tables["ragged"][site]
     beyond = np.flatnonzero(argument >= fixed)
     argument[beyond] = fixed[beyond] + (argument[beyond] - fixed[beyond]) % ragged[beyond]
     return argument
@@ -338,7 +321,7 @@ class Tracer:
         )
 
     def program(self, traced: Traced) -> Program:
-        """Spells out the program of a traced example, as the core knows programs."""
+        """Make the program of a traced example, for schedules and for the reference."""
         return merge_traced(self.recipe, [traced])[0]
 
     def _explain(self, error: Exception, number: int | None) -> NoReturn:
@@ -457,21 +440,6 @@ class BlockResult:
         return [tensor for tensor in flattened(self.output) if tensor is not None]
 
 
-def collate_traced(
-    recipe: Recipe, traced: Sequence[Traced], policy: Any, merge_equal: bool
-) -> TracedBatch:
-    """Merge traced examples into the schedule of a mini-batch."""
-    if not traced:
-        raise mismatch(ValueError, "Compiler: the list of examples is empty", "at least one", 0)
-    merged, _ = merge_traced(recipe, traced)
-    schedule = Schedule.from_programs([merged], policy, merge_equal=merge_equal)
-    labels = {
-        name: [label for one in traced for label in one.labels[name]]
-        for name in recipe.metric_types
-    }
-    return TracedBatch(schedule, labels)
-
-
 def list_of_examples(examples: Any) -> list[Any]:
     """List any iterable of examples."""
     try:
@@ -490,9 +458,6 @@ class Collater:
         policy: ``"depth"``, ``"agenda"``, ``LearnedPolicy``, a function.
         merge_equal: Make equal calls on equal constants once.
         max_depth: Refuse deeper examples.
-
-    Raises:
-        ValueError: If the policy is unknown.
 
     Example:
         >>> from torch.utils.data import DataLoader
@@ -521,9 +486,18 @@ class Collater:
             one if isinstance(one, Traced) else self.tracer(one, number)
             for number, one in enumerate(list_of_examples(examples))
         ]
+        if not traced:
+            raise mismatch(ValueError, "Compiler: the list of examples is empty", "at least one", 0)
         if self.max_depth is not None:
             self._check_depth(traced, self.max_depth)
-        return collate_traced(self.tracer.recipe, traced, self.policy, self.merge_equal)
+        recipe = self.tracer.recipe
+        merged, _ = merge_traced(recipe, traced)
+        schedule = Schedule.from_programs([merged], self.policy, merge_equal=self.merge_equal)
+        labels = {
+            name: [label for one in traced for label in one.labels[name]]
+            for name in recipe.metric_types
+        }
+        return TracedBatch(schedule, labels)
 
     def _check_depth(self, traced: Sequence[Traced], most: int) -> None:
         for number, one in enumerate(traced):

@@ -1,8 +1,8 @@
 """Types of what flows along a wire, and their inference in both directions."""
 
 import threading
-from abc import ABC
-from collections.abc import Callable, Iterable, Iterator
+from abc import ABCMeta
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import repeat
@@ -11,6 +11,7 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import torch
+from torch import nn
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.types import TensorType as RowTensorType
@@ -38,6 +39,11 @@ def numpy_dtype_of(dtype: torch.dtype) -> np.dtype[Any]:
 class ResultType:
     """Type of a value on a wire; only its subclasses have instances."""
 
+    # Tensors and host objects have no parts.
+    _is_terminal = False
+    # Whether all instances have equally many terminals.
+    _is_fixed = True
+
     def _inside(self) -> tuple["ResultType", ...]:
         """Types of the parts."""
         return ()
@@ -46,18 +52,28 @@ class ResultType:
         """Type and value of each part of an instance."""
         return ()
 
+    def _build(self, left: Iterator[Any], shaped_like: Any) -> Any:
+        """Build an instance from the next terminals."""
+        return next(left) if self._is_terminal else None
+
     @property
     def size(self) -> int | None:
         """Number of terminals, or ``None`` where it depends on the instance."""
         sizes = [part.size for part in self._inside()]
-        return None if None in sizes else sum(size or 0 for size in sizes)
+        if not self._is_fixed or None in sizes:
+            return None
+        return self._is_terminal + sum(size or 0 for size in sizes)
 
     def terminal_types(self) -> list["ResultType"]:
         """Types of all terminals: tensors and host objects."""
-        return [terminal for part in self._inside() for terminal in part.terminal_types()]
+        inside = [terminal for part in self._inside() for terminal in part.terminal_types()]
+        return [self] if self._is_terminal else inside
 
     def for_each_terminal(self, fn: Callable[["ResultType", Any], None], instance: Any) -> None:
         """Call ``fn(type, value)`` on every terminal of an instance, in order."""
+        if self._is_terminal:
+            fn(self, instance)
+            return
         for part, value in self._parts(instance):
             part.for_each_terminal(fn, value)
 
@@ -69,32 +85,11 @@ class ResultType:
 
     def unflatten(self, flat: Iterable[Any], shaped_like: Any) -> Any:
         """Build an instance from terminals, with sequences as long as in ``shaped_like``."""
-        raise NotImplementedError
-
-
-class _Terminal(ResultType):
-    """A type without parts."""
-
-    @property
-    def size(self) -> int | None:
-        """Number of terminals."""
-        return 1
-
-    def terminal_types(self) -> list[ResultType]:
-        """Types of all terminals."""
-        return [self]
-
-    def for_each_terminal(self, fn: Callable[[ResultType, Any], None], instance: Any) -> None:
-        """Call ``fn(type, value)`` on the instance itself."""
-        fn(self, instance)
-
-    def unflatten(self, flat: Iterable[Any], shaped_like: Any) -> Any:
-        """Take the next terminal."""
-        return next(iter(flat))
+        return self._build(iter(flat), shaped_like)
 
 
 @dataclass(frozen=True, init=False, repr=False)
-class TensorType(_Terminal):
+class TensorType(ResultType):
     """Shape and dtype of one tensor, without the batch axis.
 
     Args:
@@ -110,6 +105,8 @@ class TensorType(_Terminal):
         >>> TensorType(())
         TensorType((), 'float32')
     """
+
+    _is_terminal = True
 
     shape: tuple[int, ...]
     dtype: str
@@ -149,13 +146,15 @@ class TensorType(_Terminal):
 
 
 @dataclass(frozen=True)
-class PyObjectType(_Terminal):
+class PyObjectType(ResultType):
     """Any Python object; it never reaches the device.
 
     Example:
         >>> PyObjectType()
         PyObjectType()
     """
+
+    _is_terminal = True
 
 
 @dataclass(frozen=True)
@@ -166,10 +165,6 @@ class VoidType(ResultType):
         >>> VoidType().flatten(None)
         []
     """
-
-    def unflatten(self, flat: Iterable[Any], shaped_like: Any) -> Any:
-        """Take no terminal."""
-        return None
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -215,13 +210,10 @@ class TupleType(ResultType):
             raise mismatch(TypeError, what, f"a tuple of {len(self.items)}", repr(instance))
         return zip(self.items, instance, strict=True)
 
-    def unflatten(self, flat: Iterable[Any], shaped_like: Any) -> Any:
-        """Build an instance from terminals."""
-        left = iter(flat)
+    def _build(self, left: Iterator[Any], shaped_like: Any) -> Any:
         likes = shaped_like if isinstance(shaped_like, tuple | list) else (None,) * len(self)
-        return tuple(
-            item.unflatten(left, like) for item, like in zip(self.items, likes, strict=True)
-        )
+        pairs = zip(self.items, likes, strict=True)
+        return tuple(item._build(left, like) for item, like in pairs)
 
     def __repr__(self) -> str:
         return f"TupleType({', '.join(map(repr, self.items))})"
@@ -239,6 +231,8 @@ class SequenceType(ResultType):
         SequenceType(TensorType((3,), 'float32'))
     """
 
+    _is_fixed = False
+
     element_type: ResultType
 
     def __init__(self, elem_type: Any) -> None:
@@ -250,15 +244,8 @@ class SequenceType(ResultType):
     def _parts(self, instance: Any) -> Iterable[tuple[ResultType, Any]]:
         return ((self.element_type, element) for element in instance)
 
-    @property
-    def size(self) -> int | None:
-        """Number of terminals, ``None``: it depends on the instance."""
-        return None
-
-    def unflatten(self, flat: Iterable[Any], shaped_like: Any) -> Any:
-        """Build an instance from terminals."""
-        left = iter(flat)
-        return [self.element_type.unflatten(left, like) for like in shaped_like]
+    def _build(self, left: Iterator[Any], shaped_like: Any) -> Any:
+        return [self.element_type._build(left, like) for like in shaped_like]
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.element_type!r})"
@@ -274,23 +261,17 @@ class BroadcastSequenceType(SequenceType):
         elem_type: What :func:`convert_to_type` takes.
 
     Example:
-        >>> BroadcastSequenceType(3).size
-        1
         >>> BroadcastSequenceType(()).unflatten([], repeat(()))
         repeat(())
     """
 
+    _is_fixed = True
+
     def _parts(self, instance: Any) -> Iterable[tuple[ResultType, Any]]:
         return ((self.element_type, repeated(instance)),)
 
-    @property
-    def size(self) -> int | None:
-        """Number of terminals of the value."""
-        return self.element_type.size
-
-    def unflatten(self, flat: Iterable[Any], shaped_like: Any) -> Any:
-        """Build an instance from terminals."""
-        return repeat(self.element_type.unflatten(flat, repeated(shaped_like)))
+    def _build(self, left: Iterator[Any], shaped_like: Any) -> Any:
+        return repeat(self.element_type._build(left, repeated(shaped_like)))
 
 
 def repeated(instance: Any) -> Any:
@@ -303,11 +284,7 @@ def convert_to_type(type_like: Any) -> ResultType:
 
     Args:
         type_like: A type; a number n (a vector of n); a list of dimensions, with the dtype last
-            if it is not float32; a ``torch.Size``; a tuple of types; a dtype or its name (a
-            scalar).
-
-    Returns:
-        The type.
+            if it is not float32; a ``torch.Size``; a tuple of types; a dtype or its name (scalar).
 
     Raises:
         TypeError: If it is none of these.
@@ -400,27 +377,61 @@ def propagate_types(*parts: "IOBase") -> None:
         _queue.running = False
 
 
-class IOBase(ABC):  # noqa: B024 - layers count as such without inheriting
+# Of ABCMeta, so that the layers of users may be abstract.
+class _KeepsArguments(ABCMeta):
+    """Keep the arguments of a constructor, and start type inference when it has ended."""
+
+    def __call__(cls, *arguments: Any, **named: Any) -> Any:
+        made = super().__call__(*arguments, **named)
+        made._arguments = arguments, named
+        made._is_complete = True
+        propagate_types(made)
+        return made
+
+
+def call_text(made: Any) -> str:
+    """Write the call that made an object, as it can be read back where its names are defined."""
+    arguments, named = made._arguments
+    parts = [_argument_text(value) for value in arguments]
+    parts += [f"{key}={_argument_text(value)}" for key, value in named.items()]
+    return f"{type(made).__name__.lstrip('_')}({', '.join(parts)})"
+
+
+def _argument_text(value: Any) -> str:
+    if isinstance(value, dict):
+        items = ", ".join(f"{key!r}: {_argument_text(item)}" for key, item in value.items())
+        return f"{{{items}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_argument_text, value))}]"
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+        return f"({', '.join(map(_argument_text, value))}{',' if len(value) == 1 else ''})"
+    if isinstance(value, torch.dtype):
+        return repr(str(value).removeprefix("torch."))
+    is_plain = callable(value) and not isinstance(value, IOBase | nn.Module)
+    return getattr(value, "__name__", repr(value)) if is_plain else repr(value)
+
+
+class IOBase(metaclass=_KeepsArguments):
     """Base of what has a name, an input type and an output type, each ``None`` until it is known.
 
-    These are blocks and forward declarations; layers have one, and count as such too.
+    These are blocks, layers and forward declarations.
 
     Args:
         input_type: What :func:`convert_to_type` takes, if it is known already.
         output_type: The same for the output.
         name: For messages and pictures.
 
-    Raises:
-        TypeError: If the name is not a string.
-
     Example:
         >>> from pyg_dynbatch import blocks as td
         >>> io = td.IOBase(input_type=3).set_io_types(td.FC(2))
         >>> io.input_type, io.output_type
         (TensorType((3,), 'float32'), TensorType((2,), 'float32'))
-        >>> isinstance(td.Scalar(), td.IOBase), isinstance(td.FC(2), td.IOBase)
-        (True, True)
     """
+
+    _arguments: tuple[Sequence[Any], dict[str, Any]] = ((), {})
+    # Kinds of types that fit; empty for all.
+    _input_kinds: tuple[type[ResultType], ...] = ()
+    _output_kinds: tuple[type[ResultType], ...] = ()
 
     def __init__(self, input_type: Any = None, output_type: Any = None, name: Any = None) -> None:
         if name is not None and not isinstance(name, str):
@@ -429,14 +440,12 @@ class IOBase(ABC):  # noqa: B024 - layers count as such without inheriting
         self._name = name
         self._kind = type(self).__name__.lstrip("_")
         # False until the constructor has ended: types are not propagated before.
-        self._is_complete = True
+        self._is_complete = False
         self._types: dict[str, ResultType | None] = {"input": None, "output": None}
-        self._classes: dict[str, tuple[type[ResultType], ...]] = {}
+        self._classes = {"input": self._input_kinds, "output": self._output_kinds}
         # Parts that derive their types again when a type of this one becomes known.
         self._dependents: list[IOBase] = []
-        for side, given in (("input", input_type), ("output", output_type)):
-            if given is not None:
-                self._types[side] = canonicalize_type(given)
+        self.set_input_type(input_type).set_output_type(output_type)
 
     @property
     def name(self) -> str | None:
@@ -454,19 +463,11 @@ class IOBase(ABC):  # noqa: B024 - layers count as such without inheriting
         return self._types["output"]
 
     def set_input_type(self: _IO, input_type: Any) -> _IO:
-        """Set the input type; None changes nothing.
-
-        Raises:
-            TypeError: If another type is known already, or it is of a kind that does not fit.
-        """
+        """Set the input type; None changes nothing, and a type that differs is an error."""
         return self if input_type is None else self._set_type("input", input_type)
 
     def set_output_type(self: _IO, output_type: Any) -> _IO:
-        """Set the output type; None changes nothing.
-
-        Raises:
-            TypeError: If another type is known already, or it is of a kind that does not fit.
-        """
+        """Set the output type; None changes nothing, and a type that differs is an error."""
         return self if output_type is None else self._set_type("output", output_type)
 
     def set_input_type_classes(self: _IO, *classes: type[ResultType]) -> _IO:
@@ -500,7 +501,7 @@ class IOBase(ABC):  # noqa: B024 - layers count as such without inheriting
         return self
 
     def _check_class(self, side: str, found: ResultType) -> None:
-        classes = self._classes.get(side)
+        classes = self._classes[side]
         if classes and not isinstance(found, classes):
             kinds = " or ".join(kind.__name__ for kind in classes)
             self._refuse(f"a wrong kind of {side}", kinds, found)
@@ -526,5 +527,7 @@ class IOBase(ABC):  # noqa: B024 - layers count as such without inheriting
         """Place of the part in the whole model."""
         return self._label()
 
-    def _infer(self) -> None:  # noqa: B027 - some parts have nothing to derive
+    def _infer(self) -> None:
         """Derive types from those that are known."""
+
+    __repr__ = call_text
