@@ -379,8 +379,10 @@ def _mean(ragged: RaggedRows) -> torch.Tensor:
     total = ragged.sum()
     # Not by bincount, for which the host waits on a GPU; in single precision, which counts on
     # where half precision stops.
-    ones = torch.ones(ragged.owner.size(0), device=total.device)
-    count = torch.zeros(ragged.num_calls, device=total.device).index_add(0, ragged.owner, ones)
+    ones = torch.ones(ragged.segment_ids.size(0), device=total.device)
+    count = torch.zeros(ragged.num_calls, device=total.device).index_add(
+        0, ragged.segment_ids, ones
+    )
     count = count.clamp(min=1).to(total.dtype)
     return total / count.view(-1, *(1,) * (total.dim() - 1))
 
@@ -388,8 +390,8 @@ def _mean(ragged: RaggedRows) -> torch.Tensor:
 def _extreme(ragged: RaggedRows, kind: str) -> torch.Tensor:
     rows = ragged.rows
     start = rows.new_zeros((ragged.num_calls, *rows.shape[1:]))
-    owner = ragged.owner.view(-1, *(1,) * (rows.dim() - 1)).expand_as(rows)
-    return start.scatter_reduce(0, owner, rows, kind, include_self=False)
+    segment_ids = ragged.segment_ids.view(-1, *(1,) * (rows.dim() - 1)).expand_as(rows)
+    return start.scatter_reduce(0, segment_ids, rows, kind, include_self=False)
 
 
 def _min(ragged: RaggedRows) -> torch.Tensor:
