@@ -22,23 +22,8 @@ from pyg_dynbatch.trees.datamodules import (
 from pyg_dynbatch.trees.task import TreeClassification, TreeRelatedness, TreeTask
 
 __all__ = [
-    "AveragedProperties",
-    "ListOpsData",
-    "MoleculeDataModule",
-    "MoleculeFileData",
-    "MoleculeNetData",
-    "MoleculePredictor",
-    "MoleculeProperty",
-    "MoleculeSchema",
-    "NCIData",
-    "PackedMoleculeData",
-    "SICKData",
-    "SSTData",
-    "SplitOptions",
-    "TreeClassification",
-    "TreeDataModule",
-    "TreeFileData",
-    "TreeRelatedness",
-    "TreeTask",
-    "explain",
-]
+    "AveragedProperties", "ListOpsData", "MoleculeDataModule", "MoleculeFileData",
+    "MoleculeNetData", "MoleculePredictor", "MoleculeProperty", "MoleculeSchema", "NCIData",
+    "PackedMoleculeData", "SICKData", "SSTData", "SplitOptions", "TreeClassification",
+    "TreeDataModule", "TreeFileData", "TreeRelatedness", "TreeTask", "explain",
+]  # fmt: skip
