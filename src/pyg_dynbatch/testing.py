@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
+from torch_geometric.data import Batch, Data
 
 from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.errors import mismatch
@@ -27,7 +28,6 @@ from pyg_dynbatch.core.types import RowType, TensorType, parts_of
 TOLERANCE = 1e-10
 
 Inputs = Mapping[Any, Any]
-Flat = dict[str, Tensor]
 
 
 def prepared(module: Any) -> Any:
@@ -40,60 +40,45 @@ def in_float64(part: Tensor) -> Tensor:
     return part.detach().double() if part.is_floating_point() else part
 
 
-def flattened(results: Mapping[str, Any]) -> Flat:
-    """Give every tensor a name: the parts of a tuple become ``name.0``, ``name.1`` and so on."""
-    flat: Flat = {}
-    for name, rows in results.items():
-        if isinstance(rows, tuple):
-            flat |= {f"{name}.{number}": part for number, part in enumerate(rows)}
-        else:
-            flat[name] = rows
-    return flat
-
-
 def gradients_of(
-    module: nn.Module, inputs: Inputs, run: Callable[[Inputs], Mapping[str, Any]]
-) -> Flat:
+    module: nn.Module, inputs: Inputs, run: Callable[[Inputs], Any]
+) -> dict[str, Tensor]:
     """Compute the gradients of a fixed random weighting of all floating results."""
     given = tree_map(lambda p: p.clone().requires_grad_(p.is_floating_point()), dict(inputs))
-    leaves: Flat = dict(module.named_parameters())
+    leaves = dict(module.named_parameters())
     for key, rows in given.items():
         leaves |= {f"input {key} {number}": part for number, part in enumerate(tree_leaves(rows))}
     leaves = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
-    loss, generator = torch.zeros((), dtype=torch.float64), torch.Generator().manual_seed(0)
-    for _, rows in sorted(flattened(run(given)).items()):
+    results = run(given)
+    if isinstance(results, Mapping):
+        results = [results[name] for name in sorted(results)]
+    zero = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    loss, generator = zero, torch.Generator().manual_seed(0)
+    for rows in tree_leaves(results):
         if rows.is_floating_point():
             weight = torch.randn(rows.shape, generator=generator, dtype=torch.float64)
             loss = loss + (rows * weight.to(rows.device)).sum().to(loss.device)
-    if not loss.requires_grad or not leaves:
-        return {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
-    found = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+    # The zero has a gradient even if no result and no parameter has one.
+    _, *found = torch.autograd.grad(loss, [zero, *leaves.values()], materialize_grads=True)
     return dict(zip(leaves, found, strict=True))
 
 
-def assert_same(law: str, wanted: Flat, found: Flat, tolerance: float) -> None:
-    """Assert that two sets of named results are equal up to rounding."""
-    broken = f"Law {law!r} is broken"
-    if sorted(wanted) != sorted(found):
-        expected, got = (", ".join(sorted(names)) or "nothing" for names in (wanted, found))
-        raise mismatch(AssertionError, f"{broken}: other results", expected, got)
-    for name, right in wanted.items():
-        mine = found[name]
-        if right.shape != mine.shape:
-            what = f"{broken}: {name!r} has another shape"
-            raise mismatch(AssertionError, what, list(right.shape), list(mine.shape))
-        common = torch.complex128 if right.is_complex() or mine.is_complex() else torch.float64
-        right, mine = right.detach().cpu().to(common), mine.detach().cpu().to(common)
-        close = torch.isclose(mine, right, tolerance, tolerance, equal_nan=True)
-        if not close.all():
-            entry = (~close).nonzero()[0].tolist()
-            raise mismatch(
-                AssertionError,
-                f"{broken}: {name!r} differs",
-                f"{right[tuple(entry)].item():.12g}, to a tolerance of {tolerance:g}",
-                f"{mine[tuple(entry)].item():.12g}",
-                where=f"entry {entry}, row first; {int((~close).sum())} of {close.numel()} differ",
-            )
+def assert_same(law: str, wanted: Any, found: Any, tolerance: float) -> None:
+    """Assert that two nested containers of results are equal up to rounding."""
+
+    def exact(part: Tensor) -> Tensor:
+        return part.detach().to(torch.promote_types(part.dtype, torch.float64))
+
+    torch.testing.assert_close(
+        tree_map(exact, found),
+        tree_map(exact, wanted),
+        rtol=tolerance,
+        atol=tolerance,
+        equal_nan=True,
+        check_device=False,
+        check_dtype=False,
+        msg=lambda text: f"Law {law!r} is broken.\n{text}",
+    )
 
 
 class Structure(NamedTuple):
@@ -135,24 +120,28 @@ def program_of_structure(signature: Signature, structure: Structure) -> Program:
         >>> program_of_structure(node, Structure(torch.tensor([[0, 1], [2, 2]]), 3)).depth
         2
     """
-    edge_index, num_nodes, child_slot, has_input = structure
-    slots = slots_of(edge_index, num_nodes) if child_slot is None else child_slot
+    data, num_nodes = _as_data(structure), structure.num_nodes
     input_type, *places = signature.inputs
     ragged = len(places) == 1 and isinstance(places[0], Ragged)
-    children: list[dict[int, list[int]]] = [{} for _ in range(num_nodes)]
-    for child, parent, slot in zip(*edge_index.tolist(), slots.tolist(), strict=True):
-        children[parent].setdefault(slot, []).append(child)
+    children: list[list[tuple[int, int]]] = [[] for _ in range(num_nodes)]
+    for child, parent, slot in zip(
+        *data.edge_index.tolist(), data.child_slot.tolist(), strict=True
+    ):
+        children[parent].append((slot, child))
     program = Program()
+    zeros = partial(_zeros, program)
     states: dict[int, Any] = {}
-    for node in depth_of(edge_index, num_nodes).argsort(stable=True).tolist():
-        reads = has_input is None or bool(has_input[node])
-        x = program.input(row_type_of(input_type), node) if reads else _zeros(program, input_type)
-        below = children[node]
+    for node in depth_of(data.edge_index, num_nodes).argsort(stable=True).tolist():
+        reads = data.has_input[node]
+        x = program.input(row_type_of(input_type), node) if reads else zeros(input_type)
+        below = sorted(children[node], key=itemgetter(0))
+        arguments: list[Any]
         if ragged:
-            arguments = [[states[child] for slot in sorted(below) for child in below[slot]]]
+            arguments = [[states[child] for _, child in below]]
         else:
+            child_at = dict(below)
             arguments = [
-                states[below[slot][0]] if slot in below else _zeros(program, wanted)
+                states[child_at[slot]] if slot in child_at else zeros(wanted)
                 for slot, wanted in enumerate(places)
             ]
         states[node] = program.call(signature, x, *arguments)
@@ -162,21 +151,20 @@ def program_of_structure(signature: Signature, structure: Structure) -> Program:
     return program
 
 
+def _as_data(structure: Structure) -> Data:
+    edge_index, num_nodes, child_slot, has_input = structure
+    return Data(
+        edge_index=edge_index,
+        num_nodes=num_nodes,
+        child_slot=slots_of(edge_index, num_nodes) if child_slot is None else child_slot,
+        has_input=torch.ones(num_nodes, dtype=torch.bool) if has_input is None else has_input,
+    )
+
+
 def _zeros(program: Program, wanted: RowType | Ragged) -> Any:
     row_type = row_type_of(wanted)
     rows = tuple(torch.zeros(part.shape or (), dtype=part.dtype) for part in parts_of(row_type))
     return program.constant(row_type, rows if isinstance(row_type, tuple) else rows[0])
-
-
-def join_structures(structures: Sequence[Structure]) -> Structure:
-    """Concatenate structures, as PyG batches graphs."""
-    edges, slots, inputs, first = [], [], [], 0
-    for edge_index, num_nodes, child_slot, has_input in structures:
-        edges.append(edge_index + first)
-        slots.append(slots_of(edge_index, num_nodes) if child_slot is None else child_slot)
-        inputs.append(torch.ones(num_nodes, dtype=torch.bool) if has_input is None else has_input)
-        first += num_nodes
-    return Structure(torch.cat(edges, 1), first, torch.cat(slots), torch.cat(inputs))
 
 
 def assert_batching_agrees(
@@ -208,9 +196,9 @@ def assert_batching_agrees(
     """
     engine, inputs = prepared(engine), tree_map(in_float64, dict(inputs or {}))
     with torch.no_grad():
-        wanted = flattened(run_one_by_one(engine, programs, inputs))
+        wanted = run_one_by_one(engine, programs, inputs)
         for policy in ("depth", "agenda"):
-            found = flattened(engine(Schedule.from_programs(programs, policy), inputs))
+            found = engine(Schedule.from_programs(programs, policy), inputs)
             assert_same(f"batched ({policy}) = one by one", wanted, found, tolerance)
 
 
@@ -287,11 +275,9 @@ def assert_order_is_free(
             _by_example(engine, [program], share)[0]
             for program, share in zip(programs, shares, strict=True)
         ]
-        backwards = _by_example(engine, programs[::-1], turned)[::-1]
-    for number, wanted in enumerate(whole):
-        for law, others in (("company", alone), ("order", backwards)):
-            title = f"example {number}: the same whatever the {law} of the batch"
-            assert_same(title, wanted, others[number], tolerance)
+        reverse = _by_example(engine, programs[::-1], turned)[::-1]
+    assert_same("results do not depend on other examples", whole, alone, tolerance)
+    assert_same("results do not depend on the order of examples", whole, reverse, tolerance)
 
 
 def _inputs_by_example(programs: Sequence[Program], inputs: Inputs) -> list[dict[Any, Any]]:
@@ -299,29 +285,29 @@ def _inputs_by_example(programs: Sequence[Program], inputs: Inputs) -> list[dict
     used = dict.fromkeys(inputs, 0)
     shares = []
     for program in programs:
-        wanted: dict[Any, int] = {}
-        for row_type, rows in zip(program.row_types, program.num_inputs, strict=True):
-            key = row_type if row_type in inputs else parts_of(row_type)[0].tag
-            wanted[key] = rows
+        types = [t if t in inputs else parts_of(t)[0].tag for t in program.row_types]
+        counts = dict(zip(types, program.num_inputs, strict=True))
         share = {}
         for key, rows in inputs.items():
-            first, last = used[key], used[key] + wanted.get(key, 0)
-            share[key] = tree_map(itemgetter(slice(first, last)), rows)
-            used[key] = last
+            first, used[key] = used[key], used[key] + counts.get(key, 0)
+            share[key] = tree_map(itemgetter(slice(first, used[key])), rows)
         shares.append(share)
     return shares
 
 
-def _by_example(engine: Engine, programs: Sequence[Program], inputs: Inputs) -> list[Flat]:
+def _by_example(
+    engine: Engine, programs: Sequence[Program], inputs: Inputs
+) -> list[dict[str, Any]]:
     schedule = Schedule.from_programs(programs)
     results = engine(schedule, inputs)
-    found: list[Flat] = [{} for _ in programs]
-    for name, rows in results.items():
-        example = schedule.example_of(name)
-        for number, program in enumerate(programs):
-            if name in program.outputs:
-                found[number] |= flattened({name: tree_map(itemgetter(example == number), rows)})
-    return found
+    return [
+        {
+            name: tree_map(itemgetter(schedule.example_of(name) == number), rows)
+            for name, rows in results.items()
+            if name in program.outputs
+        }
+        for number, program in enumerate(programs)
+    ]
 
 
 def assert_cell_agrees(
@@ -361,7 +347,7 @@ def assert_cell_agrees(
     engine = prepared(Engine.of_cell(cell, state, arity, input_type))
     signature = engine.operations["node"].signature
     programs = [program_of_structure(signature, structure) for structure in structures]
-    joined = join_structures(structures)
+    joined = Batch.from_data_list([_as_data(structure) for structure in structures])
     by_structure = Schedule.from_structure(
         joined.edge_index,
         joined.num_nodes,
@@ -373,9 +359,8 @@ def assert_cell_agrees(
     sizes = [[step.size for step in schedule.steps] for schedule in (by_structure, by_program)]
     if sizes[0] != sizes[1]:
         what = "Law 'schedule of structures = schedule of programs' is broken: step sizes differ"
-        raise mismatch(
-            AssertionError, what, f"{sizes[1]}, of programs", f"{sizes[0]}, of structures"
-        )
+        expected, got = f"{sizes[1]}, of programs", f"{sizes[0]}, of structures"
+        raise mismatch(AssertionError, what, expected, got)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(joined.num_nodes, in_channels, dtype=torch.float64, generator=generator)
     ways: dict[str, Callable[[Inputs], dict[str, Any]]] = {
@@ -385,13 +370,13 @@ def assert_cell_agrees(
             by_structure, {"input": given["input"].index_select(0, by_structure.input_node)}
         ),
     }
-    wanted, *others = (
-        (way, flattened(run({"input": x})), gradients_of(engine, {"input": x}, run))
+    found = {
+        way: (run({"input": x}), gradients_of(engine, {"input": x}, run))
         for way, run in ways.items()
-    )
-    for way, values, gradients in others:
-        assert_same(f"{way} = {wanted[0]}", wanted[1], values, tolerance)
-        assert_same(f"gradients: {way} = {wanted[0]}", wanted[2], gradients, tolerance)
+    }
+    first, *others = found
+    for way in others:
+        assert_same(f"{way} = {first}", found[first], found[way], tolerance)
 
 
 def assert_model_agrees(
@@ -406,7 +391,7 @@ def assert_model_agrees(
     Args:
         model: Called with a batch; returns a tensor (or a dict or tuple of tensors) whose rows
             are in the order of the examples, any number per example.
-        examples: The examples, such as ``Data`` objects; floating fields are converted to float64.
+        examples: Such as ``Data`` objects, whose floating fields are converted to float64.
         collate: Makes a batch of a list of examples, such as a ``Collater``.
         tolerance: Largest difference allowed, relative for numbers above 1.
 
@@ -428,28 +413,22 @@ def assert_model_agrees(
         for example in examples
     ]
 
-    def alone(_: Inputs) -> dict[str, Any]:
-        found = [flattened(_named(model(collate([example])))) for example in examples]
-        return {name: torch.cat([each[name] for each in found]) for name in found[0]}
+    def results_of(batch: list[Any]) -> Any:
+        results = model(collate(batch))
+        return dict(results) if isinstance(results, Mapping) else results
 
-    def together(_: Inputs) -> dict[str, Any]:
-        return flattened(_named(model(collate(list(examples)))))
+    def alone(_: Inputs) -> Any:
+        return tree_map(lambda *parts: torch.cat(parts), *(results_of([each]) for each in examples))
+
+    def together(_: Inputs) -> Any:
+        return results_of(examples)
 
     assert_same("batch = each example alone", alone({}), together({}), tolerance)
     wanted, found = (gradients_of(model, {}, run) for run in (alone, together))
     assert_same("gradients: batch = each example alone", wanted, found, tolerance)
 
 
-def _named(results: Any) -> dict[str, Any]:
-    return dict(results) if isinstance(results, Mapping) else {"result": results}
-
-
 __all__ = [
-    "Structure",
-    "assert_batching_agrees",
-    "assert_cell_agrees",
-    "assert_gradients_agree",
-    "assert_model_agrees",
-    "assert_order_is_free",
-    "program_of_structure",
-]
+    "Structure", "assert_batching_agrees", "assert_cell_agrees", "assert_gradients_agree",
+    "assert_model_agrees", "assert_order_is_free", "program_of_structure",
+]  # fmt: skip
