@@ -1,9 +1,9 @@
 """Batches limited by nodes or pairs, equally many per rank, in a reproducible order."""
 
+import math
 import warnings
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence, Sized
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -182,37 +182,7 @@ def checked_seed(seed: int) -> int:
     return seed
 
 
-OVERSIZE = ("raise", "alone", "skip")
-
 _TRIES = 8  # shuffles to try for few enough batches before packing by falling size
-
-
-@dataclass(frozen=True)
-class NodeBudget:
-    """Options of a ``NodeBudgetBatchSampler``, except the sampler and ``drop_last``."""
-
-    sizes: tuple[int, ...]
-    max_nodes: int
-    shuffle: bool
-    seed: int
-    oversize: str
-
-    def __post_init__(self) -> None:
-        """Refuse options that are out of range."""
-        name = "NodeBudgetBatchSampler"
-        if not self.sizes:
-            raise mismatch(ValueError, f"{name}: there are no examples", "at least one size")
-        if min(self.sizes) < 0:
-            example = next(number for number, size in enumerate(self.sizes) if size < 0)
-            what, size = f"{name}: a size is negative", self.sizes[example]
-            raise mismatch(ValueError, what, got=size, where=f"example {example}")
-        if self.max_nodes < 1:
-            what = f"{name}: max_nodes must be at least 1"
-            raise mismatch(ValueError, what, got=self.max_nodes)
-        if self.oversize not in OVERSIZE:
-            what = f"{name}: unknown value of oversize"
-            raise mismatch(ValueError, what, " | ".join(OVERSIZE), self.oversize)
-        checked_seed(self.seed)
 
 
 class NodeBudgetBatchSampler(BatchSampler):
@@ -241,9 +211,9 @@ class NodeBudgetBatchSampler(BatchSampler):
         seed: Non-negative, the same on all ranks.
         oversize: What to do with an example above the budget: ``"raise"``, put it in a batch
             ``"alone"``, or ``"skip"`` it with a warning.
-        batch_size: The options of another sampler, which replace all others: Lightning passes
-            them under this name when it builds a sampler again that was not made inside a
-            ``*_dataloader`` hook.
+        batch_size: Another sampler, whose options replace all but the first and ``drop_last``:
+            Lightning passes ``sampler.batch_size`` under this name when it builds a sampler again
+            that was not made inside a ``*_dataloader`` hook.
 
     Raises:
         ValueError: If an example is larger than the budget (unless ``oversize`` allows it), or an
@@ -265,30 +235,43 @@ class NodeBudgetBatchSampler(BatchSampler):
         drop_last: bool = False,
         seed: int = 0,
         oversize: str = "raise",
-        batch_size: NodeBudget | None = None,
+        batch_size: "NodeBudgetBatchSampler | None" = None,
     ) -> None:
-        if batch_size is None:
-            if sizes is None or max_nodes is None:
-                missing = "sizes" if sizes is None else "max_nodes"
-                what = f"NodeBudgetBatchSampler: {missing} is missing"
-                hint = "NodeBudgetBatchSampler(None, node_counts(dataset), max_nodes=4000)"
-                expected = "sizes (one number per example) and max_nodes"
-                raise mismatch(ValueError, what, expected, hint=hint)
-            listed = tuple(int(size) for size in np.asarray(sizes).reshape(-1).tolist())
-            batch_size = NodeBudget(listed, int(max_nodes), shuffle, seed, oversize)
-        self.batch_size = batch_size  # type: ignore[assignment]  # see the argument's description
-        self.sizes = batch_size.sizes
-        self.max_nodes = batch_size.max_nodes
-        self.shuffle = batch_size.shuffle
+        if batch_size is not None:
+            sizes, max_nodes = batch_size.sizes, batch_size.max_nodes
+            shuffle, seed, oversize = batch_size.shuffle, batch_size.seed, batch_size.oversize
+        name = type(self).__name__
+        if sizes is None or max_nodes is None:
+            what = f"{name}: {'sizes' if sizes is None else 'max_nodes'} is missing"
+            expected = "sizes (one number per example) and max_nodes"
+            hint = "NodeBudgetBatchSampler(None, node_counts(dataset), max_nodes=4000)"
+            raise mismatch(ValueError, what, expected, hint=hint)
+        self.sizes = tuple(int(size) for size in np.asarray(sizes).reshape(-1).tolist())
+        if not self.sizes:
+            raise mismatch(ValueError, f"{name}: there are no examples", "at least one size")
+        if (least := min(self.sizes)) < 0:
+            where = f"example {self.sizes.index(least)}"
+            raise mismatch(ValueError, f"{name}: a size is negative", got=least, where=where)
+        if max_nodes < 1:
+            raise mismatch(ValueError, f"{name}: max_nodes must be at least 1", got=max_nodes)
+        if oversize not in ("raise", "alone", "skip"):
+            what, expected = f"{name}: unknown value of oversize", "raise | alone | skip"
+            raise mismatch(ValueError, what, expected, oversize)
+        self.max_nodes = int(max_nodes)
+        self.shuffle = shuffle
         self.drop_last = drop_last
-        self.seed = batch_size.seed
-        self.oversize = batch_size.oversize
+        self.seed = checked_seed(seed)
+        self.oversize = oversize
         self._ranked = _checked_sampler(sampler, len(self.sizes))
         self._examples = self._admit()
         self._epoch = 0
         self._position = 0
         self._resume_at = 0
-        self._plan: tuple[tuple[int, int], list[list[Batch]]] | None = None
+
+    @property
+    def batch_size(self) -> "NodeBudgetBatchSampler":  # type: ignore[override]
+        """The sampler itself, as Lightning passes ``batch_size`` on to another one."""
+        return self
 
     @property
     def sampler(self) -> Any:  # type: ignore[override]  # never set, only read
@@ -327,13 +310,12 @@ class NodeBudgetBatchSampler(BatchSampler):
         self._resume_at = self._position = position
 
     def __len__(self) -> int:
-        ranks, _ = self._ranks()
-        return self._count(ranks) // ranks
+        return self._num_steps(self._ranks()[0])
 
     def __iter__(self) -> Iterator[Batch]:
         epoch, start = self.epoch, self._resume_at
-        _, rank = self._ranks()
-        steps = self._steps(epoch)
+        ranks, rank = self._ranks()
+        steps = self._steps(epoch, ranks)
         self._resume_at = 0
         for position in range(start, len(steps)):
             self._position = position + 1
@@ -363,25 +345,23 @@ class NodeBudgetBatchSampler(BatchSampler):
         return 1, 0
 
     def _admit(self) -> list[int]:
-        too_big = [example for example, size in enumerate(self.sizes) if size > self.max_nodes]
+        everything = range(len(self.sizes))
+        too_big = [example for example in everything if self.sizes[example] > self.max_nodes]
         if not too_big or self.oversize == "alone":
-            return list(range(len(self.sizes)))
+            return list(everything)
         if self.oversize == "raise":
+            what = "NodeBudgetBatchSampler: an example is larger than the budget"
             more = f" ({len(too_big)} examples are too big)" if len(too_big) > 1 else ""
-            raise mismatch(
-                ValueError,
-                "NodeBudgetBatchSampler: an example is larger than the budget",
-                f"at most {self.max_nodes} nodes",
-                f"{self.sizes[too_big[0]]} nodes{more}",
-                where=f"example {too_big[0]}",
-                hint=f"max_nodes={max(self.sizes)}, oversize='alone' or oversize='skip'",
-            )
+            got, where = f"{self.sizes[too_big[0]]} nodes{more}", f"example {too_big[0]}"
+            hint = f"max_nodes={max(self.sizes)}, oversize='alone' or oversize='skip'"
+            expected = f"at most {self.max_nodes} nodes"
+            raise mismatch(ValueError, what, expected, got, where=where, hint=hint)
         warnings.warn(
             f"NodeBudgetBatchSampler: left out {len(too_big)} of {len(self.sizes)} examples "
             f"with more than {self.max_nodes} nodes, the first of them example {too_big[0]}.",
             stacklevel=3,
         )
-        return [example for example, size in enumerate(self.sizes) if size <= self.max_nodes]
+        return [example for example in everything if self.sizes[example] <= self.max_nodes]
 
     def _pack(self, epoch: int, attempt: int = 0) -> list[Batch]:
         """Pack one epoch for all ranks; the number of batches varies with epoch and attempt."""
@@ -399,29 +379,18 @@ class NodeBudgetBatchSampler(BatchSampler):
         tries = (0, _TRIES) if self.shuffle else (0,)
         return max(len(self._pack(0, attempt)) for attempt in tries)
 
-    def _count(self, ranks: int) -> int:
-        """Return the number of batches of every epoch, over all ranks."""
-        last = self._enough % ranks
-        count = self._enough - last if self.drop_last or not last else self._enough - last + ranks
-        if not self._examples or count == 0:
-            raise mismatch(
-                ValueError,
-                "NodeBudgetBatchSampler: there is not one batch for every rank",
-                f"at least {ranks} batches",
-                f"{len(self._examples)} examples",
-                hint="drop_last=False, a smaller max_nodes, or fewer ranks",
-            )
-        return count
+    def _num_steps(self, ranks: int) -> int:
+        """Return the number of batches per rank, which is the same in every epoch."""
+        steps = self._enough // ranks if self.drop_last else math.ceil(self._enough / ranks)
+        if steps == 0:
+            what = "NodeBudgetBatchSampler: there is not one batch for every rank"
+            expected, got = f"at least {ranks} batches", f"{len(self._examples)} examples"
+            hint = "drop_last=False, a smaller max_nodes, or fewer ranks"
+            raise mismatch(ValueError, what, expected, got, hint=hint)
+        return steps
 
-    def _steps(self, epoch: int) -> list[list[Batch]]:
-        ranks, _ = self._ranks()
-        key = (epoch if self.shuffle else 0, ranks)
-        if self._plan is None or self._plan[0] != key:
-            self._plan = (key, self._make_steps(epoch, ranks))
-        return self._plan[1]
-
-    def _make_steps(self, epoch: int, ranks: int) -> list[list[Batch]]:
-        count = self._count(ranks)
+    def _steps(self, epoch: int, ranks: int) -> list[list[Batch]]:
+        count = self._num_steps(ranks) * ranks
         if count > len(self._examples):
             warnings.warn(
                 f"NodeBudgetBatchSampler: {len(self._examples)} examples do not go into equally "
