@@ -2,9 +2,10 @@
 
 import math
 import warnings
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -133,11 +134,10 @@ def _cost(batch: Batch, sizes: Sequence[int]) -> int:
 
 
 def _halves(batch: Batch, sizes: Sequence[int]) -> tuple[Batch, Batch]:
-    half = _cost(batch, sizes) / 2
-    cut, total = 1, sizes[batch[0]]
-    while cut < len(batch) - 1 and total + sizes[batch[cut]] / 2 <= half:
-        total += sizes[batch[cut]]
-        cut += 1
+    """Cut a batch where the sum of its sizes is nearest to one half."""
+    ends = list(accumulate(sizes[example] for example in batch))
+    middles = [end - sizes[example] / 2 for example, end in zip(batch, ends, strict=True)]
+    cut = bisect_right(middles, ends[-1] / 2, 1, len(batch) - 1)
     return batch[:cut], batch[cut:]
 
 
@@ -246,7 +246,7 @@ class NodeBudgetBatchSampler(BatchSampler):
             expected = "sizes (one number per example) and max_nodes"
             hint = "NodeBudgetBatchSampler(None, node_counts(dataset), max_nodes=4000)"
             raise mismatch(ValueError, what, expected, hint=hint)
-        self.sizes = tuple(int(size) for size in np.asarray(sizes).reshape(-1).tolist())
+        self.sizes: tuple[int, ...] = tuple(map(int, np.asarray(sizes).reshape(-1).tolist()))
         if not self.sizes:
             raise mismatch(ValueError, f"{name}: there are no examples", "at least one size")
         if (least := min(self.sizes)) < 0:
@@ -257,11 +257,11 @@ class NodeBudgetBatchSampler(BatchSampler):
         if oversize not in ("raise", "alone", "skip"):
             what, expected = f"{name}: unknown value of oversize", "raise | alone | skip"
             raise mismatch(ValueError, what, expected, oversize)
-        self.max_nodes = int(max_nodes)
-        self.shuffle = shuffle
+        self.max_nodes: int = int(max_nodes)
+        self.shuffle: bool = shuffle
         self.drop_last = drop_last
-        self.seed = checked_seed(seed)
-        self.oversize = oversize
+        self.seed: int = checked_seed(seed)
+        self.oversize: str = oversize
         self._ranked = _checked_sampler(sampler, len(self.sizes))
         self._examples = self._admit()
         self._epoch = 0
