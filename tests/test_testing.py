@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch_geometric.data import Data
 
 from pyg_dynbatch.core import (
     Engine,
@@ -19,7 +20,6 @@ from pyg_dynbatch.core import (
 from pyg_dynbatch.data import DynTreeData
 from pyg_dynbatch.loader import Collater
 from pyg_dynbatch.testing import (
-    Structure,
     assert_batching_agrees,
     assert_cell_agrees,
     assert_gradients_agree,
@@ -29,7 +29,7 @@ from pyg_dynbatch.testing import (
 )
 from tests.core.helpers import VECTOR
 
-TREE = Structure(torch.tensor([[0, 1], [2, 2]]), 3)
+TREE = Data(edge_index=torch.tensor([[0, 1], [2, 2]]), num_nodes=3)
 
 
 def engine_of(module: Any) -> tuple[Engine, list[Program]]:
@@ -123,9 +123,9 @@ def test_inputs_of_several_types_are_cut_by_example() -> None:
 
 def test_programs_of_structures() -> None:
     node = Signature("node", (TensorType((2,), tag="input"), VECTOR, VECTOR), (VECTOR,))
-    structure = Structure(
-        TREE.edge_index, 3, torch.tensor([1, 0]), torch.tensor([True, False, True])
-    )
+    structure = TREE.clone()
+    structure.child_slot = torch.tensor([1, 0])
+    structure.has_input = torch.tensor([True, False, True])
     program = program_of_structure(node, structure)
     assert program.num_calls == 3
     assert program.num_inputs[program.row_types.index(node.inputs[0])] == 3

@@ -27,16 +27,13 @@ commands:
 {commands}
 
 examples:
-  pyg-dynbatch fit --config configs/listops.yaml
   pyg-dynbatch fit --config configs/sst.yaml --data.init_args.raw_dir trees --trainer.max_epochs 5
-  pyg-dynbatch fit --run runs/listops/version_0 --trainer.max_epochs 20
-  pyg-dynbatch test --run runs/listops/version_0
+  pyg-dynbatch fit --run runs/sst/version_0 --trainer.max_epochs 20
+  pyg-dynbatch test --run runs/sst/version_0
   pyg-dynbatch ensemble --config configs/sst.yaml --checkpoints a.ckpt b.ckpt
-  pyg-dynbatch inspect my_trees.txt --batch-size 100
-  pyg-dynbatch fit --config configs/tpsa.yaml
   pyg-dynbatch ensemble --config configs/esol.yaml --members 5
+  pyg-dynbatch inspect my_trees.txt --batch-size 100
   pyg-dynbatch predict --checkpoint best.ckpt --input molecules.csv --output predictions.csv
-  pyg-dynbatch predict --checkpoint best.ckpt --input trees.txt --output predictions.csv
   pyg-dynbatch explain --checkpoint best.ckpt --smiles CCO "c1ccccc1O" --output explained
 
 'pyg-dynbatch COMMAND --help' lists the options of a command. An error is one line and exit code 2;

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import copy
 from functools import cache
 from operator import itemgetter
-from typing import Any, ClassVar, overload
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -134,12 +134,6 @@ class RaggedColumns(Sequence[Data]):
     def __len__(self) -> int:
         return self.nodes.sizes.size
 
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-
-    @overload
-    def __getitem__(self, index: slice | Sequence[int] | np.ndarray) -> "RaggedColumns": ...
-
     def __getitem__(self, index: int | slice | Sequence[int] | np.ndarray) -> Any:
         """Build one example, or take several as columns."""
         if isinstance(index, slice):
@@ -171,9 +165,6 @@ class RaggedColumns(Sequence[Data]):
         }
         segments = {key: cuts[each][0] for key, each in self.segments.items()}
         return type(self)(cuts[self.nodes][0], fields, segments)
-
-    def __iter__(self) -> Iterator[Any]:
-        return (self[row] for row in range(len(self)))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self)} examples, {self.nodes.starts[-1]} nodes)"
@@ -349,9 +340,7 @@ class PlanningCollater(PyGCollater, ABC):
         """Set the plan of a batch, which was merged from columns (``quick``) or by PyG."""
 
 
-def check_alike(
-    examples: Sequence[Data], excluded: Collection[str] = (), name: str = "Collater"
-) -> None:
+def check_alike(examples: Sequence[Data], excluded: Collection[str], name: str) -> None:
     """Check that all examples hold the same fields, with equal dtypes and widths."""
     first = examples[0]
     axes = {
@@ -409,8 +398,6 @@ class ResumableLoader(PyGDataLoader):
         collater: PlanningCollater,
         *,
         seed: int | None,
-        follow_batch: Sequence[str] | None,
-        exclude_keys: Sequence[str] | None,
         **kwargs: Any,
     ) -> None:
         name = type(self).__name__
@@ -432,7 +419,7 @@ class ResumableLoader(PyGDataLoader):
         self._resume: tuple[int | None, int] = (None, 0)
         if shuffle and kwargs.get("sampler") is None and kwargs.get("batch_sampler") is None:
             kwargs["sampler"], shuffle = EpochSampler(dataset, seed), False
-        super().__init__(dataset, batch_size, shuffle, follow_batch, exclude_keys, **kwargs)
+        super().__init__(dataset, batch_size, shuffle, **kwargs)
         self.collate_fn = collater
 
     def __iter__(self) -> Iterator[Any]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -81,34 +81,15 @@ def assert_same(law: str, wanted: Any, found: Any, tolerance: float) -> None:
     )
 
 
-class Structure(NamedTuple):
-    """One tree, forest or acyclic graph.
-
-    Args:
-        edge_index: Edges from child to parent, ``[2, edge]``.
-        num_nodes: Number of nodes.
-        child_slot: Position of each edge's child among its siblings; by default the order of the
-            edges.
-        has_input: Which nodes read an input row, bool ``[node]``; all by default.
-
-    Example:
-        >>> Structure(torch.tensor([[0, 1], [2, 2]]), 3).num_nodes
-        3
-    """
-
-    edge_index: Tensor
-    num_nodes: int
-    child_slot: Tensor | None = None
-    has_input: Tensor | None = None
-
-
-def program_of_structure(signature: Signature, structure: Structure) -> Program:
-    """Record a structure as a program, node by node.
+def program_of_structure(signature: Signature, structure: Data) -> Program:
+    """Record a tree, forest or acyclic graph as a program, node by node.
 
     Args:
         signature: First the input, then one :class:`Ragged` for all children, or one argument per
             child slot; all types with a shape.
-        structure: The structure; the input rows of its nodes are rows 0, 1, … of the input type.
+        structure: The ``edge_index`` from child to parent and ``num_nodes``, optionally the
+            ``child_slot`` of each edge (else the order of the edges) and ``has_input``, which
+            nodes read an input row (else all). The rows of nodes are rows 0, 1, … of the input.
 
     Returns:
         The program; its output ``"node"`` lists all nodes in node order.
@@ -117,16 +98,16 @@ def program_of_structure(signature: Signature, structure: Structure) -> Program:
         >>> from pyg_dynbatch.core import TensorType
         >>> row = TensorType((2,))
         >>> node = Signature("node", (row, Ragged(row)), (row,))
-        >>> program_of_structure(node, Structure(torch.tensor([[0, 1], [2, 2]]), 3)).depth
+        >>> tree = Data(edge_index=torch.tensor([[0, 1], [2, 2]]), num_nodes=3)
+        >>> program_of_structure(node, tree).depth
         2
     """
-    data, num_nodes = _as_data(structure), structure.num_nodes
+    data, num_nodes = _with_defaults(structure), structure.num_nodes
     input_type, *places = signature.inputs
     ragged = len(places) == 1 and isinstance(places[0], Ragged)
     children: list[list[tuple[int, int]]] = [[] for _ in range(num_nodes)]
-    for child, parent, slot in zip(
-        *data.edge_index.tolist(), data.child_slot.tolist(), strict=True
-    ):
+    edges = torch.cat([data.edge_index, data.child_slot[None]])
+    for child, parent, slot in edges.T.tolist():
         children[parent].append((slot, child))
     program = Program()
     zeros = partial(_zeros, program)
@@ -151,20 +132,18 @@ def program_of_structure(signature: Signature, structure: Structure) -> Program:
     return program
 
 
-def _as_data(structure: Structure) -> Data:
-    edge_index, num_nodes, child_slot, has_input = structure
-    return Data(
-        edge_index=edge_index,
-        num_nodes=num_nodes,
-        child_slot=slots_of(edge_index, num_nodes) if child_slot is None else child_slot,
-        has_input=torch.ones(num_nodes, dtype=torch.bool) if has_input is None else has_input,
-    )
-
-
 def _zeros(program: Program, wanted: RowType | Ragged) -> Any:
     row_type = row_type_of(wanted)
     rows = tuple(torch.zeros(part.shape or (), dtype=part.dtype) for part in parts_of(row_type))
     return program.constant(row_type, rows if isinstance(row_type, tuple) else rows[0])
+
+
+def _with_defaults(structure: Data) -> Data:
+    edges, nodes = structure.edge_index, structure.num_nodes
+    slots = structure.child_slot if "child_slot" in structure else slots_of(edges, nodes)
+    every = torch.ones(nodes, dtype=torch.bool)
+    has_input = structure.has_input if "has_input" in structure else every
+    return Data(edge_index=edges, num_nodes=nodes, child_slot=slots, has_input=has_input)
 
 
 def assert_batching_agrees(
@@ -313,7 +292,7 @@ def _by_example(
 def assert_cell_agrees(
     cell: nn.Module,
     state: RowType,
-    structures: Sequence[Structure],
+    structures: Sequence[Data],
     *,
     in_channels: int,
     arity: int | None = None,
@@ -327,7 +306,7 @@ def assert_cell_agrees(
     Args:
         cell: As for :meth:`Engine.of_cell`.
         state: Type of a state.
-        structures: The examples.
+        structures: The examples, as for :func:`program_of_structure`, such as ``DynTreeData``.
         in_channels: Width of an input row.
         arity: Number of arguments for children; ``None`` for a ragged argument.
         tolerance: Largest difference allowed, relative for numbers above 1.
@@ -336,18 +315,17 @@ def assert_cell_agrees(
         AssertionError: If values, gradients or steps differ.
 
     Example:
-        >>> from pyg_dynbatch.testing import Structure
         >>> class Sum(nn.Module):
         ...     def forward(self, x, children):
         ...         return torch.tanh(x + children.sum())
-        >>> tree = Structure(torch.tensor([[0, 1], [2, 2]]), 3)
+        >>> tree = Data(edge_index=torch.tensor([[0, 1], [2, 2]]), num_nodes=3)
         >>> assert_cell_agrees(Sum(), TensorType((4,)), [tree, tree], in_channels=4)
     """
     input_type = TensorType((in_channels,), tag="input")
     engine = prepared(Engine.of_cell(cell, state, arity, input_type))
     signature = engine.operations["node"].signature
     programs = [program_of_structure(signature, structure) for structure in structures]
-    joined = Batch.from_data_list([_as_data(structure) for structure in structures])
+    joined = Batch.from_data_list([_with_defaults(structure) for structure in structures])
     by_structure = Schedule.from_structure(
         joined.edge_index,
         joined.num_nodes,
@@ -429,6 +407,6 @@ def assert_model_agrees(
 
 
 __all__ = [
-    "Structure", "assert_batching_agrees", "assert_cell_agrees", "assert_gradients_agree",
+    "assert_batching_agrees", "assert_cell_agrees", "assert_gradients_agree",
     "assert_model_agrees", "assert_order_is_free", "program_of_structure",
 ]  # fmt: skip
