@@ -153,7 +153,8 @@ def test_parity_shows_known_values_on_equal_axes() -> None:
 
 
 def test_parity_of_nothing_and_of_one_value() -> None:
-    assert len(draw_parity(one_axes(), np.array([np.nan]), np.array([1.0])).lines) == 0
+    points = draw_parity(one_axes(), np.array([np.nan]), np.array([1.0])).collections[0]
+    assert len(points.get_offsets()) == 0
     low, high = draw_parity(one_axes(), np.array([2.0]), np.array([2.0])).get_xlim()
     assert low < 2.0 < high
 

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from pyg_dynbatch import __version__
+
 _COMMANDS = {
     "fit": "train; then test and predict with the best checkpoint, and draw pictures",
     "validate": "measure a checkpoint on the validation split",
@@ -102,14 +104,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _is_complaint(error: Exception) -> bool:
-    """Whether an error is about the user's input, not a fault of the program."""
+    """Tell whether an error is about the user's input, not a fault of the program."""
     if isinstance(error, (ValueError, OSError, ImportError)):
         return True
+    from pyg_dynbatch.core.errors import Mismatch
+
     # Lightning's own class, by name to avoid its import.
-    if type(error).__name__ == "MisconfigurationException":
-        return True
-    errors = sys.modules.get("pyg_dynbatch.core.errors")
-    return errors is not None and any(isinstance(part, errors.Mismatch) for part in error.args)
+    from_lightning = type(error).__name__ == "MisconfigurationException"
+    return from_lightning or any(isinstance(part, Mismatch) for part in error.args)
 
 
 def _dispatch(argv: list[str]) -> int:
@@ -119,8 +121,6 @@ def _dispatch(argv: list[str]) -> int:
         print(_HELP.format(commands=commands), end="")
         return 0
     if command == "--version":
-        from pyg_dynbatch import __version__
-
         print(__version__)
         return 0
     if command not in _COMMANDS:
@@ -140,8 +140,8 @@ def _dispatch(argv: list[str]) -> int:
     if command == "predict" and {"--checkpoint", "--input"} & {w.split("=")[0] for w in options}:
         return _predict_file(options)
     if command != "ensemble" and options[:1] in (["-h"], ["--help"]):
-        print(_LIGHTNING_HELP.format(command=command, summary=_COMMANDS[command]), end="")
-        print(_FILE_HELP if command == "predict" else "", end="")
+        text = _LIGHTNING_HELP.format(command=command, summary=_COMMANDS[command])
+        print(text + (_FILE_HELP if command == "predict" else ""), end="")
         return 0
     import pyg_dynbatch.tasks  # noqa: F401 - configurations name its classes
     from pyg_dynbatch.training.command import run_ensemble, run_lightning

@@ -20,8 +20,6 @@ from pyg_dynbatch.core.structure import concatenated_ranges
 from pyg_dynbatch.core.types import MovablePlan
 from pyg_dynbatch.samplers import EpochSampler, NodeBudgetBatchSampler
 
-# ------------------------------------------------------------------------------------- columns
-
 
 class Segments:
     """Where the rows of each example begin in a column, and how many there are."""
@@ -39,21 +37,13 @@ class RaggedColumns(Sequence[Data]):
 
     A data set returns a batch in this form, so that no object is ever built per example; to
     everything else it is a list of ``Data``. A column is a tensor, or a list with one value per
-    example.
-
-    Args:
-        nodes: Where the nodes of each example are.
-        fields: The columns, in which every example counts its nodes from 0.
-        segments: Where the rows of each example are, for every column.
+    example; in a column every example counts its nodes from 0.
     """
 
     kind: ClassVar[type[Data]]
-    named: ClassVar[frozenset[str]]
-    """Fields that can be columns; PyG merges examples with others."""
-    shifted: ClassVar[frozenset[str]] = frozenset()
-    """Fields that hold numbers of nodes."""
-    numbers: ClassVar[frozenset[str]] = frozenset()
-    """Fields that are one Python integer per example, and a tensor as a column."""
+    named: ClassVar[frozenset[str]]  # fields that can be columns; PyG merges examples with others
+    shifted: ClassVar[frozenset[str]] = frozenset()  # fields that hold numbers of nodes
+    numbers: ClassVar[frozenset[str]] = frozenset()  # one Python integer per example
 
     def __init__(
         self, nodes: Segments, fields: Mapping[str, Any], segments: Mapping[str, Segments]
@@ -64,15 +54,10 @@ class RaggedColumns(Sequence[Data]):
 
     @classmethod
     def of(cls, examples: Sequence[Any], excluded: Collection[str] = ()) -> "RaggedColumns | None":
-        """Join examples.
+        """Join at least one example; None where PyG has to merge.
 
-        Args:
-            examples: At least one example.
-            excluded: Fields to leave out.
-
-        Returns:
-            The columns; None where PyG has to merge: for examples of another class, with further
-            fields, or of different fields, dtypes or widths.
+        PyG merges examples of another class, with further fields, or of different fields, dtypes
+        or widths.
         """
         columns = _values_by_field(examples, cls, excluded)
         if columns is None:
@@ -87,19 +72,12 @@ class RaggedColumns(Sequence[Data]):
             column = fields[key] = _join(key, values)
             if column is None:
                 return None
-            sizes = _sizes(key, values, column)
+            sizes = _sizes(key, values)
             segments[key] = known.get(sizes) or known.setdefault(sizes, Segments(sizes))
         return cls(nodes, fields, segments)
 
     def merged(self, excluded: Collection[str] = ()) -> Batch | None:
-        """Build the batch of all examples, without its plan.
-
-        Args:
-            excluded: Fields to leave out.
-
-        Returns:
-            What ``Batch.from_data_list`` makes of the same examples; None where PyG has to merge.
-        """
+        """Build the batch that ``Batch.from_data_list`` makes; None where PyG has to merge."""
         if "num_nodes" in excluded:
             return None
         nodes, count = self.nodes, len(self)
@@ -227,13 +205,12 @@ def is_plain(value: Any) -> bool:
     return plain and value.dim() > 0
 
 
-def _sizes(key: str, values: list[Any], column: Tensor | list[str]) -> tuple[int, ...]:
+def _sizes(key: str, values: list[Any]) -> tuple[int, ...]:
     if not isinstance(values[0], Tensor):
         return (1,) * len(values)
-    if isinstance(column, Tensor) and column.dim() == 1:
+    if values[0].dim() == 1:
         return tuple(map(Tensor.numel, values))
-    axis = axis_of(key)
-    return tuple([value.size(axis) for value in values])
+    return tuple([value.size(axis_of(key)) for value in values])
 
 
 def _gather(column: Any, rows: np.ndarray, axis: int) -> Any:
@@ -246,7 +223,7 @@ def _gather(column: Any, rows: np.ndarray, axis: int) -> Any:
 
 
 def slices_of(batch: Any) -> Mapping[str, Tensor]:
-    """Return where the rows of each example begin, per field; empty if PyG did not note it."""
+    """Return where the rows of each example begin, per field; empty if PyG did not store it."""
     # Private in PyG, and the only place on the host where these numbers are.
     return getattr(batch, "_slice_dict", {})
 
@@ -287,16 +264,11 @@ def allow_batches(kind: type[Data]) -> None:
     torch.serialization.add_safe_globals([kind, empty_batch, of_kind])
 
 
-# ------------------------------------------------------------------------------------ collaters
-
-
 class PlanningCollater(PyGCollater, ABC):
     """Merge examples, check that they are alike, and let a subclass attach its plan."""
 
-    columns: ClassVar[type[RaggedColumns]]
-    """Columns that merge the examples quickly."""
-    needed: ClassVar[str]
-    """The field that the plan is made from."""
+    columns: ClassVar[type[RaggedColumns]]  # merge the examples quickly
+    needed: ClassVar[str]  # the field that the plan is made from
 
     def __init__(
         self, dataset: Any, follow_batch: Sequence[str] | None, exclude_keys: Sequence[str] | None
@@ -382,9 +354,6 @@ def _form(value: Tensor, axis: int | tuple[int, int] | None) -> Any:
     if axis is not None and widths:
         del widths[axis % len(widths)]
     return value.dtype, len(value.shape), widths
-
-
-# -------------------------------------------------------------------------------------- loaders
 
 
 class ResumableLoader(PyGDataLoader):

@@ -45,8 +45,7 @@ def node_counts(dataset: Any) -> list[int]:
     if isinstance(dataset, Subset):
         counts = node_counts(dataset.dataset)
         return [counts[i] for i in dataset.indices]
-    known = getattr(dataset, "num_atoms", None)
-    if known is not None:
+    if (known := getattr(dataset, "num_atoms", None)) is not None:
         return [int(count) for count in known]
     slices = getattr(dataset, "slices", None)
     if slices and "depth" in slices:
@@ -106,17 +105,28 @@ def pack_tightly(order: Iterable[int], sizes: Sequence[int], budget: int) -> lis
 
 def make_exactly(batches: list[Batch], sizes: Sequence[int], count: int) -> list[Batch]:
     """Split the largest batch in two until there are ``count`` batches."""
-    splittable = sorted((_cost(batch, sizes), batch) for batch in batches if len(batch) > 1)
-    done = [(_cost(batch, sizes), batch) for batch in batches if len(batch) == 1]
+
+    def costed(batch: Batch) -> tuple[int, Batch]:
+        return sum(sizes[example] for example in batch), batch
+
+    splittable = sorted(costed(batch) for batch in batches if len(batch) > 1)
+    done = [costed(batch) for batch in batches if len(batch) == 1]
     while splittable and len(splittable) + len(done) < count:
-        _, batch = splittable.pop()
-        for part in _halves(batch, sizes):
-            item = (_cost(part, sizes), part)
-            insort(splittable, item) if len(part) > 1 else done.append(item)
+        _, largest = splittable.pop()
+        for part in _halves(largest, sizes):
+            insort(splittable, costed(part)) if len(part) > 1 else done.append(costed(part))
     ranked = sorted(splittable + done, key=lambda item: -item[0])
     again = ranked[::-1]
     ranked += [again[extra % len(again)] for extra in range(count - len(ranked))]
     return [list(batch) for _, batch in ranked[:count]]
+
+
+def _halves(batch: Batch, sizes: Sequence[int]) -> tuple[Batch, Batch]:
+    """Cut a batch where the sum of its sizes is nearest to one half."""
+    ends = list(accumulate(sizes[example] for example in batch))
+    middles = [end - sizes[example] / 2 for example, end in zip(batch, ends, strict=True)]
+    cut = bisect_right(middles, ends[-1] / 2, 1, len(batch) - 1)
+    return batch[:cut], batch[cut:]
 
 
 def assign_to_ranks(batches: list[Batch], ranks: int) -> list[list[Batch]]:
@@ -127,18 +137,6 @@ def assign_to_ranks(batches: list[Batch], ranks: int) -> list[list[Batch]]:
         turn = number % ranks
         steps.append(step[-turn:] + step[:-turn] if turn else step)
     return steps
-
-
-def _cost(batch: Batch, sizes: Sequence[int]) -> int:
-    return sum(sizes[example] for example in batch)
-
-
-def _halves(batch: Batch, sizes: Sequence[int]) -> tuple[Batch, Batch]:
-    """Cut a batch where the sum of its sizes is nearest to one half."""
-    ends = list(accumulate(sizes[example] for example in batch))
-    middles = [end - sizes[example] / 2 for example, end in zip(batch, ends, strict=True)]
-    cut = bisect_right(middles, ends[-1] / 2, 1, len(batch) - 1)
-    return batch[:cut], batch[cut:]
 
 
 class EpochSampler(RandomSampler):
@@ -189,15 +187,13 @@ class NodeBudgetBatchSampler(BatchSampler):
     """Build batches of at most ``max_nodes`` nodes instead of a number of examples.
 
     One epoch is planned for all ranks together, from ``seed`` and the epoch: the examples are
-    packed under the budget, the largest batches are split until their number suits the ranks,
-    batches of about equal size form a step, and the steps come in random order. So every example
-    comes exactly once per epoch, all ranks get equally many batches of about equal size, and the
-    number of batches is the same in every epoch.
+    packed under the budget, the largest batches are split until their number suits the ranks, and
+    batches of about equal size form a step. So every example comes exactly once per epoch, all
+    ranks get equally many batches of about equal size, and every epoch has equally many.
 
     Rank and epoch are those of ``sampler`` if it is a ``DistributedSampler``, which Lightning
-    inserts; its own list of examples is not used. Otherwise the rank is that of
-    ``torch.distributed`` if that is initialised. Lightning calls ``set_epoch``; a plain loop on
-    one rank need not, since each full pass increments the epoch.
+    inserts; otherwise the rank is that of ``torch.distributed``. Lightning calls ``set_epoch``; a
+    plain loop on one rank need not, since each full pass increments the epoch.
 
     Args:
         sampler: A ``DistributedSampler``; or None or a stock sampler over all examples.
@@ -292,17 +288,12 @@ class NodeBudgetBatchSampler(BatchSampler):
     def state_dict(self) -> dict[str, int]:
         """Return the epoch and the number of its batches returned so far.
 
-        A loader with workers asks for batches ahead of their use; ``DataLoader.state_dict`` of
-        this package counts the batches that the training loop has received.
+        Workers ask for batches ahead of their use: ``DataLoader.state_dict`` counts those received.
         """
         return {"epoch": self.epoch, "position": self._position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Resume at a state, which may be from any rank.
-
-        Args:
-            state: What ``state_dict`` returned.
-        """
+        """Resume at a state, which may be from any rank."""
         epoch, position = state["epoch"], state["position"]
         if position >= len(self):
             epoch, position = epoch + 1, 0
@@ -345,29 +336,29 @@ class NodeBudgetBatchSampler(BatchSampler):
         return 1, 0
 
     def _admit(self) -> list[int]:
-        everything = range(len(self.sizes))
-        too_big = [example for example in everything if self.sizes[example] > self.max_nodes]
+        too_big = [example for example, size in enumerate(self.sizes) if size > self.max_nodes]
         if not too_big or self.oversize == "alone":
-            return list(everything)
+            return list(range(len(self.sizes)))
         if self.oversize == "raise":
             what = "NodeBudgetBatchSampler: an example is larger than the budget"
+            expected = f"at most {self.max_nodes} nodes"
             more = f" ({len(too_big)} examples are too big)" if len(too_big) > 1 else ""
             got, where = f"{self.sizes[too_big[0]]} nodes{more}", f"example {too_big[0]}"
             hint = f"max_nodes={max(self.sizes)}, oversize='alone' or oversize='skip'"
-            expected = f"at most {self.max_nodes} nodes"
             raise mismatch(ValueError, what, expected, got, where=where, hint=hint)
         warnings.warn(
             f"NodeBudgetBatchSampler: left out {len(too_big)} of {len(self.sizes)} examples "
             f"with more than {self.max_nodes} nodes, the first of them example {too_big[0]}.",
             stacklevel=3,
         )
-        return [example for example in everything if self.sizes[example] <= self.max_nodes]
+        return [example for example, size in enumerate(self.sizes) if size <= self.max_nodes]
 
     def _pack(self, epoch: int, attempt: int = 0) -> list[Batch]:
         """Pack one epoch for all ranks; the number of batches varies with epoch and attempt."""
         if not self.shuffle:
             return pack_in_order(self._examples, self.sizes, self.max_nodes)
-        order = self._generator(epoch, attempt).permutation(self._examples).tolist()
+        generator = np.random.default_rng([self.seed, epoch, attempt])
+        order = generator.permutation(self._examples).tolist()
         if attempt == _TRIES:
             # By falling size the number of batches depends on the sizes alone.
             order.sort(key=lambda example: -self.sizes[example])
@@ -405,26 +396,22 @@ class NodeBudgetBatchSampler(BatchSampler):
         if not self.shuffle:
             return sorted(steps, key=lambda step: min(min(batch) for batch in step))
         # In the order of falling size the steps would be a curriculum.
-        return [steps[i] for i in self._generator(epoch, _TRIES + 1).permutation(len(steps))]
-
-    def _generator(self, epoch: int, purpose: int) -> np.random.Generator:
-        return np.random.default_rng([self.seed, epoch, purpose])
+        generator = np.random.default_rng([self.seed, epoch, _TRIES + 1])
+        return [steps[i] for i in generator.permutation(len(steps))]
 
 
 def _checked_sampler(sampler: Any, num_examples: int) -> DistributedSampler | None:
     """Return a sampler that has ranks, None for one over all examples, and refuse all others."""
-    if isinstance(sampler, DistributedSampler):
-        over: Any = sampler.dataset
-    elif type(sampler) in (SequentialSampler, RandomSampler, EpochSampler):
-        over = sampler.data_source
-    elif sampler is None or isinstance(sampler, NodeBudgetBatchSampler):
+    if sampler is None or isinstance(sampler, NodeBudgetBatchSampler):
         return None
-    else:
+    ranked = isinstance(sampler, DistributedSampler)
+    if not ranked and type(sampler) not in (SequentialSampler, RandomSampler, EpochSampler):
         what = "NodeBudgetBatchSampler: the sampler selects examples itself"
         expected = "a DistributedSampler, a SequentialSampler, a RandomSampler or None"
         hint = "torch.utils.data.Subset(dataset, indices) for a part of the examples"
         raise mismatch(TypeError, what, expected, type(sampler).__name__, hint=hint)
+    over = sampler.dataset if ranked else sampler.data_source
     if len(over) != num_examples:
         what = "NodeBudgetBatchSampler: sizes belong to another data set"
         raise mismatch(ValueError, what, f"{len(over)} sizes, one per example", num_examples)
-    return sampler if isinstance(sampler, DistributedSampler) else None
+    return sampler if ranked else None

@@ -190,13 +190,8 @@ def assert_gradients_agree(
 ) -> None:
     """Assert that gradients of parameters and inputs agree with those of calls one by one.
 
-    The loss is a fixed random weighting of all floating outputs.
-
-    Args:
-        engine: The engine with the operations.
-        programs: One program per example.
-        inputs: As for :meth:`Engine.forward`.
-        tolerance: Largest difference allowed, relative for numbers above 1.
+    The loss is a fixed random weighting of all floating outputs. The arguments are those of
+    :func:`assert_batching_agrees`.
 
     Raises:
         AssertionError: If some gradient differs.
@@ -210,7 +205,7 @@ def assert_gradients_agree(
         >>> assert_gradients_agree(Engine(operations), [program] * 2, {"word": torch.ones(4, 3)})
     """
     engine, inputs = prepared(engine), tree_map(in_float64, dict(inputs or {}))
-    wanted = gradients_of(engine, inputs, lambda given: run_one_by_one(engine, programs, given))
+    wanted = gradients_of(engine, inputs, partial(run_one_by_one, engine, programs))
     for policy in ("depth", "agenda"):
         schedule = Schedule.from_programs(programs, policy)
         found = gradients_of(engine, inputs, partial(engine, schedule))
@@ -226,13 +221,8 @@ def assert_order_is_free(
 ) -> None:
     """Assert that results of an example do not depend on its position or on other examples.
 
-    Each example alone, and all examples in reverse order, must agree with the whole batch.
-
-    Args:
-        engine: The engine with the operations.
-        programs: One program per example.
-        inputs: As for :meth:`Engine.forward`.
-        tolerance: Largest difference allowed, relative for numbers above 1.
+    Each example alone, and all examples in reverse order, must agree with the whole batch. The
+    arguments are those of :func:`assert_batching_agrees`.
 
     Raises:
         AssertionError: If some output differs.
@@ -341,12 +331,14 @@ def assert_cell_agrees(
         raise mismatch(AssertionError, what, expected, got)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(joined.num_nodes, in_channels, dtype=torch.float64, generator=generator)
-    ways: dict[str, Callable[[Inputs], dict[str, Any]]] = {
-        "one by one": lambda given: run_one_by_one(engine, programs, given),
-        "recorded programs": lambda given: engine(by_program, given),
-        "structures": lambda given: engine(
-            by_structure, {"input": given["input"].index_select(0, by_structure.input_node)}
-        ),
+
+    def on_structures(given: Inputs) -> dict[str, Any]:
+        return engine(by_structure, {"input": given["input"][by_structure.input_node]})
+
+    ways = {
+        "one by one": partial(run_one_by_one, engine, programs),
+        "recorded programs": partial(engine, by_program),
+        "structures": on_structures,
     }
     found = {
         way: (run({"input": x}), gradients_of(engine, {"input": x}, run))

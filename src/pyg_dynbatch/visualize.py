@@ -94,17 +94,13 @@ def draw_curves(
 def draw_parity(axes: "Axes", target: np.ndarray, predicted: np.ndarray, title: str = "") -> "Axes":
     """Draw predicted against true values, with the line where they are equal."""
     known = ~np.isnan(target)
-    gold, guess = target[known], predicted[known]
-    alpha = 0.5 if gold.size < 2000 else 0.2
-    axes.scatter(gold, guess, color=SEQUENCE[0], s=14, alpha=alpha, linewidths=0)
-    if gold.size:
-        both = np.concatenate([gold, guess])
-        margin = 0.04 * np.ptp(both) or 1.0
-        limits = (both.min() - margin, both.max() + margin)
-        axes.plot(limits, limits, color=_LINE, linewidth=0.8)
-        axes.set(xlim=limits, ylim=limits)
-    axes.set(xlabel="measured", ylabel="predicted")
-    return _square(axes, title)
+    both = np.stack([target[known], predicted[known]])
+    low, high = (both.min(), both.max()) if both.size else (0.0, 0.0)
+    margin = 0.04 * (high - low) or 1.0
+    _prepare_square(axes, (low - margin, high + margin), title, "measured", "predicted")
+    alpha = 0.5 if both.size < 4000 else 0.2
+    axes.scatter(*both, color=SEQUENCE[0], s=14, alpha=alpha, linewidths=0)
+    return axes
 
 
 def draw_calibration(
@@ -117,7 +113,8 @@ def draw_calibration(
 ) -> "Axes":
     """Draw the share of positive labels against the predicted probability."""
     known = np.flatnonzero(~np.isnan(label))
-    axes.plot([0, 1], [0, 1], color=_LINE, linewidth=0.8)
+    x_label, y_label = "predicted probability", "share of positives"
+    _prepare_square(axes, (-0.02, 1.02), title, x_label, y_label)
     given = {"calibrated": probability, "uncalibrated": uncalibrated}
     for (name, chance), colour in zip(given.items(), SEQUENCE, strict=False):
         if chance is None:
@@ -130,16 +127,16 @@ def draw_calibration(
         axes.errorbar(mean, share, error, color=colour, marker="o", ms=4, capsize=2, label=name)
     if uncalibrated is not None:
         axes.legend(**_LEGEND)
-    axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
-    axes.set(xlabel="predicted probability", ylabel="share of positives")
-    return _square(axes, title)
+    return axes
 
 
-def _square(axes: "Axes", title: str) -> "Axes":
-    axes.set_aspect("equal")
+def _prepare_square(
+    axes: "Axes", limits: tuple[float, float], title: str, x_label: str, y_label: str
+) -> None:
+    axes.plot(limits, limits, color=_LINE, linewidth=0.8)
+    axes.set(xlim=limits, ylim=limits, xlabel=x_label, ylabel=y_label, aspect="equal")
     axes.set_title(title, fontsize="medium")
     axes.grid(alpha=0.3)
-    return axes
 
 
 def tree_layout(
