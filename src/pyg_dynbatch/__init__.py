@@ -3,20 +3,15 @@
 The names below are imported on first use, so ``import pyg_dynbatch`` costs next to nothing; all
 others are in the namespaces (``pyg_dynbatch.nn``, ``pyg_dynbatch.datasets``, ...).
 """
+# fmt: off
+# isort: skip_file
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pyg_dynbatch.core import (
-        Engine,
-        Operation,
-        Operations,
-        Program,
-        Ragged,
-        Schedule,
-        Signature,
-        TensorType,
+        Engine, Operation, Operations, Program, Ragged, Schedule, Signature, TensorType,
     )
     from pyg_dynbatch.samplers import NodeBudgetBatchSampler
     from pyg_dynbatch.trees.collate import Collater, DataLoader
@@ -27,12 +22,12 @@ __version__ = "0.1.0.dev0"
 _ROOMS = (
     "blocks", "core", "data", "datasets", "loader", "models", "nn", "tasks", "testing", "training",
     "visualize",
-)  # fmt: skip
+)
 
 __all__ = [
     "Collater", "DataLoader", "DynTreeData", "Engine", "NodeBudgetBatchSampler", "Operation",
     "Operations", "Program", "Ragged", "Schedule", "Signature", "TensorType", "__version__",
-]  # fmt: skip
+]
 
 
 def __getattr__(name: str) -> object:
@@ -40,9 +35,8 @@ def __getattr__(name: str) -> object:
     if name in _ROOMS:
         return import_module(f"pyg_dynbatch.{name}")
     if name in __all__:
-        rooms = (import_module(f"pyg_dynbatch.{room}") for room in ("core", "loader", "data"))
-        value = next(vars(room)[name] for room in rooms if name in vars(room))
-        globals()[name] = value
+        homes = (import_module(f"pyg_dynbatch.{room}") for room in ("core", "loader", "data"))
+        globals()[name] = value = next(vars(home)[name] for home in homes if name in vars(home))
         return value
     raise AttributeError(f"module 'pyg_dynbatch' has no attribute {name!r}")
 

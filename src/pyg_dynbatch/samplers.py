@@ -36,8 +36,7 @@ def node_counts(dataset: Any) -> list[int]:
         One number per example, in the order of the data set.
 
     Example:
-        >>> import torch
-        >>> from pyg_dynbatch.trees.data import DynTreeData
+        >>> from pyg_dynbatch.data import DynTreeData
         >>> leaf = DynTreeData(torch.empty(2, 0, dtype=torch.long), num_nodes=1)
         >>> node_counts([leaf, leaf])
         [1, 1]
@@ -64,8 +63,7 @@ def pair_counts(dataset: Any) -> list[int]:
         ``N (N + 1) / 2`` for each molecule of N atoms, in the order of the data set.
 
     Example:
-        >>> import torch
-        >>> from pyg_dynbatch.molecules.data import MoleculeData
+        >>> from pyg_dynbatch.data import MoleculeData
         >>> oxygen = MoleculeData(torch.ones(2, 3), torch.tensor([0, 1, 0], dtype=torch.uint8))
         >>> pair_counts([oxygen])
         [3]
@@ -131,12 +129,10 @@ def _halves(batch: Batch, sizes: Sequence[int]) -> tuple[Batch, Batch]:
 
 def assign_to_ranks(batches: list[Batch], ranks: int) -> list[list[Batch]]:
     """Form steps of one batch per rank, of about equal size if the batches are sorted by size."""
-    steps = []
-    for number, start in enumerate(range(0, len(batches), ranks)):
-        step = batches[start : start + ranks]
-        turn = number % ranks
-        steps.append(step[-turn:] + step[:-turn] if turn else step)
-    return steps
+    steps = [batches[start : start + ranks] for start in range(0, len(batches), ranks)]
+    # Turned, so that the largest batch of a step is not always on the same rank.
+    turned = ((step, number % ranks) for number, step in enumerate(steps))
+    return [step[-turn:] + step[:-turn] for step, turn in turned]
 
 
 class EpochSampler(RandomSampler):
@@ -197,23 +193,19 @@ class NodeBudgetBatchSampler(BatchSampler):
 
     Args:
         sampler: A ``DistributedSampler``; or None or a stock sampler over all examples.
-        sizes: Number of nodes of every example (``node_counts(dataset)``), or any other cost,
-            such as pairs of nodes.
+        sizes: Cost of every example, such as ``node_counts(dataset)`` or ``pair_counts(dataset)``.
         max_nodes: Largest sum of sizes in a batch.
-        shuffle: Whether to shuffle the examples; else their order is kept on one rank, and nearly
-            kept on several.
+        shuffle: Whether to shuffle; else the order is kept on one rank, nearly kept on several.
         drop_last: Whether to leave out the smallest batches rather than split the largest when
             their number is not a multiple of the number of ranks.
         seed: Non-negative, the same on all ranks.
         oversize: What to do with an example above the budget: ``"raise"``, put it in a batch
             ``"alone"``, or ``"skip"`` it with a warning.
-        batch_size: Another sampler, whose options replace all but the first and ``drop_last``:
-            Lightning passes ``sampler.batch_size`` under this name when it builds a sampler again
-            that was not made inside a ``*_dataloader`` hook.
+        batch_size: A sampler to take all options from but ``drop_last``, as Lightning does when it
+            builds a sampler again that was not made inside a ``*_dataloader`` hook.
 
     Raises:
-        ValueError: If an example is larger than the budget (unless ``oversize`` allows it), or an
-            option is out of range.
+        ValueError: If an example exceeds the budget, or an option is out of range.
         TypeError: If ``sampler`` selects examples itself.
 
     Example:

@@ -95,7 +95,6 @@ def program_of_structure(signature: Signature, structure: Data) -> Program:
         The program; its output ``"node"`` lists all nodes in node order.
 
     Example:
-        >>> from pyg_dynbatch.core import TensorType
         >>> row = TensorType((2,))
         >>> node = Signature("node", (row, Ragged(row)), (row,))
         >>> tree = Data(edge_index=torch.tensor([[0, 1], [2, 2]]), num_nodes=3)
@@ -165,7 +164,6 @@ def assert_batching_agrees(
         AssertionError: If some output differs.
 
     Example:
-        >>> from torch import nn
         >>> from pyg_dynbatch.core import Operations, Program, TensorType
         >>> vector, operations, program = TensorType((3,)), Operations(), Program()
         >>> squash = operations.add(nn.Linear(3, 3), [vector], [vector], name="squash")
@@ -197,7 +195,6 @@ def assert_gradients_agree(
         AssertionError: If some gradient differs.
 
     Example:
-        >>> from torch import nn
         >>> from pyg_dynbatch.core import Operations, Program, TensorType
         >>> word, operations, program = TensorType((3,), tag="word"), Operations(), Program()
         >>> add = operations.add(nn.Bilinear(3, 3, 3), [word, word], [word], name="add")
@@ -290,8 +287,8 @@ def assert_cell_agrees(
 ) -> None:
     """Assert that a cell applied to structures and node by node agree.
 
-    Values and gradients of three ways must agree: the schedule of the structures, the schedule of
-    recorded programs, and one call after another. The two schedules must also have equal steps.
+    Values and gradients must agree for the schedule of the structures, the schedule of recorded
+    programs, and one call after another; the two schedules must have equal steps.
 
     Args:
         cell: As for :meth:`Engine.of_cell`.

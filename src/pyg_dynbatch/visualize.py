@@ -22,7 +22,6 @@ SEQUENCE = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#
 _LEGEND: dict[str, Any] = {"frameon": False, "fontsize": "small"}
 _LINE = "#555555"
 _GOLD = "#e0a800"
-_UNLABELLED = -1
 
 
 def new_figure(rows: int, columns: int, width: float, height: float) -> "tuple[Figure, list[Axes]]":
@@ -76,12 +75,10 @@ def draw_curves(
     from cycler import cycler
 
     # The colours repeat with another line style.
-    styles = cycler(linestyle=["-", "--", ":", "-."]) * cycler(color=SEQUENCE)
-    axes.set_prop_cycle(styles)
+    axes.set_prop_cycle(cycler(linestyle=["-", "--", ":", "-."]) * cycler(color=SEQUENCE))
     for name, (x, y) in curves.items():
         # A single point has no line, so every point has a marker while they are few.
-        marker = "o" if len(x) <= 30 else None
-        axes.plot(x, y, label=name, marker=marker, markersize=3)
+        axes.plot(x, y, label=name, marker="o" if len(x) <= 30 else None, markersize=3)
     axes.set(xlabel=x_label, ylabel=y_label)
     axes.grid(alpha=0.3)
     if len(curves) > len(SEQUENCE):  # so many names would hide the curves
@@ -181,20 +178,30 @@ def draw_tree(
     ends = np.stack([x, y], -1)[edge_index.T]
     axes.add_collection(LineCollection(list(ends), colors="#999999", linewidths=0.8, zorder=1))
     size = max(3.0, 12.0 - 0.12 * len(x))
-    colours, labelled = _class_colours(num_classes), gold != _UNLABELLED
+    colours, labelled = _class_colours(num_classes), gold >= 0
     faces, rings = colours[predicted], colours[np.where(labelled, gold, predicted)]
     rings[predicted == gold] = to_rgba(_GOLD)
     # Two discs, one on the other: the outline keeps a white ring visible on white paper.
     for scale, filled in ((2.4, rings), (1.3, faces)):
         axes.scatter(x, y, s=size**2 * scale, c=filled, zorder=2, edgecolors=_LINE, linewidths=0.4)
+    number: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": size * 0.75, "zorder": 3}
     for node in np.flatnonzero(labelled):
         ink = "white" if faces[node, :3].sum() < 1.5 else "black"
-        style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": size * 0.75}
-        axes.text(x[node], y[node], str(predicted[node]), color=ink, zorder=3, **style)
+        axes.text(x[node], y[node], str(predicted[node]), color=ink, **number)
+    # The box keeps words of inner nodes legible on the lines to their children.
+    box = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
+    below: dict[str, Any] = {"ha": "center", "va": "top", "zorder": 1.5, "bbox": box}
     # A word that is the number on its disc is not written again.
-    shown = zip(words, predicted, labelled, strict=True)
-    below = ["" if known and word == str(label) else word for word, label, known in shown]
-    _write_words(axes, x, y, below, max(5.0, size * 0.8))
+    places = [
+        node
+        for node, word in enumerate(words)
+        if word and not (labelled[node] and word == str(predicted[node]))
+    ]
+    if len(places) > 12:
+        below |= {"ha": "right", "rotation": 60, "rotation_mode": "anchor"}
+    gap = 0.05 * max(1.0, float(np.max(y))) + 0.15
+    for node in places:
+        axes.text(x[node], y[node] - gap, words[node], fontsize=max(5.0, size * 0.8), **below)
     axes.margins(x=0.04, y=0.1)
     axes.set_axis_off()
     return axes
@@ -225,17 +232,3 @@ def _class_colours(num_classes: int) -> np.ndarray:
     # The ends of the map are nearly black; the middle four fifths leave a number legible.
     places = np.linspace(0.1, 0.9, num_classes) if num_classes > 1 else np.array([0.5])
     return colormaps["RdBu"](places)
-
-
-def _write_words(
-    axes: "Axes", x: np.ndarray, y: np.ndarray, words: Sequence[str], size: float
-) -> None:
-    style: dict[str, Any] = {"ha": "center", "va": "top", "fontsize": size, "zorder": 1.5}
-    if np.count_nonzero(words) > 12:
-        style |= {"ha": "right", "rotation": 60, "rotation_mode": "anchor"}
-    # The box keeps words of inner nodes legible on the lines to their children.
-    box = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
-    below = 0.05 * max(1.0, float(np.max(y))) + 0.15
-    for node, word in enumerate(words):
-        if word:
-            axes.text(x[node], y[node] - below, word, bbox=box, **style)
