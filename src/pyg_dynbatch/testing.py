@@ -332,7 +332,7 @@ def assert_cell_agrees(
     def on_structures(given: Inputs) -> dict[str, Any]:
         return engine(by_structure, {"input": given["input"][by_structure.input_node]})
 
-    ways = {
+    ways: dict[str, Callable[[Inputs], Any]] = {
         "one by one": partial(run_one_by_one, engine, programs),
         "recorded programs": partial(engine, by_program),
         "structures": on_structures,

@@ -96,7 +96,7 @@ def draw_parity(axes: "Axes", target: np.ndarray, predicted: np.ndarray, title: 
     margin = 0.04 * (high - low) or 1.0
     _prepare_square(axes, (low - margin, high + margin), title, "measured", "predicted")
     alpha = 0.5 if both.size < 4000 else 0.2
-    axes.scatter(*both, color=SEQUENCE[0], s=14, alpha=alpha, linewidths=0)
+    axes.scatter(both[0], both[1], color=SEQUENCE[0], s=14, alpha=alpha, linewidths=0)
     return axes
 
 
@@ -185,7 +185,7 @@ def draw_tree(
     for scale, filled in ((2.4, rings), (1.3, faces)):
         axes.scatter(x, y, s=size**2 * scale, c=filled, zorder=2, edgecolors=_LINE, linewidths=0.4)
     number: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": size * 0.75, "zorder": 3}
-    for node in np.flatnonzero(labelled):
+    for node in np.flatnonzero(labelled).tolist():
         ink = "white" if faces[node, :3].sum() < 1.5 else "black"
         axes.text(x[node], y[node], str(predicted[node]), color=ink, **number)
     # The box keeps words of inner nodes legible on the lines to their children.
