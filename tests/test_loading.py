@@ -18,7 +18,7 @@ def numbers(batches) -> list[list[int]]:
 
 
 class WhereMade:
-    """Says in each example which worker loaded it."""
+    """Note in each example which worker loaded it."""
 
     def __init__(self, examples):
         self.examples = examples
@@ -118,7 +118,7 @@ def loaders(workers):
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", ["shuffled", "in order", "budget"])
-def test_goes_on_in_the_middle_of_an_epoch(kind, workers):
+def test_continues_in_the_middle_of_an_epoch(kind, workers):
     make = loaders(workers)[kind]
     loader = make()
     list(loader)
@@ -146,7 +146,7 @@ def test_state_at_the_end_of_an_epoch_begins_the_next(kind):
     assert numbers(other) == numbers(loader)
 
 
-def test_another_epoch_set_after_loading_begins_at_its_front():
+def test_another_epoch_set_after_loading_starts_from_its_beginning():
     make = loaders(0)["shuffled"]
     loader = make()
     loader.load_state_dict({"epoch": 2, "position": 5})

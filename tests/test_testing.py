@@ -1,16 +1,25 @@
-"""The public laws find what is wrong, and say what."""
+"""The public laws find what is wrong, and name it."""
 
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch_geometric.data import Data
 
-from pyg_dynbatch.core import Engine, Operations, Program, Ragged, RaggedRows, Signature, TensorType
+from pyg_dynbatch.core import (
+    Engine,
+    Operations,
+    Program,
+    Ragged,
+    RaggedRows,
+    Schedule,
+    Signature,
+    TensorType,
+)
 from pyg_dynbatch.data import DynTreeData
 from pyg_dynbatch.loader import Collater
 from pyg_dynbatch.testing import (
-    Structure,
     assert_batching_agrees,
     assert_cell_agrees,
     assert_gradients_agree,
@@ -20,7 +29,7 @@ from pyg_dynbatch.testing import (
 )
 from tests.core.helpers import VECTOR
 
-TREE = Structure(torch.tensor([[0, 1], [2, 2]]), 3)
+TREE = Data(edge_index=torch.tensor([[0, 1], [2, 2]]), num_nodes=3)
 
 
 def engine_of(module: Any) -> tuple[Engine, list[Program]]:
@@ -66,17 +75,18 @@ def test_batching_and_order_laws_are_broken() -> None:
     with pytest.raises(AssertionError) as caught:
         assert_batching_agrees(engine, programs, ROWS)
     text = str(caught.value)
-    assert "Law 'batched (depth) = one by one' is broken: 'output' differs" in text
-    assert "to a tolerance of 1e-10" in text
-    assert "entry [0, 0], row first; 11 of 12 differ" in text
-    with pytest.raises(AssertionError, match="example 0: the same whatever the company"):
+    assert "Law 'batched (depth) = one by one' is broken" in text
+    assert "Mismatched elements: 11 / 12" in text
+    assert "(up to 1e-10 allowed)" in text
+    assert "item ['output']" in text
+    with pytest.raises(AssertionError, match="do not depend on other examples' is broken"):
         assert_order_is_free(engine, programs, ROWS)
 
 
 def test_gradient_law_is_broken() -> None:
     engine, programs = engine_of(FlatGradient())
     assert_batching_agrees(engine, programs, ROWS)
-    with pytest.raises(AssertionError, match="gradients batched .* 'input float32.* differs"):
+    with pytest.raises(AssertionError, match="gradients batched(?s:.*)'input float32"):
         assert_gradients_agree(engine, programs, ROWS)
 
 
@@ -87,7 +97,7 @@ def test_the_tolerance_counts() -> None:
 
     engine, programs = engine_of(Nearly())
     assert_batching_agrees(engine, programs, ROWS, tolerance=1e-4)
-    with pytest.raises(AssertionError, match="tolerance of 1e-08"):
+    with pytest.raises(AssertionError, match="up to 1e-08 allowed"):
         assert_batching_agrees(engine, programs, ROWS, tolerance=1e-8)
 
 
@@ -101,10 +111,8 @@ def test_inputs_of_several_types_are_cut_by_example() -> None:
     for words in ([0, 1], [], [2]):
         program = Program()
         for row in range(len(words)):
-            row_of_pair = program.input(pair, 0)
-            program.output(
-                program.call(scale, row_of_pair, program.call(embed, program.input(word, row)))
-            )
+            embedded = program.call(embed, program.input(word, row))
+            program.output(program.call(scale, program.input(pair, 0), embedded))
         programs.append(program)
     given = {"word": torch.tensor([3, 1, 4]), pair: (torch.randn(2, 3), torch.randn(2))}
     for law in (assert_batching_agrees, assert_gradients_agree, assert_order_is_free):
@@ -113,9 +121,9 @@ def test_inputs_of_several_types_are_cut_by_example() -> None:
 
 def test_programs_of_structures() -> None:
     node = Signature("node", (TensorType((2,), tag="input"), VECTOR, VECTOR), (VECTOR,))
-    structure = Structure(
-        TREE.edge_index, 3, torch.tensor([1, 0]), torch.tensor([True, False, True])
-    )
+    structure = TREE.clone()
+    structure.child_slot = torch.tensor([1, 0])
+    structure.has_input = torch.tensor([True, False, True])
     program = program_of_structure(node, structure)
     assert program.num_calls == 3
     assert program.num_inputs[program.row_types.index(node.inputs[0])] == 3
@@ -131,7 +139,7 @@ class Lopsided(nn.Module):
 
 
 def test_cell_law_is_broken() -> None:
-    with pytest.raises(AssertionError, match="recorded programs = one by one' is broken: 'node'"):
+    with pytest.raises(AssertionError, match="recorded programs = one by one' (?s:.*)'node'"):
         assert_cell_agrees(Lopsided(), VECTOR, [TREE, TREE], in_channels=3)
 
 
@@ -151,34 +159,31 @@ def trees() -> list[DynTreeData]:
 
 def test_model_law() -> None:
     assert_model_agrees(Model(mean=False), trees(), Collater())
-    with pytest.raises(AssertionError, match="batch = each example alone' is broken: 'rows'"):
+    with pytest.raises(AssertionError, match="batch = each example alone' (?s:.*)'rows'"):
         assert_model_agrees(Model(mean=True), trees(), Collater())
 
 
 def test_results_of_another_shape_or_name() -> None:
-    class Shapes(nn.Module):
-        def forward(self, batch: Any) -> Tensor:
-            return batch.x.mean(0, keepdim=True)
-
-    with pytest.raises(AssertionError, match="'result' has another shape"):
-        assert_model_agrees(Shapes(), trees(), Collater())
-
-    class Names(nn.Module):
+    class Odd(nn.Module):
         def forward(self, batch: Any) -> Any:
-            rows = batch.x[batch.root_index]
-            return {"one": rows} if batch.num_graphs == 1 else {"many": rows}
+            return self.answer(batch)
 
-    with pytest.raises(AssertionError, match="is broken: other results"):
-        assert_model_agrees(Names(), trees(), Collater())
-
-
-def test_steps_of_structures_and_programs_must_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    other = Structure(torch.tensor([[0, 1], [1, 2]]), 3)
-    monkeypatch.setattr("pyg_dynbatch.testing.join_structures", lambda found: other)
-    with pytest.raises(AssertionError, match="step sizes differ"):
-        assert_cell_agrees(Sum(), VECTOR, [TREE], in_channels=3)
+    model = Odd()
+    model.answer = lambda batch: batch.x.mean(0, keepdim=True)
+    with pytest.raises(AssertionError, match="'shape' do not match"):
+        assert_model_agrees(model, trees(), Collater())
+    model.answer = lambda batch: {str(batch.num_graphs == 1): batch.root_index}
+    with pytest.raises(AssertionError, match="keys of the mappings do not match"):
+        assert_model_agrees(model, trees(), Collater())
 
 
 class Sum(nn.Module):
     def forward(self, x: Tensor, children: RaggedRows) -> Tensor:
         return torch.tanh(x + children.sum())
+
+
+def test_steps_of_structures_and_programs_must_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = Schedule.from_structure(torch.tensor([[0, 1], [1, 2]]), 3)
+    monkeypatch.setattr(Schedule, "from_structure", lambda *_, **__: other)
+    with pytest.raises(AssertionError, match="step sizes differ"):
+        assert_cell_agrees(Sum(), VECTOR, [TREE], in_channels=3)

@@ -35,6 +35,10 @@ def texts_of(axes) -> list[str]:
     return [text.get_text() for text in axes.texts]
 
 
+def labels_of(legend) -> list[str]:
+    return [text.get_text() for text in legend.get_texts()]
+
+
 @given(trees(max_nodes=30))
 def test_leaves_are_side_by_side_in_order_and_parents_between_children(tree: Dag) -> None:
     edges, slots = tree.edge_index.numpy(), tree.child_slot.numpy()
@@ -74,11 +78,8 @@ def test_tree_shows_predictions_words_and_rings() -> None:
     assert rings[2].tolist() == faces[2].tolist()  # its own colour: no label
 
 
-def test_single_node_and_single_class() -> None:
-    assert texts_of(drawn(((),), [0], [-1], ["word"], 1)) == ["word"]
-
-
 def test_a_digit_that_the_disc_shows_is_not_written_twice() -> None:
+    assert texts_of(drawn(((),), [0], [-1], ["word"], 1)) == ["word"]
     axes = drawn(((), (), (0, 1)), [7, 3, 7], [7, 5, 7], ["7", "5", "MAX"], 10)
     assert texts_of(axes) == ["7", "3", "7", "5", "MAX"]
 
@@ -86,21 +87,17 @@ def test_a_digit_that_the_disc_shows_is_not_written_twice() -> None:
 def test_legend_of_many_classes_names_a_few() -> None:
     figure, _ = new_figure(1, 1, 4.0, 3.0)
     draw_tree_legend(figure, 300)
-    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    labels = labels_of(figure.legends[0])
     assert len(labels) == 13
     assert labels[0] == "class 0" and labels[9] == "class 299"
 
 
-def test_schedule_has_a_bar_a_step_in_the_colour_of_its_operation() -> None:
+def test_schedule_has_one_bar_per_step_in_the_colour_of_its_operation() -> None:
     axes = draw_schedule(one_axes(), ["leaf", "node"], [0, 1, 1, 0], [9, 4, 2, 1], "agenda")
     heights = {round(bar.get_x() + bar.get_width() / 2): bar.get_height() for bar in axes.patches}
     assert heights == {0: 9, 1: 4, 2: 2, 3: 1}
     assert len({bar.get_facecolor() for bar in axes.patches}) == 2
-    labels = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert labels == ["leaf (2 steps, 10 rows)", "node (2 steps, 6 rows)"]
-
-
-def test_schedule_needs_as_many_operations_as_rows() -> None:
+    assert labels_of(axes.get_legend()) == ["leaf (2 steps, 10 rows)", "node (2 steps, 6 rows)"]
     with pytest.raises(ValueError, match="operation and rows differ in length"):
         draw_schedule(one_axes(), ["leaf"], [0, 0], [1], "depth")
 
@@ -111,12 +108,11 @@ def test_curves_are_labelled() -> None:
     assert draw_curves(one_axes(), {}, "epoch", "loss").get_legend() is None
 
 
-def test_many_curves_differ_and_stand_beside_their_names() -> None:
+def test_many_curves_differ_and_are_beside_their_names() -> None:
     many = {f"curve {number}": ([0, 1], [number, number]) for number in range(18)}
     axes = draw_curves(one_axes(), many, "epoch", "loss")
     assert len({(line.get_color(), line.get_linestyle()) for line in axes.lines}) == 18
-    figure = axes.figure
-    figure.draw_without_rendering()
+    axes.figure.draw_without_rendering()
     names = axes.get_legend().get_window_extent()
     assert names.x0 >= axes.get_window_extent().x1
 
@@ -143,9 +139,8 @@ def test_missing_matplotlib_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_parity_shows_known_values_on_equal_axes() -> None:
-    axes = one_axes()
     target = np.array([1.0, np.nan, 3.0])
-    draw_parity(axes, target, np.array([0.5, 9.0, 4.0]), "logS")
+    axes = draw_parity(one_axes(), target, np.array([0.5, 9.0, 4.0]), "logS")
     assert axes.collections[0].get_offsets().tolist() == [[1.0, 0.5], [3.0, 4.0]]
     assert axes.get_xlim() == axes.get_ylim()
     assert axes.get_xlim()[0] < 0.5 < 4.0 < axes.get_xlim()[1]
@@ -153,30 +148,22 @@ def test_parity_shows_known_values_on_equal_axes() -> None:
 
 
 def test_parity_of_nothing_and_of_one_value() -> None:
-    assert len(draw_parity(one_axes(), np.array([np.nan]), np.array([1.0])).lines) == 0
+    points = draw_parity(one_axes(), np.array([np.nan]), np.array([1.0])).collections[0]
+    assert len(points.get_offsets()) == 0
     low, high = draw_parity(one_axes(), np.array([2.0]), np.array([2.0])).get_xlim()
     assert low < 2.0 < high
 
 
 def test_calibration_has_one_point_for_equally_many_molecules() -> None:
-    axes, probability = one_axes(), np.linspace(0, 1, 20)
     label = np.where(np.arange(20) == 7, np.nan, (np.arange(20) >= 10).astype(float))
-    draw_calibration(axes, label, probability, bins=2)
-    said, seen = axes.lines[1].get_data()
-    assert len(said) == 2
+    axes = draw_calibration(one_axes(), label, np.linspace(0, 1, 20), bins=2)
+    (low, high), seen = axes.lines[1].get_data()
     assert seen.tolist() == [0.1, 1.0]
-    assert 0 < said[0] < 0.5 < said[1] < 1
+    assert 0 < low < 0.5 < high < 1
 
 
 def test_calibration_is_compared_with_what_it_was_before() -> None:
-    axes, label = one_axes(), np.array([0.0, 1.0, 1.0])
-    draw_calibration(axes, label, label * 0.5, bins=2, uncalibrated=label * 0.9)
-    legend = axes.get_legend()
-    assert legend is not None
-    assert [text.get_text() for text in legend.get_texts()] == ["calibrated", "uncalibrated"]
-
-
-def test_calibration_of_a_few_molecules() -> None:
-    axes = one_axes()
-    draw_calibration(axes, np.array([1.0, 0.0]), np.array([0.9, 0.2]), bins=10)
+    label = np.array([1.0, 0.0])  # fewer molecules than bins
+    axes = draw_calibration(one_axes(), label, np.array([0.9, 0.2]), uncalibrated=label * 0.9)
     assert axes.lines[1].get_xdata().tolist() == [0.2, 0.9]
+    assert labels_of(axes.get_legend()) == ["calibrated", "uncalibrated"]

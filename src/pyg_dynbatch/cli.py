@@ -1,12 +1,13 @@
 """Dispatch the sub-commands of the console script, which other files implement."""
 
-import argparse
 import difflib
 import os
 import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+from pyg_dynbatch import __version__
 
 _COMMANDS = {
     "fit": "train; then test and predict with the best checkpoint, and draw pictures",
@@ -15,28 +16,31 @@ _COMMANDS = {
     "predict": "write predictions to a table, of a split or of a file of molecules or trees",
     "ensemble": "test and predict with the average of several checkpoints, trained before or now",
     "featurize": "describe the molecules of a file once, in packed files",
-    "explain": "say which atoms and pairs of atoms predictions rest on, with pictures",
+    "explain": "attribute predictions to atoms and pairs of atoms, with pictures",
     "inspect": "show the schedule of a data set or of a file of trees, with a picture",
 }
 
-_EPILOG = """\
+_HELP = """\
+usage: pyg-dynbatch [--version] COMMAND [options]
+
+Dynamic batching of tree- and graph-structured networks.
+
+commands:
+{commands}
+
 examples:
-  pyg-dynbatch fit --config configs/listops.yaml
   pyg-dynbatch fit --config configs/sst.yaml --data.init_args.raw_dir trees --trainer.max_epochs 5
-  pyg-dynbatch fit --run runs/listops/version_0 --trainer.max_epochs 20
-  pyg-dynbatch test --run runs/listops/version_0
+  pyg-dynbatch fit --run runs/sst/version_0 --trainer.max_epochs 20
+  pyg-dynbatch test --run runs/sst/version_0
   pyg-dynbatch ensemble --config configs/sst.yaml --checkpoints a.ckpt b.ckpt
-  pyg-dynbatch inspect my_trees.txt --batch-size 100
-  pyg-dynbatch fit --config configs/tpsa.yaml
   pyg-dynbatch ensemble --config configs/esol.yaml --members 5
+  pyg-dynbatch inspect my_trees.txt --batch-size 100
   pyg-dynbatch predict --checkpoint best.ckpt --input molecules.csv --output predictions.csv
-  pyg-dynbatch predict --checkpoint best.ckpt --input trees.txt --output predictions.csv
   pyg-dynbatch explain --checkpoint best.ckpt --smiles CCO "c1ccccc1O" --output explained
 
 'pyg-dynbatch COMMAND --help' lists the options of a command. An error is one line and exit code 2;
 set PYG_DYNBATCH_TRACEBACK=1 to see where it was raised.
 """
-
 
 _LIGHTNING_HELP = """\
 usage: pyg-dynbatch {command} --config FILE [options]
@@ -44,21 +48,20 @@ usage: pyg-dynbatch {command} --config FILE [options]
 {summary}
 
 settings:
-  --config FILE                 settings as YAML, see configs/; what stands after it wins over it
-  --run FOLDER                  settings and checkpoint of a run, such as runs/sst/version_0: its
-                                last checkpoint for fit, its best one for all others
+  --config FILE                 settings as YAML, see configs/; later options override it
+  --run FOLDER                  settings and checkpoint of a run, such as runs/sst/version_0: the
+                                last checkpoint for fit, the best one for all others
   --print_config                print all settings as YAML and stop
-  --ckpt_path FILE              the checkpoint to resume from (fit) or to use; best or last is that
-                                of the run. Rates, dropout and paths may differ from its own
+  --ckpt_path FILE              the checkpoint to resume from (fit) or to use, or "best" or "last"
+                                of the run; rates, dropout and paths may differ from its own
   --seed_everything N           seed of weights, dropout and order (default: 1)
 
 model and data:
   --model CLASS                 TreeClassification, TreeRelatedness or MoleculeProperty
   --model.init_args.NAME VALUE  one of its options, such as --model.init_args.optimizer.lr 0.1
   --model.help CLASS            list its options
-  --data CLASS                  SSTData, ListOpsData, SICKData, TreeFileData,
-                                NCIData, MoleculeNetData, MoleculeFileData or
-                                PackedMoleculeData
+  --data CLASS                  SSTData, ListOpsData, SICKData, TreeFileData, NCIData,
+                                MoleculeNetData, MoleculeFileData or PackedMoleculeData
   --data.init_args.NAME VALUE   one of its options, such as --data.init_args.batch_size 25
   --data.help CLASS             list its options
 
@@ -67,10 +70,10 @@ the run:
   --trainer.accelerator NAME    cpu, gpu or auto
   --trainer.devices N           processes on the CPU, or GPUs
   --trainer.precision NAME      32-true, bf16-mixed, 64-true
-  --trainer.fast_dev_run true   one batch of everything, nothing is written
+  --trainer.fast_dev_run true   run one batch of everything, write nothing
   --trainer.callbacks+ CLASS    add a callback, such as EarlyStopping
 
-what it leaves behind:
+output:
   --trainer.logger.init_args.name NAME   folder below runs/
   --checkpoint.monitor METRIC   choose the best checkpoint by it (default: val/accuracy)
   --checkpoint.mode MODE        max or min (default: max)
@@ -81,7 +84,6 @@ what it leaves behind:
 
 'pyg-dynbatch {command} --help_all' lists every option of Lightning's trainer as well.
 """
-
 
 _FILE_HELP = """
 To predict a file of molecules or bracketed trees from checkpoints alone:
@@ -102,32 +104,31 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _is_complaint(error: Exception) -> bool:
-    """Whether an error is about the user's input, not a fault of the program."""
+    """Tell whether an error is about the user's input, not a fault of the program."""
     if isinstance(error, (ValueError, OSError, ImportError)):
         return True
-    # Lightning's own class, by name: the help does not wait for its import.
-    if type(error).__name__ == "MisconfigurationException":
-        return True
-    errors = sys.modules.get("pyg_dynbatch.core.errors")
-    return errors is not None and any(isinstance(part, errors.Mismatch) for part in error.args)
+    from pyg_dynbatch.core.errors import Mismatch
+
+    # Lightning's own class, by name to avoid its import.
+    from_lightning = type(error).__name__ == "MisconfigurationException"
+    return from_lightning or any(isinstance(part, Mismatch) for part in error.args)
 
 
 def _dispatch(argv: list[str]) -> int:
     command, *options = argv or ["--help"]
     if command in ("-h", "--help"):
-        _parser().print_help()
+        commands = "\n".join(f"    {name:<11} {text}" for name, text in _COMMANDS.items())
+        print(_HELP.format(commands=commands), end="")
         return 0
     if command == "--version":
-        from pyg_dynbatch import __version__
-
         print(__version__)
         return 0
     if command not in _COMMANDS:
         close = difflib.get_close_matches(command, _COMMANDS, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
-        known = ", ".join(_COMMANDS)
-        raise ValueError(f"unknown command {command!r}: expected one of {known}{hint}")
-    # Imported here, as the help does not wait for torch and Lightning.
+        expected = f"expected one of {', '.join(_COMMANDS)}"
+        raise ValueError(f"unknown command {command!r}: {expected}{hint}")
+    # Imported here, so that the help appears without loading torch and Lightning.
     if command == "inspect":
         from pyg_dynbatch.trees.inspection import run_inspect
 
@@ -139,8 +140,8 @@ def _dispatch(argv: list[str]) -> int:
     if command == "predict" and {"--checkpoint", "--input"} & {w.split("=")[0] for w in options}:
         return _predict_file(options)
     if command != "ensemble" and options[:1] in (["-h"], ["--help"]):
-        print(_LIGHTNING_HELP.format(command=command, summary=_COMMANDS[command]), end="")
-        print(_FILE_HELP if command == "predict" else "", end="")
+        text = _LIGHTNING_HELP.format(command=command, summary=_COMMANDS[command])
+        print(text + (_FILE_HELP if command == "predict" else ""), end="")
         return 0
     import pyg_dynbatch.tasks  # noqa: F401 - configurations name its classes
     from pyg_dynbatch.training.command import run_ensemble, run_lightning
@@ -169,34 +170,15 @@ def _predict_file(options: list[str]) -> int:
     return run_molecule_predict(options, contents)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="pyg-dynbatch",
-        description="Dynamic batching of tree- and graph-structured networks.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--version", action="store_true", help="print the version")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND [options]", dest="command")
-    for name, text in _COMMANDS.items():
-        commands.add_parser(name, help=text, add_help=False)
-    return parser
-
-
 def one_line(error: object) -> str:
-    r"""Join a message of several lines into one."""
-    notes = getattr(error, "__notes__", [])
-    text = "\n".join([_reason(str(error)), *notes])
+    """Join a message of several lines into one."""
+    message = str(error)
+    if message.lstrip().startswith("Does not validate against any of the Union subtypes"):
+        # jsonargparse lists every type that it has tried: keep the reason of the failure.
+        reasons = re.split(r"\n\s*- ", message)[1:]
+        wanted = [reason for reason in reasons if "Expected a <class 'NoneType'>" not in reason]
+        message = (wanted or [message])[0]
+    text = "\n".join([message, *getattr(error, "__notes__", [])])
     lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
-    if not lines:
-        return type(error).__name__
-    return " ".join([lines[0], "; ".join(lines[1:])]).strip()
-
-
-def _reason(message: str) -> str:
-    """Drop the types that jsonargparse has tried, and keep the reason of the failure."""
-    if not message.lstrip().startswith("Does not validate against any of the Union subtypes"):
-        return message
-    reasons = re.split(r"\n\s*- ", message)[1:]
-    wanted = [reason for reason in reasons if "Expected a <class 'NoneType'>" not in reason]
-    return (wanted or [message])[0]
+    first, *others = lines or [type(error).__name__]
+    return f"{first} {'; '.join(others)}".strip()

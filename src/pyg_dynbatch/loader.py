@@ -5,13 +5,6 @@ from pyg_dynbatch.samplers import EpochSampler, NodeBudgetBatchSampler, node_cou
 from pyg_dynbatch.trees.collate import BucketedCollater, Collater, DataLoader
 
 __all__ = [
-    "BucketedCollater",
-    "Collater",
-    "DataLoader",
-    "EpochSampler",
-    "MoleculeCollater",
-    "MoleculeLoader",
-    "NodeBudgetBatchSampler",
-    "node_counts",
-    "pair_counts",
-]
+    "BucketedCollater", "Collater", "DataLoader", "EpochSampler", "MoleculeCollater",
+    "MoleculeLoader", "NodeBudgetBatchSampler", "node_counts", "pair_counts",
+]  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import copy
 from functools import cache
 from operator import itemgetter
-from typing import Any, ClassVar, overload
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -19,8 +19,6 @@ from pyg_dynbatch.core.errors import described, mismatch
 from pyg_dynbatch.core.structure import concatenated_ranges
 from pyg_dynbatch.core.types import MovablePlan
 from pyg_dynbatch.samplers import EpochSampler, NodeBudgetBatchSampler
-
-# ------------------------------------------------------------------------------------- columns
 
 
 class Segments:
@@ -39,21 +37,13 @@ class RaggedColumns(Sequence[Data]):
 
     A data set returns a batch in this form, so that no object is ever built per example; to
     everything else it is a list of ``Data``. A column is a tensor, or a list with one value per
-    example.
-
-    Args:
-        nodes: Where the nodes of each example are.
-        fields: The columns, in which every example counts its nodes from 0.
-        segments: Where the rows of each example are, for every column.
+    example; in a column every example counts its nodes from 0.
     """
 
     kind: ClassVar[type[Data]]
-    named: ClassVar[frozenset[str]]
-    """Fields that can be columns; PyG merges examples with others."""
-    shifted: ClassVar[frozenset[str]] = frozenset()
-    """Fields that hold numbers of nodes."""
-    numbers: ClassVar[frozenset[str]] = frozenset()
-    """Fields that are one Python integer per example, and a tensor as a column."""
+    named: ClassVar[frozenset[str]]  # fields that can be columns; PyG merges examples with others
+    shifted: ClassVar[frozenset[str]] = frozenset()  # fields that hold numbers of nodes
+    numbers: ClassVar[frozenset[str]] = frozenset()  # one Python integer per example
 
     def __init__(
         self, nodes: Segments, fields: Mapping[str, Any], segments: Mapping[str, Segments]
@@ -64,15 +54,10 @@ class RaggedColumns(Sequence[Data]):
 
     @classmethod
     def of(cls, examples: Sequence[Any], excluded: Collection[str] = ()) -> "RaggedColumns | None":
-        """Join examples.
+        """Join at least one example; None where PyG has to merge.
 
-        Args:
-            examples: At least one example.
-            excluded: Fields to leave out.
-
-        Returns:
-            The columns; None where PyG has to merge: for examples of another class, with further
-            fields, or of different fields, dtypes or widths.
+        PyG merges examples of another class, with further fields, or of different fields, dtypes
+        or widths.
         """
         columns = _values_by_field(examples, cls, excluded)
         if columns is None:
@@ -87,19 +72,12 @@ class RaggedColumns(Sequence[Data]):
             column = fields[key] = _join(key, values)
             if column is None:
                 return None
-            sizes = _sizes(key, values, column)
+            sizes = _sizes(key, values)
             segments[key] = known.get(sizes) or known.setdefault(sizes, Segments(sizes))
         return cls(nodes, fields, segments)
 
     def merged(self, excluded: Collection[str] = ()) -> Batch | None:
-        """Build the batch of all examples, without its plan.
-
-        Args:
-            excluded: Fields to leave out.
-
-        Returns:
-            What ``Batch.from_data_list`` makes of the same examples; None where PyG has to merge.
-        """
+        """Build the batch that ``Batch.from_data_list`` makes; None where PyG has to merge."""
         if "num_nodes" in excluded:
             return None
         nodes, count = self.nodes, len(self)
@@ -134,12 +112,6 @@ class RaggedColumns(Sequence[Data]):
     def __len__(self) -> int:
         return self.nodes.sizes.size
 
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-
-    @overload
-    def __getitem__(self, index: slice | Sequence[int] | np.ndarray) -> "RaggedColumns": ...
-
     def __getitem__(self, index: int | slice | Sequence[int] | np.ndarray) -> Any:
         """Build one example, or take several as columns."""
         if isinstance(index, slice):
@@ -171,9 +143,6 @@ class RaggedColumns(Sequence[Data]):
         }
         segments = {key: cuts[each][0] for key, each in self.segments.items()}
         return type(self)(cuts[self.nodes][0], fields, segments)
-
-    def __iter__(self) -> Iterator[Any]:
-        return (self[row] for row in range(len(self)))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self)} examples, {self.nodes.starts[-1]} nodes)"
@@ -236,13 +205,12 @@ def is_plain(value: Any) -> bool:
     return plain and value.dim() > 0
 
 
-def _sizes(key: str, values: list[Any], column: Tensor | list[str]) -> tuple[int, ...]:
+def _sizes(key: str, values: list[Any]) -> tuple[int, ...]:
     if not isinstance(values[0], Tensor):
         return (1,) * len(values)
-    if isinstance(column, Tensor) and column.dim() == 1:
+    if values[0].dim() == 1:
         return tuple(map(Tensor.numel, values))
-    axis = axis_of(key)
-    return tuple([value.size(axis) for value in values])
+    return tuple([value.size(axis_of(key)) for value in values])
 
 
 def _gather(column: Any, rows: np.ndarray, axis: int) -> Any:
@@ -255,7 +223,7 @@ def _gather(column: Any, rows: np.ndarray, axis: int) -> Any:
 
 
 def slices_of(batch: Any) -> Mapping[str, Tensor]:
-    """Return where the rows of each example begin, per field; empty if PyG did not note it."""
+    """Return where the rows of each example begin, per field; empty if PyG did not store it."""
     # Private in PyG, and the only place on the host where these numbers are.
     return getattr(batch, "_slice_dict", {})
 
@@ -296,46 +264,40 @@ def allow_batches(kind: type[Data]) -> None:
     torch.serialization.add_safe_globals([kind, empty_batch, of_kind])
 
 
-# ------------------------------------------------------------------------------------ collaters
-
-
 class PlanningCollater(PyGCollater, ABC):
     """Merge examples, check that they are alike, and let a subclass attach its plan."""
 
-    columns: ClassVar[type[RaggedColumns]]
-    """Columns that merge the examples quickly."""
-    needed: ClassVar[str]
-    """The field that the plan is made from."""
+    columns: ClassVar[type[RaggedColumns]]  # merge the examples quickly
+    needed: ClassVar[str]  # the field that the plan is made from
 
     def __init__(
         self, dataset: Any, follow_batch: Sequence[str] | None, exclude_keys: Sequence[str] | None
     ) -> None:
-        super().__init__(
-            dataset,
-            None if follow_batch is None else list(follow_batch),
-            None if exclude_keys is None else list(exclude_keys),
-        )
+        exclude_keys = exclude_keys and list(exclude_keys)
+        super().__init__(dataset, follow_batch and list(follow_batch), exclude_keys)
         if self.needed in (exclude_keys or ()):
             what = f"{type(self).__name__}: exclude_keys holds what the plan is made from"
-            raise mismatch(ValueError, what, f"{self.needed} to be kept", self.exclude_keys)
+            raise mismatch(ValueError, what, f"{self.needed} to be kept", exclude_keys)
 
     def __call__(self, batch: Sequence[Any]) -> Any:
         """Merge a list of examples."""
-        name = type(self).__name__
+        name, excluded, merged = type(self).__name__, self.exclude_keys or (), None
         if not len(batch):
             raise mismatch(ValueError, f"{name}: the batch is empty", "at least one example", 0)
-        merged = None if self.follow_batch else self._merge(batch, self.exclude_keys or ())
+        if not self.follow_batch:
+            columns = (
+                batch if isinstance(batch, RaggedColumns) else self.columns.of(batch, excluded)
+            )
+            merged = None if columns is None else columns.merged(excluded)
         quick = merged is not None
         if merged is None:
             if not isinstance(batch[0], Data):
                 return super().__call__(list(batch))
             fields = batch[0].stores[0].items()
             plans = {key for key, value in fields if isinstance(value, MovablePlan)}
-            excluded = plans.union(self.exclude_keys or ())
+            excluded = plans.union(excluded)
             check_alike(batch, excluded, name)
-            merged = Batch.from_data_list(
-                list(batch), follow_batch=self.follow_batch, exclude_keys=list(excluded)
-            )
+            merged = Batch.from_data_list(list(batch), self.follow_batch, list(excluded))
         if self.needed in merged.stores[0]:
             self._attach(merged, quick)
         elif self.needed == "edge_index" and "adj_t" in merged.stores[0]:
@@ -345,20 +307,12 @@ class PlanningCollater(PyGCollater, ABC):
             raise mismatch(ValueError, what, expected, "adj_t in its place", hint=hint)
         return merged
 
-    def _merge(self, examples: Sequence[Any], excluded: Collection[str]) -> Batch | None:
-        if isinstance(examples, RaggedColumns):
-            return examples.merged(excluded)
-        columns = self.columns.of(examples, excluded)
-        return None if columns is None else columns.merged()
-
     @abstractmethod
     def _attach(self, merged: Batch, quick: bool) -> None:
         """Set the plan of a batch, which was merged from columns (``quick``) or by PyG."""
 
 
-def check_alike(
-    examples: Sequence[Data], excluded: Collection[str] = (), name: str = "Collater"
-) -> None:
+def check_alike(examples: Sequence[Data], excluded: Collection[str], name: str) -> None:
     """Check that all examples hold the same fields, with equal dtypes and widths."""
     first = examples[0]
     axes = {
@@ -373,45 +327,33 @@ def check_alike(
             continue
         where = f"example {number} of the batch"
         if found.keys() != wanted.keys():
+            what = f"{name}: an example has other fields than the first of its batch"
             missing = [f"no {key}" for key in sorted(wanted.keys() - found.keys())]
             further = [f"also {key}" for key in sorted(found.keys() - wanted.keys())]
-            raise mismatch(
-                ValueError,
-                f"{name}: an example has other fields than the first of its batch",
-                ", ".join(sorted(wanted)),
-                ", ".join(missing + further),
-                where=where,
-                hint="give all examples the same fields, or name the field in exclude_keys",
-            )
+            expected, got = ", ".join(sorted(wanted)), ", ".join(missing + further)
+            hint = "give all examples the same fields, or name the field in exclude_keys"
+            raise mismatch(ValueError, what, expected, got, where=where, hint=hint)
         key = next(key for key in found if found[key] != wanted[key])
         what = f"{name}: {key} has another dtype or width than in the first example"
-        raise mismatch(
-            ValueError, what, described(first[key]), described(example[key]), where=where
-        )
+        expected, got = described(first[key]), described(example[key])
+        raise mismatch(ValueError, what, expected, got, where=where)
 
 
 def _forms(example: Data, axes: Mapping[str, Any], excluded: Collection[str]) -> dict[str, Any]:
     return {
-        key: _form(value, axes.get(key))
+        key: _form(value, axes.get(key)) if isinstance(value, Tensor) else None
         for key, value in example.stores[0].items()
         if key not in excluded and not isinstance(value, MovablePlan)
     }
 
 
-def _form(value: Any, axis: int | tuple[int, int] | None) -> Any:
-    if not isinstance(value, Tensor):
-        return None
+def _form(value: Tensor, axis: int | tuple[int, int] | None) -> Any:
     if isinstance(axis, tuple):  # a sparse matrix, which PyG puts on the diagonal of a larger one
         return value.dtype, value.layout
-    if axis is None or not value.dim():
-        return value.dtype, value.shape
-    if value.dim() == 1:
-        return value.dtype
-    axis %= value.dim()
-    return value.dtype, value.shape[:axis], value.shape[axis + 1 :]
-
-
-# -------------------------------------------------------------------------------------- loaders
+    widths = list(value.shape)
+    if axis is not None and widths:
+        del widths[axis % len(widths)]
+    return value.dtype, len(value.shape), widths
 
 
 class ResumableLoader(PyGDataLoader):
@@ -425,8 +367,6 @@ class ResumableLoader(PyGDataLoader):
         collater: PlanningCollater,
         *,
         seed: int | None,
-        follow_batch: Sequence[str] | None,
-        exclude_keys: Sequence[str] | None,
         **kwargs: Any,
     ) -> None:
         name = type(self).__name__
@@ -444,31 +384,34 @@ class ResumableLoader(PyGDataLoader):
             raise mismatch(ValueError, what, expected, len(sizes), hint=hint)
         self.seed = seed
         self.shuffle = shuffle
-        self._taken = 0
-        self._taken_epoch: int | None = None
-        self._resume: dict[str, int | None] | None = None
+        self._taken: dict[str, int | None] = {"epoch": None, "position": 0}
+        self._resume: tuple[int | None, int] = (None, 0)
         if shuffle and kwargs.get("sampler") is None and kwargs.get("batch_sampler") is None:
             kwargs["sampler"], shuffle = EpochSampler(dataset, seed), False
-        super().__init__(dataset, batch_size, shuffle, follow_batch, exclude_keys, **kwargs)
+        super().__init__(dataset, batch_size, shuffle, **kwargs)
         self.collate_fn = collater
 
     def __iter__(self) -> Iterator[Any]:
         # Nothing is fetched before the first `next`: Lightning sets the epoch after `iter`.
-        epoch, start = self._epoch(), self._start()
+        source = self._epoch_source()
+        epoch = None if source is None else source.epoch
+        (resumed, start), self._resume = self._resume, (None, 0)
+        if resumed != epoch:
+            start = 0
         budget = isinstance(self.batch_sampler, NodeBudgetBatchSampler)
         if start and budget:
             self.batch_sampler.load_state_dict({"epoch": epoch, "position": start})
-        self._taken, self._taken_epoch = start, epoch
+        self._taken = {"epoch": epoch, "position": start}
         for number, batch in enumerate(super().__iter__(), start if budget else 0):
-            # Other samplers begin at the front; what was taken before the stop is passed over.
+            # Other samplers start from the beginning: skip what was taken before the stop.
             if number < start:
                 continue
-            self._taken = number + 1
+            self._taken["position"] = number + 1
             yield batch
 
     def state_dict(self) -> dict[str, int | None]:
         """Return the epoch and the number of its batches taken so far."""
-        return {"epoch": self._taken_epoch, "position": self._taken}
+        return dict(self._taken)
 
     def load_state_dict(self, state: dict[str, int | None]) -> None:
         """Let the next pass continue where the state was taken."""
@@ -477,31 +420,19 @@ class ResumableLoader(PyGDataLoader):
             epoch, position = None if epoch is None else epoch + 1, 0
         if epoch is not None and (source := self._epoch_source()) is not None:
             source.set_epoch(epoch)
-        self._resume = {"epoch": epoch, "position": position}
+        self._resume = epoch, position
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out worker processes, and copy the state of the generator."""
-        generator = self.generator
-        numbers = None if generator is None else generator.get_state().numpy().tobytes()
-        return {**self.__dict__, "_iterator": None, "generator": numbers}
+        state = None if self.generator is None else self.generator.get_state().numpy()
+        return {**self.__dict__, "_iterator": None, "generator": state}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore the generator."""
         self.__dict__.update(state)
         if state["generator"] is not None:
-            numbers = torch.frombuffer(bytearray(state["generator"]), dtype=torch.uint8)
             self.generator = torch.Generator()
-            self.generator.set_state(numbers)
-
-    def _start(self) -> int:
-        resume, self._resume = self._resume, None
-        if resume is None or resume["epoch"] != self._epoch():
-            return 0
-        return resume["position"] or 0
-
-    def _epoch(self) -> int | None:
-        source = self._epoch_source()
-        return None if source is None else source.epoch
+            self.generator.set_state(torch.from_numpy(state["generator"]))
 
     def _epoch_source(self) -> Any:
         """Find what counts the epochs; None where the order never changes."""

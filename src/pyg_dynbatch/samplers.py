@@ -1,10 +1,11 @@
 """Batches limited by nodes or pairs, equally many per rank, in a reproducible order."""
 
+import math
 import warnings
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, Sequence, Sized
-from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -35,8 +36,7 @@ def node_counts(dataset: Any) -> list[int]:
         One number per example, in the order of the data set.
 
     Example:
-        >>> import torch
-        >>> from pyg_dynbatch.trees.data import DynTreeData
+        >>> from pyg_dynbatch.data import DynTreeData
         >>> leaf = DynTreeData(torch.empty(2, 0, dtype=torch.long), num_nodes=1)
         >>> node_counts([leaf, leaf])
         [1, 1]
@@ -44,8 +44,7 @@ def node_counts(dataset: Any) -> list[int]:
     if isinstance(dataset, Subset):
         counts = node_counts(dataset.dataset)
         return [counts[i] for i in dataset.indices]
-    known = getattr(dataset, "num_atoms", None)
-    if known is not None:
+    if (known := getattr(dataset, "num_atoms", None)) is not None:
         return [int(count) for count in known]
     slices = getattr(dataset, "slices", None)
     if slices and "depth" in slices:
@@ -64,8 +63,7 @@ def pair_counts(dataset: Any) -> list[int]:
         ``N (N + 1) / 2`` for each molecule of N atoms, in the order of the data set.
 
     Example:
-        >>> import torch
-        >>> from pyg_dynbatch.molecules.data import MoleculeData
+        >>> from pyg_dynbatch.data import MoleculeData
         >>> oxygen = MoleculeData(torch.ones(2, 3), torch.tensor([0, 1, 0], dtype=torch.uint8))
         >>> pair_counts([oxygen])
         [3]
@@ -105,40 +103,36 @@ def pack_tightly(order: Iterable[int], sizes: Sequence[int], budget: int) -> lis
 
 def make_exactly(batches: list[Batch], sizes: Sequence[int], count: int) -> list[Batch]:
     """Split the largest batch in two until there are ``count`` batches."""
-    splittable = sorted((_cost(batch, sizes), batch) for batch in batches if len(batch) > 1)
-    done = [(_cost(batch, sizes), batch) for batch in batches if len(batch) == 1]
+
+    def costed(batch: Batch) -> tuple[int, Batch]:
+        return sum(sizes[example] for example in batch), batch
+
+    splittable = sorted(costed(batch) for batch in batches if len(batch) > 1)
+    done = [costed(batch) for batch in batches if len(batch) == 1]
     while splittable and len(splittable) + len(done) < count:
-        _, batch = splittable.pop()
-        for part in _halves(batch, sizes):
-            item = (_cost(part, sizes), part)
-            insort(splittable, item) if len(part) > 1 else done.append(item)
+        _, largest = splittable.pop()
+        for part in _halves(largest, sizes):
+            insort(splittable, costed(part)) if len(part) > 1 else done.append(costed(part))
     ranked = sorted(splittable + done, key=lambda item: -item[0])
     again = ranked[::-1]
     ranked += [again[extra % len(again)] for extra in range(count - len(ranked))]
     return [list(batch) for _, batch in ranked[:count]]
 
 
+def _halves(batch: Batch, sizes: Sequence[int]) -> tuple[Batch, Batch]:
+    """Cut a batch where the sum of its sizes is nearest to one half."""
+    ends = list(accumulate(sizes[example] for example in batch))
+    middles = [end - sizes[example] / 2 for example, end in zip(batch, ends, strict=True)]
+    cut = bisect_right(middles, ends[-1] / 2, 1, len(batch) - 1)
+    return batch[:cut], batch[cut:]
+
+
 def assign_to_ranks(batches: list[Batch], ranks: int) -> list[list[Batch]]:
     """Form steps of one batch per rank, of about equal size if the batches are sorted by size."""
-    steps = []
-    for number, start in enumerate(range(0, len(batches), ranks)):
-        step = batches[start : start + ranks]
-        turn = number % ranks
-        steps.append(step[-turn:] + step[:-turn] if turn else step)
-    return steps
-
-
-def _cost(batch: Batch, sizes: Sequence[int]) -> int:
-    return sum(sizes[example] for example in batch)
-
-
-def _halves(batch: Batch, sizes: Sequence[int]) -> tuple[Batch, Batch]:
-    half = _cost(batch, sizes) / 2
-    cut, total = 1, sizes[batch[0]]
-    while cut < len(batch) - 1 and total + sizes[batch[cut]] / 2 <= half:
-        total += sizes[batch[cut]]
-        cut += 1
-    return batch[:cut], batch[cut:]
+    steps = [batches[start : start + ranks] for start in range(0, len(batches), ranks)]
+    # Turned, so that the largest batch of a step is not always on the same rank.
+    turned = ((step, number % ranks) for number, step in enumerate(steps))
+    return [step[-turn:] + step[:-turn] for step, turn in turned]
 
 
 class EpochSampler(RandomSampler):
@@ -182,72 +176,36 @@ def checked_seed(seed: int) -> int:
     return seed
 
 
-OVERSIZE = ("raise", "alone", "skip")
-
 _TRIES = 8  # shuffles to try for few enough batches before packing by falling size
-
-
-@dataclass(frozen=True)
-class NodeBudget:
-    """Options of a ``NodeBudgetBatchSampler``, except the sampler and ``drop_last``."""
-
-    sizes: tuple[int, ...]
-    max_nodes: int
-    shuffle: bool
-    seed: int
-    oversize: str
-
-    def __post_init__(self) -> None:
-        """Refuse options that are out of range."""
-        name = "NodeBudgetBatchSampler"
-        if not self.sizes:
-            raise mismatch(ValueError, f"{name}: there are no examples", "at least one size")
-        if min(self.sizes) < 0:
-            example = next(number for number, size in enumerate(self.sizes) if size < 0)
-            what, size = f"{name}: a size is negative", self.sizes[example]
-            raise mismatch(ValueError, what, got=size, where=f"example {example}")
-        if self.max_nodes < 1:
-            what = f"{name}: max_nodes must be at least 1"
-            raise mismatch(ValueError, what, got=self.max_nodes)
-        if self.oversize not in OVERSIZE:
-            what = f"{name}: unknown value of oversize"
-            raise mismatch(ValueError, what, " | ".join(OVERSIZE), self.oversize)
-        checked_seed(self.seed)
 
 
 class NodeBudgetBatchSampler(BatchSampler):
     """Build batches of at most ``max_nodes`` nodes instead of a number of examples.
 
     One epoch is planned for all ranks together, from ``seed`` and the epoch: the examples are
-    packed under the budget, the largest batches are split until their number suits the ranks,
-    batches of about equal size form a step, and the steps come in random order. So every example
-    comes exactly once per epoch, all ranks get equally many batches of about equal size, and the
-    number of batches is the same in every epoch.
+    packed under the budget, the largest batches are split until their number suits the ranks, and
+    batches of about equal size form a step. So every example comes exactly once per epoch, all
+    ranks get equally many batches of about equal size, and every epoch has equally many.
 
     Rank and epoch are those of ``sampler`` if it is a ``DistributedSampler``, which Lightning
-    inserts; its own list of examples is not used. Otherwise the rank is that of
-    ``torch.distributed`` if that is initialised. Lightning calls ``set_epoch``; a plain loop on
-    one rank need not, since each full pass increments the epoch.
+    inserts; otherwise the rank is that of ``torch.distributed``. Lightning calls ``set_epoch``; a
+    plain loop on one rank need not, since each full pass increments the epoch.
 
     Args:
         sampler: A ``DistributedSampler``; or None or a stock sampler over all examples.
-        sizes: Number of nodes of every example (``node_counts(dataset)``), or any other cost,
-            such as pairs of nodes.
+        sizes: Cost of every example, such as ``node_counts(dataset)`` or ``pair_counts(dataset)``.
         max_nodes: Largest sum of sizes in a batch.
-        shuffle: Whether to shuffle the examples; else their order is kept on one rank, and nearly
-            kept on several.
+        shuffle: Whether to shuffle; else the order is kept on one rank, nearly kept on several.
         drop_last: Whether to leave out the smallest batches rather than split the largest when
             their number is not a multiple of the number of ranks.
         seed: Non-negative, the same on all ranks.
         oversize: What to do with an example above the budget: ``"raise"``, put it in a batch
             ``"alone"``, or ``"skip"`` it with a warning.
-        batch_size: The options of another sampler, which replace all others: Lightning passes
-            them under this name when it builds a sampler again that was not made inside a
-            ``*_dataloader`` hook.
+        batch_size: A sampler to take all options from but ``drop_last``, as Lightning does when it
+            builds a sampler again that was not made inside a ``*_dataloader`` hook.
 
     Raises:
-        ValueError: If an example is larger than the budget (unless ``oversize`` allows it), or an
-            option is out of range.
+        ValueError: If an example exceeds the budget, or an option is out of range.
         TypeError: If ``sampler`` selects examples itself.
 
     Example:
@@ -265,30 +223,43 @@ class NodeBudgetBatchSampler(BatchSampler):
         drop_last: bool = False,
         seed: int = 0,
         oversize: str = "raise",
-        batch_size: NodeBudget | None = None,
+        batch_size: "NodeBudgetBatchSampler | None" = None,
     ) -> None:
-        if batch_size is None:
-            if sizes is None or max_nodes is None:
-                missing = "sizes" if sizes is None else "max_nodes"
-                what = f"NodeBudgetBatchSampler: {missing} is missing"
-                hint = "NodeBudgetBatchSampler(None, node_counts(dataset), max_nodes=4000)"
-                expected = "sizes (one number per example) and max_nodes"
-                raise mismatch(ValueError, what, expected, hint=hint)
-            listed = tuple(int(size) for size in np.asarray(sizes).reshape(-1).tolist())
-            batch_size = NodeBudget(listed, int(max_nodes), shuffle, seed, oversize)
-        self.batch_size = batch_size  # type: ignore[assignment]  # see the argument's description
-        self.sizes = batch_size.sizes
-        self.max_nodes = batch_size.max_nodes
-        self.shuffle = batch_size.shuffle
+        if batch_size is not None:
+            sizes, max_nodes = batch_size.sizes, batch_size.max_nodes
+            shuffle, seed, oversize = batch_size.shuffle, batch_size.seed, batch_size.oversize
+        name = type(self).__name__
+        if sizes is None or max_nodes is None:
+            what = f"{name}: {'sizes' if sizes is None else 'max_nodes'} is missing"
+            expected = "sizes (one number per example) and max_nodes"
+            hint = "NodeBudgetBatchSampler(None, node_counts(dataset), max_nodes=4000)"
+            raise mismatch(ValueError, what, expected, hint=hint)
+        self.sizes: tuple[int, ...] = tuple(map(int, np.asarray(sizes).reshape(-1).tolist()))
+        if not self.sizes:
+            raise mismatch(ValueError, f"{name}: there are no examples", "at least one size")
+        if (least := min(self.sizes)) < 0:
+            where = f"example {self.sizes.index(least)}"
+            raise mismatch(ValueError, f"{name}: a size is negative", got=least, where=where)
+        if max_nodes < 1:
+            raise mismatch(ValueError, f"{name}: max_nodes must be at least 1", got=max_nodes)
+        if oversize not in ("raise", "alone", "skip"):
+            what, expected = f"{name}: unknown value of oversize", "raise | alone | skip"
+            raise mismatch(ValueError, what, expected, oversize)
+        self.max_nodes: int = int(max_nodes)
+        self.shuffle: bool = shuffle
         self.drop_last = drop_last
-        self.seed = batch_size.seed
-        self.oversize = batch_size.oversize
+        self.seed: int = checked_seed(seed)
+        self.oversize: str = oversize
         self._ranked = _checked_sampler(sampler, len(self.sizes))
         self._examples = self._admit()
         self._epoch = 0
         self._position = 0
         self._resume_at = 0
-        self._plan: tuple[tuple[int, int], list[list[Batch]]] | None = None
+
+    @property
+    def batch_size(self) -> "NodeBudgetBatchSampler":  # type: ignore[override]
+        """The sampler itself, as Lightning passes ``batch_size`` on to another one."""
+        return self
 
     @property
     def sampler(self) -> Any:  # type: ignore[override]  # never set, only read
@@ -309,17 +280,12 @@ class NodeBudgetBatchSampler(BatchSampler):
     def state_dict(self) -> dict[str, int]:
         """Return the epoch and the number of its batches returned so far.
 
-        A loader with workers asks for batches ahead of their use; ``DataLoader.state_dict`` of
-        this package counts the batches that the training loop has received.
+        Workers ask for batches ahead of their use: ``DataLoader.state_dict`` counts those received.
         """
         return {"epoch": self.epoch, "position": self._position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Resume at a state, which may be from any rank.
-
-        Args:
-            state: What ``state_dict`` returned.
-        """
+        """Resume at a state, which may be from any rank."""
         epoch, position = state["epoch"], state["position"]
         if position >= len(self):
             epoch, position = epoch + 1, 0
@@ -327,13 +293,12 @@ class NodeBudgetBatchSampler(BatchSampler):
         self._resume_at = self._position = position
 
     def __len__(self) -> int:
-        ranks, _ = self._ranks()
-        return self._count(ranks) // ranks
+        return self._num_steps(self._ranks()[0])
 
     def __iter__(self) -> Iterator[Batch]:
         epoch, start = self.epoch, self._resume_at
-        _, rank = self._ranks()
-        steps = self._steps(epoch)
+        ranks, rank = self._ranks()
+        steps = self._steps(epoch, ranks)
         self._resume_at = 0
         for position in range(start, len(steps)):
             self._position = position + 1
@@ -367,15 +332,12 @@ class NodeBudgetBatchSampler(BatchSampler):
         if not too_big or self.oversize == "alone":
             return list(range(len(self.sizes)))
         if self.oversize == "raise":
+            what = "NodeBudgetBatchSampler: an example is larger than the budget"
+            expected = f"at most {self.max_nodes} nodes"
             more = f" ({len(too_big)} examples are too big)" if len(too_big) > 1 else ""
-            raise mismatch(
-                ValueError,
-                "NodeBudgetBatchSampler: an example is larger than the budget",
-                f"at most {self.max_nodes} nodes",
-                f"{self.sizes[too_big[0]]} nodes{more}",
-                where=f"example {too_big[0]}",
-                hint=f"max_nodes={max(self.sizes)}, oversize='alone' or oversize='skip'",
-            )
+            got, where = f"{self.sizes[too_big[0]]} nodes{more}", f"example {too_big[0]}"
+            hint = f"max_nodes={max(self.sizes)}, oversize='alone' or oversize='skip'"
+            raise mismatch(ValueError, what, expected, got, where=where, hint=hint)
         warnings.warn(
             f"NodeBudgetBatchSampler: left out {len(too_big)} of {len(self.sizes)} examples "
             f"with more than {self.max_nodes} nodes, the first of them example {too_big[0]}.",
@@ -387,7 +349,8 @@ class NodeBudgetBatchSampler(BatchSampler):
         """Pack one epoch for all ranks; the number of batches varies with epoch and attempt."""
         if not self.shuffle:
             return pack_in_order(self._examples, self.sizes, self.max_nodes)
-        order = self._generator(epoch, attempt).permutation(self._examples).tolist()
+        generator = np.random.default_rng([self.seed, epoch, attempt])
+        order = generator.permutation(self._examples).tolist()
         if attempt == _TRIES:
             # By falling size the number of batches depends on the sizes alone.
             order.sort(key=lambda example: -self.sizes[example])
@@ -399,29 +362,18 @@ class NodeBudgetBatchSampler(BatchSampler):
         tries = (0, _TRIES) if self.shuffle else (0,)
         return max(len(self._pack(0, attempt)) for attempt in tries)
 
-    def _count(self, ranks: int) -> int:
-        """Return the number of batches of every epoch, over all ranks."""
-        last = self._enough % ranks
-        count = self._enough - last if self.drop_last or not last else self._enough - last + ranks
-        if not self._examples or count == 0:
-            raise mismatch(
-                ValueError,
-                "NodeBudgetBatchSampler: there is not one batch for every rank",
-                f"at least {ranks} batches",
-                f"{len(self._examples)} examples",
-                hint="drop_last=False, a smaller max_nodes, or fewer ranks",
-            )
-        return count
+    def _num_steps(self, ranks: int) -> int:
+        """Return the number of batches per rank, which is the same in every epoch."""
+        steps = self._enough // ranks if self.drop_last else math.ceil(self._enough / ranks)
+        if steps == 0:
+            what = "NodeBudgetBatchSampler: there is not one batch for every rank"
+            expected, got = f"at least {ranks} batches", f"{len(self._examples)} examples"
+            hint = "drop_last=False, a smaller max_nodes, or fewer ranks"
+            raise mismatch(ValueError, what, expected, got, hint=hint)
+        return steps
 
-    def _steps(self, epoch: int) -> list[list[Batch]]:
-        ranks, _ = self._ranks()
-        key = (epoch if self.shuffle else 0, ranks)
-        if self._plan is None or self._plan[0] != key:
-            self._plan = (key, self._make_steps(epoch, ranks))
-        return self._plan[1]
-
-    def _make_steps(self, epoch: int, ranks: int) -> list[list[Batch]]:
-        count = self._count(ranks)
+    def _steps(self, epoch: int, ranks: int) -> list[list[Batch]]:
+        count = self._num_steps(ranks) * ranks
         if count > len(self._examples):
             warnings.warn(
                 f"NodeBudgetBatchSampler: {len(self._examples)} examples do not go into equally "
@@ -436,26 +388,22 @@ class NodeBudgetBatchSampler(BatchSampler):
         if not self.shuffle:
             return sorted(steps, key=lambda step: min(min(batch) for batch in step))
         # In the order of falling size the steps would be a curriculum.
-        return [steps[i] for i in self._generator(epoch, _TRIES + 1).permutation(len(steps))]
-
-    def _generator(self, epoch: int, purpose: int) -> np.random.Generator:
-        return np.random.default_rng([self.seed, epoch, purpose])
+        generator = np.random.default_rng([self.seed, epoch, _TRIES + 1])
+        return [steps[i] for i in generator.permutation(len(steps))]
 
 
 def _checked_sampler(sampler: Any, num_examples: int) -> DistributedSampler | None:
     """Return a sampler that has ranks, None for one over all examples, and refuse all others."""
-    if isinstance(sampler, DistributedSampler):
-        over: Any = sampler.dataset
-    elif type(sampler) in (SequentialSampler, RandomSampler, EpochSampler):
-        over = sampler.data_source
-    elif sampler is None or isinstance(sampler, NodeBudgetBatchSampler):
+    if sampler is None or isinstance(sampler, NodeBudgetBatchSampler):
         return None
-    else:
+    ranked = isinstance(sampler, DistributedSampler)
+    if not ranked and type(sampler) not in (SequentialSampler, RandomSampler, EpochSampler):
         what = "NodeBudgetBatchSampler: the sampler selects examples itself"
         expected = "a DistributedSampler, a SequentialSampler, a RandomSampler or None"
         hint = "torch.utils.data.Subset(dataset, indices) for a part of the examples"
         raise mismatch(TypeError, what, expected, type(sampler).__name__, hint=hint)
+    over = sampler.dataset if ranked else sampler.data_source
     if len(over) != num_examples:
         what = "NodeBudgetBatchSampler: sizes belong to another data set"
         raise mismatch(ValueError, what, f"{len(over)} sizes, one per example", num_examples)
-    return sampler if isinstance(sampler, DistributedSampler) else None
+    return sampler if ranked else None

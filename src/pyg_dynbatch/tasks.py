@@ -1,11 +1,9 @@
 """Public namespace of Lightning modules and data modules, and what runs with them."""
+# fmt: off
+# isort: skip_file
 
 from pyg_dynbatch.molecules.datamodules import (
-    MoleculeDataModule,
-    MoleculeFileData,
-    MoleculeNetData,
-    NCIData,
-    PackedMoleculeData,
+    MoleculeDataModule, MoleculeFileData, MoleculeNetData, NCIData, PackedMoleculeData,
 )
 from pyg_dynbatch.molecules.explain import explain
 from pyg_dynbatch.molecules.predict import MoleculePredictor
@@ -13,32 +11,13 @@ from pyg_dynbatch.molecules.schema import MoleculeSchema
 from pyg_dynbatch.molecules.splits import SplitOptions
 from pyg_dynbatch.molecules.task import AveragedProperties, MoleculeProperty
 from pyg_dynbatch.trees.datamodules import (
-    ListOpsData,
-    SICKData,
-    SSTData,
-    TreeDataModule,
-    TreeFileData,
+    ListOpsData, SICKData, SSTData, TreeDataModule, TreeFileData,
 )
 from pyg_dynbatch.trees.task import TreeClassification, TreeRelatedness, TreeTask
 
 __all__ = [
-    "AveragedProperties",
-    "ListOpsData",
-    "MoleculeDataModule",
-    "MoleculeFileData",
-    "MoleculeNetData",
-    "MoleculePredictor",
-    "MoleculeProperty",
-    "MoleculeSchema",
-    "NCIData",
-    "PackedMoleculeData",
-    "SICKData",
-    "SSTData",
-    "SplitOptions",
-    "TreeClassification",
-    "TreeDataModule",
-    "TreeFileData",
-    "TreeRelatedness",
-    "TreeTask",
-    "explain",
+    "AveragedProperties", "ListOpsData", "MoleculeDataModule", "MoleculeFileData",
+    "MoleculeNetData", "MoleculePredictor", "MoleculeProperty", "MoleculeSchema", "NCIData",
+    "PackedMoleculeData", "SICKData", "SSTData", "SplitOptions", "TreeClassification",
+    "TreeDataModule", "TreeFileData", "TreeRelatedness", "TreeTask", "explain",
 ]

@@ -9,11 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
+from torch_geometric.data import Batch, Data
 
 from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.errors import mismatch
@@ -27,7 +28,6 @@ from pyg_dynbatch.core.types import RowType, TensorType, parts_of
 TOLERANCE = 1e-10
 
 Inputs = Mapping[Any, Any]
-Flat = dict[str, Tensor]
 
 
 def prepared(module: Any) -> Any:
@@ -40,119 +40,88 @@ def in_float64(part: Tensor) -> Tensor:
     return part.detach().double() if part.is_floating_point() else part
 
 
-def flattened(results: Mapping[str, Any]) -> Flat:
-    """Give every tensor a name: the parts of a tuple become ``name.0``, ``name.1`` and so on."""
-    flat: Flat = {}
-    for name, rows in results.items():
-        if isinstance(rows, tuple):
-            flat |= {f"{name}.{number}": part for number, part in enumerate(rows)}
-        else:
-            flat[name] = rows
-    return flat
-
-
 def gradients_of(
-    module: nn.Module, inputs: Inputs, run: Callable[[Inputs], Mapping[str, Any]]
-) -> Flat:
+    module: nn.Module, inputs: Inputs, run: Callable[[Inputs], Any]
+) -> dict[str, Tensor]:
     """Compute the gradients of a fixed random weighting of all floating results."""
     given = tree_map(lambda p: p.clone().requires_grad_(p.is_floating_point()), dict(inputs))
-    leaves: Flat = dict(module.named_parameters())
+    leaves = dict(module.named_parameters())
     for key, rows in given.items():
         leaves |= {f"input {key} {number}": part for number, part in enumerate(tree_leaves(rows))}
     leaves = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
-    loss, generator = torch.zeros((), dtype=torch.float64), torch.Generator().manual_seed(0)
-    for _, rows in sorted(flattened(run(given)).items()):
+    results = run(given)
+    if isinstance(results, Mapping):
+        results = [results[name] for name in sorted(results)]
+    zero = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    loss, generator = zero, torch.Generator().manual_seed(0)
+    for rows in tree_leaves(results):
         if rows.is_floating_point():
             weight = torch.randn(rows.shape, generator=generator, dtype=torch.float64)
             loss = loss + (rows * weight.to(rows.device)).sum().to(loss.device)
-    if not loss.requires_grad or not leaves:
-        return {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
-    found = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+    # The zero has a gradient even if no result and no parameter has one.
+    _, *found = torch.autograd.grad(loss, [zero, *leaves.values()], materialize_grads=True)
     return dict(zip(leaves, found, strict=True))
 
 
-def assert_same(law: str, wanted: Flat, found: Flat, tolerance: float) -> None:
-    """Assert that two sets of named results are equal up to rounding."""
-    broken = f"Law {law!r} is broken"
-    if sorted(wanted) != sorted(found):
-        expected, got = (", ".join(sorted(names)) or "nothing" for names in (wanted, found))
-        raise mismatch(AssertionError, f"{broken}: other results", expected, got)
-    for name, right in wanted.items():
-        mine = found[name]
-        if right.shape != mine.shape:
-            what = f"{broken}: {name!r} has another shape"
-            raise mismatch(AssertionError, what, list(right.shape), list(mine.shape))
-        common = torch.complex128 if right.is_complex() or mine.is_complex() else torch.float64
-        right, mine = right.detach().cpu().to(common), mine.detach().cpu().to(common)
-        close = torch.isclose(mine, right, tolerance, tolerance, equal_nan=True)
-        if not close.all():
-            entry = (~close).nonzero()[0].tolist()
-            raise mismatch(
-                AssertionError,
-                f"{broken}: {name!r} differs",
-                f"{right[tuple(entry)].item():.12g}, to a tolerance of {tolerance:g}",
-                f"{mine[tuple(entry)].item():.12g}",
-                where=f"entry {entry}, row first; {int((~close).sum())} of {close.numel()} differ",
-            )
+def assert_same(law: str, wanted: Any, found: Any, tolerance: float) -> None:
+    """Assert that two nested containers of results are equal up to rounding."""
+
+    def exact(part: Tensor) -> Tensor:
+        return part.detach().to(torch.promote_types(part.dtype, torch.float64))
+
+    torch.testing.assert_close(
+        tree_map(exact, found),
+        tree_map(exact, wanted),
+        rtol=tolerance,
+        atol=tolerance,
+        equal_nan=True,
+        check_device=False,
+        check_dtype=False,
+        msg=lambda text: f"Law {law!r} is broken.\n{text}",
+    )
 
 
-class Structure(NamedTuple):
-    """One tree, forest or acyclic graph.
-
-    Args:
-        edge_index: Edges from child to parent, ``[2, edge]``.
-        num_nodes: Number of nodes.
-        child_slot: Position of each edge's child among its siblings; by default the order of the
-            edges.
-        has_input: Which nodes read an input row, bool ``[node]``; all by default.
-
-    Example:
-        >>> Structure(torch.tensor([[0, 1], [2, 2]]), 3).num_nodes
-        3
-    """
-
-    edge_index: Tensor
-    num_nodes: int
-    child_slot: Tensor | None = None
-    has_input: Tensor | None = None
-
-
-def program_of_structure(signature: Signature, structure: Structure) -> Program:
-    """Record a structure as a program, node by node.
+def program_of_structure(signature: Signature, structure: Data) -> Program:
+    """Record a tree, forest or acyclic graph as a program, node by node.
 
     Args:
         signature: First the input, then one :class:`Ragged` for all children, or one argument per
             child slot; all types with a shape.
-        structure: The structure; the input rows of its nodes are rows 0, 1, … of the input type.
+        structure: The ``edge_index`` from child to parent and ``num_nodes``, optionally the
+            ``child_slot`` of each edge (else the order of the edges) and ``has_input``, which
+            nodes read an input row (else all). The rows of nodes are rows 0, 1, … of the input.
 
     Returns:
         The program; its output ``"node"`` lists all nodes in node order.
 
     Example:
-        >>> from pyg_dynbatch.core import TensorType
         >>> row = TensorType((2,))
         >>> node = Signature("node", (row, Ragged(row)), (row,))
-        >>> program_of_structure(node, Structure(torch.tensor([[0, 1], [2, 2]]), 3)).depth
+        >>> tree = Data(edge_index=torch.tensor([[0, 1], [2, 2]]), num_nodes=3)
+        >>> program_of_structure(node, tree).depth
         2
     """
-    edge_index, num_nodes, child_slot, has_input = structure
-    slots = slots_of(edge_index, num_nodes) if child_slot is None else child_slot
+    data, num_nodes = _with_defaults(structure), structure.num_nodes
     input_type, *places = signature.inputs
     ragged = len(places) == 1 and isinstance(places[0], Ragged)
-    children: list[dict[int, list[int]]] = [{} for _ in range(num_nodes)]
-    for child, parent, slot in zip(*edge_index.tolist(), slots.tolist(), strict=True):
-        children[parent].setdefault(slot, []).append(child)
+    children: list[list[tuple[int, int]]] = [[] for _ in range(num_nodes)]
+    edges = torch.cat([data.edge_index, data.child_slot[None]])
+    for child, parent, slot in edges.T.tolist():
+        children[parent].append((slot, child))
     program = Program()
+    zeros = partial(_zeros, program)
     states: dict[int, Any] = {}
-    for node in depth_of(edge_index, num_nodes).argsort(stable=True).tolist():
-        reads = has_input is None or bool(has_input[node])
-        x = program.input(row_type_of(input_type), node) if reads else _zeros(program, input_type)
-        below = children[node]
+    for node in depth_of(data.edge_index, num_nodes).argsort(stable=True).tolist():
+        reads = data.has_input[node]
+        x = program.input(row_type_of(input_type), node) if reads else zeros(input_type)
+        below = sorted(children[node], key=itemgetter(0))
+        arguments: list[Any]
         if ragged:
-            arguments = [[states[child] for slot in sorted(below) for child in below[slot]]]
+            arguments = [[states[child] for _, child in below]]
         else:
+            child_at = dict(below)
             arguments = [
-                states[below[slot][0]] if slot in below else _zeros(program, wanted)
+                states[child_at[slot]] if slot in child_at else zeros(wanted)
                 for slot, wanted in enumerate(places)
             ]
         states[node] = program.call(signature, x, *arguments)
@@ -168,15 +137,12 @@ def _zeros(program: Program, wanted: RowType | Ragged) -> Any:
     return program.constant(row_type, rows if isinstance(row_type, tuple) else rows[0])
 
 
-def join_structures(structures: Sequence[Structure]) -> Structure:
-    """Concatenate structures, as PyG batches graphs."""
-    edges, slots, inputs, first = [], [], [], 0
-    for edge_index, num_nodes, child_slot, has_input in structures:
-        edges.append(edge_index + first)
-        slots.append(slots_of(edge_index, num_nodes) if child_slot is None else child_slot)
-        inputs.append(torch.ones(num_nodes, dtype=torch.bool) if has_input is None else has_input)
-        first += num_nodes
-    return Structure(torch.cat(edges, 1), first, torch.cat(slots), torch.cat(inputs))
+def _with_defaults(structure: Data) -> Data:
+    edges, nodes = structure.edge_index, structure.num_nodes
+    slots = structure.child_slot if "child_slot" in structure else slots_of(edges, nodes)
+    every = torch.ones(nodes, dtype=torch.bool)
+    has_input = structure.has_input if "has_input" in structure else every
+    return Data(edge_index=edges, num_nodes=nodes, child_slot=slots, has_input=has_input)
 
 
 def assert_batching_agrees(
@@ -198,7 +164,6 @@ def assert_batching_agrees(
         AssertionError: If some output differs.
 
     Example:
-        >>> from torch import nn
         >>> from pyg_dynbatch.core import Operations, Program, TensorType
         >>> vector, operations, program = TensorType((3,)), Operations(), Program()
         >>> squash = operations.add(nn.Linear(3, 3), [vector], [vector], name="squash")
@@ -208,9 +173,9 @@ def assert_batching_agrees(
     """
     engine, inputs = prepared(engine), tree_map(in_float64, dict(inputs or {}))
     with torch.no_grad():
-        wanted = flattened(run_one_by_one(engine, programs, inputs))
+        wanted = run_one_by_one(engine, programs, inputs)
         for policy in ("depth", "agenda"):
-            found = flattened(engine(Schedule.from_programs(programs, policy), inputs))
+            found = engine(Schedule.from_programs(programs, policy), inputs)
             assert_same(f"batched ({policy}) = one by one", wanted, found, tolerance)
 
 
@@ -223,19 +188,13 @@ def assert_gradients_agree(
 ) -> None:
     """Assert that gradients of parameters and inputs agree with those of calls one by one.
 
-    The loss is a fixed random weighting of all floating outputs.
-
-    Args:
-        engine: The engine with the operations.
-        programs: One program per example.
-        inputs: As for :meth:`Engine.forward`.
-        tolerance: Largest difference allowed, relative for numbers above 1.
+    The loss is a fixed random weighting of all floating outputs. The arguments are those of
+    :func:`assert_batching_agrees`.
 
     Raises:
         AssertionError: If some gradient differs.
 
     Example:
-        >>> from torch import nn
         >>> from pyg_dynbatch.core import Operations, Program, TensorType
         >>> word, operations, program = TensorType((3,), tag="word"), Operations(), Program()
         >>> add = operations.add(nn.Bilinear(3, 3, 3), [word, word], [word], name="add")
@@ -243,7 +202,7 @@ def assert_gradients_agree(
         >>> assert_gradients_agree(Engine(operations), [program] * 2, {"word": torch.ones(4, 3)})
     """
     engine, inputs = prepared(engine), tree_map(in_float64, dict(inputs or {}))
-    wanted = gradients_of(engine, inputs, lambda given: run_one_by_one(engine, programs, given))
+    wanted = gradients_of(engine, inputs, partial(run_one_by_one, engine, programs))
     for policy in ("depth", "agenda"):
         schedule = Schedule.from_programs(programs, policy)
         found = gradients_of(engine, inputs, partial(engine, schedule))
@@ -259,13 +218,8 @@ def assert_order_is_free(
 ) -> None:
     """Assert that results of an example do not depend on its position or on other examples.
 
-    Each example alone, and all examples in reverse order, must agree with the whole batch.
-
-    Args:
-        engine: The engine with the operations.
-        programs: One program per example.
-        inputs: As for :meth:`Engine.forward`.
-        tolerance: Largest difference allowed, relative for numbers above 1.
+    Each example alone, and all examples in reverse order, must agree with the whole batch. The
+    arguments are those of :func:`assert_batching_agrees`.
 
     Raises:
         AssertionError: If some output differs.
@@ -287,11 +241,9 @@ def assert_order_is_free(
             _by_example(engine, [program], share)[0]
             for program, share in zip(programs, shares, strict=True)
         ]
-        backwards = _by_example(engine, programs[::-1], turned)[::-1]
-    for number, wanted in enumerate(whole):
-        for law, others in (("company", alone), ("order", backwards)):
-            title = f"example {number}: the same whatever the {law} of the batch"
-            assert_same(title, wanted, others[number], tolerance)
+        reverse = _by_example(engine, programs[::-1], turned)[::-1]
+    assert_same("results do not depend on other examples", whole, alone, tolerance)
+    assert_same("results do not depend on the order of examples", whole, reverse, tolerance)
 
 
 def _inputs_by_example(programs: Sequence[Program], inputs: Inputs) -> list[dict[Any, Any]]:
@@ -299,35 +251,35 @@ def _inputs_by_example(programs: Sequence[Program], inputs: Inputs) -> list[dict
     used = dict.fromkeys(inputs, 0)
     shares = []
     for program in programs:
-        wanted: dict[Any, int] = {}
-        for row_type, rows in zip(program.row_types, program.num_inputs, strict=True):
-            key = row_type if row_type in inputs else parts_of(row_type)[0].tag
-            wanted[key] = rows
+        types = [t if t in inputs else parts_of(t)[0].tag for t in program.row_types]
+        counts = dict(zip(types, program.num_inputs, strict=True))
         share = {}
         for key, rows in inputs.items():
-            first, last = used[key], used[key] + wanted.get(key, 0)
-            share[key] = tree_map(itemgetter(slice(first, last)), rows)
-            used[key] = last
+            first, used[key] = used[key], used[key] + counts.get(key, 0)
+            share[key] = tree_map(itemgetter(slice(first, used[key])), rows)
         shares.append(share)
     return shares
 
 
-def _by_example(engine: Engine, programs: Sequence[Program], inputs: Inputs) -> list[Flat]:
+def _by_example(
+    engine: Engine, programs: Sequence[Program], inputs: Inputs
+) -> list[dict[str, Any]]:
     schedule = Schedule.from_programs(programs)
     results = engine(schedule, inputs)
-    found: list[Flat] = [{} for _ in programs]
-    for name, rows in results.items():
-        example = schedule.example_of(name)
-        for number, program in enumerate(programs):
-            if name in program.outputs:
-                found[number] |= flattened({name: tree_map(itemgetter(example == number), rows)})
-    return found
+    return [
+        {
+            name: tree_map(itemgetter(schedule.example_of(name) == number), rows)
+            for name, rows in results.items()
+            if name in program.outputs
+        }
+        for number, program in enumerate(programs)
+    ]
 
 
 def assert_cell_agrees(
     cell: nn.Module,
     state: RowType,
-    structures: Sequence[Structure],
+    structures: Sequence[Data],
     *,
     in_channels: int,
     arity: int | None = None,
@@ -335,13 +287,13 @@ def assert_cell_agrees(
 ) -> None:
     """Assert that a cell applied to structures and node by node agree.
 
-    Values and gradients of three ways must agree: the schedule of the structures, the schedule of
-    recorded programs, and one call after another. The two schedules must also have equal steps.
+    Values and gradients must agree for the schedule of the structures, the schedule of recorded
+    programs, and one call after another; the two schedules must have equal steps.
 
     Args:
         cell: As for :meth:`Engine.of_cell`.
         state: Type of a state.
-        structures: The examples.
+        structures: The examples, as for :func:`program_of_structure`, such as ``DynTreeData``.
         in_channels: Width of an input row.
         arity: Number of arguments for children; ``None`` for a ragged argument.
         tolerance: Largest difference allowed, relative for numbers above 1.
@@ -350,18 +302,17 @@ def assert_cell_agrees(
         AssertionError: If values, gradients or steps differ.
 
     Example:
-        >>> from pyg_dynbatch.testing import Structure
         >>> class Sum(nn.Module):
         ...     def forward(self, x, children):
         ...         return torch.tanh(x + children.sum())
-        >>> tree = Structure(torch.tensor([[0, 1], [2, 2]]), 3)
+        >>> tree = Data(edge_index=torch.tensor([[0, 1], [2, 2]]), num_nodes=3)
         >>> assert_cell_agrees(Sum(), TensorType((4,)), [tree, tree], in_channels=4)
     """
     input_type = TensorType((in_channels,), tag="input")
     engine = prepared(Engine.of_cell(cell, state, arity, input_type))
     signature = engine.operations["node"].signature
     programs = [program_of_structure(signature, structure) for structure in structures]
-    joined = join_structures(structures)
+    joined = Batch.from_data_list([_with_defaults(structure) for structure in structures])
     by_structure = Schedule.from_structure(
         joined.edge_index,
         joined.num_nodes,
@@ -373,25 +324,26 @@ def assert_cell_agrees(
     sizes = [[step.size for step in schedule.steps] for schedule in (by_structure, by_program)]
     if sizes[0] != sizes[1]:
         what = "Law 'schedule of structures = schedule of programs' is broken: step sizes differ"
-        raise mismatch(
-            AssertionError, what, f"{sizes[1]}, of programs", f"{sizes[0]}, of structures"
-        )
+        expected, got = f"{sizes[1]}, of programs", f"{sizes[0]}, of structures"
+        raise mismatch(AssertionError, what, expected, got)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(joined.num_nodes, in_channels, dtype=torch.float64, generator=generator)
-    ways: dict[str, Callable[[Inputs], dict[str, Any]]] = {
-        "one by one": lambda given: run_one_by_one(engine, programs, given),
-        "recorded programs": lambda given: engine(by_program, given),
-        "structures": lambda given: engine(
-            by_structure, {"input": given["input"].index_select(0, by_structure.input_node)}
-        ),
+
+    def on_structures(given: Inputs) -> dict[str, Any]:
+        return engine(by_structure, {"input": given["input"][by_structure.input_node]})
+
+    ways: dict[str, Callable[[Inputs], Any]] = {
+        "one by one": partial(run_one_by_one, engine, programs),
+        "recorded programs": partial(engine, by_program),
+        "structures": on_structures,
     }
-    wanted, *others = (
-        (way, flattened(run({"input": x})), gradients_of(engine, {"input": x}, run))
+    found = {
+        way: (run({"input": x}), gradients_of(engine, {"input": x}, run))
         for way, run in ways.items()
-    )
-    for way, values, gradients in others:
-        assert_same(f"{way} = {wanted[0]}", wanted[1], values, tolerance)
-        assert_same(f"gradients: {way} = {wanted[0]}", wanted[2], gradients, tolerance)
+    }
+    first, *others = found
+    for way in others:
+        assert_same(f"{way} = {first}", found[first], found[way], tolerance)
 
 
 def assert_model_agrees(
@@ -406,7 +358,7 @@ def assert_model_agrees(
     Args:
         model: Called with a batch; returns a tensor (or a dict or tuple of tensors) whose rows
             are in the order of the examples, any number per example.
-        examples: The examples, such as ``Data`` objects; floating fields are converted to float64.
+        examples: Such as ``Data`` objects, whose floating fields are converted to float64.
         collate: Makes a batch of a list of examples, such as a ``Collater``.
         tolerance: Largest difference allowed, relative for numbers above 1.
 
@@ -428,28 +380,22 @@ def assert_model_agrees(
         for example in examples
     ]
 
-    def alone(_: Inputs) -> dict[str, Any]:
-        found = [flattened(_named(model(collate([example])))) for example in examples]
-        return {name: torch.cat([each[name] for each in found]) for name in found[0]}
+    def results_of(batch: list[Any]) -> Any:
+        results = model(collate(batch))
+        return dict(results) if isinstance(results, Mapping) else results
 
-    def together(_: Inputs) -> dict[str, Any]:
-        return flattened(_named(model(collate(list(examples)))))
+    def alone(_: Inputs) -> Any:
+        return tree_map(lambda *parts: torch.cat(parts), *(results_of([each]) for each in examples))
+
+    def together(_: Inputs) -> Any:
+        return results_of(examples)
 
     assert_same("batch = each example alone", alone({}), together({}), tolerance)
     wanted, found = (gradients_of(model, {}, run) for run in (alone, together))
     assert_same("gradients: batch = each example alone", wanted, found, tolerance)
 
 
-def _named(results: Any) -> dict[str, Any]:
-    return dict(results) if isinstance(results, Mapping) else {"result": results}
-
-
 __all__ = [
-    "Structure",
-    "assert_batching_agrees",
-    "assert_cell_agrees",
-    "assert_gradients_agree",
-    "assert_model_agrees",
-    "assert_order_is_free",
-    "program_of_structure",
-]
+    "assert_batching_agrees", "assert_cell_agrees", "assert_gradients_agree",
+    "assert_model_agrees", "assert_order_is_free", "program_of_structure",
+]  # fmt: skip

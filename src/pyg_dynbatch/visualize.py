@@ -19,10 +19,9 @@ if TYPE_CHECKING:
 SEQUENCE = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb")
 """Colours that colour-blind people can tell apart (Tol's bright scheme)."""
 
-_STYLES = ("-", "--", ":", "-.")  # for more curves than colours
+_LEGEND: dict[str, Any] = {"frameon": False, "fontsize": "small"}
 _LINE = "#555555"
 _GOLD = "#e0a800"
-_UNLABELLED = -1
 
 
 def new_figure(rows: int, columns: int, width: float, height: float) -> "tuple[Figure, list[Axes]]":
@@ -34,13 +33,13 @@ def new_figure(rows: int, columns: int, width: float, height: float) -> "tuple[F
         raise mismatch(ImportError, what, "the package matplotlib", error, hint=hint) from error
     figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False)
-    return figure, [axes for line in grid for axes in line]
+    return figure, list(grid.flat)
 
 
 def save_figure(figure: "Figure", path: str | Path) -> Path:
     """Write a figure atomically, in the format of the suffix."""
-    form = Path(path).suffix.removeprefix(".")
-    return write_atomically(path, lambda file: figure.savefig(file, dpi=150, format=form or None))
+    form = Path(path).suffix.removeprefix(".") or None
+    return write_atomically(path, lambda file: figure.savefig(file, dpi=150, format=form))
 
 
 def draw_schedule(
@@ -49,8 +48,7 @@ def draw_schedule(
     """Draw one bar per step, as high as its number of rows, coloured by operation."""
     kind, height = np.asarray(operation, dtype=int), np.asarray(rows, dtype=int)
     if kind.shape != height.shape:
-        what = "draw_schedule: operation and rows differ in length"
-        got = f"{kind.size} and {height.size}"
+        what, got = "draw_schedule: operation and rows differ in length", (kind.size, height.size)
         raise mismatch(ValueError, what, "one operation and one number of rows per step", got)
     for number, name in enumerate(names):
         steps = np.flatnonzero(kind == number)
@@ -62,8 +60,8 @@ def draw_schedule(
     axes.set_yscale("symlog", linthresh=1)
     axes.set_ylim(bottom=0)
     axes.set(xlabel="step", ylabel="rows", title=title)
-    if len(names):
-        axes.legend(frameon=False, fontsize="small")
+    if names:
+        axes.legend(**_LEGEND)
     return axes
 
 
@@ -74,36 +72,32 @@ def draw_curves(
     y_label: str,
 ) -> "Axes":
     """Draw one line for each named curve."""
-    for number, (name, (x, y)) in enumerate(curves.items()):
-        again, colour = divmod(number, len(SEQUENCE))
+    from cycler import cycler
+
+    # The colours repeat with another line style.
+    axes.set_prop_cycle(cycler(linestyle=["-", "--", ":", "-."]) * cycler(color=SEQUENCE))
+    for name, (x, y) in curves.items():
         # A single point has no line, so every point has a marker while they are few.
-        marker = "o" if len(x) <= 30 else None
-        style: dict[str, Any] = {"linestyle": _STYLES[again % len(_STYLES)], "markersize": 3}
-        axes.plot(x, y, color=SEQUENCE[colour], label=name, marker=marker, **style)
+        axes.plot(x, y, label=name, marker="o" if len(x) <= 30 else None, markersize=3)
     axes.set(xlabel=x_label, ylabel=y_label)
     axes.grid(alpha=0.3)
-    if curves:
-        # Many names would hide the curves.
-        beside: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
-        where = beside if len(curves) > len(SEQUENCE) else {}
-        axes.legend(frameon=False, fontsize="small", **where)
+    if len(curves) > len(SEQUENCE):  # so many names would hide the curves
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), **_LEGEND)
+    elif curves:
+        axes.legend(**_LEGEND)
     return axes
 
 
 def draw_parity(axes: "Axes", target: np.ndarray, predicted: np.ndarray, title: str = "") -> "Axes":
     """Draw predicted against true values, with the line where they are equal."""
     known = ~np.isnan(target)
-    gold, guess = np.asarray(target)[known], np.asarray(predicted)[known]
-    alpha = 0.5 if gold.size < 2000 else 0.2
-    axes.scatter(gold, guess, color=SEQUENCE[0], s=14, alpha=alpha, linewidths=0)
-    if gold.size:
-        low, high = min(gold.min(), guess.min()), max(gold.max(), guess.max())
-        margin = 0.04 * (high - low) or 1.0
-        limits = (low - margin, high + margin)
-        axes.plot(limits, limits, color=_LINE, linewidth=0.8)
-        axes.set(xlim=limits, ylim=limits)
-    axes.set(xlabel="measured", ylabel="predicted")
-    return _square(axes, title)
+    both = np.stack([target[known], predicted[known]])
+    low, high = (both.min(), both.max()) if both.size else (0.0, 0.0)
+    margin = 0.04 * (high - low) or 1.0
+    _prepare_square(axes, (low - margin, high + margin), title, "measured", "predicted")
+    alpha = 0.5 if both.size < 4000 else 0.2
+    axes.scatter(both[0], both[1], color=SEQUENCE[0], s=14, alpha=alpha, linewidths=0)
+    return axes
 
 
 def draw_calibration(
@@ -116,29 +110,30 @@ def draw_calibration(
 ) -> "Axes":
     """Draw the share of positive labels against the predicted probability."""
     known = np.flatnonzero(~np.isnan(label))
-    axes.plot([0, 1], [0, 1], color=_LINE, linewidth=0.8)
-    given = {"calibrated": probability}
-    if uncalibrated is not None:
-        given["uncalibrated"] = uncalibrated
+    x_label, y_label = "predicted probability", "share of positives"
+    _prepare_square(axes, (-0.02, 1.02), title, x_label, y_label)
+    given = {"calibrated": probability, "uncalibrated": uncalibrated}
     for (name, chance), colour in zip(given.items(), SEQUENCE, strict=False):
-        order = known[np.argsort(np.asarray(chance)[known], kind="stable")]
+        if chance is None:
+            continue
+        order = known[np.argsort(chance[known], kind="stable")]
         parts = [part for part in np.array_split(order, bins) if part.size]
         mean = [float(np.mean(chance[part])) for part in parts]
         share = np.array([np.mean(label[part]) for part in parts])
         error = 2 * np.sqrt(share * (1 - share) / [part.size for part in parts])
         axes.errorbar(mean, share, error, color=colour, marker="o", ms=4, capsize=2, label=name)
     if uncalibrated is not None:
-        axes.legend(frameon=False, fontsize="small")
-    axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
-    axes.set(xlabel="predicted probability", ylabel="share of positives")
-    return _square(axes, title)
+        axes.legend(**_LEGEND)
+    return axes
 
 
-def _square(axes: "Axes", title: str) -> "Axes":
-    axes.set_aspect("equal")
+def _prepare_square(
+    axes: "Axes", limits: tuple[float, float], title: str, x_label: str, y_label: str
+) -> None:
+    axes.plot(limits, limits, color=_LINE, linewidth=0.8)
+    axes.set(xlim=limits, ylim=limits, xlabel=x_label, ylabel=y_label, aspect="equal")
     axes.set_title(title, fontsize="medium")
     axes.grid(alpha=0.3)
-    return axes
 
 
 def tree_layout(
@@ -146,8 +141,8 @@ def tree_layout(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Place the nodes of a tree: leaves side by side in order, parents above their children."""
     children: list[list[int]] = [[] for _ in depth]
-    for edge in np.lexsort((child_slot, edge_index[1])):
-        children[edge_index[1, edge]].append(int(edge_index[0, edge]))
+    for child, parent in edge_index[:, np.lexsort((child_slot, edge_index[1]))].T.tolist():
+        children[parent].append(child)
     stack = np.setdiff1d(np.arange(len(depth)), edge_index[0])[::-1].tolist()
     seen: set[int] = set()
     leaves = []
@@ -177,29 +172,36 @@ def draw_tree(
 ) -> "Axes":
     """Draw a tree with the predicted class of every node and the words below the nodes."""
     from matplotlib.collections import LineCollection
+    from matplotlib.colors import to_rgba
 
     x, y = tree_layout(edge_index, child_slot, depth)
     ends = np.stack([x, y], -1)[edge_index.T]
     axes.add_collection(LineCollection(list(ends), colors="#999999", linewidths=0.8, zorder=1))
     size = max(3.0, 12.0 - 0.12 * len(x))
-    colours = _class_colours(num_classes)
-    faces = [colours[int(label)] for label in predicted]
-    rings: list[Any] = []
-    for label, true in zip(predicted, gold, strict=True):
-        shown = label if true == _UNLABELLED else true
-        rings.append(_GOLD if true == label else colours[int(shown)])
+    colours, labelled = _class_colours(num_classes), gold >= 0
+    faces, rings = colours[predicted], colours[np.where(labelled, gold, predicted)]
+    rings[predicted == gold] = to_rgba(_GOLD)
     # Two discs, one on the other: the outline keeps a white ring visible on white paper.
-    outline: dict[str, Any] = {"edgecolors": _LINE, "linewidths": 0.4}
-    axes.scatter(x, y, s=size**2 * 2.4, c=rings, zorder=2, **outline)
-    axes.scatter(x, y, s=size**2 * 1.3, c=faces, zorder=2, **outline)
-    texts = ["" if g == _UNLABELLED else str(p) for p, g in zip(predicted, gold, strict=True)]
-    for node, text in enumerate(texts):
-        if text:
-            ink = "white" if sum(faces[node][:3]) < 1.5 else "black"
-            style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": size * 0.75}
-            axes.text(x[node], y[node], text, color=ink, zorder=3, **style)
-    below = [word if word != text else "" for word, text in zip(words, texts, strict=True)]
-    _write_words(axes, x, y, below, size)
+    for scale, filled in ((2.4, rings), (1.3, faces)):
+        axes.scatter(x, y, s=size**2 * scale, c=filled, zorder=2, edgecolors=_LINE, linewidths=0.4)
+    number: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": size * 0.75, "zorder": 3}
+    for node in np.flatnonzero(labelled).tolist():
+        ink = "white" if faces[node, :3].sum() < 1.5 else "black"
+        axes.text(x[node], y[node], str(predicted[node]), color=ink, **number)
+    # The box keeps words of inner nodes legible on the lines to their children.
+    box = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
+    below: dict[str, Any] = {"ha": "center", "va": "top", "zorder": 1.5, "bbox": box}
+    # A word that is the number on its disc is not written again.
+    places = [
+        node
+        for node, word in enumerate(words)
+        if word and not (labelled[node] and word == str(predicted[node]))
+    ]
+    if len(places) > 12:
+        below |= {"ha": "right", "rotation": 60, "rotation_mode": "anchor"}
+    gap = 0.05 * max(1.0, float(np.max(y))) + 0.15
+    for node in places:
+        axes.text(x[node], y[node] - gap, words[node], fontsize=max(5.0, size * 0.8), **below)
     axes.margins(x=0.04, y=0.1)
     axes.set_axis_off()
     return axes
@@ -220,28 +222,13 @@ def draw_tree_legend(figure: "Figure", num_classes: int) -> None:
         Line2D([], [], label=label, mfc=face, mec=edge, mew=width, **shown)
         for label, (face, edge, width) in marks.items()
     ]
-    where: dict[str, Any] = {"loc": "outside lower center", "ncols": min(len(handles), 8)}
-    figure.legend(handles=handles, frameon=False, fontsize="small", **where)
+    columns = min(len(handles), 8)
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, **_LEGEND)
 
 
-def _class_colours(num_classes: int) -> list[tuple[float, float, float, float]]:
+def _class_colours(num_classes: int) -> np.ndarray:
     from matplotlib import colormaps
 
     # The ends of the map are nearly black; the middle four fifths leave a number legible.
     places = np.linspace(0.1, 0.9, num_classes) if num_classes > 1 else np.array([0.5])
-    return [tuple(colour) for colour in colormaps["RdBu"](places)]
-
-
-def _write_words(
-    axes: "Axes", x: np.ndarray, y: np.ndarray, words: Sequence[str], size: float
-) -> None:
-    style: dict[str, Any] = {"ha": "center"}
-    if len([word for word in words if word]) > 12:
-        style = {"ha": "right", "rotation": 60, "rotation_mode": "anchor"}
-    # Words of inner nodes are on the lines to their children.
-    style["bbox"] = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
-    below = 0.05 * max(1.0, float(np.max(y))) + 0.15
-    for node, word in enumerate(words):
-        if word:
-            place = (x[node], y[node] - below)
-            axes.text(*place, word, va="top", fontsize=max(5.0, size * 0.8), zorder=1.5, **style)
+    return colormaps["RdBu"](places)

@@ -11,7 +11,7 @@ from pyg_dynbatch import blocks as td
 from pyg_dynbatch.blocks.compiler import compile_block
 from pyg_dynbatch.blocks.tracing import merge_traced
 from pyg_dynbatch.core import Engine, Operations, Schedule, run_one_by_one
-from pyg_dynbatch.testing import assert_same, flattened, gradients_of, prepared
+from pyg_dynbatch.testing import assert_same, gradients_of, prepared
 
 TOLERANCE = 1e-10
 
@@ -31,15 +31,15 @@ def three_ways(block: td.Block, examples: Sequence[Any], passes: Any = td.PASSES
         merged, _ = merge_traced(tracer.recipe, traced)
         return engine(Schedule.from_programs([merged], merge_equal="merge_equal" in passes))
 
-    wanted = flattened(reference({}))
+    wanted = reference({})
     for policy in ("depth", "agenda"):
-        found = flattened(engine(Schedule.from_programs(programs, policy)))
+        found = engine(Schedule.from_programs(programs, policy))
         assert_same(f"scheduled ({policy}) = call by call", wanted, found, TOLERANCE)
-    assert_same("mixed = call by call", wanted, flattened(mixed({})), TOLERANCE)
+    assert_same("mixed = call by call", wanted, mixed({}), TOLERANCE)
     for one, program in zip(traced, programs, strict=True):
-        alone = flattened(run_one_by_one(engine, [program]))
+        alone = run_one_by_one(engine, [program])
         merged, _ = merge_traced(tracer.recipe, [one])
-        found = flattened(engine(Schedule.from_programs([merged])))
+        found = engine(Schedule.from_programs([merged]))
         assert_same("alone = call by call", alone, found, TOLERANCE)
     gradients = gradients_of(engine, {}, reference)
     assert_same("gradients", gradients, gradients_of(engine, {}, mixed), TOLERANCE)

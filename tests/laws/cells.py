@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch_geometric.data import Data
 
 from pyg_dynbatch.core import RaggedRows, TensorType
 from pyg_dynbatch.core.types import RowType
@@ -16,7 +17,6 @@ from pyg_dynbatch.nn import (
     TreeGRUCell,
     TreeRNNCell,
 )
-from pyg_dynbatch.testing import Structure
 from tests.strategies import Dag
 
 IN, OUT = 4, 3
@@ -74,9 +74,10 @@ CELLS: dict[str, CellCase] = {
 }
 
 
-def structure_of(dag: Dag, has_input: Tensor | None = None) -> Structure:
+def structure_of(dag: Dag, has_input: Tensor | None = None) -> Data:
     """A structure of the strategies as the public laws take it."""
-    return Structure(dag.edge_index, dag.num_nodes, dag.child_slot, has_input)
+    edges, slots = dag.edge_index, dag.child_slot
+    return Data(edge_index=edges, num_nodes=dag.num_nodes, child_slot=slots, has_input=has_input)
 
 
 def parts_of(rows: Any) -> tuple[Tensor, ...]:
