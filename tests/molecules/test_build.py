@@ -121,6 +121,7 @@ build_store(Path(sys.argv[1]), records(50, (5, 33)), Killed(), task_names=TASKS,
 """
 
 
+@pytest.mark.long
 def test_killed_in_the_middle(tmp_path):
     root = Path(__file__).parents[2]
     run = subprocess.run(
