@@ -417,7 +417,7 @@ def test_only_one_target_needs_no_name(tmp_path: Path) -> None:
         (lambda: NCIData(batch_size=0), "batch_size is out of range"),
         (lambda: MoleculeFileData("mine.csv", []), "there is nothing to learn"),
         (lambda: MoleculeFileData("nowhere.csv", ["y"], pairs=9), "unknown set of pairs"),
-        (lambda: MoleculeNetData("nothing"), "there is no such data set"),
+        (lambda: MoleculeNetData("nothing"), "MoleculeNet: the name is unknown"),
     ],
 )
 def test_wrong_options_are_refused_before_any_molecule_is_read(make, said: str) -> None:
