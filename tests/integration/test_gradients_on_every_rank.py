@@ -118,6 +118,7 @@ def test_without_a_process_group_unused_operations_are_left_alone() -> None:
     assert len(Operations()) == 0
 
 
+@pytest.mark.long
 def test_two_processes_that_use_different_operations(tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
     paths = [str(root), str(root / "src"), os.environ.get("PYTHONPATH", "")]

@@ -11,10 +11,11 @@ from rdkit import Chem
 from pyg_dynbatch.data import DeepChemAtoms, DeepChemPairs, parse_smiles
 from tests.molecules.writings import ODD, distances
 
-SYMBOLS = (
-    "C N O S F Si P Cl Br Mg Na Ca Fe As Al I B V K Tl Yb Sb "
-    "Sn Ag Pd Co Se Ti Zn H Li Ge Cu Au Ni Cd In Mn Zr Cr Pt Hg Pb Unknown"
-).split()
+SYMBOLS = [
+    "C", "N", "O", "S", "F", "Si", "P", "Cl", "Br", "Mg", "Na", "Ca", "Fe", "As", "Al", "I", "B",
+    "V", "K", "Tl", "Yb", "Sb", "Sn", "Ag", "Pd", "Co", "Se", "Ti", "Zn", "H", "Li", "Ge", "Cu",
+    "Au", "Ni", "Cd", "In", "Mn", "Zr", "Cr", "Pt", "Hg", "Pb", "Unknown",
+]  # fmt: skip
 
 
 def one_hot(value: object, allowed: list) -> list[bool]:
