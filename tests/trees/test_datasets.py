@@ -193,7 +193,7 @@ def test_a_cache_folder_that_cannot_be_written(trees: Path, tmp_path: Path) -> N
     with pytest.raises(OSError) as caught:
         TreeFile(trees, tmp_path / "root")
     assert "the file cannot be written" in str(caught.value)
-    assert "another folder, or hint its permissions" in str(caught.value)
+    assert "another folder; or check its permissions" in str(caught.value)
 
 
 def test_a_cache_folder_without_permission(
