@@ -59,6 +59,7 @@ def test_schedules_come_from_the_workers(persistent):
             assert len(batch.to_data_list()) == 4
 
 
+@pytest.mark.long
 def test_spawned_workers_get_everything_by_pickle():
     loader = DataLoader(trees(4), batch_size=2, num_workers=1, multiprocessing_context="spawn")
     assert numbers(loader) == [[0, 1], [2, 3]]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import bench, padding, scaling, sst, weave
+from benchmarks import bench, padding, scaling, sst
 
 CPU = torch.device("cpu")
 
@@ -27,11 +27,6 @@ def test_contenders_take_turns() -> None:
     assert {name: len(each) for name, each in rounds.items()} == {"a": 2, "b": 2, "c": 2}
 
 
-def test_budget_leaves_one_round() -> None:
-    rounds = bench.interleave({"a": lambda lap: lap("run")}, repeats=9, device=CPU, budget=0.0)
-    assert len(rounds["a"]) == 1
-
-
 def test_skipped_time_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 1000.0, 1001.0, 1001.0, 1003.0, 1003.0])
     monkeypatch.setattr(bench.time, "perf_counter", lambda: next(clock))
@@ -49,16 +44,6 @@ def test_ratio_is_of_the_same_round() -> None:
     assert bench.median_ratio(mine, theirs, ["a", "b"]) == 2.0
     assert bench.median_ratio(mine, mine, ["b"], ["a"]) == 0.5
     assert bench.median_seconds(mine, "a", "b") == 3.0
-
-
-def test_a_few_examples_represent_many() -> None:
-    watch = bench.Stopwatch(CPU)
-
-    def few(lap: bench.Stopwatch) -> None:
-        lap.seconds["run"] = 1.5
-
-    bench.scaled(few, 2.0)(watch)
-    assert watch.seconds == {"run": 3.0}
 
 
 @pytest.mark.parametrize("found", [torch.tensor([1.0, 2.1]), torch.tensor([1.0, math.nan])])
@@ -112,15 +97,6 @@ def test_wrong_option(argv: list[str], message: str, capsys: pytest.CaptureFixtu
         bench.main(scaling, argv)
     assert end.value.code == 2
     assert message in capsys.readouterr().err
-
-
-def test_help_lists_the_options(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        bench.main(weave, ["--help"])
-    shown = capsys.readouterr().out
-    assert "python -m benchmarks.weave" in shown
-    for option in ("batch-sizes", "modes", "engine-pairs", "repeats", "threads", "device", "json"):
-        assert f"--{option}" in shown
 
 
 @pytest.mark.parametrize("name", ["abacus", "cuda"])

@@ -6,7 +6,7 @@ import torch
 
 from benchmarks import products
 from benchmarks.bench import Stopwatch
-from benchmarks.products import BareProducts, PackedProducts, Product, classifier_products, work
+from benchmarks.products import BareProducts, PackedProducts, classifier_products, work
 from benchmarks.table1 import cell_products
 from benchmarks.trees import Shape, schedule_of, sentiment_like_trees
 from pyg_dynbatch.core import Schedule
@@ -42,14 +42,6 @@ def test_products_of_a_single_leaf() -> None:
     listed = classifier_products(schedule, 2, 3, 5)
     assert [product.rows for product in listed] == [1, 0, 1]
     BareProducts(listed, CPU).run(Stopwatch(CPU))
-
-
-def test_rows_without_gradient() -> None:
-    product = Product([2], 3, 4, input_gradient=False)
-    assert work([product])["flops_backward"] == product.flops
-    bare = BareProducts([product], CPU)
-    bare.run(Stopwatch(CPU))
-    assert bare.parts[0].row_grad is None
 
 
 def test_packed_products_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.trees import TREE_SHAPES, Forest, Shape, sentiment_like_trees, tree_edges
+from benchmarks.trees import TREE_SHAPES, Shape, sentiment_like_trees, tree_edges
 from pyg_dynbatch.core import depth_of, roots_of
 
 
@@ -25,13 +25,6 @@ def test_edges_are_those_of_a_binary_tree(shape: str, nodes: int) -> None:
     assert int(torch.bincount(edges[0], minlength=nodes).max()) <= 1
     depth = int(depth_of(edges, nodes).max())
     assert depth == {"chain": nodes - 1, "balanced": int(math.log2(nodes))}.get(shape, depth)
-
-
-def test_forest_is_copies() -> None:
-    forest = Forest.of("random", 15, 5)
-    edges = forest.all_edges()
-    assert torch.equal(edges[:, :4], forest.edges)
-    assert torch.equal(edges[:, 8:], forest.edges + 10)
 
 
 def test_random_trees_resemble_sentiment_trees() -> None:

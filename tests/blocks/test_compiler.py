@@ -2,9 +2,11 @@
 
 import pickle
 import random
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -227,41 +229,43 @@ def test_traced_ahead() -> None:
         assert labelled(batch).metric_labels == {"m": labels}
 
 
-def test_pools() -> None:
+def test_pools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = td.Compiler.create(sentence())
     wanted = model(TREES).output
     assert model.pool is None
-    with model.multiprocessing_pool(1) as outer:
-        with model.multiprocessing_pool(1) as inner:
-            assert model.pool is inner
-            found = list(model.build_loom_inputs(TREES, chunk_size=2, ordered=True))
-            torch.testing.assert_close(model(found).output, wanted)
-        assert model.pool is outer
+    with model.multiprocessing_pool(1) as pool:
+        assert model.pool is pool
+        found = list(model.build_loom_inputs(TREES, chunk_size=2, ordered=True))
+        torch.testing.assert_close(model(found).output, wanted)
         loose = [model(batch).output for batch in model.build_loom_input_batched(TREES, 2)]
         torch.testing.assert_close(torch.cat(loose).sum(), wanted.sum())
-        kept = td.TracedExamples(model.tracer, TREES, pool=outer)
+        kept = td.TracedExamples(model.tracer, TREES, pool=pool)
         torch.testing.assert_close(model([kept[0], kept[3]]).output, wanted[[0, 3]])
+        for trace in ways_to_trace(model, tmp_path):
+            assert "example 4, block Root" in refused(TypeError, trace)
+        monkeypatch.setattr("pyg_dynbatch.blocks.compiler.pool_of", lambda *_: mock.MagicMock())
         one, other = model.multiprocessing_pool(1), model.multiprocessing_pool(1)
-        one.__enter__()
+        assert one.__enter__() is model.pool
         other.__enter__()
         assert "contexts overlap" in refused(AssertionError, one.__exit__, None, None, None)
         other.__exit__(None, None, None)
+        assert model.pool is pool
     assert model.pool is None
 
 
-def test_pools_name_the_example(tmp_path: Path) -> None:
-    model = td.Compiler.create(sentence())
+def ways_to_trace(model: td.Compiler, folder: Path) -> list[Callable[[], object]]:
     bad = [*TREES, [1, "no number"]]
-    ways = (
+    return [
         lambda: list(model.build_loom_inputs(bad)),
         lambda: list(model.build_loom_input_batched(bad, 2)),
-        lambda: td.TracedExamples(model.tracer, bad, tmp_path / "kept", model.pool),
-    )
-    for trace in ways:
+        lambda: td.TracedExamples(model.tracer, bad, folder / "kept", model.pool),
+    ]
+
+
+def test_errors_name_the_example(tmp_path: Path) -> None:
+    model = td.Compiler.create(sentence())
+    for trace in ways_to_trace(model, tmp_path):
         assert "where:    example 4, block Root" in refused(TypeError, trace)
-    with model.multiprocessing_pool(1):
-        for trace in ways:
-            assert "example 4, block Root" in refused(TypeError, trace)
 
 
 def test_pools_take_functions_that_cannot_be_pickled(monkeypatch: pytest.MonkeyPatch) -> None:

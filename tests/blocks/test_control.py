@@ -52,7 +52,7 @@ def test_one_of_on_tuples() -> None:
     builds(given, [(("a", 1), 1.0), (("b", 1), -1.0)])
 
 
-@pytest.mark.parametrize("cases", [1, 2, 64, 66])
+@pytest.mark.parametrize("cases", [1, 64, 66])
 def test_one_of_many_cases(cases: int) -> None:
     blocks = {n: td.GetItem(n) >> td.Scalar() for n in range(cases)}
     model = td.Compiler.create(td.OneOf(lambda x: x["key"], blocks, pre_block=td.GetItem("rows")))

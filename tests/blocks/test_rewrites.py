@@ -68,7 +68,10 @@ QUERIES = [
 ]
 
 
-@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize(
+    "kind",
+    ["sequential", *(pytest.param(k, marks=pytest.mark.long) for k in LAYERS if k != "sequential")],
+)
 def test_on_equals_off(kind: str) -> None:
     for make, size, examples in (
         (attention, 5, QUERIES),

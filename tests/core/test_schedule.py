@@ -56,11 +56,6 @@ def test_copies_are_equal_and_run(made: Any, copier: str) -> None:
         assert torch.equal(found, wanted)
 
 
-def test_the_same_input_gives_the_same_schedule() -> None:
-    assert program_schedule() == program_schedule()
-    assert structure_schedule() == structure_schedule()
-
-
 @given(batches())
 def test_random_structures_give_the_same_schedule_twice(dags: list[Dag]) -> None:
     for dag in dags:

@@ -1,11 +1,9 @@
 from dataclasses import asdict
 
 import torch
-from hypothesis import given
 
 from pyg_dynbatch.core import Program, Schedule
 from tests.core.helpers import VECTOR, Vectors, chain_program, constants, tree_program
-from tests.strategies import Dag, structures
 
 VECTORS = Vectors()
 
@@ -96,10 +94,3 @@ def test_an_input_that_is_only_put_out() -> None:
     program.output(program.input(VECTOR, 3))
     stats = Schedule.from_programs([program]).stats()
     assert (stats.steps, stats.critical_path) == (0, 0)
-
-
-@given(structures())
-def test_bounds_hold(dag: Dag) -> None:
-    stats = Schedule.from_structure(dag.edge_index, dag.num_nodes).stats()
-    assert stats.critical_path == stats.lower_bound == stats.steps == max(dag.depth) + 1
-    assert sum(stats.widths) == stats.rows == dag.num_nodes

@@ -1,9 +1,5 @@
 """Distributed training wants a gradient of every parameter on every rank, used or not."""
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,40 +11,6 @@ from torch.nn.parallel import DistributedDataParallel
 from pyg_dynbatch.core import Engine, Operations, Schedule
 from tests.core.helpers import VECTOR, Vectors, chain_program
 from tests.core.test_merge import Words
-
-WORKER = """
-import json, os, sys
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-from pyg_dynbatch.core import Schedule
-from tests.core.helpers import Vectors, chain_program
-
-rank = int(os.environ["RANK"])
-store = dist.FileStore(sys.argv[1], 2)
-dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-torch.manual_seed(0)
-vectors = Vectors()
-model = DistributedDataParallel(vectors.engine)
-# Rank 0 uses mix alone, rank 1 squash alone: neither may wait for the other for ever.
-schedule = Schedule.from_programs([chain_program(vectors.mix, 3)])
-if rank:
-    from tests.integration.test_gradients_on_every_rank import squash_program
-    schedule = Schedule.from_programs([squash_program(vectors)])
-for _ in range(2):
-    model.zero_grad()
-    model(schedule)["output"].sum().backward()
-names = [name for name, _ in vectors.engine.named_parameters()]
-found = {n: float(p.grad.abs().sum()) for n, p in zip(names, vectors.engine.parameters())}
-dist.destroy_process_group()
-print(json.dumps(found))
-"""
-
-
-def squash_program(vectors: Vectors) -> object:
-    program = chain_program(vectors.mix, 0)
-    program.output(program.call(vectors.squash, program.constant(VECTOR, [1.0, 2.0, 3.0])))
-    return program
 
 
 @pytest.fixture
@@ -116,31 +78,3 @@ def test_without_a_process_group_unused_operations_are_left_alone() -> None:
     vectors.engine(schedule)["output"].sum().backward()
     assert vectors.engine.operations["score"].module.weight.grad is None
     assert len(Operations()) == 0
-
-
-def test_two_processes_that_use_different_operations(tmp_path: Path) -> None:
-    root = Path(__file__).parents[2]
-    paths = [str(root), str(root / "src"), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-c", WORKER, str(tmp_path / "store")],
-            env={**environment, "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    results = []
-    for worker in workers:
-        try:
-            output, errors = worker.communicate(timeout=240)
-        finally:
-            worker.kill()
-        assert worker.returncode == 0, errors
-        results.append(json.loads(output.splitlines()[-1]))
-    assert results[0] == results[1]
-    assert results[0]["operations._by_name.op_mix.module.left.weight"] > 0
-    assert results[0]["operations._by_name.op_squash.module.0.weight"] > 0
-    assert results[0]["operations._by_name.op_score.module.weight"] == 0

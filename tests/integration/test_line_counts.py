@@ -61,15 +61,6 @@ def counted(name: str) -> int:
     return count(functional_unit((FOLDER / f"{name}.py").read_text(encoding="utf-8")))
 
 
-def table() -> str:
-    rows = ["functional unit                       blocks   Fold  original"]
-    for name, (what, fold, original, _) in LIMITS.items():
-        rows.append(f"{what:36} {counted(name):7} {fold:6} {original:9}")
-    for name, (what, _) in OTHERS.items():
-        rows.append(f"{what:36} {counted(name):7}      -         -")
-    return "\n".join(rows)
-
-
 def test_counter_counts_as_it_says() -> None:
     text = '''"""A file."""
 import os  # one
@@ -124,14 +115,3 @@ def test_units_hold_no_imports_and_print_nothing() -> None:
         nodes = list(ast.walk(unit))
         assert not [n for n in nodes if isinstance(n, ast.Import | ast.ImportFrom)]
         assert not [n for n in nodes if isinstance(n, ast.Name) and n.id in ("print", "open")]
-
-
-def test_table_shows_the_lines_of_each(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = table()
-    with capsys.disabled():
-        print(f"\n{shown}")
-    assert len(shown.splitlines()) == 1 + len(LIMITS) + len(OTHERS)
-
-
-if __name__ == "__main__":
-    print(table())

@@ -158,6 +158,7 @@ def test_far_deeper_than_the_recursion_limit(name: str) -> None:
             assert_close(found, wanted)
 
 
+@pytest.mark.long
 def test_ten_thousand_nodes_deep() -> None:
     case, dag = CELLS["ragged"], deep()
     torch.manual_seed(0)

@@ -395,13 +395,6 @@ def test_a_part_with_one_class(tmp_path: Path, part: str, lines: list[str]) -> N
     assert any("that are all alike: 1 of 2 properties (y)" in line for line in lines)
 
 
-def test_texts_that_mean_a_missing_target(tmp_path: Path) -> None:
-    path = tmp_path / "mine.csv"
-    path.write_text("smiles,y\nCO,?\nC,1\n", encoding="utf-8")
-    data = MoleculeFileData(str(path), ["y"], missing=["?"], reading=QUIET)
-    assert torch.isnan(torch.from_numpy(data.molecules.targets)).tolist() == [[True], [False]]
-
-
 def test_only_one_target_needs_no_name(tmp_path: Path) -> None:
     path = molecule_csv(tmp_path, "multiclass")
     options = SplitOptions("stratified", seed=0, fractions=EVEN)

@@ -34,7 +34,7 @@ def test_a_record_becomes_a_molecule():
     assert featurize_record(Letters(), record, num_tasks=1).y.shape == (1, 1)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.long)])
 def test_order_is_kept_and_bad_rows_are_named(workers):
     count, bad = 700, (0, 130, 699)
     found = list(featurize_stream(records(count, bad), Letters(), num_tasks=2, num_workers=workers))
@@ -56,7 +56,7 @@ def test_order_is_kept_and_bad_rows_are_named(workers):
             assert_same(good[one.row], one)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_a_blank_has_no_known_descriptor(workers):
     letters = Letters(descriptors=True)
     pieces = featurize_stream(records(5, [3]), letters, num_workers=workers)

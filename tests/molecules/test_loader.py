@@ -37,31 +37,6 @@ def test_batches_bounded_by_pairs():
     assert sorted(sum(rows(loader), [])) == list(range(20))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("kind", ["shuffled", "budget"])
-def test_goes_on_in_the_middle_of_an_epoch(kind, workers):
-    data = molecules(40)
-
-    def make():
-        if kind == "shuffled":
-            return MoleculeLoader(
-                data, TABLE, batch_size=3, shuffle=True, seed=1, num_workers=workers
-            )
-        sampler = NodeBudgetBatchSampler(None, pair_counts(data), 40, seed=1)
-        return MoleculeLoader(data, TABLE, batch_sampler=sampler, num_workers=workers)
-
-    loader = make()
-    list(loader)
-    running = iter(loader)
-    taken = [next(running).row.tolist() for _ in range(4)]
-    state = loader.state_dict()
-    rest = rows(running)
-    other = make()
-    other.load_state_dict(state)
-    assert rows(other) == rest
-    assert sorted(sum(taken + rest, [])) == list(range(40))
-
-
 def test_options_are_kept_under_their_own_names():
     options = {"pairs": "bonds", "self_pairs": False, "seed": 5, "shuffle": True}
     options |= {"exclude_keys": ["smiles"], "pair_table": TABLE}

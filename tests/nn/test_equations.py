@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch_geometric.explain.algorithm.utils import clear_masks, set_masks
 
-from pyg_dynbatch.nn import NaryTreeLSTM
 from pyg_dynbatch.nn.recursive import run_levels
 from tests.nn.fused import run_fused
 from tests.nn.recursion import (
@@ -237,9 +236,3 @@ def test_chain_of_ten_thousand(kind: str) -> None:
     assert x.grad is not None
     assert x.grad.isfinite().all()
     assert (x.grad != 0).any(1).all()
-
-
-def test_forget_gates_share_the_product_with_the_input() -> None:
-    layer = NaryTreeLSTM(IN, OUT, 5)
-    assert layer.cell.weight_input.shape == (4 * OUT, IN)
-    assert layer.cell.bias.shape == (4 * OUT,)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -28,11 +28,12 @@ from pyg_dynbatch.nn.graphed_tree_lstm import (
     Recording,
     recorder_for,
 )
+from tests import strategies
 from tests.core.helpers import message
 from tests.nn.recursion import assert_equal, batched, features, gradients, make, placed
 
 KINDS, LAYERS = ("nary-2", "child-sum"), (NaryTreeLSTM, ChildSumTreeLSTM)
-FEW = settings(max_examples=20, suppress_health_check=list(HealthCheck))
+FEW = strategies.few(8)
 EDGES = torch.tensor([[0, 1, 2, 3], [2, 2, 4, 4]])
 
 
@@ -300,15 +301,15 @@ def test_autocast(make_layer: type[RecursiveLayer]) -> None:
 def test_recurrent_dropout_is_drawn_at_every_replay() -> None:
     layer, fast, counts, (schedule, _) = pair(recurrent_dropout=0.5)
     x = torch.randn(schedule.num_nodes, 3)
-    drawn = [fast(x, schedule=schedule).detach() for _ in range(400)]
+    drawn = [fast(x, schedule=schedule).detach() for _ in range(100)]
     assert counts.recorded == 2 and not torch.equal(drawn[0], drawn[1])
     leaf = memory_of_first_leaf(layer, schedule, x)
     # Each entry of a leaf's memory is dropped, or twice what it is without dropout.
     memory = torch.stack(
-        [fast(x, schedule=schedule, return_state=True)[1][0].detach() for _ in range(400)]
+        [fast(x, schedule=schedule, return_state=True)[1][0].detach() for _ in range(100)]
     )
     torch.testing.assert_close(memory.max(0).values.abs(), (2 * leaf).clamp(min=0))
-    assert 0.4 < (memory == 0).float().mean() < 0.6
+    assert 0.3 < (memory == 0).float().mean() < 0.7
     fast.eval()
     torch.testing.assert_close(fast(x, schedule=schedule), layer(x, schedule=schedule))
     assert counts.recorded == 4

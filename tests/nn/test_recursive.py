@@ -32,7 +32,7 @@ from pyg_dynbatch.nn import (
 )
 from tests.core.helpers import as_users_run_it
 from tests.nn.recursion import IN, OUT, SMALL, features, make, whole
-from tests.strategies import balanced, chain, diamond, single_node
+from tests.strategies import balanced, chain, diamond
 
 TREE = balanced(2)
 NO_EDGES = torch.empty(2, 0, dtype=torch.long)
@@ -120,14 +120,6 @@ def test_frozen_parameters_let_the_gradient_through(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", SMALL)
-def test_memory_rows_carry_gradients_too(kind: str) -> None:
-    layer, x = make(kind), features(TREE.num_nodes).requires_grad_()
-    state = layer(x, TREE.edge_index, return_state=True)
-    (found,) = torch.autograd.grad(state[-1].sum(), x)
-    assert (found != 0).any(1).all()
-
-
-@pytest.mark.parametrize("kind", SMALL)
 def test_autocast(kind: str) -> None:
     layer, x = make(kind).float(), features(TREE.num_nodes).float()
     wanted = layer(x, TREE.edge_index)
@@ -161,16 +153,6 @@ def test_low_precision(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", SMALL)
-def test_inference_mode_and_no_grad(kind: str) -> None:
-    layer, x = make(kind), features(TREE.num_nodes)
-    wanted = layer(x, TREE.edge_index)
-    with torch.inference_mode():
-        assert torch.equal(layer(x, TREE.edge_index), wanted)
-    with torch.no_grad():
-        assert not layer(x, TREE.edge_index).requires_grad
-
-
-@pytest.mark.parametrize("kind", SMALL)
 def test_checkpointing(kind: str) -> None:
     layer, x = make(kind), features(TREE.num_nodes).requires_grad_()
     layer(x, TREE.edge_index).sum().backward()
@@ -178,16 +160,6 @@ def test_checkpointing(kind: str) -> None:
     layer.zero_grad()
     checkpoint(layer, x, TREE.edge_index, use_reentrant=False).sum().backward()
     assert all(torch.equal(a, b) for a, b in zip(wanted, grads(layer), strict=True))
-
-
-@pytest.mark.parametrize("kind", SMALL)
-def test_functional_call(kind: str) -> None:
-    layer, other, x = make(kind), make(kind), features(TREE.num_nodes)
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.mul_(2)
-    found = torch.func.functional_call(layer, dict(other.named_parameters()), (x, TREE.edge_index))
-    assert torch.equal(found, other(x, TREE.edge_index))
 
 
 @pytest.mark.parametrize("kind", SMALL)
@@ -200,15 +172,6 @@ def test_copies_and_pickles(kind: str) -> None:
     fresh.reset_parameters()
     fresh.load_state_dict(layer.state_dict())
     assert torch.equal(fresh(x, TREE.edge_index), wanted)
-
-
-@pytest.mark.parametrize("kind", SMALL)
-def test_second_derivatives_are_refused(kind: str) -> None:
-    layer, x = make(kind), features(TREE.num_nodes).requires_grad_()
-    h = layer(x, TREE.edge_index)
-    text = message(lambda: torch.autograd.grad(h.sum(), x, create_graph=True), RuntimeError)
-    assert "second derivatives through a schedule are not available" in text
-    assert "create_graph=True" in text
 
 
 def test_hooks_see_the_layer() -> None:
@@ -405,16 +368,6 @@ def test_a_cell_of_your_own() -> None:
     layer.reset_parameters()
 
 
-def test_schedule_of_batch_is_the_derived_one() -> None:
-    layer = make("nary-2")
-    schedule = Schedule.from_structure(TREE.edge_index, TREE.num_nodes, arity=2)
-    x = features(TREE.num_nodes)
-    assert torch.equal(layer(x, TREE.edge_index), layer(x, TREE.edge_index, schedule))
-    assert torch.equal(
-        layer(x, TREE.edge_index), layer(x, schedule=pickle.loads(pickle.dumps(schedule)))
-    )
-
-
 # What is refused, and in which words.
 
 
@@ -577,8 +530,3 @@ def test_refuses_edges() -> None:
     assert "two arguments in one place" in text
     beyond = torch.tensor([[0], [5]])
     assert "a node that does not exist" in message(lambda: layer(x, beyond), ValueError)
-
-
-def test_single_node_alone() -> None:
-    node = single_node()
-    assert NaryTreeLSTM(IN, OUT)(features(1).float(), node.edge_index).shape == (1, OUT)

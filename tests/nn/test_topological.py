@@ -241,13 +241,6 @@ def test_in_sequential_of_pyg() -> None:
     assert all(p.grad is not None for p in model.parameters())
 
 
-def test_second_derivatives_are_refused() -> None:
-    layer, x = TopologicalConv(pyg.SAGEConv(W, W)), torch.randn(4, W, requires_grad=True)
-    found = layer(x, diamond().edge_index).sum()
-    with pytest.raises(RuntimeError, match="second derivatives"):
-        torch.autograd.grad(found, x, create_graph=True)
-
-
 # Explainers.
 
 

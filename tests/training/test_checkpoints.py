@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pyg_dynbatch.training import OptimizerOptions, RateOptions, last_checkpoint
+from pyg_dynbatch.training import OptimizerOptions, RateOptions
 from pyg_dynbatch.training.checkpoints import read_checkpoint
 from tests.training.helpers import last_of, listops, task, trainer
 
@@ -68,25 +68,6 @@ def test_resumed_run_equals_the_straight_one_bit_by_bit(
         assert torch.equal(weight, resumed[name]), name
 
 
-def test_dropout_would_differ_without_the_random_state(tmp_path: Path) -> None:
-    """Guards the test above: it must be able to fail."""
-
-    def run(folder: Path, epochs: int, resume: str | None = None):
-        torch.manual_seed(0)
-        data = listops(tmp_path)
-        module = task(data, output_dropout=0.5)
-        if resume:
-            torch.rand(99)
-        trained = trainer(folder, epochs=epochs, callbacks=[last_checkpoint()])
-        trained.fit(module, datamodule=data, ckpt_path=resume)
-        return weights_of(module), last_of(trained)
-
-    straight, _ = run(tmp_path / "straight", 2)
-    _, last = run(tmp_path / "first", 1)
-    resumed, _ = run(tmp_path / "second", 2, resume=last)
-    assert any(not torch.equal(straight[name], resumed[name]) for name in straight)
-
-
 def test_last_checkpoint_is_of_the_last_epoch_also_without_progress(tmp_path: Path) -> None:
     data = listops(tmp_path)
     run = trainer(tmp_path, epochs=3)
@@ -109,16 +90,6 @@ def test_a_truncated_or_foreign_file_is_no_checkpoint(tmp_path: Path) -> None:
         assert f"where:    {tmp_path / name}" in str(caught.value)
     with pytest.raises(FileNotFoundError, match="the checkpoint is missing"):
         read_checkpoint(tmp_path / "none.ckpt")
-
-
-def test_checkpoint_loads_without_running_code(tmp_path: Path) -> None:
-    data = listops(tmp_path)
-    run = trainer(tmp_path)
-    run.fit(task(data), datamodule=data)
-    for path in (tmp_path / "runs").rglob("*.ckpt"):
-        saved = torch.load(path, weights_only=True)
-        assert saved["random_state"]["cpu"].shape == (1, torch.get_rng_state().numel())
-        assert saved["pyg_dynbatch_task"] == "TreeClassification"
 
 
 class Attack:

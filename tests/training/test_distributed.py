@@ -187,6 +187,7 @@ def test_ranks_with_seeds_of_their_own_share_one_epoch(
     assert sorted(seen) == sorted(str(tree.token.tolist()) for tree in data.dataset("train"))
 
 
+@pytest.mark.long
 def test_a_data_module_goes_on_to_spawned_processes(tmp_path: Path) -> None:
     data = ListOpsData(str(tmp_path / "data"), recipe=RECIPE, batch_size=4, arity=5)
     next(iter(data.train_dataloader()))

@@ -1,7 +1,9 @@
 """Pickling for another process leaves a data set as it was, here and there."""
 
 import operator
+import pickle
 from collections.abc import Sequence
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +51,22 @@ def assert_same_batch(wanted: Batch, found: Batch) -> None:
         assert alike(mine[key], value), key
 
 
-@pytest.mark.parametrize("context", ["spawn", pytest.param("forkserver", marks=pytest.mark.long)])
-def test_batches_before_there_and_afterwards(context: str, tmp_path: Path, samples: Path) -> None:
+@pytest.mark.parametrize(
+    "context",
+    [None, *(pytest.param(name, marks=pytest.mark.long) for name in ("spawn", "forkserver"))],
+)
+def test_batches_before_there_and_afterwards(
+    context: str | None, tmp_path: Path, samples: Path
+) -> None:
     batches = all_kinds(tmp_path, samples)
     before = [batches[i] for i in range(len(batches))]
-    there = torch.utils.data.DataLoader(
-        batches, batch_size=None, num_workers=1, multiprocessing_context=context
-    )
+    if context is None:
+        sent = pickle.loads(ForkingPickler.dumps(batches))
+        there: Any = [sent[i] for i in range(len(batches))]
+    else:
+        there = torch.utils.data.DataLoader(
+            batches, batch_size=None, num_workers=1, multiprocessing_context=context
+        )
     for wanted, found in zip(before, there, strict=True):
         assert_same_batch(wanted, found)
     for i, wanted in enumerate(before):
