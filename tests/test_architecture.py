@@ -37,7 +37,7 @@ MAX_LINES = {
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8
 MAX_NESTING = 4
-MAX_INHERITANCE = 2
+MAX_INHERITANCE = 3
 
 # Every exception carries its reason; an exception that is no longer needed fails.
 MORE_PARAMETERS = {
