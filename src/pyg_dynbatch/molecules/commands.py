@@ -321,7 +321,20 @@ class _Writer:
         self.explained = 0
 
     def run(self, records: Iterable[RawMolecule]) -> None:
-        """Explain all records; if none is a molecule, no file is written."""
+        """Explain all records; if none is a molecule, nothing is written."""
+        prepared = map(self._prepared, records)
+        leading = []
+        for item in prepared:
+            leading.append(item)
+            if not isinstance(item[1], MoleculeError):
+                break
+        else:
+            what, where = "explain: no record is a molecule", self.options.input or "--smiles"
+            got = "no records"
+            if leading:
+                record, error = leading[0]
+                got = f"{len(leading):,} bad records, the first {record.where}: {error.reason}"
+            raise mismatch(ValueError, what, "at least one", got, where=where)
         with ExitStack() as stack:
             self.page, *tables = (
                 stack.enter_context(whole_file(self.folder / name, newline="", encoding="utf-8"))
@@ -332,15 +345,9 @@ class _Writer:
             self.pairs.writerow(["row", *_PAIR_COLUMNS])
             facts = _table(self._facts())
             self.page.write(_HEAD.substitute(title=html.escape(self.task), facts=facts))
-            for record in records:
-                self._explain(record)
+            for record, given in chain(leading, prepared):
+                self._explain(record, given)
             self.page.write("</div>\n</body>\n</html>\n")
-            if not self.explained:
-                what, where = "explain: no record is a molecule", self.options.input or "--smiles"
-                got = "no records"
-                if self.bad:
-                    got = f"{len(self.bad):,} bad records, the first {self.bad[0]}"
-                raise mismatch(ValueError, what, "at least one", got, where=where)
 
     def _facts(self) -> list[tuple[str, str]]:
         schema = self.predictor.schema
@@ -354,14 +361,20 @@ class _Writer:
             ("lines", "gradient times features of the strongest pairs of atoms"),
         ]
 
-    def _explain(self, record: RawMolecule) -> None:
+    def _prepared(self, record: RawMolecule) -> tuple[RawMolecule, Any]:
+        """Return the record with its molecule, for pictures and for the model, or its error."""
         try:
             given = parse_mol_block(record.block or "") if record.smiles is None else record.smiles
-            mol, molecule = self.featurizer.prepare(given), self.featurizer(given)
+            return record, (self.featurizer.prepare(given), self.featurizer(given))
         except MoleculeError as error:
-            self.bad.append(f"{record.where}: {error.reason}")
-            self._add_to_page(record, f'<p class="bad">{html.escape(error.reason)}</p>\n')
+            return record, error
+
+    def _explain(self, record: RawMolecule, given: Any) -> None:
+        if isinstance(given, MoleculeError):
+            self.bad.append(f"{record.where}: {given.reason}")
+            self._add_to_page(record, f'<p class="bad">{html.escape(given.reason)}</p>\n')
             return
+        mol, molecule = given
         found = explain(self.predictor, molecule, self.task, self.options.label)
         labels = atom_labels(mol)
         rows = [
