@@ -143,7 +143,10 @@ class Composition(Block):
         # The source of each connected block, and the numbers of the connections that read it.
         self._sources: dict[Block, Any] = {}
         self._readers: dict[Block, list[int]] = {}
-        self._input, self._output = CompositionIO(self, "input"), CompositionIO(self, "output")
+        #: To be read by children.
+        self.input = CompositionIO(self, "input")
+        #: Reads from one of the children.
+        self.output = CompositionIO(self, "output")
         for source, target in wires:
             self.connect(self._from_numbers(source), self._from_numbers(target))
 
@@ -153,7 +156,7 @@ class Composition(Block):
             return tuple(self._from_numbers(item) for item in source)
         if isinstance(source, list):
             return Wire(self._from_numbers(source[0]), source[1])
-        sides = {"input": self._input, "output": self._output}
+        sides = {"input": self.input, "output": self.output}
         return sides[source] if isinstance(source, str) else self._children[source]
 
     def _to_numbers(self, source: Any) -> Any:
@@ -168,16 +171,6 @@ class Composition(Block):
         named = {"name": self._name, "wires": wires}
         self._arguments = [self._children], {k: v for k, v in named.items() if v}
         return call_text(self)
-
-    @property
-    def input(self) -> Block:
-        """The input of the composition, to be read by its children."""
-        return self._input
-
-    @property
-    def output(self) -> Block:
-        """The output of the composition; it reads from one of its children."""
-        return self._output
 
     @contextmanager
     def scope(self) -> Iterator[None]:
@@ -251,10 +244,10 @@ class Composition(Block):
         return [target if source is child else None for source, target in connections]
 
     def _infer(self) -> None:
-        self._input.set_output_type(self.input_type)
-        self.set_input_type(self._input.output_type)
-        self._output.set_input_type(self.output_type)
-        self.set_output_type(self._output.input_type)
+        self.input.set_output_type(self.input_type)
+        self.set_input_type(self.input.output_type)
+        self.output.set_input_type(self.output_type)
+        self.set_output_type(self.output.input_type)
         self._untyped = self._pass_types(self._untyped)
 
     def _pass_types(self, connections: list[Connection]) -> list[Connection]:
@@ -271,7 +264,7 @@ class Composition(Block):
 
     def _check(self) -> None:
         self._pass_types(self._connections)
-        if self._output not in self._sources and self.output_type != VoidType():
+        if self.output not in self._sources and self.output_type != VoidType():
             expected, got = "composition.output.reads(block)", f"{len(self._connections)} wires"
             hint = "composition.set_output_type(td.VoidType()) if there is none on purpose"
             self._refuse("nothing feeds the output", expected, got, hint=hint)
@@ -283,7 +276,7 @@ class Composition(Block):
                 self._refuse(what, expected, repr(child), hint=">> td.Void() drops it")
 
     def _emit(self, code: Code, value: Any) -> Any:
-        values: dict[int, Any] = {id(self._input): value}
+        values: dict[int, Any] = {id(self.input): value}
         for child in self._children:
             if child not in self._sources:
                 values[id(child)] = code.emit(child, "None")
@@ -291,7 +284,7 @@ class Composition(Block):
             given = _value_of(self, code, source, values)
             is_output = isinstance(target, CompositionIO)
             values[id(target)] = given if is_output else code.emit(target, given)
-        return values.get(id(self._output), "None")
+        return values.get(id(self.output), "None")
 
     def _in_order(self) -> Iterator[Connection]:
         """The connections as they were made, but each after those that its source needs."""

@@ -24,22 +24,18 @@ class EdibleIterator(Iterator[Any]):
 
     def __init__(self, iterable: Iterable[Any]) -> None:
         self._items = iter(iterable)
-        self._value: np.ndarray | None = None
+        #: The array, if it was made already.
+        self.value: np.ndarray | None = None
 
     def __next__(self) -> Any:
         return next(self._items)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """All remaining items, the first time; the same array afterwards."""
-        if self._value is None:
-            self._value = np.array(list(self._items), dtype)
-        given = self._value if dtype is None else self._value.astype(dtype, copy=False)
+        if self.value is None:
+            self.value = np.array(list(self._items), dtype)
+        given = self.value if dtype is None else self.value.astype(dtype, copy=False)
         return given.copy() if copy else given
-
-    @property
-    def value(self) -> np.ndarray | None:
-        """The array, if it was made already."""
-        return self._value
 
 
 def group_by_batches(
