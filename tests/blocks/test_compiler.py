@@ -20,6 +20,7 @@ from pyg_dynbatch.blocks import draw
 from pyg_dynbatch.core import LearnedPolicy
 from pyg_dynbatch.core.policy import DependencyGraph, depth_policy
 from tests.blocks.harness import add, numbers, refused, three_ways
+from tests.training.helpers import bare_trainer
 
 
 def is_list(value: Any) -> bool:
@@ -71,7 +72,7 @@ def test_it_learns() -> None:
     assert losses[-1] < 0.1 < losses[0]
 
 
-def test_it_trains_under_lightning() -> None:
+def test_it_trains_under_lightning(tmp_path: Path) -> None:
     import lightning
 
     class Task(lightning.LightningModule):
@@ -91,15 +92,7 @@ def test_it_trains_under_lightning() -> None:
     task = Task()
     before = task.model(TREES).output.square().mean().item()
     loader = DataLoader(TREES, batch_size=2, collate_fn=task.model.collate)
-    trainer = lightning.Trainer(
-        max_epochs=3,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    trainer.fit(task, loader)
+    bare_trainer(tmp_path, max_epochs=3).fit(task, loader)
     assert task.seen == [2] * 6
     assert task.model(TREES).output.square().mean().item() < before
 

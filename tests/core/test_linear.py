@@ -51,12 +51,12 @@ def bytes_per_node(num_nodes: int, train: bool) -> tuple[float, float]:
 
 @pytest.mark.parametrize("train", [True, False])
 def test_bytes_per_node_do_not_grow_with_the_depth(train: bool) -> None:
-    (small_peak, small_total), (peak, total) = (bytes_per_node(n, train) for n in (100, 1000))
+    (small_peak, small_total), (peak, total) = (bytes_per_node(n, train) for n in (50, 400))
     row = WIDTH * 4
     assert small_peak >= row
     assert peak < 1.1 * small_peak
     assert total < 1.1 * small_total
-    # A buffer for every level would be 1000 rows a node.
+    # A buffer for every level would be 400 rows a node.
     assert total < 60 * row
 
 

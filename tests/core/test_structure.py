@@ -29,9 +29,9 @@ def test_special_shapes(name: str) -> None:
     assert depth_of(dag.edge_index, dag.num_nodes).tolist() == dag.depth
 
 
-def test_chain_of_a_hundred_thousand_nodes() -> None:
-    dag = deep(100_000)
-    assert torch.equal(depth_of(dag.edge_index, dag.num_nodes), torch.arange(100_000))
+def test_chain_of_twenty_thousand_nodes() -> None:
+    dag = deep(20_000)
+    assert torch.equal(depth_of(dag.edge_index, dag.num_nodes), torch.arange(20_000))
 
 
 def test_wide_star() -> None:

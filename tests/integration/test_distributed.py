@@ -17,13 +17,10 @@ from pyg_dynbatch.training import (
 )
 from pyg_dynbatch.training.report import closing_lines
 from tests.console import rows_of
-from tests.training.helpers import checkpointing, last_of, task, trainer, tree_files
+from tests.training.helpers import FORKS, checkpointing, last_of, task, trainer, tree_files
 
 pytestmark = [
-    # A process that has computed gradients on a machine with a GPU must not be forked.
-    pytest.mark.skipif(torch.cuda.is_available(), reason="forks processes, on the CPU alone"),
-    pytest.mark.filterwarnings("ignore:.*DistributedSampler"),
-    pytest.mark.filterwarnings("ignore:.*fork"),
+    *FORKS,
     pytest.mark.filterwarnings("ignore:The dirpath has changed"),
     pytest.mark.filterwarnings("ignore:Experiment logs directory"),
 ]

@@ -13,13 +13,9 @@ from torch import nn
 from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.data import from_parents
 from pyg_dynbatch.loader import DataLoader, NodeBudgetBatchSampler, node_counts
+from tests.training.helpers import bare_trainer
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
-    pytest.mark.filterwarnings("ignore:.*num_workers"),
-    pytest.mark.filterwarnings("ignore:Using `DistributedSampler` with the dataloaders"),
-    pytest.mark.filterwarnings("ignore:.*fork"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:.*(num_workers|DistributedSampler|fork)")
 COUNT = 41
 
 
@@ -104,13 +100,7 @@ def make_loader(kind: str, shuffle: bool) -> DataLoader:
 
 
 def trainer(folder: Path, ranks: int = 1, **options) -> pl.Trainer:
-    if ranks > 1:
-        options |= {"strategy": "ddp_fork"}
-    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
-    defaults = {"enable_checkpointing": False, "max_epochs": 2, "num_sanity_val_steps": 0}
-    return pl.Trainer(
-        accelerator="cpu", devices=ranks, default_root_dir=folder, **quiet, **(defaults | options)
-    )
+    return bare_trainer(folder, ranks, **{"max_epochs": 2, **options})
 
 
 def read(folder: Path, name: str, ranks: int) -> list[list]:

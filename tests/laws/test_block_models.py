@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear
@@ -18,23 +18,16 @@ from pyg_dynbatch.core import Schedule
 from pyg_dynbatch.nn import NaryTreeLSTM, WeaveConv
 from pyg_dynbatch.nn.pairs import Pairs
 from tests.example_files import defined_in
-from tests.nn.plain_weave import Molecules, molecules
+from tests.nn.plain_weave import Molecules, close, gradients, molecules, shaken
+from tests.strategies import few
 
-FEW = settings(max_examples=8, suppress_health_check=list(HealthCheck))
-BOTH_PASSES = pytest.mark.parametrize("passes", (td.PASSES, ()), ids=("rewritten", "as written"))
+FEW = few(8)
+AS_WRITTEN = pytest.param((), marks=pytest.mark.long)
+BOTH_PASSES = pytest.mark.parametrize(
+    "passes", (td.PASSES, AS_WRITTEN), ids=("rewritten", "as written")
+)
 IN, OUT, WORDS = 3, 4, 6
 Tree = list[Any]
-
-
-def close(found: object, expected: object) -> None:
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
-
-
-def gradients(results: list[Tensor], wanted: list[Tensor]) -> list[Tensor]:
-    """Gradients of a loss in which every number of the results has a weight of its own."""
-    parts = [(r * torch.arange(r.numel()).add(1).cos().view_as(r)).sum() for r in results]
-    loss = torch.stack(parts).sum()
-    return list(torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True))
 
 
 # Tree-LSTM.
@@ -197,17 +190,8 @@ def in_blocks(convs: list[WeaveConv], table: nn.Module) -> td.Block:
     return model >> rows >> td.Void()
 
 
-def shaken(module: nn.Module) -> nn.Module:
-    with torch.no_grad():
-        for number, parameter in enumerate(module.parameters()):
-            parameter += 0.3 * torch.sin(torch.arange(parameter.numel()) + number).view_as(
-                parameter
-            )
-    return module.double()
-
-
 @BOTH_PASSES
-@settings(FEW, max_examples=4)
+@few(4)
 @given(
     mols=molecules(4, 3).map(lambda m: Molecules(m.sizes, m.code)),
     widths=st.permutations((3, 4, 5, 6)),

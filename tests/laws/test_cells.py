@@ -13,6 +13,7 @@ from pyg_dynbatch.nn import RecursiveCell, RecursiveLayer
 from pyg_dynbatch.testing import assert_cell_agrees
 from tests.core.helpers import as_users_run_it
 from tests.laws.cells import CELLS, IN, CellCase, parts_of, plain_recursion, structure_of
+from tests.nn.recursion import assert_equal
 from tests.strategies import SHAPES, Dag, chain, dags, deep, forests, star, trees, wide
 
 LAYERS = [name for name, case in CELLS.items() if isinstance(case.make(), RecursiveCell)]
@@ -78,11 +79,6 @@ def gradients(rows: tuple[Tensor, ...], leaves: list[Tensor]) -> list[Tensor]:
     ]
 
 
-def assert_close(found: Any, wanted: Any) -> None:
-    for mine, right in zip(found, wanted, strict=True):
-        torch.testing.assert_close(mine, right, rtol=1e-10, atol=1e-10)
-
-
 def roads(case: CellCase, cell: nn.Module, dag: Dag, x: Tensor) -> list[tuple[Tensor, ...]]:
     """The states by the generic engine and, for cells that have one, by their layer."""
     schedule = Schedule.from_structure(
@@ -107,8 +103,8 @@ def test_as_a_plain_recursion_in_values_and_gradients(name: str, data: Any) -> N
     wanted = plain_recursion(case, cell, dag, x)
     right = gradients(wanted, leaves)
     for found in roads(case, cell, dag, x):
-        assert_close(found, wanted)
-        assert_close(gradients(found, leaves), right)
+        assert_equal(found, wanted)
+        assert_equal(gradients(found, leaves), right)
 
 
 @pytest.mark.parametrize("name", CELLS)
@@ -143,7 +139,7 @@ def test_the_order_of_examples_permutes_the_nodes_only(name: str) -> None:
         return [tuple(p.split(sizes)[order.index(2)] for p in each) for each in found]
 
     for first, second in zip(joined([0, 1, 2]), joined([2, 0, 1]), strict=True):
-        assert_close(first, second)
+        assert_equal(first, second)
 
 
 @pytest.mark.parametrize("name", CELLS)
@@ -155,7 +151,7 @@ def test_far_deeper_than_the_recursion_limit(name: str) -> None:
     with as_users_run_it(), torch.no_grad():
         wanted = plain_recursion(case, cell, dag, x)
         for found in roads(case, cell, dag, x):
-            assert_close(found, wanted)
+            assert_equal(found, wanted)
 
 
 @pytest.mark.long
@@ -167,9 +163,9 @@ def test_ten_thousand_nodes_deep() -> None:
     with as_users_run_it():
         wanted = plain_recursion(case, cell, dag, x)
         (found,) = roads(case, cell, dag, x)
-        assert_close(found, wanted)
+        assert_equal(found, wanted)
         leaves = [x, *cell.parameters()]
-        assert_close(gradients(found, leaves), gradients(wanted, leaves))
+        assert_equal(gradients(found, leaves), gradients(wanted, leaves))
 
 
 @pytest.mark.parametrize("name", [name for name, case in CELLS.items() if case.arity is None])

@@ -2,15 +2,15 @@
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from pyg_dynbatch.nn import RecursiveLayer
-from tests.nn.recursion import SMALL, Placed, batched, features, make, placed, whole
-from tests.strategies import SHAPES
+from tests.nn.recursion import SMALL, Placed, assert_equal, batched, features, make, placed, whole
+from tests.strategies import SHAPES, few
 
-FEW = settings(max_examples=8, suppress_health_check=list(HealthCheck))
+FEW = few(4)
 
 
 def run(layer: RecursiveLayer, examples: list[Placed], rows: list[Tensor]) -> list[Tensor]:
@@ -37,13 +37,11 @@ def test_layer_batched_is_the_layer_alone(kind: str, direction: str, data: st.Da
     rows = [features(e.num_nodes, seed=n) for n, e in enumerate(examples)]
     together = run(layer, examples, rows)
     alone = [run(layer, [e], [x])[0] for e, x in zip(examples, rows, strict=True)]
-    torch.testing.assert_close(together, alone, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(
-        gradients(layer, together), gradients(layer, alone), rtol=1e-10, atol=1e-10
-    )
+    assert_equal(together, alone)
+    assert_equal(gradients(layer, together), gradients(layer, alone))
     order = data.draw(st.permutations(range(len(examples))))
     moved = run(layer, [examples[n] for n in order], [rows[n] for n in order])
-    torch.testing.assert_close(moved, [together[n] for n in order], rtol=1e-10, atol=1e-10)
+    assert_equal(moved, [together[n] for n in order])
 
 
 @pytest.mark.parametrize("kind", SMALL)
@@ -58,7 +56,7 @@ def test_numbers_of_the_nodes_do_not_matter(kind: str, data: st.DataObject) -> N
     moved = torch.empty_like(x)
     moved[number] = x
     h_moved = layer(moved, number[example.edge_index], child_slot=example.child_slot)
-    torch.testing.assert_close(h_moved[number], h, rtol=1e-10, atol=1e-10)
+    assert_equal([h_moved[number]], [h])
 
 
 @pytest.mark.parametrize("kind", SMALL)

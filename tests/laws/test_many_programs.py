@@ -7,7 +7,8 @@ import torch
 
 from pyg_dynbatch.core import Schedule, run_one_by_one
 from tests.laws.languages import VECTOR, Language, recorded, sketch_of
-from tests.laws.test_programs import assert_equal, flat, inputs_of
+from tests.laws.test_programs import flat, inputs_of
+from tests.nn.recursion import assert_equal
 
 CHUNKS, BATCHES, PROGRAMS = 20, 100, 50
 

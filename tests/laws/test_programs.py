@@ -17,6 +17,8 @@ from pyg_dynbatch.testing import (
 )
 from tests.core.helpers import as_users_run_it
 from tests.laws.languages import VECTOR, Language, Sketch, meaning, recorded, rows_read, sketches
+from tests.nn.recursion import assert_equal
+from tests.strategies import few
 
 LANGUAGE = Language()
 BATCHES = st.lists(sketches(), min_size=1, max_size=4)
@@ -44,13 +46,7 @@ def gradients(run: Callable[[Tensor], dict[str, Any]], x: Tensor) -> list[Tensor
     return [z if f is None else f for f, z in zip(found, zeros, strict=True)]
 
 
-def assert_equal(found: list[Tensor], wanted: list[Tensor]) -> None:
-    assert len(found) == len(wanted)
-    for mine, right in zip(found, wanted, strict=True):
-        torch.testing.assert_close(mine, right, rtol=1e-10, atol=1e-10)
-
-
-@settings(max_examples=25)
+@few(10)
 @given(BATCHES)
 def test_values_and_gradients_are_those_of_a_plain_recursion(batch: list[Sketch]) -> None:
     programs, x = [recorded(LANGUAGE, sketch) for sketch in batch], inputs_of(batch)
@@ -69,7 +65,7 @@ def test_values_and_gradients_are_those_of_a_plain_recursion(batch: list[Sketch]
         assert_equal(gradients(run, x), right)
 
 
-@settings(max_examples=25)
+@few(10)
 @given(BATCHES)
 def test_the_public_laws_hold(batch: list[Sketch]) -> None:
     programs, inputs = [recorded(LANGUAGE, sketch) for sketch in batch], {VECTOR: inputs_of(batch)}
@@ -78,7 +74,7 @@ def test_the_public_laws_hold(batch: list[Sketch]) -> None:
     assert_order_is_free(LANGUAGE.engine, programs, inputs)
 
 
-@settings(max_examples=25)
+@few(10)
 @given(BATCHES)
 def test_agenda_makes_no_more_steps_and_none_beats_the_bound(batch: list[Sketch]) -> None:
     programs = [recorded(LANGUAGE, sketch) for sketch in batch]
@@ -92,7 +88,7 @@ def test_agenda_makes_no_more_steps_and_none_beats_the_bound(batch: list[Sketch]
         assert stats.steps <= stats.fold_steps
 
 
-@settings(max_examples=25)
+@few(10)
 @given(BATCHES)
 def test_the_same_programs_give_the_same_schedule(batch: list[Sketch]) -> None:
     for policy in ("depth", "agenda"):
@@ -150,7 +146,7 @@ def test_empty_examples_change_nothing(sketch: Sketch, place: int) -> None:
     assert_equal(flat(LANGUAGE.engine(schedule, {VECTOR: x})), flat(wanted))
 
 
-@pytest.mark.parametrize("policy", ["depth", "agenda"])
+@pytest.mark.parametrize("policy", ["depth", pytest.param("agenda", marks=pytest.mark.long)])
 def test_ten_thousand_calls_in_a_row(policy: str) -> None:
     calls: list[Any] = [("gate", [1, 5])]
     calls += [("gate", [5 + number, 1]) for number in range(1, 10_000)]

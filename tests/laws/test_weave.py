@@ -11,41 +11,16 @@ from pyg_dynbatch.molecules.models import WeaveNet, WeaveProgram
 from pyg_dynbatch.nn.pairs import Pairs
 from pyg_dynbatch.nn.readout import GaussianHistogramAggregation
 from pyg_dynbatch.nn.weave import WeaveConv, WeaveStack
-from tests.nn.plain_weave import Molecules, molecules, plain_weave
+from tests.nn.plain_weave import Molecules, close, gradients, molecules, plain_weave, shaken
 from tests.strategies import few
 
 FEW = few(12)
 NORMS = (None, "batch", "layer")
 
 
-def close(a: object, b: object) -> None:
-    torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
-
-
 def pairs_of(mols: Molecules) -> Pairs:
     code = torch.tensor(mols.code, dtype=torch.uint8)
     return Pairs.from_codes(code, mols.sizes, torch.tensor(mols.kept))
-
-
-def shaken(module: torch.nn.Module) -> torch.nn.Module:
-    """Makes all parameters and running statistics different from where they start."""
-    with torch.no_grad():
-        for number, parameter in enumerate(module.parameters()):
-            parameter += 0.3 * torch.sin(torch.arange(parameter.numel()) + number).view_as(
-                parameter
-            )
-        for name, buffer in module.named_buffers():
-            if name.endswith("running_var"):
-                buffer += 0.5
-            elif name.endswith("running_mean"):
-                buffer -= 0.1
-    return module.double()
-
-
-def gradients(results: list[Tensor], wanted: list[Tensor]) -> list[Tensor]:
-    loss = sum(((part + 0.1) * (part.detach() + 1).cos()).sum() for part in results)
-    found = torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True)
-    return list(found)
 
 
 def stack_of(norm: str | None, residual: bool, modules: int = 2) -> WeaveStack:

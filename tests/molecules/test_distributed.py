@@ -10,14 +10,9 @@ from torch import Tensor
 
 from pyg_dynbatch.training import OptimizerOptions
 from tests.molecules.molecules import molecule_data, property_task
+from tests.training.helpers import FORKS, bare_trainer
 
-pytestmark = [
-    # A process that has computed gradients on a machine with a GPU must not be forked.
-    pytest.mark.skipif(torch.cuda.is_available(), reason="forks processes, on the CPU alone"),
-    pytest.mark.filterwarnings("ignore:.*num_workers"),
-    pytest.mark.filterwarnings("ignore:Using `DistributedSampler` with the dataloaders"),
-    pytest.mark.filterwarnings("ignore:.*fork"),
-]
+pytestmark = FORKS
 
 TRAIN = 16
 
@@ -41,20 +36,7 @@ def weights_after_a_step(
     torch.manual_seed(3)
     task = property_task(data, optimizer=OptimizerOptions("sgd", lr=0.5), norm=norm, atom_norm=norm)
     before = {name: weight.clone() for name, weight in task.network.named_parameters()}
-    run = pl.Trainer(
-        accelerator="cpu",
-        devices=ranks,
-        strategy="ddp_fork" if ranks > 1 else "auto",
-        default_root_dir=folder,
-        max_epochs=1,
-        limit_val_batches=0,
-        callbacks=[OneStep()],
-        num_sanity_val_steps=0,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    run = bare_trainer(folder, ranks, limit_val_batches=0, callbacks=[OneStep()])
     run.fit(task, datamodule=data)
     return before, dict(task.network.named_parameters())
 

@@ -4,7 +4,6 @@ import json
 import math
 import pickle
 import re
-import subprocess
 import sys
 from typing import Any
 
@@ -26,6 +25,7 @@ from pyg_dynbatch.data import (
     rdkit_version,
 )
 from pyg_dynbatch.molecules.featurizer import upper_triangle
+from pyg_dynbatch.molecules.rdkit_access import rdkit_module
 from tests.molecules.own_features import BothHetero, Given, GivenRows, Mass
 from tests.molecules.writings import ODD, fingerprint, reordered
 
@@ -410,20 +410,12 @@ def _init(features: Any, *arguments: Any) -> None:
     AtomFeatures.__init__(features, *arguments)
 
 
-def test_without_rdkit_one_clear_message() -> None:
-    code = """
-import sys
-sys.modules["rdkit"] = None
-from pyg_dynbatch.data import MoleculeFeaturizer, read_molecules
-try:
-    MoleculeFeaturizer()("CCO")
-except ImportError as error:
-    print(error)
-"""
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    assert "RDKit cannot be imported" in run.stdout
-    assert 'pip install "pyg_dynbatch[chem]"' in run.stdout
+def test_without_rdkit_one_clear_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rdkit.Chem", None)
+    rdkit_module.cache_clear()
+    with pytest.raises(ImportError, match="RDKit cannot be imported") as caught:
+        MoleculeFeaturizer()("CCO")
+    assert 'pip install "pyg_dynbatch[chem]"' in str(caught.value)
 
 
 def test_a_fragment_keeps_the_numbers_of_the_text() -> None:

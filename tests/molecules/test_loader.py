@@ -7,6 +7,7 @@ import torch
 from pyg_dynbatch.loader import Collater, MoleculeLoader, NodeBudgetBatchSampler, pair_counts
 from pyg_dynbatch.nn.pairs import Pairs
 from tests.molecules.batches import TABLE, molecule
+from tests.training.helpers import bare_trainer
 
 
 def molecules(count: int = 20):
@@ -79,16 +80,7 @@ class Model(pl.LightningModule):
 
 @pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*num_workers")
 def test_lightning_rebuilds_the_loader_with_its_pairs(tmp_path):
-    trainer = pl.Trainer(
-        max_epochs=1,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=tmp_path,
-        log_every_n_steps=1,
-    )
+    trainer = bare_trainer(tmp_path)
     model = Model()
     options = {"pair_table": TABLE, "batch_size": 4, "self_pairs": False}
     trainer.fit(model, MoleculeLoader(molecules(), shuffle=True, seed=1, **options))

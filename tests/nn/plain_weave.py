@@ -97,3 +97,28 @@ def plain_weave(
     if conv.residual and new_pair.shape == pair.shape:
         new_pair = new_pair + pair
     return new_x, new_pair
+
+
+def close(a: object, b: object) -> None:
+    torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
+
+
+def shaken(module: torch.nn.Module) -> torch.nn.Module:
+    """Makes all parameters and running statistics different from where they start."""
+    with torch.no_grad():
+        for number, parameter in enumerate(module.parameters()):
+            parameter += 0.3 * torch.sin(torch.arange(parameter.numel()) + number).view_as(
+                parameter
+            )
+        for name, buffer in module.named_buffers():
+            if name.endswith("running_var"):
+                buffer += 0.5
+            elif name.endswith("running_mean"):
+                buffer -= 0.1
+    return module.double()
+
+
+def gradients(results: list[Tensor], wanted: list[Tensor]) -> list[Tensor]:
+    loss = sum(((part + 0.1) * (part.detach() + 1).cos()).sum() for part in results)
+    found = torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True)
+    return list(found)

@@ -5,6 +5,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import pytest
+import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 
@@ -14,6 +15,12 @@ from pyg_dynbatch.training import OptimizerOptions, RandomState, last_checkpoint
 
 # Lightning 2.6 rebuilds modules through a name that jsonargparse has since replaced.
 OLD_NAME = pytest.mark.filterwarnings("ignore:(?s).*(jsonargparse|deprecated in v4)")
+
+# A process that has computed gradients on a machine with a GPU must not be forked.
+FORKS = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="forks processes, on the CPU alone"),
+    pytest.mark.filterwarnings("ignore:.*(num_workers|DistributedSampler|fork)"),
+]
 
 RECIPE = ListOpsRecipe(train=60, val=21, test=17, max_depth=4, max_length=30)
 SIZES = {"embedding_channels": 6, "hidden_channels": 8}
@@ -54,6 +61,7 @@ def trainer(folder: Path, epochs: int = 1, **options: Any) -> pl.Trainer:
         "accelerator": "cpu",
         "devices": 1,
         "max_epochs": epochs,
+        "default_root_dir": folder,
         "logger": CSVLogger(folder / "runs", name="test"),
         "enable_progress_bar": False,
         "enable_model_summary": False,
@@ -65,6 +73,13 @@ def trainer(folder: Path, epochs: int = 1, **options: Any) -> pl.Trainer:
         # Chooses the folder before ranks are forked.
         _ = run.logger.version
     return run
+
+
+def bare_trainer(folder: Path, ranks: int = 1, **options: Any) -> pl.Trainer:
+    """A trainer that writes nothing, in this process or in several forked ones."""
+    given = {"logger": False, "enable_checkpointing": False, "num_sanity_val_steps": 0}
+    given |= {"callbacks": [], "strategy": "ddp_fork" if ranks > 1 else "auto"}
+    return trainer(folder, devices=ranks, **{**given, **options})
 
 
 def checkpointing() -> ModelCheckpoint:

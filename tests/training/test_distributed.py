@@ -15,15 +15,9 @@ from pyg_dynbatch.datasets import ListOpsRecipe
 from pyg_dynbatch.loader import DataLoader
 from pyg_dynbatch.tasks import ListOpsData, TreeClassification, TreeDataModule
 from pyg_dynbatch.training import OptimizerOptions, PredictionTable
-from tests.training.helpers import SIZES
+from tests.training.helpers import FORKS, SIZES, bare_trainer
 
-pytestmark = [
-    # A process that has computed gradients on a machine with a GPU must not be forked.
-    pytest.mark.skipif(torch.cuda.is_available(), reason="forks processes, on the CPU alone"),
-    pytest.mark.filterwarnings("ignore:.*num_workers"),
-    pytest.mark.filterwarnings("ignore:Using `DistributedSampler` with the dataloaders"),
-    pytest.mark.filterwarnings("ignore:.*fork"),
-]
+pytestmark = FORKS
 
 TRAIN, VAL, TEST = 24, 9, 11  # an even number to train on, odd ones to measure
 RECIPE = ListOpsRecipe(train=TRAIN, val=VAL, test=TEST, max_depth=4, max_length=30)
@@ -65,17 +59,9 @@ class Trees(pl.Callback):
 
 
 def trainer(folder: Path, ranks: int, start: str = "ddp_fork", **options: Any) -> pl.Trainer:
-    return pl.Trainer(
-        accelerator="cpu",
-        devices=ranks,
-        strategy=start if ranks > 1 else "auto",
-        default_root_dir=folder,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **{"max_epochs": 2, "num_sanity_val_steps": 0, "precision": "64-true", **options},
-    )
+    strategy = start if ranks > 1 else "auto"
+    given = {"max_epochs": 2, "precision": "64-true", "strategy": strategy, **options}
+    return bare_trainer(folder, ranks, **given)
 
 
 def classifier(data: TreeDataModule, reduction: str = "mean", **options: Any) -> TreeClassification:
