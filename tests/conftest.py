@@ -24,7 +24,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Draw more examples per law where the long tests are selected."""
     settings.register_profile(
         "tests",
-        max_examples=100 if config.option.markexpr == "long" else 20,
+        max_examples=60 if config.option.markexpr == "long" else 20,
         derandomize="CI" in os.environ,
         print_blob=True,
         # Batches are small and first calls are slow: a deadline would only measure the machine.

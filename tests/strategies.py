@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def few(examples: int) -> settings:
-    """Settings of a law whose examples are expensive; five times as many in a long run."""
+    """Settings of a law whose examples are expensive; three times as many in a long run."""
     number = examples * settings().max_examples // 20
     return settings(max_examples=number, suppress_health_check=list(HealthCheck))
 
