@@ -398,7 +398,7 @@ PREDICT = ("predict", "--checkpoint", "CKPT", "--input")
     [
         ((*PREDICT, "none.csv"), "none.csv"),
         ((*PREDICT, "no_smiles.csv"), "smiles"),
-        ((*PREDICT, "empty.csv"), "the file has no molecules"),
+        ((*PREDICT, "empty.csv"), "the file contains no molecules"),
         ((*PREDICT, "some.xyz"), "the format does not follow from the suffix"),
         ((*PREDICT, "some.csv", "--smiles-column", "nope"), "nope"),
         ((*PREDICT, "some.csv", "--workers", "-1"), "--workers"),

@@ -168,9 +168,11 @@ def test_empty_files(tmp_path: Path) -> None:
     for name in ("a.smi", "a.sdf"):
         for text in ("", "\n\n"):
             path = write(tmp_path, name, text)
-            with pytest.raises(ValueError, match=r"the file has no molecules[\s\S]*one \w+ record"):
+            with pytest.raises(
+                ValueError, match=r"the file contains no molecules[\s\S]*one \w+ record"
+            ):
                 list(read_molecules(path))
-    with pytest.raises(ValueError, match="the file has no molecules"):
+    with pytest.raises(ValueError, match="the file contains no molecules"):
         list(read_molecules(write(tmp_path, "a.csv", "smiles,y\n")))
     with pytest.raises(ValueError, match=r"column 'smiles' not found[\s\S]*no columns"):
         list(read_molecules(write(tmp_path, "b.csv", "")))

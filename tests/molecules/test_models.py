@@ -182,7 +182,7 @@ def test_wrong_options_and_batches_are_refused() -> None:
         small(readout="nothing")
     with pytest.raises(ValueError, match=r"(?s)readout 'quantile' cannot be used"):
         small(readout="quantile")
-    with pytest.raises(ValueError, match=r"(?s)no pairs that fit the table.*got: *neither"):
+    with pytest.raises(ValueError, match=r"(?s)do not fit the table.*got: *neither"):
         small()(Batch.from_data_list([Data(x=torch.zeros(2, 4))]))
     batch = batch_of(2)
     batch.pairs = Pairs.from_codes(batch.pair_code, [2], num_codes=9)

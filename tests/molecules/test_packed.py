@@ -180,10 +180,11 @@ def test_no_store(tmp_path):
 
 
 def test_a_missing_column(dataset):
-    (dataset.folder / "codes.npy").unlink()
+    (path,) = dataset.folder.glob("codes-*.npy")
+    path.unlink()
     with pytest.raises(FileNotFoundError, match="a column is missing") as caught:
         PackedMolecules(dataset.folder)
-    assert "codes.npy" in str(caught.value)
+    assert path.name in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -255,7 +256,7 @@ def test_a_damaged_folder_is_made_again(tmp_path):
     (folder / HEADER).write_text("{")
     again, made = opened(tmp_path)
     assert (len(again), made) == (49, 1)
-    (folder / "text.npy").unlink()
+    next(folder.glob("text-*.npy")).unlink()
     again, made = opened(tmp_path)
     assert (len(again), made) == (49, 1) and again.smiles(0)
 
@@ -276,7 +277,7 @@ def test_a_large_store_is_opened_without_being_read(tmp_path):
         "pair_start": np.arange(count + 1) * pairs,
         "text_start": np.arange(count + 1),
     }
-    columns = write_columns(tmp_path, [shape.__getitem__], list(shape))
+    columns = write_columns(tmp_path, [shape.__getitem__], list(shape), {})
     table = PairTable(torch.zeros(1, 1), ("a",), torch.tensor([0]))
     header = {
         "format": FORMAT,

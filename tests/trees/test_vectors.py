@@ -29,9 +29,9 @@ def test_coverage_by_split(vectors: WordVectors) -> None:
 
 def test_words_without_vector_are_named_when_they_occur(vectors: WordVectors) -> None:
     assert vectors.require(torch.tensor([0, 1, 0, 2])) is vectors
-    with pytest.raises(ValueError, match=r"token 'b' has no vector[\s\S]*where:    here"):
+    with pytest.raises(ValueError, match=r"token 'b' is missing[\s\S]*where:    here"):
         vectors.require(torch.tensor([0, 1, 5, 2]))
-    with pytest.raises(ValueError, match="token '<unk>' has no vector"):
+    with pytest.raises(ValueError, match="token '<unk>' is missing"):
         vectors.require(torch.tensor([1, 1, 0, 2]))
     with pytest.raises(ValueError, match="a vector for each of 3 words"):
         vectors.require()
@@ -111,7 +111,7 @@ def test_strict_names_a_token_without_vector(samples: Path, vocabulary: Vocabula
     with pytest.raises(ValueError) as caught:
         read_word_vectors(samples / "glove.txt", vocabulary, strict=True)
     message = str(caught.value)
-    assert "WordVectors: token 'The' has no vector" in message
+    assert "WordVectors: the vector of token 'The' is missing" in message
     assert "3 words without: 'The', 'dull', 'Caf\u00e9'" in message
     assert "glove.txt" in message
 

@@ -14,7 +14,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
-from zipfile import BadZipFile, ZipFile
+from zipfile import ZipFile
 
 import numpy as np
 import torch
@@ -34,20 +34,20 @@ from pyg_dynbatch.molecules.files import (
 from pyg_dynbatch.molecules.rdkit_access import MoleculeError, canonical_smiles, parse_mol_block
 from pyg_dynbatch.molecules.store import (
     FORMAT,
-    HEADER,
     Arrays,
     AtomPacking,
     ColumnReader,
     Featurizer,
+    MappedColumns,
     PackedMolecules,
     join_packs,
     read_header,
+    remove_leftovers,
     write_columns,
     write_header,
 )
 
-CHUNK = 128
-"""Number of records that are featurized at a time."""
+CHUNK = 128  # records that are featurized at a time
 
 # Chunks that wait for each process: enough that none is idle, few enough to need no memory.
 _WAITING = 4
@@ -396,19 +396,18 @@ class _Builder:
         if self.folder is None or self.options.force:
             return None
         try:
-            made = read_header(self.folder)["featurizer_digest"]
+            header = read_header(self.folder)
         except (FileNotFoundError, ValueError):
             return None
+        made = header["featurizer_digest"]
         if made != self._header["featurizer_digest"]:
             what = f"{self.name}: another featurizer made what is in the folder"
             expected = f"featurizer {self._header['featurizer_digest']}"
-            got, hint = (
-                f"featurizer {made}",
-                "another folder, or force=True (--force) to replace it",
-            )
-            raise mismatch(ValueError, what, expected, got, where=self.folder, hint=hint)
+            hint = "another folder, or force=True (--force) to replace it"
+            where, got = self.folder, f"featurizer {made}"
+            raise mismatch(ValueError, what, expected, got, where=where, hint=hint)
         try:
-            found = PackedMolecules(self.folder)
+            found = PackedMolecules((header, MappedColumns(self.folder, header["columns"])))
             found.check()
         except (FileNotFoundError, ValueError):
             return None
@@ -464,15 +463,12 @@ class _Builder:
             return PackedMolecules((header, join_packs(packs, self._names)))
         old = self._finished
         if old is not None and all(part.is_old for part in parts) and len(parts) == len(old.parts):
-            header["columns"] = old.header["columns"]
+            columns = old.header["columns"]
         else:
-            # While columns change, the folder is not a finished store.
-            (self.folder / HEADER).unlink(missing_ok=True)
-            header["columns"] = write_columns(self.folder, packs, self._names)
+            columns = write_columns(self.folder, packs, self._names, header)
+        write_header(self.folder, {**header, "columns": columns})
         write_error_report(self.folder / ERRORS, errors)
-        write_header(self.folder, header)
-        for path in self.folder.glob("part-*.npz"):
-            path.unlink()
+        remove_leftovers(self.folder, columns)
         return PackedMolecules(self.folder)
 
     def _kept(self, number: int, digest: str) -> _Part | None:
@@ -489,8 +485,8 @@ class _Builder:
                 with ZipFile(path) as content:
                     if content.testzip() is not None:
                         return None
-            except (OSError, ValueError, BadZipFile):
-                return None  # missing, damaged or of other records: made again
+            except Exception:  # missing, damaged (zipfile raises many classes) or of other records
+                return None
             found = _Part(facts, partial(_read_part, path, digest))
         same_policy = found.facts["bad"] == self.options.bad or not found.facts["errors"]
         return found if same_policy else None
@@ -524,8 +520,6 @@ def _read_part(path: Path, digest: str, name: str) -> np.ndarray:
             if found == digest:
                 return arrays[name]
             got = f"made from {found[:16]}"
-    except FileNotFoundError:
-        raise
     except Exception as error:  # numpy and zipfile raise many classes for a damaged file
         got = f"{type(error).__name__}: {error}"
     what = "packed molecules: a part of the store was damaged or replaced"

@@ -294,7 +294,7 @@ class MoleculeCollater(PlanningCollater):
         exclude_keys: Fields to leave out, as in PyG.
 
     Raises:
-        ValueError: If the set of pairs is unknown; on calling, if there is no molecule, the
+        ValueError: If the set of pairs is unknown; on calling, if the list is empty, the
             molecules differ in their fields, or a molecule has a wrong number of pairs or a code
             outside the table.
 

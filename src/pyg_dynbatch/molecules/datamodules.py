@@ -454,6 +454,7 @@ class PackedMoleculeData(MoleculeDataModule):
     def load(self) -> PackedMolecules:
         """Open the folder."""
         molecules = PackedMolecules(self.root, self.featurizer)
+        molecules.check()  # once, instead of in every loader worker
         if not molecules.task_names:
             expected = "packed molecules with at least one target"
             hint = "pyg-dynbatch featurize --targets NAME into another folder"

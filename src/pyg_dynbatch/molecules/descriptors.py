@@ -35,7 +35,7 @@ class MoleculeDescriptors(FeaturePart):
         options: The arguments of the subclass, plain values by name; they go into the spec.
 
     Raises:
-        ValueError: If there is no name, one appears twice, or an option is not a plain value.
+        ValueError: If `names` is empty or has duplicates, or an option is not a plain value.
 
     Example:
         >>> class Carbons(MoleculeDescriptors):

@@ -186,7 +186,7 @@ def _read(path: str | Path, kind: str, wanted: _Request) -> Iterator[RawMolecule
         for raw in records:
             yield raw
         if raw is None:
-            what = f"{lines.name}: the file has no molecules"
+            what = f"{lines.name}: the file contains no molecules"
             got = f"{lines.number} lines"
             raise mismatch(ValueError, what, f"at least one {kind} record", got, where=path)
 

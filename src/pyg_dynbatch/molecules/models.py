@@ -165,7 +165,7 @@ class WeaveNet(nn.Module):
             pairs = Pairs.from_codes(batch.pair_code, sizes, num_codes=num_codes)
             pairs = pairs.to(batch.x.device)
         if pairs is None or pairs.num_codes != num_codes:
-            what = "WeaveNet: the batch has no pairs that fit the table"
+            what = "WeaveNet: the pairs of the batch do not fit the table"
             expected = f"batch.pairs or batch.pair_code with {num_codes} codes"
             got = "neither" if pairs is None else f"{pairs.num_codes} codes"
             hint = "featurize, collate and predict with one pair table"

@@ -2,8 +2,10 @@
 
 import hashlib
 import json
+import warnings
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -14,7 +16,7 @@ from jaxtyping import Float32, Int64
 from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.errors import mismatch, mismatch_text
 from pyg_dynbatch.core.files import write_atomically
 from pyg_dynbatch.core.structure import concatenated_ranges
 from pyg_dynbatch.loading import Segments
@@ -23,14 +25,13 @@ from pyg_dynbatch.molecules.features import KINDS
 from pyg_dynbatch.molecules.files import BadMolecule
 from pyg_dynbatch.molecules.pair_table import PairTable
 
-FORMAT = "pyg_dynbatch.molecules.2"
+FORMAT = "pyg_dynbatch.molecules.3"
 HEADER = "store.json"
-_CHECKED_AT_ONCE = 1 << 22  # bytes
+PARTS = "part-*.npz"
 
 Transform = Callable[[MoleculeData], Any]
 
-Arrays = Mapping[str, np.ndarray]
-"""Packed molecules: one array per column."""
+Arrays = Mapping[str, np.ndarray]  # packed molecules, one array per column
 
 # The column that holds where the rows of each molecule begin; other columns have one row each.
 _STARTS = {
@@ -137,8 +138,7 @@ class AtomPacking:
             raise mismatch(ValueError, what, expected, got, where=where)
 
 
-ColumnReader = Callable[[str], np.ndarray]
-"""Reads a column of some packed molecules by its name."""
+ColumnReader = Callable[[str], np.ndarray]  # reads a column by its name
 
 
 def _pieces_of(packs: Iterable[ColumnReader], name: str) -> Iterator[np.ndarray]:
@@ -159,15 +159,31 @@ def join_packs(packs: Sequence[ColumnReader], names: Iterable[str]) -> dict[str,
 
 
 def write_columns(
-    folder: Path, packs: Sequence[ColumnReader], names: Iterable[str]
-) -> dict[str, list[int]]:
-    """Write the columns of packs, joined; return the size and the checksum of each file."""
-    checks = {}
+    folder: Path, packs: Sequence[ColumnReader], names: Iterable[str], header: Mapping[str, Any]
+) -> dict[str, list[Any]]:
+    """Write the columns of packs, joined; return the name, size and checksum of each file.
+
+    File names contain a hash of the header: an earlier build stays valid until it is replaced.
+    """
+    build, columns = _digest(header)[:8], {}
     for name in names:
         pieces = _pieces_of(packs, name)
-        path = write_atomically(folder / f"{name}.npy", partial(_write_npy, pieces))
-        checks[name] = [path.stat().st_size, _checksum(path)]
-    return checks
+        path = write_atomically(folder / f"{name}-{build}.npy", partial(_write_npy, pieces))
+        columns[name] = [path.name, path.stat().st_size, _checksum(path)]
+    return columns
+
+
+def remove_leftovers(folder: Path, columns: Mapping[str, Sequence[Any]]) -> None:
+    """Remove the parts, unfinished files and columns of other builds than that of the header."""
+    used = {file for file, _, _ in columns.values()}
+    found = [*folder.glob(PARTS), *folder.glob(f".{PARTS}.*.tmp")]
+    for name in columns:
+        found += [*folder.glob(f"{name}-????????.npy"), *folder.glob(f".{name}-*.npy.*.tmp")]
+    for path in found:
+        if path.name not in used:
+            # Windows keeps a file that another process has mapped; the next build removes it.
+            with suppress(PermissionError):
+                path.unlink()
 
 
 def _write_npy(pieces: Iterator[np.ndarray], path: Path) -> None:
@@ -185,44 +201,47 @@ def _write_npy(pieces: Iterator[np.ndarray], path: Path) -> None:
 
 
 def _checksum(path: Path) -> int:
-    checksum = 0
-    with path.open("rb") as file:
-        while chunk := file.read(_CHECKED_AT_ONCE):
-            checksum = zlib.crc32(chunk, checksum)
-    return checksum
+    return zlib.crc32(np.memmap(path, np.uint8, "r").data)
 
 
-class _MappedColumns(dict[str, np.ndarray]):
+class MappedColumns(dict[str, np.ndarray]):
     """Maps each column into memory when it is first read, and compares its checksum then."""
 
-    def __init__(self, folder: Path, checks: Mapping[str, Sequence[int]]) -> None:
+    def __init__(
+        self, folder: Path, columns: Mapping[str, Sequence[Any]], checked: Collection[str] = ()
+    ) -> None:
         super().__init__()
         self.folder = folder
-        self.checks = checks
-        for name, (size, _) in checks.items():
-            path = folder / f"{name}.npy"
-            if not path.is_file():
-                what, hint = "packed molecules: a column is missing", "make the data set again"
-                raise mismatch(FileNotFoundError, what, path.name, where=folder, hint=hint)
-            if path.stat().st_size != size:
-                raise _damaged(path, f"{size:,} bytes", f"{path.stat().st_size:,} bytes")
+        self.columns = columns
+        self.checked = set(checked)  # columns whose checksum was compared, in any process
+        for name, (_, size, _) in columns.items():
+            if (found := self._existing(name).stat().st_size) != size:
+                raise _damaged(self._existing(name), f"{size:,} bytes", f"{found:,} bytes")
+
+    def _existing(self, name: str) -> Path:
+        path = self.folder / self.columns[name][0]
+        if not path.is_file():
+            what, hint = "packed molecules: a column is missing", "open or build the data set again"
+            raise mismatch(FileNotFoundError, what, path.name, where=self.folder, hint=hint)
+        return path
 
     def __missing__(self, name: str) -> np.ndarray:
-        path, expected = self.folder / f"{name}.npy", self.checks[name][1]
-        if (checksum := _checksum(path)) != expected:
+        path, expected = self._existing(name), self.columns[name][2]
+        if name not in self.checked and (checksum := _checksum(path)) != expected:
             raise _damaged(path, f"checksum {expected:08x}", f"checksum {checksum:08x}")
+        self.checked.add(name)
         # As a plain array: each slice of a memmap costs several times as much.
         self[name] = np.asarray(np.load(path, mmap_mode="r"))
         return self[name]
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Leave the mapped arrays behind: pickled, they would be the whole content."""
-        return type(self), (self.folder, self.checks)
+        return type(self), (self.folder, self.columns, self.checked)
 
 
 @runtime_checkable
 class Featurizer(Protocol):
-    """What is asked of a featurizer, such as ``MoleculeFeaturizer``."""
+    """Interface of a featurizer, such as ``MoleculeFeaturizer``."""
 
     atom_names: tuple[str, ...]
     atom_kinds: tuple[str, ...]
@@ -276,7 +295,11 @@ class PackedMolecules(Dataset[MoleculeData]):
         if isinstance(source, str | Path):
             self.folder = Path(source)
             header = read_header(self.folder)
-            source = header, _MappedColumns(self.folder, header["columns"])
+            if any(self.folder.glob(PARTS)):
+                what = "packed molecules: a later build of the folder is not finished"
+                text = mismatch_text(what, where=self.folder, hint="repeat its command")
+                warnings.warn(text, stacklevel=2)
+            source = header, MappedColumns(self.folder, header["columns"])
         elif isinstance(source, PackedMolecules):
             self.folder = source.folder
             source = source.header, source.arrays
@@ -405,11 +428,10 @@ def read_header(folder: Path) -> dict[str, Any]:
     """Read the header of a finished store."""
     path = folder / HEADER
     if not path.is_file():
-        what, hint = (
-            "packed molecules: the folder is not a finished store",
-            "pyg-dynbatch featurize",
+        what, expected = "packed molecules: the folder is not a finished store", f"a file {HEADER}"
+        raise mismatch(
+            FileNotFoundError, what, expected, where=folder, hint="pyg-dynbatch featurize"
         )
-        raise mismatch(FileNotFoundError, what, f"a file {HEADER}", where=folder, hint=hint)
     expected = f"an unchanged header of format {FORMAT}"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

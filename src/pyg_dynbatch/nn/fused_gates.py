@@ -190,6 +190,9 @@ class FusedPlan:
 # Rows that kernels read and write.
 
 
+_NO_ROWS = torch.empty(0)
+
+
 @dataclass
 class Nodes:
     """The states of all leaves or of all inner nodes; ``Block.first`` counts their rows."""
@@ -201,17 +204,26 @@ class Nodes:
     dropout_mask: Tensor | None = None  # factors of u
     # Of inner nodes: h and c of all nodes, to be read by plan.children; h gathered, one row per
     # child; and for any number of children the sums of h, one row per node.
-    child_hidden: Tensor | None = None
-    child_memory: Tensor | None = None
-    gathered: Tensor | None = None
+    is_inner: bool = False
+    child_hidden: Tensor = _NO_ROWS
+    child_memory: Tensor = _NO_ROWS
+    gathered: Tensor = _NO_ROWS
     sums: Tensor | None = None
 
     @classmethod
-    def inner(cls, plan: FusedPlan, states: Sequence[Tensor], **rows: Tensor | None) -> "Nodes":
+    def inner(
+        cls,
+        plan: FusedPlan,
+        states: Sequence[Tensor],
+        gathered: Tensor = _NO_ROWS,
+        sums: Tensor | None = None,
+    ) -> "Nodes":
         """Take the rows of inner nodes from the states ``h, c, tanh(c)`` of all nodes."""
         hidden, memory, activated = (state[1 + plan.leaves :] for state in states)
         mask = None if plan.dropout_mask is None else plan.dropout_mask[plan.leaves :]
-        return cls(plan, hidden, memory, activated, mask, states[0], states[1], **rows)
+        return cls(
+            plan, hidden, memory, activated, mask, True, states[0], states[1], gathered, sums
+        )
 
     def mask_of(self, block: Block) -> Tensor | None:
         """The factors of u."""
@@ -219,7 +231,6 @@ class Nodes:
 
     def children_memory(self, block: Block) -> Tensor:
         """Gather c of the children of a block."""
-        assert self.child_memory is not None
         return torch.index_select(self.child_memory, 0, self.plan.children[block.children])
 
     def child_starts(self, block: Block) -> Tensor:
@@ -453,7 +464,6 @@ class TorchGates:
     def gather(self, block: Block) -> None:
         """Gather h of the children of a block, and sum it where sums are wanted."""
         nodes = self.nodes
-        assert nodes.child_hidden is not None and nodes.gathered is not None
         gathered = nodes.gathered[block.children]
         index = nodes.plan.children[block.children]
         torch.index_select(nodes.child_hidden, 0, index, out=gathered)
@@ -464,13 +474,12 @@ class TorchGates:
         """Activate the gates in place, and write ``c``, ``tanh(c)`` and ``h = o * tanh(c)``."""
         nodes, here = self.nodes, block.nodes
         memory, activated = nodes.memory[here], nodes.activated[here]
-        inner = nodes.child_memory is not None
-        if inner:
+        if nodes.is_inner:
             self._carry(block, gates, memory)
         u, i, o = gates.rows[:, : 3 * memory.size(1)].chunk(3, 1)
         mask = nodes.mask_of(block)
         candidate = u if mask is None else u * mask
-        if inner:
+        if nodes.is_inner:
             memory.addcmul_(i, candidate)
         else:
             torch.mul(i, candidate, out=memory)
@@ -482,7 +491,7 @@ class TorchGates:
         """Write the sum of f * c over the children of each node."""
         forget, ragged = gates.forget_of(memory.size(1)), gates.forget is not None
         if gates.own is not None and gates.product is not None:
-            self._add_inputs(block, gates, forget)
+            self._add_inputs(block, gates, forget, gates.own)
             gates.product.activate(gates.rows)
             if ragged:
                 forget.sigmoid_()
@@ -495,9 +504,7 @@ class TorchGates:
         for part, cell in zip(parts[1:], cells[1:], strict=True):
             memory.addcmul_(part, cell)
 
-    def _add_inputs(self, block: Block, gates: Gates, forget: Tensor) -> None:
-        own = gates.own
-        assert own is not None
+    def _add_inputs(self, block: Block, gates: Gates, forget: Tensor, own: Tensor) -> None:
         filled, last = own.size(0), own.size(1) - forget.size(-1)
         gates.rows[:filled, :last] += own[:, :last]
         if gates.forget is None:
@@ -525,24 +532,25 @@ class TorchGates:
         torch.mul(candidate, i, out=grads.rows[:, :width])
         torch.mul(candidate, u, out=grads.rows[:, width : 2 * width])
         if grads.child_memory is not None:
-            self._to_children(block, gates, memory, grads)
+            self._to_children(block, gates, memory, grads, grads.child_memory)
         to_u = grads.rows[:, :width]
         tanh_backward(to_u, u, grad_input=to_u)
         _through_sigmoid(grads.rows[:, width:], gates.rows[:, width:])
         if grads.forget is not None and gates.forget is not None:
             _through_sigmoid(grads.forget, gates.forget)
 
-    def _to_children(self, block: Block, gates: Gates, memory: Tensor, grads: Gates) -> None:
+    def _to_children(
+        self, block: Block, gates: Gates, memory: Tensor, grads: Gates, to_memory: Tensor
+    ) -> None:
         """Write the gradients of f after activation, and of the children's c."""
         width, before = memory.size(1), self.nodes.children_memory(block)
-        assert grads.child_memory is not None
         forget, to_forget = gates.forget_of(width), grads.forget_of(width)
         if gates.forget is not None:
             memory = torch.index_select(memory, 0, self.nodes.plan.segment_ids_of(block))
         else:
             memory, before = memory[:, None], before.view(forget.shape)
         torch.mul(memory, before, out=to_forget)
-        torch.mul(memory, forget, out=grads.child_memory.view(forget.shape))
+        torch.mul(memory, forget, out=to_memory.view(forget.shape))
 
     def sum_equal(self, given: StateGradients, cell: Tensor, cells: int) -> StateGradients:
         """Sum the gradients of equal leaves, always in the same order."""

@@ -78,7 +78,7 @@ class _FusedTreeLSTM(Function):
             # Zeros, as products read a few rows beyond those that are filled already.
             gathered = states[0].new_zeros(plan.places, width)
             sums = states[0].new_zeros(plan.inner, width) if plan.ragged else None
-            nodes = Nodes.inner(plan, states, gathered=gathered, sums=sums)
+            nodes = Nodes.inner(plan, states, gathered, sums)
             gates = _forward_levels(nodes, inputs, weight_input, weight_hidden, bias)
             ctx.plan, ctx.counts = plan, (len(leaf_gates), len(gates))
             ctx.save_for_backward(
@@ -171,7 +171,6 @@ def _forward_levels(
     """Compute all inner nodes; return the activated gates of all blocks."""
     plan, width, gathered = nodes.plan, bias.size(0) // 4, nodes.gathered
     columns, precision = (3 + plan.arity) * width, plan.precision
-    assert gathered is not None
     if not plan.ragged:
         # All children of a node share the bias of the forget gate.
         bias = torch.cat([bias[: 3 * width], *[bias[3 * width :]] * plan.arity])

@@ -106,7 +106,7 @@ class NativeGates(TorchGates):
         self.rows = _Nodes(nodes.activated.size(1), 0)
         _set(self.rows, hidden=nodes.hidden, memory=nodes.memory, activated=nodes.activated)
         _set(self.rows, dropout_mask=mask)
-        if nodes.child_memory is not None:
+        if nodes.is_inner:
             self.rows.arity = -1 if plan.ragged else plan.arity
             starts = plan.child_start if plan.ragged else None
             _set(self.rows, index=plan.children, starts=starts, all_hidden=nodes.child_hidden)

@@ -186,7 +186,7 @@ class TritonGates(TorchGates):
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, int]:
         """Forget gates, index, starts and memory of the children, and their number if fixed."""
         nodes, plan = self.nodes, self.nodes.plan
-        if nodes.child_memory is None:
+        if not nodes.is_inner:
             return None, None, None, None, 0
         starts = nodes.child_starts(block) if plan.ragged else None
         forget, index = gates.forget_of(nodes.memory.size(1)), plan.children[block.children]

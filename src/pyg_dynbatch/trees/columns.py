@@ -97,7 +97,7 @@ def columns_of(data: DynTreeData, segments: Mapping[str, Segments]) -> TreeColum
     known = {"edge_index", "depth"} <= fields.keys() <= TreeColumns.named
     if not known or not all(map(is_plain, fields.values())):
         return None
-    if store.get("num_nodes") != segments["depth"].starts[-1]:
+    if store.__dict__.get("_num_nodes") != segments["depth"].sizes.tolist():
         return None
     return TreeColumns(segments["depth"], fields, {key: segments[key] for key in fields})
 

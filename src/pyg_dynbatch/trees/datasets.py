@@ -41,7 +41,7 @@ Transform = Callable[[Any], Any]
 Item = TypeVar("Item")
 
 # Part of every cache name: raise it when the meaning of a field changes.
-_FORMAT = "pyg_dynbatch.trees.1"
+_FORMAT = "pyg_dynbatch.trees.2"
 
 
 @dataclass(frozen=True)
@@ -172,11 +172,11 @@ class TreeDataset(InMemoryDataset, ABC):
     def token_counts(self) -> Int[Tensor, " row"]:
         """Count how often each row of the vocabulary occurs."""
         token = self._data.token
-        if self.slices is not None:  # PyG keeps no slices of a single example
-            nodes = Segments(self.slices["depth"].diff().numpy())
-            chosen = np.array(self.indices(), dtype=np.int64)
-            rows = concatenated_ranges(nodes.starts[chosen], nodes.sizes[chosen])
-            token = token[torch.from_numpy(rows)]
+        # PyG keeps no slices of a single example.
+        sizes = [token.numel()] if self.slices is None else self.slices["depth"].diff().numpy()
+        nodes, chosen = Segments(np.asarray(sizes)), np.array(self.indices(), dtype=np.int64)
+        rows = concatenated_ranges(nodes.starts[chosen], nodes.sizes[chosen])
+        token = token[torch.from_numpy(rows)]
         return torch.bincount(token[token >= 0], minlength=self.num_tokens)
 
     def __getitems__(self, chosen: Sequence[int]) -> Sequence[Any]:

@@ -108,7 +108,7 @@ class WordVectors:
             counts: How often each row occurs; if given, only words that occur need a vector.
 
         Raises:
-            ValueError: If a word has no vector; row 0 is exempt unless it occurs.
+            ValueError: If the vector of a word is missing; row 0 is exempt unless it occurs.
         """
         wanted = torch.ones_like(self.found) if counts is None else counts > 0
         if counts is None:
@@ -116,7 +116,7 @@ class WordVectors:
         absent = (wanted & ~self.found).nonzero().flatten().tolist()
         if absent:
             first = ", ".join(repr(self.vocabulary[row]) for row in absent[:5])
-            what = f"WordVectors: token {self.vocabulary[absent[0]]!r} has no vector"
+            what = f"WordVectors: the vector of token {self.vocabulary[absent[0]]!r} is missing"
             expected = f"a vector for each of {int(wanted.sum())} words"
             got = f"{len(absent)} words without: {first}{', ...' if absent[5:] else ''}"
             hint = "missing='uniform' with strict=False, or a fuller source"
@@ -183,8 +183,8 @@ def read_word_vectors(
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If a line has another width than the first or does not hold numbers (file and
-            line are named), if `missing` is unknown, or, with `strict`, if a word has no vector.
+        ValueError: If the width of a line differs from the first or does not hold numbers (file and
+            line are named), if `missing` is unknown, or, with `strict`, if a vector is missing.
 
     Reference:
         Pennington, Socher and Manning (2014), doi 10.3115/v1/D14-1162.
