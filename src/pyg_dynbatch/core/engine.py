@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.layout import ZEROS, IndexSlice, Step, packed
@@ -142,9 +142,11 @@ class Engine(nn.Module):
             step = Step(number, first.size, first.arguments[:1], first.results)
             signatures = (*schedule.signatures, self._leaf)
             schedule = replace(schedule, signatures=signatures, steps=(step, *others))
-        run = _Run(self, schedule, inputs or {})
-        for number, step in enumerate(schedule.steps):
-            run.make(number, step)
+        run = Run(self)
+        run.extend(schedule, inputs or {})
+        if torch.is_grad_enabled() and torch.distributed.is_available():
+            if torch.distributed.is_initialized():
+                run.touch_unused()
         return run.outputs()
 
     def __prepare_scriptable__(self) -> NoReturn:
@@ -195,29 +197,42 @@ class Engine(nn.Module):
         return f"Engine({', '.join(s.name for s in self.operations.signatures)})"
 
 
-class _Run:
-    """One run of one schedule: its stores, and the token that orders reads and writes."""
+class Run:
+    """One run of an engine: its stores, and the token that orders reads and writes.
 
-    def __init__(
-        self, engine: Engine, schedule: Schedule, inputs: Mapping[RowType | str, Any]
-    ) -> None:
-        self.engine, self.schedule = engine, schedule
-        self.operations = [engine.operation_of(s) for s in schedule.signatures]
-        self.token = new_token(schedule.wiring)
+    A run may be extended: each further schedule reads the rows of the earlier ones as its first
+    inputs, and gradients flow through all of them.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
         self.pending: list[Write] = []
-        self.stores = [
-            RowBuffer(store.rows, store.constants if constants is None else 0)
-            for store, constants in zip(schedule.stores, schedule.constants, strict=True)
-        ]
-        row_types, known = self._row_types(), dict[RowType, Rows]()
-        for number, constants in enumerate(schedule.constants):
-            given = inputs_of(inputs, schedule.stores[number])
+        self.stores: list[RowBuffer] = []
+
+    def extend(self, schedule: Schedule, inputs: Mapping[RowType | str, Any]) -> None:
+        """Run a schedule; of inputs whose first rows are in a store, only the others are given."""
+        if not self.stores:
+            self.token = new_token(schedule.wiring)
+        self.schedule = schedule
+        self.operations = [self.engine.operation_of(s) for s in schedule.signatures]
+        self.known: dict[RowType, Rows] = {}
+        row_types, before = self._row_types(), [store.rows for store in self.stores]
+        for number, (store, constants) in enumerate(
+            zip(schedule.stores, schedule.constants, strict=True)
+        ):
+            if number < len(before):
+                given = inputs.get(store.row_type)
+                self.stores[number].grow(store.rows)
+                if given is not None:
+                    self.pending.append(Write(self.stores[number], before[number], given))
+                continue
+            self.stores.append(RowBuffer(store.rows, store.constants if constants is None else 0))
+            given = inputs_of(inputs, store)
             self._open(number, parts_of(row_types[number]), constants, given)
             if given is not None:
-                known[schedule.stores[number].row_type] = self.stores[number].buffers
-        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-        if torch.is_grad_enabled() and distributed:
-            self._touch_unused(known)
+                self.known[store.row_type] = self.stores[number].buffers
+        for number, step in enumerate(schedule.steps):
+            self.make(number, step)
 
     def _row_types(self) -> list[RowType]:
         """Row type of every store; what the schedule leaves open the operations decide."""
@@ -312,8 +327,9 @@ class _Run:
             return wiring.start, wiring.length
         return self.schedule.rows_of(wiring)
 
-    def _touch_unused(self, given: Mapping[RowType, Rows]) -> None:
+    def touch_unused(self) -> None:
         """Call unused operations on zero rows: other ranks wait for all their gradients."""
+        given = self.known
         used = {self.operations[step.operation] for step in self.schedule.steps}
         no_row = self.schedule.wiring[:0]
         for operation in self.engine.operations:
@@ -335,6 +351,15 @@ class _Run:
                 store = RowBuffer(0)
                 store.allocate(rows, tuple(part.dtype for part in rows))
                 self.token = store.write(self.token, 0, rows)
+
+    def read(self, picks: Sequence[tuple[int, Pick]]) -> list[Rows]:
+        """Read copies of rows of stores, with their gradients."""
+        return self._exchange([Read(self.stores[store], pick) for store, pick in picks], own=True)
+
+    def peek(self, store: int, rows: Tensor) -> Tensor:
+        """Return rows of a store without gradients."""
+        self._exchange([])
+        return self.stores[store].take(rows)[0]
 
     def outputs(self) -> dict[str, Any]:
         """Read all outputs."""

@@ -226,6 +226,16 @@ class RowBuffer:
             buffer[: self.zero_rows] = 0
         self.gradients.forms = tuple((b.shape, b.dtype, b.device) for b in self.buffers)
 
+    def grow(self, rows: int) -> None:
+        """Make room for more rows; those that were written stay."""
+        self.rows = max(rows, self.rows)
+        if self.buffers and self.buffers[0].size(0) >= rows:
+            return
+        old, room = self.buffers, max(rows, 2 * self.buffers[0].size(0))
+        self.buffers = tuple(part.new_empty((room, *part.shape[1:])) for part in old)
+        self.put(0, old)
+        self.gradients.forms = tuple((b.shape, b.dtype, b.device) for b in self.buffers)
+
     def put(self, start: int, rows: Rows) -> None:
         """Copy rows into the buffer."""
         for buffer, part in zip(self.buffers, rows, strict=True):

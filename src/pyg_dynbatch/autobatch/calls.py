@@ -1,0 +1,604 @@
+"""Record the calls of all examples as integers, and run what was recorded so far (a flush)."""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_unflatten
+
+from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, active
+from pyg_dynbatch.autobatch.operations import RANDOM, fast_form
+from pyg_dynbatch.autobatch.row_law import Examined, ReadsValue, examine
+from pyg_dynbatch.core.engine import Engine, Run
+from pyg_dynbatch.core.errors import Mismatch, mismatch
+from pyg_dynbatch.core.operation import Operations, Ragged, Signature
+from pyg_dynbatch.core.policy import Policy
+from pyg_dynbatch.core.program import INPUT, RESULT, Program
+from pyg_dynbatch.core.schedule import Schedule
+from pyg_dynbatch.core.types import TensorType
+
+_STATIC = (int, float, complex, str, bytes, type(None), type(...), torch.dtype, torch.device)
+_STATIC += (torch.layout, torch.memory_format)
+_LIBRARY = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
+_VECTOR = torch._C.TensorBase
+
+
+class Row:
+    """Marks a row among the arguments of a call."""
+
+
+ROW = Row()
+
+
+@dataclass(eq=False)
+class Site:
+    """All calls with one signature: same target, same static arguments, same row types."""
+
+    number: int
+    name: str
+    where: str
+    kinds: tuple[int, ...] = ()  # row type of each result
+    signature: int = -1  # -1 for rows from outside
+    single: bool = False
+    open: bool = False
+    flat: bool = False  # the result is a plain tuple of tensors
+    leaves: list[Any] = field(default_factory=list)
+    spec: Any = None
+    way: str = ""
+
+    def results(self, session: "Session", first: int) -> Any:
+        """Make the lazy results of one call."""
+        if self.single:
+            return Lazy(session, first, self.kinds[0])
+        made = [Lazy(session, number, kind) for number, kind in enumerate(self.kinds, first)]
+        if self.flat:
+            return tuple(made)
+        rest = iter(made)
+        leaves = [next(rest) if isinstance(x, TensorType) else x for x in self.leaves]
+        return tree_unflatten(leaves, self.spec)
+
+
+class Table:
+    """All signatures that a model has met so far, in one mode (training flags, autocast)."""
+
+    def __init__(self, names: dict[int, str]) -> None:
+        self.names = names  # path of each module
+        self.sites: list[Site] = []
+        self.by_key: dict[Any, Site] = {}
+        self.row_types: list[TensorType] = []
+        self.kind_of: dict[TensorType, int] = {}
+        self.external: list[Site] = []  # of each row type, the site of rows from outside
+        self.operations = Operations()
+        self.engine = Engine(self.operations)
+        self.signatures: list[Signature] = []
+        self._arrays: dict[str, np.ndarray] = {}
+
+    def kind(self, row_type: TensorType) -> int:
+        """Number a row type."""
+        found = self.kind_of.get(row_type)
+        if found is None:
+            found = self.kind_of[row_type] = len(self.row_types)
+            self.row_types.append(row_type)
+            site = Site(len(self.sites), "rows", "", (found,), single=True)
+            self.sites.append(site)
+            self.external.append(site)
+        return found
+
+    def add(
+        self, key: Any, name: str, where: str, inputs: Sequence[Any], examined: Examined
+    ) -> Site:
+        """Add the site of a new signature."""
+        outputs = [leaf for leaf in examined.leaves if isinstance(leaf, TensorType)]
+        kinds = tuple(map(self.kind, outputs))
+        site = Site(
+            len(self.sites), name, where, kinds, len(self.signatures), leaves=examined.leaves,
+            spec=examined.spec, way=examined.way,
+        )  # fmt: skip
+        site.single = len(examined.leaves) == 1 and examined.spec.is_leaf()
+        plain = examined.spec.type is tuple and len(kinds) == len(examined.leaves)
+        site.flat = plain and all(child.is_leaf() for child in examined.spec.children())
+        number, unique = 1, name.replace(".", "/")
+        while unique in self.operations:
+            number += 1
+            unique = f"{name.replace('.', '/')} {number}"
+        site.name = unique
+        self.signatures.append(
+            self.operations.add(
+                examined.form, inputs, outputs, name=unique, random=examined.random
+            )
+        )
+        self.sites.append(site)
+        self.by_key[key] = site
+        return site
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Tabulate the sites, for decoding."""
+        if not self._arrays or len(self._arrays["signature"]) != len(self.sites):
+            most = max((len(site.kinds) for site in self.sites), default=1)
+            kinds = np.zeros((len(self.sites), max(most, 1)), dtype=np.int64)
+            for number, site in enumerate(self.sites):
+                kinds[number, : len(site.kinds)] = site.kinds
+            self._arrays = {
+                "signature": np.array([site.signature for site in self.sites], dtype=np.int64),
+                "width": np.array([len(site.kinds) for site in self.sites], dtype=np.int64),
+                "kind": kinds,
+                "fixed": np.array([_fixed(self, site) for site in self.sites], dtype=np.int64),
+                "ragged": np.array([_ragged(self, site) for site in self.sites], dtype=np.int64),
+            }
+        return self._arrays
+
+
+def _fixed(table: Table, site: Site) -> int:
+    if site.signature < 0:
+        return 0
+    return sum(not isinstance(i, Ragged) for i in table.signatures[site.signature].inputs)
+
+
+def _ragged(table: Table, site: Site) -> int:
+    return 0 if site.signature < 0 else len(table.signatures[site.signature].inputs) - _fixed(table, site)
+
+
+class Session:
+    """One call of a model: what its examples have recorded, and the rows computed so far."""
+
+    def __init__(
+        self, table: Table, device: torch.device, shared: dict[int, Tensor], policy: str | Policy
+    ) -> None:
+        self.table, self.device, self.shared, self.policy = table, device, shared, policy
+        self.grad = torch.is_grad_enabled()
+        self.example: int | None = None
+        # Records: the number of a site, then the values it reads. Values are numbered as made.
+        self.code: list[int] = []
+        self.starts: list[int] = []
+        self.count = 0
+        self.outside: dict[int, list[Tensor | int | float]] = {}
+        self.blocks: dict[int, list[Tensor]] = {}
+        self.known: dict[Any, Any] = {}
+        # What was computed: for each value its row and its row type.
+        self.base = 0
+        self.row_of = np.zeros(0, dtype=np.int64)
+        self.kind_of = np.zeros(0, dtype=np.int64)
+        self.rows = [0] * 0
+        self.run: Run | None = None
+        self.schedules: list[Schedule] = []
+        self.read: dict[int, Tensor] = {}
+        self.emitted: dict[str, tuple[list[Any], list[int]]] = {}
+        self.suspend: Callable[[Lazy], None] | None = None
+
+    # Recording.
+
+    def where(self) -> str:
+        """Describe the example and the line of the user's code that is running."""
+        frame = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename.startswith(_LIBRARY):
+            frame = frame.f_back  # type: ignore[assignment]
+        line = "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        return ", ".join(filter(None, [self.which(), line]))
+
+    def which(self) -> str:
+        """Name the current example."""
+        return "" if self.example is None else f"example {self.example}"
+
+    def call(self, target: Any, args: Sequence[Any], kwargs: dict[str, Any] | None = None) -> Any:
+        """Record one call of a module or function; ``NotImplemented`` for an open module."""
+        key: list[Any] = [target]
+        reads: list[int] = []
+        for argument in args:
+            if type(argument) is Lazy:
+                if argument._session is not self:
+                    raise self._stale(argument)
+                key.append(argument._kind)
+                reads.append(argument._number)
+            else:
+                self._encode(argument, key, reads)
+        if kwargs:
+            for name, argument in kwargs.items():
+                key.append(name)
+                self._encode(argument, key, reads)
+        if torch.is_grad_enabled() is not self.grad:
+            key.append("no_grad")
+        key = tuple(key)  # type: ignore[assignment]
+        site = self.table.by_key.get(key)
+        if site is None:
+            site = self._new_site(key, target, args, kwargs or {}, reads)
+        if site.open:
+            return NotImplemented
+        return self.record(site, reads)
+
+    def record(self, site: Site, reads: Sequence[int]) -> Any:
+        """Append one record and return its results."""
+        self.starts.append(len(self.code))
+        self.code.append(site.number)
+        self.code += reads
+        first = self.count
+        self.count = first + len(site.kinds)
+        return site.results(self, first)
+
+    def _encode(self, argument: Any, key: list[Any], reads: list[int]) -> None:
+        """Append an argument to a key, and the values it holds to the reads."""
+        kind = type(argument)
+        if kind is Lazy:
+            if argument._session is not self:
+                raise self._stale(argument)
+            key.append(argument._kind)
+            reads.append(argument._number)
+        elif kind in (tuple, list) or hasattr(argument, "_fields"):
+            key.append((kind, len(argument)))
+            for item in argument:
+                self._encode(item, key, reads)
+        elif isinstance(argument, _VECTOR):
+            self._encode_tensor(argument, key, reads)
+        elif isinstance(argument, _STATIC):
+            key.append((kind, argument))
+        elif kind is slice:
+            key.append(slice)
+            for item in (argument.start, argument.stop, argument.step):
+                self._encode(item, key, reads)
+        elif kind is dict:
+            key.append((dict, *argument))
+            for item in argument.values():
+                self._encode(item, key, reads)
+        else:
+            key.append(object)
+
+    def _encode_tensor(self, tensor: Tensor, key: list[Any], reads: list[int]) -> None:
+        if id(tensor) in self.shared:
+            key.append(("shared", id(tensor)))
+            return
+        base = tensor._base
+        if base is not None and id(base) in self.shared and base.dtype == tensor.dtype:
+            place = (tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+            key.append(("shared", id(base), *place))
+            return
+        value = self.outside_row(tensor)
+        key.append(value._kind)
+        reads.append(value._number)
+
+    def outside_row(self, tensor: Tensor) -> Lazy:
+        """Return the value of a tensor that the model did not make; each object once."""
+        if tensor.dim() == 0 and not tensor.is_floating_point() and tensor.is_cpu:
+            number: Any = tensor.item()
+            name: Any = (tensor.dtype, number)
+        else:
+            number, name = tensor, id(tensor)
+        found = self.known.get(name)
+        if found is None:
+            if tensor.device != self.device:
+                what = "autobatch: a tensor is on a different device"
+                hint = "move the examples to the device of the model"
+                raise mismatch(ValueError, what, self.device, tensor.device, where=self.where(), hint=hint)
+            kind = self.table.kind(TensorType(tuple(tensor.shape), tensor.dtype))
+            self.outside.setdefault(kind, []).append(number)
+            # The tensor is kept, so that its identity is not given to a different one.
+            found = self.known[name] = (self.record(self.table.external[kind], ()), tensor)
+        return found[0]
+
+    def outside_rows(self, tensor: Tensor) -> list[Lazy]:
+        """Return the values of all rows of a tensor that the model did not make."""
+        kind = self.table.kind(TensorType(tuple(tensor.shape[1:]), tensor.dtype))
+        if len(tensor):
+            self.outside.setdefault(kind, []).append(_Block(tensor))  # type: ignore[arg-type]
+        return [self.record(self.table.external[kind], ()) for _ in range(len(tensor))]
+
+    def _stale(self, value: Lazy) -> RuntimeError:
+        what = "autobatch: a lazy value of a different call of the model"
+        hint = "return values from the model; do not keep them on self"
+        got = f"{value!r} of an earlier call"
+        return mismatch(RuntimeError, what, "values of this call", got, where=self.where(), hint=hint)
+
+    # New signatures.
+
+    def _new_site(
+        self, key: Any, target: Any, args: Sequence[Any], kwargs: dict[str, Any], reads: list[int]
+    ) -> Site:
+        where, session = self.where(), ACTIVE.session
+        is_module = isinstance(target, nn.Module)
+        name = self._name(target)
+        if object in key or (is_module and (not reads or getattr(target, "autobatch_open", False))):
+            if not is_module:
+                what = f"autobatch: {name} takes an argument that cannot be recorded"
+                got = ", ".join(type(a).__name__ for a in args)
+                wanted = "tensors, numbers, strings, slices, tuples, lists and dicts"
+                raise mismatch(TypeError, what, wanted, got, where=where)
+            return self._open_site(key, name, where)
+        if kwargs.get("out") is not None:
+            what = f"autobatch: {name}(out=...) would change a tensor in place"
+            raise mismatch(TypeError, what, "a call without out", "out=...", where=where)
+        kinds = [self._kind_of_value(number) for number in reads]
+        inputs = [self.table.row_types[kind] for kind in kinds]
+        template = (_template(self, tuple(args)), _template(self, kwargs))
+        no_grad = torch.is_grad_enabled() is not self.grad
+        call = _Call(target, template, no_grad)
+        fast = None
+        if not is_module:
+            ranks = [len(row_type.shape or ()) for row_type in inputs]
+            fast = fast_form(target, template, lambda a: a is ROW, ranks)
+        ACTIVE.session = None
+        try:
+            examined = examine(
+                call, target if is_module else None, fast, inputs, self.device, name, where,
+                target in RANDOM,
+            )  # fmt: skip
+        except ReadsValue:
+            if not is_module:
+                raise
+            return self._open_site(key, name, where)
+        except Exception as error:
+            if not isinstance(error.args[0] if error.args else "", Mismatch):
+                error.add_note(f"  in autobatch: {name}, {where}")
+            raise
+        finally:
+            ACTIVE.session = session
+        if not any(isinstance(leaf, TensorType) for leaf in examined.leaves):
+            what = f"autobatch: {name} returns no tensor"
+            raise mismatch(TypeError, what, "at least one tensor", examined.leaves, where=where)
+        form = _flat(examined)
+        return self.table.add(key, name, where, inputs, examined._replace(form=form))
+
+    def _open_site(self, key: Any, name: str, where: str) -> Site:
+        site = Site(-1, name, where, open=True)
+        self.table.by_key[key] = site
+        return site
+
+    def _name(self, target: Any) -> str:
+        if isinstance(target, nn.Module):
+            return self.table.names.get(id(target)) or type(target).__name__
+        return str(getattr(target, "__name__", type(target).__name__)).strip("_")
+
+    def _kind_of_value(self, number: int) -> int:
+        if number < self.base:
+            return int(self.kind_of[number])
+        first = self.base
+        for start in self.starts:
+            kinds = self.table.sites[self.code[start]].kinds
+            if number < first + len(kinds):
+                return kinds[number - first]
+            first += len(kinds)
+        raise AssertionError
+
+    # Running.
+
+    def flush(self) -> None:
+        """Run everything that was recorded since the last flush, as one schedule."""
+        if not self.starts:
+            return
+        program, old = self._program()
+        schedule = Schedule.from_programs([program], self.policy)
+        if self.device.type != "cpu":
+            schedule = schedule.to(self.device)
+            self.table.engine.to(self.device)
+        if self.run is None:
+            self.run = Run(self.table.engine)
+        inputs = {
+            self.table.row_types[kind]: (_stacked(found, self.table.row_types[kind], self.device),)
+            for kind, found in self.outside.items()
+        }
+        recording, ACTIVE.session = active(), None
+        try:
+            with torch.set_grad_enabled(self.grad):
+                self.run.extend(schedule, inputs)
+        finally:
+            ACTIVE.session = recording
+        row_of = np.zeros(self.count - self.base, dtype=np.int64)
+        flat = schedule.wiring.numpy() if self.device.type == "cpu" else schedule.wiring.cpu().numpy()
+        for name, output in schedule.outputs.items():
+            first = output.wiring.offset
+            row_of[program.outputs[name] - old] = flat[first : first + output.wiring.length]
+        self.row_of = np.concatenate([self.row_of, row_of])
+        self.kind_of = np.concatenate([self.kind_of, program.value_type[old:]])
+        self.rows = [store.rows for store in schedule.stores]
+        self.base = self.count
+        self.code, self.starts, self.outside = [], [], {}
+        self.schedules.append(schedule)
+
+    def _program(self) -> tuple[Program, int]:
+        """Decode the records; values of earlier flushes become inputs, and come first."""
+        tables, types = self.table.arrays(), self.table.row_types
+        code, start = np.array(self.code, dtype=np.int64), np.array(self.starts, dtype=np.int64)
+        site = code[start]
+        width, signature = tables["width"][site], tables["signature"][site]
+        is_read = np.ones(code.size, dtype=bool)
+        is_read[start] = False
+        reads = code[is_read]
+        lengths = np.diff(start, append=code.size) - 1
+        record = np.repeat(np.arange(start.size), lengths)
+        argument = np.arange(reads.size) - (np.cumsum(lengths) - lengths)[record]
+        argument = _arguments(tables, argument, site[record])
+        is_call = signature >= 0
+        call_number = np.cumsum(is_call) - 1
+
+        earlier = reads < self.base
+        old, inverse = np.unique(reads[earlier], return_inverse=True)
+        read_value = reads - self.base + old.size
+        read_value[earlier] = inverse
+
+        made = int(width.sum())
+        first = np.cumsum(width) - width
+        owner = np.repeat(np.arange(start.size), width)
+        slot = np.arange(made) - first[owner]
+        kind = tables["kind"][site[owner], slot]
+        place = np.where(is_call, call_number, 0)[owner]
+        num_inputs = [*self.rows, *[0] * (len(types) - len(self.rows))]
+        for number in self.outside:
+            mine = np.flatnonzero(site == self.table.external[number].number)
+            place[first[mine]] = num_inputs[number] + np.arange(mine.size)
+            num_inputs[number] += mine.size
+        old_kind = self.kind_of[old]
+        value_type = np.concatenate([old_kind, kind])
+        new = np.arange(old.size, old.size + made)
+        program = Program(
+            tuple(self.table.signatures), tuple(types), num_inputs, [0] * len(types),
+            [[] for _ in types],
+            value_type=value_type,
+            value_kind=np.concatenate(
+                [np.full(old.size, INPUT), np.where(is_call, RESULT, INPUT)[owner]]
+            ),
+            value_place=np.concatenate([self.row_of[old], place]),
+            value_slot=np.concatenate([np.zeros(old.size, dtype=np.int64), slot]),
+            call_signature=signature[is_call],
+            read_value=read_value,
+            read_call=call_number[record],
+            read_argument=argument,
+            outputs={str(n): new[kind == n] for n in np.unique(kind)},
+            num_examples=1,
+        )  # fmt: skip
+        program.output_example = {n: np.zeros(v.size, np.int64) for n, v in program.outputs.items()}
+        return program, old.size
+
+    def value_of(self, value: Lazy) -> Tensor:
+        """Return the content of a value on the host, after a flush if there must be one."""
+        if value._session is not self or active_is_not(self):
+            raise self._stale(value)
+        if value._number not in self.read:
+            if value._number >= self.base:
+                if self.suspend is not None:
+                    self.suspend(value)
+                else:
+                    self.flush()
+            if value._number not in self.read:
+                self.fetch([value])
+        return self.read[value._number]
+
+    def fetch(self, values: Sequence[Lazy]) -> None:
+        """Copy the content of computed values to the host, all of one row type at once."""
+        groups: dict[int, list[Lazy]] = {}
+        for value in values:
+            groups.setdefault(value._kind, []).append(value)
+        for kind, found in groups.items():
+            numbers = [value._number for value in found]
+            # Rows that the last step made are written now, with their gradients.
+            with torch.set_grad_enabled(self.grad):
+                index = torch.from_numpy(self.row_of[numbers]).to(self.device)
+                rows = self.run.peek(kind, index).cpu()  # type: ignore[union-attr]
+            self.read.update(zip(numbers, rows, strict=True))
+
+    def rows_of(self, groups: Sequence[tuple[int, Sequence[int]]]) -> list[Tensor]:
+        """Return rows of computed values, with their gradients: one tensor per group."""
+        picks = [
+            (kind, torch.from_numpy(self.row_of[np.asarray(numbers, np.int64)]).to(self.device))
+            for kind, numbers in groups
+        ]
+        with torch.set_grad_enabled(self.grad):
+            return [rows[0] for rows in self.run.read(picks)]  # type: ignore[union-attr]
+
+
+def active_is_not(session: Session) -> bool:
+    """Return whether a session has ended."""
+    return getattr(ACTIVE, "session", None) is not session
+
+
+@dataclass
+class _Block:
+    tensor: Tensor
+
+
+def _stacked(found: list[Any], row_type: TensorType, device: torch.device) -> Tensor:
+    """Stack rows from outside."""
+    if all(not isinstance(item, Tensor | _Block) for item in found):
+        return torch.tensor(found, dtype=row_type.dtype, device=device)
+    if all(isinstance(item, Tensor) for item in found):
+        return torch.stack(found)
+    pieces = [
+        item.tensor if isinstance(item, _Block)
+        else torch.as_tensor(item, dtype=row_type.dtype, device=device)[None]
+        for item in found
+    ]  # fmt: skip
+    return torch.cat(pieces)
+
+
+def _arguments(tables: dict[str, np.ndarray], argument: np.ndarray, site: np.ndarray) -> np.ndarray:
+    """Number the argument of each read; rows of ragged arguments alternate after the fixed ones."""
+    fixed, ragged = tables["fixed"][site], tables["ragged"][site]
+    beyond = np.flatnonzero(argument >= fixed)
+    argument[beyond] = fixed[beyond] + (argument[beyond] - fixed[beyond]) % np.maximum(ragged[beyond], 1)
+    return argument
+
+
+@dataclass(frozen=True)
+class _View:
+    """A view of a parameter."""
+
+    base: Tensor
+    place: tuple[Any, ...]
+
+
+def _template(session: Session, value: Any) -> Any:
+    """Replace rows by their mark, and views of parameters by how to make them again."""
+    if isinstance(value, Lazy):
+        return ROW
+    if isinstance(value, Tensor):
+        if id(value) in session.shared:
+            return value
+        base = value._base
+        if base is not None and id(base) in session.shared and base.dtype == value.dtype:
+            return _View(base, (tuple(value.shape), value.stride(), value.storage_offset()))
+        return ROW
+    if hasattr(value, "_fields"):
+        return type(value)(*(_template(session, item) for item in value))
+    if isinstance(value, tuple | list):
+        return type(value)(_template(session, item) for item in value)
+    if isinstance(value, dict):
+        return {name: _template(session, item) for name, item in value.items()}
+    if isinstance(value, slice):
+        return slice(*(_template(session, i) for i in (value.start, value.stop, value.step)))
+    return value
+
+
+class _Call:
+    """Calls a target with rows in the places of its template."""
+
+    def __init__(self, target: Any, template: Any, no_grad: bool) -> None:
+        self.target, self.template, self.no_grad = target, template, no_grad
+        args = template[0]
+        self.plain = not template[1] and all(a is ROW for a in args) and not no_grad
+
+    def __call__(self, *rows: Any) -> Any:
+        if self.plain:
+            return self.target(*rows)
+        given = iter(rows)
+        args, kwargs = _fill(self.template[0], given), _fill(self.template[1], given)
+        if self.no_grad:
+            with torch.no_grad():
+                return self.target(*args, **kwargs)
+        return self.target(*args, **kwargs)
+
+
+def _fill(value: Any, rows: Any) -> Any:
+    if value is ROW:
+        return next(rows)
+    if isinstance(value, _View):
+        return value.base.as_strided(*value.place)
+    if hasattr(value, "_fields"):
+        return type(value)(*(_fill(item, rows) for item in value))
+    if isinstance(value, tuple | list):
+        return type(value)(_fill(item, rows) for item in value)
+    if isinstance(value, dict):
+        return {name: _fill(item, rows) for name, item in value.items()}
+    if isinstance(value, slice):
+        return slice(*(_fill(i, rows) for i in (value.start, value.stop, value.step)))
+    return value
+
+
+def _flat(examined: Examined) -> Callable[..., Any]:
+    """Return a form whose results are one tensor, or a tuple of tensors."""
+    form = examined.form
+    if examined.spec.is_leaf():
+        return form
+    children = examined.spec.children()
+    tensors = all(isinstance(leaf, TensorType) for leaf in examined.leaves)
+    if examined.spec.type is tuple and tensors and all(c.is_leaf() for c in children):
+        return form if len(children) > 1 else lambda *rows: form(*rows)[0]
+    from torch.utils._pytree import tree_leaves
+
+    def flat(*rows: Any) -> Any:
+        found = tuple(leaf for leaf in tree_leaves(form(*rows)) if isinstance(leaf, Tensor))
+        return found if len(found) > 1 else found[0]
+
+    return flat
+
+

@@ -1,0 +1,57 @@
+"""Run the examples of a batch side by side, each until it reads a value."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from pyg_dynbatch.autobatch.calls import Session
+from pyg_dynbatch.autobatch.lazy import Lazy
+
+try:
+    from greenlet import getcurrent, greenlet
+except ImportError:  # every read then flushes at once
+    greenlet = None
+
+
+def run_examples(
+    session: Session, function: Callable[[Any], Any], examples: Sequence[Any]
+) -> list[Any]:
+    """Record all examples; whenever each has finished or waits for a value, flush and go on."""
+    if greenlet is None or len(examples) == 1:
+        results = []
+        for number, example in enumerate(examples):
+            session.example = number
+            results.append(function(example))
+        return results
+    hub, results = getcurrent(), [None] * len(examples)
+    wanted: list[Lazy] = []
+
+    def suspend(value: Lazy) -> None:
+        number, grad = session.example, torch.is_grad_enabled()
+        torch.set_grad_enabled(session.grad)
+        wanted.append(value)
+        hub.switch()
+        session.example = number
+        torch.set_grad_enabled(grad)
+
+    session.suspend = suspend
+    running = []
+    try:
+        for number, example in enumerate(examples):
+            session.example = number
+            fiber = greenlet(function)
+            running.append((number, fiber))
+            results[number] = fiber.switch(example)
+        while running := [(number, fiber) for number, fiber in running if not fiber.dead]:
+            session.flush()
+            session.fetch(wanted)
+            wanted.clear()
+            for number, fiber in running:
+                results[number] = fiber.switch()
+    finally:
+        session.suspend = None
+        for _, fiber in running:
+            if not fiber.dead:
+                fiber.throw()
+    return results

@@ -1,0 +1,198 @@
+"""The stand-in for a tensor while a model is recorded: a number and a row type."""
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+import torch
+
+from pyg_dynbatch.core.errors import mismatch
+
+ACTIVE = threading.local()
+"""``ACTIVE.session`` is the session that records on this thread, or ``None``."""
+ACTIVE.session = None
+
+
+def active() -> Any:
+    """Return the session that records on this thread, or ``None``."""
+    return getattr(ACTIVE, "session", None)
+
+
+class Lazy:
+    """One value of one example, computed later together with those of other examples.
+
+    Shape, dtype and length come from its row type. Reading its content (``bool``, ``item``, ``int``,
+    ``float``, ``tolist``) suspends the example until it has been computed.
+    """
+
+    __slots__ = ("_kind", "_number", "_session")
+
+    def __init__(self, session: Any, number: int, kind: int) -> None:
+        self._session, self._number, self._kind = session, number, kind
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Record a call of a torch function."""
+        return _session_of(func, (args, kwargs)).call(func, args, kwargs)
+
+    # What the row type knows.
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the value, without the batch axis."""
+        return torch.Size(self._session.table.row_types[self._kind].shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the value."""
+        return self._session.table.row_types[self._kind].dtype  # type: ignore[no-any-return]
+
+    @property
+    def device(self) -> torch.device:
+        """Device on which the value will be computed."""
+        return self._session.device  # type: ignore[no-any-return]
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether gradients are recorded."""
+        return torch.is_grad_enabled() and self.dtype.is_floating_point
+
+    def dim(self) -> int:
+        """Return the number of dimensions."""
+        return self.ndim
+
+    def numel(self) -> int:
+        """Return the number of elements."""
+        return self.shape.numel()
+
+    def size(self, dim: int | None = None) -> Any:
+        """Return the shape, or the size of one dimension."""
+        return self.shape if dim is None else self.shape[dim]
+
+    def is_floating_point(self) -> bool:
+        """Return whether the dtype is a floating-point type."""
+        return self.dtype.is_floating_point
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of a 0-d tensor")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator["Lazy"]:
+        """Iterate over the first dimension."""
+        if not self.shape:
+            raise TypeError("iteration over a 0-d tensor")
+        return iter(torch.unbind(self))  # type: ignore[call-overload]
+
+    # Reading the value.
+
+    def tolist(self) -> Any:
+        """Compute the value and return it as Python numbers."""
+        return self._session.value_of(self).tolist()
+
+    def item(self) -> Any:
+        """Compute the value and return it as a Python number."""
+        return self._session.value_of(self).item()
+
+    def __bool__(self) -> bool:
+        return bool(self._session.value_of(self))
+
+    def __int__(self) -> int:
+        return int(self._session.value_of(self))
+
+    def __float__(self) -> float:
+        return float(self._session.value_of(self))
+
+    def __index__(self) -> int:
+        return self._session.value_of(self).__index__()  # type: ignore[no-any-return]
+
+    def __repr__(self) -> str:
+        return f"Lazy({self._session.table.row_types[self._kind]})"
+
+    # What a lazy value cannot do.
+
+    def numpy(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise an error: there is no value yet."""
+        what = "autobatch: numpy() of a value that has not been computed"
+        raise _refused(self, what, hint="tolist() or item() compute it; torch operations record")
+
+    __array__ = numpy
+
+    def __setitem__(self, *_: Any) -> NoReturn:
+        raise _in_place(self, "an assignment to an index")
+
+    def __reduce_ex__(self, _: Any) -> NoReturn:
+        """Raise an error: a value belongs to one call of the model."""
+        what = "autobatch: a lazy value cannot be pickled or copied"
+        raise _refused(self, what, hint="return it from the model, or emit it")
+
+    __hash__ = object.__hash__
+
+
+def _refused(value: Lazy, what: str, **facts: Any) -> TypeError:
+    facts.setdefault("got", repr(value))
+    return mismatch(TypeError, what, where=value._session.where(), **facts)
+
+
+def _in_place(value: Lazy, name: str) -> TypeError:
+    what = f"autobatch: {name} would change a value in place"
+    hint = "the form that returns a new tensor, such as x = x + y instead of x += y"
+    return _refused(value, what, hint=hint)
+
+
+def _session_of(func: Callable[..., Any], arguments: Any) -> Any:
+    session = active()
+    if session is None:
+        what = f"autobatch: {getattr(func, '__name__', func)} of a lazy value outside the model"
+        wanted = "lazy values used only while the model is called"
+        hint = "return the value from the model, or autobatch.emit it"
+        raise mismatch(RuntimeError, what, wanted, "a value of an earlier call", hint=hint)
+    return session
+
+
+def _method(name: str, func: Callable[..., Any]) -> Callable[..., Any]:
+    def method(self: Lazy, *args: Any, **kwargs: Any) -> Any:
+        session = active() or _session_of(func, self)
+        return session.call(func, (self, *args), kwargs)
+
+    method.__name__ = name
+    return method
+
+
+def _refuse(name: str) -> Callable[..., Any]:
+    def method(self: Lazy, *_: Any, **__: Any) -> NoReturn:
+        raise _in_place(self, f"{name}()")
+
+    return method
+
+
+_OPERATORS = (
+    "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor",
+    "lshift", "rshift",
+)  # fmt: skip
+_SPECIAL = [f"__{p}{name}__" for name in _OPERATORS for p in ("", "r")]
+_SPECIAL += [f"__{name}__" for name in ("neg", "pos", "abs", "invert", "getitem")]
+_SPECIAL += [f"__{name}__" for name in ("lt", "le", "gt", "ge", "eq", "ne")]
+_NOT_COMPUTED = ("data_ptr", "storage", "untyped_storage", "backward", "register_hook", "grad")
+for _name in [*dir(torch.Tensor), *_SPECIAL]:
+    _func = getattr(torch.Tensor, _name, None)
+    if _name in vars(Lazy) or (_name.startswith("_") and _name not in _SPECIAL):
+        continue
+    if _name.endswith("_") and not _name.startswith("_"):
+        setattr(Lazy, _name, _refuse(_name))
+    elif callable(_func) and _name not in _NOT_COMPUTED:
+        setattr(Lazy, _name, _method(_name, _func))
+    elif _name in ("T", "mT", "H", "mH", "real", "imag"):
+        setattr(Lazy, _name, property(_method(_name, _func.__get__)))
+for _name in _OPERATORS:
+    setattr(Lazy, f"__i{_name}__", _refuse(f"{_name}="))
+for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
+    setattr(Lazy, f"__{_name}__", _method(_name, getattr(torch.Tensor, f"__{_name}__")))
+Lazy.__hash__ = object.__hash__  # type: ignore[method-assign]

@@ -1,0 +1,312 @@
+"""The wrapped model: the same parameters, called on a list of examples."""
+
+import copy
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from pyg_dynbatch.autobatch.calls import Session, Table
+from pyg_dynbatch.autobatch.fibers import run_examples
+from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, active
+from pyg_dynbatch.core.errors import described, mismatch
+from pyg_dynbatch.core.policy import Policy
+
+
+class Emitted(NamedTuple):
+    """Values of one name that the examples of a batch emitted.
+
+    Args:
+        rows: The values, ``[value, ...]``.
+        example: The example of each, int64 ``[value]``.
+    """
+
+    rows: Any
+    example: Tensor
+
+
+class AutoBatch(nn.Module):
+    """A model for one example, called on many.
+
+    Made by :func:`autobatch`. It shares parameters, buffers and submodules with the module that it
+    wraps, under the same names: ``state_dict``, optimisers, ``.to()``, ``train()`` and checkpoints
+    work as with the plain module.
+
+    Args:
+        module: The model for one example.
+        policy: Order of the batched calls, as for :meth:`Schedule.from_programs`.
+    """
+
+    emitted: dict[str, Emitted]
+    """What :func:`emit` collected in the last call, by name."""
+
+    def __init__(self, module: nn.Module, policy: str | Policy = "depth") -> None:
+        super().__init__()
+        if not isinstance(module, nn.Module) or isinstance(module, AutoBatch):
+            what, got = "autobatch: not a module for one example", type(module).__name__
+            raise mismatch(TypeError, what, "an nn.Module", got)
+        vars(self).update(plain=module, policy=policy, emitted={}, _tables={}, _session=None)
+        # The very dictionaries of the module, so that both see every change.
+        for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+            vars(self)[name] = vars(module)[name]
+        self.training = module.training
+
+    def train(self, mode: bool = True) -> "AutoBatch":
+        """Set training mode, also of the wrapped module."""
+        super().train(mode)
+        self.plain.training = mode
+        return self
+
+    def forward(self, examples: Sequence[Any], *, batch: bool = True) -> Any:
+        """Run the model on all examples.
+
+        Args:
+            examples: Passed to the module one by one.
+            batch: Whether to batch; ``False`` runs the module on one example after the other.
+
+        Returns:
+            The results, stacked: a tensor ``[example, ...]`` if the module returns one tensor,
+            otherwise the same structure with a stacked tensor in place of each tensor. Other
+            objects become lists.
+
+        Raises:
+            ValueError: If there are no examples, or their results differ in structure.
+            TypeError: If a value is used as a tensor in a way that cannot be recorded.
+        """
+        if active() is not None:
+            what = "autobatch: a batched model is called inside a batched model"
+            hint = "call the plain module there: its calls are batched with the others"
+            raise mismatch(RuntimeError, what, "a plain module", "autobatch(...)", hint=hint)
+        examples = list(examples)
+        if not examples:
+            what = "autobatch: the list of examples is empty"
+            raise mismatch(ValueError, what, "at least one example", 0)
+        if not batch:
+            return self._one_by_one(examples)
+        return self._batched(examples)[0]
+
+    def _batched(self, examples: list[Any]) -> tuple[Any, Session]:
+        session = self._begin()
+        with _recording(session, self.plain):
+            found = run_examples(session, self.plain.forward, examples)
+            result = _collect(session, found)
+            # Examples take turns where they read values.
+            order = {
+                name: sorted(range(len(examples)), key=examples.__getitem__)
+                for name, (_, examples) in session.emitted.items()
+            }
+            emitted = {
+                name: _collect(session, [values[n] for n in order[name]])
+                for name, (values, _) in session.emitted.items()
+            }
+            session.flush()
+        self.emitted = {
+            name: Emitted(
+                rows(), torch.tensor(sorted(session.emitted[name][1]), device=session.device)
+            )
+            for name, rows in emitted.items()
+        }
+        output = result()
+        return self._touch(output), session
+
+    def _begin(self) -> Session:
+        mode = (
+            tuple(part.training for part in self.modules()),
+            torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"),
+            torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"),
+        )  # fmt: skip
+        table = self._tables.get(mode)
+        if table is None:
+            names = {id(part): name for name, part in self.plain.named_modules() if name}
+            table = self._tables[mode] = Table(names)
+        shared = {id(t): t for t in (*self.parameters(), *self.buffers())}
+        device = next((t.device for t in shared.values()), torch.device("cpu"))
+        return Session(table, device, shared, self.policy)
+
+    def _one_by_one(self, examples: list[Any]) -> Any:
+        collected: dict[str, tuple[list[Any], list[int]]] = {}
+        results = []
+        for number, example in enumerate(examples):
+            with _emitting(collected, number):
+                results.append(self.plain(example))
+        self.emitted = {
+            name: Emitted(torch.stack(rows), torch.tensor(numbers, device=rows[0].device))
+            for name, (rows, numbers) in collected.items()
+        }
+        return _stack(results)
+
+    def _touch(self, output: Any) -> Any:
+        """Connect all parameters, as other ranks wait for all gradients."""
+        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+        if not (distributed and torch.is_grad_enabled()):
+            return output
+        nothing = sum(p.flatten()[:0].sum() for p in self.parameters() if p.requires_grad)
+        leaves, spec = tree_flatten(output)
+        leaves = [x + nothing if isinstance(x, Tensor) and x.is_floating_point() else x for x in leaves]
+        return tree_unflatten(leaves, spec)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "AutoBatch":
+        return AutoBatch(copy.deepcopy(self.plain, memo), self.policy)
+
+    def __reduce__(self) -> Any:
+        return AutoBatch, (self.plain, self.policy)
+
+
+def autobatch(module: nn.Module, policy: str | Policy = "depth") -> AutoBatch:
+    """Batch a model that is written for one example.
+
+    Args:
+        module: Its ``forward`` takes one example, any Python object, and computes with ordinary
+            torch functions and modules, without a batch axis.
+        policy: Order of the batched calls: ``"depth"``, ``"agenda"`` or a function.
+
+    Returns:
+        A module that takes a list of examples. It shares the parameters of ``module``.
+
+    Reference:
+        Neubig, Goldberg, Dyer (2017), arXiv:1705.07860 (batching on the fly).
+
+    Example:
+        >>> class Sum(nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.leaf, self.pair = nn.Linear(1, 4), nn.Linear(8, 4)
+        ...     def forward(self, tree):
+        ...         if not isinstance(tree, tuple):
+        ...             return self.leaf(torch.tensor([float(tree)]))
+        ...         return torch.tanh(self.pair(torch.cat([self(part) for part in tree])))
+        >>> model = autobatch(Sum())
+        >>> model([1, (2, 3), ((4, 5), 6)]).shape
+        torch.Size([3, 4])
+    """
+    return AutoBatch(module, policy)
+
+
+def emit(name: str, value: Any) -> None:
+    """Collect a value of the current example; any number per example.
+
+    Args:
+        name: Name under which :attr:`AutoBatch.emitted` holds the values.
+        value: Tensor; values of one name have one shape and dtype.
+    """
+    session = active()
+    if session is not None:
+        values, examples = session.emitted.setdefault(name, ([], []))
+        values.append(value)
+        examples.append(session.example)
+    elif (eager := getattr(ACTIVE, "eager", None)) is not None:
+        collected, number = eager
+        values, examples = collected.setdefault(name, ([], []))
+        values.append(value)
+        examples.append(number)
+
+
+@contextmanager
+def _emitting(collected: dict[str, Any], number: int) -> Iterator[None]:
+    ACTIVE.eager = collected, number
+    try:
+        yield
+    finally:
+        ACTIVE.eager = None
+
+
+@contextmanager
+def _recording(session: Session, root: nn.Module) -> Iterator[None]:
+    """Record all calls of modules on this thread."""
+    for kind in {k for part in root.modules() for k in type(part).__mro__ if "__call__" in vars(k)}:
+        _intercept(kind)
+    ACTIVE.session = session
+    try:
+        yield
+    except Exception as error:
+        if session.example is not None and not _names_example(error):
+            error.add_note(f"  in autobatch: example {session.example}")
+        raise
+    finally:
+        ACTIVE.session = None
+
+
+def _names_example(error: Exception) -> bool:
+    return "example" in str(error) or any("example" in n for n in getattr(error, "__notes__", ()))
+
+
+_INTERCEPTED: dict[type, Any] = {}
+
+
+def _intercept(kind: type) -> None:
+    """Let calls of a class of modules be recorded, whenever a session is active."""
+    if kind in _INTERCEPTED or not issubclass(kind, nn.Module):
+        return
+    original = _INTERCEPTED[kind] = vars(kind)["__call__"]
+
+    def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+        session = getattr(ACTIVE, "session", None)
+        if session is not None:
+            result = session.call(module, args, kwargs)
+            if result is not NotImplemented:
+                return result
+        return original(module, *args, **kwargs)
+
+    kind.__call__ = __call__  # type: ignore[method-assign]
+
+
+def _collect(session: Session, results: list[Any]) -> Callable[[], Any]:
+    """Prepare to stack results; return what reads them after the last flush."""
+    flat = [tree_flatten(result) for result in results]
+    _check_structures(session, flat)
+    columns: list[Any] = []
+    for column in zip(*(leaves for leaves, _ in flat), strict=True):
+        if any(isinstance(leaf, Lazy | Tensor) for leaf in column):
+            columns.append(_lazy_column(session, column))
+        else:
+            columns.append(list(column))
+    groups = [c for c in columns if isinstance(c, tuple)]
+
+    def read() -> Any:
+        rows = iter(session.rows_of(groups)) if groups else iter(())
+        return tree_unflatten([next(rows) if isinstance(c, tuple) else c for c in columns], flat[0][1])
+
+    return read
+
+
+def _lazy_column(session: Session, column: tuple[Any, ...]) -> tuple[int, list[int]]:
+    values = []
+    for leaf in column:
+        value = session.outside_row(leaf) if isinstance(leaf, Tensor) else leaf
+        if not isinstance(value, Lazy):
+            what = "autobatch: examples return different types"
+            raise mismatch(TypeError, what, "a tensor", described(leaf))
+        if value._session is not session:
+            raise session._stale(value)
+        values.append(value)
+    kinds = Counter(value._kind for value in values)
+    if len(kinds) > 1:
+        first, other = list(kinds)[:2]
+        number = next(n for n, value in enumerate(values) if value._kind == other)
+        types = session.table.row_types
+        what = "autobatch: examples return tensors of different shapes or dtypes"
+        hint = "autobatch.emit(name, value) collects any number of values per example"
+        where = f"example {number}"
+        raise mismatch(ValueError, what, str(types[first]), str(types[other]), where=where, hint=hint)
+    return values[0]._kind, [value._number for value in values]
+
+
+def _check_structures(session: Session, flat: list[Any]) -> None:
+    for number, (_, spec) in enumerate(flat):
+        if spec != flat[0][1]:
+            what = "autobatch: examples return different structures"
+            hint = "autobatch.emit(name, value) collects any number of values per example"
+            raise mismatch(ValueError, what, flat[0][1], spec, where=f"example {number}", hint=hint)
+
+
+def _stack(results: list[Any]) -> Any:
+    flat = [tree_flatten(result) for result in results]
+    columns = zip(*(leaves for leaves, _ in flat), strict=True)
+    stacked = [torch.stack(c) if isinstance(c[0], Tensor) else list(c) for c in columns]
+    return tree_unflatten(stacked, flat[0][1])
+
+

@@ -1,0 +1,166 @@
+"""Calls that take any number of values: sums and attention over lists that differ in length."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_dynbatch.autobatch.calls import Session
+from pyg_dynbatch.autobatch.lazy import Lazy, active
+from pyg_dynbatch.autobatch.row_law import Examined
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.operation import Ragged
+from pyg_dynbatch.core.types import RaggedRows, TensorType
+
+
+def total(values: Sequence[Any], *, like: Any = None) -> Any:
+    """Add up any number of values of one shape.
+
+    Examples with different numbers of values are batched together, which ``sum(values)`` and
+    ``torch.stack`` are not.
+
+    Args:
+        values: Tensors of one shape and dtype.
+        like: A tensor of that shape and dtype; needed only where ``values`` may be empty.
+
+    Returns:
+        The sum; zeros if there are no values.
+
+    Raises:
+        ValueError: If there are no values and ``like`` is not given.
+        TypeError: If shapes or dtypes differ.
+
+    Example:
+        >>> total([torch.ones(2), torch.ones(2)])
+        tensor([2., 2.])
+    """
+    values = _checked("total", values, like)
+    session = active()
+    if session is None or not _has_lazy((values, like)):
+        return torch.stack(list(values)).sum(0) if len(values) else torch.zeros_like(like)
+    rows = _lazy(session, "total", values if len(values) else [], like)
+    return _record(session, "total", (), [rows or [_as_lazy(session, like)]], lambda r: r.sum(), not rows)
+
+
+def attend(query: Any, keys: Sequence[Any], values: Sequence[Any] | None = None) -> Any:
+    """Average values with the softmax of the products of their keys with a query.
+
+    Args:
+        query: Tensor ``[feature]``.
+        keys: At least one tensor ``[feature]``.
+        values: As many tensors of one shape; the keys by default.
+
+    Returns:
+        The weighted mean of the values.
+
+    Raises:
+        ValueError: If there are no keys, or not one value per key.
+        TypeError: If shapes or dtypes differ.
+
+    Reference:
+        Luong, Pham, Manning (2015), arXiv:1508.04025, section 3.1 (dot-product scores).
+
+    Example:
+        >>> attend(torch.zeros(2), [torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])])
+        tensor([0.5000, 0.5000])
+    """
+    keys = _checked("attend", keys, None)
+    values = keys if values is None else _checked("attend", values, None)
+    if len(keys) != len(values):
+        what = "autobatch.attend: not one value per key"
+        raise mismatch(ValueError, what, len(keys), len(values), where=_where())
+    session = active()
+    if session is None or not _has_lazy((query, keys, values)):
+        weights = torch.softmax(torch.stack(list(keys)) @ query, 0)
+        return torch.tensordot(weights, torch.stack(list(values)), 1)
+    ragged = [_lazy(session, "attend", found, None) for found in (keys, values)]
+    return _record(session, "attend", (_as_lazy(session, query),), ragged, _attended)
+
+
+def _attended(query: Tensor, keys: RaggedRows, values: RaggedRows) -> Tensor:
+    owner = keys.segment_ids
+    scores = (keys.rows * query.index_select(0, owner)).sum(-1)
+    most = scores.new_full((keys.num_calls,), -torch.inf)
+    most = most.scatter_reduce(0, owner, scores.detach(), "amax")
+    weights = torch.exp(scores - most.index_select(0, owner))
+    norm = torch.zeros_like(most).index_add(0, owner, weights)
+    weights = weights / norm.index_select(0, owner)
+    shape = (-1, *[1] * (values.rows.dim() - 1))
+    return values._replace(rows=values.rows * weights.view(shape)).sum()  # type: ignore[no-any-return]
+
+
+def rows(tensor: Any) -> list[Any]:
+    """Return the rows of a tensor, such as the result of a batched encoder, as single values.
+
+    Equal to ``list(tensor)``; a tensor that was computed outside the model is stored as a whole
+    instead of row by row. Gradients flow back into it.
+
+    Args:
+        tensor: Tensor ``[row, ...]``.
+
+    Example:
+        >>> rows(torch.eye(2))
+        [tensor([1., 0.]), tensor([0., 1.])]
+    """
+    session = active()
+    if session is None or not isinstance(tensor, Tensor):
+        return list(tensor)
+    return session.outside_rows(tensor)  # type: ignore[no-any-return]
+
+
+def _where() -> str:
+    session = active()
+    return "" if session is None else session.where()
+
+
+def _checked(name: str, values: Any, like: Any) -> Sequence[Any]:
+    if isinstance(values, Tensor | Lazy) or not isinstance(values, Sequence):
+        what, got = f"autobatch.{name}: not a list of tensors", type(values).__name__
+        raise mismatch(TypeError, what, "a list of tensors", got, where=_where())
+    if not len(values) and like is None:
+        what = f"autobatch.{name}: the list is empty"
+        hint = "like=tensor for the shape of the zeros" if name == "total" else ""
+        raise mismatch(ValueError, what, "at least one tensor", 0, where=_where(), hint=hint)
+    return values
+
+
+def _has_lazy(arguments: Any) -> bool:
+    if isinstance(arguments, tuple | list):
+        return any(map(_has_lazy, arguments))
+    return type(arguments) is Lazy
+
+
+def _as_lazy(session: Session, value: Any) -> Lazy:
+    if isinstance(value, Lazy):
+        return value
+    return session.outside_row(value)
+
+
+def _lazy(session: Session, name: str, values: Sequence[Any], like: Any) -> list[Lazy]:
+    found = [_as_lazy(session, value) for value in values]
+    kinds = {value._kind for value in [*found, *([_as_lazy(session, like)] if like is not None else [])]}
+    if len(kinds) > 1:
+        what = f"autobatch.{name}: shapes or dtypes differ"
+        got = ", ".join(str(session.table.row_types[kind]) for kind in sorted(kinds))
+        raise mismatch(TypeError, what, "tensors of one shape and dtype", got, where=_where())
+    return found
+
+
+def _record(
+    session: Session, name: str, fixed: Sequence[Lazy], ragged: Sequence[Sequence[Lazy]],
+    form: Callable[..., Any], empty: bool = False,
+) -> Lazy:  # fmt: skip
+    kinds = [value._kind for value in fixed] + [rows[0]._kind for rows in ragged]
+    key = (name, *kinds)
+    site = session.table.by_key.get(key)
+    if site is None:
+        types = [session.table.row_types[kind] for kind in kinds]
+        inputs = [*types[: len(fixed)], *map(Ragged, types[len(fixed) :])]
+        _, spec = torch.utils._pytree.tree_flatten(0)
+        examined = Examined(form, "ragged", [types[-1]], spec, False)
+        site = session.table.add(key, name, session.where(), inputs, examined)
+    reads = [value._number for value in fixed]
+    if not empty:
+        reads += [value._number for values in zip(*ragged, strict=True) for value in values]
+    return session.record(site, reads)  # type: ignore[no-any-return]

@@ -1,0 +1,212 @@
+"""Find a batched form of a call, and check it row by row: the row law.
+
+A call written for one example is run on stacked rows by the first of three forms that gives the
+same as row by row: a known batched form (:mod:`operations`), the call itself, ``torch.vmap``.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten
+
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.operation import draws_random_numbers
+from pyg_dynbatch.core.types import TensorType
+
+Form = Callable[..., Any]
+NUM_ROWS = 3
+
+
+class ReadsValue(Exception):
+    """The call reads a value, so that its Python must run for every example."""
+
+
+class Examined(NamedTuple):
+    """How a call is run on many rows at once.
+
+    Args:
+        form: Takes the stacked rows, returns the flat list of results.
+        way: ``"fast"``, ``"direct"`` or ``"vmap"``.
+        leaves: For each leaf of the result its tensor type, or the object itself.
+        spec: Structure of the result.
+        random: Whether each call draws random numbers.
+    """
+
+    form: Form
+    way: str
+    leaves: list[Any]
+    spec: Any
+    random: bool
+
+
+_READS = {
+    getattr(Tensor, name)
+    for name in ("__bool__", "item", "tolist", "__int__", "__float__", "__index__", "numpy")
+}
+
+
+class _NoReads(TorchFunctionMode):
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if func in _READS and isinstance(args[0], Tensor):
+            raise ReadsValue
+        return func(*args, **(kwargs or {}))
+
+
+def examine(
+    call: Form, module: nn.Module | None, fast: Form | None, row_types: Sequence[TensorType],
+    device: torch.device, name: str, where: str, random_function: bool = False,
+) -> Examined:  # fmt: skip
+    """Run a call on random rows, once per signature, and choose its batched form.
+
+    Raises:
+        ReadsValue: If it reads a value.
+        ValueError: If no form gives the same as row by row.
+        RuntimeError: If it changes its module, or draws random numbers without saying so.
+    """
+    random = random_function or (module is not None and draws_random_numbers(module))
+    with _inspecting(module, device):
+        rows, single = _single_results(call, row_types, device)
+        state = [] if module is None else [(n, b, b._version) for n, b in module.named_buffers()]
+        generator = torch.get_rng_state()
+        expected = single(call)
+        draws = not torch.equal(generator, torch.get_rng_state())
+        leaves, spec = tree_flatten(expected[0])
+        types = [
+            TensorType(tuple(x.shape), x.dtype) if isinstance(x, Tensor) else x for x in leaves
+        ]
+        if any(buffer._version != version for _, buffer, version in state):
+            changed = next(n for n, buffer, version in state if buffer._version != version)
+            what = f"autobatch: {name} changes its buffer {changed!r} when it is called"
+            hint = "keep no state between calls, or autobatch.open(module)"
+            raise mismatch(RuntimeError, what, "the same result every time", where=where, hint=hint)
+        flat = [tree_flatten(one)[0] for one in expected]
+        if draws and not random:
+            what = f"autobatch: {name} draws random numbers, which cannot be compared row by row"
+            hint = "nn.Dropout, or set `random = True` on the module if its rows are independent"
+            raise mismatch(RuntimeError, what, "a deterministic call", where=where, hint=hint)
+        if not draws and not _equal(flat, [tree_flatten(one)[0] for one in single(call)]):
+            what = f"autobatch: {name} gives a different result when it is called again"
+            hint = "keep no state between calls, or autobatch.open(module)"
+            raise mismatch(RuntimeError, what, "the same result every time", where=where, hint=hint)
+        return _first_form(
+            call, fast, rows, flat, types, spec, draws, random, name=name, where=where
+        )
+
+
+def _first_form(
+    call: Form, fast: Form | None, rows: Sequence[Tensor], expected: list[list[Any]],
+    types: list[Any], spec: Any, draws: bool, random: bool, *, name: str, where: str,
+) -> Examined:  # fmt: skip
+    def mapped(*rows: Tensor) -> Any:
+        return torch.vmap(call, randomness="different")(*rows)
+
+    forms = [("fast", fast), ("direct", call), ("vmap", mapped)]
+    stacked = [
+        torch.stack(column) if isinstance(column[0], Tensor) else column[0]
+        for column in zip(*expected, strict=True)
+    ]
+    reason: Exception | None = None
+    for way, form in forms:
+        if form is None:
+            continue
+        try:
+            found = tree_flatten(form(*rows))[0]
+        except Exception as error:  # noqa: BLE001 - the next form may do
+            reason = error
+            continue
+        if _equal([found], [stacked], values=not draws):
+            return Examined(form, way, types, spec, random)
+    what = f"autobatch: {name} cannot be run on several rows at once"
+    got = f"torch.vmap: {reason}" if reason else "results that differ from row by row"
+    hint = "autobatch.open(module) records what is inside"
+    raise mismatch(ValueError, what, "a form that equals row by row", got, where=where, hint=hint)
+
+
+def _equal(ours: list[list[Any]], theirs: list[list[Any]], values: bool = True) -> bool:
+    for mine, other in zip(ours, theirs, strict=True):
+        if len(mine) != len(other):
+            return False
+        for a, b in zip(mine, other, strict=True):
+            if isinstance(a, Tensor) != isinstance(b, Tensor):
+                return False
+            if isinstance(a, Tensor):
+                if a.shape != b.shape or a.dtype != b.dtype:
+                    return False
+                if values and not _close(a, b):
+                    return False
+            elif a != b:
+                return False
+    return True
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    if not (a.is_floating_point() or a.is_complex()):
+        return torch.equal(a, b)
+    # A batched product adds up in another order.
+    tolerance = {torch.float64: 1e-9, torch.float32: 1e-4}.get(a.dtype, 5e-2)
+    return torch.allclose(a, b, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+@contextmanager
+def _inspecting(module: nn.Module | None, device: torch.device) -> Iterator[None]:
+    """Evaluation mode, no gradients, no recording, random numbers restored."""
+    flags = [] if module is None else [(part, part.training) for part in module.modules()]
+    devices = [device] if device.type == "cuda" else []
+    with torch.no_grad(), torch.random.fork_rng(devices):
+        try:
+            for part, _ in flags:
+                part.training = False
+            yield
+        finally:
+            for part, training in flags:
+                part.training = training
+
+
+def _single_results(
+    call: Form, row_types: Sequence[TensorType], device: torch.device
+) -> tuple[list[Tensor], Callable[[Form], list[Any]]]:
+    """Draw rows on which the call works; also return what runs it row by row."""
+
+    def run(rows: Sequence[Tensor]) -> Callable[[Form], list[Any]]:
+        def one_by_one(form: Form) -> list[Any]:
+            with _NoReads():
+                return [form(*(row[n].clone() for row in rows)) for n in range(NUM_ROWS)]
+
+        return one_by_one
+
+    first: Exception | None = None
+    for draw in (_normal, _positive, _zeros):
+        rows = [draw(row_type, device) for row_type in row_types]
+        try:
+            run(rows)(call)
+            return rows, run(rows)
+        except ReadsValue:
+            raise
+        except Exception as error:  # noqa: BLE001 - raised again if no rows do
+            first = first or error
+    raise first  # type: ignore[misc]
+
+
+def _normal(row_type: TensorType, device: torch.device) -> Tensor:
+    shape, dtype = (NUM_ROWS, *(row_type.shape or ())), row_type.dtype or torch.float32
+    if dtype.is_floating_point or dtype.is_complex:
+        return torch.randn(shape, dtype=dtype, device=device)
+    if dtype == torch.bool:
+        return torch.rand(shape, device=device) < 0.5
+    return torch.randint(0, NUM_ROWS, shape, dtype=dtype, device=device)
+
+
+def _positive(row_type: TensorType, device: torch.device) -> Tensor:
+    drawn = _normal(row_type, device)
+    return drawn.abs() + 0.5 if drawn.is_floating_point() else drawn
+
+
+def _zeros(row_type: TensorType, device: torch.device) -> Tensor:
+    drawn = _normal(row_type, device)
+    return drawn if drawn.is_floating_point() else drawn.zero_()
