@@ -9,30 +9,70 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, active
 from pyg_dynbatch.autobatch.operations import RANDOM, fast_form
 from pyg_dynbatch.autobatch.row_law import Examined, ReadsValue, examine
 from pyg_dynbatch.core.engine import Engine, Run
 from pyg_dynbatch.core.errors import Mismatch, mismatch
-from pyg_dynbatch.core.operation import Operations, Ragged, Signature
+from pyg_dynbatch.core.operation import Operations, Ragged, Signature, row_type_of
 from pyg_dynbatch.core.policy import Policy
 from pyg_dynbatch.core.program import INPUT, RESULT, Program
 from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.core.types import TensorType
 
-_STATIC = (int, float, complex, str, bytes, type(None), type(...), torch.dtype, torch.device)
-_STATIC += (torch.layout, torch.memory_format)
+_STATIC = {
+    int, float, complex, bool, str, bytes, type(None), type(...), torch.dtype, torch.device,
+    torch.layout, torch.memory_format, torch.Size,
+}  # fmt: skip
+_INDEX = {int, type(None)}
 _LIBRARY = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
 _VECTOR = torch._C.TensorBase
 
 
-class Row:
-    """Marks a row among the arguments of a call."""
+@dataclass(frozen=True)
+class Shared:
+    """A parameter or buffer among the arguments of a call, or a view of one."""
+
+    name: str
+    place: tuple[Any, ...] = ()
 
 
-ROW = Row()
+class _Row:
+    def __reduce__(self) -> str:
+        return "ROW"
+
+
+ROW = _Row()
+"""Marks a row among the arguments of a call."""
+
+
+class Spec:
+    """What all calls with one signature have in common; can be pickled without the model.
+
+    Args:
+        key: Target (the path of a module, or a function), static arguments and row types.
+        target: The first of these.
+        template: Positional and keyword arguments, with marks for rows and parameters.
+        inputs: Type of each row.
+        no_grad: Whether the call was recorded under ``torch.no_grad``.
+    """
+
+    __slots__ = ("hashed", "inputs", "key", "no_grad", "target", "template")
+
+    def __init__(self, key: Any, target: Any, template: Any, inputs: Any, no_grad: bool) -> None:
+        self.key, self.target, self.template = key, target, template
+        self.inputs, self.no_grad, self.hashed = inputs, no_grad, hash(key)
+
+    def __hash__(self) -> int:
+        return self.hashed
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Spec) and self.key == other.key
+
+    def __reduce__(self) -> Any:
+        return Spec, (self.key, self.target, self.template, self.inputs, self.no_grad)
 
 
 @dataclass(eq=False)
@@ -50,6 +90,7 @@ class Site:
     leaves: list[Any] = field(default_factory=list)
     spec: Any = None
     way: str = ""
+    spec_of: "Spec | None" = None
 
     def results(self, session: "Session", first: int) -> Any:
         """Make the lazy results of one call."""
@@ -66,10 +107,13 @@ class Site:
 class Table:
     """All signatures that a model has met so far, in one mode (training flags, autocast)."""
 
-    def __init__(self, names: dict[int, str]) -> None:
-        self.names = names  # path of each module
+    def __init__(self, model: nn.Module) -> None:
+        self.modules = dict(model.named_modules())
+        self.path = {id(module): path for path, module in self.modules.items()}
+        self.tensors: dict[str, Tensor] = {}
         self.sites: list[Site] = []
         self.by_key: dict[Any, Site] = {}
+        self.by_spec: dict[Spec, Site] = {}
         self.row_types: list[TensorType] = []
         self.kind_of: dict[TensorType, int] = {}
         self.external: list[Site] = []  # of each row type, the site of rows from outside
@@ -89,8 +133,46 @@ class Table:
             self.external.append(site)
         return found
 
+    def site_of(self, spec: Spec, device: torch.device, where: str) -> Site:
+        """Find the site of a signature, or examine it and add its site."""
+        found = self.by_spec.get(spec)
+        return self._build(spec, device, where) if found is None else found
+
+    def _build(self, spec: Spec, device: torch.device, where: str) -> Site:
+        module = self.modules[spec.target] if isinstance(spec.target, str) else None
+        name = spec.target or _name(module) if isinstance(spec.target, str) else _name(spec.target)
+        if any(isinstance(wanted, Ragged) for wanted in spec.inputs):
+            leaves = [row_type_of(spec.inputs[-1])]
+            examined = Examined(spec.target, "ragged", leaves, tree_flatten(0)[1], False)
+            return self.add(spec, name, where, spec.inputs, examined)
+        call = _Call(spec.target if module is None else module, spec.template, spec.no_grad, self.tensors)
+        fast = None
+        if module is None:
+            ranks = [len(row_type.shape or ()) for row_type in spec.inputs]
+            filled = tuple(_resolve(part, self.tensors) for part in spec.template)
+            fast = fast_form(spec.target, filled, lambda a: a is ROW, ranks)
+        recording, ACTIVE.session = active(), None
+        try:
+            examined = examine(
+                call, module, fast, spec.inputs, device, name, where, spec.target in RANDOM
+            )
+        except ReadsValue:
+            if module is None:
+                raise
+            return Site(-1, name, where, open=True)
+        except Exception as error:
+            if not isinstance(error.args[0] if error.args else "", Mismatch):
+                error.add_note(f"  in autobatch: {name}, {where}")
+            raise
+        finally:
+            ACTIVE.session = recording
+        if not any(isinstance(leaf, TensorType) for leaf in examined.leaves):
+            what = f"autobatch: {name} returns no tensor"
+            raise mismatch(TypeError, what, "at least one tensor", examined.leaves, where=where)
+        return self.add(spec, name, where, spec.inputs, examined._replace(form=_flat(examined)))
+
     def add(
-        self, key: Any, name: str, where: str, inputs: Sequence[Any], examined: Examined
+        self, spec: Spec, name: str, where: str, inputs: Sequence[Any], examined: Examined
     ) -> Site:
         """Add the site of a new signature."""
         outputs = [leaf for leaf in examined.leaves if isinstance(leaf, TensorType)]
@@ -113,7 +195,8 @@ class Table:
             )
         )
         self.sites.append(site)
-        self.by_key[key] = site
+        self.by_spec[spec] = site
+        site.spec_of = spec
         return site
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -147,9 +230,12 @@ class Session:
     """One call of a model: what its examples have recorded, and the rows computed so far."""
 
     def __init__(
-        self, table: Table, device: torch.device, shared: dict[int, Tensor], policy: str | Policy
+        self, table: Table, device: torch.device, tensors: dict[str, Tensor], policy: str | Policy
     ) -> None:
-        self.table, self.device, self.shared, self.policy = table, device, shared, policy
+        self.table, self.device, self.policy = table, device, policy
+        table.tensors.clear()
+        table.tensors.update(tensors)
+        self.shared = {id(tensor): name for name, tensor in tensors.items()}
         self.grad = torch.is_grad_enabled()
         self.example: int | None = None
         # Records: the number of a site, then the values it reads. Values are numbered as made.
@@ -227,55 +313,73 @@ class Session:
                 raise self._stale(argument)
             key.append(argument._kind)
             reads.append(argument._number)
-        elif kind in (tuple, list) or hasattr(argument, "_fields"):
+        elif kind is tuple or kind is list:
             key.append((kind, len(argument)))
             for item in argument:
-                self._encode(item, key, reads)
+                if type(item) is Lazy and item._session is self:
+                    key.append(item._kind)
+                    reads.append(item._number)
+                else:
+                    self._encode(item, key, reads)
+        elif kind in _STATIC:
+            key.append((kind, argument))
         elif isinstance(argument, _VECTOR):
             self._encode_tensor(argument, key, reads)
-        elif isinstance(argument, _STATIC):
-            key.append((kind, argument))
         elif kind is slice:
-            key.append(slice)
-            for item in (argument.start, argument.stop, argument.step):
-                self._encode(item, key, reads)
+            start, stop, step = argument.start, argument.stop, argument.step
+            if type(start) in _INDEX and type(stop) in _INDEX and type(step) in _INDEX:
+                key.append((slice, start, stop, step))
+            else:
+                key.append(slice)
+                self._encode((start, stop, step), key, reads)
         elif kind is dict:
             key.append((dict, *argument))
-            for item in argument.values():
-                self._encode(item, key, reads)
+            self._encode(list(argument.values()), key, reads)
+        elif hasattr(argument, "_fields"):
+            key.append(kind)
+            self._encode(tuple(argument), key, reads)
         else:
             key.append(object)
 
     def _encode_tensor(self, tensor: Tensor, key: list[Any], reads: list[int]) -> None:
-        if id(tensor) in self.shared:
-            key.append(("shared", id(tensor)))
+        number = id(tensor)
+        if number in self.shared:
+            key.append(("shared", number))
             return
-        base = tensor._base
-        if base is not None and id(base) in self.shared and base.dtype == tensor.dtype:
-            place = (tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
-            key.append(("shared", id(base), *place))
-            return
-        value = self.outside_row(tensor)
+        found = self.known.get(number)
+        if found is None:
+            base = tensor._base
+            if base is not None and id(base) in self.shared and base.dtype == tensor.dtype:
+                place = (tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+                key.append(("shared", id(base), *place))
+                return
+            value = self.outside_row(tensor)
+        else:
+            value = found[0]
         key.append(value._kind)
         reads.append(value._number)
 
     def outside_row(self, tensor: Tensor) -> Lazy:
         """Return the value of a tensor that the model did not make; each object once."""
-        if tensor.dim() == 0 and not tensor.is_floating_point() and tensor.is_cpu:
-            number: Any = tensor.item()
-            name: Any = (tensor.dtype, number)
-        else:
-            number, name = tensor, id(tensor)
+        found = self.known.get(id(tensor))
+        if found is not None:
+            return found[0]  # type: ignore[no-any-return]
+        plain = tensor.dim() == 0 and tensor.is_cpu and not tensor.dtype.is_floating_point
+        name: Any = (tensor.dtype, tensor.item()) if plain else id(tensor)
         found = self.known.get(name)
         if found is None:
             if tensor.device != self.device:
                 what = "autobatch: a tensor is on a different device"
                 hint = "move the examples to the device of the model"
-                raise mismatch(ValueError, what, self.device, tensor.device, where=self.where(), hint=hint)
+                where = self.where()
+                raise mismatch(
+                    ValueError, what, self.device, tensor.device, where=where, hint=hint
+                )
             kind = self.table.kind(TensorType(tuple(tensor.shape), tensor.dtype))
-            self.outside.setdefault(kind, []).append(number)
-            # The tensor is kept, so that its identity is not given to a different one.
-            found = self.known[name] = (self.record(self.table.external[kind], ()), tensor)
+            self.outside.setdefault(kind, []).append(name[1] if plain else tensor)
+            found = self.known[name] = self.record(self.table.external[kind], ()), tensor
+        # The tensor is kept, so that its identity is not given to a different one.
+        self.known[id(tensor)] = found[0], tensor
         return found[0]
 
     def outside_rows(self, tensor: Tensor) -> list[Lazy]:
@@ -296,59 +400,56 @@ class Session:
     def _new_site(
         self, key: Any, target: Any, args: Sequence[Any], kwargs: dict[str, Any], reads: list[int]
     ) -> Site:
-        where, session = self.where(), ACTIVE.session
-        is_module = isinstance(target, nn.Module)
-        name = self._name(target)
-        if object in key or (is_module and (not reads or getattr(target, "autobatch_open", False))):
-            if not is_module:
-                what = f"autobatch: {name} takes an argument that cannot be recorded"
-                got = ", ".join(type(a).__name__ for a in args)
-                wanted = "tensors, numbers, strings, slices, tuples, lists and dicts"
-                raise mismatch(TypeError, what, wanted, got, where=where)
+        where, is_module = self.where(), isinstance(target, nn.Module)
+        path = self.table.path.get(id(target)) if is_module else None
+        name = _name(target) if not path else path
+        unknown = object in key or (is_module and path is None)
+        if is_module and (unknown or not reads or getattr(target, "autobatch_open", False)):
             return self._open_site(key, name, where)
+        if unknown:
+            what = f"autobatch: {name} takes an argument that cannot be recorded"
+            got = ", ".join(type(a).__name__ for a in args)
+            wanted = "tensors, numbers, strings, slices, tuples, lists and dicts"
+            raise mismatch(TypeError, what, wanted, got, where=where)
         if kwargs.get("out") is not None:
             what = f"autobatch: {name}(out=...) would change a tensor in place"
             raise mismatch(TypeError, what, "a call without out", "out=...", where=where)
-        kinds = [self._kind_of_value(number) for number in reads]
-        inputs = [self.table.row_types[kind] for kind in kinds]
-        template = (_template(self, tuple(args)), _template(self, kwargs))
+        inputs = tuple(self.table.row_types[self._kind_of_value(number)] for number in reads)
+        template = (self._template(tuple(args)), self._template(kwargs))
         no_grad = torch.is_grad_enabled() is not self.grad
-        call = _Call(target, template, no_grad)
-        fast = None
-        if not is_module:
-            ranks = [len(row_type.shape or ()) for row_type in inputs]
-            fast = fast_form(target, template, lambda a: a is ROW, ranks)
-        ACTIVE.session = None
-        try:
-            examined = examine(
-                call, target if is_module else None, fast, inputs, self.device, name, where,
-                target in RANDOM,
-            )  # fmt: skip
-        except ReadsValue:
-            if not is_module:
-                raise
-            return self._open_site(key, name, where)
-        except Exception as error:
-            if not isinstance(error.args[0] if error.args else "", Mismatch):
-                error.add_note(f"  in autobatch: {name}, {where}")
-            raise
-        finally:
-            ACTIVE.session = session
-        if not any(isinstance(leaf, TensorType) for leaf in examined.leaves):
-            what = f"autobatch: {name} returns no tensor"
-            raise mismatch(TypeError, what, "at least one tensor", examined.leaves, where=where)
-        form = _flat(examined)
-        return self.table.add(key, name, where, inputs, examined._replace(form=form))
+        named = target if path is None else path
+        spec = Spec(self._portable(key, named), named, template, inputs, no_grad)
+        site = self.table.site_of(spec, self.device, where)
+        self.table.by_key[key] = site
+        return site
+
+    def _portable(self, key: Any, target: Any) -> Any:
+        """Replace what means nothing in a different process: numbers of types, identities."""
+        types, shared = self.table.row_types, self.shared
+        found = [types[k] if type(k) is int else k for k in key[1:]]
+        return (target, *(
+            ("shared", shared[k[1]], *k[2:]) if type(k) is tuple and k[:1] == ("shared",) else k
+            for k in found
+        ))  # fmt: skip
+
+    def _template(self, value: Any) -> Any:
+        """Replace rows and parameters by marks."""
+        if isinstance(value, Lazy):
+            return ROW
+        if isinstance(value, Tensor):
+            if id(value) in self.shared:
+                return Shared(self.shared[id(value)])
+            base = value._base
+            if base is not None and id(base) in self.shared and base.dtype == value.dtype:
+                place = (tuple(value.shape), value.stride(), value.storage_offset())
+                return Shared(self.shared[id(base)], place)
+            return ROW
+        return _mapped(self._template, value)
 
     def _open_site(self, key: Any, name: str, where: str) -> Site:
         site = Site(-1, name, where, open=True)
         self.table.by_key[key] = site
         return site
-
-    def _name(self, target: Any) -> str:
-        if isinstance(target, nn.Module):
-            return self.table.names.get(id(target)) or type(target).__name__
-        return str(getattr(target, "__name__", type(target).__name__)).strip("_")
 
     def _kind_of_value(self, number: int) -> int:
         if number < self.base:
@@ -519,69 +620,51 @@ def _arguments(tables: dict[str, np.ndarray], argument: np.ndarray, site: np.nda
     return argument
 
 
-@dataclass(frozen=True)
-class _View:
-    """A view of a parameter."""
-
-    base: Tensor
-    place: tuple[Any, ...]
+def _name(target: Any) -> str:
+    if isinstance(target, nn.Module):
+        return type(target).__name__
+    return str(getattr(target, "__name__", type(target).__name__)).strip("_")
 
 
-def _template(session: Session, value: Any) -> Any:
-    """Replace rows by their mark, and views of parameters by how to make them again."""
-    if isinstance(value, Lazy):
-        return ROW
-    if isinstance(value, Tensor):
-        if id(value) in session.shared:
-            return value
-        base = value._base
-        if base is not None and id(base) in session.shared and base.dtype == value.dtype:
-            return _View(base, (tuple(value.shape), value.stride(), value.storage_offset()))
-        return ROW
+def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    """Apply a function to the items of a container; other objects are returned as they are."""
     if hasattr(value, "_fields"):
-        return type(value)(*(_template(session, item) for item in value))
-    if isinstance(value, tuple | list):
-        return type(value)(_template(session, item) for item in value)
+        return type(value)(*map(function, value))
+    if type(value) in (tuple, list):
+        return type(value)(map(function, value))
     if isinstance(value, dict):
-        return {name: _template(session, item) for name, item in value.items()}
+        return {name: function(item) for name, item in value.items()}
     if isinstance(value, slice):
-        return slice(*(_template(session, i) for i in (value.start, value.stop, value.step)))
+        return slice(*map(function, (value.start, value.stop, value.step)))
     return value
+
+
+def _resolve(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """Replace the marks of parameters by the parameters."""
+    if isinstance(value, Shared):
+        tensor = tensors[value.name]
+        return tensor.as_strided(*value.place) if value.place else tensor
+    return _mapped(lambda item: _resolve(item, tensors), value)
 
 
 class _Call:
     """Calls a target with rows in the places of its template."""
 
-    def __init__(self, target: Any, template: Any, no_grad: bool) -> None:
-        self.target, self.template, self.no_grad = target, template, no_grad
-        args = template[0]
-        self.plain = not template[1] and all(a is ROW for a in args) and not no_grad
+    def __init__(self, target: Any, template: Any, no_grad: bool, tensors: dict[str, Any]) -> None:
+        self.target, self.template, self.no_grad, self.tensors = target, template, no_grad, tensors
+        self.plain = not template[1] and all(a is ROW for a in template[0]) and not no_grad
 
     def __call__(self, *rows: Any) -> Any:
         if self.plain:
             return self.target(*rows)
         given = iter(rows)
-        args, kwargs = _fill(self.template[0], given), _fill(self.template[1], given)
-        if self.no_grad:
-            with torch.no_grad():
-                return self.target(*args, **kwargs)
-        return self.target(*args, **kwargs)
 
+        def fill(value: Any) -> Any:
+            return next(given) if value is ROW else _mapped(fill, value)
 
-def _fill(value: Any, rows: Any) -> Any:
-    if value is ROW:
-        return next(rows)
-    if isinstance(value, _View):
-        return value.base.as_strided(*value.place)
-    if hasattr(value, "_fields"):
-        return type(value)(*(_fill(item, rows) for item in value))
-    if isinstance(value, tuple | list):
-        return type(value)(_fill(item, rows) for item in value)
-    if isinstance(value, dict):
-        return {name: _fill(item, rows) for name, item in value.items()}
-    if isinstance(value, slice):
-        return slice(*(_fill(i, rows) for i in (value.start, value.stop, value.step)))
-    return value
+        args, kwargs = (fill(_resolve(part, self.tensors)) for part in self.template)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.no_grad):
+            return self.target(*args, **kwargs)
 
 
 def _flat(examined: Examined) -> Callable[..., Any]:
@@ -593,8 +676,6 @@ def _flat(examined: Examined) -> Callable[..., Any]:
     tensors = all(isinstance(leaf, TensorType) for leaf in examined.leaves)
     if examined.spec.type is tuple and tensors and all(c.is_leaf() for c in children):
         return form if len(children) > 1 else lambda *rows: form(*rows)[0]
-    from torch.utils._pytree import tree_leaves
-
     def flat(*rows: Any) -> Any:
         found = tuple(leaf for leaf in tree_leaves(form(*rows)) if isinstance(leaf, Tensor))
         return found if len(found) > 1 else found[0]

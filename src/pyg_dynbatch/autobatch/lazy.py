@@ -35,7 +35,8 @@ class Lazy:
         cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Record a call of a torch function."""
-        return _session_of(func, (args, kwargs)).call(func, args, kwargs)
+        session = getattr(ACTIVE, "session", None) or _session_of(func)
+        return session.call(func, args, kwargs)
 
     # What the row type knows.
 
@@ -147,7 +148,7 @@ def _in_place(value: Lazy, name: str) -> TypeError:
     return _refused(value, what, hint=hint)
 
 
-def _session_of(func: Callable[..., Any], arguments: Any) -> Any:
+def _session_of(func: Callable[..., Any]) -> Any:
     session = active()
     if session is None:
         what = f"autobatch: {getattr(func, '__name__', func)} of a lazy value outside the model"
@@ -159,7 +160,7 @@ def _session_of(func: Callable[..., Any], arguments: Any) -> Any:
 
 def _method(name: str, func: Callable[..., Any]) -> Callable[..., Any]:
     def method(self: Lazy, *args: Any, **kwargs: Any) -> Any:
-        session = active() or _session_of(func, self)
+        session = getattr(ACTIVE, "session", None) or _session_of(func)
         return session.call(func, (self, *args), kwargs)
 
     method.__name__ = name
@@ -189,8 +190,8 @@ for _name in [*dir(torch.Tensor), *_SPECIAL]:
         setattr(Lazy, _name, _refuse(_name))
     elif callable(_func) and _name not in _NOT_COMPUTED:
         setattr(Lazy, _name, _method(_name, _func))
-    elif _name in ("T", "mT", "H", "mH", "real", "imag"):
-        setattr(Lazy, _name, property(_method(_name, _func.__get__)))
+Lazy.T = property(_method("T", torch.Tensor.t))  # type: ignore[attr-defined]
+Lazy.mT = property(_method("mT", torch.Tensor.mT.__get__))  # type: ignore[attr-defined]
 for _name in _OPERATORS:
     setattr(Lazy, f"__i{_name}__", _refuse(f"{_name}="))
 for _name in ("lt", "le", "gt", "ge", "eq", "ne"):

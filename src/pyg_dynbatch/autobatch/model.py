@@ -115,17 +115,16 @@ class AutoBatch(nn.Module):
 
     def _begin(self) -> Session:
         mode = (
-            tuple(part.training for part in self.modules()),
+            tuple((id(part), part.training) for part in self.modules()),
             torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"),
             torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"),
         )  # fmt: skip
         table = self._tables.get(mode)
         if table is None:
-            names = {id(part): name for name, part in self.plain.named_modules() if name}
-            table = self._tables[mode] = Table(names)
-        shared = {id(t): t for t in (*self.parameters(), *self.buffers())}
-        device = next((t.device for t in shared.values()), torch.device("cpu"))
-        return Session(table, device, shared, self.policy)
+            table = self._tables[mode] = Table(self.plain)
+        tensors = dict((*self.named_parameters(), *self.named_buffers()))
+        device = next((t.device for t in tensors.values()), torch.device("cpu"))
+        return Session(table, device, tensors, self.policy)
 
     def _one_by_one(self, examples: list[Any]) -> Any:
         collected: dict[str, tuple[list[Any], list[int]]] = {}

@@ -95,16 +95,25 @@ def _at(args: Any, kwargs: Any, place: int, name: str, default: Any) -> tuple[An
     return default, args, kwargs
 
 
-@_register("softmax", "log_softmax", "cumsum", "cumprod", "unbind", "argsort", "sort", "flip", "logcumsumexp", "topk", "glu", "normalize", "cosine_similarity")
+@_register("softmax", "log_softmax", "cumsum", "cumprod", "unbind", "argsort", "sort", "logcumsumexp", "topk", "glu", "normalize", "cosine_similarity")
 def _along(func: Form, args: Any, kwargs: Any, is_row: Any, ranks: Sequence[int]) -> Form | None:
     place = {"topk": 2, "normalize": 2, "cosine_similarity": 2}.get(func.__name__, 1)
     default = {"unbind": 0, "normalize": 1, "cosine_similarity": 1}.get(func.__name__, -1)
-    dim, args, kwargs = _at(args, kwargs, place, "dim" if func.__name__ != "flip" else "dims", default)
+    dim, args, kwargs = _at(args, kwargs, place, "dim", default)
     rest, dim = args[len(ranks) :], _shifted(dim, ranks[0])
-    name = "dims" if func.__name__ == "flip" else "dim"
-    if func.__name__ in ("normalize",):
-        return lambda *rows: func(*rows, *rest, **kwargs, dim=dim)
-    return lambda *rows: func(*rows, *rest, **{name: dim}, **kwargs)
+    return lambda *rows: func(*rows, *rest, dim=dim, **kwargs)
+
+
+@_register("flip")
+def _flipped(func: Form, args: Any, kwargs: Any, is_row: Any, ranks: Sequence[int]) -> Form | None:
+    dims = kwargs.get("dims", args[1] if len(args) == 2 else args[1:])
+    dims = _shifted((dims,) if isinstance(dims, int) else dims, ranks[0])
+    return lambda row: row.flip(dims)
+
+
+@_register("t", "adjoint", also=[_method for _method in (Tensor.T.__get__, Tensor.mT.__get__)])
+def _transposed(func: Form, args: Any, kwargs: Any, is_row: Any, ranks: Sequence[int]) -> Form | None:
+    return (lambda row: row.mT) if ranks == [2] else None
 
 
 @_register("sum", "mean", "prod", "amax", "amin", "max", "min", "logsumexp", "argmax", "argmin", "any", "all", "var", "std", "norm")

@@ -1,17 +1,16 @@
 """Calls that take any number of values: sums and attention over lists that differ in length."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyg_dynbatch.autobatch.calls import Session
+from pyg_dynbatch.autobatch.calls import Session, Spec
 from pyg_dynbatch.autobatch.lazy import Lazy, active
-from pyg_dynbatch.autobatch.row_law import Examined
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.operation import Ragged
-from pyg_dynbatch.core.types import RaggedRows, TensorType
+from pyg_dynbatch.core.types import RaggedRows
 
 
 def total(values: Sequence[Any], *, like: Any = None) -> Any:
@@ -40,7 +39,7 @@ def total(values: Sequence[Any], *, like: Any = None) -> Any:
     if session is None or not _has_lazy((values, like)):
         return torch.stack(list(values)).sum(0) if len(values) else torch.zeros_like(like)
     rows = _lazy(session, "total", values if len(values) else [], like)
-    return _record(session, "total", (), [rows or [_as_lazy(session, like)]], lambda r: r.sum(), not rows)
+    return _record(session, _summed, (), [rows or [_as_lazy(session, like)]], not rows)
 
 
 def attend(query: Any, keys: Sequence[Any], values: Sequence[Any] | None = None) -> Any:
@@ -75,7 +74,11 @@ def attend(query: Any, keys: Sequence[Any], values: Sequence[Any] | None = None)
         weights = torch.softmax(torch.stack(list(keys)) @ query, 0)
         return torch.tensordot(weights, torch.stack(list(values)), 1)
     ragged = [_lazy(session, "attend", found, None) for found in (keys, values)]
-    return _record(session, "attend", (_as_lazy(session, query),), ragged, _attended)
+    return _record(session, _attended, (_as_lazy(session, query),), ragged)
+
+
+def _summed(values: RaggedRows) -> Tensor:
+    return values.sum()  # type: ignore[no-any-return]
 
 
 def _attended(query: Tensor, keys: RaggedRows, values: RaggedRows) -> Tensor:
@@ -148,18 +151,17 @@ def _lazy(session: Session, name: str, values: Sequence[Any], like: Any) -> list
 
 
 def _record(
-    session: Session, name: str, fixed: Sequence[Lazy], ragged: Sequence[Sequence[Lazy]],
-    form: Callable[..., Any], empty: bool = False,
+    session: Session, target: Any, fixed: Sequence[Lazy], ragged: Sequence[Sequence[Lazy]],
+    empty: bool = False,
 ) -> Lazy:  # fmt: skip
     kinds = [value._kind for value in fixed] + [rows[0]._kind for rows in ragged]
-    key = (name, *kinds)
+    key = (target, *kinds)
     site = session.table.by_key.get(key)
     if site is None:
         types = [session.table.row_types[kind] for kind in kinds]
-        inputs = [*types[: len(fixed)], *map(Ragged, types[len(fixed) :])]
-        _, spec = torch.utils._pytree.tree_flatten(0)
-        examined = Examined(form, "ragged", [types[-1]], spec, False)
-        site = session.table.add(key, name, session.where(), inputs, examined)
+        inputs = (*types[: len(fixed)], *map(Ragged, types[len(fixed) :]))
+        spec = Spec((target, *inputs), target, (), inputs, False)
+        site = session.table.by_key[key] = session.table.site_of(spec, session.device, _where())
     reads = [value._number for value in fixed]
     if not empty:
         reads += [value._number for values in zip(*ragged, strict=True) for value in values]
