@@ -1,6 +1,7 @@
 """Record the calls of all examples as integers, and run what was recorded so far (a flush)."""
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -120,6 +121,7 @@ class Table:
         self.operations = Operations()
         self.engine = Engine(self.operations)
         self.signatures: list[Signature] = []
+        self.opened: dict[nn.Module, tuple[str, str]] = {}
         self._arrays: dict[str, np.ndarray] = {}
 
     def kind(self, row_type: TensorType) -> int:
@@ -159,6 +161,7 @@ class Table:
         except ReadsValue:
             if module is None:
                 raise
+            self.opened[module] = (where, "it reads a value")
             return Site(-1, name, where, open=True)
         except Exception as error:
             if not isinstance(error.args[0] if error.args else "", Mismatch):
@@ -230,9 +233,10 @@ class Session:
     """One call of a model: what its examples have recorded, and the rows computed so far."""
 
     def __init__(
-        self, table: Table, device: torch.device, tensors: dict[str, Tensor], policy: str | Policy
-    ) -> None:
-        self.table, self.device, self.policy = table, device, policy
+        self, root: nn.Module, table: Table, device: torch.device, tensors: dict[str, Tensor],
+        policy: str | Policy,
+    ) -> None:  # fmt: skip
+        self.root, self.table, self.device, self.policy = root, table, device, policy
         table.tensors.clear()
         table.tensors.update(tensors)
         self.shared = {id(tensor): name for name, tensor in tensors.items()}
@@ -254,47 +258,65 @@ class Session:
         self.schedules: list[Schedule] = []
         self.read: dict[int, Tensor] = {}
         self.emitted: dict[str, tuple[list[Any], list[int]]] = {}
+        self.reads: Counter[str] = Counter()  # lines that read values
+        self.can_run = True
         self.suspend: Callable[[Lazy], None] | None = None
+
+    def emit(self, name: str, value: Any) -> None:
+        """Collect a value of the current example."""
+        values, examples = self.emitted.setdefault(name, ([], []))
+        values.append(value)
+        examples.append(self.example or 0)
 
     # Recording.
 
     def where(self) -> str:
         """Describe the example and the line of the user's code that is running."""
+        example = "" if self.example is None else f"example {self.example}"
+        return ", ".join(filter(None, [example, self.line()]))
+
+    def line(self) -> str:
+        """Find the line of the user's code that is running."""
         frame = sys._getframe(1)
         while frame is not None and frame.f_code.co_filename.startswith(_LIBRARY):
             frame = frame.f_back  # type: ignore[assignment]
-        line = "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        return ", ".join(filter(None, [self.which(), line]))
-
-    def which(self) -> str:
-        """Name the current example."""
-        return "" if self.example is None else f"example {self.example}"
+        return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
     def call(self, target: Any, args: Sequence[Any], kwargs: dict[str, Any] | None = None) -> Any:
         """Record one call of a module or function; ``NotImplemented`` for an open module."""
         key: list[Any] = [target]
         reads: list[int] = []
         for argument in args:
-            if type(argument) is Lazy:
-                if argument._session is not self:
-                    raise self._stale(argument)
+            if type(argument) is Lazy and argument._session is self:
                 key.append(argument._kind)
                 reads.append(argument._number)
-            else:
-                self._encode(argument, key, reads)
+            elif not self._encode(argument, key, reads, target):
+                return self._unrecorded(target, argument)
         if kwargs:
             for name, argument in kwargs.items():
                 key.append(name)
-                self._encode(argument, key, reads)
+                if not self._encode(argument, key, reads, target):
+                    return self._unrecorded(target, argument)
         if torch.is_grad_enabled() is not self.grad:
             key.append("no_grad")
         key = tuple(key)  # type: ignore[assignment]
         site = self.table.by_key.get(key)
         if site is None:
+            if not reads and isinstance(target, nn.Module):
+                return NotImplemented
             site = self._new_site(key, target, args, kwargs or {}, reads)
         if site.open:
             return NotImplemented
         return self.record(site, reads)
+
+    def _unrecorded(self, target: Any, argument: Any) -> Any:
+        """Leave a module open that takes a Python object; raise for a function."""
+        if isinstance(target, nn.Module):
+            self.table.opened.setdefault(target, (self.line(), "it takes Python objects"))
+            return NotImplemented
+        what = f"autobatch: {_name(target)} takes an argument that cannot be recorded"
+        wanted = "tensors, numbers, strings, slices, and lists, tuples or dicts of them"
+        raise mismatch(TypeError, what, wanted, type(argument).__name__, where=self.where())
 
     def record(self, site: Site, reads: Sequence[int]) -> Any:
         """Append one record and return its results."""
@@ -305,8 +327,10 @@ class Session:
         self.count = first + len(site.kinds)
         return site.results(self, first)
 
-    def _encode(self, argument: Any, key: list[Any], reads: list[int]) -> None:
-        """Append an argument to a key, and the values it holds to the reads."""
+    def _encode(
+        self, argument: Any, key: list[Any], reads: list[int], target: Any, depth: int = 0
+    ) -> bool:
+        """Append an argument to a key, and its values to the reads; false for Python objects."""
         kind = type(argument)
         if kind is Lazy:
             if argument._session is not self:
@@ -314,16 +338,20 @@ class Session:
             key.append(argument._kind)
             reads.append(argument._number)
         elif kind is tuple or kind is list:
+            if depth == 2:  # a tree, rather than a state
+                return False
             key.append((kind, len(argument)))
             for item in argument:
                 if type(item) is Lazy and item._session is self:
                     key.append(item._kind)
                     reads.append(item._number)
-                else:
-                    self._encode(item, key, reads)
+                elif not self._encode(item, key, reads, target, depth + 1):
+                    return False
         elif kind in _STATIC:
             key.append((kind, argument))
         elif isinstance(argument, _VECTOR):
+            if depth and isinstance(target, nn.Module) and id(argument) not in self.shared:
+                return False
             self._encode_tensor(argument, key, reads)
         elif kind is slice:
             start, stop, step = argument.start, argument.stop, argument.step
@@ -331,15 +359,16 @@ class Session:
                 key.append((slice, start, stop, step))
             else:
                 key.append(slice)
-                self._encode((start, stop, step), key, reads)
+                return self._encode((start, stop, step), key, reads, target)
         elif kind is dict:
             key.append((dict, *argument))
-            self._encode(list(argument.values()), key, reads)
-        elif hasattr(argument, "_fields"):
+            return self._encode(list(argument.values()), key, reads, target, depth)
+        elif isinstance(argument, tuple):  # a named tuple, a torch.return_types
             key.append(kind)
-            self._encode(tuple(argument), key, reads)
+            return self._encode(tuple(argument), key, reads, target, depth)
         else:
-            key.append(object)
+            return False
+        return True
 
     def _encode_tensor(self, tensor: Tensor, key: list[Any], reads: list[int]) -> None:
         number = id(tensor)
@@ -386,7 +415,7 @@ class Session:
         """Return the values of all rows of a tensor that the model did not make."""
         kind = self.table.kind(TensorType(tuple(tensor.shape[1:]), tensor.dtype))
         if len(tensor):
-            self.outside.setdefault(kind, []).append(_Block(tensor))  # type: ignore[arg-type]
+            self.outside.setdefault(kind, []).append(Block(tensor))  # type: ignore[arg-type]
         return [self.record(self.table.external[kind], ()) for _ in range(len(tensor))]
 
     def _stale(self, value: Lazy) -> RuntimeError:
@@ -403,14 +432,9 @@ class Session:
         where, is_module = self.where(), isinstance(target, nn.Module)
         path = self.table.path.get(id(target)) if is_module else None
         name = _name(target) if not path else path
-        unknown = object in key or (is_module and path is None)
-        if is_module and (unknown or not reads or getattr(target, "autobatch_open", False)):
-            return self._open_site(key, name, where)
-        if unknown:
-            what = f"autobatch: {name} takes an argument that cannot be recorded"
-            got = ", ".join(type(a).__name__ for a in args)
-            wanted = "tensors, numbers, strings, slices, tuples, lists and dicts"
-            raise mismatch(TypeError, what, wanted, got, where=where)
+        if is_module and (path is None or getattr(target, "autobatch_open", False)):
+            reason = "autobatch.open" if path is not None else "it is not part of the model"
+            return self._open_site(key, target, where, reason)
         if kwargs.get("out") is not None:
             what = f"autobatch: {name}(out=...) would change a tensor in place"
             raise mismatch(TypeError, what, "a call without out", "out=...", where=where)
@@ -446,9 +470,9 @@ class Session:
             return ROW
         return _mapped(self._template, value)
 
-    def _open_site(self, key: Any, name: str, where: str) -> Site:
-        site = Site(-1, name, where, open=True)
-        self.table.by_key[key] = site
+    def _open_site(self, key: Any, target: Any, where: str, reason: str) -> Site:
+        site = self.table.by_key[key] = Site(-1, "", where, open=True)
+        self.table.opened[target] = (where, reason)
         return site
 
     def _kind_of_value(self, number: int) -> int:
@@ -476,7 +500,7 @@ class Session:
         if self.run is None:
             self.run = Run(self.table.engine)
         inputs = {
-            self.table.row_types[kind]: (_stacked(found, self.table.row_types[kind], self.device),)
+            self.table.row_types[kind]: (stacked(found, self.table.row_types[kind], self.device),)
             for kind, found in self.outside.items()
         }
         recording, ACTIVE.session = active(), None
@@ -557,6 +581,12 @@ class Session:
             raise self._stale(value)
         if value._number not in self.read:
             if value._number >= self.base:
+                if not self.can_run:
+                    what = "autobatch.trace: the example reads a value"
+                    hint = "call the model on the example itself; traces hold no values"
+                    wanted = "calls that do not depend on values"
+                    raise mismatch(RuntimeError, what, wanted, where=self.where(), hint=hint)
+                self.reads[self.line()] += 1
                 if self.suspend is not None:
                     self.suspend(value)
                 else:
@@ -594,18 +624,20 @@ def active_is_not(session: Session) -> bool:
 
 
 @dataclass
-class _Block:
+class Block:
+    """Rows from outside that lie together."""
+
     tensor: Tensor
 
 
-def _stacked(found: list[Any], row_type: TensorType, device: torch.device) -> Tensor:
+def stacked(found: list[Any], row_type: TensorType, device: torch.device) -> Tensor:
     """Stack rows from outside."""
-    if all(not isinstance(item, Tensor | _Block) for item in found):
+    if all(not isinstance(item, Tensor | Block) for item in found):
         return torch.tensor(found, dtype=row_type.dtype, device=device)
     if all(isinstance(item, Tensor) for item in found):
         return torch.stack(found)
     pieces = [
-        item.tensor if isinstance(item, _Block)
+        item.tensor if isinstance(item, Block)
         else torch.as_tensor(item, dtype=row_type.dtype, device=device)[None]
         for item in found
     ]  # fmt: skip

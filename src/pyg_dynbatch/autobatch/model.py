@@ -1,9 +1,11 @@
 """The wrapped model: the same parameters, called on a list of examples."""
 
 import copy
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -11,8 +13,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pyg_dynbatch.autobatch.calls import Session, Table
+from pyg_dynbatch.autobatch.explain import Explanation, explain
 from pyg_dynbatch.autobatch.fibers import run_examples
 from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, active
+from pyg_dynbatch.autobatch.tracing import Trace, replay, trace_of
 from pyg_dynbatch.core.errors import described, mismatch
 from pyg_dynbatch.core.policy import Policy
 
@@ -92,7 +96,7 @@ class AutoBatch(nn.Module):
     def _batched(self, examples: list[Any]) -> tuple[Any, Session]:
         session = self._begin()
         with _recording(session, self.plain):
-            found = run_examples(session, self.plain.forward, examples)
+            found = run_examples(session, partial(self._record, session), examples)
             result = _collect(session, found)
             # Examples take turns where they read values.
             order = {
@@ -113,6 +117,43 @@ class AutoBatch(nn.Module):
         output = result()
         return self._touch(output), session
 
+    def _record(self, session: Session, example: Any) -> Any:
+        return replay(session, example) if type(example) is Trace else self.plain(example)
+
+    def trace(self, example: Any) -> Trace:
+        """Record the calls of one example without running them.
+
+        Args:
+            example: As for the model.
+
+        Returns:
+            What the model takes in place of the example: integers and plain data, which loader
+            workers can make and pickle. It fits any model with the same modules.
+
+        Raises:
+            RuntimeError: If the example reads a value.
+            ValueError: If a tensor of the example requires gradients.
+        """
+        session = self._begin()
+        session.can_run = False
+        with _recording(session, self.plain):
+            return trace_of(session, self.plain(example))
+
+    def explain(self, examples: Sequence[Any]) -> Explanation:
+        """Run a batch and return how: steps, rows, flushes, and what did not batch and why.
+
+        Args:
+            examples: As for the model.
+
+        Example:
+            >>> model = autobatch(nn.Sequential(nn.Linear(2, 1)))
+            >>> explanation = model.explain([torch.ones(2), torch.zeros(2)])
+            >>> explanation.calls, explanation.steps
+            (2, 1)
+        """
+        examples = list(examples)
+        return explain(self._batched(examples)[1], len(examples))
+
     def _begin(self) -> Session:
         mode = (
             tuple((id(part), part.training) for part in self.modules()),
@@ -124,7 +165,7 @@ class AutoBatch(nn.Module):
             table = self._tables[mode] = Table(self.plain)
         tensors = dict((*self.named_parameters(), *self.named_buffers()))
         device = next((t.device for t in tensors.values()), torch.device("cpu"))
-        return Session(table, device, tensors, self.policy)
+        return Session(self.plain, table, device, tensors, self.policy)
 
     def _one_by_one(self, examples: list[Any]) -> Any:
         collected: dict[str, tuple[list[Any], list[int]]] = {}
@@ -194,14 +235,64 @@ def emit(name: str, value: Any) -> None:
     """
     session = active()
     if session is not None:
-        values, examples = session.emitted.setdefault(name, ([], []))
-        values.append(value)
-        examples.append(session.example)
+        session.emit(name, value)
     elif (eager := getattr(ACTIVE, "eager", None)) is not None:
         collected, number = eager
         values, examples = collected.setdefault(name, ([], []))
         values.append(value)
         examples.append(number)
+
+
+def open(module: nn.Module) -> nn.Module:  # noqa: A001 - autobatch.open
+    """Record the calls inside a module, instead of the module as one call.
+
+    Args:
+        module: Part of a model.
+
+    Returns:
+        The module itself.
+    """
+    module.autobatch_open = True  # type: ignore[assignment]
+    return module
+
+
+def recurse(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a recursive generator function without Python's limit on recursion.
+
+    Args:
+        function: A generator function. Where it would call itself it yields the argument
+            (several as ``Arguments((a, b))``), and receives the result.
+        *args: Its first arguments.
+
+    Returns:
+        What the function returns.
+
+    Example:
+        >>> def depth(tree):
+        ...     if not tree:
+        ...         return 0
+        ...     return 1 + (yield tree[0])
+        >>> chain = ()
+        >>> for _ in range(100_000):
+        ...     chain = (chain,)
+        >>> recurse(depth, chain)
+        100000
+    """
+    stack, value = [function(*args)], None
+    while stack:
+        try:
+            wanted = stack[-1].send(value)
+        except StopIteration as stop:
+            stack.pop()
+            value = stop.value
+        else:
+            stack.append(function(*(wanted if isinstance(wanted, Arguments) else (wanted,))))
+            value = None
+    return value
+
+
+class Arguments(tuple[Any, ...]):
+    """Several arguments of a call of :func:`recurse`."""
 
 
 @contextmanager
@@ -221,6 +312,12 @@ def _recording(session: Session, root: nn.Module) -> Iterator[None]:
     ACTIVE.session = session
     try:
         yield
+    except RecursionError as error:
+        what = "autobatch: the model calls itself too deeply for Python"
+        wanted = f"at most about {sys.getrecursionlimit()} calls inside one another"
+        hint = "autobatch.recurse(function, root), or a stack of your own"
+        where = f"example {session.example}"
+        raise mismatch(RecursionError, what, wanted, where=where, hint=hint) from error
     except Exception as error:
         if session.example is not None and not _names_example(error):
             error.add_note(f"  in autobatch: example {session.example}")
@@ -244,7 +341,7 @@ def _intercept(kind: type) -> None:
 
     def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
         session = getattr(ACTIVE, "session", None)
-        if session is not None:
+        if session is not None and module is not session.root:
             result = session.call(module, args, kwargs)
             if result is not NotImplemented:
                 return result

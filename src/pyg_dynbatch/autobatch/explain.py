@@ -1,0 +1,119 @@
+"""Say how a batch was run: steps, rows, flushes, and what did not batch and why."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pyg_dynbatch.autobatch.calls import Session
+
+
+@dataclass(frozen=True)
+class Operation:
+    """How the calls of one signature were run.
+
+    Args:
+        name: Path of the module, or name of the function.
+        signature: Its types.
+        calls: Number of calls.
+        steps: Number of batched calls that made them.
+        way: ``"fast"`` (a known batched form), ``"direct"``, ``"vmap"`` or ``"ragged"``.
+        where: Line of the first call.
+    """
+
+    name: str
+    signature: str
+    calls: int
+    steps: int
+    way: str
+    where: str
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """How a batch was run; ``print`` it.
+
+    Args:
+        examples: Number of examples.
+        steps: Number of batched calls.
+        calls: Number of calls that were recorded.
+        lower_bound: Fewest steps with one operation per step, summed over flushes.
+        flushes: Number of times that recorded calls were run.
+        reads: Lines at which values were read, and how often.
+        operations: The operations, most steps first.
+        remarks: What did not batch, and why.
+    """
+
+    examples: int
+    steps: int
+    calls: int
+    lower_bound: int
+    flushes: int
+    reads: dict[str, int]
+    operations: tuple[Operation, ...]
+    remarks: tuple[str, ...]
+
+    def __str__(self) -> str:
+        mean = self.calls / max(self.steps, 1)
+        lines = [
+            f"{self.examples} examples, {self.calls} calls in {self.steps} steps "
+            f"({mean:.1f} calls per step; lower bound {self.lower_bound} steps), "
+            f"{self.flushes} flushes"
+        ]
+        lines += [
+            f"  {op.name:24} {op.calls:7} calls {op.steps:5} steps  {op.way:7} {op.signature}"
+            for op in self.operations
+        ]
+        lines += [f"  read {count} times at {line}" for line, count in self.reads.items()]
+        return "\n".join([*lines, *(f"  ! {remark}" for remark in self.remarks)])
+
+
+def explain(session: Session, examples: int) -> Explanation:
+    """Collect the statistics of a session that has ended."""
+    calls: Counter[int] = Counter()
+    steps: Counter[int] = Counter()
+    for schedule in session.schedules:
+        for step in schedule.steps:
+            calls[step.operation] += step.size
+            steps[step.operation] += 1
+    table = session.table
+    operations = []
+    for site in table.sites:
+        if calls[site.signature] and site.signature >= 0:
+            signature = str(table.signatures[site.signature]).removeprefix(site.name)
+            found = calls[site.signature], steps[site.signature]
+            operations.append(Operation(site.name, signature, *found, site.way, site.where))
+    operations.sort(key=lambda op: (-op.steps, op.name))
+    return Explanation(
+        examples,
+        sum(steps.values()),
+        sum(calls.values()),
+        sum(schedule.stats().lower_bound for schedule in session.schedules),
+        len(session.schedules),
+        dict(session.reads.most_common()),
+        tuple(operations),
+        tuple(_remarks(session, operations, examples)),
+    )
+
+
+def _remarks(session: Session, operations: Sequence[Operation], examples: int) -> list[str]:
+    remarks = []
+    variants: dict[str, list[Operation]] = {}
+    for op in operations:
+        variants.setdefault(op.name.split(" ")[0], []).append(op)
+        if op.way == "vmap":
+            remarks.append(
+                f"{op.name} runs through torch.vmap, which is slower: its rows do not lie along "
+                f"the first axis ({op.where})"
+            )
+        if op.calls > 1 and op.steps == op.calls and examples > 1:
+            remarks.append(f"{op.name}: every one of {op.calls} calls is its own step ({op.where})")
+    for name, found in variants.items():
+        if len(found) > 4 and sum(op.calls for op in found) < 4 * len(found) * examples:
+            remarks.append(
+                f"{name} has {len(found)} signatures, which never share a step: static arguments "
+                f"or shapes differ from call to call ({found[0].where})"
+            )
+    for module, (where, reason) in session.table.opened.items():
+        name = session.table.path.get(id(module), type(module).__name__)
+        remarks.append(f"{name} is recorded call by call: {reason} ({where})")
+    return remarks
