@@ -79,11 +79,18 @@ class Random(nn.Module):
         self.reads = reads
         self.linear, self.norm = nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)
         self.word, self.cell, self.gru = nn.Embedding(5, WIDTH), Cell(), nn.GRUCell(WIDTH, WIDTH)
-        self.pair, self.weight = nn.Bilinear(WIDTH, WIDTH, WIDTH), nn.Parameter(torch.randn(WIDTH, WIDTH))
+        self.pair, self.weight = (
+            nn.Bilinear(WIDTH, WIDTH, WIDTH),
+            nn.Parameter(torch.randn(WIDTH, WIDTH)),
+        )
 
     def forward(self, example: Example) -> Any:
         draw = random.Random(example.seed)
-        known: list[list[Any]] = [[example.vector.sum()], [example.vector, self.word(example.token)], [example.matrix]]
+        known: list[list[Any]] = [
+            [example.vector.sum()],
+            [example.vector, self.word(example.token)],
+            [example.matrix],
+        ]
         known[1] += rows(example.matrix)
         for _ in range(example.length):
             result = self.call(draw, known)
@@ -93,7 +100,11 @@ class Random(nn.Module):
                 raise AssertionError(result.shape)
             known[result.dim()].append(torch.tanh(result))
         emit("vector", known[1][-1])
-        return known[1][-1] + known[0][-1], (total(known[1]), {"matrix": known[2][-1].sum(0)}, example.length)
+        return known[1][-1] + known[0][-1], (
+            total(known[1]),
+            {"matrix": known[2][-1].sum(0)},
+            example.length,
+        )
 
     def call(self, draw: random.Random, known: list[list[Any]]) -> Any:
         kind = draw.random()
@@ -117,7 +128,9 @@ class Random(nn.Module):
         return draw.choice(modules)()
 
 
-def examples(seed: int, count: int, length: int, dtype: torch.dtype = torch.float64) -> list[Example]:
+def examples(
+    seed: int, count: int, length: int, dtype: torch.dtype = torch.float64
+) -> list[Example]:
     """Draw examples; some share their tensors."""
     draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)
 
@@ -139,6 +152,12 @@ def examples(seed: int, count: int, length: int, dtype: torch.dtype = torch.floa
 def gradients(model: nn.Module, given: list[Example], result: Any) -> list[Tensor | None]:
     """Gradients of a weighted sum of all results: of the parameters and of the examples."""
     leaves = [x for x in torch.utils._pytree.tree_leaves(result) if isinstance(x, Tensor)]
-    loss = sum((leaf * torch.arange(1.0, leaf.numel() + 1, dtype=leaf.dtype).view(leaf.shape)).sum() for leaf in leaves)
-    wanted = [*model.parameters(), *{id(t): t for e in given for t in (e.vector, e.matrix)}.values()]
+    loss = sum(
+        (leaf * torch.arange(1.0, leaf.numel() + 1, dtype=leaf.dtype).view(leaf.shape)).sum()
+        for leaf in leaves
+    )
+    wanted = [
+        *model.parameters(),
+        *{id(t): t for e in given for t in (e.vector, e.matrix)}.values(),
+    ]
     return list(torch.autograd.grad(loss, wanted, allow_unused=True))

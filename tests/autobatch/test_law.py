@@ -1,6 +1,5 @@
 """Batched equals one by one: values and gradients of random programs."""
 
-from typing import Any
 
 import pytest
 import torch

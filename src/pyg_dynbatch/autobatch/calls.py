@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import jaxtyping
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -28,7 +29,11 @@ _STATIC = {
     torch.layout, torch.memory_format, torch.Size,
 }  # fmt: skip
 _INDEX = {int, type(None)}
-_LIBRARY = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
+_LIBRARY = (
+    str(Path(__file__).parent),
+    str(Path(torch.__file__).parent),
+    str(Path(jaxtyping.__file__).parent),
+)
 _VECTOR = torch._C.TensorBase
 
 
@@ -147,7 +152,9 @@ class Table:
             leaves = [row_type_of(spec.inputs[-1])]
             examined = Examined(spec.target, "ragged", leaves, tree_flatten(0)[1], False)
             return self.add(spec, name, where, spec.inputs, examined)
-        call = _Call(spec.target if module is None else module, spec.template, spec.no_grad, self.tensors)
+        call = _Call(
+            spec.target if module is None else module, spec.template, spec.no_grad, self.tensors
+        )
         fast = None
         if module is None:
             ranks = [len(row_type.shape or ()) for row_type in spec.inputs]
@@ -193,9 +200,7 @@ class Table:
             unique = f"{name.replace('.', '/')} {number}"
         site.name = unique
         self.signatures.append(
-            self.operations.add(
-                examined.form, inputs, outputs, name=unique, random=examined.random
-            )
+            self.operations.add(examined.form, inputs, outputs, name=unique, random=examined.random)
         )
         self.sites.append(site)
         self.by_spec[spec] = site
@@ -226,7 +231,11 @@ def _fixed(table: Table, site: Site) -> int:
 
 
 def _ragged(table: Table, site: Site) -> int:
-    return 0 if site.signature < 0 else len(table.signatures[site.signature].inputs) - _fixed(table, site)
+    return (
+        0
+        if site.signature < 0
+        else len(table.signatures[site.signature].inputs) - _fixed(table, site)
+    )
 
 
 class Session:
@@ -401,9 +410,7 @@ class Session:
                 what = "autobatch: a tensor is on a different device"
                 hint = "move the examples to the device of the model"
                 where = self.where()
-                raise mismatch(
-                    ValueError, what, self.device, tensor.device, where=where, hint=hint
-                )
+                raise mismatch(ValueError, what, self.device, tensor.device, where=where, hint=hint)
             kind = self.table.kind(TensorType(tuple(tensor.shape), tensor.dtype))
             self.outside.setdefault(kind, []).append(name[1] if plain else tensor)
             found = self.known[name] = self.record(self.table.external[kind], ()), tensor
@@ -422,7 +429,9 @@ class Session:
         what = "autobatch: a lazy value of a different call of the model"
         hint = "return values from the model; do not keep them on self"
         got = f"{value!r} of an earlier call"
-        return mismatch(RuntimeError, what, "values of this call", got, where=self.where(), hint=hint)
+        return mismatch(
+            RuntimeError, what, "values of this call", got, where=self.where(), hint=hint
+        )
 
     # New signatures.
 
@@ -510,7 +519,9 @@ class Session:
         finally:
             ACTIVE.session = recording
         row_of = np.zeros(self.count - self.base, dtype=np.int64)
-        flat = schedule.wiring.numpy() if self.device.type == "cpu" else schedule.wiring.cpu().numpy()
+        flat = (
+            schedule.wiring.numpy() if self.device.type == "cpu" else schedule.wiring.cpu().numpy()
+        )
         for name, output in schedule.outputs.items():
             first = output.wiring.offset
             row_of[program.outputs[name] - old] = flat[first : first + output.wiring.length]
@@ -648,7 +659,9 @@ def _arguments(tables: dict[str, np.ndarray], argument: np.ndarray, site: np.nda
     """Number the argument of each read; rows of ragged arguments alternate after the fixed ones."""
     fixed, ragged = tables["fixed"][site], tables["ragged"][site]
     beyond = np.flatnonzero(argument >= fixed)
-    argument[beyond] = fixed[beyond] + (argument[beyond] - fixed[beyond]) % np.maximum(ragged[beyond], 1)
+    argument[beyond] = fixed[beyond] + (argument[beyond] - fixed[beyond]) % np.maximum(
+        ragged[beyond], 1
+    )
     return argument
 
 
@@ -708,10 +721,9 @@ def _flat(examined: Examined) -> Callable[..., Any]:
     tensors = all(isinstance(leaf, TensorType) for leaf in examined.leaves)
     if examined.spec.type is tuple and tensors and all(c.is_leaf() for c in children):
         return form if len(children) > 1 else lambda *rows: form(*rows)[0]
+
     def flat(*rows: Any) -> Any:
         found = tuple(leaf for leaf in tree_leaves(form(*rows)) if isinstance(leaf, Tensor))
         return found if len(found) > 1 else found[0]
 
     return flat
-
-

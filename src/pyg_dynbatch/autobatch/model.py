@@ -3,9 +3,10 @@
 import copy
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from threading import Lock
 from typing import Any, NamedTuple
 
 import torch
@@ -186,7 +187,9 @@ class AutoBatch(nn.Module):
             return output
         nothing = sum(p.flatten()[:0].sum() for p in self.parameters() if p.requires_grad)
         leaves, spec = tree_flatten(output)
-        leaves = [x + nothing if isinstance(x, Tensor) and x.is_floating_point() else x for x in leaves]
+        leaves = [
+            x + nothing if isinstance(x, Tensor) and x.is_floating_point() else x for x in leaves
+        ]
         return tree_unflatten(leaves, spec)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "AutoBatch":
@@ -307,8 +310,9 @@ def _emitting(collected: dict[str, Any], number: int) -> Iterator[None]:
 @contextmanager
 def _recording(session: Session, root: nn.Module) -> Iterator[None]:
     """Record all calls of modules on this thread."""
-    for kind in {k for part in root.modules() for k in type(part).__mro__ if "__call__" in vars(k)}:
-        _intercept(kind)
+    kinds = {k for part in root.modules() for k in type(part).__mro__ if "__call__" in vars(k)}
+    kinds.discard(object)
+    _intercept(kinds)
     ACTIVE.session = session
     try:
         yield
@@ -324,21 +328,39 @@ def _recording(session: Session, root: nn.Module) -> Iterator[None]:
         raise
     finally:
         ACTIVE.session = None
+        _release(kinds)
 
 
 def _names_example(error: Exception) -> bool:
     return "example" in str(error) or any("example" in n for n in getattr(error, "__notes__", ()))
 
 
-_INTERCEPTED: dict[type, Any] = {}
+# Of each class of modules: how many sessions record its calls, and its own __call__.
+_INTERCEPTED: dict[type, tuple[int, Any]] = {}
+_LOCK = Lock()
 
 
-def _intercept(kind: type) -> None:
-    """Let calls of a class of modules be recorded, whenever a session is active."""
-    if kind in _INTERCEPTED or not issubclass(kind, nn.Module):
-        return
-    original = _INTERCEPTED[kind] = vars(kind)["__call__"]
+def _intercept(kinds: Iterable[type]) -> None:
+    """Let calls of modules be recorded on threads with a session."""
+    with _LOCK:
+        for kind in kinds:
+            users, original = _INTERCEPTED.get(kind, (0, vars(kind)["__call__"]))
+            if not users:
+                kind.__call__ = _recorded(original)  # type: ignore[operator]
+            _INTERCEPTED[kind] = users + 1, original
 
+
+def _release(kinds: Iterable[type]) -> None:
+    with _LOCK:
+        for kind in kinds:
+            users, original = _INTERCEPTED.pop(kind)
+            if users > 1:
+                _INTERCEPTED[kind] = users - 1, original
+            else:
+                kind.__call__ = original  # type: ignore[operator]
+
+
+def _recorded(original: Callable[..., Any]) -> Callable[..., Any]:
     def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
         session = getattr(ACTIVE, "session", None)
         if session is not None and module is not session.root:
@@ -347,13 +369,13 @@ def _intercept(kind: type) -> None:
                 return result
         return original(module, *args, **kwargs)
 
-    kind.__call__ = __call__  # type: ignore[method-assign]
+    return __call__
 
 
 def _collect(session: Session, results: list[Any]) -> Callable[[], Any]:
     """Prepare to stack results; return what reads them after the last flush."""
     flat = [tree_flatten(result) for result in results]
-    _check_structures(session, flat)
+    _check_structures(flat)
     columns: list[Any] = []
     for column in zip(*(leaves for leaves, _ in flat), strict=True):
         if any(isinstance(leaf, Lazy | Tensor) for leaf in column):
@@ -364,7 +386,9 @@ def _collect(session: Session, results: list[Any]) -> Callable[[], Any]:
 
     def read() -> Any:
         rows = iter(session.rows_of(groups)) if groups else iter(())
-        return tree_unflatten([next(rows) if isinstance(c, tuple) else c for c in columns], flat[0][1])
+        return tree_unflatten(
+            [next(rows) if isinstance(c, tuple) else c for c in columns], flat[0][1]
+        )
 
     return read
 
@@ -387,11 +411,13 @@ def _lazy_column(session: Session, column: tuple[Any, ...]) -> tuple[int, list[i
         what = "autobatch: examples return tensors of different shapes or dtypes"
         hint = "autobatch.emit(name, value) collects any number of values per example"
         where = f"example {number}"
-        raise mismatch(ValueError, what, str(types[first]), str(types[other]), where=where, hint=hint)
+        raise mismatch(
+            ValueError, what, str(types[first]), str(types[other]), where=where, hint=hint
+        )
     return values[0]._kind, [value._number for value in values]
 
 
-def _check_structures(session: Session, flat: list[Any]) -> None:
+def _check_structures(flat: list[Any]) -> None:
     for number, (_, spec) in enumerate(flat):
         if spec != flat[0][1]:
             what = "autobatch: examples return different structures"
@@ -401,8 +427,7 @@ def _check_structures(session: Session, flat: list[Any]) -> None:
 
 def _stack(results: list[Any]) -> Any:
     flat = [tree_flatten(result) for result in results]
+    _check_structures(flat)
     columns = zip(*(leaves for leaves, _ in flat), strict=True)
     stacked = [torch.stack(c) if isinstance(c[0], Tensor) else list(c) for c in columns]
     return tree_unflatten(stacked, flat[0][1])
-
-

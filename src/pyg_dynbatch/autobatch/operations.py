@@ -53,7 +53,11 @@ def _register(*names: str, also: Sequence[Any] = ()) -> Callable[[Any], Any]:
 
 def _align(row: Tensor, rank: int) -> Tensor:
     """Insert dimensions after the batch axis, as broadcasting of single rows would."""
-    return row if row.dim() > rank else row.view(row.shape[:1] + (1,) * (rank + 1 - row.dim()) + row.shape[1:])
+    return (
+        row
+        if row.dim() > rank
+        else row.view(row.shape[:1] + (1,) * (rank + 1 - row.dim()) + row.shape[1:])
+    )
 
 
 @_register(
@@ -64,7 +68,9 @@ def _align(row: Tensor, rank: int) -> Tensor:
     "__rtruediv__", "__pow__", "__rpow__", "__lt__", "__le__", "__gt__", "__ge__", "__eq__",
     "__ne__", "__and__", "__or__", "__xor__", "__mod__", "__floordiv__",
 )  # fmt: skip
-def _elementwise(func: Form, args: Any, kwargs: Any, is_row: Any, ranks: Sequence[int]) -> Form | None:
+def _elementwise(
+    func: Form, args: Any, kwargs: Any, is_row: Any, ranks: Sequence[int]
+) -> Form | None:
     fixed = [x.dim() for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
     most = max([*ranks, *fixed])
     if all(rank == most for rank in ranks) and all(rank <= most for rank in fixed):
@@ -95,7 +101,20 @@ def _at(args: Any, kwargs: Any, place: int, name: str, default: Any) -> tuple[An
     return default, args, kwargs
 
 
-@_register("softmax", "log_softmax", "cumsum", "cumprod", "unbind", "argsort", "sort", "logcumsumexp", "topk", "glu", "normalize", "cosine_similarity")
+@_register(
+    "softmax",
+    "log_softmax",
+    "cumsum",
+    "cumprod",
+    "unbind",
+    "argsort",
+    "sort",
+    "logcumsumexp",
+    "topk",
+    "glu",
+    "normalize",
+    "cosine_similarity",
+)
 def _along(func: Form, args: Any, kwargs: Any, is_row: Any, ranks: Sequence[int]) -> Form | None:
     place = {"topk": 2, "normalize": 2, "cosine_similarity": 2}.get(func.__name__, 1)
     default = {"unbind": 0, "normalize": 1, "cosine_similarity": 1}.get(func.__name__, -1)
@@ -112,11 +131,29 @@ def _flipped(func: Form, args: Any, kwargs: Any, is_row: Any, ranks: Sequence[in
 
 
 @_register("t", "adjoint", also=[_method for _method in (Tensor.T.__get__, Tensor.mT.__get__)])
-def _transposed(func: Form, args: Any, kwargs: Any, is_row: Any, ranks: Sequence[int]) -> Form | None:
+def _transposed(
+    func: Form, args: Any, kwargs: Any, is_row: Any, ranks: Sequence[int]
+) -> Form | None:
     return (lambda row: row.mT) if ranks == [2] else None
 
 
-@_register("sum", "mean", "prod", "amax", "amin", "max", "min", "logsumexp", "argmax", "argmin", "any", "all", "var", "std", "norm")
+@_register(
+    "sum",
+    "mean",
+    "prod",
+    "amax",
+    "amin",
+    "max",
+    "min",
+    "logsumexp",
+    "argmax",
+    "argmin",
+    "any",
+    "all",
+    "var",
+    "std",
+    "norm",
+)
 def _reduced(func: Form, args: Any, kwargs: Any, is_row: Any, ranks: Sequence[int]) -> Form | None:
     if len(ranks) != 1:
         return None
@@ -162,7 +199,24 @@ def _reshaped(func: Form, args: Any, kwargs: Any, is_row: Any, ranks: Sequence[i
     return lambda row: row.reshape(row.size(0), *shape)
 
 
-@_register("permute", "transpose", "unsqueeze", "squeeze", "flatten", "movedim", "select", "narrow", "chunk", "split", "unflatten", "swapaxes", "index_select", "gather", "roll", "diagonal")
+@_register(
+    "permute",
+    "transpose",
+    "unsqueeze",
+    "squeeze",
+    "flatten",
+    "movedim",
+    "select",
+    "narrow",
+    "chunk",
+    "split",
+    "unflatten",
+    "swapaxes",
+    "index_select",
+    "gather",
+    "roll",
+    "diagonal",
+)
 def _moved(func: Form, args: Any, kwargs: Any, is_row: Any, ranks: Sequence[int]) -> Form | None:
     name, rest = func.__name__, list(args[1:])
     if name in ("index_select", "gather", "roll", "diagonal"):
@@ -180,7 +234,9 @@ def _moved(func: Form, args: Any, kwargs: Any, is_row: Any, ranks: Sequence[int]
         return lambda row: func(row, *rest_args[1:], dim=_shifted(dim, 0), **kwargs)
     places = {"transpose": 2, "swapaxes": 2, "movedim": 2, "flatten": 2}.get(name, 1)
     moved = [_shifted(d, 0) if n < places else d for n, d in enumerate(rest)]
-    named = {n: _shifted(d, 0) if "dim" in n or n.startswith("axis") else d for n, d in kwargs.items()}
+    named = {
+        n: _shifted(d, 0) if "dim" in n or n.startswith("axis") else d for n, d in kwargs.items()
+    }
     return lambda row: func(row, *moved, **named)
 
 
@@ -222,7 +278,8 @@ def _pair(a: Tensor, b: Tensor, left: int, right: int) -> Tensor:
     """Matrix product of rows with a batch axis; vectors become matrices on the way."""
     a = a.unsqueeze(-2) if left == 1 else a
     b = b.unsqueeze(-1) if right == 1 else b
-    found = a @ b
+    most = max(left, right, 2)
+    found = _align(a, most) @ _align(b, most)
     if left == 1:
         found = found.squeeze(-2)
     return found.squeeze(-1) if right == 1 else found

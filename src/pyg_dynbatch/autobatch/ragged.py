@@ -13,7 +13,7 @@ from pyg_dynbatch.core.operation import Ragged
 from pyg_dynbatch.core.types import RaggedRows
 
 
-def total(values: Sequence[Any], *, like: Any = None) -> Any:
+def total(values: Any, *, like: Any = None) -> Any:
     """Add up any number of values of one shape.
 
     Examples with different numbers of values are batched together, which ``sum(values)`` and
@@ -42,7 +42,7 @@ def total(values: Sequence[Any], *, like: Any = None) -> Any:
     return _record(session, _summed, (), [rows or [_as_lazy(session, like)]], not rows)
 
 
-def attend(query: Any, keys: Sequence[Any], values: Sequence[Any] | None = None) -> Any:
+def attend(query: Any, keys: Any, values: Any = None) -> Any:
     """Average values with the softmax of the products of their keys with a query.
 
     Args:
@@ -142,7 +142,9 @@ def _as_lazy(session: Session, value: Any) -> Lazy:
 
 def _lazy(session: Session, name: str, values: Sequence[Any], like: Any) -> list[Lazy]:
     found = [_as_lazy(session, value) for value in values]
-    kinds = {value._kind for value in [*found, *([_as_lazy(session, like)] if like is not None else [])]}
+    kinds = {
+        value._kind for value in [*found, *([_as_lazy(session, like)] if like is not None else [])]
+    }
     if len(kinds) > 1:
         what = f"autobatch.{name}: shapes or dtypes differ"
         got = ", ".join(str(session.table.row_types[kind]) for kind in sorted(kinds))

@@ -6,6 +6,7 @@ same as row by row: a known batched form (:mod:`operations`), the call itself, `
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from threading import RLock
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ from pyg_dynbatch.core.types import TensorType
 
 Form = Callable[..., Any]
 NUM_ROWS = 3
+_LOCK = RLock()
 
 
 class ReadsValue(Exception):
@@ -50,9 +52,7 @@ _READS = {
 
 
 class _NoReads(TorchFunctionMode):
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _READS and isinstance(args[0], Tensor):
             raise ReadsValue
         return func(*args, **(kwargs or {}))
@@ -69,13 +69,16 @@ def examine(
         ValueError: If no form gives the same as row by row.
         RuntimeError: If it changes its module, or draws random numbers without saying so.
     """
+    for part in () if module is None else module.modules():
+        if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.training:
+            what = f"autobatch: {name} normalizes over the batch, so its rows are not independent"
+            hint = "nn.LayerNorm or nn.GroupNorm"
+            raise mismatch(ValueError, what, got=type(part).__name__, where=where, hint=hint)
     random = random_function or (module is not None and draws_random_numbers(module))
-    with _inspecting(module, device):
+    with _LOCK, _inspecting(module, device):
         rows, single = _single_results(call, row_types, device)
         state = [] if module is None else [(n, b, b._version) for n, b in module.named_buffers()]
-        generator = torch.get_rng_state()
         expected = single(call)
-        draws = not torch.equal(generator, torch.get_rng_state())
         leaves, spec = tree_flatten(expected[0])
         types = [
             TensorType(tuple(x.shape), x.dtype) if isinstance(x, Tensor) else x for x in leaves
@@ -86,13 +89,13 @@ def examine(
             hint = "keep no state between calls, or autobatch.open(module)"
             raise mismatch(RuntimeError, what, "the same result every time", where=where, hint=hint)
         flat = [tree_flatten(one)[0] for one in expected]
+        draws = not _equal(flat, [tree_flatten(one)[0] for one in single(call)])
         if draws and not random:
-            what = f"autobatch: {name} draws random numbers, which cannot be compared row by row"
-            hint = "nn.Dropout, or set `random = True` on the module if its rows are independent"
-            raise mismatch(RuntimeError, what, "a deterministic call", where=where, hint=hint)
-        if not draws and not _equal(flat, [tree_flatten(one)[0] for one in single(call)]):
             what = f"autobatch: {name} gives a different result when it is called again"
-            hint = "keep no state between calls, or autobatch.open(module)"
+            hint = (
+                "keep no state between calls; random numbers by nn.Dropout, or with "
+                "`random = True` on a module whose rows are independent"
+            )
             raise mismatch(RuntimeError, what, "the same result every time", where=where, hint=hint)
         return _first_form(
             call, fast, rows, flat, types, spec, draws, random, name=name, where=where

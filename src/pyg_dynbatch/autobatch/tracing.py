@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
@@ -119,5 +118,3 @@ def _site_number(session: Session, site: Spec | TensorType) -> int:
     if isinstance(site, TensorType):
         return session.table.external[session.table.kind(site)].number
     return session.table.site_of(site, session.device, "a trace").number
-
-

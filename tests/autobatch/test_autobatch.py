@@ -1,0 +1,305 @@
+"""The wrapped module: what it shares with the plain one, and where it may be used."""
+
+import copy
+import multiprocessing
+import pickle
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pyg_dynbatch.autobatch import Trace, autobatch, emit, open, recurse  # noqa: A004
+from tests.autobatch.models import Cell, ShiftReduce, TreeLSTM, sentences, trees
+
+
+class Wrap(nn.Module):
+    """A model of one function."""
+
+    def __init__(self, function: Any, **parts: nn.Module) -> None:
+        super().__init__()
+        self.function = function
+        for name, part in parts.items():
+            self.add_module(name, part)
+
+    def forward(self, example: Any) -> Any:
+        return self.function(self, example)
+
+
+def check(model: nn.Module, examples: list[Any], tolerance: float = 1e-12) -> Any:
+    """Batched and one by one agree in values and in the gradients of the parameters."""
+    batched = autobatch(model)
+    ours, theirs = batched(examples), batched(examples, batch=False)
+    torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    found = [
+        torch.autograd.grad(x.square().sum(), parameters, allow_unused=True) for x in (ours, theirs)
+    ]
+    for mine, other in zip(*found, strict=True):
+        # A value that is only read has no gradient one by one, and a gradient of zeros here.
+        expected = torch.zeros_like(mine) if other is None else other
+        torch.testing.assert_close(mine, expected, rtol=tolerance, atol=tolerance)
+    return batched
+
+
+@pytest.mark.parametrize("policy", ["depth", "agenda"])
+def test_tree_lstm(policy: str) -> None:
+    model = TreeLSTM().double()
+    check(model, trees())
+    torch.testing.assert_close(autobatch(model, policy)(trees()), autobatch(model)(trees()))
+
+
+def test_values_that_are_read_decide_what_is_called() -> None:
+    torch.manual_seed(0)
+    check(ShiftReduce().double(), sentences())
+
+
+def test_flushes_are_those_of_the_longest_example() -> None:
+    torch.manual_seed(0)
+    model = autobatch(ShiftReduce())
+    one = [model.explain([example]).flushes for example in sentences(20)]
+    together = model.explain(sentences(20))
+    assert together.flushes == max(one) and sum(together.reads.values()) > together.flushes
+
+
+def test_every_read_flushes_without_greenlet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyg_dynbatch.autobatch.fibers.greenlet", None)
+    torch.manual_seed(0)
+    model = check(ShiftReduce().double(), sentences())
+    explanation = model.explain(sentences())
+    assert explanation.flushes >= sum(explanation.reads.values())
+
+
+def test_state_is_that_of_the_plain_module() -> None:
+    plain = TreeLSTM()
+    model = autobatch(plain)
+    assert list(model.state_dict()) == list(TreeLSTM().state_dict())
+    assert [*model.named_parameters()] == [*plain.named_parameters()]
+    model.eval()
+    assert not plain.training and not plain.cell.training
+    model.double()
+    assert plain.head.weight.dtype == torch.float64
+    model.load_state_dict(TreeLSTM().state_dict())
+    model.requires_grad_(False)
+    assert not model(trees()).requires_grad
+
+
+def test_copies_and_pickles_are_independent() -> None:
+    model = autobatch(TreeLSTM())
+    expected = model(trees())
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        torch.testing.assert_close(twin(trees()), expected)
+        nn.init.zeros_(twin.head.weight)
+    torch.testing.assert_close(model(trees()), expected)
+
+
+def test_checkpoint_of_the_plain_module_loads(tmp_path: Path) -> None:
+    plain = TreeLSTM()
+    torch.save(plain.state_dict(), tmp_path / "plain.pt")
+    model = autobatch(TreeLSTM())
+    model.load_state_dict(torch.load(tmp_path / "plain.pt"))
+    torch.testing.assert_close(model(trees()), autobatch(plain)(trees()))
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_without_gradients(mode: Any) -> None:
+    torch.manual_seed(0)
+    model = autobatch(ShiftReduce())
+    expected = model(sentences())
+    with mode():
+        found = model(sentences())
+    assert not found.requires_grad
+    torch.testing.assert_close(found, expected.detach())
+
+
+def test_autocast() -> None:
+    model = autobatch(TreeLSTM())
+    with torch.autocast("cpu", torch.bfloat16):
+        found, expected = model(trees()), model(trees(), batch=False)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found, expected, rtol=5e-2, atol=5e-2)
+    assert model(trees()).dtype == torch.float32
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_compiled_leaf_modules() -> None:
+    plain = TreeLSTM()
+    expected = autobatch(plain)(trees())
+    plain.cell = torch.compile(plain.cell, dynamic=True)  # type: ignore[assignment]
+    torch.testing.assert_close(autobatch(plain)(trees()), expected)
+
+
+def test_no_grad_inside_the_model() -> None:
+    def detached(model: Any, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            first = model.part(x)
+        return first * model.part(x)
+
+    check(Wrap(detached, part=nn.Linear(3, 3)).double(), [*torch.randn(4, 3).double()])
+
+
+def test_dropout_is_drawn_for_every_call() -> None:
+    model = autobatch(
+        Wrap(
+            lambda m, x: (m.drop(m.part(x)), m.drop(m.part(x))),
+            part=nn.Linear(50, 50),
+            drop=nn.Dropout(0.5),
+        )
+    )
+    first, second = model([torch.ones(50)] * 4)
+    zeros = torch.cat([first, second]) == 0
+    assert 0.3 < zeros.float().mean() < 0.7
+    assert len({tuple(row.tolist()) for row in zeros}) == 8
+    first, second = model.eval()([torch.ones(50)] * 4)
+    torch.testing.assert_close(first, second)
+
+
+def test_emitted_values_know_their_example() -> None:
+    def forward(model: Any, tokens: list[Tensor]) -> Tensor:
+        for token in tokens:
+            emit("square", model.word(token).square().sum())
+        return model.word(tokens[0])
+
+    model = autobatch(Wrap(forward, word=nn.Embedding(20, 3)).double())
+    model(sentences())
+    found = model.emitted["square"]
+    assert found.example.tolist() == [n for n, s in enumerate(sentences()) for _ in s]
+    model(sentences(), batch=False)
+    torch.testing.assert_close(found.rows, model.emitted["square"].rows)
+    assert model.emitted["square"].example.tolist() == found.example.tolist()
+
+
+def test_open_modules_are_recorded_call_by_call() -> None:
+    plain = TreeLSTM().double()
+    closed = autobatch(plain).explain(trees())
+    open(plain.cell)
+    model = check(plain, trees())
+    assert model.explain(trees()).calls > 4 * closed.calls
+    assert any("autobatch.open" in remark for remark in model.explain(trees()).remarks)
+
+
+def test_modules_that_read_values_are_opened() -> None:
+    class Gate(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.part(x) if x.sum() > 0 else -x
+
+    model = check(Wrap(lambda m, x: m.gate(x), gate=Gate()).double(), [*torch.randn(6, 3).double()])
+    assert any(
+        "it reads a value" in r for r in model.explain([*torch.randn(6, 3).double()]).remarks
+    )
+
+
+def test_traces_take_the_place_of_examples() -> None:
+    model = autobatch(TreeLSTM().double())
+    expected = model(trees())
+    traces = [model.trace(example) for example in trees()]
+    torch.testing.assert_close(model(traces), expected)
+    mixed = [
+        trace if n % 2 else example
+        for n, (trace, example) in enumerate(zip(traces, trees(), strict=True))
+    ]
+    kept: list[Trace] = pickle.loads(pickle.dumps(mixed))
+    torch.testing.assert_close(autobatch(model.plain)(kept), expected)
+
+
+def _trace(model: nn.Module, queue: Any) -> None:
+    queue.put(pickle.dumps([model.trace(example) for example in trees()]))
+
+
+def test_traces_of_a_spawned_worker() -> None:
+    model = autobatch(TreeLSTM())
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    worker = context.Process(target=_trace, args=(model, queue))
+    worker.start()
+    traces = pickle.loads(queue.get(timeout=120))
+    worker.join()
+    torch.testing.assert_close(model(traces), model(trees()))
+
+
+def test_two_threads_do_not_disturb_each_other() -> None:
+    model, found = autobatch(ShiftReduce()), dict[int, Tensor]()
+    expected = [model(sentences(seed=n)) for n in range(4)]
+
+    def run(number: int) -> None:
+        for _ in range(3):
+            found[number] = copy.deepcopy(model)(sentences(seed=number))
+
+    threads = [threading.Thread(target=run, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    torch.testing.assert_close([found[n] for n in range(4)], expected)
+
+
+def test_permuted_examples_give_permuted_results() -> None:
+    model = autobatch(TreeLSTM().double())
+    torch.testing.assert_close(model(trees()[::-1]), model(trees()).flip(0), rtol=0, atol=1e-14)
+
+
+def test_examples_that_record_nothing() -> None:
+    model = autobatch(Wrap(lambda m, x: {"size": len(x), "x": x}, part=nn.Linear(1, 1)))
+    found = model([torch.ones(2), torch.zeros(2)])
+    assert found["size"] == [2, 2] and found["x"].tolist() == [[1, 1], [0, 0]]
+
+
+def test_deep_recursion_without_pythons_limit() -> None:
+    class Chain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.step = nn.Linear(2, 2)
+
+        def encode(self, depth: int) -> Any:
+            if not depth:
+                return self.step.weight.new_ones(2)
+            return torch.tanh(self.step((yield depth - 1)))
+
+        def forward(self, depth: int) -> Tensor:
+            return recurse(self.encode, depth)  # type: ignore[no-any-return]
+
+    check(Chain().double(), [0, 3, 1500], 1e-9)
+
+
+def test_cells_of_one_kind_in_different_modules_are_not_mixed() -> None:
+    model = Wrap(
+        lambda m, x: m.one((x, x), (x, x))[0] - m.two((x, x), (x, x))[0], one=Cell(3), two=Cell(3)
+    )
+    check(model.double(), [*torch.randn(4, 3).double()])
+
+
+def test_gradients_reach_rows_of_an_encoder() -> None:
+    encoder, model = (
+        nn.GRU(3, 4, batch_first=True).double(),
+        autobatch(Wrap(lambda m, x: sum(map(m.part, x)), part=nn.Linear(4, 2)).double()),
+    )
+    encoded = encoder(torch.randn(3, 5, 3).double())[0]
+    results = [model(list(encoded), batch=batch) for batch in (True, False)]
+    ours, theirs = (
+        torch.autograd.grad(r.square().sum(), [*encoder.parameters()], retain_graph=True)
+        for r in results
+    )
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_module_stays_usable_after_an_error_in_one_example() -> None:
+    model = autobatch(ShiftReduce())
+    with pytest.raises(IndexError) as caught:
+        model([*sentences(3), []])
+    assert "example 3" in "".join(caught.value.__notes__)
+    torch.testing.assert_close(model(sentences()), model(sentences(), batch=False))
+
+
+def test_two_backward_passes_over_several_flushes() -> None:
+    model = autobatch(ShiftReduce().double())
+    loss = model(sentences()).sum()
+    first = torch.autograd.grad(loss, [*model.cell.parameters()], retain_graph=True)
+    second = torch.autograd.grad(loss, [*model.cell.parameters()])
+    torch.testing.assert_close(first, second)

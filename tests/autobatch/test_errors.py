@@ -1,0 +1,214 @@
+"""Misuse is refused with the example, the line and a hint."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pyg_dynbatch.autobatch import attend, autobatch, total
+from tests.autobatch.models import TreeLSTM, trees
+from tests.autobatch.test_autobatch import Wrap
+
+ROWS = [torch.ones(3), torch.zeros(3)]
+
+
+def run(function: Any, examples: list[Any] | None = None, **parts: nn.Module) -> Any:
+    parts.setdefault("part", nn.Linear(3, 3))
+    return autobatch(Wrap(function, **parts))(ROWS if examples is None else examples)
+
+
+def message(error: type[Exception], function: Any, examples: Any = None, **parts: nn.Module) -> str:
+    with pytest.raises(error) as caught:
+        run(function, examples, **parts)
+    return "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+
+
+def in_place(model: Any, x: Any) -> Any:
+    y = model.part(x)
+    y += 1
+    return y
+
+
+def assigned(model: Any, x: Any) -> Any:
+    y = model.part(x)
+    y[0] = 1
+    return y
+
+
+@pytest.mark.parametrize(
+    "function", [in_place, assigned, lambda m, x: m.part(x).add_(1), lambda m, x: m.part(x).zero_()]
+)
+def test_changes_in_place(function: Any) -> None:
+    text = message(TypeError, function)
+    assert (
+        "in place" in text and "example 0" in text and "test_errors.py:" in text and "try:" in text
+    )
+
+
+def test_out_argument() -> None:
+    assert "out" in message(TypeError, lambda m, x: torch.add(m.part(x), 1, out=torch.empty(3)))
+
+
+@pytest.mark.parametrize(
+    "function", [lambda m, x: m.part(x).numpy(), lambda m, x: np.asarray(m.part(x))]
+)
+def test_numpy_of_a_lazy_value(function: Any) -> None:
+    text = message(TypeError, function)
+    assert "numpy" in text and "tolist() or item()" in text and "test_errors.py:" in text
+
+
+def test_different_types_from_different_examples() -> None:
+    text = message(ValueError, lambda m, x: m.part(x) if x.sum() else m.part(x)[:2])
+    assert "example 1" in text and "float32[2]" in text and "emit" in text
+    text = message(ValueError, lambda m, x: m.part(x) if x.sum() else (m.part(x),))
+    assert "example 1" in text and "structures" in text
+
+
+def test_one_by_one_refuses_the_same() -> None:
+    model = autobatch(
+        Wrap(lambda m, x: m.part(x) if x.sum() else (m.part(x),), part=nn.Linear(3, 3))
+    )
+    with pytest.raises(ValueError, match="structures"):
+        model(ROWS, batch=False)
+
+
+class Counter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x + self.calls
+
+
+class Noise(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.randn_like(x)
+
+
+def test_modules_that_keep_state_or_draw_random_numbers() -> None:
+    text = message(RuntimeError, lambda m, x: m.odd(m.part(x)), odd=Counter())
+    assert "odd" in text and "'calls'" in text and "test_errors.py:" in text
+    text = message(RuntimeError, lambda m, x: m.odd(m.part(x)), odd=Noise())
+    assert "different result" in text and "random = True" in text
+    noise = Noise()
+    noise.random = True  # type: ignore[assignment]
+    found = run(lambda m, x: m.odd(m.part(x)), [torch.ones(3)] * 2, odd=noise)
+    assert not torch.equal(found[0], found[1])
+
+
+def test_batch_normalization() -> None:
+    text = message(ValueError, lambda m, x: m.norm(m.part(x)[None])[0], norm=nn.BatchNorm1d(3))
+    assert "BatchNorm1d" in text and "LayerNorm" in text
+
+
+def test_modules_that_mix_rows_are_mapped() -> None:
+    class Mixing(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x - x.mean(0)
+
+    model = autobatch(Wrap(lambda m, x: m.odd(m.part(x)), part=nn.Linear(3, 3), odd=Mixing()))
+    torch.testing.assert_close(model(ROWS), model(ROWS, batch=False))
+    assert any("vmap" in remark for remark in model.explain(ROWS).remarks)
+
+
+def test_modules_that_cannot_be_batched() -> None:
+    class Odd(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.from_numpy(x.detach().numpy() * 2) if x.dim() == 1 else x.flip(0)
+
+    assert "test_errors.py:" in message(Exception, lambda m, x: m.odd(m.part(x)), odd=Odd())
+
+
+def test_modules_that_return_their_argument_or_a_view_of_it() -> None:
+    class View(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return x, x[..., :2]
+
+    model = autobatch(Wrap(lambda m, x: m.view(m.part(x)), part=nn.Linear(3, 3), view=View()))
+    torch.testing.assert_close(model(ROWS), model(ROWS, batch=False))
+
+
+def test_wrong_shapes_name_the_module_the_line_and_the_example() -> None:
+    text = message(RuntimeError, lambda m, x: m.part(m.part(x)[:2]))
+    assert "in autobatch: part" in text and "example 0" in text and "test_errors.py:" in text
+
+
+def test_values_of_an_earlier_call() -> None:
+    kept: list[Any] = []
+
+    def forward(model: Any, x: Any) -> Any:
+        kept.append(model.part(x))
+        return kept[0] + 1
+
+    model = autobatch(Wrap(forward, part=nn.Linear(3, 3)))
+    model(ROWS)
+    with pytest.raises(RuntimeError, match="different call of the model") as caught:
+        model(ROWS)
+    assert "test_errors.py:" in str(caught.value)
+    for use in (
+        lambda: kept[0] + 1,
+        lambda: torch.tanh(kept[0]),
+        lambda: bool(kept[0].sum()),
+        lambda: kept[0].tolist(),
+    ):
+        with pytest.raises(RuntimeError, match=r"outside the model|different call"):
+            use()
+
+
+def test_functions_that_take_python_objects() -> None:
+    text = message(TypeError, lambda m, x: m.part(x).add(object()))
+    assert "object" in text and "test_errors.py:" in text
+
+
+def test_nested_models_and_wrong_modules() -> None:
+    inner = autobatch(TreeLSTM())
+    assert "plain module" in message(RuntimeError, lambda m, x: m.inner(trees()), inner=inner)
+    with pytest.raises(TypeError, match="not a module for one example"):
+        autobatch(inner)
+    with pytest.raises(ValueError, match="list of examples is empty"):
+        inner([])
+
+
+def test_trace_of_an_example_that_reads_a_value_or_needs_gradients() -> None:
+    model = autobatch(
+        Wrap(lambda m, x: m.part(x) if bool(m.part(x).sum() > 0) else x, part=nn.Linear(3, 3))
+    )
+    with pytest.raises(RuntimeError, match="reads a value") as caught:
+        model.trace(torch.ones(3))
+    assert "test_errors.py:" in str(caught.value)
+    model = autobatch(Wrap(lambda m, x: m.part(x), part=nn.Linear(3, 3)))
+    with pytest.raises(ValueError, match="requires gradients"):
+        model.trace(torch.ones(3, requires_grad=True))
+
+
+def test_lists_of_values() -> None:
+    assert "empty" in message(ValueError, lambda m, x: total([]))
+    assert "like=" in message(ValueError, lambda m, x: total([]))
+    assert "shapes" in message(TypeError, lambda m, x: total([m.part(x), m.part(x)[:2]]))
+    assert "empty" in message(ValueError, lambda m, x: attend(m.part(x), []))
+    assert "one value per key" in message(ValueError, lambda m, x: attend(x, [m.part(x)], [x, x]))
+    assert "not a list" in message(TypeError, lambda m, x: total(m.part(x)))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_tensor_on_another_device() -> None:
+    model = autobatch(Wrap(lambda m, x: m.part(x), part=nn.Linear(3, 3)).cuda())
+    with pytest.raises(ValueError, match="different device"):
+        model(ROWS)
+
+
+def test_tensor_on_the_meta_device() -> None:
+    text = message(ValueError, lambda m, x: m.part(x), [torch.ones(3, device="meta")])
+    assert "different device" in text and "meta" in text
+
+
+def test_copies_of_lazy_values() -> None:
+    import copy
+
+    assert "cannot be pickled or copied" in message(
+        TypeError, lambda m, x: copy.deepcopy(m.part(x))
+    )
