@@ -303,3 +303,22 @@ def test_two_backward_passes_over_several_flushes() -> None:
     first = torch.autograd.grad(loss, [*model.cell.parameters()], retain_graph=True)
     second = torch.autograd.grad(loss, [*model.cell.parameters()])
     torch.testing.assert_close(first, second)
+
+
+def test_scheduled_batches_take_the_place_of_examples() -> None:
+    def forward(model: Any, tree: Any) -> Any:
+        emit("leaf", model.tree.word(torch.tensor(3)))
+        return model.tree.head(model.tree.encode(tree)[0]), "label"
+
+    model = autobatch(Wrap(forward, tree=TreeLSTM().double()))
+    expected, labels = model(trees())
+    emitted = model.emitted["leaf"]
+    batch = pickle.loads(pickle.dumps(model.collate([model.trace(example) for example in trees()])))
+    twin = autobatch(copy.deepcopy(model.plain))  # has met no signature yet
+    for _ in range(2):
+        found, same = twin(batch)
+        assert same == labels and len(batch) == len(labels)
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(twin.emitted["leaf"], emitted)
+    gradients = [torch.autograd.grad(x.square().sum(), [*m.parameters()]) for x, m in ((found, twin), (expected, model))]
+    torch.testing.assert_close(*gradients)

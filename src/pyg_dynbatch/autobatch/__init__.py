@@ -11,9 +11,9 @@ from pyg_dynbatch.autobatch.model import (
     recurse,
 )
 from pyg_dynbatch.autobatch.ragged import attend, rows, total
-from pyg_dynbatch.autobatch.tracing import Trace
+from pyg_dynbatch.autobatch.tracing import Trace, TracedBatch
 
 __all__ = [
-    "Arguments", "AutoBatch", "Emitted", "Explanation", "Trace", "attend", "autobatch", "emit",
+    "Arguments", "AutoBatch", "Emitted", "Explanation", "Trace", "TracedBatch", "attend", "autobatch", "emit",
     "open", "recurse", "rows", "total",
 ]  # fmt: skip

@@ -440,7 +440,7 @@ class Session:
     ) -> Site:
         where, is_module = self.where(), isinstance(target, nn.Module)
         path = self.table.path.get(id(target)) if is_module else None
-        name = _name(target) if not path else path
+        name = path or _name(target)
         if is_module and (path is None or getattr(target, "autobatch_open", False)):
             reason = "autobatch.open" if path is not None else "it is not part of the model"
             return self._open_site(key, target, where, reason)
@@ -501,7 +501,7 @@ class Session:
         """Run everything that was recorded since the last flush, as one schedule."""
         if not self.starts:
             return
-        program, old = self._program()
+        program, old = self.program()
         schedule = Schedule.from_programs([program], self.policy)
         if self.device.type != "cpu":
             schedule = schedule.to(self.device)
@@ -532,7 +532,7 @@ class Session:
         self.code, self.starts, self.outside = [], [], {}
         self.schedules.append(schedule)
 
-    def _program(self) -> tuple[Program, int]:
+    def program(self) -> tuple[Program, int]:
         """Decode the records; values of earlier flushes become inputs, and come first."""
         tables, types = self.table.arrays(), self.table.row_types
         code, start = np.array(self.code, dtype=np.int64), np.array(self.starts, dtype=np.int64)

@@ -17,7 +17,15 @@ from pyg_dynbatch.autobatch.calls import Session, Table
 from pyg_dynbatch.autobatch.explain import Explanation, explain
 from pyg_dynbatch.autobatch.fibers import run_examples
 from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, active
-from pyg_dynbatch.autobatch.tracing import Trace, replay, trace_of
+from pyg_dynbatch.autobatch.tracing import (
+    Column,
+    Trace,
+    TracedBatch,
+    replay,
+    run_batch,
+    schedule_batch,
+    trace_of,
+)
 from pyg_dynbatch.core.errors import described, mismatch
 from pyg_dynbatch.core.policy import Policy
 
@@ -66,7 +74,7 @@ class AutoBatch(nn.Module):
         self.plain.training = mode
         return self
 
-    def forward(self, examples: Sequence[Any], *, batch: bool = True) -> Any:
+    def forward(self, examples: Sequence[Any] | TracedBatch, *, batch: bool = True) -> Any:
         """Run the model on all examples.
 
         Args:
@@ -86,6 +94,8 @@ class AutoBatch(nn.Module):
             what = "autobatch: a batched model is called inside a batched model"
             hint = "call the plain module there: its calls are batched with the others"
             raise mismatch(RuntimeError, what, "a plain module", "autobatch(...)", hint=hint)
+        if isinstance(examples, TracedBatch):
+            return self._scheduled(examples)
         examples = list(examples)
         if not examples:
             what = "autobatch: the list of examples is empty"
@@ -97,26 +107,41 @@ class AutoBatch(nn.Module):
     def _batched(self, examples: list[Any]) -> tuple[Any, Session]:
         session = self._begin()
         with _recording(session, self.plain):
-            found = run_examples(session, partial(self._record, session), examples)
-            result = _collect(session, found)
-            # Examples take turns where they read values.
-            order = {
-                name: sorted(range(len(examples)), key=examples.__getitem__)
-                for name, (_, examples) in session.emitted.items()
-            }
-            emitted = {
-                name: _collect(session, [values[n] for n in order[name]])
-                for name, (values, _) in session.emitted.items()
-            }
+            columns, structure = self._columns(session, examples)
+            emitted = _emitted(session)
             session.flush()
+        picks = [c for c in (*columns, *(c for c, _ in emitted.values())) if isinstance(c, tuple)]
+        rows = iter(session.rows_of(picks) if picks else ())
+        leaves = [next(rows) if isinstance(c, tuple) else c for c in columns]
         self.emitted = {
-            name: Emitted(
-                rows(), torch.tensor(sorted(session.emitted[name][1]), device=session.device)
-            )
-            for name, rows in emitted.items()
+            name: Emitted(next(rows), torch.tensor(numbers, device=session.device))
+            for name, (_, numbers) in emitted.items()
         }
-        output = result()
-        return self._touch(output), session
+        return self._touch(tree_unflatten(leaves, structure)), session
+
+    def _columns(self, session: Session, examples: list[Any]) -> tuple[list[Column], Any]:
+        return _collect(session, run_examples(session, partial(self._record, session), examples))
+
+    def collate(self, examples: Sequence[Any]) -> TracedBatch:
+        """Record and schedule a mini-batch without running it; a ``collate_fn`` for loaders.
+
+        Args:
+            examples: As for the model, or traces.
+
+        Returns:
+            What the model takes in place of the examples; it can be made in loader workers,
+            pickled, and run any number of times.
+
+        Raises:
+            RuntimeError: If an example reads a value.
+            ValueError: If a tensor of an example requires gradients.
+        """
+        examples, session = list(examples), self._begin()
+        session.can_run = False
+        with _recording(session, self.plain):
+            columns, structure = self._columns(session, examples)
+            emitted = _emitted(session)
+        return schedule_batch(session, columns, structure, emitted, len(examples))
 
     def _record(self, session: Session, example: Any) -> Any:
         return replay(session, example) if type(example) is Trace else self.plain(example)
@@ -154,6 +179,12 @@ class AutoBatch(nn.Module):
         """
         examples = list(examples)
         return explain(self._batched(examples)[1], len(examples))
+
+    def _scheduled(self, batch: TracedBatch) -> Any:
+        session = self._begin()
+        output, emitted = run_batch(session.table, batch, session.device)
+        self.emitted = {name: Emitted(*found) for name, found in emitted.items()}
+        return self._touch(output)
 
     def _begin(self) -> Session:
         mode = (
@@ -372,25 +403,27 @@ def _recorded(original: Callable[..., Any]) -> Callable[..., Any]:
     return __call__
 
 
-def _collect(session: Session, results: list[Any]) -> Callable[[], Any]:
-    """Prepare to stack results; return what reads them after the last flush."""
+def _collect(session: Session, results: list[Any]) -> tuple[list[Column], Any]:
+    """Collect the leaves of all results; also return their structure."""
     flat = [tree_flatten(result) for result in results]
     _check_structures(flat)
-    columns: list[Any] = []
-    for column in zip(*(leaves for leaves, _ in flat), strict=True):
-        if any(isinstance(leaf, Lazy | Tensor) for leaf in column):
-            columns.append(_lazy_column(session, column))
-        else:
-            columns.append(list(column))
-    groups = [c for c in columns if isinstance(c, tuple)]
+    columns = [
+        _lazy_column(session, column)
+        if any(isinstance(leaf, Lazy | Tensor) for leaf in column)
+        else list(column)
+        for column in zip(*(leaves for leaves, _ in flat), strict=True)
+    ]
+    return columns, flat[0][1]
 
-    def read() -> Any:
-        rows = iter(session.rows_of(groups)) if groups else iter(())
-        return tree_unflatten(
-            [next(rows) if isinstance(c, tuple) else c for c in columns], flat[0][1]
-        )
 
-    return read
+def _emitted(session: Session) -> dict[str, tuple[Column, list[int]]]:
+    """Collect what was emitted, by example: examples take turns where they read values."""
+    found = {}
+    for name, (values, examples) in session.emitted.items():
+        order = sorted(range(len(examples)), key=examples.__getitem__)
+        column = _lazy_column(session, tuple(values[n] for n in order))
+        found[name] = column, [examples[n] for n in order]
+    return found
 
 
 def _lazy_column(session: Session, column: tuple[Any, ...]) -> tuple[int, list[int]]:

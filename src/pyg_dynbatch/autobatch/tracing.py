@@ -1,16 +1,22 @@
 """One example, recorded ahead: integers that loader workers can make and disks can keep."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from pyg_dynbatch.autobatch.calls import Block, Session, Spec, stacked
+from pyg_dynbatch.autobatch.calls import Block, Session, Spec, Table, stacked
 from pyg_dynbatch.autobatch.lazy import Lazy
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.core.types import TensorType
+
+Column = tuple[int, list[int]] | list[Any]
+"""One leaf of all results: a row type and the value of each example, or other objects."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +103,86 @@ def replay(session: Session, trace: Trace) -> Any:
         session.emit(name, value(number))
     leaves = [value(leaf.number) if isinstance(leaf, _Value) else leaf for leaf in trace.leaves]
     return tree_unflatten(leaves, trace.structure)
+
+
+@dataclass(eq=False, repr=False)
+class TracedBatch:
+    """A scheduled mini-batch, made by :meth:`AutoBatch.collate`; a model takes it as its examples.
+
+    Args:
+        schedule: The batched calls; its outputs are the leaves of the results, then what the
+            examples emitted.
+        specs: Signature of each operation of the schedule.
+        outside: Rows from outside, by row type.
+        columns: For each leaf of the result the name of an output, or a list of other objects.
+        structure: Structure of the result.
+        num_examples: Number of examples.
+    """
+
+    schedule: Schedule
+    specs: tuple[Spec, ...]
+    outside: dict[TensorType, Tensor]
+    columns: list[str | list[Any]]
+    structure: Any
+    num_examples: int
+
+    def __len__(self) -> int:
+        return self.num_examples
+
+    def __repr__(self) -> str:
+        return f"TracedBatch({self.num_examples} examples, {len(self.schedule.steps)} steps)"
+
+    def to(self, *args: Any, **kwargs: Any) -> "TracedBatch":
+        """Move schedule and rows to a device."""
+        outside = {row_type: rows.to(*args, **kwargs) for row_type, rows in self.outside.items()}
+        return replace(self, schedule=self.schedule.to(*args, **kwargs), outside=outside)
+
+    def pin_memory(self) -> "TracedBatch":
+        """Copy into page-locked memory."""
+        outside = {row_type: rows.pin_memory() for row_type, rows in self.outside.items()}
+        return replace(self, schedule=self.schedule.pin_memory(), outside=outside)
+
+
+def schedule_batch(
+    session: Session, columns: Sequence[Column], structure: Any,
+    emitted: Mapping[str, tuple[Column, list[int]]], num_examples: int,
+) -> TracedBatch:  # fmt: skip
+    """Schedule what a session has recorded."""
+    program, _ = session.program()
+    named = [(str(n), column) for n, column in enumerate(columns) if isinstance(column, tuple)]
+    each = np.arange(num_examples)
+    program.outputs = {name: np.array(column[1]) for name, column in named}
+    program.output_example = {name: each for name, _ in named}
+    for name, (column, examples) in emitted.items():
+        program.outputs[f"emit {name}"] = np.array(column[1])
+        program.output_example[f"emit {name}"] = np.array(examples)
+    types = session.table.row_types
+    outside = {
+        types[kind]: stacked(items, types[kind], session.device)
+        for kind, items in session.outside.items()
+    }
+    specs = tuple(site.spec_of for site in session.table.sites if site.spec_of is not None)
+    program.num_examples = num_examples
+    schedule = Schedule.from_programs([program], session.policy)
+    kept = [str(n) if isinstance(c, tuple) else c for n, c in enumerate(columns)]
+    return TracedBatch(schedule, specs, outside, kept, structure, num_examples)
+
+
+def run_batch(table: Table, batch: TracedBatch, device: torch.device) -> tuple[Any, dict[str, Any]]:
+    """Run a scheduled mini-batch; return its result, and what it emitted."""
+    batch = batch if batch.schedule.device == device else batch.to(device)
+    sites = [table.site_of(spec, device, "a traced batch") for spec in batch.specs]
+    signatures = tuple(table.signatures[site.signature] for site in sites)
+    schedule = replace(batch.schedule, signatures=signatures)
+    table.engine.to(device)
+    found = table.engine(schedule, {t: (rows,) for t, rows in batch.outside.items()})
+    leaves = [found[c] if isinstance(c, str) else c for c in batch.columns]
+    emitted = {
+        name.removeprefix("emit "): (rows, schedule.example_of(name))
+        for name, rows in found.items()
+        if name.startswith("emit ")
+    }
+    return tree_unflatten(leaves, batch.structure), emitted
 
 
 def _kinds(trace: Trace, kinds_of_site: list[tuple[int, ...]]) -> dict[int, int]:
