@@ -700,11 +700,18 @@ class _Call:
         self.plain = not template[1] and all(a is ROW for a in template[0]) and not no_grad
 
     def __call__(self, *rows: Any) -> Any:
-        if self.plain:
-            return self.target(*rows)
+        return self.target(*rows) if self.plain else self._filled(rows, None)
+
+    def expanded(self, *rows: Any) -> Any:
+        """Call with one copy of each parameter per row."""
+        return self._filled(rows, rows[0].size(0))
+
+    def _filled(self, rows: Any, size: int | None) -> Any:
         given = iter(rows)
 
         def fill(value: Any) -> Any:
+            if size is not None and isinstance(value, Tensor):
+                return value.expand(size, *value.shape)
             return next(given) if value is ROW else _mapped(fill, value)
 
         args, kwargs = (fill(_resolve(part, self.tensors)) for part in self.template)

@@ -32,7 +32,7 @@ class Examined(NamedTuple):
 
     Args:
         form: Takes the stacked rows, returns the flat list of results.
-        way: ``"fast"``, ``"direct"`` or ``"vmap"``.
+        way: ``"fast"``, ``"direct"``, ``"expanded"`` (parameters repeated) or ``"vmap"``.
         leaves: For each leaf of the result its tensor type, or the object itself.
         spec: Structure of the result.
         random: Whether each call draws random numbers.
@@ -109,7 +109,8 @@ def _first_form(
     def mapped(*rows: Tensor) -> Any:
         return torch.vmap(call, randomness="different")(*rows)
 
-    forms = [("fast", fast), ("direct", call), ("vmap", mapped)]
+    expanded = getattr(call, "expanded", None)
+    forms = [("fast", fast), ("direct", call), ("expanded", expanded), ("vmap", mapped)]
     stacked = [
         torch.stack(column) if isinstance(column[0], Tensor) else column[0]
         for column in zip(*expected, strict=True)

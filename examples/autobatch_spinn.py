@@ -1,0 +1,87 @@
+"""SPINN: shift and reduce with a tracking LSTM, which also learns to decide what comes next.
+
+Bowman et al. (2016), arXiv:1603.06021. Trained with the transitions of the parse; afterwards the
+model reads its own decisions in the middle of an example, and examples are batched all the same.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from pyg_dynbatch.autobatch import autobatch, emit
+from pyg_dynbatch.data import to_nested
+from pyg_dynbatch.datasets import ListOps, ListOpsRecipe
+
+
+class Spinn(nn.Module):
+    """Classify one sentence; without transitions it decides by itself."""
+
+    def __init__(self, words: int, width: int, classes: int) -> None:
+        super().__init__()
+        self.word, self.head = nn.Embedding(words, 2 * width), nn.Linear(2 * width, classes)
+        self.join, self.empty = nn.Linear(3 * width, 5 * width), nn.Parameter(torch.zeros(2 * width))
+        self.tracker, self.move = nn.LSTMCell(6 * width, width), nn.Linear(width, 2)
+        self.register_buffer("zero", torch.zeros(width))
+
+    def reduce(self, left: Tensor, right: Tensor, tracked: Tensor) -> Tensor:
+        """Join two states, each ``h`` and ``c`` in one vector."""
+        (h, c), (k, d) = left.chunk(2, -1), right.chunk(2, -1)
+        i, f, g, o, u = self.join(torch.cat([h, k, tracked], -1)).chunk(5, -1)
+        c = i.sigmoid() * u.tanh() + f.sigmoid() * c + g.sigmoid() * d
+        return torch.cat([o.sigmoid() * c.tanh(), c], -1)
+
+    def forward(self, example: tuple[list[Tensor], list[int] | None]) -> Tensor:
+        """Return the scores of the classes; emit a loss for each transition that is given."""
+        tokens, given = example
+        buffer, stack = [self.word(token) for token in reversed(tokens)], []
+        tracked = self.zero, self.zero
+        for step in range(2 * len(tokens) - 1):
+            tops = [*stack[-1:-3:-1], self.empty, self.empty][:2]
+            seen = torch.cat([buffer[-1] if buffer else self.empty, *tops], -1)
+            tracked = self.tracker(seen, tracked)
+            scores = self.move(tracked[0])
+            if given is not None:
+                reduce = given[step]
+                emit("loss", scores.logsumexp(-1) - scores[reduce])
+            else:  # reading a value waits until all examples have come this far
+                reduce = not buffer or (len(stack) > 1 and scores.argmax().item())
+            if reduce:
+                right, left = stack.pop(), stack.pop()
+                stack.append(self.reduce(left, right, tracked[0]))
+            else:
+                stack.append(buffer.pop())
+        return self.head(stack[0])
+
+
+def transitions(tree: int | tuple) -> tuple[list[Tensor], list[int]]:
+    """List the words of a binary tree, and for each step whether it reduces."""
+    if isinstance(tree, int):
+        return [torch.tensor(tree)], [0]
+    (words, moves), (more, rest) = map(transitions, tree)
+    return words + more, moves + rest + [1]
+
+
+def main(train: int = 3000, epochs: int = 5) -> None:
+    """Train on nested operations on digits; test with transitions that the model predicts."""
+    torch.manual_seed(0)
+    recipe = ListOpsRecipe(train=train, val=0, test=300, max_length=20)
+    sets = [ListOps(None, split, form="binary", recipe=recipe) for split in ("train", "test")]
+    examples, tests = ([transitions(to_nested(tree)) for tree in trees] for trees in sets)
+    labels, truth = (torch.cat([tree.y[tree.root_index] for tree in trees]) for trees in sets)
+    model = autobatch(Spinn(20, 32, 10))
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for part in torch.cat([torch.randperm(train) for _ in range(epochs)]).split(64):
+        scores = model([examples[i] for i in part])
+        loss = nn.functional.cross_entropy(scores, labels[part])
+        loss = loss + model.emitted["loss"].rows.mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    free = [(tokens, None) for tokens, _ in tests]
+    with torch.no_grad():
+        shares = [(model.eval()(given).argmax(1) == truth).float().mean() for given in (tests, free)]
+    print("test accuracy {:.3f} with the parse, {:.3f} with its own".format(*shares))
+    print(model.explain(free).flushes, "flushes; words at most", max(len(t) for t, _ in tests))
+
+
+if __name__ == "__main__":
+    main()
