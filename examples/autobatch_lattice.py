@@ -1,0 +1,85 @@
+"""A lattice LSTM: characters also read the words of a lexicon that end there, however many.
+
+Zhang and Yang (2018), arXiv:1805.02023, equations 10-15. Each character is tagged with the class of
+the word that it belongs to; spaces are missing, and words overlap by chance.
+"""
+
+import random
+
+import torch
+from torch import Tensor, nn
+
+from pyg_dynbatch.autobatch import autobatch, emit, total
+
+LETTERS, CLASSES = 8, 3
+
+
+class Lattice(nn.Module):
+    """Tag the characters of one text; with a lexicon, words are read beside characters."""
+
+    def __init__(self, words: int, width: int = 24) -> None:
+        super().__init__()
+        self.letter, self.word = nn.Embedding(LETTERS, width), nn.Embedding(words, width)
+        self.gates, self.word_gates = nn.Linear(2 * width, 3 * width), nn.Linear(2 * width, 3 * width)
+        self.merge, self.tag = nn.Linear(2 * width, width), nn.Linear(width, CLASSES)
+        self.register_buffer("zero", torch.zeros(width))
+
+    def forward(self, example: tuple[list[Tensor], dict, list[int]]) -> Tensor:
+        """Return the loss per character, and emit the scores of the classes."""
+        letters, words, tags = example
+        states, losses = [(self.zero, self.zero)], []
+        for end, letter in enumerate(map(self.letter, letters), 1):
+            h, _ = states[-1]
+            i, o, c = self.gates(torch.cat([letter, h], -1)).chunk(3, -1)
+            cells, weights = [c.tanh()], [i.sigmoid().exp()]
+            for start, number in words.get(end, []):
+                h, c = states[start]
+                i, f, u = self.word_gates(torch.cat([self.word(number), h], -1)).chunk(3, -1)
+                cells.append(f.sigmoid() * c + i.sigmoid() * u.tanh())
+                weights.append(self.merge(torch.cat([letter, cells[-1]], -1)).sigmoid().exp())
+            c = total([w * cell for w, cell in zip(weights, cells)]) / total(weights)
+            states.append((o.sigmoid() * c.tanh(), c))
+            scores = self.tag(states[-1][0])
+            emit("class", scores.argmax())
+            losses.append(scores.logsumexp(-1) - scores[tags[end - 1]])
+        return total(losses) / len(letters)
+
+
+def draw(rng: random.Random, lexicon: dict[tuple, int]) -> tuple[list[Tensor], dict, list[int]]:
+    """Draw a text; find all words of the lexicon in it, also those that are there by chance."""
+    text, tags = [], []
+    for word in rng.choices([*lexicon], k=rng.randrange(1, 8)):
+        text += word
+        tags += [lexicon[word] % CLASSES] * len(word)
+    found: dict[int, list] = {}
+    for end in range(1, len(text) + 1):
+        for start in range(max(end - 4, 0), end):
+            if (number := lexicon.get(tuple(text[start:end]))) is not None:
+                found.setdefault(end, []).append((start, torch.tensor(number)))
+    return [*map(torch.tensor, text)], found, tags
+
+
+def main(steps: int = 60) -> None:
+    """Train with the lexicon and without; print the share of right tags."""
+    rng = random.Random(0)
+    words = {tuple(rng.choices(range(LETTERS), k=rng.randrange(2, 5))) for _ in range(60)}
+    lexicon = {word: number for number, word in enumerate(sorted(words))}
+    tests = [draw(rng, lexicon) for _ in range(100)]
+    truth = torch.tensor([tag for _, _, tags in tests for tag in tags])
+    for name, keep in (("with the lexicon", True), ("without", False)):
+        torch.manual_seed(0)
+        model = autobatch(Lattice(len(lexicon)))
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+        for _ in range(steps):
+            texts = [draw(rng, lexicon) for _ in range(32)]
+            loss = model([(a, b if keep else {}, c) for a, b, c in texts]).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        with torch.no_grad():
+            model([(a, b if keep else {}, c) for a, b, c in tests])
+        print(f"{name}: {(model.emitted['class'].rows == truth).float().mean():.3f} of tags right")
+
+
+if __name__ == "__main__":
+    main()
