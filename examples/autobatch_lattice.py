@@ -20,7 +20,10 @@ class Lattice(nn.Module):
     def __init__(self, words: int, width: int = 24) -> None:
         super().__init__()
         self.letter, self.word = nn.Embedding(LETTERS, width), nn.Embedding(words, width)
-        self.gates, self.word_gates = nn.Linear(2 * width, 3 * width), nn.Linear(2 * width, 3 * width)
+        self.gates, self.word_gates = (
+            nn.Linear(2 * width, 3 * width),
+            nn.Linear(2 * width, 3 * width),
+        )
         self.merge, self.tag = nn.Linear(2 * width, width), nn.Linear(width, CLASSES)
         self.register_buffer("zero", torch.zeros(width))
 

@@ -18,7 +18,10 @@ class Spinn(nn.Module):
     def __init__(self, words: int, width: int, classes: int) -> None:
         super().__init__()
         self.word, self.head = nn.Embedding(words, 2 * width), nn.Linear(2 * width, classes)
-        self.join, self.empty = nn.Linear(3 * width, 5 * width), nn.Parameter(torch.zeros(2 * width))
+        self.join, self.empty = (
+            nn.Linear(3 * width, 5 * width),
+            nn.Parameter(torch.zeros(2 * width)),
+        )
         self.tracker, self.move = nn.LSTMCell(6 * width, width), nn.Linear(width, 2)
         self.register_buffer("zero", torch.zeros(width))
 
@@ -78,7 +81,9 @@ def main(train: int = 3000, epochs: int = 5) -> None:
         optimizer.step()
     free = [(tokens, None) for tokens, _ in tests]
     with torch.no_grad():
-        shares = [(model.eval()(given).argmax(1) == truth).float().mean() for given in (tests, free)]
+        shares = [
+            (model.eval()(given).argmax(1) == truth).float().mean() for given in (tests, free)
+        ]
     print("test accuracy {:.3f} with the parse, {:.3f} with its own".format(*shares))
     print(model.explain(free).flushes, "flushes; words at most", max(len(t) for t, _ in tests))
 

@@ -54,7 +54,9 @@ class Bag(Syntax):
 
     def encode(self, node: Node) -> Tensor:
         """Compute the state of a node."""
-        return self.word(node.word) + total([self.encode(c) for c in node.children], like=self.word(node.word))
+        return self.word(node.word) + total(
+            [self.encode(c) for c in node.children], like=self.word(node.word)
+        )
 
 
 def functions() -> list[tuple[str, ast.FunctionDef]]:
@@ -75,11 +77,15 @@ def main(epochs: int = 3) -> None:
     found = functions()
     common = [word for word, _ in Counter(name for name, _ in found).most_common(CLASSES)]
     found = [(name, node) for name, node in found if name in common]
-    names = Counter(n for _, f in found for b in f.body for n in re.findall(r"id='(\w+)'", ast.dump(b)))
+    names = Counter(
+        n for _, f in found for b in f.body for n in re.findall(r"id='(\w+)'", ast.dump(b))
+    )
     words = {word: number for number, (word, _) in enumerate(names.most_common(999), 1)}
     bodies = [Node(ast.Module(node.body, []), words) for _, node in found]
     labels = torch.tensor([common.index(name) for name, _ in found])
-    kinds = sorted({type(part).__name__ for _, node in found for part in ast.walk(node)} | {"Module"})
+    kinds = sorted(
+        {type(part).__name__ for _, node in found for part in ast.walk(node)} | {"Module"}
+    )
     order = torch.randperm(len(bodies))
     train, test = order[300:], order[:300]
     for kind in (Syntax, Bag):
@@ -92,7 +98,9 @@ def main(epochs: int = 3) -> None:
             optimizer.step()
         with torch.no_grad():
             right = model([bodies[i] for i in test]).argmax(1) == labels[test]
-        print(f"{kind.__name__}: test accuracy {right.float().mean():.3f} on {len(bodies)} functions")
+        print(
+            f"{kind.__name__}: test accuracy {right.float().mean():.3f} on {len(bodies)} functions"
+        )
 
 
 if __name__ == "__main__":

@@ -72,7 +72,9 @@ def main(steps: int = 150) -> None:
     with torch.no_grad():
         model([(source, None) for source, _ in tests])
     truth = torch.stack([word for _, target in tests for word in target])
-    print(f"loss {loss:.3f}; {(model.emitted['word'].rows == truth).float().mean():.3f} of words right")
+    print(
+        f"loss {loss:.3f}; {(model.emitted['word'].rows == truth).float().mean():.3f} of words right"
+    )
     print(f"{model.explain(tests).steps} steps for {len(tests)} sentences")
 
 

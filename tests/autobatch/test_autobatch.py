@@ -320,5 +320,8 @@ def test_scheduled_batches_take_the_place_of_examples() -> None:
         assert same == labels and len(batch) == len(labels)
         torch.testing.assert_close(found, expected)
         torch.testing.assert_close(twin.emitted["leaf"], emitted)
-    gradients = [torch.autograd.grad(x.square().sum(), [*m.parameters()]) for x, m in ((found, twin), (expected, model))]
+    gradients = [
+        torch.autograd.grad(x.square().sum(), [*m.parameters()])
+        for x, m in ((found, twin), (expected, model))
+    ]
     torch.testing.assert_close(*gradients)

@@ -1,6 +1,5 @@
 """Batched equals one by one: values and gradients of random programs."""
 
-
 import pytest
 import torch
 from hypothesis import given, settings

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, active
-from pyg_dynbatch.autobatch.operations import RANDOM, fast_form
+from pyg_dynbatch.autobatch.operations import RANDOM, ROW, fast_form
 from pyg_dynbatch.autobatch.row_law import Examined, ReadsValue, examine
 from pyg_dynbatch.core.engine import Engine, Run
 from pyg_dynbatch.core.errors import Mismatch, mismatch
@@ -43,15 +43,6 @@ class Shared:
 
     name: str
     place: tuple[Any, ...] = ()
-
-
-class _Row:
-    def __reduce__(self) -> str:
-        return "ROW"
-
-
-ROW = _Row()
-"""Marks a row among the arguments of a call."""
 
 
 class Spec:
@@ -158,8 +149,8 @@ class Table:
         fast = None
         if module is None:
             ranks = [len(row_type.shape or ()) for row_type in spec.inputs]
-            filled = tuple(_resolve(part, self.tensors) for part in spec.template)
-            fast = fast_form(spec.target, filled, lambda a: a is ROW, ranks)
+            args, kwargs = (_resolve(part, self.tensors) for part in spec.template)
+            fast = fast_form(spec.target, args, kwargs, ranks)
         recording, ACTIVE.session = active(), None
         try:
             examined = examine(

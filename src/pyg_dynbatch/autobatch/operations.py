@@ -1,10 +1,10 @@
 """Batched forms of torch functions: the same for rows with a batch axis in front.
 
-Each is checked against the row law before it is used, so a form only has to be right where it is
-chosen; ``tests/autobatch/test_operations.py`` compares each with ``torch.vmap``.
+A form is compared with single rows before it is used (:mod:`row_law`), so it has to be right only
+where it is chosen; where there is none, the function is called directly or through ``torch.vmap``.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,184 +14,140 @@ from torch import Tensor
 Form = Callable[..., Any]
 
 
-def fast_form(
-    func: Form, template: Any, is_row: Callable[[Any], bool], ranks: Sequence[int]
-) -> Form | None:
-    """Return the batched form of a function for these arguments, or ``None``.
+class _Row:
+    def __reduce__(self) -> str:
+        return "ROW"
 
-    Args:
-        func: The function of torch, or the method of ``Tensor``.
-        template: Its positional and keyword arguments; rows are marked.
-        is_row: Whether an argument is the mark of a row.
-        ranks: Number of dimensions of each row, without the batch axis.
-    """
-    maker = _FORMS.get(func)
-    if maker is None:
-        return None
-    args, kwargs = template
-    try:
-        return maker(func, args, kwargs, is_row, ranks)
-    except (TypeError, IndexError, ValueError):
-        return None
 
+ROW = _Row()
+"""Marks a row among the arguments of a call."""
+
+
+def _named(names: str) -> Iterator[Any]:
+    """List the functions and methods of these names."""
+    for name in names.split():
+        yield from (found for o in (torch, Tensor, F) if (found := getattr(o, name, None)))
+
+
+RANDOM = set(
+    _named(
+        "dropout alpha_dropout feature_alpha_dropout dropout1d rand_like randn_like bernoulli rrelu "
+        "gumbel_softmax multinomial poisson normal"
+    )
+)
+"""Functions that draw random numbers; their results are compared by shape alone."""
 
 _FORMS: dict[Any, Callable[..., Form | None]] = {}
 
 
-def _register(*names: str, also: Sequence[Any] = ()) -> Callable[[Any], Any]:
-    def add(maker: Any) -> Any:
-        for name in names:
-            for owner in (torch, Tensor, F):
-                if (func := getattr(owner, name, None)) is not None:
-                    _FORMS[func] = maker
-        for func in also:
-            _FORMS[func] = maker
+def _form_of(names: str) -> Callable[[Any], Any]:
+    def register(maker: Any) -> Any:
+        _FORMS.update(dict.fromkeys(_named(names), maker))
         return maker
 
-    return add
+    return register
+
+
+def fast_form(
+    func: Form, args: Sequence[Any], kwargs: dict[str, Any], ranks: Sequence[int]
+) -> Form | None:
+    """Return the batched form of a function for these arguments; ``None`` if there is none.
+
+    Args:
+        func: The function of torch, or the method of ``Tensor``.
+        args: Positional arguments, with ``ROW`` for each row.
+        kwargs: Keyword arguments.
+        ranks: Number of dimensions of each row, without the batch axis.
+    """
+    maker = _FORMS.get(func)
+    try:
+        return maker and maker(func, args, kwargs, ranks)
+    except (TypeError, IndexError, ValueError):  # arguments that the form does not take
+        return None
 
 
 def _align(row: Tensor, rank: int) -> Tensor:
-    """Insert dimensions after the batch axis, as broadcasting of single rows would."""
-    return (
-        row
-        if row.dim() > rank
-        else row.view(row.shape[:1] + (1,) * (rank + 1 - row.dim()) + row.shape[1:])
-    )
+    """Insert dimensions after the batch axis, as broadcasting inserts them before a row."""
+    missing = rank + 1 - row.dim()
+    return row.view(row.shape[:1] + (1,) * missing + row.shape[1:]) if missing > 0 else row
 
 
-@_register(
-    "add", "sub", "mul", "div", "true_divide", "pow", "maximum", "minimum", "atan2", "where",
-    "lerp", "lt", "le", "gt", "ge", "eq", "ne", "logaddexp", "addcmul", "fmod", "remainder",
-    "floor_divide", "clamp", "logical_and", "logical_or", "logical_xor", "hypot",
-    "__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__", "__truediv__",
-    "__rtruediv__", "__pow__", "__rpow__", "__lt__", "__le__", "__gt__", "__ge__", "__eq__",
-    "__ne__", "__and__", "__or__", "__xor__", "__mod__", "__floordiv__",
-)  # fmt: skip
-def _elementwise(
-    func: Form, args: Any, kwargs: Any, is_row: Any, ranks: Sequence[int]
-) -> Form | None:
-    fixed = [x.dim() for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
-    most = max([*ranks, *fixed])
-    if all(rank == most for rank in ranks) and all(rank <= most for rank in fixed):
-        return None  # called directly
-
-    def form(*rows: Tensor) -> Any:
-        given = iter(rows)
-        fill = [_align(next(given), most) if is_row(a) else a for a in args]
-        named = {n: _align(next(given), most) if is_row(a) else a for n, a in kwargs.items()}
-        return func(*fill, **named)
-
-    return form
-
-
-def _shifted(dim: Any, rank: int) -> Any:
-    """Dimensions of rows with a batch axis in front."""
+def _shifted(dim: Any) -> Any:
+    """Return a dimension, or several, of a row with a batch axis in front."""
     if isinstance(dim, int):
-        return dim if dim < 0 else dim + 1
-    return tuple(_shifted(one, rank) for one in dim)
+        return dim + 1 if dim >= 0 else dim
+    return [_shifted(one) for one in dim]
 
 
-def _at(args: Any, kwargs: Any, place: int, name: str, default: Any) -> tuple[Any, Any, Any]:
-    """Take an argument that may be given by position or by name."""
-    if name in kwargs:
-        return kwargs[name], args, {n: v for n, v in kwargs.items() if n != name}
-    if len(args) > place:
-        return args[place], (*args[:place], *args[place + 1 :]), kwargs
+def _split_dim(
+    args: Sequence[Any], kwargs: dict[str, Any], position: int, default: Any
+) -> tuple[Any, Sequence[Any], dict[str, Any]]:
+    """Take the dimension out of the arguments of a call."""
+    if "dim" in kwargs:
+        return kwargs["dim"], args, {n: v for n, v in kwargs.items() if n != "dim"}
+    if len(args) > position:
+        return args[position], [*args[:position], *args[position + 1 :]], kwargs
     return default, args, kwargs
 
 
-@_register(
-    "softmax",
-    "log_softmax",
-    "cumsum",
-    "cumprod",
-    "unbind",
-    "argsort",
-    "sort",
-    "logcumsumexp",
-    "topk",
-    "glu",
-    "normalize",
-    "cosine_similarity",
+@_form_of(
+    "add sub mul div true_divide pow maximum minimum atan2 where lerp lt le gt ge eq ne logaddexp "
+    "addcmul fmod remainder floor_divide clamp logical_and logical_or logical_xor hypot __add__ "
+    "__radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __pow__ __rpow__ __lt__ "
+    "__le__ __gt__ __ge__ __eq__ __ne__ __and__ __or__ __xor__ __mod__ __floordiv__"
 )
-def _along(func: Form, args: Any, kwargs: Any, is_row: Any, ranks: Sequence[int]) -> Form | None:
-    place = {"topk": 2, "normalize": 2, "cosine_similarity": 2}.get(func.__name__, 1)
-    default = {"unbind": 0, "normalize": 1, "cosine_similarity": 1}.get(func.__name__, -1)
-    dim, args, kwargs = _at(args, kwargs, place, "dim", default)
-    rest, dim = args[len(ranks) :], _shifted(dim, ranks[0])
-    return lambda *rows: func(*rows, *rest, dim=dim, **kwargs)
+def _elementwise(func: Form, args: Any, kwargs: Any, ranks: Sequence[int]) -> Form:
+    fixed = [x.dim() for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+    most = max([*ranks, *fixed])
 
-
-@_register("flip")
-def _flipped(func: Form, args: Any, kwargs: Any, is_row: Any, ranks: Sequence[int]) -> Form | None:
-    dims = kwargs.get("dims", args[1] if len(args) == 2 else args[1:])
-    dims = _shifted((dims,) if isinstance(dims, int) else dims, ranks[0])
-    return lambda row: row.flip(dims)
-
-
-@_register("t", "adjoint", also=[_method for _method in (Tensor.T.__get__, Tensor.mT.__get__)])
-def _transposed(
-    func: Form, args: Any, kwargs: Any, is_row: Any, ranks: Sequence[int]
-) -> Form | None:
-    return (lambda row: row.mT) if ranks == [2] else None
-
-
-@_register(
-    "sum",
-    "mean",
-    "prod",
-    "amax",
-    "amin",
-    "max",
-    "min",
-    "logsumexp",
-    "argmax",
-    "argmin",
-    "any",
-    "all",
-    "var",
-    "std",
-    "norm",
-)
-def _reduced(func: Form, args: Any, kwargs: Any, is_row: Any, ranks: Sequence[int]) -> Form | None:
-    if len(ranks) != 1:
-        return None
-    place = 2 if func.__name__ == "norm" else 1
-    dim, args, kwargs = _at(args, kwargs, place, "dim", None)
-    if dim is None or dim == ():
-        if func in (torch.max, torch.min, Tensor.max, Tensor.min):
-            whole = torch.amax if func.__name__ == "max" else torch.amin
-            return lambda row: whole(row.flatten(1), 1) if row.dim() > 1 else row
-        return lambda row: func(row.reshape(row.size(0), -1), *args[1:], dim=1, **kwargs)
-    if not isinstance(dim, int | tuple | list):
-        return None
-    dim = _shifted(dim, ranks[0])
-    if func.__name__ == "norm":
-        return lambda row: func(row, *(args[1:] or ("fro",)), dim=dim, **kwargs)
-    return lambda row: func(row, *args[1:], dim=dim, **kwargs)
-
-
-@_register("cat", "concat", "concatenate", "stack")
-def _joined(func: Form, args: Any, kwargs: Any, is_row: Any, ranks: Sequence[int]) -> Form | None:
-    dim, args, kwargs = _at(args, kwargs, 1, "dim", 0)
-    items, dim = args[0] if args else kwargs["tensors"], _shifted(dim, 0)
-
-    def form(*rows: Tensor) -> Tensor:
-        given, size = iter(rows), rows[0].size(0)
-        parts = [next(given) if is_row(a) else a.expand(size, *a.shape) for a in items]
-        return func(parts, dim=dim)
+    def form(*rows: Tensor) -> Any:
+        given = iter(_align(row, most) for row in rows)
+        filled = [next(given) if a is ROW else a for a in args]
+        return func(*filled, **{n: next(given) if a is ROW else a for n, a in kwargs.items()})
 
     return form
 
 
-@_register("view", "reshape", "expand", "repeat")
-def _reshaped(func: Form, args: Any, kwargs: Any, is_row: Any, ranks: Sequence[int]) -> Form | None:
+@_form_of(
+    "softmax log_softmax cumsum cumprod unbind argsort sort logcumsumexp topk glu normalize "
+    "cosine_similarity"
+)
+def _along(func: Form, args: Any, kwargs: Any, ranks: Sequence[int]) -> Form:
+    position = 2 if func.__name__ in ("topk", "normalize", "cosine_similarity") else 1
+    default = {"unbind": 0, "normalize": 1, "cosine_similarity": 1}.get(func.__name__, -1)
+    dim, args, kwargs = _split_dim(args, kwargs, position, default)
+    return lambda *rows: func(*rows, *args[len(ranks) :], dim=_shifted(dim), **kwargs)
+
+
+@_form_of("sum mean prod amax amin max min logsumexp argmax argmin any all var std")
+def _reduced(func: Form, args: Any, kwargs: Any, ranks: Sequence[int]) -> Form | None:
+    dim, args, kwargs = _split_dim(args, kwargs, 1, None)
+    if len(ranks) > 1:
+        return None  # max(a, b)
+    if dim is not None:
+        return lambda row: func(row, *args[1:], dim=_shifted(dim), **kwargs)
+    if func.__name__ in ("max", "min"):
+        func = torch.amax if func.__name__ == "max" else torch.amin
+    return lambda row: func(row.reshape(row.size(0), -1), *args[1:], dim=1, **kwargs)
+
+
+@_form_of("cat concat concatenate stack")
+def _joined(func: Form, args: Any, kwargs: Any, ranks: Sequence[int]) -> Form:
+    dim, args, kwargs = _split_dim(args, kwargs, 1, 0)
+    parts = args[0] if args else kwargs["tensors"]
+
+    def form(*rows: Tensor) -> Tensor:
+        given, size = iter(rows), rows[0].size(0)
+        filled = [next(given) if a is ROW else a.expand(size, *a.shape) for a in parts]
+        return func(filled, dim=_shifted(dim))  # type: ignore[no-any-return]
+
+    return form
+
+
+@_form_of("view reshape expand repeat")
+def _reshaped(func: Form, args: Any, kwargs: Any, ranks: Sequence[int]) -> Form:
     shape = args[1:] or tuple(kwargs.values())
-    if len(shape) == 1 and not isinstance(shape[0], int):
-        shape = tuple(shape[0])
-    if not all(isinstance(size, int) for size in shape):
-        return None
+    shape = shape if isinstance(shape[0], int) else tuple(shape[0])
     if func.__name__ == "repeat":
         return lambda row: _align(row, len(shape)).repeat(1, *shape)
     if func.__name__ == "expand":
@@ -199,106 +155,72 @@ def _reshaped(func: Form, args: Any, kwargs: Any, is_row: Any, ranks: Sequence[i
     return lambda row: row.reshape(row.size(0), *shape)
 
 
-@_register(
-    "permute",
-    "transpose",
-    "unsqueeze",
-    "squeeze",
-    "flatten",
-    "movedim",
-    "select",
-    "narrow",
-    "chunk",
-    "split",
-    "unflatten",
-    "swapaxes",
-    "index_select",
-    "gather",
-    "roll",
-    "diagonal",
-)
-def _moved(func: Form, args: Any, kwargs: Any, is_row: Any, ranks: Sequence[int]) -> Form | None:
-    name, rest = func.__name__, list(args[1:])
-    if name in ("index_select", "gather", "roll", "diagonal"):
-        return None  # vmap does these
-    if name == "squeeze" and not rest and not kwargs:
+@_form_of("permute flip")
+def _reordered(func: Form, args: Any, kwargs: Any, ranks: Sequence[int]) -> Form:
+    dims = args[1:] or tuple(kwargs.values())
+    dims = [d % ranks[0] + 1 for d in (dims if isinstance(dims[0], int) else dims[0])]
+    return lambda row: func(row, (0, *dims) if func.__name__ == "permute" else dims)
+
+
+@_form_of("t adjoint")
+def _transposed(func: Form, args: Any, kwargs: Any, ranks: Sequence[int]) -> Form | None:
+    return (lambda row: row.mT) if ranks == [2] else None
+
+
+_FORMS[Tensor.mT.__get__] = _transposed  # type: ignore[attr-defined]
+
+
+@_form_of("transpose swapaxes movedim flatten unsqueeze squeeze select narrow unflatten")
+def _moved(func: Form, args: Any, kwargs: Any, ranks: Sequence[int]) -> Form:
+    name, rest = func.__name__, args[1:]
+    if not rest and not kwargs:
+        if name == "flatten":
+            return lambda row: row.reshape(row.size(0), -1)
         return lambda row: row.reshape(row.size(0), *(s for s in row.shape[1:] if s != 1))
-    if name == "flatten" and not rest and not kwargs:
-        return lambda row: row.reshape(row.size(0), -1)
-    if name == "permute":
-        dims = rest[0] if len(rest) == 1 and not isinstance(rest[0], int) else rest
-        return lambda row: row.permute(0, *(d % ranks[0] + 1 for d in dims))
-    count = {"chunk": 1, "split": 1, "narrow": 0, "select": 0}.get(name)
-    if count == 1:
-        dim, rest_args, kwargs = _at(args, kwargs, 2, "dim", 0)
-        return lambda row: func(row, *rest_args[1:], dim=_shifted(dim, 0), **kwargs)
-    places = {"transpose": 2, "swapaxes": 2, "movedim": 2, "flatten": 2}.get(name, 1)
-    moved = [_shifted(d, 0) if n < places else d for n, d in enumerate(rest)]
-    named = {
-        n: _shifted(d, 0) if "dim" in n or n.startswith("axis") else d for n, d in kwargs.items()
-    }
-    return lambda row: func(row, *moved, **named)
+    dims = 2 if name in ("transpose", "swapaxes", "movedim", "flatten") else 1
+    rest = [_shifted(d) if n < dims else d for n, d in enumerate(rest)]
+    kwargs = {n: _shifted(d) if n.startswith(("dim", "axis")) else d for n, d in kwargs.items()}
+    return lambda row: func(row, *rest, **kwargs)
 
 
-@_register("__getitem__")
-def _indexed(func: Form, args: Any, kwargs: Any, is_row: Any, ranks: Sequence[int]) -> Form | None:
-    if len(ranks) > 1 or not is_row(args[0]):
+@_form_of("chunk split")
+def _split(func: Form, args: Any, kwargs: Any, ranks: Sequence[int]) -> Form:
+    dim, args, kwargs = _split_dim(args, kwargs, 2, 0)
+    return lambda row: func(row, *args[1:], dim=_shifted(dim), **kwargs)
+
+
+@_form_of("__getitem__")
+def _indexed(func: Form, args: Any, kwargs: Any, ranks: Sequence[int]) -> Form | None:
+    if len(ranks) > 1 or args[0] is not ROW:
         return None
     index = args[1] if isinstance(args[1], tuple) else (args[1],)
     return lambda row: row[(slice(None), *index)]
 
 
-@_register("matmul", "mm", "mv", "bmm", "dot", "inner", "__matmul__", "__rmatmul__")
-def _product(func: Form, args: Any, kwargs: Any, is_row: Any, ranks: Sequence[int]) -> Form | None:
-    if func.__name__ == "__rmatmul__":
-        args, ranks = args[::-1], ranks[::-1]
-    if kwargs or len(args) != 2 or not any(map(is_row, args)):
-        return None
+@_form_of("matmul mm mv bmm dot inner __matmul__ __rmatmul__ outer ger")
+def _product(func: Form, args: Any, kwargs: Any, ranks: Sequence[int]) -> Form | None:
+    if func.__name__ in ("outer", "ger"):
+        return lambda a, b: a.unsqueeze(2) * b.unsqueeze(1)
     swapped = func.__name__ == "__rmatmul__"
-    fixed = [a.dim() if isinstance(a, Tensor) else None for a in args]
-    given = iter(ranks)
-    left, right = (next(given) if rank is None else rank for rank in fixed)
+    args, given = args[::-1] if swapped else args, iter(ranks[::-1] if swapped else ranks)
+    left, right = (next(given) if a is ROW else a.dim() for a in args)
 
     def form(*rows: Tensor) -> Tensor:
         found = iter(rows[::-1] if swapped else rows)
-        a, b = (next(found) if is_row(x) else x for x in args)
-        if left == 1 and right == 1:
+        a, b = (next(found) if x is ROW else x for x in args)
+        if left == right == 1:
             return (a * b).sum(-1)
-        if not is_row(args[0]):
-            # A shared matrix times rows.
-            return b @ a.mT if right == 1 and left == 2 else _pair(a, b, left, right)
-        if not is_row(args[1]) and right <= 2:
+        if args[0] is not ROW and right == 1:  # a shared matrix times vectors
+            return b @ a.mT
+        if args[1] is not ROW and right == 2:
             return a @ b
-        return _pair(a, b, left, right)
+        # Vectors become matrices on the way.
+        a, b = a.unsqueeze(-2) if left == 1 else a, b.unsqueeze(-1) if right == 1 else b
+        most = max(left, right, 2)
+        found = (_align(a, most) if args[0] is ROW else a) @ (
+            _align(b, most) if args[1] is ROW else b
+        )
+        found = found.squeeze(-2) if left == 1 else found
+        return found.squeeze(-1) if right == 1 else found
 
     return form
-
-
-def _pair(a: Tensor, b: Tensor, left: int, right: int) -> Tensor:
-    """Matrix product of rows with a batch axis; vectors become matrices on the way."""
-    a = a.unsqueeze(-2) if left == 1 else a
-    b = b.unsqueeze(-1) if right == 1 else b
-    most = max(left, right, 2)
-    found = _align(a, most) @ _align(b, most)
-    if left == 1:
-        found = found.squeeze(-2)
-    return found.squeeze(-1) if right == 1 else found
-
-
-@_register("outer", "ger")
-def _outer(func: Form, args: Any, kwargs: Any, is_row: Any, ranks: Sequence[int]) -> Form | None:
-    if len(ranks) != 2:
-        return None
-    return lambda a, b: a.unsqueeze(2) * b.unsqueeze(1)
-
-
-def _functions(*names: str) -> set[Any]:
-    owners = (torch, Tensor, F)
-    return {found for n in names for o in owners if (found := getattr(o, n, None)) is not None}
-
-
-RANDOM = _functions(
-    "dropout", "alpha_dropout", "feature_alpha_dropout", "dropout1d", "rand_like", "randn_like",
-    "bernoulli", "rrelu", "gumbel_softmax", "multinomial", "poisson", "normal",
-)  # fmt: skip
-"""Functions that draw random numbers; their results are compared by shape alone."""
