@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pyg_dynbatch.autobatch.calls import Session
+from pyg_dynbatch.autobatch.session import Session
 
 
 @dataclass(frozen=True)
@@ -69,19 +69,19 @@ class Explanation:
 
 def explain(session: Session, examples: int) -> Explanation:
     """Collect the statistics of a session that has ended."""
-    calls: Counter[int] = Counter()
-    steps: Counter[int] = Counter()
+    calls: Counter[str] = Counter()
+    steps: Counter[str] = Counter()
     for schedule in session.schedules:
         for step in schedule.steps:
-            calls[step.operation] += step.size
-            steps[step.operation] += 1
+            name = schedule.signatures[step.operation].name
+            calls[name] += step.size
+            steps[name] += 1
     table = session.table
     operations = []
     for site in table.sites:
-        if calls[site.signature] and site.signature >= 0:
-            signature = str(table.signatures[site.signature]).removeprefix(site.name)
-            found = calls[site.signature], steps[site.signature]
-            operations.append(Operation(site.name, signature, *found, site.way, site.where))
+        if site.signature is not None and calls[name := site.signature.name]:
+            types, way = str(site.signature).removeprefix(name), site.examined.way  # type: ignore[union-attr]
+            operations.append(Operation(name, types, calls[name], steps[name], way, site.where))
     operations.sort(key=lambda op: (-op.steps, op.name))
     return Explanation(
         examples,

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from pyg_dynbatch.autobatch.calls import Session
 from pyg_dynbatch.autobatch.lazy import Lazy
+from pyg_dynbatch.autobatch.session import Session
 
 try:
     from greenlet import getcurrent, greenlet

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from pyg_dynbatch.autobatch.calls import Session, Table
 from pyg_dynbatch.autobatch.explain import Explanation, explain
 from pyg_dynbatch.autobatch.fibers import run_examples
 from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, active
+from pyg_dynbatch.autobatch.session import Session
+from pyg_dynbatch.autobatch.signatures import Table
 from pyg_dynbatch.autobatch.tracing import (
     Column,
     Trace,
@@ -196,8 +197,7 @@ class AutoBatch(nn.Module):
         if table is None:
             table = self._tables[mode] = Table(self.plain)
         tensors = dict((*self.named_parameters(), *self.named_buffers()))
-        device = next((t.device for t in tensors.values()), torch.device("cpu"))
-        return Session(self.plain, table, device, tensors, self.policy)
+        return Session(self.plain, table, tensors, self.policy)
 
     def _one_by_one(self, examples: list[Any]) -> Any:
         collected: dict[str, tuple[list[Any], list[int]]] = {}
@@ -434,7 +434,7 @@ def _lazy_column(session: Session, column: tuple[Any, ...]) -> tuple[int, list[i
             what = "autobatch: examples return different types"
             raise mismatch(TypeError, what, "a tensor", described(leaf))
         if value._session is not session:
-            raise session._stale(value)
+            raise session.stale(value)
         values.append(value)
     kinds = Counter(value._kind for value in values)
     if len(kinds) > 1:

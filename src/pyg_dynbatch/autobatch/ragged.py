@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_dynbatch.autobatch.calls import Session, Spec
 from pyg_dynbatch.autobatch.lazy import Lazy, active
+from pyg_dynbatch.autobatch.session import Session
+from pyg_dynbatch.autobatch.signatures import Spec
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.operation import Ragged
 from pyg_dynbatch.core.types import RaggedRows

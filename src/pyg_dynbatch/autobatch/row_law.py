@@ -59,8 +59,8 @@ class _NoReads(TorchFunctionMode):
 
 
 def examine(
-    call: Form, module: nn.Module | None, fast: Form | None, row_types: Sequence[TensorType],
-    device: torch.device, name: str, where: str, random_function: bool = False,
+    call: Any, module: nn.Module | None, row_types: Sequence[TensorType], device: torch.device,
+    name: str, where: str, random_function: bool = False,
 ) -> Examined:  # fmt: skip
     """Run a call on random rows, once per signature, and choose its batched form.
 
@@ -97,28 +97,23 @@ def examine(
                 "`random = True` on a module whose rows are independent"
             )
             raise mismatch(RuntimeError, what, "the same result every time", where=where, hint=hint)
-        return _first_form(
-            call, fast, rows, flat, types, spec, draws, random, name=name, where=where
-        )
+        return _first_form(call, rows, flat, types, spec, draws, random, name=name, where=where)
 
 
 def _first_form(
-    call: Form, fast: Form | None, rows: Sequence[Tensor], expected: list[list[Any]],
+    call: Any, rows: Sequence[Tensor], expected: list[list[Any]],
     types: list[Any], spec: Any, draws: bool, random: bool, *, name: str, where: str,
 ) -> Examined:  # fmt: skip
     def mapped(*rows: Tensor) -> Any:
         return torch.vmap(call, randomness="different")(*rows)
 
-    expanded = getattr(call, "expanded", None)
-    forms = [("fast", fast), ("direct", call), ("expanded", expanded), ("vmap", mapped)]
+    forms = {"fast": call.fast, "direct": call, "expanded": call.expanded, "vmap": mapped}
     stacked = [
         torch.stack(column) if isinstance(column[0], Tensor) else column[0]
         for column in zip(*expected, strict=True)
     ]
     reason: Exception | None = None
-    for way, form in forms:
-        if form is None:
-            continue
+    for way, form in forms.items():
         try:
             found = tree_flatten(form(*rows))[0]
         except Exception as error:  # noqa: BLE001 - the next form may do

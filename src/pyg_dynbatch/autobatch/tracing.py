@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from pyg_dynbatch.autobatch.calls import Block, Session, Spec, Table, stacked
 from pyg_dynbatch.autobatch.lazy import Lazy
+from pyg_dynbatch.autobatch.session import Block, Session
+from pyg_dynbatch.autobatch.signatures import Spec, Table
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.core.types import TensorType
@@ -68,19 +69,22 @@ def trace_of(session: Session, result: Any) -> Trace:
     used, code[starts] = np.unique(code[starts], return_inverse=True)
     table = session.table
     sites = tuple(
-        table.row_types[site.kinds[0]] if site.spec_of is None else site.spec_of
+        table.row_types[site.kinds[0]] if site.spec is None else site.spec
         for site in map(table.sites.__getitem__, used.tolist())
     )
-    outside = {}
-    for kind, items in session.outside.items():
-        row_type = table.row_types[kind]
-        outside[row_type] = stacked(items, row_type, session.device)
-        if outside[row_type].requires_grad:
-            what = "autobatch.trace: a tensor of the example requires gradients"
-            hint = "call the model on the example itself; traces hold no graph"
-            got = f"a tensor of {row_type}"
-            raise mismatch(ValueError, what, "plain data", got, hint=hint)
+    outside = _plain(session)
     return Trace(code, starts, session.count, sites, outside, leaves, structure, emitted)
+
+
+def _plain(session: Session) -> dict[TensorType, Tensor]:
+    """Stack the rows from outside; traces hold no graph."""
+    outside = session.outside_tensors()
+    for row_type, rows in outside.items():
+        if rows.requires_grad:
+            what = "autobatch.trace: a tensor of the example requires gradients"
+            hint = "call the model on the example itself"
+            raise mismatch(ValueError, what, "plain data", f"a tensor of {row_type}", hint=hint)
+    return outside
 
 
 def replay(session: Session, trace: Trace) -> Any:
@@ -93,7 +97,7 @@ def replay(session: Session, trace: Trace) -> Any:
     session.code += code.tolist()
     first, session.count = session.count, session.count + trace.count
     for row_type, rows in trace.outside.items():
-        session.outside.setdefault(table.kind(row_type), []).append(Block(rows.to(session.device)))
+        session.outside.setdefault(row_type, []).append(Block(rows.to(session.device)))
     kinds = _kinds(trace, [table.sites[number].kinds for number in local.tolist()])
 
     def value(number: int) -> Lazy:
@@ -156,12 +160,8 @@ def schedule_batch(
     for name, (column, examples) in emitted.items():
         program.outputs[f"emit {name}"] = np.array(column[1])
         program.output_example[f"emit {name}"] = np.array(examples)
-    types = session.table.row_types
-    outside = {
-        types[kind]: stacked(items, types[kind], session.device)
-        for kind, items in session.outside.items()
-    }
-    specs = tuple(site.spec_of for site in session.table.sites if site.spec_of is not None)
+    outside = _plain(session)
+    specs = tuple(site.spec for site in session.table.sites if site.spec is not None)
     program.num_examples = num_examples
     schedule = Schedule.from_programs([program], session.policy)
     kept = [str(n) if isinstance(c, tuple) else c for n, c in enumerate(columns)]
@@ -172,8 +172,7 @@ def run_batch(table: Table, batch: TracedBatch, device: torch.device) -> tuple[A
     """Run a scheduled mini-batch; return its result, and what it emitted."""
     batch = batch if batch.schedule.device == device else batch.to(device)
     sites = [table.site_of(spec, device, "a traced batch") for spec in batch.specs]
-    signatures = tuple(table.signatures[site.signature] for site in sites)
-    schedule = replace(batch.schedule, signatures=signatures)
+    schedule = replace(batch.schedule, signatures=tuple(site.signature for site in sites))
     table.engine.to(device)
     found = table.engine(schedule, {t: (rows,) for t, rows in batch.outside.items()})
     leaves = [found[c] if isinstance(c, str) else c for c in batch.columns]
@@ -202,5 +201,5 @@ def _kinds(trace: Trace, kinds_of_site: list[tuple[int, ...]]) -> dict[int, int]
 
 def _site_number(session: Session, site: Spec | TensorType) -> int:
     if isinstance(site, TensorType):
-        return session.table.external[session.table.kind(site)].number
+        return session.table.outside_of(site).number
     return session.table.site_of(site, session.device, "a trace").number

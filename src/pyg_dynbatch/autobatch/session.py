@@ -1,0 +1,394 @@
+"""Record the calls of all examples as integers, and run what was recorded so far (a flush)."""
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jaxtyping
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, active
+from pyg_dynbatch.autobatch.operations import ROW
+from pyg_dynbatch.autobatch.signatures import OPEN, Shared, Site, Spec, Table, mapped, name_of
+from pyg_dynbatch.core.engine import Run
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.policy import Policy
+from pyg_dynbatch.core.program import INPUT, RESULT, Program
+from pyg_dynbatch.core.schedule import Schedule
+from pyg_dynbatch.core.types import TensorType
+
+_STATIC = {
+    int, float, complex, bool, str, bytes, type(None), type(...), torch.dtype, torch.device,
+    torch.layout, torch.memory_format, torch.Size,
+}  # fmt: skip
+_INDEX = {int, type(None)}
+_TENSOR = torch._C.TensorBase
+# Frames that are not the user's code.
+_LIBRARY = tuple(str(Path(p).parent) for p in (__file__, torch.__file__, jaxtyping.__file__))
+
+
+class Block(NamedTuple):
+    """Rows from outside that lie together, ``[row, ...]``."""
+
+    rows: Tensor
+
+
+class Session:
+    """One call of a model: what its examples have recorded, and the rows computed so far.
+
+    A record is the number of a site, followed by the values that it reads; values are numbered in
+    the order they are made. ``x = cell(a, b); y = cell(x, b)`` with values 0 and 1 for ``a`` and
+    ``b`` and site 7 for ``cell`` is ``7 0 1  7 2 1``.
+    """
+
+    def __init__(
+        self, root: nn.Module, table: Table, tensors: dict[str, Tensor], policy: str | Policy
+    ) -> None:
+        self.root, self.table, self.policy = root, table, policy
+        table.tensors.clear()
+        table.tensors.update(tensors)
+        self.shared = {id(tensor): name for name, tensor in tensors.items()}
+        self.device = next((t.device for t in tensors.values()), torch.device("cpu"))
+        self.grad = torch.is_grad_enabled()
+        self.example: int | None = None
+        self.code: list[int] = []
+        self.starts: list[int] = []  # of each record
+        self.count = 0  # values made
+        self.outside: dict[TensorType, list[Any]] = {}
+        self.known: dict[Any, tuple[Lazy, Any]] = {}  # rows from outside that were met before
+        self.emitted: dict[str, tuple[list[Any], list[int]]] = {}
+        # What was computed: for each value its row and its row type; rows of each type.
+        self.base = 0
+        self.row_of, self.kind_of = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+        self.rows: list[int] = []
+        self.run = Run(table.engine)
+        self.schedules: list[Schedule] = []
+        self.content: dict[int, Tensor] = {}  # values that were read
+        self.reads: Counter[str] = Counter()  # lines that read values
+        self.can_run = True
+        self.suspend: Callable[[Lazy], None] | None = None
+
+    def line(self) -> str:
+        """Find the line of the user's code that is running."""
+        frame: Any = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename.startswith(_LIBRARY):
+            frame = frame.f_back
+        return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+    def where(self) -> str:
+        """Describe the example and the line that is running."""
+        example = "" if self.example is None else f"example {self.example}"
+        return ", ".join(filter(None, [example, self.line()]))
+
+    def emit(self, name: str, value: Any) -> None:
+        """Collect a value of the current example."""
+        values, examples = self.emitted.setdefault(name, ([], []))
+        values.append(value)
+        examples.append(self.example or 0)
+
+    # Recording.
+
+    def call(self, target: Any, args: Sequence[Any], kwargs: dict[str, Any] | None = None) -> Any:
+        """Record one call of a module or function; ``NotImplemented`` for an open module."""
+        key: list[Any] = [target]
+        reads: list[int] = []
+        for argument in args:
+            if type(argument) is Lazy and argument._session is self:
+                key.append(argument._kind)
+                reads.append(argument._number)
+            elif not self._encode(argument, key, reads, target):
+                return self._unrecorded(target, argument)
+        if kwargs:
+            for name, argument in kwargs.items():
+                key.append(name)
+                if not self._encode(argument, key, reads, target):
+                    return self._unrecorded(target, argument)
+        if torch.is_grad_enabled() is not self.grad:
+            key.append("no_grad")
+        exact = tuple(key)
+        site = self.table.by_key.get(exact)
+        if site is None:
+            if not reads and isinstance(target, nn.Module):
+                return NotImplemented
+            site = self.table.by_key[exact] = self._site(exact, target, args, kwargs or {})
+        return NotImplemented if site is OPEN else self.record(site, reads)
+
+    def record(self, site: Site, reads: Sequence[int]) -> Any:
+        """Append one record and return its results."""
+        self.starts.append(len(self.code))
+        self.code.append(site.number)
+        self.code += reads
+        first = self.count
+        self.count = first + len(site.kinds)
+        return site.results(self, first)
+
+    def _encode(
+        self, argument: Any, key: list[Any], reads: list[int], target: Any, depth: int = 0
+    ) -> bool:
+        """Append an argument to a key, and its values to the reads; false for Python objects."""
+        kind = type(argument)
+        if kind is Lazy:
+            if argument._session is not self:
+                raise self.stale(argument)
+            key.append(argument._kind)
+            reads.append(argument._number)
+        elif kind is tuple or kind is list:
+            if depth == 2:  # a tree, rather than a state
+                return False
+            key.append((kind, len(argument)))
+            for item in argument:
+                if type(item) is Lazy and item._session is self:
+                    key.append(item._kind)
+                    reads.append(item._number)
+                elif not self._encode(item, key, reads, target, depth + 1):
+                    return False
+        elif kind in _STATIC:
+            key.append((kind, argument))
+        elif isinstance(argument, _TENSOR):
+            shared = None if id(argument) in self.known else self._shared(argument)
+            if shared is not None:
+                key.append(shared)
+            elif depth and isinstance(target, nn.Module):
+                return False
+            else:
+                value = self.outside_row(argument)
+                key.append(value._kind)
+                reads.append(value._number)
+        elif kind is slice:
+            start, stop, step = argument.start, argument.stop, argument.step
+            if type(start) in _INDEX and type(stop) in _INDEX and type(step) in _INDEX:
+                key.append((slice, start, stop, step))
+            else:
+                key.append(slice)
+                return self._encode((start, stop, step), key, reads, target)
+        elif kind is dict:
+            key.append((dict, *argument))
+            return self._encode(list(argument.values()), key, reads, target, depth)
+        elif isinstance(argument, tuple):  # a named tuple
+            key.append(kind)
+            return self._encode(tuple(argument), key, reads, target, depth)
+        else:
+            return False
+        return True
+
+    def _shared(self, tensor: Tensor) -> Shared | None:
+        """Return the mark of a parameter or buffer, or of a view of one."""
+        if (name := self.shared.get(id(tensor))) is not None:
+            return Shared(name)
+        base = tensor._base
+        if base is None or base.dtype != tensor.dtype or id(base) not in self.shared:
+            return None
+        view = (tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+        return Shared(self.shared[id(base)], view)
+
+    def outside_row(self, tensor: Tensor) -> Lazy:
+        """Return the value of a tensor that the model did not compute; each object once."""
+        found = self.known.get(id(tensor))
+        if found is None:
+            plain = tensor.dim() == 0 and tensor.is_cpu and not tensor.is_floating_point()
+            name: Any = (tensor.dtype, tensor.item()) if plain else id(tensor)
+            found = self.known.get(name)
+            if found is None:
+                if tensor.device != self.device:
+                    what = "autobatch: a tensor is on a different device"
+                    hint = "move the examples to the device of the model"
+                    facts = (what, self.device, tensor.device)
+                    raise mismatch(ValueError, *facts, where=self.where(), hint=hint)
+                row_type = TensorType(tuple(tensor.shape), tensor.dtype)
+                self.outside.setdefault(row_type, []).append(name[1] if plain else tensor)
+                found = self.record(self.table.outside_of(row_type), ()), tensor
+                self.known[name] = found
+            # The tensor is kept, so that its identity is not given to a different one.
+            self.known[id(tensor)] = found[0], tensor
+        return found[0]
+
+    def outside_rows(self, rows: Tensor) -> list[Lazy]:
+        """Return the values of all rows of a tensor that the model did not compute."""
+        row_type = TensorType(tuple(rows.shape[1:]), rows.dtype)
+        if len(rows):
+            self.outside.setdefault(row_type, []).append(Block(rows))
+        return [self.record(self.table.outside_of(row_type), ()) for _ in range(len(rows))]
+
+    def _unrecorded(self, target: Any, argument: Any) -> Any:
+        """Leave a module open that takes a Python object; raise for a function."""
+        if isinstance(target, nn.Module):
+            self.table.opened.setdefault(target, (self.line(), "it takes Python objects"))
+            return NotImplemented
+        what = f"autobatch: {name_of(target)} takes an argument that cannot be recorded"
+        wanted = "tensors, numbers, strings, slices, and lists, tuples or dicts of them"
+        raise mismatch(TypeError, what, wanted, type(argument).__name__, where=self.where())
+
+    def _site(self, key: Any, target: Any, args: Any, kwargs: dict[str, Any]) -> Site:
+        """Return the site of a new key."""
+        if isinstance(target, nn.Module):
+            path = self.table.path.get(id(target))
+            if path is None or getattr(target, "autobatch_open", False):
+                reason = "it is not part of the model" if path is None else "autobatch.open"
+                self.table.opened[target] = (self.line(), reason)
+                return OPEN
+            target = path
+        elif kwargs.get("out") is not None:
+            what = f"autobatch: {name_of(target)}(out=...) would change a tensor in place"
+            hint = "use the tensor that the call returns"
+            raise mismatch(TypeError, what, where=self.where(), hint=hint)
+        # Numbers of row types mean nothing in a different process.
+        types = self.table.row_types
+        portable = (target, *(types[k] if type(k) is int else k for k in key[1:]))
+        inputs = tuple(types[k] for k in key[1:] if type(k) is int)
+        template = (self._template(tuple(args)), self._template(kwargs))
+        spec = Spec(portable, target, template, inputs, torch.is_grad_enabled() is not self.grad)
+        return self.table.site_of(spec, self.device, self.where())
+
+    def _template(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self._shared(value) or ROW
+        return ROW if isinstance(value, Lazy) else mapped(self._template, value)
+
+    def stale(self, value: Lazy) -> RuntimeError:
+        """Create the error for a value of a call of the model that has ended."""
+        what = "autobatch: a lazy value of a different call of the model"
+        hint = "return values from the model; do not keep them on self"
+        facts = (what, "values of this call", f"{value!r} of an earlier call")
+        return mismatch(RuntimeError, *facts, where=self.where(), hint=hint)
+
+    # Running.
+
+    def flush(self) -> None:
+        """Run everything that was recorded since the last flush, as one schedule."""
+        if not self.starts:
+            return
+        program, old = self.program()
+        schedule = Schedule.from_programs([program], self.policy)
+        flat = schedule.wiring.numpy()
+        self.table.engine.to(self.device)
+        inputs = {row_type: (rows,) for row_type, rows in self.outside_tensors().items()}
+        recording, ACTIVE.session = active(), None
+        try:
+            with torch.set_grad_enabled(self.grad):
+                self.run.extend(schedule.to(self.device), inputs)
+        finally:
+            ACTIVE.session = recording
+        row_of = np.zeros(self.count - self.base, dtype=np.int64)
+        for name, output in schedule.outputs.items():
+            first = output.wiring.offset
+            row_of[program.outputs[name] - old] = flat[first : first + output.wiring.length]
+        self.row_of = np.concatenate([self.row_of, row_of])
+        self.kind_of = np.concatenate([self.kind_of, program.value_type[old:]])
+        self.rows = [store.rows for store in schedule.stores]
+        self.base = self.count
+        self.code, self.starts, self.outside = [], [], {}
+        self.schedules.append(schedule)
+
+    def outside_tensors(self) -> dict[TensorType, Tensor]:
+        """Stack the rows from outside that were recorded since the last flush."""
+        stacked = {}
+        for row_type, found in self.outside.items():
+            facts: Any = {"dtype": row_type.dtype, "device": self.device}
+            kinds = set(map(type, found))
+            if kinds <= {int, float, bool, complex}:
+                stacked[row_type] = torch.tensor(found, **facts)
+            elif Block not in kinds:
+                stacked[row_type] = torch.stack([torch.as_tensor(item, **facts) for item in found])
+            else:
+                pieces = [
+                    item.rows if isinstance(item, Block) else torch.as_tensor(item, **facts)[None]
+                    for item in found
+                ]
+                stacked[row_type] = torch.cat(pieces)
+        return stacked
+
+    def program(self) -> tuple[Program, int]:
+        """Decode the records; values of earlier flushes become inputs, and come first."""
+        tables, types = self.table.arrays(), self.table.row_types
+        code, start = np.array(self.code, dtype=np.int64), np.array(self.starts, dtype=np.int64)
+        site = code[start]
+        width, signature = tables["width"][site], tables["signature"][site]
+        is_call = signature >= 0
+        call_number = np.cumsum(is_call) - 1
+
+        # Reads: the value, the record, and the argument.
+        is_read = np.ones(code.size, dtype=bool)
+        is_read[start] = False
+        reads = code[is_read]
+        lengths = np.diff(start, append=code.size) - 1
+        record = np.repeat(np.arange(start.size), lengths)
+        argument = np.arange(reads.size) - (np.cumsum(lengths) - lengths)[record]
+        # Rows of ragged arguments alternate after the fixed ones.
+        fixed, ragged = tables["fixed"][site[record]], tables["ragged"][site[record]]
+        beyond = np.flatnonzero(argument >= fixed)
+        argument[beyond] = fixed[beyond] + (argument[beyond] - fixed[beyond]) % ragged[beyond]
+        earlier = reads < self.base
+        old, read_value = np.unique(reads[earlier], return_inverse=True)
+        reads = reads - self.base + old.size
+        reads[earlier] = read_value
+
+        # Values: those of earlier flushes that are read, then all that were made since.
+        first = np.cumsum(width) - width
+        owner = np.repeat(np.arange(start.size), width)
+        slot = np.arange(owner.size) - first[owner]
+        kind = tables["kind"][site[owner], slot]
+        place = np.where(is_call, call_number, 0)[owner]
+        num_inputs = [*self.rows, *[0] * (len(types) - len(self.rows))]
+        for row_type in self.outside:
+            source = self.table.outside[row_type]
+            mine, number = np.flatnonzero(site == source.number), source.kinds[0]
+            place[first[mine]] = num_inputs[number] + np.arange(mine.size)
+            num_inputs[number] += mine.size
+        new = np.arange(old.size, old.size + owner.size)
+        outputs = {str(n): new[kind == n] for n in np.unique(kind)}
+        zeros = np.zeros(old.size, dtype=np.int64)
+        return Program(
+            tuple(site.signature for site in self.table.sites if site.signature is not None),
+            tuple(types), num_inputs, [0] * len(types), [[] for _ in types],
+            value_type=np.concatenate([self.kind_of[old], kind]),
+            value_kind=np.concatenate([zeros + INPUT, np.where(is_call, RESULT, INPUT)[owner]]),
+            value_place=np.concatenate([self.row_of[old], place]),
+            value_slot=np.concatenate([zeros, slot]),
+            call_signature=signature[is_call],
+            read_value=reads,
+            read_call=call_number[record],
+            read_argument=argument,
+            outputs=outputs,
+            output_example={name: 0 * values for name, values in outputs.items()},
+        ), old.size  # fmt: skip
+
+    def value_of(self, value: Lazy) -> Tensor:
+        """Return the content of a value on the host, after a flush if there must be one."""
+        if value._session is not self or active() is not self:
+            raise self.stale(value)
+        if value._number not in self.content:
+            if value._number >= self.base:
+                if not self.can_run:
+                    what = "autobatch.trace: the example reads a value"
+                    wanted = "calls that do not depend on values"
+                    hint = "call the model on the example itself; traces hold no values"
+                    raise mismatch(RuntimeError, what, wanted, where=self.where(), hint=hint)
+                self.reads[self.line()] += 1
+                (self.flush if self.suspend is None else lambda: self.suspend(value))()  # type: ignore[misc]
+            self.fetch([value])
+        return self.content[value._number]
+
+    def fetch(self, values: Sequence[Lazy]) -> None:
+        """Copy the content of computed values to the host, all of one row type at once."""
+        groups: dict[int, list[int]] = {}
+        for value in values:
+            if value._number not in self.content:
+                groups.setdefault(value._kind, []).append(value._number)
+        for kind, numbers in groups.items():
+            # Rows that the last step made are written now, with their gradients.
+            with torch.set_grad_enabled(self.grad):
+                rows = self.run.peek(kind, self._index(numbers)).cpu()
+            self.content.update(zip(numbers, rows, strict=True))
+
+    def rows_of(self, groups: Sequence[tuple[int, Sequence[int]]]) -> list[Tensor]:
+        """Return rows of computed values, with their gradients: one tensor per group."""
+        with torch.set_grad_enabled(self.grad):
+            found = self.run.read([(kind, self._index(numbers)) for kind, numbers in groups])
+        return [rows[0] for rows in found]
+
+    def _index(self, numbers: Sequence[int]) -> Tensor:
+        return torch.from_numpy(self.row_of[np.asarray(numbers, np.int64)]).to(self.device)

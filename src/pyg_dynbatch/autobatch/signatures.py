@@ -1,0 +1,254 @@
+"""Everything that calls with one signature have in common, and how they are run on many rows."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, active
+from pyg_dynbatch.autobatch.operations import RANDOM, ROW, fast_form
+from pyg_dynbatch.autobatch.row_law import Examined, ReadsValue, examine
+from pyg_dynbatch.core.engine import Engine
+from pyg_dynbatch.core.errors import Mismatch, mismatch
+from pyg_dynbatch.core.operation import Operations, Ragged, Signature, row_type_of
+from pyg_dynbatch.core.types import TensorType
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A parameter or buffer among the arguments of a call, or a view of one."""
+
+    name: str
+    view: tuple[Any, ...] = ()  # shape, strides and offset
+
+
+class Spec:
+    """A signature; it can be pickled without the model and means the same in every process.
+
+    Args:
+        key: Target, static arguments and row types; equal keys are batched together.
+        target: Path of a module in the model, or a function.
+        template: Positional and keyword arguments, with marks for rows and parameters.
+        inputs: Type of each row.
+        no_grad: Whether the call was recorded under ``torch.no_grad``.
+    """
+
+    def __init__(self, key: Any, target: Any, template: Any, inputs: Any, no_grad: bool) -> None:
+        self.key, self.target, self.template = key, target, template
+        self.inputs, self.no_grad = inputs, no_grad
+        self._hash = hash(key)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Spec) and self.key == other.key
+
+    def __reduce__(self) -> Any:  # hashes of strings differ between processes
+        return Spec, (self.key, self.target, self.template, self.inputs, self.no_grad)
+
+
+@dataclass(eq=False)
+class Site:
+    """One signature in a table: its number, and what its calls return."""
+
+    number: int
+    kinds: tuple[int, ...]  # row type of each result
+    spec: Spec | None = None  # None for rows from outside
+    signature: Signature | None = None
+    where: str = ""
+    examined: Examined | None = None
+    build: Callable[[list[Lazy]], Any] | None = None  # the result of a call; None if it is one row
+
+    def results(self, session: Any, first: int) -> Any:
+        """Create the lazy results of one call."""
+        if self.build is None:
+            return Lazy(session, first, self.kinds[0])
+        return self.build([Lazy(session, n, kind) for n, kind in enumerate(self.kinds, first)])
+
+
+OPEN = Site(-1, ())
+"""The site of modules whose inside is recorded."""
+
+
+class Table:
+    """All signatures that a model has met so far, in one mode (training flags, autocast)."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.modules = dict(model.named_modules())
+        self.path = {id(module): path for path, module in self.modules.items()}
+        self.tensors: dict[str, Tensor] = {}  # parameters and buffers of the current call
+        self.sites: list[Site] = []
+        self.by_key: dict[Any, Site] = {}
+        self.by_spec: dict[Spec, Site] = {}
+        self.row_types: list[TensorType] = []
+        self.outside: dict[TensorType, Site] = {}  # the site of rows from outside
+        self.engine = Engine(Operations())
+        self.opened: dict[nn.Module, tuple[str, str]] = {}  # where first, and why
+        self._arrays: dict[str, np.ndarray] = {}
+
+    def outside_of(self, row_type: TensorType) -> Site:
+        """Return the site of rows of a type that the model did not compute."""
+        if row_type not in self.outside:
+            site = self.outside[row_type] = Site(len(self.sites), (len(self.row_types),))
+            self.row_types.append(row_type)
+            self.sites.append(site)
+        return self.outside[row_type]
+
+    def site_of(self, spec: Spec, device: torch.device, where: str) -> Site:
+        """Return the site of a signature; examine it first if it is new."""
+        if spec not in self.by_spec:
+            self.by_spec[spec] = self._add(spec, device, where)
+        return self.by_spec[spec]
+
+    def _add(self, spec: Spec, device: torch.device, where: str) -> Site:
+        module = self.modules[spec.target] if isinstance(spec.target, str) else None
+        name = spec.target or name_of(module) if module is not None else name_of(spec.target)
+        recording, ACTIVE.session = active(), None
+        try:
+            examined = self._examine(spec, module, device, name, where)
+        except ReadsValue:
+            self.opened[module] = (where, "it reads a value")  # type: ignore[index]
+            return OPEN
+        except Exception as error:
+            if not isinstance(error.args[0] if error.args else "", Mismatch):
+                error.add_note(f"  in autobatch: {name}, {where}")
+            raise
+        finally:
+            ACTIVE.session = recording
+        outputs = [leaf for leaf in examined.leaves if isinstance(leaf, TensorType)]
+        if not outputs:
+            what = f"autobatch: {name} returns no tensor"
+            raise mismatch(TypeError, what, "at least one tensor", examined.leaves, where=where)
+        operations, number, unique = self.engine.operations, 1, name.replace(".", "/")
+        while unique in operations:
+            number += 1
+            unique = f"{name.replace('.', '/')} {number}"
+        form, build = _flat(examined)
+        signature = operations.add(form, spec.inputs, outputs, name=unique, random=examined.random)
+        kinds = tuple(self.outside_of(row_type).kinds[0] for row_type in outputs)
+        site = Site(len(self.sites), kinds, spec, signature, where, examined, build)
+        self.sites.append(site)
+        return site
+
+    def _examine(
+        self, spec: Spec, module: nn.Module | None, device: torch.device, name: str, where: str
+    ) -> Examined:
+        if any(isinstance(wanted, Ragged) for wanted in spec.inputs):
+            leaves = [row_type_of(spec.inputs[-1])]
+            return Examined(spec.target, "ragged", leaves, tree_flatten(0)[1], False)
+        call = _Call(spec, module, self.tensors)
+        return examine(call, module, spec.inputs, device, name, where, spec.target in RANDOM)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Tabulate the sites, for decoding."""
+        if len(self._arrays.get("width", ())) != len(self.sites):
+            calls = [site.signature for site in self.sites]
+            inputs = [() if call is None else call.inputs for call in calls]
+            ragged = [sum(isinstance(i, Ragged) for i in wanted) for wanted in inputs]
+            number = np.cumsum([call is not None for call in calls]) - 1
+            columns = {
+                "signature": np.where([call is None for call in calls], -1, number),
+                "width": [len(site.kinds) for site in self.sites],
+                "fixed": [len(i) - r for i, r in zip(inputs, ragged, strict=True)],
+                "ragged": ragged,
+            }
+            self._arrays = {name: np.array(c, dtype=np.int64) for name, c in columns.items()}
+            kinds = np.zeros((len(self.sites), max(len(s.kinds) for s in self.sites)), np.int64)
+            for number, site in enumerate(self.sites):
+                kinds[number, : len(site.kinds)] = site.kinds
+            self._arrays["kind"] = kinds
+        return self._arrays
+
+
+def name_of(target: Any) -> str:
+    """Name a module or function for people."""
+    if isinstance(target, nn.Module):
+        return type(target).__name__
+    return str(getattr(target, "__name__", type(target).__name__)).strip("_")
+
+
+def mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    """Apply a function to the items of a container; other objects are returned as they are."""
+    if hasattr(value, "_fields"):
+        return type(value)(*map(function, value))
+    if type(value) in (tuple, list):
+        return type(value)(map(function, value))
+    if isinstance(value, dict):
+        return {name: function(item) for name, item in value.items()}
+    if isinstance(value, slice):
+        return slice(*map(function, (value.start, value.stop, value.step)))
+    return value
+
+
+class _Call:
+    """Call a target with rows and parameters in the places of its template."""
+
+    def __init__(self, spec: Spec, module: nn.Module | None, tensors: dict[str, Tensor]) -> None:
+        self.spec, self.tensors = spec, tensors
+        self.target = spec.target if module is None else module
+        args, kwargs = spec.template
+        self.plain = not (kwargs or spec.no_grad) and all(a is ROW for a in args)
+
+    def __call__(self, *rows: Any) -> Any:
+        """Call the target itself."""
+        return self.target(*rows) if self.plain else self._filled(rows, self.target)
+
+    def fast(self, *rows: Any) -> Any:
+        """Call the known batched form."""
+        args, kwargs = (self._resolved(part) for part in self.spec.template)
+        ranks = [len(row_type.shape) for row_type in self.spec.inputs]
+        form = fast_form(self.target, args, kwargs, ranks)
+        if form is None:
+            raise NotImplementedError
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.spec.no_grad):
+            return form(*rows)
+
+    def expanded(self, *rows: Any) -> Any:
+        """Call the target with one copy of each parameter per row."""
+        return self._filled(rows, self.target, rows[0].size(0))
+
+    def _resolved(self, value: Any) -> Any:
+        if isinstance(value, Shared):
+            tensor = self.tensors[value.name]
+            return tensor.as_strided(*value.view) if value.view else tensor
+        return mapped(self._resolved, value)
+
+    def _filled(self, rows: Any, target: Any, size: int | None = None) -> Any:
+        given = iter(rows)
+
+        def fill(value: Any) -> Any:
+            if isinstance(value, Shared):
+                tensor = self._resolved(value)
+                return tensor if size is None else tensor.expand(size, *tensor.shape)
+            return next(given) if value is ROW else mapped(fill, value)
+
+        args, kwargs = map(fill, self.spec.template)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.spec.no_grad):
+            return target(*args, **kwargs)
+
+
+def _flat(examined: Examined) -> tuple[Callable[..., Any], Callable[[list[Lazy]], Any] | None]:
+    """Return the form with flat results, and what builds the result of a call from its rows."""
+    form, leaves, spec = examined.form, examined.leaves, examined.spec
+    if spec.is_leaf():
+        return form, None
+    if all(isinstance(leaf, TensorType) for leaf in leaves) and len(leaves) > 1:
+        if spec == tree_flatten(tuple(leaves))[1]:
+            return form, tuple
+
+    def flat(*rows: Any) -> Any:
+        found = tuple(leaf for leaf in tree_leaves(form(*rows)) if isinstance(leaf, Tensor))
+        return found if len(found) > 1 else found[0]
+
+    def build(made: list[Lazy]) -> Any:
+        rest = iter(made)
+        return tree_unflatten(
+            [next(rest) if isinstance(x, TensorType) else x for x in leaves], spec
+        )
+
+    return flat, build
