@@ -1,4 +1,4 @@
-"""Downloads that are checked, and what is said when they fail."""
+"""Downloads with checksums, and their error messages."""
 
 import hashlib
 import io
@@ -100,12 +100,12 @@ def test_extracts_one_member(tmp_path: Path) -> None:
     with zipfile.ZipFile(archive, "w") as opened:
         opened.writestr("trees/a.txt", "one")
     assert extract_member(archive, "trees/a.txt", tmp_path / "a.txt", "Words").read_text() == "one"
-    with pytest.raises(ValueError, match=r"damaged or cut short[\s\S]*trees/b.txt"):
+    with pytest.raises(ValueError, match=r"corrupt or truncated[\s\S]*trees/b.txt"):
         extract_member(archive, "trees/b.txt", tmp_path / "b.txt", "Words")
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed"])
-def test_a_damaged_archive_is_refused(tmp_path: Path, damage: str) -> None:
+def test_a_corrupt_archive_raises(tmp_path: Path, damage: str) -> None:
     archive = tmp_path / "all.zip"
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as opened:
         opened.writestr("a.txt", CONTENT)
@@ -113,7 +113,7 @@ def test_a_damaged_archive_is_refused(tmp_path: Path, damage: str) -> None:
     archive.write_bytes(
         whole[: len(whole) // 2] if damage == "cut" else whole[:60] + b"x" * 20 + whole[80:]
     )
-    with pytest.raises(ValueError, match=r"Words: the archive is damaged or cut short"):
+    with pytest.raises(ValueError, match=r"Words: the archive is corrupt or truncated"):
         extract_member(archive, "a.txt", tmp_path / "a.txt", "Words")
     assert not (tmp_path / "a.txt").exists()
 

@@ -66,8 +66,8 @@ def test_signature_fits() -> None:
 
 def test_row_types_of_arguments() -> None:
     assert row_type_of(Ragged(VECTOR)) == row_type_of(VECTOR) == VECTOR
-    assert is_open([(VECTOR, any_type("a"))])
-    assert not is_open([VECTOR, (SCALAR, VECTOR)])
+    assert is_open((VECTOR, any_type("a")))
+    assert not is_open((SCALAR, VECTOR))
 
 
 def test_operation_calls_its_module() -> None:
@@ -77,7 +77,7 @@ def test_operation_calls_its_module() -> None:
 
 def test_operation_needs_something_to_call() -> None:
     text = message(TypeError, Operation, Signature("add", (SCALAR,), (SCALAR,)), 3)
-    assert "Operation 'add': module cannot be called" in text
+    assert "Operation 'add': module is not callable" in text
     assert "int" in text
 
 
@@ -161,7 +161,7 @@ def test_a_name_is_taken_or_bad(name: str) -> None:
     operations = Operations()
     operations.add(nn.Tanh(), [VECTOR], [VECTOR], name="encode")
     text = message(ValueError, operations.add, nn.Tanh(), [VECTOR], [VECTOR], name=name)
-    assert f"Operations: the name {name!r} cannot be used" in text
+    assert f"Operations: the name {name!r} is taken or has a full stop" in text
     assert "encode" in text
     assert "without a full stop" in text
 

@@ -187,4 +187,4 @@ def test_shapes_hold_what_is_smaller_and_of_the_same_kind() -> None:
 
 def test_no_shape_without_argument_places() -> None:
     flat = Schedule.from_structure(torch.zeros(2, 0, dtype=torch.long), 2, arity=0)
-    assert "nodes without argument places" in message(ValueError, shape_of, flat)
+    assert "nodes without child slots" in message(ValueError, shape_of, flat)

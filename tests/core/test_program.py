@@ -174,7 +174,7 @@ def test_value_of_another_program() -> None:
     program, other = Program(), Program()
     mine, theirs = program.constant(SCALAR, 1.0), other.constant(SCALAR, 1.0)
     text = message(ValueError, program.call, ADD, mine, theirs)
-    assert "Program: a value of another program" in text
+    assert "Program: a value of a different program" in text
     assert "Value(0, float32[], depth 0)" in text
     assert "output 'a'" in message(ValueError, program.output, theirs, "a")
 
@@ -184,7 +184,7 @@ def test_one_name_two_types() -> None:
     program.output(program.constant(SCALAR, 1.0), "a")
     text = message(TypeError, program.output, program.constant(VECTOR, [1, 2, 3]), "a")
     assert "Program.output: 'a' mixes two types" in text
-    assert "give the second one a name of its own" in text
+    assert "use a separate name for each type" in text
 
 
 def test_a_value_is_not_pickled_alone() -> None:

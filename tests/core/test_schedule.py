@@ -202,7 +202,7 @@ def test_one_name_two_signatures() -> None:
     programs = [tree_program(VECTORS.mix, (1, 2)), program]
     text = message(TypeError, Schedule.from_programs, programs)
     assert "two signatures are called 'mix'" in text
-    assert "take every signature from one Operations object" in text
+    assert "take all signatures from one Operations object" in text
 
 
 def test_one_output_two_types() -> None:

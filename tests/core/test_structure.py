@@ -82,7 +82,7 @@ def test_a_found_cycle_is_one(length: int, others: int, random: object) -> None:
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_an_edge_to_nowhere(function: object) -> None:
     text = message(ValueError, function, torch.tensor([[0, 1], [1, 7]]), 3)
-    assert f"{function.__name__}: an edge names a node that does not exist" in text
+    assert f"{function.__name__}: an edge has a node that does not exist" in text
     assert "0 to 2" in text
     assert "1 -> 7" in text
     assert "edge 1" in text
@@ -96,7 +96,7 @@ def test_an_edge_to_nowhere(function: object) -> None:
 )
 def test_edges_of_the_wrong_form(function: object, edges: torch.Tensor) -> None:
     text = message(ValueError, function, edges, 3)
-    assert f"{function.__name__}: edge_index has the wrong form" in text
+    assert f"{function.__name__}: edge_index has an invalid shape or dtype" in text
     assert "int64 tensor [2, edge]" in text
     assert str(list(edges.shape)) in text
 

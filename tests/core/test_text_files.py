@@ -41,7 +41,7 @@ def test_loading_refuses_damage_and_other_kinds(tmp_path: Path) -> None:
     path = tmp_path / "file.pt"
     torch.save({"format": "one", "value": torch.arange(5)}, path)
     assert load_tensors(path, "one", "Reader")["value"].tolist() == [0, 1, 2, 3, 4]
-    with pytest.raises(ValueError, match=r"Reader: the file is of another kind[\s\S]*two"):
+    with pytest.raises(ValueError, match=r"Reader: the file is of a different kind[\s\S]*two"):
         load_tensors(path, "two", "Reader")
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(ValueError, match=r"Reader: the file cannot be read[\s\S]*delete the file"):

@@ -1,4 +1,4 @@
-"""Evaluate programs one call at a time: the slow truth that every schedule is compared with."""
+"""Evaluate programs one call at a time: the reference for all schedules."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,12 +14,12 @@ from pyg_dynbatch.core.types import RaggedRows, RowType, parts_of
 def run_one_by_one(
     engine: Engine, programs: Sequence[Program], inputs: Mapping[RowType | str, Any] | None = None
 ) -> dict[str, Any]:
-    """Run every call of every program by itself, on rows of batch size 1.
+    """Run every call of every program separately, with batch size 1.
 
-    No schedule, no stores, no merging; plain autograd, so second derivatives are right too.
+    There are no schedules, buffers or merged calls. Plain autograd also gives second derivatives.
 
     Args:
-        engine: Holds the operations.
+        engine: Engine with the operations.
         programs: One program per example.
         inputs: As for :meth:`Engine.forward`.
 
@@ -54,7 +54,7 @@ def run_one_by_one(
 def _run(
     engine: Engine, program: Program, inputs: Mapping[Any, Any], used: Mapping[RowType, int]
 ) -> list[tuple[torch.Tensor, ...]]:
-    """The parts of every value of one program, each with a batch axis of 1."""
+    """Return the parts of every value of one program, each with a batch axis of size 1."""
     kinds = program.call_signature.tolist()
     reads: list[list[list[int]]] = [[[] for _ in program.signatures[kind].inputs] for kind in kinds]
     columns = (program.read_value, program.read_call, program.read_argument)
@@ -66,10 +66,14 @@ def _run(
     for kind, place, slot, number in zip(*(column.tolist() for column in values_of), strict=True):
         row_type = program.row_types[number]
         if kind == CONSTANT:
-            dtypes = [engine.working_dtype(p.dtype) for p in parts_of(row_type) if p.dtype]
-            parts = zip(program.constant_rows(number), dtypes, strict=True)
+            rows = zip(program.constant_rows(number), parts_of(row_type), strict=True)
             values.append(
-                tuple(torch.as_tensor(p[place : place + 1]).to(engine.device, d) for p, d in parts)
+                tuple(
+                    torch.as_tensor(part[place : place + 1]).to(
+                        engine.device, engine.working_dtype(wanted.dtype or torch.float32)
+                    )
+                    for part, wanted in rows
+                )
             )
         elif kind == INPUT:
             values.append(_input_row(inputs, row_type, used.get(row_type, 0) + place))
