@@ -104,15 +104,11 @@ def test_arity_zero_takes_nodes_without_edges() -> None:
     assert [len(step.arguments) for step in schedule.steps] == [1]
 
 
-def test_unknown_direction() -> None:
+def test_invalid_options() -> None:
     text = message(ValueError, made, direction="sideways")
     assert "Schedule: unknown direction" in text
     assert "'bottom_up' or 'top_down'" in text
-
-
-def test_negative_arity() -> None:
-    text = message(ValueError, made, arity=-1)
-    assert "invalid arity" in text
+    assert "invalid arity" in message(ValueError, made, arity=-1)
 
 
 def test_a_cycle() -> None:
@@ -129,12 +125,29 @@ def test_an_edge_to_nowhere() -> None:
 
 
 @pytest.mark.parametrize(
-    "depth", [torch.zeros(3, dtype=torch.long), torch.zeros(4), torch.tensor([-1, 0, 1, 2])]
+    ("name", "value", "got"),
+    [
+        ("depth", torch.zeros(3, dtype=torch.long), "int64 tensor [3]"),
+        ("depth", torch.zeros(4), "float32 tensor [4]"),
+        ("depth", torch.tensor([-1, 0, 1, 2]), "smallest -1"),
+        ("has_input", torch.ones(4), "float32 tensor [4]"),
+        ("has_input", torch.ones(3, dtype=torch.bool), "bool tensor [3]"),
+        ("child_slot", torch.tensor([0, 1]), "int64 tensor [2]"),
+        ("child_slot", torch.tensor([0, -1, 0]), "smallest -1"),
+        ("child_slot", torch.tensor([0.0, 1.0, 0.0]), "float32 tensor [3]"),
+        ("child_slot", torch.tensor([0, 1, 0], dtype=torch.int32), "int32 tensor [3]"),
+    ],
 )
-def test_depth_of_the_wrong_form(depth: torch.Tensor) -> None:
-    text = message(ValueError, made, depth=depth)
-    assert "depth has an invalid shape, dtype or value" in text
-    assert "int64 tensor [4], one number >= 0 per node" in text
+def test_invalid_fields(name: str, value: torch.Tensor, got: str) -> None:
+    wanted = {
+        "depth": "int64 tensor [4], one number >= 0 per node",
+        "has_input": "bool tensor [4]",
+        "child_slot": "int64 tensor [3], one number >= 0 per edge",
+    }
+    text = message(ValueError, made, **{name: value})
+    assert f"{name} has an invalid shape, dtype or value" in text
+    assert wanted[name] in text and got in text
+    assert message(ValueError, made, arity=2, **{name: value}) == text
 
 
 def test_depth_that_does_not_fit() -> None:
@@ -143,32 +156,6 @@ def test_depth_that_does_not_fit() -> None:
     assert "node 1 at depth 1, its parent 2 at 1" in text
     assert "edge 1" in text
     assert "depth_of(edge_index, num_nodes)" in text
-
-
-@pytest.mark.parametrize("has_input", [torch.ones(4), torch.ones(3, dtype=torch.bool)])
-def test_has_input_of_the_wrong_form(has_input: torch.Tensor) -> None:
-    text = message(ValueError, made, has_input=has_input)
-    assert "has_input has an invalid shape, dtype or value" in text
-    assert "bool tensor [4]" in text
-
-
-@pytest.mark.parametrize(
-    ("slot", "got"),
-    [
-        (torch.tensor([0, 1]), "int64 tensor [2]"),
-        (torch.tensor([0, -1, 0]), "smallest -1"),
-        (torch.tensor([0.0, 1.0, 0.0]), "float32 tensor [3]"),
-        (torch.tensor([0, 1, 0], dtype=torch.int32), "int32 tensor [3]"),
-    ],
-)
-def test_child_slot_of_the_wrong_form(slot: torch.Tensor, got: str) -> None:
-    text = message(ValueError, made, child_slot=slot)
-    assert (
-        "child_slot has an invalid shape, dtype or value" in text
-        and "int64 tensor [3], one number >= 0 per edge" in text
-    )
-    assert message(ValueError, made, child_slot=slot, arity=2) == text
-    assert got in text
 
 
 def test_a_child_beyond_the_arity() -> None:

@@ -5,9 +5,7 @@ from torch import nn
 
 from pyg_dynbatch.core import Engine, Operations, Program, Ragged, Schedule, Signature, TensorType
 from pyg_dynbatch.core.reference import run_one_by_one
-from tests.core.helpers import SCALAR, VECTOR, Vectors, tree_program
-
-WORD = TensorType((), torch.int64, "word")
+from tests.core.helpers import SCALAR, VECTOR, WORD, Vectors, tree_program
 
 
 class Words:

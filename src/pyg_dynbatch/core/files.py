@@ -96,7 +96,7 @@ def _blamed_on_the_folder(path: Path) -> Iterator[None]:
     except OSError as error:
         what, wanted = f"{path.name}: the file cannot be written", "a folder that can be written"
         got = f"{type(error).__name__}: {error.strerror or error}"
-        hint = "a different folder; or check its permissions and the free space"
+        hint = "another folder; or check its permissions and the free space"
         raise mismatch(OSError, what, wanted, got, where=path.parent, hint=hint) from error
 
 
