@@ -88,7 +88,7 @@ def test_what_makes_schedules_differ() -> None:
 def test_moves_whole(schedule: Schedule) -> None:
     moved = schedule.to("meta")
     assert moved.device.type == "meta"
-    assert schedule.device.type == "cpu"
+    assert schedule.device.type == "cpu" and not schedule.is_pinned()
     tensors = [part for parts in moved.constants if parts for part in parts]
     assert all(tensor.device.type == "meta" for tensor in tensors)
     assert schedule.to(torch.float64) is schedule
@@ -128,10 +128,6 @@ def test_pinned_and_on_the_gpu() -> None:
     vectors = copy.deepcopy(VECTORS.engine)
     found = vectors.cuda()(moved)["output"].cpu()
     assert found.allclose(VECTORS.engine(program_schedule())["output"], atol=1e-6)
-
-
-def test_is_not_pinned() -> None:
-    assert not program_schedule().is_pinned()
 
 
 def test_reads_well() -> None:
@@ -184,35 +180,18 @@ def test_edge_order_lists_the_edges_as_the_steps_read_them(dag: Dag) -> None:
     assert torch.cat(children).tolist() == row_of_node[child].tolist()
 
 
-def test_no_programs() -> None:
+def test_programs_that_cannot_be_scheduled() -> None:
     text = message(ValueError, Schedule.from_programs, [])
-    assert "the list of programs is empty" in text
-    assert "at least one program" in text
-
-
-def test_unknown_policy() -> None:
-    programs = [tree_program(VECTORS.mix, (1, 2))]
+    assert "the list of programs is empty" in text and "at least one program" in text
+    programs, wide = [tree_program(VECTORS.mix, (1, 2)), Program()], TensorType((4,))
     assert "unknown policy" in message(ValueError, Schedule.from_programs, programs, "widest")
-
-
-def test_one_name_two_signatures() -> None:
-    program, wide = Program(), TensorType((4,))
-    program.output(
-        program.call(Signature("mix", (wide,), (wide,)), program.constant(wide, [0] * 4))
-    )
-    programs = [tree_program(VECTORS.mix, (1, 2)), program]
+    programs[1].output(programs[1].constant(wide, [0] * 4))
+    text = message(TypeError, Schedule.from_programs, programs)
+    assert "output 'output' has two types" in text and "float32[4]" in text
+    programs[1].call(Signature("mix", (wide,), (wide,)), programs[1].constant(wide, [0] * 4))
     text = message(TypeError, Schedule.from_programs, programs)
     assert "two signatures are called 'mix'" in text
     assert "take all signatures from one Operations object" in text
-
-
-def test_one_output_two_types() -> None:
-    wide, program = TensorType((4,)), Program()
-    program.output(program.constant(wide, [0] * 4))
-    programs = [tree_program(VECTORS.mix, (1, 2)), program]
-    text = message(TypeError, Schedule.from_programs, programs)
-    assert "output 'output' has two types" in text
-    assert "float32[4]" in text
 
 
 def test_long_chains_are_quick_to_print_and_compare() -> None:
@@ -247,7 +226,7 @@ def test_a_small_tree_by_hand() -> None:
 def test_folds_copies_by_hand() -> None:
     # A comb of 4 leaves: the leaves enter at depths 1, 1, 2, 3 and are copied 0, 0, 1, 2 times.
     assert stats_of((((1, 2), 3), 4)).fold_copies == 3
-    # The same constant is carried to its last reader once: 4 is read at depths 1 and 3.
+    # A constant is copied once for all its readers: 4 is read at depths 1 and 3.
     assert stats_of((((4, 2), 3), 4)).fold_copies == 3
 
 
@@ -297,13 +276,10 @@ def test_a_structure_by_hand() -> None:
     assert stats.fold_steps == stats.lower_bound == stats.critical_path == 3
 
 
-def test_nothing_at_all() -> None:
+def test_no_calls() -> None:
     stats = Schedule.from_programs([Program(), Program()]).stats()
     assert (stats.examples, stats.steps, stats.rows, stats.fold_copies) == (2, 0, 0, 0)
     assert (stats.critical_path, stats.lower_bound, stats.fold_steps) == (0, 0, 0)
-
-
-def test_an_input_that_is_only_put_out() -> None:
     program = Program()
     program.output(program.input(VECTOR, 3))
     stats = Schedule.from_programs([program]).stats()
