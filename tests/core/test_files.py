@@ -30,7 +30,7 @@ from pyg_dynbatch.core.files import (
 
 @contextmanager
 def files_of_at_most(size: int) -> Iterator[None]:
-    """Lets every file end at so many bytes, as a full disk does."""
+    """Limit the size of files, as a full disk does."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
     try:
@@ -53,14 +53,6 @@ def test_nothing_is_left_of_an_interrupted_writer(tmp_path: Path) -> None:
     assert path.read_text() == "old"
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
-    (tmp_path / "occupied").write_text("a file where a folder should be")
-    with pytest.raises(OSError) as caught:
-        write_atomically(tmp_path / "occupied" / "file", lambda p: p.write_text("x"))
-    assert "file: the file cannot be written" in str(caught.value)
-    assert f"where:    {tmp_path / 'occupied'}" in str(caught.value)
-
-
 def test_a_file_written_piece_by_piece_is_whole_or_the_old_one(tmp_path: Path) -> None:
     path = tmp_path / "new" / "file"
     with whole_file(path, "wb") as file:
@@ -73,13 +65,24 @@ def test_a_file_written_piece_by_piece_is_whole_or_the_old_one(tmp_path: Path) -
     assert path.read_bytes() == b"one"
 
 
-def test_a_folder_for_pieces_that_cannot_be_made_is_named(tmp_path: Path) -> None:
-    (tmp_path / "occupied").write_text("a file where a folder should be")
-    with (
-        pytest.raises(OSError, match="file: the file cannot be written"),
-        whole_file(tmp_path / "occupied" / "file"),
-    ):
-        pytest.fail("nothing can be written")
+def write_piece_by_piece(path: Path) -> None:
+    with whole_file(path) as file:
+        file.write("x")
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        write_piece_by_piece,
+        lambda path: write_atomically(path, lambda temporary: temporary.write_text("x")),
+        lambda path: download_verified(Path(__file__).as_uri(), path.parent, None, "Words"),
+    ],
+)
+def test_a_folder_that_cannot_be_created(tmp_path: Path, write: Callable) -> None:
+    (tmp_path / "occupied").write_text("a file instead of a folder")
+    with pytest.raises(OSError, match="the file cannot be written") as caught:
+        write(tmp_path / "occupied" / "file")
+    assert f"where:    {tmp_path / 'occupied'}" in str(caught.value)
 
 
 @pytest.mark.parametrize("mode", ["w", "wb"])
@@ -126,30 +129,23 @@ def test_only_line_feeds_end_lines(tmp_path: Path) -> None:
     assert read_lines(path) == ["one\u2028still", "", "two\x0bstill"]
 
 
-@pytest.mark.parametrize("content", ["", "\n", " \n\n"])
-def test_an_empty_file_is_refused(tmp_path: Path, content: str) -> None:
-    path = tmp_path / "text.txt"
-    path.write_text(content)
-    with pytest.raises(ValueError, match=r"text.txt: the file is empty[\s\S]*where: .*text.txt"):
-        read_lines(path)
-
-
-def test_another_encoding_is_named_by_place(tmp_path: Path) -> None:
-    path = tmp_path / "text.txt"
-    path.write_bytes("(2 ok)\n(2 caf\u00e9)".encode("latin-1"))
-    with pytest.raises(ValueError) as caught:
-        read_lines(path)
-    assert "the text is not UTF-8" in str(caught.value)
-    assert "byte 0xe9" in str(caught.value)
-    assert f"{path}:2:7" in str(caught.value)
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (b"", r"text.txt: the file is empty[\s\S]*where: .*text.txt"),
+        (b" \n\n", "text.txt: the file is empty"),
+        ("(2 ok)\n(2 caf\u00e9)".encode("latin-1"), r"not UTF-8[\s\S]*0xe9[\s\S]*text.txt:2:7"),
+    ],
+)
+def test_text_that_cannot_be_read(tmp_path: Path, content: bytes, found: str) -> None:
+    (tmp_path / "text.txt").write_bytes(content)
+    with pytest.raises(ValueError, match=found):
+        read_lines(tmp_path / "text.txt")
     with pytest.raises(FileNotFoundError, match="none.txt: there is no such file"):
         read_lines(tmp_path / "none.txt")
 
 
-def test_loading_refuses_damage_and_other_kinds(tmp_path: Path) -> None:
+def test_loading_corrupt_files_and_other_kinds(tmp_path: Path) -> None:
     path = tmp_path / "file.pt"
     torch.save({"format": "one", "value": torch.arange(5)}, path)
     assert load_tensors(path, "one", "Reader")["value"].tolist() == [0, 1, 2, 3, 4]
@@ -199,7 +195,7 @@ def test_downloads_once(source: Path, tmp_path: Path, capsys) -> None:
     assert download_verified(source.as_uri(), tmp_path / "here", SHA256, "Words") == path
 
 
-def test_a_wrong_checksum_leaves_nothing(source: Path, tmp_path: Path) -> None:
+def test_a_wrong_checksum(source: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError) as caught:
         download_verified(source.as_uri(), tmp_path / "here", "0" * 64, "Words")
     message = str(caught.value)
@@ -207,16 +203,13 @@ def test_a_wrong_checksum_leaves_nothing(source: Path, tmp_path: Path) -> None:
     assert f"expected: sha256 {'0' * 64}" in message
     assert f"got:      sha256 {SHA256}, 140,000 bytes" in message
     assert list((tmp_path / "here").iterdir()) == []
-
-
-def test_a_wrong_file_in_place_is_refused(source: Path, tmp_path: Path) -> None:
     (tmp_path / "words.txt").write_text("something else")
     with pytest.raises(ValueError, match=r"Words: words.txt has a wrong checksum[\s\S]*delete"):
         download_verified(source.as_uri(), tmp_path, SHA256, "Words")
 
 
-def test_offline_says_what_to_do(tmp_path: Path) -> None:
-    # Nothing listens on port 9 of this machine, so no packet leaves it.
+def test_offline(tmp_path: Path) -> None:
+    # Nothing listens on port 9 of this machine.
     url = "http://127.0.0.1:9/words.txt"
     with pytest.raises(ConnectionError) as caught:
         download_verified(url, tmp_path / "here", SHA256, "Words", hint="put it there by hand")
@@ -240,33 +233,23 @@ def test_a_connection_that_ends_early(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_written(source: Path, tmp_path: Path) -> None:
-    (tmp_path / "here").write_text("a file where a folder should be")
-    with pytest.raises(OSError, match="words.txt: the file cannot be written"):
-        download_verified(source.as_uri(), tmp_path / "here", SHA256, "Words")
-
-
-def test_extracts_one_member(tmp_path: Path) -> None:
-    archive = tmp_path / "all.zip"
-    with zipfile.ZipFile(archive, "w") as opened:
-        opened.writestr("trees/a.txt", "one")
-    assert extract_member(archive, "trees/a.txt", tmp_path / "a.txt", "Words").read_text() == "one"
-    with pytest.raises(ValueError, match=r"corrupt or truncated[\s\S]*trees/b.txt"):
-        extract_member(archive, "trees/b.txt", tmp_path / "b.txt", "Words")
-
-
-@pytest.mark.parametrize("damage", ["cut", "changed"])
-def test_a_corrupt_archive_raises(tmp_path: Path, damage: str) -> None:
-    archive = tmp_path / "all.zip"
+@pytest.mark.parametrize("damage", ["none", "missing", "truncated", "changed"])
+def test_extracts_one_member_of_an_archive(tmp_path: Path, damage: str) -> None:
+    archive, target = tmp_path / "all.zip", tmp_path / "a.txt"
+    member = "trees/b.txt" if damage == "missing" else "trees/a.txt"
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as opened:
-        opened.writestr("a.txt", CONTENT)
+        opened.writestr("trees/a.txt", CONTENT)
     whole = archive.read_bytes()
-    archive.write_bytes(
-        whole[: len(whole) // 2] if damage == "cut" else whole[:60] + b"x" * 20 + whole[80:]
-    )
-    with pytest.raises(ValueError, match=r"Words: the archive is corrupt or truncated"):
-        extract_member(archive, "a.txt", tmp_path / "a.txt", "Words")
-    assert not (tmp_path / "a.txt").exists()
+    if damage == "truncated":
+        archive.write_bytes(whole[: len(whole) // 2])
+    if damage == "changed":
+        archive.write_bytes(whole[:60] + b"x" * 20 + whole[80:])
+    if damage == "none":
+        assert extract_member(archive, member, target, "Words").read_bytes() == CONTENT
+        return
+    with pytest.raises(ValueError, match=rf"Words: the archive is corrupt[\s\S]*{member}"):
+        extract_member(archive, member, target, "Words")
+    assert not target.exists()
 
 
 def test_an_unknown_checksum_is_noted_and_then_holds(tmp_path):
@@ -286,9 +269,6 @@ def test_an_unknown_checksum_is_noted_and_then_holds(tmp_path):
         download_verified(source.as_uri(), folder, None, "Words")
     noted.unlink()
     assert download_verified(source.as_uri(), folder, None, "Words").read_text() == "something else"
-
-
-def test_a_file_put_in_place_needs_no_noted_checksum(tmp_path):
-    (tmp_path / "words.txt").write_text("mine")
-    path = download_verified("https://nowhere.invalid/words.txt", tmp_path, None, "Words")
+    (tmp_path / "mine.txt").write_text("mine")
+    path = download_verified("https://nowhere.invalid/mine.txt", tmp_path, None, "Words")
     assert path.read_text() == "mine"
