@@ -58,6 +58,8 @@ class Engine(nn.Module):
         tensor([3., 3.])
     """
 
+    _precision: Tensor
+
     def __init__(self, operations: Operations) -> None:
         super().__init__()
         if not isinstance(operations, Operations):
@@ -161,29 +163,22 @@ class Engine(nn.Module):
             raise mismatch(TypeError, what, operation.signature, signature, hint=hint)
         return operation
 
-    def no_rows(self, row_type: RowType, given: Mapping[RowType, Rows] | None = None) -> Any:
-        """Return a batch of zero rows; ``given`` has rows of the types that are left open."""
-        if given and is_open(row_type):
-            rows = tuple(part.new_zeros((0, *part.shape[1:])) for part in given[row_type])
-        else:
-            rows = tuple(
-                torch.zeros(
-                    (0, *(part.shape or ())),
-                    dtype=self.working_dtype(part.dtype or torch.float32),
-                    device=self.device,
-                )
-                for part in parts_of(row_type)
-            )
-        return rows if isinstance(row_type, tuple) or len(rows) > 1 else rows[0]
+    def no_rows(self, row_type: RowType) -> Rows:
+        """Return zero rows of a row type, one tensor per part."""
+        like = self._precision
+        return tuple(
+            like.new_zeros(0, *(p.shape or ()), dtype=self.working_dtype(p.dtype or torch.float32))
+            for p in parts_of(row_type)
+        )
 
     @property
     def device(self) -> torch.device:
         """Device of the engine, which follows ``.to()``."""
-        return self._precision.device  # type: ignore[return-value]
+        return self._precision.device
 
     def working_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Replace float32 by the working precision of the engine."""
-        return self._precision.dtype if dtype == torch.float32 else dtype  # type: ignore[return-value]
+        return self._precision.dtype if dtype == torch.float32 else dtype
 
     def __repr__(self) -> str:
         """List the operations."""
@@ -264,8 +259,7 @@ class _Run:
                 self.buffers[read.store].zeros(read.length) if read.start == ZEROS else next(found)
             )
             rows_of_all.append(rows)
-            one = len(rows) == 1 and not isinstance(row_type_of(wanted), tuple)
-            argument: Any = rows[0] if one else rows
+            argument = _argument(row_type_of(wanted), rows)
             if isinstance(wanted, Ragged):
                 argument = RaggedRows(argument, self.schedule.segment_ids_of(read), step.size)
             arguments.append(argument)
@@ -298,29 +292,31 @@ class _Run:
     def _pick(self, read: IndexSlice) -> Pick:
         return (read.start, read.length) if read.start >= 0 else self.schedule.rows_of(read)
 
-    def _touch_unused(self, given: Mapping[RowType, Rows]) -> None:
+    def _touch_unused(self, known: Mapping[RowType, Rows]) -> None:
         """Call unused operations on zero rows: other ranks wait for all their gradients."""
         used = {self.operations[step.operation] for step in self.schedule.steps}
         no_row = self.schedule.wiring[:0]
         for operation in self.engine.operations:
             signature = operation.signature
             row_types = [row_type_of(wanted) for wanted in signature.inputs]
-            if operation in used or any(is_open(t) and t not in given for t in row_types):
+            if operation in used or any(is_open(t) and t not in known for t in row_types):
                 continue
-            arguments = [self.engine.no_rows(row_type, given) for row_type in row_types]
-            results = operation(
-                *(
+            arguments: list[Any] = []
+            for wanted, row_type in zip(signature.inputs, row_types, strict=True):
+                parts = known.get(row_type) or self.engine.no_rows(row_type)
+                none = tuple(part.new_zeros((0, *part.shape[1:])) for part in parts)
+                rows = _argument(row_type, none)
+                arguments.append(
                     RaggedRows(rows, no_row, 0) if isinstance(wanted, Ragged) else rows
-                    for wanted, rows in zip(signature.inputs, arguments, strict=True)
                 )
-            )
+            results = operation(*arguments)
             # A module without arguments always returns its one row.
             size = 0 if signature.inputs else 1
             for found in _checked_results(signature, results, size, "the call on zero rows"):
-                rows = tuple(part[:0] for part in found)
+                none = tuple(part[:0] for part in found)
                 buffer = RowBuffer(0)
-                buffer.allocate(rows, tuple(part.dtype for part in rows))
-                self.token = buffer.write(self.token, 0, rows)
+                buffer.allocate(none, tuple(part.dtype for part in none))
+                self.token = buffer.write(self.token, 0, none)
 
     def outputs(self) -> dict[str, Any]:
         """Read all outputs."""
@@ -331,6 +327,11 @@ class _Run:
             name: rows[0] if len(rows) == 1 else rows
             for name, rows in zip(found, results, strict=True)
         }
+
+
+def _argument(row_type: RowType, rows: Rows) -> Any:
+    """Return rows as a module takes them: a tensor or a tuple of tensors."""
+    return rows[0] if len(rows) == 1 and not isinstance(row_type, tuple) else rows
 
 
 def _input_rows(inputs: Mapping[RowType | str, Any], spec: BufferSpec) -> Rows | None:

@@ -32,19 +32,15 @@ def native_library(source: Path) -> ctypes.CDLL | None:
     given = os.environ.get("CC") or "cc"
     try:
         command = shlex.split(given)
-    except ValueError as error:
-        _log.warning("%s: CC=%s cannot be parsed: %s", source.name, given, error)
-        return None
-    compiler = shutil.which(command[0]) if command else None
-    if compiler is None:
-        _log.info("%s: no C compiler found (cc, or $CC)", source.name)
-        return None
-    try:
+        compiler = shutil.which(command[0]) if command else None
+        if compiler is None:
+            _log.info("%s: no C compiler found (cc, or $CC)", source.name)
+            return None
         return _loaded(source, [compiler, *command[1:]])
-    # RuntimeError: there is no home folder, as in some containers.
-    except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
+    # ValueError: CC cannot be parsed. RuntimeError: there is no home folder, as in some containers.
+    except (OSError, RuntimeError, ValueError, subprocess.CalledProcessError) as error:
         reason = " ".join(str(getattr(error, "stderr", None) or error).split())
-        _log.warning("%s: could not be built or loaded with %s: %s", source.name, compiler, reason)
+        _log.warning("%s: could not be built or loaded with %s: %s", source.name, given, reason)
         return None
 
 

@@ -102,10 +102,10 @@ def _call(
     arguments = []
     for wanted, numbers in zip(signature.inputs, reads, strict=True):
         row_type = row_type_of(wanted)
-        rows: Any = engine.no_rows(row_type)
+        parts = engine.no_rows(row_type)
         if numbers:
             parts = tuple(torch.cat(p) for p in zip(*(values[n] for n in numbers), strict=True))
-            rows = parts if isinstance(row_type, tuple) else parts[0]
+        rows: Any = parts if isinstance(row_type, tuple) else parts[0]
         if isinstance(wanted, Ragged):
             segment_ids = torch.zeros(len(numbers), dtype=torch.int64, device=engine.device)
             rows = RaggedRows(rows, segment_ids, 1)
