@@ -280,13 +280,13 @@ class _Run:
         number = 0
         while number < len(slices):
             first = slices[number]
-            buffer, places = self.buffers[first.store], packed(slices, number)
-            if places == 1:
+            buffer, num_arguments = self.buffers[first.store], packed(slices, number)
+            if num_arguments == 1:
                 reads.append(Read(buffer, self._pick(first)))
             else:
-                index = flat[first.offset : first.offset + places * first.length]
-                reads.append(Read(buffer, index, places, first.stride > 1))
-            number += places
+                index = flat[first.offset : first.offset + num_arguments * first.length]
+                reads.append(Read(buffer, index, num_arguments, first.stride > 1))
+            number += num_arguments
         return reads
 
     def _pick(self, read: IndexSlice) -> Pick:

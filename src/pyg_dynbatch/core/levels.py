@@ -35,6 +35,9 @@ from pyg_dynbatch.core.types import TensorType
 INPUTS, STATES = 0, 1  # numbers of the two buffers
 DIRECTIONS = ("bottom_up", "top_down")
 
+Edges = tuple[np.ndarray, np.ndarray, np.ndarray | None]
+"""Source, target and child slot of each edge."""
+
 
 def schedule_structure(
     edge_index: Tensor,
@@ -76,7 +79,7 @@ def schedule_structure(
         children, child_start, edge_order = _ragged_children(flat, edges, row, starts)
         arguments.append(children)
     else:
-        arguments += _fixed_children(flat, (source, target, slot), row, (starts, sizes), arity)
+        arguments += _fixed_children(flat, (source, target, slot), row, starts, sizes, arity)
     input_node = flat.add(order[reads_input])
     output = IndexSlice(STATES, flat.add(row), num_nodes, GATHER if num_nodes else 0)
     examples = _checked_examples(example_sizes, num_nodes)
@@ -197,10 +200,7 @@ def _slices(buffer: int, *columns: Any) -> list[IndexSlice]:
 
 
 def _ragged_children(
-    flat: IndexBuilder,
-    edges: tuple[np.ndarray, np.ndarray, np.ndarray | None],
-    row: np.ndarray,
-    levels: np.ndarray,
+    flat: IndexBuilder, edges: Edges, row: np.ndarray, levels: np.ndarray
 ) -> tuple[list[IndexSlice], int, int]:
     """Index all children of every node, parents in level order, children by slot."""
     source, target, slot = edges
@@ -237,7 +237,8 @@ def _fixed_children(
     flat: IndexBuilder,
     edges: tuple[np.ndarray, np.ndarray, np.ndarray],
     row: np.ndarray,
-    levels: tuple[np.ndarray, np.ndarray],
+    starts: np.ndarray,
+    sizes: np.ndarray,
     arity: int,
 ) -> list[list[IndexSlice]]:
     """Index N child slots per node; the N entries of a node are adjacent in the flat index."""
@@ -260,7 +261,6 @@ def _fixed_children(
         hint = "one slot per child; use arity=None if a top-down node has several parents"
         raise mismatch(ValueError, what, "one argument per slot", got, hint=hint)
     offset = flat.add(table.reshape(-1))
-    starts, sizes = levels
     first = first_rows(table, starts, sizes)
     first[:1] = ZEROS  # nodes of the first level have no children
     begins, rest = starts * arity + offset, (repeat(-1), repeat(arity))

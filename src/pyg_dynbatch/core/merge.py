@@ -15,6 +15,9 @@ from pyg_dynbatch.core.program import CONSTANT, INPUT, RESULT, Program, concaten
 from pyg_dynbatch.core.structure import numbers_among_equals
 from pyg_dynbatch.core.types import describe, parts_of
 
+Constants = list[tuple[Tensor, ...] | None]
+"""The constant rows of each row type, one tensor per part; None if there are none."""
+
 
 def schedule_programs(
     programs: Sequence[Program], policy: str | Policy = "depth", merge_equal: bool = True
@@ -77,11 +80,9 @@ def schedule_programs(
     }
 
 
-def _distinct_constants(
-    program: Program,
-) -> tuple[list[tuple[Tensor, ...] | None], list[np.ndarray]]:
+def _distinct_constants(program: Program) -> tuple[Constants, list[np.ndarray]]:
     """Keep one of each group of equal constants; also return the row of every constant."""
-    distinct: list[tuple[Tensor, ...] | None] = []
+    distinct: Constants = []
     row_of_constant = []
     for number, row_type in enumerate(program.row_types):
         parts = program.constant_rows(number)
@@ -176,10 +177,7 @@ def _mergeable_kinds(program: Program) -> list[int]:
 
 
 def _place_results(
-    program: Program,
-    constants: list[tuple[Tensor, ...] | None],
-    kind_of_step: np.ndarray,
-    sizes: np.ndarray,
+    program: Program, constants: Constants, kind_of_step: np.ndarray, sizes: np.ndarray
 ) -> tuple[list[BufferSpec], list[tuple[tuple[int, int], ...]], np.ndarray]:
     """Assign the next free rows of their buffers to the results of every step."""
     number_of_type = {row_type: number for number, row_type in enumerate(program.row_types)}

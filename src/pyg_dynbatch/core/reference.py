@@ -8,6 +8,7 @@ import torch
 from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.operation import Ragged, Signature, row_type_of
 from pyg_dynbatch.core.program import CONSTANT, INPUT, Program
+from pyg_dynbatch.core.row_buffer import Rows
 from pyg_dynbatch.core.types import RaggedRows, RowType, parts_of
 
 
@@ -37,7 +38,7 @@ def run_one_by_one(
         tensor([8.])
     """
     used: dict[RowType, int] = {}
-    collected: dict[str, list[tuple[torch.Tensor, ...]]] = {}
+    collected: dict[str, list[Rows]] = {}
     for program in programs:
         values = _run(engine, program, inputs or {}, used)
         for name, marked in program.outputs.items():
@@ -53,14 +54,14 @@ def run_one_by_one(
 
 def _run(
     engine: Engine, program: Program, inputs: Mapping[Any, Any], used: Mapping[RowType, int]
-) -> list[tuple[torch.Tensor, ...]]:
+) -> list[Rows]:
     """Return the parts of every value of one program, each with a batch axis of size 1."""
     kinds = program.call_signature.tolist()
     reads: list[list[list[int]]] = [[[] for _ in program.signatures[kind].inputs] for kind in kinds]
     columns = (program.read_value, program.read_call, program.read_argument)
     for value, call, argument in zip(*(column.tolist() for column in columns), strict=True):
         reads[call][argument].append(value)
-    values: list[tuple[torch.Tensor, ...]] = []
+    values: list[Rows] = []
     results: dict[int, list[Any]] = {}
     values_of = (program.value_kind, program.value_place, program.value_slot, program.value_type)
     for kind, place, slot, number in zip(*(column.tolist() for column in values_of), strict=True):
@@ -86,7 +87,7 @@ def _run(
     return values
 
 
-def _input_row(inputs: Mapping[Any, Any], row_type: RowType, row: int) -> tuple[torch.Tensor, ...]:
+def _input_row(inputs: Mapping[Any, Any], row_type: RowType, row: int) -> Rows:
     parts = parts_of(row_type)
     given = inputs[row_type] if row_type in inputs else inputs[parts[0].tag]
     given = given if isinstance(given, tuple) else (given,)
@@ -94,10 +95,7 @@ def _input_row(inputs: Mapping[Any, Any], row_type: RowType, row: int) -> tuple[
 
 
 def _call(
-    engine: Engine,
-    signature: Signature,
-    reads: list[list[int]],
-    values: list[tuple[torch.Tensor, ...]],
+    engine: Engine, signature: Signature, reads: list[list[int]], values: list[Rows]
 ) -> list[Any]:
     arguments = []
     for wanted, numbers in zip(signature.inputs, reads, strict=True):

@@ -40,7 +40,7 @@ class GradientBuffer:
         self.totals, self.backward_pass = (), None
 
     def add(
-        self, pick: Pick, places: int, stacked: bool, gradients: Sequence[Tensor | None]
+        self, pick: Pick, num_arguments: int, stacked: bool, gradients: Sequence[Tensor | None]
     ) -> None:
         """Add the gradients of rows that were read, for one argument or several."""
         self._begin()
@@ -50,7 +50,7 @@ class GradientBuffer:
             if stacked and not any(gradient is None for gradient in mine):
                 _add_rows(total, pick, _interleaved(mine))
                 continue
-            picks = (pick,) if places == 1 else _split(pick, places, stacked)  # type: ignore[arg-type]
+            picks = (pick,) if num_arguments == 1 else _split(pick, num_arguments, stacked)  # type: ignore[arg-type]
             for rows, gradient in zip(picks, mine, strict=True):
                 if gradient is not None:
                     _add_rows(total, rows, gradient)
@@ -67,19 +67,19 @@ class GradientBuffer:
 
 def _interleaved(rows: Sequence[Any]) -> Tensor:
     """Interleave tensors: all first rows, then all second rows, and so on."""
-    first, places = rows[0], len(rows)
+    first, num_arguments = rows[0], len(rows)
     width = first[0].numel() if first.size(0) else 0
     offset = first.storage_offset()
     if all(
         _share_memory(part, first)
-        and part.storage_offset() == offset + place * width
-        and part.stride(0) == places * width
+        and part.storage_offset() == offset + position * width
+        and part.stride(0) == num_arguments * width
         and part[:1].is_contiguous()
         and not (part.is_conj() or part.is_neg())
-        for place, part in enumerate(rows)
+        for position, part in enumerate(rows)
     ):
         # The gradient of a concatenation: the rows are already interleaved.
-        shape = (first.size(0) * places, *first.shape[1:])
+        shape = (first.size(0) * num_arguments, *first.shape[1:])
         return first.as_strided(shape, (width, *first.stride()[1:]))
     return torch.stack(list(rows), 1).flatten(0, 1)
 
@@ -159,15 +159,15 @@ class Read(NamedTuple):
 
     store: RowBuffer
     pick: Pick
-    places: int = 1  # number of arguments
-    stacked: bool = False  # rows 0, places, 2 * places, … are those of the first argument
+    num_arguments: int = 1
+    stacked: bool = False  # every num_arguments-th row belongs to the same argument
 
     def taken(self, copy: bool) -> Sequence[Tensor]:
         """Return the rows: the parts of the first argument, then those of the next."""
         rows = self.store.take(self.pick, copy)
-        if self.places == 1:
+        if self.num_arguments == 1:
             return rows
-        split = [_split(part, self.places, self.stacked) for part in rows]
+        split = [_split(part, self.num_arguments, self.stacked) for part in rows]
         # No views: torch would raise its own error for an in-place change before the engine does.
         return [part.data for parts in zip(*split, strict=True) for part in parts]
 
@@ -180,11 +180,11 @@ class Write(NamedTuple):
     rows: Rows
 
 
-def _split(rows: Tensor, places: int, stacked: bool) -> tuple[Tensor, ...]:
+def _split(rows: Tensor, num_arguments: int, stacked: bool) -> tuple[Tensor, ...]:
     """Split rows, or row numbers, by argument."""
     if stacked:
-        return tuple(rows[place::places] for place in range(places))
-    return rows.chunk(places) if rows.size(0) else (rows,) * places
+        return tuple(rows[position::num_arguments] for position in range(num_arguments))
+    return rows.chunk(num_arguments) if rows.size(0) else (rows,) * num_arguments
 
 
 def exchange(
@@ -200,7 +200,9 @@ def exchange(
         flat = _exchanged(writes, reads, copy)
     rest = iter(flat)
     return token, [
-        tuple(islice(rest, len(read.store.buffers))) for read in reads for _ in range(read.places)
+        tuple(islice(rest, len(read.store.buffers)))
+        for read in reads
+        for _ in range(read.num_arguments)
     ]
 
 
@@ -245,9 +247,9 @@ class _Exchange(Function):
     def backward(ctx: Any, _: Tensor | None, *gradients: Tensor | None) -> Any:
         refuse_second_derivative()
         first = 0
-        for store, parts, pick, places, stacked in ctx.reads:
-            last = first + places * parts
-            store.add(pick, places, stacked, gradients[first:last])
+        for store, parts, pick, num_arguments, stacked in ctx.reads:
+            last = first + num_arguments * parts
+            store.add(pick, num_arguments, stacked, gradients[first:last])
             first = last
         found = [part for store, *what in ctx.written for part in store.take(*what)]
         token = torch.empty(0, device=ctx.device) if ctx.needs_input_grad[0] else None
