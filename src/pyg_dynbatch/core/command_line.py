@@ -10,7 +10,7 @@ from pyg_dynbatch.core.errors import mismatch
 
 
 class OneLineArguments(argparse.ArgumentParser):
-    """Parses the options of a sub-command; an invalid one prints one line, with exit code 2."""
+    """Parser of a sub-command; an invalid option prints one line, with exit code 2."""
 
     def __init__(self, prog: str, description: str = "", **options: object) -> None:
         # A shortened option is more often a mistyped one.

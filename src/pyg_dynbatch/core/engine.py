@@ -34,7 +34,7 @@ from pyg_dynbatch.core.types import RaggedRows, RowType, TensorType, describe, p
 
 
 class Engine(nn.Module):
-    """Runs schedules: one batched call of a module per step, with one row buffer per type.
+    """Engine that runs schedules: one batched call of a module per step, one row buffer per type.
 
     Args:
         operations: The operations that programs may call. For schedules made by
@@ -198,7 +198,12 @@ class _Run:
         self.pending: list[Write] = []
         self.buffers: list[RowBuffer] = []
         known: dict[RowType, Rows] = {}
-        row_types = self._row_types()
+        # The operations determine the row types that the schedule leaves open.
+        row_types: dict[RowType, RowType] = {}
+        for called, operation in zip(schedule.signatures, self.operations, strict=True):
+            sides = (called, operation.signature)
+            theirs, ours = (map(row_type_of, (*s.inputs, *s.outputs)) for s in sides)
+            row_types.update(zip(theirs, ours, strict=True))
         for spec, constants in zip(schedule.stores, schedule.constants, strict=True):
             given = _input_rows(inputs, spec)
             row_type = row_types.get(spec.row_type, spec.row_type)
@@ -208,15 +213,6 @@ class _Run:
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
         if torch.is_grad_enabled() and distributed:
             self._touch_unused(known)
-
-    def _row_types(self) -> dict[RowType, RowType]:
-        """Map the row types of the schedule, which may be open, to those of the operations."""
-        decided: dict[RowType, RowType] = {}
-        for called, operation in zip(self.schedule.signatures, self.operations, strict=True):
-            mine = operation.signature
-            theirs, ours = (map(row_type_of, (*s.inputs, *s.outputs)) for s in (called, mine))
-            decided.update(zip(theirs, ours, strict=True))
-        return decided
 
     def _open_buffer(
         self,

@@ -101,7 +101,7 @@ def _blamed_on_the_folder(path: Path) -> Iterator[None]:
 
 
 class _WatchedFile(io.FileIO):
-    """Names the file when a write fails, which the error of a full disk does not."""
+    """File whose write errors contain its name, which the error of a full disk does not."""
 
     def __init__(self, temporary: Path, path: Path, resume_at: int | None) -> None:
         self.path = path
@@ -177,7 +177,7 @@ def existing(path: str | Path, what: str) -> Path:
 
 
 class Lines:
-    """Iterates over the lines of an open file as text, and counts them."""
+    """Lines of an open file as text, with the number of lines read so far."""
 
     def __init__(self, stream: io.BufferedIOBase, path: str) -> None:
         self.path = "standard input" if path == "-" else path

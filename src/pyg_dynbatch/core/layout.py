@@ -115,7 +115,7 @@ class StructureInfo(NamedTuple):
 
 
 class IndexBuilder:
-    """Concatenates index vectors to the flat index of a schedule."""
+    """Builder of the flat index of a schedule from index vectors."""
 
     def __init__(self) -> None:
         self.parts: list[np.ndarray] = []

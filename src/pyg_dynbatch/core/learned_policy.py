@@ -29,7 +29,7 @@ chains; the ready fraction of all its waiting calls."""
 
 
 class LearnedPolicy:
-    """Repeatedly runs all ready calls of one kind, which a small table chooses.
+    """Policy that repeatedly runs all ready calls of one kind, chosen by a small table.
 
     The lower bound on steps is the sum over kinds of the longest chain of calls of that kind. A
     step is free if it reduces this sum: if every call that begins one of the longest remaining
@@ -203,7 +203,7 @@ def _read_table(saved: Mapping[str, Any]) -> tuple[dict[Frontier, str], str]:
 
 
 class _Walk(Walk):
-    """Also counts the ready and the remaining calls by the length of the chains they begin."""
+    """Walk that also counts ready and remaining calls by the length of the chains they begin."""
 
     def __init__(self, graph: DependencyGraph) -> None:
         super().__init__(graph)

@@ -45,7 +45,8 @@ def native_library(source: Path) -> ctypes.CDLL | None:
 
 
 def _loaded(source: Path, compiler: list[str]) -> ctypes.CDLL:
-    folder = Path(os.environ.get(FOLDER) or _user_cache() / "pyg_dynbatch")
+    given, cache = os.environ.get(FOLDER), os.environ.get("XDG_CACHE_HOME")
+    folder = Path(given or Path(cache or Path.home() / ".cache", "pyg_dynbatch"))
     name = f"{source.stem}-{_key(source, compiler)}"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for kept in sorted(folder.glob(f"{name}-*.so")) if _is_trusted(folder) else ():
@@ -69,10 +70,6 @@ def _loaded(source: Path, compiler: list[str]) -> ctypes.CDLL:
 
         kept = write_atomically(folder / f"{name}-{_digest(content)}.so", write)
     return ctypes.CDLL(str(kept.resolve()))
-
-
-def _user_cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 
 
 def _is_trusted(path: Path) -> bool:

@@ -15,7 +15,7 @@ from pyg_dynbatch.core.types import RowType, TensorType, describe, parts_of
 
 @dataclass(frozen=True)
 class Ragged:
-    """Marks an argument that takes any number of rows per call instead of exactly one.
+    """Argument that takes any number of rows per call instead of exactly one.
 
     The module receives a :class:`~pyg_dynbatch.core.types.RaggedRows` for it.
 

@@ -168,7 +168,7 @@ class Padding(NamedTuple):
 
 
 class LevelBuckets:
-    """Pads schedules to a few shapes; a shape has a size for each of its levels.
+    """A few shapes to which schedules are padded; a shape has a size for each of its levels.
 
     Rounding the size of each level separately would leave nearly as many shapes as batches.
     Instead, a sample of schedules is repeatedly split where that saves most, by the number of

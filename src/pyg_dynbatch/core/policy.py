@@ -88,7 +88,7 @@ def agenda_policy(graph: DependencyGraph) -> np.ndarray:
 
 
 class Walk:
-    """Runs the calls of a graph step by step: all ready calls of one kind at a time."""
+    """Simulated run of a graph, step by step: all ready calls of one kind at a time."""
 
     def __init__(self, graph: DependencyGraph) -> None:
         self.graph = graph

@@ -26,7 +26,7 @@ CONSTANT, INPUT, RESULT = 0, 1, 2
 """Kinds of values: constants, input rows, results of calls."""
 
 Numbers = Any
-"""Integers: an ``array`` that grows while calls are recorded, a numpy array afterwards."""
+"""Integers: a growing ``array`` while calls are recorded, a numpy array afterwards."""
 
 Rows = tuple[np.ndarray, ...]
 """Constants of one row type, one array ``[row, ...]`` per part."""
@@ -72,7 +72,7 @@ class Value:
 
 @dataclass(eq=False, repr=False)
 class Program:
-    """Records the calls of one example as integers and constants; holds no parameters.
+    """Recorded calls of one example, as integers and constants without parameters.
 
     Values are numbered in the order they are recorded, so a program is always acyclic. A program
     can also be created from arrays, and :func:`concatenate` joins the programs of many examples.
@@ -234,7 +234,7 @@ class Program:
             what = f"Operation {signature.name!r}: wrong number of arguments"
             wanted = f"{len(signature.inputs)}: {signature}"
             raise mismatch(TypeError, what, wanted, len(arguments), where=f"call {call}")
-        rows = [self._rows(signature, *argument) for argument in enumerate(arguments)]
+        rows = [self._checked_argument(signature, *each) for each in enumerate(arguments)]
         depth = 0  # also of a call that reads nothing, such as a learned start state
         for position, values in enumerate(rows):
             for value in values:
@@ -261,7 +261,7 @@ class Program:
             ValueError: If the value belongs to another program.
             TypeError: If values of two types are marked under one name.
         """
-        self._own(value, f"output {name!r}")
+        self._check_value(value, f"output {name!r}")
         marked: Numbers = self.outputs.setdefault(name, _growing())
         if marked:
             first = self.row_types[self.value_type[marked[0]]]
@@ -271,21 +271,21 @@ class Program:
                 raise mismatch(TypeError, what, describe(first), got, hint=hint)
         marked.append(value.number)
 
-    def _rows(self, signature: Signature, position: int, argument: Any) -> list[Value]:
-        """Check the values of one argument of a call."""
+    def _checked_argument(self, signature: Signature, position: int, argument: Any) -> list[Value]:
+        """Return the values of one argument of a call."""
         where = f"call {self.num_calls}, argument {position}"
         wanted = signature.inputs[position]
         row_type, ragged = row_type_of(wanted), isinstance(wanted, Ragged)
         values = list(argument) if ragged and not isinstance(argument, Value) else [argument]
         for value in values:
-            self._own(value, where)
+            self._check_value(value, where)
             if value.row_type != row_type:
                 what = f"Operation {signature.name!r}: argument types differ"
-                got = describe(value.row_type)
-                raise mismatch(TypeError, what, describe(row_type), got, where=where)
+                types = describe(row_type), describe(value.row_type)
+                raise mismatch(TypeError, what, *types, where=where)
         return values
 
-    def _own(self, value: Any, where: str) -> None:
+    def _check_value(self, value: Any, where: str) -> None:
         if not isinstance(value, Value):
             what, wanted = "Program: not a value of a program", "the result of constant() or call()"
             got, hint = type(value).__name__, "wrap data: program.constant(row_type, data)"

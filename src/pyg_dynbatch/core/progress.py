@@ -8,7 +8,7 @@ _SECONDS = 30.0  # between lines in a log
 
 
 class Progress:
-    """Counts finished items and shows the count."""
+    """Progress bar or log lines with the number of finished items."""
 
     def __init__(
         self, what: str, unit: str, total: int | None = None, *, shown: bool = True

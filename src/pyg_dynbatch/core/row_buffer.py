@@ -17,7 +17,7 @@ Pick = Tensor | tuple[int, int]
 
 
 class GradientBuffer:
-    """Sums the gradients of one row buffer, in one buffer per backward pass."""
+    """Sums of the gradients of one row buffer, in one buffer per backward pass."""
 
     def __init__(self) -> None:
         self.forms: tuple[tuple[torch.Size, torch.dtype, torch.device], ...] = ()

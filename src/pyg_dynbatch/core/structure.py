@@ -41,7 +41,7 @@ def checksum(source: np.ndarray, target: np.ndarray) -> int:
 
 
 class TopologicalOrder:
-    """Removes the nodes of a graph step by step, those without remaining incoming edges first."""
+    """Removal of the nodes of a graph, first those without remaining incoming edges."""
 
     def __init__(self, source: np.ndarray, target: np.ndarray, num_nodes: int) -> None:
         self.waiting = np.bincount(target, minlength=num_nodes)  # edges into each node
