@@ -53,7 +53,7 @@ def test_steps_are_valid_and_between_the_bound_and_agenda(fields: Any) -> None:
     assert_valid(graph, order_calls(graph, policy))
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(WORDS, WORDS)
 def test_never_more_steps_than_depth_or_agenda(first: list[str], second: list[str]) -> None:
     policy = LearnedPolicy().fit([programs_of(first)])
@@ -64,7 +64,7 @@ def test_never_more_steps_than_depth_or_agenda(first: list[str], second: list[st
         assert stats.lower_bound <= stats.steps <= best
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(WORDS)
 def test_values_and_gradients_as_by_depth(words: list[str]) -> None:
     programs = programs_of(words)

@@ -189,9 +189,8 @@ def test_ragged_segment_ids_rise(forest: Dag) -> None:
         assert segment_ids.numel() == 0 or int(segment_ids.max()) < step.size
 
 
-def test_chain_of_ten_thousand() -> None:
-    dag = chain(10_000)
-    assert len(Schedule.from_structure(dag.edge_index, 10_000, arity=1).steps) == 10_000
+def test_a_long_chain() -> None:
+    assert len(Schedule.from_structure(chain(3000).edge_index, 3000, arity=1).steps) == 3000
 
 
 def test_examples_of_a_batch_are_known():
