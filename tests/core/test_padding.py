@@ -53,9 +53,8 @@ def wider(draw: st.DrawFn, *shapes: LevelShape) -> LevelShape:
         return tuple(map(sum, zip(map(max, zip(*padded, strict=True)), extra, strict=True)))
 
     first = shapes[0]
-    edges = None
-    if first.arity is None:
-        edges = largest([shape.edges for shape in shapes], [0, *draw(more)[1:]])
+    extra = [0, *draw(more)[1:]] if first.arity is None else [0] * levels
+    edges = largest([shape.edges for shape in shapes], extra)
     return LevelShape(
         first.arity,
         first.direction,

@@ -186,29 +186,28 @@ class Lines:
         self._stream = stream
 
     def __iter__(self) -> Iterator[str]:
-        while raw := self._next():
+        while True:
+            try:
+                raw = self._stream.readline()
+            except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+                what = f"{self.name}: the compressed file is corrupt or truncated"
+                wanted, got = "a complete gzip file", f"{type(error).__name__}: {error}"
+                where = f"{self.path}, after line {self.number}"
+                raise mismatch(ValueError, what, wanted, got, where=where) from error
+            if not raw:
+                return
+            self.number += 1
+            if self.number == 1:
+                raw = raw.removeprefix(codecs.BOM_UTF8) or b"\n"
             try:
                 line = raw.decode("utf-8")
             except UnicodeDecodeError as error:
                 what = f"{self.name}: the text is not UTF-8"
-                hint = f"iconv -f <its encoding> -t utf-8 {self.name}"
                 got = f"byte 0x{raw[error.start]:02x} ({error.reason})"
                 where = f"{self.path}:{self.number}:{error.start + 1}"
+                hint = f"iconv -f <its encoding> -t utf-8 {self.name}"
                 raise mismatch(ValueError, what, "UTF-8", got, where=where, hint=hint) from error
             yield line
-
-    def _next(self) -> bytes:
-        try:
-            raw = self._stream.readline()
-        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            what = f"{self.name}: the compressed file is corrupt or truncated"
-            got = f"{type(error).__name__}: {error}"
-            where = f"{self.path}, after line {self.number}"
-            raise mismatch(ValueError, what, "a complete gzip file", got, where=where) from error
-        self.number += bool(raw)
-        if self.number == 1:
-            raw = raw.removeprefix(codecs.BOM_UTF8) or (b"\n" if raw else b"")
-        return raw
 
 
 @contextmanager

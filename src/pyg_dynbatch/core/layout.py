@@ -57,7 +57,7 @@ class LevelShape(NamedTuple):
     direction: str
     inputs: tuple[int, ...]  # nodes with an input, per level
     others: tuple[int, ...]  # nodes without one
-    edges: tuple[int, ...] | None  # edges per level, None with an arity
+    edges: tuple[int, ...]  # edges per level; zeros with an arity, as slots need no padding
     single_parent: bool
 
     @property
@@ -72,8 +72,7 @@ class LevelShape(NamedTuple):
 
     def counts(self) -> np.ndarray:
         """Return the nodes with an input, the other nodes and the edges, ``[3, level]``."""
-        edges = self.edges or (0,) * len(self.inputs)
-        return np.array([self.inputs, self.others, edges], dtype=np.int64)
+        return np.array([self.inputs, self.others, self.edges], dtype=np.int64)
 
     def spare(self, other: "LevelShape") -> np.ndarray:
         """Return how many more nodes and edges of each kind this shape has, ``[3, level]``."""

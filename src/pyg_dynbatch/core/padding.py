@@ -37,14 +37,9 @@ def shape_of(schedule: Schedule) -> LevelShape:
     arity, inputs, steps = schedule.arity, schedule.level_inputs, schedule.steps
     if arity == 0:
         raise mismatch(ValueError, "LevelShape: nodes without child slots", "arity >= 1", 0)
-    return LevelShape(
-        arity,
-        schedule.direction,
-        inputs,
-        tuple(step.size - read for step, read in zip(steps, inputs, strict=True)),
-        None if arity is not None else tuple(step.arguments[1].length for step in steps),
-        schedule.single_parent,
-    )
+    others = tuple(step.size - read for step, read in zip(steps, inputs, strict=True))
+    edges = tuple(step.arguments[1].length if arity is None else 0 for step in steps)
+    return LevelShape(arity, schedule.direction, inputs, others, edges, schedule.single_parent)
 
 
 def padded_schedule(schedule: Schedule, shape: LevelShape) -> Schedule:
@@ -222,8 +217,7 @@ class LevelBuckets:
             wanted = "schedules of one arity and direction, number >= 1, margin >= 0"
             got = f"{len(shapes)} schedules of {len(kinds)} kinds, {number=}, {margin=}"
             raise mismatch(ValueError, "LevelBuckets.fit: invalid arguments", wanted, got)
-        parts = _split_where_it_saves_most(shapes, number, level_rows)
-        return cls([_largest(part, margin) for part in parts], level_rows=level_rows)
+        return cls(_fitted(shapes, number, margin, level_rows), level_rows=level_rows)
 
     def _cost(self, shape: LevelShape) -> int:
         return shape.nodes + self.level_rows * len(shape.sizes)
@@ -266,22 +260,23 @@ class LevelBuckets:
         return f"{type(self).__name__}({len(nodes)} shapes of {min(nodes)} to {max(nodes)} nodes)"
 
 
-def _split_where_it_saves_most(
-    shapes: Sequence[LevelShape], number: int, level_rows: int
-) -> list[list[LevelShape]]:
-    """Split shapes into at most ``number`` parts, each to be padded to its largest levels."""
+def _fitted(
+    shapes: Sequence[LevelShape], number: int, margin: float, level_rows: int
+) -> list[LevelShape]:
+    """Split a sample where that saves most; return a shape for each of at most ``number`` parts."""
     levels = np.array([len(shape.sizes) for shape in shapes])
-    sizes = np.zeros((levels.size, 2, int(levels.max())), dtype=np.int64)
-    for own, shape in zip(sizes, shapes, strict=True):
-        own[:, : len(shape.sizes)] = shape.inputs, shape.others
+    counts = np.zeros((levels.size, 3, int(levels.max())), dtype=np.int64)
+    for own, shape in zip(counts, shapes, strict=True):
+        own[:, : len(shape.sizes)] = shape.counts()
+    nodes = counts[:, :2].sum((1, 2))
 
     def cost(part: np.ndarray) -> int:
-        nodes = int(sizes[part].max(0).sum())
-        return part.size * (nodes + level_rows * int(levels[part].max()))
+        padded_nodes = int(counts[part, :2].max(0).sum())
+        return part.size * (padded_nodes + level_rows * int(levels[part].max()))
 
     def best_split(part: np.ndarray) -> tuple[int, np.ndarray, np.ndarray, np.ndarray]:
         best = (0, part, part, part)
-        for values in (levels[part], sizes[part].sum((1, 2))):
+        for values in (levels[part], nodes[part]):
             for bound in np.unique(np.quantile(values, (0.25, 0.5, 0.75, 0.9), method="lower")):
                 low, high = part[values <= bound], part[values > bound]
                 if high.size:
@@ -296,22 +291,12 @@ def _split_where_it_saves_most(
         if saved <= 0:
             break
         splits[most : most + 1] = [best_split(low), best_split(high)]
-    return [[shapes[k] for k in part] for _, part, _, _ in splits]
-
-
-def _largest(shapes: Sequence[LevelShape], margin: float) -> LevelShape:
-    """Return the smallest shape that holds others, with every level enlarged by a margin."""
-    counts = np.zeros((3, max(len(shape.sizes) for shape in shapes)), dtype=np.int64)
-    for shape in shapes:
-        own = counts[:, : len(shape.sizes)]
-        np.maximum(own, shape.counts(), out=own)
-    largest = np.ceil(counts * (1 + margin)).astype(np.int64)
-    arity, direction = shapes[0].arity, shapes[0].direction
-    if arity is None:
+    found, (arity, direction) = [], shapes[0][:2]
+    for _, part, _, _ in splits:
+        largest = counts[part, :, : levels[part].max()].max(0) * (1 + margin)
         # Padding edges lead from a padding leaf to padding nodes.
-        largest[1] += 1
-    inputs, others, edges = map(tuple, largest.tolist())
-    single_parent = all(shape.single_parent for shape in shapes)
-    return LevelShape(
-        arity, direction, inputs, others, edges if arity is None else None, single_parent
-    )
+        largest[1] += arity is None
+        inputs, others, edges = map(tuple, np.ceil(largest).astype(np.int64).tolist())
+        single_parent = all(shapes[k].single_parent for k in part)
+        found.append(LevelShape(arity, direction, inputs, others, edges, single_parent))
+    return found
