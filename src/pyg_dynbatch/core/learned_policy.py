@@ -88,8 +88,9 @@ class LearnedPolicy:
                     walk = _Walk(graph)
                     walks.setdefault(tuple(sorted(walk.names)), []).append(walk)
         steps, every_walk = {}, [walk for mine in walks.values() for walk in mine]
-        for self.rule in RULES:
-            steps[self.rule] = self._measure(every_walk)[0]
+        for rule in RULES:
+            self.rule = rule
+            steps[rule] = self._measure(every_walk)[0]
         self.rule = min(steps, key=lambda rule: steps[rule])
         for mine in walks.values():
             self._descend(mine, evaluations)

@@ -243,49 +243,40 @@ class Schedule(MovablePlan):
 
     def stats(self) -> "ScheduleStats":
         """Count steps, rows, the critical path, the lower bound, and the copies Fold would make."""
-        schedule = self.cpu()
-        kinds = len(schedule.signatures)
-        depths = [np.zeros(store.rows, dtype=np.int64) for store in schedule.stores]
+        schedule, kinds = self.cpu(), len(self.signatures)
+        # Per row: the longest chain of calls of each operation that leads to it, and of any.
+        chains = [np.zeros((store.rows, kinds + 1), dtype=np.int64) for store in schedule.stores]
         last_uses = [np.zeros(store.rows, dtype=np.int64) for store in schedule.stores]
-        # Per row: the longest chain of calls of each operation that leads to it.
-        chains = [np.zeros((store.rows, kinds), dtype=np.int64) for store in schedule.stores]
         gathered = 0
         for step in schedule.steps:
-            depth = np.zeros(step.size, dtype=np.int64)
-            chain = np.zeros((step.size, kinds), dtype=np.int64)
-            reads = []
+            chain, reads = np.zeros((step.size, kinds + 1), dtype=np.int64), []
             for read in step.arguments:
                 rows, call = schedule.rows_of(read).numpy(), np.arange(step.size)
                 if read.segment_ids >= 0:
                     call = schedule.segment_ids_of(read).numpy()
-                np.maximum.at(depth, call, depths[read.store][rows])
                 np.maximum.at(chain, call, chains[read.store][rows])
                 reads.append((read.store, rows, call))
                 gathered += read.length if read.start == GATHER else 0
-            depth += 1
-            chain[:, step.operation] += 1
+            chain[:, [step.operation, -1]] += 1
             for store, rows, call in reads:
-                np.maximum.at(last_uses[store], rows, depth[call])
+                np.maximum.at(last_uses[store], rows, chain[call, -1])
             for store, start in step.results:
-                depths[store][start : start + step.size] = depth
                 chains[store][start : start + step.size] = chain
-        deepest = max((int(depth.max(initial=0)) for depth in depths), default=0)
-        longest = [chain.max(0, initial=0) for chain in chains]
-        used = {step.operation for step in schedule.steps}
-        levels = zip(last_uses, depths, strict=True)
-        copies = (np.maximum(last_use - depth - 1, 0).sum() for last_use, depth in levels)
+        *longest, deepest = np.vstack([np.zeros((1, kinds + 1), np.int64), *chains]).max(0).tolist()
+        both = zip(last_uses, chains, strict=True)
+        copies = sum(int(np.maximum(last - chain[:, -1] - 1, 0).sum()) for last, chain in both)
         return ScheduleStats(
             examples=schedule.num_examples,
             steps=len(schedule.steps),
             rows=sum(step.size for step in schedule.steps),
             merged_calls=schedule.merged_calls,
             critical_path=deepest,
-            lower_bound=int(np.max(longest, axis=0).sum()) if longest else 0,
+            lower_bound=sum(longest),
             widths=tuple(step.size for step in schedule.steps),
             operations=tuple(schedule.signatures[step.operation].name for step in schedule.steps),
             gathered_rows=gathered,
-            fold_steps=deepest * len(used),
-            fold_copies=int(sum(copies)),
+            fold_steps=deepest * len({step.operation for step in schedule.steps}),
+            fold_copies=copies,
         )
 
     # Moving to a device, pickling, comparing, printing.
