@@ -190,16 +190,14 @@ def _checked_steps(graph: DependencyGraph, step: object) -> np.ndarray:
 
 def _groups(graph: DependencyGraph) -> np.ndarray:
     """Number the strongly connected groups of kinds in topological order."""
-    num_kinds = int(graph.kind.max()) + 1 if graph.num_calls else 0
+    num_kinds = int(graph.kind.max()) + 1
     reach = np.eye(num_kinds, dtype=bool)
     reach[graph.kind[graph.source], graph.kind[graph.target]] = True
     # Warshall's closure: kinds are few (one per operation), calls are many.
     for middle in range(num_kinds):
         reach |= np.outer(reach[:, middle], reach[middle])
     mutual = reach & reach.T
-    leader = mutual.argmax(1) if num_kinds else np.zeros(0, dtype=np.int64)
-    # A group comes after every group that reaches it; fewer ancestors first, then by number.
-    ancestors = reach.sum(0)
-    order = sorted(set(leader.tolist()), key=lambda k: (ancestors[k], k))
-    rank = {kind: position for position, kind in enumerate(order)}
-    return np.array([rank[int(kind)] for kind in leader], dtype=np.int64)
+    leaders, group = np.unique(mutual.argmax(1), return_inverse=True)
+    # A group comes after every group that reaches it: fewer ancestors first, then by number.
+    ancestors = reach.sum(0)[leaders]
+    return np.argsort(np.lexsort((leaders, ancestors)))[group]

@@ -67,15 +67,10 @@ def _run(
     for kind, place, slot, number in zip(*(column.tolist() for column in values_of), strict=True):
         row_type = program.row_types[number]
         if kind == CONSTANT:
-            rows = zip(program.constant_rows(number), parts_of(row_type), strict=True)
-            values.append(
-                tuple(
-                    torch.as_tensor(part[place : place + 1]).to(
-                        engine.device, engine.working_dtype(wanted.dtype or torch.float32)
-                    )
-                    for part, wanted in rows
-                )
-            )
+            dtypes = [engine.working_dtype(p.dtype or torch.float32) for p in parts_of(row_type)]
+            rows = zip(program.constant_rows(number), dtypes, strict=True)
+            row = slice(place, place + 1)
+            values.append(tuple(torch.as_tensor(p[row]).to(engine.device, d) for p, d in rows))
         elif kind == INPUT:
             values.append(_input_row(inputs, row_type, used.get(row_type, 0) + place))
         else:
