@@ -153,7 +153,7 @@ def _dispatch(argv: list[str]) -> int:
 
 def _predict_file(options: list[str]) -> int:
     """Predict a file of trees or of molecules, according to the first checkpoint."""
-    from pyg_dynbatch.core.errors import OneLineArguments
+    from pyg_dynbatch.core.command_line import OneLineArguments
     from pyg_dynbatch.training.checkpoints import read_checkpoint
 
     known = OneLineArguments("pyg-dynbatch predict", add_help=False)

@@ -16,8 +16,8 @@ from torch_geometric.loader import DataLoader as PyGDataLoader
 from torch_geometric.loader.dataloader import Collater as PyGCollater
 
 from pyg_dynbatch.core.errors import described, mismatch
+from pyg_dynbatch.core.movable import MovablePlan
 from pyg_dynbatch.core.structure import concatenated_ranges
-from pyg_dynbatch.core.types import MovablePlan
 from pyg_dynbatch.samplers import EpochSampler, NodeBudgetBatchSampler
 
 

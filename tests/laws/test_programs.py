@@ -50,15 +50,15 @@ def gradients(run: Callable[[Tensor], dict[str, Any]], x: Tensor) -> list[Tensor
 @given(BATCHES)
 def test_values_and_gradients_are_those_of_a_plain_recursion(batch: list[Sketch]) -> None:
     programs, x = [recorded(LANGUAGE, sketch) for sketch in batch], inputs_of(batch)
-    roads: list[Callable[[Tensor], dict[str, Any]]] = [
+    runs: list[Callable[[Tensor], dict[str, Any]]] = [
         lambda x: run_one_by_one(LANGUAGE.engine, programs, {VECTOR: x})
     ]
     for policy in ("depth", "agenda"):
         schedule = Schedule.from_programs(programs, policy)
-        roads.append(lambda x, s=schedule: LANGUAGE.engine(s, {VECTOR: x}))
+        runs.append(lambda x, s=schedule: LANGUAGE.engine(s, {VECTOR: x}))
     wanted = meaning(LANGUAGE, batch, x)
     right = gradients(lambda x: meaning(LANGUAGE, batch, x), x)
-    for run in roads:
+    for run in runs:
         found = run(x)
         assert sorted(found) == sorted(wanted)
         assert_equal(flat(found), flat(wanted))

@@ -35,7 +35,7 @@ def build(folder, count=COUNT, rows=BAD, featurizer=None, **changes) -> PackedMo
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    return {path.name: path.read_bytes() for path in folder.glob("[!.]*")}
 
 
 def times(folder: Path) -> dict[str, int]:

@@ -290,7 +290,7 @@ DIAMOND = torch.tensor([[0, 0, 1, 2], [1, 2, 3, 3]])
         (lambda: to_parents(from_edge_index(DIAMOND, 4)), "node 0 has two parents"),
         (lambda: from_edge_index(EDGES, 3, arrows="up"), "unknown direction of arrows"),
         (lambda: from_edge_index(EDGES, 3, y=torch.zeros(2)), "y has the wrong form"),
-        (lambda: from_edge_index(EDGES, 2), "an edge names a node that does not exist"),
+        (lambda: from_edge_index(EDGES, 2), "an edge has a node that does not exist"),
         (lambda: from_edge_index(EDGES.float(), 3), "edge_index has the wrong form"),
         (
             lambda: from_edge_index(EDGES.int(), 3, arrows="parent_to_child"),

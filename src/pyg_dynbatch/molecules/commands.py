@@ -15,8 +15,9 @@ import numpy as np
 import torch
 
 from pyg_dynbatch import __version__
-from pyg_dynbatch.core.errors import OneLineArguments, mismatch
-from pyg_dynbatch.core.files import refuse_overwriting, sha256_of, whole_file
+from pyg_dynbatch.core.command_line import OneLineArguments, refuse_overwriting
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.files import sha256_of, whole_file
 from pyg_dynbatch.molecules.build import ERRORS, FeaturizeOptions, build_store
 from pyg_dynbatch.molecules.drawing import atom_labels, draw_attributions, write_picture
 from pyg_dynbatch.molecules.explain import Explanation, explain

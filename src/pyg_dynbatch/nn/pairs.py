@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.types import MovablePlan
+from pyg_dynbatch.core.movable import MovablePlan
 
 
 class UpperPairs(NamedTuple):

@@ -13,7 +13,6 @@ from pyg_dynbatch.core.row_buffer import (
     Pick,
     RowBuffer,
     check_precision,
-    finish,
     new_token,
     refuse_transforms,
     unsupported,
@@ -67,7 +66,7 @@ def run_levels(
     else:
         nodes = schedule.outputs["node"].wiring
         pick = (1, schedule.num_nodes) if order else schedule.rows_of(nodes)
-    return finish(token, [store], [(store, pick)])[0]
+    return store.read(token, pick, copy=True)
 
 
 def child_weights(

@@ -9,13 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.row_buffer import (
-    RowBuffer,
-    finish,
-    new_token,
-    refuse_transforms,
-    unsupported,
-)
+from pyg_dynbatch.core.row_buffer import RowBuffer, new_token, refuse_transforms, unsupported
 from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.nn.recursive import (
     check_input_rows,
@@ -154,7 +148,7 @@ class TopologicalConv(nn.Module):
             if not number:
                 store.allocate((states,), stored_dtypes((states,)))
             token = store.write(token, step.results[0][1], (states,))
-        return finish(token, [store], [(store, row)])[0][0]
+        return store.read(token, row, copy=True)[0]
 
     def _call(
         self,

@@ -10,8 +10,8 @@ import torch
 from torch_geometric.data import Data
 
 from pyg_dynbatch.core import Program, Schedule, ScheduleStats, Signature, TensorType, Value
-from pyg_dynbatch.core.errors import OneLineArguments
-from pyg_dynbatch.core.files import existing, refuse_overwriting
+from pyg_dynbatch.core.command_line import OneLineArguments, refuse_overwriting
+from pyg_dynbatch.core.files import existing
 from pyg_dynbatch.trees.collate import Collater
 from pyg_dynbatch.trees.data import children_of
 from pyg_dynbatch.trees.datasets import SST, TreeDataset, TreeFile

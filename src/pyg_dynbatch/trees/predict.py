@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from pyg_dynbatch.core.errors import OneLineArguments, mismatch
-from pyg_dynbatch.core.files import refuse_overwriting
+from pyg_dynbatch.core.command_line import OneLineArguments, refuse_overwriting
+from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.progress import Progress
 from pyg_dynbatch.training.checkpoints import naming_file, read_checkpoint
 from pyg_dynbatch.training.ensemble import ensemble_of
