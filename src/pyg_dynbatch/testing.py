@@ -67,7 +67,7 @@ def gradients_of(module: nn.Module, inputs: Inputs, run: Run) -> dict[str, Tenso
 
 def assert_same(law: str, wanted: Any, found: Any, tolerance: float) -> None:
     """Assert that two nested containers of results are equal up to rounding."""
-    options = {"rtol": tolerance, "atol": tolerance, "equal_nan": True}
+    options: dict[str, Any] = {"rtol": tolerance, "atol": tolerance, "equal_nan": True}
     try:
         torch.testing.assert_close(found, wanted, **options, check_device=False, check_dtype=False)
     except AssertionError as error:
