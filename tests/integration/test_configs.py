@@ -1,4 +1,4 @@
-"""Every configuration can be read, names the source of its numbers, and runs on small data."""
+"""Every configuration is documented, can be read, and runs on small data."""
 
 from pathlib import Path
 
@@ -8,6 +8,8 @@ from pyg_dynbatch.data import rdkit_data_folder
 from tests.console import rows_of, run
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
+# The long tests run these variants of other configurations.
+VARIANTS = ("freesolv", "lipophilicity", "listops_long", "sst_sentence_vectors")
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The dirpath has changed"),
@@ -21,7 +23,7 @@ SMALL_TREES += ["--model.init_args.embedding_channels", "5"]
 SMALL_MOLECULES = ["--model.init_args.hidden", "6", "--model.init_args.head", "[8]"]
 SMALL_MOLECULES += ["--report.resamples", "20"]
 
-# Name, columns and number of targets of the files of molecules.
+# File name and target columns of the sets of molecules.
 MOLECULES = {
     "esol": ("esol", ["measured log solubility in mols per litre"]),
     "freesolv": ("freesolv", ["expt"]),
@@ -35,7 +37,7 @@ METRICS |= {"lipophilicity": "rmse", "bbbp": "roc_auc", "tox21": "roc_auc"}
 
 
 def molecule_file(folder: Path, name: str, tasks: list[str]) -> None:
-    """Write a file in the form of MoleculeNet: rings and chains, labels 0 and 1."""
+    """Write rings and chains with labels 0 and 1 in the format of MoleculeNet."""
     rings = [f"C1{'C' * n}1" for n in range(2, 12)]
     smiles = ["C" * n + ring for ring in rings for n in range(1, 5)]
     lines = [",".join([*tasks, "mol_id", "smiles"])]
@@ -47,7 +49,7 @@ def molecule_file(folder: Path, name: str, tasks: list[str]) -> None:
 
 
 def small_data(config: Path, samples: Path, folder: Path) -> list[str]:
-    """Options that replace the data of a configuration by small data."""
+    """Return options that replace the data of a configuration with small data."""
     data = "--data.init_args."
     if config.stem == "tpsa":
         return SMALL_MOLECULES
@@ -58,7 +60,7 @@ def small_data(config: Path, samples: Path, folder: Path) -> list[str]:
 
 
 def small_trees(config: Path, samples: Path, data: str) -> list[str]:
-    """Options that replace the trees of a configuration by small ones."""
+    """Return options that replace the trees of a configuration with small ones."""
     if config.stem.startswith("listops"):
         recipe = [f"{data}recipe.{split}" for split in ("train", "val", "test")]
         return [recipe[0], "60", recipe[1], "20", recipe[2], "20"]
@@ -71,13 +73,26 @@ def small_trees(config: Path, samples: Path, data: str) -> list[str]:
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
-def test_a_configuration_is_a_lab_note(config: Path) -> None:
+def test_a_configuration_is_documented(config: Path) -> None:
     head = config.read_text(encoding="utf-8").split("trainer:")[0]
     for part in ("# Data:", "# Run:", f"configs/{config.name}"):
         assert part in head
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_variant_is_understood(name: str, capsys: pytest.CaptureFixture) -> None:
+    config = next(path for path in CONFIGS if path.stem == name)
+    assert run("fit", "--config", str(config), "--print_config") == 0
+    assert "class_path: pyg_dynbatch." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(path, id=path.stem, marks=[pytest.mark.long] * (path.stem in VARIANTS))
+        for path in CONFIGS
+    ],
+)
 def test_a_configuration_runs_on_small_data(
     config: Path, samples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
@@ -89,9 +104,6 @@ def test_a_configuration_runs_on_small_data(
     monkeypatch.setattr("pyg_dynbatch.molecules.datasets.rdkit_data_folder", lambda: tmp_path)
     argv = ["fit", "--config", str(config), *SMALL, *small_data(config, samples, tmp_path)]
     assert run(*argv, "--data.init_args.root", str(tmp_path / "data")) == 0
-    said = capsys.readouterr().out
-    assert f"test/{METRICS.get(config.stem, 'accuracy')}: " in said
-    table = next(tmp_path.glob("runs/*/version_0/predictions.csv"))
-    rows = rows_of(table)
-    assert [row["example"] for row in rows] == [str(n) for n in range(len(rows))]
-    assert rows
+    assert f"test/{METRICS.get(config.stem, 'accuracy')}: " in capsys.readouterr().out
+    rows = rows_of(next(tmp_path.glob("runs/*/version_0/predictions.csv")))
+    assert rows and [row["example"] for row in rows] == [str(n) for n in range(len(rows))]
