@@ -1,4 +1,4 @@
-"""Very many random programs: batched = one by one."""
+"""Batched = one by one on very many random programs."""
 
 import random
 
@@ -18,7 +18,7 @@ CHUNKS, BATCHES, PROGRAMS = 20, 100, 50
     [(0, 4), *(pytest.param(n, BATCHES, marks=pytest.mark.long) for n in range(CHUNKS))],
 )
 def test_batched_is_one_by_one(chunk: int, batches: int) -> None:
-    """All long chunks together are 100,000 programs."""
+    """Check one chunk; all long chunks together are 100,000 programs."""
     language, numbers = Language(), random.Random(chunk)
     for _ in range(batches):
         batch = [sketch_of(numbers.randint) for _ in range(PROGRAMS)]
