@@ -203,10 +203,6 @@ def deep(num_nodes: int = 10_000) -> Dag:
 
 
 SHAPES: dict[str, Callable[[], Dag]] = {
-    "single_node": single_node,
-    "chain": chain,
-    "star": star,
-    "balanced": balanced,
-    "diamond": diamond,
+    shape.__name__: shape for shape in (single_node, chain, star, balanced, diamond)
 }
 """Small special shapes, for ``pytest.mark.parametrize``; ``wide`` and ``deep`` are the big ones."""

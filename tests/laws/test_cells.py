@@ -63,6 +63,13 @@ def test_edge_cases(name: str) -> None:
     check(case, [*structures, structures[-1]])
 
 
+def prepared(name: str, dag: Dag) -> tuple[CellCase, nn.Module, Tensor]:
+    """Return a cell in float64, and an input row for every node."""
+    torch.manual_seed(0)
+    x = torch.randn(dag.num_nodes, IN, dtype=torch.float64, requires_grad=True)
+    return CELLS[name], CELLS[name].make().double(), x
+
+
 def run(engine: Engine, schedule: Schedule, x: Tensor) -> tuple[Tensor, ...]:
     return parts_of(engine(schedule, {"input": x[schedule.input_node]})["node"])
 
@@ -91,10 +98,8 @@ def ways(case: CellCase, cell: nn.Module, dag: Dag, x: Tensor) -> list[tuple[Ten
 @settings(max_examples=5)
 @given(data=st.data())
 def test_values_and_gradients_are_those_of_a_plain_recursion(name: str, data: Any) -> None:
-    case = CELLS[name]
-    torch.manual_seed(0)
-    cell, dag = case.make().double(), data.draw(structures_for(case))
-    x = torch.randn(dag.num_nodes, IN, dtype=torch.float64, requires_grad=True)
+    dag = data.draw(structures_for(CELLS[name]))
+    case, cell, x = prepared(name, dag)
     leaves = [x, *cell.parameters()]
     wanted = plain_recursion(case, cell, dag, x)
     right = gradients(wanted, leaves)
@@ -105,37 +110,14 @@ def test_values_and_gradients_are_those_of_a_plain_recursion(name: str, data: An
 
 @pytest.mark.parametrize("name", CELLS)
 def test_gradcheck(name: str) -> None:
-    case = CELLS[name]
-    torch.manual_seed(0)
-    cell = case.make().double()
-    dag = Dag(((), (), (0, 1), (2,), ())) if (case.arity or 2) > 1 else chain(3)
-    x = torch.randn(dag.num_nodes, IN, dtype=torch.float64, requires_grad=True)
+    dag = Dag(((), (), (0, 1), (2,), ())) if (CELLS[name].arity or 2) > 1 else chain(3)
+    case, cell, x = prepared(name, dag)
 
     def outputs(x: Tensor, *_: Tensor) -> tuple[Tensor, ...]:
         return tuple(part for found in ways(case, cell, dag, x) for part in found)
 
     with as_users_run_it():
         assert torch.autograd.gradcheck(outputs, (x, *cell.parameters()), fast_mode=True)
-
-
-@pytest.mark.parametrize("name", CELLS)
-def test_the_order_of_examples_permutes_the_nodes_only(name: str) -> None:
-    case = CELLS[name]
-    torch.manual_seed(0)
-    cell, parts = case.make().double(), [chain(4), chain(1), chain(6)]
-    x = [torch.randn(part.num_nodes, IN, dtype=torch.float64) for part in parts]
-
-    def joined(order: list[int]) -> list[tuple[Tensor, ...]]:
-        children: list[tuple[int, ...]] = []
-        for number in order:
-            first = len(children)
-            children += [tuple(first + c for c in below) for below in parts[number].children]
-        found = ways(case, cell, Dag(tuple(children)), torch.cat([x[n] for n in order]))
-        sizes = [parts[n].num_nodes for n in order]
-        return [tuple(p.split(sizes)[order.index(2)] for p in each) for each in found]
-
-    for first, second in zip(joined([0, 1, 2]), joined([2, 0, 1]), strict=True):
-        assert_equal(first, second)
 
 
 @pytest.mark.parametrize(
@@ -146,10 +128,8 @@ def test_the_order_of_examples_permutes_the_nodes_only(name: str) -> None:
     ],
 )
 def test_far_deeper_than_the_recursion_limit(name: str, num_nodes: int) -> None:
-    case, dag = CELLS[name], deep(num_nodes)
-    torch.manual_seed(0)
-    cell = case.make().double()
-    x = torch.randn(dag.num_nodes, IN, dtype=torch.float64, requires_grad=True)
+    dag = deep(num_nodes)
+    case, cell, x = prepared(name, dag)
     leaves = [x, *cell.parameters()]
     with as_users_run_it(), torch.set_grad_enabled(name == "ragged"):
         wanted = plain_recursion(case, cell, dag, x)
@@ -161,10 +141,8 @@ def test_far_deeper_than_the_recursion_limit(name: str, num_nodes: int) -> None:
 
 @pytest.mark.parametrize("name", [name for name, case in CELLS.items() if case.arity is None])
 def test_two_thousand_children(name: str) -> None:
-    case, dag = CELLS[name], wide()
-    torch.manual_seed(0)
-    cell = case.make().double()
-    x = torch.randn(dag.num_nodes, IN, dtype=torch.float64)
+    dag = wide()
+    case, cell, x = prepared(name, dag)
     with as_users_run_it(), torch.no_grad():
         wanted = plain_recursion(case, cell, dag, x)
         for found in ways(case, cell, dag, x):

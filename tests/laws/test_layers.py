@@ -20,7 +20,7 @@ from tests.nn.recursion import (
     make,
     placed,
     whole,
-)  # fmt: skip
+)
 from tests.strategies import SHAPES, few
 
 FEW = few(4)

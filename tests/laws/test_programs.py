@@ -1,5 +1,6 @@
 """Random DAG programs: batched = one by one = a plain recursion, in values and gradients."""
 
+import random
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -18,7 +19,16 @@ from pyg_dynbatch.testing import (
     assert_order_is_free,
 )
 from tests.core.helpers import as_users_run_it
-from tests.laws.languages import VECTOR, Language, Sketch, meaning, recorded, rows_read, sketches
+from tests.laws.languages import (
+    VECTOR,
+    Language,
+    Sketch,
+    meaning,
+    recorded,
+    rows_read,
+    sketch_of,
+    sketches,
+)
 from tests.nn.recursion import assert_equal
 from tests.strategies import few
 
@@ -144,6 +154,24 @@ def test_empty_examples_change_nothing(sketch: Sketch, place: int) -> None:
     batch.insert(place, EMPTY)
     schedule = Schedule.from_programs([recorded(LANGUAGE, each) for each in batch])
     assert_equal(flat(LANGUAGE.engine(schedule, {VECTOR: x})), flat(wanted))
+
+
+@pytest.mark.parametrize(
+    ("chunk", "batches"),
+    [(0, 4), *(pytest.param(chunk, 100, marks=pytest.mark.long) for chunk in range(20))],
+)
+def test_batched_is_one_by_one_on_very_many_programs(chunk: int, batches: int) -> None:
+    """Check one chunk; all long chunks together are 100,000 programs."""
+    numbers = random.Random(chunk)
+    for _ in range(batches):
+        batch = [sketch_of(numbers.randint) for _ in range(50)]
+        programs, inputs = [recorded(LANGUAGE, each) for each in batch], {VECTOR: inputs_of(batch)}
+        with torch.no_grad():
+            wanted = run_one_by_one(LANGUAGE.engine, programs, inputs)
+            policy = numbers.choice(("depth", "agenda"))
+            found = LANGUAGE.engine(Schedule.from_programs(programs, policy), inputs)
+        assert list(found) == list(wanted)
+        assert_equal(flat(found), flat(wanted))
 
 
 def chain_of(calls: int) -> Sketch:
