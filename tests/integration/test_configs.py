@@ -9,7 +9,7 @@ from tests.console import rows_of, run
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
 # The long tests run these variants of other configurations.
-VARIANTS = ("freesolv", "lipophilicity", "listops_long", "sst_sentence_vectors")
+VARIANTS = ("freesolv", "lipophilicity", "listops_long", "sst_sentence_vectors", "tox21")
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The dirpath has changed"),

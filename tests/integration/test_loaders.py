@@ -107,8 +107,10 @@ def read(folder: Path, stage: str, ranks: int, epoch: int | None = None) -> list
     ]
 
 
-@pytest.mark.parametrize("kind", ["plain", "budget"])
-@pytest.mark.parametrize(("ranks", "hooks"), [(1, True), (1, False), (2, True), (2, False)])
+@pytest.mark.parametrize(
+    ("kind", "ranks", "hooks"),
+    [("plain", 1, False), ("plain", 2, True), ("budget", 1, True), ("budget", 2, False)],
+)
 def test_fit_validate_and_predict(tmp_path, kind, ranks, hooks):
     model = Recorder if hooks else WithoutLoaders
     given = () if hooks else (make_loader(kind, False),)
