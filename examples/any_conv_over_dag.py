@@ -59,8 +59,8 @@ def accuracy_of(layers: list[nn.Module], topological: bool, circuits: list[DynTr
             x = layer(x, batch.edge_index, batch.edge_attr, **options)
         return model[-1](x)
 
-    for _ in range(15):
-        for batch in DataLoader(circuits[50:], batch_size=100, shuffle=True):
+    for _ in range(12):
+        for batch in DataLoader(circuits[50:], batch_size=75, shuffle=True):
             optimizer.zero_grad()
             nn.functional.cross_entropy(logits(batch), batch.y).backward()
             optimizer.step()
@@ -72,7 +72,7 @@ def accuracy_of(layers: list[nn.Module], topological: bool, circuits: list[DynTr
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    circuits = [circuit(4, 16) for _ in range(250)]
+    circuits = [circuit(4, 16) for _ in range(200)]
     for name in convolutions():
         stacked = accuracy_of([convolutions()[name] for _ in range(3)], False, circuits)
         ordered = accuracy_of([TopologicalConv(convolutions()[name])], True, circuits)

@@ -258,7 +258,7 @@ def test_the_package_says_that_it_is_typed() -> None:
 def test_rooms_are_attributes() -> None:
     import pyg_dynbatch
 
-    assert set(pyg_dynbatch._ROOMS) == set(NAMESPACES)
+    assert set(pyg_dynbatch._NAMESPACES) == set(NAMESPACES)
     assert pyg_dynbatch.nn is importlib.import_module("pyg_dynbatch.nn")
 
 
