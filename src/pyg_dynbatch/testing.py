@@ -7,7 +7,7 @@ and the difference.
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from functools import partial
+from functools import cache, partial
 from operator import itemgetter
 from typing import Any
 
@@ -109,7 +109,7 @@ def program_of_structure(signature: Signature, structure: Data) -> Program:
     for child, parent, slot in edges.T.tolist():
         children[parent].append((slot, child))
     program = Program()
-    zeros = partial(_zeros, program)
+    zeros = cache(partial(_zeros, program))  # one constant per type, however many are missing
     states: dict[int, Any] = {}
     for node in depth_of(data.edge_index, num_nodes).argsort(stable=True).tolist():
         reads = data.has_input[node]
