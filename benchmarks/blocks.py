@@ -5,6 +5,7 @@ of every policy on a calculator and on a model that reads letters and words.
 """
 
 import argparse
+import operator
 import random
 import sys
 import tempfile
@@ -89,7 +90,12 @@ class WrittenModel(NamedTuple):
     examples: list[Any]
 
 
-OPERATORS = "+-*/"
+OPERATORS: dict[str, Callable[[float, float], float]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": lambda left, right: left / right if right else 0.0,
+}
 LETTERS = 32
 LANGUAGES = 8
 
@@ -97,20 +103,21 @@ LANGUAGES = 8
 def calculator(examples: int, width: int = 32, seed: int = 0) -> WrittenModel:
     """Write a model that predicts the sign of an expression, with one layer per operator.
 
-    An example is ``(expression, sign)``; an expression is a number or ``(operator, left, right)``
-    and has 1 to 24 operators. Division by zero returns zero.
+    An example is ``(expression, sign)``, where the sign is 0 (negative), 1 (zero) or 2 (positive).
+    An expression is a number or ``(operator, left, right)`` and has 1 to 24 operators; division by
+    zero gives zero.
     """
     value = td.ForwardDeclaration(td.PyObjectType(), width, name="value")
     cases: dict[str, Any] = {}
-    for operator, name in zip(OPERATORS, ("add", "subtract", "multiply", "divide"), strict=True):
+    for sign, name in zip(OPERATORS, ("add", "subtract", "multiply", "divide"), strict=True):
         operands = td.Record([(1, value()), (2, value())]) >> td.Concat()
-        cases[operator] = operands >> td.FC(width, torch.tanh, name=name)
+        cases[sign] = operands >> td.FC(width, torch.tanh, name=name)
     cases["number"] = td.Scalar("int64") >> td.Embedding(10, width, name="number")
     root = td.Record((value() >> td.FC(3, activation=None, name="sign"), td.Scalar("int64")))
     value.resolve_to(td.OneOf(lambda e: e[0] if isinstance(e, tuple) else "number", cases))
     generator = random.Random(seed)
     drawn = [_expression(generator, generator.randint(1, 24)) for _ in range(examples)]
-    return WrittenModel(_with_loss(root), [(each, sign(each)) for each in drawn])
+    return WrittenModel(_with_loss(root), [(e, 1 + (v > 0) - (v < 0)) for e, v in drawn])
 
 
 def _with_loss(scored: td.Block) -> td.Block:
@@ -118,27 +125,15 @@ def _with_loss(scored: td.Block) -> td.Block:
     return scored >> loss >> td.Metric(LOSS)
 
 
-def _expression(generator: random.Random, operators: int) -> Any:
+def _expression(generator: random.Random, operators: int) -> tuple[Any, float]:
+    """Draw an expression and its value."""
     if operators == 0:
-        return generator.randint(0, 9)
-    left = generator.randint(0, operators - 1)
-    parts = (_expression(generator, n) for n in (left, operators - 1 - left))
-    return (generator.choice(OPERATORS), *parts)
-
-
-def _value(expression: Any) -> float:
-    if not isinstance(expression, tuple):
-        return float(expression)
-    operator, left, right = expression[0], _value(expression[1]), _value(expression[2])
-    if operator == "/":
-        return left / right if right else 0.0
-    return {"+": left + right, "-": left - right, "*": left * right}[operator]
-
-
-def sign(expression: Any) -> int:
-    """Return 0, 1 or 2 for a negative, zero or positive value."""
-    value = _value(expression)
-    return 0 if value < 0 else 1 + (value > 0)
+        return (digit := generator.randint(0, 9)), float(digit)
+    below = generator.randint(0, operators - 1)
+    sign = generator.choice(list(OPERATORS))
+    left, first = _expression(generator, below)
+    right, second = _expression(generator, operators - 1 - below)
+    return (sign, left, right), OPERATORS[sign](first, second)
 
 
 def language(examples: int, width: int = 32, seed: int = 0) -> WrittenModel:

@@ -35,9 +35,9 @@ class Probe:
     """Answer requests; every public method answers one kind."""
 
     def __init__(self) -> None:
+        deepchem = import_module("deepchem")
         self._chem = import_module("rdkit.Chem")
         self._torch = import_module("torch")
-        deepchem = import_module("deepchem")
         # Otherwise a warning per atom would take most of the time.
         import_module("rdkit.rdBase").DisableLog("rdApp.*")
         self._version = deepchem.__version__

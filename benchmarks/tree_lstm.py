@@ -89,24 +89,12 @@ class Leaf(nn.Module):
         return Weights.of(self.cell).leaves(x)
 
 
-class Pair(nn.Module):
-    """Compute the states of phrases from those of their two parts."""
+class Pair(Leaf):
+    """Compute the states of phrases from those of their two parts, which come last."""
 
-    def __init__(self, cell: NaryTreeLSTMCell) -> None:
-        super().__init__()
-        self.cell = cell
-
-    def forward(self, left: State, right: State) -> State:
-        """Compute batched rows."""
-        return Weights.of(self.cell).join(left, right)
-
-
-class JoinCell(Pair):
-    """Compute the states of nodes from those of two children, ignoring the input."""
-
-    def forward(self, x: Tensor, left: State, right: State) -> State:  # type: ignore[override]
-        """Compute batched rows."""
-        return super().forward(left, right)
+    def forward(self, *given: Any) -> State:
+        """Compute batched rows; the input that the engine passes to a cell is ignored."""
+        return Weights.of(self.cell).join(*given[-2:])
 
 
 def node_states(
@@ -173,7 +161,7 @@ class Ways:
         cell: Any = model.encoder.layer.cell
         row = TensorType((cell.in_channels,), tag="input")
         self.graphed = GraphedTreeLSTM(model.encoder.layer)
-        self.engine = Engine.of_cell(JoinCell(cell), cell.state_type, cell.arity, row, Leaf(cell))
+        self.engine = Engine.of_cell(Pair(cell), cell.state_type, cell.arity, row, Leaf(cell))
         self.loss = nn.CrossEntropyLoss(ignore_index=-1, reduction="sum")
 
     def logits(self, mode: str, batch: Any) -> Tensor:

@@ -48,7 +48,9 @@ def test_ratio_is_of_the_same_round() -> None:
 
 @pytest.mark.parametrize("found", [torch.tensor([1.0, 2.1]), torch.tensor([1.0, math.nan])])
 def test_disagreement_is_refused(found: torch.Tensor) -> None:
-    with pytest.raises(RuntimeError, match=r"engine computes something else.*\n.*within 0\.0001"):
+    with pytest.raises(
+        RuntimeError, match=r"engine computes something different.*\n.*within 0\.0001"
+    ):
         bench.assert_agreement("engine", [torch.tensor([1.0, 2.0])], [found])
 
 

@@ -4,6 +4,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -55,7 +56,7 @@ def test_models_that_differ_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(
         blocks.Leaf, "forward", lambda self, x: tuple(1.01 * y for y in right(self, x))
     )
-    with pytest.raises(RuntimeError, match="the model in blocks computes something else"):
+    with pytest.raises(RuntimeError, match="the model in blocks computes something different"):
         bench.main(blocks, [*SMALL, "--batch-sizes", "2", "--models"])
 
 
@@ -83,8 +84,15 @@ def test_written_models(name: str) -> None:
 
 
 def test_signs_of_expressions() -> None:
-    six = ("+", ("*", 1, 2), ("-", 5, 1))
-    for expression, wanted in ((six, 2), (("-", 1, six), 0), (("/", 3, ("-", 1, 1)), 1), (0, 1)):
-        assert blocks.sign(expression) == wanted
-    signs = {sign for _, sign in MODELS["calculator"](60, width=4).examples}
-    assert signs == {0, 1, 2}
+    def value_of(part: Any) -> float:
+        if isinstance(part, int):
+            return float(part)
+        left, right = value_of(part[1]), value_of(part[2])
+        if part[0] == "/":
+            return left / right if right else 0
+        return eval(f"({left}) {part[0]} ({right})")
+
+    examples = MODELS["calculator"](200, width=4).examples
+    assert {sign for _, sign in examples} == {0, 1, 2}
+    for expression, sign in examples:
+        assert np.sign(value_of(expression)) == sign - 1

@@ -126,5 +126,5 @@ def test_nothing_is_timed_when_a_peer_differs(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(
         Padded, "results", lambda self, trees: [-r for r in WAYS[OURS](self.model).results(trees)]
     )
-    with pytest.raises(RuntimeError, match="padded computes something else"):
+    with pytest.raises(RuntimeError, match="padded computes something different"):
         bench.main(peers, [*SMALL, "--peers", "padded"])
