@@ -18,6 +18,7 @@ import platform
 import statistics
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -36,6 +37,9 @@ from pyg_dynbatch.core.native import keep_freed_memory
 
 Rounds = list[dict[str, float]]
 """Seconds of every phase, one entry per round."""
+
+AllRounds = Mapping[str, Rounds]
+"""The rounds of every contender."""
 
 
 class Stopwatch:
@@ -65,6 +69,8 @@ class Stopwatch:
 
 Contender = Callable[[Stopwatch], object]
 Contenders = dict[str, Contender]
+Batch = tuple[Contenders, dict[str, float]]
+"""The contenders on one batch, and facts about it, such as its number of nodes."""
 
 
 def interleave(
@@ -112,9 +118,7 @@ def _run_once(contender: Contender, device: torch.device) -> dict[str, float]:
 
 
 def interleave_batches(
-    batches: Iterable[tuple[Contenders, Mapping[str, float]]],
-    options: argparse.Namespace,
-    device: torch.device,
+    batches: Iterable[Batch], options: Namespace, device: torch.device
 ) -> tuple[dict[str, Rounds], dict[str, float]]:
     """Time the contenders of several batches; return all rounds and the mean of every fact."""
     rounds: dict[str, Rounds] = {}
@@ -408,7 +412,7 @@ def make_record(
 def phase_records(
     common: Record,
     mode: str,
-    rounds: Mapping[str, Rounds],
+    rounds: AllRounds,
     phases: Phases,
     base: str | None = None,
     to: str | None = None,

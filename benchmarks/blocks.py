@@ -4,12 +4,12 @@ Training of the sentiment model with the same weights, the cost of tracing, and 
 of every policy on a calculator and on a model that reads letters and words.
 """
 
-import argparse
 import operator
 import random
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -218,7 +218,7 @@ class Sentiment:
         lap("read")
 
 
-def run(options: argparse.Namespace, device: torch.device) -> list[bench.Record]:
+def run(options: Namespace, device: torch.device) -> list[bench.Record]:
     """Measure all cases; tracing and collating are done on the CPU."""
     trees, source, num_tokens = sentiment_trees(options)
     records: list[bench.Record] = []
@@ -237,9 +237,7 @@ def run(options: argparse.Namespace, device: torch.device) -> list[bench.Record]
     return records
 
 
-def _batches(
-    options: argparse.Namespace, both: Sentiment, trees: Any, size: int
-) -> Iterator[tuple[bench.Contenders, dict[str, float]]]:
+def _batches(options: Namespace, both: Sentiment, trees: Any, size: int) -> Iterator[bench.Batch]:
     """Yield the contenders and the sizes of every batch."""
     for numbers in draw(len(trees), size, options.batches, options.seed):
         members = [trees[k] for k in numbers]
@@ -258,7 +256,7 @@ def _batches(
             yield contenders, sizes
 
 
-def _speeds(rounds: Mapping[str, bench.Rounds], common: bench.Record) -> Iterator[bench.Record]:
+def _speeds(rounds: bench.AllRounds, common: bench.Record) -> Iterator[bench.Record]:
     fused, blocks = rounds[FUSED], rounds[BLOCKS]
     yield from bench.phase_records(common, FUSED, rounds, PHASES)
     for record in bench.phase_records(common, BLOCKS, rounds, PHASES, FUSED):
@@ -276,9 +274,7 @@ def _speeds(rounds: Mapping[str, bench.Rounds], common: bench.Record) -> Iterato
 class Policies:
     """One model whose operations alternate, trained with the steps in several orders."""
 
-    def __init__(
-        self, name: str, examples: int, options: argparse.Namespace, device: torch.device
-    ) -> None:
+    def __init__(self, name: str, examples: int, options: Namespace, device: torch.device) -> None:
         torch.manual_seed(0)
         block, drawn = MODELS[name](2 * examples, options.width, options.seed)
         self.compiler = td.Compiler.create(block).to(device)
@@ -310,7 +306,7 @@ class Policies:
 
 
 def _policies(
-    options: argparse.Namespace, name: str, size: int, device: torch.device
+    options: Namespace, name: str, size: int, device: torch.device
 ) -> Iterator[bench.Record]:
     model = Policies(name, size, options, device)
     model.check()

@@ -3,9 +3,9 @@
 On the 5,000 molecules that come with RDKit and on your own files; also bytes per molecule.
 """
 
-import argparse
 import sys
 import tempfile
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -45,7 +45,7 @@ def add_options(parser: bench.Options) -> None:
     parser.common(repeats=5)
 
 
-def run(options: argparse.Namespace, device: torch.device) -> list[bench.Record]:
+def run(options: Namespace, device: torch.device) -> list[bench.Record]:
     """Measure all cases; featurizers run on the CPU."""
     records: list[bench.Record] = []
     with deepchem(options) as other:
@@ -89,10 +89,7 @@ def _compare(other: DeepChem, molecules: Sequence[MoleculeData]) -> bench.Record
 
 
 def _measure(
-    options: argparse.Namespace,
-    kept: Sequence[RawMolecule],
-    common: bench.Record,
-    other: DeepChem | None,
+    options: Namespace, kept: Sequence[RawMolecule], common: bench.Record, other: DeepChem | None
 ) -> Iterator[bench.Record]:
     contenders: dict[tuple[str, str, int], bench.Contender] = {}
     sizes: dict[str, bench.Record] = {}

@@ -4,12 +4,12 @@ A sentiment model (Adagrad, summed loss, no dropout); the final parameters are c
 The loop over the nodes of each tree is slow: a step of 100 trees takes seconds.
 """
 
-import argparse
 import copy
 import math
 import random
 import statistics
 import sys
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
@@ -92,7 +92,7 @@ class Training:
         return loss.item()
 
 
-def run(options: argparse.Namespace, device: torch.device) -> list[bench.Record]:
+def run(options: Namespace, device: torch.device) -> list[bench.Record]:
     """Train in all modes and precisions, all of them step by step."""
     trees, source, start = _prepare(options)
     collate = Collater(arity=2)
@@ -116,7 +116,7 @@ def run(options: argparse.Namespace, device: torch.device) -> list[bench.Record]
     return records
 
 
-def _prepare(options: argparse.Namespace) -> tuple[Any, str, TreeClassifier]:
+def _prepare(options: Namespace) -> tuple[Any, str, TreeClassifier]:
     """Load trees and create the model that all runs start from."""
     torch.manual_seed(options.seed)
     if options.vectors is not None and options.raw_dir is None:
@@ -136,7 +136,7 @@ def _prepare(options: argparse.Namespace) -> tuple[Any, str, TreeClassifier]:
     return trees, source, start
 
 
-def _draw(trees: int, options: argparse.Namespace) -> list[list[int]]:
+def _draw(trees: int, options: Namespace) -> list[list[int]]:
     """Draw the trees of each step, from one shuffled epoch after another."""
     generator = random.Random(options.seed)
     size, total = options.batch, options.steps * options.batch

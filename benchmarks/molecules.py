@@ -1,9 +1,9 @@
 """The molecules of the benchmarks, and DeepChem, which runs in a separate environment."""
 
-import argparse
 import json
 import subprocess
 import tempfile
+from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -22,7 +22,7 @@ from pyg_dynbatch.molecules.rdkit_access import MoleculeError, rdkit_data_folder
 DEEPCHEM = "deepchem's own"
 
 
-def sources(options: argparse.Namespace) -> Iterator[tuple[str, list[RawMolecule]]]:
+def sources(options: Namespace) -> Iterator[tuple[str, list[RawMolecule]]]:
     """Read the molecules that come with RDKit and those of every given file."""
     paths = {"nci": rdkit_data_folder() / "NCI" / "first_5K.smi"}
     paths |= {path.stem: path for path in options.files}
@@ -103,7 +103,7 @@ class DeepChem:
 
 
 @contextmanager
-def deepchem(options: argparse.Namespace) -> Iterator[DeepChem | None]:
+def deepchem(options: Namespace) -> Iterator[DeepChem | None]:
     """Start DeepChem if its interpreter is given, and end it afterwards."""
     if options.deepchem_python is None:
         yield None

@@ -4,8 +4,8 @@ Nodes and levels with padding, relative to those without. The shapes are fitted 
 of one epoch and applied to those of the next.
 """
 
-import argparse
 import sys
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -28,7 +28,7 @@ def add_options(parser: bench.Options) -> None:
     parser.add_argument("--margin", type=float, default=0.1, help=text)
 
 
-def run(options: argparse.Namespace, device: torch.device) -> list[bench.Record]:
+def run(options: Namespace, device: torch.device) -> list[bench.Record]:
     """Count nodes and levels with and without padding; nothing is timed."""
     loaded, source, _ = sentiment_trees(options)
     trees = [loaded[k] for k in range(len(loaded))]

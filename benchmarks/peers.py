@@ -4,10 +4,10 @@ A recursive loop over nodes, a loop over levels in PyG, padding, and DGL, torchf
 they can be imported. Roots and gradients are compared first.
 """
 
-import argparse
 import os
 import sys
 from abc import ABC, abstractmethod
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
@@ -488,9 +488,7 @@ def make_peers(model: PeerModel, names: Sequence[str]) -> tuple[dict[str, Peer],
 class Case:
     """One width on trees of one size."""
 
-    def __init__(
-        self, options: argparse.Namespace, leaves: int, units: int, device: torch.device
-    ) -> None:
+    def __init__(self, options: Namespace, leaves: int, units: int, device: torch.device) -> None:
         self.options, self.leaves, self.device = options, leaves, device
         self.generator = np.random.default_rng(options.seed)
         torch.manual_seed(options.seed)
@@ -529,7 +527,7 @@ class Case:
         for name, reason in self.missing.items():
             yield bench.make_record(common | {"reason": reason}, name, bench.LEFT_OUT)
 
-    def _contenders(self, size: int, few: int) -> tuple[bench.Contenders, dict[str, float]]:
+    def _contenders(self, size: int, few: int) -> bench.Batch:
         """Run mini-batches one after another, as in training; report the time of one."""
         batches = [self.draw_trees(size) for _ in range(max(1, _LEAST // size))]
         contenders = {
@@ -548,7 +546,7 @@ def _run(peer: Peer, batches: Sequence[Sequence[PeerTree]], lap: bench.Stopwatch
         peer.run(trees, lap)
 
 
-def run(options: argparse.Namespace, device: torch.device) -> list[bench.Record]:
+def run(options: Namespace, device: torch.device) -> list[bench.Record]:
     """Measure all cases; a package that is left out also has a record."""
     records: list[bench.Record] = []
     for leaves in options.leaves:

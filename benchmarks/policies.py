@@ -4,11 +4,11 @@ Depth, agenda and a learned policy on chains, trees, lattices and typed trees, o
 the learned policy has not seen.
 """
 
-import argparse
 import random
 import statistics
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -114,7 +114,7 @@ def draw_batches(
     ]
 
 
-def run(options: argparse.Namespace, device: torch.device) -> list[bench.Record]:
+def run(options: Namespace, device: torch.device) -> list[bench.Record]:
     """Measure all cases; scheduling runs on the CPU."""
     records: list[bench.Record] = []
     for shape in options.shapes:
@@ -123,7 +123,7 @@ def run(options: argparse.Namespace, device: torch.device) -> list[bench.Record]
     return records
 
 
-def _measure(options: argparse.Namespace, common: bench.Record) -> Iterator[bench.Record]:
+def _measure(options: Namespace, common: bench.Record) -> Iterator[bench.Record]:
     generator = random.Random(options.seed)
     drawn = partial(draw_batches, common["case"], common["batch"], generator=generator)
     first, later = drawn(batches=options.fit), drawn(batches=options.batches)

@@ -4,8 +4,8 @@ A binary Tree-LSTM and its exponents of growth (1 = linear). A case of n nodes i
 trees of at most --tree-nodes nodes; a chain of 10,000 nodes is 10,000 levels deep.
 """
 
-import argparse
 import sys
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -104,7 +104,7 @@ class Ways:
         return bench.with_gradients(hidden, loss, [self.x, *self.layer.parameters()])
 
 
-def run(options: argparse.Namespace, device: torch.device) -> list[bench.Record]:
+def run(options: Namespace, device: torch.device) -> list[bench.Record]:
     """Measure all shapes and sizes, and fit the growth of time and memory."""
     records: list[bench.Record] = []
     for threads in options.thread_counts or [None]:
@@ -117,9 +117,7 @@ def run(options: argparse.Namespace, device: torch.device) -> list[bench.Record]
     return [_with_gain(record, records) for record in records]
 
 
-def _measure(
-    options: argparse.Namespace, forest: Forest, device: torch.device
-) -> list[bench.Record]:
+def _measure(options: Namespace, forest: Forest, device: torch.device) -> list[bench.Record]:
     torch.manual_seed(0)
     ways = Ways(NaryTreeLSTM(options.units, options.units).to(device), forest, device)
     schedules = {mode: ways.schedule(mode).to(device) for mode in options.modes}

@@ -3,9 +3,9 @@
 A binary Tree-LSTM classifier in training and inference, and the share of time spent on collating.
 """
 
-import argparse
 import random
 import sys
+from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -46,7 +46,7 @@ def add_options(parser: bench.Options) -> None:
     parser.common(batches=4, seed=0, repeats=5)
 
 
-def run(options: argparse.Namespace, device: torch.device) -> list[bench.Record]:
+def run(options: Namespace, device: torch.device) -> list[bench.Record]:
     """Measure all cases; batches are always collated on the CPU, in this process."""
     trees, source, num_tokens = sentiment_trees(options)
     records = []
@@ -73,8 +73,8 @@ def draw(trees: int, size: int, batches: int, seed: int) -> list[list[int]]:
 
 
 def _batches(
-    options: argparse.Namespace, ways: Ways, trees: Any, size: int, units: int
-) -> Iterator[tuple[bench.Contenders, dict[str, float]]]:
+    options: Namespace, ways: Ways, trees: Any, size: int, units: int
+) -> Iterator[bench.Batch]:
     """Yield the contenders and the sizes of every batch."""
     device, collate = ways.model.classifier.weight.device, Collater(arity=2)
     buckets = None
@@ -114,10 +114,7 @@ def _load(trees: Any, members: Sequence[int], collate: Collater, lap: bench.Stop
 
 
 def _records(
-    rounds: Mapping[str, bench.Rounds],
-    common: bench.Record,
-    modes: Sequence[str],
-    facts: Mapping[str, float],
+    rounds: bench.AllRounds, common: bench.Record, modes: Sequence[str], facts: Mapping[str, float]
 ) -> list[bench.Record]:
     records: list[bench.Record] = []
     for name in (BARE, PACKED):
@@ -144,7 +141,7 @@ def _records(
 
 
 def _bare_records(
-    name: str, rounds: Mapping[str, bench.Rounds], common: bench.Record, facts: Mapping[str, float]
+    name: str, rounds: bench.AllRounds, common: bench.Record, facts: Mapping[str, float]
 ) -> Iterator[bench.Record]:
     for record in bench.phase_records(common, name, rounds, PHASES):
         phase = record["phase"]

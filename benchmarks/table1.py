@@ -5,9 +5,9 @@ shapes batched dynamically; inference and training, with the schedule ready and 
 of 1,024 takes minutes on a CPU and 5 GB.
 """
 
-import argparse
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -146,9 +146,7 @@ def cell_products(cell: str, schedule: Schedule, units: int) -> list[Product]:
 class Case:
     """One cell on trees of one kind of shape."""
 
-    def __init__(
-        self, options: argparse.Namespace, cell: str, kind: str, device: torch.device
-    ) -> None:
+    def __init__(self, options: Namespace, cell: str, kind: str, device: torch.device) -> None:
         self.options, self.cell, self.kind, self.device = options, cell, kind, device
         self.generator = np.random.default_rng(options.seed)
         torch.manual_seed(options.seed)
@@ -188,7 +186,7 @@ class Case:
         common |= {"units": options.units, "leaves": options.leaves, **facts}
         return list(_records(rounds, common))
 
-    def _contenders(self, size: int) -> tuple[bench.Contenders, dict[str, float]]:
+    def _contenders(self, size: int) -> bench.Batch:
         shape, tokens = self.shape(), self.tokens(size)
         sets = {DYNAMIC: [shape.example(row) for row in tokens]}
         if self.kind == "random":
@@ -226,7 +224,7 @@ def _loss(roots: Tensor) -> Tensor:
     return roots.square().sum() / 2
 
 
-def run(options: argparse.Namespace, device: torch.device) -> list[bench.Record]:
+def run(options: Namespace, device: torch.device) -> list[bench.Record]:
     """Measure all cases."""
     records = []
     for cell_name in options.cells:
@@ -238,7 +236,7 @@ def run(options: argparse.Namespace, device: torch.device) -> list[bench.Record]
     return records
 
 
-def _records(rounds: Mapping[str, bench.Rounds], common: bench.Record) -> Iterator[bench.Record]:
+def _records(rounds: bench.AllRounds, common: bench.Record) -> Iterator[bench.Record]:
     for name, mine in rounds.items():
         size = 1 if name == ALONE else common["batch"]
         base = MANUAL if name in (DYNAMIC, DIFFERENT) else None

@@ -1,6 +1,6 @@
 """The trees of the benchmarks: given shapes, random sentences, the Stanford Sentiment Treebank."""
 
-import argparse
+from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -162,7 +162,7 @@ def sentiment_like_trees(
 
 
 def sentiment_trees(
-    options: argparse.Namespace, vocabulary: Vocabulary | None = None
+    options: Namespace, vocabulary: Vocabulary | None = None
 ) -> tuple[Any, str, int]:
     """Load the treebank or draw similar trees; return them, their source, and ``num_tokens``."""
     if options.raw_dir is None:

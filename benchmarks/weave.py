@@ -4,12 +4,12 @@ The factored layer, a plain implementation over all ordered pairs, the engine on
 and DeepChem's layers; then growth with the size of a single molecule.
 """
 
-import argparse
 import copy
 import random
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -276,9 +276,7 @@ class Ways:
 class Weave:
     """What all cases share: the modules, the molecules, the machine, and DeepChem if given."""
 
-    def __init__(
-        self, options: argparse.Namespace, device: torch.device, other: DeepChem | None
-    ) -> None:
+    def __init__(self, options: Namespace, device: torch.device, other: DeepChem | None) -> None:
         self.options, self.device, self.other = options, device, other
         self.featurizer = MoleculeFeaturizer("deepchem", "deepchem")
         self.collate = MoleculeCollater(self.featurizer.pair_table)
@@ -325,7 +323,7 @@ class Weave:
 
     def _contenders(
         self, batch: WeaveBatch, modes: Sequence[str], other: DeepChem | None
-    ) -> tuple[bench.Contenders, dict[str, float]]:
+    ) -> bench.Batch:
         if ENGINE in modes:
             self.ways.record(batch)
         atoms = self.ways.check(modes, batch)
@@ -345,7 +343,7 @@ class Weave:
         return contenders, sizes.facts()
 
     def _records(
-        self, common: bench.Record, rounds: Mapping[str, bench.Rounds], modes: Sequence[str]
+        self, common: bench.Record, rounds: bench.AllRounds, modes: Sequence[str]
     ) -> Iterator[bench.Record]:
         first = modes[0]
         for name in rounds:
@@ -364,7 +362,7 @@ class Weave:
                 yield record | {"times_limit": times, "limit_seconds": limit}
 
 
-def run(options: argparse.Namespace, device: torch.device) -> list[bench.Record]:
+def run(options: Namespace, device: torch.device) -> list[bench.Record]:
     """Measure all cases; DeepChem's modules run on the CPU."""
     records: list[bench.Record] = []
     with deepchem(options) as other:
