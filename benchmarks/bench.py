@@ -301,8 +301,8 @@ def _count(least: int) -> Callable[[str], int]:
     def count(text: str) -> int:
         if text.isdigit() and int(text) >= least:
             return int(text)
-        expected = f"a whole number of at least {least}"
-        raise mismatch(argparse.ArgumentTypeError, "not a count", expected, text)
+        expected = f"an integer of at least {least}"
+        raise mismatch(argparse.ArgumentTypeError, "invalid number", expected, text)
 
     return count
 

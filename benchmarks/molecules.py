@@ -99,7 +99,7 @@ class DeepChem:
         self._process.wait(timeout=60)
         self._log.seek(0)
         lines = self._log.read().strip().splitlines()
-        return lines[-1] if lines else f"it ended with {self._process.returncode}"
+        return lines[-1] if lines else f"exit status {self._process.returncode}"
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import os
 import sys
 from abc import ABC, abstractmethod
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib import import_module
 from types import ModuleType, SimpleNamespace
@@ -160,21 +160,17 @@ class RecursiveLoop(Peer):
     def roots(self, batch: Sequence[PeerTree]) -> Tensor:
         """Visit every tree; in favour of the loop, its words are looked up in one call."""
         weights, roots = self.model.weights(), []
+
+        def visit(node: int) -> State:
+            children = tree.shape.children[node]
+            return weights.join(*map(visit, children)) if children else weights.leaves(rows[node])
+
         for tree in batch:
             leaves = tree.shape.leaves
             token = torch.tensor([tree.tokens[node] for node in leaves], device=self.device)
             rows = dict(zip(leaves, self.model.words(token).split(1), strict=True))
-            roots.append(_visit(0, tree.shape.children, rows, weights)[0])
+            roots.append(visit(0)[0])
         return torch.cat(roots)
-
-
-def _visit(
-    node: int, children: list[tuple[int, ...]], rows: Mapping[int, Tensor], weights: Weights
-) -> State:
-    if not children[node]:
-        return weights.leaves(rows[node])
-    left, right = (_visit(child, children, rows, weights) for child in children[node])
-    return weights.join(left, right)
 
 
 class _ChildRows(MessagePassing):
@@ -406,11 +402,9 @@ class DyNetPeer(Peer):
             return state(dy.affine_transform([leaf_bias, leaf_weight, self.words[tokens[node]]]))
 
         def join(left: tuple[Any, Any], right: tuple[Any, Any]) -> tuple[Any, Any]:
-            both = dy.concatenate([left[0], right[0]])
-            gates = dy.affine_transform([bias, hidden, both])
-            return state(
-                gates, dy.cmult(gate(gates, 3), left[1]) + dy.cmult(gate(gates, 4), right[1])
-            )
+            gates = dy.affine_transform([bias, hidden, dy.concatenate([left[0], right[0]])])
+            kept = dy.cmult(gate(gates, 3), left[1]) + dy.cmult(gate(gates, 4), right[1])
+            return state(gates, kept)
 
         return [root_state(tree.shape, partial(leaf, tree.tokens), join)[0] for tree in batch]
 
