@@ -16,7 +16,6 @@ import json
 import math
 import platform
 import statistics
-import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -43,28 +42,24 @@ AllRounds = Mapping[str, Rounds]
 
 
 class Stopwatch:
-    """Time the phases of one run, synchronising with the device at the end of each."""
+    """Time the phases of a run, synchronising with the device; the first phase begins at once."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.seconds: dict[str, float] = {}
-        self._since = time.perf_counter()
+        self.skip()
 
     def __call__(self, phase: str) -> None:
         """End a phase; the next one begins."""
-        self._synchronize()
-        now = time.perf_counter()
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._since
-        self._since = time.perf_counter()
+        begin = self._since
+        self.skip()
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + self._since - begin
 
     def skip(self) -> None:
         """Discard the time since the last phase."""
-        self._synchronize()
-        self._since = time.perf_counter()
-
-    def _synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+        self._since = time.perf_counter()
 
 
 Contender = Callable[[Stopwatch], object]
@@ -92,7 +87,7 @@ def interleave(
         for number in range(warm_up + repeats):
             if number > warm_up and time.perf_counter() - begin > budget:
                 break
-            first = number % len(names) if names else 0
+            first = number % len(names)
             for name in names[first:] + names[:first]:
                 seconds = _run_once(contenders[name], device)
                 if number >= warm_up:
@@ -104,16 +99,13 @@ def interleave(
 
 def _run_once(contender: Contender, device: torch.device) -> dict[str, float]:
     # Otherwise a garbage collection would be charged to whichever contender is running.
-    was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()
     try:
         watch = Stopwatch(device)
-        watch.skip()
         contender(watch)
     finally:
-        if was_enabled:
-            gc.enable()
+        gc.enable()
     return watch.seconds
 
 
@@ -260,12 +252,10 @@ def peak_bytes(run: Callable[[], object], device: torch.device) -> int | None:
 
 def _reset_peak() -> bool:
     """Return freed memory to the system, so that it cannot hide what a run uses; reset the peak."""
-    if sys.platform != "linux" or not Path("/proc/self/status").is_file():
-        return False
     try:
         ctypes.CDLL(None).malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    except (AttributeError, OSError):
+    except (AttributeError, OSError, TypeError):  # this is not Linux with glibc
         return False
     return True
 

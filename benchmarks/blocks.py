@@ -193,7 +193,6 @@ class Sentiment:
 
     def fused_step(self, trees: Sequence[Any], lap: bench.Stopwatch) -> None:
         """Time collating and one training step with the layers."""
-        lap.skip()
         batch = self.collate(list(trees)).to(self.device)
         lap("collate")
         self.ways.train(FUSED, batch, lap)
@@ -201,7 +200,6 @@ class Sentiment:
     def blocks_step(self, examples: Sequence[Any], lap: bench.Stopwatch) -> None:
         """Time tracing, collating and one training step with the block."""
         tracer, optimizer = self.compiler.tracer, self.ways.optimizer
-        lap.skip()
         traced = [tracer(example) for example in examples]
         lap("trace")
         batch = self.compiler.collate(traced).to(self.device)
@@ -211,7 +209,6 @@ class Sentiment:
 
     def host(self, examples: Sequence[Any], file: Path, lap: bench.Stopwatch) -> None:
         """Time compiling, and reading traced examples from a file."""
-        lap.skip()
         tracer = self.compile().tracer
         lap("compile")
         td.TracedExamples(tracer, examples, file)

@@ -151,7 +151,6 @@ def _measure(options: Namespace, common: bench.Record) -> Iterator[bench.Record]
 
 
 def _schedule(batches: Sequence[Sequence[Program]], policy: Any, lap: bench.Stopwatch) -> None:
-    lap.skip()
     for batch in batches:
         Schedule.from_programs(batch, policy)
     lap("schedule")

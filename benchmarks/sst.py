@@ -104,7 +104,6 @@ def _batches(
 
 
 def _load(trees: Any, members: Sequence[int], collate: Collater, lap: bench.Stopwatch) -> None:
-    lap.skip()
     # Loaders fetch all trees of a batch in one call if the data set supports it.
     fetch = getattr(trees, "__getitems__", None)
     examples = fetch(members) if fetch else [trees[k] for k in members]
