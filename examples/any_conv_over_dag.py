@@ -1,8 +1,8 @@
 """Run PyG convolutions over circuits in topological order, and compare with a stack of them.
 
 The circuits are and-inverter graphs: every gate is the conjunction of two earlier nodes, and some
-of its edges negate. A stack of three layers sees three gates far; in topological order one layer
-carries the values through the whole circuit.
+of its edges negate. A stack of three layers reaches gates that are three edges away; in topological
+order, a single layer carries the values through the whole circuit.
 """
 
 import torch
@@ -33,7 +33,7 @@ def circuit(num_inputs: int, num_gates: int) -> DynTreeData:
 
 
 def with_activation(conv: nn.Module) -> nn.Module:
-    """Combine a layer and what follows it in one module."""
+    """Combine a layer and those that follow it in one module."""
     call = "x, edge_index, edge_attr"
     return Sequential(call, [(conv, f"{call} -> x"), nn.Linear(WIDTH, WIDTH), nn.Tanh()])
 

@@ -1,6 +1,6 @@
 """Predict the sign of arithmetic expressions with one small module per operator.
 
-``OneOf`` picks the block of an operator; a forward declaration lets it contain itself.
+``OneOf`` selects the block of an operator; a forward declaration makes the block recursive.
 """
 
 import operator
@@ -73,7 +73,7 @@ def main() -> None:
         found = model(traced[1200:]).output[1].argmax(1)
     sign = torch.tensor(list(zip(*examples[1200:], strict=True))[1])
     shares = [(guess == sign).float().mean() for guess in (found, torch.tensor(2))]
-    print("test accuracy {:.3f}, always saying positive {:.3f}".format(*shares))
+    print("test accuracy {:.3f}, always predicting positive {:.3f}".format(*shares))
 
 
 if __name__ == "__main__":
