@@ -1,9 +1,7 @@
 import csv
 
-import pytest
-
 from pyg_dynbatch.datasets import BadMolecule, write_error_report
-from pyg_dynbatch.molecules.files import check_policy, summary_of
+from pyg_dynbatch.molecules.files import summary_of
 
 BAD = BadMolecule(3, "mine.csv:5", 'C("\n', "an open, bracket", 2)
 
@@ -37,11 +35,3 @@ def test_summary():
     assert summary_of([BAD] * 2, 3000) == (
         "2 of 3,000 rows cannot be used; the first: row 3 (mine.csv:5): an open, bracket"
     )
-
-
-def test_unknown_policy():
-    with pytest.raises(
-        ValueError, match="FeaturizeOptions: the policy for bad rows is unknown"
-    ) as caught:
-        check_policy("drop", "FeaturizeOptions")
-    assert "'raise', 'skip', 'blank'\n  got:      'drop'" in str(caught.value)

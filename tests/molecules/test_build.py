@@ -2,6 +2,10 @@
 
 import os
 import shutil
+import signal
+from contextlib import nullcontext
+from itertools import count
+from multiprocessing import get_context
 from pathlib import Path
 from threading import Thread
 
@@ -10,7 +14,6 @@ import pytest
 
 from pyg_dynbatch.core import files
 from pyg_dynbatch.datasets import FeaturizeOptions, PackedMolecules, build_store
-from pyg_dynbatch.molecules import store
 from pyg_dynbatch.molecules.build import ERRORS
 from pyg_dynbatch.molecules.files import RawMolecule
 from pyg_dynbatch.molecules.store import HEADER
@@ -66,6 +69,7 @@ def test_a_store_on_disk_is_that_in_memory(tmp_path):
     assert np.load(column(tmp_path / "store", "y"), mmap_mode="r").shape == (48, 2)
 
 
+@pytest.mark.long
 def test_processes_change_nothing(tmp_path):
     build(tmp_path / "one")
     build(tmp_path / "two", num_workers=2)
@@ -176,36 +180,41 @@ def test_a_damaged_column_is_made_again(tmp_path, name, damage):
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(ValueError, match=f"packed molecules: {path.name} cannot be used") as caught:
         PackedMolecules(tmp_path)[3]
-    assert str(path) in str(caught.value) and "make the data set again" in str(caught.value)
+    assert str(path) in str(caught.value) and "build the data set again" in str(caught.value)
     build(tmp_path)
     assert content(tmp_path) == whole
 
 
-def test_an_interruption_while_the_columns_are_written(tmp_path, monkeypatch):
-    build(tmp_path / "whole")
-    write = store.write_columns
-    for written in (0, 4):
-        folder = tmp_path / str(written)
-        before = build(folder, rows=(7,))
+@pytest.mark.parametrize(
+    ("file", "featurized", "finished"),
+    [(1, 40, False), (2, 20, False), (3, 0, False), (7, 0, False), (13, 0, False), (14, 0, True)],
+)
+def test_a_killed_build_goes_on(tmp_path, file, featurized, finished):
+    """Killed while it writes 2 parts, 10 columns, the header or the report of bad rows."""
+    folder = tmp_path / "killed"
+    before, whole = build(folder, rows=(7,)), build(tmp_path / "whole")
 
-        def stop(path, packs, names, header, written=written):
-            write(path, packs, list(names)[:written], header)
-            raise KeyboardInterrupt
+    def kill_itself():
+        files_written = count(1)
 
-        monkeypatch.setattr("pyg_dynbatch.molecules.build.write_columns", stop)
-        with pytest.raises(KeyboardInterrupt):
-            build(folder)
-        monkeypatch.setattr("pyg_dynbatch.molecules.build.write_columns", write)
-        with pytest.warns(UserWarning, match="later build of the folder is not finished"):
-            assert_equal(PackedMolecules(folder), before)
-        build(folder, featurizer=(counting := Counting()))
-        assert counting.asked == 0
-        assert content(folder) == content(tmp_path / "whole")
+        def kill(_):
+            if next(files_written) == file:
+                os.kill(os.getpid(), signal.SIGKILL)
 
+        os.fsync = kill
+        build(folder)
 
-def test_what_was_half_written_is_not_read(tmp_path):
-    (tmp_path / ".part-000000.npz.1234.tmp").write_bytes(b"half")
-    assert_equal(build(tmp_path), build(None))
+    child = get_context("fork").Process(target=kill_itself)
+    child.start()
+    child.join()
+    assert child.exitcode == -signal.SIGKILL
+    with (
+        pytest.warns(UserWarning, match="later build of the folder") if file > 1 else nullcontext()
+    ):
+        assert_equal(PackedMolecules(folder), whole if finished else before)
+    build(folder, featurizer=(counting := Counting()))
+    assert counting.asked == featurized
+    assert content(folder) == content(tmp_path / "whole")
 
 
 def test_another_source_another_featurizer_another_policy(tmp_path):
@@ -216,7 +225,7 @@ def test_another_source_another_featurizer_another_policy(tmp_path):
     assert [error.row for error in other.errors] == [5, 34]
     assert counting.asked == 20
     assert_equal(other, build(None, rows=(5, 34)))
-    with pytest.raises(ValueError, match="another featurizer made what is in the folder") as caught:
+    with pytest.raises(ValueError, match="a different featurizer made them") as caught:
         build(tmp_path, featurizer=Letters("changed"))
     assert str(tmp_path) in str(caught.value)
     build(tmp_path, featurizer=Letters("changed"), force=True)
@@ -271,7 +280,7 @@ def test_without_locks_a_foreign_part_is_found_at_the_end(tmp_path, monkeypatch)
         foreign, replaced = (tmp_path / name / "part-000000.npz" for name in ("other", "mine"))
         with pytest.raises(KeyboardInterrupt):
             build(tmp_path / "other", rows=(7,), featurizer=Halting(interrupt))
-        with pytest.raises(ValueError, match="damaged or replaced") as caught:
+        with pytest.raises(ValueError, match="corrupt or was replaced") as caught:
             build(
                 tmp_path / "mine",
                 featurizer=Halting(lambda: replaced.write_bytes(foreign.read_bytes())),

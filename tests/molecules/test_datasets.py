@@ -201,7 +201,7 @@ def test_a_file_of_ones_own(tmp_path, mixed):
     assert dataset.smiles(8) == "OCC"
     opened = PackedMolecules(dataset.folder, MoleculeFeaturizer())
     assert opened.task_names == ("melts", "toxic")
-    with pytest.raises(ValueError, match="another featurizer made them"):
+    with pytest.raises(ValueError, match="a different featurizer made them"):
         PackedMolecules(dataset.folder, MoleculeFeaturizer(fragments="largest"))
     assert MoleculeFile(mixed, tmp_path, options=skip).folder != dataset.folder
 

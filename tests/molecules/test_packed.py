@@ -14,7 +14,7 @@ from pyg_dynbatch.datasets import FeaturizeOptions, PackedMolecules, build_store
 from pyg_dynbatch.loader import MoleculeLoader, NodeBudgetBatchSampler, node_counts, pair_counts
 from pyg_dynbatch.molecules.datasets import open_or_build
 from pyg_dynbatch.molecules.pair_table import PairTable
-from pyg_dynbatch.molecules.store import FORMAT, HEADER, AtomPacking, write_columns, write_header
+from pyg_dynbatch.molecules.store import FORMAT, HEADER, AtomPacking, write_store
 from tests.molecules.packed import TASKS, Letters, assert_same, records
 
 OPTIONS = FeaturizeOptions(shard_size=20, progress=False)
@@ -103,7 +103,7 @@ def test_descriptors(tmp_path):
         chosen = [45, 3, 21]
         for one, i in zip(found.__getitems__(chosen), chosen, strict=True):
             assert_same(one, given[i])
-    with pytest.raises(ValueError, match="another featurizer made them"):
+    with pytest.raises(ValueError, match="a different featurizer made them"):
         PackedMolecules(tmp_path, Letters())
 
 
@@ -165,7 +165,7 @@ def test_only_names_travel_to_workers(dataset):
 
 def test_another_featurizer_is_refused(dataset):
     assert len(PackedMolecules(dataset.folder, Letters())) == 49
-    with pytest.raises(ValueError, match="another featurizer made them") as caught:
+    with pytest.raises(ValueError, match="a different featurizer made them") as caught:
         PackedMolecules(dataset.folder, Letters("changed"))
     message = str(caught.value)
     assert Letters("changed").digest in message and Letters().digest in message
@@ -193,7 +193,7 @@ def test_a_missing_column(dataset):
         (lambda text: text[:-5], "JSONDecodeError"),
         (lambda text: "[]", "TypeError"),
         (lambda text: "{}", "KeyError"),
-        (lambda text: text.replace("first", "worst"), "another content than was written"),
+        (lambda text: text.replace("first", "worst"), "other content than was written"),
     ],
 )
 def test_a_damaged_header(dataset, change, message):
@@ -206,7 +206,7 @@ def test_a_damaged_header(dataset, change, message):
 
 
 def test_a_header_of_another_format(dataset):
-    write_header(dataset.folder, {"format": "other"})
+    write_store(dataset.folder, [], [], {"format": "other"})
     with pytest.raises(ValueError, match="store.json cannot be used") as caught:
         PackedMolecules(dataset.folder)
     assert "format other" in str(caught.value)
@@ -277,7 +277,6 @@ def test_a_large_store_is_opened_without_being_read(tmp_path):
         "pair_start": np.arange(count + 1) * pairs,
         "text_start": np.arange(count + 1),
     }
-    columns = write_columns(tmp_path, [shape.__getitem__], list(shape), {})
     table = PairTable(torch.zeros(1, 1), ("a",), torch.tensor([0]))
     header = {
         "format": FORMAT,
@@ -289,9 +288,8 @@ def test_a_large_store_is_opened_without_being_read(tmp_path):
         "pair_table": table.as_dict(),
         "task_names": [],
         "parts": [{"molecules": count, "errors": []}],
-        "columns": columns,
     }
-    write_header(tmp_path, header)
+    write_store(tmp_path, [shape.__getitem__], list(shape), header)
     size = sum(path.stat().st_size for path in tmp_path.iterdir())
     del shape
     tracemalloc.start()

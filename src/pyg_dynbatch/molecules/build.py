@@ -5,13 +5,13 @@ import json
 import multiprocessing
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import islice, starmap
 from pathlib import Path
 from typing import Any, NamedTuple
 from zipfile import ZipFile
@@ -24,31 +24,29 @@ from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.files import locked_folder, write_atomically
 from pyg_dynbatch.core.progress import Progress
 from pyg_dynbatch.molecules.data import MoleculeData
-from pyg_dynbatch.molecules.files import (
-    BadMolecule,
-    RawMolecule,
-    check_policy,
-    summary_of,
-    write_error_report,
-)
+from pyg_dynbatch.molecules.files import BadMolecule, RawMolecule, summary_of, write_error_report
 from pyg_dynbatch.molecules.rdkit_access import MoleculeError, canonical_smiles, parse_mol_block
 from pyg_dynbatch.molecules.store import (
     FORMAT,
+    HEADER,
+    PARTS,
     Arrays,
     AtomPacking,
     ColumnReader,
     Featurizer,
     MappedColumns,
     PackedMolecules,
+    check_featurizer,
+    digest_of,
     join_packs,
     read_header,
-    remove_leftovers,
-    write_columns,
-    write_header,
+    write_store,
 )
 
+POLICIES = ("raise", "skip", "blank")
 CHUNK = 128  # records that are featurized at a time
 
+_NO_PAIRS = torch.zeros(0, dtype=torch.uint8)
 # Chunks that wait for each process: enough that none is idle, few enough to need no memory.
 _WAITING = 4
 
@@ -81,7 +79,9 @@ class FeaturizeOptions:
 
     def __post_init__(self) -> None:
         """Check the options."""
-        check_policy(self.bad, "FeaturizeOptions")
+        if self.bad not in POLICIES:
+            what, known = "the policy for bad rows is unknown", ", ".join(map(repr, POLICIES))
+            raise mismatch(ValueError, f"FeaturizeOptions: {what}", known, repr(self.bad))
         for name, lowest in (("num_workers", 0), ("shard_size", 1)):
             if (given := getattr(self, name)) < lowest:
                 what = f"FeaturizeOptions: {name} is out of range"
@@ -95,42 +95,29 @@ class Featurized(NamedTuple):
     errors: tuple[BadMolecule, ...]
 
 
-class _Job(NamedTuple):
-    """What a process does with a chunk of records."""
-
-    featurizer: Featurizer
-    packing: AtomPacking
-    bad: str
-
-    def run(self, records: Sequence[RawMolecule]) -> Featurized:
-        """Featurize some records."""
-        molecules: list[MoleculeData] = []
-        errors: list[BadMolecule] = []
-        for record in records:
-            try:
-                molecules.append(featurize_record(self.featurizer, record, self.packing.num_tasks))
-            except MoleculeError as error:
-                where = (record.row, record.where, record.smiles)
-                errors.append(BadMolecule(*where, error.reason, error.atom))
-                if self.bad == "raise":
-                    break
-                if self.bad == "blank":
-                    molecules.append(self._blank(record))
-            except Exception as error:
-                error.add_note(f"row {record.row} ({record.where}): {record.smiles!r}")
-                raise
-        return Featurized(self.packing.pack(molecules), tuple(errors))
-
-    def _blank(self, record: RawMolecule) -> MoleculeData:
-        tasks, whole = self.packing.num_tasks, self.packing.num_descriptors
-        return MoleculeData(
-            torch.zeros(0, self.packing.width),
-            torch.zeros(0, dtype=torch.uint8),
-            y=torch.full((1, tasks), torch.nan) if tasks else None,
-            descriptor=torch.full((1, whole), torch.nan) if whole else None,
-            smiles=(record.smiles or "").strip(),
-            row=record.row,
-        )
+def _featurize(
+    featurizer: Featurizer, packing: AtomPacking, bad: str, records: Sequence[RawMolecule]
+) -> Featurized:
+    """Featurize some records under a policy for bad rows."""
+    molecules: list[MoleculeData] = []
+    errors: list[BadMolecule] = []
+    for record in records:
+        try:
+            molecules.append(featurize_record(featurizer, record, packing.num_tasks))
+        except MoleculeError as error:
+            where = (record.row, record.where, record.smiles)
+            errors.append(BadMolecule(*where, error.reason, error.atom))
+            if bad == "raise":
+                break
+            if bad == "blank":
+                blank = MoleculeData(torch.zeros(0, packing.width), _NO_PAIRS)
+                blank.descriptor = torch.full((1, packing.num_descriptors), torch.nan)
+                blank.smiles, blank.row = (record.smiles or "").strip(), record.row
+                molecules.append(blank)
+        except Exception as error:
+            error.add_note(f"row {record.row} ({record.where}): {record.smiles!r}")
+            raise
+    return Featurized(packing.pack(molecules), tuple(errors))
 
 
 def featurize_record(
@@ -197,10 +184,10 @@ def featurize_stream(
         >>> [error.row for error in piece.errors], piece.arrays["row"].tolist()
         ([1], [0, 1])
     """
-    check_policy(bad, "featurize_stream")
+    options = FeaturizeOptions(bad, num_workers)
     packing = packing_of(featurizer, num_tasks)
     chunks = ((None, chunk) for chunk in in_chunks(records, CHUNK))
-    with Workers(featurizer, packing, bad, num_workers) as workers:
+    with Workers(featurizer, packing, options.bad, options.num_workers) as workers:
         for _, piece in workers.run(chunks):
             yield piece
 
@@ -220,42 +207,36 @@ def in_chunks(records: Iterable[RawMolecule], size: int) -> Iterator[list[RawMol
 
 
 class Workers:
-    """Runs chunks of records in processes; results come in order."""
+    """Featurizes chunks of records in several processes; results come in order."""
 
     def __init__(
         self, featurizer: Featurizer, packing: AtomPacking, bad: str, num_workers: int
     ) -> None:
-        self._job = _Job(featurizer, packing, bad)
+        self._featurize = partial(_featurize, featurizer, packing, bad)
         self._most_waiting = _WAITING * num_workers
         self._pool: ProcessPoolExecutor | None = None
         if num_workers:
             # Not forked: a process copied from one that runs threads may hang.
             spawn = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(num_workers, spawn, _begin, (self._job,))
+            self._pool = ProcessPoolExecutor(num_workers, spawn, _begin, (self._featurize,))
 
     def run(
         self, chunks: Iterable[tuple[Any, Sequence[RawMolecule]]]
     ) -> Iterator[tuple[Any, Featurized]]:
-        """Featurize chunks, each with a mark that comes back with its result."""
+        """Featurize chunks, each with a mark that is returned with its result."""
         if self._pool is None:
             for mark, records in chunks:
-                yield mark, self._job.run(records)
+                yield mark, self._featurize(records)
             return
         waiting: deque[tuple[Any, str, Future[Featurized]]] = deque()
         for mark, records in chunks:
             span = f"rows {records[0].row} to {records[-1].row}"
             # Without the other columns of a file, of which there may be hundreds.
-            sent = [
-                replace(record, extra={}, source=((), ()))
-                if record.extra or record.source[0]
-                else record
-                for record in records
-            ]
-            waiting.append((mark, span, self._pool.submit(_featurize_chunk, sent)))
+            sent = [replace(record, extra={}, source=((), ())) for record in records]
+            waiting.append((mark, span, self._pool.submit(_in_process, sent)))
             if len(waiting) > self._most_waiting:
                 yield _result(*waiting.popleft())
-        while waiting:
-            yield _result(*waiting.popleft())
+        yield from starmap(_result, waiting)
 
     def __enter__(self) -> "Workers":
         return self
@@ -265,27 +246,27 @@ class Workers:
             self._pool.shutdown(wait=True, cancel_futures=True)
 
 
-_JOB: list[_Job] = []
+_work: Callable[[Sequence[RawMolecule]], Featurized]  # of a worker process
 
 
-def _begin(job: _Job) -> None:
+def _begin(work: Callable[[Sequence[RawMolecule]], Featurized]) -> None:
+    global _work
     torch.set_num_threads(1)
-    _JOB[:] = [job]
+    _work = work
 
 
-def _featurize_chunk(records: Sequence[RawMolecule]) -> Featurized:
-    return _JOB[0].run(records)
+def _in_process(records: Sequence[RawMolecule]) -> Featurized:
+    return _work(records)
 
 
 def _result(mark: Any, span: str, future: "Future[Featurized]") -> tuple[Any, Featurized]:
     try:
         return mark, future.result()
     except BrokenProcessPool as error:
-        what, expected = "featurize: a process died", "processes that live until the end"
-        where = f"{span}, or a few hundred rows after"
+        what, where = "featurize: a process died", f"{span}, or a few hundred rows after"
         hint = "num_workers=0 to see why; a script that starts processes needs "
         hint += '`if __name__ == "__main__":`; finished parts are kept'
-        raise mismatch(RuntimeError, what, expected, error, where=where, hint=hint) from error
+        raise mismatch(RuntimeError, what, "", error, where=where, hint=hint) from error
 
 
 ERRORS = "errors.csv"
@@ -356,11 +337,10 @@ class _Part(NamedTuple):
 
     facts: Mapping[str, Any]
     read: ColumnReader
-    is_old: bool = False  # taken from the columns of a finished store
 
 
 class _Builder:
-    """Collects the parts of a store; makes those that are not in the folder yet."""
+    """Collects the parts of a store; builds those that are not in the folder yet."""
 
     def __init__(
         self,
@@ -389,48 +369,68 @@ class _Builder:
         }
         self._parts: dict[int, _Part] = {}
         self._records = 0
-        self._finished = self._find_finished()
-
-    def _find_finished(self) -> PackedMolecules | None:
-        """Open the finished store of the folder, if it is whole; refuse another featurizer."""
-        if self.folder is None or self.options.force:
-            return None
-        try:
-            header = read_header(self.folder)
-        except (FileNotFoundError, ValueError):
-            return None
-        made = header["featurizer_digest"]
-        if made != self._header["featurizer_digest"]:
-            what = f"{self.name}: another featurizer made what is in the folder"
-            expected = f"featurizer {self._header['featurizer_digest']}"
-            hint = "another folder, or force=True (--force) to replace it"
-            where, got = self.folder, f"featurizer {made}"
-            raise mismatch(ValueError, what, expected, got, where=where, hint=hint)
-        try:
-            found = PackedMolecules((header, MappedColumns(self.folder, header["columns"])))
-            found.check()
-        except (FileNotFoundError, ValueError):
-            return None
-        return found
+        self._earlier: PackedMolecules | None = None  # the store in the folder, if it is valid
+        header = None
+        if self.folder is not None and not options.force:
+            with suppress(FileNotFoundError, ValueError):
+                header = read_header(self.folder)
+        if self.folder is not None and header is not None:
+            check_featurizer(header, featurizer, self.folder)
+            with suppress(FileNotFoundError, ValueError):
+                earlier = PackedMolecules((header, MappedColumns(self.folder, header["columns"])))
+                earlier.check()
+                self._earlier = earlier
 
     def chunks(
         self, records: Iterable[RawMolecule], done: Progress
     ) -> Iterator[tuple[tuple[int, str, bool], list[RawMolecule]]]:
-        """Read the records and pass on those still to be done: number and hash of their part.
+        """Read the records; yield chunks of the parts to be built, each with a mark.
 
-        The last value of a mark is True for the last chunk of a part.
+        A mark is the number of the part, the hash of its records, and whether it ends here.
         """
         for number, block in enumerate(in_chunks(records, self.options.shard_size)):
             self._records += len(block)
             digest = self._digest_of(block)
-            kept = self._kept(number, digest)
-            if kept is not None:
+            if (kept := self._kept(number, digest)) is not None:
                 self._parts[number] = kept
                 done.update(len(block))
                 continue
             for chunk in in_chunks(block, CHUNK):
                 yield (number, digest, chunk[-1] is block[-1]), chunk
                 done.update(len(chunk))
+
+    def _digest_of(self, block: Sequence[RawMolecule]) -> str:
+        """Hash all that the content of a part depends on, except the policy."""
+        key = [self._header[name] for name in ("format", "featurizer_digest", "task_names")]
+        digest = hashlib.sha256(json.dumps(key).encode())
+        for record in block:
+            parts = (record.row, record.smiles, record.block, record.targets)
+            digest.update(repr(parts).encode())
+        return digest.hexdigest()
+
+    def _kept(self, number: int, digest: str) -> _Part | None:
+        """Find a valid part that was built earlier from the same records."""
+        if self.folder is None or self.options.force:
+            return None
+        earlier = self._earlier
+        if (
+            earlier is not None
+            and number < len(earlier.parts)
+            and earlier.parts[number]["digest"] == digest
+        ):
+            found = _Part(earlier.parts[number], partial(earlier.part, number))
+        else:
+            path = self.folder / PARTS.replace("*", f"{number:06d}")
+            try:
+                facts = json.loads(_read_part(path, digest, "facts").tobytes())
+                with ZipFile(path) as content:
+                    if content.testzip() is not None:
+                        return None
+            except Exception:  # missing, corrupt (zipfile raises many classes) or of other records
+                return None
+            found = _Part(facts, partial(_read_part, path, digest))
+        same_policy = found.facts["bad"] == self.options.bad or not found.facts["errors"]
+        return found if same_policy else None
 
     def save(self, number: int, digest: str, results: Sequence[Featurized]) -> None:
         """Save a part that is complete."""
@@ -441,15 +441,21 @@ class _Builder:
             "errors": [asdict(error) for result in results for error in result.errors],
             "bad": self.options.bad,
         }
-        if self.folder is None:
-            self._parts[number] = _Part(facts, arrays.__getitem__)
-            return
-        path = self.folder / part_name(number)
-        write_atomically(path, lambda temporary: _write_part(temporary, arrays, facts))
-        self._parts[number] = _Part(facts, partial(_read_part, path, digest))
+        read: ColumnReader = arrays.__getitem__
+        if self.folder is not None:
+            content: dict[str, Any] = {**arrays}
+            content["facts"] = np.frombuffer(json.dumps(facts).encode(), np.uint8)
+
+            def write(temporary: Path) -> None:
+                with temporary.open("wb") as file:  # a name would get the suffix .npz
+                    np.savez(file, **content)
+
+            path = write_atomically(self.folder / PARTS.replace("*", f"{number:06d}"), write)
+            read = partial(_read_part, path, digest)
+        self._parts[number] = _Part(facts, read)
 
     def finish(self) -> PackedMolecules:
-        """Join the parts; write the columns, the report of bad rows and the header."""
+        """Join the parts; write the columns, the header and the report of bad rows."""
         parts = [self._parts[number] for number in sorted(self._parts)]
         errors = [BadMolecule(**error) for part in parts for error in part.facts["errors"]]
         if not self._records or len(errors) == self._records:
@@ -461,56 +467,25 @@ class _Builder:
         packs = [part.read for part in parts]
         if self.folder is None:
             return PackedMolecules((header, join_packs(packs, self._names)))
-        old = self._finished
-        if old is not None and all(part.is_old for part in parts) and len(parts) == len(old.parts):
-            columns = old.header["columns"]
-        else:
-            columns = write_columns(self.folder, packs, self._names, header)
-        write_header(self.folder, {**header, "columns": columns})
+        if self._earlier is None or self._earlier.header.get("build") != digest_of(header):
+            write_store(self.folder, packs, self._names, header)
         write_error_report(self.folder / ERRORS, errors)
-        remove_leftovers(self.folder, columns)
+        self._remove_leftovers(self.folder)
         return PackedMolecules(self.folder)
 
-    def _kept(self, number: int, digest: str) -> _Part | None:
-        """Find a part that was made earlier of the same records, if it is whole."""
-        if self.folder is None or self.options.force:
-            return None
-        old = self._finished
-        if old is not None and number < len(old.parts) and old.parts[number]["digest"] == digest:
-            found = _Part(old.parts[number], partial(old.part, number), is_old=True)
-        else:
-            path = self.folder / part_name(number)
-            try:
-                facts = json.loads(_read_part(path, digest, "facts").tobytes())
-                with ZipFile(path) as content:
-                    if content.testzip() is not None:
-                        return None
-            except Exception:  # missing, damaged (zipfile raises many classes) or of other records
-                return None
-            found = _Part(facts, partial(_read_part, path, digest))
-        same_policy = found.facts["bad"] == self.options.bad or not found.facts["errors"]
-        return found if same_policy else None
-
-    def _digest_of(self, block: Sequence[RawMolecule]) -> str:
-        """Hash all that the content of a part depends on, except the policy."""
-        key = [self._header[name] for name in ("format", "featurizer_digest", "task_names")]
-        digest = hashlib.sha256(json.dumps(key).encode())
-        for record in block:
-            parts = (record.row, record.smiles, record.block, record.targets)
-            digest.update(repr(parts).encode())
-        return digest.hexdigest()
-
-
-def part_name(number: int) -> str:
-    """Name the file of a part, which is removed when the store is finished."""
-    return f"part-{number:06d}.npz"
-
-
-def _write_part(path: Path, arrays: Arrays, facts: Mapping[str, Any]) -> None:
-    with path.open("wb") as file:
-        noted = np.frombuffer(json.dumps(facts).encode(), np.uint8)
-        content: dict[str, Any] = {**arrays, "facts": noted}
-        np.savez(file, **content)
+    def _remove_leftovers(self, folder: Path) -> None:
+        """Remove the parts, unfinished files, and columns of other builds than the finished one."""
+        finished = {
+            HEADER,
+            ERRORS,
+            *(file for file, _, _ in read_header(folder)["columns"].values()),
+        }
+        for name in (PARTS, HEADER, ERRORS, *(f"{name}-????????.npy" for name in self._names)):
+            for path in (*folder.glob(name), *folder.glob(f".{name}.*.tmp")):
+                if path.name not in finished:
+                    # Windows keeps files that a process has mapped; the next build removes them.
+                    with suppress(PermissionError):
+                        path.unlink()
 
 
 def _read_part(path: Path, digest: str, name: str) -> np.ndarray:
@@ -519,10 +494,9 @@ def _read_part(path: Path, digest: str, name: str) -> np.ndarray:
             found = json.loads(arrays["facts"].tobytes())["digest"]
             if found == digest:
                 return arrays[name]
-            got = f"made from {found[:16]}"
-    except Exception as error:  # numpy and zipfile raise many classes for a damaged file
+            got = f"built from {found[:16]}"
+    except Exception as error:  # numpy and zipfile raise many classes for a corrupt file
         got = f"{type(error).__name__}: {error}"
-    what = "packed molecules: a part of the store was damaged or replaced"
-    expected = f"a whole file, made from {digest[:16]}"
-    hint = "delete the file and make the data set again; other parts are kept"
-    raise mismatch(ValueError, what, expected, got, where=path, hint=hint)
+    what = "packed molecules: a part of the store is corrupt or was replaced"
+    hint = "delete the file and build the data set again; other parts are kept"
+    raise mismatch(ValueError, what, f"built from {digest[:16]}", got, where=path, hint=hint)

@@ -329,8 +329,6 @@ def _fields(record: list[str]) -> dict[str, str]:
     return {name: "\n".join(lines) for name, lines in fields.items()}
 
 
-POLICIES = ("raise", "skip", "blank")
-
 _SHOWN = 80
 
 
@@ -368,13 +366,6 @@ class BadMolecule:
         what, got = f"{name}: row {self.row} cannot be used", f"{self.reason}{atom}, in {shown!r}"
         hint = 'bad="skip" to leave such rows out, or bad="blank" to keep their places'
         return mismatch_text(what, "a molecule", got, where=self.where, hint=hint)
-
-
-def check_policy(bad: str, name: str) -> None:
-    """Refuse a policy for bad rows that does not exist."""
-    if bad not in POLICIES:
-        known = ", ".join(map(repr, POLICIES))
-        raise mismatch(ValueError, f"{name}: the policy for bad rows is unknown", known, repr(bad))
 
 
 def write_error_report(path: str | Path, errors: Iterable[BadMolecule]) -> Path:

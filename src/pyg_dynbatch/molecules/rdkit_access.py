@@ -148,7 +148,7 @@ def parse_smiles(smiles: object) -> Mol:
     # RDKit ignores any other character and all that follows it.
     readable = first.isascii() and "\0" not in text
 
-    def read(sanitize: bool = True, removeHs: bool = True) -> Mol | None:  # noqa: N803 - of RDKit
+    def read(sanitize: bool = True, removeHs: bool = True) -> Mol:  # noqa: N803 - of RDKit
         if removeHs:
             return chem().MolFromSmiles(text, sanitize=sanitize) if readable else None
         options = chem().SmilesParserParams()
@@ -159,7 +159,7 @@ def parse_smiles(smiles: object) -> Mol:
 
 
 def _parsed(
-    read: Callable[..., Mol | None], hydrogens: bool, fault: Callable[[], str], text: str | None
+    read: Callable[..., Mol], hydrogens: bool, fault: Callable[[], str], text: str | None
 ) -> Mol:
     """Read a molecule, or find out why RDKit cannot; note the input index of its atoms."""
     with rdkit_module("rdBase").BlockLogs():

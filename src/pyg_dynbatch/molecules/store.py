@@ -5,7 +5,6 @@ import json
 import warnings
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -27,7 +26,7 @@ from pyg_dynbatch.molecules.pair_table import PairTable
 
 FORMAT = "pyg_dynbatch.molecules.3"
 HEADER = "store.json"
-PARTS = "part-*.npz"
+PARTS = "part-*.npz"  # molecules of a build that is not finished
 
 Transform = Callable[[MoleculeData], Any]
 
@@ -80,9 +79,9 @@ class AtomPacking:
             "text": np.frombuffer(b"".join(texts), np.uint8),
             "y": targets,
             "row": np.array([getattr(one, "row", -1) for one in molecules], dtype=np.int64),
-            "atom_start": _starts(atoms),
-            "pair_start": _starts(atoms * (atoms + 1) // 2),
-            "text_start": _starts(np.array([len(text) for text in texts], dtype=np.int64)),
+            "atom_start": Segments(atoms).starts,
+            "pair_start": Segments(atoms * (atoms + 1) // 2).starts,
+            "text_start": Segments([len(text) for text in texts]).starts,
         }
         if self.num_descriptors:
             none = np.empty((0, self.num_descriptors), np.float32)
@@ -92,7 +91,7 @@ class AtomPacking:
 
     def unpack(self, arrays: Arrays, chosen: Int64[np.ndarray, " molecule"]) -> MoleculeColumns:
         """Take molecules out, reading nothing but them."""
-        sizes, atoms = _rows_of(arrays["atom_start"], chosen)
+        segments, atoms = _rows_of(arrays["atom_start"], chosen)
         x = np.empty((len(atoms), self.width), np.float32)
         bits = self._columns["bit"]
         x[:, bits] = np.unpackbits(arrays["bits"][atoms], axis=1, count=len(bits))
@@ -107,7 +106,7 @@ class AtomPacking:
             fields |= {"y": y, "y_mask": ~torch.isnan(y)}
         fields["smiles"] = _texts(arrays, chosen)
         fields["row"] = torch.from_numpy(arrays["row"][chosen])
-        return MoleculeColumns(Segments(sizes), fields)
+        return MoleculeColumns(segments, fields)
 
     def _whole(
         self, x: Float32[np.ndarray, "atom feature"], kind: str, lowest: int, highest: int
@@ -158,32 +157,22 @@ def join_packs(packs: Sequence[ColumnReader], names: Iterable[str]) -> dict[str,
     return {name: np.concatenate(list(_pieces_of(packs, name))) for name in names}
 
 
-def write_columns(
+def write_store(
     folder: Path, packs: Sequence[ColumnReader], names: Iterable[str], header: Mapping[str, Any]
-) -> dict[str, list[Any]]:
-    """Write the columns of packs, joined; return the name, size and checksum of each file.
+) -> None:
+    """Write the columns of packs, joined, and then the header, which makes them a store.
 
     File names contain a hash of the header: an earlier build stays valid until it is replaced.
     """
-    build, columns = _digest(header)[:8], {}
+    build = digest_of(header)
+    columns = {}
     for name in names:
-        pieces = _pieces_of(packs, name)
-        path = write_atomically(folder / f"{name}-{build}.npy", partial(_write_npy, pieces))
+        write = partial(_write_npy, _pieces_of(packs, name))
+        path = write_atomically(folder / f"{name}-{build[:8]}.npy", write)
         columns[name] = [path.name, path.stat().st_size, _checksum(path)]
-    return columns
-
-
-def remove_leftovers(folder: Path, columns: Mapping[str, Sequence[Any]]) -> None:
-    """Remove the parts, unfinished files and columns of other builds than that of the header."""
-    used = {file for file, _, _ in columns.values()}
-    found = [*folder.glob(PARTS), *folder.glob(f".{PARTS}.*.tmp")]
-    for name in columns:
-        found += [*folder.glob(f"{name}-????????.npy"), *folder.glob(f".{name}-*.npy.*.tmp")]
-    for path in found:
-        if path.name not in used:
-            # Windows keeps a file that another process has mapped; the next build removes it.
-            with suppress(PermissionError):
-                path.unlink()
+    header = {**header, "build": build, "columns": columns}
+    text = json.dumps({"header": header, "sha256": digest_of(header)}, indent=1)
+    write_atomically(folder / HEADER, lambda path: path.write_text(text, encoding="utf-8"))
 
 
 def _write_npy(pieces: Iterator[np.ndarray], path: Path) -> None:
@@ -214,28 +203,26 @@ class MappedColumns(dict[str, np.ndarray]):
         self.folder = folder
         self.columns = columns
         self.checked = set(checked)  # columns whose checksum was compared, in any process
-        for name, (_, size, _) in columns.items():
-            if (found := self._existing(name).stat().st_size) != size:
-                raise _damaged(self._existing(name), f"{size:,} bytes", f"{found:,} bytes")
-
-    def _existing(self, name: str) -> Path:
-        path = self.folder / self.columns[name][0]
-        if not path.is_file():
-            what, hint = "packed molecules: a column is missing", "open or build the data set again"
-            raise mismatch(FileNotFoundError, what, path.name, where=self.folder, hint=hint)
-        return path
+        for file, size, _ in columns.values():
+            path = folder / file
+            if not path.is_file():
+                what, hint = "packed molecules: a column is missing", "build the data set again"
+                raise mismatch(FileNotFoundError, what, file, where=folder, hint=hint)
+            if (found := path.stat().st_size) != size:
+                raise _unusable(path, f"{size:,} bytes", f"{found:,} bytes")
 
     def __missing__(self, name: str) -> np.ndarray:
-        path, expected = self._existing(name), self.columns[name][2]
+        file, _, expected = self.columns[name]
+        path = self.folder / file
         if name not in self.checked and (checksum := _checksum(path)) != expected:
-            raise _damaged(path, f"checksum {expected:08x}", f"checksum {checksum:08x}")
+            raise _unusable(path, f"checksum {expected:08x}", f"checksum {checksum:08x}")
         self.checked.add(name)
         # As a plain array: each slice of a memmap costs several times as much.
         self[name] = np.asarray(np.load(path, mmap_mode="r"))
         return self[name]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Leave the mapped arrays behind: pickled, they would be the whole content."""
+        """Leave out the mapped arrays: pickled, they would be the whole content."""
         return type(self), (self.folder, self.columns, self.checked)
 
 
@@ -316,13 +303,8 @@ class PackedMolecules(Dataset[MoleculeData]):
         sizes = len(self.task_names), len(self.descriptor_names)
         self._packing = AtomPacking(header["atom_kinds"], self.atom_names, *sizes)
         self._length = sum(part["molecules"] for part in self.parts)
-        made = header["featurizer_digest"]
-        if featurizer is not None and featurizer.digest != made:
-            what = "packed molecules: another featurizer made them"
-            expected = f"featurizer {featurizer.digest}: {featurizer!r}"
-            got, where = f"featurizer {made}: {json.dumps(self.featurizer_spec)}", self.folder
-            hint = "another folder, or MoleculeFeaturizer.from_spec(dataset.featurizer_spec)"
-            raise mismatch(ValueError, what, expected, got, where=where or "memory", hint=hint)
+        if featurizer is not None:
+            check_featurizer(header, featurizer, self.folder)
 
     @cached_property
     def descriptors(self) -> Float32[np.ndarray, "molecule descriptor"]:
@@ -381,8 +363,7 @@ class PackedMolecules(Dataset[MoleculeData]):
         if name in _STARTS.values():
             return column[first : last + 1] - column[first]
         if name in _STARTS:
-            start = self.arrays[_STARTS[name]]
-            first, last = int(start[first]), int(start[last])
+            first, last = self.arrays[_STARTS[name]][[first, last]].tolist()
         return column[first:last]
 
     def __len__(self) -> int:
@@ -417,13 +398,6 @@ class PackedMolecules(Dataset[MoleculeData]):
         return f"{type(self).__name__}({len(self)} molecules, {len(self.task_names)} tasks)"
 
 
-def write_header(folder: Path, header: Mapping[str, Any]) -> None:
-    """Write the header, which makes a folder of columns a finished store."""
-    content = {"header": dict(header), "sha256": _digest(header)}
-    text = json.dumps(content, indent=1)
-    write_atomically(folder / HEADER, lambda path: path.write_text(text, encoding="utf-8"))
-
-
 def read_header(folder: Path) -> dict[str, Any]:
     """Read the header of a finished store."""
     path = folder / HEADER
@@ -437,33 +411,42 @@ def read_header(folder: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
         header, digest = content["header"], content["sha256"]
     except (ValueError, KeyError, TypeError) as error:
-        raise _damaged(path, expected, f"{type(error).__name__}: {error}") from error
-    if _digest(header) != digest:
-        raise _damaged(path, expected, "another content than was written")
+        raise _unusable(path, expected, f"{type(error).__name__}: {error}") from error
+    if digest_of(header) != digest:
+        raise _unusable(path, expected, "other content than was written")
     if header.get("format") != FORMAT:
-        raise _damaged(path, expected, f"format {header.get('format')}")
+        raise _unusable(path, expected, f"format {header.get('format')}")
     return dict(header)
 
 
-def _damaged(path: Path, expected: str, got: str) -> ValueError:
+def _unusable(path: Path, expected: str, got: str) -> ValueError:
     what = f"packed molecules: {path.name} cannot be used"
-    hint = "delete it and make the data set again"
+    hint = "delete it and build the data set again"
     return mismatch(ValueError, what, expected, got, where=path, hint=hint)
 
 
-def _digest(header: Mapping[str, Any]) -> str:
+def check_featurizer(header: Mapping[str, Any], wanted: Featurizer, where: Path | None) -> None:
+    """Raise an error if a different featurizer made the molecules of a store."""
+    made = header["featurizer_digest"]
+    if wanted.digest != made:
+        what = "packed molecules: a different featurizer made them"
+        expected = f"featurizer {wanted.digest}: {wanted!r}"
+        got = f"featurizer {made}: {json.dumps(header['featurizer'])}"
+        hint = "another folder; MoleculeFeaturizer.from_spec(dataset.featurizer_spec); or, to "
+        hint += "replace them, force=True (--force)"
+        raise mismatch(ValueError, what, expected, got, where=where or "memory", hint=hint)
+
+
+def digest_of(header: Mapping[str, Any]) -> str:
+    """Hash the header of a store."""
     return hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()
 
 
-def _starts(sizes: Int64[np.ndarray, " molecule"]) -> Int64[np.ndarray, " start"]:
-    return np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
-
-
-def _rows_of(starts: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return how many rows each chosen molecule has, and the numbers of all these rows."""
+def _rows_of(starts: np.ndarray, chosen: np.ndarray) -> tuple[Segments, np.ndarray]:
+    """Return the segments of the chosen molecules, and the numbers of all their rows."""
     first = starts[chosen]
-    sizes = starts[chosen + 1] - first
-    return sizes, concatenated_ranges(first, sizes)
+    segments = Segments(starts[chosen + 1] - first)
+    return segments, concatenated_ranges(first, segments.sizes)
 
 
 def _texts(arrays: Arrays, chosen: np.ndarray) -> list[str]:
