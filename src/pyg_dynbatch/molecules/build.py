@@ -5,7 +5,7 @@ import json
 import multiprocessing
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext, suppress
@@ -13,15 +13,15 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice, starmap
 from pathlib import Path
+from shutil import rmtree
 from typing import Any, NamedTuple
-from zipfile import ZipFile
 
 import numpy as np
 import torch
 
 import pyg_dynbatch
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.files import locked_folder, write_atomically
+from pyg_dynbatch.core.files import locked_folder
 from pyg_dynbatch.core.progress import Progress
 from pyg_dynbatch.molecules.data import MoleculeData
 from pyg_dynbatch.molecules.files import BadMolecule, RawMolecule, summary_of, write_error_report
@@ -32,7 +32,6 @@ from pyg_dynbatch.molecules.store import (
     PARTS,
     Arrays,
     AtomPacking,
-    ColumnReader,
     Featurizer,
     MappedColumns,
     PackedMolecules,
@@ -322,25 +321,31 @@ def build_store(
             Workers(featurizer, builder.packing, options.bad, options.num_workers) as workers,
         ):
             results: list[Featurized] = []
-            for (number, digest, last), result in workers.run(builder.chunks(records, done)):
+            for (digest, last), result in workers.run(builder.chunks(records, done)):
                 if result.errors and options.bad == "raise":
                     raise ValueError(result.errors[0].complaint(name))
                 results.append(result)
                 if last:
-                    builder.save(number, digest, results)
+                    builder.save(digest, results)
                     results = []
         return builder.finish()
 
 
-class _Part(NamedTuple):
-    """A finished part: its entry in the header, and how to read its columns."""
-
-    facts: Mapping[str, Any]
-    read: ColumnReader
+def _valid_store(folder: Path) -> PackedMolecules | None:
+    """Open a store if it is finished and unchanged."""
+    with suppress(FileNotFoundError, ValueError):
+        header = read_header(folder)
+        found = PackedMolecules((header, MappedColumns(folder, header["columns"])))
+        found.check()
+        return found
+    return None
 
 
 class _Builder:
-    """Collects the parts of a store; builds those that are not in the folder yet."""
+    """Collects the parts of a store; builds those that are not in the folder yet.
+
+    An unfinished part is a store of its own, in a folder within the folder.
+    """
 
     def __init__(
         self,
@@ -367,136 +372,95 @@ class _Builder:
             "bad": options.bad,
             "pyg_dynbatch": pyg_dynbatch.__version__,
         }
-        self._parts: dict[int, _Part] = {}
         self._records = 0
-        self._earlier: PackedMolecules | None = None  # the store in the folder, if it is valid
-        header = None
+        self._digests: list[str] = []  # of the parts, in order
+        self._earlier: PackedMolecules | None = None
+        stores = []
         if self.folder is not None and not options.force:
-            with suppress(FileNotFoundError, ValueError):
-                header = read_header(self.folder)
-        if self.folder is not None and header is not None:
-            check_featurizer(header, featurizer, self.folder)
-            with suppress(FileNotFoundError, ValueError):
-                earlier = PackedMolecules((header, MappedColumns(self.folder, header["columns"])))
-                earlier.check()
-                self._earlier = earlier
+            self._earlier = _valid_store(self.folder)
+            stores = [self._earlier, *map(_valid_store, self.folder.glob(PARTS))]
+        if self._earlier is not None:
+            check_featurizer(self._earlier.header, featurizer, self.folder)
+        # The valid parts by their digest: the store that holds each, and its number there.
+        self._parts: dict[str, tuple[PackedMolecules, int]] = {
+            part["digest"]: (store, number)
+            for store in stores
+            if store is not None
+            for number, part in enumerate(store.parts)
+            if part["bad"] == options.bad or not part["errors"]
+        }
 
     def chunks(
         self, records: Iterable[RawMolecule], done: Progress
-    ) -> Iterator[tuple[tuple[int, str, bool], list[RawMolecule]]]:
-        """Read the records; yield chunks of the parts to be built, each with a mark.
+    ) -> Iterator[tuple[tuple[str, bool], list[RawMolecule]]]:
+        """Read the records; yield chunks of the parts to be built.
 
-        A mark is the number of the part, the hash of its records, and whether it ends here.
+        Each has a mark: the digest of its part, and whether it is the last chunk of that part.
         """
-        for number, block in enumerate(in_chunks(records, self.options.shard_size)):
+        # A part depends on these and on its records; and on the policy if any of them is bad.
+        key = json.dumps([self._header[k] for k in ("format", "featurizer_digest", "task_names")])
+        for block in in_chunks(records, self.options.shard_size):
             self._records += len(block)
-            digest = self._digest_of(block)
-            if (kept := self._kept(number, digest)) is not None:
-                self._parts[number] = kept
+            facts = [(record.row, record.smiles, record.block, record.targets) for record in block]
+            digest = hashlib.sha256((key + repr(facts)).encode()).hexdigest()
+            self._digests.append(digest)
+            if digest in self._parts:
                 done.update(len(block))
                 continue
             for chunk in in_chunks(block, CHUNK):
-                yield (number, digest, chunk[-1] is block[-1]), chunk
+                yield (digest, chunk[-1] is block[-1]), chunk
                 done.update(len(chunk))
 
-    def _digest_of(self, block: Sequence[RawMolecule]) -> str:
-        """Hash all that the content of a part depends on, except the policy."""
-        key = [self._header[name] for name in ("format", "featurizer_digest", "task_names")]
-        digest = hashlib.sha256(json.dumps(key).encode())
-        for record in block:
-            parts = (record.row, record.smiles, record.block, record.targets)
-            digest.update(repr(parts).encode())
-        return digest.hexdigest()
-
-    def _kept(self, number: int, digest: str) -> _Part | None:
-        """Find a valid part that was built earlier from the same records."""
-        if self.folder is None or self.options.force:
-            return None
-        earlier = self._earlier
-        if (
-            earlier is not None
-            and number < len(earlier.parts)
-            and earlier.parts[number]["digest"] == digest
-        ):
-            found = _Part(earlier.parts[number], partial(earlier.part, number))
-        else:
-            path = self.folder / PARTS.replace("*", f"{number:06d}")
-            try:
-                facts = json.loads(_read_part(path, digest, "facts").tobytes())
-                with ZipFile(path) as content:
-                    if content.testzip() is not None:
-                        return None
-            except Exception:  # missing, corrupt (zipfile raises many classes) or of other records
-                return None
-            found = _Part(facts, partial(_read_part, path, digest))
-        same_policy = found.facts["bad"] == self.options.bad or not found.facts["errors"]
-        return found if same_policy else None
-
-    def save(self, number: int, digest: str, results: Sequence[Featurized]) -> None:
+    def save(self, digest: str, results: Sequence[Featurized]) -> None:
         """Save a part that is complete."""
         arrays = join_packs([result.arrays.__getitem__ for result in results], self._names)
-        facts = {
+        part = {
             "digest": digest,
             "molecules": len(arrays["row"]),
             "errors": [asdict(error) for result in results for error in result.errors],
             "bad": self.options.bad,
         }
-        read: ColumnReader = arrays.__getitem__
-        if self.folder is not None:
-            content: dict[str, Any] = {**arrays}
-            content["facts"] = np.frombuffer(json.dumps(facts).encode(), np.uint8)
-
-            def write(temporary: Path) -> None:
-                with temporary.open("wb") as file:  # a name would get the suffix .npz
-                    np.savez(file, **content)
-
-            path = write_atomically(self.folder / PARTS.replace("*", f"{number:06d}"), write)
-            read = partial(_read_part, path, digest)
-        self._parts[number] = _Part(facts, read)
+        header = {**self._header, "parts": [part]}
+        if self.folder is None:
+            store = PackedMolecules((header, arrays))
+        else:
+            folder = self.folder / PARTS.replace("*", digest[:16])
+            write_store(folder, [arrays.__getitem__], self._names, header)
+            store = PackedMolecules(folder)
+        self._parts[digest] = store, 0
 
     def finish(self) -> PackedMolecules:
         """Join the parts; write the columns, the header and the report of bad rows."""
-        parts = [self._parts[number] for number in sorted(self._parts)]
-        errors = [BadMolecule(**error) for part in parts for error in part.facts["errors"]]
+        packs, parts = [], []
+        for store, number in map(self._parts.__getitem__, self._digests):
+            packs.append(partial(store.part, number))
+            parts.append(store.parts[number])
+        errors = [BadMolecule(**error) for part in parts for error in part["errors"]]
         if not self._records or len(errors) == self._records:
             got = summary_of(errors, self._records) if errors else "no records"
             raise mismatch(ValueError, f"{self.name}: no molecules", "at least one", got)
         if errors:
             print(f"{self.name}: {summary_of(errors, self._records)}", file=sys.stderr)
-        header = {**self._header, "parts": [part.facts for part in parts]}
-        packs = [part.read for part in parts]
+        header = {**self._header, "parts": parts}
         if self.folder is None:
             return PackedMolecules((header, join_packs(packs, self._names)))
         if self._earlier is None or self._earlier.header.get("build") != digest_of(header):
             write_store(self.folder, packs, self._names, header)
         write_error_report(self.folder / ERRORS, errors)
+        # Closes their files, which Windows could not remove otherwise.
+        del store, packs
+        self._parts, self._earlier = {}, None
         self._remove_leftovers(self.folder)
         return PackedMolecules(self.folder)
 
     def _remove_leftovers(self, folder: Path) -> None:
         """Remove the parts, unfinished files, and columns of other builds than the finished one."""
-        finished = {
-            HEADER,
-            ERRORS,
-            *(file for file, _, _ in read_header(folder)["columns"].values()),
-        }
-        for name in (PARTS, HEADER, ERRORS, *(f"{name}-????????.npy" for name in self._names)):
+        used = {HEADER, ERRORS, *(file for file, _, _ in read_header(folder)["columns"].values())}
+        for path in folder.glob(PARTS):
+            rmtree(path, ignore_errors=True)
+        for name in (HEADER, ERRORS, *(f"{name}-????????.npy" for name in self._names)):
             for path in (*folder.glob(name), *folder.glob(f".{name}.*.tmp")):
-                if path.name not in finished:
+                if path.name not in used:
                     # Windows keeps files that a process has mapped; the next build removes them.
                     with suppress(PermissionError):
                         path.unlink()
-
-
-def _read_part(path: Path, digest: str, name: str) -> np.ndarray:
-    try:
-        with path.open("rb") as file, np.load(file) as arrays:
-            found = json.loads(arrays["facts"].tobytes())["digest"]
-            if found == digest:
-                return arrays[name]
-            got = f"built from {found[:16]}"
-    except Exception as error:  # numpy and zipfile raise many classes for a corrupt file
-        got = f"{type(error).__name__}: {error}"
-    what = "packed molecules: a part of the store is corrupt or was replaced"
-    hint = "delete the file and build the data set again; other parts are kept"
-    raise mismatch(ValueError, what, f"built from {digest[:16]}", got, where=path, hint=hint)

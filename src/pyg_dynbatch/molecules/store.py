@@ -26,7 +26,7 @@ from pyg_dynbatch.molecules.pair_table import PairTable
 
 FORMAT = "pyg_dynbatch.molecules.3"
 HEADER = "store.json"
-PARTS = "part-*.npz"  # molecules of a build that is not finished
+PARTS = "part-*"  # folders of a build that is not finished
 
 Transform = Callable[[MoleculeData], Any]
 
