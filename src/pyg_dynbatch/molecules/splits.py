@@ -82,6 +82,14 @@ class Split:
         return len(self.train), len(self.val), len(self.test)
 
     @cached_property
+    def _part_of_each(self) -> np.ndarray:
+        """Name of the part of each example; empty for none."""
+        part = np.full(self.num_examples, "", f"U{max(map(len, PARTS))}")
+        for name, rows in self.parts():
+            part[rows] = name
+        return part
+
+    @cached_property
     def digest(self) -> str:
         """Sixteen hexadecimal digits, equal for equal parts on every machine."""
         content: dict[str, Any] = {name: numbers.tolist() for name, numbers in self.parts()}
@@ -110,38 +118,36 @@ class Split:
             >>> split.for_molecules(["CCO", "C", "CO"]).test.tolist()
             [0]
         """
-        given = _keys_of(smiles)
-        noted = self.molecules
+        size = np.dtype(_KEY).itemsize
+        keys = [hashlib.blake2b(text.encode(), digest_size=size).digest() for text in smiles]
+        given, noted = np.frombuffer(b"".join(keys), _KEY), self.molecules
         if noted is None:
             if len(smiles) != self.num_examples:
-                raise _other_data(self.num_examples, len(smiles), where)
+                what, hint = "Split: the split belongs to a different data set", "the same file"
+                expected, got = f"a split of {len(smiles)} examples", f"one of {self.num_examples}"
+                raise mismatch(ValueError, what, expected, got, where=where, hint=hint)
             return replace(self, molecules=given)
         if np.array_equal(noted, given):
             return self
         old, new = np.argsort(noted, kind="stable"), np.argsort(given, kind="stable")
         if not np.array_equal(noted[old], given[new]):
             raise self._other_molecules(noted, given, smiles, where)
-        part = np.zeros(self.num_examples, np.int8)
-        for number, (_, rows) in enumerate(self.parts(), start=1):
-            part[rows] = number
-        copies = (given[new][1:] == given[new][:-1]) & (part[old][1:] != part[old][:-1])
+        part = self._part_of_each[old]
+        copies = (given[new][1:] == given[new][:-1]) & (part[1:] != part[:-1])
         if copies.any():
             texts = list(dict.fromkeys(smiles[i] for i in new[1:][copies].tolist()))
             what = "Split: equal molecules in several parts cannot be distinguished"
             got = f"another order, and {len(texts)} molecules that are in several parts, such as "
             got += ", ".join(map(repr, texts[:_SHOWN]))
             raise mismatch(ValueError, what, "the rows in their former order", got, where=where)
-        place = np.empty_like(old)
-        place[old] = new
-        train, val, test = (place[rows] for _, rows in self.parts())
+        train, val, test = (np.sort(new[part == name]) for name in PARTS)
         return replace(self, train=train, val=val, test=test, molecules=given)
 
     def _other_molecules(
         self, noted: np.ndarray, given: np.ndarray, smiles: Sequence[str], where: object
     ) -> ValueError:
-        part_of = {int(i): name for name, rows in self.parts() for i in rows}
         missing, new = _surplus(noted, given), _surplus(given, noted)
-        lost = [f"example {i} ({part_of.get(i, 'in no part')})" for i in missing[:_SHOWN]]
+        lost = [f"example {i} ({self._part_of_each[i] or 'in no part'})" for i in missing[:_SHOWN]]
         added = [f"example {i} ({smiles[i]!r})" for i in new[:_SHOWN]]
         got = f"{len(smiles)} molecules"
         for name, found, shown in (("missing", missing, lost), ("new", new, added)):
@@ -171,24 +177,23 @@ class Split:
         facts = self.as_dict()
         if Path(path).suffix == ".csv":
             facts = {key: value for key, value in facts.items() if key not in PARTS}
-            named = sorted((int(i), name) for name, numbers in self.parts() for i in numbers)
-            lines = [f"# {json.dumps(facts)}", "example,part", *(f"{i},{p}" for i, p in named)]
+            named = enumerate(self._part_of_each.tolist())
+            lines = [f"# {json.dumps(facts)}", "example,part", *(f"{i},{p}" for i, p in named if p)]
             text = "\n".join(lines) + "\n"
         else:
             text = json.dumps(facts)
         return write_atomically(path, lambda file: file.write_text(text, encoding="utf-8"))
 
     @classmethod
-    def read(cls, path: str | Path, num_examples: int | None = None) -> "Split":
+    def read(cls, path: str | Path) -> "Split":
         """Read a split that was written, and check that it is unchanged.
 
         Args:
             path: The file.
-            num_examples: Number of examples of the data set it is meant for.
 
         Raises:
             FileNotFoundError: If the file does not exist.
-            ValueError: If it is not a split, was changed, or belongs to another data set.
+            ValueError: If it is not a split, or was changed.
         """
         path = existing(path, "a written split")
         try:
@@ -200,15 +205,12 @@ class Split:
                     content[line["part"]].append(int(line["example"]))
             else:
                 content = json.loads(text)
-            split = cls.from_dict(content)
+            return cls.from_dict(content)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             what = "Split: the file is not an unchanged split"
             expected = f"a file that Split.write wrote, format {_FORMAT}"
             got = f"{type(error).__name__}: {error}"
             raise mismatch(ValueError, what, expected, got, where=path) from error
-        if num_examples not in (None, split.num_examples):
-            raise _other_data(split.num_examples, num_examples, path)
-        return split
 
     def as_dict(self) -> dict[str, Any]:
         """Return the split as plain values, which :meth:`from_dict` reads."""
@@ -249,12 +251,6 @@ class Split:
         return f"{type(self).__name__}({self.method}{seed}: {sizes}, digest={self.digest})"
 
 
-def _keys_of(smiles: Sequence[str]) -> np.ndarray:
-    size = np.dtype(_KEY).itemsize
-    keys = [hashlib.blake2b(text.encode(), digest_size=size).digest() for text in smiles]
-    return np.frombuffer(b"".join(keys), _KEY)
-
-
 def _text_of(keys: np.ndarray) -> str:
     return base64.b64encode(keys.tobytes()).decode()
 
@@ -268,12 +264,6 @@ def _surplus(keys: np.ndarray, others: np.ndarray) -> list[int]:
         if left[key] < 0:
             found.append(example)
     return found
-
-
-def _other_data(noted: int, given: int | None, where: object) -> ValueError:
-    what, hint = "Split: the split belongs to another data set", "the same file and policy"
-    expected, got = f"a split of {given} examples", f"one of {noted}"
-    return mismatch(ValueError, what, expected, got, where=where, hint=hint)
 
 
 Fractions = tuple[float, float, float]
@@ -424,20 +414,24 @@ def scaffold_split(
         except MoleculeError:
             scaffold = ""  # of a blank row, which has no target and does no harm in any part
         sets[scaffold].append(number)
-    parts: list[list[int]] = [[], [], []]
     if seed is None:
-        for group in sorted(sets.values(), key=lambda group: (-len(group), -group[0])):
-            ends = len(parts[0]) + len(group), len(parts[0]) + len(parts[1]) + len(group)
-            fits = [ends[k] <= sum(fractions[: k + 1]) * total + _SUM for k in range(2)]
-            parts[[*fits, True].index(True)] += group
-        return _split(parts, "scaffold", None, total)
-    generator, half = np.random.default_rng(seed), min(val, test) / 2
-    for is_big in (True, False):  # a big set that came late would find no room in val and test
-        groups = [group for group in sets.values() if (len(group) > half) == is_big]
-        for i in generator.permutation(len(groups)):
-            fits = [len(parts[k]) + len(groups[i]) <= (train, val)[k] for k in range(2)]
-            parts[[*fits, True].index(True)] += groups[i]
-    return _split(parts, "scaffold balanced", seed, total)
+        groups = sorted(sets.values(), key=lambda group: (-len(group), -group[0]))
+        room = fractions[0] * total + _SUM, (fractions[0] + fractions[1]) * total + _SUM
+    else:
+        generator, half = np.random.default_rng(seed), min(val, test) / 2
+        groups, room = [], (train, val)
+        for is_big in (True, False):  # a big set that came late would find no room in val and test
+            some = [group for group in sets.values() if (len(group) > half) == is_big]
+            groups += [some[i] for i in generator.permutation(len(some))]
+    parts: list[list[int]] = [[], [], []]
+    for group in groups:
+        # In the deterministic split val may also take what train has left.
+        before = len(parts[0]) if seed is None else 0
+        fits = [len(parts[0]) + len(group) <= room[0]]
+        fits += [before + len(parts[1]) + len(group) <= room[1], True]
+        parts[fits.index(True)] += group
+    method = "scaffold" if seed is None else "scaffold balanced"
+    return _split(parts, method, seed, total)
 
 
 def column_split(
