@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Int, UInt8
 from torch import Tensor
 from torch_geometric.data import Batch, Data
+from torch_geometric.utils import to_undirected
 
 from pyg_dynbatch.core.errors import described, mismatch
 from pyg_dynbatch.loading import (
@@ -228,11 +229,8 @@ def bonds_of(pair_code: UInt8[Tensor, " pair"], table: PairTable) -> Int[Tensor,
     if codes.numel() and int(codes.max()) > last:
         what, hint = "bonds_of: a code is not in the table", "the table of the featurizer"
         raise mismatch(ValueError, what, f"codes from 0 to {last}", int(codes.max()), hint=hint)
-    first, second = np.triu_indices(num_atoms)
-    bonded = table.distance.cpu()[codes].numpy() == 1
-    adjacent = np.zeros((num_atoms, num_atoms), dtype=bool)
-    adjacent[first[bonded], second[bonded]] = True
-    return torch.from_numpy(np.stack((adjacent | adjacent.T).nonzero()))
+    bonded = table.distance.cpu()[codes] == 1
+    return to_undirected(torch.triu_indices(num_atoms, num_atoms)[:, bonded], num_nodes=num_atoms)
 
 
 # Without this PyG warns and falls back to an unsafe load when it reads a saved example.

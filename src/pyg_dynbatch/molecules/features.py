@@ -3,7 +3,7 @@
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
@@ -169,16 +169,13 @@ def _first_difference(ours: Any, theirs: Any) -> str:
 
 
 def _find_class(path: str, base: type) -> type:
-    module, _, name = str(path).partition(":")
     try:
-        found: Any = import_module(module)
-        for step in name.split("."):
-            found = getattr(found, step)
+        found: Any = resolve_name(str(path))
         if isinstance(found, type) and issubclass(found, base):
             return found
         problem = repr(found)
-    except (ImportError, AttributeError) as error:
-        problem = "a class made within a function" if "<locals>" in name else str(error)
+    except (ImportError, AttributeError, ValueError) as error:
+        problem = "a class made within a function" if "<locals>" in path else str(error)
     what = f"MoleculeFeaturizer: the class {path!r} cannot be imported"
     hint = "define it at the top level of a module that can be imported here"
     raise mismatch(ValueError, what, f"a subclass of {base.__name__}", problem, hint=hint)

@@ -84,7 +84,7 @@ class Split:
     @cached_property
     def _part_of_each(self) -> np.ndarray:
         """Name of the part of each example; empty for none."""
-        part = np.full(self.num_examples, "", f"U{max(map(len, PARTS))}")
+        part = np.full(self.num_examples, "", "U5")
         for name, rows in self.parts():
             part[rows] = name
         return part
@@ -425,11 +425,11 @@ def scaffold_split(
             groups += [some[i] for i in generator.permutation(len(some))]
     parts: list[list[int]] = [[], [], []]
     for group in groups:
+        room_in_train = len(parts[0]) + len(group) <= room[0]
         # In the deterministic split val may also take what train has left.
-        before = len(parts[0]) if seed is None else 0
-        fits = [len(parts[0]) + len(group) <= room[0]]
-        fits += [before + len(parts[1]) + len(group) <= room[1], True]
-        parts[fits.index(True)] += group
+        taken = len(parts[1]) + (len(parts[0]) if seed is None else 0)
+        room_in_val = taken + len(group) <= room[1]
+        parts[0 if room_in_train else 1 if room_in_val else 2] += group
     method = "scaffold" if seed is None else "scaffold balanced"
     return _split(parts, method, seed, total)
 
