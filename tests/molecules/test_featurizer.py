@@ -248,7 +248,7 @@ def test_only_features_of_ones_own() -> None:
     [
         (
             np.array([[0, 1], [0, 0]]),
-            r"Given: codes\(\) is not symmetric[\s\S]*1 for \(0, 1\), 0 for \(1, 0\)",
+            r"Given: codes\(\) is not symmetric[\s\S]*1 for atoms \(0, 1\), 0 for \(1, 0\)",
         ),
         (np.array([[0, 2], [2, 0]]), r"not in its table[\s\S]*0 to 1[\s\S]*2 for atoms \(0, 1\)"),
         (np.array([[0, -1], [-1, 0]]), "-1 for atoms"),

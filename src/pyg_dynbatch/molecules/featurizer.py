@@ -3,7 +3,7 @@
 import hashlib
 import json
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -16,13 +16,7 @@ from pyg_dynbatch.core.errors import mismatch, mismatch_text
 from pyg_dynbatch.molecules.data import MoleculeData
 from pyg_dynbatch.molecules.deepchem import DeepChemAtoms, DeepChemPairs
 from pyg_dynbatch.molecules.descriptors import MoleculeDescriptors, RDKitDescriptors, finite_or_nan
-from pyg_dynbatch.molecules.features import (
-    AtomFeatures,
-    FeaturePart,
-    PairFeatures,
-    part_from_spec,
-    part_to_spec,
-)
+from pyg_dynbatch.molecules.features import AtomFeatures, PairFeatures, part_from_spec, part_to_spec
 from pyg_dynbatch.molecules.kearnes import KearnesAtoms, KearnesPairs
 from pyg_dynbatch.molecules.pair_table import PairTable
 from pyg_dynbatch.molecules.rdkit_access import (
@@ -59,22 +53,21 @@ def _checked_rows(rows: Any, part: AtomFeatures, mol: Mol) -> Float32[np.ndarray
     return rows
 
 
+_SYMMETRIC = "the same code in both directions, such as the sum or minimum of both"
+
+
 def _checked_codes(codes: Any, part: PairFeatures, mol: Mol) -> UInt8[np.ndarray, "atom atom"]:
     name, atoms = type(part).__name__, mol.GetNumAtoms()
     _check_array(codes, "iub", (atoms, atoms), f"{name}: codes")
-    asymmetric = np.argwhere(codes != codes.T)
-    if len(asymmetric):
-        i, j = (int(place) for place in asymmetric[0])
-        what, expected = f"{name}: codes() is not symmetric", "the same code in both directions"
-        got = f"{int(codes[i, j])} for ({i}, {j}), {int(codes[j, i])} for ({j}, {i})"
-        hint = "the sum, absolute difference or minimum of both directions"
-        raise mismatch(ValueError, what, expected, got, hint=hint)
-    codes = np.where(np.eye(atoms, dtype=bool), 0, codes)
-    outside = np.argwhere((codes < 0) | (codes >= len(part.table)))
-    if len(outside):
-        i, j = (int(place) for place in outside[0])
-        what, expected = f"{name}: a code is not in its table", f"codes 0 to {len(part.table) - 1}"
-        raise mismatch(ValueError, what, expected, f"{int(codes[i, j])} for atoms ({i}, {j})")
+    codes, size = np.where(np.eye(atoms, dtype=bool), 0, codes), len(part.table)
+    for wrong, problem, expected in (
+        (codes != codes.T, "codes() is not symmetric", _SYMMETRIC),
+        ((codes < 0) | (codes >= size), "a code is not in its table", f"codes 0 to {size - 1}"),
+    ):
+        if wrong.any():
+            i, j = np.argwhere(wrong)[0].tolist()
+            got = f"{codes[i, j]} for atoms ({i}, {j}), {codes[j, i]} for ({j}, {i})"
+            raise mismatch(ValueError, f"{name}: {problem}", expected, got)
     return codes.astype(np.uint8)
 
 
@@ -97,17 +90,6 @@ def _check_choice(name: str, given: object, choices: Sequence[str]) -> None:
     if given not in choices:
         what = f"MoleculeFeaturizer: {name} is unknown"
         raise mismatch(ValueError, what, ", ".join(map(repr, choices)), repr(given))
-
-
-def _listed(named: Iterable[tuple[FeaturePart, Sequence[str]]], kinds: Sequence[str] = ()) -> str:
-    """Write one line per column: its number, its name, its kind, its class."""
-    columns = [(name, type(part).__name__) for part, names in named for name in names]
-    width = max((len(name) for name, _ in columns), default=0)
-    shown = [f"{kind:<5}  " for kind in kinds] or [""] * len(columns)
-    return "".join(
-        f"\n{number:>3}  {name:<{width}}  {kind}{owner}"
-        for number, ((name, owner), kind) in enumerate(zip(columns, shown, strict=True))
-    )
 
 
 # Change it when a release changes what any of the features is: stores are then made again.
@@ -170,6 +152,8 @@ class MoleculeFeaturizer:
         self.explicit_hydrogens = explicit_hydrogens
         self.fragments = fragments
         self.max_atoms = max_atoms
+        self._options: dict[str, Any] = {"fragments": fragments}
+        self._options |= {"explicit_hydrogens": explicit_hydrogens, "max_atoms": max_atoms}
         if isinstance(atoms, str):
             _check_choice("atoms", atoms, ("kearnes", "deepchem"))
             if atoms == "kearnes":
@@ -310,11 +294,7 @@ class MoleculeFeaturizer:
         return {
             "format": _FORMAT,
             **parts,
-            "options": {
-                "explicit_hydrogens": self.explicit_hydrogens,
-                "fragments": self.fragments,
-                "max_atoms": self.max_atoms,
-            },
+            "options": dict(self._options),
             "rdkit": rdkit_version(),
             "pyg_dynbatch": pyg_dynbatch.__version__,
         }
@@ -381,19 +361,28 @@ class MoleculeFeaturizer:
               0  single  KearnesPairs
             ...
         """
+        atoms = [
+            (name, f"{kind:<5}  {type(part).__name__}")
+            for part in self._atoms
+            for name, kind in zip(part.names, part.kinds, strict=True)
+        ]
+        pairs = [(name, type(part).__name__) for part in self._pairs for name in part.table.names]
+        whole = [(name, type(self._descriptors).__name__) for name in self.descriptor_names]
+        codes = f", in {len(self.pair_table)} codes"
+        groups = {
+            f"atom features: {len(atoms)}": atoms,
+            f"pair features: {len(pairs)}{codes}": pairs,
+        }
+        if whole:
+            groups[f"descriptors: {len(whole)}"] = whole
         versions = f"RDKit {rdkit_version()}, pyg_dynbatch {pyg_dynbatch.__version__}"
-        atoms = _listed(((part, part.names) for part in self._atoms), self.atom_kinds)
-        pairs = _listed((part, part.table.names) for part in self._pairs)
-        text = (
-            f"{type(self).__name__} ({versions})\nfragments={self.fragments}, "
-            f"explicit_hydrogens={self.explicit_hydrogens}, max_atoms={self.max_atoms}\n"
-            f"atom features: {len(self.atom_names)}{atoms}\n"
-            f"pair features: {len(self.pair_table.names)}, in {len(self.pair_table)} codes{pairs}"
-        )
-        if self._descriptors is not None:
-            columns = _listed([(self._descriptors, self.descriptor_names)])
-            text += f"\ndescriptors: {len(self.descriptor_names)}{columns}"
-        return text
+        options = ", ".join(f"{name}={value}" for name, value in self._options.items())
+        lines = [f"{type(self).__name__} ({versions})", options]
+        for title, columns in groups.items():
+            width = max((len(name) for name, _ in columns), default=0)
+            lines.append(title)
+            lines += [f"{k:>3}  {name:<{width}}  {rest}" for k, (name, rest) in enumerate(columns)]
+        return "\n".join(lines)
 
     def __repr__(self) -> str:
         atoms = "+".join(type(part).__name__ for part in self._atoms)

@@ -334,10 +334,6 @@ class PackedMolecules(Dataset[MoleculeData]):
         found = (error for part in self.parts for error in part["errors"])
         return tuple(BadMolecule(**error) for error in found)
 
-    @cached_property
-    def _reasons(self) -> dict[int, str]:
-        return {error.row: error.reason for error in self.errors}
-
     def texts(self) -> list[str]:
         """Return the SMILES of all molecules, many times as fast as one by one."""
         return _texts(self.arrays, np.arange(len(self)))
@@ -345,10 +341,6 @@ class PackedMolecules(Dataset[MoleculeData]):
     def smiles(self, i: int | np.integer) -> str:
         """Return the SMILES of one molecule as it was given."""
         return _texts(self.arrays, self._checked([int(i)]))[0]
-
-    def status(self, i: int | np.integer) -> str:
-        """Return ``"ok"``, or why the record could not be used of which this is the blank."""
-        return self._reasons.get(int(self.rows[i]), "ok")
 
     def check(self) -> None:
         """Read every file once and compare checksums; raise ``ValueError`` if one is damaged."""
