@@ -343,5 +343,5 @@ def test_progress_is_a_bar_on_a_terminal(capsys, monkeypatch):
 
 def test_targets_of_another_number(tmp_path):
     given = [RawMolecule(0, "here", "ab", targets=(1.0,))]
-    with pytest.raises(ValueError, match="a molecule has another form"):
+    with pytest.raises(ValueError, match="the fields of a molecule have other sizes"):
         build_store(None, given, Letters(), task_names=TASKS, options=options())

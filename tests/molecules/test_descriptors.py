@@ -167,7 +167,10 @@ class MarkedDescriptor(GivenRow):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (np.zeros((1, 1)), r"GivenRow: row\(\) has the wrong form[\s\S]*\[1\][\s\S]*\[1, 1\]"),
+        (
+            np.zeros((1, 1)),
+            r"GivenRow: row\(\) has an invalid shape or dtype[\s\S]*\[1\][\s\S]*\[1, 1\]",
+        ),
         (np.zeros(2), r"float64 \[2\]"),
         (np.array(["a"]), r"<U1 \[1\]"),
         ([0.0], r"got: +list"),

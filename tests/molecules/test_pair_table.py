@@ -63,12 +63,6 @@ def test_round_trips() -> None:
             assert again.distance.dtype == torch.int64
 
 
-def test_lives_in_a_file_that_is_loaded_safely(tmp_path) -> None:
-    torch.save({"pairs": make().as_dict()}, tmp_path / "a.pt")
-    content = torch.load(tmp_path / "a.pt", weights_only=True)
-    assert PairTable.from_dict(content["pairs"]) == make()
-
-
 def test_differences_are_seen() -> None:
     table = make()
     others = [

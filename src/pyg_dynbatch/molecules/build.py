@@ -1,4 +1,4 @@
-"""Featurize a stream of records in several processes, and pack it part by part, resumably."""
+"""Featurize a stream of records in several processes; pack it part by part, resumably."""
 
 import hashlib
 import json
@@ -46,7 +46,7 @@ POLICIES = ("raise", "skip", "blank")
 CHUNK = 128  # records that are featurized at a time
 
 _NO_PAIRS = torch.zeros(0, dtype=torch.uint8)
-# Chunks that wait for each process: enough that none is idle, few enough to need no memory.
+# Chunks queued per process: enough to keep it busy, few enough to need little memory.
 _WAITING = 4
 
 
@@ -55,12 +55,12 @@ class FeaturizeOptions:
     """Options for turning a source into packed molecules.
 
     Args:
-        bad: Rows that are not molecules: ``"raise"``, ``"skip"``, or ``"blank"``: keep the place
-            with a molecule of no atoms and no known target.
-        num_workers: Processes, for which scripts need ``if __name__ == "__main__":``; 0 for none.
-        shard_size: Rows saved together: at most so many are lost by an interruption.
-        progress: Whether to show progress: a bar on a terminal, lines elsewhere.
-        force: Whether to make everything again.
+        bad: Policy for rows that are not molecules: ``"raise"``, ``"skip"``, or ``"blank"``: keep
+            the row, as a molecule without atoms and targets.
+        num_workers: Number of processes; scripts need ``if __name__ == "__main__":``. 0 for none.
+        shard_size: Rows saved together: an interruption loses at most this many.
+        progress: Whether to show the progress: a bar on a terminal, lines elsewhere.
+        force: Whether to rebuild everything.
 
     Raises:
         ValueError: If an option is out of range.
@@ -88,7 +88,7 @@ class FeaturizeOptions:
 
 
 class Featurized(NamedTuple):
-    """What became of some consecutive records."""
+    """The packed molecules of some consecutive records, and the bad ones among them."""
 
     arrays: Arrays
     errors: tuple[BadMolecule, ...]
@@ -125,10 +125,10 @@ def featurize_record(
     """Turn one record into a molecule with its targets, text and row.
 
     Args:
-        featurizer: Describes the molecule.
-        record: The record; a mol block, if there is no SMILES, gives its canonical SMILES, whose
-            atoms may be in another order than the rows.
-        num_tasks: Number of targets wanted; None for all.
+        featurizer: Converts the molecule.
+        record: The record. Without a SMILES, its mol block is used; the text is then the canonical
+            SMILES, whose atoms may be in a different order than the rows.
+        num_tasks: Number of targets to keep; None for all.
 
     Raises:
         MoleculeError: If the record gives no molecule.
@@ -163,14 +163,14 @@ def featurize_stream(
     bad: str = "blank",
     num_workers: int = 0,
 ) -> Iterator[Featurized]:
-    """Featurize a stream of records in order, some at a time, in constant memory.
+    """Featurize a stream of records in order, in chunks and in constant memory.
 
     Args:
         records: The records.
-        featurizer: Describes one molecule.
+        featurizer: Converts one molecule.
         num_tasks: Number of targets to keep of every record.
-        bad: ``"skip"``, ``"blank"``, or ``"raise"``: a piece ends at its first bad record.
-        num_workers: Processes; 0 works in this one.
+        bad: ``"skip"``, ``"blank"``, or ``"raise"``: a chunk ends at its first bad record.
+        num_workers: Number of processes; 0 to work in this one.
 
     Raises:
         RuntimeError: If a process died.
@@ -192,14 +192,14 @@ def featurize_stream(
 
 
 def packing_of(featurizer: Featurizer, num_tasks: int) -> AtomPacking:
-    """Return how the molecules of a featurizer are packed."""
+    """Return the packing of the molecules of a featurizer."""
     return AtomPacking(
         featurizer.atom_kinds, featurizer.atom_names, num_tasks, len(featurizer.descriptor_names)
     )
 
 
 def in_chunks(records: Iterable[RawMolecule], size: int) -> Iterator[list[RawMolecule]]:
-    """Cut a stream into lists."""
+    """Split a stream into lists."""
     stream = iter(records)
     while chunk := list(islice(stream, size)):
         yield chunk
@@ -230,7 +230,7 @@ class Workers:
         waiting: deque[tuple[Any, str, Future[Featurized]]] = deque()
         for mark, records in chunks:
             span = f"rows {records[0].row} to {records[-1].row}"
-            # Without the other columns of a file, of which there may be hundreds.
+            # Without the other columns of the file, of which there may be hundreds.
             sent = [replace(record, extra={}, source=((), ())) for record in records]
             waiting.append((mark, span, self._pool.submit(_in_process, sent)))
             if len(waiting) > self._most_waiting:
@@ -284,27 +284,28 @@ def build_store(
     """Featurize a stream of records into a folder of memory-mapped columns.
 
     Molecules are saved in parts, so that after an interruption the same call continues after the
-    last whole part. At the end the parts are joined into one ``.npy`` file per column, and the
-    header, without which a folder is not a store, is written last. Meanwhile the folder is locked.
-    Parts of a finished store whose records have not changed are not made again.
+    last complete part. At the end the parts are concatenated to one ``.npy`` file per column, and
+    the header, which completes the store, is written last. Meanwhile the folder is locked. Parts
+    of a finished store whose records have not changed are reused.
 
     Args:
-        folder: Where the columns go; None keeps them in memory.
-        records: The records, read once, a part at a time.
-        featurizer: Describes one molecule.
+        folder: Folder of the columns; None to keep them in memory.
+        records: The records, which are read once, one part at a time.
+        featurizer: Converts one molecule.
         task_names: Names of the targets of every record.
-        options: Policy for bad rows, processes, size of the parts.
-        name: Who asks, for messages and the progress bar.
-        wait: Whether to wait for another process that fills the folder, rather than to refuse.
+        options: Policy for bad rows, number of processes, size of the parts.
+        name: Name of the caller, for messages and the progress bar.
+        wait: Whether to wait for another process that writes to the folder, instead of raising
+            an error.
 
     Returns:
         The molecules; ``errors.csv`` in their folder lists the rows that could not be used.
 
     Raises:
-        OSError: If the folder cannot be written, or another process is filling it.
+        OSError: If the folder cannot be written, or another process writes to it.
         RuntimeError: If a process died.
         ValueError: At the first bad row under the policy ``"raise"``, if no row is a molecule, or
-            if the folder holds a finished store of another featurizer.
+            if the folder holds the finished store of a different featurizer.
 
     Example:
         >>> from pyg_dynbatch.data import MoleculeFeaturizer

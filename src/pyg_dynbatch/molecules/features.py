@@ -17,7 +17,7 @@ KINDS = ("bit", "count", "real")
 
 
 class FeaturePart(ABC):
-    """Keeps what is needed to make a part of a featurizer again: its options and its columns."""
+    """A part of a featurizer, which can be rebuilt from its options."""
 
     def __init__(self, options: Mapping[str, object] | None = None) -> None:
         try:
@@ -31,11 +31,11 @@ class FeaturePart(ABC):
     @property
     @abstractmethod
     def columns(self) -> dict[str, Any]:
-        """Plain values that must be the same when the part is made again from its options."""
+        """Plain values that must be the same when the part is rebuilt from its options."""
 
 
 class AtomFeatures(FeaturePart):
-    """Describes every atom of a molecule by one row of numbers; subclass it for your own features.
+    """One row of numbers per atom of a molecule; subclass it for your own features.
 
     A subclass must be at the top level of an importable module, so that checkpoints can name it.
 
@@ -92,12 +92,12 @@ class AtomFeatures(FeaturePart):
 
 
 class PairFeatures(FeaturePart):
-    """Gives every pair of atoms a code, a row of a table of features; subclass it for your own.
+    """A code for every pair of atoms, a row of a table of features; subclass it for your own.
 
     Pairs are unordered, so the codes must be symmetric.
 
     Args:
-        table: What each code means; code 0 is an atom with itself. Of extra features the distances
+        table: What each code means; code 0 is an atom with itself. The distances of extra features
             are not used.
         options: The arguments of the subclass, plain values by name; they go into the spec.
 
@@ -146,7 +146,7 @@ def part_to_spec(part: FeaturePart) -> dict[str, Any]:
 
 
 def part_from_spec(spec: Mapping[str, Any], base: type) -> Any:
-    """Build a part again and check that it still has the same columns."""
+    """Rebuild a part and check that it still has the same columns."""
     cls = _find_class(spec["class"], base)
     part = cls(**spec["options"])
     for key, now in part_to_spec(part).items():
@@ -162,9 +162,9 @@ def part_from_spec(spec: Mapping[str, Any], base: type) -> Any:
 def _first_difference(ours: Any, theirs: Any) -> str:
     if not (isinstance(ours, list) and isinstance(theirs, list)):
         return str(ours)
-    for place, value in enumerate(ours):
-        if place >= len(theirs) or theirs[place] != value:
-            return f"{len(ours)} columns, {value!r} in column {place}"
+    for column, value in enumerate(ours):
+        if column >= len(theirs) or theirs[column] != value:
+            return f"{len(ours)} columns, {value!r} in column {column}"
     return f"{len(ours)} columns"
 
 
@@ -189,35 +189,35 @@ class RowTable:
 
     def __init__(self, width: int) -> None:
         self.width = width
-        self._place: dict[Hashable, int] = {}
+        self._row_of: dict[Hashable, int] = {}
         self._rows = np.zeros((64, width), dtype=np.float32)
 
     def rows(
         self, keys: Sequence[Hashable], make: Callable[..., Sequence[float]]
     ) -> Float32[np.ndarray, "atom feature"]:
-        """Return one row for each key; make those that are new."""
-        place = self._place
+        """Return one row per key; make the rows of new keys."""
+        row_of = self._row_of
         try:
-            places = [place[key] for key in keys]
+            numbers = [row_of[key] for key in keys]
         except KeyError:
             self._add(keys, make)
-            places = [place[key] for key in keys]
-        return self._rows.take(np.array(places, dtype=np.intp), axis=0)
+            numbers = [row_of[key] for key in keys]
+        return self._rows.take(np.array(numbers, dtype=np.intp), axis=0)
 
     def _add(self, keys: Sequence[Hashable], make: Callable[..., Sequence[float]]) -> None:
-        if len(self._place) > _MAX_ROWS:
-            # Only artificial molecules come here; for them the table must not grow without end.
-            self._place.clear()
+        if len(self._row_of) > _MAX_ROWS:
+            # Only artificial molecules have so many different atoms; limit the memory.
+            self._row_of.clear()
         for key in keys:
-            if key in self._place:
+            if key in self._row_of:
                 continue
-            if len(self._place) == len(self._rows):
+            if len(self._row_of) == len(self._rows):
                 self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)])
-            self._rows[len(self._place)] = make(key)
-            self._place[key] = len(self._place)
+            self._rows[len(self._row_of)] = make(key)
+            self._row_of[key] = len(self._row_of)
 
     def __len__(self) -> int:
-        return len(self._place)
+        return len(self._row_of)
 
     def __reduce__(self) -> tuple[type["RowTable"], tuple[int]]:
         """Pickle empty: every process fills its own."""

@@ -31,14 +31,15 @@ from pyg_dynbatch.molecules.rdkit_access import (
 
 
 def _check_array(value: Any, kinds: str, shape: tuple[int, ...], what: str, hint: str = "") -> None:
-    """Refuse what a feature of the user's own has returned, unless it is an array of that form."""
+    """Raise an error unless a user's feature returned an array of this shape and dtype."""
     if isinstance(value, np.ndarray) and value.dtype.kind in kinds and value.shape == shape:
         return
     is_array = isinstance(value, np.ndarray)
     got = f"{value.dtype} {list(value.shape)}" if is_array else type(value).__name__
     numbers = "numbers" if "f" in kinds else "whole numbers"
     expected = f"an array of {numbers} {list(shape)}"
-    raise mismatch(ValueError, f"{what}() has the wrong form", expected, got, hint=hint)
+    what = f"{what}() has an invalid shape or dtype"
+    raise mismatch(ValueError, what, expected, got, hint=hint)
 
 
 def _checked_rows(rows: Any, part: AtomFeatures, mol: Mol) -> Float32[np.ndarray, "atom feature"]:
@@ -47,7 +48,7 @@ def _checked_rows(rows: Any, part: AtomFeatures, mol: Mol) -> Float32[np.ndarray
     _check_array(rows, "fiub", (mol.GetNumAtoms(), len(part.names)), f"{name}: rows", hint)
     rows = rows.astype(np.float32, copy=False)
     if not np.isfinite(rows).all():
-        atom, column = (int(place) for place in np.argwhere(~np.isfinite(rows))[0])
+        atom, column = np.argwhere(~np.isfinite(rows))[0].tolist()
         reason = f"{name}: feature {part.names[column]!r} is {rows[atom, column]}, not finite"
         raise MoleculeError(reason, atom)
     return rows
@@ -92,14 +93,14 @@ def _check_choice(name: str, given: object, choices: Sequence[str]) -> None:
         raise mismatch(ValueError, what, ", ".join(map(repr, choices)), repr(given))
 
 
-# Change it when a release changes what any of the features is: stores are then made again.
+# Changed by every release that changes any of the features, so that stores are rebuilt.
 _FORMAT = "MoleculeFeaturizer 1"
-# Their results need no check.
+# Features of this package, whose results need not be checked.
 _OWN = (KearnesAtoms, DeepChemAtoms, KearnesPairs, DeepChemPairs)
 
 
 class MoleculeFeaturizer:
-    """Turns a SMILES or an RDKit molecule, which is not changed, into ``MoleculeData``.
+    """Converts a SMILES or an RDKit molecule, which is not changed, to ``MoleculeData``.
 
     Args:
         atoms: ``"kearnes"``, ``"deepchem"``, or your own atom features.
@@ -109,10 +110,10 @@ class MoleculeFeaturizer:
         fragments: ``"all"``, or ``"largest"``: the fragment with most heavy atoms, then the
             heaviest, then the first by canonical SMILES.
         chirality: Whether sets given by name describe stereo; None for as published (Kearnes does).
-        max_atoms: Larger molecules are refused: the number of pairs grows as the square.
+        max_atoms: Larger molecules raise an error: the number of pairs grows quadratically.
         extra_atoms: Further atom features, appended as columns.
         extra_pairs: Further pair features; their codes multiply those of `pairs`.
-        descriptors: ``"rdkit"``, your own, or None; of the chosen fragment without added hydrogens.
+        descriptors: ``"rdkit"``, your own, or None; computed before hydrogens are added.
 
     Raises:
         ValueError: If an option is unknown, a column name appears twice, or there are more than
@@ -182,15 +183,14 @@ class MoleculeFeaturizer:
 
     def __call__(self, molecule: str | Mol) -> MoleculeData:
         """Describe one molecule."""
-        plain = self._without_hydrogens(molecule)
-        descriptor = None
+        plain = self._parsed(molecule)
+        mol, descriptor = self._with_hydrogens(plain, molecule), None
         if self._descriptors is not None:
-            # Of a copy, for descriptors may leave properties on the molecule that features read.
+            # Of a copy, because descriptors may set properties of the molecule that features read.
             row = self._descriptors.row(chem().Mol(plain))
             name, hint = type(self._descriptors).__name__, "np.float32, NaN where undefined"
             _check_array(row, "fiub", (len(self.descriptor_names),), f"{name}: row", hint)
             descriptor = torch.from_numpy(finite_or_nan(row))[None]
-        mol = self._with_hydrogens(plain, molecule)
         rows, codes = self.atom_rows(mol), self.pair_codes(mol)
         return MoleculeData(
             x=torch.from_numpy(rows),
@@ -206,20 +206,20 @@ class MoleculeFeaturizer:
             molecule: SMILES, or an ``rdkit.Chem.Mol``, which is not changed.
 
         Returns:
-            A new ``rdkit.Chem.Mol``, its atoms in the order of the input; where some were left out,
-            they have the property ``input_atom``.
+            A new ``rdkit.Chem.Mol``, its atoms in the order of the input; if some were removed, the
+            others have the property ``input_atom``, their index in the input.
 
         Raises:
-            MoleculeError: If the molecule is bad or too big.
+            MoleculeError: If the molecule is invalid or too large.
 
         Example:
             >>> mol = MoleculeFeaturizer(fragments="largest").prepare("[Na+].CO")
             >>> [atom.GetIntProp("input_atom") for atom in mol.GetAtoms()]
             [1, 2]
         """
-        return self._with_hydrogens(self._without_hydrogens(molecule), molecule)
+        return self._with_hydrogens(self._parsed(molecule), molecule)
 
-    def _without_hydrogens(self, molecule: str | Mol) -> Mol:
+    def _parsed(self, molecule: str | Mol) -> Mol:
         if molecule is None or isinstance(molecule, str | float):
             mol = parse_smiles(molecule)
         elif isinstance(molecule, chem().Mol):
@@ -227,24 +227,18 @@ class MoleculeFeaturizer:
         else:
             what, got = "MoleculeFeaturizer: the input is not a molecule", type(molecule).__name__
             raise mismatch(TypeError, what, "a SMILES or an rdkit.Chem.Mol", got)
-        if self.fragments == "largest":
-            mol = largest_fragment(mol)
-        self._check_size(mol.GetNumAtoms(), molecule)
-        return mol
+        return largest_fragment(mol) if self.fragments == "largest" else mol
 
     def _with_hydrogens(self, mol: Mol, given: str | Mol) -> Mol:
         if self.explicit_hydrogens:
             mol = chem().AddHs(mol)
-            self._check_size(mol.GetNumAtoms(), given)
-        return mol
-
-    def _check_size(self, atoms: int, given: str | Mol) -> None:
-        if atoms > self.max_atoms:
+        if (atoms := mol.GetNumAtoms()) > self.max_atoms:
             raise MoleculeError(
                 f"{atoms:,} atoms, {atoms * (atoms + 1) // 2:,} pairs: more than "
                 f"max_atoms={self.max_atoms:,}; raise it if memory allows",
                 smiles=given if isinstance(given, str) else None,
             )
+        return mol
 
     def atom_rows(self, mol: Mol) -> Float32[np.ndarray, "atom feature"]:
         """Return the features of the atoms of a molecule that `prepare` returned.
@@ -254,7 +248,7 @@ class MoleculeFeaturizer:
 
         Raises:
             MoleculeError: If a feature is not finite.
-            ValueError: If a feature of your own has the wrong form.
+            ValueError: If one of your own features has an invalid shape or dtype.
         """
         parts = []
         for part in self._atoms:
@@ -272,7 +266,7 @@ class MoleculeFeaturizer:
             A symmetric matrix of rows of `pair_table`, with 0 on the diagonal.
 
         Raises:
-            ValueError: If codes of your own have the wrong form, are out of range or asymmetric.
+            ValueError: If your own codes are of invalid shape or dtype, out of range or asymmetric.
         """
         codes: Any = None
         for part in self._pairs:
@@ -284,7 +278,7 @@ class MoleculeFeaturizer:
 
     @property
     def spec(self) -> dict[str, Any]:
-        """All that is needed to build the featurizer again, in plain values."""
+        """The plain values from which :meth:`from_spec` rebuilds the featurizer."""
         parts: dict[str, Any] = {
             "atoms": [part_to_spec(part) for part in self._atoms],
             "pairs": [part_to_spec(part) for part in self._pairs],
@@ -301,18 +295,17 @@ class MoleculeFeaturizer:
 
     @property
     def digest(self) -> str:
-        """A short hash of `spec` but for this package's version: equal digests, equal data."""
-        # A release that changes the features changes _FORMAT; otherwise stores stay valid.
+        """A short hash of `spec` without the version of this package: equal digests, equal data."""
         facts = {name: value for name, value in self.spec.items() if name != "pyg_dynbatch"}
         text = json.dumps(facts, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @classmethod
     def from_spec(cls, spec: Any) -> "MoleculeFeaturizer":
-        """Build a featurizer from a `spec`; warn if another version of RDKit made it.
+        """Build a featurizer from a `spec`; warn if it comes from a different version of RDKit.
 
         Args:
-            spec: The plain values; from a trusted source, as they name classes to import.
+            spec: The plain values, from a trusted source, since they name classes to import.
 
         Raises:
             ValueError: If it is not a spec, or a class cannot be imported or has other columns.
@@ -328,10 +321,10 @@ class MoleculeFeaturizer:
             raise mismatch(ValueError, what, expected, got)
         if spec["rdkit"] != rdkit_version():
             text = mismatch_text(
-                "MoleculeFeaturizer: another version of RDKit made the features",
+                "MoleculeFeaturizer: a different version of RDKit made the features",
                 f"RDKit {spec['rdkit']}, as when the spec was saved",
                 f"RDKit {rdkit_version()}",
-                hint="that version where figures must agree to the last digit",
+                hint="that version if the numbers must be exactly equal",
             )
             warnings.warn(text, stacklevel=2)
         atoms = [part_from_spec(part, AtomFeatures) for part in spec["atoms"]]

@@ -31,7 +31,7 @@ _FIELD = re.compile(r">[^<]*<(.*)>")
 
 @dataclass(frozen=True)
 class RawMolecule:
-    """One record of a file, not interpreted.
+    """One record of a file, as text.
 
     Args:
         row: Number of the record in the file, from 0.
@@ -39,10 +39,10 @@ class RawMolecule:
         smiles: The SMILES without blanks around it; ``""`` where the cell is empty, None in SDF.
         block: The mol block; None except in SDF.
         name: Name of the molecule; None where it has none.
-        targets: The labels in the order of the columns asked for; None where one is missing.
+        targets: The labels in the order of the requested columns; None where one is missing.
         extra: All other columns or data fields, as text.
-        source: Names and texts of all columns or data fields in the order of the file, if they
-            were asked for; never of a SMILES file.
+        source: Names and texts of all columns or data fields in the order of the file, if
+            requested; never of a SMILES file.
 
     Example:
         >>> RawMolecule(0, "a.smi:1", smiles="CO").targets
@@ -78,22 +78,23 @@ def read_molecules(
       are lines that begin with ``#``.
     - ``sdf``: labels are data fields; the name is the first line of a record.
 
-    Any may be compressed (``.gz``). Text is UTF-8, with or without a byte order mark. Bad
-    molecules are records like others: the featurizer reports what is wrong with them.
+    Any may be compressed (``.gz``). Text is UTF-8, with or without a byte order mark. Invalid
+    molecules are yielded like others: the featurizer reports what is wrong with them.
 
     Args:
         path: The file, or ``"-"`` for standard input.
         smiles_column: Column of the SMILES; None for the one named smiles, in any case.
         target_columns: Columns of the labels; None for no labels.
         name_column: Column of the names (csv, tsv).
-        format: ``"csv"``, ``"tsv"``, ``"smi"`` or ``"sdf"``; None to go by the suffix.
-        missing: Further texts, in any case, that are a missing label, besides "", nan and NA.
-        first_of_repeated: Whether the first of several columns of one name is used, not refused.
+        format: ``"csv"``, ``"tsv"``, ``"smi"`` or ``"sdf"``; None to infer it from the suffix.
+        missing: Texts, in any case, that are missing labels, in addition to "", nan and NA.
+        first_of_repeated: Whether to use the first of several columns with the same name, instead
+            of raising an error.
         keep_source: Whether each record keeps all its columns as `source`.
 
     Raises:
         FileNotFoundError: If the file does not exist.
-        ValueError: With file and line, if the format is unknown, the file is empty, damaged or not
+        ValueError: With file and line, if the format is unknown, the file is empty, corrupt or not
             UTF-8, a column is missing, the number of cells differs, or a label is not a finite
             number.
 
@@ -226,7 +227,7 @@ def _cells(lines: Lines, delimiter: str) -> Iterator[tuple[int, list[str]]]:
             # The reader asks for a line after the last one only within a quoted cell.
             if ended:
                 raise csv.Error("a quote that is opened here and never closed")
-            # A line of separators is a record, and without it all numbers after it would be off.
+            # A line of separators is a record: without it all later row numbers would be wrong.
             if len(cells) > 1 or any(cell.strip() for cell in cells):
                 yield start, cells
             start = lines.number + 1
@@ -329,9 +330,9 @@ class BadMolecule:
     Args:
         row: Number of the record in its source, from 0.
         where: File and line.
-        smiles: The text; None where there was none.
+        smiles: The text; None if there is none.
         reason: What is wrong.
-        atom: The atom at fault, from 0; None where it is not a single one.
+        atom: The atom at fault, from 0; None if it is not a single one.
 
     Example:
         >>> print(BadMolecule(3, "mine.csv:5", "C(", "an open bracket").complaint("MoleculeFile"))
@@ -339,7 +340,7 @@ class BadMolecule:
           expected: a molecule
           got:      an open bracket, in 'C('
           where:    mine.csv:5
-          try:      bad="skip" to leave such rows out, or bad="blank" to keep their places
+          try:      bad="skip" to omit such rows, or bad="blank" to keep them without atoms
     """
 
     row: int
@@ -354,12 +355,12 @@ class BadMolecule:
         shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({len(text)} characters)"
         atom = "" if self.atom is None else f" (atom {self.atom})"
         what, got = f"{name}: row {self.row} cannot be used", f"{self.reason}{atom}, in {shown!r}"
-        hint = 'bad="skip" to leave such rows out, or bad="blank" to keep their places'
+        hint = 'bad="skip" to omit such rows, or bad="blank" to keep them without atoms'
         return mismatch_text(what, "a molecule", got, where=self.where, hint=hint)
 
 
 def write_error_report(path: str | Path, errors: Iterable[BadMolecule]) -> Path:
-    """Write a CSV file with one line for every bad row, whole or not at all.
+    """Write a CSV file with one line per bad row, atomically.
 
     Args:
         path: The file, which is returned.

@@ -30,7 +30,7 @@ _NO_METALS = frozenset(
 )
 _LABELS = ("R", "S")
 RING_SIZES = (3, 4, 5, 6, 7, 8)
-# Labels take exponential time on a few symmetric cages; this many steps take about a second.
+# A few symmetric cages take exponential time; this many steps take about a second.
 _MOST_LABEL_STEPS = 1_250_000
 
 
@@ -50,7 +50,7 @@ class KearnesAtoms(AtomFeatures):
     3       sp, sp2, sp3              bit   hybridisation; sp2d, sp3d, sp3d2, s: none of the bits
     2       donor, acceptor           bit   the definitions of ``BaseFeatures.fdef``
     1       aromatic                  bit
-    1       partial charge missing    bit   not of the paper: metals, hypervalent P, …
+    1       partial charge missing    bit   not in the paper: metals, hypervalent P, …
     ======= ========================= ===== ==================================================
 
     Args:
@@ -148,8 +148,8 @@ def cip_labels(mol: Mol) -> list[tuple[int, str]]:
 
 @cache
 def _bonding_patterns(family: str) -> list[Any]:
-    # Building the factory takes milliseconds and asking it for features takes longer than all
-    # else; its own patterns, matched directly, find the same atoms in a third of the time.
+    # The factory itself is the slowest part of all features; matching its patterns directly finds
+    # the same atoms in a third of the time.
     path = str(rdkit_data_folder() / "BaseFeatures.fdef")
     factory = rdkit_module("Chem.ChemicalFeatures").BuildFeatureFactory(path)
     definitions = factory.GetFeatureDefs().items()

@@ -32,7 +32,8 @@ Transform = Callable[[MoleculeData], Any]
 
 Arrays = Mapping[str, np.ndarray]  # packed molecules, one array per column
 
-# The column that holds where the rows of each molecule begin; other columns have one row each.
+# Columns with any number of rows per molecule, and the column that holds where they begin. In
+# a store of molecules of 2 and 3 atoms, atom_start is [0, 2, 5]: rows 2 to 4 are molecule 1.
 _STARTS = {
     "bits": "atom_start",
     "counts": "atom_start",
@@ -43,7 +44,7 @@ _STARTS = {
 
 
 class AtomPacking:
-    """Packs molecules into arrays and takes any of them out again, bit for bit."""
+    """Packs molecules into arrays, and unpacks any of them, bit for bit."""
 
     def __init__(
         self, kinds: Sequence[str], names: Sequence[str], num_tasks: int, num_descriptors: int = 0
@@ -90,7 +91,7 @@ class AtomPacking:
         return arrays
 
     def unpack(self, arrays: Arrays, chosen: Int64[np.ndarray, " molecule"]) -> MoleculeColumns:
-        """Take molecules out, reading nothing but them."""
+        """Unpack the chosen molecules; read only their rows."""
         segments, atoms = _rows_of(arrays["atom_start"], chosen)
         x = np.empty((len(atoms), self.width), np.float32)
         bits = self._columns["bit"]
@@ -115,10 +116,10 @@ class AtomPacking:
         values = x[:, columns]
         wrong = (values != np.rint(values)) | (values < lowest) | (values > highest)
         if wrong.any():
-            place = np.argwhere(wrong)[0]
+            atom, column = np.argwhere(wrong)[0].tolist()
             what = f"packed molecules: an atom feature of kind {kind!r} does not fit"
-            expected, got = f"whole numbers from {lowest} to {highest}", float(values[tuple(place)])
-            where = f"feature {self.names[columns[place[1]]]!r}"
+            expected, got = f"whole numbers from {lowest} to {highest}", float(values[atom, column])
+            where = f"feature {self.names[columns[column]]!r}"
             raise mismatch(ValueError, what, expected, got, where=where, hint='the kind "real"')
         return values
 
@@ -129,7 +130,7 @@ class AtomPacking:
         whole = 0 if "descriptor" not in molecule else molecule.descriptor.size(1)
         sizes = (self.width, wanted, self.num_descriptors)
         if (width, pairs, whole) != sizes or tasks not in (0, self.num_tasks):
-            what = "packed molecules: a molecule has another form"
+            what = "packed molecules: the fields of a molecule have other sizes"
             expected = f"{self.width} atom features, {self.num_tasks} targets, {wanted} pairs of "
             expected += f"{atoms} atoms, {self.num_descriptors} descriptors"
             got = f"{width} atom features, {tasks} targets, {pairs} pairs, {whole} descriptors"
@@ -141,26 +142,26 @@ ColumnReader = Callable[[str], np.ndarray]  # reads a column by its name
 
 
 def _pieces_of(packs: Iterable[ColumnReader], name: str) -> Iterator[np.ndarray]:
-    """Yield one column of several packs, ready to be joined end to end."""
+    """Yield one column of several packs, ready to be concatenated."""
     end = 0
     for number, read in enumerate(packs):
         piece = read(name)
         if name in _STARTS.values():
             piece = piece + end
             end = int(piece[-1])
-            piece = piece[min(number, 1) :]  # where a pack ends the next one begins
+            piece = piece[min(number, 1) :]  # a pack begins where the last one ends
         yield piece
 
 
 def join_packs(packs: Sequence[ColumnReader], names: Iterable[str]) -> dict[str, np.ndarray]:
-    """Join packs of molecules to one."""
+    """Concatenate packs of molecules."""
     return {name: np.concatenate(list(_pieces_of(packs, name))) for name in names}
 
 
 def write_store(
     folder: Path, packs: Sequence[ColumnReader], names: Iterable[str], header: Mapping[str, Any]
 ) -> None:
-    """Write the columns of packs, joined, and then the header, which makes them a store.
+    """Write the concatenated columns of packs, and then the header, which completes the store.
 
     File names contain a hash of the header: an earlier build stays valid until it is replaced.
     """
@@ -217,7 +218,7 @@ class MappedColumns(dict[str, np.ndarray]):
         if name not in self.checked and (checksum := _checksum(path)) != expected:
             raise _unusable(path, f"checksum {expected:08x}", f"checksum {checksum:08x}")
         self.checked.add(name)
-        # As a plain array: each slice of a memmap costs several times as much.
+        # As a plain array, because slicing a memmap takes several times as long.
         self[name] = np.asarray(np.load(path, mmap_mode="r"))
         return self[name]
 
@@ -241,25 +242,25 @@ class Featurizer(Protocol):
 
     @property
     def digest(self) -> str:
-        """A hash of them."""
+        """A hash of the spec."""
 
     def __call__(self, molecule: Any) -> MoleculeData:
-        """Describe one molecule, given as SMILES or RDKit molecule."""
+        """Convert one molecule, given as SMILES or RDKit molecule."""
 
 
 class PackedMolecules(Dataset[MoleculeData]):
-    r"""Molecules of a folder that a data set or ``build_store`` has written, mapped into memory.
+    r"""Molecules that a data set or ``build_store`` has written to a folder, mapped into memory.
 
-    Asked for a whole batch, as loaders do, it returns :class:`MoleculeColumns`.
+    Loaders request a whole batch at once, and get it as :class:`MoleculeColumns`.
 
     Args:
-        source: The folder, or a data set of which this one is to have the molecules.
-        featurizer: If given, what must have made the molecules.
-        transform: Applied to a molecule each time it is taken.
+        source: The folder, or a data set that shares its molecules.
+        featurizer: If given, the molecules must have been made by it.
+        transform: Applied to a molecule each time it is accessed.
 
     Raises:
         FileNotFoundError: If the folder is not a finished store.
-        ValueError: If it is damaged, or another featurizer made it.
+        ValueError: If it is corrupt, or a different featurizer made it.
 
     Example:
         >>> import tempfile
@@ -320,7 +321,7 @@ class PackedMolecules(Dataset[MoleculeData]):
 
     @cached_property
     def num_atoms(self) -> Int64[np.ndarray, " molecule"]:
-        """Number of atoms of every molecule, read without reading the molecules."""
+        """Number of atoms of every molecule; the molecules themselves are not read."""
         return np.diff(self.arrays["atom_start"])
 
     @cached_property
@@ -335,20 +336,20 @@ class PackedMolecules(Dataset[MoleculeData]):
         return tuple(BadMolecule(**error) for error in found)
 
     def texts(self) -> list[str]:
-        """Return the SMILES of all molecules, many times as fast as one by one."""
+        """Return the SMILES of all molecules, much faster than one by one."""
         return _texts(self.arrays, np.arange(len(self)))
 
     def smiles(self, i: int | np.integer) -> str:
-        """Return the SMILES of one molecule as it was given."""
+        """Return the SMILES of one molecule, as given."""
         return _texts(self.arrays, self._checked([int(i)]))[0]
 
     def check(self) -> None:
-        """Read every file once and compare checksums; raise ``ValueError`` if one is damaged."""
+        """Read every file once and compare checksums; raise ``ValueError`` if one is corrupt."""
         for name in self.header.get("columns", ()):
             self.arrays[name]
 
     def part(self, number: int, name: str) -> np.ndarray:
-        """Slice one packed column of the molecules of one part."""
+        """Return the rows of one column that belong to one part."""
         sizes = [part["molecules"] for part in self.parts]
         first, last = sum(sizes[:number]), sum(sizes[: number + 1])
         column = self.arrays[name]
@@ -382,8 +383,8 @@ class PackedMolecules(Dataset[MoleculeData]):
         wanted = np.asarray(chosen, dtype=np.int64).reshape(-1)
         wrong = wanted[(wanted < -len(self)) | (wanted >= len(self))]
         if wrong.size:
-            what = "packed molecules: the molecule does not exist"
-            raise mismatch(IndexError, what, f"numbers from 0 to {len(self) - 1}", int(wrong[0]))
+            what = "packed molecules: the index is out of range"
+            raise mismatch(IndexError, what, f"0 to {len(self) - 1}", int(wrong[0]))
         return np.where(wanted < 0, wanted + len(self), wanted)
 
     def __repr__(self) -> str:
