@@ -324,24 +324,14 @@ class MoleculeCollater(PlanningCollater):
 
     def _attach(self, merged: Batch, quick: bool) -> None:
         sizes = merged.ptr.diff()
-        self._check_codes(merged, sizes)
-        merged.pairs = Pairs.from_codes(merged.pair_code, sizes, self._kept)
-
-    def _check_codes(self, merged: Batch, sizes: Tensor) -> None:
-        code, starts = merged.pair_code, slices_of(merged)["pair_code"]
-        wanted, found = sizes * (sizes + 1) // 2, starts.diff()
+        wanted, found = sizes * (sizes + 1) // 2, slices_of(merged)["pair_code"].diff()
         if not torch.equal(wanted, found):
             number = int((wanted != found).nonzero()[0])
             what = "MoleculeCollater: a molecule has a wrong number of pairs"
             expected = f"{wanted[number]} codes for {sizes[number]} atoms, with self pairs"
             where = f"molecule {number} of the batch"
             raise mismatch(ValueError, what, expected, int(found[number]), where=where)
-        if code.numel() and int(code.max()) >= len(self.pair_table):
-            number = int(torch.bucketize(code.argmax(), starts, right=True)) - 1
-            what, got = "MoleculeCollater: a code is not in the pair table", int(code.max())
-            expected, where = f"0 to {len(self.pair_table) - 1}", f"molecule {number} of the batch"
-            hint = "the table of the featurizer that made the molecules"
-            raise mismatch(ValueError, what, expected, got, where=where, hint=hint)
+        merged.pairs = Pairs.from_codes(merged.pair_code, sizes, self._kept)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(pairs={self.pairs!r}, self_pairs={self.self_pairs})"

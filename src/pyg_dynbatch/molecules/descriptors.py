@@ -1,11 +1,10 @@
 """Descriptors of a whole molecule, one row of numbers: RDKit's, or your own."""
 
 import warnings
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float32
@@ -25,7 +24,7 @@ _UNDEFINED = (ValueError, ArithmeticError, RuntimeError)
 _CHARGES = {"MaxPartialCharge", "MinPartialCharge", "MaxAbsPartialCharge", "MinAbsPartialCharge"}
 
 
-class MoleculeDescriptors(FeaturePart):
+class MoleculeDescriptors(FeaturePart, ABC):
     """One row of numbers per molecule; subclass it for your own descriptors.
 
     A subclass must be at the top level of an importable module, so that checkpoints can name it.
@@ -51,18 +50,13 @@ class MoleculeDescriptors(FeaturePart):
     """
 
     def __init__(self, names: Sequence[str], options: Mapping[str, object] | None = None) -> None:
-        super().__init__(options)
+        super().__init__(options, names=list(names))
         self.names = tuple(names)
         if not self.names or len(set(self.names)) != len(self.names):
             repeated = [name for name in self.names if self.names.count(name) > 1]
             what = f"{type(self).__name__}: the names of the descriptors cannot be used"
             got = f"{repeated[0]!r} twice" if repeated else "none"
             raise mismatch(ValueError, what, "at least one name, all different", got)
-
-    @property
-    def columns(self) -> dict[str, Any]:
-        """Names of the descriptors."""
-        return {"names": list(self.names)}
 
     @abstractmethod
     def row(self, mol: Mol) -> Float32[np.ndarray, " descriptor"]:

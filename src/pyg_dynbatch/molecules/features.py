@@ -3,6 +3,7 @@
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from copy import deepcopy
 from pkgutil import resolve_name
 from typing import Any
 
@@ -16,10 +17,14 @@ from pyg_dynbatch.molecules.rdkit_access import Mol
 KINDS = ("bit", "count", "real")
 
 
-class FeaturePart(ABC):
-    """A part of a featurizer, which can be rebuilt from its options."""
+class FeaturePart:
+    """A part of a featurizer, which can be rebuilt from its options.
 
-    def __init__(self, options: Mapping[str, object] | None = None) -> None:
+    Plain values describe its columns; they must be the same when it is rebuilt.
+    """
+
+    def __init__(self, options: Mapping[str, object] | None, **columns: Any) -> None:
+        self.columns = columns
         try:
             self.options: dict[str, Any] = json.loads(json.dumps(dict(options or {})))
         except TypeError as error:
@@ -28,13 +33,8 @@ class FeaturePart(ABC):
             hint = "pass plain values and build objects from them in __init__"
             raise mismatch(ValueError, what, expected, error, hint=hint) from error
 
-    @property
-    @abstractmethod
-    def columns(self) -> dict[str, Any]:
-        """Plain values that must be the same when the part is rebuilt from its options."""
 
-
-class AtomFeatures(FeaturePart):
+class AtomFeatures(FeaturePart, ABC):
     """One row of numbers per atom of a molecule; subclass it for your own features.
 
     A subclass must be at the top level of an importable module, so that checkpoints can name it.
@@ -66,7 +66,7 @@ class AtomFeatures(FeaturePart):
         kinds: Sequence[str],
         options: Mapping[str, object] | None = None,
     ) -> None:
-        super().__init__(options)
+        super().__init__(options, names=list(names), kinds=list(kinds))
         self.names = tuple(names)
         self.kinds = tuple(kinds)
         if len(set(self.names)) != len(self.names) or len(self.kinds) != len(self.names):
@@ -77,11 +77,6 @@ class AtomFeatures(FeaturePart):
             what = f"{type(self).__name__}: a kind of feature is unknown"
             raise mismatch(ValueError, what, ", ".join(KINDS), ", ".join(unknown))
 
-    @property
-    def columns(self) -> dict[str, Any]:
-        """Names and kinds of the columns."""
-        return {"names": list(self.names), "kinds": list(self.kinds)}
-
     @abstractmethod
     def rows(self, mol: Mol) -> Float[np.ndarray, "atom feature"]:
         """Return one row of finite numbers per atom, in order.
@@ -91,7 +86,7 @@ class AtomFeatures(FeaturePart):
         """
 
 
-class PairFeatures(FeaturePart):
+class PairFeatures(FeaturePart, ABC):
     """A code for every pair of atoms, a row of a table of features; subclass it for your own.
 
     Pairs are unordered, so the codes must be symmetric.
@@ -120,14 +115,9 @@ class PairFeatures(FeaturePart):
     """
 
     def __init__(self, table: PairTable, options: Mapping[str, object] | None = None) -> None:
-        super().__init__(options)
+        columns = {"names": list(table.names), "codes": len(table), "table": table.digest()}
+        super().__init__(options, **columns)
         self.table = table
-
-    @property
-    def columns(self) -> dict[str, Any]:
-        """Names of the features, number of the codes, and a hash of what they mean."""
-        names = list(self.table.names)
-        return {"names": names, "codes": len(self.table), "table": self.table.digest()}
 
     @abstractmethod
     def codes(self, mol: Mol) -> Integer[np.ndarray, "atom atom"]:
@@ -141,8 +131,8 @@ class PairFeatures(FeaturePart):
 def part_to_spec(part: FeaturePart) -> dict[str, Any]:
     """Return the class of a part, its options and its columns as plain values."""
     cls = type(part)
-    made = {"class": f"{cls.__module__}:{cls.__qualname__}", "options": dict(part.options)}
-    return made | part.columns
+    path = f"{cls.__module__}:{cls.__qualname__}"
+    return deepcopy({"class": path, "options": part.options, **part.columns})
 
 
 def part_from_spec(spec: Mapping[str, Any], base: type) -> Any:
