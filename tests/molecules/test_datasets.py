@@ -93,9 +93,14 @@ def net(root=None, name="FreeSolv", **options):
     return MoleculeNet(root, name, options=QUIET, **({"verify": False} | options))
 
 
-@pytest.mark.parametrize("name", ["FreeSolv", "freesolv", "SAMPL"])
 @pytest.mark.parametrize(
-    "place", ["freesolv.csv", "SAMPL.csv", "SAMPL.csv.gz", "freesolv/raw/SAMPL.csv"]
+    ("name", "place"),
+    [
+        ("FreeSolv", "freesolv.csv"),
+        ("freesolv", "SAMPL.csv"),
+        ("SAMPL", "SAMPL.csv.gz"),
+        ("FreeSolv", "freesolv/raw/SAMPL.csv"),
+    ],
 )
 def test_where_files_are_found(tmp_path, raw, name, place):
     content = gzip.compress(raw.encode()) if place.endswith("gz") else raw
