@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice, starmap
@@ -205,7 +205,7 @@ def in_chunks(records: Iterable[RawMolecule], size: int) -> Iterator[list[RawMol
         yield chunk
 
 
-class Workers:
+class Workers(AbstractContextManager["Workers"]):
     """Featurizes chunks of records in several processes; results come in order."""
 
     def __init__(
@@ -236,9 +236,6 @@ class Workers:
             if len(waiting) > self._most_waiting:
                 yield _result(*waiting.popleft())
         yield from starmap(_result, waiting)
-
-    def __enter__(self) -> "Workers":
-        return self
 
     def __exit__(self, *_: object) -> None:
         if self._pool is not None:

@@ -174,11 +174,9 @@ def _format_of(path: str, given: str | None) -> str:
         return str(given)
     if given is None and suffix in FORMATS:
         return FORMATS[suffix]
-    problem, got = "the format is unknown", repr(given)
-    if given is None:
-        problem, got = "the format does not follow from the suffix", path
     expected = f"{', '.join(known)} ({' '.join(FORMATS)}, also with .gz)"
-    raise mismatch(ValueError, f"read_molecules: {problem}", expected, got, hint="pass format=…")
+    what, got = "read_molecules: the format is unknown", path if given is None else repr(given)
+    raise mismatch(ValueError, what, expected, got, hint="pass format=…")
 
 
 def _read_table(

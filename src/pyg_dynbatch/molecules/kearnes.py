@@ -132,6 +132,7 @@ class KearnesAtoms(AtomFeatures):
 
 def cip_labels(mol: Mol) -> list[tuple[int, str]]:
     """Label stereo centres by the rules of Cahn, Ingold and Prelog; r and s become R and S."""
+    # RDKit's own tags (clockwise or not) depend on the order of the neighbours; labels do not.
     labelled = chem().Mol(mol)
     try:
         rdkit_module("Chem.rdCIPLabeler").AssignCIPLabels(
@@ -266,7 +267,10 @@ class DoubleBondStereo(PairFeatures):
 
 
 def coded_pairs(mol: Mol, bonds: list[tuple[int, int, int]]) -> UInt8[np.ndarray, "atom atom"]:
-    """Return the codes of all pairs from one distance matrix, the rings and the bonds."""
+    """Return the codes of all pairs from one distance matrix, the rings and the bonds.
+
+    A bond is its first atom, its second atom and its code, to which a common ring adds 1.
+    """
     atoms = mol.GetNumAtoms()
     if not atoms:
         return np.zeros((0, 0), dtype=np.uint8)

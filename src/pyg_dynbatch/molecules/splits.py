@@ -413,11 +413,8 @@ def scaffold_split(
     train, val, test = _sizes(total, fractions)
     sets: defaultdict[str, list[int]] = defaultdict(list)
     for number, text in enumerate(smiles):
-        try:
-            scaffold = murcko_scaffold(text)
-        except MoleculeError:
-            scaffold = ""  # of a blank row, which has no target, so any part will do
-        sets[scaffold].append(number)
+        # A blank row has no target, so that any part will do.
+        sets[_text_or_none(murcko_scaffold, text) or ""].append(number)
     if seed is None:
         groups = sorted(sets.values(), key=lambda group: (-len(group), -group[0]))
         room = fractions[0] * total + _SUM, (fractions[0] + fractions[1]) * total + _SUM
@@ -538,13 +535,14 @@ def canonical_texts(smiles: Sequence[str]) -> list[str | None]:
         >>> canonical_texts(["OC", "CO", "C("])
         ['CO', 'CO', None]
     """
-    found: list[str | None] = []
-    for text in smiles:
-        try:
-            found.append(canonical_smiles(text))
-        except MoleculeError:
-            found.append(None)
-    return found
+    return [_text_or_none(canonical_smiles, text) for text in smiles]
+
+
+def _text_or_none(function: Callable[[str], str], smiles: str) -> str | None:
+    try:
+        return function(smiles)
+    except MoleculeError:
+        return None
 
 
 def find_leakage(

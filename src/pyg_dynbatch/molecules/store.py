@@ -125,17 +125,16 @@ class AtomPacking:
 
     def _check_form(self, molecule: MoleculeData, number: int) -> None:
         atoms, width = molecule.x.shape
-        pairs, wanted = molecule.pair_code.numel(), pairs_of_atoms(atoms)
-        tasks = 0 if "y" not in molecule else molecule.y.size(1)
-        whole = 0 if "descriptor" not in molecule else molecule.descriptor.size(1)
-        sizes = (self.width, wanted, self.num_descriptors)
-        if (width, pairs, whole) != sizes or tasks not in (0, self.num_tasks):
+        tasks, whole = (molecule[k].size(1) if k in molecule else 0 for k in ("y", "descriptor"))
+        found = (width, tasks or self.num_tasks, molecule.pair_code.numel(), whole)
+        wanted = (self.width, self.num_tasks, pairs_of_atoms(atoms), self.num_descriptors)
+        if found != wanted:
             what = "packed molecules: the fields of a molecule have other sizes"
-            expected = f"{self.width} atom features, {self.num_tasks} targets, {wanted} pairs of "
-            expected += f"{atoms} atoms, {self.num_descriptors} descriptors"
-            got = f"{width} atom features, {tasks} targets, {pairs} pairs, {whole} descriptors"
+            form = (
+                f"{{}} atom features, {{}} targets, {{}} pairs of {atoms} atoms, {{}} descriptors"
+            )
             where = f"row {getattr(molecule, 'row', number)}"
-            raise mismatch(ValueError, what, expected, got, where=where)
+            raise mismatch(ValueError, what, form.format(*wanted), form.format(*found), where=where)
 
 
 ColumnReader = Callable[[str], np.ndarray]  # reads a column by its name
