@@ -100,7 +100,7 @@ def test_blank_keeps_places(tmp_path):
     assert {error.row: error.reason for error in dataset.errors}[33] == "an exclamation mark"
 
 
-def test_raise_stops_and_keeps_what_is_whole(tmp_path):
+def test_raise_stops_and_keeps_complete_parts(tmp_path):
     with pytest.raises(ValueError, match="Mine: row 33 cannot be used") as caught:
         build(tmp_path, rows=(33,), bad="raise")
     assert "an exclamation mark (atom" in str(caught.value)
@@ -146,7 +146,7 @@ def interrupt():
     raise KeyboardInterrupt
 
 
-def test_only_what_is_missing_is_made(tmp_path):
+def test_only_missing_parts_are_built(tmp_path):
     build(tmp_path)
     whole, before = content(tmp_path), times(tmp_path)
     build(tmp_path, featurizer=(counting := Counting()))
@@ -163,7 +163,7 @@ def test_only_what_is_missing_is_made(tmp_path):
 
 @pytest.mark.parametrize("damage", [lambda c: c[:-1], lambda c: b"", lambda c: c[:-1] + b"?"])
 @pytest.mark.parametrize("name", [HEADER, "text-*.npy"])
-def test_a_damaged_part_is_made_again(tmp_path, name, damage):
+def test_a_corrupt_part_is_rebuilt(tmp_path, name, damage):
     interrupted(tmp_path / "a")
     (path,) = parts(tmp_path / "a")[1].glob(name)
     path.write_bytes(damage(path.read_bytes()))
@@ -175,7 +175,7 @@ def test_a_damaged_part_is_made_again(tmp_path, name, damage):
 
 @pytest.mark.parametrize("damage", [lambda c: c[:-1], lambda c: b"", lambda c: c[:-1] + b"?"])
 @pytest.mark.parametrize("name", ["codes", "atom_start"])
-def test_a_damaged_column_is_made_again(tmp_path, name, damage):
+def test_a_corrupt_column_is_rebuilt(tmp_path, name, damage):
     build(tmp_path)
     whole = content(tmp_path)
     path = column(tmp_path, name)

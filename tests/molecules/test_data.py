@@ -64,7 +64,7 @@ def test_faults_are_named(change, message):
     assert "where:    mine.csv:4" in str(caught.value)
 
 
-def test_a_length_of_no_molecule():
+def test_a_length_that_fits_no_molecule():
     with pytest.raises(ValueError, match="matches no number of atoms"):
         atoms_of_pairs(4)
 

@@ -120,7 +120,7 @@ def test_the_root_has_the_raw_file_and_the_packed_molecules(tmp_path, raw):
     assert net(tmp_path).folder != first.folder
 
 
-def test_what_is_not_the_published_file(tmp_path, raw):
+def test_a_file_that_was_changed(tmp_path, raw):
     write(tmp_path, raw)
     with pytest.raises(ValueError, match="is not the published file of FreeSolv") as caught:
         net(raw_dir=tmp_path, verify=True)
@@ -193,7 +193,7 @@ def mixed(samples):
     return samples / "molecules" / "mixed.csv"
 
 
-def test_a_file_of_ones_own(tmp_path, mixed):
+def test_a_file_of_your_own(tmp_path, mixed):
     skip = FeaturizeOptions(progress=False, bad="skip")
     dataset = MoleculeFile(mixed, tmp_path, target_columns=["melts", "toxic"], options=skip)
     assert dataset.rows.tolist() == [0, 1, 2, 4, 5, 6, 8, 10, 11]
@@ -218,7 +218,7 @@ def test_a_file_stops_at_the_first_bad_row(mixed):
     assert "mixed.csv:5" in str(caught.value)
 
 
-def test_what_follows_a_blank_is_no_part_of_a_smiles(tmp_path):
+def test_text_after_a_blank_is_not_part_of_a_smiles(tmp_path):
     (tmp_path / "a.csv").write_text("smiles,y\nCC (=O)O,1\nCC |$a;b$|,2\n", encoding="utf-8")
     (tmp_path / "a.smi").write_text("CC (=O)O\nCC |$a;b$| ethane\n", encoding="utf-8")
     skip = FeaturizeOptions("skip", progress=False)
@@ -243,7 +243,7 @@ def test_a_file_without_targets(samples):
     assert batch.num_nodes == 3 + 6 + 2
 
 
-def test_a_file_that_is_not_there(tmp_path):
+def test_a_missing_file(tmp_path):
     with pytest.raises(FileNotFoundError, match="none.csv: there is no such file") as caught:
         MoleculeFile(tmp_path / "none.csv")
     assert "a csv file of molecules" in str(caught.value)

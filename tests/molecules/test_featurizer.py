@@ -117,7 +117,7 @@ def test_bad_molecules_are_refused(bad: object) -> None:
 
 
 @pytest.mark.parametrize("other", [3, b"CCO", ["CCO"]])
-def test_other_things_are_no_molecules(other: object) -> None:
+def test_other_types_are_refused(other: object) -> None:
     with pytest.raises(TypeError, match="the input is not a molecule") as caught:
         KEARNES(other)
     assert type(other).__name__ in str(caught.value)
@@ -215,7 +215,7 @@ def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> Non
         MoleculeFeaturizer(**options)
 
 
-def test_features_of_ones_own() -> None:
+def test_own_features() -> None:
     featurizer = MoleculeFeaturizer(extra_atoms=[Mass(12.0)], extra_pairs=[BothHetero()])
     data, plain = featurizer("OCN"), KEARNES("OCN")
     assert featurizer.atom_names == (*KEARNES.atom_names, "mass")
@@ -232,7 +232,7 @@ def test_features_of_ones_own() -> None:
     assert torch.equal(table.distance[data.pair_code.long()], distance)
 
 
-def test_only_features_of_ones_own() -> None:
+def test_only_own_features() -> None:
     featurizer = MoleculeFeaturizer(Mass(), BothHetero())
     assert featurizer("OCN").pair_code.tolist() == [0, 0, 1, 0, 0, 0]
     assert featurizer("OCN").x.shape == (3, 1)
@@ -374,7 +374,7 @@ def test_another_pair_table_is_an_error() -> None:
         ("tests.a:f.<locals>.Mass", "a class made within a function"),
     ],
 )
-def test_classes_that_cannot_be_had(path: str, message: str) -> None:
+def test_classes_that_cannot_be_imported(path: str, message: str) -> None:
     spec = KEARNES.spec
     spec["atoms"][0]["class"] = path
     with pytest.raises(
@@ -384,7 +384,7 @@ def test_classes_that_cannot_be_had(path: str, message: str) -> None:
 
 
 @pytest.mark.parametrize("content", [{}, {"format": "something"}, [], None])
-def test_other_content_is_no_spec(content: Any) -> None:
+def test_other_content_is_not_a_spec(content: Any) -> None:
     with pytest.raises(ValueError, match="the spec cannot be read"):
         MoleculeFeaturizer.from_spec(content)
 
@@ -399,7 +399,7 @@ def test_describes_itself() -> None:
     assert "DeepChemAtoms+Mass: 77 atom features" in repr(MANY[3])
 
 
-def test_features_must_say_what_they_are() -> None:
+def test_features_must_be_named_and_of_a_known_kind() -> None:
     with pytest.raises(ValueError, match="Mass: names and kinds do not match"):
         Mass(names=("a", "a"))
     message = r"a kind of feature is unknown[\s\S]*bit, count, real[\s\S]*bits"

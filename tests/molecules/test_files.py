@@ -129,7 +129,7 @@ def test_the_first_of_repeated_columns_on_request(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["high", "1,5", "1.2.3", "inf", "-inf", "?", "1 2", "1_000", "1e39"]
 )
-def test_labels_that_are_no_numbers(tmp_path: Path, text: str) -> None:
+def test_labels_that_are_not_numbers(tmp_path: Path, text: str) -> None:
     path = write(tmp_path, "a.csv", f'smiles,y\nCC,1\nCO,"{text}"\n')
     with pytest.raises(ValueError) as caught:
         list(read_molecules(path, target_columns=["y"]))
@@ -248,7 +248,7 @@ def test_a_field_that_no_record_has(tmp_path: Path) -> None:
         list(read_molecules(path, target_columns=["y", "logP"]))
 
 
-def test_a_bad_record_is_one_like_others(tmp_path: Path) -> None:
+def test_bad_records_are_yielded_like_others(tmp_path: Path) -> None:
     path = write(tmp_path, "a.sdf", "nonsense\n$$$$\n" + sdf())
     found = list(read_molecules(path))
     assert len(found) == 4 and found[0].name == "nonsense"
@@ -278,12 +278,12 @@ def test_standard_input_is_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
         ("a.sdf", {"name_column": "y"}, "sdf files have no columns of SMILES"),
     ],
 )
-def test_wrong_questions_are_refused_at_once(path: str, options: dict, message: str) -> None:
+def test_wrong_arguments_are_refused_at_once(path: str, options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_molecules(path, **options)
 
 
-def test_one_text_is_no_list_of_columns() -> None:
+def test_a_string_is_not_a_list_of_columns() -> None:
     with pytest.raises(TypeError, match=r"one text, not a list[\s\S]*target_columns=\['logP'\]"):
         read_molecules("a.csv", target_columns="logP")
 

@@ -45,7 +45,7 @@ def test_options_are_kept_under_their_own_names():
     assert {key: getattr(loader, key) for key in options} == options
 
 
-def test_what_does_not_fit_is_refused():
+def test_faulty_arguments_are_refused():
     with pytest.raises(TypeError, match="MoleculeLoader: collate_fn is given") as caught:
         MoleculeLoader(molecules(), TABLE, collate_fn=Collater())
     assert "this loader collates with MoleculeCollater" in str(caught.value)

@@ -184,7 +184,7 @@ def test_no_store_and_missing_columns(dataset, tmp_path):
         (None, "format other"),
     ],
 )
-def test_a_damaged_header(dataset, change, message):
+def test_a_corrupt_header(dataset, change, message):
     path = dataset.folder / HEADER
     if change is None:
         write_store(dataset.folder, [], [], {"format": "other"})
@@ -231,7 +231,7 @@ def test_made_once_and_every_change_makes_another(tmp_path):
     assert opened(None)[0].folder is None
 
 
-def test_a_damaged_folder_is_made_again(tmp_path):
+def test_a_corrupt_store_is_rebuilt(tmp_path):
     folder = opened(tmp_path)[0].folder
     (folder / HEADER).write_text("{")
     again, made = opened(tmp_path)

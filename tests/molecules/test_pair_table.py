@@ -45,7 +45,7 @@ def test_unknown_sets_are_refused(pairs: str | int) -> None:
 
 
 @pytest.mark.parametrize("pairs", [2.5, None, 7.0, [1]])
-def test_what_is_no_set_at_all_is_refused(pairs: object) -> None:
+def test_values_of_other_types_are_refused(pairs: object) -> None:
     with pytest.raises(ValueError, match="unknown set of pairs") as caught:
         check_pair_set(pairs)
     assert f"got:      {pairs!r}" in str(caught.value)
