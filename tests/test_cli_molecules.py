@@ -399,7 +399,7 @@ PREDICT = ("predict", "--checkpoint", "CKPT", "--input")
         ((*PREDICT, "none.csv"), "none.csv"),
         ((*PREDICT, "no_smiles.csv"), "smiles"),
         ((*PREDICT, "empty.csv"), "the file contains no molecules"),
-        ((*PREDICT, "some.xyz"), "the format does not follow from the suffix"),
+        ((*PREDICT, "some.xyz"), "the format is unknown"),
         ((*PREDICT, "some.csv", "--smiles-column", "nope"), "nope"),
         ((*PREDICT, "some.csv", "--workers", "-1"), "--workers"),
         ((*PREDICT, "some.csv", "--max-pairs", "0"), "--max-pairs"),

@@ -130,7 +130,7 @@ def test_a_packed_folder_is_the_file_it_was_made_from(tmp_path: Path) -> None:
     for one, other in zip(wanted, found, strict=True):
         assert torch.equal(one.x, other.x) and torch.equal(one.pairs.code, other.pairs.code)
         torch.testing.assert_close(one.y, other.y, equal_nan=True)
-    with pytest.raises(ValueError, match="another featurizer made them"):
+    with pytest.raises(ValueError, match="a different featurizer made them"):
         PackedMoleculeData(packed.root, featurizer=MoleculeFeaturizer("deepchem")).load()
 
 
