@@ -96,9 +96,9 @@ def test_some_nodes_alone(kind: str, data: st.DataObject) -> None:
 def test_nodes_that_are_none_are_refused(number: int) -> None:
     layer = make("nary-2")
     schedule = Schedule.from_structure(torch.tensor([[0, 1], [2, 2]]), 3, arity=2)
-    with pytest.raises(IndexError, match="nodes that the schedule does not have") as caught:
+    with pytest.raises(IndexError, match="nodes out of range") as caught:
         layer(features(3), schedule=schedule, nodes=torch.tensor([0, number]))
-    assert "numbers from 0 to 2" in str(caught.value)
+    assert "0 to 2" in str(caught.value)
 
 
 @pytest.mark.parametrize("nodes", (torch.tensor([[0]]), torch.tensor([True, False]), torch.ones(1)))

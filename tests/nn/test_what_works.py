@@ -132,7 +132,9 @@ def test_a_cell_alone_is_plain_torch() -> None:
         torch.testing.assert_close(torch.func.vmap(cell)(X[None])[0], cell(X))
         for run in (torch.export.export(cell, (X,)).module(), torch.jit.trace(cell, (X,))):
             torch.testing.assert_close(run(2 * X), cell(2 * X))
-        with pytest.raises(RuntimeError, match="NaryTreeLSTMCell: torch.jit.script does not take"):
+        with pytest.raises(
+            RuntimeError, match="NaryTreeLSTMCell: torch.jit.script does not support"
+        ):
             torch.jit.script(cell)
     assert torch.autograd.grad(wanted.sum(), x)[0].abs().sum() > 0
 

@@ -17,7 +17,7 @@ from pyg_dynbatch.core.padding import LevelBuckets, PaddedForm, padded_form, sch
 from pyg_dynbatch.core.row_buffer import refuse_second_derivative
 from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.nn.cell import RecursiveCell, States, spread_rows
-from pyg_dynbatch.nn.recursive import RecursiveLayer, chosen_rows
+from pyg_dynbatch.nn.recursive import RecursiveLayer
 from pyg_dynbatch.nn.tree_cells import ChildSumTreeLSTMCell, NaryTreeLSTMCell
 
 Call = Callable[[], tuple[Tensor, ...]]
@@ -245,23 +245,23 @@ class GraphedTreeLSTM(RecursiveLayer):
         """Number of recorded runs that are kept."""
         return len(self._runs.kept)
 
-    def _run(
+    def _run_schedule(
         self,
         schedule: Schedule,
         inputs: Tensor,
         leaf_row: Tensor | None,
-        order: bool | Tensor,
+        level_order: bool,
         return_state: bool,
-    ) -> States:
+    ) -> States | None:
         """Compute states by graphs if possible, otherwise as the layer does."""
         form, states = self._padded(schedule), None
         if form is not None:
-            place = form.node_place if order is False else form.level_place
+            place = form.level_place if level_order else form.node_place
             rows = spread_rows(inputs, leaf_row, schedule)
             states = self._runs.run(rows, form, place, return_state)
         if states is None:
-            return super()._run(schedule, inputs, leaf_row, order, return_state)
-        return chosen_rows(states, order)
+            return super()._run_schedule(schedule, inputs, leaf_row, level_order, return_state)
+        return states
 
     def _padded(self, schedule: Schedule) -> PaddedForm | None:
         if not schedule.steps:

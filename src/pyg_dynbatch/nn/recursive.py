@@ -28,52 +28,59 @@ from pyg_dynbatch.nn.tree_cells import (
     TreeRNNCell,
 )
 
+# On a CPU the rows of one call of the cell have at most this many bytes of states, so that what the
+# cell computes in between, several times as much, stays in the cache.
 _BLOCK_BYTES = 2**22
-"""States of one call of the cell on a CPU."""
 
 
 def run_levels(
     cell: RecursiveCell,
     schedule: Schedule,
     inputs: Float[Tensor, "input feature"],
-    order: bool | Tensor = False,
+    *,
+    level_order: bool = False,
+    chosen: Int[Tensor, " chosen"] | None = None,
     weight: Float[Tensor, " place"] | None = None,
 ) -> States:
-    """Run a cell over all levels: one product with all inputs, then one step per level."""
-    steps, counts = schedule.steps, schedule.level_inputs
-    first = counts[0] if counts else 0
+    """Run a cell over all levels: one product with all inputs, then one step per level.
+
+    Returns the states in node order or level order, or the rows ``chosen`` of the level order.
+    """
+    steps, (num_leaves, *counts) = schedule.steps, schedule.level_inputs or (0,)
     none = cell.no_input(inputs)
-    projected = cell.project(inputs[first:]).split(list(counts[1:]) or [0])
+    projected = cell.project(inputs[num_leaves:]).split(counts or [0])
+    states = _leaves(cell, inputs[:num_leaves], steps[0].size if steps else 0)
     store = RowBuffer(schedule.num_nodes + 1, zero_rows=1)
-    states = _leaves(cell, inputs[:first], steps[0].size if steps else 0)
     store.allocate(states, stored_dtypes(states))
     token = store.write(new_token(inputs), 1, states)
-    most = _rows_of_block(cell, states)
-    for number, step in enumerate(steps[1:], start=1):
-        rows = _with_missing(projected[number - 1], none, step.size)
+    most = _rows_per_call(cell, states)
+    for step, filled in zip(steps[1:], projected, strict=False):
+        rows = _with_missing(filled, none, step.size)
         for first, size in _blocks(step.size, most):
-            children = _read_children(schedule, store, token, (step, first, size), weight)
+            children = _read_children(cell, schedule, store, token, (step, first, size), weight)
             states = cell.step(rows[first : first + size], children)
             token = store.write(token, step.results[0][1] + first, states)
     if len(steps) < 2 and torch.is_grad_enabled():
         # A batch of single nodes: the recurrent weights still take part, with zero rows, as
-        # distributed training wants a gradient of every parameter on every rank.
+        # distributed training expects a gradient of every parameter on every rank.
         nothing = schedule.wiring[:0]
-        children = _as_children(schedule, store.read(token, nothing), nothing, 0)
-        states = cell.step(projected[0][:0], children)
-        token = store.write(token, 1, states)
-    if isinstance(order, Tensor):
-        pick: Pick = order + 1  # row 0 is that of missing children
-    else:
-        nodes = schedule.outputs["node"].wiring
-        pick = (1, schedule.num_nodes) if order else schedule.rows_of(nodes)
+        children = _as_children(cell.arity, store.read(token, nothing), nothing, 0)
+        token = store.write(token, 1, cell.step(projected[0][:0], children))
+    pick: Pick = (1, schedule.num_nodes)  # row 0 is the zeros of missing children
+    if chosen is not None:
+        pick = chosen + 1
+    elif not level_order:
+        pick = schedule.rows_of(schedule.outputs["node"].wiring)
     return finish(token, [store], [(store, pick)])[0]
 
 
 def child_weights(
     schedule: Schedule, edge_index: Tensor | None, mask: Float[Tensor, " edge"]
 ) -> Float[Tensor, " place"]:
-    """Bring an edge mask into the order in which the steps read the states of children."""
+    """Bring an edge mask into the order in which the steps read the states of children.
+
+    With an arity the factor of a missing child is 1.
+    """
     if schedule.arity is None:
         return mask.index_select(0, schedule.edge_order)
     if edge_index is None:
@@ -83,7 +90,7 @@ def child_weights(
     segment_ids = torch.arange(child.size(0), device=child.device) // schedule.arity
     row, rows = schedule.rows_of(schedule.outputs["node"].wiring), schedule.num_nodes + 1
     source, target = edge_index if schedule.direction == "bottom_up" else edge_index.flip(0)
-    # Sorted alike, places that are taken and edges stand side by side; missing children come last.
+    # Sorted by (parent, child), taken slots and edges correspond; missing children come last.
     of_place = torch.where(child > 0, segment_ids * rows + child, rows * rows).argsort(stable=True)
     of_edge = ((row[target] - 1) * rows + row[source]).argsort(stable=True)
     weight = mask.new_ones(child.size(0))
@@ -117,23 +124,24 @@ def _with_missing(projected: Tensor, none: Tensor, size: int) -> Tensor:
     return rest if not projected.size(0) else torch.cat([projected, rest.to(projected.dtype)])
 
 
-def _rows_of_block(cell: RecursiveCell, states: States) -> int | None:
-    """Number of rows of a level per call of the cell; None for all."""
+def _rows_per_call(cell: RecursiveCell, states: States) -> int:
+    """Largest number of rows of one call of the cell; 0 for no limit."""
     row = sum(part[:1].nbytes for part in states)
     if states[0].device.type != "cpu" or cell.arity is None or not row:
-        return None
+        return 0
     return max(1, _BLOCK_BYTES // row)
 
 
-def _blocks(rows: int, most: int | None) -> Iterator[tuple[int, int]]:
-    """Cut rows into as few blocks as possible, of about one size: (first, size)."""
-    count = 1 if most is None else -(-rows // most)
+def _blocks(rows: int, most: int) -> Iterator[tuple[int, int]]:
+    """Split rows into as few blocks as possible, of about equal size: (first, size)."""
+    count = -(-rows // most) if most else 1
     for number in range(count):
         first = rows * number // count
         yield first, rows * (number + 1) // count - first
 
 
 def _read_children(
+    cell: RecursiveCell,
     schedule: Schedule,
     store: RowBuffer,
     token: Tensor,
@@ -141,9 +149,8 @@ def _read_children(
     weight: Tensor | None,
 ) -> Any:
     """Gather the states of the children of some nodes of a step."""
-    step, first, size = block
-    arity, wiring = schedule.arity, step.arguments[1]
-    index = schedule.children_of(step)
+    (step, first, size), arity = block, cell.arity
+    index, wiring = schedule.children_of(step), step.arguments[1]
     if arity is not None and size != step.size:
         index = index[first * arity : (first + size) * arity]
     rows = store.read(token, index)
@@ -152,14 +159,14 @@ def _read_children(
         own = weight[place : place + index.size(0), None]
         rows = tuple(part * own for part in rows)
     segment_ids = schedule.segment_ids_of(wiring) if arity is None else index
-    return _as_children(schedule, rows, segment_ids, size)
+    return _as_children(arity, rows, segment_ids, size)
 
 
-def _as_children(schedule: Schedule, rows: States, segment_ids: Tensor, size: int) -> Any:
+def _as_children(arity: int | None, rows: States, segment_ids: Tensor, size: int) -> Any:
     """Arrange states as the argument ``children`` of a step."""
-    if schedule.arity is None:
+    if arity is None:
         return RaggedRows(rows, segment_ids, size)
-    return tuple(part.unflatten(0, (size, schedule.arity)) for part in rows)
+    return tuple(part.view(size, arity, *part.shape[1:]) for part in rows)
 
 
 def checked_direction(owner: str, direction: str) -> str:
@@ -171,7 +178,7 @@ def checked_direction(owner: str, direction: str) -> str:
 
 
 def check_input_rows(owner: str, x: Tensor, module: nn.Module, channels: int | None) -> None:
-    """Check the form of input rows, and that the parameters have their dtype."""
+    """Check shape and dtype of input rows, and that the parameters have their dtype."""
     fits = _is_dense(x) and x.dim() == 2 and x.is_floating_point()
     if not fits or x.size(1) != (channels or x.size(1)):
         wanted = f"a dense tensor, floating [row, {channels or 'feature'}]"
@@ -226,8 +233,8 @@ class RecursiveLayer(MessagePassing):
 
     Args:
         cell: The cell; any :class:`RecursiveCell`.
-        direction: ``"bottom_up"`` (children before parents) or ``"top_down"``, where each node's
-            one argument is its parent, in the place of its own child slot.
+        direction: ``"bottom_up"`` (children before parents) or ``"top_down"``, where each node
+            reads its parent alone, in the slot that it has among its siblings.
 
     Shape:
         - x: ``[node, in_channels]``, in node order; or, with a schedule in which some nodes have
@@ -238,7 +245,7 @@ class RecursiveLayer(MessagePassing):
     Raises:
         ValueError: If a schedule was made for another layer, other edges or another number of
             nodes; or if an explainer sets no edge mask (``GraphMaskExplainer``).
-        IndexError: If ``nodes`` is out of range (on CPUs; GPUs report it in their own way).
+        IndexError: If ``nodes`` is out of range (on CPUs; GPUs report it differently).
         TypeError: If ``edge_index`` is not a dense int64 tensor, ``x`` is not a dense tensor of
             the cell's width and dtype, or ``nodes`` is not a vector of integers.
 
@@ -256,10 +263,10 @@ class RecursiveLayer(MessagePassing):
         self.arity = cell.arity
 
     def reset_parameters(self) -> None:
-        """Draw all parameters anew."""
+        """Reset all learnable parameters."""
         self.cell.reset_parameters()
 
-    # Every batch has levels of its own: compiled code would be made anew for each.
+    # Levels differ from batch to batch, so each would be compiled again.
     @torch.compiler.disable
     def forward(
         self,
@@ -273,20 +280,20 @@ class RecursiveLayer(MessagePassing):
         nodes: Int[Tensor, " chosen"] | None = None,
         return_state: bool = False,
     ) -> Any:
-        """Compute the hidden rows of all nodes, and return those that are asked for.
+        """Compute the hidden rows of all nodes, and return those of the requested nodes.
 
         Args:
             x: Input rows, see the class.
-            edge_index: Edges from child to parent; may be left out with a schedule.
+            edge_index: Edges from child to parent; optional with a schedule.
             schedule: The schedule of the batch.
             child_slot: Position of each edge's child among its siblings, by default in the order
                 of the edges; only used without a schedule.
             leaf_row: Which row of ``x`` each leaf with an input reads, in the order of
-                ``schedule.input_node``. Then ``x`` holds the different rows of leaves, followed
-                by those of all other nodes with an input, and Tree-LSTMs without recurrent
-                dropout compute equal leaves once. Only with a schedule.
+                ``schedule.input_node``. Then ``x`` holds the distinct rows of the leaves,
+                followed by those of all other nodes with an input, and Tree-LSTMs without
+                recurrent dropout compute equal leaves once. Only with a schedule.
             level_order: Whether to return the rows in level order, which saves a copy: node ``k``
-                is then in row ``level_row(schedule)[k]``.
+                is then in row ``level_row(schedule)[k]``. Ignored with ``nodes``.
             nodes: Which nodes to return, in this order; all by default.
             return_state: Whether to return all parts of the state, not only the hidden rows.
 
@@ -296,33 +303,36 @@ class RecursiveLayer(MessagePassing):
         name = type(self).__name__
         refuse_transforms(name)
         check_input_rows(name, x, self.cell, self.in_channels)
-        kind = self.arity, self.direction
-        schedule = schedule_for(name, x, edge_index, schedule, child_slot, *kind)
-        _check_number_of_rows(name, schedule, x, leaf_row)
-        inputs = x if leaf_row is not None else _input_rows(schedule, x)
-        order = bool(level_order) if nodes is None else _rows_of_nodes(schedule, nodes)
+        schedule = schedule_for(
+            name, x, edge_index, schedule, child_slot, self.arity, self.direction
+        )
+        inputs = _input_rows(name, schedule, x, leaf_row)
+        chosen = None if nodes is None else _rows_of_nodes(schedule, nodes)
+        weight = states = None
         if self.explain and schedule.num_edges:
             weight = child_weights(schedule, edge_index, self._checked_edge_mask(schedule))
-            inputs = spread_rows(inputs, leaf_row, schedule)
-            states = run_levels(self.cell, schedule, inputs, order, weight)
         else:
-            states = self._run(schedule, inputs, leaf_row, order, return_state)
+            in_levels = bool(level_order) or chosen is not None
+            states = self._run_schedule(schedule, inputs, leaf_row, in_levels, return_state)
+        if states is None:
+            inputs = spread_rows(inputs, leaf_row, schedule)
+            states = run_levels(
+                self.cell, schedule, inputs, level_order=level_order, chosen=chosen, weight=weight
+            )
+        elif chosen is not None:
+            states = tuple(part.index_select(0, chosen) for part in states)
         return states if return_state else states[0]
 
-    def _run(
+    def _run_schedule(
         self,
         schedule: Schedule,
         inputs: Tensor,
         leaf_row: Tensor | None,
-        order: bool | Tensor,
+        level_order: bool,
         return_state: bool,
-    ) -> States:
-        """Compute the states, all parts of them if asked for."""
-        states = self.cell.run_schedule(schedule, inputs, leaf_row, order is not False)
-        if states is None:
-            inputs = spread_rows(inputs, leaf_row, schedule)
-            return run_levels(self.cell, schedule, inputs, order)
-        return chosen_rows(states, order)
+    ) -> States | None:
+        """Compute all states at once; None to run level by level."""
+        return self.cell.run_schedule(schedule, inputs, leaf_row, level_order)
 
     def _checked_edge_mask(self, schedule: Schedule) -> Tensor:
         """Return the mask that an explainer has put into this module, one number per edge."""
@@ -343,32 +353,9 @@ class RecursiveLayer(MessagePassing):
         return f"{type(self).__name__}({self.in_channels}, {self.out_channels}{arity})"
 
 
-def _check_number_of_rows(
-    name: str, schedule: Schedule, x: Tensor, leaf_row: Tensor | None
-) -> None:
-    nodes, inputs, rows = schedule.num_nodes, schedule.stores[0].inputs, x.size(0)
-    if leaf_row is None:
-        if rows not in (nodes, inputs):
-            wanted = f"{nodes} (all nodes) or {inputs} (schedule.input_node)"
-            raise mismatch(ValueError, f"{name}: wrong number of input rows", wanted, rows)
-        return
-    leaves, *others = schedule.level_inputs or (0,)
-    if leaf_row.size(0) != leaves or rows < sum(others):
-        wanted = f"{leaves} leaves with an input, and at least {sum(others)} rows in x"
-        got = f"{leaf_row.size(0)} in leaf_row, {rows} rows in x"
-        raise mismatch(ValueError, f"{name}: leaf_row does not fit the schedule", wanted, got)
-
-
 def level_row(schedule: Schedule) -> Int[Tensor, " node"]:
-    """Return the place of every node in level order."""
+    """Return the index of every node in level order."""
     return schedule.rows_of(schedule.outputs["node"].wiring) - 1
-
-
-def chosen_rows(states: States, order: bool | Tensor) -> States:
-    """Take the rows that are asked for out of states in level order."""
-    if not isinstance(order, Tensor):
-        return states
-    return tuple(part.index_select(0, order) for part in states)
 
 
 def _rows_of_nodes(schedule: Schedule, nodes: Tensor) -> Tensor:
@@ -378,21 +365,31 @@ def _rows_of_nodes(schedule: Schedule, nodes: Tensor) -> Tensor:
     try:
         return level_row(schedule).index_select(0, nodes)
     except IndexError as error:
-        wanted = f"numbers from 0 to {schedule.num_nodes - 1}"
+        what, wanted = "RecursiveLayer: nodes out of range", f"0 to {schedule.num_nodes - 1}"
         got, hint = f"{int(nodes.min())} to {int(nodes.max())}", "nodes of the schedule's own batch"
-        what = "RecursiveLayer: nodes that the schedule does not have"
         raise mismatch(IndexError, what, wanted, got, hint=hint) from error
 
 
-def _input_rows(schedule: Schedule, x: Tensor) -> Tensor:
-    inputs = schedule.stores[0].inputs
-    if x.size(0) == inputs and inputs != schedule.num_nodes:
+def _input_rows(name: str, schedule: Schedule, x: Tensor, leaf_row: Tensor | None) -> Tensor:
+    """Check the number of input rows, and bring them into the order of the schedule."""
+    nodes, inputs, rows = schedule.num_nodes, schedule.stores[0].inputs, x.size(0)
+    if leaf_row is not None:
+        leaves, *others = schedule.level_inputs or (0,)
+        if leaf_row.size(0) != leaves or rows < sum(others):
+            wanted = f"{leaves} leaves with an input, and at least {sum(others)} rows in x"
+            got = f"{leaf_row.size(0)} in leaf_row, {rows} rows in x"
+            raise mismatch(ValueError, f"{name}: leaf_row does not fit the schedule", wanted, got)
         return x
+    if rows == inputs != nodes:
+        return x
+    if rows != nodes:
+        wanted = f"{nodes} (all nodes) or {inputs} (schedule.input_node)"
+        raise mismatch(ValueError, f"{name}: wrong number of input rows", wanted, rows)
     return x.index_select(0, schedule.input_node)
 
 
-class _OrderedTreeLayer(RecursiveLayer):
-    """Layers for trees with ordered children, which differ in the class of their cell."""
+class _TreeLayer(RecursiveLayer):
+    """Layers that differ in the class of their cell."""
 
     cell_class: ClassVar[type[RecursiveCell]]
 
@@ -400,22 +397,22 @@ class _OrderedTreeLayer(RecursiveLayer):
         self,
         in_channels: int,
         out_channels: int,
-        arity: int = 2,
-        *,
+        *arity: int,
         direction: str = "bottom_up",
         **cell_options: Any,
     ) -> None:
-        cell = self.cell_class(in_channels, out_channels, arity, **cell_options)
-        super().__init__(cell, direction)
+        super().__init__(
+            self.cell_class(in_channels, out_channels, *arity, **cell_options), direction
+        )
 
 
-class NaryTreeLSTM(_OrderedTreeLayer):
+class NaryTreeLSTM(_TreeLayer):
     """Run an N-ary Tree-LSTM over trees with ordered children, some of which may be missing.
 
     Args:
         in_channels: Width of an input row.
         out_channels: Width of the hidden row.
-        arity: Number of child places.
+        arity: Number of child slots; 2 by default.
         direction: ``"bottom_up"`` or ``"top_down"``.
         **cell_options: Of :class:`~pyg_dynbatch.nn.NaryTreeLSTMCell`.
 
@@ -433,7 +430,7 @@ class NaryTreeLSTM(_OrderedTreeLayer):
     cell_class = NaryTreeLSTMCell
 
 
-class ChildSumTreeLSTM(RecursiveLayer):
+class ChildSumTreeLSTM(_TreeLayer):
     """Run a child-sum Tree-LSTM over trees and graphs with any number of children.
 
     Args:
@@ -451,24 +448,16 @@ class ChildSumTreeLSTM(RecursiveLayer):
         torch.Size([4, 3])
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        *,
-        direction: str = "bottom_up",
-        **cell_options: Any,
-    ) -> None:
-        super().__init__(ChildSumTreeLSTMCell(in_channels, out_channels, **cell_options), direction)
+    cell_class = ChildSumTreeLSTMCell
 
 
-class TreeGRU(_OrderedTreeLayer):
+class TreeGRU(_TreeLayer):
     """Run a :class:`~pyg_dynbatch.nn.TreeGRUCell` over trees with ordered children.
 
     Args:
         in_channels: Width of an input row.
         out_channels: Width of the hidden row.
-        arity: Number of child places.
+        arity: Number of child slots; 2 by default.
         direction: ``"bottom_up"`` or ``"top_down"``.
         **cell_options: ``recurrent_dropout`` of the cell.
 
@@ -480,13 +469,13 @@ class TreeGRU(_OrderedTreeLayer):
     cell_class = TreeGRUCell
 
 
-class TreeRNN(_OrderedTreeLayer):
+class TreeRNN(_TreeLayer):
     """Run a :class:`~pyg_dynbatch.nn.TreeRNNCell` over trees with ordered children.
 
     Args:
         in_channels: Width of an input row.
         out_channels: Width of the hidden row.
-        arity: Number of child places.
+        arity: Number of child slots; 2 by default.
         direction: ``"bottom_up"`` or ``"top_down"``.
 
     Example:
