@@ -12,59 +12,57 @@ import torch
 from torch import Tensor
 
 from pyg_dynbatch.core.native import native_library
-from pyg_dynbatch.nn.fused_gates import Block, Gates, Nodes, StateGradients, TorchGates
+from pyg_dynbatch.nn.fused_gates import Block, FusedPlan, Gates, Nodes, StateGradients, TorchGates
 
 SOURCE = Path(__file__).with_name("native_levels.c")
 
 _log = logging.getLogger(__name__)
 
 
-def _pointers(*names: str) -> list[tuple[str, Any]]:
-    return [(name, c_void_p) for name in names]
+class _Struct(ctypes.Structure):
+    """A struct of C, made of numbers and of tensors, of which C gets the addresses."""
+
+    def __init__(self, **fields: Tensor | int | None) -> None:
+        super().__init__(**{name: _address(value) for name, value in fields.items()})
 
 
-class _Nodes(ctypes.Structure):
+def _address(value: Tensor | int | None) -> int | None:
+    """The address of the first number of a tensor; None for no tensor."""
+    return value.data_ptr() if isinstance(value, Tensor) else value
+
+
+def _fields(numbers: str, pointers: str) -> list[tuple[str, Any]]:
+    return [
+        *((name, c_int64) for name in numbers.split()),
+        *((name, c_void_p) for name in pointers.split()),
+    ]
+
+
+class _Nodes(_Struct):
     """``struct nodes`` in C: what all blocks of a pass share."""
 
-    _fields_ = [
-        ("width", c_int64),
-        ("arity", c_int64),
-        *_pointers("hidden", "memory", "activated", "dropout_mask", "index", "starts"),
-        *_pointers("all_hidden", "cells", "gathered", "sums"),
-    ]
+    _fields_ = _fields(
+        "width arity",
+        "hidden memory activated dropout_mask index starts all_hidden cells gathered sums",
+    )
 
 
-class _Given(ctypes.Structure):
+class _Given(_Struct):
     """``struct incoming`` in C: the gradients of states."""
 
-    _fields_ = [
-        *_pointers("hidden", "memory", "place", "outside_hidden", "outside_memory"),
-        ("outside_hidden_row", c_int64),
-        ("outside_memory_row", c_int64),
-    ]
+    _fields_ = _fields(
+        "outside_hidden_row outside_memory_row", "hidden memory place outside_hidden outside_memory"
+    )
 
 
-class _Levels(ctypes.Structure):
+class _Levels(_Struct):
     """``struct levels`` in C: what all levels share."""
 
-    _fields_ = [
-        ("multiply", c_void_p),
-        ("count", c_int64),
-        *_pointers("blocks", "weight", "bias", "weight_forget", "bias_forget"),
-        *_pointers("own", "gates", "forget"),
-        ("kept", c_int64),
-        *_pointers("grads", "to_forget", "to_memory", "to_hidden", "to_sums"),
-    ]
-
-
-def _set(structure: ctypes.Structure, **tensors: Tensor | None) -> None:
-    for name, rows in tensors.items():
-        setattr(structure, name, _address(rows))
-
-
-def _address(rows: Tensor | None) -> int | None:
-    """The address of the first number; None for no tensor."""
-    return None if rows is None else rows.data_ptr()
+    _fields_ = _fields(
+        "count kept",
+        "multiply blocks weight bias weight_forget bias_forget own gates forget"
+        " grads to_forget to_memory to_hidden to_sums",
+    )
 
 
 @cache
@@ -103,14 +101,21 @@ class NativeGates(TorchGates):
             mask = mask.to(nodes.activated.dtype).contiguous()
         # C reads addresses, so the tensors are kept alive.
         self._held: list[object] = [mask]
-        self.rows = _Nodes(nodes.activated.size(1), 0)
-        _set(self.rows, hidden=nodes.hidden, memory=nodes.memory, activated=nodes.activated)
-        _set(self.rows, dropout_mask=mask)
+        inner = {}
         if nodes.is_inner:
-            self.rows.arity = -1 if plan.ragged else plan.arity
-            starts = plan.child_start if plan.ragged else None
-            _set(self.rows, index=plan.children, starts=starts, all_hidden=nodes.child_hidden)
-            _set(self.rows, cells=nodes.child_memory, gathered=nodes.gathered, sums=nodes.sums)
+            inner = {
+                "arity": -1 if plan.ragged else plan.arity,
+                "index": plan.children,
+                "starts": plan.child_start if plan.ragged else None,
+                "all_hidden": nodes.child_hidden,
+                "cells": nodes.child_memory,
+                "gathered": nodes.gathered,
+                "sums": nodes.sums,
+            }
+        self.rows = _Nodes(
+            width=nodes.activated.size(1), hidden=nodes.hidden, memory=nodes.memory,
+            activated=nodes.activated, dropout_mask=mask, **inner,
+        )  # fmt: skip
         self._given: tuple[StateGradients, _Given] | None = None
 
     def gather(self, block: Block) -> None:
@@ -150,12 +155,11 @@ class NativeGates(TorchGates):
 
     def incoming(self, given: StateGradients) -> _Given:
         """The gradients of states, as C reads them."""
-        found = _Given()
         self._held += given.hidden, given.memory, given.place
-        _set(found, hidden=given.hidden, memory=given.memory, place=given.place)
+        found = _Given(hidden=given.hidden, memory=given.memory, place=given.place)
         for name, rows in zip(("outside_hidden", "outside_memory"), given.outside, strict=True):
             if rows is not None:
-                # A gradient may be one number, read again and again, or negated when it is read.
+                # A gradient may be expanded from one number, or negated only when it is read.
                 rows = rows.resolve_neg()
                 rows = rows if rows.stride(1) == 1 else rows.contiguous()
                 self._held.append(rows)
@@ -174,11 +178,15 @@ def forward_levels(
     if not plan.with_backward:
         rows = max((block.size for block in plan.blocks), default=0)
         places = max((block.edges for block in plan.blocks), default=0)
-    levels, columns = _levels(nodes, weight, bias)
-    forget = weight.new_empty(places, weight.size(1)) if plan.ragged else None
-    gates = Gates(weight.new_empty(rows, columns), forget)
-    _set(levels, own=own, gates=gates.rows, forget=forget)
-    levels.kept = plan.with_backward
+    columns = 3 * nodes.activated.size(1) if plan.ragged else weight.size(0)
+    gates = Gates(
+        weight.new_empty(rows, columns),
+        weight.new_empty(places, weight.size(1)) if plan.ragged else None,
+    )
+    levels = _levels(
+        plan, columns, weight, bias, kept=plan.with_backward, own=own, gates=gates.rows,
+        forget=gates.forget,
+    )  # fmt: skip
     library.tree_lstm_forward_levels(kernels.rows, levels, kernels.threads)
     return [gates]
 
@@ -194,34 +202,43 @@ def backward_levels(
     """Compute the gradients of all inner nodes, and those of their children's states."""
     plan, kernels = nodes.plan, NativeGates(library, nodes)
     weight = _plain(weight)
-    levels, _ = _levels(nodes, weight)
     to_hidden, to_memory = given.room(0, plan.places)
     sums = None
     if plan.ragged:
         most = max((block.size for block in plan.blocks), default=0)
         sums = to_hidden.new_empty(most, to_hidden.size(1))
-    _set(levels, gates=gates.rows, forget=gates.forget)
-    _set(levels, grads=grads.rows, to_forget=grads.forget)
-    _set(levels, to_memory=to_memory, to_hidden=to_hidden, to_sums=sums)
+    levels = _levels(
+        plan, grads.rows.size(1), weight, None, gates=gates.rows, forget=gates.forget,
+        grads=grads.rows, to_forget=grads.forget, to_memory=to_memory, to_hidden=to_hidden,
+        to_sums=sums,
+    )  # fmt: skip
     incoming = kernels.incoming(given.of_nodes(plan.leaves, plan.inner))
     library.tree_lstm_backward_levels(kernels.rows, incoming, levels, kernels.threads)
 
 
+def _levels(
+    plan: FusedPlan,
+    columns: int,
+    weight: Tensor,
+    bias: Tensor | None,
+    **fields: Tensor | int | None,
+) -> _Levels:
+    """What all levels share; weights below ``columns`` are those of f of any number of children."""
+    return _Levels(
+        multiply=multiply_address(),
+        count=len(plan.blocks),
+        blocks=ctypes.addressof(plan.table),
+        weight=weight,
+        bias=bias,
+        weight_forget=weight[columns:],
+        bias_forget=None if bias is None else bias[columns:],
+        **fields,
+    )
+
+
 def _plain(rows: Tensor) -> Tensor:
-    # What is negated when it is read is not negated in memory.
+    # A tensor that is negated only when it is read is not negated in memory.
     return rows.resolve_neg().contiguous()
-
-
-def _levels(nodes: Nodes, weight: Tensor, bias: Tensor | None = None) -> tuple[_Levels, int]:
-    """What all levels share, and the number of columns of the gates in a node's row."""
-    plan, columns = nodes.plan, weight.size(0)
-    found = _Levels(multiply_address(), len(plan.blocks), ctypes.addressof(plan.table))
-    if plan.ragged:
-        columns = 3 * nodes.activated.size(1)
-        _set(found, weight_forget=weight[columns:])
-        _set(found, bias_forget=None if bias is None else bias[columns:])
-    _set(found, weight=weight, bias=bias)
-    return found, columns
 
 
 @cache
