@@ -12,7 +12,7 @@ from torch import Tensor
 from pyg_dynbatch.core import Schedule
 from pyg_dynbatch.nn import NaryTreeLSTM, RecursiveLayer, fused_tree_lstm
 from pyg_dynbatch.nn import native_gates as native_levels
-from pyg_dynbatch.nn.native_gates import gates_library, multiply_address
+from pyg_dynbatch.nn.native_gates import NativeGates, gates_library, multiply_address
 from tests.nn.fused import assert_near, everything, layers
 from tests.nn.test_native_gates import MUST_BUILD
 
@@ -34,18 +34,18 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the functions that run all levels, as they are called."""
+    """The names of the methods that run all levels, as they are called."""
     found: list[str] = []
 
     def spied(name: str, function: Callable[..., object]) -> Callable[..., object]:
-        def call(*given: object) -> object:
+        def call(*given: object, **named: object) -> object:
             found.append(name)
-            return function(*given)
+            return function(*given, **named)
 
         return call
 
     for name in ("forward_levels", "backward_levels"):
-        monkeypatch.setattr(fused_tree_lstm, name, spied(name, getattr(fused_tree_lstm, name)))
+        monkeypatch.setattr(NativeGates, name, spied(name, getattr(NativeGates, name)))
     return found
 
 

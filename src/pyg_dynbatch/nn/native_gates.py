@@ -1,4 +1,4 @@
-"""Gates and whole levels of small fused runs in C, with the BLAS of torch; float32 on CPUs."""
+"""Gates in C, and for small runs all levels in one call, with torch's BLAS; float32 on CPUs."""
 
 import ctypes
 import logging
@@ -6,13 +6,20 @@ import sys
 from ctypes import POINTER, byref, c_int, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pyg_dynbatch.core.native import native_library
-from pyg_dynbatch.nn.fused_gates import Block, FusedPlan, Gates, Nodes, StateGradients, TorchGates
+from pyg_dynbatch.nn.fused_gates import (
+    Block,
+    FusedPlan,
+    Gates,
+    StateGradients,
+    TorchGates,
+    dense_columns,
+)
 
 SOURCE = Path(__file__).with_name("native_levels.c")
 
@@ -20,10 +27,11 @@ _log = logging.getLogger(__name__)
 
 
 class _Struct(ctypes.Structure):
-    """A struct of C, made of numbers and of tensors, of which C gets the addresses."""
+    """A struct of C, made of numbers and of tensors, of which C reads the addresses."""
 
     def __init__(self, **fields: Tensor | int | None) -> None:
         super().__init__(**{name: _address(value) for name, value in fields.items()})
+        self.kept_alive = fields
 
 
 def _address(value: Tensor | int | None) -> int | None:
@@ -88,59 +96,52 @@ def gates_library() -> ctypes.CDLL | None:
 
 
 class NativeGates(TorchGates):
-    """Compute gates by compiled C."""
+    """Compute gates with compiled C, which :func:`gates_library` has built."""
 
-    activates: ClassVar[bool] = False
-    """C activates, not the product."""
-
-    def __init__(self, library: ctypes.CDLL, nodes: Nodes) -> None:
-        super().__init__(nodes)
-        self.library, self.threads = library, torch.get_num_threads()
-        plan, mask = nodes.plan, nodes.dropout_mask
-        if mask is not None:
-            mask = mask.to(nodes.activated.dtype).contiguous()
-        # C reads addresses, so the tensors are kept alive.
-        self._held: list[object] = [mask]
-        inner = {}
-        if nodes.is_inner:
-            inner = {
-                "arity": -1 if plan.ragged else plan.arity,
-                "index": plan.children,
-                "starts": plan.child_start if plan.ragged else None,
-                "all_hidden": nodes.child_hidden,
-                "cells": nodes.child_memory,
-                "gathered": nodes.gathered,
-                "sums": nodes.sums,
-            }
+    def __init__(self, plan: FusedPlan, *states_and_rows: Any, inner: bool = False) -> None:
+        super().__init__(plan, *states_and_rows, inner=inner)
+        self.library: Any = gates_library()
+        self.threads = torch.get_num_threads()
+        if self.dropout_mask is not None:
+            self.dropout_mask = self.dropout_mask.to(self.activated.dtype).contiguous()
+        arity = -1 if plan.ragged else plan.arity
         self.rows = _Nodes(
-            width=nodes.activated.size(1), hidden=nodes.hidden, memory=nodes.memory,
-            activated=nodes.activated, dropout_mask=mask, **inner,
+            width=self.width, arity=arity if inner else 0, hidden=self.hidden, memory=self.memory,
+            activated=self.activated, dropout_mask=self.dropout_mask, index=plan.children,
+            starts=plan.child_start if plan.ragged else None, all_hidden=self.all_hidden,
+            cells=self.all_memory, gathered=self.gathered, sums=self.sums,
         )  # fmt: skip
         self._given: tuple[StateGradients, _Given] | None = None
 
     def gather(self, block: Block) -> None:
-        """Gather h of the children of a block, and sum it where sums are wanted."""
+        """Gather h of the children of a block, and sum it per node if ``sums`` is given."""
         first, size, _, _, edge, edges, _ = block
         self.library.tree_lstm_gather(self.rows, first, size, edge, edges, self.threads)
 
-    def forward(self, block: Block, gates: Gates) -> None:
-        """Activate the gates in place, and write the states."""
+    def forward(self, block: Block, gates: Gates, own: Tensor | None = None) -> None:
+        """Activate products to gates in place, and write the states of a block."""
         first, size, _, filled, edge, edges, _ = block
-        rows, forget, own, *_ = gates
         self.library.tree_lstm_forward(
-            self.rows, first, size, edge, edges, rows.data_ptr(), _address(forget),
+            self.rows, first, size, edge, edges, gates.rows.data_ptr(), _address(gates.forget),
             _address(own), filled, self.threads,
         )  # fmt: skip
 
-    def backward(self, block: Block, gates: Gates, given: StateGradients, grads: Gates) -> None:
-        """Write the gradients of products, and those of the children's memory."""
+    def backward(
+        self,
+        block: Block,
+        gates: Gates,
+        given: StateGradients,
+        grads: Gates,
+        to_memory: Tensor | None = None,
+    ) -> None:
+        """Write the gradients of products, and for inner nodes those of the children's c."""
         first, size, _, _, edge, edges, _ = block
         if self._given is None or self._given[0] is not given:
-            self._given = given, self.incoming(given)
+            self._given = given, _incoming(given)
         self.library.tree_lstm_backward(
             self.rows, self._given[1], first, size, edge, edges, gates.rows.data_ptr(),
             _address(gates.forget), grads.rows.data_ptr(), _address(grads.forget),
-            _address(grads.child_memory), self.threads,
+            _address(to_memory), self.threads,
         )  # fmt: skip
 
     def sum_equal(self, given: StateGradients, cell: Tensor, cells: int) -> StateGradients:
@@ -148,92 +149,61 @@ class NativeGates(TorchGates):
         width, cell = given.hidden.size(1), cell.contiguous()
         hidden, memory = (given.hidden.new_zeros(cells, width) for _ in range(2))
         self.library.tree_lstm_sum_equal(
-            self.incoming(given), cell.data_ptr(), cell.size(0), width,
+            _incoming(given), cell.data_ptr(), cell.size(0), width,
             hidden.data_ptr(), memory.data_ptr(), self.threads,
         )  # fmt: skip
         return StateGradients(hidden, memory)
 
-    def incoming(self, given: StateGradients) -> _Given:
-        """The gradients of states, as C reads them."""
-        self._held += given.hidden, given.memory, given.place
-        found = _Given(hidden=given.hidden, memory=given.memory, place=given.place)
-        for name, rows in zip(("outside_hidden", "outside_memory"), given.outside, strict=True):
-            if rows is not None:
-                # A gradient may be expanded from one number, or negated only when it is read.
-                rows = rows.resolve_neg()
-                rows = rows if rows.stride(1) == 1 else rows.contiguous()
-                self._held.append(rows)
-                setattr(found, f"{name}_row", rows.stride(0))
-                setattr(found, name, rows.data_ptr())
-        return found
+    def forward_levels(self, weight: Tensor, bias: Tensor, own: Tensor | None) -> Gates:
+        """Compute all inner nodes; return the gates, of the last block if they are not kept."""
+        plan, rows, places = self.plan, self.plan.inner, self.plan.places
+        if not plan.with_backward:
+            rows = max((block.size for block in plan.blocks), default=0)
+            places = max((block.edges for block in plan.blocks), default=0)
+        gates = Gates(
+            weight.new_empty(rows, (3 + plan.arity) * self.width),
+            weight.new_empty(places, self.width) if plan.ragged else None,
+        )
+        levels = self._levels(gates, weight, bias=_plain(bias), own=own, kept=plan.with_backward)
+        self.library.tree_lstm_forward_levels(self.rows, levels, self.threads)
+        return gates
+
+    def backward_levels(
+        self, weight: Tensor, gates: Gates, grads: Gates, given: StateGradients
+    ) -> None:
+        """Compute the gradients of all inner nodes, and those of their children's states."""
+        plan, to_sums = self.plan, None
+        to_hidden, to_memory = given.buffers(0, plan.places)
+        if plan.ragged:
+            most = max((block.size for block in plan.blocks), default=0)
+            to_sums = to_hidden.new_empty(most, self.width)
+        levels = self._levels(
+            gates, weight, grads=grads.rows, to_forget=grads.forget, to_memory=to_memory,
+            to_hidden=to_hidden, to_sums=to_sums,
+        )  # fmt: skip
+        incoming = _incoming(given.of_nodes(plan.leaves, plan.inner))
+        self.library.tree_lstm_backward_levels(self.rows, incoming, levels, self.threads)
+
+    def _levels(
+        self, gates: Gates, weight: Tensor, bias: Tensor | None = None, **more: Tensor | int | None
+    ) -> _Levels:
+        columns, weight = gates.rows.size(1), _plain(weight)
+        return _Levels(
+            multiply=multiply_address(), count=len(self.plan.blocks),
+            blocks=ctypes.addressof(self.plan.table), weight=weight, weight_forget=weight[columns:],
+            bias=bias, bias_forget=None if bias is None else bias[columns:],
+            gates=gates.rows, forget=gates.forget, **more,
+        )  # fmt: skip
 
 
-def forward_levels(
-    library: ctypes.CDLL, nodes: Nodes, weight: Tensor, bias: Tensor, own: Tensor | None
-) -> list[Gates]:
-    """Compute all inner nodes; return the activated gates, of one block if they are not kept."""
-    plan, kernels = nodes.plan, NativeGates(library, nodes)
-    weight, bias = _plain(weight), _plain(bias)
-    rows, places = plan.inner, plan.places
-    if not plan.with_backward:
-        rows = max((block.size for block in plan.blocks), default=0)
-        places = max((block.edges for block in plan.blocks), default=0)
-    columns = 3 * nodes.activated.size(1) if plan.ragged else weight.size(0)
-    gates = Gates(
-        weight.new_empty(rows, columns),
-        weight.new_empty(places, weight.size(1)) if plan.ragged else None,
-    )
-    levels = _levels(
-        plan, columns, weight, bias, kept=plan.with_backward, own=own, gates=gates.rows,
-        forget=gates.forget,
+def _incoming(given: StateGradients) -> _Given:
+    """The gradients of states, as C reads them."""
+    of_h, of_c = map(dense_columns, given.outside)
+    return _Given(
+        hidden=given.hidden, memory=given.memory, place=given.place,
+        outside_hidden=of_h, outside_hidden_row=0 if of_h is None else of_h.stride(0),
+        outside_memory=of_c, outside_memory_row=0 if of_c is None else of_c.stride(0),
     )  # fmt: skip
-    library.tree_lstm_forward_levels(kernels.rows, levels, kernels.threads)
-    return [gates]
-
-
-def backward_levels(
-    library: ctypes.CDLL,
-    nodes: Nodes,
-    weight: Tensor,
-    gates: Gates,
-    grads: Gates,
-    given: StateGradients,
-) -> None:
-    """Compute the gradients of all inner nodes, and those of their children's states."""
-    plan, kernels = nodes.plan, NativeGates(library, nodes)
-    weight = _plain(weight)
-    to_hidden, to_memory = given.room(0, plan.places)
-    sums = None
-    if plan.ragged:
-        most = max((block.size for block in plan.blocks), default=0)
-        sums = to_hidden.new_empty(most, to_hidden.size(1))
-    levels = _levels(
-        plan, grads.rows.size(1), weight, None, gates=gates.rows, forget=gates.forget,
-        grads=grads.rows, to_forget=grads.forget, to_memory=to_memory, to_hidden=to_hidden,
-        to_sums=sums,
-    )  # fmt: skip
-    incoming = kernels.incoming(given.of_nodes(plan.leaves, plan.inner))
-    library.tree_lstm_backward_levels(kernels.rows, incoming, levels, kernels.threads)
-
-
-def _levels(
-    plan: FusedPlan,
-    columns: int,
-    weight: Tensor,
-    bias: Tensor | None,
-    **fields: Tensor | int | None,
-) -> _Levels:
-    """What all levels share; weights below ``columns`` are those of f of any number of children."""
-    return _Levels(
-        multiply=multiply_address(),
-        count=len(plan.blocks),
-        blocks=ctypes.addressof(plan.table),
-        weight=weight,
-        bias=bias,
-        weight_forget=weight[columns:],
-        bias_forget=None if bias is None else bias[columns:],
-        **fields,
-    )
 
 
 def _plain(rows: Tensor) -> Tensor:
