@@ -313,10 +313,10 @@ def message(action: Callable[[], Any], error: type[Exception]) -> str:
 
 def test_refuses_layers() -> None:
     text = message(lambda: TopologicalConv(pyg.GCNConv(W, W, flow="target_to_source")), ValueError)
-    assert "GCNConv works against the direction of the edges" in text
+    assert "GCNConv passes messages against the edges" in text
     assert "direction='top_down'" in text
     text = message(lambda: TopologicalConv(pyg.GCNConv(W, W, cached=True)), ValueError)
-    assert "keeps the graph of its first call" in text
+    assert "caches the graph of its first call" in text
     assert "cached=False" in text
     text = message(lambda: TopologicalConv(pyg.GATConv((W, W), W)), ValueError)
     assert "adds self-loops, but takes pairs" in text

@@ -205,6 +205,7 @@ class Gates(NamedTuple):
 
     rows: Tensor  # u, i, o, and f of a fixed number of children; one row per node
     forget: Tensor | None = None  # f of any number of children, one row per child
+    child_memory: Tensor | None = None  # of gradients: those of c of the children
 
     def forget_of(self, width: int) -> Tensor:
         """The forget gates, ``[node, arity, width]`` or ``[child, width]``."""
@@ -461,14 +462,7 @@ class TorchGates:
     def _sum_children(self, block: Block, rows: Tensor) -> Tensor:
         return sum_segments(rows, self.plan.numbers[: rows.size(0)], self.child_starts(block))
 
-    def backward(
-        self,
-        block: Block,
-        gates: Gates,
-        given: StateGradients,
-        grads: Gates,
-        to_memory: Tensor | None = None,
-    ) -> None:
+    def backward(self, block: Block, gates: Gates, given: StateGradients, grads: Gates) -> None:
         """Write the gradients of products, and for inner nodes those of the children's c."""
         tanh_backward, mask, width = _TANH_BACKWARD, self.mask_of(block), self.width
         activated = self.activated[block.nodes]
@@ -481,8 +475,8 @@ class TorchGates:
         candidate = memory if mask is None else memory * mask
         torch.mul(candidate, i, out=to_u)
         torch.mul(candidate, u, out=to_i)
-        if to_memory is not None:
-            self._to_children(block, gates, memory, grads, to_memory)
+        if grads.child_memory is not None:
+            self._to_children(block, gates, memory, grads, grads.child_memory)
         tanh_backward(to_u, u, grad_input=to_u)
         _through_sigmoid(grads.rows[:, width:], gates.rows[:, width:])
         if grads.forget is not None and gates.forget is not None:

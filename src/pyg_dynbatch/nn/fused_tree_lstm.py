@@ -222,8 +222,8 @@ def _backward_levels(
     for block, found in zip(reversed(plan.blocks), reversed(gates), strict=True):
         to_hidden, to_memory = given.buffers(block.edge, block.edges)
         of_forget = None if grads.forget is None else grads.forget[block.children]
-        wanted = Gates(grads.rows[block.nodes], of_forget)
-        kernels.backward(block, found, incoming, wanted, to_memory)
+        wanted = Gates(grads.rows[block.nodes], of_forget, to_memory)
+        kernels.backward(block, found, incoming, wanted)
         if grads.forget is None:
             product.into(to_hidden.view(block.size, -1), grads.rows, block.first, block.size)
         else:

@@ -80,17 +80,6 @@ def recorder_for(device: torch.device) -> Recorder:
     return CudaRecorder(device) if device.type == "cuda" else Recorder()
 
 
-class Mode(NamedTuple):
-    """What a recorded run depends on besides the shape."""
-
-    dtype: torch.dtype
-    width: int
-    with_gradient: bool
-    rows_want_gradient: bool
-    precision: torch.dtype | None
-    dropout: float
-
-
 class RecordedRun:
     """The recorded forward and backward pass over levels of one shape."""
 
@@ -99,29 +88,31 @@ class RecordedRun:
         cell: RecursiveCell,
         form: PaddedForm,
         rows: Tensor,
-        mode: Mode,
+        with_gradient: bool,
         recorder: Recorder,
         totals: Sequence[Tensor],
     ) -> None:
-        self.cell, self.mode, self.totals = cell, mode, totals
+        self.cell, self.totals, self.with_gradient = cell, totals, with_gradient
+        self.of_rows = with_gradient and rows.requires_grad
         self.wanted = [each for each in cell.parameters() if each.requires_grad]
         self.states: tuple[Tensor, ...] | None = None
         self.grads: tuple[Tensor, ...] = ()
-        autocast = torch.autocast(
-            rows.device.type, mode.precision, mode.precision is not None, cache_enabled=False
-        )
-        # Graphs outlive inference mode.
-        with torch.inference_mode(False), autocast:
+        precision = _precision(rows)
+        # Graphs outlive inference mode and the cache of autocast.
+        with (
+            torch.inference_mode(False),
+            torch.autocast(rows.device.type, precision, precision is not None, cache_enabled=False),
+        ):
             self.wiring = torch.empty_like(form.schedule.wiring)
             self.schedule = schedule_of_shape(form.shape, self.wiring)
-            self.rows = rows.new_zeros(form.input_row.size(0), mode.width)
-            self.inputs = self.rows.detach().requires_grad_(mode.rows_want_gradient)
+            self.rows = rows.new_zeros(form.input_row.size(0), rows.size(1))
+            self.inputs = self.rows.detach().requires_grad_(self.of_rows)
             self.load(form, rows)
-            if mode.with_gradient:
+            if with_gradient:
                 self.grads = tuple(torch.zeros_like(part) for part in self._forward())
             recorder.warm_up(self._both)
             self.forward_graph = recorder.record(self._forward)
-            if mode.with_gradient:
+            if with_gradient:
                 self.backward_graph = recorder.record(self._backward)
 
     def load(self, form: PaddedForm, rows: Tensor) -> None:
@@ -150,29 +141,35 @@ class RecordedRun:
                 kept.index_copy_(0, call.place, given)
         self.backward_graph.replay()
         of_rows = None
-        if self.mode.rows_want_gradient:
+        if self.of_rows:
             of_rows = self.backward_graph.results[0].index_select(0, call.form.input_place)
         # Copies, as the next replay of any run writes there.
         return of_rows, [total.clone() for total in self.totals]
 
     def _both(self) -> None:
         self._forward()
-        if self.mode.with_gradient:
+        if self.with_gradient:
             self._backward()
 
     def _forward(self) -> tuple[Tensor, ...]:
-        with torch.set_grad_enabled(self.mode.with_gradient):
+        with torch.set_grad_enabled(self.with_gradient):
             self.states = self.cell.run_schedule(self.schedule, self.inputs, level_order=True)
         return tuple(part.detach() for part in self.states or ())
 
     def _backward(self) -> tuple[Tensor, ...]:
         # Released first, so that the memory of the backward pass returns to the pool.
         states, self.states = self.states, None
-        leaves = [*self.wanted, *([self.inputs] if self.mode.rows_want_gradient else [])]
+        leaves = [*self.wanted, *([self.inputs] if self.of_rows else [])]
         found = torch.autograd.grad(states or (), leaves, self.grads)
         for total, grad in zip(self.totals, found, strict=False):
             total.copy_(grad)
         return found[len(self.wanted) :]
+
+
+def _precision(rows: Tensor) -> torch.dtype | None:
+    """The dtype of autocast, if it is on."""
+    device = rows.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 
 class GraphedTreeLSTM(RecursiveLayer):
@@ -297,19 +294,11 @@ class RecordedRuns:
         earlier = None if self.waiting is None else self.waiting()
         if earlier is not None and earlier.open:
             return None
-        parameters, device = list(self.cell.parameters()), rows.device.type
+        parameters = list(self.cell.parameters())
         with_gradient = torch.is_grad_enabled() and any(
             each.requires_grad for each in (rows, *parameters)
         )
-        mode = Mode(
-            rows.dtype,
-            rows.size(1),
-            with_gradient,
-            with_gradient and rows.requires_grad,
-            torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None,
-            self.cell.recurrent_dropout if self.cell.training else 0.0,
-        )
-        run = self._recorded(mode, rows, form, parameters)
+        run = self._recorded(rows, form, with_gradient, parameters)
         call = _Call(run, form, place, 2 if with_memory else 1)
         if not with_gradient:
             return run.forward(call, rows)
@@ -318,9 +307,9 @@ class RecordedRuns:
         return found
 
     def _recorded(
-        self, mode: Mode, rows: Tensor, form: PaddedForm, parameters: list[nn.Parameter]
+        self, rows: Tensor, form: PaddedForm, with_gradient: bool, parameters: list[nn.Parameter]
     ) -> RecordedRun:
-        """Find the recorded run of a shape and mode, or record it."""
+        """Find the recorded run of a shape, or record it."""
         addresses = rows.device, *((p.data_ptr(), p.dtype, p.requires_grad) for p in parameters)
         if addresses != self.addresses:
             self.kept.clear()
@@ -328,9 +317,21 @@ class RecordedRuns:
             with torch.inference_mode(False):
                 wanted = [p for p in parameters if p.requires_grad]
                 self.totals = [torch.zeros_like(p, requires_grad=False) for p in wanted]
-        key = form.shape, mode
+        of_rows = with_gradient and rows.requires_grad
+        dropout = self.cell.recurrent_dropout if self.cell.training else 0.0
+        key = (
+            form.shape,
+            rows.dtype,
+            rows.size(1),
+            with_gradient,
+            of_rows,
+            _precision(rows),
+            dropout,
+        )
         if key not in self.kept:
-            self.kept[key] = RecordedRun(self.cell, form, rows, mode, self.recorder, self.totals)
+            self.kept[key] = RecordedRun(
+                self.cell, form, rows, with_gradient, self.recorder, self.totals
+            )
             # Only now: the pool of memory is freed with the last graph that uses it.
             while len(self.kept) > self.max_runs:
                 self.kept.popitem(last=False)

@@ -126,14 +126,7 @@ class NativeGates(TorchGates):
             _address(own), filled, self.threads,
         )  # fmt: skip
 
-    def backward(
-        self,
-        block: Block,
-        gates: Gates,
-        given: StateGradients,
-        grads: Gates,
-        to_memory: Tensor | None = None,
-    ) -> None:
+    def backward(self, block: Block, gates: Gates, given: StateGradients, grads: Gates) -> None:
         """Write the gradients of products, and for inner nodes those of the children's c."""
         first, size, _, _, edge, edges, _ = block
         if self._given is None or self._given[0] is not given:
@@ -141,7 +134,7 @@ class NativeGates(TorchGates):
         self.library.tree_lstm_backward(
             self.rows, self._given[1], first, size, edge, edges, gates.rows.data_ptr(),
             _address(gates.forget), grads.rows.data_ptr(), _address(grads.forget),
-            _address(to_memory), self.threads,
+            _address(grads.child_memory), self.threads,
         )  # fmt: skip
 
     def sum_equal(self, given: StateGradients, cell: Tensor, cells: int) -> StateGradients:

@@ -18,7 +18,7 @@ from pyg_dynbatch.nn.pairs import Pairs
 
 
 class CSR(NamedTuple):
-    """A matrix of zeros and ones in CSR form: row r has its ones in ``indices[ptr[r]:ptr[r+1]]``."""
+    """A matrix of zeros and ones: row r has its ones in columns ``indices[ptr[r]:ptr[r+1]]``."""
 
     indices: Int[Tensor, " one"]
     ptr: Int[Tensor, " row_1"]

@@ -161,21 +161,14 @@ class TritonGates(TorchGates):
                 _stride(mask), memory.stride(0), ARITY=arity, COLUMNS=columns, num_warps=warps,
             )  # fmt: skip
 
-    def backward(
-        self,
-        block: Block,
-        gates: Gates,
-        given: StateGradients,
-        grads: Gates,
-        to_memory: Tensor | None = None,
-    ) -> None:
+    def backward(self, block: Block, gates: Gates, given: StateGradients, grads: Gates) -> None:
         """Write the gradients of products, and for inner nodes those of the children's c."""
         rows, mask, activated = gates.rows, self.mask_of(block), self.activated[block.nodes]
         forget, index, starts, cells, arity = self._children(block, gates)
         to_forget = None if forget is None else grads.forget_of(self.width)
         grid, columns, warps = _launch(activated)
         read = (rows, forget, cells, mask, activated, *given.read(block.nodes))
-        write = grads.rows, to_forget, to_memory
+        write = grads.rows, to_forget, grads.child_memory
         with torch.cuda.device_of(rows):
             backward_kernel[grid](
                 *read[:3], index, starts, *read[3:], *write, self.width, block.edges,

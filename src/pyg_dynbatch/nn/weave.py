@@ -1,7 +1,7 @@
 """Weave convolution, factored to minimise work per pair, its normalisation, and stacks of it."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -245,7 +245,7 @@ class WeaveConv(nn.Module):
         self.drop = nn.Dropout(dropout)
 
     def reset_parameters(self) -> None:
-        """Draw all parameters anew."""
+        """Reset all learnable parameters."""
         for module in self.children():
             reset(module)
 
@@ -441,7 +441,7 @@ class WeaveStack(nn.Module):
         )
 
     def reset_parameters(self) -> None:
-        """Draw all parameters anew."""
+        """Reset all learnable parameters."""
         for conv in self.convs:
             reset(conv)
 
@@ -449,27 +449,24 @@ class WeaveStack(nn.Module):
         self, x: Float[Tensor, "atom feature"], table: Float[Tensor, "code channel"], pairs: Pairs
     ) -> Float[Tensor, "atom out"]:
         """Compute the atom rows after the last module."""
-        levels = self._levels()
-        whole = self.training and levels[0].norm == "batch"
+        convs: Any = self.convs
+        whole = self.training and convs[0].norm == "batch"
         if self.pair_block is not None and pairs.num_pairs > self.pair_block and not whole:
             return self._by_blocks(x, table, pairs, self.pair_block)
-        x, pair = levels[0](x, table, pairs, coded=True)
-        for conv in levels[1:]:
-            x, pair = conv(x, pair, pairs)
+        pair = table
+        for level, conv in enumerate(convs):
+            x, pair = conv(x, pair, pairs, coded=level == 0)
         return x
-
-    def _levels(self) -> list[WeaveConv]:
-        return list(self.convs)  # type: ignore[arg-type]
 
     def _by_blocks(self, x: Tensor, table: Tensor, pairs: Pairs, size: int) -> Tensor:
         blocks = pairs.remember(("blocks", size), lambda: pairs.split(size))
-        levels = self._levels()
+        convs: Any = self.convs
         parts: list[Tensor] = []
-        for level, conv in enumerate(levels):
+        for level, conv in enumerate(convs):
             if level == 0:
                 total = conv.sum_pairs(table, pairs, coded=True)
             else:
-                # The backward pass computes again whatever a block needs, its pair rows too.
+                # The backward pass recomputes all rows of a block, its pair rows too.
                 sums = [
                     checkpoint(self._sum_block, level, block, table, *parts, use_reentrant=False)
                     for block in blocks
@@ -481,7 +478,7 @@ class WeaveStack(nn.Module):
         return x
 
     def _sum_block(self, level: int, block: Pairs, table: Tensor, *parts: Tensor) -> Tensor:
-        levels, pair = self._levels(), table
+        convs, pair = cast(Any, self.convs), table
         for number, part in enumerate(parts):
-            pair = levels[number].update_pairs(part, pair, block, coded=number == 0)
-        return levels[level].sum_pairs(pair, block)
+            pair = convs[number].update_pairs(part, pair, block, coded=number == 0)
+        return convs[level].sum_pairs(pair, block)
