@@ -5,7 +5,7 @@ from typing import Any, ClassVar, NoReturn, cast
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
 from pyg_dynbatch.core.errors import described, mismatch
@@ -177,25 +177,24 @@ def checked_direction(owner: str, direction: str) -> str:
     return direction
 
 
-def check_input_rows(owner: str, x: Tensor, module: nn.Module, channels: int | None) -> None:
-    """Check shape and dtype of input rows, and that the parameters have their dtype."""
-    fits = _is_dense(x) and x.dim() == 2 and x.is_floating_point()
-    if not fits or x.size(1) != (channels or x.size(1)):
-        wanted = f"a dense tensor, floating [row, {channels or 'feature'}]"
-        raise mismatch(TypeError, f"{owner}: invalid input rows", wanted, described(x))
-    check_precision(owner, x, module)
-
-
-def schedule_for(
-    owner: str,
+def checked_schedule(
+    layer: Any,
     x: Tensor,
     edge_index: Tensor | None,
     schedule: Schedule | None,
     child_slot: Tensor | None,
-    arity: int | None,
-    direction: str,
+    *,
+    channels: int | None = None,
+    arity: int | None = None,
 ) -> Schedule:
-    """Check that a schedule was made for this layer and graph, or derive one from the edges."""
+    """Check the arguments of a layer; return its schedule, or derive one from the edges."""
+    owner, direction = type(layer).__name__, layer.direction
+    refuse_transforms(owner)
+    fits = _is_dense(x) and x.dim() == 2 and x.is_floating_point()
+    if not fits or x.size(1) != (channels or x.size(1)):
+        wanted = f"a dense tensor, floating [row, {channels or 'feature'}]"
+        raise mismatch(TypeError, f"{owner}: invalid input rows", wanted, described(x))
+    check_precision(owner, x, layer)
     if schedule is not None and (schedule.arity, schedule.direction) != (arity, direction):
         what, wanted = "the schedule was made for another layer", f"arity {arity}, {direction}"
         got = f"arity {schedule.arity}, {schedule.direction}"
@@ -213,7 +212,7 @@ def schedule_for(
         same_number = edge_index.shape == (2, schedule.num_edges)
         got = "as many edges with other values" if same_number else described(edge_index)
         what, wanted = "the schedule belongs to another graph", f"its {schedule.num_edges} edges"
-        hint = "make the schedule after the last change of the graph"
+        hint = "build the schedule after the last change of the graph"
         raise mismatch(ValueError, f"{owner}: {what}", wanted, got, hint=hint)
     return schedule
 
@@ -300,13 +299,9 @@ class RecursiveLayer(MessagePassing):
         Returns:
             ``h``, in node order by default, or the tuple of the state's parts.
         """
-        name = type(self).__name__
-        refuse_transforms(name)
-        check_input_rows(name, x, self.cell, self.in_channels)
-        schedule = schedule_for(
-            name, x, edge_index, schedule, child_slot, self.arity, self.direction
-        )
-        inputs = _input_rows(name, schedule, x, leaf_row)
+        given = x, edge_index, schedule, child_slot
+        schedule = checked_schedule(self, *given, channels=self.in_channels, arity=self.arity)
+        inputs = _input_rows(type(self).__name__, schedule, x, leaf_row)
         chosen = None if nodes is None else _rows_of_nodes(schedule, nodes)
         weight = states = None
         if self.explain and schedule.num_edges:

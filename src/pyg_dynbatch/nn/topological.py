@@ -9,20 +9,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.row_buffer import (
-    RowBuffer,
-    finish,
-    new_token,
-    refuse_transforms,
-    unsupported,
-)
+from pyg_dynbatch.core.row_buffer import RowBuffer, finish, new_token, unsupported
 from pyg_dynbatch.core.schedule import Schedule
-from pyg_dynbatch.nn.recursive import (
-    check_input_rows,
-    checked_direction,
-    schedule_for,
-    stored_dtypes,
-)
+from pyg_dynbatch.nn.recursive import checked_direction, checked_schedule, stored_dtypes
 
 Rows = Sequence[Tensor | None]
 
@@ -121,11 +110,8 @@ class TopologicalConv(nn.Module):
                 matters; only used without a schedule.
             **named_edge_rows: Further arguments of the layer by name, one row per edge.
         """
-        name = type(self).__name__
-        refuse_transforms(name)
-        check_input_rows(name, x, self.conv, None)
-        schedule = schedule_for(name, x, edge_index, schedule, child_slot, None, self.direction)
-        _check_rows(name, schedule, x, {**dict(enumerate(edge_rows, 2)), **named_edge_rows})
+        schedule = checked_schedule(self, x, edge_index, schedule, child_slot)
+        _check_rows(schedule, x, {**dict(enumerate(edge_rows, 2)), **named_edge_rows})
         sizes, order = [step.arguments[1].length for step in schedule.steps], schedule.edge_order
         given = [_split(rows, order, sizes) for rows in edge_rows]
         named = {key: _split(rows, order, sizes) for key, rows in named_edge_rows.items()}
@@ -218,15 +204,16 @@ def _check_conv(conv: nn.Module) -> None:
         raise mismatch(ValueError, what, wanted, f"in_channels={widths}")
 
 
-def _check_rows(owner: str, schedule: Schedule, x: Tensor, edge_rows: Mapping[Any, Any]) -> None:
+def _check_rows(schedule: Schedule, x: Tensor, edge_rows: Mapping[Any, Any]) -> None:
     if x.size(0) != schedule.num_nodes:
-        what, wanted = f"{owner}: wrong number of input rows", f"{schedule.num_nodes} (all nodes)"
+        what = "TopologicalConv: wrong number of input rows"
+        wanted = f"{schedule.num_nodes} (all nodes)"
         raise mismatch(ValueError, what, wanted, x.size(0))
     for key, rows in edge_rows.items():
         if rows is None:
             continue
         if not isinstance(rows, Tensor) or not rows.dim() or rows.size(0) != schedule.num_edges:
-            what = f"{owner}: argument {key} does not have one row per edge"
+            what = f"TopologicalConv: argument {key} does not have one row per edge"
             wanted = f"a tensor [{schedule.num_edges}, ...]"
             got = list(rows.shape) if isinstance(rows, Tensor) else repr(rows)
             hint = "bind other options of the layer before wrapping it"

@@ -348,13 +348,11 @@ class WeaveConv(nn.Module):
         return rows.relu_()
 
     def _check(self, x: Tensor, pair: Tensor, pairs: Pairs, coded: bool) -> None:
-        of_pairs = (
-            ("table", "code", pairs.num_codes) if coded else ("pair", "pair", pairs.num_pairs)
-        )
-        given = (x, self.atom_in, ("x", "atom", pairs.num_atoms)), (pair, self.pair_in, of_pairs)
+        table = ("table", "code", pairs.num_codes) if coded else ("pair", "pair", pairs.num_pairs)
+        given = (x, self.atom_in, ("x", "atom", pairs.num_atoms)), (pair, self.pair_in, table)
         for rows, width, (name, of, count) in given:
             if tuple(rows.shape) != (count, width):
-                what, hint = f"WeaveConv: {name} has another shape", f"one row per {of}"
+                what, hint = f"WeaveConv: {name} has the wrong shape", f"one row per {of}"
                 raise mismatch(ValueError, what, [count, width], [*rows.shape], hint=hint)
 
     def extra_repr(self) -> str:
