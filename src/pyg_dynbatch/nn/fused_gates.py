@@ -291,7 +291,6 @@ class RowProduct:
         self,
         weight: Tensor,
         bias: Tensor | None = None,
-        *,
         precision: torch.dtype | None = None,
         rows: int = 0,
     ) -> None:

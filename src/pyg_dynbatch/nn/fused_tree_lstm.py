@@ -137,7 +137,7 @@ def _forward_leaves(
         for state in states
     ]
     kernels = choose_gates(states[0])(plan, own)
-    product = RowProduct(weight, bias, precision=plan.precision, rows=plan.leaf_inputs)
+    product = RowProduct(weight, bias, plan.precision, plan.leaf_inputs)
     # A missing input is an input of zeros.
     missing = min(plan.leaf_cells - plan.leaf_inputs, plan.block)
     zeros = inputs.new_zeros(missing, inputs.size(1)) if missing else inputs
@@ -171,14 +171,11 @@ def _forward_levels(
         plan.at_once = True
         own = None if input_product is None else input_product(filled, 0, count)
         return [kernels.forward_levels(weight_hidden, bias, own)]
-    product = RowProduct(
-        weight_hidden[:columns], bias[:columns], precision=precision, rows=plan.inner
-    )
+    product = RowProduct(weight_hidden[:columns], bias[:columns], precision, plan.inner)
     forget_product = None
     if plan.ragged:
-        forget_product = RowProduct(
-            weight_hidden[columns:], bias[columns:], precision=precision, rows=plan.places
-        )
+        of_forget = weight_hidden[columns:], bias[columns:]
+        forget_product = RowProduct(*of_forget, precision, plan.places)
     operand, gates = _operand(plan, gathered, kernels.sums), []
     for block in plan.blocks:
         kernels.gather(block)

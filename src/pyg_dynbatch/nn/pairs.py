@@ -1,6 +1,7 @@
 """The atom pairs of a mini-batch of molecules as integers, computed once for all layers."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -169,6 +170,7 @@ def _part(name: str, doc: str) -> Any:
     return property(lambda pairs: pairs._read(name), doc=doc)
 
 
+@dataclass(eq=False, repr=False)
 class Pairs(MovablePlan):
     """The pairs of atoms of a mini-batch, each unordered pair once, in one int32 tensor.
 
@@ -193,44 +195,38 @@ class Pairs(MovablePlan):
         Pairs(2 molecules, 3 atoms, 4 pairs)
     """
 
-    __slots__ = (
-        "_layout", "_remembered", "num_atoms", "num_codes", "num_entries", "num_molecules",
-        "num_pairs", "plan",
-    )  # fmt: skip
+    plan: Int[Tensor, " number"]
+    num_atoms: int
+    num_pairs: int
+    num_molecules: int
+    num_entries: int
+    num_codes: int = 0
 
-    def __init__(
-        self,
-        plan: Int[Tensor, " number"],
-        num_atoms: int,
-        num_pairs: int,
-        num_molecules: int,
-        num_entries: int,
-        num_codes: int = 0,
-    ) -> None:
-        self.plan = plan
-        self.num_atoms, self.num_pairs, self.num_molecules = num_atoms, num_pairs, num_molecules
-        self.num_entries, self.num_codes = num_entries, num_codes
-        coded = num_pairs if num_codes else 0
+    def __post_init__(self) -> None:
+        """Locate the parts of the plan."""
+        coded = self.num_pairs if self.num_codes else 0
         lengths = {
-            "first": num_pairs,
-            "second": num_pairs,
+            "first": self.num_pairs,
+            "second": self.num_pairs,
             "code": coded,
-            "column": num_pairs,
-            "ptr": num_atoms + 1,
-            "entry": num_entries,
-            "other": num_entries,
-            "atom_ptr": num_molecules + 1,
-            "end": num_entries,
-            "end_ptr": num_pairs + 1,
-            "order_entry": 2 * num_pairs,
-            "order_ptr": num_atoms + 1,
-            "code_count": num_atoms * num_codes,
+            "column": self.num_pairs,
+            "ptr": self.num_atoms + 1,
+            "entry": self.num_entries,
+            "other": self.num_entries,
+            "atom_ptr": self.num_molecules + 1,
+            "end": self.num_entries,
+            "end_ptr": self.num_pairs + 1,
+            "order_entry": 2 * self.num_pairs,
+            "order_ptr": self.num_atoms + 1,
+            "code_count": self.num_atoms * self.num_codes,
             "code_order": coded,
-            "code_ptr": num_codes + 1 if num_codes else 0,
+            "code_ptr": self.num_codes + 1 if self.num_codes else 0,
         }
         starts = np.cumsum((0, *lengths.values())).tolist()
-        if plan.numel() != starts[-1]:
-            raise mismatch(ValueError, "Pairs: wrong length of the plan", starts[-1], plan.numel())
+        if self.plan.numel() != starts[-1]:
+            raise mismatch(
+                ValueError, "Pairs: wrong length of the plan", starts[-1], self.plan.numel()
+            )
         self._layout = dict(zip(lengths, zip(starts, lengths.values(), strict=False), strict=True))
         self._remembered: dict[Any, Any] = {}
 
@@ -367,14 +363,14 @@ class Pairs(MovablePlan):
             raise mismatch(AttributeError, what, wanted, found)
         return self.plan.narrow(0, *self._layout[name])
 
-    first: Int[Tensor, " pair"] = _part("first", "The first atom of each pair: the lower number.")
-    second: Int[Tensor, " pair"] = _part("second", "The second atom; of a self pair the same one.")
-    code: Int[Tensor, " pair"] = _part("code", "Code of each pair.")
-    column: Int[Tensor, " pair"] = _part("column", "Index of each pair in its source.")
-    ptr: Int[Tensor, " atom_1"] = _part("ptr", "First entry of each atom, then their total.")
-    entry: Int[Tensor, " entry"] = _part("entry", "The pairs of each atom; a self pair once.")
-    other: Int[Tensor, " entry"] = _part("other", "The other atom of each entry's pair.")
-    atom_ptr: Int[Tensor, " molecule_1"] = _part("atom_ptr", "First atom of each molecule.")
+    first = _part("first", "The first atom of each pair: the lower number.")
+    second = _part("second", "The second atom; of a self pair the same one.")
+    code = _part("code", "Code of each pair.")
+    column = _part("column", "Index of each pair in its source.")
+    ptr = _part("ptr", "First entry of each atom, then their total.")
+    entry = _part("entry", "The pairs of each atom; a self pair once.")
+    other = _part("other", "The other atom of each entry's pair.")
+    atom_ptr = _part("atom_ptr", "First atom of each molecule, then their total.")
 
     @property
     def ends(self) -> tuple[Int[Tensor, " entry"], Int[Tensor, " pair_1"]]:
@@ -417,21 +413,21 @@ class Pairs(MovablePlan):
         return (self.plan,)
 
     def _apply(self, fn: Callable[[Tensor], Tensor]) -> "Pairs":
-        return Pairs(fn(self.plan), *self._plain())
+        return replace(self, plan=fn(self.plan))
 
-    def _plain(self) -> tuple[int, ...]:
+    def _counts(self) -> tuple[int, ...]:
         counts = (self.num_atoms, self.num_pairs, self.num_molecules)
         return (*counts, self.num_entries, self.num_codes)
 
     def __reduce__(self) -> Any:
-        """Pickle the numbers and their counts."""
-        return Pairs, (self.plan, *self._plain())
+        """Pickle the plan and the counts."""
+        return Pairs, (self.plan, *self._counts())
 
     def __eq__(self, other: object) -> bool:
         """Compare contents: the same pairs of the same molecules, in the same order."""
         if not isinstance(other, Pairs):
             return NotImplemented
-        return self._plain() == other._plain() and torch.equal(self.plan, other.plan)
+        return self._counts() == other._counts() and torch.equal(self.plan, other.plan)
 
     __hash__ = None  # type: ignore[assignment]
 

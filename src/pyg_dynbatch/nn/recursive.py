@@ -388,17 +388,8 @@ class _TreeLayer(RecursiveLayer):
 
     cell_class: ClassVar[type[RecursiveCell]]
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        *arity: int,
-        direction: str = "bottom_up",
-        **cell_options: Any,
-    ) -> None:
-        super().__init__(
-            self.cell_class(in_channels, out_channels, *arity, **cell_options), direction
-        )
+    def __init__(self, *sizes: int, direction: str = "bottom_up", **cell_options: Any) -> None:
+        super().__init__(self.cell_class(*sizes, **cell_options), direction)
 
 
 class NaryTreeLSTM(_TreeLayer):
