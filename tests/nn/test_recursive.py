@@ -388,17 +388,21 @@ def test_refuses_schedules_of_others() -> None:
     x, layer, edges = features(TREE.num_nodes).float(), NaryTreeLSTM(IN, OUT), TREE.edge_index
     ragged, fixed = (Schedule.from_structure(edges, 7, arity=arity) for arity in (None, 2))
     parts = (
-        "NaryTreeLSTM: the schedule was made for another layer", "expected: arity 2, bottom_up",
+        "NaryTreeLSTM: the schedule was made for a different layer", "expected: arity 2, bottom_up",
         "got:      arity None, bottom_up", "DataLoader(..., arity=2, direction='bottom_up')",
     )  # fmt: skip
     refused(ValueError, lambda: layer(x, edges, ragged), *parts)
     down = Schedule.from_structure(edges, 7, arity=2, direction="top_down")
     refused(ValueError, lambda: layer(x, edges, down), "got:      arity 2, top_down")
     other = Schedule.from_structure(chain(7).edge_index[:, :5], 7, arity=2)
-    parts = "the schedule belongs to another graph", "its 5 edges", "got:      int64 tensor [2, 6]"
+    parts = (
+        "the schedule belongs to a different graph",
+        "its 5 edges",
+        "got:      int64 tensor [2, 6]",
+    )
     refused(ValueError, lambda: layer(x, edges, other), *parts)
     sparse = edges.to_sparse()
-    refused(ValueError, lambda: layer(x, sparse, ragged), "made for another layer")
+    refused(ValueError, lambda: layer(x, sparse, ragged), "made for a different layer")
     refused(TypeError, lambda: layer(x, sparse, fixed), "dense edges")
 
 
@@ -461,7 +465,7 @@ def test_edges_edited_after_collating_are_refused(kind: str, way: str) -> None:
     batch = WAYS[way](batch_of_trees(None if kind == "topological" else 2))
     layer(batch)
     batch.edge_index[0, :2] = batch.edge_index[0, :2].flip(0)
-    parts = "the schedule belongs to another graph", "as many edges with other values"
+    parts = "the schedule belongs to a different graph", "as many edges with other values"
     refused(ValueError, lambda: layer(batch), *parts)
     batch.edge_index[0, :2] = batch.edge_index[0, :2].flip(0)
     layer(batch)

@@ -358,5 +358,5 @@ def test_refuses_arguments() -> None:
     wrong = "expected: arity None, bottom_up"
     refused(ValueError, lambda: layer(x, edges, schedule=fixed), wrong)
     refused(ValueError, lambda: layer(x[:3], schedule=ragged), "wrong number of input rows")
-    other = "belongs to another graph"
+    other = "belongs to a different graph"
     refused(ValueError, lambda: layer(x, edges[:, :3], schedule=ragged), other)

@@ -116,7 +116,7 @@ class RecursiveCell(nn.Module, ABC):
         leaf_row: Tensor | None = None,
         level_order: bool = False,
     ) -> States | None:
-        """Run a whole schedule, where a cell has a faster way than level by level.
+        """Run a whole schedule, if the cell has a faster way than level by level.
 
         Args:
             schedule: Made by ``Schedule.from_structure`` with the arity of the cell.
@@ -127,7 +127,7 @@ class RecursiveCell(nn.Module, ABC):
             level_order: Whether to return the states in level order.
 
         Returns:
-            The states of all nodes; ``None`` to be run level by level.
+            The states of all nodes, or ``None`` to run level by level.
         """
         return None
 

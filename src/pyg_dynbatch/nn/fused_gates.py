@@ -97,12 +97,12 @@ class FusedPlan:
         self.single_parent = schedule.single_parent
         self.block = BLOCK if inputs.device.type == "cpu" else max(self.nodes, 1)
         children = steps[0].arguments[1]
-        self.places = schedule.num_edges if self.ragged else self.inner * self.arity
+        self.slots = schedule.num_edges if self.ragged else self.inner * self.arity
         start = children.offset + self.leaves * self.arity
-        self.children = schedule.wiring[start : start + self.places]
+        self.children = schedule.wiring[start : start + self.slots]
         if self.ragged:
             self.segment_ids = schedule.wiring[
-                children.segment_ids : children.segment_ids + self.places
+                children.segment_ids : children.segment_ids + self.slots
             ]
             self.child_start = schedule.child_start[self.leaves :]
         self.blocks = list(self._blocks())
@@ -140,7 +140,7 @@ class FusedPlan:
     @cached_property
     def numbers(self) -> Tensor:
         """The numbers of all argument slots."""
-        return torch.arange(self.places, device=self.children.device)
+        return torch.arange(self.slots, device=self.children.device)
 
     def segment_ids_of(self, block: Block) -> Tensor:
         """The node within the block that each child belongs to."""
@@ -179,10 +179,10 @@ class FusedPlan:
     def _row_of_node(self) -> Tensor:
         return self.schedule.rows_of(self.schedule.outputs["node"].wiring)
 
-    def place_of_row(self) -> Tensor:
+    def slot_of_node(self) -> Tensor:
         """For every node the argument slot that reads it, counted from 1; 0 for none."""
         place = self.children.new_zeros(self.nodes + 1)
-        numbers = torch.arange(1, self.places + 1, device=place.device)
+        numbers = torch.arange(1, self.slots + 1, device=place.device)
         # Row 0, the missing child, gets any of its many slots and is dropped.
         return place.index_copy_(0, self.children, numbers)[1:]
 
@@ -236,9 +236,9 @@ class StateGradients:
         """Start at the gradients of the results; row 0 is that of the missing child or parent."""
         outside = plan.in_level_order(grad_h), plan.in_level_order(grad_c)
         if plan.single_parent:
-            hidden, memory = (like.new_empty(1 + plan.places, like.size(1)) for _ in outside)
+            hidden, memory = (like.new_empty(1 + plan.slots, like.size(1)) for _ in outside)
             hidden[0], memory[0] = 0, 0
-            return cls(hidden, memory, plan.place_of_row(), outside)
+            return cls(hidden, memory, plan.slot_of_node(), outside)
         hidden, memory = (like.new_zeros(1 + plan.nodes, like.size(1)) for _ in outside)
         for total, given in zip((hidden, memory), outside, strict=True):
             if given is not None:

@@ -69,7 +69,7 @@ class _FusedTreeLSTM(Function):
                 plan, inputs, weight_input[: 3 * width], bias[: 3 * width], states
             )
             # Zeros, as products read a few rows beyond those that are already filled.
-            gathered = states[0].new_zeros(plan.places, width)
+            gathered = states[0].new_zeros(plan.slots, width)
             sums = states[0].new_zeros(plan.inner, width) if plan.ragged else None
             kernels = choose_gates(gathered)(plan, states, gathered, sums, inner=True)
             gates = _forward_levels(kernels, inputs, weight_input, weight_hidden, bias)
@@ -175,7 +175,7 @@ def _forward_levels(
     forget_product = None
     if plan.ragged:
         of_forget = weight_hidden[columns:], bias[columns:]
-        forget_product = RowProduct(*of_forget, precision, plan.places)
+        forget_product = RowProduct(*of_forget, precision, plan.slots)
     operand, gates = _operand(plan, gathered, kernels.sums), []
     for block in plan.blocks:
         kernels.gather(block)
@@ -207,7 +207,7 @@ def _backward_levels(
     columns, precision = (3 + plan.arity) * width, plan.precision
     grads = Gates(
         weight.new_empty(plan.inner, columns),
-        weight.new_empty(plan.places, width) if plan.ragged else None,
+        weight.new_empty(plan.slots, width) if plan.ragged else None,
     )
     if isinstance(kernels, NativeGates) and plan.at_once:
         kernels.backward_levels(weight, gates[0], grads, given)
@@ -215,7 +215,7 @@ def _backward_levels(
     incoming = given.of_nodes(plan.leaves, plan.inner)
     product = RowProduct(weight[:columns].t(), precision=precision, rows=plan.inner)
     if plan.ragged:
-        forget_product = RowProduct(weight[columns:].t(), precision=precision, rows=plan.places)
+        forget_product = RowProduct(weight[columns:].t(), precision=precision, rows=plan.slots)
     for block, found in zip(reversed(plan.blocks), reversed(gates), strict=True):
         to_hidden, to_memory = given.buffers(block.edge, block.edges)
         of_forget = None if grads.forget is None else grads.forget[block.children]

@@ -27,11 +27,11 @@ _log = logging.getLogger(__name__)
 
 
 class _Struct(ctypes.Structure):
-    """A struct of C, made of numbers and of tensors, of which C reads the addresses."""
+    """A C struct of integers and of addresses of tensors, given by name."""
 
     def __init__(self, **fields: Tensor | int | None) -> None:
         super().__init__(**{name: _address(value) for name, value in fields.items()})
-        self.kept_alive = fields
+        self.tensors = fields  # keeps them alive
 
 
 def _address(value: Tensor | int | None) -> int | None:
@@ -149,13 +149,13 @@ class NativeGates(TorchGates):
 
     def forward_levels(self, weight: Tensor, bias: Tensor, own: Tensor | None) -> Gates:
         """Compute all inner nodes; return the gates, of the last block if they are not kept."""
-        plan, rows, places = self.plan, self.plan.inner, self.plan.places
+        plan, rows, slots = self.plan, self.plan.inner, self.plan.slots
         if not plan.with_backward:
             rows = max((block.size for block in plan.blocks), default=0)
-            places = max((block.edges for block in plan.blocks), default=0)
+            slots = max((block.edges for block in plan.blocks), default=0)
         gates = Gates(
             weight.new_empty(rows, (3 + plan.arity) * self.width),
-            weight.new_empty(places, self.width) if plan.ragged else None,
+            weight.new_empty(slots, self.width) if plan.ragged else None,
         )
         levels = self._levels(gates, weight, bias=_plain(bias), own=own, kept=plan.with_backward)
         self.library.tree_lstm_forward_levels(self.rows, levels, self.threads)
@@ -166,7 +166,7 @@ class NativeGates(TorchGates):
     ) -> None:
         """Compute the gradients of all inner nodes, and those of their children's states."""
         plan, to_sums = self.plan, None
-        to_hidden, to_memory = given.buffers(0, plan.places)
+        to_hidden, to_memory = given.buffers(0, plan.slots)
         if plan.ragged:
             most = max((block.size for block in plan.blocks), default=0)
             to_sums = to_hidden.new_empty(most, self.width)
@@ -224,7 +224,7 @@ def multiply_address() -> int | None:
 
 def _multiplies(function: object) -> bool:
     """Whether a function is called as C will call it: numbers of 64 bits, no lengths of strings."""
-    # Whatever dtype and device the user has made the default.
+    # Independent of the default dtype and device.
     plain: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
     left, right = torch.arange(6, **plain).view(2, 3), torch.arange(12, **plain).view(4, 3)
     found = torch.ones(2, 4, **plain)

@@ -57,7 +57,7 @@ def checked_codes(
         num_codes = int(code.max(initial=0)) + 1
     outside = (code < 0) | (code >= num_codes)
     what, wanted = "Pairs.from_codes: a code is not in the table", f"codes 0 to {num_codes - 1}"
-    hint = "the table with which the codes were made"
+    hint = "the table that the codes were created with"
     if outside.any():
         wrong = int(np.argmax(outside))
         where = f"example {int(np.searchsorted(np.cumsum(stored), wrong, side='right'))}"
@@ -108,7 +108,7 @@ def incidence_of(
         return ptr, row_start[low] + np.maximum(segment_ids, other) - low, other
     number = np.arange(half.first.size)
     proper = np.flatnonzero(half.first != half.second)
-    # The pairs in which an atom is the second come before those in which it is the first.
+    # The pairs in which an atom is second come before those in which it is first.
     segment_ids = np.concatenate([half.second[proper], half.first])
     order = np.argsort(segment_ids, kind="stable")
     entry = np.concatenate([number[proper], number])[order]
@@ -146,7 +146,7 @@ def counts_of(
     segment_ids = np.repeat(np.arange(ptr.size - 1), np.diff(ptr))
     cells = (ptr.size - 1) * num_codes
     count = np.bincount(segment_ids * num_codes + code[entry], minlength=cells)
-    # Narrow integers are sorted by counting.
+    # NumPy sorts narrow integers by counting.
     order = np.argsort(code.astype(np.uint16) if num_codes <= 2**16 else code, kind="stable")
     by_code = np.cumsum(np.bincount(code, minlength=num_codes))
     return [count, order, np.concatenate([[0], by_code])]
@@ -400,7 +400,7 @@ class Pairs(MovablePlan):
 
     @property
     def weight(self) -> Float[Tensor, " pair"]:
-        """Number of ordered pairs that each pair stands for: 2, and 1 for a self pair."""
+        """Number of ordered pairs that each pair represents: 2, and 1 for a self pair."""
         return 2.0 - self.is_self.to(torch.get_default_dtype())
 
     def remember(self, key: Any, make: Callable[[], Any]) -> Any:

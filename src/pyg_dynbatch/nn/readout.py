@@ -32,7 +32,7 @@ class GaussianHistogramAggregation(Aggregation):
 
     Shape:
         - x: ``[element, feature]``, as for any aggregation of PyG with ``index`` or ``ptr``
-        - returns: ``[set, feature * 11]``, the bins of a feature side by side; zeros for an
+        - returns: ``[set, feature * 11]``, the bins of one feature adjacent; zeros for an
           empty set
 
     Reference:
@@ -69,7 +69,10 @@ class GaussianHistogramAggregation(Aggregation):
     ) -> Tensor:
         """Compute the histograms of all sets; without index and ptr there is one set."""
         if x.dim() != 2 or dim not in (-2, 0):
-            what, got = f"{type(self).__name__}: x has another shape", f"x {[*x.shape]}, dim {dim}"
+            what, got = (
+                f"{type(self).__name__}: x has the wrong shape",
+                f"x {[*x.shape]}, dim {dim}",
+            )
             raise mismatch(ValueError, what, "x [element, feature], dim -2", got)
         # PyG has set either index or ptr, and dim_size.
         if ptr is not None:
@@ -134,7 +137,7 @@ def _blocks(x: Tensor, index: Tensor, block: int) -> Any:
 
 
 def _add_rows(total: Tensor, segment_ids: Tensor, rows: Tensor) -> None:
-    """Add rows to those of their sets; on GPUs by a product, in a fixed order."""
+    """Add rows to those of their sets; on GPUs with a matrix product, in a fixed order."""
     if total.device.type == "cpu":
         total.index_add_(0, segment_ids, rows)
         return
@@ -184,7 +187,7 @@ class StandardizedInputs(nn.Module):
     def fit(self, x: Float[Tensor, "row input"]) -> None:
         """Measure mean and standard deviation of the finite numbers of every column."""
         if x.size(1) != self.num_inputs:
-            what = "StandardizedInputs: another number of columns"
+            what = "StandardizedInputs: wrong number of columns"
             raise mismatch(ValueError, what, self.num_inputs, x.size(1))
         # The squares of numbers that float32 can hold would overflow in float32.
         exact = x.double()
@@ -199,8 +202,8 @@ class StandardizedInputs(nn.Module):
     def forward(self, x: Float[Tensor, "row input"]) -> Float[Tensor, "row input"]:
         """Standardise."""
         varies = self.deviation > 0
-        # The mean stands in for unknown numbers, and 1 for a deviation of 0, so that no NaN
-        # arises, which would spread through gradients even from places that are not chosen.
+        # Unknown numbers become the mean, and deviations of 0 become 1, so that no NaN arises: it
+        # would spread through gradients even if it is not selected.
         filled = torch.where(torch.isnan(x), self.mean, x)
         scaled = (filled - self.mean) / torch.where(varies, self.deviation, 1.0)
         return scaled.clamp(-_LIMIT, _LIMIT) * varies

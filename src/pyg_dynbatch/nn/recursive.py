@@ -40,7 +40,7 @@ def run_levels(
     *,
     level_order: bool = False,
     chosen: Int[Tensor, " chosen"] | None = None,
-    weight: Float[Tensor, " place"] | None = None,
+    weight: Float[Tensor, " slot"] | None = None,
 ) -> States:
     """Run a cell over all levels: one product with all inputs, then one step per level.
 
@@ -76,7 +76,7 @@ def run_levels(
 
 def child_weights(
     schedule: Schedule, edge_index: Tensor | None, mask: Float[Tensor, " edge"]
-) -> Float[Tensor, " place"]:
+) -> Float[Tensor, " slot"]:
     """Bring an edge mask into the order in which the steps read the states of children.
 
     With an arity the factor of a missing child is 1.
@@ -105,12 +105,12 @@ def stored_dtypes(states: States) -> tuple[torch.dtype, ...]:
 
 
 def _leaves(cell: RecursiveCell, inputs: Tensor, size: int) -> States:
-    """States of the nodes without children: those with an input first, then the others."""
+    """Compute the nodes without children: those with an input first, then the others."""
     with_input = cell.leaf(inputs)
     missing = size - inputs.size(0)
     if not missing:
         return with_input
-    # Each of them has its own row, so that dropout inside the cell is drawn for each.
+    # One row for each of them, so that dropout inside the cell is drawn for each.
     without = cell.leaf(inputs.new_zeros(missing, cell.in_channels))
     return tuple(torch.cat(parts) for parts in zip(with_input, without, strict=True))
 
@@ -196,7 +196,7 @@ def checked_schedule(
         raise mismatch(TypeError, f"{owner}: invalid input rows", wanted, described(x))
     check_precision(owner, x, layer)
     if schedule is not None and (schedule.arity, schedule.direction) != (arity, direction):
-        what, wanted = "the schedule was made for another layer", f"arity {arity}, {direction}"
+        what, wanted = "the schedule was made for a different layer", f"arity {arity}, {direction}"
         got = f"arity {schedule.arity}, {schedule.direction}"
         hint = f"DataLoader(..., arity={arity}, direction={direction!r})"
         raise mismatch(ValueError, f"{owner}: {what}", wanted, got, hint=hint)
@@ -211,7 +211,10 @@ def checked_schedule(
     if edge_index is not None and not schedule.belongs_to(edge_index):
         same_number = edge_index.shape == (2, schedule.num_edges)
         got = "as many edges with other values" if same_number else described(edge_index)
-        what, wanted = "the schedule belongs to another graph", f"its {schedule.num_edges} edges"
+        what, wanted = (
+            "the schedule belongs to a different graph",
+            f"its {schedule.num_edges} edges",
+        )
         hint = "build the schedule after the last change of the graph"
         raise mismatch(ValueError, f"{owner}: {what}", wanted, got, hint=hint)
     return schedule

@@ -33,7 +33,7 @@ class TopologicalConv(nn.Module):
       apply; a layer that fails without edges (LSTM aggregation) fails on the first level;
     - sources have no incoming edges, so ``GCNConv`` normalises by the degree of the target and by
       1 for the source, self-loops apart;
-    - what a layer computes across nodes (batch normalisation inside it) is computed per level,
+    - statistics across nodes, such as those of batch normalisation, are computed per level,
       source copies included.
 
     The layer must return rows of the width that it takes, as updated rows are sources of later
@@ -63,7 +63,7 @@ class TopologicalConv(nn.Module):
 
     Reference:
         Thost and Chen (2021), "Directed acyclic graph neural networks", arXiv:2101.07965,
-        equations 4-5. Differs: any layer takes the place of their aggregation and combination.
+        equations 4-5. Differs: any layer replaces their aggregation and combination.
 
     Example:
         >>> from torch_geometric.nn import SAGEConv
@@ -103,9 +103,9 @@ class TopologicalConv(nn.Module):
 
         Args:
             x: Input rows.
-            edge_index: The edges; may be left out with a schedule.
+            edge_index: The edges; optional with a schedule.
             *edge_rows: Further arguments of the layer, one row per edge.
-            schedule: Of the edges, without an arity; derived at every call by default.
+            schedule: Schedule of the edges, without an arity; by default derived at every call.
             child_slot: Order of the edges that arrive at one node, for layers to which it
                 matters; only used without a schedule.
             **named_edge_rows: Further arguments of the layer by name, one row per edge.
@@ -231,7 +231,7 @@ def _split(rows: Tensor | None, order: Tensor, sizes: list[int]) -> Rows:
 def _edge_masks(
     conv: nn.Module, order: Tensor, sizes: list[int]
 ) -> Iterator[list[tuple[dict[str, Any], str, Rows]]]:
-    """Split the edge masks that PyG's explainers put into layers by step; restore them at the end.
+    """Split the edge masks of PyG's explainers by step, and restore them at the end.
 
     Yields the attributes of each module, the name of a mask, and its parts.
     """

@@ -1,8 +1,7 @@
 """Triton kernels for the gates of fused Tree-LSTMs: one launch per level and pass.
 
 Rows are stored in float32, bfloat16 or float16, and everything in between is float32. Each
-program computes some columns of one node, its children one after another, so sums are the same to
-the last bit at every run.
+program computes some columns of one node, its children in order, so sums are bitwise reproducible.
 """
 
 from importlib.util import find_spec
@@ -15,7 +14,7 @@ from pyg_dynbatch.nn.fused_gates import Block, Gates, StateGradients, TorchGates
 
 _MOST_COLUMNS, _COLUMNS_OF_WARP = 512, 128
 
-# The file can be imported without Triton, by tests of documentation for instance.
+# This file can be imported without Triton, for example by documentation tests.
 if find_spec("triton") is not None:
     import triton
     import triton.language as tl
@@ -38,19 +37,19 @@ if find_spec("triton") is not None:
     @triton.jit
     @no_type_check
     def _children_of(row, starts, edges, ARITY: tl.constexpr):
-        """First child of a node, and the one behind the last."""
+        """First child of a node, and the end of its children."""
         first = row * ARITY
-        behind = first + ARITY
+        end = first + ARITY
         if starts is not None:
             first = tl.load(starts + row)
             more = row + 1 < tl.num_programs(0)
-            behind = tl.load(starts + row + 1, mask=more, other=edges)
-        return first, behind
+            end = tl.load(starts + row + 1, mask=more, other=edges)
+        return first, end
 
     @triton.jit
     @no_type_check
     def _forget_place(row, child, first, starts, stride, width):
-        """Where the forget gate of a child is: in the row of its node, or in one of its own."""
+        """Where the forget gate of a child is: in the row of its node, or in a separate row."""
         place = row * stride + (child - first) * width
         if starts is not None:
             place = child * stride
@@ -63,7 +62,7 @@ if find_spec("triton") is not None:
         width, filled, edges, gates_row, own_row, forget_row, cells_row, dropout_row, state_row,
         ARITY: tl.constexpr, COLUMNS: tl.constexpr,
     ):  # fmt: skip
-        """Activate gates in place and writes c, tanh(c) and h, for some columns of one node."""
+        """Activate gates in place and write c, tanh(c) and h, for some columns of one node."""
         row = tl.program_id(0).to(tl.int64)
         column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
         inside = column < width
@@ -89,8 +88,8 @@ if find_spec("triton") is not None:
             u *= _load(dropout, row * dropout_row + column, inside)
         c = i * u
         if index is not None:
-            first, behind = _children_of(row, starts, edges, ARITY)
-            for child in range(first, behind):
+            first, end = _children_of(row, starts, edges, ARITY)
+            for child in range(first, end):
                 place = _forget_place(row, child, first, starts, forget_row, width) + column
                 f = tl.sigmoid(_load(forget, place, inside) + of_forget)
                 _store(forget, place, f, inside)
@@ -130,8 +129,8 @@ if find_spec("triton") is not None:
         _store(grad_gates, at + width, candidate * u * i * (1.0 - i), inside)
         _store(grad_gates, at + 2 * width, of_h * tanh_c * o * (1.0 - o), inside)
         if index is not None:
-            first, behind = _children_of(row, starts, edges, ARITY)
-            for child in range(first, behind):
+            first, end = _children_of(row, starts, edges, ARITY)
+            for child in range(first, end):
                 place = _forget_place(row, child, first, starts, forget_row, width) + column
                 f = _load(forget, place, inside)
                 c = _load(cells, tl.load(index + child) * cells_row + column, inside)

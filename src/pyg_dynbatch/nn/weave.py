@@ -82,7 +82,7 @@ class CountedBatchNorm(nn.Module):
 
         Args:
             rows: The rows.
-            counts: How often each row counts; once by default.
+            counts: How many times each row counts; once by default.
             total: The sum of the counts, if known.
         """
         if not self.training or not rows.size(0):
@@ -124,7 +124,7 @@ class CountedBatchNorm(nn.Module):
 
 
 class _Normalise(Function):
-    """Keep one intermediate result; autograd alone would keep four."""
+    """Save one intermediate result; autograd alone would save four."""
 
     @staticmethod
     def forward(
@@ -179,7 +179,7 @@ class WeaveConv(nn.Module):
     are concatenated. The sum runs over all pairs of atom i, its self pair once if ``pairs`` has it.
 
     Nothing is approximated, but little is computed per pair: the linear map of :math:`f_{AP}` is
-    split into one per place in a pair, computed once per atom; as :math:`p_{ij} = p_{ji}`, each
+    split into one per position in a pair, computed once per atom; as :math:`p_{ij} = p_{ji}`, each
     pair is kept once; and functions of coded pair features are computed once per code.
 
     Args:
@@ -276,7 +276,7 @@ class WeaveConv(nn.Module):
     # The parts, for networks that process the pairs in blocks.
 
     def split(self, x: Tensor, pairs: Pairs) -> Tensor:
-        """Multiply atoms for f_AP: ``[atom, 2 * width]``, a part per place in a pair.
+        """Apply the linear map of f_AP: ``[atom, 2 * width]``, one part per position in a pair.
 
         Batch normalisation needs all pairs of the mini-batch.
         """
@@ -362,7 +362,7 @@ class WeaveConv(nn.Module):
 
 
 def _counts(pairs: Pairs, coded: bool, dtype: torch.dtype) -> Tensor:
-    """Ordered pairs that each pair or code stands for, in single precision or more."""
+    """Number of ordered pairs per pair or code, at least in single precision."""
     dtype = torch.promote_types(dtype, torch.float32)
 
     def make() -> Tensor:
@@ -385,19 +385,19 @@ def _widths(hidden: int | Mapping[str, int], *named: int | None) -> dict[str, in
 
 
 class WeaveStack(nn.Module):
-    """Run weave modules one after another on atoms and on pairs that are given by codes.
+    """Run weave modules in sequence on atoms and on pairs that are given by codes.
 
     The last module updates atoms only. With ``pair_block`` each module sums over blocks of pairs,
-    and both passes compute the rows of a block from the atoms again: memory grows with the atoms
-    and the block instead of the pairs, and results are the same up to rounding. Training with batch
-    normalisation, which needs all pairs at once, ignores ``pair_block``.
+    and both passes recompute the rows of a block from the atoms: memory is proportional to the
+    atoms and the block instead of the pairs, and results are the same up to rounding. Training with
+    batch normalisation, which needs all pairs at once, ignores ``pair_block``.
 
     Args:
         atom_in: Width of an atom row.
         pair_in: Width of a row of the table.
         channels: Width of all other rows.
         num_modules: Number of modules, at least 1.
-        pair_block: Number of pairs per block; smaller mini-batches are not cut.
+        pair_block: Number of pairs per block; smaller mini-batches are not split.
         **options: ``norm``, ``residual`` and ``dropout`` of :class:`WeaveConv`.
 
     Shape:
