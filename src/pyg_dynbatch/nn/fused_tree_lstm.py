@@ -47,19 +47,13 @@ def fused_tree_lstm(
     plan.with_backward = torch.is_grad_enabled() and any(
         each.requires_grad for each in (inputs, *weights)
     )
-    return _FusedTreeLSTM.apply(inputs, *weights, plan)
+    return _FusedTreeLSTM.apply(plan, inputs, *weights)
 
 
 class _FusedTreeLSTM(Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        inputs: Tensor,
-        weight_input: Tensor,
-        weight_hidden: Tensor,
-        bias: Tensor,
-        plan: FusedPlan,
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, plan: FusedPlan, inputs: Tensor, *weights: Tensor) -> Any:
+        weight_input, weight_hidden, bias = weights
         with torch.autocast(inputs.device.type, enabled=False):
             width, inputs = bias.size(0) // 4, inputs.contiguous()
             # h, c and tanh(c) of all nodes in level order, after a row for missing children.
@@ -98,7 +92,7 @@ class _FusedTreeLSTM(Function):
             kind = NativeGates if plan.at_once else choose_gates(states[0])
             kernels = kind(plan, (states[0], *states), inner=True)  # h is not read
             grads = _backward_levels(kernels, weight_hidden, gates, given)
-            grad_inputs = torch.empty_like(inputs) if ctx.needs_input_grad[0] else None
+            grad_inputs = torch.empty_like(inputs) if ctx.needs_input_grad[1] else None
             grad_weight, leaf_bias = _backward_leaves(
                 plan, leaf_gates, leaf_activated, given, inputs, weight_input, grad_inputs
             )
@@ -115,13 +109,13 @@ class _FusedTreeLSTM(Function):
                     _write_input_gradients(plan, own, weight_input, of_inner)
                 grad_weight += weight_gradient(own, inputs[plan.leaf_inputs :], plan.precision)
             grad_hidden = None
-            if ctx.needs_input_grad[2]:
+            if ctx.needs_input_grad[3]:
                 operand = _operand(plan, gathered, sums)
                 grad_hidden = weight_gradient(grads.rows, operand, plan.precision)
                 if grads.forget is not None:
                     of_forget = weight_gradient(grads.forget, gathered, plan.precision)
                     grad_hidden = torch.cat([grad_hidden, of_forget])
-            return grad_inputs, grad_weight, grad_hidden, grad_bias, None
+            return None, grad_inputs, grad_weight, grad_hidden, grad_bias
 
 
 # Forward.

@@ -234,12 +234,7 @@ class GraphedTreeLSTM(RecursiveLayer):
         return len(self._runs.kept)
 
     def _run_schedule(
-        self,
-        schedule: Schedule,
-        inputs: Tensor,
-        leaf_row: Tensor | None,
-        level_order: bool,
-        return_state: bool,
+        self, schedule: Schedule, x: Tensor, leaf_row: Tensor | None, level_order: bool, parts: int
     ) -> States | None:
         """Compute states by graphs if possible, otherwise as the layer does."""
         form, states = padded_form(schedule), None
@@ -247,10 +242,9 @@ class GraphedTreeLSTM(RecursiveLayer):
             form = padded_form(self.buckets.pad(schedule))
         if form is not None and schedule.steps:
             place = form.level_place if level_order else form.node_place
-            rows = spread_rows(inputs, leaf_row, schedule)
-            states = self._runs.run(rows, form, place, return_state)
+            states = self._runs.run(spread_rows(x, leaf_row, schedule), form, place, parts)
         if states is None:
-            return super()._run_schedule(schedule, inputs, leaf_row, level_order, return_state)
+            return super()._run_schedule(schedule, x, leaf_row, level_order, parts)
         return states
 
     def __getstate__(self) -> dict[str, Any]:
@@ -288,7 +282,7 @@ class RecordedRuns:
         self.waiting: weakref.ref[_Call] | None = None
 
     def run(
-        self, rows: Tensor, form: PaddedForm, place: Tensor, with_memory: bool
+        self, rows: Tensor, form: PaddedForm, place: Tensor, parts: int
     ) -> tuple[Tensor, ...] | None:
         """Run a padded batch; None while an earlier call waits for its backward pass."""
         earlier = None if self.waiting is None else self.waiting()
@@ -299,7 +293,7 @@ class RecordedRuns:
             each.requires_grad for each in (rows, *parameters)
         )
         run = self._recorded(rows, form, with_gradient, parameters)
-        call = _Call(run, form, place, 2 if with_memory else 1)
+        call = _Call(run, form, place, parts)
         if not with_gradient:
             return run.forward(call, rows)
         self.waiting = weakref.ref(call)
@@ -319,15 +313,8 @@ class RecordedRuns:
                 self.totals = [torch.zeros_like(p, requires_grad=False) for p in wanted]
         of_rows = with_gradient and rows.requires_grad
         dropout = self.cell.recurrent_dropout if self.cell.training else 0.0
-        key = (
-            form.shape,
-            rows.dtype,
-            rows.size(1),
-            with_gradient,
-            of_rows,
-            _precision(rows),
-            dropout,
-        )
+        kind = rows.dtype, rows.size(1), _precision(rows)
+        key = form.shape, kind, with_gradient, of_rows, dropout
         if key not in self.kept:
             self.kept[key] = RecordedRun(
                 self.cell, form, rows, with_gradient, self.recorder, self.totals

@@ -18,7 +18,7 @@ from pyg_dynbatch.core.row_buffer import (
     refuse_transforms,
     unsupported,
 )
-from pyg_dynbatch.core.schedule import Schedule, Step, derive_schedule
+from pyg_dynbatch.core.schedule import Schedule, derive_schedule
 from pyg_dynbatch.core.types import RaggedRows
 from pyg_dynbatch.nn.cell import RecursiveCell, States, spread_rows
 from pyg_dynbatch.nn.tree_cells import (
@@ -46,7 +46,7 @@ def run_levels(
 
     Returns the states in node order or level order, or the rows ``chosen`` of the level order.
     """
-    steps, (num_leaves, *counts) = schedule.steps, schedule.level_inputs or (0,)
+    arity, steps, (num_leaves, *counts) = cell.arity, schedule.steps, schedule.level_inputs or (0,)
     none = cell.no_input(inputs)
     projected = cell.project(inputs[num_leaves:]).split(counts or [0])
     states = _leaves(cell, inputs[:num_leaves], steps[0].size if steps else 0)
@@ -55,17 +55,27 @@ def run_levels(
     token = store.write(new_token(inputs), 1, states)
     most = _rows_per_call(cell, states)
     for step, filled in zip(steps[1:], projected, strict=False):
-        rows = _with_missing(filled, none, step.size)
+        rows, wiring = _with_missing(filled, none, step.size), step.arguments[1]
+        index = children = schedule.children_of(step)
+        segment_ids = schedule.segment_ids_of(wiring) if arity is None else index
         for first, size in _blocks(step.size, most):
-            children = _read_children(cell, schedule, store, token, (step, first, size), weight)
-            states = cell.step(rows[first : first + size], children)
+            start = first * (arity or 0)  # without an arity there is one block
+            if arity is not None and size != step.size:
+                children = index[start : start + size * arity]
+            states = store.read(token, children)
+            if weight is not None:
+                start += wiring.offset - steps[0].arguments[1].offset
+                factors = weight[start : start + children.size(0), None]
+                states = tuple(part * factors for part in states)
+            given = _as_children(arity, states, segment_ids, size)
+            states = cell.step(rows[first : first + size], given)
             token = store.write(token, step.results[0][1] + first, states)
     if len(steps) < 2 and torch.is_grad_enabled():
         # A batch of single nodes: the recurrent weights still take part, with zero rows, as
         # distributed training expects a gradient of every parameter on every rank.
         nothing = schedule.wiring[:0]
-        children = _as_children(cell.arity, store.read(token, nothing), nothing, 0)
-        token = store.write(token, 1, cell.step(projected[0][:0], children))
+        given = _as_children(arity, store.read(token, nothing), nothing, 0)
+        token = store.write(token, 1, cell.step(projected[0][:0], given))
     pick: Pick = (1, schedule.num_nodes)  # row 0 is the zeros of missing children
     if chosen is not None:
         pick = chosen + 1
@@ -138,28 +148,6 @@ def _blocks(rows: int, most: int) -> Iterator[tuple[int, int]]:
     for number in range(count):
         first = rows * number // count
         yield first, rows * (number + 1) // count - first
-
-
-def _read_children(
-    cell: RecursiveCell,
-    schedule: Schedule,
-    store: RowBuffer,
-    token: Tensor,
-    block: tuple[Step, int, int],
-    weight: Tensor | None,
-) -> Any:
-    """Gather the states of the children of some nodes of a step."""
-    (step, first, size), arity = block, cell.arity
-    index, wiring = schedule.children_of(step), step.arguments[1]
-    if arity is not None and size != step.size:
-        index = index[first * arity : (first + size) * arity]
-    rows = store.read(token, index)
-    if weight is not None:
-        place = wiring.offset - schedule.steps[0].arguments[1].offset + first * (arity or 0)
-        own = weight[place : place + index.size(0), None]
-        rows = tuple(part * own for part in rows)
-    segment_ids = schedule.segment_ids_of(wiring) if arity is None else index
-    return _as_children(arity, rows, segment_ids, size)
 
 
 def _as_children(arity: int | None, rows: States, segment_ids: Tensor, size: int) -> Any:
@@ -310,8 +298,8 @@ class RecursiveLayer(MessagePassing):
         if self.explain and schedule.num_edges:
             weight = child_weights(schedule, edge_index, self._checked_edge_mask(schedule))
         else:
-            in_levels = bool(level_order) or chosen is not None
-            states = self._run_schedule(schedule, inputs, leaf_row, in_levels, return_state)
+            in_levels, parts = bool(level_order) or chosen is not None, 2 if return_state else 1
+            states = self._run_schedule(schedule, inputs, leaf_row, in_levels, parts)
         if states is None:
             inputs = spread_rows(inputs, leaf_row, schedule)
             states = run_levels(
@@ -322,15 +310,10 @@ class RecursiveLayer(MessagePassing):
         return states if return_state else states[0]
 
     def _run_schedule(
-        self,
-        schedule: Schedule,
-        inputs: Tensor,
-        leaf_row: Tensor | None,
-        level_order: bool,
-        return_state: bool,
+        self, schedule: Schedule, x: Tensor, leaf_row: Tensor | None, level_order: bool, parts: int
     ) -> States | None:
-        """Compute all states at once; None to run level by level."""
-        return self.cell.run_schedule(schedule, inputs, leaf_row, level_order)
+        """Compute at least the first parts of all states at once; None to run level by level."""
+        return self.cell.run_schedule(schedule, x, leaf_row, level_order)
 
     def _checked_edge_mask(self, schedule: Schedule) -> Tensor:
         """Return the mask that an explainer has put into this module, one number per edge."""
