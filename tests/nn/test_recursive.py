@@ -473,6 +473,13 @@ def test_edges_edited_after_collating_are_refused(kind: str, way: str) -> None:
     refused(ValueError, lambda: layer(batch), *parts)
 
 
+def test_edges_of_batches_from_workers_are_compared() -> None:
+    batch, layer = batch_of_trees(2, num_workers=1), NaryTreeLSTM(IN, OUT)
+    layer(batch.x, batch.edge_index, batch.schedule)
+    edges = batch.edge_index.flip(1)
+    refused(ValueError, lambda: layer(batch.x, edges, batch.schedule), "with other values")
+
+
 def test_edges_of_other_devices_are_not_read() -> None:
     schedule = Schedule.from_structure(TREE.edge_index, TREE.num_nodes)
     edges = TREE.edge_index.to("meta")

@@ -99,11 +99,9 @@ class FusedPlan:
         children = steps[0].arguments[1]
         self.slots = schedule.num_edges if self.ragged else self.inner * self.arity
         start = children.offset + self.leaves * self.arity
-        self.children = schedule.wiring[start : start + self.slots]
+        self.children = schedule.wiring.narrow(0, start, self.slots)
         if self.ragged:
-            self.segment_ids = schedule.wiring[
-                children.segment_ids : children.segment_ids + self.slots
-            ]
+            self.segment_ids = schedule.wiring.narrow(0, children.segment_ids, self.slots)
             self.child_start = schedule.child_start[self.leaves :]
         self.blocks = list(self._blocks())
 

@@ -45,6 +45,7 @@ def run_levels(
     """Run a cell over all levels: one product with all inputs, then one step per level.
 
     Returns the states in node order or level order, or the rows ``chosen`` of the level order.
+    ``weight`` are factors of the states of children, see :func:`child_weights`.
     """
     arity, steps, (num_leaves, *counts) = cell.arity, schedule.steps, schedule.level_inputs or (0,)
     none = cell.no_input(inputs)

@@ -64,15 +64,9 @@ class _TreeLSTMCell(RecursiveCell):
         device = inputs.device.type
         if torch.is_autocast_enabled(device) and self.bias.dtype != torch.float64:
             precision = torch.get_autocast_dtype(device)
-        return fused_tree_lstm(
-            schedule,
-            inputs,
-            (self.weight_input, self.weight_hidden, self.bias),
-            dropout_mask=mask,
-            leaf_row=leaf_row,
-            level_order=level_order,
-            precision=precision,
-        )
+        weights = self.weight_input, self.weight_hidden, self.bias
+        options = {"leaf_row": leaf_row, "level_order": level_order, "precision": precision}
+        return fused_tree_lstm(schedule, inputs, weights, dropout_mask=mask, **options)
 
     def leaf(self, x: Float[Tensor, "row feature"]) -> States:
         """Compute leaves, for which the forget gates are not needed."""

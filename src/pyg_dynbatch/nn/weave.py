@@ -157,7 +157,9 @@ class _Normalise(Function):
 
 
 def order_moments(parts: Float[Tensor, "atom parts"], pairs: Pairs) -> Moments:
-    r"""Compute mean and variance of :math:`u_i + v_j` over all ordered pairs from atoms alone."""
+    """Compute mean and variance of u_i + v_j over all ordered pairs from atoms alone."""
+    # With u and v centred, d_i pairs at atom i and n ordered pairs, the variance is
+    # (sum_i d_i (u_i^2 + v_i^2) + 2 sum_i u_i sum_{j paired with i} v_j) / n.
     with torch.autocast(parts.device.type, enabled=False):
         parts = in_single(parts)
         share = pairs.ptr.diff().to(parts.dtype) / max(pairs.num_entries, 1)
@@ -363,13 +365,14 @@ class WeaveConv(nn.Module):
 
 def _counts(pairs: Pairs, coded: bool, dtype: torch.dtype) -> Tensor:
     """Number of ordered pairs per pair or code, at least in single precision."""
+    # float16 ends at 65504, and bfloat16 is exact only up to 256.
     dtype = torch.promote_types(dtype, torch.float32)
 
-    def make() -> Tensor:
+    def build() -> Tensor:
         counts = pairs.code_count.sum(0) if coded else pairs.weight
         return counts.to(dtype)
 
-    return pairs.remember(("counts", coded, dtype), make)
+    return pairs.remember(("counts", coded, dtype), build)
 
 
 def _widths(hidden: int | Mapping[str, int], *named: int | None) -> dict[str, int]:
