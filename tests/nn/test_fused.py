@@ -1,4 +1,4 @@
-"""Fused runs give what the level-by-level runs give, whatever way they take inside."""
+"""Fused runs have the results of level-by-level runs, whichever kernels they use."""
 
 from collections.abc import Iterator
 
@@ -93,7 +93,7 @@ def test_some_nodes_alone(kind: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("number", (-1, 3))
-def test_nodes_that_are_none_are_refused(number: int) -> None:
+def test_nodes_out_of_range_are_refused(number: int) -> None:
     layer = make("nary-2")
     schedule = Schedule.from_structure(torch.tensor([[0, 1], [2, 2]]), 3, arity=2)
     with pytest.raises(IndexError, match="nodes out of range") as caught:
@@ -102,7 +102,7 @@ def test_nodes_that_are_none_are_refused(number: int) -> None:
 
 
 @pytest.mark.parametrize("nodes", (torch.tensor([[0]]), torch.tensor([True, False]), torch.ones(1)))
-def test_nodes_of_the_wrong_form_are_refused(nodes: Tensor) -> None:
+def test_nodes_of_invalid_shape_or_dtype_are_refused(nodes: Tensor) -> None:
     layer = make("nary-2")
     schedule = Schedule.from_structure(torch.tensor([[0, 1], [2, 2]]), 3, arity=2)
     with as_users_run_it(), pytest.raises(TypeError, match="invalid nodes") as caught:

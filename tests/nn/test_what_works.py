@@ -151,7 +151,7 @@ def test_a_cell_alone_is_plain_torch() -> None:
         (X.numpy(), "ndarray"),
     ),
 )
-def test_rows_of_another_form_are_refused(kind: str, x: Tensor, got: str) -> None:
+def test_rows_of_invalid_shape_or_dtype_are_refused(kind: str, x: Tensor, got: str) -> None:
     model = Whole(LAYERS[kind]())
     with as_users_run_it(), pytest.raises(TypeError, match="input rows") as caught:
         model(x)
