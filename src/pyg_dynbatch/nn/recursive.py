@@ -50,7 +50,11 @@ def run_levels(
     arity, steps, (num_leaves, *counts) = cell.arity, schedule.steps, schedule.level_inputs or (0,)
     none = cell.no_input(inputs)
     projected = cell.project(inputs[num_leaves:]).split(counts or [0])
-    states = _leaves(cell, inputs[:num_leaves], steps[0].size if steps else 0)
+    leaves, missing = inputs[:num_leaves], (steps[0].size if steps else 0) - num_leaves
+    if missing:
+        # One row for each of them, so that dropout inside the cell is drawn for each.
+        leaves = torch.cat([leaves, inputs.new_zeros(missing, cell.in_channels)])
+    states = cell.leaf(leaves)
     store = RowBuffer(schedule.num_nodes + 1, zero_rows=1)
     store.allocate(states, stored_dtypes(states))
     token = store.write(new_token(inputs), 1, states)
@@ -113,17 +117,6 @@ def stored_dtypes(states: States) -> tuple[torch.dtype, ...]:
     autocast = torch.is_autocast_enabled(states[0].device.type)
     least = [torch.promote_types(part.dtype, torch.float32) for part in states]
     return tuple(least) if autocast else tuple(part.dtype for part in states)
-
-
-def _leaves(cell: RecursiveCell, inputs: Tensor, size: int) -> States:
-    """Compute the nodes without children: those with an input first, then the others."""
-    with_input = cell.leaf(inputs)
-    missing = size - inputs.size(0)
-    if not missing:
-        return with_input
-    # One row for each of them, so that dropout inside the cell is drawn for each.
-    without = cell.leaf(inputs.new_zeros(missing, cell.in_channels))
-    return tuple(torch.cat(parts) for parts in zip(with_input, without, strict=True))
 
 
 def _with_missing(projected: Tensor, none: Tensor, size: int) -> Tensor:
