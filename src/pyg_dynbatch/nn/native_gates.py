@@ -30,13 +30,15 @@ class _Struct(ctypes.Structure):
     """A C struct of integers and of addresses of tensors, given by name."""
 
     def __init__(self, **fields: Tensor | int | None) -> None:
-        super().__init__(**{name: _address(value) for name, value in fields.items()})
-        self.tensors = fields  # keeps them alive
+        tensors = {name: value for name, value in fields.items() if isinstance(value, Tensor)}
+        fields.update({name: value.data_ptr() for name, value in tensors.items()})
+        super().__init__(**fields)
+        self.tensors = tensors  # keeps them alive
 
 
-def _address(value: Tensor | int | None) -> int | None:
-    """The address of the first number of a tensor; None for no tensor."""
-    return value.data_ptr() if isinstance(value, Tensor) else value
+def _address(rows: Tensor | None) -> int | None:
+    """The address of the first number; None for no tensor."""
+    return None if rows is None else rows.data_ptr()
 
 
 def _fields(numbers: str, pointers: str) -> list[tuple[str, Any]]:

@@ -69,13 +69,11 @@ class GaussianHistogramAggregation(Aggregation):
     ) -> Tensor:
         """Compute the histograms of all sets; without index and ptr there is one set."""
         if x.dim() != 2 or dim not in (-2, 0):
-            what, got = (
-                f"{type(self).__name__}: x has the wrong shape",
-                f"x {[*x.shape]}, dim {dim}",
-            )
+            what = f"{type(self).__name__}: x has the wrong shape"
+            got = f"x {[*x.shape]}, dim {dim}"
             raise mismatch(ValueError, what, "x [element, feature], dim -2", got)
-        # PyG has set either index or ptr, and dim_size.
-        if ptr is not None:
+        # PyG's __call__ has set index or ptr, and dim_size.
+        if index is None and ptr is not None:
             index = torch.repeat_interleave(ptr.diff(), output_size=x.size(0))
         x = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
         bins = (self.get_buffer("mean").to(x), self.get_buffer("sharpness").to(x))
