@@ -197,7 +197,7 @@ def recurse(
 ) -> State:
     """Computes node by node; a node without an input has an input of zeros.
 
-    What a node reads of another's state is multiplied by ``weight[read, reader]``.
+    The state of a child, as its parent reads it, is multiplied by ``weight[child, parent]``.
     """
     if layer.direction == "top_down":
         structure = structure.turned(layer.arity)

@@ -222,7 +222,7 @@ def test_a_second_call_before_the_backward_pass_runs_the_layer() -> None:
         found, torch.autograd.grad((first * second).sum(), list(layer.parameters()))
     )
     assert counts.replayed == 2
-    # The backward pass has run, or can no longer be asked for: graphs are used again.
+    # Once the backward pass has run, or can no longer run, graphs are used again.
     forgotten = fast(x, schedule=schedule)
     del forgotten
     fast(y, schedule=schedule)
@@ -441,7 +441,7 @@ class Calls(TorchDispatchMode):
 def test_batches_of_one_shape_make_the_same_calls(
     make_layer: type[RecursiveLayer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a graph asks for: nothing depends on the batch, and no value is asked for."""
+    """As CUDA graphs require: no call depends on the batch, and no value is read."""
     # One block a level, as on a GPU.
     monkeypatch.setattr(fused_gates, "BLOCK", 2**20)
     layer = make_layer(3, 4)

@@ -33,7 +33,7 @@ def with_threads() -> Iterator[Callable[[int], None]]:
 
 
 def forest(parents: list[int], arity: int | None, has_input: Tensor | None = None) -> Schedule:
-    """Node k + 1 hangs below ``parents[k]``, as far as that has a place for another child."""
+    """Node k + 1 is a child of ``parents[k]``, if that has a free slot."""
     taken = [0] * (len(parents) + 1)
     edges = []
     for child, parent in enumerate(parents, start=1):

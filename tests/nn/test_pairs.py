@@ -108,7 +108,7 @@ def test_blocks_have_the_pairs_in_order(sizes: list[int], max_pairs: int) -> Non
 
 
 @pytest.mark.parametrize("num_codes", [2**16, 2**16 + 1, 70_000])
-def test_many_codes_are_told_apart(num_codes: int) -> None:
+def test_many_codes_are_distinguished(num_codes: int) -> None:
     codes = torch.tensor([num_codes - 1, 1, num_codes - 2])
     order, ptr = Pairs.from_codes(codes, [2], num_codes=num_codes).by_code
     assert [order[ptr[c] : ptr[c + 1]].tolist() for c in codes] == [[0], [1], [2]]

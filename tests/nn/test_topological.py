@@ -294,7 +294,7 @@ def test_gnn_explainer(conv: str, edge_mask_type: str | None) -> None:
     assert torch.equal(model(x, dag.edge_index), before)
 
 
-# What is refused, and in which words.
+# Errors and their texts.
 
 
 class Pair(nn.Module):
