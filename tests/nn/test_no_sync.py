@@ -1,6 +1,6 @@
-"""No step of a fused layer asks for the value of a tensor, for which a GPU would be waited for.
+"""No step of a fused layer reads the value of a tensor, which would wait for a GPU.
 
-Tensors without values stand for those of a device: whoever asks for a value gets an error.
+Tensors without values replace those of a device: reading a value raises an error.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""Checks of the Triton kernels, each a function; a process of its own runs them all.
+"""Checks of the Triton kernels, each a function; a separate process runs them all.
 
 ``python -m tests.nn.triton_checks`` prints one JSON object: for every check of this file None, or
 the traceback of what went wrong. With TRITON_INTERPRET=1 these are the checks that run kernels on

@@ -143,7 +143,7 @@ def test_stock_loader_gives_the_same(cell: str) -> None:
     for batch in (ours, stock):
         batch.edge_index = batch.edge_index.flip(1)
         batch.child_slot = batch.child_slot.flip(0)
-    with pytest.raises(ValueError, match="belongs to another graph"):
+    with pytest.raises(ValueError, match="belongs to a different graph"):
         model(ours)
     del ours.schedule
     assert torch.allclose(model(stock), model(ours))
@@ -301,7 +301,7 @@ def test_layers_by_name() -> None:
 def test_refuses_batches() -> None:
     batch = Collater(arity=2)(EXAMPLES[:1])
     text = message(lambda: classifier()(batch), ValueError)
-    assert "the schedule was made for another layer" in text
+    assert "the schedule was made for a different layer" in text
     assert "DataLoader(..., arity=3, direction='bottom_up')" in text
     dag = balanced(1)
     no_token = DynTreeData(dag.edge_index, num_nodes=3, x=torch.zeros(3, 4))
