@@ -209,7 +209,7 @@ def test_a_checkpoint_without_options_or_other_weights_does_not_predict(
     assert "got: no hyper_parameters; where: odd.ckpt" in complaint(capsys, *alone)
     contents["hyper_parameters"] = {"num_tokens": 3, "num_classes": 2, "hidden_channels": 4}
     torch.save(contents, "odd.ckpt")
-    assert "the checkpoint belongs to another model" in complaint(capsys, *alone)
+    assert "the checkpoint belongs to a different model" in complaint(capsys, *alone)
 
 
 def test_faulty_input_names_the_place(folder: Path, capsys) -> None:
@@ -461,7 +461,7 @@ def test_options_beside_a_checkpoint_hold_or_are_refused(fitted: str, capsys, ca
     assert "optimizer.name" in refused("fit", "--model.init_args.optimizer.name", "sgd")
     said = refused("fit", "--seed_everything", "9")
     assert "seed_everything: 1 in the checkpoint, 9 given" in said
-    assert "chosen in another way" in refused("fit", "--checkpoint.monitor", "val/loss")
+    assert "chosen in a different way" in refused("fit", "--checkpoint.monitor", "val/loss")
     ensemble = ["--config", "small.yaml", "--model.init_args.loss_on", "roots"]
     last = f"{fitted}/last.ckpt"
     said = complaint(capsys, "ensemble", *ensemble, "--checkpoints", last)

@@ -405,7 +405,7 @@ PREDICT = ("predict", "--checkpoint", "CKPT", "--input")
         ((*PREDICT, "some.csv", "--max-pairs", "0"), "--max-pairs"),
         ((*PREDICT, "some.csv", "--dropout", "5"), "no dropout to switch on"),
         ((*PREDICT, "some.csv", "--device", "nowhere"), "the device cannot be used"),
-        ((*PREDICT, "some.csv", "--fingerprints", "a.txt"), "the kind of file is not known"),
+        ((*PREDICT, "some.csv", "--fingerprints", "a.txt"), "unknown kind of file"),
         (("predict", "--checkpoint", "none.ckpt", "--input", "some.csv"), "none.ckpt"),
         (("predict", "--checkpoint", "broken.ckpt", "--input", "some.csv"), "not a checkpoint"),
         (("predict", "--checkpoint", "foreign.ckpt", "--input", "some.csv"), "another program"),

@@ -11,13 +11,7 @@ from rdkit import Chem
 
 from pyg_dynbatch.data import RawMolecule, read_molecules
 from pyg_dynbatch.molecules.pair_table import PairTable
-from pyg_dynbatch.molecules.predict import (
-    column_names,
-    fingerprint_file,
-    load_property_task,
-    predict_stream,
-    write_stream,
-)
+from pyg_dynbatch.molecules.predict import Columns, PredictionFiles, column_names, predict_stream
 from pyg_dynbatch.tasks import MoleculePredictor
 from tests.molecules.molecules import described, molecule_data, property_task, trained
 from tests.training.helpers import OLD_NAME
@@ -50,9 +44,10 @@ def test_order_is_kept_and_bad_rows_have_a_reason(checkpoints: list[str], tmp_pa
     np.testing.assert_allclose(found, alone, rtol=1e-4)
     assert [row.cells for row in rows if row.status != "ok"] == [["", ""]] * 3
 
-    counts = write_stream(rows, column_names(predictor), str(tmp_path / "out.csv"))
-    assert counts[:2] == (6, 3)
-    assert counts.reason.startswith("row 1: ")
+    files = PredictionFiles(str(tmp_path / "out.csv"))
+    files.write(rows, Columns(column_names(predictor)))
+    assert (files.rows, files.bad) == (6, 3)
+    assert files.reason.startswith("row 1: ")
     with (tmp_path / "out.csv").open(newline="", encoding="utf-8") as file:
         written = list(csv.DictReader(file))
     assert [row["name"] for row in written] == [f"m{number}" for number in range(6)]
@@ -122,7 +117,9 @@ def test_fingerprints(checkpoints: list[str], tmp_path: Path, suffix: str) -> No
     predictor = MoleculePredictor(checkpoints[:1])
     path = tmp_path / f"prints.{suffix}"
     rows = predict_stream(iter(RECORDS), predictor, fingerprints=True)
-    write_stream(rows, column_names(predictor), str(tmp_path / "out.csv"), str(path))
+    PredictionFiles(str(tmp_path / "out.csv"), str(path)).write(
+        rows, Columns(column_names(predictor)), width=8
+    )
     if suffix == "npy":
         found = np.load(path)
     else:
@@ -134,16 +131,6 @@ def test_fingerprints(checkpoints: list[str], tmp_path: Path, suffix: str) -> No
     assert {file.name for file in tmp_path.iterdir()} == {"out.csv", path.name}
 
 
-def test_fingerprints_that_were_complete_when_killed(tmp_path: Path) -> None:
-    path = tmp_path / "prints.npy"
-    with fingerprint_file(str(path)) as table:
-        table.add(np.arange(8.0))
-    part = path.rename(tmp_path / "prints.npy.part")
-    with fingerprint_file(str(path), 1, part.stat().st_size):
-        pass
-    np.testing.assert_array_equal(np.load(path), [np.arange(8.0)])
-
-
 def test_broken_stream_leaves_no_file(checkpoints: list[str], tmp_path: Path) -> None:
     def breaking():
         yield RECORDS[0]
@@ -152,7 +139,7 @@ def test_broken_stream_leaves_no_file(checkpoints: list[str], tmp_path: Path) ->
     predictor = MoleculePredictor(checkpoints[:1])
     rows = predict_stream(breaking(), predictor)
     with pytest.raises(OSError, match="the disk is gone"):
-        write_stream(rows, column_names(predictor), str(tmp_path / "out.csv"))
+        PredictionFiles(str(tmp_path / "out.csv")).write(rows, Columns(column_names(predictor)))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -169,7 +156,7 @@ def test_checkpoint_of_another_task(tmp_path: Path) -> None:
         contents = {"state_dict": {}, "pytorch-lightning_version": "2", "pyg_dynbatch_task": noted}
         torch.save(contents, tmp_path / "tree.ckpt")
         with pytest.raises(ValueError, match="cannot be built from this checkpoint") as caught:
-            load_property_task(tmp_path / "tree.ckpt")
+            MoleculePredictor([tmp_path / "tree.ckpt"])
         assert said in str(caught.value)
 
 
@@ -230,6 +217,6 @@ def test_featurizer_that_is_unknown_or_makes_other_codes(tmp_path: Path) -> None
         list(predict_stream(iter(RECORDS), MoleculePredictor([task])))
     changed = PairTable(table.features * 2, table.names, table.distance)
     task.schema = dataclasses.replace(schema, pair_table=changed)
-    with pytest.raises(ValueError, match="makes other pair codes") as caught:
+    with pytest.raises(ValueError, match="makes different pair codes") as caught:
         list(predict_stream(iter(RECORDS), MoleculePredictor([task])))
     assert f"expected: pair table {changed.digest()}" in str(caught.value)

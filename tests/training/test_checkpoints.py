@@ -85,7 +85,7 @@ def test_a_truncated_or_foreign_file_is_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "cut.ckpt").write_bytes(whole[: len(whole) // 2])
     (tmp_path / "text.ckpt").write_text("no checkpoint", encoding="utf-8")
     for name in ("cut.ckpt", "text.ckpt"):
-        with pytest.raises(ValueError, match="not a checkpoint, or is cut short") as caught:
+        with pytest.raises(ValueError, match="not a checkpoint, or is truncated") as caught:
             read_checkpoint(tmp_path / name)
         assert f"where:    {tmp_path / name}" in str(caught.value)
     with pytest.raises(FileNotFoundError, match="the checkpoint is missing"):

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch_geometric.data import Batch
 
 from pyg_dynbatch.tasks import TreeClassification, TreeRelatedness
-from pyg_dynbatch.training.task import summed_cross_entropy
-from pyg_dynbatch.trees.task import HitRate, polarity_hits
+from pyg_dynbatch.training.task import RatioMetric, summed_cross_entropy
+from pyg_dynbatch.trees.task import polarity_hits
 
 rows = st.lists(
     st.tuples(st.lists(st.floats(-5, 5, width=32), min_size=5, max_size=5), st.integers(-1, 4)),
@@ -55,10 +55,12 @@ def test_accuracies_are_those_counted_by_hand(drawn: list[tuple[list[float], int
     assert found == pytest.approx(wanted, nan_ok=True)
 
 
-def test_hit_rate_of_nothing_is_not_a_number() -> None:
-    rate = HitRate()
-    rate.update(torch.tensor([True]), torch.tensor([False]))
+def test_the_ratio_of_nothing_is_nan_and_counts_stay_exact() -> None:
+    rate = RatioMetric(0)
     assert math.isnan(rate.compute().item())
+    for part in (2**24, 1):
+        rate.update(torch.tensor(part), torch.tensor(part))
+    assert rate.total == rate.count == 2**24 + 1
 
 
 def test_polarity_weighs_sides_and_not_single_classes() -> None:

@@ -92,4 +92,4 @@ def test_batches_of_unknown_examples_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="the examples of a batch are unknown") as caught:
         run, module = trainer(tmp_path), task(listops(tmp_path))
         PredictionTable().write_on_batch_end(run, module, {}, None, None, 3, 0)
-    assert "where:    batch 3" in str(caught.value)
+    assert "no indices of batch 3" in str(caught.value)

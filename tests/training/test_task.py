@@ -124,7 +124,7 @@ def test_checkpoint_of_another_model(tmp_path: Path, change: dict) -> None:
     run = trainer(tmp_path)
     run.fit(task(data), datamodule=data)
     path = last_of(run)
-    with pytest.raises(ValueError, match="the checkpoint belongs to another model") as caught:
+    with pytest.raises(ValueError, match="the checkpoint belongs to a different model") as caught:
         trainer(tmp_path).test(task(data, **change), datamodule=data, ckpt_path=path)
     assert "where:    network." in str(caught.value)
     assert "try:      use the configuration" in str(caught.value)
@@ -134,7 +134,7 @@ def test_checkpoint_of_another_task(tmp_path: Path) -> None:
     from pyg_dynbatch.training.task import check_weights
 
     data = tree_files(tmp_path)
-    with pytest.raises(ValueError, match="belongs to another model") as caught:
+    with pytest.raises(ValueError, match="belongs to a different model") as caught:
         check_weights(task(data), {"pyg_dynbatch_task": "TreeRelatedness", "state_dict": {}})
     assert "got:      a checkpoint of TreeRelatedness" in str(caught.value)
 

@@ -26,14 +26,14 @@ Curve = tuple[list[float], list[float]]
 class RunReport(Callback):
     """Draw learning curves after training, and predictions after testing.
 
-    All files go to the folder of the run. Curves need Lightning's ``CSVLogger``. A test of trees
-    draws a few labelled trees, if the data module can show some. A test of molecules writes a table
-    of the properties with bootstrap intervals, and draws a parity plot of values or a calibration
-    plot of probabilities.
+    All files are written to the folder of the run. Curves need Lightning's ``CSVLogger``. A test of
+    trees draws a few labelled trees, if the data module has ``shown_trees``. A test of molecules
+    writes a table of the properties with bootstrap intervals, and draws a parity plot of values or
+    a calibration plot of probabilities.
 
     Args:
-        trees: How many trees to draw.
-        resamples: Bootstrap resamples of the intervals; 0 for none.
+        trees: Number of trees to draw.
+        resamples: Number of bootstrap resamples; 0 for no intervals.
 
     Example:
         >>> RunReport(trees=2).trees
@@ -59,7 +59,7 @@ class RunReport(Callback):
         }
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Write the split, if the data module has made it."""
+        """Write the split, if the data module has one."""
         write = getattr(getattr(getattr(trainer, "datamodule", None), "parts", None), "write", None)
         places = self.places(trainer)
         if write is not None and trainer.is_global_zero and places:
@@ -75,22 +75,19 @@ class RunReport(Callback):
         if not trainer.is_global_zero or metrics is None or not places:
             return
         metric = getattr(pl_module, "main_metric", "accuracy")
-        figure, axes = new_figure(1, 2, 5.0, 3.5)
-        for place, name in zip(axes, ("loss", metric), strict=True):
-            curves = {stage: read_curve(metrics, f"{stage}/{name}") for stage in ("train", "val")}
-            draw_curves(place, {s: curve for s, curve in curves.items() if curve[0]}, "epoch", name)
-            place.locator_params(axis="x", integer=True)
-            self._mark_best(place, trainer, metrics)
-        save_figure(figure, places["learning curve"])
-
-    def _mark_best(self, axes: Any, trainer: pl.Trainer, metrics: Path) -> None:
         keeper: Any = trainer.checkpoint_callback
         epochs, values = read_curve(metrics, getattr(keeper, "monitor", None) or "")
-        if values:
-            best = np.argmax(values) if keeper.mode == "max" else np.argmin(values)
-            label = f"best {keeper.monitor}, epoch {epochs[best]:.0f}"
-            axes.axvline(epochs[best], color="#555555", linestyle="--", linewidth=1, label=label)
-            axes.legend(frameon=False, fontsize="small")
+        figure, axes = new_figure(1, 2, 5.0, 3.5)
+        for panel, name in zip(axes, ("loss", metric), strict=True):
+            curves = {stage: read_curve(metrics, f"{stage}/{name}") for stage in ("train", "val")}
+            draw_curves(panel, {s: curve for s, curve in curves.items() if curve[0]}, "epoch", name)
+            panel.locator_params(axis="x", integer=True)
+            if values:
+                best = epochs[np.argmax(values) if keeper.mode == "max" else np.argmin(values)]
+                label = f"best {keeper.monitor}, epoch {best:.0f}"
+                panel.axvline(best, color="#555555", linestyle="--", linewidth=1, label=label)
+                panel.legend(frameon=False, fontsize="small")
+        save_figure(figure, places["learning curve"])
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Draw a few trees of the test split, or write tables of its molecules."""
@@ -100,7 +97,7 @@ class RunReport(Callback):
             return
         if write is not None:
             write(places["task table"].parent, self.resamples)
-        # A model of pairs has no class for each node.
+        # A model of pairs of trees predicts no classes of nodes.
         elif self.trees and getattr(pl_module, "labels_nodes", False):
             self._draw_trees(trainer, pl_module, places["predicted trees"])
 
@@ -121,6 +118,15 @@ class RunReport(Callback):
         draw_trees(path, trees, [part.numpy() for part in predicted], words, logits.size(-1))
 
 
+def panels(count: int, most_per_row: int, width: float, height: float) -> tuple[Any, list[Any]]:
+    """Create a figure with this many axes, in rows."""
+    columns = min(most_per_row, count)
+    figure, axes = new_figure(math.ceil(count / columns), columns, width, height)
+    for unused in axes[count:]:
+        unused.set_axis_off()
+    return figure, axes[:count]
+
+
 def draw_trees(
     path: Path,
     trees: Mapping[str, Data],
@@ -128,25 +134,18 @@ def draw_trees(
     words: Sequence[Sequence[str]],
     num_classes: int,
 ) -> Path:
-    """Draw trees side by side, two per row."""
-    columns = min(2, len(trees))
-    figure, axes = new_figure(math.ceil(len(trees) / columns), columns, 6.5, 4.5)
-    for place in axes[len(trees) :]:
-        place.set_axis_off()
-    for place, name, classes, texts in zip(axes, trees, predicted, words, strict=False):
+    """Draw trees, two per row."""
+    figure, axes = panels(len(trees), 2, 6.5, 4.5)
+    for panel, name, classes, texts in zip(axes, trees, predicted, words, strict=True):
         tree = trees[name]
         gold = tree.y.numpy() if "y" in tree else np.full(tree.num_nodes, -1)
         edges, slots = tree.edge_index.numpy(), tree.child_slot.numpy()
-        draw_tree(place, edges, slots, tree.depth.numpy(), classes, gold, texts, num_classes)
+        draw_tree(panel, edges, slots, tree.depth.numpy(), classes, gold, texts, num_classes)
         root = int(tree.root_index[0])
         true = gold[root] if gold[root] >= 0 else "unknown"
-        known = gold >= 0
-        right = int((classes == gold)[known].sum())
-        place.set_title(
-            f"{name}: true class {true}, predicted {classes[root]}\n"
-            f"{right} of {int(known.sum())} labelled nodes correct",
-            fontsize="medium",
-        )
+        right, known = int((classes == gold).sum()), int((gold >= 0).sum())
+        title = f"{name}: true class {true}, predicted {classes[root]}\n"
+        panel.set_title(f"{title}{right} of {known} labelled nodes correct", fontsize="medium")
     draw_tree_legend(figure, num_classes)
     return save_figure(figure, path)
 

@@ -38,30 +38,30 @@ def summed_cross_entropy(
     return loss, (labels != UNLABELLED).sum()
 
 
-class MeanLoss(Metric):
-    """Mean loss per labelled row; NaN if there is none.
+class RatioMetric(Metric):
+    """A sum over a count, of all batches and ranks; NaN if nothing was counted.
 
     torchmetrics' ``MeanMetric`` looks for NaN, which waits for the device, or ignores weights.
     """
 
     full_state_update = False
-    higher_is_better = False
     total: Tensor
-    rows: Tensor
+    count: Tensor
 
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.add_state("total", torch.tensor(0.0), dist_reduce_fx="sum")
-        self.add_state("rows", torch.tensor(0), dist_reduce_fx="sum")
+    def __init__(self, start: float | int = 0.0) -> None:
+        super().__init__()
+        # An int as the start counts exactly, however large the sum becomes.
+        self.add_state("total", torch.tensor(start), dist_reduce_fx="sum")
+        self.add_state("count", torch.tensor(0), dist_reduce_fx="sum")
 
-    def update(self, loss: Float[Tensor, ""], rows: Int[Tensor, ""]) -> None:
+    def update(self, total: Float[Tensor, ""] | Int[Tensor, ""], count: Int[Tensor, ""]) -> None:
         """Add a batch."""
-        self.total += loss.detach()
-        self.rows += rows
+        self.total += total.detach()
+        self.count += count
 
     def compute(self) -> Float[Tensor, ""]:
-        """Divide the sum by the rows."""
-        return self.total / self.rows
+        """Divide the sum by the count."""
+        return self.total / self.count
 
 
 STAGES = ("train", "val", "test")
@@ -98,7 +98,7 @@ class Task(pl.LightningModule, ABC):
         self.reduction: Reduction = reduction
         self.optimizer_options = optimizer
         self.rate_options = rate
-        self.losses = nn.ModuleDict({f"{stage}_loss": MeanLoss() for stage in STAGES})
+        self.losses = nn.ModuleDict({f"{stage}_loss": RatioMetric() for stage in STAGES})
         self.data_options: dict[str, Any] = {}
         """Options of the data module on the command line, for the checkpoint."""
         self._rates_changed = False
@@ -110,11 +110,11 @@ class Task(pl.LightningModule, ABC):
 
     @abstractmethod
     def averaged(self, members: Sequence[Any]) -> nn.Module:
-        """Make one network that predicts the mean of several tasks like this one."""
+        """Return one network that predicts the mean of several tasks like this one."""
 
     @classmethod
     def made_up(cls, options: Mapping[str, Any], data: Mapping[str, Any]) -> Any:
-        """Make a task without data, to find wrong options early; None if that is impossible.
+        """Build a task without data, to find wrong options early; None if that is impossible.
 
         Args:
             options: Options of the task, as plain values.
@@ -128,7 +128,7 @@ class Task(pl.LightningModule, ABC):
 
     @classmethod
     def from_plain(cls, options: Mapping[str, Any]) -> Any:
-        """Make a task from plain options, such as those in a checkpoint."""
+        """Build a task from plain options, such as those in a checkpoint."""
         given = {name: value for name, value in options.items() if not name.startswith("_")}
         for name, record in {"optimizer": OptimizerOptions, "rate": RateOptions}.items():
             if given.get(name) is not None:
@@ -137,13 +137,14 @@ class Task(pl.LightningModule, ABC):
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Mapping[str, Any], path: object) -> Any:
-        """Make a task for prediction from the result of :func:`read_checkpoint`."""
+        """Build a task for prediction from the result of :func:`read_checkpoint`."""
         kind = checkpoint.get("pyg_dynbatch_task")
         if kind != cls.__name__ or "hyper_parameters" not in checkpoint:
             what = f"{cls.__name__}: the model cannot be built from this checkpoint"
             expected = f"a checkpoint of {cls.__name__}, written by fit"
-            other = f"a checkpoint of {kind or 'another program'}"
-            got = "no hyper_parameters" if kind == cls.__name__ else other
+            got = f"a checkpoint of {kind or 'another program'}"
+            if kind == cls.__name__:
+                got = "no hyper_parameters"
             raise mismatch(ValueError, what, expected, got, where=path)
         task = cls.from_plain(checkpoint["hyper_parameters"])
         check_weights(task, checkpoint)
@@ -177,7 +178,7 @@ class Task(pl.LightningModule, ABC):
     def plain_options(self) -> dict[str, Any]:
         """Convert the option records to mappings of plain values for a checkpoint.
 
-        The instantiator, as noted by the command line, makes records of them again.
+        The instantiator, as noted by the command line, converts them back.
         """
         return {
             "optimizer": asdict(self.optimizer_options),
@@ -233,7 +234,7 @@ class Task(pl.LightningModule, ABC):
 
     def log_loss(self, stage: str, loss: Tensor, terms: Tensor, batch: Batch) -> None:
         """Log the mean loss per labelled row over the epoch, whatever the reduction in training."""
-        metric = cast("MeanLoss", self.losses[f"{stage}_loss"])
+        metric = cast("RatioMetric", self.losses[f"{stage}_loss"])
         metric.update(loss, terms)
         self.log_metrics(stage, [("loss", metric)], batch)
 
@@ -264,7 +265,7 @@ class Task(pl.LightningModule, ABC):
         return []
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse weights that do not fit this model; share the split of the checkpoint."""
+        """Check that the weights fit this model, and share the split of the checkpoint."""
         check_weights(self, checkpoint)
         theirs, ours = checkpoint.get("hyper_parameters", {}), self.plain_options()
         self._rates_changed = any(
@@ -286,7 +287,7 @@ def check_weights(task: Task, checkpoint: Mapping[str, Any]) -> None:
     """Compare names and shapes of the weights of a checkpoint with those of a model."""
     name = type(task).__name__
     other = checkpoint.get("pyg_dynbatch_task", name)
-    what = f"{name}: the checkpoint belongs to another model"
+    what = f"{name}: the checkpoint belongs to a different model"
     hint = "use the configuration the checkpoint was made with"
     if other != name:
         expected, got = f"a checkpoint of {name}", f"a checkpoint of {other}"

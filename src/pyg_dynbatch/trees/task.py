@@ -16,32 +16,15 @@ from torchmetrics import MeanSquaredError, Metric, PearsonCorrCoef, SpearmanCorr
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.training.ensemble import AveragedNetwork
 from pyg_dynbatch.training.optimizers import OptimizerOptions, RateOptions
-from pyg_dynbatch.training.task import STAGES, UNLABELLED, Reduction, Task, summed_cross_entropy
+from pyg_dynbatch.training.task import (
+    STAGES,
+    UNLABELLED,
+    RatioMetric,
+    Reduction,
+    Task,
+    summed_cross_entropy,
+)
 from pyg_dynbatch.trees.models import TreeClassifier, TreeSimilarity, mean_score
-
-
-class HitRate(Metric):
-    """Share of hits among the rows that count; not a number if none counts."""
-
-    # Not MeanMetric: it looks for NaNs, for which the device would have to be waited for.
-    full_state_update = False
-    higher_is_better = True
-    hits: Tensor
-    rows: Tensor
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.add_state("hits", torch.tensor(0), dist_reduce_fx="sum")
-        self.add_state("rows", torch.tensor(0), dist_reduce_fx="sum")
-
-    def update(self, hit: Bool[Tensor, " row"], counts: Bool[Tensor, " row"]) -> None:
-        """Add rows."""
-        self.hits += (hit & counts).sum()
-        self.rows += counts.sum()
-
-    def compute(self) -> Float[Tensor, ""]:
-        """Divide hits by rows."""
-        return self.hits / self.rows
 
 
 def polarity_hits(
@@ -209,7 +192,7 @@ class TreeClassification(TreeTask):
         kinds = ("accuracy", "binary_accuracy") if polarity else ("accuracy",)
         names = [f"{prefix}{kind}" for kind in kinds for prefix in ("", "node_")]
         super().__init__(
-            classifier, optimizer, rate, reduction, lambda: {name: HitRate() for name in names}
+            classifier, optimizer, rate, reduction, lambda: {name: RatioMetric(0) for name in names}
         )
         self.save_hyperparameters(ignore=["optimizer", "rate"])
         self.save_hyperparameters(self.plain_options())
@@ -236,8 +219,9 @@ class TreeClassification(TreeTask):
         if self.polarity:
             rows["binary_accuracy"] = polarity_hits(output, labels)
         for name, (hit, counts) in rows.items():
-            scores[name].update(hit[roots], counts[roots])
-            scores[f"node_{name}"].update(hit, counts)
+            hit = hit & counts
+            scores[name].update(hit[roots].sum(), counts[roots].sum())
+            scores[f"node_{name}"].update(hit.sum(), counts.sum())
 
     def predict_step(self, batch: Batch, batch_idx: int = 0) -> dict[str, Tensor]:
         """Predict every node.
