@@ -153,7 +153,7 @@ def test_ensemble_of_other_splits_is_refused(folder: Path, capsys) -> None:
     best = "runs/small/version_0/last.ckpt"
     other = ["--seed_everything", "2", "--checkpoints", best]
     said = complaint(capsys, "ensemble", "--config", "small.yaml", *other)
-    assert "trained on another split" in said
+    assert "trained on a different split" in said
     assert best in said
 
 

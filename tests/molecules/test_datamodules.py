@@ -99,8 +99,8 @@ def test_setup_reports_the_data(tmp_path: Path, lines: list[str]) -> None:
     data.setup("fit")
     said = "\n".join(lines)
     assert f"split random {data.parts.digest}" in said
-    bad = re.search(r"bad rows: 3, the first .*regression.csv:4: syntax.*; (all of them: .*)", said)
-    assert bad is not None and bad[1] == "all of them: given a root, a file lists them"
+    bad = re.search(r"bad rows: 3, the first .*regression.csv:4: syntax.*; (list of all: .*)", said)
+    assert bad is not None and bad[1] == "list of all: only written if root is given"
     assert "leakage: " in said
     assert "duplicates: 3 molecules occur 12 times; 0 of them with different targets" in said
 
@@ -111,7 +111,7 @@ def test_setup_reports_where_all_bad_rows_are(tmp_path: Path, lines: list[str]) 
     root = str(tmp_path / "root")
     MoleculeFileData(str(path), ["first"], root=root, split=options, reading=QUIET).setup("fit")
     (said,) = [line for line in lines if line.startswith("bad rows: 3")]
-    report = Path(said.rpartition("all of them: ")[2])
+    report = Path(said.rpartition("list of all: ")[2])
     assert len(report.read_text().splitlines()) == 4
 
 
@@ -276,7 +276,7 @@ def test_members_of_an_ensemble_share_their_split(tmp_path: Path) -> None:
     path = molecule_csv(tmp_path, smiles=SMILES[5:] + SMILES[:5])
     other = MoleculeFileData(str(path), ["first"], split=data.split, reading=QUIET)
     changed.load_state_dict(data.state_dict())
-    with pytest.raises(ValueError, match="trained on another split"):
+    with pytest.raises(ValueError, match="trained on a different split"):
         changed.load_state_dict(other.state_dict())
     assert texts_of(changed) == texts_of(data)
 
@@ -292,7 +292,7 @@ def test_another_split_than_that_of_the_checkpoint(tmp_path: Path) -> None:
         (SplitOptions(fractions=EVEN, seed=2), "seed 1"),
         (SplitOptions(fractions=(0.25, 0.25, 0.5), seed=1), "fractions [0.5,0.25,0.25]"),
     ]:
-        with pytest.raises(ValueError, match="trained on another split") as caught:
+        with pytest.raises(ValueError, match="trained on a different split") as caught:
             molecule_data(tmp_path, split=split).load_state_dict(state)
         assert str(caught.value).endswith(f"try:      --data.init_args.split.{advice}")
     written = str(data.parts.write(tmp_path / "split.json"))
@@ -304,21 +304,21 @@ def test_a_changed_column_is_another_split(tmp_path: Path) -> None:
         return [rows[0].replace(",train", ",test"), *rows[1:]]
 
     data, changed = same_molecules_in_another_file(tmp_path, "column", swapped)
-    with pytest.raises(ValueError, match="trained on another split") as caught:
+    with pytest.raises(ValueError, match="trained on a different split") as caught:
         changed.load_state_dict(data.state_dict())
     assert "split.method file --data.init_args.split.file" in str(caught.value)
 
 
 def test_a_checkpoint_without_hashes(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="does not tell its molecules"):
+    with pytest.raises(ValueError, match="does not list its molecules"):
         molecule_data(tmp_path).load_state_dict({"split": "9cfcfe545af82bd7", "split_seed": 1})
 
 
-def test_a_split_of_row_numbers_alone_is_taken_with_a_warning(tmp_path: Path) -> None:
+def test_a_split_of_row_numbers_alone_gives_a_warning(tmp_path: Path) -> None:
     known = molecule_data(tmp_path).parts
     bare = dataclasses.replace(known, molecules=None)
     path = bare.write(tmp_path / "bare.json")
-    with pytest.warns(UserWarning, match="bare.json: the split has row numbers alone"):
+    with pytest.warns(UserWarning, match="bare.json: the split has only row numbers"):
         assert molecule_data(tmp_path, split=SplitOptions("file", file=str(path))).parts == known
 
 
@@ -387,12 +387,15 @@ def test_a_part_with_one_class(tmp_path: Path, part: str, lines: list[str]) -> N
     path = tmp_path / "mine.csv"
     path.write_text(text + "\n", encoding="utf-8")
     options = SplitOptions("column", column="part", leakage=False)
-    wrong = r"all targets of the (train|val) split are alike"
+    wrong = r"all targets of the (train|val) split are constant"
     with pytest.raises(ValueError, match=wrong) as caught:
         MoleculeFileData(str(path), ["y"], "binary", split=options, reading=QUIET).setup("fit")
     assert "split.method stratified" in str(caught.value)
     MoleculeFileData(str(path), ["y", "z"], split=options, reading=QUIET).setup("fit")
-    assert any("that are all alike: 1 of 2 properties (y)" in line for line in lines)
+    assert any(
+        line.startswith("constant targets of the") and "1 of 2 properties (y)" in line
+        for line in lines
+    )
 
 
 def test_only_one_target_needs_no_name(tmp_path: Path) -> None:
@@ -406,7 +409,7 @@ def test_only_one_target_needs_no_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: NCIData().column("part"), "has no column that splits it"),
+        (lambda: NCIData().column("part"), "has no column to split by"),
         (lambda: NCIData(batch_size=0), "batch_size is out of range"),
         (lambda: MoleculeFileData("mine.csv", []), "there is nothing to learn"),
         (lambda: MoleculeFileData("nowhere.csv", ["y"], pairs=9), "unknown set of pairs"),

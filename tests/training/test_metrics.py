@@ -1,12 +1,14 @@
 """Metrics: against counting by hand in plain Python."""
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import distributed
 from torch_geometric.data import Batch
 
 from pyg_dynbatch.tasks import TreeClassification, TreeRelatedness
@@ -57,6 +59,7 @@ def test_accuracies_are_those_counted_by_hand(drawn: list[tuple[list[float], int
 
 def test_the_ratio_of_nothing_is_nan_and_counts_stay_exact() -> None:
     rate = RatioMetric(0)
+    rate.update(torch.tensor(0), torch.tensor(0))
     assert math.isnan(rate.compute().item())
     for part in (2**24, 1):
         rate.update(torch.tensor(part), torch.tensor(part))
@@ -108,3 +111,23 @@ def test_loss_of_no_labels_is_zero_and_has_a_gradient() -> None:
     task.scaled_loss(loss, count, Batch(), "mean").backward()
     assert logits.grad is not None
     assert torch.equal(logits.grad, torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean", "per_tree"])
+def test_the_mean_of_scaled_losses_over_ranks_is_the_loss_of_one_process(
+    reduction: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = TreeClassification(num_tokens=2, num_classes=3, hidden_channels=2)
+    losses, terms, trees = torch.tensor([6.0, 7.0]), torch.tensor([2, 3]), (1, 3)
+    whole: Any = SimpleNamespace(num_graphs=4)
+    alone = task.scaled_loss(losses.sum(), terms.sum(), whole, reduction)
+    total = torch.tensor({"mean": 5.0, "per_tree": 4.0}.get(reduction, torch.nan))
+    strategy = SimpleNamespace(reduce=lambda count, reduce_op: total)
+    task.trainer = SimpleNamespace(strategy=strategy)
+    monkeypatch.setattr(distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(distributed, "get_world_size", lambda: 2)
+    ranks = [
+        task.scaled_loss(loss, count, SimpleNamespace(num_graphs=n), reduction)
+        for loss, count, n in zip(losses, terms, trees, strict=True)
+    ]
+    torch.testing.assert_close(torch.stack(ranks).mean(), alone)

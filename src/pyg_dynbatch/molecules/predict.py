@@ -51,8 +51,8 @@ class MoleculePredictor:
         max_atoms: Most atoms of a molecule; as in training by default.
 
     Raises:
-        ValueError: If a checkpoint is not one of molecules, they differ in what they predict, the model
-            has no dropout, or the device cannot be used.
+        ValueError: If a checkpoint is not one of molecules, two predict different properties, a
+            model has no dropout, or the device cannot be used.
 
     Example:
         >>> from pyg_dynbatch.tasks import MoleculeProperty, MoleculeSchema

@@ -46,11 +46,8 @@ class RandomState(Callback):
         states = {"cpu": torch.get_rng_state()}
         if pl_module.device.type == "cuda":
             states["cuda"] = torch.cuda.get_rng_state(pl_module.device)
-        device, gather = trainer.strategy.root_device, trainer.strategy.all_gather
-        checkpoint["random_state"] = {
-            name: gather(state.to(device)).cpu().view(trainer.world_size, -1)
-            for name, state in states.items()
-        }
+        gathered = {name: _of_all_ranks(state, trainer) for name, state in states.items()}
+        checkpoint["random_state"] = gathered
 
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
@@ -171,6 +168,16 @@ def naming_file(path: object) -> Iterator[None]:
 def _not_a_checkpoint(path: str | Path, got: str) -> ValueError:
     what = "the file is not a checkpoint, or is truncated"
     return mismatch(ValueError, what, "a file written by fit, such as last.ckpt", got, where=path)
+
+
+def _of_all_ranks(state: Tensor, trainer: pl.Trainer) -> Tensor:
+    # Not strategy.all_gather, which calls a function that torch has deprecated.
+    if trainer.world_size == 1:
+        return state[None]
+    own = state.to(trainer.strategy.root_device)
+    gathered = [torch.empty_like(own) for _ in range(trainer.world_size)]
+    torch.distributed.all_gather(gathered, own)
+    return torch.stack(gathered).cpu()
 
 
 CONFIG = "config.yaml"
