@@ -152,7 +152,10 @@ def test_no_checkpoints() -> None:
 
 
 def test_checkpoint_of_another_task(tmp_path: Path) -> None:
-    for noted, said in (("TreeClassification", "a checkpoint of TreeC"), (None, "another program")):
+    for noted, said in (
+        ("TreeClassification", "got:      one of TreeC"),
+        (None, "another program"),
+    ):
         contents = {"state_dict": {}, "pytorch-lightning_version": "2", "pyg_dynbatch_task": noted}
         torch.save(contents, tmp_path / "tree.ckpt")
         with pytest.raises(ValueError, match="cannot be built from this checkpoint") as caught:

@@ -162,7 +162,7 @@ def test_calibration_needs_both_labels_and_a_binary_property(tmp_path: Path) -> 
     data = molecule_data(tmp_path, "binary")
     data.molecules.targets[data.indices("val"), 1] = 1.0
     run = molecule_trainer(tmp_path)
-    with pytest.raises(ValueError, match=r"no labels of both classes(?s:.)*property second"):
+    with pytest.raises(ValueError, match=r"no labels of both classes(?s:.)*labels of second"):
         run.fit(property_task(data, calibration="temperature"), datamodule=data)
     with pytest.raises(ValueError, match="kind: regression, calibration: temperature"):
         property_task(molecule_data(tmp_path), calibration="temperature")

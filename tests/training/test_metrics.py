@@ -119,7 +119,8 @@ def test_the_mean_of_scaled_losses_over_ranks_is_the_loss_of_one_process(
 ) -> None:
     task = TreeClassification(num_tokens=2, num_classes=3, hidden_channels=2)
     losses, terms, trees = torch.tensor([6.0, 7.0]), torch.tensor([2, 3]), (1, 3)
-    whole: Any = SimpleNamespace(num_graphs=4)
+    batches = [Batch(ptr=torch.zeros(count + 1)) for count in trees]
+    whole = Batch(ptr=torch.zeros(sum(trees) + 1))
     alone = task.scaled_loss(losses.sum(), terms.sum(), whole, reduction)
     total = torch.tensor({"mean": 5.0, "per_tree": 4.0}.get(reduction, torch.nan))
     strategy = SimpleNamespace(reduce=lambda count, reduce_op: total)
@@ -127,7 +128,7 @@ def test_the_mean_of_scaled_losses_over_ranks_is_the_loss_of_one_process(
     monkeypatch.setattr(distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(distributed, "get_world_size", lambda: 2)
     ranks = [
-        task.scaled_loss(loss, count, SimpleNamespace(num_graphs=n), reduction)
-        for loss, count, n in zip(losses, terms, trees, strict=True)
+        task.scaled_loss(loss, count, batch, reduction)
+        for loss, count, batch in zip(losses, terms, batches, strict=True)
     ]
     torch.testing.assert_close(torch.stack(ranks).mean(), alone)

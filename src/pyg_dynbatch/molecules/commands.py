@@ -252,15 +252,13 @@ _HEAD = Template("""<!doctype html>
 <meta charset="utf-8">
 <title>$title</title>
 <style>
-body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem;
-       color: #222; background: #fff; }
+body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; }
 .molecules { display: grid; gap: 1.2rem;
              grid-template-columns: repeat(auto-fill, minmax(26rem, 1fr)); }
-.molecule { border: 1px solid #ccc; border-radius: 6px; padding: .8rem; }
+.molecule { border: 1px solid #ccc; border-radius: 6px; padding: .8rem; overflow-wrap: anywhere; }
 .molecule svg { max-width: 100%; height: auto; }
-h2 { font-size: 1rem; margin: 0 0 .3rem; overflow-wrap: anywhere; }
-code { font-size: .85rem; overflow-wrap: anywhere; }
-table { border-collapse: collapse; font-size: .85rem; }
+h2 { font-size: 1rem; margin: 0 0 .3rem; }
+code, table { font-size: .85rem; }
 td, th { padding: .1rem .6rem .1rem 0; text-align: right; }
 td:first-child, th:first-child { text-align: left; }
 .bad { color: #8a3b00; }
@@ -400,11 +398,10 @@ class _Writer:
 
 
 def _table(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> str:
-    """Write rows of cells as an HTML table; nothing for no rows."""
-    lines = [("th", header)] if header else []
-    lines += [("td", row) for row in rows]
+    """Write rows of cells as an HTML table."""
     texts = [
         f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in row)}</tr>\n"
-        for tag, row in lines
+        for tag, row in [("th", header), *(("td", row) for row in rows)]
+        if row
     ]
-    return f"<table>\n{''.join(texts)}</table>\n" if rows else ""
+    return f"<table>\n{''.join(texts)}</table>\n"

@@ -101,10 +101,9 @@ class MoleculeDataModule(SplitDataModule):
         targets, classes = molecules.targets, 2 if self.kind == "binary" else self.classes
         wrong = np.argwhere(~np.isnan(targets) & ~np.isin(targets, np.arange(classes)))
         for row, task in wrong[:1]:
-            expected = f"whole numbers from 0 to {classes - 1}, or nothing where unknown"
+            expected, got = f"whole numbers from 0 to {classes - 1}", f"{targets[row, task]:g}"
             where = f"row {molecules.rows[row]}, column {molecules.task_names[task]}"
             hint = "kind: regression for values, kind: multiclass for more classes"
-            got = f"{targets[row, task]:g}"
             raise self._error("a label is out of range", expected, got, where, hint)
         return molecules
 
@@ -226,10 +225,9 @@ class MoleculeDataModule(SplitDataModule):
         for split in splits:
             constant = [*_constant(self.targets(split).numpy(), names)]
             if len(constant) == len(names) and self.kind != "regression":
-                what = f"all targets of the {split} split are constant"
-                expected = "a property with at least two different values"
+                what, got = f"all targets of the {split} split are constant", f"none of {names}"
                 hint = "--data.init_args.split.method stratified, or different fractions"
-                raise self._error(what, expected, f"none of {names}", self._where, hint)
+                raise self._error(what, "at least two different values", got, self._where, hint)
             if constant:
                 shown = ", ".join(constant[:_SHOWN]) + ", …" * (len(constant) > _SHOWN)
                 share = f"{len(constant)} of {len(names)} properties ({shown})"
@@ -250,10 +248,9 @@ class MoleculeDataModule(SplitDataModule):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the split of a checkpoint if only the order of the rows has changed."""
         if not isinstance(state_dict.get("split"), Mapping):
-            what = "the checkpoint does not list its molecules"
-            expected = "a checkpoint with the hashes of its molecules"
+            what, got = "the checkpoint does not list its molecules", "one of an earlier version"
             hint = "train again, or predict with --checkpoint and --input"
-            raise self._error(what, expected, "one of an earlier version", hint=hint)
+            raise self._error(what, "the hashes of its molecules", got, hint=hint)
         noted = Split.from_dict(state_dict["split"])
         mapped = noted.for_molecules(self.molecules.texts(), self._where)
         if mapped == self.parts:
@@ -452,7 +449,7 @@ class PackedMoleculeData(MoleculeDataModule):
         molecules = PackedMolecules(self.root, self.featurizer)
         molecules.check()  # once, not in every loader process
         if not molecules.task_names:
-            expected = "packed molecules with at least one target"
-            hint = "pyg-dynbatch featurize --targets NAME into another folder"
+            hint = "pyg-dynbatch featurize --targets NAME into a new folder"
+            expected = "at least one target"
             raise self._error("there is nothing to learn", expected, "none", self.root, hint)
         return molecules

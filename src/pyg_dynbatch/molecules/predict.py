@@ -88,10 +88,9 @@ class MoleculePredictor:
             what = "MoleculePredictor: a deviation needs several passes"
             raise mismatch(ValueError, what, "dropout of at least 2, or 0 for none", dropout)
         if dropout and not all(map(_dropout_layers, self.tasks)):
-            what = "MoleculePredictor: the model has no dropout to switch on"
+            what, got = "MoleculePredictor: the model has no dropout to switch on", "dropout 0"
             hint = "several checkpoints, whose predictions differ"
-            expected = "a checkpoint trained with dropout above 0"
-            raise mismatch(ValueError, what, expected, "dropout 0", hint=hint)
+            raise mismatch(ValueError, what, "a model with dropout above 0", got, hint=hint)
         self.dropout = dropout
         self.max_pairs = max_pairs
         self.max_atoms = max_atoms
@@ -184,9 +183,10 @@ def predict_stream(
     """Predict records in their order; memory does not grow with the stream."""
     featurizer, wanted = predictor.featurizer, predictor.schema.pair_table
     if featurizer.pair_table != wanted:
-        what = "predict: the installed featurizer makes different pair codes"
-        expected = f"pair table {wanted.digest()}, as in the checkpoint"
-        got = f"pair table {featurizer.pair_table.digest()}"
+        expected, got = (
+            f"pair table {table.digest()}" for table in (wanted, featurizer.pair_table)
+        )
+        what = "predict: the featurizer makes different pair codes"
         hint = "the version of pyg_dynbatch that made the checkpoint"
         raise mismatch(ValueError, what, expected, got, hint=hint)
     packing = packing_of(featurizer, 0)
@@ -296,9 +296,11 @@ class PredictionFiles:
         noted = json.loads(self.note.read_text(encoding="utf-8"))
         other = [key for key in identity if noted["identity"].get(key) != identity[key]]
         if other:
-            what = "predict: the unfinished output is that of a different run"
-            expected = "the input, checkpoints and options of that run, to continue it"
-            got = f"a different {', '.join(other)}"
+            what, got = (
+                "predict: cannot continue a different run",
+                f"a different {', '.join(other)}",
+            )
+            expected = "the input, checkpoints and options of the unfinished output"
             hint = f"delete {' and '.join(map(str, [*parts, self.note]))} to start again"
             raise mismatch(ValueError, what, expected, got, where=parts[0], hint=hint)
         (self.rows, self.bad, self.reason), self._sizes = noted["counts"], noted["sizes"]

@@ -19,7 +19,7 @@ from pyg_dynbatch.molecules.pair_table import PairTable
 from pyg_dynbatch.molecules.schema import MoleculeSchema, PropertyKind
 from pyg_dynbatch.training.checkpoints import differences
 from pyg_dynbatch.training.optimizers import OptimizerOptions, RateOptions
-from pyg_dynbatch.training.task import Task
+from pyg_dynbatch.training.task import SAME_CONFIGURATION, Task
 
 RegressionLoss = Literal["mse", "l1", "huber"]
 
@@ -112,14 +112,13 @@ def balanced_positive_weight(targets: Float[Tensor, "molecule task"]) -> Float[T
 
 
 def check_both_classes(target: Float[Tensor, "molecule task"], names: Sequence[str]) -> None:
-    """Refuse validation labels to which no temperature can be fitted."""
+    """Raise an error if no temperature can be fitted to the labels of a property."""
     for name, column in zip(names, target.unbind(1), strict=True):
         labels = column[~column.isnan()]
         if labels.unique().numel() < 2:
             what = "calibration: the validation split has no labels of both classes"
-            expected, got = "labels 0 and 1 of every property", f"{len(labels)} equal labels"
-            hint = "a larger or stratified validation split, or calibration: none"
-            raise mismatch(ValueError, what, expected, got, where=f"property {name}", hint=hint)
+            got, hint = f"{len(labels)} equal labels of {name}", "a stratified split"
+            raise mismatch(ValueError, what, "labels 0 and 1 of every property", got, hint=hint)
 
 
 class AveragedProperties(nn.Module):
@@ -261,7 +260,7 @@ class MoleculeProperty(Task):
 
     @classmethod
     def made_up(cls, options: Mapping[str, Any], data: Mapping[str, Any]) -> Any:
-        """Make a task of these options for bonds between atoms with one feature."""
+        """Build a task for bonds between atoms with one feature."""
         table = PairTable(torch.eye(2)[:, 1:], ("bonded",), torch.tensor([0, 1]))
         weights = options.get("task_weights") or [1.0]
         names = tuple(data.get("targets") or map(str, range(len(weights))))
@@ -407,7 +406,7 @@ class MoleculeProperty(Task):
         return columns
 
     def check_origin(self, hyper_parameters: Mapping[str, Any]) -> None:
-        """Refuse weights that were trained on molecules described in a different way."""
+        """Raise an error if the training molecules were described in a different way."""
         ours = self.schema.as_dict()
         theirs = hyper_parameters.get("schema", ours)
         found = [part for part in differences(ours, theirs) if part[0] not in _VERSIONS]
@@ -415,8 +414,7 @@ class MoleculeProperty(Task):
             what = "MoleculeProperty: the checkpoint was trained on molecules described differently"
             expected = "; ".join(f"{name}: {str(own):.80}" for name, own, _ in found)
             got = "; ".join(f"{name}: {str(other):.80}" for name, _, other in found)
-            hint = "use the configuration the checkpoint was made with"
-            raise mismatch(ValueError, what, expected, got, hint=hint)
+            raise mismatch(ValueError, what, expected, got, hint=SAME_CONFIGURATION)
 
 
 def property_columns(

@@ -209,10 +209,9 @@ def find_checkpoint(name: str, configs: list[Path]) -> Path:
     for folder in reversed(folders):
         if (folder / f"{path.stem}.ckpt").is_file():
             return folder / f"{path.stem}.ckpt"
-    what, expected = f"checkpoint {name!r} not found", f"{path.stem}.ckpt in the folder of a run"
     got = f"no such file in {', '.join(map(str, folders)) or 'any run'}"
-    hint = "--run runs/NAME/version_0, or the path of a checkpoint"
-    raise mismatch(FileNotFoundError, what, expected, got, hint=hint)
+    what, hint = f"checkpoint {name!r} not found", "--run runs/NAME/version_0, or a path"
+    raise mismatch(FileNotFoundError, what, f"{path.stem}.ckpt of a run", got, hint=hint)
 
 
 def check_options(
@@ -241,9 +240,8 @@ def check_options(
             (changes if _matches(name, allowed) else refused).append(line)
     if refused:
         what = "an option differs from that of the checkpoint and cannot be changed"
-        expected, got = "the options the checkpoint was made with", "; ".join(refused)
-        hint = "--run FOLDER takes the options of the run; leave the others out"
-        raise mismatch(ValueError, what, expected, got, hint=hint)
+        got, hint = "; ".join(refused), "--run FOLDER, without these options"
+        raise mismatch(ValueError, what, "the options of the checkpoint", got, hint=hint)
     return changes if training else []
 
 

@@ -27,6 +27,7 @@ from pyg_dynbatch.training.optimizers import (
 Reduction = Literal["sum", "mean", "per_tree"]
 
 UNLABELLED = -1
+SAME_CONFIGURATION = "use the configuration the checkpoint was made with"
 
 
 def summed_cross_entropy(
@@ -141,10 +142,9 @@ class Task(pl.LightningModule, ABC):
         kind = checkpoint.get("pyg_dynbatch_task")
         if kind != cls.__name__ or "hyper_parameters" not in checkpoint:
             what = f"{cls.__name__}: the model cannot be built from this checkpoint"
-            expected = f"a checkpoint of {cls.__name__}, written by fit"
-            got = f"a checkpoint of {kind or 'another program'}"
-            if kind == cls.__name__:
-                got = "no hyper_parameters"
+            expected = f"a checkpoint of {cls.__name__} with hyper_parameters"
+            got = f"one of {kind or 'another program'}"
+            got = "no hyper_parameters" if kind == cls.__name__ else got
             raise mismatch(ValueError, what, expected, got, where=path)
         task = cls.from_plain(checkpoint["hyper_parameters"])
         check_weights(task, checkpoint)
@@ -288,16 +288,15 @@ def check_weights(task: Task, checkpoint: Mapping[str, Any]) -> None:
     name = type(task).__name__
     other = checkpoint.get("pyg_dynbatch_task", name)
     what = f"{name}: the checkpoint belongs to a different model"
-    hint = "use the configuration the checkpoint was made with"
     if other != name:
         expected, got = f"a checkpoint of {name}", f"a checkpoint of {other}"
-        raise mismatch(ValueError, what, expected, got, hint=hint)
+        raise mismatch(ValueError, what, expected, got, hint=SAME_CONFIGURATION)
     task.check_origin(checkpoint.get("hyper_parameters", {}))
     saved, own = _shapes(checkpoint.get("state_dict", {})), _shapes(task.state_dict())
     for key in sorted({*saved, *own}):
         expected, got = own.get(key, "no such weight"), saved.get(key, "no such weight")
         if expected != got:
-            raise mismatch(ValueError, what, expected, got, where=key, hint=hint)
+            raise mismatch(ValueError, what, expected, got, where=key, hint=SAME_CONFIGURATION)
 
 
 def _shapes(state: Mapping[str, Tensor]) -> dict[str, str]:
