@@ -216,7 +216,7 @@ def test_featurizer_that_is_unknown_or_makes_other_codes(tmp_path: Path) -> None
     task = property_task(molecule_data(tmp_path))
     schema, table = task.schema, task.schema.pair_table
     task.schema = dataclasses.replace(schema, featurizer={})
-    with pytest.raises(ValueError, match="does not say how molecules were described"):
+    with pytest.raises(ValueError, match="the checkpoint has no featurizer"):
         list(predict_stream(iter(RECORDS), MoleculePredictor([task])))
     changed = PairTable(table.features * 2, table.names, table.distance)
     task.schema = dataclasses.replace(schema, pair_table=changed)

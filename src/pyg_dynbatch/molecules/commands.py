@@ -62,7 +62,7 @@ def read_input(
 def _check_numbers(
     parser: argparse.ArgumentParser, options: argparse.Namespace, **lowest: int
 ) -> None:
-    """Refuse options that are less than their lowest values."""
+    """Report an option that is less than its lowest value."""
     for name, least in lowest.items():
         if (given := getattr(options, name)) < least:
             option = f"--{name.replace('_', '-')}"
@@ -148,7 +148,7 @@ def _with_columns(
 
 
 def _identity(options: argparse.Namespace) -> dict[str, str] | None:
-    """Return what a killed run must have in common with the one that continues it."""
+    """Return the facts in which a run must equal the killed one that it continues."""
     if options.output == "-" or not Path(options.input).is_file():
         return None
     passed = ("workers", "output", "checkpoint", "input")
@@ -163,7 +163,7 @@ def _featurize_parser() -> argparse.ArgumentParser:
     parser = OneLineArguments(
         "pyg-dynbatch featurize",
         "Describe the molecules of a file once, in a folder of files that any number of processes "
-        "can map into memory. After an interruption the same command continues.",
+        "can map into memory. If it is interrupted, the same command continues.",
     )
     add = parser.add_argument
     add_input(parser)
@@ -174,12 +174,12 @@ def _featurize_parser() -> argparse.ArgumentParser:
     add("--pairs", default="kearnes", help="pair features: kearnes or deepchem")
     add("--descriptors", help="descriptors of whole molecules: rdkit (default: none)")
     add("--fragments", default="all", help="all or largest")
-    add("--explicit-hydrogens", action="store_true", help="make hydrogens atoms")
+    add("--explicit-hydrogens", action="store_true", help="treat hydrogens as atoms")
     add("--max-atoms", type=int, default=1000, metavar="N", help="larger molecules are bad rows")
     add("--bad", default="skip", help="bad rows: skip, blank or raise (default: skip)")
     add("--workers", type=int, default=0, metavar="N", help="processes")
     add("--shard-size", type=int, default=16_384, metavar="N", help="records saved at a time")
-    add("--force", action="store_true", help="make everything again")
+    add("--force", action="store_true", help="featurize everything again")
     return parser
 
 
@@ -228,7 +228,7 @@ def _explain_parser() -> argparse.ArgumentParser:
     parser = OneLineArguments(
         "pyg-dynbatch explain",
         "Show which atoms and pairs of atoms predictions rely on: pictures, tables, and one page "
-        "with all of it. Numbers are in the units of the property, log-odds for classes.",
+        "with all of them. Numbers are in the units of the property, log-odds for classes.",
     )
     add = parser.add_argument
     add("--checkpoint", nargs="+", required=True, metavar="CKPT", help="several are averaged")

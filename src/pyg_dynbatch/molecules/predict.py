@@ -101,8 +101,8 @@ class MoleculePredictor:
     def featurizer(self) -> MoleculeFeaturizer:
         """The featurizer the checkpoints were trained with."""
         if not self.schema.featurizer:
-            what = "MoleculePredictor: the checkpoint does not say how molecules were described"
-            raise mismatch(ValueError, what, "the spec of a featurizer in the schema", "none")
+            what = "MoleculePredictor: the checkpoint has no featurizer"
+            raise mismatch(ValueError, what, "a spec in its schema", "none")
         spec = dict(self.schema.featurizer)
         if self.max_atoms is not None:
             spec["options"] = {**spec["options"], "max_atoms": self.max_atoms}
@@ -166,7 +166,7 @@ def _dropout_layers(task: MoleculeProperty) -> list[nn.Module]:
 
 
 class StreamRow(NamedTuple):
-    """One record and its prediction; the status is ``ok`` or what is wrong."""
+    """One record and its prediction; the status is ``ok`` or an error."""
 
     record: RawMolecule
     status: str

@@ -1,4 +1,4 @@
-"""The command line of tasks and data modules, on Lightning's, with errors in one line."""
+"""The command line of tasks and data modules, based on Lightning's, with one-line errors."""
 
 import difflib
 import logging
@@ -84,13 +84,13 @@ _KINDS = {"NoneType": "null", "bool": "true or false", "float": "a number"}
 
 
 def _hint(word: str, known: Iterable[str]) -> str:
-    """Suggest what a mistyped word was meant to be."""
+    """Suggest the known word that is closest to a mistyped one."""
     near = closest(word, known)
     return f"; did you mean {near!r}?" if near else ""
 
 
 def closest(word: str, known: Iterable[str]) -> str:
-    """Find the known word that a mistyped one is closest to; an empty one if none is close."""
+    """Return the known word that is closest to a mistyped one; an empty one if none is close."""
     return next(iter(difflib.get_close_matches(word, list(known), n=1)), "")
 
 
@@ -139,7 +139,7 @@ def _check_class_keys(part: Any, name: str, path: str | Path) -> None:
         return
     wrong = [str(key) for key in children if key not in _CLASS_KEYS]
     if wrong and "class_path" in children:
-        what = f"the configuration has an unknown key beside class_path: {name}.{wrong[0]}"
+        what = f"the configuration has an unknown key next to class_path: {name}.{wrong[0]}"
         expected, got = "class_path and init_args", f"{wrong[0]!r}{_hint(wrong[0], _CLASS_KEYS)}"
         raise mismatch(ValueError, what, expected, got, where=path)
     for key, child in children.items():
@@ -380,7 +380,7 @@ def check_monitor(monitor: str, mode: str, model: Task, callback: str = "ModelCh
     options = "checkpoint" if callback == "ModelCheckpoint" else "trainer.callbacks"
     what = f"{callback} cannot choose by this metric"
     others = ", ".join(name for name in known if name != main)
-    expected = f"{main}, by which {type(model).__name__} is judged, or another it logs: {others}"
+    expected = f"{main}, the main metric of {type(model).__name__}, or one of {others}"
     got = f"{options}.monitor {monitor}, {options}.mode {mode}"
     got += f"; did you mean {near!r}?" if near else ""
     hint = f"--{options}.monitor {chosen} --{options}.mode {best}"

@@ -1,4 +1,4 @@
-"""Draw pictures at the end of a run, and list what was written."""
+"""Draw pictures at the end of a run, and list the written files."""
 
 import csv
 import math
@@ -180,5 +180,5 @@ def closing_lines(trainer: pl.Trainer) -> list[str]:
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, (PredictionTable, RunReport)):
             written.update(callback.places(trainer))
-    # Looked up in the file system: forked or spawned ranks write in another process.
+    # Looked up in the file system: forked or spawned ranks write in different processes.
     return [f"{f'{what}:':<17} {path}" for what, path in written.items() if path.is_file()]

@@ -1,4 +1,4 @@
-"""Base of all tasks: loss over ranks, optimiser, rate schedule, checks of checkpoints."""
+"""Base of all tasks: loss over ranks, optimiser, learning-rate schedule, checkpoints."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -75,17 +75,17 @@ class Task(pl.LightningModule, ABC):
         network: Module to train; it takes a batch.
         optimizer: Options of the optimiser.
         rate: Options of the learning-rate schedule.
-        reduction: What the summed training loss is divided by.
+        reduction: Divisor of the summed training loss, see :meth:`scaled_loss`.
     """
 
     main_metric: str
-    """Name, without the stage, of the metric that judges a run."""
+    """Name, without the stage, of the main metric of a run."""
 
     first_class: ClassVar[int] = 0
-    """Number of the first class, for the columns of the table of predictions."""
+    """First class, for the names of columns in the table of predictions."""
 
     needs_targets: ClassVar[bool] = False
-    """Whether the names of the targets decide which metrics are logged."""
+    """Whether the logged metrics depend on the names of the targets."""
 
     def __init__(
         self,
@@ -219,13 +219,13 @@ class Task(pl.LightningModule, ABC):
             loss: Sum of the losses of this rank.
             terms: Number of summed losses.
             batch: The batch, for its number of examples.
-            reduction: What the sum is divided by: nothing, the terms, or the examples.
+            reduction: Divisor: none (``sum``), the terms (``mean``) or the examples (``per_tree``).
         """
         world = distributed.get_world_size() if distributed.is_initialized() else 1
         if reduction == "sum":
             return loss * world
         if reduction == "per_tree":
-            # Filled on the device, as a number from the host would wait for it.
+            # Filled on the device: copying a number from the host would wait for it.
             terms = torch.full_like(terms, batch.num_graphs)
         divisor = terms.to(loss.dtype)
         if world > 1:
