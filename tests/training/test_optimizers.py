@@ -211,11 +211,15 @@ def plain() -> SGD:
 @pytest.mark.parametrize(
     ("options", "total", "wanted"),
     [
-        (RateOptions("step", 0.1, 2), 100, {0: 1, 9: 1, 10: 0.1, 19: 0.1, 20: 0.01}),
-        (RateOptions("cosine", warmup=4, final=0.2), 24, {0: 0.2, 4: 1, 14: 0.6, 24: 0.2, 99: 0.2}),
+        (RateOptions("step", 0.1, 2), 100.0, {0: 1, 9: 1, 10: 0.1, 19: 0.1, 20: 0.01}),
+        (
+            RateOptions("cosine", warmup=4, final=0.2),
+            24.0,
+            {0: 0.2, 4: 1, 14: 0.6, 24: 0.2, 99: 0.2},
+        ),
         (RateOptions(warmup=3), math.inf, {0: 0.25, 1: 0.5, 2: 0.75, 3: 1, 4: 1}),
-        (RateOptions("one_cycle", rise=0.25, final=0.1), 40, {0: 0.04, 10: 1, 25: 0.55, 40: 0.1}),
-        (RateOptions("one_cycle", rise=0.0), 40, {0: 1}),
+        (RateOptions("one_cycle", rise=0.25, final=0.1), 40.0, {0: 0.04, 10: 1, 25: 0.55, 40: 0.1}),
+        (RateOptions("one_cycle", rise=0.0), 40.0, {0: 1}),
     ],
 )
 def test_factors_of_schedules(options: RateOptions, total: float, wanted: dict) -> None:

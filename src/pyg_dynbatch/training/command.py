@@ -203,6 +203,11 @@ class TaskCLI(LightningCLI):
             },
         )
 
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """Parse the given sub-command only: building the parsers of all of them is slow."""
+        return {sys.argv[1]: LightningCLI.subcommands()[sys.argv[1]]}
+
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the callbacks that can be configured, and what the model takes from the data."""
         parser.add_lightning_class_args(RunCheckpoint, "checkpoint")
