@@ -94,10 +94,13 @@ def test_version(capsys) -> None:
     assert capsys.readouterr().out.strip() == __version__
 
 
-@pytest.mark.parametrize("command", ["ensemble", "inspect"])
+@pytest.mark.parametrize(
+    "command", ["ensemble", "inspect", "featurize", "explain", "predict --checkpoint x"]
+)
 def test_help_of_a_command(folder: Path, command: str, capsys) -> None:
-    assert run(command, "--help") == 0
-    assert "--" in capsys.readouterr().out
+    assert run(*command.split(), "--help") == 0
+    option = "--checkpoints" if command == "ensemble" else "--output"
+    assert option in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", ["fit", "validate", "test", "predict"])

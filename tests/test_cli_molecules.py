@@ -125,7 +125,11 @@ def test_the_best_is_chosen_by_a_metric_that_is_logged(folder: Path, capsys) -> 
     (folder / "plain.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
     said = complaint(capsys, "fit", "--config", "plain.yaml")
     assert "expected: val/scaled_rmse" in said
+    assert "or one of train/loss, val/loss, val/r2" in said and "val/rmse_first" in said
     assert "try: --checkpoint.monitor val/scaled_rmse --checkpoint.mode min" in said
+    stopping = ["--trainer.callbacks+", "EarlyStopping", "--trainer.callbacks.monitor", "val/los"]
+    said = complaint(capsys, "fit", "--config", "small.yaml", *stopping)
+    assert "EarlyStopping cannot choose" in said
     assert not Path("runs").exists()
 
 
@@ -291,13 +295,6 @@ def test_featurize_with_texts_that_mean_a_missing_label(folder: Path) -> None:
     assert PackedMolecules("packed").targets[1].tolist() == [1.0]
 
 
-@pytest.mark.parametrize("command", ["featurize", "explain", "predict"])
-def test_help(command: str, capsys) -> None:
-    argv = ["--checkpoint", "x"] if command == "predict" else []
-    assert run(command, *argv, "--help") == 0
-    assert "--input" in capsys.readouterr().out
-
-
 def test_descriptors_from_the_command_line(folder: Path, capsys) -> None:
     """Fit, go on, predict a stream, pack and explain; the YAML may choose descriptors too."""
     base = yaml.safe_load(Path("small.yaml").read_text(encoding="utf-8"))
@@ -368,16 +365,6 @@ def test_null_switches_descriptors_off(folder: Path, capsys) -> None:
         settings = yaml.safe_load(capsys.readouterr().out)["data"]["init_args"]["featurizer"]
         assert settings["init_args"]["descriptors"] == (value if value == "rdkit" else None)
         assert settings["init_args"]["chirality"] is None
-
-
-def test_a_metric_that_is_not_there_is_refused_before_training(folder: Path, capsys) -> None:
-    argv = ["fit", "--config", "small.yaml", "--checkpoint.monitor"]
-    said = complaint(capsys, *argv, "val/rmse")
-    assert "or one of train/loss, val/loss, val/r2" in said
-    assert "val/rmse_first" in said
-    stopping = ["--trainer.callbacks+", "EarlyStopping", "--trainer.callbacks.monitor", "val/los"]
-    assert "EarlyStopping cannot choose" in complaint(capsys, *argv[:3], *stopping)
-    assert not Path("runs/small/version_0/checkpoints").exists()
 
 
 def test_a_checkpoint_that_does_not_fit_on_the_disk(folder: Path, capsys) -> None:
