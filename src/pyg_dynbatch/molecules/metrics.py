@@ -19,7 +19,7 @@ from torchmetrics.functional.classification import binary_auroc, binary_average_
 
 from pyg_dynbatch.molecules.schema import MoleculeSchema, PropertyKind
 from pyg_dynbatch.training.predictions import Columns, write_table
-from pyg_dynbatch.training.report import CALIBRATION, PARITY, TASK_TABLE, panels
+from pyg_dynbatch.training.report import FILES, panels
 from pyg_dynbatch.visualize import draw_calibration, draw_parity, save_figure
 
 METRICS: dict[PropertyKind, tuple[str, ...]] = {
@@ -200,7 +200,7 @@ def weighted_area(
 def report_test(folder: Path, split: ScoredSplit, resamples: int) -> None:
     """Write the table of properties and draw parity (regression) or calibration (binary)."""
     table = task_table(split, resamples)
-    write_table(folder / TASK_TABLE, table)
+    write_table(folder / FILES["task table"], table)
     schema, main = split.schema, METRICS[split.schema.kind][0]
     known = [task for task in range(schema.num_tasks) if table["molecules"][task]]
     drawn = known[:_MOST_DRAWN]
@@ -221,5 +221,6 @@ def report_test(folder: Path, split: ScoredSplit, resamples: int) -> None:
         unknown = schema.num_tasks - len(known)
         without = f", {unknown} without targets" if unknown else ""
         share = f"{len(drawn)} of {schema.num_tasks} properties"
-        figure.suptitle(f"{share}{without}; all of them: {TASK_TABLE}")
-    save_figure(figure, folder / (PARITY if schema.kind == "regression" else CALIBRATION))
+        figure.suptitle(f"{share}{without}; all of them: {FILES['task table']}")
+    picture = "parity plot" if schema.kind == "regression" else "calibration plot"
+    save_figure(figure, folder / FILES[picture])

@@ -402,7 +402,7 @@ def run_lightning(argv: list[str]) -> int:
 
 
 def with_run(argv: list[str]) -> list[str]:
-    """Replace ``--run FOLDER`` by the configuration and a checkpoint of that run."""
+    """Replace ``--run FOLDER`` with the configuration and a checkpoint of that run."""
     parser = OneLineArguments(f"pyg-dynbatch {argv[0]}", add_help=False)
     parser.add_argument("--run")
     parser.add_argument("--ckpt_path", default="last" if argv[0] == "fit" else "best")
@@ -430,8 +430,8 @@ def run_ensemble(argv: list[str]) -> int:
     """Run ``ensemble``: the options of ``test``, and ``--checkpoints`` or ``--members``."""
     parser = OneLineArguments(
         "pyg-dynbatch ensemble",
-        "Test and predict with the average of several checkpoints. All options of 'test' can be "
-        "given too, and --config is required.",
+        "Test and predict with the average of several checkpoints. All options of 'test' are "
+        "available too, such as --config.",
     )
     parser.add_argument("--checkpoints", nargs="+", metavar="CKPT", help="checkpoints of fit")
     parser.add_argument(

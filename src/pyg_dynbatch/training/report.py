@@ -13,12 +13,19 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger
 from torch_geometric.data import Data
 
+from pyg_dynbatch.training.checkpoints import METRICS
 from pyg_dynbatch.training.predictions import PredictionTable, folder_of
 from pyg_dynbatch.visualize import draw_curves, draw_tree, draw_tree_legend, new_figure, save_figure
 
-TASK_TABLE = "task_metrics.csv"
-PARITY = "parity.png"
-CALIBRATION = "calibration.png"
+# Files of a run, by the names under which the command line lists them.
+FILES = {
+    "split": "split.json",
+    "learning curve": "learning_curve.png",
+    "predicted trees": "predicted_trees.png",
+    "task table": "task_metrics.csv",
+    "parity plot": "parity.png",
+    "calibration plot": "calibration.png",
+}
 
 Curve = tuple[list[float], list[float]]
 
@@ -49,14 +56,7 @@ class RunReport(Callback):
         folder = folder_of(trainer)
         if folder is None or not trainer.loggers:
             return {}
-        return {
-            "split": folder / "split.json",
-            "learning curve": folder / "learning_curve.png",
-            "predicted trees": folder / "predicted_trees.png",
-            "task table": folder / TASK_TABLE,
-            "parity plot": folder / PARITY,
-            "calibration plot": folder / CALIBRATION,
-        }
+        return {what: folder / name for what, name in FILES.items()}
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write the split, if the data module has one."""
@@ -152,33 +152,25 @@ def draw_trees(
 
 def metrics_file(trainer: pl.Trainer) -> Path | None:
     """Find the table of metrics of a run."""
-    for logger in trainer.loggers:
-        if isinstance(logger, CSVLogger):
-            path = Path(logger.log_dir) / "metrics.csv"
-            return path if path.is_file() else None
-    return None
+    loggers = (logger for logger in trainer.loggers if isinstance(logger, CSVLogger))
+    return next(filter(Path.is_file, (Path(each.log_dir, METRICS) for each in loggers)), None)
 
 
 def read_curve(metrics: Path, name: str) -> Curve:
     """Read one column of a table of metrics against the epoch."""
-    epochs: list[float] = []
-    values: list[float] = []
     with metrics.open(newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            if row.get(name):
-                epochs.append(float(row["epoch"]))
-                values.append(float(row[name]))
-    return epochs, values
+        rows = [row for row in csv.DictReader(file) if row.get(name)]
+    return [float(row["epoch"]) for row in rows], [float(row[name]) for row in rows]
 
 
 def closing_lines(trainer: pl.Trainer) -> list[str]:
     """List the files that a run has written."""
     best = getattr(trainer.checkpoint_callback, "best_model_path", "")
-    checkpoint, metrics = trainer.ckpt_path or best, metrics_file(trainer)
-    written = {"checkpoint": Path(checkpoint)} if checkpoint else {}
-    written |= {"metrics": metrics} if metrics else {}
+    written: dict[str, Any] = {"checkpoint": trainer.ckpt_path or best}
+    written["metrics"] = metrics_file(trainer)
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, (PredictionTable, RunReport)):
-            written.update(callback.places(trainer))
+            written |= callback.places(trainer)
     # Looked up in the file system: forked or spawned ranks write in different processes.
-    return [f"{f'{what}:':<17} {path}" for what, path in written.items() if path.is_file()]
+    found = {what: path for what, path in written.items() if path and Path(path).is_file()}
+    return [f"{f'{what}:':<17} {path}" for what, path in found.items()]
