@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from pyg_dynbatch.training import PredictionTable, RunReport
 from pyg_dynbatch.training import report as report_module
 from pyg_dynbatch.training.report import closing_lines, metrics_file, read_curve
+from pyg_dynbatch.trees import task as task_module
 from tests.training.helpers import checkpointing, listops, task, trainer, tree_files
 
 
@@ -49,7 +50,8 @@ def test_curves_show_whole_epochs_and_mark_the_best_one(
         drawn[path.name] = figure
         return path
 
-    monkeypatch.setattr(report_module, "save_figure", keep)
+    for module in (report_module, task_module):
+        monkeypatch.setattr(module, "save_figure", keep)
     data = tree_files(tmp_path)
     module = task(data)
     run = trainer(tmp_path, epochs=2, callbacks=[checkpointing(), RunReport(trees=2)])

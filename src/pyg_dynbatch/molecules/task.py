@@ -268,7 +268,7 @@ class MoleculeProperty(Task):
         schema = MoleculeSchema({}, 1, table, names, kind).as_dict()
         return cls.from_plain({**options, "schema": schema})
 
-    def report_test(self, folder: Path, resamples: int) -> None:
+    def report_test(self, folder: Path, trees: int, resamples: int) -> None:
         """Write the table and the pictures of the last test."""
         if self.tested is not None:
             report_test(folder, self.tested, resamples)

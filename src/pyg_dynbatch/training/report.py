@@ -2,20 +2,17 @@
 
 import csv
 import math
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import numpy as np
-import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger
-from torch_geometric.data import Data
 
 from pyg_dynbatch.training.checkpoints import METRICS
 from pyg_dynbatch.training.predictions import PredictionTable, folder_of
-from pyg_dynbatch.visualize import draw_curves, draw_tree, draw_tree_legend, new_figure, save_figure
+from pyg_dynbatch.visualize import draw_curves, new_figure, save_figure
 
 # Files of a run, by the names under which the command line lists them.
 FILES = {
@@ -90,32 +87,11 @@ class RunReport(Callback):
         save_figure(figure, places["learning curve"])
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Draw a few trees of the test split, or write tables of its molecules."""
+        """Let the task write its tables and pictures of the test split."""
         places = self.places(trainer)
         write = getattr(pl_module, "report_test", None)
-        if not trainer.is_global_zero or not places:
-            return
-        if write is not None:
-            write(places["task table"].parent, self.resamples)
-        # A model of pairs of trees predicts no classes of nodes.
-        elif self.trees and getattr(pl_module, "labels_nodes", False):
-            self._draw_trees(trainer, pl_module, places["predicted trees"])
-
-    def _draw_trees(self, trainer: pl.Trainer, pl_module: pl.LightningModule, path: Path) -> None:
-        # The hook is duck-typed: a user's own data module may offer the same method.
-        show = getattr(getattr(trainer, "datamodule", None), "shown_trees", None)
-        if show is None:
-            return
-        batch, trees, words = show(self.trees)
-        if not trees:
-            return
-        was_training = pl_module.training
-        pl_module.eval()
-        with torch.inference_mode():
-            logits = pl_module(batch.to(pl_module.device))
-        pl_module.train(was_training)
-        predicted = logits.argmax(-1).cpu().split([tree.num_nodes for tree in trees.values()])
-        draw_trees(path, trees, [part.numpy() for part in predicted], words, logits.size(-1))
+        if trainer.is_global_zero and places and write is not None:
+            write(places["task table"].parent, self.trees, self.resamples)
 
 
 def panels(count: int, most_per_row: int, width: float, height: float) -> tuple[Any, list[Any]]:
@@ -125,29 +101,6 @@ def panels(count: int, most_per_row: int, width: float, height: float) -> tuple[
     for unused in axes[count:]:
         unused.set_axis_off()
     return figure, axes[:count]
-
-
-def draw_trees(
-    path: Path,
-    trees: Mapping[str, Data],
-    predicted: Sequence[np.ndarray],
-    words: Sequence[Sequence[str]],
-    num_classes: int,
-) -> Path:
-    """Draw trees, two per row."""
-    figure, axes = panels(len(trees), 2, 6.5, 4.5)
-    for panel, name, classes, texts in zip(axes, trees, predicted, words, strict=True):
-        tree = trees[name]
-        gold = tree.y.numpy() if "y" in tree else np.full(tree.num_nodes, -1)
-        edges, slots = tree.edge_index.numpy(), tree.child_slot.numpy()
-        draw_tree(panel, edges, slots, tree.depth.numpy(), classes, gold, texts, num_classes)
-        root = int(tree.root_index[0])
-        true = gold[root] if gold[root] >= 0 else "unknown"
-        right, known = int((classes == gold).sum()), int((gold >= 0).sum())
-        title = f"{name}: true class {true}, predicted {classes[root]}\n"
-        panel.set_title(f"{title}{right} of {known} labelled nodes correct", fontsize="medium")
-    draw_tree_legend(figure, num_classes)
-    return save_figure(figure, path)
 
 
 def metrics_file(trainer: pl.Trainer) -> Path | None:

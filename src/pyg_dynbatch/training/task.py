@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
 import lightning.pytorch as pl
@@ -259,6 +260,9 @@ class Task(pl.LightningModule, ABC):
 
     def check_origin(self, hyper_parameters: Mapping[str, Any]) -> None:
         """Check the options a checkpoint was made with; the default accepts all."""
+
+    def report_test(self, folder: Path, trees: int, resamples: int) -> None:
+        """Write tables and pictures of the last test to a folder; nothing by default."""
 
     def notes(self) -> list[str]:
         """Return more lines to print after a test; none by default."""

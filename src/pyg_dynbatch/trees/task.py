@@ -4,8 +4,10 @@ import inspect
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
@@ -16,6 +18,7 @@ from torchmetrics import MeanSquaredError, Metric, PearsonCorrCoef, SpearmanCorr
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.training.ensemble import AveragedNetwork
 from pyg_dynbatch.training.optimizers import OptimizerOptions, RateOptions
+from pyg_dynbatch.training.report import FILES, panels
 from pyg_dynbatch.training.task import (
     STAGES,
     UNLABELLED,
@@ -25,6 +28,7 @@ from pyg_dynbatch.training.task import (
     summed_cross_entropy,
 )
 from pyg_dynbatch.trees.models import TreeClassifier, TreeSimilarity, mean_score
+from pyg_dynbatch.visualize import draw_tree, draw_tree_legend, save_figure
 
 
 def polarity_hits(
@@ -175,7 +179,6 @@ class TreeClassification(TreeTask):
     """
 
     main_metric = "accuracy"
-    labels_nodes = True
 
     def __init__(
         self,
@@ -222,6 +225,34 @@ class TreeClassification(TreeTask):
             hit = hit & counts
             scores[name].update(hit[roots].sum(), counts[roots].sum())
             scores[f"node_{name}"].update(hit.sum(), counts.sum())
+
+    def report_test(self, folder: Path, trees: int, resamples: int) -> None:
+        """Draw a few trees of the test split, if the data module has ``shown_trees``."""
+        show = getattr(getattr(self.trainer, "datamodule", None), "shown_trees", None)
+        batch, shown, words = show(trees) if show and trees else (None, {}, [])
+        if not shown:
+            return
+        was_training = self.training
+        self.eval()
+        with torch.inference_mode():
+            predicted = self(batch.to(self.device)).argmax(-1).cpu()
+        self.train(was_training)
+        classes = [
+            part.numpy() for part in predicted.split([tree.num_nodes for tree in shown.values()])
+        ]
+        figure, axes = panels(len(shown), 2, 6.5, 4.5)
+        for panel, name, found, texts in zip(axes, shown, classes, words, strict=True):
+            tree = shown[name]
+            gold = tree.y.numpy() if "y" in tree else np.full(tree.num_nodes, UNLABELLED)
+            arrays = tree.edge_index.numpy(), tree.child_slot.numpy(), tree.depth.numpy()
+            draw_tree(panel, *arrays, found, gold, texts, self.num_classes)
+            root = int(tree.root_index[0])
+            true = gold[root] if gold[root] >= 0 else "unknown"
+            right, known = int((found == gold).sum()), int((gold >= 0).sum())
+            title = f"{name}: true class {true}, predicted {found[root]}\n"
+            panel.set_title(f"{title}{right} of {known} labelled nodes correct", fontsize="medium")
+        draw_tree_legend(figure, self.num_classes)
+        save_figure(figure, folder / FILES["predicted trees"])
 
     def predict_step(self, batch: Batch, batch_idx: int = 0) -> dict[str, Tensor]:
         """Predict every node.
