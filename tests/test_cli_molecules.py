@@ -298,7 +298,7 @@ def test_featurize_with_texts_that_mean_a_missing_label(folder: Path) -> None:
 def test_descriptors_from_the_command_line(folder: Path, capsys) -> None:
     """Fit, go on, predict a stream, pack and explain; the YAML may choose descriptors too."""
     base = yaml.safe_load(Path("small.yaml").read_text(encoding="utf-8"))
-    base["data"]["init_args"]["reading"] = {"bad": "blank"}
+    base["data"]["init_args"] |= {"reading": {"bad": "blank"}, "root": "cache"}
     del base["data"]["init_args"]["featurizer"]
     Path("plain.yaml").write_text(yaml.safe_dump(base), encoding="utf-8")
     featurizer = "--data.init_args.featurizer"
@@ -325,7 +325,7 @@ def test_descriptors_from_the_command_line(folder: Path, capsys) -> None:
 
     chosen = {"class_path": "RDKitDescriptors", "init_args": {"names": ["TPSA"]}}
     given = {"class_path": "MoleculeFeaturizer", "init_args": {"descriptors": chosen}}
-    base["data"]["init_args"]["featurizer"] = given
+    base["data"]["init_args"] |= {"featurizer": given, "root": None}
     Path("chosen.yaml").write_text(yaml.safe_dump(base), encoding="utf-8")
     assert run("fit", "--config", "chosen.yaml", "--trainer.fast_dev_run", "true") == 0
     capsys.readouterr()

@@ -130,14 +130,14 @@ def _with_columns(
     """Open the records, and report under which names their columns are written."""
     records = read_input(options, keep_source=not options.narrow)
     first = next(records)
-    kept = list(first.source[0])
+    kept = tuple(first.source[0])
     if first.smiles is None and not options.narrow:
         if options.input == "-":
             what = "predict: the fields of an SDF are known only at its end"
             expected, hint = "a file, which can be read twice", "--narrow, which omits the fields"
             raise mismatch(ValueError, what, expected, "standard input", hint=hint)
         every = read_input(options, keep_source=True)
-        kept = list(dict.fromkeys(name for record in every for name in record.source[0]))
+        kept = tuple(dict.fromkeys(name for record in every for name in record.source[0]))
     columns = Columns(predicted, kept)
     if kept and first.smiles is not None:  # its name and SMILES are among the kept columns
         columns = columns._replace(own=("row", "status"))

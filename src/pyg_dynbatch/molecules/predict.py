@@ -183,9 +183,8 @@ def predict_stream(
     """Predict records in their order; memory does not grow with the stream."""
     featurizer, wanted = predictor.featurizer, predictor.schema.pair_table
     if featurizer.pair_table != wanted:
-        expected, got = (
-            f"pair table {table.digest()}" for table in (wanted, featurizer.pair_table)
-        )
+        tables = wanted, featurizer.pair_table
+        expected, got = (f"pair table {table.digest()}" for table in tables)
         what = "predict: the featurizer makes different pair codes"
         hint = "the version of pyg_dynbatch that made the checkpoint"
         raise mismatch(ValueError, what, expected, got, hint=hint)
@@ -244,7 +243,7 @@ class Columns(NamedTuple):
     """The columns of an output file, in this order: of the input, of the record, predicted."""
 
     predicted: Sequence[str]
-    kept: Sequence[str] = ()  # names in the input
+    kept: tuple[str, ...] = ()  # names in the input
     own: Sequence[str] = ("row", "name", "smiles", "status")
 
     @property
@@ -265,7 +264,7 @@ class Columns(NamedTuple):
         """Return all cells of one row."""
         record = row.record
         names, kept = record.source
-        if self.kept and tuple(names) != tuple(self.kept):  # the fields of an SDF record
+        if self.kept and tuple(names) != self.kept:  # the fields of an SDF record
             found = dict(zip(names, kept, strict=True))
             kept = [found.get(name, "") for name in self.kept]
         own = {"row": record.row, "name": record.name or "", "smiles": record.smiles or ""}
@@ -289,6 +288,7 @@ class PredictionFiles:
         self.table, self.fingerprints, self.identity = table, fingerprints, identity
         self.rows, self.bad, self.reason = 0, 0, ""  # the reason of the first bad row
         self.note = Path(f"{part_of(table)}.json")
+        self._is_text = str(fingerprints).endswith(".csv")
         self._sizes: Sequence[int | None] = (None, None) if identity is None else (0, 0)
         parts = [part_of(path) for path in (table, fingerprints) if path is not None]
         if identity is None or not all(path.is_file() for path in (self.note, *parts)):
@@ -296,11 +296,8 @@ class PredictionFiles:
         noted = json.loads(self.note.read_text(encoding="utf-8"))
         other = [key for key in identity if noted["identity"].get(key) != identity[key]]
         if other:
-            what, got = (
-                "predict: cannot continue a different run",
-                f"a different {', '.join(other)}",
-            )
-            expected = "the input, checkpoints and options of the unfinished output"
+            what = "predict: cannot continue a different run"
+            got, expected = f"a different {', '.join(other)}", "that of the unfinished output"
             hint = f"delete {' and '.join(map(str, [*parts, self.note]))} to start again"
             raise mismatch(ValueError, what, expected, got, where=parts[0], hint=hint)
         (self.rows, self.bad, self.reason), self._sizes = noted["counts"], noted["sizes"]
@@ -342,10 +339,6 @@ class PredictionFiles:
             if prints is not None and not self._is_text:
                 prints.seek(0)
                 self._write_header(prints, width)
-
-    @property
-    def _is_text(self) -> bool:
-        return str(self.fingerprints).endswith(".csv")
 
     def _write_header(self, prints: Any, width: int) -> None:
         if prints is not None and self._is_text:

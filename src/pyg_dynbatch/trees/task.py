@@ -237,20 +237,18 @@ class TreeClassification(TreeTask):
         with torch.inference_mode():
             predicted = self(batch.to(self.device)).argmax(-1).cpu()
         self.train(was_training)
-        classes = [
-            part.numpy() for part in predicted.split([tree.num_nodes for tree in shown.values()])
-        ]
+        classes = map(Tensor.numpy, predicted.split([tree.num_nodes for tree in shown.values()]))
         figure, axes = panels(len(shown), 2, 6.5, 4.5)
         for panel, name, found, texts in zip(axes, shown, classes, words, strict=True):
             tree = shown[name]
             gold = tree.y.numpy() if "y" in tree else np.full(tree.num_nodes, UNLABELLED)
             arrays = tree.edge_index.numpy(), tree.child_slot.numpy(), tree.depth.numpy()
             draw_tree(panel, *arrays, found, gold, texts, self.num_classes)
-            root = int(tree.root_index[0])
+            root = tree.root_index[0]
             true = gold[root] if gold[root] >= 0 else "unknown"
-            right, known = int((found == gold).sum()), int((gold >= 0).sum())
-            title = f"{name}: true class {true}, predicted {found[root]}\n"
-            panel.set_title(f"{title}{right} of {known} labelled nodes correct", fontsize="medium")
+            score = f"{(found == gold).sum()} of {(gold >= 0).sum()} labelled nodes correct"
+            title = f"{name}: true class {true}, predicted {found[root]}\n{score}"
+            panel.set_title(title, fontsize="medium")
         draw_tree_legend(figure, self.num_classes)
         save_figure(figure, folder / FILES["predicted trees"])
 
