@@ -157,6 +157,26 @@ def test_a_killed_run_continues(
     assert not list(folder.glob("*.part*"))
 
 
+def test_a_run_killed_before_its_files_are_renamed_continues(
+    folder: Path, checkpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("many.smi").write_text("CCO ethanol\n" * 128, encoding="utf-8")
+    argv = ["predict", "--checkpoint", checkpoint, "--input", "many.smi", "--output", "out.csv"]
+    replace = Path.replace
+
+    def killed(path: Path, target: Path) -> Path:
+        if path.suffix == ".part":
+            raise KeyboardInterrupt
+        return replace(path, target)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Path, "replace", killed)
+        main([*argv, "--fingerprints", "prints.npy"])
+    assert main([*argv, "--fingerprints", "prints.npy"]) == 0
+    assert np.load("prints.npy").shape == (128, 8)
+    assert len(table("out.csv")) == 1 + 128
+
+
 def test_the_note_of_a_run_is_not_used_for_a_different_one(
     folder: Path, checkpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
