@@ -9,7 +9,6 @@ from lightning.pytorch.callbacks import EMAWeightAveraging
 
 from pyg_dynbatch.data import MoleculeFeaturizer
 from pyg_dynbatch.molecules.explain import without_atom
-from pyg_dynbatch.molecules.predict import load_property_task
 from pyg_dynbatch.tasks import MoleculePredictor, MoleculeProperty, MoleculeSchema, explain
 from pyg_dynbatch.training import ensemble_of
 from tests.molecules.molecules import (
@@ -73,7 +72,7 @@ def test_the_scale_is_that_of_the_training_split(checkpoint: str, tmp_path: Path
 def test_the_scale_is_not_fitted_again(checkpoint: str, tmp_path: Path) -> None:
     """Neither on testing nor on resuming, whatever the molecules at hand."""
     data = described(tmp_path)
-    task = load_property_task(checkpoint)
+    (task,) = MoleculePredictor([checkpoint]).tasks
     task.network.descriptors.mean += 1
     marked = task.network.descriptors.mean.clone()
     run = molecule_trainer(tmp_path)
@@ -150,10 +149,8 @@ def test_members_keep_each_its_own_scale(checkpoint: str, tmp_path: Path) -> Non
     averaged = ensemble_of(property_task(data), [checkpoint, other]).eval()
     batch = next(iter(data.make_loader(data.dataset("test"), 20)))
     with torch.no_grad():
-        each = [
-            member.predicted(member(batch))
-            for member in map(load_property_task, (checkpoint, other))
-        ]
+        members = MoleculePredictor([checkpoint, other]).tasks
+        each = [member.predicted(member(batch)) for member in members]
         found = averaged.predicted(averaged(batch))
     torch.testing.assert_close(found, (each[0] + each[1]) / 2)
 

@@ -409,7 +409,7 @@ def test_refuses_edges() -> None:
     refused(ValueError, lambda: layer(features(5).float(), three), "a child beyond the arity")
     shared, slot = torch.tensor([[0, 0], [1, 2]]), torch.tensor([0, 0])
     down = NaryTreeLSTM(IN, OUT, direction="top_down")
-    wrong = "two arguments in one place"
+    wrong = "two arguments in one slot"
     refused(ValueError, lambda: down(x, shared, child_slot=slot), wrong)
 
 

@@ -240,7 +240,8 @@ class _Exchange(Function):
         ctx.reads = [(read.store.gradients, len(read.store.buffers), *read[1:]) for read in reads]
         ctx.device = token.device
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*(part for part in rows if not has_gradient(part.dtype)))
+        if plain := [part for part in rows if not has_gradient(part.dtype)]:
+            ctx.mark_non_differentiable(*plain)
         return token.new_empty(0), *rows
 
     @staticmethod

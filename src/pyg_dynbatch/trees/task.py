@@ -4,8 +4,10 @@ import inspect
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
@@ -16,32 +18,17 @@ from torchmetrics import MeanSquaredError, Metric, PearsonCorrCoef, SpearmanCorr
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.training.ensemble import AveragedNetwork
 from pyg_dynbatch.training.optimizers import OptimizerOptions, RateOptions
-from pyg_dynbatch.training.task import STAGES, UNLABELLED, Reduction, Task, summed_cross_entropy
+from pyg_dynbatch.training.report import FILES, panels
+from pyg_dynbatch.training.task import (
+    STAGES,
+    UNLABELLED,
+    RatioMetric,
+    Reduction,
+    Task,
+    summed_cross_entropy,
+)
 from pyg_dynbatch.trees.models import TreeClassifier, TreeSimilarity, mean_score
-
-
-class HitRate(Metric):
-    """Share of hits among the rows that count; not a number if none counts."""
-
-    # Not MeanMetric: it looks for NaNs, for which the device would have to be waited for.
-    full_state_update = False
-    higher_is_better = True
-    hits: Tensor
-    rows: Tensor
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.add_state("hits", torch.tensor(0), dist_reduce_fx="sum")
-        self.add_state("rows", torch.tensor(0), dist_reduce_fx="sum")
-
-    def update(self, hit: Bool[Tensor, " row"], counts: Bool[Tensor, " row"]) -> None:
-        """Add rows."""
-        self.hits += (hit & counts).sum()
-        self.rows += counts.sum()
-
-    def compute(self) -> Float[Tensor, ""]:
-        """Divide hits by rows."""
-        return self.hits / self.rows
+from pyg_dynbatch.visualize import draw_tree, draw_tree_legend, save_figure
 
 
 def polarity_hits(
@@ -192,7 +179,6 @@ class TreeClassification(TreeTask):
     """
 
     main_metric = "accuracy"
-    labels_nodes = True
 
     def __init__(
         self,
@@ -209,7 +195,7 @@ class TreeClassification(TreeTask):
         kinds = ("accuracy", "binary_accuracy") if polarity else ("accuracy",)
         names = [f"{prefix}{kind}" for kind in kinds for prefix in ("", "node_")]
         super().__init__(
-            classifier, optimizer, rate, reduction, lambda: {name: HitRate() for name in names}
+            classifier, optimizer, rate, reduction, lambda: {name: RatioMetric(0) for name in names}
         )
         self.save_hyperparameters(ignore=["optimizer", "rate"])
         self.save_hyperparameters(self.plain_options())
@@ -236,8 +222,35 @@ class TreeClassification(TreeTask):
         if self.polarity:
             rows["binary_accuracy"] = polarity_hits(output, labels)
         for name, (hit, counts) in rows.items():
-            scores[name].update(hit[roots], counts[roots])
-            scores[f"node_{name}"].update(hit, counts)
+            hit = hit & counts
+            scores[name].update(hit[roots].sum(), counts[roots].sum())
+            scores[f"node_{name}"].update(hit.sum(), counts.sum())
+
+    def report_test(self, folder: Path, trees: int, resamples: int) -> None:
+        """Draw a few trees of the test split, if the data module has ``shown_trees``."""
+        show = getattr(getattr(self.trainer, "datamodule", None), "shown_trees", None)
+        batch, shown, words = show(trees) if show and trees else (None, {}, [])
+        if not shown:
+            return
+        was_training = self.training
+        self.eval()
+        with torch.inference_mode():
+            predicted = self(batch.to(self.device)).argmax(-1).cpu()
+        self.train(was_training)
+        classes = map(Tensor.numpy, predicted.split([tree.num_nodes for tree in shown.values()]))
+        figure, axes = panels(len(shown), 2, 6.5, 4.5)
+        for panel, name, found, texts in zip(axes, shown, classes, words, strict=True):
+            tree = shown[name]
+            gold = tree.y.numpy() if "y" in tree else np.full(tree.num_nodes, UNLABELLED)
+            arrays = tree.edge_index.numpy(), tree.child_slot.numpy(), tree.depth.numpy()
+            draw_tree(panel, *arrays, found, gold, texts, self.num_classes)
+            root = tree.root_index[0]
+            true = gold[root] if gold[root] >= 0 else "unknown"
+            score = f"{(found == gold).sum()} of {(gold >= 0).sum()} labelled nodes correct"
+            title = f"{name}: true class {true}, predicted {found[root]}\n{score}"
+            panel.set_title(title, fontsize="medium")
+        draw_tree_legend(figure, self.num_classes)
+        save_figure(figure, folder / FILES["predicted trees"])
 
     def predict_step(self, batch: Batch, batch_idx: int = 0) -> dict[str, Tensor]:
         """Predict every node.
