@@ -28,7 +28,7 @@ def three_ways(block: td.Block, examples: Sequence[Any], passes: Any = td.PASSES
         return run_one_by_one(engine, programs)
 
     def mixed(_: Any) -> dict[str, Any]:
-        merged, _ = merge_traced(tracer.recipe, traced)
+        merged, _ = merge_traced(tracer.source, traced)
         return engine(Schedule.from_programs([merged], merge_equal="merge_equal" in passes))
 
     wanted = reference({})
@@ -38,7 +38,7 @@ def three_ways(block: td.Block, examples: Sequence[Any], passes: Any = td.PASSES
     assert_same("mixed = call by call", wanted, mixed({}), TOLERANCE)
     for one, program in zip(traced, programs, strict=True):
         alone = run_one_by_one(engine, [program])
-        merged, _ = merge_traced(tracer.recipe, [one])
+        merged, _ = merge_traced(tracer.source, [one])
         found = engine(Schedule.from_programs([merged]))
         assert_same("alone = call by call", alone, found, TOLERANCE)
     gradients = gradients_of(engine, {}, reference)

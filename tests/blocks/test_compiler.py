@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader
 from torch_geometric.data import Data
 
 from pyg_dynbatch import blocks as td
-from pyg_dynbatch.blocks import draw
 from pyg_dynbatch.core import LearnedPolicy
 from pyg_dynbatch.core.policy import DependencyGraph, depth_policy
 from tests.blocks.harness import add, numbers, refused, three_ways
@@ -135,10 +134,10 @@ def test_two_steps() -> None:
     for use in (lambda: model.collate, lambda: model([1])):
         assert "used before init_loom" in refused(RuntimeError, use)
     for use in (lambda: model.tracer, lambda: model.root, model.init_loom):
-        assert "nothing is compiled" in refused(RuntimeError, use)
+        assert "used before compile" in refused(RuntimeError, use)
     assert not model.is_loom_initialized
     model.compile(td.Scalar())
-    assert "compiled before" in refused(RuntimeError, model.compile, td.Scalar())
+    assert "compile was called before" in refused(RuntimeError, model.compile, td.Scalar())
     model.init_loom()
     assert model.is_loom_initialized and model([1, 2]).output.tolist() == [1, 2]
     assert "init_loom was called before" in refused(RuntimeError, model.init_loom)
@@ -373,7 +372,7 @@ def test_explain() -> None:
 
 
 def test_drawings() -> None:
-    text = str(td.drawing_of(sentence()))
+    text = td.drawing_of(sentence())
     assert "Pipe: object -> float32[3]" in text
     assert "├─ OneOf = tree: object -> float32[4]" in text
     assert "[True] Pipe: object -> float32[4]" in text
@@ -382,7 +381,7 @@ def test_drawings() -> None:
     lines = model.draw_schedule(TREES).splitlines()
     assert lines[0].startswith("step 0  embedding") and lines[0].endswith("6")
     assert len(lines) == len(model.collate(TREES).schedule.steps)
-    assert draw.schedule_text(model.collate([4]).schedule).count("\n") == 1
+    assert td.schedule_text(model.collate([4]).schedule).count("\n") == 1
 
 
 def test_eval_takes_any_input_type() -> None:

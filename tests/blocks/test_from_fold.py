@@ -93,7 +93,7 @@ def test_whatever_has_types_is_an_io_base() -> None:
     block = td.Function(torch.nn.Linear(3, 2)).set_io_types(layer)
     assert td.IOBase().set_io_types(block).output_type == layer.output_type
     text = refused(TypeError, layer.set_io_types, td.FC(5))
-    assert "mine: the output type is another one" in text
+    assert "mine: the output type differs" in text
     kinds = td.Layer().set_input_type_classes(td.TupleType).set_output_type_classes(td.VoidType)
     assert "a wrong kind of input" in refused(TypeError, kinds.set_input_type, 3)
     assert "a wrong kind of output" in refused(TypeError, kinds.set_output_type, 3)
@@ -105,7 +105,7 @@ def test_what_is_left_out_names_what_to_do_instead(row: list[str]) -> None:
     first, *rest = name(row[0]).split(".")
     owner = td.Compiler.create(td.Scalar()) if rest else td
     text = refused(AttributeError, getattr, owner, (rest or [first])[0])
-    assert text.startswith(f"{name(row[0])} is left out here; ") and "\n" not in text
+    assert text.startswith(f"{name(row[0])} is not supported; ") and "\n" not in text
     assert row[1], "the page says it, too"
 
 

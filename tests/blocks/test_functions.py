@@ -73,9 +73,9 @@ def test_what_goes_in() -> None:
         td.AllOf(td.Scalar(), td.InputTransform(len)),
     ):
         text = refused(TypeError, lambda s=source: s >> td.Function(torch.neg))
-        assert "the input is not made of tensors" in text
+        assert "the input does not consist of tensors" in text
     empty = lambda: td.Record(()) >> td.Function(torch.neg)  # noqa: E731
-    assert "no tensor goes in" in refused(TypeError, empty)
+    assert "the input has no tensor" in refused(TypeError, empty)
 
 
 def test_inference_leaves_the_module_as_it_was() -> None:
@@ -131,5 +131,5 @@ def test_segment() -> None:
     ]
     builds(block, cases, depth=1)
     two = lambda: td.AllOf(numbers(), numbers()) >> td.Segment(mean_of_pairs)  # noqa: E731
-    assert "two sequences go in" in refused(TypeError, two)
+    assert "the input has two sequences" in refused(TypeError, two)
     assert "tf_fn cannot be called" in refused(TypeError, td.Segment, 3)

@@ -47,7 +47,7 @@ def test_wrong_shape_and_dtype() -> None:
 def test_integers_beyond_the_dtype(dtype: str, data: Any) -> None:
     model = td.Compiler.create(td.Map(td.Scalar(dtype)) >> td.Sum())
     text = refused(ValueError, model, [[1, data]])
-    assert "Scalar: an integer is beyond the range of its dtype" in text
+    assert "Scalar: an integer is out of range" in text
     assert f"expected: {dtype}[], from " in text and f"got:      {data}" in text
     assert "where:    example 0, block Root.Map.Scalar" in text
     assert td.Scalar("uint8").eval(255) == 255 and td.Scalar("bool").eval(2)
@@ -65,8 +65,8 @@ def test_texts_and_whole_floats() -> None:
     for bad in ("0.5", 0.5, "one", "", float("nan"), float("inf"), np.nan, 1e300, "9" * 30):
         text = refused(TypeError, td.Map(td.Scalar("int32")).eval, [1, "2", bad, 3])
         assert "Scalar: dtype differs" in text and repr(bad) in text
-    assert "beyond the range" in refused(ValueError, td.Scalar("uint8").eval, "300")
-    assert "beyond the range" in refused(ValueError, td.Scalar("uint8").eval, 300.0)
+    assert "out of range" in refused(ValueError, td.Scalar("uint8").eval, "300")
+    assert "out of range" in refused(ValueError, td.Scalar("uint8").eval, 300.0)
 
 
 def test_input_transform() -> None:
@@ -109,7 +109,7 @@ def test_optional() -> None:
 
 def test_optional_errors() -> None:
     text = refused(TypeError, td.Optional, td.Scalar(), td.Zeros(3))
-    assert "Optional: the output type is another one" in text and "got:      float32[3]" in text
+    assert "Optional: the output type differs" in text and "got:      float32[3]" in text
     assert "this type has no zeros" in refused(TypeError, td.Optional, td.Identity())
 
 
@@ -160,7 +160,7 @@ def test_record_errors() -> None:
     short = lambda: pair() >> (td.Identity(),)  # noqa: E731
     assert "wrong number of inputs" in refused(TypeError, short)
     long = lambda: td.Record((td.Scalar(),)).set_output_type((3, 3))  # noqa: E731
-    assert "another one" in refused(TypeError, long)
+    assert "type differs" in refused(TypeError, long)
     text = refused(KeyError, td.Record({"a": td.Scalar()}).eval, {})
     assert "got:      KeyError: 'a'" in text and "where:    block Root" in text
     assert "a wrong kind of input" in refused(
@@ -204,6 +204,6 @@ def test_error_in_a_host_function_keeps_its_class_and_says_where() -> None:
 
 @pytest.mark.parametrize("bad", [3, "ab", [td.Scalar()], None])
 def test_what_is_no_list_of_blocks(bad: Any) -> None:
-    assert "Record: neither dict, list of pairs nor tuple" in refused(TypeError, td.Record, bad)
+    assert "Record: not a set of blocks" in refused(TypeError, td.Record, bad)
     text = refused(TypeError, td.OneOf, len, bad)
-    assert "OneOf: neither dict, list of pairs nor tuple" in text and repr(bad) in text
+    assert "OneOf: not a set of blocks" in text and repr(bad) in text

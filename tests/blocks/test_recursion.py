@@ -78,7 +78,7 @@ def test_declaration_errors() -> None:
     assert "expr: called after it was resolved" in refused(ValueError, tree)
     other = td.ForwardDeclaration(OBJECT, 3)
     other()
-    assert "the output type is another one" in refused(TypeError, other.resolve_to, td.Scalar())
+    assert "the output type differs" in refused(TypeError, other.resolve_to, td.Scalar())
 
 
 def test_types_must_be_stated() -> None:

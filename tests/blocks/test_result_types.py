@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pyg_dynbatch import blocks as td
-from pyg_dynbatch.blocks.types import dtype_of, shown
+from pyg_dynbatch.blocks.types import dtype_of
 from tests.blocks.harness import refused
 
 OBJECT = td.PyObjectType()
@@ -144,6 +144,6 @@ def test_not_an_instance() -> None:
 
 
 def test_types_on_wires() -> None:
-    assert shown(td.TupleType(3)) == "(float32[3],)"
-    assert shown(td.BroadcastSequenceType("int64")) == "[int64[], …]"
-    assert shown(None) == "?" and shown(td.VoidType()) == "nothing"
+    kinds = (td.TupleType(3), td.BroadcastSequenceType("int64"), td.VoidType(), OBJECT)
+    assert list(map(str, kinds)) == ["(float32[3],)", "[int64[], …]", "nothing", "object"]
+    assert td.drawing_of(td.Identity()) == "Identity: ? -> ?"

@@ -32,7 +32,7 @@ from weakref import ReferenceType
 import numpy as np
 import torch
 
-from pyg_dynbatch.blocks.code import Recipe
+from pyg_dynbatch.blocks.code import CompiledSource
 from pyg_dynbatch.blocks.tracing import Traced, Tracer, traced_in
 from pyg_dynbatch.core.errors import mismatch, mismatch_text
 from pyg_dynbatch.core.files import whole_file
@@ -75,7 +75,7 @@ class TracedExamples:
         found = None
         if path is not None:
             # Before tracing, in which a function may change what it reads.
-            file, key = Path(path), (_fingerprint(tracer.recipe), len(examples))
+            file, key = Path(path), (_fingerprint(tracer.source), len(examples))
             found = _read(file, key)
         if found is not None:
             self._traced = found
@@ -129,18 +129,18 @@ def _read(file: Path, key: tuple[str, int]) -> list[Traced] | None:
 
 
 def _traced(fields: dict[Any, np.ndarray], metrics: list[str], labels: dict[str, Any]) -> Traced:
-    """Make an example from arrays that are named by field, by place in the model or by output."""
+    """Create an example from arrays that are named by field, by call site or by output."""
     code, starts = fields.pop("code"), fields.pop("starts")
     data = {name: rows for name, rows in fields.items() if isinstance(name, int)}
-    marks = {name: rows for name, rows in fields.items() if isinstance(name, str)}
-    without = {name: [None] * len(marks.get(f"metric:{name}", ())) for name in metrics}
-    return Traced(code, starts, data, marks, without | labels)
+    outputs = {name: rows for name, rows in fields.items() if isinstance(name, str)}
+    without = {name: [None] * len(outputs.get(f"metric:{name}", ())) for name in metrics}
+    return Traced(code, starts, data, outputs, without | labels)
 
 
 def _write(file: Path, key: tuple[str, int], traced: list[Traced]) -> None:
     """Write arrays and plain values, whole or not at all."""
     fields: list[dict[Any, np.ndarray]] = [
-        {"code": one.code, "starts": one.starts, **one.data, **one.marks} for one in traced
+        {"code": one.code, "starts": one.starts, **one.data, **one.outputs} for one in traced
     ]
     names = list(dict.fromkeys(name for one in fields for name in one))
     arrays: dict[str, Any] = {}
@@ -177,11 +177,11 @@ def _plain_labels(traced: Traced, number: int) -> dict[str, list[Any]]:
     return given
 
 
-def _fingerprint(recipe: Recipe) -> str:
+def _fingerprint(source: CompiledSource) -> str:
     """Identify the code of a model and all that it reads."""
-    kinds = [str(recipe.signatures), str(recipe.row_types), str(recipe.result_type)]
-    tables = [site.table for site in recipe.sites]
-    return stable_text([recipe.source, *kinds, tables, recipe.names])[:16]
+    types = [str(source.signatures), str(source.row_types), str(source.result_type)]
+    tables = [site.table for site in source.sites]
+    return stable_text([source.source, *types, tables, source.names])[:16]
 
 
 _PLAIN = (str, int, float, complex, bool, bytes, type(None), type(...), range, slice)

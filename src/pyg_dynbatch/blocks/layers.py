@@ -54,7 +54,7 @@ class Layer(IOBase, nn.Module):
         """Compute batched rows."""
         expected = "_process(*rows) in the subclass; _create(input_type) makes parameters"
         what, name = "the layer computes nothing", type(self).__name__
-        self._refuse(what, expected, name, error=NotImplementedError)
+        self._fail(what, expected, name, kind=NotImplementedError)
 
     def forward(self, *rows: Any) -> Any:
         """Compute batched rows; the first call makes the parameters."""
@@ -136,7 +136,7 @@ class ScopedLayer(Layer):
         super().__init__(name_or_scope=name_or_scope)
         if not callable(layer_fn):
             expected = "a function or module on batched tensors"
-            self._refuse("layer_fn cannot be called", expected, repr(layer_fn))
+            self._fail("layer_fn cannot be called", expected, repr(layer_fn))
         self.layer_fn = layer_fn
 
         self._is_cell = isinstance(layer_fn, nn.RNNCellBase)
@@ -270,7 +270,7 @@ class FC(TensorToTensorLayer):
 
     def _create(self, input_type: Any) -> None:
         if input_type.dtype != "float32" or len(input_type.shape) != 1:
-            self._refuse("a wrong input type", "a float32 vector", input_type)
+            self._fail("a wrong input type", "a float32 vector", input_type)
         weight = torch.empty(self.output_size, input_type.shape[0])
         scale = unit_scaling(self.activation)
         if self.initializer is not None:
@@ -291,7 +291,7 @@ class FC(TensorToTensorLayer):
         if not self._is_built:
             what, hint = "the weights do not exist yet", "call the layer first, or use it with >>"
             expected = "a layer whose input type is known"
-            self._refuse(what, expected, repr(self), error=RuntimeError, hint=hint)
+            self._fail(what, expected, repr(self), kind=RuntimeError, hint=hint)
         if not self.weight_norm:
             return self.weight
         return self.scales[:, None] * nn.functional.normalize(self.weight, dim=1)
@@ -368,7 +368,7 @@ class Embedding(TensorToTensorLayer):
 
     def _create(self, input_type: Any) -> None:
         if input_type.shape != () or input_type.dtype not in _INTEGERS:
-            self._refuse("a wrong input type", "an integer scalar", input_type)
+            self._fail("a wrong input type", "an integer scalar", input_type)
 
     def _process(self, *rows: Any) -> Any:
         index = rows[0].long()

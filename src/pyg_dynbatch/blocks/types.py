@@ -39,10 +39,8 @@ def numpy_dtype_of(dtype: torch.dtype) -> np.dtype[Any]:
 class ResultType:
     """Type of a value on a wire; only its subclasses have instances."""
 
-    # Tensors and host objects have no parts.
+    # Whether the type has no parts: tensors and host objects.
     _is_terminal = False
-    # Whether all instances have equally many terminals.
-    _is_fixed = True
 
     def _inside(self) -> tuple["ResultType", ...]:
         """Types of the parts."""
@@ -60,9 +58,7 @@ class ResultType:
     def size(self) -> int | None:
         """Number of terminals, or ``None`` where it depends on the instance."""
         sizes = [part.size for part in self._inside()]
-        if not self._is_fixed or None in sizes:
-            return None
-        return self._is_terminal + sum(size or 0 for size in sizes)
+        return None if None in sizes else self._is_terminal + sum(sizes)  # type: ignore[arg-type]
 
     def terminal_types(self) -> list["ResultType"]:
         """Types of all terminals: tensors and host objects."""
@@ -144,6 +140,9 @@ class TensorType(ResultType):
     def __repr__(self) -> str:
         return f"TensorType({self.shape}, {self.dtype!r})"
 
+    def __str__(self) -> str:
+        return str(self.row_type)
+
 
 @dataclass(frozen=True)
 class PyObjectType(ResultType):
@@ -156,6 +155,9 @@ class PyObjectType(ResultType):
 
     _is_terminal = True
 
+    def __str__(self) -> str:
+        return "object"
+
 
 @dataclass(frozen=True)
 class VoidType(ResultType):
@@ -165,6 +167,9 @@ class VoidType(ResultType):
         >>> VoidType().flatten(None)
         []
     """
+
+    def __str__(self) -> str:
+        return "nothing"
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -218,6 +223,9 @@ class TupleType(ResultType):
     def __repr__(self) -> str:
         return f"TupleType({', '.join(map(repr, self.items))})"
 
+    def __str__(self) -> str:
+        return f"({', '.join(map(str, self.items))}{',' if len(self) == 1 else ''})"
+
 
 @dataclass(frozen=True, init=False, repr=False)
 class SequenceType(ResultType):
@@ -231,12 +239,15 @@ class SequenceType(ResultType):
         SequenceType(TensorType((3,), 'float32'))
     """
 
-    _is_fixed = False
-
     element_type: ResultType
 
     def __init__(self, elem_type: Any) -> None:
         object.__setattr__(self, "element_type", convert_to_type(elem_type))
+
+    @property
+    def size(self) -> int | None:
+        """``None``, since sequences differ in length."""
+        return None
 
     def _inside(self) -> tuple[ResultType, ...]:
         return (self.element_type,)
@@ -249,6 +260,9 @@ class SequenceType(ResultType):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.element_type!r})"
+
+    def __str__(self) -> str:
+        return f"[{self.element_type}]"
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -265,13 +279,19 @@ class BroadcastSequenceType(SequenceType):
         repeat(())
     """
 
-    _is_fixed = True
+    @property
+    def size(self) -> int | None:
+        """Number of terminals of the value."""
+        return self.element_type.size
 
     def _parts(self, instance: Any) -> Iterable[tuple[ResultType, Any]]:
         return ((self.element_type, repeated(instance)),)
 
     def _build(self, left: Iterator[Any], shaped_like: Any) -> Any:
         return repeat(self.element_type._build(left, repeated(shaped_like)))
+
+    def __str__(self) -> str:
+        return f"[{self.element_type}, …]"
 
 
 def repeated(instance: Any) -> Any:
@@ -332,21 +352,6 @@ def canonicalize_type(type_like: Any) -> ResultType:
     return result
 
 
-def shown(result_type: ResultType | None) -> str:
-    """Write a type in short: ``float32[3]``, ``(int64[], object)``, ``[float32[3]]``."""
-    if result_type is None:
-        return "?"
-    if isinstance(result_type, TensorType):
-        return f"{result_type.dtype}[{', '.join(map(str, result_type.shape))}]"
-    if isinstance(result_type, TupleType):
-        comma = "," if len(result_type) == 1 else ""
-        return f"({', '.join(map(shown, result_type))}{comma})"
-    if isinstance(result_type, SequenceType):
-        endless = ", …" if isinstance(result_type, BroadcastSequenceType) else ""
-        return f"[{shown(result_type.element_type)}{endless}]"
-    return "object" if isinstance(result_type, PyObjectType) else "nothing"
-
-
 _IO = TypeVar("_IO", bound="IOBase")
 
 
@@ -393,7 +398,8 @@ def call_text(made: Any) -> str:
     """Write the call that made an object, as it can be read back where its names are defined."""
     arguments, named = made._arguments
     parts = [_argument_text(value) for value in arguments]
-    parts += [f"{key}={_argument_text(value)}" for key, value in named.items()]
+    given = {key: value for key, value in named.items() if (key, value) != ("name", None)}
+    parts += [f"{key}={_argument_text(value)}" for key, value in given.items()]
     return f"{type(made).__name__.lstrip('_')}({', '.join(parts)})"
 
 
@@ -487,7 +493,7 @@ class IOBase(metaclass=_KeepsArguments):
         if new == old:
             return self
         if old is not None:
-            self._refuse(f"the {side} type is another one", old, new)
+            self._fail(f"the {side} type differs", old, new)
         self._check_class(side, new)
         self._types[side] = new
         propagate_types(self, *self._dependents)
@@ -504,20 +510,20 @@ class IOBase(metaclass=_KeepsArguments):
         classes = self._classes[side]
         if classes and not isinstance(found, classes):
             kinds = " or ".join(kind.__name__ for kind in classes)
-            self._refuse(f"a wrong kind of {side}", kinds, found)
+            self._fail(f"a wrong kind of {side}", kinds, found)
 
-    def _refuse(
+    def _fail(
         self,
         what: str,
         expected: object = "",
         got: object = "",
         *,
-        error: type[Exception] = TypeError,
+        kind: type[Exception] = TypeError,
         hint: str = "",
     ) -> NoReturn:
-        """Raise an error about this part; types are written in short and as they are made."""
-        facts = [f"{shown(f)}, {f!r}" if isinstance(f, ResultType) else f for f in (expected, got)]
-        raise mismatch(error, f"{self._label()}: {what}", *facts, where=self._path(), hint=hint)
+        """Raise an error about this part; types are printed in short and as they are made."""
+        facts = [f"{f}, {f!r}" if isinstance(f, ResultType) else f for f in (expected, got)]
+        raise mismatch(kind, f"{self._label()}: {what}", *facts, where=self._path(), hint=hint)
 
     def _label(self) -> str:
         """Name of the part in messages and paths."""
