@@ -157,5 +157,5 @@ def test_what_cannot_be_told_is_refused(tmp_path: Path) -> None:
         function = closure_over(stream)
         tracer = td.Compiler.create(td.InputTransform(function) >> td.Scalar()).tracer
         text = refused(TypeError, td.TracedExamples, tracer, [], tmp_path / "kept")
-        assert "cannot decide whether a kept file still fits" in text and "TextIOWrapper" in text
+        assert "cannot decide whether a file is up to date" in text and "TextIOWrapper" in text
         assert len(td.TracedExamples(tracer, [])) == 0, "without a file there is nothing to tell"

@@ -291,7 +291,7 @@ def test_a_damaged_file_is_written_anew(tmp_path: Path) -> None:
     flipped = [whole[:n] + bytes([whole[n] ^ 1]) + whole[n + 1 :] for n in (40, 80, 500)]
     for damaged in (*flipped, whole[:-1] + b"?", whole[:-100], whole[:60], whole + b"more"):
         file.write_bytes(damaged)
-        with pytest.warns(UserWarning, match="the file is damaged"):
+        with pytest.warns(UserWarning, match="the file is corrupt"):
             kept = td.TracedExamples(model.tracer, TREES, file)
         again = td.TracedExamples(model.tracer, TREES, file)
         for found in (kept, again):

@@ -71,7 +71,7 @@ def test_initial_weights_are_given_filled_or_returned(make: Any) -> None:
         found = first_weights(given)
         assert torch.equal(found, wanted) and found.data_ptr() != wanted.data_ptr()
     text = refused(ValueError, first_weights, lambda table: torch.ones(2, 2))
-    assert "the initial weights have another shape" in text and "[3, 2]" in text
+    assert "the initial weights have a different shape" in text and "[3, 2]" in text
     text = refused(ValueError, first_weights, lambda table: None)
     assert "the initial weights are not all set" in text and "6 of 6 entries" in text
 
@@ -124,7 +124,7 @@ def test_embedding_options() -> None:
     strict = td.Scalar("int64") >> td.Embedding(3, 2, mod_inputs=False)
     assert strict.eval(2).shape == (2,)
     assert "out of range" in refused(IndexError, strict.eval, 3)
-    assert "another shape" in refused(ValueError, td.Embedding, 3, 2, torch.ones(2, 2))
+    assert "different shape" in refused(ValueError, td.Embedding, 3, 2, torch.ones(2, 2))
     for block in (td.Scalar(), td.Vector(1, "int64")):
         text = refused(TypeError, lambda b=block: b >> td.Embedding(3, 2))
         assert "an integer scalar" in text

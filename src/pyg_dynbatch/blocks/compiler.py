@@ -25,6 +25,7 @@ from pyg_dynbatch.blocks.tracing import (
     TracedBatch,
     Tracer,
     list_of_examples,
+    named_terminals,
     pool_of,
     traced_in,
 )
@@ -110,30 +111,18 @@ def _evaluate(block: Block, inp: Any, *, tolist: bool = False, inputs: Any = Non
     engine = Engine(operations).to("cpu" if first is None else first.device)
     schedule = Schedule.from_programs([tracer.program(traced)]).to(engine.device)
     found = engine(schedule, inputs)
-    result = _fill_in(block._known("output"), positions, found, tolist)
+    if tolist:
+        found = {name: tensor.tolist() for name, tensor in found.items()}
+    kind, rows = block._known("output"), {name: iter(tensor) for name, tensor in found.items()}
+    terminals = named_terminals(kind, positions)
+    flat = [next(rows[name]) if name else value for name, value in terminals]
+    result = kind.unflatten(flat, positions)
     metrics: dict[str, list[Any]] = {}
     for name, labels in traced.labels.items():
-        values = [row.tolist() if tolist else row for row in found.get(f"metric:{name}", ())]
+        values = list(found.get(f"metric:{name}", ()))
         is_labelled = any(label is not None for label in labels)
         metrics[name] = list(zip(values, labels, strict=True)) if is_labelled else values
     return (result, metrics) if metrics else result
-
-
-def _fill_in(kind: ResultType, result: Any, found: dict[str, torch.Tensor], tolist: bool) -> Any:
-    """Replace the positions of values by tensors."""
-    rows: dict[str, Iterator[torch.Tensor]] = {name: iter(r) for name, r in found.items()}
-    flat: list[Any] = []
-    numbers = count()
-
-    def fill(terminal: ResultType, value: Any) -> None:
-        if isinstance(terminal, TensorType):
-            name = f"output_{next(numbers)}" if kind.size else f"output:{terminal}"
-            row = next(rows[name])
-            value = row.tolist() if tolist else row
-        flat.append(value)
-
-    kind.for_each_terminal(fill, result)
-    return kind.unflatten(iter(flat), result)
 
 
 def _max_depth(block: Block, inp: Any) -> int:

@@ -20,7 +20,6 @@ from pyg_dynbatch.blocks.types import (
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.operation import Ragged, module_of
 from pyg_dynbatch.core.types import RaggedRows
-from pyg_dynbatch.core.types import TensorType as RowTensorType
 
 
 def nest_rows(result_type: ResultType, rows: Iterator[Any]) -> Any:
@@ -133,10 +132,10 @@ class Called(nn.Module):
         self.input_type = input_type
         items = input_type if isinstance(input_type, TupleType) else [input_type]
         self._is_flat = all(isinstance(item, TensorType) for item in items)
-        # The row of each tensor of the type, since operations take ragged rows last.
-        flags = _inside_sequence(input_type)
-        order = sorted(range(len(flags)), key=flags.__getitem__)
-        self._order = [order.index(number) for number in range(len(flags))]
+        # The argument of each tensor in the type, since operations take ragged rows last.
+        tensors = tensors_in(input_type)
+        order = sorted(range(len(tensors)), key=lambda n: isinstance(tensors[n], Ragged))
+        self._order = [order.index(number) for number in range(len(order))]
         if (owner := module_of(called)) is not called:
             # The module of a method is trained and moved.
             self.owner = owner
@@ -160,19 +159,12 @@ class Called(nn.Module):
         return found if len(found) > 1 else found[0]
 
 
-def _inside_sequence(input_type: ResultType, inside: bool = False) -> list[bool]:
-    """Whether each tensor of a type lies in a sequence."""
-    if isinstance(input_type, TupleType):
-        return [flag for item in input_type for flag in _inside_sequence(item, inside)]
-    if isinstance(input_type, SequenceType):
-        return _inside_sequence(input_type.element_type, True)
-    return [inside] if isinstance(input_type, TensorType) else []
-
-
-def row_types_of(result_type: ResultType) -> list[RowTensorType]:
-    """The row type of each tensor of a type."""
-    found = result_type.terminal_types()
-    return [kind.row_type for kind in found if isinstance(kind, TensorType)]
+def tensors_in(kind: ResultType, ragged: bool = False) -> list[Any]:
+    """Row types of all tensors in a type; those in sequences are ragged."""
+    if isinstance(kind, TensorType):
+        return [Ragged(kind.row_type) if ragged else kind.row_type]
+    ragged = ragged or isinstance(kind, SequenceType)
+    return [found for part in kind._inside() for found in tensors_in(part, ragged)]
 
 
 def record(
@@ -186,17 +178,14 @@ def record(
     once: bool = False,
 ) -> Any:
     """Write a call of a function, and return its output value."""
-    flags = _inside_sequence(input_type)
-    kinds = row_types_of(input_type)
-    inputs: list[Any] = [k for k, ragged in zip(kinds, flags, strict=True) if not ragged]
-    inputs += [Ragged(k) for k, ragged in zip(kinds, flags, strict=True) if ragged]
+    inputs = sorted(tensors_in(input_type), key=lambda wanted: isinstance(wanted, Ragged))
     plain = isinstance(input_type, TensorType) and isinstance(output_type, TensorType)
     module: Any = called
     if not (plain and isinstance(called, nn.Module)):
         identity = called if hasattr(called, "__self__") else id(called)
         key = (identity, input_type, output_type)
         module = code.model.unique(key, lambda: Called(called, input_type))
-    signature = code.model.signature(module, inputs, row_types_of(output_type), name)
+    signature = code.model.signature(module, inputs, tensors_in(output_type), name)
     fixed, rows = _arguments(code, input_type, value)
     return output_type.unflatten(code.record_call(signature, fixed, rows, once=once), None)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -342,10 +343,6 @@ class RNN(Block):
         return found, state
 
 
-def _sum(ragged: RaggedRows) -> torch.Tensor:
-    return ragged.sum()
-
-
 def _mean(ragged: RaggedRows) -> torch.Tensor:
     total = ragged.sum()
     # Not bincount, for which the host would wait on a GPU; and in single precision, since half
@@ -363,14 +360,6 @@ def _extreme(kind: str, ragged: RaggedRows) -> torch.Tensor:
     start = rows.new_zeros((ragged.num_calls, *rows.shape[1:]))
     segment_ids = ragged.segment_ids.view(-1, *(1,) * (rows.dim() - 1)).expand_as(rows)
     return start.scatter_reduce(0, segment_ids, rows, kind, include_self=False)
-
-
-def _min(ragged: RaggedRows) -> torch.Tensor:
-    return _extreme("amin", ragged)
-
-
-def _max(ragged: RaggedRows) -> torch.Tensor:
-    return _extreme("amax", ragged)
 
 
 class _Reduction(Block):
@@ -401,8 +390,9 @@ class _Reduction(Block):
         kind = self._known("output")
         rows, result = code.fresh("s", packed(value)), code.fresh()
         with code.inside(f"if len({rows}) > 1:"):
-            function = type(self)._function
-            code.assign(result, record(code, function, SequenceType(kind), kind, rows))
+            function, name = type(self)._function, self._kind.lower()
+            found = record(code, function, SequenceType(kind), kind, rows, name=name)
+            code.assign(result, found)
         with code.inside(f"elif {rows}:"):
             code.assign(result, f"{rows}[0]")
         with code.inside("else:"):
@@ -419,7 +409,7 @@ class Sum(_Reduction):
         tensor(6.)
     """
 
-    _function = staticmethod(_sum)
+    _function = staticmethod(RaggedRows.sum)
 
 
 class Mean(_Reduction):
@@ -447,7 +437,7 @@ class Min(_Reduction):
         tensor([1., 3.])
     """
 
-    _function = staticmethod(_min)
+    _function = staticmethod(partial(_extreme, "amin"))
     _takes_complex = False
 
 
@@ -463,5 +453,5 @@ class Max(_Reduction):
         tensor([2., 4.])
     """
 
-    _function = staticmethod(_max)
+    _function = staticmethod(partial(_extreme, "amax"))
     _takes_complex = False

@@ -4,6 +4,7 @@ import multiprocessing
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -289,7 +290,10 @@ class Tracer:
         code, starts, data, metrics, labels, root = self._begin()
         try:
             result = run_trampoline(root, example)
-            outputs = _named_outputs(source.result_type, result)
+            outputs: dict[str, list[int]] = {}
+            for name, value in named_terminals(source.result_type, result):
+                if name:
+                    outputs.setdefault(name, []).append(value)
             for name, rows in zip(source.metric_types, metrics, strict=True):
                 if rows:
                     outputs[f"metric:{name}"] = rows
@@ -346,16 +350,18 @@ class Tracer:
         return f"Tracer({len(self.source.origin)} lines, {len(self.source.signatures)} operations)"
 
 
-def _named_outputs(result_type: ResultType, result: Any) -> dict[str, list[int]]:
-    """Name the values in the output of the root."""
-    found: dict[str, list[int]] = {}
+def named_terminals(result_type: ResultType, result: Any) -> list[tuple[str, Any]]:
+    """List the terminals in the root's output with the outputs they belong to; "" for objects."""
+    found: list[tuple[str, Any]] = []
+    numbers, is_fixed = count(), bool(result_type.size)
 
-    def name(terminal: ResultType, value: Any) -> None:
+    def add(terminal: ResultType, value: Any) -> None:
+        name = ""
         if isinstance(terminal, TensorType):
-            key = f"output_{len(found)}" if result_type.size else f"output:{terminal}"
-            found.setdefault(key, []).append(value)
+            name = f"output_{next(numbers)}" if is_fixed else f"output:{terminal}"
+        found.append((name, value))
 
-    result_type.for_each_terminal(name, result)
+    result_type.for_each_terminal(add, result)
     return found
 
 

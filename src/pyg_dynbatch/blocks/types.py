@@ -41,6 +41,8 @@ class ResultType:
 
     # Whether the type has no parts: tensors and host objects.
     _is_terminal = False
+    # Whether the number of terminals differs between instances.
+    _varies = False
 
     def _inside(self) -> tuple["ResultType", ...]:
         """Types of the parts."""
@@ -58,7 +60,9 @@ class ResultType:
     def size(self) -> int | None:
         """Number of terminals, or ``None`` where it depends on the instance."""
         sizes = [part.size for part in self._inside()]
-        return None if None in sizes else self._is_terminal + sum(sizes)  # type: ignore[arg-type]
+        if self._varies or None in sizes:
+            return None
+        return self._is_terminal + sum(sizes)  # type: ignore[arg-type]
 
     def terminal_types(self) -> list["ResultType"]:
         """Types of all terminals: tensors and host objects."""
@@ -239,15 +243,12 @@ class SequenceType(ResultType):
         SequenceType(TensorType((3,), 'float32'))
     """
 
+    _varies = True
+
     element_type: ResultType
 
     def __init__(self, elem_type: Any) -> None:
         object.__setattr__(self, "element_type", convert_to_type(elem_type))
-
-    @property
-    def size(self) -> int | None:
-        """``None``, since sequences differ in length."""
-        return None
 
     def _inside(self) -> tuple[ResultType, ...]:
         return (self.element_type,)
@@ -279,10 +280,7 @@ class BroadcastSequenceType(SequenceType):
         repeat(())
     """
 
-    @property
-    def size(self) -> int | None:
-        """Number of terminals of the value."""
-        return self.element_type.size
+    _varies = False
 
     def _parts(self, instance: Any) -> Iterable[tuple[ResultType, Any]]:
         return ((self.element_type, repeated(instance)),)
