@@ -162,30 +162,33 @@ class Block(IOBase):
     def __bool__(self) -> bool:
         _fail_as_truth_value(self)
 
-    def __rshift__(self, other: Any) -> "Block":
+    # These three are also methods of layers.
+
+    def __rshift__(self: Any, other: Any) -> "Block":
         return Pipe(self, other)
 
-    def __rrshift__(self, other: Any) -> "Block":
+    def __rrshift__(self: Any, other: Any) -> "Block":
         return Pipe(other, self)
 
-    def __getitem__(self, key: Any) -> Wire:
-        """Return a wire from one item, or from a slice, of the output."""
-        return Wire(self, key)
-
-    def reads(self, *others: Any) -> "Block":
+    def reads(self: Any, *others: Any) -> "Block":
         """Wire inputs, inside ``with composition.scope():``.
 
         Args:
             *others: Blocks, wires ``block[i]``, ``composition.input``; several become a tuple.
 
         Returns:
-            The block itself.
+            The block itself; for a layer, a block of it.
         """
         if not scopes.open:
             what, expected = f"{self._label()}.reads: used outside a scope", "an open scope"
             raise mismatch(AssertionError, what, expected, hint="with composition.scope(): …")
-        scopes.open[-1].connect(others[0] if len(others) == 1 else tuple(others), self)
-        return self
+        block = convert_to_block(self)
+        scopes.open[-1].connect(others[0] if len(others) == 1 else others, block)
+        return block
+
+    def __getitem__(self, key: Any) -> Wire:
+        """Return a wire from one item, or from a slice, of the output."""
+        return Wire(self, key)
 
     # Defined by subclasses.
 

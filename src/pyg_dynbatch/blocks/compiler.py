@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import count, islice
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -46,6 +46,8 @@ from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.operation import Operations
 from pyg_dynbatch.core.policy import Policy
 from pyg_dynbatch.core.schedule import Schedule
+
+_T = TypeVar("_T")
 
 
 def compile_block(root: Block, operations: Operations, passes: Iterable[str] = PASSES) -> Tracer:
@@ -211,7 +213,7 @@ class Compiler(nn.Module):
             what, hint = f"Compiler: {step} was called before", "a new Compiler"
             raise mismatch(RuntimeError, what, "one call", "a second one", hint=hint)
 
-    def _made_by(self, step: str, made: Any) -> Any:
+    def _made_by(self, step: str, made: _T | None) -> _T:
         """Return what a step has created; raise an error if it was not called."""
         if made is None:
             what, hint = f"Compiler: used before {step}", "Compiler.create(block) makes all steps"
@@ -226,20 +228,17 @@ class Compiler(nn.Module):
     @property
     def root(self) -> Block:
         """The block."""
-        root: Block = self._made_by("compile", self._root)
-        return root
+        return self._made_by("compile", self._root)
 
     @property
     def tracer(self) -> Tracer:
         """Records the calls of one example; has no parameters."""
-        tracer: Tracer = self._made_by("compile", self._tracer)
-        return tracer
+        return self._made_by("compile", self._tracer)
 
     @property
     def collate(self) -> Collater:
         """Makes a mini-batch of examples, traced or not; has no parameters."""
-        collate: Collater = self._made_by("init_loom", self._collate)
-        return collate
+        return self._made_by("init_loom", self._collate)
 
     def forward(self, examples: Any, inputs: Any = None) -> BlockResult:
         """Compute a mini-batch.
@@ -248,7 +247,7 @@ class Compiler(nn.Module):
             examples: Python examples (traced or not), or what :attr:`collate` made of them.
             inputs: External rows by tag, see :class:`InputRow`.
         """
-        engine: Engine = self._made_by("init_loom", self.engine)
+        engine = self._made_by("init_loom", self.engine)
         batch = examples if isinstance(examples, TracedBatch) else self.collate(examples)
         batch = batch.to(engine.device)
         schedule, found = batch.schedule, engine(batch.schedule, inputs)

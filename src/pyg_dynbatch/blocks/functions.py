@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,6 @@ from pyg_dynbatch.blocks.types import (
     TensorType,
     TupleType,
 )
-from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.operation import Ragged, module_of
 from pyg_dynbatch.core.types import RaggedRows
 
@@ -54,15 +53,13 @@ def infer_output_type(block: Block, called: Callable[..., Any], input_type: Any)
             try:
                 found.append(called(*spread))
             except Exception as error:
-                got = f"{type(error).__name__}: {error}"
-                raise _wrong_function(block, input_type, got) from error
+                _fail_to_infer(block, input_type, f"{type(error).__name__}: {error}")
     return _type_of(block, input_type, like, *found)
 
 
-def _wrong_function(block: Block, input_type: ResultType, got: str) -> TypeError:
-    what = f"{block._label()}: its function cannot be called with {input_type}"
+def _fail_to_infer(block: Block, input_type: ResultType, got: str) -> NoReturn:
     expected = "a function on batched tensors: first axis one row per example"
-    return mismatch(TypeError, what, expected, got, where=block._path())
+    block._fail(f"its function cannot be called with {input_type}", expected, got)
 
 
 def _like(called: Any) -> Tensor:
@@ -119,7 +116,7 @@ def _type_of(
     elif two.shape[1:] != three.shape[1:]:
         problem = f"rows of {list(two.shape[1:])} and of {list(three.shape[1:])}"
     if problem:
-        raise _wrong_function(block, input_type, problem)
+        _fail_to_infer(block, input_type, problem)
     return TensorType(tuple(two.shape[1:]), "float32" if two.dtype == like.dtype else two.dtype)
 
 

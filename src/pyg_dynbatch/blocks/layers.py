@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pyg_dynbatch.blocks.block import Block, Pipe, convert_to_block
+from pyg_dynbatch.blocks.block import Block
 from pyg_dynbatch.blocks.types import IOBase, ResultType, TensorType, TupleType, convert_to_type
 from pyg_dynbatch.core.errors import described, mismatch
 from pyg_dynbatch.core.row_buffer import check_precision
@@ -75,15 +75,7 @@ class Layer(IOBase, nn.Module):
             return True
         return found is wanted
 
-    def __rshift__(self, other: Any) -> Block:
-        return Pipe(self, other)
-
-    def __rrshift__(self, other: Any) -> Block:
-        return Pipe(other, self)
-
-    def reads(self, *others: Any) -> Block:
-        """Turn the layer into a block and wire its inputs, see :meth:`Block.reads`."""
-        return convert_to_block(self).reads(*others)
+    __rshift__, __rrshift__, reads = Block.__rshift__, Block.__rrshift__, Block.reads
 
 
 def _type_of_rows(rows: Any) -> ResultType:

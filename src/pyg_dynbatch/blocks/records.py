@@ -64,7 +64,7 @@ class Record(Block):
         (tensor(1), tensor(2.))
     """
 
-    _output_kinds = (TupleType, PyObjectType)
+    _input_kinds = _output_kinds = (TupleType, PyObjectType)
 
     def __init__(self, named_children: Any, name: Any = None) -> None:
         pairs, self._ordered = pairs_of("Record", named_children)
@@ -87,8 +87,6 @@ class Record(Block):
             for child, kind in zip(children, given, strict=True):
                 set_inputs([child], kind)
         elif given is not None:
-            if not isinstance(given, PyObjectType):
-                self._fail("a wrong kind of input", "a host object or a tuple", given)
             set_inputs(children, PyObjectType())
         elif children:
             kinds = [child.input_type for child in children]

@@ -1,6 +1,8 @@
 """Blocks that return tensors: host input, constants and parameters, concatenations."""
 
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -264,9 +266,16 @@ class FromTensor(Block):
         self.set_output_type(TensorType(tuple(self.tensor.shape), self.tensor.dtype))
 
     def _emit(self, code: Code, value: Any) -> Any:
-        module = code.model.unique(id(self.tensor), lambda: _Constant(self.tensor))
-        row_type = self._known("output").row_type
-        return code.record_free(code.model.signature(module, [], [row_type], self._name))
+        kind = self._known("output")
+        return _constant(code, id(self.tensor), kind, lambda: self.tensor, self._name)
+
+
+def _constant(
+    code: Code, key: Any, kind: TensorType, make: Callable[[], torch.Tensor], name: str | None
+) -> str:
+    """Name the value of a tensor that is the same in all examples."""
+    module = code.model.unique(key, lambda: _Constant(make()))
+    return code.record_free(code.model.signature(module, [], [kind.row_type], name))
 
 
 conversion.register(torch.Tensor, FromTensor)
@@ -277,16 +286,10 @@ def zero_value(code: Code, result_type: ResultType) -> Any:
     """Write a value of zeros; an empty sequence for a sequence type."""
     if isinstance(result_type, TupleType):
         return tuple(zero_value(code, item) for item in result_type)
-    if isinstance(result_type, BroadcastSequenceType):
-        return zero_value(code, result_type.element_type)
-    if isinstance(result_type, SequenceType):
-        return "[]"
     if isinstance(result_type, TensorType):
-        zeros = torch.zeros(result_type.shape, dtype=result_type.torch_dtype)
-        module = code.model.unique(("zeros", result_type), lambda: _Constant(zeros))
-        row_type = result_type.row_type
-        return code.record_free(code.model.signature(module, [], [row_type], "zeros"))
-    return "None"
+        zeros = partial(torch.zeros, result_type.shape, dtype=result_type.torch_dtype)
+        return _constant(code, ("zeros", result_type), result_type, zeros, "zeros")
+    return "[]" if isinstance(result_type, SequenceType) else "None"
 
 
 class Zeros(Block):
