@@ -54,11 +54,15 @@ def test_several_outputs_and_items() -> None:
         return pair[1], pair[0], pair
 
     builds(wired(wire), [((1, 2), (2, 1.0, (1.0, 2)))])
+    pairs = wired(lambda made: add().reads(td.Map((td.Scalar(), td.Scalar())).reads(made.input)[1]))
+    builds(pairs, [([(1, 2), (3, 4)], 7.0)])
 
 
-def test_slices() -> None:
+def test_slices_and_reading_nothing() -> None:
     three = td.AllOf(td.Scalar(), td.Scalar(), td.Scalar("int64"))
     builds(wired(lambda made: three.reads(made.input)[:2]), [(4, (4.0, 4.0))])
+    constant = wired(lambda made: td.FromTensor(torch.ones(1)).reads())
+    assert constant.eval("anything", tolist=True) == [1.0]
 
     def wire(made: td.Composition) -> Any:
         pair = td.AllOf(td.Identity(), td.Identity(), td.Length()).reads(made.input)[:2]
@@ -93,25 +97,22 @@ def test_items_of_host_objects_and_sequences() -> None:
 
 
 def test_void_and_constants_inside() -> None:
-    made = td.Composition()
-    with made.scope():
-        td.Metric("given").reads(x := td.Scalar().reads(made.input))
-        made.output.reads(add().reads(x, td.FromTensor(torch.tensor(2.0))))
-    assert made.eval(1.0) == (3.0, {"given": [1.0]})
+    def wire(made: td.Composition) -> Any:
+        x = td.Scalar().reads(made.input)
+        td.AllOf(td.Metric("m"), td.AllOf(td.Void(), td.Void())).reads(x)
+        return add().reads(x, td.FromTensor(torch.tensor(2.0)))
+
+    assert wired(wire).eval(1.0) == (3.0, {"m": [1.0]})
 
 
-def test_no_output() -> None:
+def test_no_output_must_be_intended() -> None:
     made = td.Composition().set_output_type(td.VoidType())
     with made.scope():
         td.Metric("m").reads(td.Scalar().reads(made.input))
     assert made.eval(1.0) == (None, {"m": [1.0]})
-
-
-def test_no_output_must_be_meant() -> None:
     made = td.Composition()
     with made.scope():
-        x = td.Scalar().reads(made.input)
-        td.Void().reads(x)
+        td.Void().reads(td.Scalar().reads(made.input))
     for _ in range(2):
         text = refused(TypeError, made.eval, 1.0)
         assert "the output is not connected" in text and "td.VoidType()" in text
@@ -133,28 +134,14 @@ def test_items_that_are_not_there() -> None:
         assert repr(key) in text
 
 
-def test_reading_nothing() -> None:
-    made = wired(lambda made: td.FromTensor(torch.ones(1)).reads())
-    assert made.eval("anything", tolist=True) == [1.0]
-
-
 def test_unused_output() -> None:
-    made = td.Composition()
-    with made.scope():
+    def wire(made: td.Composition) -> Any:
         x = td.Scalar().reads(made.input)
         td.Function(torch.neg).reads(x)
-        made.output.reads(x)
-    text = refused(TypeError, made.eval, 1.0)
+        return x
+
+    text = refused(TypeError, wired(wire).eval, 1.0)
     assert "the output of Function is unused" in text and "where:    Root" in text
-
-
-def test_nothing_many_times_over_is_used() -> None:
-    made = td.Composition()
-    with made.scope():
-        x = td.Scalar().reads(made.input)
-        td.AllOf(td.Metric("m"), td.AllOf(td.Void(), td.Void())).reads(x)
-        made.output.reads(x)
-    assert made.eval(1.0) == (1.0, {"m": [1.0]})
 
 
 def test_circle() -> None:
@@ -191,30 +178,18 @@ def test_long_chains_are_wired_in_linear_time() -> None:
     assert calls_of(80) < 2.2 * calls_of(40)
 
 
-def test_connected_twice() -> None:
-    made = td.Composition()
-    a = td.Scalar()
-    made.connect(made.input, a)
-    text = refused(ValueError, made.connect, made.input, a)
-    assert "the input of Scalar is connected already" in text
-
-
-def test_foreign_input_and_output() -> None:
-    one, other = td.Composition(), td.Composition()
+def test_invalid_connections() -> None:
+    made, other, target = td.Composition(), td.Composition(), td.Scalar()
+    made.connect(made.input, target)
     foreign = "of a different composition is used"
-    assert foreign in refused(ValueError, one.connect, other.input, one.output)
-    assert foreign in refused(ValueError, one.connect, one.input, other.output)
-
-
-def test_output_read_and_input_written() -> None:
-    made = td.Composition()
-    assert "is read" in refused(ValueError, made.connect, made.output, td.Identity())
-    assert "is written" in refused(ValueError, made.connect, td.Scalar(), made.input)
-
-
-def test_reads_outside_a_scope() -> None:
-    text = refused(AssertionError, td.Scalar().reads, td.Scalar())
-    assert "Scalar.reads: used outside a scope" in text
+    for source, sink, what in (
+        (made.input, target, "the input of Scalar is connected already"),
+        (other.input, made.output, foreign),
+        (made.input, other.output, foreign),
+        (made.output, td.Identity(), "is read"),
+        (td.Scalar(), made.input, "is written"),
+    ):
+        assert what in refused(ValueError, made.connect, source, sink)
 
 
 def test_scopes_must_not_overlap() -> None:
@@ -222,23 +197,17 @@ def test_scopes_must_not_overlap() -> None:
     one.__enter__(), other.__enter__()
     assert "scopes overlap" in refused(AssertionError, one.__exit__, None, None, None)
     other.__exit__(None, None, None)
-    assert "outside a scope" in refused(AssertionError, td.Scalar().reads, td.Scalar())
+    text = refused(AssertionError, td.Scalar().reads, td.Scalar())
+    assert "Scalar.reads: used outside a scope" in text
 
 
-def test_wrong_number_of_inputs() -> None:
-    made = td.Composition()
+def test_wrong_number_of_inputs_and_outputs() -> None:
+    made = td.Composition().set_output_type((2, 2))
     with made.scope():
         x = td.Scalar().reads(made.input)
         text = refused(TypeError, add().reads, x, x, x)
-    assert "cannot be called with (float32[], float32[], float32[])" in text
-
-
-def test_wrong_number_of_outputs() -> None:
-    made = td.Composition()
-    made.set_output_type((2, 2))
-    with made.scope():
-        text = refused(TypeError, made.output.reads, td.Vector(2).reads(made.input))
-    assert "type differs" in text
+        assert "cannot be called with (float32[], float32[], float32[])" in text
+        assert "type differs" in refused(TypeError, made.output.reads, td.Vector(2).reads(made.input))
 
 
 def test_types_run_backwards() -> None:
@@ -253,15 +222,9 @@ def test_types_run_backwards() -> None:
 
 def test_mismatch_when_wired_and_where() -> None:
     inner = td.Vector(3) >> td.Function(torch.neg)
-    model = {"a": td.Map(inner, name="each")}
-    text = refused(
-        TypeError,
-        lambda: (
-            td.convert_to_block(model)
-            >> td.Record([("a", td.Sum())])
-            >> td.Record([("a", td.Function(torch.exp).set_input_type(2))])
-        ),
-    )
+    model = {"a": td.Map(inner, name="each")} >> td.Record([("a", td.Sum())])
+    other = td.Record([("a", td.Function(torch.exp).set_input_type(2))])
+    text = refused(TypeError, lambda: model >> other)
     assert "expected: (float32[2],)" in text and "got:      (float32[3],)" in text
     assert "where:    Root.Record#3" in text
 
@@ -306,12 +269,8 @@ def test_one_parent() -> None:
     assert "Root.mine" in text
 
 
-def test_blocks_are_no_iterables() -> None:
-    with pytest.raises(TypeError):
-        iter(td.Scalar())  # type: ignore[call-overload]
-
-
-def test_what_is_wired_decides_nothing() -> None:
+def test_blocks_have_no_items_and_no_truth_value() -> None:
+    assert "not iterable" in refused(TypeError, iter, td.Scalar())
     made = td.Composition()
     with made.scope():
         scalar = td.Scalar().reads(made.input)
