@@ -33,8 +33,7 @@ def test_get_item() -> None:
 
 def test_get_item_errors() -> None:
     text = refused(KeyError, td.GetItem("a").eval, {})
-    assert "GetItem" in text or "Root: the input does not fit" in text
-    assert "where:    block Root" in text
+    assert "Root: the input does not fit" in text and "where:    block Root" in text
     model = td.Compiler.create(td.Map(td.GetItem(1) >> td.Scalar()) >> td.Sum())
     text = refused(IndexError, model, [[[1, 2]], [[1]]])
     assert "where:    example 1, block Root.Map.GetItem" in text
@@ -91,10 +90,9 @@ def test_broadcast_and_zip() -> None:
         td.Function(lambda a, b, c, d: a + b * c - d)
     )
     builds(twice, [((1, [2, 3], [4, 5], 6), [3.0, 10.0])], depth=1)
-    assert td.Broadcast().set_input_type(3).output_type == td.BroadcastSequenceType(3)
-    assert td.Broadcast().set_output_type(td.BroadcastSequenceType(3)).input_type == td.TensorType(
-        3
-    )
+    kind = td.BroadcastSequenceType(3)
+    assert td.Broadcast().set_input_type(3).output_type == kind
+    assert td.Broadcast().set_output_type(kind).input_type == td.TensorType(3)
 
 
 def test_zip_stops_at_the_shortest() -> None:
@@ -140,9 +138,8 @@ def test_folds_over_zips() -> None:
     builds(block, [(([1, 2], 3), 9.0), (([], 3), 0.0)], depth=2)
     objects = (td.Identity(), td.Broadcast()) >> td.Zip()
     assert objects.eval(("ab", 1)) == [("a", 1), ("b", 1)]
-    assert ((td.Identity(), td.Broadcast()) >> td.ZipWith(td.InputTransform(str))).eval(
-        ("a", 1)
-    ) == ["('a', 1)"]
+    texts = (td.Identity(), td.Broadcast()) >> td.ZipWith(td.InputTransform(str))
+    assert texts.eval(("a", 1)) == ["('a', 1)"]
 
 
 def test_zip_errors() -> None:
@@ -163,7 +160,7 @@ def test_ngrams() -> None:
         assert "NGrams: the size of a window" in refused(ValueError, td.NGrams, bad)
 
 
-def test_broadcast_host_objects_are_read_behind_it() -> None:
+def test_broadcast_host_objects_are_read_after_it() -> None:
     def both(endless: Any) -> td.Block:
         return (numbers(), endless) >> td.ZipWith(add())
 

@@ -207,7 +207,9 @@ def test_wrong_number_of_inputs_and_outputs() -> None:
         x = td.Scalar().reads(made.input)
         text = refused(TypeError, add().reads, x, x, x)
         assert "cannot be called with (float32[], float32[], float32[])" in text
-        assert "type differs" in refused(TypeError, made.output.reads, td.Vector(2).reads(made.input))
+        assert "type differs" in refused(
+            TypeError, made.output.reads, td.Vector(2).reads(made.input)
+        )
 
 
 def test_types_run_backwards() -> None:
