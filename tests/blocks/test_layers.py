@@ -76,16 +76,11 @@ def test_initial_weights_are_given_filled_or_returned(make: Any) -> None:
     assert "the initial weights are not all set" in text and "6 of 6 entries" in text
 
 
-def test_fc_has_no_weights_before_it_is_used() -> None:
-    text = refused(RuntimeError, lambda: td.FC(2).weights)
-    assert "FC: the weights do not exist yet" in text and "call the layer first" in text
-
-
 def test_fc_dropout() -> None:
     layer = td.FC(50, activation=None, initializer=nn.init.ones_, output_keep_prob=0.5)
     model = td.Compiler.create(td.Vector(1) >> layer)
     batch = model.collate([[1.0]] * 3)
-    assert batch.schedule.steps[0].size == 3, "equal calls draw numbers of their own"
+    assert batch.schedule.steps[0].size == 3, "equal calls draw different numbers"
     assert set(model(batch).output.unique().tolist()) == {0.0, 2.0}
     model.eval()
     assert set(model(batch).output.unique().tolist()) == {1.0}
@@ -105,6 +100,8 @@ def test_fc_errors() -> None:
     text = refused(TypeError, lambda: td.Vector(4) >> shared)
     assert "the input type differs" in text and "float32[3]" in text
     assert "a wrong kind of input" in refused(TypeError, td.FC(2).set_input_type, td.PyObjectType())
+    text = refused(RuntimeError, lambda: td.FC(2).weights)
+    assert "FC: the weights do not exist yet" in text and "call the layer first" in text
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "int64"])
@@ -130,24 +127,13 @@ def test_embedding_options() -> None:
         assert "an integer scalar" in text
 
 
-def test_equal_words_are_looked_up_once() -> None:
-    model = td.Compiler.create(td.Map(td.Scalar("int64") >> td.Embedding(9, 2)) >> td.Sum())
-    first = model.collate([[1, 1, 2], [2, 1]]).schedule.steps[0]
-    assert first.size == 2
-
-
 def test_a_shared_layer_batches_together() -> None:
     layer = td.FC(3, name="shared")
     block = {"a": td.Vector(3) >> layer, "b": td.Vector(3) >> td.Function(torch.neg) >> layer}
     model = td.Compiler.create(block)
     stats = model.collate([{"a": [1, 2, 3], "b": [4, 5, 6]}] * 2).schedule.stats()
-    assert sorted(model.engine.operations[n].signature.name for n in set(stats.operations)) == [
-        "neg",
-        "shared",
-    ]
-    assert len(list(model.parameters())) == 2
-    one = torch.tanh
-    both = td.AllOf(td.Scalar() >> td.Function(one), td.Scalar() >> td.Function(one))
+    assert set(stats.operations) == {"neg", "shared"} and len(list(model.parameters())) == 2
+    both = td.AllOf(*(td.Scalar() >> td.Function(torch.tanh) for _ in range(2)))
     assert td.Compiler.create(both).collate([1.0, 2.0]).schedule.stats().steps == 1
 
 
@@ -181,15 +167,15 @@ def test_fractal_net(drop_path: bool) -> None:
     assert model([[1.0, 2.0], [3.0, 4.0]]).output.shape == (2, 2)
     assert len(list(net.parameters())) == 2 * (2**3 - 1) * 2
     torch.manual_seed(0)
-    seen = {tuple(model([[1.0, 2.0]]).output[0].tolist()) for _ in range(30)}
-    assert len(seen) > 1 if drop_path else len(seen) == 1
-    net.eval()
-    assert len({tuple(model([[1.0, 2.0]]).output[0].tolist()) for _ in range(5)}) == 1
+    for training in (True, False):
+        net.train(training)
+        seen = {tuple(model([[1.0, 2.0]]).output[0].tolist()) for _ in range(20)}
+        assert (len(seen) > 1) == (training and drop_path)
     three_ways(td.Vector(2) >> td.FractalNet(1, 1, partial(td.FC, 2)), [[1, 2]])
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
-def test_fractal_net_nests_as_deep_as_said(depth: int) -> None:
+def test_fractal_net_nests_to_its_depth(depth: int) -> None:
     class Add(td.TensorToTensorLayer):
         def _process(self, *rows: Tensor) -> Tensor:
             return rows[0] + 1
@@ -245,7 +231,4 @@ def test_copies() -> None:
     examples = [[[1.0, 2.0]], [[3.0, 4.0], [5.0, 6.0]]]
     for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert torch.equal(again(examples).output, model(examples).output)
-        assert [p is q for p, q in zip(again.parameters(), model.parameters(), strict=True)] == [
-            False,
-            False,
-        ]
+        assert not set(again.parameters()) & set(model.parameters())

@@ -15,25 +15,21 @@ def endless() -> td.Block:
     return td.Scalar() >> td.Broadcast()
 
 
-def pair_sum() -> td.Block:
-    return td.Map((td.Scalar(), td.Scalar())) >> td.Map(add())
-
-
 # Map
 
 
 def test_map() -> None:
+    assert numbers().input_type == td.PyObjectType()
+    assert td.Map(td.InputTransform(len)).eval(["a", "bc"]) == [1, 2]
     builds(numbers(), [([1, 2], [1.0, 2.0]), ([], [])], depth=0)
     builds(numbers() >> td.Map(td.Function(torch.neg)), [([1, 2], [-1.0, -2.0]), ([], [])], 1)
-    builds(pair_sum(), [([(1, 2), (3, 4)], [3.0, 7.0])], depth=1)
+    pair_sum = td.Map((td.Scalar(), td.Scalar())) >> td.Map(add())
+    builds(pair_sum, [([(1, 2), (3, 4)], [3.0, 7.0])], depth=1)
 
 
-def test_map_of_constants_and_nothing() -> None:
+def test_map_of_constants_nothing_and_maps() -> None:
     builds(td.Map(td.Void() >> td.FromTensor(torch.tensor(2.0))), [([1, 1], [2.0, 2.0])])
     assert td.Map(td.Void()).eval([1, 2]) == [None, None]
-
-
-def test_map_ragged() -> None:
     block = td.Map(numbers()) >> td.Map(td.Map(td.Function(torch.neg)))
     builds(block, [([[1], [], [2, 3]], [[-1.0], [], [-2.0, -3.0]]), ([], [])], depth=1)
 
@@ -44,11 +40,6 @@ def test_map_over_tuples() -> None:
     differ = lambda: td.AllOf(td.Scalar(), td.Vector(1)) >> td.Map(td.Identity())  # noqa: E731
     assert "the items of the tuple differ" in refused(TypeError, differ)
     assert "the input is not a sequence" in refused(TypeError, lambda: td.Scalar() >> td.Map(add()))
-
-
-def test_map_infers_host_objects() -> None:
-    assert td.Map(td.Scalar()).input_type == td.PyObjectType()
-    assert td.Map(td.InputTransform(len)).eval(["a", "bc"]) == [1, 2]
 
 
 def test_map_of_an_endless_sequence() -> None:
@@ -95,9 +86,6 @@ def running(x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
 def test_rnn() -> None:
     block = numbers() >> td.RNN(td.Function(running), td.FromTensor(torch.tensor(1.0)))
     builds(block, [([2, 3], ([2.0, 9.0], 6.0)), ([], ([], 1.0))], depth=2)
-
-
-def test_rnn_state_from_input() -> None:
     block = (numbers(), td.Scalar()) >> td.RNN(td.Function(running), initial_state_from_input=True)
     builds(block, [(([2, 3], 1), ([2.0, 9.0], 6.0)), (([], 5), ([], 5.0))], depth=2)
 
@@ -116,7 +104,7 @@ def test_rnn_of_torch_cells() -> None:
         torch.testing.assert_close(outputs[-1], state[0] if isinstance(state, tuple) else state)
 
 
-def test_parts_can_be_asked_for() -> None:
+def test_parts_are_attributes() -> None:
     zeros, element, combine = td.Zeros([]), td.Scalar(), add()
     fold = td.Fold(combine, zeros)
     assert td.Map(element).element_block is element and td.NGrams(3).n == 3
@@ -167,12 +155,12 @@ def test_rnn_errors() -> None:
 def test_mean_of_many_in_half_precision() -> None:
     for dtype in ("float64", "bfloat16"):
         model = td.Compiler.create(td.Map(td.Scalar(dtype)) >> td.Mean())
-        found = model([[0.5] * 1000, [], [1.0] * 2]).output
+        found = model([[0.5] * 600, [], [1.0] * 2]).output
         assert found[1:].tolist() == [0.0, 1.0] and str(found.dtype) == f"torch.{dtype}"
         assert dtype == "bfloat16" or found[0] == 0.5
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="only a GPU is waited for")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="the host waits for a GPU only")
 @pytest.mark.parametrize("make", [td.Sum, td.Mean, td.Min, td.Max])
 def test_reductions_do_not_wait_for_the_gpu(make: Any) -> None:
     ragged = RaggedRows(torch.ones(3, device="cuda"), torch.tensor([0, 0, 2], device="cuda"), 4)
@@ -186,7 +174,7 @@ def test_reductions_do_not_wait_for_the_gpu(make: Any) -> None:
     assert found.tolist() == [2.0 if make is td.Sum else 1.0, 0.0, 1.0, 0.0]
 
 
-@pytest.mark.parametrize(("n", "depth"), [(0, 0), (1, 0), (2, 1), (3, 2), (4, 2), (5, 3), (9, 4)])
+@pytest.mark.parametrize(("n", "depth"), [(0, 0), (1, 0), (2, 1), (3, 2), (4, 2), (9, 4)])
 def test_reduce_is_balanced_and_in_order(n: int, depth: int) -> None:
     def join(a: Tensor, b: Tensor) -> Tensor:
         return 10 ** (torch.floor(torch.log10(b)) + 1) * a + b
@@ -203,8 +191,8 @@ def test_reduce_default_and_errors() -> None:
     assert "never ends" in refused(TypeError, lambda: endless() >> td.Reduce(add()))
     objects = lambda: td.InputTransform(list) >> td.Reduce(add())  # noqa: E731
     assert "a wrong kind of input" in refused(TypeError, objects)
-    other = lambda: numbers() >> td.Reduce(td.Function(lambda a, b: torch.stack([a, b], 1)))  # noqa: E731
-    assert "the output type differs" in refused(TypeError, other)
+    pair = td.Reduce(td.Function(lambda a, b: torch.stack([a, b], 1)))
+    assert "the output type differs" in refused(TypeError, lambda: numbers() >> pair)
     pairs = td.Map((td.Scalar(), td.Scalar())) >> td.Reduce(td.Function(lambda a, b: (a[1], b[0])))
     builds(pairs, [([(1, 2), (3, 4)], (2.0, 3.0)), ([], (0.0, 0.0))])
 

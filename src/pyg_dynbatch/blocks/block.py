@@ -1,12 +1,11 @@
 """The base class of blocks, pipes of blocks, and wires to items of their outputs."""
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import singledispatch
 from typing import Any, NamedTuple, NoReturn
 
-from pyg_dynbatch.blocks.types import IOBase, ResultType
+from pyg_dynbatch.blocks.types import IOBase, PerThread, ResultType
 from pyg_dynbatch.blocks.unsupported import replacement_of
 from pyg_dynbatch.core.errors import mismatch
 
@@ -31,14 +30,8 @@ class Wire(NamedTuple):
         return Wire(self, key)
 
 
-class _Scopes(threading.local):
-    """The compositions whose scopes are open; one list per thread."""
-
-    def __init__(self) -> None:
-        self.open: list[Any] = []
-
-
-scopes = _Scopes()
+#: The compositions whose scopes are open.
+scopes = PerThread()
 
 
 @contextmanager
@@ -179,11 +172,11 @@ class Block(IOBase):
         Returns:
             The block itself; for a layer, a block of it.
         """
-        if not scopes.open:
+        if not scopes.items:
             what, expected = f"{self._label()}.reads: used outside a scope", "an open scope"
             raise mismatch(AssertionError, what, expected, hint="with composition.scope(): …")
         block = convert_to_block(self)
-        scopes.open[-1].connect(others[0] if len(others) == 1 else others, block)
+        scopes.items[-1].connect(others[0] if len(others) == 1 else others, block)
         return block
 
     def __getitem__(self, key: Any) -> Wire:

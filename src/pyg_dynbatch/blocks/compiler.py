@@ -374,14 +374,11 @@ def _without_labels(traced: Traced) -> Traced:
 def _check_root(root: Block, tracer: Tracer) -> None:
     """Raise an error if the output of the root cannot be stacked over examples."""
     kind = root._known("output")
-    left = [kind]
-    while left:
-        part = left.pop(0)
+    for part in kind.walk():
         if isinstance(part, PyObjectType | SequenceType):
             what = "a host object" if isinstance(part, PyObjectType) else "a sequence"
             hint = "root.eval(example) returns anything; td.Metric any number of values"
             expected = "tensors and tuples of them"
             root._fail(f"{what} in the output of the root", expected, kind, hint=hint)
-        left += part._inside()
     if not kind.size and not tracer.source.metric_types:
         root._fail("there is nothing to compute", "an output or a metric", str(kind))

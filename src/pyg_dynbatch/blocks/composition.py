@@ -152,7 +152,7 @@ class Composition(Block):
     @contextmanager
     def scope(self) -> Iterator[None]:
         """Let :meth:`Block.reads` wire inside this composition."""
-        with opened(scopes.open, self, f"{self._label()}.scope: scopes overlap"):
+        with opened(scopes.items, self, f"{self._label()}.scope: scopes overlap"):
             yield
 
     def connect(self, a: Any, b: Any) -> None:
@@ -279,4 +279,4 @@ class Composition(Block):
 
 
 def _is_nothing(kind: ResultType | None) -> bool:
-    return kind == VoidType() or (isinstance(kind, TupleType) and all(map(_is_nothing, kind)))
+    return kind is not None and all(isinstance(k, VoidType | TupleType) for k in kind.walk())

@@ -209,20 +209,17 @@ def _arguments(code: Code, input_type: ResultType, value: Any) -> tuple[list[str
 
 def _check_input(block: Block, input_type: ResultType, *, sequences: bool = False) -> None:
     """Raise an error if an input does not consist of tensors (and one sequence, if allowed)."""
-    left, found = [input_type], 0
-    while left:
-        kind = left.pop()
-        is_sequence = type(kind) is SequenceType
-        found += is_sequence
-        if isinstance(kind, TupleType) or (is_sequence and sequences):
-            left += kind._inside()
-        elif not isinstance(kind, TensorType):
+    kinds = list(input_type.walk())
+    for kind in kinds:
+        if not (
+            isinstance(kind, TensorType | TupleType) or (type(kind) is SequenceType and sequences)
+        ):
             expected = "a tensor or a tuple of tensors" + ", and a sequence" * sequences
             hint = "td.Scalar(), td.Vector(n) or td.Tensor(shape) in front of it"
             block._fail("the input does not consist of tensors", expected, input_type, hint=hint)
     if not input_type.terminal_types():
         block._fail("the input has no tensor", "at least one tensor", input_type)
-    if found > 1:
+    if sum(isinstance(kind, SequenceType) for kind in kinds) > 1:
         block._fail("the input has two sequences", "one sequence", input_type)
 
 

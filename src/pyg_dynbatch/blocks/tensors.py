@@ -312,13 +312,10 @@ class Zeros(Block):
         super().__init__((), VoidType(), output_type, name)
 
     def _infer(self) -> None:
-        left = [] if self.output_type is None else [self.output_type]
-        while left:
-            kind = left.pop()
-            if isinstance(kind, PyObjectType | BroadcastSequenceType):
-                expected = "tensors, tuples, sequences that end, or nothing"
-                self._fail("this type has no zeros", expected, self.output_type)
-            left += kind._inside()
+        kinds = () if self.output_type is None else self.output_type.walk()
+        if any(isinstance(kind, PyObjectType | BroadcastSequenceType) for kind in kinds):
+            expected = "tensors, tuples, sequences that end, or nothing"
+            self._fail("this type has no zeros", expected, self.output_type)
 
     def _check(self) -> None:
         if self.output_type is None:

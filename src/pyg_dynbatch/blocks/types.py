@@ -56,18 +56,22 @@ class ResultType:
         """Build an instance from the next terminals."""
         return next(left) if self._is_terminal else None
 
+    def walk(self) -> Iterator["ResultType"]:
+        """Iterate over the type and all types inside."""
+        yield self
+        for part in self._inside():
+            yield from part.walk()
+
     @property
     def size(self) -> int | None:
-        """Number of terminals, or ``None`` where it depends on the instance."""
-        sizes = [part.size for part in self._inside()]
-        if self._varies or None in sizes:
-            return None
-        return self._is_terminal + sum(sizes)  # type: ignore[arg-type]
+        """Number of terminals, or ``None`` if it depends on the instance."""
+        kinds = list(self.walk())
+        is_fixed = not any(kind._varies for kind in kinds)
+        return sum(kind._is_terminal for kind in kinds) if is_fixed else None
 
     def terminal_types(self) -> list["ResultType"]:
         """Types of all terminals: tensors and host objects."""
-        inside = [terminal for part in self._inside() for terminal in part.terminal_types()]
-        return [self] if self._is_terminal else inside
+        return [kind for kind in self.walk() if kind._is_terminal]
 
     def for_each_terminal(self, fn: Callable[["ResultType", Any], None], instance: Any) -> None:
         """Call ``fn(type, value)`` on every terminal of an instance, in order."""
@@ -353,31 +357,31 @@ def canonicalize_type(type_like: Any) -> ResultType:
 _IO = TypeVar("_IO", bound="IOBase")
 
 
-class _Queue(threading.local):
-    """Parts that have to derive their types again; one queue per thread."""
+class PerThread(threading.local):
+    """A list that each thread has for itself."""
 
     def __init__(self) -> None:
-        self.waiting: list[IOBase] = []
-        self.running = False
+        self.items: list[Any] = []
 
 
-_queue = _Queue()
+# Parts whose types are being propagated.
+_queue = PerThread()
 
 
 def propagate_types(*parts: "IOBase") -> None:
     """Propagate known types, beginning with some parts, until nothing changes."""
-    _queue.waiting += parts
-    if _queue.running:
+    queue = _queue.items
+    is_running = len(queue) > 0
+    queue += parts
+    if is_running:
         return
-    _queue.running = True
     try:
-        while _queue.waiting:
-            part = _queue.waiting.pop(0)
+        # More parts are appended while this runs.
+        for part in queue:
             if part._is_complete:
                 part._infer()
     finally:
-        _queue.waiting.clear()
-        _queue.running = False
+        queue.clear()
 
 
 # Of ABCMeta, so that the layers of users may be abstract.
