@@ -10,7 +10,6 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from torch import nn
 from torch.utils.data import DataLoader
 from torch_geometric.data import Data
 
@@ -22,10 +21,6 @@ from tests.training.helpers import bare_trainer
 
 def is_list(value: Any) -> bool:
     return isinstance(value, list)
-
-
-def first(value: Any) -> Any:
-    return value[0]
 
 
 def sentence() -> td.Block:
@@ -56,19 +51,6 @@ def test_module() -> None:
     assert "OneOf" in repr(model) and model.root.output_type == td.TensorType((3,))
 
 
-def test_it_learns() -> None:
-    model, labels = td.Compiler.create(sentence()), torch.tensor([0, 1, 2, 0])
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
-    losses = []
-    for _ in range(30):
-        loss = nn.functional.cross_entropy(model(TREES).output, labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.1 < losses[0]
-
-
 def test_it_trains_under_lightning(tmp_path: Path) -> None:
     import lightning
 
@@ -89,9 +71,9 @@ def test_it_trains_under_lightning(tmp_path: Path) -> None:
     task = Task()
     before = task.model(TREES).output.square().mean().item()
     loader = DataLoader(TREES, batch_size=2, collate_fn=task.model.collate)
-    bare_trainer(tmp_path, max_epochs=3).fit(task, loader)
-    assert task.seen == [2] * 6
-    assert task.model(TREES).output.square().mean().item() < before
+    bare_trainer(tmp_path, max_epochs=10).fit(task, loader)
+    assert task.seen == [2] * 20
+    assert task.model(TREES).output.square().mean().item() < 0.7 * before
 
 
 def test_order_and_batch_change_nothing() -> None:
