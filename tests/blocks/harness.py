@@ -68,7 +68,7 @@ def close(found: Any, expected: Any) -> bool:
     return found == expected
 
 
-def refused(error: type[Exception], call: Any, *args: Any, **kwargs: Any) -> str:
+def message(error: type[Exception], call: Any, *args: Any, **kwargs: Any) -> str:
     """The text of the error that a call raises, without the type checks of jaxtyping."""
     jaxtyping.config.update("jaxtyping_disable", True)
     try:

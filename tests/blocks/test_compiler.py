@@ -1,4 +1,4 @@
-"""Compiled blocks: as modules, in loaders, with pools, on disks, in pictures."""
+"""Compiled blocks: as modules, in loaders, with pools, in files, in drawings."""
 
 import pickle
 import random
@@ -15,7 +15,7 @@ from torch_geometric.data import Data
 
 from pyg_dynbatch import blocks as td
 from pyg_dynbatch.core.policy import DependencyGraph, depth_policy
-from tests.blocks.harness import add, numbers, refused, three_ways
+from tests.blocks.harness import add, message, numbers, three_ways
 from tests.training.helpers import bare_trainer
 
 
@@ -98,7 +98,7 @@ def test_policies_get_the_names_of_operations() -> None:
     model = td.Compiler.create(sentence(), policy=policy)
     assert model(TREES).output.size(0) == len(TREES)
     assert {"embedding", "concat", "fc"} <= names
-    text = refused(ValueError, td.Compiler.create, td.Scalar(), policy="depht")
+    text = message(ValueError, td.Compiler.create, td.Scalar(), policy="depht")
     assert "unknown policy 'depht'" in text and "'agenda'" in text
 
 
@@ -108,15 +108,15 @@ def test_two_steps() -> None:
     assert chained([1.0]).output.tolist() == [1.0]
     model = td.Compiler()
     for use in (lambda: model.collate, lambda: model([1])):
-        assert "used before init_loom" in refused(RuntimeError, use)
+        assert "used before init_loom" in message(RuntimeError, use)
     for use in (lambda: model.tracer, lambda: model.root, model.init_loom):
-        assert "used before compile" in refused(RuntimeError, use)
+        assert "used before compile" in message(RuntimeError, use)
     model.compile(td.Scalar())
-    assert not model.is_loom_initialized and "init_loom" in refused(RuntimeError, model, [1])
-    assert "compile was called before" in refused(RuntimeError, model.compile, td.Scalar())
+    assert not model.is_loom_initialized and "init_loom" in message(RuntimeError, model, [1])
+    assert "compile was called before" in message(RuntimeError, model.compile, td.Scalar())
     model.init_loom()
     assert model.is_loom_initialized and model([1, 2]).output.tolist() == [1, 2]
-    assert "init_loom was called before" in refused(RuntimeError, model.init_loom)
+    assert "init_loom was called before" in message(RuntimeError, model.init_loom)
 
 
 @pytest.mark.parametrize(
@@ -130,23 +130,23 @@ def test_two_steps() -> None:
     ],
 )
 def test_what_a_root_may_be(root: Any, what: str) -> None:
-    assert what in refused(TypeError, td.Compiler.create, root())
+    assert what in message(TypeError, td.Compiler.create, root())
 
 
 def test_bad_examples_and_passes() -> None:
     model = td.Compiler.create(td.Scalar())
-    text = refused(TypeError, model, 3)
+    text = message(TypeError, model, 3)
     assert "cannot be iterated over" in text and "[example]" in text
-    assert "cannot be iterated over" in refused(TypeError, model.build_loom_inputs, 3)
-    assert "the list of examples is empty" in refused(ValueError, model, [])
-    text = refused(ValueError, td.Compiler.create, td.Scalar(), passes=["fast"])
+    assert "cannot be iterated over" in message(TypeError, model.build_loom_inputs, 3)
+    assert "the list of examples is empty" in message(ValueError, model, [])
+    text = message(ValueError, td.Compiler.create, td.Scalar(), passes=["fast"])
     assert "unknown pass 'fast'" in text
 
 
 def test_max_depth() -> None:
     model = td.Compiler.create(sentence(), max_depth=5)
     assert model.max_depth(TREES[0]) == 6
-    text = refused(AssertionError, model, [4, TREES[0]])
+    text = message(AssertionError, model, [4, TREES[0]])
     assert "deeper than max_depth" in text and "example 1" in text
     assert td.Compiler.create(td.Scalar()).max_depth(1) == 0
 
@@ -209,7 +209,7 @@ def test_pools(monkeypatch: pytest.MonkeyPatch) -> None:
         one, other = model.multiprocessing_pool(1), model.multiprocessing_pool(1)
         assert one.__enter__() is model.pool
         other.__enter__()
-        assert "contexts overlap" in refused(AssertionError, one.__exit__, None, None, None)
+        assert "contexts overlap" in message(AssertionError, one.__exit__, None, None, None)
         other.__exit__(None, None, None)
         assert model.pool is pool
     assert model.pool is None
@@ -222,7 +222,7 @@ def check_errors_name_the_example(model: td.Compiler) -> None:
         lambda: list(model.build_loom_input_batched(bad, 2)),
         lambda: td.TracedExamples(model.tracer, bad, pool=model.pool),
     ):
-        assert "where:    example 4, block Root" in refused(TypeError, trace)
+        assert "where:    example 4, block Root" in message(TypeError, trace)
 
 
 def test_pools_take_functions_that_cannot_be_pickled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,8 +232,8 @@ def test_pools_take_functions_that_cannot_be_pickled(monkeypatch: pytest.MonkeyP
     assert model(found).output.tolist() == [2, 3, 4]
     # Where processes cannot be forked.
     monkeypatch.setattr("multiprocessing.get_all_start_methods", lambda: ["spawn"])
-    text = refused(TypeError, model.multiprocessing_pool(1).__enter__)
-    assert "a function cannot be sent to another process" in text and "lambda" in text
+    text = message(TypeError, model.multiprocessing_pool(1).__enter__)
+    assert "a function cannot be sent to other processes" in text and "lambda" in text
     assert "def at the top of a module" in text and model.pool is None
 
 
@@ -242,7 +242,7 @@ def test_a_file_of_something_else_is_not_overwritten(tmp_path: Path) -> None:
     for content in (b"my notes", pickle.dumps([1, 2, 3]), b""):
         file.write_bytes(content)
         tracer = td.Compiler.create(td.Scalar()).tracer
-        text = refused(ValueError, td.TracedExamples, tracer, [1], file)
+        text = message(ValueError, td.TracedExamples, tracer, [1], file)
         assert "the file does not hold traced examples" in text and "notes.txt" in text
         assert file.read_bytes() == content
 
@@ -286,7 +286,7 @@ def test_reading_a_file_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert len(td.TracedExamples(model.tracer, [], tmp_path / "empty")) == 0
     for label in (object(), np.int64(3), float("nan")):
         bad = [[(1, "a")], [(1, label)]]
-        text = refused(TypeError, td.TracedExamples, model.tracer, bad, tmp_path / "bad")
+        text = message(TypeError, td.TracedExamples, model.tracer, bad, tmp_path / "bad")
         assert "a label of metric 'm' cannot be kept" in text and "example 1" in text
 
 
@@ -347,7 +347,7 @@ def test_eval_takes_any_input_type() -> None:
     assert block.eval([1, 2], tolist=True) == [-1, -2]
     pairs = td.Map(add()).set_input_type(td.SequenceType(([], [])))
     assert pairs.eval([(1, 2), (3, 4)], tolist=True) == [3, 7]
-    assert "wrong number of items" in refused(ValueError, pairs.eval, [(1, 2, 3)])
+    assert "wrong number of items" in message(ValueError, pairs.eval, [(1, 2, 3)])
     endless = td.Map(td.Function(torch.neg)).set_input_type(td.BroadcastSequenceType([]))
     assert next(endless.eval(1.0)) == -1
     assert td.Identity().set_input_type(((), td.VoidType())).eval(((), None)) == ((), None)
@@ -363,7 +363,7 @@ def test_iterators() -> None:
 
 def test_batches_and_epochs() -> None:
     assert list(td.group_by_batches(range(5), 2, truncate=True)) == [[0, 1], [2, 3]]
-    assert "no batch" in refused(ValueError, td.group_by_batches, [], 0)
+    assert "no batch" in message(ValueError, td.group_by_batches, [], 0)
     source = iter(range(20))
     assert list(td.epochs(source, n=1)) == [source]
     first_epoch, *others = (list(e) for e in td.epochs(range(20), 3, prng=random.Random(0)))
@@ -372,8 +372,8 @@ def test_batches_and_epochs() -> None:
     halves = td.epochs(range(4), 2, shuffle=False)
     assert next(iter(next(halves))) == 0
     assert list(next(halves)) == [0, 1, 2, 3]
-    assert "below 0" in refused(ValueError, td.epochs, [], -1)
-    assert "cannot be iterated over" in refused(TypeError, td.epochs, 3)
+    assert "below 0" in message(ValueError, td.epochs, [], -1)
+    assert "cannot be iterated over" in message(TypeError, td.epochs, 3)
     assert [list(e) for e in islice(td.epochs([1, 2], 0, shuffle=False), 4)] == [[1, 2]] * 4
     _, by_function = td.epochs(range(20), 2, prng=random.Random(0).random)
     assert sorted(by_function) == list(range(20)) != by_function

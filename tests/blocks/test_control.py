@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pyg_dynbatch import blocks as td
-from tests.blocks.harness import add, builds, numbers, refused
+from tests.blocks.harness import add, builds, message, numbers
 
 
 def test_one_of_forms() -> None:
@@ -58,7 +58,7 @@ def test_one_of_many_cases(cases: int) -> None:
     model = td.Compiler.create(td.OneOf(lambda x: x["key"], blocks, pre_block=td.GetItem("rows")))
     keys, rows = sorted({0, cases // 2, cases - 1}), list(range(cases))
     assert model([{"key": key, "rows": rows} for key in keys]).output.tolist() == keys
-    assert "unknown key" in refused(KeyError, model, [{"key": cases, "rows": rows}])
+    assert "unknown key" in message(KeyError, model, [{"key": cases, "rows": rows}])
 
 
 def test_one_of_more_cases_than_python_parses_in_one_chain() -> None:
@@ -67,17 +67,17 @@ def test_one_of_more_cases_than_python_parses_in_one_chain() -> None:
 
 
 def test_one_of_errors() -> None:
-    assert "it has no cases" in refused(ValueError, td.OneOf, len, {})
-    assert "key_fn: py_fn cannot be called" in refused(TypeError, td.OneOf, 3, {1: td.Scalar()})
-    differ = refused(TypeError, td.OneOf, len, {1: td.Scalar(), 2: td.Vector(2)})
+    assert "it has no cases" in message(ValueError, td.OneOf, len, {})
+    assert "key_fn: py_fn cannot be called" in message(TypeError, td.OneOf, 3, {1: td.Scalar()})
+    differ = message(TypeError, td.OneOf, len, {1: td.Scalar(), 2: td.Vector(2)})
     assert "type differs" in differ and "expected: float32[]" in differ
-    text = refused(TypeError, lambda: td.Scalar() >> td.OneOf(len, {1: td.Identity()}))
+    text = message(TypeError, lambda: td.Scalar() >> td.OneOf(len, {1: td.Identity()}))
     assert "expected: object" in text
 
 
 @pytest.mark.parametrize("module", [td.FC(2), torch.nn.Linear(2, 1)])
 def test_a_layer_cannot_choose(module: Any) -> None:
-    text = refused(TypeError, td.OneOf, module, {0: td.Scalar()})
+    text = message(TypeError, td.OneOf, module, {0: td.Scalar()})
     assert "output" in text and "object, PyObjectType()" in text
     assert "where:    Root[key_fn].Function" in text
 
@@ -85,7 +85,7 @@ def test_a_layer_cannot_choose(module: Any) -> None:
 def test_unknown_key() -> None:
     inner = td.OneOf(lambda x: x, {"pair": td.Length(), "leaf": td.Length()})
     model = td.Compiler.create(td.Map(inner) >> td.Sum())
-    text = refused(KeyError, model, [["pair"], ["other"]])
+    text = message(KeyError, model, [["pair"], ["other"]])
     assert text.startswith("OneOf: unknown key 'other'.\n")
     assert "expected: 'leaf', 'pair'" in text
     assert "where:    example 1, block Root.Map.OneOf" in text
@@ -93,10 +93,10 @@ def test_unknown_key() -> None:
 
 def test_paths_name_the_case_and_the_key_function() -> None:
     inner = td.OneOf(len, {2: td.GetItem(5) >> td.Scalar(), 1: td.Length()})
-    text = refused(IndexError, (td.Map(inner) >> td.Sum()).eval, ["ab"])
+    text = message(IndexError, (td.Map(inner) >> td.Sum()).eval, ["ab"])
     assert "Root.Map.OneOf[2].GetItem" in text
     bad = td.OneOf(lambda value: 1 // 0, {1: td.Length()})
-    text = refused(ZeroDivisionError, td.Map(bad).eval, ["a"])
+    text = message(ZeroDivisionError, td.Map(bad).eval, ["a"])
     assert "where:    block Root.OneOf[key_fn].key_fn" in text
 
 
@@ -144,13 +144,13 @@ def test_metrics_without_values_and_in_two_positions() -> None:
 
 
 def test_metric_errors() -> None:
-    assert "name is not a string" in refused(TypeError, td.Metric, 3)
+    assert "name is not a string" in message(TypeError, td.Metric, 3)
     for kind in ((3, 3), (3, td.PyObjectType(), 3), (td.PyObjectType(), 3)):
-        text = refused(TypeError, td.Metric("m").set_input_type, kind)
+        text = message(TypeError, td.Metric("m").set_input_type, kind)
         assert "neither a tensor nor a pair" in text
-    assert "a wrong kind of input" in refused(TypeError, lambda: numbers() >> td.Metric("m"))
+    assert "a wrong kind of input" in message(TypeError, lambda: numbers() >> td.Metric("m"))
     two = td.AllOf(td.Scalar() >> td.Metric("m"), td.Scalar("int64") >> td.Metric("m"))
-    assert "metric 'm' is used with two types" in refused(TypeError, two.eval, 1)
+    assert "metric 'm' is used with two types" in message(TypeError, two.eval, 1)
 
 
 def test_gradients_stop_nowhere() -> None:

@@ -8,7 +8,7 @@ import torch
 
 import pyg_dynbatch
 from pyg_dynbatch import blocks as td
-from tests.blocks.harness import refused
+from tests.blocks.harness import message
 
 PAGE = Path(__file__).parents[2] / "docs" / "from_fold.md"
 
@@ -92,11 +92,11 @@ def test_whatever_has_types_is_an_io_base() -> None:
     assert (layer.input_type, layer.output_type) == (td.TensorType((3,)), td.TensorType((2,)))
     block = td.Function(torch.nn.Linear(3, 2)).set_io_types(layer)
     assert td.IOBase().set_io_types(block).output_type == layer.output_type
-    text = refused(TypeError, layer.set_io_types, td.FC(5))
+    text = message(TypeError, layer.set_io_types, td.FC(5))
     assert "mine: the output type differs" in text
     kinds = td.Layer().set_input_type_classes(td.TupleType).set_output_type_classes(td.VoidType)
-    assert "a wrong kind of input" in refused(TypeError, kinds.set_input_type, 3)
-    assert "a wrong kind of output" in refused(TypeError, kinds.set_output_type, 3)
+    assert "a wrong kind of input" in message(TypeError, kinds.set_input_type, 3)
+    assert "a wrong kind of output" in message(TypeError, kinds.set_output_type, 3)
     assert not isinstance(torch.nn.Linear(3, 2), td.IOBase)
 
 
@@ -104,7 +104,7 @@ def test_whatever_has_types_is_an_io_base() -> None:
 def test_what_is_left_out_names_what_to_do_instead(row: list[str]) -> None:
     first, *rest = name(row[0]).split(".")
     owner = td.Compiler.create(td.Scalar()) if rest else td
-    text = refused(AttributeError, getattr, owner, (rest or [first])[0])
+    text = message(AttributeError, getattr, owner, (rest or [first])[0])
     assert text.startswith(f"{name(row[0])} is not supported; ") and "\n" not in text
     assert row[1], "the page says it, too"
 
@@ -112,14 +112,14 @@ def test_what_is_left_out_names_what_to_do_instead(row: list[str]) -> None:
 def test_members_and_options_that_moved_name_what_to_do_instead() -> None:
     model = td.Compiler.create(td.Scalar())
     for member in ("output_tensors", "metric_tensors"):
-        text = refused(AttributeError, getattr, model, member)
+        text = message(AttributeError, getattr, model, member)
         assert f"compiler(examples).{member}" in text
-    assert "no attribute 'else'" in refused(AttributeError, getattr, model, "else")
-    assert "no attribute 'Else'" in refused(AttributeError, getattr, td, "Else")
+    assert "no attribute 'else'" in message(AttributeError, getattr, model, "else")
+    assert "no attribute 'Else'" in message(AttributeError, getattr, td, "Else")
     for option, instead in (("feed_dict", "InputRow"), ("session", "no sessions")):
-        text = refused(TypeError, td.Scalar().eval, 1, **{option: {}})
+        text = message(TypeError, td.Scalar().eval, 1, **{option: {}})
         assert instead in text and option in text and "\n" not in text
-    assert "unexpected keyword argument 'other'" in refused(TypeError, td.Scalar().eval, 1, other=1)
+    assert "unexpected keyword argument 'other'" in message(TypeError, td.Scalar().eval, 1, other=1)
 
 
 def test_every_public_name_stands_on_the_page() -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from pyg_dynbatch import blocks as td
 from pyg_dynbatch.core import RaggedRows
-from tests.blocks.harness import builds, numbers, refused, three_ways
+from tests.blocks.harness import builds, message, numbers, three_ways
 
 
 def swap(pair: tuple[Tensor, Tensor], z: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -33,7 +33,7 @@ def test_stated_output_type() -> None:
     block = td.Vector(2) >> td.Function(torch.neg, infer_output_type=False).set_output_type(2)
     builds(block, [([1, 2], [-1.0, -2.0])])
     unknown = td.Vector(2) >> td.Function(torch.neg, infer_output_type=False)
-    assert "the output type cannot be inferred" in refused(TypeError, unknown.eval, [1, 2])
+    assert "the output type cannot be inferred" in message(TypeError, unknown.eval, [1, 2])
 
 
 @pytest.mark.parametrize(
@@ -49,22 +49,22 @@ def test_stated_output_type() -> None:
     ],
 )
 def test_invalid_results(function: Any, got: str) -> None:
-    text = refused(TypeError, lambda: td.Vector(2) >> td.Function(function, name="mine"))
+    text = message(TypeError, lambda: td.Vector(2) >> td.Function(function, name="mine"))
     assert "mine: its function cannot be called with float32[2]" in text
     assert got in text and "where:    Root.mine" in text
 
 
 def test_invalid_inputs() -> None:
-    assert "tf_fn cannot be called" in refused(TypeError, td.Function, 3)
+    assert "tf_fn cannot be called" in message(TypeError, td.Function, 3)
     for source in (
         td.InputTransform(len),
         numbers(),
         td.AllOf(td.Scalar(), td.InputTransform(len)),
     ):
-        text = refused(TypeError, lambda s=source: s >> td.Function(torch.neg))
+        text = message(TypeError, lambda s=source: s >> td.Function(torch.neg))
         assert "the input does not consist of tensors" in text
     empty = lambda: td.Record(()) >> td.Function(torch.neg)  # noqa: E731
-    assert "the input has no tensor" in refused(TypeError, empty)
+    assert "the input has no tensor" in message(TypeError, empty)
 
 
 def test_inference_leaves_the_module_as_it_was() -> None:
@@ -115,5 +115,5 @@ def test_segment() -> None:
     ]
     builds(block, cases, depth=1)
     two = lambda: td.AllOf(numbers(), numbers()) >> td.Segment(mean_of_pairs)  # noqa: E731
-    assert "the input has two sequences" in refused(TypeError, two)
-    assert "tf_fn cannot be called" in refused(TypeError, td.Segment, 3)
+    assert "the input has two sequences" in message(TypeError, two)
+    assert "tf_fn cannot be called" in message(TypeError, td.Segment, 3)

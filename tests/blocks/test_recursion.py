@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from pyg_dynbatch import blocks as td
 from pyg_dynbatch.core import RaggedRows
-from tests.blocks.harness import add, builds, refused, three_ways
+from tests.blocks.harness import add, builds, message, three_ways
 
 OBJECT = td.PyObjectType()
 
@@ -68,31 +68,31 @@ def test_orphaned_declarations_are_tolerated() -> None:
 def test_declaration_errors() -> None:
     tree = td.ForwardDeclaration(OBJECT, [], name="expr")
     block = td.Map(tree()) >> td.Sum()
-    text = refused(TypeError, block.eval, [1])
+    text = message(TypeError, block.eval, [1])
     assert "expr: the forward declaration was never resolved" in text and "Root.Map.expr" in text
     tree.resolve_to(td.Scalar())
-    assert "expr: resolved twice" in refused(ValueError, tree.resolve_to, td.Scalar())
-    assert "expr: called after it was resolved" in refused(ValueError, tree)
+    assert "expr: resolved twice" in message(ValueError, tree.resolve_to, td.Scalar())
+    assert "expr: called after it was resolved" in message(ValueError, tree)
     other = td.ForwardDeclaration(OBJECT, 3)
     other()
-    assert "the output type differs" in refused(TypeError, other.resolve_to, td.Scalar())
+    assert "the output type differs" in message(TypeError, other.resolve_to, td.Scalar())
     loop = td.ForwardDeclaration(name="loop")
     loop.resolve_to(td.Map(loop()))
-    assert "cannot be inferred" in refused(TypeError, loop.target.eval, [])
+    assert "cannot be inferred" in message(TypeError, loop.target.eval, [])
     memo = td.ForwardDeclaration([], [], memoize=True)
     block = td.Scalar() >> memo()
     memo.resolve_to(td.Function(torch.neg))
-    assert "memoize works on host objects only" in refused(TypeError, block.eval, 1)
+    assert "memoize works on host objects only" in message(TypeError, block.eval, 1)
 
 
 def test_errors_inside_name_the_declaration() -> None:
-    text = refused(TypeError, (td.Map(tree_sum()) >> td.Sum()).eval, [[1], ["x"]])
+    text = message(TypeError, (td.Map(tree_sum()) >> td.Sum()).eval, [[1], ["x"]])
     assert "Root.Map.OneOf[False].Scalar" in text
     tree = td.ForwardDeclaration(OBJECT, [], name="expr")
     case = {0: td.Scalar(), 1: td.Map(tree()) >> td.Sum()}
     tree.resolve_to(td.OneOf(lambda x: {"[": 1}.get(str(x)[0], 0) if x != 9 else 7, case))
     model = td.Compiler.create(tree.target)
-    text = refused(KeyError, model, [[1], [[2, [9]]]])
+    text = message(KeyError, model, [[1], [[2, [9]]]])
     assert "where:    example 1, block expr" in text
 
 
@@ -170,7 +170,7 @@ def test_memory_is_kept_for_one_example_only() -> None:
     model, loop = td.Compiler.create(child_sum(True)), node(1)
     assert [model.tracer.program(model.tracer(loop)).num_calls for _ in range(2)] == [1, 1]
     loop["children"].append(loop)
-    text = refused(ValueError, model, [node(1), loop])
+    text = message(ValueError, model, [node(1), loop])
     assert "an object contains itself" in text and "example 1" in text
 
 

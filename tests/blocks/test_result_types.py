@@ -9,7 +9,7 @@ import torch
 
 from pyg_dynbatch import blocks as td
 from pyg_dynbatch.blocks.types import dtype_of
-from tests.blocks.harness import refused
+from tests.blocks.harness import message
 
 OBJECT = td.PyObjectType()
 
@@ -36,7 +36,7 @@ def test_short_forms(short: Any, long: td.ResultType) -> None:
 
 @pytest.mark.parametrize("bad", [None, 1.5, object(), {"a": 1}, True])
 def test_invalid_types(bad: Any) -> None:
-    text = refused(TypeError, td.convert_to_type, bad)
+    text = message(TypeError, td.convert_to_type, bad)
     assert "not a type" in text and repr(bad) in text
 
 
@@ -44,9 +44,9 @@ def test_dtypes() -> None:
     assert dtype_of(np.float32) is torch.float32
     assert td.TensorType((), np.int64) == td.TensorType((), torch.int64)
     assert td.TensorType((), "float64").torch_dtype is torch.float64
-    assert "unknown dtype" in refused(TypeError, td.TensorType, (), "string")
-    assert "fully known" in refused(TypeError, td.TensorType, (None,))
-    assert "negative dimension" in refused(TypeError, td.TensorType, (-1,))
+    assert "unknown dtype" in message(TypeError, td.TensorType, (), "string")
+    assert "fully known" in message(TypeError, td.TensorType, (None,))
+    assert "negative dimension" in message(TypeError, td.TensorType, (-1,))
 
 
 def test_equality_and_hash() -> None:
@@ -127,7 +127,7 @@ def test_an_endless_sequence_has_the_terminals_of_its_value() -> None:
 
 
 def test_not_an_instance() -> None:
-    text = refused(TypeError, td.TupleType(3, 3).flatten, (1,))
+    text = message(TypeError, td.TupleType(3, 3).flatten, (1,))
     assert "not an instance" in text and "a tuple of 2" in text
 
 

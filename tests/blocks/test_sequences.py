@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from pyg_dynbatch import blocks as td
 from pyg_dynbatch.core import RaggedRows
-from tests.blocks.harness import add, builds, numbers, refused, three_ways
+from tests.blocks.harness import add, builds, message, numbers, three_ways
 
 
 def endless() -> td.Block:
@@ -38,8 +38,8 @@ def test_map_over_tuples() -> None:
     same = td.AllOf(td.Scalar(), td.Scalar()) >> td.Map(td.Function(torch.neg))
     builds(same, [(1, [-1.0, -1.0])], depth=1)
     differ = lambda: td.AllOf(td.Scalar(), td.Vector(1)) >> td.Map(td.Identity())  # noqa: E731
-    assert "the items of the tuple differ" in refused(TypeError, differ)
-    assert "the input is not a sequence" in refused(TypeError, lambda: td.Scalar() >> td.Map(add()))
+    assert "the items of the tuple differ" in message(TypeError, differ)
+    assert "the input is not a sequence" in message(TypeError, lambda: td.Scalar() >> td.Map(add()))
 
 
 def test_map_of_an_endless_sequence() -> None:
@@ -68,12 +68,12 @@ def test_fold_over_host_objects_and_tuples() -> None:
 
 
 def test_fold_errors() -> None:
-    assert "never ends" in refused(TypeError, lambda: endless() >> td.Fold(add(), td.Zeros([])))
+    assert "never ends" in message(TypeError, lambda: endless() >> td.Fold(add(), td.Zeros([])))
     three = td.Function(lambda a, b, c: a).set_input_type((1, 1, 1))
-    assert "does not take a pair" in refused(TypeError, td.Fold, three, td.Zeros(1))
-    assert "got:      nothing" in refused(TypeError, td.Fold, add(), td.Scalar())
+    assert "does not take a pair" in message(TypeError, td.Fold, three, td.Zeros(1))
+    assert "got:      nothing" in message(TypeError, td.Fold, add(), td.Scalar())
     vectors = lambda: numbers() >> td.Fold(td.Function(lambda a, b: b), td.Zeros(2))  # noqa: E731
-    assert "the output type differs" in refused(TypeError, vectors)
+    assert "the output type differs" in message(TypeError, vectors)
 
 
 # RNN
@@ -135,18 +135,18 @@ def test_lstm_cell_as_a_composition() -> None:
 
 def test_rnn_errors() -> None:
     both = lambda: td.RNN(add(), td.Zeros([]), True)  # noqa: E731
-    assert "given twice" in refused(ValueError, both)
+    assert "given twice" in message(ValueError, both)
     never = lambda: endless() >> td.RNN(td.Function(running), td.Zeros([]))  # noqa: E731
-    assert "never ends" in refused(TypeError, never)
+    assert "never ends" in message(TypeError, never)
     no_pair = lambda: numbers() >> td.RNN(add(), td.Zeros([]))  # noqa: E731
-    assert "the cell's output is not a pair" in refused(TypeError, no_pair)
+    assert "the cell's output is not a pair" in message(TypeError, no_pair)
     changed = td.Function(lambda x, s: (x, torch.stack([s, s], 1)))
     changing = lambda: numbers() >> td.RNN(changed, td.Zeros([]))  # noqa: E731
-    assert "the state changes its type" in refused(TypeError, changing)
+    assert "the state changes its type" in message(TypeError, changing)
     unknown = (numbers() >> td.RNN(td.Function(running))).eval
-    assert "the type of the zeros cannot be inferred" in refused(TypeError, unknown, [1])
+    assert "the type of the zeros cannot be inferred" in message(TypeError, unknown, [1])
     single = lambda: numbers() >> td.RNN(td.Function(running), None, True)  # noqa: E731
-    assert "the input is not a pair" in refused(TypeError, single)
+    assert "the input is not a pair" in message(TypeError, single)
 
 
 # Reduce, Sum, Mean, Min, Max
@@ -188,11 +188,11 @@ def test_reduce_is_balanced_and_in_order(n: int, depth: int) -> None:
 def test_reduce_default_and_errors() -> None:
     block = numbers() >> td.Reduce(add(), default_block=td.FromTensor(torch.tensor(-1.0)))
     builds(block, [([], -1.0), ([1, 2], 3.0)])
-    assert "never ends" in refused(TypeError, lambda: endless() >> td.Reduce(add()))
+    assert "never ends" in message(TypeError, lambda: endless() >> td.Reduce(add()))
     objects = lambda: td.InputTransform(list) >> td.Reduce(add())  # noqa: E731
-    assert "a wrong kind of input" in refused(TypeError, objects)
+    assert "a wrong kind of input" in message(TypeError, objects)
     pair = td.Reduce(td.Function(lambda a, b: torch.stack([a, b], 1)))
-    assert "the output type differs" in refused(TypeError, lambda: numbers() >> pair)
+    assert "the output type differs" in message(TypeError, lambda: numbers() >> pair)
     pairs = td.Map((td.Scalar(), td.Scalar())) >> td.Reduce(td.Function(lambda a, b: (a[1], b[0])))
     builds(pairs, [([(1, 2), (3, 4)], (2.0, 3.0)), ([], (0.0, 0.0))])
 
@@ -210,9 +210,9 @@ def test_totals(make: Any, expected: list[float]) -> None:
     builds(matrices, [(columns, [[value] for value in expected])], depth=1)
     both = td.AllOf(td.Scalar(), td.Scalar()) >> make()
     assert both.eval(2.0) == (4.0 if make is td.Sum else 2.0)
-    assert "never ends" in refused(TypeError, lambda: endless() >> make())
+    assert "never ends" in message(TypeError, lambda: endless() >> make())
     tuples = lambda: td.Map((td.Scalar(), td.Scalar())) >> make()  # noqa: E731
-    assert "the elements are not tensors" in refused(TypeError, tuples)
+    assert "the elements are not tensors" in message(TypeError, tuples)
 
 
 def test_totals_of_integers() -> None:
@@ -220,10 +220,10 @@ def test_totals_of_integers() -> None:
     assert (block >> td.Sum()).eval([1, 2]) == 3
     assert (td.Map(td.Scalar("int32")) >> td.Max()).eval([-2, -1]) == -1
     for dtype in ("int64", "int8", "bool"):
-        text = refused(TypeError, lambda: td.Map(td.Scalar(dtype)) >> td.Mean())  # noqa: B023
+        text = message(TypeError, lambda: td.Map(td.Scalar(dtype)) >> td.Mean())  # noqa: B023
         assert "Mean: the elements have an invalid dtype" in text and "Root.Mean" in text
         assert "tensor.float()" in text
     assert (td.Map(td.Scalar("complex64")) >> td.Mean()).eval([1, 3j]) == 0.5 + 1.5j
     for extreme in (td.Min, td.Max):
-        text = refused(TypeError, lambda: td.Map(td.Scalar("complex64")) >> extreme())  # noqa: B023
+        text = message(TypeError, lambda: td.Map(td.Scalar("complex64")) >> extreme())  # noqa: B023
         assert "the elements have an invalid dtype" in text

@@ -147,7 +147,7 @@ class Block(IOBase):
         return f"[{self._child_keys[self._children.index(child)]}]" if self._child_keys else ""
 
     def _readers_of(self, child: "Block") -> list["Block | None"]:
-        """The children whose input is the output of a child; None for another use of it."""
+        """The children whose input is the output of a child; None for any other use."""
         return [None]
 
     # Combining.

@@ -186,7 +186,7 @@ class Compiler(nn.Module):
         compiler.init_loom(max_depth, policy=policy)
         return compiler
 
-    # Fold's name; it overrides a method of modules with another meaning.
+    # Fold's name; it overrides a method of modules with a different meaning.
     def compile(  # type: ignore[override]
         self, root_block_like: Any, *, passes: Iterable[str] = PASSES
     ) -> "Compiler":

@@ -240,7 +240,7 @@ def ZipWith(elem_block: Any, name: Any = None) -> Block:  # noqa: N802 - named l
 
     Args:
         elem_block: What :func:`convert_to_block` takes.
-        name: For messages and pictures.
+        name: For messages and drawings.
 
     Example:
         >>> import torch

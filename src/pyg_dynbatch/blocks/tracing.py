@@ -501,7 +501,7 @@ def pool_of(tracer: Tracer, processes: int | None) -> Any:
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         method = "fork"
         if method not in multiprocessing.get_all_start_methods():
-            what = "Compiler.multiprocessing_pool: a function cannot be sent to another process"
+            what = "Compiler.multiprocessing_pool: a function cannot be sent to other processes"
             hint = "a def at the top of a module instead of a lambda or an inner function"
             expected = "host functions that can be pickled"
             raise mismatch(TypeError, what, expected, str(error), hint=hint) from error

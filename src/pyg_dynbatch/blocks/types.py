@@ -1,4 +1,4 @@
-"""Types of what flows along a wire, and their inference in both directions."""
+"""Types of the values on wires, and their inference in both directions."""
 
 import threading
 from abc import ABCMeta
@@ -384,7 +384,7 @@ def propagate_types(*parts: "IOBase") -> None:
         queue.clear()
 
 
-# Of ABCMeta, so that the layers of users may be abstract.
+# A subclass of ABCMeta, so that users can define abstract layers.
 class _KeepsArguments(ABCMeta):
     """Keep the arguments of a constructor, and start type inference when it has ended."""
 
@@ -397,7 +397,7 @@ class _KeepsArguments(ABCMeta):
 
 
 def call_text(made: Any) -> str:
-    """Write the call that made an object, as it can be read back where its names are defined."""
+    """Write the call that creates an object; it evaluates to an equal object."""
     arguments, named = made._arguments
     parts = [_argument_text(value) for value in arguments]
     given = {key: value for key, value in named.items() if (key, value) != ("name", None)}
@@ -420,14 +420,14 @@ def _argument_text(value: Any) -> str:
 
 
 class IOBase(metaclass=_KeepsArguments):
-    """Base of what has a name, an input type and an output type, each ``None`` until it is known.
+    """Base class of blocks, layers and forward declarations: a name, input and output type.
 
-    These are blocks, layers and forward declarations.
+    A type is ``None`` until it is known.
 
     Args:
         input_type: What :func:`convert_to_type` takes, if it is known already.
         output_type: The same for the output.
-        name: For messages and pictures.
+        name: For messages and drawings.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -437,7 +437,7 @@ class IOBase(metaclass=_KeepsArguments):
     """
 
     _arguments: tuple[Sequence[Any], dict[str, Any]] = ((), {})
-    # Kinds of types that fit; empty for all.
+    # Valid classes of types; empty for all.
     _input_kinds: tuple[type[ResultType], ...] = ()
     _output_kinds: tuple[type[ResultType], ...] = ()
 
@@ -479,11 +479,11 @@ class IOBase(metaclass=_KeepsArguments):
         return self if output_type is None else self._set_type("output", output_type)
 
     def set_input_type_classes(self: _IO, *classes: type[ResultType]) -> _IO:
-        """Restrict the input type to some kinds."""
+        """Restrict the input type to some classes."""
         return self._restrict("input", classes)
 
     def set_output_type_classes(self: _IO, *classes: type[ResultType]) -> _IO:
-        """Restrict the output type to some kinds."""
+        """Restrict the output type to some classes."""
         return self._restrict("output", classes)
 
     def set_io_types(self: _IO, other: "IOBase") -> _IO:
@@ -532,7 +532,7 @@ class IOBase(metaclass=_KeepsArguments):
         return self._name or self._kind
 
     def _path(self) -> str:
-        """Place of the part in the whole model."""
+        """Path to the part in the whole model."""
         return self._label()
 
     def _infer(self) -> None:
