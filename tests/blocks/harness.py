@@ -95,3 +95,11 @@ def add() -> td.Block:
 
 def numbers() -> td.Block:
     return td.Map(td.Scalar())
+
+
+def endless() -> td.Block:
+    return td.Scalar() >> td.Broadcast()
+
+
+def is_list(value: Any) -> bool:
+    return isinstance(value, list)

@@ -7,11 +7,7 @@ import pytest
 import torch
 
 from pyg_dynbatch import blocks as td
-from tests.blocks.harness import add, builds, message, numbers
-
-
-def endless() -> td.Block:
-    return td.Scalar() >> td.Broadcast()
+from tests.blocks.harness import add, builds, endless, message, numbers
 
 
 def three() -> td.Block:

@@ -15,12 +15,8 @@ from torch_geometric.data import Data
 
 from pyg_dynbatch import blocks as td
 from pyg_dynbatch.core.policy import DependencyGraph, depth_policy
-from tests.blocks.harness import add, message, numbers, three_ways
+from tests.blocks.harness import add, is_list, message, numbers, three_ways
 from tests.training.helpers import bare_trainer
-
-
-def is_list(value: Any) -> bool:
-    return isinstance(value, list)
 
 
 def sentence() -> td.Block:

@@ -71,16 +71,9 @@ def test_slices_and_reading_nothing() -> None:
     assert wired(wire).eval([1, 2]) == ([1, 2], 2)
 
 
-class Plain(Enum):
-    KEY = 1
-
-
-class Text(StrEnum):
-    KEY = "key"
-
-
-class Number(IntEnum):
-    KEY = 1
+Plain = Enum("Plain", {"KEY": 1})
+Text = StrEnum("Text", {"KEY": "key"})
+Number = IntEnum("Number", {"KEY": 1})
 
 
 @pytest.mark.parametrize("key", [Plain.KEY, Text.KEY, Number.KEY, None, True, "a", (1, 2), 1.5])

@@ -8,13 +8,9 @@ from torch import Tensor, nn
 
 from pyg_dynbatch import blocks as td
 from pyg_dynbatch.core import RaggedRows
-from tests.blocks.harness import add, builds, message, three_ways
+from tests.blocks.harness import add, builds, is_list, message, three_ways
 
 OBJECT = td.PyObjectType()
-
-
-def is_list(value: Any) -> bool:
-    return isinstance(value, list)
 
 
 def tree_sum(**options: Any) -> td.Block:

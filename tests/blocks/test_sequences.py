@@ -8,12 +8,7 @@ from torch import Tensor, nn
 
 from pyg_dynbatch import blocks as td
 from pyg_dynbatch.core import RaggedRows
-from tests.blocks.harness import add, builds, message, numbers, three_ways
-
-
-def endless() -> td.Block:
-    return td.Scalar() >> td.Broadcast()
-
+from tests.blocks.harness import add, builds, endless, message, numbers, three_ways
 
 # Map
 
@@ -70,7 +65,9 @@ def test_fold_over_host_objects_and_tuples() -> None:
 def test_fold_errors() -> None:
     assert "never ends" in message(TypeError, lambda: endless() >> td.Fold(add(), td.Zeros([])))
     three = td.Function(lambda a, b, c: a).set_input_type((1, 1, 1))
-    assert "does not take a pair" in message(TypeError, td.Fold, three, td.Zeros(1))
+    assert "the input of combine_block is not a pair" in message(
+        TypeError, td.Fold, three, td.Zeros(1)
+    )
     assert "got:      nothing" in message(TypeError, td.Fold, add(), td.Scalar())
     vectors = lambda: numbers() >> td.Fold(td.Function(lambda a, b: b), td.Zeros(2))  # noqa: E731
     assert "the output type differs" in message(TypeError, vectors)

@@ -74,6 +74,11 @@ class CallSite(NamedTuple):
     # Of constants that are looked up: the rows to choose from.
     table: Any = None
 
+    @property
+    def is_free(self) -> bool:
+        """Whether it is a call without arguments, whose result is the same in all examples."""
+        return self.kind == RESULT and not self.fixed + self.ragged
+
 
 @dataclass
 class CompiledSource:
@@ -90,7 +95,7 @@ class CompiledSource:
     result_type: ResultType
     # Columns of the sites as arrays, so that merging examples takes few array operations.
     tables: dict[str, np.ndarray] = field(init=False)
-    # Calls without arguments. Their records come first, in this order, in every example.
+    # Calls without arguments; their records come first, in this order, in every example.
     free: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -105,8 +110,7 @@ class CompiledSource:
         columns["type"] = [site.types + (0,) * (width - len(site.types)) for site in sites]
         self.tables = {name: np.array(found, dtype=np.int64) for name, found in columns.items()}
         self.tables["type"] = self.tables["type"].reshape(-1, width)
-        is_free = (self.tables["kind"] == RESULT) & (self.tables["fixed"] == 0)
-        self.free = tuple(np.flatnonzero(is_free & (self.tables["ragged"] == 0)).tolist())
+        self.free = tuple(number for number, site in enumerate(sites) if site.is_free)
 
 
 # Python allows at most 20 nested loops and 100 indentations.
@@ -125,9 +129,7 @@ class Model:
         # What rewrites write instead of a block, by its id.
         self.rewritten: dict[int, Callable[[Code, Any], Any]] = {}
         self._names: dict[str, Any] = {}
-        self._functions: dict[int, Code] = {}
-        self._unwritten: list[tuple[Code, Block]] = []
-        self._free: dict[int, int] = {}
+        self._functions: list[tuple[Code, Block]] = []
         self._dictionaries: list[str] = []
         self._unique: dict[Any, Any] = {}
 
@@ -139,10 +141,7 @@ class Model:
 
     def name_of(self, value: Any) -> str:
         """Name a host object in the written code."""
-        for name, known in self._names.items():
-            if known is value:
-                return name
-        name = f"g{len(self._names)}"
+        name: str = self.unique(("name", id(value)), lambda: f"g{len(self._names)}")
         self._names[name] = value
         return name
 
@@ -185,25 +184,26 @@ class Model:
 
     def free_site(self, signature: int, path: str) -> int:
         """Number the only call site of an operation without arguments."""
-        if signature not in self._free:
-            outputs = self.signatures[signature].outputs
-            self._free[signature] = self.site(RESULT, outputs, path, signature)
-        return self._free[signature]
+        outputs, key = self.signatures[signature].outputs, ("free", signature)
+        number: int = self.unique(key, lambda: self.site(RESULT, outputs, path, signature))
+        return number
 
     def function_of(self, block: Block) -> str:
         """Name the separate function of a block."""
-        if id(block) not in self._functions:
-            code = self._functions[id(block)] = Code(self, f"f{len(self._functions)}")
-            self._unwritten.append((code, block))
-        return self._functions[id(block)].function
+        key, name = ("function", id(block)), f"f{len(self._functions)}"
+        code: Code = self.unique(key, lambda: Code(self, name))
+        if code.function == name:
+            self._functions.append((code, block))
+        return code.function
 
     def finish(self, root: "Code", result_type: ResultType) -> CompiledSource:
         """Write all functions that are still missing, and put the source together."""
-        while self._unwritten:
-            code, block = self._unwritten.pop()
+        # More functions are appended while this runs.
+        for code, block in self._functions:
             code.path = block._path()
             code.write(block._known("input"), partial(code.inline, block))
-        free, metrics = list(self._free.values()), range(len(self.metric_types))
+        free = [number for number, site in enumerate(self.sites) if site.is_free]
+        metrics = range(len(self.metric_types))
         data = [n for n, site in enumerate(self.sites) if site.kind != RESULT]
         head = [
             "def begin():",
@@ -218,7 +218,7 @@ class Model:
         rows, labels = ("".join(f"{letter}{n}, " for n in metrics) for letter in "MN")
         tail = f"    return C, P, {{{constants}}}, ({rows}), ({labels}), root\n"
         lines = [(text, ("Root", False)) for text in head]
-        for code in (root, *self._functions.values()):
+        for code in (root, *(code for code, _ in self._functions)):
             lines += code.lines
         lines.append((tail, ("Root", False)))
         return CompiledSource(

@@ -49,13 +49,13 @@ def element_type(block: Block, kind: ResultType | None, *, ends: bool = True) ->
 
 
 def pair_of_types(
-    block: Block, kind: ResultType | None, what: str, expected: str
+    block: Block, kind: ResultType | None, whose: str, expected: str
 ) -> tuple[ResultType | None, ResultType | None]:
     """Types of the items of a pair; None if they are unknown or inside a host object."""
     if kind is None or isinstance(kind, PyObjectType):
         return None, None
     if not isinstance(kind, TupleType) or len(kind) != 2:
-        block._fail(what, expected, kind)
+        block._fail(f"{whose} is not a pair", expected, kind)
     return kind[0], kind[1]
 
 
@@ -170,9 +170,9 @@ class Fold(Block):
             block.set_output_type(state)
         if state is not None and element is not None:
             self.combine_block.set_input_type((state, element))
-        what, expected = "combine_block does not take a pair", "(state, element)"
-        taken = pair_of_types(self, self.combine_block.input_type, what, expected)
-        self.start_block.set_output_type(taken[0])
+        given, whose = self.combine_block.input_type, "the input of combine_block"
+        state, _ = pair_of_types(self, given, whose, "(state, element)")
+        self.start_block.set_output_type(state)
 
     def _emit(self, code: Code, value: Any) -> Any:
         state = code.new(self._known("output"), "a", varying=True)
@@ -278,8 +278,8 @@ class RNN(Block):
         start = [] if initial_state_from_input else given
         super().__init__([cell, *start], name=name)
         if initial_state is not None and initial_state_from_input:
-            what = "the initial state is given twice"
-            self._fail(what, "one of the two arguments", "both", kind=ValueError)
+            expected = "initial_state, or initial_state_from_input"
+            self._fail("the initial state is given twice", expected, "both", kind=ValueError)
         self._cell, self._start = self._children[0], self._children[1] if start else None
         if self._start is not None:
             self._start.set_input_type(VoidType())
@@ -288,13 +288,10 @@ class RNN(Block):
         cell, start = self._cell, self._start
         sequence, given = self._given()
         element = element_type(self, sequence)
-        _, taken = pair_of_types(
-            self, cell.input_type, "the cell's input is not a pair", "(element, state)"
-        )
+        _, taken = pair_of_types(self, cell.input_type, "the cell's input", "(element, state)")
         _, returned = self._returned()
+        _, wanted = pair_of_types(self, self.output_type, "the output", "(outputs, last state)")
         begun = None if start is None else start.output_type
-        whole = self.output_type
-        wanted = whole[1] if isinstance(whole, TupleType) and len(whole) == 2 else None
         state = first_known(given, begun, taken, returned, wanted)
         if state is None and element is not None and cell.output_type is None:
             # The type of a layer's state may be known before it is called.
@@ -319,11 +316,10 @@ class RNN(Block):
             return kind, None
         if isinstance(kind, PyObjectType):
             return kind, kind
-        return pair_of_types(self, kind, "the input is not a pair", "(sequence, initial state)")
+        return pair_of_types(self, kind, "the input", "(sequence, initial state)")
 
     def _returned(self) -> tuple[ResultType | None, ResultType | None]:
-        what = "the cell's output is not a pair"
-        return pair_of_types(self, self._cell.output_type, what, "(output, state)")
+        return pair_of_types(self, self._cell.output_type, "the cell's output", "(output, state)")
 
     def _emit(self, code: Code, value: Any) -> Any:
         sequence, _ = self._given()

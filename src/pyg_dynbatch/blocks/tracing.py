@@ -353,12 +353,12 @@ class Tracer:
 def named_terminals(result_type: ResultType, result: Any) -> list[tuple[str, Any]]:
     """List the terminals in the root's output with the outputs they belong to; "" for objects."""
     found: list[tuple[str, Any]] = []
-    numbers, is_fixed = count(), bool(result_type.size)
+    numbers = count()
 
     def add(terminal: ResultType, value: Any) -> None:
         name = ""
         if isinstance(terminal, TensorType):
-            name = f"output_{next(numbers)}" if is_fixed else f"output:{terminal}"
+            name = f"output_{next(numbers)}" if result_type.size else f"output:{terminal}"
         found.append((name, value))
 
     result_type.for_each_terminal(add, result)

@@ -317,9 +317,7 @@ def convert_to_type(type_like: Any) -> ResultType:
     """
     if isinstance(type_like, ResultType):
         return type_like
-    if isinstance(type_like, Integral) and not isinstance(type_like, bool):
-        return TensorType((type_like,))
-    if isinstance(type_like, torch.Size):
+    if isinstance(type_like, Integral | torch.Size) and not isinstance(type_like, bool):
         return TensorType(type_like)
     if isinstance(type_like, tuple):
         return TupleType(*map(convert_to_type, type_like))
