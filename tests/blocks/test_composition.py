@@ -262,6 +262,8 @@ def test_one_parent() -> None:
     text = message(TypeError, td.Map, block)
     assert "mine: already a child of Map" in text and "sharing" not in text
     assert "Root.mine" in text
+    given = td.Block([td.Scalar()], 2, 3, "in Fold's order")
+    assert given.name == "in Fold's order" and given.output_type == td.TensorType(3)
 
 
 def test_blocks_have_no_items_and_no_truth_value() -> None:

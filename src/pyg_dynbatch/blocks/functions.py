@@ -45,8 +45,7 @@ def infer_output_type(block: Block, called: Callable[..., Any], input_type: Any)
         # Parameters use the user's random state, which the calls below do not change.
         build(input_type)
     found = []
-    like = _like(called)
-    with _without_side_effects(called):
+    with _without_side_effects(called) as like:
         for rows in (2, 3):
             arguments = _rows_of_zeros(input_type, rows, like)
             spread = arguments if isinstance(input_type, TupleType) else (arguments,)
@@ -62,23 +61,18 @@ def _fail_to_infer(block: Block, input_type: ResultType, got: str) -> NoReturn:
     block._fail(f"its function cannot be called with {input_type}", expected, got)
 
 
-def _like(called: Any) -> Tensor:
-    """A tensor with the device and the precision of a function."""
-    owner = module_of(called)
-    parameters = iter(()) if owner is None else owner.parameters()
-    return next((p for p in parameters if p.is_floating_point()), torch.empty(0))
-
-
 @contextmanager
-def _without_side_effects(called: Any) -> Iterator[None]:
+def _without_side_effects(called: Any) -> Iterator[Tensor]:
+    """Evaluate a module without side effects; yield a tensor of its device and precision."""
     owner = module_of(called)
     modules = [] if owner is None else list(owner.modules())
+    parameters = (p for module in modules for p in module.parameters() if p.is_floating_point())
     training = [module.training for module in modules]
     for module in modules:
         module.training = False
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            yield
+            yield next(parameters, torch.empty(0))
     finally:
         for module, flag in zip(modules, training, strict=True):
             module.training = flag

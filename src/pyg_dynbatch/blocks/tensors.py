@@ -114,12 +114,9 @@ class InputRow(Block):
         # External rows have a separate store; this operation moves them to that of their type.
         tagged = RowTensorType(kind.shape, kind.torch_dtype, self._tag)
         row = code.record_data(INPUT, tagged, value)
-        signature = code.model.signature(_unchanged, [tagged], [kind.row_type])
+        module = code.model.unique("input row", nn.Identity)
+        signature = code.model.signature(module, [tagged], [kind.row_type])
         return code.record_call(signature, [row])[0]
-
-
-def _unchanged(rows: Any) -> Any:
-    return rows
 
 
 class InputTransform(Block):
