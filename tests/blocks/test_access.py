@@ -14,9 +14,6 @@ def three() -> td.Block:
     return td.AllOf(td.Scalar(), td.Scalar("int64"), td.Zeros(2))
 
 
-# GetItem, Slice, Length
-
-
 def test_get_item() -> None:
     builds(td.GetItem("a") >> td.Scalar(), [({"a": 1}, 1.0)])
     builds(td.GetItem(-1) >> td.Scalar(), [([1, 2], 2.0)])
@@ -74,9 +71,6 @@ def test_nth() -> None:
 )
 def test_nth_errors(given: Any, what: str) -> None:
     assert what in message(TypeError, td.Nth().set_input_type, given)
-
-
-# Broadcast, Zip, ZipWith, NGrams
 
 
 def test_broadcast_and_zip() -> None:

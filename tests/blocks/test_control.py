@@ -108,9 +108,6 @@ def test_identity_and_void() -> None:
     assert td.Record(()).max_depth("x") == td.Void().max_depth(1) == td.Identity().max_depth(1) == 0
 
 
-# Metrics
-
-
 def test_metrics_of_different_lengths() -> None:
     block = numbers() >> td.Map(td.Metric("each")) >> td.Void()
     assert block.eval([1, 2]) == (None, {"each": [1.0, 2.0]})

@@ -42,9 +42,6 @@ def test_map_of_an_endless_sequence() -> None:
     builds(block >> td.ZipWith(add()), [({"s": [1, 2], "b": 3}, [-2.0, -1.0])], depth=2)
 
 
-# Fold
-
-
 def test_fold() -> None:
     fold = numbers() >> td.Fold(add(), td.FromTensor(torch.tensor(10.0)))
     builds(fold, [([1, 2, 3], 16.0), ([], 10.0)], depth=3)
@@ -71,9 +68,6 @@ def test_fold_errors() -> None:
     assert "got:      nothing" in message(TypeError, td.Fold, add(), td.Scalar())
     vectors = lambda: numbers() >> td.Fold(td.Function(lambda a, b: b), td.Zeros(2))  # noqa: E731
     assert "the output type differs" in message(TypeError, vectors)
-
-
-# RNN
 
 
 def running(x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -144,9 +138,6 @@ def test_rnn_errors() -> None:
     assert "the type of the zeros cannot be inferred" in message(TypeError, unknown, [1])
     single = lambda: numbers() >> td.RNN(td.Function(running), None, True)  # noqa: E731
     assert "the input is not a pair" in message(TypeError, single)
-
-
-# Reduce, Sum, Mean, Min, Max
 
 
 def test_mean_of_many_in_half_precision() -> None:
