@@ -60,7 +60,7 @@ def main() -> None:
     model = td.Compiler.create(calculator(width=24))
     traced = [model.tracer(example) for example in examples]
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
-    for _ in range(10):
+    for _ in range(7):
         for batch in td.group_by_batches(traced[:2000], 100):
             loss = model(batch).output[0].mean()
             optimizer.zero_grad()
