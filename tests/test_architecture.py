@@ -52,7 +52,6 @@ MORE_PARAMETERS = {
 }
 LONGER: dict[str, str] = {}
 NO_EXAMPLE = {
-    "blocks.ExplainedCall": "Compiler.explain writes some",
     "blocks.ResultType": "an interface; every type is an example",
     "core.DependencyGraph": "the policies show it",
     "core.RaggedRows": "made by the engine, handed to modules",

@@ -184,7 +184,7 @@ def test_the_rewrites_change_nothing(data: st.DataObject) -> None:
     for passes in ((), td.PASSES):
         operations = Operations()
         tracer = compile_block(block, operations, passes)
-        merged, _ = merge_traced(tracer.recipe, [tracer(example) for example in examples])
+        merged, _ = merge_traced(tracer.source, [tracer(example) for example in examples])
         schedule = Schedule.from_programs([merged], merge_equal="merge_equal" in passes)
         found.append(Engine(operations).double()(schedule))
     assert found[0].keys() == found[1].keys()
