@@ -1,5 +1,6 @@
 import copy
 import pickle
+import re
 
 import pytest
 import torch
@@ -133,7 +134,7 @@ BAD = {
         | {"depth": torch.zeros(3).long(), "child_slot": torch.tensor([0, 1])}
         | {"edge_index": torch.tensor([[0, 5], [2, 2]]), "root_index": torch.tensor([2])},
         {},
-        "edge 1 names a node that does not exist.\n"
+        "an edge names a node that does not exist.\n"
         "  expected: node numbers from 0 to 2\n  got:      5 -> 2",
     ),
     "cycle": (
@@ -141,7 +142,7 @@ BAD = {
         | {"edge_index": torch.tensor([[0, 1, 2], [1, 2, 0]]), "depth": torch.zeros(3).long()}
         | {"child_slot": torch.zeros(3).long(), "root_index": torch.tensor([0])},
         {},
-        "edge_index has a cycle.\n  expected: edges from child to parent without a way back\n"
+        "edge_index has a cycle.\n  expected: edges from child to parent without any\n"
         "  got:      0 -> 1 -> 2 -> 0",
     ),
     "wrong depth": (
@@ -164,7 +165,7 @@ BAD = {
     "token dtype": (
         TREE | {"token": torch.zeros(3)},
         {},
-        "token has the wrong form.\n  expected: int64 tensor [3], one per node\n"
+        "token has an invalid shape or dtype.\n  expected: int64 tensor [3], one per node\n"
         "  got:      float32 tensor [3]",
     ),
     "token length": (TREE | {"token": torch.zeros(2).long()}, {}, "got:      int64 tensor [2]"),
@@ -179,8 +180,8 @@ BAD = {
         {"num_classes": 5},
         "y is out of range at node 2",
     ),
-    "y length": (TREE | {"y": torch.zeros(4)}, {}, "y has the wrong form"),
-    "x dtype": (TREE | {"x": torch.zeros(3, 2).long()}, {}, "x has the wrong form"),
+    "y length": (TREE | {"y": torch.zeros(4)}, {}, "y has an invalid shape or dtype"),
+    "x dtype": (TREE | {"x": torch.zeros(3, 2).long()}, {}, "x has an invalid shape or dtype"),
     "x length": (TREE | {"x": torch.zeros(4, 2)}, {}, "float32 tensor [4, 2]"),
     "x one axis": (
         TREE | {"x": torch.zeros(3)},
@@ -192,11 +193,15 @@ BAD = {
         {"feature_width": 3},
         "x has the wrong width.\n  expected: 3 features per node\n  got:      2",
     ),
-    "has_input": (TREE | {"has_input": torch.ones(3)}, {}, "has_input has the wrong form"),
+    "has_input": (
+        TREE | {"has_input": torch.ones(3)},
+        {},
+        "has_input has an invalid shape or dtype",
+    ),
     "target": (
         TREE | {"target": torch.zeros(5)},
         {},
-        "target has the wrong form.\n"
+        "target has an invalid shape or dtype.\n"
         "  expected: tensor [1] or [1, value], one row per example\n  got:      float32 tensor [5]",
     ),
     "not a tensor": (TREE | {"y": [1, 2, 3]}, {}, "got:      list"),
@@ -217,7 +222,7 @@ def test_faults_are_named(fault):
         data.validate(**demands, where="train.txt:12")
     assert message in str(caught.value)
     assert str(caught.value).startswith("DynTreeData: ")
-    assert "where:    train.txt:12" in str(caught.value)
+    assert re.search(r"where:    train.txt:12|^DynTreeData: train.txt:12: ", str(caught.value))
 
 
 def test_nothing_at_all_is_an_empty_tree():
