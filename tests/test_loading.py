@@ -175,12 +175,13 @@ def test_options_are_kept_under_their_own_names():
 def test_a_collate_function_is_refused_rather_than_dropped():
     with pytest.raises(TypeError, match="DataLoader: collate_fn is given"):
         DataLoader(trees(), collate_fn=list)
-    DataLoader(trees(), collate_fn=Collater())
+    collate = Collater(arity=2)
+    assert DataLoader(trees(), collate_fn=collate).collate_fn is collate
 
 
 def test_sizes_of_another_data_set():
     sampler = NodeBudgetBatchSampler(SequentialSampler(range(3)), [1, 2, 3], 10)
-    with pytest.raises(ValueError, match="belong to another data set") as caught:
+    with pytest.raises(ValueError, match="belong to a different data set") as caught:
         DataLoader(trees(), batch_sampler=sampler)
     assert "expected: 12 sizes, one per example\n  got:      3" in str(caught.value)
 

@@ -54,7 +54,7 @@ def test_a_collate_function_is_refused_rather_than_dropped():
 def test_sizes_of_another_data_set():
     sampler = NodeBudgetBatchSampler(None, [1, 2, 3], 10)
     with pytest.raises(
-        ValueError, match="MoleculeLoader: the sizes .* belong to another"
+        ValueError, match="MoleculeLoader: the sizes .* belong to a different"
     ) as caught:
         MoleculeLoader(molecules(), TABLE, batch_sampler=sampler)
     assert "pair_counts(dataset)" in str(caught.value)

@@ -145,7 +145,7 @@ class TestFaults:
     def test_dtypes_that_torch_would_cast(self):
         other = self.broken(token=TREE.token.float())
         assert self.message([TREE, other]) == (
-            "Collater: token has another dtype or width than in the first example.\n"
+            "Collater: token has a different dtype or width than in the first example.\n"
             "  expected: int64 tensor [5]\n"
             "  got:      float32 tensor [5]\n"
             "  where:    example 1 of the batch"

@@ -10,7 +10,7 @@ from torch_geometric.data import Batch, Data
 
 from pyg_dynbatch.core.padding import LevelBuckets
 from pyg_dynbatch.data import DynTreeData, MoleculeData, allow_batches
-from pyg_dynbatch.loader import BucketedCollater, Collater, MoleculeCollater
+from pyg_dynbatch.loader import Collater, MoleculeCollater
 from pyg_dynbatch.molecules.pair_table import PairTable
 
 TREES = [DynTreeData(torch.tensor([[0, 1], [2, 2]]), num_nodes=3)] * 2
@@ -33,7 +33,7 @@ def test_batches_without_a_schedule_need_pyg_alone() -> None:
 
 def padded() -> Any:
     buckets = LevelBuckets.fit([Collater(arity=2)(TREES).schedule])
-    return BucketedCollater(buckets, arity=2)(TREES)
+    return Collater(arity=2, buckets=buckets)(TREES)
 
 
 @pytest.mark.parametrize(

@@ -189,7 +189,7 @@ class GraphedTreeLSTM(RecursiveLayer):
 
     Used like the layer itself, with the same parameters under the same names; values and gradients
     are the same up to rounding. A graph runs if the schedule carries its padded form, which loader
-    workers make: see :class:`~pyg_dynbatch.loader.BucketedCollater`. The layer itself runs for
+    workers make: see :class:`~pyg_dynbatch.loader.Collater`. The layer itself runs for
     batches that fit no shape, and while another call waits for its backward pass. On a CPU the
     padded runs are made call by call, which shows what graphs would compute and gains nothing.
 

@@ -8,6 +8,7 @@ from abc import ABC
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import is_
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,10 +30,9 @@ from pyg_dynbatch.core.files import (
     write_atomically,
 )
 from pyg_dynbatch.core.progress import Progress
-from pyg_dynbatch.core.structure import concatenated_ranges
-from pyg_dynbatch.loading import Segments
+from pyg_dynbatch.loading import Segments, is_plain
 from pyg_dynbatch.samplers import node_counts
-from pyg_dynbatch.trees.columns import TreeColumns, columns_of, segments_of
+from pyg_dynbatch.trees.columns import TreeColumns
 from pyg_dynbatch.trees.data import DynTreeData, check_option
 from pyg_dynbatch.trees.text import parse_bracketed
 from pyg_dynbatch.trees.vocabulary import Vocabulary
@@ -98,7 +98,7 @@ class TreeDataset(InMemoryDataset, ABC):
         super().__init__(None if root is None else str(root), transform, pre_transform, log=False)
         # PyG puts "???" in the place of no folder, and a cache would be written there.
         self.root = None if root is None else str(root)
-        self._segments: tuple[Any, dict[str, Segments]] = (None, {})
+        self._segments: tuple[tuple[Any, Any], dict[str, Segments]] = ((None, None), {})
         if root is None:
             packed = self._build(split, build(), None)
         else:
@@ -174,9 +174,9 @@ class TreeDataset(InMemoryDataset, ABC):
         token = self._data.token
         # PyG keeps no slices of a single example.
         sizes = [token.numel()] if self.slices is None else self.slices["depth"].diff().numpy()
-        nodes, chosen = Segments(np.asarray(sizes)), np.array(self.indices(), dtype=np.int64)
-        rows = concatenated_ranges(nodes.starts[chosen], nodes.sizes[chosen])
-        token = token[torch.from_numpy(rows)]
+        nodes = Segments(sizes)
+        columns = TreeColumns(nodes, {"token": token}, {"token": nodes})
+        token = columns[list(self.indices())].fields["token"]
         return torch.bincount(token[token >= 0], minlength=self.num_tokens)
 
     def __getitems__(self, chosen: Sequence[int]) -> Sequence[Any]:
@@ -188,12 +188,32 @@ class TreeDataset(InMemoryDataset, ABC):
         return columns[[where[i] for i in chosen]]
 
     def _columns(self) -> TreeColumns | None:
-        if self.slices is None:
-            return None
-        if self._segments[0] is not self.slices:
-            self._segments = self.slices, segments_of(self.slices)
+        """Return all trees that PyG joined as columns; None where PyG has to take them out."""
         # PyG names `_data` as the way to the joined examples that does not warn.
-        return columns_of(self._data, self._segments[1])
+        store = self._data.stores[0]
+        source = self.slices, vars(store).get("_num_nodes")
+        if None in source:
+            return None
+        if not all(map(is_, self._segments[0], source)):
+            self._segments = source, _segments_of(*source)
+        segments = self._segments[1]
+        fields = {key: store[key] for key in segments if key in store and key != "num_nodes"}
+        known = "edge_index" in fields and fields.keys() <= TreeColumns.named
+        if not known or not all(map(is_plain, fields.values())):
+            return None
+        return TreeColumns(segments["num_nodes"], fields, {key: segments[key] for key in fields})
+
+
+def _segments_of(slices: Mapping[str, Tensor], num_nodes: list[int]) -> dict[str, Segments]:
+    """Find where the rows of each example are, for every field and for the nodes."""
+    sizes = {"num_nodes": np.array(num_nodes)}
+    sizes |= {key: starts.diff().numpy() for key, starts in slices.items()}
+    known: dict[bytes, Segments] = {}
+    # Fields with equal sizes share one object, so that their rows are found once per batch. Copies:
+    # pickling moves the slices, and a view would then read freed memory.
+    return {
+        key: known.setdefault(each.tobytes(), Segments(each.copy())) for key, each in sizes.items()
+    }
 
 
 def parse_lines(path: Path, parse: Callable[[str, str], Item]) -> list[Item]:
