@@ -236,7 +236,7 @@ def test_words_outside_the_tree_are_left_out() -> None:
         ("0 -2", "a parent pointer names none of the 2 nodes", "-2"),
         ("0 0", "there is not exactly one root", "2 zeros"),
         ("-1 1", "the parent of node 2 is outside the tree", "1"),
-        ("0 3 2", "the parent pointers run in a circle", "nodes [2, 3]"),
+        ("0 3 2", "the parent pointers form a cycle", "nodes [2, 3]"),
     ],
 )
 def test_says_what_is_wrong(pointers: str, problem: str, got: str) -> None:
