@@ -148,7 +148,7 @@ def test_checkpoint_of_another_vocabulary(tmp_path: Path) -> None:
     run = trainer(tmp_path)
     run.fit(task(data), datamodule=data)
     path = last_of(run)
-    with pytest.raises(ValueError, match="was made with another vocabulary") as caught:
+    with pytest.raises(ValueError, match="was made with a different vocabulary") as caught:
         trainer(tmp_path).test(task(other), datamodule=other, ckpt_path=path)
     assert "6 words" in str(caught.value)
 
