@@ -161,7 +161,7 @@ class TestFaults:
         edges = TREE.edge_index.clone()
         edges[0, 2] = 5
         assert self.message([LEAF, self.broken(edge_index=edges), TREE]) == (
-            "Collater: an edge names a node that does not exist.\n"
+            "Collater: an edge has a node that does not exist.\n"
             "  expected: node numbers from 0 to 4\n"
             "  got:      5 -> 2\n"
             "  where:    example 1 of the batch"

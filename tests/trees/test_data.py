@@ -134,8 +134,7 @@ BAD = {
         | {"depth": torch.zeros(3).long(), "child_slot": torch.tensor([0, 1])}
         | {"edge_index": torch.tensor([[0, 5], [2, 2]]), "root_index": torch.tensor([2])},
         {},
-        "an edge names a node that does not exist.\n"
-        "  expected: node numbers from 0 to 2\n  got:      5 -> 2",
+        "got:      5 -> 2\n  where:    edge 1",
     ),
     "cycle": (
         TREE

@@ -100,12 +100,12 @@ def test_the_two_forms_of_one_expression() -> None:
 @pytest.mark.parametrize(
     ("text", "problem", "column"),
     [
-        ("[MIN 3 x ]", "a piece is neither digit nor operator nor ]", 10),
-        ("[MIN 3 10 ]", "a piece is neither digit nor operator nor ]", 10),
+        ("[MIN 3 x ]", "a piece is not a digit, an operator or ]", 10),
+        ("[MIN 3 10 ]", "a piece is not a digit, an operator or ]", 10),
         ("[MIN ]", "a list is empty, or closed but never opened", 8),
         ("]", "a list is empty, or closed but never opened", 3),
         ("[MIN 3 [MAX 1 ]", "1 lists are never closed", 18),
-        ("", "it is empty", 3),
+        ("", "the expression is empty", 3),
         ("3 4", "something follows the end of the expression", 5),
         ("( ( [MIN 3 ) ) ]", "the parentheses are not the left-branching parse", 16),
         ("( [MIN ( 3 ] ) )", "the parentheses are not the left-branching parse", 5),
@@ -114,7 +114,7 @@ def test_the_two_forms_of_one_expression() -> None:
 def test_says_what_is_wrong_and_where(text: str, problem: str, column: int) -> None:
     with pytest.raises(ValueError) as caught:
         read_listops(text, "listops.tsv:5", column=3)
-    assert str(caught.value).startswith(f"ListOps expression: {problem}.")
+    assert str(caught.value).startswith(f"ListOps: {problem}.")
     assert f"where:    listops.tsv:5:{column}" in str(caught.value)
 
 
@@ -133,9 +133,8 @@ def test_all_nodes_carry_the_value_of_their_part() -> None:
 
 @pytest.mark.parametrize(("form", "labels"), [("binary", "all"), ("operator", "leaves")])
 def test_labels_must_go_with_the_form(form: str, labels: str) -> None:
-    with pytest.raises(ValueError, match="labels do not go with the form") as caught:
+    with pytest.raises(ValueError, match=f"form '{form}': unknown labels"):
         listops_tree(["3"], form, labels)
-    assert f"got:      {labels!r} with {form!r}" in str(caught.value)
 
 
 EXPECTED = [
@@ -235,11 +234,11 @@ def test_reads_the_published_format(samples: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "problem", "place"),
     [
-        ("[MIN 3 1 ]", "the line does not begin with a value", ":2:1"),
-        ("12\t[MIN 3 1 ]", "the line does not begin with a value", ":2:1"),
-        ("x\t[MIN 3 1 ]", "the line does not begin with a value", ":2:1"),
+        ("[MIN 3 1 ]", "invalid line", ":2:1"),
+        ("12\t[MIN 3 1 ]", "invalid line", ":2:1"),
+        ("x\t[MIN 3 1 ]", "invalid line", ":2:1"),
         ("3\t[MIN 3 1 ]", "the value is not that of the expression", ":2:1"),
-        ("1\t[MIN 3 y ]", "a piece is neither digit nor operator nor ]", ":2:10"),
+        ("1\t[MIN 3 y ]", "a piece is not a digit, an operator or ]", ":2:10"),
         ("1\t[MIN 3 1", "1 lists are never closed", ":2:11"),
     ],
 )

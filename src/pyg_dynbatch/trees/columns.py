@@ -77,7 +77,7 @@ def check_rows(nodes: np.ndarray, starts: Mapping[str, np.ndarray], index: np.nd
     if outside.any():
         edge = int(np.flatnonzero(outside.any(0))[0])
         number = int(np.searchsorted(edges, edge, side="right")) - 1
-        what = "Collater: an edge names a node that does not exist"
+        what = "Collater: an edge has a node that does not exist"
         expected = f"node numbers from 0 to {sizes[number] - 1}"
         got, where = "{} -> {}".format(*index[:, edge]), f"example {number} of the batch"
         raise mismatch(ValueError, what, expected, got, where=where)

@@ -34,7 +34,7 @@ from pyg_dynbatch.loading import Segments, is_plain
 from pyg_dynbatch.samplers import node_counts
 from pyg_dynbatch.trees.columns import TreeColumns
 from pyg_dynbatch.trees.data import DynTreeData, check_option
-from pyg_dynbatch.trees.text import parse_bracketed
+from pyg_dynbatch.trees.text import ParsedTree, parse_bracketed
 from pyg_dynbatch.trees.vocabulary import Vocabulary
 
 Transform = Callable[[Any], Any]
@@ -59,8 +59,8 @@ class TreeDataset(InMemoryDataset, ABC):
 
     The name of the cache file holds a hash of all that its content depends on: raw files, options,
     and the pickle of ``pre_transform`` (a function's name, an object's class and state; an edited
-    function body is not noticed). The file appears under that name only when it is complete, and a
-    damaged one is built again with a warning.
+    function body is not noticed). The file is written atomically; a corrupt one is rebuilt with a
+    warning.
 
     Args:
         root: Folder for ``raw/`` and ``processed/``; None caches nothing.
@@ -70,7 +70,7 @@ class TreeDataset(InMemoryDataset, ABC):
         transform: Applied to an example each time it is taken.
         pre_transform: Applied to an example once, before it is cached; with a root it must be one
             that can be pickled.
-        force_reload: Whether to build again.
+        force_reload: Whether to rebuild the cache.
 
     Raises:
         OSError: If the cache folder cannot be written.
@@ -96,7 +96,7 @@ class TreeDataset(InMemoryDataset, ABC):
         force_reload: bool = False,
     ) -> None:
         super().__init__(None if root is None else str(root), transform, pre_transform, log=False)
-        # PyG puts "???" in the place of no folder, and a cache would be written there.
+        # PyG replaces None by "???", and a cache would be written there.
         self.root = None if root is None else str(root)
         self._segments: tuple[tuple[Any, Any], dict[str, Segments]] = ((None, None), {})
         if root is None:
@@ -118,15 +118,16 @@ class TreeDataset(InMemoryDataset, ABC):
         try:
             return load_tensors(path, _FORMAT, type(self).__name__) if path.is_file() else None
         except ValueError:
-            what = f"{type(self).__name__}: a damaged cache is built again"
-            warnings.warn(f"{what}: {path}", stacklevel=4)
+            warnings.warn(
+                f"{type(self).__name__}: rebuilding a corrupt cache: {path}", stacklevel=4
+            )
             return None
 
     def _build(self, split: str, content: Content, ending: str | None) -> dict[str, Any]:
         """Build one split; with an ending for their names, build and cache the others as well."""
         if not content.splits.get(split):
             what = f"{type(self).__name__}: the split {split!r} is empty"
-            raise mismatch(ValueError, what, "at least one example", 0)
+            raise mismatch(ValueError, what, "at least one example")
         if ending is None:
             return self._pack(split, content)
         packed = {name: self._pack(name, content) for name in content.splits}
@@ -217,32 +218,30 @@ def _segments_of(slices: Mapping[str, Tensor], num_nodes: list[int]) -> dict[str
 
 
 def parse_lines(path: Path, parse: Callable[[str, str], Item]) -> list[Item]:
-    """Parse every line of a file; each gets its place for messages."""
+    """Call ``parse`` with every line of a file, and with file and line number for messages."""
     lines = enumerate(read_lines(path), start=1)
     return [parse(line, f"{path}:{number}") for number, line in lines]
 
 
 def choose_split(split: str, known: Sequence[str], aliases: Mapping[str, str], what: str) -> str:
-    """Translate the name of a split into the one the data set uses."""
+    """Return the name that the data set uses for a split."""
     name = aliases.get(split, split)
     check_option(what, "split", name, known)
     return name
 
 
 def name_of_vocabulary(vocabulary: str | Vocabulary, what: str) -> str:
-    """Name the choice of a vocabulary for the cache."""
+    """Return a text for the name of the cache that identifies a vocabulary."""
     if isinstance(vocabulary, Vocabulary):
         return vocabulary.digest()
-    if vocabulary not in ("all", "train"):
-        expected = "'all', 'train' or a Vocabulary"
-        raise mismatch(ValueError, f"{what}: unknown vocabulary", expected, repr(vocabulary))
+    check_option(what, "vocabulary", vocabulary, ("all", "train", "or a Vocabulary"))
     return vocabulary
 
 
 def choose_vocabulary(
     vocabulary: str | Vocabulary, splits: Mapping[str, Iterable[Any]]
 ) -> Vocabulary:
-    """Return a given vocabulary, or make one of the ``words`` of some splits."""
+    """Return a given vocabulary, or create one of the ``words`` of some splits."""
     if isinstance(vocabulary, Vocabulary):
         return vocabulary
     counted = splits.values() if vocabulary == "all" else [splits["train"]]
@@ -258,7 +257,7 @@ def _name_of(transform: Transform | None, what: str) -> str:
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         what, got = f"{what}: pre_transform cannot be pickled", f"{transform!r} ({error})"
         hint = "a top-level function or object, or root=None"
-        raise mismatch(ValueError, what, "one that can name the cache", got, hint=hint) from error
+        raise mismatch(ValueError, what, got=got, hint=hint) from error
     return hashlib.sha256(pickled).hexdigest()
 
 
@@ -290,14 +289,14 @@ class SST(TreeDataset):
         vocabulary: ``"all"``: the words of all three splits (21,701), so that those of the dev and
             test sets can have pretrained vectors; ``"train"`` (18,280); or a vocabulary.
         raw_dir: Folder with ``train.txt``, ``dev.txt`` and ``test.txt``.
-        verify: Whether files other than the published ones are refused.
+        verify: Whether files other than the published ones are an error.
         **options: ``transform``, ``pre_transform`` and ``force_reload``, see
             :class:`~pyg_dynbatch.datasets.TreeDataset`.
 
     Raises:
         ConnectionError: If there are no raw files and they cannot be downloaded.
         FileNotFoundError: If `raw_dir` lacks a file.
-        ValueError: If a file is damaged, not the published one, or cannot be parsed.
+        ValueError: If a file is corrupt, not the published one, or cannot be parsed.
 
     Reference:
         Socher, Perelygin, Wu, Chuang, Manning, Ng and Potts (2013), EMNLP, D13-1170.
@@ -336,18 +335,16 @@ def _find_files(folder: Path | None, *, may_download: bool, verify: bool) -> dic
     files = {name: folder / f"{name}.txt" for name in _SPLITS}
     absent = [path.name for path in files.values() if not path.is_file()]
     names = "train.txt, dev.txt and test.txt"
-    advice = f"put {names}, or {_ARCHIVE} from {_URL}, into {folder}, or pass raw_dir="
-    archive = folder / _ARCHIVE
-    if absent and not may_download and not archive.is_file():
+    hint = f"put {names}, or {_ARCHIVE} from {_URL}, into {folder}, or pass raw_dir="
+    if absent and not may_download and not (folder / _ARCHIVE).is_file():
         what, got = "SST: raw files are missing", f"no {', no '.join(absent)}"
-        raise mismatch(FileNotFoundError, what, names, got, where=folder, hint=advice)
+        raise mismatch(FileNotFoundError, what, names, got, where=folder, hint=hint)
     if absent:
-        archive = download_verified(_URL, folder, _ARCHIVE_SHA256, "SST", hint=advice)
+        archive = download_verified(_URL, folder, _ARCHIVE_SHA256, "SST", hint=hint)
         for name in absent:
             extract_member(archive, f"trees/{name}", folder / name, "SST")
-    if verify:
-        for name, path in files.items():
-            check_sha256(path, _SHA256[name], "SST", "verify=False if the change is intended")
+    for name, path in files.items() if verify else ():
+        check_sha256(path, _SHA256[name], "SST", "verify=False if the change is intended")
     return files
 
 
@@ -355,7 +352,7 @@ def _build(files: dict[str, Path], vocabulary: str | Vocabulary) -> Content:
     parse = partial(parse_bracketed, num_classes=_CLASSES)
     parsed = {name: parse_lines(path, parse) for name, path in files.items()}
     words = choose_vocabulary(vocabulary, parsed)
-    return Content(parsed, lambda tree: tree.to_data(words), words, _CLASSES)
+    return Content(parsed, partial(ParsedTree.to_data, vocabulary=words), words, _CLASSES)
 
 
 _SPLIT = "trees"
@@ -378,7 +375,7 @@ class TreeFile(TreeDataset):
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If a file is empty, not UTF-8, damaged, or cannot be parsed; file, line and
+        ValueError: If a file is empty, not UTF-8, corrupt, or cannot be parsed; file, line and
             column are named.
 
     Example:
@@ -401,19 +398,15 @@ class TreeFile(TreeDataset):
     ) -> None:
         paths = [Path(path)] if isinstance(path, (str, Path)) else [Path(one) for one in path]
         if not paths:
-            raise mismatch(ValueError, "TreeFile: no files are given", "at least one", 0)
+            raise mismatch(ValueError, "TreeFile: no files are given", "at least one")
 
         def build() -> Content:
             parse = partial(parse_bracketed, num_classes=num_classes, labels=labels)
             trees = [tree for path in paths for tree in parse_lines(path, parse)]
-            words = vocabulary or Vocabulary.from_words(w for tree in trees for w in tree.words)
+            words = choose_vocabulary(vocabulary or "all", {_SPLIT: trees})
             classes = num_classes or 1 + max(max(tree.labels) for tree in trees)
-            return Content(
-                {_SPLIT: trees},
-                lambda tree: tree.to_data(words, labelled=labels != "none"),
-                words,
-                classes,
-            )
+            featurize = partial(ParsedTree.to_data, vocabulary=words, labelled=labels != "none")
+            return Content({_SPLIT: trees}, featurize, words, classes)
 
         key = {
             "files": " ".join(sha256_of(existing(path, "a text file")) for path in paths),

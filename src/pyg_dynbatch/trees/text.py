@@ -70,25 +70,22 @@ def forest_to_data(
         >>> forest_to_data([leaf, leaf], Vocabulary(["good"])).root_index
         tensor([0, 1])
     """
-    row = vocabulary.row
-    child: list[int] = []
-    parent: list[int] = []
-    slots: list[int] = []
+    edges: list[tuple[int, int, int]] = []  # child, parent, slot
     roots: list[int] = []
     start = 0
     for tree in trees:
-        for node, above in enumerate(tree.parents):
+        for node, (above, slot) in enumerate(zip(tree.parents, tree.slots, strict=True), start):
             if above == NO_PARENT:
-                roots.append(start + node)
+                roots.append(node)
             else:
-                child.append(start + node)
-                parent.append(start + above)
-                slots.append(tree.slots[node])
+                edges.append((node, start + above, slot))
         start += len(tree)
+    row = vocabulary.row
     tokens = [-1 if word is None else row(word) for tree in trees for word in tree.tokens]
+    ends = torch.tensor(edges, dtype=torch.long).view(-1, 3).t().contiguous()
     return DynTreeData(
-        edge_index=torch.tensor([child, parent], dtype=torch.long),
-        child_slot=torch.tensor(slots, dtype=torch.long),
+        edge_index=ends[:2],
+        child_slot=ends[2],
         depth=torch.tensor([depth for tree in trees for depth in tree.depths]),
         token=torch.tensor(tokens),
         y=torch.tensor([label for tree in trees for label in tree.labels]) if labelled else None,
