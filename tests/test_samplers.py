@@ -167,11 +167,13 @@ def test_resumes_on_every_rank():
 
 
 def test_fewer_examples_than_ranks_do_not_hang():
-    with pytest.warns(UserWarning, match="2 examples do not go .* 2 of them come twice"):
+    with pytest.warns(
+        UserWarning, match="2 examples are fewer than 4 batches on 4 ranks; 2 are repeated"
+    ):
         plans = ranked([3, 5], 4, max_nodes=10)
     assert [len(plan) for plan in plans] == [1] * 4
     assert Counter(flat(flat(plans))) == {0: 2, 1: 2}
-    with pytest.raises(ValueError, match="there is not one batch for every rank"):
+    with pytest.raises(ValueError, match="there are fewer batches than ranks"):
         ranked([3, 5], 4, max_nodes=10, drop_last=True)
 
 
@@ -211,7 +213,7 @@ def test_sampler_pickles_and_has_a_repr():
         ({"max_nodes": 0}, "max_nodes must be at least 1"),
         ({"seed": -1}, "seed is negative"),
         ({"oversize": "cut"}, "unknown value of oversize"),
-        ({"sampler": SequentialSampler(range(5))}, "sizes belong to another data set"),
+        ({"sampler": SequentialSampler(range(5))}, "sizes belong to a different data set"),
     ],
 )
 def test_bad_options(options, message):

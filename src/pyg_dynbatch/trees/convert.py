@@ -266,10 +266,15 @@ def from_edge_index(
         >>> from_edge_index(torch.tensor([[0, 0], [1, 2]]), 3, arrows="parent_to_child").root_index
         tensor([0])
     """
-    check_option("from_edge_index", "direction of arrows", arrows, ARROWS)
     check_edge_form(edge_index, name="from_edge_index")
-    edge_index = edge_index if arrows == "child_to_parent" else edge_index.flip(0)
+    edge_index = _oriented(edge_index, arrows, "from_edge_index")
     return DynTreeData(edge_index, num_nodes=num_nodes, **fields).validate()
+
+
+def _oriented(edge_index: Tensor, arrows: str, name: str) -> Tensor:
+    """Reverse edges from parent to child, or to it."""
+    check_option(name, "direction of arrows", arrows, ARROWS)
+    return edge_index if arrows == "child_to_parent" else edge_index.flip(0)
 
 
 def from_networkx(
@@ -299,13 +304,12 @@ def from_networkx(
         >>> from_networkx(networkx.DiGraph([("+", "a"), ("+", "b")])).edge_index.tolist()
         [[1, 2], [0, 0]]
     """
-    check_option("from_networkx", "direction of arrows", arrows, ARROWS)
     if not graph.is_directed() or not len(graph):
         what = "from_networkx: the graph is " + ("empty" if graph.is_directed() else "undirected")
         raise mismatch(ValueError, what, "a DiGraph or MultiDiGraph with at least one node", graph)
     number = {node: i for i, node in enumerate(graph)}
     ends = torch.tensor([[number[a], number[b]] for a, b in graph.edges()], dtype=torch.long)
-    edge_index = ends.view(-1, 2).t().flip(0) if arrows == ARROWS[1] else ends.view(-1, 2).t()
+    edge_index = _oriented(ends.view(-1, 2).t(), arrows, "from_networkx")
     child_slot = None
     if slot is not None:
         slots = [found for _, _, found in graph.edges(data=slot)]
@@ -340,10 +344,10 @@ def to_networkx(data: DynTreeData, *, arrows: str = "parent_to_child") -> Any:
         >>> list(to_networkx(from_parents([-1, 0, 0])).edges)
         [(0, 1), (0, 2)]
     """
-    check_option("to_networkx", "direction of arrows", arrows, ARROWS)
     networkx = _imported("networkx", "to_networkx")
-    pairs = data.edge_index.unique(dim=1).size(1) == data.edge_index.size(1)
-    graph = networkx.DiGraph() if pairs else networkx.MultiDiGraph()
+    edges = _oriented(data.edge_index, arrows, "to_networkx")
+    repeated = edges.unique(dim=1).size(1) < edges.size(1)
+    graph = networkx.MultiDiGraph() if repeated else networkx.DiGraph()
     columns = {key: data[key].tolist() for key in ("token", "y", "x", "has_input") if key in data}
     for node in range(data.num_nodes):
         found = {key: values[node] for key, values in columns.items()}
@@ -354,10 +358,9 @@ def to_networkx(data: DynTreeData, *, arrows: str = "parent_to_child") -> Any:
         if not found.pop("has_input", True):
             found.pop("x", None)
         graph.add_node(node, **found)
-    for edge in data.child_slot.argsort(stable=True).tolist():
-        child, parent = data.edge_index[:, edge].tolist()
-        ends = (parent, child) if arrows == "parent_to_child" else (child, parent)
-        graph.add_edge(*ends, child_slot=int(data.child_slot[edge]))
+    slots, order = data.child_slot.sort(stable=True)
+    for start, end, slot in zip(*edges[:, order].tolist(), slots.tolist(), strict=True):
+        graph.add_edge(start, end, child_slot=slot)
     return graph
 
 
