@@ -379,7 +379,7 @@ class NodeBudgetBatchSampler(BatchSampler):
 
 
 def _epoch_counter(sampler: Any, num_examples: int) -> DistributedSampler | EpochSampler:
-    """Return the sampler if it has ranks; otherwise check that it is over all examples."""
+    """Return the sampler if it has ranks, otherwise one that only counts epochs."""
     ranked = isinstance(sampler, DistributedSampler)
     if sampler is not None and not isinstance(sampler, NodeBudgetBatchSampler):
         if not ranked and type(sampler) not in (SequentialSampler, RandomSampler, EpochSampler):

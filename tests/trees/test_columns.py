@@ -48,8 +48,8 @@ def small() -> list[DynTreeData]:
 
 
 def dataset_of(trees: list[DynTreeData]) -> TreeDataset:
-    content = Content({"all": trees}, lambda tree: tree, Vocabulary([]), 1)
-    return TreeDataset(None, "all", {}, lambda: content)
+    content = Content({"all": trees}, lambda tree, _: tree, 1)
+    return TreeDataset(None, "all", {}, lambda: content, Vocabulary([]))
 
 
 def columns_of(trees: list[DynTreeData], rows: Sequence[int]) -> TreeColumns:

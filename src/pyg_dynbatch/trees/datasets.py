@@ -5,7 +5,7 @@ import json
 import pickle
 import warnings
 from abc import ABC
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import is_
@@ -48,9 +48,8 @@ _FORMAT = "pyg_dynbatch.trees.2"
 class Content:
     """What a data set consists of before it is cached."""
 
-    splits: Mapping[str, Sequence[Any]]
-    featurize: Callable[[Any], DynTreeData]
-    vocabulary: Vocabulary
+    splits: Mapping[str, Sequence[Any]]  # items, whose ``words`` a vocabulary can be made of
+    featurize: Callable[[Any, Vocabulary], DynTreeData]  # makes an example of an item
     num_classes: int
 
 
@@ -67,6 +66,7 @@ class TreeDataset(InMemoryDataset, ABC):
         split: Name of the split.
         key: All that the content depends on, by name.
         build: Reads all splits.
+        vocabulary: The words of ``"all"`` splits, of the ``"train"`` split, or a vocabulary.
         transform: Applied to an example each time it is taken.
         pre_transform: Applied to an example once, before it is cached; with a root it must be one
             that can be pickled.
@@ -90,6 +90,7 @@ class TreeDataset(InMemoryDataset, ABC):
         split: str,
         key: Mapping[str, str],
         build: Callable[[], Content],
+        vocabulary: str | Vocabulary = "all",
         *,
         transform: Transform | None = None,
         pre_transform: Transform | None = None,
@@ -99,17 +100,22 @@ class TreeDataset(InMemoryDataset, ABC):
         # PyG replaces None by "???", and a cache would be written there.
         self.root = None if root is None else str(root)
         self._segments: tuple[tuple[Any, Any], dict[str, Segments]] = ((None, None), {})
-        if root is None:
-            packed = self._build(split, build(), None)
-        else:
-            name = _name_of(pre_transform, type(self).__name__)
-            text = json.dumps({**key, "format": _FORMAT, "pre_transform": name}, sort_keys=True)
+        name = type(self).__name__
+        if not isinstance(vocabulary, Vocabulary) and vocabulary not in ("all", "train"):
+            what, expected = f"{name}: unknown vocabulary", "all, train or a Vocabulary"
+            raise mismatch(ValueError, what, expected, repr(vocabulary))
+        ending = None
+        if root is not None:
+            words = vocabulary if isinstance(vocabulary, str) else vocabulary.digest()
+            fixed = {"format": _FORMAT, "words": words, "transform": _name_of(pre_transform, name)}
+            text = json.dumps({**key, **fixed}, sort_keys=True)
             ending = f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.pt"
-            cached = None if force_reload else self._cached(f"{split}.{ending}")
-            packed = self._build(split, build(), ending) if cached is None else cached
-        unknown, *words = packed["words"]
+        packed = None if ending is None or force_reload else self._cached(f"{split}.{ending}")
+        if packed is None:
+            packed = self._build(split, build(), vocabulary, ending)
+        unknown, *known = packed["words"]
         # The words whose rows ``token`` holds.
-        self.vocabulary = Vocabulary(words, unknown, packed["lower_case"])
+        self.vocabulary = Vocabulary(known, unknown, packed["lower_case"])
         self._classes = packed["num_classes"]
         self.data, self.slices = DynTreeData.from_dict(packed["data"]), packed["slices"]
 
@@ -123,25 +129,32 @@ class TreeDataset(InMemoryDataset, ABC):
             )
             return None
 
-    def _build(self, split: str, content: Content, ending: str | None) -> dict[str, Any]:
+    def _build(
+        self, split: str, content: Content, vocabulary: str | Vocabulary, ending: str | None
+    ) -> dict[str, Any]:
         """Build one split; with an ending for their names, build and cache the others as well."""
-        if not content.splits.get(split):
+        splits = content.splits
+        if not splits.get(split):
             what = f"{type(self).__name__}: the split {split!r} is empty"
             raise mismatch(ValueError, what, "at least one example")
+        if isinstance(vocabulary, str):
+            counted = splits.values() if vocabulary == "all" else [splits["train"]]
+            words = (word for items in counted for item in items for word in item.words)
+            vocabulary = Vocabulary.from_words(words)
         if ending is None:
-            return self._pack(split, content)
-        packed = {name: self._pack(name, content) for name in content.splits}
+            return self._pack(split, content, vocabulary)
+        packed = {name: self._pack(name, content, vocabulary) for name in splits}
         for name, part in packed.items():
             path = Path(self.processed_dir, f"{name}.{ending}")
             write_atomically(path, partial(torch.save, part))
         return packed[split]
 
     # Not PyG's own ``process``, which writes its markers one by one and trusts them afterwards.
-    def _pack(self, split: str, content: Content) -> dict[str, Any]:
+    def _pack(self, split: str, content: Content, vocabulary: Vocabulary) -> dict[str, Any]:
         examples, items = [], content.splits[split]
         with Progress(f"{type(self).__name__}: {split}", "trees", len(items)) as progress:
             for item in items:
-                examples.append(content.featurize(item))
+                examples.append(content.featurize(item, vocabulary))
                 progress.update()
         if self.pre_transform is not None:
             examples = [self.pre_transform(example) for example in examples]
@@ -150,8 +163,8 @@ class TreeDataset(InMemoryDataset, ABC):
             "format": _FORMAT,
             "data": data.to_dict(),
             "slices": None if slices is None else dict(slices),
-            "words": list(content.vocabulary.words),
-            "lower_case": content.vocabulary.lower_case,
+            "words": list(vocabulary.words),
+            "lower_case": vocabulary.lower_case,
             "num_classes": content.num_classes,
         }
 
@@ -228,24 +241,6 @@ def choose_split(split: str, known: Sequence[str], aliases: Mapping[str, str], w
     name = aliases.get(split, split)
     check_option(what, "split", name, known)
     return name
-
-
-def name_of_vocabulary(vocabulary: str | Vocabulary, what: str) -> str:
-    """Return a text for the name of the cache that identifies a vocabulary."""
-    if isinstance(vocabulary, Vocabulary):
-        return vocabulary.digest()
-    check_option(what, "vocabulary", vocabulary, ("all", "train", "or a Vocabulary"))
-    return vocabulary
-
-
-def choose_vocabulary(
-    vocabulary: str | Vocabulary, splits: Mapping[str, Iterable[Any]]
-) -> Vocabulary:
-    """Return a given vocabulary, or create one of the ``words`` of some splits."""
-    if isinstance(vocabulary, Vocabulary):
-        return vocabulary
-    counted = splits.values() if vocabulary == "all" else [splits["train"]]
-    return Vocabulary.from_words(word for items in counted for item in items for word in item.words)
 
 
 def _name_of(transform: Transform | None, what: str) -> str:
@@ -325,8 +320,7 @@ class SST(TreeDataset):
         folder = given or (None if root is None else Path(root) / "raw")
         files = _find_files(folder, may_download=given is None, verify=verify)
         key = {name: sha256_of(path) for name, path in files.items()}
-        key["vocabulary"] = name_of_vocabulary(vocabulary, "SST")
-        super().__init__(root, split, key, lambda: _build(files, vocabulary), **options)
+        super().__init__(root, split, key, partial(_build, files), vocabulary, **options)
 
 
 def _find_files(folder: Path | None, *, may_download: bool, verify: bool) -> dict[str, Path]:
@@ -348,11 +342,10 @@ def _find_files(folder: Path | None, *, may_download: bool, verify: bool) -> dic
     return files
 
 
-def _build(files: dict[str, Path], vocabulary: str | Vocabulary) -> Content:
+def _build(files: dict[str, Path]) -> Content:
     parse = partial(parse_bracketed, num_classes=_CLASSES)
     parsed = {name: parse_lines(path, parse) for name, path in files.items()}
-    words = choose_vocabulary(vocabulary, parsed)
-    return Content(parsed, partial(ParsedTree.to_data, vocabulary=words), words, _CLASSES)
+    return Content(parsed, ParsedTree.to_data, _CLASSES)
 
 
 _SPLIT = "trees"
@@ -403,15 +396,13 @@ class TreeFile(TreeDataset):
         def build() -> Content:
             parse = partial(parse_bracketed, num_classes=num_classes, labels=labels)
             trees = [tree for path in paths for tree in parse_lines(path, parse)]
-            words = choose_vocabulary(vocabulary or "all", {_SPLIT: trees})
             classes = num_classes or 1 + max(max(tree.labels) for tree in trees)
-            featurize = partial(ParsedTree.to_data, vocabulary=words, labelled=labels != "none")
-            return Content({_SPLIT: trees}, featurize, words, classes)
+            featurize = partial(ParsedTree.to_data, labelled=labels != "none")
+            return Content({_SPLIT: trees}, featurize, classes)
 
         key = {
             "files": " ".join(sha256_of(existing(path, "a text file")) for path in paths),
             "num_classes": str(num_classes),
             "labels": labels,
-            "vocabulary": "" if vocabulary is None else vocabulary.digest(),
         }
-        super().__init__(root, _SPLIT, key, build, **options)
+        super().__init__(root, _SPLIT, key, build, vocabulary or "all", **options)

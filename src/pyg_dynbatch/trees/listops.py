@@ -264,19 +264,19 @@ class ListOps(TreeDataset):
         labels = recipe.labels if tsv is None else "root"
         path = None if tsv is None else existing(tsv, "a text file")
         source = repr(sorted(asdict(recipe).items())) if path is None else sha256_of(path)
-        words = listops_vocabulary()
 
         def build() -> Content:
             if path is None:
                 splits = {name: drawn for name, drawn in recipe.generate().items() if drawn}
             else:
                 splits = {split: parse_lines(path, _read_line)}
-            return Content(splits, featurize, words, _CLASSES)
+            return Content(splits, featurize, _CLASSES)
 
-        def featurize(pieces: list[str]) -> DynTreeData:
-            return listops_tree(pieces, form, labels).to_data(words)
+        def featurize(pieces: list[str], vocabulary: Vocabulary) -> DynTreeData:
+            return listops_tree(pieces, form, labels).to_data(vocabulary)
 
-        super().__init__(root, split, {"form": form, "source": source}, build, **options)
+        key = {"form": form, "source": source}
+        super().__init__(root, split, key, build, listops_vocabulary(), **options)
 
 
 def _read_line(line: str, where: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,7 @@ from torch import Tensor
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.files import read_lines, sha256_of
 from pyg_dynbatch.trees.data import DynTreeData, check_option
-from pyg_dynbatch.trees.datasets import (
-    Content,
-    TreeDataset,
-    choose_split,
-    choose_vocabulary,
-    name_of_vocabulary,
-)
+from pyg_dynbatch.trees.datasets import Content, TreeDataset, choose_split
 from pyg_dynbatch.trees.text import ParsedTree, forest_to_data, parse_parents
 from pyg_dynbatch.trees.vocabulary import Vocabulary
 
@@ -129,8 +124,8 @@ class SICK(TreeDataset):
         folder = Path(raw_dir or Path(root or ".") / "raw")
         files = _find_files(folder, trees)
         key = {str(p.relative_to(folder)): sha256_of(p) for p in chain(*files.values())}
-        key |= {"trees": trees, "vocabulary": name_of_vocabulary(vocabulary, "SICK")}
-        super().__init__(root, split, key, lambda: _build(files, vocabulary), **options)
+        key["trees"] = trees
+        super().__init__(root, split, key, partial(_build, files), vocabulary, **options)
 
 
 def _find_files(folder: Path, trees: str) -> dict[str, list[Path]]:
@@ -156,20 +151,19 @@ def _find_files(folder: Path, trees: str) -> dict[str, list[Path]]:
     raise mismatch(FileNotFoundError, what, expected, got, where=folder, hint=hint)
 
 
-def _build(files: dict[str, list[Path]], vocabulary: str | Vocabulary) -> Content:
+def _build(files: dict[str, list[Path]]) -> Content:
     pairs = {
         split: _read_table(paths[0]) if len(paths) == 1 else _read_folder(paths)
         for split, paths in files.items()
     }
-    words = choose_vocabulary(vocabulary, pairs)
+    return Content(pairs, _featurize, _CLASSES)
 
-    def featurize(pair: _Pair) -> DynTreeData:
-        data = forest_to_data(pair.trees, words, labelled=False)
-        data.target = score_to_target(pair.score)
-        data.score = torch.tensor([pair.score])
-        return data
 
-    return Content(pairs, featurize, words, _CLASSES)
+def _featurize(pair: _Pair, vocabulary: Vocabulary) -> DynTreeData:
+    data = forest_to_data(pair.trees, vocabulary, labelled=False)
+    data.target = score_to_target(pair.score)
+    data.score = torch.tensor([pair.score])
+    return data
 
 
 def _read_folder(paths: list[Path]) -> list[_Pair]:
