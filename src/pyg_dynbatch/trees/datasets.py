@@ -18,17 +18,8 @@ from jaxtyping import Int
 from torch import Tensor
 from torch_geometric.data import InMemoryDataset
 
+from pyg_dynbatch.core import files
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.files import (
-    check_sha256,
-    download_verified,
-    existing,
-    extract_member,
-    load_tensors,
-    read_lines,
-    sha256_of,
-    write_atomically,
-)
 from pyg_dynbatch.core.progress import Progress
 from pyg_dynbatch.loading import Segments, is_plain
 from pyg_dynbatch.samplers import node_counts
@@ -120,13 +111,11 @@ class TreeDataset(InMemoryDataset, ABC):
         self.data, self.slices = DynTreeData.from_dict(packed["data"]), packed["slices"]
 
     def _cached(self, name: str) -> dict[str, Any] | None:
-        path = Path(self.processed_dir, name)
+        path, what = Path(self.processed_dir, name), type(self).__name__
         try:
-            return load_tensors(path, _FORMAT, type(self).__name__) if path.is_file() else None
+            return files.load_tensors(path, _FORMAT, what) if path.is_file() else None
         except ValueError:
-            warnings.warn(
-                f"{type(self).__name__}: rebuilding a corrupt cache: {path}", stacklevel=4
-            )
+            warnings.warn(f"{what}: rebuilding a corrupt cache: {path}", stacklevel=4)
             return None
 
     def _build(
@@ -146,7 +135,7 @@ class TreeDataset(InMemoryDataset, ABC):
         packed = {name: self._pack(name, content, vocabulary) for name in splits}
         for name, part in packed.items():
             path = Path(self.processed_dir, f"{name}.{ending}")
-            write_atomically(path, partial(torch.save, part))
+            files.write_atomically(path, partial(torch.save, part))
         return packed[split]
 
     # Not PyG's own ``process``, which writes its markers one by one and trusts them afterwards.
@@ -232,7 +221,7 @@ def _segments_of(slices: Mapping[str, Tensor], num_nodes: list[int]) -> dict[str
 
 def parse_lines(path: Path, parse: Callable[[str, str], Item]) -> list[Item]:
     """Call ``parse`` with every line of a file, and with file and line number for messages."""
-    lines = enumerate(read_lines(path), start=1)
+    lines = enumerate(files.read_lines(path), start=1)
     return [parse(line, f"{path}:{number}") for number, line in lines]
 
 
@@ -318,33 +307,33 @@ class SST(TreeDataset):
         split = choose_split(split, _SPLITS, {"val": "dev"}, "SST")
         given = None if raw_dir is None else Path(raw_dir)
         folder = given or (None if root is None else Path(root) / "raw")
-        files = _find_files(folder, may_download=given is None, verify=verify)
-        key = {name: sha256_of(path) for name, path in files.items()}
-        super().__init__(root, split, key, partial(_build, files), vocabulary, **options)
+        raw = _find_files(folder, may_download=given is None, verify=verify)
+        key = {name: files.sha256_of(path) for name, path in raw.items()}
+        super().__init__(root, split, key, partial(_build, raw), vocabulary, **options)
 
 
 def _find_files(folder: Path | None, *, may_download: bool, verify: bool) -> dict[str, Path]:
     if folder is None:
         raise mismatch(ValueError, "SST: no folder is given", "root or raw_dir", "neither")
-    files = {name: folder / f"{name}.txt" for name in _SPLITS}
-    absent = [path.name for path in files.values() if not path.is_file()]
+    raw = {name: folder / f"{name}.txt" for name in _SPLITS}
+    absent = [path.name for path in raw.values() if not path.is_file()]
     names = "train.txt, dev.txt and test.txt"
     hint = f"put {names}, or {_ARCHIVE} from {_URL}, into {folder}, or pass raw_dir="
     if absent and not may_download and not (folder / _ARCHIVE).is_file():
         what, got = "SST: raw files are missing", f"no {', no '.join(absent)}"
         raise mismatch(FileNotFoundError, what, names, got, where=folder, hint=hint)
     if absent:
-        archive = download_verified(_URL, folder, _ARCHIVE_SHA256, "SST", hint=hint)
+        archive = files.download_verified(_URL, folder, _ARCHIVE_SHA256, "SST", hint=hint)
         for name in absent:
-            extract_member(archive, f"trees/{name}", folder / name, "SST")
-    for name, path in files.items() if verify else ():
-        check_sha256(path, _SHA256[name], "SST", "verify=False if the change is intended")
-    return files
+            files.extract_member(archive, f"trees/{name}", folder / name, "SST")
+    for name, path in raw.items() if verify else ():
+        files.check_sha256(path, _SHA256[name], "SST", "verify=False if the change is intended")
+    return raw
 
 
-def _build(files: dict[str, Path]) -> Content:
+def _build(raw: dict[str, Path]) -> Content:
     parse = partial(parse_bracketed, num_classes=_CLASSES)
-    parsed = {name: parse_lines(path, parse) for name, path in files.items()}
+    parsed = {name: parse_lines(path, parse) for name, path in raw.items()}
     return Content(parsed, ParsedTree.to_data, _CLASSES)
 
 
@@ -389,7 +378,8 @@ class TreeFile(TreeDataset):
         vocabulary: Vocabulary | None = None,
         **options: Any,
     ) -> None:
-        paths = [Path(path)] if isinstance(path, (str, Path)) else [Path(one) for one in path]
+        given = [path] if isinstance(path, str | Path) else path
+        paths = [files.existing(each, "a text file") for each in given]
         if not paths:
             raise mismatch(ValueError, "TreeFile: no files are given", "at least one")
 
@@ -401,7 +391,7 @@ class TreeFile(TreeDataset):
             return Content({_SPLIT: trees}, featurize, classes)
 
         key = {
-            "files": " ".join(sha256_of(existing(path, "a text file")) for path in paths),
+            "files": " ".join(map(files.sha256_of, paths)),
             "num_classes": str(num_classes),
             "labels": labels,
         }
