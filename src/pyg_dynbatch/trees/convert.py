@@ -1,5 +1,6 @@
 """Convert trees from and to nested objects, parent pointers, edge lists, networkx and NLTK."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from types import ModuleType
@@ -101,39 +102,32 @@ def _walk(
     """Visit nested objects, parents first and children in order; return them and their edges."""
     if root is None:
         raise mismatch(ValueError, "from_nested: the tree is empty", "an object", None)
-    # The list keeps every object alive, so that no identity is used twice.
-    objects = [root]
+    objects: list[Any] = []  # by node; keeps them alive, so that no identity is used twice
     edges: list[tuple[int, int, int]] = []  # child, parent, slot
-    known = {id(root): 0}
-    above = {id(root)}
-    stack = [(0, enumerate(children(root) or ()))]
+    known: dict[int, int] = {}  # identity -> node
+    above: set[int] = set()  # identities of the objects that are being visited
+    stack: list[tuple[Any, int, int]] = [(root, -1, 0)]  # object, parent, slot; -1 = visited
     while stack:
-        node, rest = stack[-1]
-        slot, value = next(rest, (-1, None))
+        value, parent, slot = stack.pop()
         if slot < 0:
-            stack.pop()
-            above.discard(id(objects[node]))
-            continue
-        if value is None:
+            above.discard(id(value))
             continue
         below = list(children(value) or ())
         if below and id(value) in above:
-            got, where = (
-                f"{type(value).__name__} at node {known[id(value)]}",
-                f"slot {slot} of node {node}",
-            )
-            raise mismatch(
-                ValueError, "from_nested: an object contains itself", got=got, where=where
-            )
-        child = known.get(id(value), -1) if share and below else -1
-        if child < 0:
-            child = len(objects)
-            objects.append(value)
-            if below:
-                known[id(value)] = child
-                above.add(id(value))
-                stack.append((child, enumerate(below)))
-        edges.append((child, node, slot))
+            what, where = "from_nested: an object contains itself", f"slot {slot} of node {parent}"
+            got = f"{type(value).__name__} at node {known[id(value)]}"
+            raise mismatch(ValueError, what, got=got, where=where)
+        node = known.get(id(value), len(objects)) if share and below else len(objects)
+        if parent >= 0:
+            edges.append((node, parent, slot))
+        if node < len(objects):
+            continue
+        objects.append(value)
+        if below:
+            known[id(value)] = node
+            above.add(id(value))
+            parts = [(part, node, i) for i, part in enumerate(below) if part is not None]
+            stack += [(value, node, -1), *reversed(parts)]
     ends = torch.tensor(edges, dtype=torch.long).view(-1, 3).t().contiguous()
     return objects, {"edge_index": ends[:2], "child_slot": ends[2], "num_nodes": len(objects)}
 
@@ -437,9 +431,9 @@ def to_nltk(
     return to_nested(data, make)
 
 
-def _is_unlabelled(label: Any) -> bool:
+def _is_unlabelled(label: int | float) -> bool:
     # -1 is a label like others among floats, where NaN is none.
-    return bool(label != label) if isinstance(label, float) else bool(label == -1)
+    return math.isnan(label) if isinstance(label, float) else label == -1
 
 
 def _is_labelled_word(value: Any) -> bool:

@@ -100,16 +100,15 @@ class TreeDataModule(SplitDataModule):
         If words without a vector share one, they are one word, and the vocabulary is smaller.
         """
         vectors = self._all_vectors
-        if vectors is not None and self.vectors.missing == "shared_uniform":
-            return vectors.only_found()
-        return vectors
+        if vectors is None or self.vectors.missing != "shared_uniform":
+            return vectors
+        return vectors.only_found()
 
     def dataset(self, split: SplitName) -> TreeDataset:
         """Return one split, loaded once."""
         if split not in self._loaded:
-            smaller = self.word_vectors is not self._all_vectors
-            vectors = self.word_vectors if smaller else None
-            self._loaded[split] = self.load(split, vectors.vocabulary if vectors else None)
+            smaller = None if self.word_vectors is self._all_vectors else self.word_vectors
+            self._loaded[split] = self.load(split, smaller.vocabulary if smaller else None)
         return self._loaded[split]
 
     @property

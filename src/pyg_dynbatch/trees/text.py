@@ -292,16 +292,15 @@ def to_bracketed(data: DynTreeData, vocabulary: Vocabulary) -> str:
             raise mismatch(ValueError, what, expected, where=where, hint=hint)
     labels = data.y.tolist() if "y" in data else [None] * len(words)
     parts: list[str] = []
-    waiting: list[int | None] = [int(data.root_index)]  # None closes a bracket
+    waiting = [int(data.root_index)]  # -1 closes a bracket
     while waiting:
-        node = waiting.pop()
-        if node is None:
+        at = waiting.pop()
+        if at < 0:
             parts.append(")")
             continue
-        head = " ".join(str(part) for part in (labels[node], words[node]) if part is not None)
+        head = " ".join(str(part) for part in (labels[at], words[at]) if part is not None)
         parts.append(f" ({head}")
-        waiting.append(None)
-        waiting.extend(child for _, child in reversed(children[node]))
+        waiting += [-1, *(child for _, child in reversed(children[at]))]
     return "".join(parts).strip().replace("( (", "((")
 
 
