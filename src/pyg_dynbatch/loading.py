@@ -22,7 +22,10 @@ from pyg_dynbatch.samplers import EpochSampler, NodeBudgetBatchSampler
 
 
 class Segments:
-    """Where the rows of each example begin in a column, and how many there are."""
+    """Where the rows of each example start in a column, and how many there are.
+
+    Sizes ``[2, 0, 3]`` have starts ``[0, 2, 2, 5]``, the last of which is the end.
+    """
 
     __slots__ = ("sizes", "starts")
 
@@ -56,8 +59,8 @@ class RaggedColumns(Sequence[Data]):
     def of(cls, examples: Sequence[Any], excluded: Collection[str] = ()) -> "RaggedColumns | None":
         """Join at least one example; None where PyG has to merge.
 
-        PyG merges examples of another class, with further fields, or of different fields, dtypes
-        or widths.
+        PyG merges examples of other classes or with other fields, and examples that differ in
+        their fields, dtypes or widths.
         """
         columns = _values_by_field(examples, cls, excluded)
         if columns is None:
@@ -168,7 +171,7 @@ def _values_by_field(
     found = {
         key: values
         for key, values in listed.items()
-        # A plan of a whole batch that is kept on an example is of no use to the next batch.
+        # The plan of an earlier batch, which an example may carry, is of no use to this one.
         if key not in excluded and not isinstance(values[0], MovablePlan)
     }
     has_counts = set(map(type, found.get("num_nodes", ()))) == {int}
@@ -224,7 +227,7 @@ def _gather(column: Any, rows: np.ndarray, axis: int) -> Any:
 
 def slices_of(batch: Any) -> Mapping[str, Tensor]:
     """Return where the rows of each example begin, per field; empty if PyG did not store them."""
-    # Private in PyG, and the only place on the host where these numbers are.
+    # Private in PyG, and the only copy of these numbers on the host.
     return getattr(batch, "_slice_dict", {})
 
 

@@ -90,12 +90,12 @@ def pack_tightly(order: Iterable[int], sizes: Sequence[int], budget: int) -> lis
     rooms: list[tuple[int, int]] = []  # (room left, batch), ascending
     for example in order:
         size = sizes[example]
-        place = bisect_left(rooms, (size, -1))
-        if place == len(rooms):
+        fullest = bisect_left(rooms, (size, -1))
+        if fullest == len(rooms):
             insort(rooms, (budget - size, len(batches)))
             batches.append([example])
             continue
-        room, batch = rooms.pop(place)
+        room, batch = rooms.pop(fullest)
         batches[batch].append(example)
         insort(rooms, (room - size, batch))
     return batches
@@ -256,7 +256,7 @@ class NodeBudgetBatchSampler(BatchSampler):
 
     @property
     def batch_size(self) -> "NodeBudgetBatchSampler":  # type: ignore[override]
-        """The sampler itself, as Lightning passes ``batch_size`` on to another one."""
+        """The sampler itself: Lightning passes ``batch_size`` to the sampler that it rebuilds."""
         return self
 
     @property
@@ -270,7 +270,7 @@ class NodeBudgetBatchSampler(BatchSampler):
         return self._epochs.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch; a position to resume at in another epoch is discarded."""
+        """Set the epoch; a position to resume at in a different epoch is discarded."""
         if epoch != self.epoch:
             self._resume_at = self._position = 0
         self._epochs.set_epoch(epoch)

@@ -59,7 +59,7 @@ class Collater(PlanningCollater):
         dataset: Not used; PyG's first argument.
         follow_batch: Fields that get a vector of example numbers, as in PyG.
         exclude_keys: Fields to leave out, as in PyG.
-        arity: Argument places of the cell, N for an N-ary cell; None for any number of children.
+        arity: Child slots of the cell, N for an N-ary cell; None for any number of children.
         direction: ``"bottom_up"``, ``"top_down"``, or ``"both"``.
         buckets: Shapes that schedules are padded to, such as ``LevelBuckets.fit`` of the schedules
             of an epoch; they must be for one direction and the same arity. The padded form is part
@@ -133,7 +133,7 @@ class DataLoader(ResumableLoader):
         batch_size: Examples per batch; left out with ``batch_sampler``. Pass it by name inside a
             Lightning hook: Lightning cannot rebuild a loader that has it by position.
         shuffle: Whether to shuffle, differently in every epoch.
-        arity: Argument places of the cell; None for any number of children.
+        arity: Child slots of the cell; None for any number of children.
         direction: ``"bottom_up"``, ``"top_down"`` or ``"both"``.
         seed: Seed of the shuffle; None takes torch's initial seed (``seed_everything``).
         follow_batch: As in PyG.

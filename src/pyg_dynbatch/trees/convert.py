@@ -37,7 +37,7 @@ def from_nested(
         token: Returns an object's row of the vocabulary, None for no token.
         label: Returns an object's label, None for no label; floats make a float ``y``.
         features: Returns an object's input features, None for none (zeros, and not ``has_input``).
-        share: Whether an object with children that is met twice (the same by ``is``) becomes one
+        share: Whether an object with children that occurs twice (the same by ``is``) becomes one
             node with two parents instead of two nodes. Leaves are never shared.
 
     Raises:

@@ -76,9 +76,9 @@ def draw_comparison(stats: dict[str, ScheduleStats], path: str | Path) -> Path:
     shown = {policy: stats[policy] for policy in ("depth", "agenda")}
     names = sorted({name for each in shown.values() for name in each.operations})
     figure, axes = new_figure(1, len(shown), 5.5, 3.8)
-    for place, (policy, each) in zip(axes, shown.items(), strict=True):
+    for axis, (policy, each) in zip(axes, shown.items(), strict=True):
         operations = [names.index(name) for name in each.operations]
-        draw_schedule(place, names, operations, list(each.widths), f"{policy}: {each.steps} steps")
+        draw_schedule(axis, names, operations, list(each.widths), f"{policy}: {each.steps} steps")
     return save_figure(figure, path)
 
 

@@ -14,7 +14,7 @@ from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.files import existing, sha256_of
 from pyg_dynbatch.trees.data import DynTreeData, check_option
 from pyg_dynbatch.trees.datasets import Content, TreeDataset, choose_split, parse_lines
-from pyg_dynbatch.trees.text import ParsedTree, parse_bracketed, place_of
+from pyg_dynbatch.trees.text import ParsedTree, parse_bracketed, location
 from pyg_dynbatch.trees.vocabulary import Vocabulary
 
 FORMS = ("operator", "binary")
@@ -57,8 +57,8 @@ def read_listops(text: str, where: str = "", column: int = 1) -> list[str]:
 
     def wrong(problem: str, at: int, got: str = "") -> ValueError:
         expected = "for example ( ( ( [MIN 3 ) 1 ) ] ), or the same without parentheses"
-        place = place_of(where, column + at)
-        return mismatch(ValueError, f"ListOps: {problem}", expected, got, where=place)
+        at_column = location(where, column + at)
+        return mismatch(ValueError, f"ListOps: {problem}", expected, got, where=at_column)
 
     pieces: list[str] = []
     counts: list[int] = []  # arguments so far of each open list

@@ -55,7 +55,7 @@ def polarity_hits(
 
 
 def agreement_metrics() -> dict[str, Metric]:
-    """Make Pearson's r, Spearman's rho and the mean squared error of predicted scores."""
+    """Return metrics of predicted scores: Pearson's r, Spearman's rho, mean squared error."""
     with warnings.catch_warnings():
         # It keeps every score of the pass; a pass is a few thousand pairs.
         warnings.filterwarnings("ignore", message="Metric `SpearmanCorrcoef`")
@@ -71,7 +71,7 @@ class TreeTask(Task):
         optimizer: Options of the optimiser.
         rate: Options of the learning-rate schedule.
         reduction: What the summed loss is divided by.
-        scores: Makes the metrics of one stage, by the names they are logged under.
+        scores: Returns the metrics of one stage, by the names they are logged under.
     """
 
     def __init__(
@@ -242,7 +242,7 @@ class TreeClassification(TreeTask):
 
         Returns:
             Columns ``example``, ``node`` (its number in the tree), ``is_root``, ``prediction``,
-            ``probability`` (one column per class) and ``target`` (-1 where there is none).
+            ``probability`` (one column per class) and ``target`` (-1 if unlabelled).
         """
         chance = self(batch).float().softmax(-1)
         example = batch.batch

@@ -97,7 +97,7 @@ def forest_to_data(
 LABELS = ("required", "optional", "none")
 
 # Only the ASCII space (and the tab) separates: tokens of the treebank hold no-break spaces, which
-# str.split() and \s would cut.
+# str.split() and \s would split.
 _PIECES = re.compile(r"[()]|[^ \t()]+")
 _INTEGER = re.compile(r"-?[0-9]+")
 _LARGEST = 2**31
@@ -201,14 +201,14 @@ def _label_problem(
 
 
 def _bracket_fault(line: str, where: str, at: int, problem: str, expected: str) -> ValueError:
-    """Make the error at a piece of the line, or at its end."""
+    """Return the error at a piece of the line, or at its end."""
     found = [(match.start(), match.group()) for match in _PIECES.finditer(line)]
     start, got = [*found, (len(line), "the end of the line")][at]
-    where = place_of(where, start + 1)
+    where = location(where, start + 1)
     return mismatch(ValueError, f"bracketed tree: {problem}", expected, got, where=where)
 
 
-def place_of(where: str, column: int) -> str:
+def location(where: str, column: int) -> str:
     """Name a column of a line, with or without the file."""
     return f"{where}:{column}" if where else f"column {column}"
 
