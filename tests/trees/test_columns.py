@@ -15,6 +15,7 @@ from pyg_dynbatch.datasets import TreeDataset
 from pyg_dynbatch.loader import Collater
 from pyg_dynbatch.trees.datasets import Content
 from tests.strategies import Dag, structures
+from tests.trees.helpers import assert_same
 
 
 def tree_of(dag: Dag, rich: bool) -> DynTreeData:
@@ -58,31 +59,11 @@ def columns_of(trees: list[DynTreeData], rows: Sequence[int]) -> TreeColumns:
     return columns
 
 
-def assert_same_tree(wanted: DynTreeData, found: DynTreeData) -> None:
-    assert type(found) is DynTreeData
-    assert set(found.keys()) == set(wanted.keys())
-    for key, value in wanted.to_dict().items():
-        assert torch.equal(torch.as_tensor(found[key]), torch.as_tensor(value)), key
-        assert type(found[key]) is type(value)
-
-
 def assert_same_batch(wanted: Batch, found: Batch | None) -> None:
     assert found is not None
-    assert type(found) is type(wanted)
-    # Data.keys makes a list of a set, whose order is that of the hashes; that of the fields counts.
+    # Data.keys makes a list of a set; the order of the fields counts.
     assert list(found.stores[0].keys()) == list(wanted.stores[0].keys())
-    for key in wanted.keys():  # noqa: SIM118 - no dict
-        assert type(found[key]) is type(wanted[key])
-        if isinstance(wanted[key], torch.Tensor):
-            assert found[key].dtype == wanted[key].dtype
-            assert torch.equal(found[key], wanted[key])
-        else:
-            assert found[key] == wanted[key]
-    assert found.num_graphs == wanted.num_graphs
-    for one, other in zip(found.to_data_list(), wanted.to_data_list(), strict=True):
-        assert str(one) == str(other)
-        assert all(torch.equal(a, b) for (_, a), (_, b) in zip(one, other, strict=True)
-                   if isinstance(a, torch.Tensor))  # fmt: skip
+    assert_same(wanted, found)
 
 
 @given(st.lists(structures(), min_size=1, max_size=4), st.booleans(), st.data())
@@ -95,7 +76,7 @@ def test_same_as_the_list(dags: list[Dag], rich: bool, data: st.DataObject) -> N
     for columns in (dataset.__getitems__(rows), joined[rows]):
         assert len(columns) == len(list(columns)) == len(rows)
         for wanted, found in zip(chosen, columns, strict=True):
-            assert_same_tree(wanted, found)
+            assert_same(wanted, found)
         for _ in range(2):  # the columns are not used up
             assert_same_batch(Batch.from_data_list(list(columns)), columns.merged())
         for arity in (None, 3):
@@ -103,7 +84,7 @@ def test_same_as_the_list(dags: list[Dag], rich: bool, data: st.DataObject) -> N
             assert one.schedule == other.schedule
             assert one.schedule.structure == other.schedule.structure
     for row, tree in enumerate(dataset.__getitems__(range(len(dataset)))):
-        assert_same_tree(dataset[row], tree)
+        assert_same(dataset[row], tree)
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=5), st.booleans())

@@ -16,6 +16,7 @@ from pyg_dynbatch.loader import Collater
 from pyg_dynbatch.loader import DataLoader as OwnLoader
 from pyg_dynbatch.trees.columns import TreeColumns
 from pyg_dynbatch.trees.datasets import choose_split
+from tests.trees.helpers import assert_same
 
 
 @pytest.fixture
@@ -47,17 +48,10 @@ class Interrupt:
         return data
 
 
-def both(a: DynTreeData, b: DynTreeData) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    keys = sorted(set(a.keys()) - {"num_nodes"})
-    return [a[key] for key in keys], [b[key] for key in keys]
-
-
 def same(one: TreeDataset, other: TreeDataset) -> bool:
-    pairs = zip(one, other, strict=True)
-    return one.vocabulary == other.vocabulary and all(
-        a.num_nodes == b.num_nodes and a.keys() == b.keys() and all(map(torch.equal, *both(a, b)))
-        for a, b in pairs
-    )
+    for pair in zip(one, other, strict=True):
+        assert_same(*pair)
+    return one.vocabulary == other.vocabulary
 
 
 def test_what_is_read_back_is_what_was_built(trees: Path, tmp_path: Path, capsys) -> None:
@@ -309,8 +303,7 @@ def test_compressed_files(tmp_path: Path) -> None:
     plain = write(tmp_path / "a.txt", "(3 (2 good) (1 fun))", "(0 bad)")
     packed = tmp_path / "a.txt.gz"
     packed.write_bytes(gzip.compress(plain.read_bytes()))
-    for one, other in zip(TreeFile(plain), TreeFile(packed, tmp_path), strict=True):
-        assert one.token.tolist() == other.token.tolist() and one.y.tolist() == other.y.tolist()
+    assert same(TreeFile(plain), TreeFile(packed, tmp_path))
     packed.write_bytes(gzip.compress(b"(1 (0 a)\n"))
     with pytest.raises(ValueError, match=r"a\.txt\.gz:1"):
         TreeFile(packed)

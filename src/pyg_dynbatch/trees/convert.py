@@ -266,7 +266,7 @@ def from_edge_index(
 
 
 def _oriented(edge_index: Tensor, arrows: str, name: str) -> Tensor:
-    """Reverse edges from parent to child, or to it."""
+    """Return edges from child to parent in the direction of the arrows, or the other way round."""
     check_option(name, "direction of arrows", arrows, ARROWS)
     return edge_index if arrows == "child_to_parent" else edge_index.flip(0)
 

@@ -14,7 +14,7 @@ from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.files import existing, sha256_of
 from pyg_dynbatch.trees.data import DynTreeData, check_option
 from pyg_dynbatch.trees.datasets import Content, TreeDataset, choose_split, parse_lines
-from pyg_dynbatch.trees.text import ParsedTree, parse_bracketed, location
+from pyg_dynbatch.trees.text import ParsedTree, location, parse_bracketed
 from pyg_dynbatch.trees.vocabulary import Vocabulary
 
 FORMS = ("operator", "binary")
