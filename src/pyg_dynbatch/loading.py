@@ -375,14 +375,15 @@ class ResumableLoader(PyGDataLoader):
         collate_fn = kwargs.pop("collate_fn", None)
         # Lightning passes the collater on when it rebuilds a loader.
         if collate_fn is not None and type(collate_fn) is not type(collater):
-            expected = f"None: this loader collates with {type(collater).__name__}"
-            got, hint = collate_fn, "torch.utils.data.DataLoader(dataset, collate_fn=…)"
-            raise mismatch(TypeError, f"{name}: collate_fn is given", expected, got, hint=hint)
+            what = (
+                f"{name}: collate_fn is given; this loader collates with {type(collater).__name__}"
+            )
+            hint = "torch.utils.data.DataLoader(dataset, collate_fn=…)"
+            raise mismatch(TypeError, what, got=collate_fn, hint=hint)
         sizes = getattr(kwargs.get("batch_sampler"), "sizes", None)
         if sizes is not None and hasattr(dataset, "__len__") and len(sizes) != len(dataset):
             what = f"{name}: the sizes of the batch sampler belong to a different data set"
-            expected = f"{len(dataset)} sizes, one per example"
-            hint = "sizes=node_counts(dataset), or pair_counts(dataset) for molecules"
+            expected, hint = f"{len(dataset)} sizes, one per example", "sizes=node_counts(dataset)"
             raise mismatch(ValueError, what, expected, len(sizes), hint=hint)
         self.seed = seed
         self.shuffle = shuffle
