@@ -138,7 +138,7 @@ def test_state_at_the_end_of_an_epoch_begins_the_next(kind):
     assert numbers(other) == numbers(loader)
 
 
-def test_another_epoch_set_after_loading_starts_from_its_beginning():
+def test_a_different_epoch_set_after_loading_starts_from_its_beginning():
     loader = loader_of("shuffled")
     loader.load_state_dict({"epoch": 2, "position": 5})
     loader.sampler.set_epoch(0)
@@ -169,7 +169,7 @@ def test_a_collate_function_is_refused_rather_than_dropped():
     assert DataLoader(trees(), collate_fn=collate).collate_fn is collate
 
 
-def test_sizes_of_another_data_set():
+def test_sizes_of_a_different_data_set():
     sampler = NodeBudgetBatchSampler(SequentialSampler(range(3)), [1, 2, 3], 10)
     with pytest.raises(ValueError, match="belong to a different data set") as caught:
         DataLoader(trees(), batch_sampler=sampler)

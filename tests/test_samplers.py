@@ -139,7 +139,7 @@ def test_resumes_at_the_next_batch():
     assert len(resumed) == len(sampler)
 
 
-def test_state_of_a_finished_epoch_and_another_epoch():
+def test_state_of_a_finished_and_of_a_different_epoch():
     sizes = list(range(1, 50))
     sampler = NodeBudgetBatchSampler(None, sizes, 60)
     sampler.load_state_dict({"epoch": 4, "position": len(sampler)})

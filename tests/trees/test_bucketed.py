@@ -61,7 +61,7 @@ def test_batches_too_large_have_an_ordinary_schedule() -> None:
     assert padded_form(batch.schedule) is None and batch.schedule.num_nodes == 27
 
 
-def test_buckets_of_another_kind_are_refused() -> None:
+def test_buckets_of_a_different_kind_are_an_error() -> None:
     for options in ({"arity": 3}, {}, {"arity": 2, "direction": "both"}):
         text = message(ValueError, Collater, buckets=buckets(2), **options)
         assert "the buckets are for other schedules" in text

@@ -124,7 +124,7 @@ def test_vectors_are_scaled_and_reach_the_model(
     ]
 
 
-def test_vectors_of_another_width(tmp_path: Path, samples: Path) -> None:
+def test_vectors_of_a_different_width(tmp_path: Path, samples: Path) -> None:
     data = sst(samples, tmp_path, vectors=glove(samples))
     module = task(data, embedding_channels=7, cell="nary")
     match = r"do not fit the model's embedding[\s\S]*--model.init_args.embedding_channels 3"

@@ -83,7 +83,7 @@ def test_the_cache_is_used(trees: Path, tmp_path: Path, monkeypatch: pytest.Monk
         TreeFile(trees, tmp_path, force_reload=True)
 
 
-def test_any_change_builds_anew(trees: Path, tmp_path: Path) -> None:
+def test_any_change_rebuilds_the_cache(trees: Path, tmp_path: Path) -> None:
     first = TreeFile(trees, tmp_path)
     assert TreeFile(trees, tmp_path, num_classes=9).num_classes == 9
     assert TreeFile(trees, tmp_path, vocabulary=Vocabulary(["bad"])).num_tokens == 2
@@ -111,7 +111,9 @@ class Times:
         return "Times()"
 
 
-def test_a_transform_with_another_option_builds_anew(trees: Path, tmp_path: Path) -> None:
+def test_a_transform_with_a_different_option_rebuilds_the_cache(
+    trees: Path, tmp_path: Path
+) -> None:
     for factor in (10, 50, 10):
         dataset = TreeFile(trees, tmp_path, pre_transform=Times(factor))
         assert dataset[1].y.tolist() == [0] and dataset[0].y[0] == 3 * factor
@@ -144,7 +146,7 @@ def test_an_interrupted_build_or_write_leaves_nothing(
     assert len(TreeFile(trees, tmp_path)) == 3
 
 
-def cut_short(content: bytes) -> bytes:
+def truncate(content: bytes) -> bytes:
     return content[:200]
 
 
@@ -153,8 +155,8 @@ def flip_a_bit(content: bytes) -> bytes:
     return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
 
 
-@pytest.mark.parametrize("damage", [cut_short, flip_a_bit])
-def test_a_cache_damaged_later_is_built_again(trees: Path, tmp_path: Path, damage: Any) -> None:
+@pytest.mark.parametrize("damage", [truncate, flip_a_bit])
+def test_a_cache_corrupted_later_is_rebuilt(trees: Path, tmp_path: Path, damage: Any) -> None:
     built = TreeFile(trees, tmp_path)
     (name,) = cached_files(tmp_path)
     path = tmp_path / "processed" / name

@@ -218,10 +218,10 @@ def test_words_outside_the_tree_are_left_out() -> None:
     [
         ("2 x", "a parent pointer is not an integer", "'x'"),
         ("0", "there are fewer parent pointers than words", "1 pointers for 2 words"),
-        ("0 3", "a parent pointer names none of the 2 nodes", "3"),
-        ("0 -2", "a parent pointer names none of the 2 nodes", "-2"),
+        ("0 3", "the parent of node 2 is not in the tree", "3"),
+        ("0 -2", "the parent of node 2 is not in the tree", "-2"),
         ("0 0", "there is not exactly one root", "2 zeros"),
-        ("-1 1", "the parent of node 2 is outside the tree", "1"),
+        ("-1 1", "the parent of node 2 is not in the tree", "1"),
         ("0 3 2", "the parent pointers form a cycle", "nodes [2, 3]"),
     ],
 )

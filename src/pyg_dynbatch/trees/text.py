@@ -339,14 +339,9 @@ def parse_parents(line: str, words: Sequence[str], where: str = "") -> ParsedTre
     kept = [node for node, pointer in enumerate(pointers) if pointer != _OUTSIDE]
     number = {node + 1: at for at, node in enumerate(kept)} | {0: NO_PARENT}
     for node in kept:
-        if (above := pointers[node]) not in number:
-            inside = 0 < above <= len(pointers)
-            problem = (
-                f"the parent of node {node + 1} is outside the tree"
-                if inside
-                else f"a parent pointer names none of the {len(pointers)} nodes"
-            )
-            raise _wrong(problem, where, above)
+        if pointers[node] not in number:
+            problem = f"the parent of node {node + 1} is not in the tree"
+            raise _wrong(problem, where, pointers[node])
     parents = [number[pointers[node]] for node in kept]
     if parents.count(NO_PARENT) != 1:
         raise _wrong("there is not exactly one root", where, f"{parents.count(NO_PARENT)} zeros")
