@@ -144,6 +144,8 @@ class WordVectors:
         return f"{type(self).__name__}({size}, {source})"
 
 
+_Vectors = dict[bytes, Float[Tensor, " feature"]]
+
 MISSING = ("shared_uniform", "uniform", "normal", "zeros")
 
 _HALF_RANGE = 0.05
@@ -225,9 +227,8 @@ def _initial(vectors: Tensor, rows: int, missing: str, seed: int) -> Float[Tenso
     return (drawn * (2 * _HALF_RANGE) - _HALF_RANGE).expand(rows, width)
 
 
-def _read_vectors(
-    path: Path, wanted: set[bytes]
-) -> tuple[dict[bytes, Float[Tensor, " feature"]], int]:
+def _read_vectors(path: Path, wanted: set[bytes]) -> tuple[_Vectors, int]:
+    """Read the vectors of the wanted words, and the width of all vectors."""
     with path.open("rb") as file:
         is_gzip = file.read(2) == b"\x1f\x8b"
     try:
@@ -243,10 +244,8 @@ def _read_vectors(
     return vectors, width
 
 
-def _wanted_vectors(
-    lines: Iterable[bytes], wanted: set[bytes], path: Path
-) -> tuple[dict[bytes, Float[Tensor, " feature"]], int]:
-    vectors: dict[bytes, Float[Tensor, " feature"]] = {}
+def _wanted_vectors(lines: Iterable[bytes], wanted: set[bytes], path: Path) -> tuple[_Vectors, int]:
+    vectors: _Vectors = {}
     width = 0
     for number, line in enumerate(lines, start=1):
         line = line.rstrip()
