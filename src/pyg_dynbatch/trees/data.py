@@ -162,25 +162,20 @@ class DynTreeData(Data):
     Edges point from child to parent. Children may be ordered (``child_slot`` counts) or not
     (``child_slot`` follows the order of the edges); a gap in the slots is a missing child.
 
-    ============== ================ ======== ================================== ==============
-    field          shape            dtype    meaning                            collated by
-    ============== ================ ======== ================================== ==============
-    ``edge_index`` [2, edge]        int64    row 0 the child, row 1 the parent  + nodes, dim 1
-    ``child_slot`` [edge]           int64    the child's position, from 0       dim 0
-    ``depth``      [node]           int64    0 without children, else           dim 0
-                                             1 + deepest child
-    ``token``      [node], optional int64    row of the vocabulary, -1 = none   dim 0
-    ``x``          [node, feature], float    input features, zeros where a      dim 0
-                   optional                  node has none
-    ``has_input``  [node], optional bool     which rows of ``x`` count          dim 0
-    ``y``          [node], optional int64    class label, -1 (float: nan) =     dim 0
-                                    or float unlabelled
-    ``root_index`` [root]           int64    nodes without a parent             + nodes, dim 0
-    ``target``     [1] or           any      one value or row for the example   dim 0
-                   [1, value],
-                   optional
-    ``num_nodes``  int              int      number of nodes, always set        sum
-    ============== ================ ======== ================================== ==============
+    ============== ================================================ ==============
+    field          dtype and shape                                  collated by
+    ============== ================================================ ==============
+    ``edge_index`` int64 [2, edge]: row 0 child, row 1 parent       + nodes, dim 1
+    ``child_slot`` int64 [edge], from 0                             dim 0
+    ``depth``      int64 [node]: 0, or 1 + that of deepest child    dim 0
+    ``token``      int64 [node], optional                           dim 0
+    ``x``          float [node, feature], optional                  dim 0
+    ``has_input``  bool [node], optional: which rows of ``x`` count dim 0
+    ``y``          int64 or float [node], optional                  dim 0
+    ``root_index`` int64 [root]                                     + nodes, dim 0
+    ``target``     any [1] or [1, value], optional                  dim 0
+    ``num_nodes``  int, always set                                  sum
+    ============== ================================================ ==============
 
     ``child_slot``, ``depth`` and ``root_index`` are computed where they are left out. Fields that
     are None are not stored at all, and all examples of one data set must hold the same fields.
@@ -190,8 +185,8 @@ class DynTreeData(Data):
         child_slot: Position of each edge's child among its siblings.
         depth: Depth of every node.
         token: Row of the vocabulary for every node, -1 where a node has no token.
-        x: Input features of every node.
-        y: Label of every node.
+        x: Input features of every node, zeros where it has none.
+        y: Label of every node; -1 (float: nan) if unlabelled.
         root_index: Nodes without a parent, in ascending order.
         target: What to predict for the whole example, its first axis of length 1.
         num_nodes: Number of nodes; by default that of ``depth``, ``token``, ``x`` or ``y``.
