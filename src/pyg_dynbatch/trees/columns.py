@@ -72,8 +72,8 @@ def check_rows(nodes: np.ndarray, starts: Mapping[str, np.ndarray], index: np.nd
         expected, got = f"{np.diff(right)[number]} rows", np.diff(found)[number]
         raise mismatch(ValueError, what, expected, got, where=where)
     # One comparison for both bounds: read without a sign, a number below 0 is a huge one.
-    sizes = np.diff(nodes)
-    outside = index.view(np.uint64) >= sizes.view(np.uint64).repeat(np.diff(edges))
+    sizes = nodes[1:] - nodes[:-1]
+    outside = index.view(np.uint64) >= sizes.view(np.uint64).repeat(edges[1:] - edges[:-1])
     if outside.any():
         edge = int(np.flatnonzero(outside.any(0))[0])
         number = int(np.searchsorted(edges, edge, side="right")) - 1

@@ -70,22 +70,25 @@ def forest_to_data(
         >>> forest_to_data([leaf, leaf], Vocabulary(["good"])).root_index
         tensor([0, 1])
     """
-    edges: list[tuple[int, int, int]] = []  # child, parent, slot
+    child: list[int] = []
+    parent: list[int] = []
+    slots: list[int] = []
     roots: list[int] = []
     start = 0
     for tree in trees:
-        for node, (above, slot) in enumerate(zip(tree.parents, tree.slots, strict=True), start):
+        for node, above in enumerate(tree.parents):
             if above == NO_PARENT:
-                roots.append(node)
+                roots.append(start + node)
             else:
-                edges.append((node, start + above, slot))
+                child.append(start + node)
+                parent.append(start + above)
+                slots.append(tree.slots[node])
         start += len(tree)
     row = vocabulary.row
     tokens = [-1 if word is None else row(word) for tree in trees for word in tree.tokens]
-    ends = torch.tensor(edges, dtype=torch.long).view(-1, 3).t().contiguous()
     return DynTreeData(
-        edge_index=ends[:2],
-        child_slot=ends[2],
+        edge_index=torch.tensor([child, parent], dtype=torch.long),
+        child_slot=torch.tensor(slots, dtype=torch.long),
         depth=torch.tensor([depth for tree in trees for depth in tree.depths]),
         token=torch.tensor(tokens),
         y=torch.tensor([label for tree in trees for label in tree.labels]) if labelled else None,
@@ -137,11 +140,10 @@ def parse_bracketed(
     for at, piece in enumerate(pieces):
         if opened:
             opened = False
-            ends = at + 1 == len(pieces) or pieces[at + 1] == ")"
             if labels == "required" or (
-                labels == "optional" and _INTEGER.fullmatch(piece) and not ends
+                labels == "optional" and _INTEGER.fullmatch(piece) and not _ends(pieces, at)
             ):
-                problem = _label_problem(piece, ends, num_classes, labels)
+                problem = _label_problem(pieces, at, num_classes, labels)
                 if problem is not None:
                     raise fault(at, *problem)
                 tree.labels[node] = int(piece)
@@ -183,14 +185,20 @@ def parse_bracketed(
     return tree
 
 
+def _ends(pieces: Sequence[str], at: int) -> bool:
+    """Return whether the node or the line ends after a piece."""
+    return at + 1 == len(pieces) or pieces[at + 1] == ")"
+
+
 def _label_problem(
-    piece: str, ends: bool, num_classes: int | None, labels: str
+    pieces: Sequence[str], at: int, num_classes: int | None, labels: str
 ) -> tuple[str, str] | None:
-    """Return what is wrong with a label and what is expected; the node may end after it."""
+    """Return what is wrong with a label, and what is expected."""
+    piece = pieces[at]
     if piece == ")":
         return "there is an empty tree", "(label token)"
     if not _INTEGER.fullmatch(piece):
-        problem = "missing" if piece == "(" or ends else "not an integer"
+        problem = "missing" if piece == "(" or _ends(pieces, at) else "not an integer"
         return f"a label is {problem}", "an integer label after the bracket"
     lowest = UNLABELLED if labels == "optional" else 0
     # Without a number of classes a label must still fit into a tensor.
