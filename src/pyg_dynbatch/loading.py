@@ -383,7 +383,8 @@ class ResumableLoader(PyGDataLoader):
         sizes = getattr(kwargs.get("batch_sampler"), "sizes", None)
         if sizes is not None and hasattr(dataset, "__len__") and len(sizes) != len(dataset):
             what = f"{name}: the sizes of the batch sampler belong to a different data set"
-            expected, hint = f"{len(dataset)} sizes, one per example", "sizes=node_counts(dataset)"
+            expected = f"{len(dataset)} sizes, one per example"
+            hint = "sizes=node_counts(dataset), or pair_counts(dataset) for molecules"
             raise mismatch(ValueError, what, expected, len(sizes), hint=hint)
         self.seed = seed
         self.shuffle = shuffle
