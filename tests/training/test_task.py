@@ -130,7 +130,7 @@ def test_checkpoint_of_a_different_model_or_vocabulary(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="belongs to a different model") as caught:
         check_weights(task(data), {"pyg_dynbatch_task": "TreeRelatedness", "state_dict": {}})
     assert "got:      a checkpoint of TreeRelatedness" in str(caught.value)
-    with pytest.raises(ValueError, match="was made with another vocabulary") as caught:
+    with pytest.raises(ValueError, match="was made with a different vocabulary") as caught:
         trainer(tmp_path).test(task(other), datamodule=other, ckpt_path=path)
     assert "6 words" in str(caught.value)
 

@@ -177,7 +177,7 @@ class GraphedTreeLSTM(RecursiveLayer):
 
     Used like the layer itself, with the same parameters under the same names; values and gradients
     are the same up to rounding. A graph runs if the schedule contains its padded form, which loader
-    workers compute: see :class:`~pyg_dynbatch.loader.BucketedCollater`. The layer itself runs for
+    workers compute: see :class:`~pyg_dynbatch.loader.Collater`. The layer itself runs for
     batches that fit no shape, and while an earlier call waits for its backward pass. On a CPU the
     same padded runs are computed without graphs, for tests; that gains nothing.
 

@@ -42,7 +42,7 @@ def polarity_hits(
 
 
 def agreement_metrics() -> dict[str, Metric]:
-    """Make Pearson's r, Spearman's rho and the mean squared error of predicted scores."""
+    """Return metrics of predicted scores: Pearson's r, Spearman's rho, mean squared error."""
     with warnings.catch_warnings():
         # It keeps every score of the pass; a pass is a few thousand pairs.
         warnings.filterwarnings("ignore", message="Metric `SpearmanCorrcoef`")
@@ -58,7 +58,7 @@ class TreeTask(Task):
         optimizer: Options of the optimiser.
         rate: Options of the learning-rate schedule.
         reduction: What the summed loss is divided by.
-        scores: Makes the metrics of one stage, by the names they are logged under.
+        scores: Returns the metrics of one stage, by the names they are logged under.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class TreeTask(Task):
 
     @classmethod
     def made_up(cls, options: Mapping[str, Any], data: Mapping[str, Any]) -> Any:
-        """Make a task of these options for one word and five classes."""
+        """Create a task with these options for one word and five classes."""
         facts = {"num_tokens": 1, "num_classes": 5}
         known = inspect.signature(cls).parameters
         return cls.from_plain({**options, **{k: v for k, v in facts.items() if k in known}})
@@ -125,24 +125,22 @@ class TreeTask(Task):
         limit = self.trainer.gradient_clip_val
         if limit and any(getattr(module, "sparse", False) for module in self.network.modules()):
             what = f"{type(self).__name__}: torch cannot clip the sparse gradients of the embedding"
-            expected = "an embedding that is not sparse, or no gradient_clip_val"
-            got = f"gradient_clip_val {limit}, sparse_embedding true"
-            hint = "--model.init_args.sparse_embedding false"
-            raise mismatch(ValueError, what, expected, got, hint=hint)
+            got, hint = f"gradient_clip_val {limit}", "--model.init_args.sparse_embedding false"
+            raise mismatch(ValueError, what, "no gradient_clip_val", got, hint=hint)
         embedding = getattr(self.network, "embedding", None)
         vectors = getattr(getattr(self.trainer, "datamodule", None), "word_vectors", None)
         if vectors is None or embedding is None:
             return
-        if embedding.weight.shape != vectors.matrix.shape:
+        weight = embedding.weight
+        if weight.shape != vectors.matrix.shape:
             what = "word vectors: they do not fit the model's embedding"
-            expected, got = (
-                "{} words, {} wide".format(*rows.shape)
-                for rows in (embedding.weight, vectors.matrix)
-            )
+            shapes = [
+                f"{len(rows)} words, {rows.size(1)} wide" for rows in (weight, vectors.matrix)
+            ]
             hint = f"--model.init_args.embedding_channels {vectors.width}"
-            raise mismatch(ValueError, what, expected, got, hint=hint)
+            raise mismatch(ValueError, what, *shapes, hint=hint)
         with torch.no_grad():
-            embedding.weight.copy_(vectors.matrix)
+            weight.copy_(vectors.matrix)
 
     def averaged(self, members: Sequence[Any]) -> nn.Module:
         """Average the probabilities of classes."""
@@ -257,7 +255,7 @@ class TreeClassification(TreeTask):
 
         Returns:
             Columns ``example``, ``node`` (its number in the tree), ``is_root``, ``prediction``,
-            ``probability`` (one column per class) and ``target`` (-1 where there is none).
+            ``probability`` (one column per class) and ``target`` (-1 if unlabelled).
         """
         chance = self(batch).float().softmax(-1)
         example = batch.batch
@@ -278,13 +276,13 @@ class TreeClassification(TreeTask):
 class TreeRelatedness(TreeTask):
     r"""Train a model of pairs with the divergence from a distribution over scores.
 
-    A gold score between two whole ones is shared among them, so that its mean is the score; the
+    The target gives a score between two integers to both, so that its mean is the score; the
     loss is :math:`KL(p \,\|\, \hat p)`, and the predicted score is the mean of
     :math:`\hat p`. Logged for every stage: ``loss``, ``pearson``, ``spearman``, ``mse``.
 
     Args:
         num_tokens: Rows of the embedding.
-        num_classes: Whole scores 1, 2, ..., 5 for SICK.
+        num_classes: Largest score, 5 for SICK.
         reduction: What the summed loss is divided by: nothing (``sum``) or the pairs (``mean``).
         optimizer: Options of the optimiser.
         rate: Options of the learning-rate schedule.
