@@ -21,10 +21,10 @@ from pyg_dynbatch.blocks.code import (
 )
 from pyg_dynbatch.blocks.types import ResultType, TensorType, numpy_dtype_of
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.movable import MovablePlan, beyond, range_of
 from pyg_dynbatch.core.policy import Policy, policy_of
 from pyg_dynbatch.core.program import INPUT, RESULT, Program
 from pyg_dynbatch.core.schedule import Schedule
-from pyg_dynbatch.core.types import MovablePlan, beyond, range_of
 from pyg_dynbatch.core.types import TensorType as RowTensorType
 
 
